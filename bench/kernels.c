@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * How close the kernels come to what memory allows: each against a stream that reads and writes the same
+ * arrays in the same ranges on the same threads and computes next to nothing, both measured in turn.
+ *
+ *     bench-kernels [--elems N] [--threads T] [--pairs P] [--cpu-time] [--json]
+ *
+ * --cpu-time takes the processor time of the slowest thread instead of the time on the clock, which is the
+ * same on a quiet machine and means something on a busy one.
+ *
+ * The streams are built for the instruction set of the kernels under test (ZEROD_ISA chooses). Arrays are
+ * shared memfds, as in the daemon, and touched beforehand; gradients are new for each measurement.
+ */
+
+#include "daemon/base.h"
+#include "kernels/convert.h"
+#include "kernels/kernels.h"
+
+#include <getopt.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+enum {
+    MAX_LEAVES = 4,
+    REDUCE_RANGE_ELEMS = 64 << 10,
+    UPDATE_RANGE_ELEMS = 256 << 10,
+};
+
+/* The bare streams of one instruction set. n elements each. */
+struct streams {
+    const char *isa;
+    void (*sum)(float *acc, const void *const *leaves, unsigned n_leaves, enum dtype dtype, size_t n);
+    void (*adam)(uint32_t *p, uint32_t *m, uint32_t *v, const uint32_t *acc, uint16_t *w16, size_t n);
+};
+
+#define always_inline inline __attribute__((always_inline))
+
+static always_inline void sum_f32(float *restrict acc, const float *a, const float *b, const float *c, const float *d,
+                                  size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        acc[i] = c ? a[i] + b[i] + c[i] + d[i] : a[i] + b[i];
+}
+
+static always_inline void sum_bf16(float *restrict acc, const uint16_t *a, const uint16_t *b, const uint16_t *c,
+                                   const uint16_t *d, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float sum = f32_from_bf16(a[i]) + f32_from_bf16(b[i]);
+
+        acc[i] = c ? sum + f32_from_bf16(c[i]) + f32_from_bf16(d[i]) : sum;
+    }
+}
+
+static always_inline void sum(float *acc, const void *const *leaves, unsigned n_leaves, enum dtype dtype, size_t n)
+{
+    if (n_leaves == 2 && dtype == DTYPE_F32)
+        sum_f32(acc, leaves[0], leaves[1], NULL, NULL, n);
+    else if (n_leaves == 4 && dtype == DTYPE_F32)
+        sum_f32(acc, leaves[0], leaves[1], leaves[2], leaves[3], n);
+    else if (n_leaves == 2)
+        sum_bf16(acc, leaves[0], leaves[1], NULL, NULL, n);
+    else
+        sum_bf16(acc, leaves[0], leaves[1], leaves[2], leaves[3], n);
+}
+
+/* Four arrays read, three written back, and the upper halves of one of them written to w16 if there is one. */
+static always_inline void adam(uint32_t *restrict p, uint32_t *restrict m, uint32_t *restrict v,
+                               const uint32_t *restrict acc, uint16_t *restrict w16, size_t n)
+{
+    if (!w16) {
+        for (size_t i = 0; i < n; i++) {
+            p[i] ^= acc[i] & 1;
+            m[i] ^= acc[i] & 1;
+            v[i] ^= acc[i] & 1;
+        }
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        p[i] ^= acc[i] & 1;
+        m[i] ^= acc[i] & 1;
+        v[i] ^= acc[i] & 1;
+        w16[i] = (uint16_t)(p[i] >> 16);
+    }
+}
+
+#define DEFINE_STREAMS(name, ...)                                                                            \
+    __VA_ARGS__ static void sum_##name(float *acc, const void *const *leaves, unsigned n_leaves,             \
+                                       enum dtype dtype, size_t n)                                           \
+    {                                                                                                        \
+        sum(acc, leaves, n_leaves, dtype, n);                                                                \
+    }                                                                                                        \
+    __VA_ARGS__ static void adam_##name(uint32_t *p, uint32_t *m, uint32_t *v, const uint32_t *acc,          \
+                                        uint16_t *w16, size_t n)                                             \
+    {                                                                                                        \
+        adam(p, m, v, acc, w16, n);                                                                          \
+    }
+
+DEFINE_STREAMS(baseline, )
+#ifdef __x86_64__
+DEFINE_STREAMS(avx2, __attribute__((target("arch=x86-64-v3"))))
+DEFINE_STREAMS(avx512, __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))))
+#endif
+
+static const struct streams all_streams[] = {
+    {"baseline", sum_baseline, adam_baseline},
+#ifdef __x86_64__
+    {"avx2", sum_avx2, adam_avx2},
+    {"avx512", sum_avx512, adam_avx512},
+#endif
+};
+
+struct row {
+    const char *name;
+    const char *peer_name;
+    double goal;
+    bool update;
+    unsigned n_leaves; /* reduce */
+    enum dtype dtype;  /* of the leaves, or of the 16-bit weights */
+};
+
+static const struct row rows[] = {
+    {"adamw, fp32", "adam-shaped stream", 0.90, true, 0, DTYPE_F32},
+    {"adamw, fp32 and bf16 weights", "adam-shaped stream", 0.90, true, 0, DTYPE_BF16},
+    {"reduce, 2 ranks, fp32", "read-and-sum stream", 0.85, false, 2, DTYPE_F32},
+    {"reduce, 4 ranks, fp32", "read-and-sum stream", 0.85, false, 4, DTYPE_F32},
+    {"reduce, 2 ranks, bf16", "read-and-sum stream", 0.85, false, 2, DTYPE_BF16},
+    {"reduce, 4 ranks, bf16", "read-and-sum stream", 0.85, false, 4, DTYPE_BF16},
+};
+
+enum task {
+    TASK_FILL,
+    TASK_PEER,
+    TASK_ZEROD,
+};
+
+struct bench {
+    size_t n_elems;
+    unsigned n_threads;
+    unsigned n_pairs;
+    bool cpu_time;
+    bool json;
+    const struct kernels *kernels;
+    const struct streams *streams;
+    float *acc;
+    void *array[MAX_LEAVES]; /* leaves; or p, m, v and 16-bit weights */
+
+    /* what the threads do now */
+    const struct row *row;
+    enum task task;
+    uint32_t seed;
+    pthread_barrier_t start;
+};
+
+struct thread {
+    struct bench *bench;
+    unsigned index;
+    pthread_t id;
+    double cpu_ms;
+};
+
+/* Random fp32 between 2^-17 and 2^-5 in magnitude, or the bf16 in their upper halves. */
+static void fill(void *out, enum dtype dtype, size_t n, uint32_t seed)
+{
+    uint32_t *f32 = out;
+    uint16_t *bf16 = out;
+
+    for (size_t i = 0; i < n; i++) {
+        uint32_t h = ((uint32_t)i ^ seed) * 0x9e3779b1u, bits;
+
+        h = (h ^ h >> 15) * 0x85ebca77u;
+        h ^= h >> 13;
+        bits = (h & 0x807fffff) | (110 + (h >> 23) % 12) << 23;
+        if (dtype == DTYPE_F32)
+            f32[i] = bits;
+        else
+            bf16[i] = (uint16_t)(bits >> 16);
+    }
+}
+
+static void *elem(void *array, enum dtype dtype, size_t at)
+{
+    return (char *)array + at * dtype_size(dtype);
+}
+
+static void range_fill(struct bench *bench, size_t at, size_t n)
+{
+    const struct row *row = bench->row;
+
+    if (row->update)
+        fill(bench->acc + at, DTYPE_F32, n, bench->seed + (uint32_t)at);
+    for (unsigned leaf = 0; leaf < row->n_leaves; leaf++)
+        fill(elem(bench->array[leaf], row->dtype, at), row->dtype, n, bench->seed + (uint32_t)at + leaf * 77);
+}
+
+static void range_update(struct bench *bench, size_t at, size_t n)
+{
+    const struct hyper hyper = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
+    const struct row *row = bench->row;
+    float *p = elem(bench->array[0], DTYPE_F32, at), *m = elem(bench->array[1], DTYPE_F32, at);
+    float *v = elem(bench->array[2], DTYPE_F32, at);
+    uint16_t *w16 = row->dtype == DTYPE_F32 ? NULL : elem(bench->array[3], row->dtype, at);
+    struct update_scalars scalars;
+
+    if (bench->task == TASK_PEER) {
+        bench->streams->adam((uint32_t *)p, (uint32_t *)m, (uint32_t *)v, (const uint32_t *)(bench->acc + at), w16,
+                             n);
+        return;
+    }
+    update_scalars_compute(OPTIMIZER_ADAMW, &hyper, 0.5, 10, &scalars);
+    bench->kernels->update[OPTIMIZER_ADAMW](&(struct update_args){
+        .p = p,
+        .m = m,
+        .v = v,
+        .acc = bench->acc + at,
+        .w16 = w16,
+        .w16_dtype = row->dtype,
+        .n_elems = n,
+        .k = &scalars,
+    });
+}
+
+static void range_reduce(struct bench *bench, size_t at, size_t n)
+{
+    const struct row *row = bench->row;
+    struct position_sum sums[MAX_LEAVES];
+    struct reduce_join joins[MAX_LEAVES];
+    struct reduce_result result = {.sums = sums};
+    const void *leaves[MAX_LEAVES];
+
+    for (unsigned leaf = 0; leaf < row->n_leaves; leaf++)
+        leaves[leaf] = elem(bench->array[leaf], row->dtype, at);
+    if (bench->task == TASK_PEER) {
+        bench->streams->sum(bench->acc + at, leaves, row->n_leaves, row->dtype, n);
+        return;
+    }
+    reduce_joins(NULL, row->n_leaves, joins);
+    bench->kernels->reduce(
+        &(struct reduce_args){
+            .dtype = row->dtype,
+            .n_leaves = row->n_leaves,
+            .leaves = leaves,
+            .joins = joins,
+            .acc = bench->acc + at,
+            .first = true,
+            .n_elems = n,
+            .start_elem = at,
+        },
+        &result);
+    if (result.nonfinite || exact_sum_is_zero(&result.squares))
+        abort();
+}
+
+static double clock_ms(clockid_t clock)
+{
+    struct timespec t;
+
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static void *thread_run(void *arg)
+{
+    struct thread *thread = arg;
+    struct bench *bench = thread->bench;
+    size_t range = bench->row->update ? UPDATE_RANGE_ELEMS : REDUCE_RANGE_ELEMS;
+
+    pthread_barrier_wait(&bench->start);
+    thread->cpu_ms = -clock_ms(CLOCK_THREAD_CPUTIME_ID);
+    for (size_t at = thread->index * range; at < bench->n_elems; at += bench->n_threads * range) {
+        size_t n = MIN(range, bench->n_elems - at);
+
+        if (bench->task == TASK_FILL)
+            range_fill(bench, at, n);
+        else if (bench->row->update)
+            range_update(bench, at, n);
+        else
+            range_reduce(bench, at, n);
+    }
+    thread->cpu_ms += clock_ms(CLOCK_THREAD_CPUTIME_ID);
+    return NULL;
+}
+
+/* Return: milliseconds from when all threads are ready until the last has finished. */
+static double run(struct bench *bench, enum task task)
+{
+    _cleanup_free_ struct thread *threads = calloc(bench->n_threads, sizeof(*threads));
+    double begin, cpu_ms = 0;
+
+    bench->task = task;
+    if (!threads || pthread_barrier_init(&bench->start, NULL, bench->n_threads + 1) != 0)
+        abort();
+    for (unsigned i = 0; i < bench->n_threads; i++) {
+        threads[i] = (struct thread){.bench = bench, .index = i};
+        if (pthread_create(&threads[i].id, NULL, thread_run, &threads[i]) != 0)
+            abort();
+    }
+    pthread_barrier_wait(&bench->start);
+    begin = clock_ms(CLOCK_MONOTONIC);
+    for (unsigned i = 0; i < bench->n_threads; i++) {
+        pthread_join(threads[i].id, NULL);
+        cpu_ms = MAX(cpu_ms, threads[i].cpu_ms);
+    }
+    pthread_barrier_destroy(&bench->start);
+    return bench->cpu_time ? cpu_ms : clock_ms(CLOCK_MONOTONIC) - begin;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static double median(double *values, unsigned n)
+{
+    qsort(values, n, sizeof(*values), compare);
+    return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+static void measure(struct bench *bench, const struct row *row, bool last)
+{
+    _cleanup_free_ double *ms = calloc(2 * bench->n_pairs, sizeof(*ms));
+    double *peer = ms, *zerod = ms + bench->n_pairs, ratio;
+
+    if (!ms)
+        abort();
+    bench->row = row;
+    if (row->update) {
+        /* weights; moments start at zero */
+        fill(bench->array[0], DTYPE_F32, bench->n_elems, 1);
+        memset(bench->array[1], 0, bench->n_elems * sizeof(float));
+        memset(bench->array[2], 0, bench->n_elems * sizeof(float));
+    }
+    for (unsigned i = 0; i < 2 * bench->n_pairs; i++) {
+        bool peers_turn = (i ^ i >> 1) & 1; /* who comes first alternates, too */
+
+        bench->seed += 0x10001;
+        run(bench, TASK_FILL);
+        if (peers_turn)
+            peer[i / 2] = run(bench, TASK_PEER);
+        else
+            zerod[i / 2] = run(bench, TASK_ZEROD);
+    }
+    ratio = median(peer, bench->n_pairs) / median(zerod, bench->n_pairs);
+    if (bench->json)
+        printf("  {\"name\": \"%s\", \"zerod\": %.2f, \"peer\": %.2f, \"peer_name\": \"%s\", \"unit\": \"ms\", "
+               "\"ratio\": %.3f, \"goal\": %.2f, \"holds\": %s}%s\n",
+               row->name, median(zerod, bench->n_pairs), median(peer, bench->n_pairs), row->peer_name, ratio,
+               row->goal, ratio >= row->goal ? "true" : "false", last ? "" : ",");
+    else
+        printf("%-30s %8.2f ms   %s %8.2f ms   ratio %.3f, goal %.2f: %s\n", row->name,
+               median(zerod, bench->n_pairs), row->peer_name, median(peer, bench->n_pairs), ratio, row->goal,
+               ratio >= row->goal ? "holds" : "does not hold");
+    fflush(stdout);
+}
+
+static void *shared_memory(size_t n_bytes)
+{
+    _cleanup_close_ int fd = memfd_create("bench-kernels", MFD_CLOEXEC);
+    void *memory;
+
+    if (fd < 0 || ftruncate(fd, (off_t)n_bytes) < 0)
+        return NULL;
+    memory = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED)
+        return NULL;
+    memset(memory, 1, n_bytes);
+    return memory;
+}
+
+static int bench_init(struct bench *bench)
+{
+    size_t n_bytes = bench->n_elems * sizeof(float);
+    char err[256];
+
+    if (kernels_select(&bench->kernels, NULL, err, sizeof(err)) < 0 ||
+        kernels_assert_float_env(err, sizeof(err)) < 0) {
+        fprintf(stderr, "bench-kernels: %s\n", err);
+        return -EINVAL;
+    }
+    for (size_t i = 0; i < ARRAY_SIZE(all_streams); i++) {
+        if (strcmp(all_streams[i].isa, bench->kernels->isa) == 0)
+            bench->streams = &all_streams[i];
+    }
+    bench->acc = shared_memory(n_bytes);
+    for (unsigned i = 0; i < MAX_LEAVES; i++)
+        bench->array[i] = shared_memory(n_bytes);
+    for (unsigned i = 0; i < MAX_LEAVES; i++) {
+        if (!bench->acc || !bench->array[i]) {
+            fprintf(stderr, "bench-kernels: no memory for five arrays of %zu bytes\n", n_bytes);
+            return -ENOMEM;
+        }
+    }
+    return 0;
+}
+
+/* Return: 0 when value is a positive number. */
+static int parse_positive(const char *text, size_t *value)
+{
+    char *end;
+    unsigned long long n = strtoull(text, &end, 10);
+
+    if (*end || n == 0 || n > SIZE_MAX / 64)
+        return -EINVAL;
+    *value = (size_t)n;
+    return 0;
+}
+
+static int parse_options(struct bench *bench, int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"elems", required_argument, NULL, 'e'}, {"threads", required_argument, NULL, 't'},
+        {"pairs", required_argument, NULL, 'p'}, {"cpu-time", no_argument, NULL, 'c'},
+        {"json", no_argument, NULL, 'j'},        {NULL, 0, NULL, 0},
+    };
+    size_t n_threads = bench->n_threads, n_pairs = bench->n_pairs;
+    int c, r = 0;
+
+    while ((c = getopt_long(argc, argv, "", options, NULL)) >= 0 && r == 0) {
+        if (c == 'e')
+            r = parse_positive(optarg, &bench->n_elems);
+        else if (c == 't')
+            r = parse_positive(optarg, &n_threads);
+        else if (c == 'p')
+            r = parse_positive(optarg, &n_pairs);
+        else if (c == 'c')
+            bench->cpu_time = true;
+        else if (c == 'j')
+            bench->json = true;
+        else
+            r = -EINVAL;
+    }
+    if (r < 0 || optind < argc || n_threads > 1024 || n_pairs > 100000) {
+        fprintf(stderr, "usage: bench-kernels [--elems N] [--threads T] [--pairs P] [--cpu-time] [--json]\n");
+        return -EINVAL;
+    }
+    bench->n_threads = (unsigned)n_threads;
+    bench->n_pairs = (unsigned)n_pairs;
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct bench bench = {.n_elems = (size_t)64 << 20, .n_threads = 2, .n_pairs = 9};
+
+    if (parse_options(&bench, argc, argv) < 0)
+        return 2;
+    if (bench_init(&bench) < 0)
+        return 1;
+    if (bench.json)
+        printf("[\n");
+    else
+        printf("%s, %zu elements, %u threads, medians of %u pairs%s\n", bench.kernels->isa, bench.n_elems,
+               bench.n_threads, bench.n_pairs, bench.cpu_time ? ", processor time" : "");
+    for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
+        measure(&bench, &rows[i], i + 1 == ARRAY_SIZE(rows));
+    if (bench.json)
+        printf("]\n");
+    return 0;
+}

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/ctl/control.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sysexits.h>
+
+#include "daemon/base.h"
+#include "daemon/diagnosis.h"
+
+enum {
+    ANSWER_MAX_BYTES = 1 << 30, /* picked: a million parameters are a quarter of it */
+};
+
+static int control_fail(struct control *control, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static int control_fail(struct control *control, int code, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(control->error, sizeof(control->error), format, args);
+    va_end(args);
+    return -code;
+}
+
+static int control_fail_errno(struct control *control, const char *what, int error)
+{
+    if (error == EACCES || error == EPERM)
+        return control_fail(control, EX_NOPERM, "not allowed to connect to %s: %s", control->path, strerror(error));
+    return control_fail(control, EX_UNAVAILABLE, "no daemon on %s: %s: %s", control->path, what, strerror(error));
+}
+
+/* A daemon that refuses says why, and then closes. */
+static int control_fail_refused(struct control *control, const struct wire_diagnostic *diagnostic)
+{
+    int code = diagnostic->code == E_NOT_ALLOWED    ? EX_NOPERM
+               : diagnostic->code == E_BAD_MESSAGE  ? EX_PROTOCOL
+                                                    : EX_UNAVAILABLE;
+
+    return control_fail(control, code, "%s", diagnostic->text);
+}
+
+static int control_wait(struct control *control, short events)
+{
+    struct pollfd pollfd = {.fd = control->fd, .events = events};
+    int r;
+
+    do
+        r = poll(&pollfd, 1, CONTROL_SILENCE_MS);
+    while (r < 0 && errno == EINTR);
+    if (r < 0)
+        return control_fail(control, EX_OSERR, "poll: %s", strerror(errno));
+    if (r == 0)
+        return control_fail(control, EX_TEMPFAIL, "the daemon on %s has not answered for %d s", control->path,
+                            CONTROL_SILENCE_MS / 1000);
+    return 0;
+}
+
+static int control_send(struct control *control, const struct request *request)
+{
+    int n = wire_pack_request(&control->arena, request, control->buffer.data, FRAME_MAX_BYTES), r;
+
+    if (n < 0)
+        return control_fail(control, EX_OSERR, "%s", strerror(-n));
+    while ((r = frame_send(control->fd, control->buffer.data, n, NULL, 0)) == FRAME_AGAIN) {
+        r = control_wait(control, POLLOUT);
+        if (r < 0)
+            return r;
+    }
+    /* A daemon that is gone may have said why before: what it said is still to be read. */
+    if (r < 0 && r != -ECONNRESET)
+        return control_fail_errno(control, "send", -r);
+    return 0;
+}
+
+/* Receives one reply of the wanted type; it lives until the next one. */
+static int control_receive(struct control *control, enum reply_type wanted, struct reply *reply)
+{
+    char why[WIRE_WHY_BYTES];
+    int r;
+
+    while ((r = frame_receive_fds(control->fd, &control->buffer)) == FRAME_AGAIN) {
+        r = control_wait(control, POLLIN);
+        if (r < 0)
+            return r;
+    }
+    if (r == FRAME_EOF)
+        return control_fail(control, EX_UNAVAILABLE, "the daemon on %s has closed the connection", control->path);
+    if (r != 0)
+        return control_fail_errno(control, "receive", r < 0 ? -r : EPROTO);
+    r = wire_unpack_reply(&control->arena, control->buffer.data, control->buffer.n_bytes, reply, why, sizeof(why));
+    if (r < 0)
+        return control_fail(control, EX_OSERR, "%s", strerror(-r));
+    if (r == 0 && reply->type == REPLY_REFUSED)
+        return control_fail_refused(control, &reply->refused.diagnostic);
+    if (r == 0 && reply->type != wanted)
+        return control_fail(control, EX_PROTOCOL, "the daemon on %s answered with %s instead of %s", control->path,
+                            reply_type_name(reply->type), reply_type_name(wanted));
+    if (r != 0)
+        return control_fail(control, EX_PROTOCOL, "the daemon on %s sent what is no message: %s", control->path, why);
+    return 0;
+}
+
+static int control_connect(struct control *control)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+
+    if (strlen(control->path) >= sizeof(address.sun_path))
+        return control_fail(control, EX_USAGE, "%s: a socket's path has at most %zu bytes", control->path,
+                            sizeof(address.sun_path) - 1);
+    strcpy(address.sun_path, control->path);
+    control->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (control->fd < 0)
+        return control_fail(control, EX_OSERR, "socket: %s", strerror(errno));
+    if (connect(control->fd, (struct sockaddr *)&address, sizeof(address)) < 0)
+        return control_fail_errno(control, "connect", errno);
+    return 0;
+}
+
+static int control_hello(struct control *control)
+{
+    struct request request = {
+        .type = REQUEST_HELLO,
+        .hello = {.version_min = WIRE_VERSION,
+                  .version_max = WIRE_VERSION,
+                  .role = WIRE_ROLE_CONTROL,
+                  .incarnation = 1,
+                  .client = "zerodctl " ZEROD_VERSION},
+    };
+    struct reply reply;
+    uint64_t random;
+    int r;
+
+    if (getrandom(&random, sizeof(random), 0) == sizeof(random) && random != 0)
+        request.hello.incarnation = random;
+    r = control_send(control, &request);
+    return r < 0 ? r : control_receive(control, REPLY_WELCOME, &reply);
+}
+
+int control_init(struct control *control, const char *path)
+{
+    int r;
+
+    *control = (struct control){.fd = -1, .path = path, .arena = WIRE_ARENA_NULL, .buffer = FRAME_BUFFER_NULL};
+    if (!path || !*path)
+        return control_fail(control, EX_USAGE, "which daemon? Say --socket PATH, or set ZEROD_SOCKET");
+    r = wire_arena_init(&control->arena);
+    if (r == 0)
+        r = frame_buffer_init(&control->buffer);
+    if (r < 0)
+        return control_fail(control, EX_OSERR, "%s", strerror(-r));
+    r = control_connect(control);
+    return r < 0 ? r : control_hello(control);
+}
+
+void control_deinit(struct control *control)
+{
+    closep(&control->fd);
+    frame_buffer_deinit(&control->buffer);
+    wire_arena_deinit(&control->arena);
+    control->fd = -1;
+}
+
+static int answer_append(struct answer *answer, const struct reply_admin_part *part)
+{
+    size_t n_bytes = answer->n_bytes + part->n_json_bytes;
+    char *json;
+
+    if (n_bytes > ANSWER_MAX_BYTES)
+        return -EFBIG;
+    json = realloc(answer->json, n_bytes + 1);
+    if (!json)
+        return -ENOMEM;
+    if (part->n_json_bytes > 0)
+        memcpy(json + answer->n_bytes, part->json, part->n_json_bytes);
+    json[n_bytes] = '\0';
+    answer->json = json;
+    answer->n_bytes = n_bytes;
+    answer->exit_code = part->exit_code;
+    return 0;
+}
+
+int control_ask(struct control *control, const char *command, struct answer *answer)
+{
+    struct request request = {
+        .type = REQUEST_ADMIN,
+        .admin = {.command = command},
+    };
+    struct reply reply;
+    int r = control_send(control, &request);
+
+    *answer = ANSWER_NULL;
+    if (r < 0)
+        return r;
+    do {
+        r = control_receive(control, REPLY_ADMIN_PART, &reply);
+        if (r == 0 && answer_append(answer, &reply.admin_part) < 0)
+            r = control_fail(control, EX_OSERR, "the answer is too large for memory");
+        if (r < 0) {
+            answer_deinit(answer);
+            return r;
+        }
+    } while (!reply.admin_part.last);
+    return 0;
+}
+
+void answer_deinit(struct answer *answer)
+{
+    free(answer->json);
+    *answer = ANSWER_NULL;
+}

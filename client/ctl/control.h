@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * A connection to a daemon with role CONTROL: commands go out, answers come
+ * back in parts and are put together. Blocking, with a limit on silence.
+ *
+ * Errors. A call returns 0 or a negative code of sysexits.h; then control->error is
+ * a sentence for people, and only control_deinit() is left.
+ */
+
+#include <stddef.h>
+
+#include "daemon/frame.h"
+#include "daemon/wire.h"
+
+enum {
+    CONTROL_SILENCE_MS = 30 * 1000, /* picked: a daemon whose loop is blocked for longer is ended by its watchdog */
+};
+
+struct control {
+    int fd;
+    const char *path;           /* not owned */
+    struct wire_arena arena;
+    struct frame_buffer buffer;
+    char error[1024];
+};
+
+/* An answer: JSON, and whether it is an error. */
+struct answer {
+    char *json;                 /* NUL-terminated, owned */
+    size_t n_bytes;
+    unsigned exit_code;         /* 0, or sysexits.h; json is then {"error": text} */
+};
+
+#define ANSWER_NULL ((struct answer){.json = NULL})
+
+/* Connects and introduces itself. path must outlive the connection; NULL: there is none to connect to. */
+int control_init(struct control *control, const char *path);
+void control_deinit(struct control *control);
+
+/* On success *answer is the caller's, answer_deinit(). */
+int control_ask(struct control *control, const char *command, struct answer *answer);
+void answer_deinit(struct answer *answer);

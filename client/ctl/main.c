@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* zerodctl: looks at a running zerod and tells it what to do. */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sysexits.h>
+#include <time.h>
+
+#include <json-c/json.h>
+
+#include "client/ctl/control.h"
+#include "client/ctl/plan.h"
+#include "client/ctl/report.h"
+#include "client/ctl/show.h"
+#include "daemon/base.h"
+
+static const char help_text[] =
+    "Usage: zerodctl [--socket PATH] [--json] COMMAND [ARGUMENTS]\n"
+    "Looks at a running zerod and tells it what to do.\n"
+    "\n"
+    "  status [--watch [SECONDS]]   the job at a glance, again and again with --watch\n"
+    "  ranks                        who is attached, and whom each waits for\n"
+    "  params                       parameters: where they lie, who has pushed them in this step\n"
+    "  diagnostics                  what was refused or warned of, in full\n"
+    "  report [FILE]                all that an issue report needs, as one JSON file\n"
+    "  drain                        attach no more ranks; the daemon ends with the last one\n"
+    "  abort-step                   give the open step up, on all ranks, which begin it again\n"
+    "  drop                         forget the run and its state, when no rank is attached\n"
+    "  plan --params N --ranks N [--stage N] [--config FILE] [--dtype T] [--grad-dtype T]\n"
+    "                               what a model takes; needs no daemon\n"
+    "\n"
+    "  --socket PATH                the daemon's socket (default: ZEROD_SOCKET)\n"
+    "  --json                       the answer as JSON, as described in docs/schema/\n"
+    "  -h, --help                   this text\n"
+    "  -V, --version                the version\n"
+    "\n"
+    "Exit status: 0, or 64 usage, 69 no daemon, 75 no answer, 77 not allowed, 78 bad configuration.\n";
+
+struct options {
+    const char *socket;
+    bool json;
+};
+
+struct subcommand {
+    const char *name;
+    show_fn *show;
+};
+
+static const struct subcommand subcommands[] = {
+    {"status", show_status}, {"ranks", show_ranks},        {"params", show_params}, {"diagnostics", show_diagnostics},
+    {"drain", show_message}, {"abort-step", show_message}, {"drop", show_message},
+};
+
+/* ---- asking ---------------------------------------------------------------------------------------- */
+
+/* The error of an answer, or of the way to it. */
+static int fail(const char *sentence, int code)
+{
+    fprintf(stderr, "zerodctl: %s%s", sentence, *sentence && sentence[strlen(sentence) - 1] == '\n' ? "" : "\n");
+    return code;
+}
+
+static int flush_output(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return 0;
+    return fail(strerror(errno), EX_IOERR);
+}
+
+/* Return: 0 and *answer, or what main is to return. */
+static int ask_json(struct control *control, const char *command, const struct options *options,
+                    struct json_object **answer)
+{
+    struct answer text;
+    struct json_object *error;
+    int r = control_ask(control, command, &text);
+
+    if (r < 0)
+        return fail(control->error, -r);
+    *answer = json_tokener_parse(text.json);
+    if (options->json && (*answer || text.exit_code))
+        puts(text.json);
+    r = text.exit_code;
+    if (!*answer && r == 0) {
+        r = fail("the daemon's answer is not JSON", EX_PROTOCOL);
+    } else if (r != 0) {
+        error = json_object_object_get(*answer, "error");
+        fail(error ? json_object_get_string(error) : "the daemon refused without a reason", r);
+    }
+    answer_deinit(&text);
+    if (r != 0) {
+        json_object_put(*answer);
+        *answer = NULL;
+    }
+    return r;
+}
+
+static int show_answer(struct control *control, const struct subcommand *subcommand, const struct options *options)
+{
+    struct json_object *answer = NULL;
+    int r = ask_json(control, subcommand->name, options, &answer);
+
+    if (r != 0)
+        return r;
+    if (!options->json && subcommand->show(stdout, answer) < 0)
+        r = fail(strerror(ENOMEM), EX_OSERR);
+    json_object_put(answer);
+    return r ? r : flush_output();
+}
+
+static int ask_and_show(const struct options *options, const struct subcommand *subcommand)
+{
+    struct control control;
+    int r = control_init(&control, options->socket);
+
+    r = r < 0 ? fail(control.error, -r) : show_answer(&control, subcommand, options);
+    control_deinit(&control);
+    return r;
+}
+
+/* ---- status --watch -------------------------------------------------------------------------------- */
+
+static int watch(const struct options *options, double seconds)
+{
+    struct timespec pause = {.tv_sec = seconds, .tv_nsec = (seconds - (time_t)seconds) * 1e9};
+    bool clear = !options->json && isatty(STDOUT_FILENO);
+    struct control control;
+    int r = control_init(&control, options->socket);
+
+    if (r < 0)
+        r = fail(control.error, -r);
+    while (r == 0) {
+        if (clear)
+            fputs("\033[H\033[J", stdout);
+        r = show_answer(&control, &subcommands[0], options);
+        if (r == 0) {
+            nanosleep(&pause, NULL);
+            if (!clear && !options->json)
+                putchar('\n');
+        }
+    }
+    control_deinit(&control);
+    return r;
+}
+
+/* argv[0] is "status". Return: 0, then *seconds > 0 means to watch; or EX_USAGE. */
+static int parse_status(int argc, char **argv, double *seconds)
+{
+    const char *text = NULL;
+    char *end;
+
+    *seconds = 0;
+    if (argc > 1 && strcmp(argv[1], "--watch") == 0)
+        text = argc == 2 ? "2" : argc == 3 ? argv[2] : NULL;
+    else if (argc == 2 && strncmp(argv[1], "--watch=", 8) == 0)
+        text = argv[1] + 8;
+    else if (argc == 1)
+        return 0;
+    if (text) {
+        *seconds = strtod(text, &end);
+        if (end != text && !*end && *seconds >= 0.01 && *seconds <= 86400)
+            return 0;
+    }
+    return fail("status takes --watch and a number of seconds from 0.01 to 86400, nothing else", EX_USAGE);
+}
+
+/* ---- report ---------------------------------------------------------------------------------------- */
+
+static int write_report(const char *path, const char *text)
+{
+    _cleanup_close_ int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    size_t n = strlen(text);
+    ssize_t n_written = 0;
+
+    while (fd >= 0 && n > 0 && (n_written = write(fd, text, n)) > 0) {
+        text += n_written;
+        n -= n_written;
+    }
+    if (n > 0) {
+        fprintf(stderr, "zerodctl: %s: %s\n", path, strerror(errno));
+        return EX_CANTCREAT;
+    }
+    printf("%s\n", path);
+    return 0;
+}
+
+static int fetch_report(const struct options *options, struct json_object **answer)
+{
+    struct options quiet = {.socket = options->socket};
+    struct control control;
+    int r = control_init(&control, options->socket);
+
+    r = r < 0 ? fail(control.error, -r) : ask_json(&control, "report", &quiet, answer);
+    control_deinit(&control);
+    return r;
+}
+
+static int report(const struct options *options, const char *path)
+{
+    _cleanup_free_ char *text = NULL, *name = NULL;
+    struct json_object *answer = NULL;
+    int r = fetch_report(options, &answer);
+
+    if (r != 0)
+        return r;
+    name = path ? strdup(path) : report_name(answer);
+    text = report_text(answer);
+    if (!name || !text)
+        return fail(strerror(ENOMEM), EX_OSERR);
+    if (!options->json && strcmp(name, "-") != 0)
+        return write_report(name, text);
+    puts(text);
+    return flush_output();
+}
+
+/* ---- the command line ------------------------------------------------------------------------------ */
+
+/* argv[0] is the command. --json and --socket may stand behind it, too. */
+static void take_options(int *argc, char **argv, struct options *options)
+{
+    int i, n = 1;
+
+    for (i = 1; i < *argc; i++) {
+        if (strcmp(argv[i], "--json") == 0)
+            options->json = true;
+        else if (strcmp(argv[i], "--socket") == 0 && i + 1 < *argc)
+            options->socket = argv[++i];
+        else if (strncmp(argv[i], "--socket=", 9) == 0)
+            options->socket = argv[i] + 9;
+        else
+            argv[n++] = argv[i];
+    }
+    argv[n] = NULL;
+    *argc = n;
+}
+
+static bool wants_help(int argc, char **argv)
+{
+    int i;
+
+    for (i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            return true;
+    return false;
+}
+
+static int run_subcommand(int argc, char **argv, struct options *options)
+{
+    double seconds;
+    size_t i;
+    int r;
+
+    if (wants_help(argc, argv)) {
+        fputs(help_text, stdout);
+        return flush_output();
+    }
+    if (strcmp(argv[0], "plan") == 0)
+        return -plan_command(argc, argv, options->json);
+    if (strcmp(argv[0], "explain") == 0)
+        return fail("explain belongs to a later version", EX_USAGE);
+    take_options(&argc, argv, options);
+    if (strcmp(argv[0], "status") == 0) {
+        r = parse_status(argc, argv, &seconds);
+        if (r != 0 || seconds > 0)
+            return r ? r : watch(options, seconds);
+        argc = 1;
+    }
+    if (strcmp(argv[0], "report") == 0 && argc <= 2)
+        return report(options, argv[1]);
+    for (i = 0; argc == 1 && i < ARRAY_SIZE(subcommands); i++)
+        if (strcmp(argv[0], subcommands[i].name) == 0)
+            return ask_and_show(options, &subcommands[i]);
+    fprintf(stderr, "zerodctl: '%s' is no command, or has too many arguments. Try 'zerodctl --help'.\n", argv[0]);
+    return EX_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option long_options[] = {
+        {"socket", required_argument, NULL, 's'}, {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},         {"version", no_argument, NULL, 'V'},
+        {},
+    };
+    struct options options = {.socket = getenv("ZEROD_SOCKET")};
+    int option;
+
+    /* '+': what follows the command is its own. */
+    while ((option = getopt_long(argc, argv, "+hV", long_options, NULL)) >= 0) {
+        switch (option) {
+        case 's':
+            options.socket = optarg;
+            break;
+        case 'j':
+            options.json = true;
+            break;
+        case 'h':
+            fputs(help_text, stdout);
+            return flush_output();
+        case 'V':
+            puts("zerodctl " ZEROD_VERSION);
+            return flush_output();
+        default:
+            fputs("Try 'zerodctl --help'.\n", stderr);
+            return EX_USAGE;
+        }
+    }
+    if (optind == argc) {
+        fputs("zerodctl: no command. Try 'zerodctl --help'.\n", stderr);
+        return EX_USAGE;
+    }
+    return run_subcommand(argc - optind, argv + optind, &options);
+}

@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/ctl/plan.h"
+
+#include <getopt.h>
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+#include <sysexits.h>
+
+#include "client/ctl/print.h"
+#include "daemon/base.h"
+#include "daemon/config.h"
+#include "daemon/json.h"
+#include "daemon/layout.h"
+#include "daemon/ledger.h"
+#include "daemon/plan.h"
+#include "daemon/ring.h"
+#include "daemon/step.h"
+#include "kernels/update.h"
+#include "proto/credit.h"
+
+#define MAX_PARAMS 1e15  /* picked: a thousand times the paper's largest */
+
+enum {
+    MAX_CHUNKS = 1 << 21, /* of the layouts that are made for planning: about 50 MB */
+};
+
+static const char *const dtype_words[N_DTYPES] = {"fp32", "bf16", "fp16"};
+
+struct plan_request {
+    const char *config_path;
+    uint64_t n_params;
+    unsigned n_ranks;        /* 0: as configured */
+    unsigned stage;          /* 0: as configured */
+    enum dtype dtype, grad_dtype;
+    bool has_grad_dtype;
+};
+
+struct plan {
+    struct plan_request request; /* complete */
+    const struct config *config;
+    unsigned first_local_rank, n_local_ranks;
+    uint64_t bucket_elems;
+    uint64_t n_buckets;
+    struct plan_bytes bytes;
+};
+
+/* ---- arguments ------------------------------------------------------------------------------------- */
+
+static int parse_params(const char *text, uint64_t *n_params)
+{
+    char *end;
+    double value = strtod(text, &end);
+
+    if (end == text || *end || !(value >= 1 && value <= MAX_PARAMS) || value != floor(value)) {
+        fprintf(stderr, "zerodctl: plan --params: '%s' is not a whole number from 1 to 1e15 (7.5e9 is one)\n", text);
+        return -EX_USAGE;
+    }
+    *n_params = value;
+    return 0;
+}
+
+static int parse_unsigned(const char *name, const char *text, unsigned max, unsigned *value)
+{
+    char *end;
+    unsigned long n = strtoul(text, &end, 10);
+
+    if (text[0] < '0' || text[0] > '9' || *end || n < 1 || n > max) {
+        fprintf(stderr, "zerodctl: plan %s: '%s' is not a whole number from 1 to %u\n", name, text, max);
+        return -EX_USAGE;
+    }
+    *value = n;
+    return 0;
+}
+
+static int parse_dtype(const char *name, const char *text, enum dtype *dtype)
+{
+    size_t i;
+
+    for (i = 0; i < N_DTYPES; i++) {
+        if (strcmp(text, dtype_words[i]) == 0) {
+            *dtype = i;
+            return 0;
+        }
+    }
+    fprintf(stderr, "zerodctl: plan %s: '%s' is none of fp32, bf16, fp16\n", name, text);
+    return -EX_USAGE;
+}
+
+static int parse_option(struct plan_request *request, int option)
+{
+    switch (option) {
+    case 'c':
+        request->config_path = optarg;
+        return 0;
+    case 'p':
+        return parse_params(optarg, &request->n_params);
+    case 'r':
+        return parse_unsigned("--ranks", optarg, CONFIG_MAX_RANKS, &request->n_ranks);
+    case 's':
+        return parse_unsigned("--stage", optarg, 3, &request->stage);
+    case 'd':
+        return parse_dtype("--dtype", optarg, &request->dtype);
+    case 'g':
+        request->has_grad_dtype = true;
+        return parse_dtype("--grad-dtype", optarg, &request->grad_dtype);
+    default:
+        return -EX_USAGE;
+    }
+}
+
+static int parse(struct plan_request *request, int argc, char **argv, bool *json)
+{
+    static const struct option options[] = {
+        {"config", required_argument, NULL, 'c'},     {"params", required_argument, NULL, 'p'},
+        {"ranks", required_argument, NULL, 'r'},      {"stage", required_argument, NULL, 's'},
+        {"dtype", required_argument, NULL, 'd'},      {"grad-dtype", required_argument, NULL, 'g'},
+        {"json", no_argument, NULL, 'j'},             {},
+    };
+    int option, r;
+
+    *request = (struct plan_request){.dtype = DTYPE_F32};
+    optind = 0; /* glibc: begin anew */
+    while ((option = getopt_long(argc, argv, "", options, NULL)) >= 0) {
+        if (option == 'j') {
+            *json = true;
+            continue;
+        }
+        r = parse_option(request, option);
+        if (r < 0)
+            return r;
+    }
+    if (!request->has_grad_dtype)
+        request->grad_dtype = request->dtype;
+    if (optind < argc || request->n_params == 0 || (!request->config_path && request->n_ranks == 0)) {
+        fputs("zerodctl: plan needs --params N, and --ranks N or --config FILE\n", stderr);
+        return -EX_USAGE;
+    }
+    return 0;
+}
+
+/* ---- the sums -------------------------------------------------------------------------------------- */
+
+/* The classes in the order of `zerodctl status`. */
+static const struct {
+    const char *word;
+    size_t offset;
+} classes[] = {
+    {"state", offsetof(struct plan_bytes, state)},       {"gradient", offsetof(struct plan_bytes, gradient)},
+    {"ring", offsetof(struct plan_bytes, ring)},         {"overflow", offsetof(struct plan_bytes, overflow)},
+    {"staging", offsetof(struct plan_bytes, staging)},   {"weights", offsetof(struct plan_bytes, weights)},
+    {"pool", offsetof(struct plan_bytes, pool)},         {"fixed", offsetof(struct plan_bytes, fixed)},
+};
+
+static int load_config(const struct plan_request *request, struct config **config)
+{
+    static const char defaults[] = "job: plan\nlisten: {socket: /run/zerod/plan.sock}\nworld: {size: 1}\n";
+    struct config_source source = {
+        .text = {.name = "defaults", .text = defaults, .n_bytes = sizeof(defaults) - 1},
+    };
+    struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    int r;
+
+    if (request->config_path)
+        r = config_load(config, request->config_path, &problems);
+    else
+        r = config_load_string(config, &source, &problems);
+    if (r != 0)
+        config_problems_print(stderr, &problems);
+    config_problems_deinit(&problems);
+    return r == 0 ? 0 : r < 0 ? -EX_OSERR : -EX_CONFIG;
+}
+
+/*
+ * The manifest that is planned with: full buckets of one parameter each, and one for the rest. A real one of many small
+ * parameters comes near to it.
+ */
+static int make_layout(const struct plan *plan, uint64_t n_full, struct layout **layout)
+{
+    uint64_t rest_elems = plan->request.n_params % plan->bucket_elems, n = n_full + (rest_elems > 0), i;
+    _cleanup_free_ struct layout_decl *decls = calloc(n, sizeof(*decls));
+    _cleanup_free_ char(*names)[24] = calloc(n, sizeof(*names));
+    uint32_t bad;
+
+    if (!decls || !names)
+        return -EX_OSERR;
+    for (i = 0; i < n; i++) {
+        snprintf(names[i], sizeof(names[i]), "p%" PRIu64, i);
+        decls[i] = (struct layout_decl){
+            .name = names[i],
+            .name_len = strlen(names[i]),
+            .dtype = plan->request.dtype,
+            .grad_dtype = plan->request.grad_dtype,
+            .trainable = true,
+            .n_dims = 1,
+            .shape = i < n_full ? &plan->bucket_elems : &rest_elems,
+        };
+    }
+    return layout_new(layout, decls, n, plan->request.n_ranks, plan->bucket_elems, &bad) == 0 ? 0 : -EX_OSERR;
+}
+
+/* n_buckets may be more than the layout has: see plan_sum(). */
+static struct plan_options options_of(const struct plan *plan, const struct layout *layout, uint64_t n_buckets)
+{
+    const struct config *config = plan->config;
+    uint32_t n_tickets = MIN(2 * n_buckets + 64, (uint64_t)65536); /* slots that a rank's ring has tables for */
+
+    return (struct plan_options){
+        .stage = plan->request.stage,
+        .n_moments = optimizer_n_moments(config->optimizer.type, &config->optimizer.hyper),
+        .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
+        .overlap_comm = config->zero.overlap_comm,
+        .first_local_rank = plan->first_local_rank,
+        .n_local_ranks = plan->n_local_ranks,
+        .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
+        .param_rank_bytes = sizeof(struct ledger_entry),
+        .bucket_bytes = sizeof(uint32_t) * plan->n_local_ranks,
+        .rank_bytes = n_tickets * (sizeof(struct ring_slot) + sizeof(struct ring_extent)),
+        .credit_bytes = credit_page_bytes(n_tickets),
+        .fixed_bytes = step_fixed_bytes(layout, plan->n_local_ranks),
+    };
+}
+
+static int plan_layout(const struct plan *plan, uint64_t n_full, struct plan_bytes *bytes)
+{
+    struct layout *layout = NULL;
+    struct plan_options options;
+    int r = make_layout(plan, n_full, &layout);
+
+    if (r < 0)
+        return r;
+    options = options_of(plan, layout, plan->n_buckets);
+    plan_bytes_by_class(layout, &options, bytes);
+    layout_free(layout);
+    return 0;
+}
+
+static uint64_t *class_of(struct plan_bytes *bytes, size_t i)
+{
+    return (uint64_t *)((char *)bytes + classes[i].offset);
+}
+
+/* b at n_b, continued from a at n_a to n. */
+static uint64_t extrapolate(uint64_t a, uint64_t n_a, uint64_t b, uint64_t n_b, uint64_t n)
+{
+    unsigned __int128 more = (unsigned __int128)(b - a) * (n - n_b) / (n_b - n_a);
+
+    return more > UINT64_MAX - b ? UINT64_MAX : b + (uint64_t)more;
+}
+
+/*
+ * The tables of a layout for 1e12 parameters on 1,024 ranks would not fit into this machine. Full buckets are all
+ * alike, so what two smaller models take says what the large one takes; only the pool has an upper end.
+ */
+static int plan_sum(struct plan *plan, uint64_t n_full)
+{
+    uint64_t chunks_per_bucket = plan->bucket_elems / CHUNK_ELEMS + plan->request.n_ranks;
+    uint64_t n_b = MAX(MAX_CHUNKS / chunks_per_bucket, (uint64_t)32), n_a = n_b / 2, i;
+    uint64_t max_pool = plan->config->zero.stage3_max_live_parameters * sizeof(float) * plan->n_local_ranks;
+    struct plan_bytes a;
+    int r = plan_layout(plan, MIN(n_full, n_b), &plan->bytes);
+
+    if (r < 0 || n_full <= n_b)
+        return r;
+    r = plan_layout(plan, n_a, &a);
+    if (r < 0)
+        return r;
+    plan->bytes.needed = plan->bytes.total = 0;
+    for (i = 0; i < ARRAY_SIZE(classes); i++) {
+        uint64_t *n_bytes = class_of(&plan->bytes, i);
+
+        *n_bytes = extrapolate(*class_of(&a, i), n_a, *n_bytes, n_b, n_full);
+        if (n_bytes == &plan->bytes.pool)
+            *n_bytes = MIN(*n_bytes, round_up(max_pool, sysconf(_SC_PAGESIZE)));
+        plan->bytes.total += *n_bytes;
+    }
+    plan->bytes.needed = plan->bytes.total - plan->bytes.overflow;
+    return 0;
+}
+
+static int plan_compute(struct plan *plan)
+{
+    const struct config *config = plan->config;
+    struct plan_request *request = &plan->request;
+    int r;
+
+    if (request->stage == 0)
+        request->stage = config->zero.stage;
+    if (request->n_ranks == 0 || request->n_ranks == config->world.size) {
+        request->n_ranks = config->world.size;
+        plan->first_local_rank = config_first_rank(config);
+        plan->n_local_ranks = config_local_ranks(config);
+    } else {
+        plan->n_local_ranks = MIN(request->n_ranks, (unsigned)CONFIG_MAX_LOCAL_RANKS);
+    }
+    plan->bucket_elems = config->zero.reduce_bucket_size;
+    plan->n_buckets = div_round_up(request->n_params, plan->bucket_elems);
+    r = plan_sum(plan, request->n_params / plan->bucket_elems);
+    if (r < 0)
+        fprintf(stderr, "zerodctl: plan: out of memory\n");
+    return r;
+}
+
+/* ---- the answer ------------------------------------------------------------------------------------ */
+
+static int print_json(struct plan *plan)
+{
+    static const char *const stages[] = {"0", "1", "2", "3"};
+    const struct plan_request *request = &plan->request;
+    struct json j = {};
+    struct json_object *o = json_new_object(&j), *by_stage = json_new_object(&j), *by_class = json_new_object(&j);
+    _cleanup_free_ char *text = NULL;
+    size_t i;
+
+    json_put_u64(&j, o, "schema_version", 1);
+    json_put_u64(&j, o, "params", request->n_params);
+    json_put_u64(&j, o, "ranks", request->n_ranks);
+    json_put_u64(&j, o, "ranks_on_node", plan->n_local_ranks);
+    json_put_u64(&j, o, "stage", request->stage);
+    json_put_string(&j, o, "dtype", dtype_words[request->dtype]);
+    json_put_string(&j, o, "grad_dtype", dtype_words[request->grad_dtype]);
+    json_put_u64(&j, o, "bucket_elems", plan->bucket_elems);
+    json_put_u64(&j, o, "n_buckets", plan->n_buckets);
+    json_put_double(&j, o, "model_states_gb",
+                    plan_model_states(request->n_params, request->n_ranks, request->stage));
+    for (i = 0; i < ARRAY_SIZE(stages); i++)
+        json_put_double(&j, by_stage, stages[i], plan_model_states(request->n_params, request->n_ranks, i));
+    json_put(&j, o, "model_states_gb_by_stage", by_stage);
+    for (i = 0; i < ARRAY_SIZE(classes); i++)
+        json_put_u64(&j, by_class, classes[i].word, *class_of(&plan->bytes, i));
+    json_put(&j, o, "bytes_by_class", by_class);
+    json_put_u64(&j, o, "needed_bytes", plan->bytes.needed);
+    json_put_u64(&j, o, "total_bytes", plan->bytes.total);
+    text = json_text(&j, o);
+    if (!text)
+        return -EX_OSERR;
+    puts(text);
+    return 0;
+}
+
+static void print_text(struct plan *plan)
+{
+    static const char *const what[] = {"nothing partitioned", "optimizer state", "and gradients", "and weights"};
+    const struct plan_request *request = &plan->request;
+    char text[PRINT_SIZE];
+    unsigned i;
+
+    printf("model_states_gb: %s parameters on %u ranks, GB of 1e9 bytes on each, by the ZeRO paper's formulas\n",
+           print_count(text, request->n_params), request->n_ranks);
+    for (i = 0; i <= 3; i++)
+        printf("%s stage %u  %10.6g   %s\n", i == request->stage ? "*" : " ", i,
+               plan_model_states(request->n_params, request->n_ranks, i), what[i]);
+    printf("\nbytes_by_class: what zerod holds for the %u ranks of a node, stage %u, weights %s, gradients %s,\n",
+           plan->n_local_ranks, request->stage, dtype_words[request->dtype], dtype_words[request->grad_dtype]);
+    printf("in %" PRIu64 " buckets of at most %" PRIu64 " elements\n", plan->n_buckets, plan->bucket_elems);
+    for (i = 0; i < ARRAY_SIZE(classes); i++)
+        printf("  %-10s %16" PRIu64 "   %s\n", classes[i].word, *class_of(&plan->bytes, i),
+               print_bytes(text, *class_of(&plan->bytes, i)));
+    printf("  %-10s %16" PRIu64 "   %s, what forming the job takes\n", "needed", plan->bytes.needed,
+           print_bytes(text, plan->bytes.needed));
+    printf("  %-10s %16" PRIu64 "   %s, if all of overflow is ever used\n", "total", plan->bytes.total,
+           print_bytes(text, plan->bytes.total));
+}
+
+int plan_command(int argc, char **argv, bool json)
+{
+    struct plan plan = {};
+    struct config *config = NULL;
+    int r = parse(&plan.request, argc, argv, &json);
+
+    if (r < 0)
+        return r;
+    r = load_config(&plan.request, &config);
+    if (r < 0)
+        return r;
+    plan.config = config;
+    r = plan_compute(&plan);
+    config_free(config);
+    if (r < 0)
+        return r;
+    if (json)
+        return print_json(&plan);
+    print_text(&plan);
+    return 0;
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/ctl/print.h"
+
+#include <assert.h>
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "daemon/base.h"
+
+/* Three digits: 1.23, 12.3, 123. */
+static void print_scaled(char *dst, double value, const char *unit)
+{
+    int n_decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
+
+    snprintf(dst, PRINT_SIZE, "%.*f %s", n_decimals, value, unit);
+}
+
+static void print_two(char *dst, uint64_t large, const char *large_unit, uint64_t small, const char *small_unit)
+{
+    snprintf(dst, PRINT_SIZE, "%" PRIu64 " %s %" PRIu64 " %s", large, large_unit, small, small_unit);
+}
+
+char *print_duration(char *dst, uint64_t ns)
+{
+    uint64_t s = ns / 1000000000;
+
+    if (ns < 1000)
+        snprintf(dst, PRINT_SIZE, "%" PRIu64 " ns", ns);
+    else if (ns < 1000000)
+        print_scaled(dst, ns / 1e3, "us");
+    else if (ns < 1000000000)
+        print_scaled(dst, ns / 1e6, "ms");
+    else if (s < 60)
+        print_scaled(dst, ns / 1e9, "s");
+    else if (s < 3600)
+        print_two(dst, s / 60, "min", s % 60, "s");
+    else if (s < 86400)
+        print_two(dst, s / 3600, "h", s % 3600 / 60, "min");
+    else
+        print_two(dst, s / 86400, "d", s % 86400 / 3600, "h");
+    return dst;
+}
+
+static char *print_prefixed(char *dst, uint64_t n, double base, const char *const *units, size_t n_units)
+{
+    double value = n;
+    size_t i = 0;
+
+    /* 999.5 would be printed as 1000. */
+    while (i + 1 < n_units && value >= (i == 0 ? base : base - 0.5)) {
+        value /= base;
+        i++;
+    }
+    if (i == 0)
+        snprintf(dst, PRINT_SIZE, "%" PRIu64 "%s%s", n, *units[0] ? " " : "", units[0]);
+    else
+        print_scaled(dst, value, units[i]);
+    return dst;
+}
+
+char *print_bytes(char *dst, uint64_t n_bytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+
+    return print_prefixed(dst, n_bytes, 1024, units, ARRAY_SIZE(units));
+}
+
+char *print_count(char *dst, uint64_t n)
+{
+    static const char *const units[] = {"", "k", "M", "G", "T", "P", "E"};
+
+    return print_prefixed(dst, n, 1000, units, ARRAY_SIZE(units));
+}
+
+/* ---- tables ---------------------------------------------------------------------------------------- */
+
+void table_init(struct table *table, const char *const *heads, size_t n_columns)
+{
+    assert(n_columns <= TABLE_MAX_COLUMNS);
+    *table = (struct table){.heads = heads, .n_columns = n_columns};
+}
+
+void table_deinit(struct table *table)
+{
+    size_t i;
+
+    for (i = 0; i < table->n_cells; i++)
+        free(table->cells[i]);
+    free(table->cells);
+    *table = (struct table){};
+}
+
+void table_cell(struct table *table, const char *format, ...)
+{
+    size_t n = table->n_allocated ? 2 * table->n_allocated : 256;
+    char **cells, *cell;
+    va_list args;
+    int r;
+
+    if (table->n_cells == table->n_allocated) {
+        cells = reallocarray(table->cells, n, sizeof(*cells));
+        if (!cells) {
+            table->failed = true;
+            return;
+        }
+        table->cells = cells;
+        table->n_allocated = n;
+    }
+    va_start(args, format);
+    r = vasprintf(&cell, format, args);
+    va_end(args);
+    if (r < 0)
+        table->failed = true;
+    else
+        table->cells[table->n_cells++] = cell;
+}
+
+/* Code points, which is near enough to columns. */
+static int text_width(const char *text)
+{
+    int n = 0;
+
+    for (; *text; text++)
+        n += (*text & 0xc0) != 0x80;
+    return n;
+}
+
+static bool column_is_number(const struct table *table, size_t column)
+{
+    const char *cell;
+    size_t i;
+
+    for (i = column; i < table->n_cells; i += table->n_columns) {
+        cell = table->cells[i];
+        if (!isdigit((unsigned char)*cell) && strcmp(cell, "-") != 0)
+            return false;
+        if (strpbrk(cell, " ,x"))
+            return false;
+    }
+    return true;
+}
+
+static void print_cell(FILE *file, const char *cell, int width, bool right, bool last)
+{
+    int n_pad = width - text_width(cell);
+
+    if (right)
+        fprintf(file, "%*s", n_pad, "");
+    fputs(cell, file);
+    if (last)
+        fputc('\n', file);
+    else
+        fprintf(file, "%*s", right ? 2 : n_pad + 2, "");
+}
+
+int table_print(const struct table *table, FILE *file)
+{
+    int widths[TABLE_MAX_COLUMNS];
+    bool right[TABLE_MAX_COLUMNS];
+    size_t i, c;
+
+    if (table->failed)
+        return -ENOMEM;
+    assert(table->n_cells % table->n_columns == 0);
+    for (c = 0; c < table->n_columns; c++) {
+        widths[c] = text_width(table->heads[c]);
+        right[c] = column_is_number(table, c);
+    }
+    for (i = 0; i < table->n_cells; i++)
+        widths[i % table->n_columns] = MAX(widths[i % table->n_columns], text_width(table->cells[i]));
+    for (c = 0; c < table->n_columns; c++)
+        print_cell(file, table->heads[c], widths[c], right[c], c + 1 == table->n_columns);
+    for (i = 0; i < table->n_cells; i++) {
+        c = i % table->n_columns;
+        print_cell(file, table->cells[i], widths[c], right[c], c + 1 == table->n_columns);
+    }
+    return 0;
+}

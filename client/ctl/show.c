@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/ctl/show.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <json-c/json.h>
+
+#include "client/ctl/print.h"
+#include "daemon/base.h"
+
+static struct json_object *get(struct json_object *o, const char *key)
+{
+    return json_object_object_get(o, key);
+}
+
+static uint64_t get_u64(struct json_object *o, const char *key)
+{
+    return json_object_get_uint64(get(o, key));
+}
+
+static double get_double(struct json_object *o, const char *key)
+{
+    return json_object_get_double(get(o, key));
+}
+
+static const char *get_string(struct json_object *o, const char *key)
+{
+    struct json_object *value = get(o, key);
+
+    return value ? json_object_get_string(value) : "-";
+}
+
+static const char *get_duration(struct json_object *o, const char *key, char *buffer)
+{
+    return get(o, key) ? print_duration(buffer, get_u64(o, key)) : "-";
+}
+
+static size_t array_length(struct json_object *array)
+{
+    return json_object_is_type(array, json_type_array) ? json_object_array_length(array) : 0;
+}
+
+/* "0, 2, 3", or none when there is nothing; to be freed. */
+static char *join(struct json_object *array, const char *separator, const char *none)
+{
+    char *text = NULL;
+    size_t n_bytes, i;
+    FILE *file = open_memstream(&text, &n_bytes);
+
+    if (!file)
+        return NULL;
+    if (array_length(array) == 0)
+        fputs(none, file);
+    for (i = 0; i < array_length(array); i++)
+        fprintf(file, "%s%s", i ? separator : "", json_object_get_string(json_object_array_get_idx(array, i)));
+    if (fclose(file) != 0)
+        free(steal_ptr(text));
+    return text;
+}
+
+/* ---- status ---------------------------------------------------------------------------------------- */
+
+static void show_daemon(FILE *file, struct json_object *o)
+{
+    char up[PRINT_SIZE];
+
+    fprintf(file, "%s: %s, stage %" PRIu64 ", %" PRIu64 " of %" PRIu64 " ranks attached\n", get_string(o, "job"),
+            get_string(o, "state"), get_u64(o, "stage"), get_u64(o, "n_attached"), get_u64(o, "world_size"));
+    fprintf(file, "daemon    zerod %s (%s), pid %" PRIu64 ", up %s\n", get_string(o, "version"),
+            get_string(o, "isa"), get_u64(o, "pid"), print_duration(up, get_u64(o, "uptime_ns")));
+}
+
+static void show_model(FILE *file, struct json_object *o)
+{
+    char elems[PRINT_SIZE], frozen[PRINT_SIZE];
+
+    fprintf(file, "run       %s", get_string(o, "run_id"));
+    if (json_object_get_boolean(get(o, "formed")))
+        fprintf(file, ": %" PRIu64 " parameters, %s elements trainable, %s frozen, %" PRIu64 " buckets\n",
+                get_u64(o, "n_params"), print_count(elems, get_u64(o, "trainable_elems")),
+                print_count(frozen, get_u64(o, "frozen_elems")), get_u64(o, "n_buckets"));
+    else
+        fputs(": no model declared by all ranks yet\n", file);
+}
+
+static void show_step(FILE *file, struct json_object *o)
+{
+    char last[PRINT_SIZE];
+
+    fprintf(file,
+            "step      %" PRIu64 ": %" PRIu64 " applied, %" PRIu64 " skipped, %" PRIu64 " aborted; %.3g steps/s, last %s\n",
+            get_u64(o, "step"), get_u64(o, "n_applied"), get_u64(o, "n_skipped"), get_u64(o, "attempt"),
+            get_double(o, "steps_per_s"), print_duration(last, get_u64(o, "last_step_ns")));
+    fprintf(file, "values    grad norm %s, loss scale %.6g, lr %.6g\n", get_string(o, "grad_norm"),
+            get_double(o, "loss_scale"), get_double(o, "lr"));
+}
+
+static void show_time(FILE *file, struct json_object *o)
+{
+    static const struct {
+        const char *key, *label;
+    } phases[] = {{"wait", "waiting for ranks"}, {"reduce", "reduce"}, {"update", "update"}};
+    struct json_object *time = get(o, "time"), *phase;
+    uint64_t step_ns = get_u64(o, "last_step_ns"), ns;
+    char text[PRINT_SIZE];
+    size_t i;
+
+    fputs("time      ", file);
+    for (i = 0; i < ARRAY_SIZE(phases); i++) {
+        phase = get(time, phases[i].key);
+        ns = get_u64(phase, "last_ns");
+        fprintf(file, "%s%s %s", i ? ", " : "", phases[i].label, print_duration(text, ns));
+        if (step_ns > 0)
+            fprintf(file, " (%.0f %%)", 100.0 * ns / step_ns);
+    }
+    fputs(" of the last step\n", file);
+}
+
+static void show_overlap(FILE *file, struct json_object *o)
+{
+    struct json_object *overlap = get(o, "overlap");
+    char done[PRINT_SIZE], all[PRINT_SIZE];
+
+    if (!get(overlap, "ratio"))
+        return;
+    fprintf(file, "overlap   %.0f %% (%s of %s) reduced before the last rank ended its backward\n",
+            100 * get_double(overlap, "ratio"), print_bytes(done, get_u64(overlap, "reduced_bytes")),
+            print_bytes(all, get_u64(overlap, "micro_batch_bytes")));
+}
+
+static void show_memory(FILE *file, struct json_object *o)
+{
+    struct json_object *memory = get(o, "memory");
+    uint64_t held;
+    char text[PRINT_SIZE];
+    const char *separator = ": ";
+
+    fprintf(file, "memory    %s", print_bytes(text, get_u64(get(memory, "total"), "held_bytes")));
+    if (get_u64(o, "limit_bytes") > 0)
+        fprintf(file, " of at most %s", print_bytes(text, get_u64(o, "limit_bytes")));
+    if (memory) {
+        json_object_object_foreach(memory, key, value)
+        {
+            held = get_u64(value, "held_bytes");
+            if (held == 0 || strcmp(key, "total") == 0)
+                continue;
+            fprintf(file, "%s%s %s", separator, key, print_bytes(text, held));
+            separator = ", ";
+        }
+    }
+    fputc('\n', file);
+}
+
+static void show_counters(FILE *file, struct json_object *o)
+{
+    static const struct {
+        const char *key, *label;
+    } rare[] = {
+        {"n_pushes_accumulated", "accumulated"}, {"n_pushes_retried", "retried"},
+        {"n_pushes_dropped", "dropped"},         {"n_pushes_redone", "redone"},
+        {"n_overflow_slots", "overflow slots"},  {"n_reattaches", "reattached"},
+        {"n_warnings", "warnings"},
+    };
+    struct json_object *counters = get(o, "counters"), *refused = get(o, "refused"), *code;
+    size_t i;
+
+    fprintf(file, "pushes    %" PRIu64 " admitted", get_u64(counters, "n_pushes_admitted"));
+    for (i = 0; i < ARRAY_SIZE(rare); i++)
+        if (get_u64(counters, rare[i].key) > 0)
+            fprintf(file, ", %" PRIu64 " %s", get_u64(counters, rare[i].key), rare[i].label);
+    for (i = 0; i < array_length(refused); i++) {
+        code = json_object_array_get_idx(refused, i);
+        fprintf(file, "%s %" PRIu64 " %s", i ? "," : "; refused:", get_u64(code, "n"), get_string(code, "code"));
+    }
+    fputc('\n', file);
+}
+
+static void show_trouble(FILE *file, struct json_object *o)
+{
+    struct json_object *slowest = get(o, "slowest_rank"), *last = get(o, "last_diagnostic");
+    char text[PRINT_SIZE];
+
+    if (slowest)
+        fprintf(file, "slowest   rank %" PRIu64 ", %s behind the first\n", get_u64(slowest, "rank"),
+                print_duration(text, get_u64(slowest, "behind_ns")));
+    else
+        fputs("slowest   -\n", file);
+    if (last)
+        fprintf(file, "last      %s (%s ago; zerodctl diagnostics)\n", get_string(last, "first_line"),
+                print_duration(text, get_u64(last, "age_ns")));
+    else
+        fputs("last      no diagnostic\n", file);
+}
+
+int show_status(FILE *file, struct json_object *answer)
+{
+    show_daemon(file, answer);
+    show_model(file, answer);
+    show_step(file, answer);
+    show_time(file, answer);
+    show_overlap(file, answer);
+    show_memory(file, answer);
+    show_counters(file, answer);
+    show_trouble(file, answer);
+    return 0;
+}
+
+/* ---- tables ---------------------------------------------------------------------------------------- */
+
+int show_ranks(FILE *file, struct json_object *answer)
+{
+    static const char *const heads[] = {"RANK", "STATE", "PID", "UID", "STEP", "MICRO-BATCH", "PUSHES", "CONNECTED",
+                                        "LAST-MESSAGE", "WAITING", "FOR / FAULT"};
+    struct json_object *o, *fault;
+    char connected[PRINT_SIZE], last[PRINT_SIZE], waiting[PRINT_SIZE];
+    struct table table;
+    size_t i;
+    int r;
+
+    table_init(&table, heads, ARRAY_SIZE(heads));
+    for (i = 0; i < array_length(answer); i++) {
+        o = json_object_array_get_idx(answer, i);
+        fault = get(o, "fault");
+        table_cell(&table, "%s", get_string(o, "rank"));
+        table_cell(&table, "%s", get_string(o, "state"));
+        table_cell(&table, "%s", get_string(o, "pid"));
+        table_cell(&table, "%s", get_string(o, "uid"));
+        table_cell(&table, "%s", get_string(o, "step"));
+        table_cell(&table, "%s", get_string(o, "micro_batch"));
+        table_cell(&table, "%s", get_string(o, "n_pushes"));
+        table_cell(&table, "%s", get_duration(o, "connected_ns", connected));
+        table_cell(&table, "%s", get_duration(o, "last_message_ns", last));
+        table_cell(&table, "%s", get_duration(o, "waiting_ns", waiting));
+        table_cell(&table, "%s", fault ? get_string(fault, "first_line") : get_string(o, "waiting_for"));
+    }
+    r = table_print(&table, file);
+    table_deinit(&table);
+    return r;
+}
+
+static void add_param(struct table *table, struct json_object *o)
+{
+    _cleanup_free_ char *shape = join(get(o, "shape"), "x", "scalar");
+    _cleanup_free_ char *owners = join(get(o, "owners"), ",", "-");
+    _cleanup_free_ char *pushed = join(get(o, "pushed_by"), ",", "-");
+
+    if (!shape || !owners || !pushed) {
+        table->failed = true;
+        return;
+    }
+    table_cell(table, "%s", get_string(o, "id"));
+    table_cell(table, "%s", json_object_get_boolean(get(o, "trainable")) ? pushed : "frozen");
+    table_cell(table, "%s", get_string(o, "n_steps"));
+    if (get(o, "grad_norm"))
+        table_cell(table, "%.4g", get_double(o, "grad_norm"));
+    else
+        table_cell(table, "-");
+    table_cell(table, "%s", get_string(o, "dtype"));
+    table_cell(table, "%s", shape);
+    table_cell(table, "%s", get_string(o, "group"));
+    table_cell(table, "%s", get_string(o, "bucket"));
+    table_cell(table, "%s", owners);
+    table_cell(table, "%s", get_string(o, "name"));
+}
+
+int show_params(FILE *file, struct json_object *answer)
+{
+    static const char *const heads[] = {"ID",    "PUSHED-BY", "STEPS",  "GRAD-NORM", "DTYPE",
+                                        "SHAPE", "GROUP",     "BUCKET", "OWNERS",    "NAME"};
+    struct table table;
+    size_t i;
+    int r;
+
+    table_init(&table, heads, ARRAY_SIZE(heads));
+    for (i = 0; i < array_length(answer); i++)
+        add_param(&table, json_object_array_get_idx(answer, i));
+    r = table_print(&table, file);
+    table_deinit(&table);
+    return r;
+}
+
+/* ---- texts ----------------------------------------------------------------------------------------- */
+
+int show_diagnostics(FILE *file, struct json_object *answer)
+{
+    struct json_object *o;
+    char age[PRINT_SIZE];
+    const char *text;
+    size_t i;
+
+    if (array_length(answer) == 0)
+        fputs("no diagnostic\n", file);
+    for (i = 0; i < array_length(answer); i++) {
+        o = json_object_array_get_idx(answer, i);
+        text = get_string(o, "text");
+        fprintf(file, "%s%s %s, %s ago\n%s%s", i ? "\n" : "",
+                json_object_get_boolean(get(o, "warning")) ? "warning" : "refusal", get_string(o, "id"),
+                print_duration(age, get_u64(o, "age_ns")), text,
+                *text && text[strlen(text) - 1] == '\n' ? "" : "\n");
+    }
+    return 0;
+}
+
+int show_message(FILE *file, struct json_object *answer)
+{
+    fprintf(file, "%s\n", get_string(answer, "message"));
+    return 0;
+}

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ZEROD_CLIENT_H
+#define ZEROD_CLIENT_H
+
+/*
+ * libzerod: a trainer's side of zerod.
+ *
+ * zerod holds the optimizer of a training job outside the trainer processes. A
+ * trainer attaches as one rank, declares its parameters, pushes gradients while
+ * its backward runs, and asks for the step; weights appear in shared memory.
+ *
+ *     struct zerod *c = NULL;
+ *     zerod_connect(&c, &(struct zerod_options){.rank = 0, .socket = "/run/zerod/job.sock"});
+ *     zerod_declare(c, params, n_params);
+ *     zerod_form(c);                                    waits for all ranks
+ *     for (;;) {
+ *             zerod_begin_backward(c, NULL);
+ *             ... compute; for each parameter i, in any order:
+ *             zerod_push(c, &(struct zerod_push){.param = i, .data = grad});
+ *             zerod_end_backward(c, NULL, 0);
+ *             zerod_step(c, NULL, &result);             waits for all ranks
+ *             ... zerod_weight(c, i) now shows the new weights
+ *     }
+ *
+ * Results. A call returns 0, a positive documented condition, or a negative
+ * fatal error (-errno). ZEROD_REFUSED and ZEROD_ABORTED are conditions of every call that is
+ * answered by the daemon: zerod_error() then has code, text and the structured diagnostic.
+ *  - ZEROD_REFUSED: something that this rank sent was refused. It is sticky: every later answered call
+ *    returns it again until zerod_clear_fault() or zerod_abort_step().
+ *  - ZEROD_ABORTED: the step was aborted for all ranks. Begin it again: zerod_epoch() says at which step,
+ *    micro-batch 0. Returned once.
+ * A fatal error is sticky too: every later call returns it; only zerod_close() is left.
+ *
+ * Ownership. Strings and arrays given to a call are copied or used up before it
+ * returns. What a call returns belongs to the handle and lives as long as it says.
+ *
+ * Threads. A handle is used by one thread at a time; different handles are
+ * independent. There are no globals, but one SIGSEGV handler (see zerod_options.flags).
+ *
+ * Fork. A child's copy of the handle is closed in the child: its calls return -ECHILD.
+ *
+ * Loops. Calls block up to timeout_ms. zerod_fd() is readable when the daemon has closed the
+ * connection, so that any event loop may watch it between calls.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#else
+#include <stdbool.h>
+#endif
+
+#if defined(__GNUC__)
+#define ZEROD_API __attribute__((visibility("default")))
+#else
+#define ZEROD_API
+#endif
+
+struct zerod;
+
+enum zerod_condition {
+    ZEROD_OK = 0,
+    ZEROD_RESUMED = 1, /* zerod_form: committed state was there; weights and position are those of the run */
+    ZEROD_REFUSED = 2, /* see zerod_error() */
+    ZEROD_ABORTED = 3, /* the step was aborted; see zerod_error(), zerod_epoch() */
+};
+
+enum zerod_dtype {
+    ZEROD_F32 = 0,
+    ZEROD_BF16 = 1,
+    ZEROD_F16 = 2,
+};
+
+enum zerod_on_duplicate {
+    ZEROD_ON_DUPLICATE_DEFAULT = 0, /* as the daemon is configured */
+    ZEROD_ON_DUPLICATE_REJECT = 1,
+    ZEROD_ON_DUPLICATE_ACCUMULATE = 2,
+    ZEROD_ON_DUPLICATE_ABORT_STEP = 3,
+};
+
+enum zerod_flags {
+    ZEROD_NO_SIGSEGV_HANDLER = 1 << 0, /* do not explain writes to published and reads of released weights (E1106, E1110) */
+};
+
+/* All fields may be zero. */
+struct zerod_options {
+    const char *socket;   /* path; NULL: environment ZEROD_SOCKET */
+    int rank;             /* from 0; -1: environment RANK */
+    const char *run_id;   /* NULL: environment ZEROD_RUN_ID, or any */
+    int timeout_ms;       /* for connecting and for each answered call; 0: connect 10 s, calls wait for ever; */
+    enum zerod_on_duplicate on_duplicate;
+    unsigned flags;       /* enum zerod_flags */
+    const char *client;   /* program name for status; NULL: the process's */
+};
+
+/* A parameter. Equal on all ranks but for init. */
+struct zerod_param {
+    const char *name;     /* any bytes, 1 to 1024 */
+    size_t name_len;      /* 0: strlen(name) */
+    enum zerod_dtype dtype;      /* of the weights */
+    enum zerod_dtype grad_dtype; /* of the gradients that will be pushed */
+    unsigned ndim;        /* at most 16; 0 is one element */
+    const uint64_t *shape;
+    unsigned group;       /* index of its parameter group */
+    bool trainable;       /* false: frozen, published but never updated */
+    const void *init;     /* initial weights in dtype; rank 0's count, and only for a new run; NULL: zeros.
+                             Must stay valid until zerod_form() returns */
+};
+
+/* Where a job stands: what a (re)starting trainer has to do next. */
+struct zerod_position {
+    uint64_t step;        /* steps committed so far, skipped ones included: the next step's number */
+    uint32_t micro_batch; /* the next to begin; earlier ones of this step are done and count */
+    uint32_t attempt;     /* aborts so far */
+    uint32_t n_windows;   /* write windows committed since the last step */
+};
+
+/* Counters for diagnosis; all may be zero. */
+struct zerod_backward {
+    uint64_t n_forwards;  /* forwards of the model so far */
+    uint64_t n_backwards; /* backwards so far */
+};
+
+/* One gradient. Fields after data are evidence for diagnosis and may be zero. */
+struct zerod_push {
+    unsigned param;       /* index in the manifest */
+    const void *data;     /* grad_dtype, n_elems; NULL: already written where zerod_slot() said */
+    uint32_t ordinal;     /* outer backward of this micro-batch, from 1; 0: counted by zerod_begin_backward() */
+    uint64_t task;        /* graph task of the framework */
+    uint32_t depth;       /* nesting of graph tasks */
+    const char *segment;  /* checkpointed segment or module */
+    uint32_t call;        /* which call of it, from 1 */
+    const char *site;     /* call site of its forward, "file:line" */
+    unsigned flags;       /* enum zerod_push_flags */
+    size_t n_bytes;       /* 0, or the size of the gradient that the caller has: checked against the manifest */
+    int dtype_plus_one;   /* 0, or 1 + its enum zerod_dtype: checked too */
+};
+
+enum zerod_push_flags {
+    ZEROD_PUSH_NESTED = 1 << 0,
+    ZEROD_PUSH_HOOK_TWICE = 1 << 1,
+    ZEROD_PUSH_NEW_FORWARD = 1 << 2,
+};
+
+/* Hyperparameters of one group, for one step. Only those of the configured optimizer count. */
+struct zerod_hyper {
+    double lr, beta1, beta2, eps, weight_decay, momentum, dampening, lr_decay;
+    bool nesterov;
+};
+
+/* All fields may be zero: everything as configured. Equal on all ranks but for the blob (E1108). */
+struct zerod_step_args {
+    const struct zerod_hyper *groups; /* NULL, or n_groups of them */
+    unsigned n_groups;
+    const double *max_norm;   /* NULL: gradient_clipping; 0 switches it off */
+    double loss_scale;        /* that the gradients carry; 0: the daemon's (1 unless fp16 is enabled) */
+    bool found_inf;           /* skip this step */
+    const void *blob;         /* user state to be committed with the step; at most 64 KiB */
+    size_t blob_len;
+};
+
+struct zerod_step_result {
+    uint64_t epoch;           /* steps committed, this one included */
+    bool applied;             /* false: skipped, state and weights unchanged */
+    double grad_norm;         /* of the unscaled gradient, before clipping */
+    double loss_scale;        /* to scale the next loss with */
+    double lr;                /* used for group 0 */
+    unsigned n_missing;       /* parameters that no rank pushed in this step: left alone */
+};
+
+enum zerod_state {
+    ZEROD_MASTER = 0,
+    ZEROD_EXP_AVG = 1,
+    ZEROD_EXP_AVG_SQ = 2,
+    ZEROD_GRAD_NORM = 3,      /* one double: the parameter's gradient norm in the last decided step */
+};
+
+/* One labelled line of a diagnostic. */
+struct zerod_field {
+    const char *label;
+    const char *text;
+};
+
+/* The last error or refusal of a handle. Strings live until the next call on the handle. */
+struct zerod_error {
+    int status;               /* what the call returned */
+    int code;                 /* 1001 for E1001; 0 for a local error */
+    const char *text;         /* whole text, lines separated by \n; never NULL */
+    const char *cause_class;  /* "D1"; "" if none */
+    long rank;                /* -1: none */
+    int64_t step;             /* -1: none */
+    long micro_batch;         /* -1: none */
+    const char *const *params; /* names, at most 5 */
+    unsigned n_params;        /* how many in all */
+    const struct zerod_field *fields;
+    unsigned n_fields;
+};
+
+/*
+ * Attaches as a rank. *out is set when 0 is returned, and on ZEROD_REFUSED (to read zerod_error() from, then close);
+ * it is NULL on fatal errors, whose text zerod_error(NULL) has for the calling thread.
+ * Refused: E1109 another run's state, E1301 rank taken, E1402 not allowed, E1403 version.
+ */
+ZEROD_API int zerod_connect(struct zerod **out, const struct zerod_options *options);
+
+/* Appends parameters to the manifest; index = order of declaration. -EBUSY after zerod_form(). */
+ZEROD_API int zerod_declare(struct zerod *c, const struct zerod_param *params, size_t n_params);
+
+/*
+ * Waits until all ranks have declared the same (E1101), memory is admitted (E1401), initial weights are in.
+ * Return: 0 new run, ZEROD_RESUMED.
+ */
+ZEROD_API int zerod_form(struct zerod *c);
+
+/* Where this rank stands; valid after zerod_form(). */
+ZEROD_API struct zerod_position zerod_epoch(const struct zerod *c);
+
+/* This rank's last blob, committed with a micro-batch or step; *data is NULL if there is none. Lives until zerod_close(). */
+ZEROD_API int zerod_user_state(struct zerod *c, const void **data, size_t *len);
+
+/* Number of ranks; valid after zerod_connect(). */
+ZEROD_API unsigned zerod_world_size(const struct zerod *c);
+
+/* Opens the next micro-batch; called again before zerod_end_backward(): another backward of the same one. info may be NULL. */
+ZEROD_API int zerod_begin_backward(struct zerod *c, const struct zerod_backward *info);
+
+/*
+ * Where the next gradient of parameter i may be written, to push it without a copy: n_elems of grad_dtype, 64-byte aligned
+ * as the parameter lies in its bucket. NULL: no micro-batch is open, or zerod_error(). Valid until it is pushed, or the micro-batch ends.
+ */
+ZEROD_API void *zerod_slot(struct zerod *c, unsigned param);
+
+/*
+ * Hands one gradient over; an increment, never the running sum. One way: a refusal comes with the next call that is answered.
+ * Return: 0, ZEROD_REFUSED (no slot: E1401), ZEROD_ABORTED, or fatal.
+ */
+ZEROD_API int zerod_push(struct zerod *c, const struct zerod_push *push);
+
+/* Ends the micro-batch, and stores blob (may be NULL) with it. Returns when all that this rank pushed is reduced. */
+ZEROD_API int zerod_end_backward(struct zerod *c, const void *blob, size_t len);
+
+/* Gives the open micro-batch up (E1007). Return: 0 nothing was reduced, begin it again; ZEROD_ABORTED. */
+ZEROD_API int zerod_abandon_backward(struct zerod *c, const char *why);
+
+/* Asks for the step and waits until it is committed. args and result may be NULL. */
+ZEROD_API int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod_step_result *result);
+
+/* Collective: waits until everything pushed is reduced; the unscaled norm. Changes nothing. */
+ZEROD_API int zerod_grad_norm(struct zerod *c, double *norm);
+
+/*
+ * Current weights of parameter i in its dtype, read-only, at an address that never changes; valid until zerod_close().
+ * They change only while all ranks are inside zerod_step() or zerod_write_end(). Stage 3: readable between gather and release only.
+ */
+ZEROD_API const void *zerod_weight(struct zerod *c, unsigned param);
+
+/* Stage 3: makes parameters readable / unreadable. A parameter gathered twice is released twice. Refused: E1401 over
+ * stage3_max_live_parameters. No effect in stages 1 and 2. */
+ZEROD_API int zerod_gather(struct zerod *c, const unsigned *params, size_t n_params);
+ZEROD_API int zerod_release(struct zerod *c, const unsigned *params, size_t n_params);
+
+/*
+ * Collective write window between steps. Between begin and end every rank may write through zerod_window(); zerod_write_end()
+ * makes rank 0's weights the weights and, where bytes changed, the masters; what other ranks wrote is dropped. Moments stay.
+ * zerod_write_forget() ends it without a change.
+ */
+ZEROD_API int zerod_write_begin(struct zerod *c);
+ZEROD_API int zerod_write_end(struct zerod *c);
+ZEROD_API int zerod_write_forget(struct zerod *c);
+
+/* Writable weights of parameter i inside a window, NULL outside. The same address as zerod_weight(). */
+ZEROD_API void *zerod_window(struct zerod *c, unsigned param);
+
+/* Full state of a parameter into dst: n_elems floats, or one double for ZEROD_GRAD_NORM. Between steps; not a collective. */
+ZEROD_API int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, void *dst);
+
+/* Aborts the step for all ranks; clears this rank's fault. Then begin at zerod_epoch(). */
+ZEROD_API int zerod_abort_step(struct zerod *c, const char *why);
+
+/* Goes on after a refusal, knowingly. */
+ZEROD_API int zerod_clear_fault(struct zerod *c);
+
+/* This rank is done for good; the others go on or stop, by diagnostics.on_leave. Only zerod_close() is left. */
+ZEROD_API int zerod_leave(struct zerod *c);
+
+/* Closes and frees; c may be NULL. Without zerod_leave() the rank may attach again, as after a crash. */
+ZEROD_API void zerod_close(struct zerod *c);
+
+/* The last error. c may be NULL after a failed zerod_connect(). Never NULL. */
+ZEROD_API const struct zerod_error *zerod_error(const struct zerod *c);
+
+/* The connection, to be watched, not read. */
+ZEROD_API int zerod_fd(const struct zerod *c);
+
+/* "0.1.0" */
+ZEROD_API const char *zerod_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,503 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+
+#include "client/lib/internal.h"
+#include "daemon/base.h"
+
+/* zerod_error(NULL): why the calling thread's last zerod_connect() gave no handle. */
+static __thread struct client_error connect_error;
+
+/* ---- errors --------------------------------------------------------------------------------------------------- */
+
+static void error_reset(struct client_error *error)
+{
+    free(error->text);
+    free(error->cause_class);
+    for (size_t i = 0; i < ARRAY_SIZE(error->params); i++)
+        free(error->params[i]);
+    for (size_t i = 0; i < ARRAY_SIZE(error->fields); i++) {
+        free((char *)error->fields[i].label);
+        free((char *)error->fields[i].text);
+    }
+    memset(error, 0, sizeof(*error));
+}
+
+static void error_publish(struct client_error *error, int status)
+{
+    struct zerod_error *e = &error->public;
+
+    e->status = status;
+    e->text = error->text ? error->text : "out of memory";
+    e->cause_class = error->cause_class ? error->cause_class : "";
+    e->params = (const char *const *)error->params;
+    e->fields = error->fields;
+}
+
+static void error_print(struct client_error *error, int status, const char *format, va_list args)
+{
+    error_reset(error);
+    error->public.rank = error->public.micro_batch = -1;
+    error->public.step = -1;
+    if (vasprintf(&error->text, format, args) < 0)
+        error->text = NULL;
+    error_publish(error, status);
+}
+
+int client_fail(struct zerod *c, int status, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    error_print(c ? &c->error : &connect_error, status, format, args);
+    va_end(args);
+    return status;
+}
+
+int client_fatal(struct zerod *c, int status, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    error_print(&c->error, status, format, args);
+    va_end(args);
+    c->fatal = status;
+    return status;
+}
+
+static void error_from_diagnostic(struct client_error *error, int status, const struct wire_diagnostic *d)
+{
+    struct zerod_error *e = &error->public;
+
+    error_reset(error);
+    error->text = strdup(d->text);
+    error->cause_class = strdup(d->cause_class);
+    e->code = (int)d->code;
+    e->rank = d->has_rank ? (long)d->rank : -1;
+    e->step = d->has_step ? (int64_t)d->step : -1;
+    e->micro_batch = d->has_micro_batch ? (long)d->micro_batch : -1;
+    for (size_t i = 0; i < MIN(d->n_params_named, ARRAY_SIZE(error->params)); i++)
+        error->params[i] = strdup(d->params[i]);
+    e->n_params = d->n_params_total;
+    for (size_t i = 0; i < MIN(d->n_fields, ARRAY_SIZE(error->fields)); i++) {
+        error->fields[i].label = strdup(d->fields[i].label);
+        error->fields[i].text = strdup(d->fields[i].text);
+        e->n_fields++;
+    }
+    error_publish(error, status);
+}
+
+const struct zerod_error *zerod_error(const struct zerod *c)
+{
+    const struct client_error *error = c ? &c->error : &connect_error;
+    static const struct zerod_error none = {
+        .text = "no error", .cause_class = "", .rank = -1, .step = -1, .micro_batch = -1};
+
+    return error->public.text ? &error->public : &none;
+}
+
+/* ---- one request, one answer ------------------------------------------------------------------------------------- */
+
+static int64_t now_ms(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
+
+/* Return: 0 when the socket is ready, or a fatal error. */
+static int wait_for(struct zerod *c, short events, int64_t deadline_ms)
+{
+    struct pollfd pollfd = {.fd = c->fd, .events = events};
+    int64_t left = deadline_ms < 0 ? -1 : MAX(deadline_ms - now_ms(), (int64_t)0);
+    int r = poll(&pollfd, 1, (int)MIN(left, (int64_t)INT32_MAX));
+
+    if (r < 0 && errno == EINTR)
+        return 0;
+    if (r < 0)
+        return client_fatal(c, -errno, "waiting for zerod: %s", strerror(errno));
+    if (r == 0)
+        return client_fatal(c, -ETIMEDOUT, "zerod did not answer within %d ms; zerodctl status shows who waits for whom",
+                            c->timeout_ms);
+    return 0;
+}
+
+static int64_t deadline(const struct zerod *c)
+{
+    return c->timeout_ms > 0 ? now_ms() + c->timeout_ms : -1;
+}
+
+static int lost(struct zerod *c)
+{
+    return client_fatal(c, -ECONNRESET, "zerod has closed the connection: it was stopped or killed; see its log");
+}
+
+int client_send(struct zerod *c, const struct request *request)
+{
+    int n = wire_pack_request(&c->arena, request, c->out, FRAME_MAX_BYTES), r;
+
+    if (n < 0)
+        return client_fatal(c, n, "%s does not fit into a packet", request_type_name(request->type));
+    for (;;) {
+        r = frame_send(c->fd, c->out, (size_t)n, NULL, 0);
+        if (r == 0)
+            return 0;
+        if (r == FRAME_EOF)
+            return 1; /* the daemon may have said why: the caller reads it */
+        if (r < 0)
+            return client_fatal(c, r, "sending %s: %s", request_type_name(request->type), strerror(-r));
+        r = wait_for(c, POLLOUT, deadline(c));
+        if (r < 0)
+            return r;
+    }
+}
+
+static int receive(struct zerod *c, struct reply *reply)
+{
+    int64_t until = deadline(c);
+    char why[WIRE_WHY_BYTES];
+    int r;
+
+    while ((r = frame_receive_fds(c->fd, &c->in)) == FRAME_AGAIN) {
+        r = wait_for(c, POLLIN, until);
+        if (r < 0)
+            return r;
+    }
+    if (r == FRAME_EOF || r == -ECONNRESET)
+        return lost(c);
+    if (r != 0)
+        return client_fatal(c, r < 0 ? r : -EPROTO, "receiving from zerod failed");
+    r = wire_unpack_reply(&c->arena, c->in.data, c->in.n_bytes, reply, why, sizeof(why));
+    if (r != 0)
+        return client_fatal(c, r < 0 ? r : -EPROTO, "zerod's answer is not understood: %s", why);
+    return 0;
+}
+
+static int refused(struct zerod *c, const struct reply_refused *refusal)
+{
+    int status = refusal->aborted ? ZEROD_ABORTED : ZEROD_REFUSED;
+    struct wire_position position = refusal->position;
+    bool closing = refusal->closing;
+    int r = 0;
+
+    error_from_diagnostic(&c->error, status, &refusal->diagnostic);
+    if (closing)
+        c->fatal = -ECONNABORTED;
+    if (!refusal->aborted)
+        return status;
+    c->position = position;
+    weights_close_window(c);
+    push_close(c);
+    r = client_send(c, &(struct request){.type = REQUEST_ABORT_SEEN, .abort_seen = {.attempt = position.attempt}});
+    return r < 0 ? r : r > 0 ? lost(c) : status;
+}
+
+int client_call(struct zerod *c, const struct request *request, enum reply_type type, struct reply *reply)
+{
+    int r = client_send(c, request);
+
+    if (r < 0)
+        return r;
+    r = receive(c, reply);
+    if (r < 0)
+        return r;
+    if (reply->type == REPLY_REFUSED)
+        return refused(c, &reply->refused);
+    if (reply->type != type)
+        return client_fatal(c, -EPROTO, "zerod answered %s with %s", request_type_name(request->type),
+                            reply_type_name(reply->type));
+    return 0;
+}
+
+int client_check(struct zerod *c, bool needs_formed)
+{
+    if (c->pid != getpid())
+        return -ECHILD;
+    if (c->fatal)
+        return c->fatal;
+    if (needs_formed && !c->formed)
+        return client_fail(c, -EINVAL, "call zerod_form first");
+    return 0;
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------------------ */
+
+static int open_socket(struct zerod *c, const char *path)
+{
+    struct sockaddr_un sa = {.sun_family = AF_UNIX};
+
+    if (strlen(path) >= sizeof(sa.sun_path))
+        return client_fail(NULL, -ENAMETOOLONG, "socket path of %zu bytes, at most %zu are possible: %s", strlen(path),
+                           sizeof(sa.sun_path) - 1, path);
+    strcpy(sa.sun_path, path);
+    c->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (c->fd < 0 || connect(c->fd, (struct sockaddr *)&sa, sizeof(sa)) < 0)
+        return client_fail(NULL, -errno, "cannot connect to zerod at %s: %s%s", path, strerror(errno),
+                           errno == ENOENT || errno == ECONNREFUSED ? "; is the daemon running (zerod --config FILE)?"
+                                                                    : "");
+    return 0;
+}
+
+static long number_from(const char *variable)
+{
+    const char *text = getenv(variable);
+    char *end;
+    long n = text ? strtol(text, &end, 10) : -1;
+
+    return text && *text && !*end && n >= 0 && n <= INT32_MAX ? n : -1;
+}
+
+static int say_hello(struct zerod *c, const struct zerod_options *options)
+{
+    const char *run_id = options->run_id ? options->run_id : getenv("ZEROD_RUN_ID");
+    struct reply reply;
+    int r = client_call(c,
+                        &(struct request){
+                            .type = REQUEST_HELLO,
+                            .hello = {
+                                .version_min = WIRE_VERSION,
+                                .version_max = WIRE_VERSION,
+                                .role = WIRE_ROLE_TRAINER,
+                                .rank = c->rank,
+                                .run_id = run_id ? run_id : "",
+                                .incarnation = c->incarnation,
+                                .on_duplicate = (enum wire_on_duplicate)options->on_duplicate,
+                                .client = options->client ? options->client : program_invocation_short_name,
+                            },
+                        },
+                        REPLY_WELCOME, &reply);
+
+    if (r == 0)
+        c->welcome = reply.welcome;
+    c->welcome.server = c->welcome.run_id = NULL;
+    return r;
+}
+
+static int init(struct zerod *c, const struct zerod_options *options)
+{
+    const char *path = options->socket ? options->socket : getenv("ZEROD_SOCKET");
+    long rank = options->rank >= 0 ? options->rank : number_from("RANK");
+    char why[160];
+    int r;
+
+    if (!path || !*path)
+        return client_fail(NULL, -EINVAL, "no socket: set zerod_options.socket or the environment variable ZEROD_SOCKET");
+    if (rank < 0)
+        return client_fail(NULL, -EINVAL, "no rank: set zerod_options.rank or the environment variable RANK");
+    c->rank = (unsigned)rank;
+    c->flags = options->flags;
+    c->out = malloc(FRAME_MAX_BYTES);
+    if (!c->out || frame_buffer_init(&c->in) < 0 || wire_arena_init(&c->arena) < 0)
+        return client_fail(NULL, -ENOMEM, "out of memory");
+    while (c->incarnation == 0)
+        if (getrandom(&c->incarnation, sizeof(c->incarnation), 0) != sizeof(c->incarnation))
+            return client_fail(NULL, -EIO, "no random numbers");
+    r = kernels_select(&c->kernels, NULL, why, sizeof(why));
+    if (r < 0)
+        return client_fail(NULL, r, "%s", why);
+    return open_socket(c, path);
+}
+
+int zerod_connect(struct zerod **out, const struct zerod_options *options)
+{
+    struct zerod *c = calloc(1, sizeof(*c));
+    int r;
+
+    *out = NULL;
+    error_reset(&connect_error);
+    if (!c)
+        return client_fail(NULL, -ENOMEM, "out of memory");
+    c->fd = -1;
+    c->pid = getpid();
+    c->ring = c->overflow = c->credit = c->weights = MAPPING_NULL;
+    c->in = FRAME_BUFFER_NULL;
+    r = init(c, options);
+    if (r < 0) {
+        zerod_close(c);
+        return r;
+    }
+    c->timeout_ms = options->timeout_ms > 0 ? options->timeout_ms : 10000;
+    r = say_hello(c, options);
+    c->timeout_ms = options->timeout_ms;
+    if (r < 0) {
+        client_fail(NULL, r, "%s", c->error.public.text);
+        zerod_close(c);
+        return r;
+    }
+    *out = c;
+    return r;
+}
+
+void zerod_close(struct zerod *c)
+{
+    if (!c)
+        return;
+    fault_unregister(c);
+    if (c->fd >= 0)
+        close(c->fd);
+    weights_deinit(c);
+    push_deinit(c);
+    mapping_deinit(&c->ring);
+    mapping_deinit(&c->overflow);
+    mapping_deinit(&c->credit);
+    layout_free(c->layout);
+    manifest_deinit(&c->manifest);
+    free(c->inits);
+    free(c->blob);
+    free(c->out);
+    frame_buffer_deinit(&c->in);
+    wire_arena_deinit(&c->arena);
+    error_reset(&c->error);
+    free(c);
+}
+
+/* ---- small calls ------------------------------------------------------------------------------------------------------- */
+
+int zerod_fd(const struct zerod *c)
+{
+    return c->fd;
+}
+
+const char *zerod_version(void)
+{
+    return ZEROD_VERSION;
+}
+
+unsigned zerod_world_size(const struct zerod *c)
+{
+    return c->welcome.world_size;
+}
+
+struct zerod_position zerod_epoch(const struct zerod *c)
+{
+    return (struct zerod_position){
+        .step = c->position.step,
+        .micro_batch = c->position.micro_batch,
+        .attempt = c->position.attempt,
+        .n_windows = c->position.n_windows,
+    };
+}
+
+int zerod_user_state(struct zerod *c, const void **data, size_t *len)
+{
+    int r = client_check(c, true);
+
+    if (r != 0)
+        return r;
+    *data = c->blob;
+    *len = c->n_blob_bytes;
+    return 0;
+}
+
+static bool same_hypers(const struct zerod_step_args *args)
+{
+    return !args || !args->groups || args->n_groups <= WIRE_MAX_GROUPS;
+}
+
+static struct request_step step_request(const struct zerod *c, const struct zerod_step_args *args,
+                                        struct wire_hyper *groups)
+{
+    struct request_step request = {.step = c->position.step, .attempt = c->position.attempt};
+
+    if (!args)
+        return request;
+    for (unsigned g = 0; args->groups && g < args->n_groups; g++) {
+        const struct zerod_hyper *h = &args->groups[g];
+
+        groups[g] = (struct wire_hyper){h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, h->momentum, h->dampening,
+                                        h->lr_decay, h->nesterov};
+    }
+    request.groups = groups;
+    request.n_groups = args->groups ? args->n_groups : 0;
+    request.has_max_norm = args->max_norm != NULL;
+    request.max_norm = args->max_norm ? *args->max_norm : 0;
+    request.loss_scale = args->loss_scale;
+    request.found_inf = args->found_inf;
+    request.has_blob = args->blob != NULL;
+    request.blob = args->blob;
+    request.n_blob_bytes = args->blob ? args->blob_len : 0;
+    return request;
+}
+
+int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod_step_result *result)
+{
+    struct wire_hyper groups[WIRE_MAX_GROUPS];
+    struct reply reply;
+    int r = client_check(c, true);
+
+    if (r != 0)
+        return r;
+    if (!same_hypers(args) || (args && args->blob && args->blob_len > WIRE_MAX_BLOB_BYTES))
+        return client_fail(c, -EINVAL, "zerod_step: more than %d groups, or a blob of more than %d bytes",
+                           WIRE_MAX_GROUPS, WIRE_MAX_BLOB_BYTES);
+    r = client_call(c, &(struct request){.type = REQUEST_STEP, .step = step_request(c, args, groups)},
+                    REPLY_STEP_DONE, &reply);
+    if (r != 0)
+        return r;
+    c->position = reply.step_done.position;
+    c->loss_scale = reply.step_done.loss_scale;
+    weights_refresh(c);
+    if (result)
+        *result = (struct zerod_step_result){
+            .epoch = reply.step_done.position.step,
+            .applied = reply.step_done.applied,
+            .grad_norm = reply.step_done.norm,
+            .loss_scale = reply.step_done.loss_scale,
+            .lr = reply.step_done.lr,
+            .n_missing = reply.step_done.n_missing,
+        };
+    return 0;
+}
+
+int zerod_grad_norm(struct zerod *c, double *norm)
+{
+    struct reply reply;
+    int r = client_check(c, true);
+
+    if (r == 0)
+        r = client_call(c, &(struct request){.type = REQUEST_GRAD_NORM}, REPLY_DONE, &reply);
+    if (r == 0)
+        *norm = reply.done.norm;
+    return r;
+}
+
+int zerod_abort_step(struct zerod *c, const char *why)
+{
+    struct reply reply;
+    int r = client_check(c, true);
+
+    if (r == 0)
+        r = client_call(c, &(struct request){.type = REQUEST_ABORT_STEP, .abort_step = {.why = why ? why : ""}},
+                        REPLY_DONE, &reply);
+    if (r != 0)
+        return r;
+    c->position = reply.done.position;
+    push_close(c);
+    r = client_send(c, &(struct request){.type = REQUEST_ABORT_SEEN, .abort_seen = {.attempt = c->position.attempt}});
+    return r > 0 ? lost(c) : r;
+}
+
+int zerod_clear_fault(struct zerod *c)
+{
+    struct reply reply;
+    int r = client_check(c, false);
+
+    return r == 0 ? client_call(c, &(struct request){.type = REQUEST_CLEAR_FAULT}, REPLY_DONE, &reply) : r;
+}
+
+int zerod_leave(struct zerod *c)
+{
+    struct reply reply;
+    int r = client_check(c, false);
+
+    return r == 0 ? client_call(c, &(struct request){.type = REQUEST_LEAVE}, REPLY_DONE, &reply) : r;
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A program that writes to published weights, or reads released ones, ends with
+ * SIGSEGV as it would without us; but it is told which parameter it was. Everything here that
+ * runs in the handler is async-signal-safe: the names are looked up in memory that does not change.
+ */
+
+#include <execinfo.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "client/lib/internal.h"
+#include "daemon/base.h"
+
+enum { MAX_RANGES = 64, MAX_FRAMES = 12 };
+
+struct range {
+    _Atomic(const struct zerod *) client; /* NULL: free */
+    const uint8_t *base;
+    size_t n_bytes;
+};
+
+/* The process has one SIGSEGV handler, so this is the one thing that handles share. */
+static struct range ranges[MAX_RANGES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct sigaction previous;
+static bool installed;
+
+static void say(const char *text)
+{
+    (void)!write(STDERR_FILENO, text, strlen(text));
+}
+
+static void say_name(const struct layout_param *param)
+{
+    for (size_t i = 0; i < param->name_len; i++) {
+        char c = param->name[i];
+
+        (void)!write(STDERR_FILENO, c >= ' ' && c <= '~' ? &c : "?", 1);
+    }
+}
+
+static const struct layout_param *find_param(const struct zerod *c, uint64_t offset)
+{
+    for (uint32_t p = 0; p < c->layout->n_params; p++) {
+        const struct layout_param *param = &c->layout->params[p];
+        uint64_t start = weights_offset(c, p);
+
+        if (offset >= start && offset < start + param->n_elems * dtype_size(param->dtype))
+            return param;
+    }
+    return NULL;
+}
+
+static void explain(const struct zerod *c, uint64_t offset)
+{
+    bool released = c->welcome.stage == 3;
+    const struct layout_param *param = find_param(c, offset);
+    void *frames[MAX_FRAMES];
+
+    if (released && param && c->gathered[param - c->layout->params] > 0)
+        released = false; /* it is readable: this was a write */
+    say(released ? "E1110 released weight read\n  parameter  " : "E1106 write to published weights\n  parameter  ");
+    if (param)
+        say_name(param);
+    else
+        say("(padding between parameters)");
+    say(released ? "\n  cause      stage 3: the parameter is not gathered here, its memory is not mapped"
+                   "\n  fix        zerod_gather(c, ids, n) before it is read, zerod_release after"
+                 : "\n  cause      weights are published read-only: only the optimizer changes them"
+                   "\n  fix        write between zerod_write_begin(c) and zerod_write_end(c), on all ranks");
+    say("\n  state      the process ends with SIGSEGV, as it would have\n  call site\n");
+    backtrace_symbols_fd(frames, backtrace(frames, MAX_FRAMES), STDERR_FILENO);
+}
+
+static void on_sigsegv(int number, siginfo_t *info, void *context)
+{
+    const uint8_t *address = info->si_addr;
+
+    (void)number;
+    (void)context;
+    for (size_t i = 0; i < MAX_RANGES; i++) {
+        const struct zerod *c = atomic_load(&ranges[i].client);
+
+        if (c && info->si_code > 0 && address >= ranges[i].base && address < ranges[i].base + ranges[i].n_bytes) {
+            explain(c, (uint64_t)(address - ranges[i].base));
+            break;
+        }
+    }
+    /* The faulting instruction runs again and meets whoever was there before us. */
+    sigaction(SIGSEGV, &previous, NULL);
+}
+
+static void install(void)
+{
+    struct sigaction action = {.sa_sigaction = on_sigsegv, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    void *frame[1];
+
+    (void)backtrace(frame, 1); /* its first call loads a library, which a handler must not */
+    installed = sigaction(SIGSEGV, &action, &previous) == 0;
+}
+
+void fault_register(const struct zerod *c, const uint8_t *base, size_t n_bytes)
+{
+    pthread_mutex_lock(&lock);
+    if (!installed)
+        install();
+    for (size_t i = 0; i < MAX_RANGES; i++) {
+        if (atomic_load(&ranges[i].client))
+            continue;
+        ranges[i].base = base;
+        ranges[i].n_bytes = n_bytes;
+        atomic_store(&ranges[i].client, c);
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void fault_unregister(const struct zerod *c)
+{
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < MAX_RANGES; i++)
+        if (atomic_load(&ranges[i].client) == c)
+            atomic_store(&ranges[i].client, NULL);
+    pthread_mutex_unlock(&lock);
+}

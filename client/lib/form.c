@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "client/lib/internal.h"
+#include "daemon/base.h"
+
+/* ---- mappings --------------------------------------------------------------------------------------------------- */
+
+int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection)
+{
+    void *base = mmap(NULL, n_bytes, protection, MAP_SHARED, fd, 0);
+
+    if (base == MAP_FAILED) {
+        int r = -errno;
+
+        close(fd);
+        return r;
+    }
+    *mapping = (struct mapping){.base = base, .n_bytes = n_bytes, .fd = fd};
+    return 0;
+}
+
+void mapping_deinit(struct mapping *mapping)
+{
+    if (mapping->base)
+        munmap(mapping->base, mapping->n_bytes);
+    if (mapping->fd >= 0)
+        close(mapping->fd);
+    *mapping = MAPPING_NULL;
+}
+
+/* ---- declaring ----------------------------------------------------------------------------------------------------- */
+
+static int declare_one(struct zerod *c, const struct zerod_param *param, size_t index)
+{
+    struct layout_decl decl = {
+        .name = param->name,
+        .name_len = param->name_len ? param->name_len : param->name ? strlen(param->name) : 0,
+        .dtype = (enum dtype)param->dtype,
+        .grad_dtype = (enum dtype)param->grad_dtype,
+        .group = param->group,
+        .trainable = param->trainable,
+        .n_dims = param->ndim,
+        .shape = param->shape,
+    };
+    const void **inits;
+    int r;
+
+    if (!param->name || decl.name_len == 0 || decl.name_len > WIRE_MAX_NAME_BYTES)
+        return client_fail(c, -EINVAL, "parameter %zu: a name has 1 to %d bytes", index, WIRE_MAX_NAME_BYTES);
+    if (param->ndim > LAYOUT_MAX_DIMS || (param->ndim > 0 && !param->shape) || param->dtype > ZEROD_F16 ||
+        param->grad_dtype > ZEROD_F16 || param->group >= WIRE_MAX_GROUPS)
+        return client_fail(c, -EINVAL, "parameter %zu (%.*s): dimensions, dtype or group out of range", index,
+                           (int)MIN(decl.name_len, (size_t)80), param->name);
+    inits = realloc(c->inits, (c->manifest.n + 1) * sizeof(*inits));
+    if (!inits)
+        return client_fail(c, -ENOMEM, "out of memory");
+    c->inits = inits;
+    r = manifest_add(&c->manifest, &decl);
+    if (r != 0)
+        return client_fail(c, r < 0 ? r : -E2BIG, r < 0 ? "out of memory" : "too many parameters");
+    inits[c->manifest.n - 1] = param->init;
+    return 0;
+}
+
+int zerod_declare(struct zerod *c, const struct zerod_param *params, size_t n_params)
+{
+    int r = client_check(c, false);
+
+    if (r == 0 && c->formed)
+        r = client_fail(c, -EBUSY, "zerod_declare after zerod_form");
+    for (size_t i = 0; r == 0 && i < n_params; i++)
+        r = declare_one(c, &params[i], c->manifest.n);
+    return r;
+}
+
+/* The manifest in as many packets as it takes. */
+static int send_manifest(struct zerod *c)
+{
+    uint32_t first = 0;
+
+    while (first < c->manifest.n) {
+        size_t n_bytes = 64;
+        uint32_t n = 0;
+        int r;
+
+        while (first + n < c->manifest.n) {
+            size_t more = wire_param_bytes(&c->manifest.decls[first + n]);
+
+            if (n > 0 && n_bytes + more > FRAME_MAX_BYTES)
+                break;
+            n_bytes += more;
+            n++;
+        }
+        r = client_send(c, &(struct request){.type = REQUEST_DECLARE,
+                                             .declare = {.params = &c->manifest.decls[first], .n_params = n}});
+        if (r != 0)
+            return r;
+        first += n;
+    }
+    return 0;
+}
+
+/* ---- forming -------------------------------------------------------------------------------------------------------- */
+
+static int map_segment(struct zerod *c, const struct wire_segment *segment, int fd)
+{
+    /* Faults in the middle of a backward cost more than touching a bounded ring once, now. */
+    switch (segment->kind) {
+    case WIRE_SEGMENT_RING:
+        return mapping_init(&c->ring, fd, segment->n_bytes, PROT_READ | PROT_WRITE);
+    case WIRE_SEGMENT_OVERFLOW:
+        return mapping_init(&c->overflow, fd, segment->n_bytes, PROT_READ | PROT_WRITE);
+    case WIRE_SEGMENT_CREDIT:
+        return mapping_init(&c->credit, fd, segment->n_bytes, PROT_READ);
+    case WIRE_SEGMENT_WEIGHTS:
+    case WIRE_SEGMENT_POOL:
+        return weights_init(c, segment->kind, fd, segment->n_bytes);
+    default:
+        close(fd);
+        return 0;
+    }
+}
+
+static int map_segments(struct zerod *c, const struct reply_formed *formed)
+{
+    for (size_t i = 0; i < formed->n_segments; i++) {
+        int fd = i < c->in.n_fds ? steal_fd(&c->in.fds[i]) : -1;
+        int r = fd < 0 ? -EPROTO : map_segment(c, &formed->segments[i], fd);
+
+        if (r < 0)
+            return client_fatal(c, r, "mapping zerod's memory (%llu bytes): %s",
+                                (unsigned long long)formed->segments[i].n_bytes, strerror(-r));
+    }
+    if (!c->ring.base || !c->credit.base)
+        return client_fatal(c, -EPROTO, "zerod sent no ring");
+    (void)madvise(c->ring.base, c->ring.n_bytes, MADV_POPULATE_WRITE);
+    return 0;
+}
+
+static int take_formed(struct zerod *c, const struct reply_formed *formed)
+{
+    uint32_t bad;
+    int r = layout_new(&c->layout, c->manifest.decls, c->manifest.n, c->welcome.world_size, c->welcome.bucket_elems,
+                       &bad);
+
+    if (r != 0)
+        return client_fatal(c, r < 0 ? r : -EPROTO, "the layout cannot be computed");
+    c->position = formed->position;
+    c->last = formed->position;
+    c->ring_bytes = formed->ring_bytes;
+    c->loss_scale = formed->loss_scale;
+    if (formed->has_blob) {
+        c->blob = malloc(formed->n_blob_bytes + 1);
+        if (!c->blob)
+            return client_fatal(c, -ENOMEM, "out of memory");
+        if (formed->n_blob_bytes > 0)
+            memcpy(c->blob, formed->blob, formed->n_blob_bytes);
+        c->n_blob_bytes = formed->n_blob_bytes;
+    }
+    r = map_segments(c, formed);
+    return r < 0 ? r : push_init(c, formed->n_tickets);
+}
+
+/* One parameter's initial weights, in pieces that fit into the ring. */
+static int send_init(struct zerod *c, uint32_t param)
+{
+    const struct layout_param *p = &c->layout->params[param];
+    size_t size = dtype_size(p->dtype);
+    uint64_t most = c->ring_bytes / size;
+
+    for (uint64_t start = 0; start < p->n_elems; start += most) {
+        uint64_t n = MIN(most, p->n_elems - start);
+        struct reply reply;
+        int r;
+
+        memcpy(c->ring.base, (const uint8_t *)c->inits[param] + start * size, n * size);
+        r = client_call(c, &(struct request){.type = REQUEST_INIT,
+                                             .init = {.param = param, .start_elem = start, .n_elems = n}},
+                        REPLY_DONE, &reply);
+        if (r != 0)
+            return r;
+    }
+    return 0;
+}
+
+static int get_ready(struct zerod *c, bool init_wanted)
+{
+    struct reply reply;
+    int r = 0;
+
+    for (uint32_t p = 0; r == 0 && init_wanted && p < c->layout->n_params; p++)
+        if (c->inits[p])
+            r = send_init(c, p);
+    if (r == 0)
+        r = client_call(c, &(struct request){.type = REQUEST_READY}, REPLY_DONE, &reply);
+    return r;
+}
+
+int zerod_form(struct zerod *c)
+{
+    struct reply reply;
+    bool resumed, init_wanted;
+    int r = client_check(c, false);
+
+    if (r == 0 && c->formed)
+        r = client_fail(c, -EBUSY, "zerod_form was called already");
+    if (r == 0)
+        r = send_manifest(c);
+    if (r >= 0 && !c->fatal)
+        r = client_call(c, &(struct request){.type = REQUEST_FORM, .form = {.n_params = c->manifest.n}}, REPLY_FORMED,
+                        &reply);
+    if (r != 0)
+        return r;
+    resumed = reply.formed.resumed;
+    init_wanted = reply.formed.init_wanted;
+    r = take_formed(c, &reply.formed);
+    if (r == 0)
+        r = get_ready(c, init_wanted);
+    if (r != 0)
+        return r;
+    c->formed = true;
+    weights_refresh(c);
+    free(steal_ptr(c->inits));
+    return resumed ? ZEROD_RESUMED : 0;
+}

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The handle, and what the files of libzerod share:
+ *
+ *   client.c   the handle's life, one request and its answer, errors, small calls
+ *   form.c     declaring, forming, initial weights
+ *   push.c     slots, pushes, micro-batches
+ *   weights.c  weights, gather and release, write windows, state
+ *   fault.c    explains a SIGSEGV inside the weights (E1106, E1110)
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/frame.h"
+#include "daemon/layout.h"
+#include "daemon/manifest.h"
+#include "daemon/wire-arena.h"
+#include "daemon/wire.h"
+#include "kernels/kernels.h"
+#include "proto/credit.h"
+#include "zerod/client.h"
+
+enum { CLIENT_MAX_FIELDS = DIAGNOSTIC_MAX_FIELDS, CLIENT_NO_TICKET = UINT32_MAX };
+
+struct mapping {
+    uint8_t *base;
+    size_t n_bytes;
+    int fd;                       /* -1: none */
+};
+
+#define MAPPING_NULL ((struct mapping){.fd = -1})
+
+/* An error and everything it points to. */
+struct client_error {
+    struct zerod_error public;
+    char *text, *cause_class;
+    char *params[DIAGNOSTIC_MAX_PARAMS];
+    struct zerod_field fields[CLIENT_MAX_FIELDS];
+};
+
+/* A slot of the ring or the overflow segment, as the client counts. */
+struct ticket {
+    bool in_use;
+    bool pushed;                  /* the daemon knows of it: comes back as a credit */
+    bool overflow;
+    uint32_t use;
+    uint32_t bucket, pass;
+    uint64_t offset_bytes, n_bytes;
+    uint32_t next;                /* next ticket of the bucket in this micro-batch */
+};
+
+struct interned {
+    char *text;
+    uint32_t id;
+};
+
+struct zerod {
+    int fd;
+    pid_t pid;                    /* a forked child's copy has another */
+    int fatal;                    /* sticky -errno */
+    int timeout_ms;
+    unsigned flags;
+    bool formed;
+    struct client_error error;
+    struct frame_buffer in;
+    struct wire_arena arena;
+    uint8_t *out;
+
+    unsigned rank;
+    uint64_t incarnation;
+    struct reply_welcome welcome; /* strings are gone */
+    const struct kernels *kernels;
+    struct manifest manifest;
+    const void **inits;           /* per parameter, until formed */
+    struct layout *layout;
+    struct wire_position position;
+    struct wire_position last;    /* of the last micro-batch that was ended */
+    void *blob;
+    size_t n_blob_bytes;
+    double loss_scale;
+
+    struct mapping ring, overflow, credit;
+    struct mapping weights;       /* shared weights, or the range of stage 3 */
+    uint8_t *private_weights;     /* the copy that the caller sees, or NULL */
+    uint64_t ring_bytes;
+    uint16_t *gathered;           /* stage 3, per parameter */
+    bool in_window;
+
+    bool open;                    /* a micro-batch is */
+    uint32_t ordinal;
+    uint64_t sequence;
+    uint16_t *n_pushed;           /* per parameter, in the open micro-batch */
+    uint32_t *slots;              /* per bucket: first ticket of the open micro-batch */
+    struct ticket *tickets;
+    uint32_t *used;               /* tickets in use */
+    uint32_t n_used, n_tickets, next_ticket;
+    uint8_t *scratch;             /* where a duplicate's bytes go, so that they never overwrite the first's */
+    size_t n_scratch_bytes;
+
+    struct interned *strings;     /* open addressing, capacity a power of two */
+    uint32_t n_strings, string_capacity;
+};
+
+/* Sends without waiting for an answer. Return: 0 or a sticky fatal error. */
+int client_send(struct zerod *c, const struct request *request);
+
+/*
+ * One request and its answer of that type. On ZEROD_ABORTED the abort has been acknowledged and
+ * the position is the one to begin again at. Return: 0, ZEROD_REFUSED, ZEROD_ABORTED, or fatal.
+ */
+int client_call(struct zerod *c, const struct request *request, enum reply_type type, struct reply *reply);
+
+/* Return: 0, or the reason why this call may not be made. */
+int client_check(struct zerod *c, bool needs_formed);
+
+/* Notes a local error. Return: status. */
+int client_fail(struct zerod *c, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int client_fatal(struct zerod *c, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Forgets what the open micro-batch holds: it has ended, or was aborted. */
+void push_close(struct zerod *c);
+int push_init(struct zerod *c, uint32_t n_tickets);
+void push_deinit(struct zerod *c);
+
+/* Maps a descriptor that came with the last answer; takes it. Return: 0 or -errno. */
+int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection);
+void mapping_deinit(struct mapping *mapping);
+
+int weights_init(struct zerod *c, enum wire_segment_kind kind, int fd, size_t n_bytes);
+void weights_deinit(struct zerod *c);
+void weights_refresh(struct zerod *c);   /* after a step or window: private copies follow */
+void weights_close_window(struct zerod *c);
+uint64_t weights_offset(const struct zerod *c, uint32_t param);
+
+void fault_register(const struct zerod *c, const uint8_t *base, size_t n_bytes);
+void fault_unregister(const struct zerod *c);

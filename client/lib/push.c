@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Slots and pushes. A slot holds a bucket's gradients of one micro-batch and
+ * pass; the client places it in the ring, first fit, and names it by a ticket
+ * until the credit page says that it has been reduced. No room in the ring: the
+ * daemon is asked for an overflow extent, the only wait there is in a backward.
+ */
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "client/lib/internal.h"
+#include "daemon/base.h"
+
+/* ---- tickets --------------------------------------------------------------------------------------------------- */
+
+int push_init(struct zerod *c, uint32_t n_tickets)
+{
+    c->n_tickets = n_tickets;
+    c->tickets = calloc(n_tickets, sizeof(*c->tickets));
+    c->used = calloc(n_tickets, sizeof(*c->used));
+    c->slots = malloc((c->layout->n_buckets + 1) * sizeof(*c->slots));
+    c->n_pushed = calloc(c->layout->n_params, sizeof(*c->n_pushed));
+    c->gathered = calloc(c->layout->n_params, sizeof(*c->gathered));
+    if (!c->tickets || !c->used || !c->slots || !c->n_pushed || !c->gathered)
+        return client_fatal(c, -ENOMEM, "out of memory");
+    for (uint32_t b = 0; b < c->layout->n_buckets; b++)
+        c->slots[b] = CLIENT_NO_TICKET;
+    return 0;
+}
+
+void push_deinit(struct zerod *c)
+{
+    free(c->tickets);
+    free(c->used);
+    free(c->slots);
+    free(c->n_pushed);
+    free(c->gathered);
+    free(c->scratch);
+    for (uint32_t i = 0; i < c->string_capacity; i++)
+        free(c->strings[i].text);
+    free(c->strings);
+}
+
+static uint32_t credits(const struct zerod *c, uint32_t ticket)
+{
+    const struct credit_page *page = (const struct credit_page *)c->credit.base;
+
+    return atomic_load_explicit(&page->credits[ticket], memory_order_acquire);
+}
+
+/* Takes back what has been credited. used[] stays sorted by place within its segment. */
+static void reap(struct zerod *c)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < c->n_used; i++) {
+        struct ticket *ticket = &c->tickets[c->used[i]];
+
+        if (ticket->in_use && ticket->pushed && credits(c, c->used[i]) != ticket->use)
+            ticket->in_use = false;
+        if (ticket->in_use)
+            c->used[n++] = c->used[i];
+    }
+    c->n_used = n;
+}
+
+void push_close(struct zerod *c)
+{
+    c->open = false;
+    if (!c->layout || !c->n_pushed)
+        return;
+    memset(c->n_pushed, 0, c->layout->n_params * sizeof(*c->n_pushed));
+    for (uint32_t b = 0; b < c->layout->n_buckets; b++)
+        c->slots[b] = CLIENT_NO_TICKET;
+    for (uint32_t i = 0; i < c->n_used; i++)
+        if (!c->tickets[c->used[i]].pushed)
+            c->tickets[c->used[i]].in_use = false; /* the daemon never heard of it */
+    reap(c);
+}
+
+/* The lowest gap of n_bytes in the ring. Return: false when there is none. */
+static bool find_gap(const struct zerod *c, uint64_t n_bytes, uint64_t *offset, uint32_t *at)
+{
+    uint64_t end = 0;
+
+    for (uint32_t i = 0; i < c->n_used; i++) {
+        const struct ticket *ticket = &c->tickets[c->used[i]];
+
+        if (ticket->overflow)
+            continue;
+        if (ticket->offset_bytes - end >= n_bytes) {
+            *offset = end;
+            *at = i;
+            return true;
+        }
+        end = round_up(ticket->offset_bytes + ticket->n_bytes, 64);
+    }
+    *offset = end;
+    *at = c->n_used;
+    return end <= c->ring_bytes && c->ring_bytes - end >= n_bytes;
+}
+
+/* Return: a ticket that is free on both sides, or CLIENT_NO_TICKET. */
+static uint32_t free_ticket(struct zerod *c)
+{
+    for (uint32_t i = 0; i < c->n_tickets; i++) {
+        uint32_t ticket = (c->next_ticket + i) % c->n_tickets;
+
+        if (!c->tickets[ticket].in_use) {
+            c->next_ticket = (ticket + 1) % c->n_tickets;
+            return ticket;
+        }
+    }
+    return CLIENT_NO_TICKET;
+}
+
+struct place {
+    bool overflow;
+    uint64_t offset_bytes;
+    uint32_t at;              /* index in used[] */
+};
+
+static int ask_for_place(struct zerod *c, uint32_t bucket, uint32_t pass, struct place *place, bool *retry)
+{
+    struct reply reply;
+    int r = client_call(c, &(struct request){.type = REQUEST_SLOT_REQUEST,
+                                             .slot_request = {.bucket = bucket, .pass = pass}},
+                        REPLY_SLOT_GRANT, &reply);
+
+    if (r != 0)
+        return r;
+    *retry = reply.slot_grant.in_ring;
+    *place = (struct place){.overflow = true, .offset_bytes = reply.slot_grant.offset_bytes, .at = c->n_used};
+    return 0;
+}
+
+static int find_place(struct zerod *c, uint32_t bucket, uint32_t pass, uint64_t n_bytes, struct place *place)
+{
+    bool retry = true;
+    int r = 0;
+
+    while (r == 0 && retry) {
+        reap(c);
+        *place = (struct place){0};
+        if (find_gap(c, n_bytes, &place->offset_bytes, &place->at))
+            return 0;
+        r = ask_for_place(c, bucket, pass, place, &retry);
+    }
+    return r;
+}
+
+/* The slot for a bucket's pass, opened if need be. Return: 0, ZEROD_REFUSED, ZEROD_ABORTED or fatal. */
+static int get_slot(struct zerod *c, uint32_t bucket, uint32_t pass, uint32_t *out)
+{
+    const struct layout_bucket *b = &c->layout->buckets[bucket];
+    struct place place;
+    uint32_t ticket;
+    int r;
+
+    for (ticket = c->slots[bucket]; ticket != CLIENT_NO_TICKET; ticket = c->tickets[ticket].next) {
+        if (c->tickets[ticket].pass == pass) {
+            *out = ticket;
+            return 0;
+        }
+    }
+    r = find_place(c, bucket, pass, b->n_elems * dtype_size(b->grad_dtype), &place);
+    if (r != 0)
+        return r;
+    ticket = free_ticket(c);
+    if (ticket == CLIENT_NO_TICKET || c->n_used == c->n_tickets)
+        return client_fail(c, ZEROD_REFUSED, "all %u slots are in use", c->n_tickets);
+    c->tickets[ticket] = (struct ticket){
+        .in_use = true,
+        .overflow = place.overflow,
+        .use = credits(c, ticket),
+        .bucket = bucket,
+        .pass = pass,
+        .offset_bytes = place.offset_bytes,
+        .n_bytes = b->n_elems * dtype_size(b->grad_dtype),
+        .next = c->slots[bucket],
+    };
+    memmove(&c->used[place.at + 1], &c->used[place.at], (c->n_used - place.at) * sizeof(*c->used));
+    c->used[place.at] = ticket;
+    c->n_used++;
+    c->slots[bucket] = ticket;
+    *out = ticket;
+    return 0;
+}
+
+static uint8_t *slot_data(const struct zerod *c, uint32_t ticket, uint32_t param)
+{
+    const struct layout_param *p = &c->layout->params[param];
+    const struct ticket *t = &c->tickets[ticket];
+
+    return (t->overflow ? c->overflow.base : c->ring.base) + t->offset_bytes +
+           p->offset_elems * dtype_size(p->grad_dtype);
+}
+
+static size_t gradient_bytes(const struct zerod *c, uint32_t param)
+{
+    return c->layout->params[param].n_elems * dtype_size(c->layout->params[param].grad_dtype);
+}
+
+/* ---- strings: sent once, named by a number --------------------------------------------------------------------------- */
+
+static int grow_strings(struct zerod *c)
+{
+    uint32_t capacity = MAX(c->string_capacity * 2, 64u);
+    struct interned *strings = calloc(capacity, sizeof(*strings));
+
+    if (!strings)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < c->string_capacity; i++) {
+        uint32_t at;
+
+        if (!c->strings[i].text)
+            continue;
+        at = (uint32_t)XXH3_64bits(c->strings[i].text, strlen(c->strings[i].text)) & (capacity - 1);
+        while (strings[at].text)
+            at = (at + 1) & (capacity - 1);
+        strings[at] = c->strings[i];
+    }
+    free(c->strings);
+    c->strings = strings;
+    c->string_capacity = capacity;
+    return 0;
+}
+
+/* Return: the string's id; 0, "unknown", when there is none or no room: evidence is never worth an error. */
+static uint32_t intern(struct zerod *c, const char *text)
+{
+    size_t n = text ? strlen(text) : 0;
+    uint32_t at;
+
+    if (n == 0 || n > WIRE_MAX_TEXT_BYTES || c->n_strings >= WIRE_MAX_STRING_ID ||
+        (c->n_strings * 2 >= c->string_capacity && grow_strings(c) < 0))
+        return 0;
+    at = (uint32_t)XXH3_64bits(text, n) & (c->string_capacity - 1);
+    for (; c->strings[at].text; at = (at + 1) & (c->string_capacity - 1))
+        if (strcmp(c->strings[at].text, text) == 0)
+            return c->strings[at].id;
+    c->strings[at].text = strdup(text);
+    if (!c->strings[at].text)
+        return 0;
+    c->strings[at].id = ++c->n_strings;
+    (void)client_send(c, &(struct request){.type = REQUEST_INTERN,
+                                           .intern = {.id = c->strings[at].id, .text = text}});
+    return c->strings[at].id;
+}
+
+/* ---- micro-batches ------------------------------------------------------------------------------------------------------ */
+
+int zerod_begin_backward(struct zerod *c, const struct zerod_backward *info)
+{
+    int r = client_check(c, true);
+
+    if (r != 0)
+        return r;
+    if (!c->open)
+        c->ordinal = 0;
+    c->open = true;
+    c->ordinal++;
+    r = client_send(c, &(struct request){
+                           .type = REQUEST_BEGIN_BACKWARD,
+                           .begin_backward = {
+                               .step = c->position.step,
+                               .micro_batch = c->position.micro_batch,
+                               .attempt = c->position.attempt,
+                               .n_forwards = info ? info->n_forwards : 0,
+                               .n_backwards = info ? info->n_backwards : 0,
+                           },
+                       });
+    return MIN(r, 0);
+}
+
+/* Room for a duplicate's bytes outside the ring. Return: NULL when memory is out. */
+static void *get_scratch(struct zerod *c, uint32_t param)
+{
+    size_t n_bytes = gradient_bytes(c, param) + 1;
+
+    if (n_bytes > c->n_scratch_bytes) {
+        free(c->scratch);
+        c->scratch = malloc(n_bytes);
+        c->n_scratch_bytes = c->scratch ? n_bytes : 0;
+    }
+    return c->scratch;
+}
+
+static bool is_refused_duplicate(const struct zerod *c, uint32_t param)
+{
+    return c->n_pushed[param] > 0 && c->welcome.on_duplicate != WIRE_ON_DUPLICATE_ACCUMULATE;
+}
+
+void *zerod_slot(struct zerod *c, unsigned param)
+{
+    uint32_t ticket;
+
+    if (client_check(c, true) != 0)
+        return NULL;
+    if (!c->open || param >= c->layout->n_params || !c->layout->params[param].trainable) {
+        client_fail(c, -EINVAL, c->open ? "zerod_slot: no trainable parameter %u" : "zerod_slot: no micro-batch is open",
+                    param);
+        return NULL;
+    }
+    if (is_refused_duplicate(c, param))
+        return get_scratch(c, param);
+    if (get_slot(c, c->layout->params[param].bucket, c->n_pushed[param], &ticket) != 0)
+        return NULL;
+    return slot_data(c, ticket, param);
+}
+
+static struct request_push describe(struct zerod *c, const struct zerod_push *push)
+{
+    /* Outside a micro-batch a push belongs to the last one: the daemon says that it comes too late. */
+    const struct wire_position *at = c->open || (c->position.micro_batch == 0 && c->position.step == 0) ? &c->position
+                                                                                                          : &c->last;
+
+    return (struct request_push){
+        .sequence = ++c->sequence,
+        .attempt = c->position.attempt,
+        .step = at->step,
+        .micro_batch = at->micro_batch,
+        .param = push->param,
+        .ordinal = push->ordinal ? push->ordinal : c->ordinal,
+        .task = push->task,
+        .depth = push->depth,
+        .segment = intern(c, push->segment),
+        .call = push->call,
+        .site = intern(c, push->site),
+        .flags = push->flags & (PUSH_NESTED | PUSH_HOOK_TWICE | PUSH_NEW_FORWARD),
+        .n_bytes = push->n_bytes,
+        .dtype_plus_one = push->dtype_plus_one >= 0 && push->dtype_plus_one <= 3 ? (uint32_t)push->dtype_plus_one : 0,
+    };
+}
+
+/* Will the daemon refuse it whatever it holds? Then only the record travels. */
+static bool is_record_only(const struct zerod *c, const struct zerod_push *push)
+{
+    const struct layout_param *p;
+
+    if (!c->open || push->param >= c->layout->n_params || !c->layout->params[push->param].trainable)
+        return true;
+    p = &c->layout->params[push->param];
+    return (push->n_bytes && push->n_bytes != gradient_bytes(c, push->param)) ||
+           (push->dtype_plus_one && push->dtype_plus_one != (int)p->grad_dtype + 1) ||
+           is_refused_duplicate(c, push->param);
+}
+
+static void add_sum(struct zerod *c, const struct zerod_push *push, struct request_push *request)
+{
+    const void *data = push->data ? push->data : c->scratch;
+    const struct layout_param *p = &c->layout->params[push->param];
+    struct position_sum sum = {0};
+
+    if (!data)
+        return;
+    c->kernels->position_sum_update(&sum, p->grad_dtype, data, p->n_elems, 0);
+    request->sum = position_sum_finish(&sum, gradient_bytes(c, push->param));
+}
+
+int zerod_push(struct zerod *c, const struct zerod_push *push)
+{
+    struct request request = {.type = REQUEST_PUSH};
+    uint32_t ticket;
+    int r = client_check(c, true);
+
+    if (r != 0)
+        return r;
+    if (is_record_only(c, push)) {
+        request.push = describe(c, push);
+        request.push.record_only = true;
+        if (c->open && push->param < c->layout->n_params && is_refused_duplicate(c, push->param))
+            add_sum(c, push, &request.push);
+        return MIN(client_send(c, &request), 0);
+    }
+    r = get_slot(c, c->layout->params[push->param].bucket, c->n_pushed[push->param], &ticket);
+    if (r != 0)
+        return r;
+    request.push = describe(c, push);
+    request.push.ticket = ticket;
+    request.push.use = c->tickets[ticket].use;
+    request.push.offset_bytes = c->tickets[ticket].offset_bytes;
+    request.push.overflow = c->tickets[ticket].overflow;
+    request.push.pass = c->tickets[ticket].pass;
+    if (push->data)
+        memcpy(slot_data(c, ticket, push->param), push->data, gradient_bytes(c, push->param));
+    c->tickets[ticket].pushed = true;
+    c->n_pushed[push->param]++;
+    return MIN(client_send(c, &request), 0);
+}
+
+static int end_call(struct zerod *c, const struct request *request)
+{
+    struct wire_position ended = c->position;
+    struct reply reply;
+    int r = client_call(c, request, REPLY_DONE, &reply);
+
+    if (r != 0)
+        return r;
+    c->last = ended;
+    c->position = reply.done.position;
+    push_close(c);
+    return 0;
+}
+
+int zerod_end_backward(struct zerod *c, const void *blob, size_t len)
+{
+    int r = client_check(c, true);
+
+    if (r != 0)
+        return r;
+    if (blob && len > WIRE_MAX_BLOB_BYTES)
+        return client_fail(c, -EINVAL, "a blob of %zu bytes; at most %d", len, WIRE_MAX_BLOB_BYTES);
+    return end_call(c, &(struct request){
+                           .type = REQUEST_END_BACKWARD,
+                           .end_backward = {
+                               .step = c->position.step,
+                               .micro_batch = c->position.micro_batch,
+                               .attempt = c->position.attempt,
+                               .has_blob = blob != NULL,
+                               .blob = blob,
+                               .n_blob_bytes = blob ? len : 0,
+                           },
+                       });
+}
+
+int zerod_abandon_backward(struct zerod *c, const char *why)
+{
+    int r = client_check(c, true);
+
+    if (r != 0)
+        return r;
+    return end_call(c, &(struct request){
+                           .type = REQUEST_ABANDON_BACKWARD,
+                           .abandon_backward = {
+                               .step = c->position.step,
+                               .micro_batch = c->position.micro_batch,
+                               .attempt = c->position.attempt,
+                               .why = why ? why : "",
+                           },
+                       });
+}

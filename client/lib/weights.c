@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Weights as the caller sees them: at addresses that never change.
+ *
+ *   shared     the daemon's weight segment, read-only
+ *   private    a copy of it, refreshed before zerod_step() returns
+ *   stage 3    a reserved range; a parameter's pool pages are mapped at its place
+ *              while it is gathered, PROT_NONE otherwise
+ *
+ * In a write window other memory is mapped over the same addresses.
+ */
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "client/lib/internal.h"
+#include "daemon/base.h"
+
+static bool is_stage3(const struct zerod *c)
+{
+    return c->welcome.stage == 3;
+}
+
+static size_t page_bytes(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+uint64_t weights_offset(const struct zerod *c, uint32_t param)
+{
+    const struct layout_param *p = &c->layout->params[param];
+
+    return is_stage3(c) ? p->range_offset_bytes : p->weight_offset_bytes;
+}
+
+/* What the caller sees: start of all weights. */
+static uint8_t *visible(const struct zerod *c)
+{
+    return c->private_weights ? c->private_weights : c->weights.base;
+}
+
+static int reserve_range(struct zerod *c, int fd, size_t n_bytes)
+{
+    void *base = mmap(NULL, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    c->weights.fd = fd;
+    if (base == MAP_FAILED)
+        return -errno;
+    c->weights.base = base;
+    c->weights.n_bytes = n_bytes;
+    return 0;
+}
+
+int weights_init(struct zerod *c, enum wire_segment_kind kind, int fd, size_t n_bytes)
+{
+    void *copy;
+    int r = kind == WIRE_SEGMENT_POOL ? reserve_range(c, fd, n_bytes)
+                                      : mapping_init(&c->weights, fd, n_bytes, PROT_READ);
+
+    if (r < 0)
+        return r;
+    if (c->welcome.private_weights && !is_stage3(c)) {
+        copy = mmap(NULL, n_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (copy == MAP_FAILED)
+            return -errno;
+        c->private_weights = copy;
+    }
+    if (!(c->flags & ZEROD_NO_SIGSEGV_HANDLER))
+        fault_register(c, visible(c), n_bytes);
+    return 0;
+}
+
+void weights_deinit(struct zerod *c)
+{
+    if (c->private_weights)
+        munmap(c->private_weights, c->weights.n_bytes);
+    c->private_weights = NULL;
+    mapping_deinit(&c->weights);
+}
+
+void weights_refresh(struct zerod *c)
+{
+    if (!c->private_weights)
+        return;
+    (void)mprotect(c->private_weights, c->weights.n_bytes, PROT_READ | PROT_WRITE);
+    memcpy(c->private_weights, c->weights.base, c->weights.n_bytes);
+    (void)mprotect(c->private_weights, c->weights.n_bytes, PROT_READ);
+}
+
+const void *zerod_weight(struct zerod *c, unsigned param)
+{
+    if (client_check(c, true) != 0)
+        return NULL;
+    if (param >= c->layout->n_params) {
+        client_fail(c, -EINVAL, "zerod_weight: no parameter %u", param);
+        return NULL;
+    }
+    return visible(c) + weights_offset(c, param);
+}
+
+/* ---- stage 3 ------------------------------------------------------------------------------------------------------ */
+
+static size_t mapped_bytes(const struct zerod *c, uint32_t param)
+{
+    const struct layout_param *p = &c->layout->params[param];
+
+    return round_up(p->n_elems * dtype_size(p->dtype), page_bytes());
+}
+
+static int show(struct zerod *c, uint32_t param)
+{
+    uint64_t offset = weights_offset(c, param);
+    size_t n_bytes = mapped_bytes(c, param);
+
+    if (n_bytes > 0 && mmap(c->weights.base + offset, n_bytes, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
+                            c->weights.fd, (off_t)offset) == MAP_FAILED)
+        return client_fatal(c, -errno, "mapping a gathered parameter: %s%s", strerror(errno),
+                            errno == ENOMEM ? " (vm.max_map_count limits the number of mappings)" : "");
+    return 0;
+}
+
+static void hide(struct zerod *c, uint32_t param)
+{
+    size_t n_bytes = mapped_bytes(c, param);
+
+    if (n_bytes > 0)
+        (void)mmap(c->weights.base + weights_offset(c, param), n_bytes, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
+static int check_ids(struct zerod *c, const unsigned *params, size_t n_params, bool gathered)
+{
+    for (size_t i = 0; i < n_params; i++) {
+        if (params[i] >= c->layout->n_params)
+            return client_fail(c, -EINVAL, "no parameter %u", params[i]);
+        if (gathered && c->gathered[params[i]] == 0)
+            return client_fail(c, -EINVAL, "zerod_release: parameter %u is not gathered", params[i]);
+    }
+    return n_params > WIRE_MAX_IDS ? client_fail(c, -E2BIG, "more than %d parameters in one call", WIRE_MAX_IDS) : 0;
+}
+
+int zerod_gather(struct zerod *c, const unsigned *params, size_t n_params)
+{
+    struct reply reply;
+    int r = client_check(c, true);
+
+    if (r == 0)
+        r = check_ids(c, params, n_params, false);
+    if (r != 0 || !is_stage3(c) || n_params == 0)
+        return r;
+    r = client_call(c, &(struct request){.type = REQUEST_GATHER, .gather = {.params = params, .n_params = n_params}},
+                    REPLY_DONE, &reply);
+    for (size_t i = 0; r == 0 && i < n_params; i++)
+        if (c->gathered[params[i]]++ == 0)
+            r = show(c, params[i]);
+    return r;
+}
+
+int zerod_release(struct zerod *c, const unsigned *params, size_t n_params)
+{
+    int r = client_check(c, true);
+
+    if (r != 0 || !is_stage3(c))
+        return r;
+    r = check_ids(c, params, n_params, true);
+    if (r != 0 || n_params == 0)
+        return r;
+    /* Hidden first: the daemon may give the pages to another parameter as soon as it knows. */
+    for (size_t i = 0; i < n_params; i++) {
+        if (c->gathered[params[i]] == 0)
+            return client_fail(c, -EINVAL, "zerod_release: parameter %u is released more often than gathered", params[i]);
+        if (--c->gathered[params[i]] == 0)
+            hide(c, params[i]);
+    }
+    return MIN(client_send(c, &(struct request){.type = REQUEST_RELEASE,
+                                                .release = {.params = params, .n_params = n_params}}),
+               0);
+}
+
+/* ---- write windows --------------------------------------------------------------------------------------------------- */
+
+static int map_window(struct zerod *c, int fd)
+{
+    bool writer = c->rank == 0;
+    int source = fd >= 0 ? fd : c->weights.fd;
+    int flags = (writer && fd >= 0 ? MAP_SHARED : MAP_PRIVATE) | MAP_FIXED;
+
+    if (mmap(visible(c), c->weights.n_bytes, PROT_READ | PROT_WRITE, flags, source, 0) == MAP_FAILED)
+        return client_fatal(c, -errno, "mapping the write window: %s", strerror(errno));
+    c->in_window = true;
+    return 0;
+}
+
+void weights_close_window(struct zerod *c)
+{
+    void *base = visible(c);
+
+    if (!c->in_window)
+        return;
+    c->in_window = false;
+    if (is_stage3(c)) {
+        (void)mmap(base, c->weights.n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        for (uint32_t p = 0; p < c->layout->n_params; p++)
+            if (c->gathered[p] > 0)
+                (void)show(c, p);
+    } else if (c->private_weights) {
+        (void)mmap(base, c->weights.n_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        weights_refresh(c);
+    } else {
+        (void)mmap(base, c->weights.n_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, c->weights.fd, 0);
+    }
+}
+
+int zerod_write_begin(struct zerod *c)
+{
+    struct reply reply;
+    int r = client_check(c, true);
+    _cleanup_close_ int fd = -1;
+
+    if (r == 0 && c->in_window)
+        r = client_fail(c, -EBUSY, "a write window is open already");
+    if (r == 0)
+        r = client_call(c, &(struct request){.type = REQUEST_WRITE_BEGIN}, REPLY_DONE, &reply);
+    if (r != 0)
+        return r;
+    c->position = reply.done.position;
+    if (reply.done.n_segments > 0 && c->in.n_fds > 0)
+        fd = steal_fd(&c->in.fds[0]);
+    return map_window(c, fd);
+}
+
+static int end_window(struct zerod *c, bool forget)
+{
+    struct reply reply;
+    int r = client_check(c, true);
+
+    if (r == 0)
+        r = client_call(c, &(struct request){.type = REQUEST_WRITE_END, .write_end = {.forget = forget}}, REPLY_DONE,
+                        &reply);
+    if (r != 0)
+        return r;
+    c->position = reply.done.position;
+    weights_close_window(c);
+    return 0;
+}
+
+int zerod_write_end(struct zerod *c)
+{
+    return end_window(c, false);
+}
+
+int zerod_write_forget(struct zerod *c)
+{
+    return end_window(c, true);
+}
+
+void *zerod_window(struct zerod *c, unsigned param)
+{
+    if (client_check(c, true) != 0 || !c->in_window || param >= c->layout->n_params)
+        return NULL;
+    return visible(c) + weights_offset(c, param);
+}
+
+/* ---- state --------------------------------------------------------------------------------------------------------------- */
+
+int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, void *dst)
+{
+    struct mapping mapping = MAPPING_NULL;
+    struct reply reply;
+    int r = client_check(c, true);
+
+    if (r == 0 && which > ZEROD_GRAD_NORM)
+        r = client_fail(c, -EINVAL, "zerod_read_state: no such state");
+    if (r == 0)
+        r = client_call(c, &(struct request){.type = REQUEST_READ_STATE,
+                                             .read_state = {.param = param, .kind = (enum wire_state_kind)which}},
+                        REPLY_STATE_IS, &reply);
+    if (r != 0)
+        return r;
+    if (which == ZEROD_GRAD_NORM) {
+        memcpy(dst, &reply.state_is.norm, sizeof(double));
+        return 0;
+    }
+    if (reply.state_is.n_segments == 0 || c->in.n_fds == 0)
+        return 0; /* a parameter of no elements */
+    r = mapping_init(&mapping, steal_fd(&c->in.fds[0]), reply.state_is.segments[0].n_bytes, PROT_READ);
+    if (r < 0)
+        return client_fail(c, r, "mapping the state of a parameter: %s", strerror(-r));
+    memcpy(dst, mapping.base, reply.state_is.n_elems * sizeof(float));
+    mapping_deinit(&mapping);
+    return 0;
+}

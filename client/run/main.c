@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* zerodrun: starts the ranks of a job on this node, and the daemon when none is running. */
+
+#include <stdlib.h>
+
+#include "client/run/child.h"
+#include "client/run/options.h"
+#include "client/run/place.h"
+#include "client/run/run.h"
+
+int main(int argc, char **argv)
+{
+    struct run_options options;
+    struct place place;
+    int r;
+
+    child_wrapper(argc, argv);
+    r = options_parse(&options, argc, argv);
+    if (r != 0)
+        return r < 0 ? -r : EXIT_SUCCESS;
+    r = place_init(&place, &options);
+    r = r < 0 ? -r : run(&options, &place);
+    place_deinit(&place);
+    return r;
+}

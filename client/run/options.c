@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/run/options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sysexits.h>
+
+#include "daemon/config.h"
+
+enum {
+    OPTION_CONFIG = 256,
+    OPTION_SOCKET,
+    OPTION_ZEROD,
+    OPTION_RUN_ID,
+    OPTION_RESTARTS,
+    OPTION_GRACE,
+    OPTION_MASTER_PORT,
+    OPTION_NO_DAEMON,
+};
+
+static const struct option long_options[] = {
+    {"ranks", required_argument, NULL, 'n'},
+    {"nproc-per-node", required_argument, NULL, 'n'},
+    {"nproc_per_node", required_argument, NULL, 'n'},
+    {"config", required_argument, NULL, OPTION_CONFIG},
+    {"socket", required_argument, NULL, OPTION_SOCKET},
+    {"zerod", required_argument, NULL, OPTION_ZEROD},
+    {"run-id", required_argument, NULL, OPTION_RUN_ID},
+    {"restarts", required_argument, NULL, OPTION_RESTARTS},
+    {"max-restarts", required_argument, NULL, OPTION_RESTARTS},
+    {"grace", required_argument, NULL, OPTION_GRACE},
+    {"master-port", required_argument, NULL, OPTION_MASTER_PORT},
+    {"no-daemon", no_argument, NULL, OPTION_NO_DAEMON},
+    {"quiet", no_argument, NULL, 'q'},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'V'},
+    {},
+};
+
+static const char help_text[] =
+    "Usage: zerodrun [-n RANKS] [OPTIONS] -- PROGRAM [ARGUMENTS]\n"
+    "Starts the ranks of a training job on this machine, and a zerod for them if none is running.\n"
+    "\n"
+    "  -n, --ranks N        ranks on this node (default: as configured, else 1);\n"
+    "                       --nproc-per-node is the same\n"
+    "      --config FILE    configuration of the job (default: a small one, stage 2)\n"
+    "      --socket PATH    socket of the daemon (default: the configuration's, else ZEROD_SOCKET,\n"
+    "                       else a private one)\n"
+    "      --run-id ID      whose state it is (default: ZEROD_RUN_ID, else a random one)\n"
+    "      --restarts N     start a rank that fails again, up to N times each (default 0);\n"
+    "                       --max-restarts is the same\n"
+    "      --grace SECONDS  from SIGTERM to SIGKILL when ranks have to end (default 30)\n"
+    "      --master-port P  MASTER_PORT of the ranks (default: a free port)\n"
+    "      --zerod PATH     the daemon to start (default: beside zerodrun, else in PATH)\n"
+    "      --no-daemon      start no daemon\n"
+    "  -q, --quiet          only the output of the ranks, and errors\n"
+    "  -h, --help           this text\n"
+    "  -V, --version        the version\n"
+    "\n"
+    "The ranks get RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,\n"
+    "ZEROD_SOCKET and ZEROD_RUN_ID. Returns the first failure's exit status (128 + signal).\n";
+
+/* Return: 0, or -EX_USAGE with a sentence. */
+static int parse_number(const char *name, const char *text, unsigned long min, unsigned long max,
+                        unsigned long *value)
+{
+    char *end;
+
+    errno = 0;
+    *value = strtoul(text, &end, 10);
+    if (errno == 0 && text[0] >= '0' && text[0] <= '9' && !*end && *value >= min && *value <= max)
+        return 0;
+    fprintf(stderr, "zerodrun: %s: '%s' is not a whole number from %lu to %lu\n", name, text, min, max);
+    return -EX_USAGE;
+}
+
+static int parse_numeric(struct run_options *options, int option, const char *text)
+{
+    unsigned long value = 0;
+    int r = 0;
+
+    switch (option) {
+    case 'n':
+        r = parse_number("-n", text, 1, CONFIG_MAX_LOCAL_RANKS, &value);
+        options->n_ranks = value;
+        break;
+    case OPTION_RESTARTS:
+        r = parse_number("--restarts", text, 0, 1000000, &value);
+        options->n_restarts = value;
+        break;
+    case OPTION_GRACE:
+        r = parse_number("--grace", text, 0, 1000000, &value);
+        options->grace_ms = 1000 * (uint64_t)value;
+        break;
+    case OPTION_MASTER_PORT:
+        r = parse_number("--master-port", text, 1, 65535, &value);
+        options->master_port = value;
+        break;
+    }
+    return r;
+}
+
+static int parse_option(struct run_options *options, int option)
+{
+    switch (option) {
+    case OPTION_CONFIG:
+        options->config_path = optarg;
+        return 0;
+    case OPTION_SOCKET:
+        options->socket_path = optarg;
+        return 0;
+    case OPTION_ZEROD:
+        options->zerod_path = optarg;
+        return 0;
+    case OPTION_RUN_ID:
+        options->run_id = optarg;
+        return 0;
+    case OPTION_NO_DAEMON:
+        options->no_daemon = true;
+        return 0;
+    case 'q':
+        options->quiet = true;
+        return 0;
+    case 'h':
+        fputs(help_text, stdout);
+        return OPTIONS_DONE;
+    case 'V':
+        puts("zerodrun " ZEROD_VERSION);
+        return OPTIONS_DONE;
+    case '?':
+        fputs("Try 'zerodrun --help'.\n", stderr);
+        return -EX_USAGE;
+    default:
+        return parse_numeric(options, option, optarg);
+    }
+}
+
+int options_parse(struct run_options *options, int argc, char **argv)
+{
+    int option, r;
+
+    *options = (struct run_options){.grace_ms = 1000 * OPTIONS_DEFAULT_GRACE_S};
+    /* '+': the first word that is no option is the program, and what follows is its own. */
+    while ((option = getopt_long(argc, argv, "+n:qhV", long_options, NULL)) >= 0) {
+        r = parse_option(options, option);
+        if (r != 0)
+            return r;
+    }
+    options->command = argv + optind;
+    if (!*options->command) {
+        fputs("zerodrun: no program to run. Try 'zerodrun --help'.\n", stderr);
+        return -EX_USAGE;
+    }
+    if (options->run_id && (!*options->run_id || strlen(options->run_id) > 255)) {
+        fputs("zerodrun: --run-id: 1 to 255 bytes are allowed\n", stderr);
+        return -EX_USAGE;
+    }
+    return 0;
+}

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/run/place.h"
+
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sysexits.h>
+
+#include "client/run/environment.h"
+#include "client/run/options.h"
+#include "daemon/base.h"
+#include "daemon/config.h"
+
+enum {
+    TORCHRUN_PORT = 29500, /* the port that all nodes agree on when nobody says another */
+};
+
+DEFINE_CLEANUP(FILE *, fclose);
+
+/* A directory of ours for socket and configuration; the socket's path must fit into 107 bytes. */
+static int place_make_directory(struct place *place)
+{
+    const char *bases[] = {getenv("XDG_RUNTIME_DIR"), getenv("TMPDIR"), "/tmp"};
+    size_t i;
+
+    for (i = 0; i < ARRAY_SIZE(bases); i++) {
+        if (!bases[i] || bases[i][0] != '/' || strlen(bases[i]) > CONFIG_MAX_SOCKET_BYTES - 32)
+            continue;
+        if (asprintf(&place->directory, "%s/zerodrun-XXXXXX", bases[i]) < 0) {
+            place->directory = NULL;
+            return -EX_OSERR;
+        }
+        if (mkdtemp(place->directory))
+            return 0;
+        free(steal_ptr(place->directory));
+    }
+    fprintf(stderr, "zerodrun: cannot make a directory for the socket in XDG_RUNTIME_DIR, TMPDIR or /tmp: %s\n",
+            strerror(errno));
+    return -EX_CANTCREAT;
+}
+
+/* 'text' as YAML takes it literally. */
+static void print_quoted(FILE *file, const char *text)
+{
+    fputc('\'', file);
+    for (; *text; text++)
+        fputs(*text == '\'' ? "''" : (char[]){*text, '\0'}, file);
+    fputc('\'', file);
+}
+
+/* A configuration with nothing in it but what this run needs. */
+static int place_write_config(struct place *place)
+{
+    _cleanup_(fclosep) FILE *file = NULL;
+
+    if (asprintf(&place->config_path, "%s/zerod.yaml", place->directory) < 0) {
+        place->config_path = NULL;
+        return -EX_OSERR;
+    }
+    file = fopen(place->config_path, "wxe");
+    if (file) {
+        fputs("job: zerodrun\nlisten:\n  mode: \"0600\"\n  socket: ", file);
+        print_quoted(file, place->socket);
+        fprintf(file, "\nworld:\n  size: %u\nzero_optimization:\n  stage: 2\n", place->world_size);
+        if (fflush(file) == 0)
+            return 0;
+    }
+    fprintf(stderr, "zerodrun: %s: %s\n", place->config_path, strerror(errno));
+    return -EX_CANTCREAT;
+}
+
+/* host of "host:port"; "[::1]:7700" is ::1. */
+static char *host_of(const char *address)
+{
+    const char *end = strrchr(address, ':');
+    size_t n = end ? (size_t)(end - address) : strlen(address);
+
+    if (n > 2 && address[0] == '[' && address[n - 1] == ']')
+        return strndup(address + 1, n - 2);
+    return strndup(address, n);
+}
+
+static int place_from_config(struct place *place, const struct run_options *options, const struct config *config)
+{
+    const struct config_world *world = &config->world;
+
+    place->world_size = world->size;
+    place->n_ranks = config_local_ranks(config);
+    place->first_rank = config_first_rank(config);
+    place->node = world->node;
+    place->n_nodes = MAX(world->nodes.n_items, (size_t)1);
+    if (options->n_ranks > 0 && options->n_ranks != place->n_ranks) {
+        fprintf(stderr, "zerodrun: -n %u, but %s has %u ranks on this node (world.size %u)\n", options->n_ranks,
+                options->config_path, place->n_ranks, world->size);
+        return -EX_USAGE;
+    }
+    place->socket = strdup(options->socket_path ? options->socket_path : config->listen.socket);
+    place->config_path = strdup(options->config_path);
+    place->master_addr = place->n_nodes > 1 ? host_of(world->nodes.items[0].address) : strdup("127.0.0.1");
+    if (!place->socket || !place->config_path || !place->master_addr)
+        return -EX_OSERR;
+    if (strcmp(place->socket, config->listen.socket) == 0 || options->no_daemon || place_answers(place))
+        return 0;
+    fprintf(stderr, "zerodrun: nobody answers on %s, and a daemon with %s would listen on %s\n", place->socket,
+            place->config_path, config->listen.socket);
+    return -EX_USAGE;
+}
+
+static int place_load_config(struct place *place, const struct run_options *options)
+{
+    struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    struct config *config = NULL;
+    int r;
+
+    r = config_load(&config, options->config_path, &problems);
+    config_problems_print(stderr, &problems);
+    config_problems_deinit(&problems);
+    if (r != 0)
+        return r < 0 ? -EX_OSERR : -EX_CONFIG;
+    r = place_from_config(place, options, config);
+    config_free(config);
+    return r;
+}
+
+static int place_without_config(struct place *place, const struct run_options *options)
+{
+    const char *socket_path = options->socket_path ? options->socket_path : getenv("ZEROD_SOCKET");
+    int r;
+
+    place->n_ranks = place->world_size = MAX(options->n_ranks, 1u);
+    place->n_nodes = 1;
+    place->master_addr = strdup("127.0.0.1");
+    if (socket_path && *socket_path)
+        place->socket = strdup(socket_path);
+    if (options->no_daemon || (place->socket && place_answers(place)))
+        return 0;
+    r = place_make_directory(place);
+    if (r < 0)
+        return r;
+    if (!place->socket && asprintf(&place->socket, "%s/zerod.sock", place->directory) < 0) {
+        place->socket = NULL;
+        return -EX_OSERR;
+    }
+    return place_write_config(place);
+}
+
+static int place_choose_run_id(struct place *place, const char *run_id)
+{
+    unsigned char random[8];
+    size_t i;
+
+    if (!run_id)
+        run_id = getenv("ZEROD_RUN_ID");
+    if (run_id && *run_id) {
+        place->run_id = strdup(run_id);
+        return place->run_id ? 0 : -EX_OSERR;
+    }
+    place->run_id = calloc(2, sizeof(random) + 1);
+    if (!place->run_id || getrandom(random, sizeof(random), 0) != sizeof(random))
+        return -EX_OSERR;
+    for (i = 0; i < sizeof(random); i++)
+        sprintf(place->run_id + 2 * i, "%02x", random[i]);
+    return 0;
+}
+
+/* Free now; whoever takes it before rank 0 does makes rank 0 say so. */
+static int place_find_port(struct place *place)
+{
+    _cleanup_close_ int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n_bytes = sizeof(address);
+
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ||
+        getsockname(fd, (struct sockaddr *)&address, &n_bytes) < 0) {
+        fprintf(stderr, "zerodrun: cannot find a free port: %s\n", strerror(errno));
+        return -EX_OSERR;
+    }
+    place->master_port = ntohs(address.sin_port);
+    return 0;
+}
+
+int place_init(struct place *place, const struct run_options *options)
+{
+    int r;
+
+    *place = (struct place){.master_port = options->master_port};
+    r = options->config_path ? place_load_config(place, options) : place_without_config(place, options);
+    if (r < 0)
+        return r;
+    if (place->master_port == 0 && place->n_nodes > 1)
+        place->master_port = TORCHRUN_PORT;
+    if (place->master_port == 0)
+        r = place_find_port(place);
+    return r < 0 ? r : place_choose_run_id(place, options->run_id);
+}
+
+void place_deinit(struct place *place)
+{
+    if (place->directory) {
+        if (place->config_path)
+            unlink(place->config_path);
+        /* The daemon removes its socket; a killed one does not. */
+        if (place->socket && strncmp(place->socket, place->directory, strlen(place->directory)) == 0)
+            unlink(place->socket);
+        rmdir(place->directory);
+    }
+    free(place->socket);
+    free(place->config_path);
+    free(place->directory);
+    free(place->run_id);
+    free(place->master_addr);
+    *place = (struct place){};
+}
+
+bool place_answers(const struct place *place)
+{
+    _cleanup_close_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+
+    if (fd < 0 || strlen(place->socket) >= sizeof(address.sun_path))
+        return false;
+    strcpy(address.sun_path, place->socket);
+    return connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0;
+}
+
+int place_describe(const struct place *place, unsigned local, struct environment *env)
+{
+    int r = 0;
+
+    r |= environment_set(env, "RANK", "%u", place->first_rank + local);
+    r |= environment_set(env, "LOCAL_RANK", "%u", local);
+    r |= environment_set(env, "GROUP_RANK", "%u", place->node);
+    r |= environment_set(env, "WORLD_SIZE", "%u", place->world_size);
+    r |= environment_set(env, "LOCAL_WORLD_SIZE", "%u", place->n_ranks);
+    r |= environment_set(env, "MASTER_ADDR", "%s", place->master_addr);
+    r |= environment_set(env, "MASTER_PORT", "%u", place->master_port);
+    r |= environment_set(env, "ZEROD_RUN_ID", "%s", place->run_id);
+    if (place->socket)
+        r |= environment_set(env, "ZEROD_SOCKET", "%s", place->socket);
+    /* As torchrun does: several ranks with a thread for every core each would only get into each other's way. */
+    if (place->n_ranks > 1 && !environment_get(env, "OMP_NUM_THREADS"))
+        r |= environment_set(env, "OMP_NUM_THREADS", "1");
+    /* Of a torchrun above us: torch would look for its store instead of making rank 0's. */
+    environment_unset(env, "TORCHELASTIC_USE_AGENT_STORE");
+    return r < 0 ? -ENOMEM : 0;
+}

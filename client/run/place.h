@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Where a run takes place: which ranks, which socket, which run id, and, when nothing was
+ * configured, a private directory with a small configuration for the daemon.
+ */
+
+#include <stdbool.h>
+
+struct environment;
+struct run_options;
+
+struct place {
+    unsigned n_ranks;        /* on this node */
+    unsigned first_rank, world_size;
+    unsigned node, n_nodes;
+    char *socket;            /* NULL: none, with --no-daemon */
+    char *config_path;       /* what a daemon would be started with; NULL: none */
+    char *directory;         /* private, removed at the end; NULL: none */
+    char *run_id;
+    char *master_addr;
+    unsigned master_port;
+};
+
+/* Return: 0, or a code of sysexits.h, negative; then a sentence is on stderr. place_deinit() in any case. */
+int place_init(struct place *place, const struct run_options *options);
+void place_deinit(struct place *place);
+
+/* Does a daemon accept connections on the socket? */
+bool place_answers(const struct place *place);
+
+/* What rank number `local` of this node is to find in its environment. Return: 0 or -ENOMEM. */
+int place_describe(const struct place *place, unsigned local, struct environment *env);

@@ -1,0 +1,511 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/run/run.h"
+
+#include <assert.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sysexits.h>
+
+#include "client/run/child.h"
+#include "client/run/environment.h"
+#include "client/run/options.h"
+#include "client/run/place.h"
+#include "client/run/sink.h"
+
+enum {
+    PROBE_MS = 20,
+    START_TIMEOUT_MS = 30 * 1000, /* picked: a daemon that takes longer to open a socket will not */
+};
+
+enum run_state {
+    RUN_STARTING,
+    RUN_RUNNING,
+    RUN_ENDING,
+    RUN_STOPPING,
+    RUN_FLUSHING,
+};
+
+static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
+
+struct run;
+
+struct run_rank {
+    struct run *run;
+    struct child child;
+    struct environment env;
+    unsigned local;
+    char label[16];
+    unsigned n_restarts;
+    bool running;
+};
+
+struct run {
+    const struct run_options *options;
+    const struct place *place;
+    enum run_state state;
+    uv_loop_t loop;
+    struct sink out, err;
+    struct run_rank *ranks;         /* place->n_ranks, owned */
+    unsigned n_running;
+    struct child daemon;
+    struct environment daemon_env;
+    bool daemon_running;
+    uv_signal_t signals[ARRAY_SIZE(forwarded)];
+    uv_timer_t probe, grace;
+    uint64_t started_ms;
+    int interrupted;                /* first of SIGINT, SIGTERM, SIGHUP that we got; 0: none */
+    bool killing;                   /* a second SIGINT came */
+    bool abandoned;                 /* and even the output is given up */
+    int exit_code;                  /* of the first failure */
+};
+
+static void run_note(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void run_error(struct run *run, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void run_stop_daemon(struct run *run);
+
+static void run_vsay(struct run *run, const char *format, va_list args)
+{
+    _cleanup_free_ char *text = NULL;
+
+    if (vasprintf(&text, format, args) < 0)
+        text = NULL;
+    else
+        sink_printf(&run->err, "zerodrun: %s\n", text);
+}
+
+/* Progress, for those who want it. */
+static void run_note(struct run *run, const char *format, ...)
+{
+    va_list args;
+
+    if (run->options->quiet)
+        return;
+    va_start(args, format);
+    run_vsay(run, format, args);
+    va_end(args);
+}
+
+/* What zerodrun itself could not do. The first failure counts. */
+static void run_error(struct run *run, int exit_code, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    run_vsay(run, format, args);
+    va_end(args);
+    if (run->exit_code == 0)
+        run->exit_code = exit_code;
+}
+
+static void run_describe_end(const struct child *child, char *text, size_t size)
+{
+    if (child->term_signal)
+        snprintf(text, size, "was killed by signal %d (%s)", child->term_signal, strsignal(child->term_signal));
+    else
+        snprintf(text, size, "exited with %d", (int)child->exit_status);
+}
+
+/* ---- the end --------------------------------------------------------------------------------------- */
+
+static void run_check_flushed(struct run *run)
+{
+    size_t i;
+
+    if (run->state != RUN_FLUSHING || !sink_is_drained(&run->out) || !sink_is_drained(&run->err))
+        return;
+    if (uv_is_closing((uv_handle_t *)&run->probe))
+        return;
+    sink_close(&run->out);
+    sink_close(&run->err);
+    uv_close((uv_handle_t *)&run->probe, NULL);
+    uv_close((uv_handle_t *)&run->grace, NULL);
+    for (i = 0; i < ARRAY_SIZE(run->signals); i++)
+        uv_close((uv_handle_t *)&run->signals[i], NULL);
+}
+
+static void run_finish(struct run *run)
+{
+    run->state = RUN_FLUSHING;
+    uv_timer_stop(&run->probe);
+    uv_timer_stop(&run->grace);
+    run_note(run, "%s after %.1f s%s", run->exit_code ? "failed" : "done",
+             (uv_now(&run->loop) - run->started_ms) / 1e3, run->interrupted ? ", interrupted" : "");
+    run_check_flushed(run);
+}
+
+static void run_drained(void *context)
+{
+    struct run *run = context;
+    unsigned i;
+
+    for (i = 0; i < run->place->n_ranks; i++)
+        child_resume(&run->ranks[i].child);
+    child_resume(&run->daemon);
+    run_check_flushed(run);
+}
+
+static void run_kill(struct run *run)
+{
+    unsigned i;
+
+    for (i = 0; i < run->place->n_ranks; i++)
+        child_kill(&run->ranks[i].child);
+    if (run->n_running == 0)
+        child_kill(&run->daemon);
+}
+
+static void run_grace_over(uv_timer_t *timer)
+{
+    struct run *run = timer->data;
+
+    run_note(run, "still running %.0f s after SIGTERM: killed", run->options->grace_ms / 1e3);
+    run_kill(run);
+}
+
+/* No rank is started any more, and those that run are asked to end. */
+static void run_end_ranks(struct run *run)
+{
+    unsigned i;
+
+    if (run->state >= RUN_ENDING)
+        return;
+    run->state = RUN_ENDING;
+    uv_timer_stop(&run->probe);
+    if (run->n_running == 0) {
+        run_stop_daemon(run);
+        return;
+    }
+    /* Interrupted ranks are on their way out, perhaps writing a checkpoint: a second signal would cut it off. */
+    for (i = 0; !run->interrupted && i < run->place->n_ranks; i++)
+        child_signal(&run->ranks[i].child, SIGTERM);
+    uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------------- */
+
+static void rank_ended(struct child *child);
+
+static int rank_start(struct run_rank *rank)
+{
+    struct run *run = rank->run;
+    struct child_spec spec = {
+        .argv = run->options->command,
+        .env = rank->env.vars,
+        .label = rank->label,
+        .death_signal = SIGKILL,
+        .keep_stdin = rank->local == 0,
+        .out = &run->out,
+        .err = &run->err,
+        .on_end = rank_ended,
+        .owner = rank,
+    };
+    int r = environment_set(&rank->env, "ZEROD_RESTART_COUNT", "%u", rank->n_restarts);
+
+    if (r == 0)
+        r = child_start(&rank->child, &run->loop, &spec);
+    if (r < 0) {
+        run_error(run, EX_OSERR, "cannot start rank %s: %s", rank->label, strerror(-r));
+        return r;
+    }
+    rank->running = true;
+    run->n_running++;
+    return 0;
+}
+
+static bool rank_may_restart(const struct run_rank *rank)
+{
+    const struct run *run = rank->run;
+
+    return run->state == RUN_RUNNING && !run->interrupted && rank->n_restarts < run->options->n_restarts;
+}
+
+static void rank_ended(struct child *child)
+{
+    struct run_rank *rank = child->spec.owner;
+    struct run *run = rank->run;
+    int code = child_exit_code(child);
+    char how[96];
+
+    rank->running = false;
+    run->n_running--;
+    run_describe_end(child, how, sizeof(how));
+    if (code != 0 && rank_may_restart(rank)) {
+        rank->n_restarts++;
+        run_note(run, "rank %s (pid %d) %s; restart %u of %u", rank->label, (int)child->pid, how, rank->n_restarts,
+                 run->options->n_restarts);
+        if (rank_start(rank) < 0)
+            run_end_ranks(run);
+        return;
+    }
+    if (code != 0) {
+        run_note(run, "rank %s (pid %d) %s", rank->label, (int)child->pid, how);
+        if (run->exit_code == 0)
+            run->exit_code = code;
+        run_end_ranks(run);
+    }
+    if (run->n_running == 0)
+        run_stop_daemon(run);
+}
+
+static void run_start_ranks(struct run *run)
+{
+    unsigned i;
+
+    run->state = RUN_RUNNING;
+    uv_timer_stop(&run->probe);
+    run_note(run, "%u of %u ranks, run %s, socket %s", run->place->n_ranks, run->place->world_size,
+             run->place->run_id, run->place->socket ? run->place->socket : "none");
+    for (i = 0; i < run->place->n_ranks; i++) {
+        if (rank_start(&run->ranks[i]) < 0) {
+            run_end_ranks(run);
+            return;
+        }
+    }
+}
+
+/* ---- daemon ---------------------------------------------------------------------------------------- */
+
+static void run_stop_daemon(struct run *run)
+{
+    if (run->state >= RUN_STOPPING)
+        return;
+    run->state = RUN_STOPPING;
+    uv_timer_stop(&run->grace);
+    if (!run->daemon_running) {
+        run_finish(run);
+        return;
+    }
+    if (run->killing)
+        child_kill(&run->daemon);
+    else
+        child_signal(&run->daemon, SIGTERM);
+    uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
+}
+
+static void run_daemon_ended(struct child *child)
+{
+    struct run *run = child->spec.owner;
+    enum run_state state = run->state;
+    int code = child_exit_code(child);
+    char how[96];
+
+    run->daemon_running = false;
+    run_describe_end(child, how, sizeof(how));
+    if (state == RUN_STOPPING) {
+        if (code != 0)
+            run_note(run, "zerod (pid %d) %s", (int)child->pid, how);
+        run_finish(run);
+        return;
+    }
+    run_error(run, code ? code : EX_UNAVAILABLE, "zerod (pid %d) %s %s", (int)child->pid, how,
+              state == RUN_STARTING ? "before it accepted connections" : "while ranks were running");
+    run_end_ranks(run);
+}
+
+/* zerod beside our own executable. Return: NULL when there is none, or a string to be freed. */
+static char *zerod_beside(void)
+{
+    char self[4096];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    char *path;
+
+    if (n < 0)
+        return NULL;
+    self[n] = '\0';
+    *strrchr(self, '/') = '\0';
+    if (asprintf(&path, "%s/zerod", self) < 0)
+        return NULL;
+    if (access(path, X_OK) < 0)
+        free(steal_ptr(path));
+    return path;
+}
+
+static int run_start_daemon(struct run *run)
+{
+    _cleanup_free_ char *beside = run->options->zerod_path ? NULL : zerod_beside();
+    const char *program = run->options->zerod_path ? run->options->zerod_path : beside ? beside : "zerod";
+    char *argv[] = {(char *)program, (char *)"--config", run->place->config_path, NULL};
+    /* Of a service manager that started us: the daemon is not who it is waiting for. */
+    const char *const not_its[] = {"NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID",
+                                   "WATCHDOG_USEC"};
+    struct child_spec spec = {
+        .argv = argv,
+        .label = "zerod",
+        .death_signal = SIGTERM,
+        .out = &run->out,
+        .err = &run->err,
+        .on_end = run_daemon_ended,
+        .owner = run,
+    };
+    size_t i;
+    int r = environment_init(&run->daemon_env);
+
+    for (i = 0; r == 0 && i < ARRAY_SIZE(not_its); i++)
+        environment_unset(&run->daemon_env, not_its[i]);
+    spec.env = run->daemon_env.vars;
+    if (r == 0)
+        r = child_start(&run->daemon, &run->loop, &spec);
+    if (r < 0) {
+        run_error(run, EX_OSERR, "cannot start %s: %s", program, strerror(-r));
+        return r;
+    }
+    run->daemon_running = true;
+    run_note(run, "started %s (pid %d)", program, (int)run->daemon.pid);
+    return 0;
+}
+
+static void run_probe(uv_timer_t *timer)
+{
+    struct run *run = timer->data;
+
+    if (place_answers(run->place)) {
+        run_start_ranks(run);
+    } else if (uv_now(&run->loop) - run->started_ms > START_TIMEOUT_MS) {
+        run_error(run, EX_UNAVAILABLE, "zerod does not accept connections on %s after %d s", run->place->socket,
+                  START_TIMEOUT_MS / 1000);
+        run_end_ranks(run);
+    }
+}
+
+/* ---- signals --------------------------------------------------------------------------------------- */
+
+static void run_interrupt(struct run *run, int signum)
+{
+    if (run->state == RUN_FLUSHING) {
+        run->abandoned = true;
+        uv_stop(&run->loop);
+        return;
+    }
+    if (run->interrupted == SIGINT && signum == SIGINT) {
+        run->killing = true;
+        run_note(run, "second SIGINT: killing");
+        if (run->exit_code == 0)
+            run->exit_code = 128 + SIGINT;
+        run_kill(run);
+        return;
+    }
+    if (!run->interrupted || signum == SIGINT)
+        run->interrupted = signum;
+    if (run->state == RUN_STARTING) {
+        run_error(run, 128 + signum, "interrupted while zerod was starting");
+        run_end_ranks(run);
+    }
+}
+
+static void run_signal(uv_signal_t *handle, int signum)
+{
+    struct run *run = handle->data;
+    unsigned i;
+
+    if (signum == SIGINT || signum == SIGTERM || signum == SIGHUP)
+        run_interrupt(run, signum);
+    for (i = 0; !run->killing && i < run->place->n_ranks; i++)
+        if (run->ranks[i].running)
+            child_signal(&run->ranks[i].child, signum);
+}
+
+/* ---- the run --------------------------------------------------------------------------------------- */
+
+static int run_init_ranks(struct run *run)
+{
+    struct run_rank *rank;
+    unsigned i;
+    int r = 0;
+
+    run->ranks = calloc(run->place->n_ranks, sizeof(*run->ranks));
+    if (!run->ranks)
+        return -ENOMEM;
+    for (i = 0; r == 0 && i < run->place->n_ranks; i++) {
+        rank = &run->ranks[i];
+        rank->run = run;
+        rank->local = i;
+        snprintf(rank->label, sizeof(rank->label), "%u", run->place->first_rank + i);
+        r = environment_init(&rank->env);
+        if (r == 0)
+            r = place_describe(run->place, i, &rank->env);
+    }
+    return r;
+}
+
+static void run_init_signals(struct run *run)
+{
+    size_t i;
+
+    signal(SIGPIPE, SIG_IGN);
+    for (i = 0; i < ARRAY_SIZE(forwarded); i++) {
+        uv_signal_init(&run->loop, &run->signals[i]);
+        run->signals[i].data = run;
+        uv_signal_start(&run->signals[i], run_signal, forwarded[i]);
+    }
+}
+
+static int run_init(struct run *run)
+{
+    int r = uv_loop_init(&run->loop);
+
+    if (r < 0)
+        return r;
+    r = sink_init(&run->out, &run->loop, STDOUT_FILENO, run_drained, run);
+    if (r < 0)
+        return r;
+    r = sink_init(&run->err, &run->loop, STDERR_FILENO, run_drained, run);
+    if (r < 0)
+        return r;
+    uv_timer_init(&run->loop, &run->probe);
+    uv_timer_init(&run->loop, &run->grace);
+    run->probe.data = run;
+    run->grace.data = run;
+    run->started_ms = uv_now(&run->loop);
+    run_init_signals(run);
+    return run_init_ranks(run);
+}
+
+static void run_begin(struct run *run)
+{
+    if (run->options->no_daemon || place_answers(run->place))
+        run_start_ranks(run);
+    else if (run_start_daemon(run) < 0)
+        run_end_ranks(run);
+    else
+        uv_timer_start(&run->probe, run_probe, PROBE_MS, PROBE_MS);
+}
+
+static void run_deinit(struct run *run)
+{
+    unsigned i;
+
+    for (i = 0; i < run->place->n_ranks; i++)
+        environment_deinit(&run->ranks[i].env);
+    environment_deinit(&run->daemon_env);
+    free(run->ranks);
+}
+
+int run(const struct run_options *options, const struct place *place)
+{
+    /* Not freed when it failed half way or was abandoned: a thread may still use it, and the process is about to end. */
+    struct run *run = calloc(1, sizeof(*run));
+    int r, code;
+
+    if (!run)
+        return EX_OSERR;
+    run->options = options;
+    run->place = place;
+    r = run_init(run);
+    if (r < 0) {
+        fprintf(stderr, "zerodrun: %s\n", strerror(-r));
+        return EX_OSERR;
+    }
+    run_begin(run);
+    uv_run(&run->loop, UV_RUN_DEFAULT);
+    code = run->exit_code;
+    if (run->abandoned)
+        return code;
+    r = uv_loop_close(&run->loop);
+    assert(r == 0);
+    run_deinit(run);
+    free(run);
+    return code;
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * One run from start to end: daemon if needed, ranks, signals, restarts, and
+ * the exit status. Everything runs on one libuv loop.
+ *
+ *     RUN_STARTING    the daemon is starting; its socket is tried every 20 ms
+ *     RUN_RUNNING     ranks run; one that fails is started again while it may be
+ *     RUN_ENDING      a rank has failed for good: the others get SIGTERM, later SIGKILL
+ *     RUN_STOPPING    no rank is left; our daemon gets SIGTERM, later SIGKILL
+ *     RUN_FLUSHING    nobody is left; output waits for its readers
+ *
+ * States are passed in this order, some are skipped.
+ */
+
+struct place;
+struct run_options;
+
+/* Return: the exit status, 0 to 255. */
+int run(const struct run_options *options, const struct place *place);

@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/admin.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sysexits.h>
+
+#include "daemon/base.h"
+#include "daemon/cause.h"
+#include "daemon/config.h"
+#include "daemon/job.h"
+#include "daemon/log.h"
+#include "daemon/server.h"
+#include "daemon/session.h"
+#include "daemon/status.h"
+
+/* ---- snapshots ------------------------------------------------------------------------------------------------ */
+
+static const char *phase_word(const struct job *job)
+{
+    static const char *const words[] = {
+        [JOB_WAITING] = "waiting", [JOB_RESERVING] = "forming", [JOB_INITIALISING] = "initialising",
+        [JOB_TRAINING] = "training", [JOB_UPDATING] = "updating", [JOB_ABORTING] = "aborting",
+        [JOB_WINDOW] = "window", [JOB_COMMITTING_WINDOW] = "window",
+    };
+
+    return job->draining ? "draining" : words[job->phase];
+}
+
+static double steps_per_second(const struct job *job)
+{
+    unsigned n = MIN(job->times.n_recent, (unsigned)ARRAY_SIZE(job->times.recent_ns));
+    uint64_t sum = 0;
+
+    for (unsigned i = 0; i < n; i++)
+        sum += job->times.recent_ns[i];
+    return n >= 2 && sum > 0 ? n * 1e9 / (double)sum : 0;
+}
+
+static uint64_t ring_bytes_held(const struct job *job, bool overflow)
+{
+    uint64_t n = 0;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        for (size_t i = 0; i < ARRAY_SIZE(job->ranks[r].rings); i++) {
+            const struct ring *ring = job->ranks[r].rings[i];
+
+            if (ring)
+                n += overflow ? ring->overflow_bytes : ring->ring.n_bytes;
+        }
+    }
+    return n;
+}
+
+static void fill_memory(const struct job *job, struct status_bytes *memory)
+{
+    const struct plan_bytes *planned = &job->planned;
+
+    if (!job->layout)
+        return;
+    memory[STATUS_MEMORY_STATE] = (struct status_bytes){job->state->state.n_bytes, planned->state};
+    memory[STATUS_MEMORY_GRADIENT] = (struct status_bytes){job->state->gradient.n_bytes, planned->gradient};
+    memory[STATUS_MEMORY_RING] = (struct status_bytes){ring_bytes_held(job, false), planned->ring};
+    memory[STATUS_MEMORY_OVERFLOW] = (struct status_bytes){ring_bytes_held(job, true), planned->overflow};
+    memory[STATUS_MEMORY_STAGING] = (struct status_bytes){0, planned->staging};
+    memory[STATUS_MEMORY_WEIGHTS] = (struct status_bytes){job->state->weights.n_bytes, planned->weights};
+    memory[STATUS_MEMORY_POOL] =
+        (struct status_bytes){job->gathered ? pool_held_bytes(job->gathered) : 0, planned->pool};
+    memory[STATUS_MEMORY_FIXED] = (struct status_bytes){planned->fixed, planned->fixed};
+}
+
+static void fill_counters(const struct job *job, struct status *status)
+{
+    const struct job_counters *c = &job->counters;
+    uint64_t overflows = 0;
+
+    for (unsigned r = 0; r < job->world_size; r++)
+        overflows += job->ranks[r].rings[0] ? job->ranks[r].rings[0]->n_overflows : 0;
+    status->counters = (struct status_counters){
+        .n_pushes_admitted = c->admitted,
+        .n_pushes_retried = c->retried,
+        .n_pushes_dropped = c->dropped,
+        .n_pushes_accumulated = c->accumulated,
+        .n_pushes_redone = c->redone,
+        .n_aborts = c->aborts,
+        .n_reattaches = c->reattaches,
+        .n_overflow_slots = overflows,
+        .n_warnings = c->warnings,
+    };
+}
+
+static void fill_step(const struct job *job, struct status *status)
+{
+    const struct job_times *t = &job->times;
+
+    status->step = job->layout ? job->ledger.step : 0;
+    status->attempt = job->layout ? job->ledger.attempt : 0;
+    status->n_applied = job->counters.applied;
+    status->n_skipped = job->counters.skipped;
+    status->loss_scale = job_loss_scale(job);
+    status->has_grad_norm = job->has_norm;
+    status->grad_norm = job->last_norm;
+    status->lr = job->last_lr;
+    status->steps_per_s = steps_per_second(job);
+    status->last_step_ns = t->step_last_ns;
+    status->phases[STATUS_PHASE_WAIT] = (struct status_time){t->wait_total_ns, t->wait_last_ns};
+    status->phases[STATUS_PHASE_REDUCE] = (struct status_time){t->reduce_total_ns, t->reduce_shown_ns};
+    status->phases[STATUS_PHASE_UPDATE] = (struct status_time){t->update_total_ns, t->update_last_ns};
+    status->overlap_bytes = job->counters.overlap_bytes;
+    status->overlap_reduced_bytes = job->counters.overlap_reduced_bytes;
+    status->slowest_rank = job->has_norm ? (int64_t)t->slowest_rank : -1;
+    status->slowest_behind_ns = t->slowest_behind_ns;
+}
+
+/* refused is the caller's array of ARRAY_SIZE(job->refused). */
+static struct status make_status(struct server *server, struct status_refused *refused)
+{
+    const struct config *config = server_config(server);
+    const struct job *job = server_job(server);
+    struct status status = {
+        .now_ns = server_now_ns(server),
+        .job = config->job,
+        .run_id = job->run_id,
+        .state = phase_word(job),
+        .version = server_version(),
+        .isa = server_isa(server),
+        .config_path = config->file,
+        .socket_path = config->listen.socket,
+        .pid = getpid(),
+        .started_ns = server_started_ns(server),
+        .stage = (unsigned)config->zero.stage,
+        .world_size = job->world_size,
+        .layout = job->layout,
+        .limit_bytes = config->limits.memory_bytes,
+        .refused = refused,
+        .n_refused = job->n_refused,
+    };
+
+    for (unsigned r = 0; r < job->world_size; r++)
+        status.n_attached += job->ranks[r].peer != NULL;
+    for (size_t i = 0; i < job->n_refused; i++)
+        refused[i] = (struct status_refused){.code = job->refused[i].code, .n = job->refused[i].n};
+    if (job->n_diagnostics > 0)
+        status.last_diagnostic = job->kept[(job->n_diagnostics - 1) % JOB_KEPT_DIAGNOSTICS];
+    fill_step(job, &status);
+    fill_memory(job, status.memory);
+    fill_counters(job, &status);
+    return status;
+}
+
+static const char *rank_word(const struct job *job, const struct job_rank *rank)
+{
+    static const char *const words[] = {
+        [WAIT_FORM] = "forming", [WAIT_INIT] = "initialising", [WAIT_READY] = "initialising", [WAIT_SLOT] = "slot",
+        [WAIT_END] = "boundary", [WAIT_STEP] = "step", [WAIT_NORM] = "norm", [WAIT_GATHER] = "gather",
+        [WAIT_READ] = "read", [WAIT_WINDOW_BEGIN] = "window", [WAIT_WINDOW_END] = "window", [WAIT_ABORT] = "abort",
+    };
+
+    if (rank->left)
+        return "left";
+    if (!rank->peer)
+        return rank->lost_ns ? "lost" : "absent";
+    if (rank->wait != WAIT_NONE)
+        return words[rank->wait];
+    if (!job->layout || !rank->formed)
+        return "declaring";
+    return job->ledger.ranks[rank->rank].open ? "backward" : "computing";
+}
+
+static struct status_rank make_rank(const struct job *job, const struct job_rank *rank)
+{
+    bool formed = job->layout != NULL;
+    struct ledger_position next = formed ? ledger_next(&job->ledger, rank->rank) : (struct ledger_position){0};
+
+    return (struct status_rank){
+        .rank = rank->rank,
+        .attached = rank->peer != NULL,
+        .pid = rank->pid,
+        .uid = rank->uid,
+        .state = rank_word(job, rank),
+        .client = rank->client,
+        .incarnation = rank->incarnation,
+        .connected_since_ns = rank->peer ? rank->attached_ns : 0,
+        .last_message_ns = rank->last_ns,
+        .step = next.step,
+        .micro_batch = next.micro_batch,
+        .n_pushes = rank->n_pushes,
+        .waiting_for = rank->wait != WAIT_NONE ? job_waits_for(job, rank) : NULL,
+        .waiting_since_ns = rank->wait != WAIT_NONE ? rank->wait_ns : 0,
+        .fault = rank->fault.diagnostic,
+    };
+}
+
+static struct status_rank *make_ranks(const struct job *job)
+{
+    struct status_rank *ranks = calloc(job->world_size, sizeof(*ranks));
+
+    for (unsigned r = 0; ranks && r < job->world_size; r++)
+        ranks[r] = make_rank(job, &job->ranks[r]);
+    return ranks;
+}
+
+static struct status_param *make_params(const struct job *job)
+{
+    struct status_param *params = job->layout ? calloc(job->layout->n_params + 1, sizeof(*params)) : NULL;
+
+    for (uint32_t p = 0; params && p < job->layout->n_params; p++)
+        params[p] = (struct status_param){
+            .n_steps = state_journal(job->state)->counts[p],
+            .has_grad_norm = job->has_norm,
+            .grad_norm = job->step->norms[p],
+        };
+    return params;
+}
+
+/* Oldest first. Return: how many. */
+static size_t list_diagnostics(const struct job *job, const struct diagnostic **list)
+{
+    uint64_t n = MIN(job->n_diagnostics, (uint64_t)JOB_KEPT_DIAGNOSTICS);
+
+    for (uint64_t i = 0; i < n; i++)
+        list[i] = job->kept[(job->n_diagnostics - n + i) % JOB_KEPT_DIAGNOSTICS];
+    return n;
+}
+
+/* ---- commands: each returns JSON, owned by the caller, or NULL when memory is out ---------------------------------- */
+
+
+static char *on_status(struct server *server)
+{
+    struct status_refused refused[ARRAY_SIZE(server_job(server)->refused)];
+    struct status status = make_status(server, refused);
+
+    return status_json(&status);
+}
+
+static char *on_ranks(struct server *server)
+{
+    _cleanup_free_ struct status_rank *ranks = make_ranks(server_job(server));
+
+    return ranks ? ranks_json(ranks, server_job(server)->world_size, server_now_ns(server)) : NULL;
+}
+
+static char *on_params(struct server *server)
+{
+    const struct job *job = server_job(server);
+    _cleanup_free_ struct status_param *params = make_params(job);
+
+    return params_json(job->layout, job->layout ? &job->ledger : NULL, params);
+}
+
+static char *on_diagnostics(struct server *server)
+{
+    const struct diagnostic *list[JOB_KEPT_DIAGNOSTICS];
+    size_t n = list_diagnostics(server_job(server), list);
+
+    return diagnostics_json(list, n, server_job(server)->layout, server_now_ns(server));
+}
+
+static char *print_config(const struct config *config)
+{
+    char *text = NULL;
+    size_t size;
+    FILE *file = open_memstream(&text, &size);
+
+    if (!file)
+        return NULL;
+    config_print(file, config);
+    fclose(file);
+    return text;
+}
+
+static char *on_report(struct server *server)
+{
+    const struct job *job = server_job(server);
+    struct status_refused refused[ARRAY_SIZE(job->refused)];
+    struct status status = make_status(server, refused);
+    _cleanup_free_ struct status_rank *ranks = make_ranks(job);
+    _cleanup_free_ struct status_param *params = make_params(job);
+    _cleanup_free_ char *config = print_config(server_config(server));
+    const struct diagnostic *list[JOB_KEPT_DIAGNOSTICS];
+
+    return report_json(&(struct report){
+        .status = &status,
+        .ranks = ranks,
+        .n_ranks = ranks ? job->world_size : 0,
+        .ledger = job->layout ? &job->ledger : NULL,
+        .params = params,
+        .diagnostics = list,
+        .n_diagnostics = list_diagnostics(job, list),
+        .config = config,
+    });
+}
+
+static char *on_drain(struct server *server)
+{
+    server_job(server)->draining = true;
+    log_notice("draining: no rank may attach, the daemon ends with the last one");
+    return message_json("draining: no rank may attach any more; the daemon ends when the last trainer has left");
+}
+
+static char *on_abort(struct server *server)
+{
+    struct job *job = server_job(server);
+    struct evidence_at at = {.layout = job->layout, .rank = -1, .step = (int64_t)job->ledger.step, .micro_batch = -1};
+
+    if (job->phase != JOB_TRAINING)
+        return error_json("there is no open step: the job is not formed, or the step is decided already");
+    job_abort(job, -1, cause_aborted(&(struct evidence_abort){.at = at, .why = "zerodctl abort-step",
+                                                              .new_attempt = job->ledger.attempt + 1}));
+    return message_json("the step was aborted; trainers begin it again");
+}
+
+static char *on_drop(struct server *server)
+{
+    _cleanup_free_ char *why = NULL;
+
+    if (job_drop(server_job(server), &why) != 0)
+        return error_json(why ? why : "trainers are still attached");
+    log_notice("state dropped by request");
+    return message_json("the state is gone; the next run may attach under any run id");
+}
+
+static const struct {
+    const char *name;
+    bool admin;
+    char *(*run)(struct server *server);
+} table[] = {
+    {"status", false, on_status}, {"ranks", false, on_ranks},   {"params", false, on_params},
+    {"diagnostics", false, on_diagnostics}, {"report", false, on_report}, {"drain", true, on_drain},
+    {"abort-step", true, on_abort}, {"drop", true, on_drop},
+};
+
+/* ---- answering ------------------------------------------------------------------------------------------------------- */
+
+static void send_parts(struct session *session, const char *json, uint32_t exit_code)
+{
+    size_t left = strlen(json);
+
+    do {
+        size_t n = MIN(left, (size_t)WIRE_PART_BYTES);
+
+        left -= n;
+        session_send(session,
+                     &(struct reply){
+                         .type = REPLY_ADMIN_PART,
+                         .admin_part = {.json = (const uint8_t *)json, .n_json_bytes = n, .last = left == 0,
+                                        .exit_code = exit_code},
+                     },
+                     NULL, 0);
+        json += n;
+    } while (left > 0 && !session->doomed);
+}
+
+static void send_error(struct session *session, const char *text, uint32_t exit_code)
+{
+    _cleanup_free_ char *json = error_json(text);
+
+    send_parts(session, json ? json : "{}", exit_code);
+}
+
+void admin_request(struct session *session, const struct request_admin *request)
+{
+    struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
+    _cleanup_free_ char *json = NULL;
+    char text[160];
+
+    for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
+        if (strcmp(table[i].name, request->command) != 0)
+            continue;
+        if (table[i].admin && !server_is_admin(session->server, &session->peer)) {
+            struct diagnostic *d = server_keep(session->server,
+                                               cause_not_allowed(&at, session->peer.uid, session->peer.gid,
+                                                                 "change the job (listen.admin_users, "
+                                                                 "listen.admin_groups)"));
+            send_error(session, d->text, EX_NOPERM);
+            return;
+        }
+        json = table[i].run(session->server);
+        if (!json)
+            send_error(session, "out of memory", EX_OSERR);
+        else
+            send_parts(session, json, strncmp(json, "{\"error\"", 8) == 0 || strncmp(json, "{ \"error\"", 9) == 0
+                                          ? EX_UNAVAILABLE
+                                          : EX_OK);
+        return;
+    }
+    snprintf(text, sizeof(text), "there is no command \"%.32s\"", request->command);
+    send_error(session, text, EX_USAGE);
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What every file of the project may lean on: scope-exit cleanup, handing over
+ * what was acquired, checked size arithmetic, small macros. Nothing here
+ * allocates, logs or fails.
+ */
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/param.h> /* has a MIN and MAX of its own, which evaluate twice */
+#include <unistd.h>
+
+#undef MIN
+#undef MAX
+
+#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+
+#define MIN(a, b)                                                                                            \
+    __extension__({                                                                                          \
+        __auto_type min_a_ = (a);                                                                            \
+        __auto_type min_b_ = (b);                                                                            \
+        min_a_ < min_b_ ? min_a_ : min_b_;                                                                   \
+    })
+
+#define MAX(a, b)                                                                                            \
+    __extension__({                                                                                          \
+        __auto_type max_a_ = (a);                                                                            \
+        __auto_type max_b_ = (b);                                                                            \
+        max_a_ > max_b_ ? max_a_ : max_b_;                                                                   \
+    })
+
+#define container_of(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
+
+/* Frees what a local pointer owns when it leaves scope: _cleanup_free_ char *s = strdup(t); */
+#define _cleanup_free_ _cleanup_(freep)
+#define _cleanup_close_ _cleanup_(closep)
+#define _cleanup_(f) __attribute__((cleanup(f)))
+
+/* DEFINE_CLEANUP(struct x *, x_free) makes _cleanup_(x_freep) usable on a local of that type. */
+#define DEFINE_CLEANUP(type, func)                                                                           \
+    static inline void func##p(type *p)                                                                      \
+    {                                                                                                        \
+        if (*p)                                                                                              \
+            func(*p);                                                                                        \
+    }                                                                                                        \
+    struct define_cleanup_swallows_semicolon
+
+static inline void freep(void *p)
+{
+    free(*(void **)p);
+}
+
+static inline void closep(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+}
+
+/* Hands a pointer or descriptor over, leaving NULL or -1 behind. */
+#define steal_ptr(p)                                                                                         \
+    __extension__({                                                                                          \
+        __auto_type steal_p_ = &(p);                                                                         \
+        __auto_type steal_v_ = *steal_p_;                                                                    \
+        *steal_p_ = NULL;                                                                                    \
+        steal_v_;                                                                                            \
+    })
+
+static inline int steal_fd(int *fd)
+{
+    int v = *fd;
+
+    *fd = -1;
+    return v;
+}
+
+/* Return: false when the result does not fit, *res is then undefined. */
+static inline bool size_add(size_t *res, size_t a, size_t b)
+{
+    return !__builtin_add_overflow(a, b, res);
+}
+
+static inline bool size_mul(size_t *res, size_t a, size_t b)
+{
+    return !__builtin_mul_overflow(a, b, res);
+}
+
+/* n rounded up to a multiple of align (> 0). Only for values that are known to be far from SIZE_MAX. */
+static inline size_t round_up(size_t n, size_t align)
+{
+    return (n + align - 1) / align * align;
+}
+
+static inline size_t div_round_up(size_t n, size_t d)
+{
+    return (n + d - 1) / d;
+}

@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A gradient that came twice: E1001, and E1006 where a static graph had learnt another count. Classes in
+ * the order in which they are looked for:
+ *
+ *     D4  DDP complains, the parameter arrived once: nothing was computed twice
+ *     D3  one graph task, or the client saw its hook fire twice: the optimizer is attached twice
+ *     D1  one outer backward, different graph tasks, one of them nested: reentrant checkpointing
+ *     D2  different outer backwards, or more micro-batches than configured: an extra backward
+ *     U   the records do not say: they are printed in full
+ *
+ * D5, a push after the close, comes before all of them: the ledger finds it by position (cause_push).
+ */
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/base.h"
+#include "daemon/cause-text.h"
+
+#define REENTRANT_KEYWORD "gradient_checkpointing_kwargs={\"use_reentrant\": False}"
+#define REENTRANT_OPTION "--gradient_checkpointing_kwargs '{\"use_reentrant\": false}'"
+#define REENTRANT_ARGUMENT "torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)"
+#define ACCUMULATE "diagnostics.on_duplicate: accumulate"
+#define NOT_REENTRANCE                                                                                       \
+    "batch size, LoRA rank, number of GPUs; ZeRO-3 elsewhere hides this, it does not cure it"
+
+#define NOT_IT_C "batch size, number of ranks, bucket size"
+
+enum duplicate_class { CLASS_U, CLASS_D1, CLASS_D2, CLASS_D3 };
+
+static bool is_nested(const struct diagnostic_push *push)
+{
+    return push->record.depth > 0 || (push->record.flags & PUSH_NESTED);
+}
+
+static enum duplicate_class classify(const struct evidence_duplicate *e)
+{
+    const struct push_record *first = &e->first.record, *second = &e->second.record;
+    bool tasks_known = first->task && second->task, ordinals_known = first->ordinal && second->ordinal;
+
+    if (e->second.present && (second->flags & PUSH_HOOK_TWICE))
+        return CLASS_D3;
+    if (!e->first.present || !e->second.present)
+        return CLASS_U;
+    if (tasks_known && first->task == second->task)
+        return CLASS_D3;
+    if (!ordinals_known)
+        return CLASS_U;
+    if (first->ordinal != second->ordinal)
+        return CLASS_D2;
+    if (tasks_known && (is_nested(&e->first) || is_nested(&e->second)))
+        return CLASS_D1;
+    return CLASS_U;
+}
+
+static const char *reentrant_fix(enum caller caller)
+{
+    switch (caller) {
+    case CALLER_SWIFT:
+        return REENTRANT_OPTION;
+    case CALLER_TRAINER:
+        return REENTRANT_KEYWORD;
+    case CALLER_TORCH:
+        return REENTRANT_ARGUMENT;
+    default:
+        return "sum the gradients of all runs of the segment, then zerod_push once";
+    }
+}
+
+/* ---- D1 --------------------------------------------------------------------------------------------- */
+
+static void explain_reentrance(struct diagnostic *d, const struct evidence_duplicate *e)
+{
+    const char *a = e->first.segment ? e->first.segment : "", *b = e->second.segment ? e->second.segment : "";
+    uint32_t n_runs = MAX(e->first.record.call, e->second.record.call);
+    struct strbuf buf = {0};
+
+    if (is_nested(&e->first) != is_nested(&e->second)) {
+        strbuf_add(&buf,
+                   "the parameter is used inside a reentrant checkpoint and outside of it; each has its own "
+                   "backward pass");
+    } else if (*a && *b && strcmp(a, b) != 0) {
+        strbuf_add(&buf, "the parameter is used in two reentrant checkpoints, ");
+        strbuf_add_foreign(&buf, a);
+        strbuf_add(&buf, " and ");
+        strbuf_add_foreign(&buf, b);
+        strbuf_add(&buf, "; each makes its own backward pass");
+    } else {
+        strbuf_add(&buf, "the module ran ");
+        if (n_runs == 2)
+            strbuf_add(&buf, "twice");
+        else if (n_runs > 2)
+            strbuf_add(&buf, "%" PRIu32 " times", n_runs);
+        else
+            strbuf_add(&buf, "more than once");
+        strbuf_add(&buf,
+                   " in one forward under reentrant checkpointing; each run makes its own backward pass");
+    }
+    diagnostic_field_take(d, "cause", &buf);
+}
+
+static void advise_reentrance(struct diagnostic *d, const struct evidence_duplicate *e, enum caller caller)
+{
+    const struct remedy remedies[] = {
+        {"fix", reentrant_fix(caller), "one gradient per parameter, same numbers"},
+        {"or", e->accumulated ? NULL : ACCUMULATE, "the sum is exact"},
+    };
+
+    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+    diagnostic_field(d, "not it", "%s", caller == CALLER_C ? NOT_IT_C : NOT_REENTRANCE);
+}
+
+/* ---- D2 --------------------------------------------------------------------------------------------- */
+
+/* The caller marks micro-batches itself, and says nothing of forwards: what is certain is the missing mark.
+ */
+static void explain_no_mark(struct diagnostic *d, const struct evidence_duplicate *e)
+{
+    const struct remedy remedies[] = {
+        {"fix", "zerod_end_backward after each backward", "if each has its own forward: a micro-batch each"},
+        {"or", "one backward over the sum of the losses", "if both belong to one forward: same numbers"},
+        {"or", e->accumulated ? NULL : ACCUMULATE, "the sum is exact"},
+    };
+
+    diagnostic_field(d, "cause",
+                     "backward %" PRIu32 " was begun without ending backward %" PRIu32
+                     ", so both belong to one micro-batch, and both made this gradient",
+                     e->second.record.ordinal, e->first.record.ordinal);
+    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+    diagnostic_field(d, "not it", NOT_IT_C);
+}
+
+static void explain_extra_backward(struct diagnostic *d, const struct evidence_duplicate *e)
+{
+    bool new_forward = e->second.record.flags & PUSH_NEW_FORWARD;
+    const struct remedy remedies[] = {
+        {"fix", new_forward ? "opt.step() between the two" : "(loss_a + loss_b).backward()",
+         new_forward ? "if each has a step of its own" : "one gradient per parameter, same numbers"},
+        {"or", e->accumulated ? NULL : ACCUMULATE, "the sum is exact"},
+    };
+
+    if (new_forward)
+        diagnostic_field(d, "cause",
+                         "backward %" PRIu32 " followed backward %" PRIu32
+                         " after a forward, but the client saw no end of the micro-batch between them",
+                         e->second.record.ordinal, e->first.record.ordinal);
+    else
+        diagnostic_field(d, "cause",
+                         "backward %" PRIu32 " ran over the forward that backward %" PRIu32
+                         " had already been through; each makes a gradient of its own",
+                         e->second.record.ordinal, e->first.record.ordinal);
+    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+    diagnostic_field(
+        d, "not it",
+        "retain_graph=True, which only permits the second backward; gradient checkpointing; number of GPUs");
+}
+
+/* More micro-batches than configured: found when the rank asks for the step, so there need not be a push. */
+static struct diagnostic *diagnose_count(const struct evidence_duplicate *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_DUPLICATE, "more micro-batches than configured, step held");
+    enum caller caller = caller_of(&e->at, &e->second);
+    char number[64], before[96];
+    const struct remedy remedies[] = {
+        {"fix", "gradient_accumulation_steps: auto", "the step is the boundary, whatever the count"},
+        {"or", number, "if the program is right"},
+        {"or", before, "if the configuration is right"},
+    };
+
+    snprintf(number, sizeof(number), "gradient_accumulation_steps: %" PRIu32, e->n_micro_batches);
+    snprintf(before, sizeof(before), "%s after %" PRIu32 " backward%s",
+             caller == CALLER_C ? "zerod_step" : "opt.step()", e->n_configured,
+             e->n_configured == 1 ? "" : "s");
+    diagnostic_class(d, "D2");
+    diagnostic_pushes(d, &e->first, &e->second);
+    diagnostic_params(d, e->at.layout, e->params, e->n_params);
+    diagnostic_field(d, "expected",
+                     "%" PRIu32 " micro-batch%s in a step (gradient_accumulation_steps: %" PRIu32 ")",
+                     e->n_configured, e->n_configured == 1 ? "" : "es", e->n_configured);
+    diagnostic_field(d, "got", "%" PRIu32, e->n_micro_batches);
+    diagnostic_field(d, "cause",
+                     "the program accumulates over %" PRIu32 " micro-batches where %" PRIu32 " %s configured",
+                     e->n_micro_batches, e->n_configured, e->n_configured == 1 ? "is" : "are");
+    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+    diagnostic_field(d, "not it", "gradient checkpointing, batch size, number of GPUs");
+    diagnostic_field(d, "state",
+                     "step held, nothing was applied; going on would train on gradients %" PRIu32
+                     " / %" PRIu32 " times as large: %s drops it",
+                     e->n_micro_batches, e->n_configured, caller_abort(caller));
+    return diagnostic_finish(d);
+}
+
+/* ---- D3 --------------------------------------------------------------------------------------------- */
+
+static void advise_double_hook(struct diagnostic *d, const struct evidence_duplicate *e, enum caller caller)
+{
+    if (e->second.record.flags & PUSH_HOOK_TWICE)
+        diagnostic_field(
+            d, "cause",
+            "the gradient hook fired twice in one graph task: it is attached to the parameter twice");
+    else
+        diagnostic_field(d, "cause",
+                         "both pushes come from graph task %" PRIu64 ", in which a parameter's gradient is "
+                         "ready once: it was pushed twice",
+                         e->second.record.task);
+    if (caller == CALLER_C)
+        diagnostic_field(d, "fix", "call zerod_push once for each parameter of a backward");
+    else
+        diagnostic_field(d, "fix", "make one zerod.Optimizer(model) in the process, once, and keep it");
+    diagnostic_field(d, "not it",
+                     "gradient checkpointing, number of GPUs; on_duplicate: accumulate would count the same "
+                     "gradient twice");
+}
+
+/* ---- D4 --------------------------------------------------------------------------------------------- */
+
+static struct diagnostic *diagnose_phantom(const struct evidence_duplicate *e)
+{
+    struct diagnostic *d =
+        cause_new(&e->at, E_DUPLICATE, "DDP complains, but no gradient was computed twice");
+    enum caller caller = caller_of(&e->at, &e->first);
+    const struct remedy remedies[] = {
+        {"fix", caller == CALLER_C ? REENTRANT_ARGUMENT : reentrant_fix(caller), "always"},
+        {"or",
+         caller == CALLER_SWIFT     ? "--ddp_find_unused_parameters false"
+         : caller == CALLER_TRAINER ? "ddp_find_unused_parameters=False"
+                                    : "DistributedDataParallel(model, find_unused_parameters=False)",
+         "only if every parameter gets a gradient in every step"},
+    };
+
+    diagnostic_warn(d);
+    diagnostic_class(d, "D4");
+    diagnostic_pushes(d, &e->first, NULL);
+    diagnostic_params(d, e->at.layout, e->params, e->n_params);
+    cause_push_field(d, "1st push", &e->first, false);
+    diagnostic_field(d, "2nd push", "none: exactly 1 gradient arrived");
+    diagnostic_field(
+        d, "cause",
+        "DDP was built with find_unused_parameters=True, which cannot see into reentrant "
+        "checkpoints:\nit took their parameters for unused, marked them ready, and failed on the first "
+        "real gradient");
+    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+    diagnostic_field(d, "not it",
+                     "the parameter that DDP names: it is the first of the backward, never the culprit;\n"
+                     "LoRA rank, batch size, number of GPUs: it fails with one process too");
+    diagnostic_field(d, "state", "DDP stopped the backward; zerod refused nothing");
+    return diagnostic_finish(d);
+}
+
+/* ---- U ---------------------------------------------------------------------------------------------- */
+
+static void admit_ignorance(struct diagnostic *d, const struct evidence_duplicate *e, enum caller caller)
+{
+    bool same = e->sums_known && e->sums_equal;
+
+    if (same)
+        diagnostic_field(
+            d, "cause",
+            "not known: the same gradient came twice, and the records do not say what pushed it again");
+    else
+        diagnostic_field(d, "cause", "not known: the records do not say what ran twice");
+    diagnostic_field(
+        d, "tell apart",
+        "both in one graph task: the push, or the hook that makes it, ran twice (D3)\n"
+        "in one backward but two graph tasks, one nested: recomputed in reentrant checkpoints (D1)\n"
+        "in two backwards: one of them is extra, or a boundary between them is not marked (D2)%s",
+        caller == CALLER_C ? "\nzerod_push has .ordinal, .task, .depth, .segment, .call and .site for this"
+                           : "");
+    if (caller == CALLER_C)
+        diagnostic_field(
+            d, "fix", "push each parameter once in a micro-batch: sum what belongs to it, then zerod_push");
+    else
+        diagnostic_field(d, "fix",
+                         "one backward for each forward, and one gradient for each parameter in it");
+    if (!e->accumulated && !same)
+        diagnostic_field(d, "or", ACCUMULATE "   (if both are meant: the sum is exact)");
+    diagnostic_field(d, "not it", "batch size, number of ranks%s",
+                     same ? "; on_duplicate: accumulate would count the same gradient twice" : "");
+}
+
+/* ---- all of them ------------------------------------------------------------------------------------ */
+
+static const char *title_of(const struct evidence_duplicate *e)
+{
+    if (e->accumulated)
+        return "duplicate gradient added as a later pass";
+    if (e->code == E_GRAPH_CHANGED)
+        return e->abort_step ? "gradient that static_graph did not learn refused, step aborted"
+                             : "gradient that static_graph did not learn refused";
+    return e->abort_step ? "duplicate gradient refused, step aborted" : NULL;
+}
+
+static void add_state(struct diagnostic *d, const struct evidence_duplicate *e, enum caller caller)
+{
+    if (e->accumulated)
+        diagnostic_field(
+            d, "state",
+            "every push was added as a pass of its own, in the order of passes; training goes on");
+    else if (e->abort_step)
+        diagnostic_field(d, "state",
+                         "step aborted on all ranks, nothing was applied: begin it again at micro-batch 0");
+    else
+        diagnostic_field(
+            d, "state",
+            "the first gradient stands, the second was not added; going on would train on part of "
+            "it: zerod_abort_step, or %s",
+            caller == CALLER_C ? "zerod_clear_fault" : "clear the fault");
+}
+
+static void add_bytes(struct diagnostic *d, const struct evidence_duplicate *e)
+{
+    if (e->sums_known)
+        diagnostic_field(d, "bytes",
+                         e->sums_equal ? "the second push holds the same bytes as the first"
+                                       : "the second push holds other bytes than the first");
+}
+
+struct diagnostic *cause_duplicate(const struct evidence_duplicate *e)
+{
+    enum caller caller = caller_of(&e->at, e->second.present ? &e->second : &e->first);
+    enum duplicate_class class = classify(e);
+    static const char *const names[] = {
+        [CLASS_U] = "U", [CLASS_D1] = "D1", [CLASS_D2] = "D2", [CLASS_D3] = "D3"};
+    struct diagnostic *d;
+
+    if (e->ddp_complained)
+        return diagnose_phantom(e);
+    if (e->n_configured && e->n_micro_batches > e->n_configured)
+        return diagnose_count(e);
+
+    d = cause_new(&e->at, e->code ? e->code : E_DUPLICATE, title_of(e));
+    if (e->accumulated)
+        diagnostic_warn(d);
+    diagnostic_class(d, names[class]);
+    diagnostic_pushes(d, &e->first, &e->second);
+    diagnostic_params(d, e->at.layout, e->params, e->n_params);
+    cause_push_field(d, "1st push", &e->first, class == CLASS_U);
+    cause_push_field(d, "2nd push", &e->second, class == CLASS_U);
+    add_bytes(d, e);
+    if (e->n_params)
+        cause_partition(d, e->at.layout, e->params[0]);
+    if (e->code == E_GRAPH_CHANGED)
+        diagnostic_field(
+            d, "expected",
+            "one gradient of each in a micro-batch, as static_graph: true learnt in the first step");
+    switch (class) {
+    case CLASS_D1:
+        explain_reentrance(d, e);
+        advise_reentrance(d, e, caller);
+        break;
+    case CLASS_D2:
+        if (caller == CALLER_C)
+            explain_no_mark(d, e);
+        else
+            explain_extra_backward(d, e);
+        break;
+    case CLASS_D3:
+        advise_double_hook(d, e, caller);
+        break;
+    case CLASS_U:
+        admit_ignorance(d, e, caller);
+        break;
+    }
+    add_state(d, e, caller);
+    return diagnostic_finish(d);
+}

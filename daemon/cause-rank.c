@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Ranks as processes: taken, lost, waited for, and the abort of a step as the innocent see it. E1301, E1302,
+ * E1303.
+ */
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/base.h"
+#include "daemon/cause-text.h"
+
+#define STEP_ABORTED                                                                                         \
+    "step aborted on all ranks, weights and optimizer state are unchanged: begin it again at micro-batch 0"
+
+static void add_foreign(struct diagnostic *d, const char *label, const char *text)
+{
+    struct strbuf buf = {0};
+
+    strbuf_add_foreign(&buf, text);
+    diagnostic_field_take(d, label, &buf);
+}
+
+/* "12.3 s", "2 min 5 s", "3 h 10 min" */
+static void print_duration(struct strbuf *buf, uint64_t ms)
+{
+    uint64_t s = ms / 1000;
+
+    if (s < 60)
+        strbuf_add(buf, "%" PRIu64 ".%" PRIu64 " s", s, ms % 1000 / 100);
+    else if (s < 3600)
+        strbuf_add(buf, "%" PRIu64 " min %" PRIu64 " s", s / 60, s % 60);
+    else
+        strbuf_add(buf, "%" PRIu64 " h %" PRIu64 " min", s / 3600, s % 3600 / 60);
+}
+
+/* ---- E1301 --------------------------------------------------------------------------------------------- */
+
+struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, uint64_t since_ns,
+                                    uint64_t now_ns)
+{
+    struct diagnostic *d = cause_new(at, E_RANK_TAKEN, NULL);
+    struct strbuf buf = {0};
+
+    if (pid > 0)
+        strbuf_add(&buf, "pid %" PRId64 ", ", pid);
+    strbuf_add(&buf, "attached ");
+    print_duration(&buf, now_ns > since_ns ? (now_ns - since_ns) / 1000000 : 0);
+    strbuf_add(&buf, " ago");
+    diagnostic_field_take(d, "held by", &buf);
+    diagnostic_field(d, "cause", "two processes claim one rank, and the one that holds it is alive");
+    diagnostic_field(d, "fix",
+                     "a rank of its own for each process: RANK in its environment, or zerod_options.rank");
+    if (pid > 0)
+        diagnostic_field(
+            d, "or", "kill %" PRId64 "   (if it is a leftover: the rank is free as soon as it is gone)", pid);
+    diagnostic_field(d, "not it",
+                     "the socket, the run id, a time-out: a dead process frees its rank at once");
+    diagnostic_field(d, "state", "attach refused; the rank that is held goes on");
+    return diagnostic_finish(d);
+}
+
+/* ---- E1302 --------------------------------------------------------------------------------------------- */
+
+static void add_process(struct diagnostic *d, const struct evidence_lost *e)
+{
+    struct strbuf buf = {0};
+
+    if (e->pid > 0)
+        strbuf_add(&buf, "pid %" PRId64, e->pid);
+    if (e->last_message && *e->last_message) {
+        strbuf_add(&buf, "%slast message ", buf.n_bytes ? ", " : "");
+        strbuf_add_foreign(&buf, e->last_message);
+    }
+    diagnostic_field_take(d, "process", &buf);
+    add_foreign(d, "owed", e->owed);
+}
+
+static void explain_left(struct diagnostic *d, const struct evidence_lost *e)
+{
+    diagnostic_field(d, "cause",
+                     "the rank said that it is done (zerod_leave), and diagnostics.on_leave is stop");
+    diagnostic_field(d, "fix", "the same number of steps on every rank");
+    diagnostic_field(d, "or", "diagnostics.on_leave: continue   (the others go on without it)");
+    diagnostic_field(d, "not it", "a crash: the rank ended in order");
+    diagnostic_field(d, "state", "steps that were committed stand; no further one is begun");
+}
+
+static void explain_difference(struct diagnostic *d)
+{
+    diagnostic_field(d, "cause",
+                     "the successor redid the micro-batch with another result than its predecessor's, which "
+                     "is in the sums");
+    diagnostic_field(d, "fix",
+                     "store loader position and RNG state with each micro-batch and step (the blob of "
+                     "zerod_end_backward),\n"
+                     "and restore them from zerod_user_state");
+    diagnostic_field(d, "not it", "rounding in zerod: gradients are compared as they were pushed");
+    diagnostic_field(d, "state", STEP_ABORTED);
+}
+
+static void explain_nobody_came(struct diagnostic *d, const struct evidence_lost *e)
+{
+    struct strbuf buf = {0};
+
+    strbuf_add(&buf, "its process is gone, and no successor attached");
+    if (e->waited_ms) {
+        strbuf_add(&buf, " within ");
+        print_duration(&buf, e->waited_ms);
+        strbuf_add(&buf, " (limits.reattach_timeout)");
+    }
+    diagnostic_field_take(d, "cause", &buf);
+    diagnostic_field(d, "fix",
+                     "start the rank again with the same run id; zerodrun --restarts N does it by itself");
+    diagnostic_field(d, "not it", "the ranks that wait; the network");
+    diagnostic_field(d, "state", STEP_ABORTED);
+}
+
+static void explain_gone(struct diagnostic *d, const struct evidence_lost *e)
+{
+    diagnostic_field(d, "cause", "its process ended, or closed its connection, without having left");
+    diagnostic_field(d, "fix",
+                     "start the rank again with the same run id; zerodrun --restarts N does it by itself");
+    diagnostic_field(d, "or", "zerodctl abort-step   (to give the step up)");
+    diagnostic_field(d, "not it", "the other ranks: they wait, redo nothing and lose nothing");
+    diagnostic_field(d, "state",
+                     "the others wait for a successor; the step is aborted after limits.reattach_timeout");
+}
+
+struct diagnostic *cause_rank_lost(const struct evidence_lost *e)
+{
+    const char *title = e->left      ? "a rank has left, the others stop"
+                        : e->differs ? "successor's gradient differs, step aborted"
+                        : e->aborted ? "rank lost, step aborted"
+                                     : "rank lost, waiting for its successor";
+    struct diagnostic *d = cause_new(&e->at, E_RANK_LOST, title);
+
+    if (!e->left && !e->differs && !e->aborted)
+        diagnostic_warn(d);
+    if (e->differs)
+        diagnostic_params(d, e->at.layout, &e->param, 1);
+    add_process(d, e);
+    if (e->left)
+        explain_left(d, e);
+    else if (e->differs)
+        explain_difference(d);
+    else if (e->aborted)
+        explain_nobody_came(d, e);
+    else
+        explain_gone(d, e);
+    return diagnostic_finish(d);
+}
+
+/* ---- the abort of a step --------------------------------------------------------------------------------
+ */
+
+/* The reason's first line, without the newline. */
+static void print_reason(struct strbuf *buf, const struct diagnostic *reason)
+{
+    strbuf_add_bytes(buf, reason->text, strcspn(reason->text, "\n"));
+}
+
+struct diagnostic *cause_aborted(const struct evidence_abort *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_RANK_LOST, "step aborted for all ranks");
+    enum caller caller = caller_of(&e->at, NULL);
+    struct strbuf buf = {0};
+
+    if (e->at.rank >= 0)
+        diagnostic_field(d, "guilty", "rank %" PRId64, e->at.rank);
+    add_foreign(d, "reason", e->why);
+    if (e->reason && e->reason->text) {
+        print_reason(&buf, e->reason);
+        diagnostic_field_take(d, "cause", &buf);
+    } else if (e->at.rank >= 0) {
+        diagnostic_field(d, "cause", "rank %" PRId64 " asked for it", e->at.rank);
+    } else {
+        diagnostic_field(d, "cause", "an administrator asked for it (zerodctl abort-step)");
+    }
+    diagnostic_field(d, "fix", "%s",
+                     caller == CALLER_C ? "go back to zerod_epoch() and begin the step again at micro-batch 0"
+                                        : "begin the step again with its first micro-batch");
+    diagnostic_field(d, "not it", "%s",
+                     e->at.rank >= 0 ? "the other ranks: they lose the step and nothing else"
+                                     : "any rank: it came from outside the job");
+    diagnostic_field(
+        d, "state",
+        "gradients of the step are dropped on all ranks, weights and optimizer state are unchanged; "
+        "attempt %" PRIu32 " begins",
+        e->new_attempt);
+    return diagnostic_finish(d);
+}
+
+/* ---- E1303 --------------------------------------------------------------------------------------------- */
+
+static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
+{
+    if (e->forming) {
+        diagnostic_field(d, "cause",
+                         "the job forms when all ranks have attached and declared, and some have not");
+        diagnostic_field(d, "fix", "start every rank of world.size; zerodctl ranks shows which are missing");
+        diagnostic_field(d, "not it", "the model; memory");
+        return;
+    }
+    if (e->absent)
+        diagnostic_field(d, "cause", "the rank that is waited for never opened the step");
+    else
+        diagnostic_field(d, "cause",
+                         "a step needs every rank, and the one that is waited for has not come as far");
+    diagnostic_field(d, "fix",
+                     "look where it is: py-spy dump --pid PID, or gdb -p PID   (its pid: zerodctl ranks)");
+    diagnostic_field(d, "or", "zerodctl abort-step   (to give the step up)");
+    diagnostic_field(d, "not it", "the ranks that wait; bucket size; a longer stall_timeout");
+}
+
+struct diagnostic *cause_stalled(const struct evidence_stall *e)
+{
+    struct strbuf title = {0};
+    struct diagnostic *d;
+
+    strbuf_add(&title, "stalled for ");
+    print_duration(&title, e->since_ms);
+    if (e->aborted)
+        strbuf_add(&title, e->forming ? ", forming given up" : ", step aborted");
+    d = cause_new(&e->at, E_STALLED, strbuf_text(&title));
+    strbuf_deinit(&title);
+    if (!e->aborted)
+        diagnostic_warn(d);
+    if (e->absent)
+        diagnostic_class(d, "M7");
+    add_foreign(d, "waits", e->waiting);
+    add_foreign(d, "on", e->blocking);
+    diagnostic_params(d, e->at.layout, e->params, e->n_params);
+    explain_stall(d, e);
+    if (!e->aborted)
+        diagnostic_field(d, "state", "nothing is lost and all wait on; diagnostics.stall_timeout ends it");
+    else if (e->forming)
+        diagnostic_field(d, "state", "those who waited are refused and may try again; nothing was formed");
+    else
+        diagnostic_field(d, "state", STEP_ABORTED);
+    return diagnostic_finish(d);
+}

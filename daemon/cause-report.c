@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What only the client can see: it reports the code, the parameters and a sentence, and the text is made here
+ * so that the daemon's log, the exception and the manual agree: E1104 to E1107, E1110.
+ */
+
+#include <string.h>
+
+#include "daemon/base.h"
+#include "daemon/cause-text.h"
+
+/* One row per code; [0] is said to callers of the C API, [1] to those of the Python package. */
+struct report_text {
+    enum diagnostic_code code;
+    const char *cause;
+    const char *fix[2];
+    const char *alternative[2]; /* or NULL */
+    const char *not_it;
+    const char *state;
+};
+
+static const struct report_text texts[] = {
+    {
+        .code = E_REPOINTED,
+        .cause = "the parameter no longer lies in the memory that zerod publishes weights in: the step would "
+                 "train what nobody reads",
+        .fix = {"read weights where zerod_weight() says, after every zerod_form()",
+                "model.to(...), model.half() and load_state_dict(..., assign=True) before "
+                "zerod.Optimizer(model)"},
+        .alternative =
+            {NULL, "with zerod.writable(model): model.load_state_dict(...)   (values instead of storage)"},
+        .not_it = "the learning rate; frozen parameters",
+        .state = "the step was refused before anything was applied; state and weights are unchanged",
+    },
+    {
+        .code = E_DRIFTED,
+        .cause = "ranks that should hold equal parameters do not: something changes them outside zerod, or a "
+                 "wrapper was bypassed",
+        .fix = {"change weights between zerod_write_begin() and zerod_write_end() only",
+                "call the wrapped model, and change weights inside zerod.writable(model) only"},
+        .alternative = {NULL, NULL},
+        .not_it = "the order of sums: zerod's are equal to the last bit on every rank",
+        .state = "nothing was refused in the daemon; going on trains one model for each rank",
+    },
+    {
+        .code = E_WEIGHT_WRITTEN,
+        .cause = "published weights are one read-only mapping for all ranks, and the program wrote to them "
+                 "in place",
+        .fix = {"zerod_write_begin() before and zerod_write_end() after, on every rank",
+                "with zerod.writable(model): around the write, on every rank"},
+        .alternative = {"weights: private   (a copy of its own for each rank)",
+                        "weights: private   (a copy of its own for each rank)"},
+        .not_it = "a broken build; the driver; memory that was freed",
+        .state = "the write did not happen; the process ends as it would have without zerod, the run can go "
+                 "on with a successor",
+    },
+    {
+        .code = E_REDUCED_TWICE,
+        .cause = "the model is wrapped in DDP or FSDP: its gradients are averaged over the ranks before "
+                 "zerod sums them again",
+        .fix = {"push each rank's own gradients, not reduced ones",
+                "zerod.Optimizer(model) on the bare model, without the wrapper"},
+        .alternative = {NULL, "zerod.observe(ddp_model)   (watch and explain only)"},
+        .not_it = "gradient_allreduce_op: no setting makes two reductions one",
+        .state = "attach refused; nothing has changed",
+    },
+    {
+        .code = E_RELEASED_READ,
+        .cause =
+            "stage 3 publishes a weight from zerod_gather to zerod_release, and it was read outside of that",
+        .fix = {"zerod_gather() before the read, zerod_release() after it",
+                "zerod.stage3(model), and call modules rather than read their weights"},
+        .alternative = {NULL, "zero_optimization.stage: 2   (weights are always there)"},
+        .not_it = "a broken build; the driver; memory that was freed",
+        .state = "no stale value was read; the process ends as it would have without zerod, the run can go "
+                 "on with a successor",
+    },
+};
+
+static const struct report_text *text_of(enum diagnostic_code code)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(texts); i++)
+        if (texts[i].code == code)
+            return &texts[i];
+    return NULL;
+}
+
+/* The client's sentence may name the call site: its first line is what happened. */
+struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_code code,
+                                const uint32_t *params, size_t n_params, const char *detail)
+{
+    const struct report_text *text = text_of(code);
+    struct diagnostic *d = cause_new(at, code, NULL);
+    size_t language = caller_of(at, &(struct diagnostic_push){.site = (char *)detail}) == CALLER_C ? 0 : 1;
+    struct strbuf buf = {0};
+
+    diagnostic_params(d, at->layout, params, n_params);
+    strbuf_add_foreign(&buf, detail);
+    diagnostic_field_take(d, "got", &buf);
+    if (text) {
+        diagnostic_field(d, "cause", "%s", text->cause);
+        diagnostic_field(d, "fix", "%s", text->fix[language]);
+        if (text->alternative[language])
+            diagnostic_field(d, "or", "%s", text->alternative[language]);
+        diagnostic_field(d, "not it", "%s", text->not_it);
+        diagnostic_field(d, "state", "%s", text->state);
+    } else {
+        diagnostic_field(d, "cause", "reported by the client, which alone can see it");
+        diagnostic_field(d, "state", "the daemon's state is unchanged");
+    }
+    return diagnostic_finish(d);
+}

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What is wrong with a configuration file: a list of problems, each with its place, the key and a sentence,
+ * printed as E1601 with the source line and a caret. Notes are of the same form and stop nobody: keys of
+ * DeepSpeed that have no effect here.
+ */
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+enum {
+    CONFIG_MAX_PROBLEMS = 100, /* picked: more than anybody reads, few enough for a hostile file */
+};
+
+/* A text with the name it goes by in messages. */
+struct config_text {
+    const char *name;
+    const char *text;
+    size_t n_bytes;
+};
+
+/* A place in a text, lines and columns (code points) from 1. line 0: the text as a whole. */
+struct config_spot {
+    unsigned line;
+    unsigned column;
+    unsigned n_columns; /* how much to underline, 0 and 1 are a bare caret */
+};
+
+struct config_problem {
+    bool note;   /* does not keep the daemon from starting */
+    char *place; /* "file:line:column", or "file" */
+    unsigned line, column;
+    char *key;    /* full path of the key, or NULL */
+    char *text;   /* what is wrong, what is allowed, what is near */
+    char *source; /* the line (or the part of it around the place) and below it the caret, or NULL */
+};
+
+struct config_problems {
+    struct config_problem *items;
+    size_t n_items;
+    size_t n_errors;  /* items that are no notes */
+    size_t n_dropped; /* errors beyond CONFIG_MAX_PROBLEMS, not kept */
+    int r;            /* sticky: -ENOMEM when a problem could not be kept */
+};
+
+#define CONFIG_PROBLEMS_NULL ((struct config_problems){0})
+
+void config_problems_deinit(struct config_problems *problems);
+
+/* key may be NULL; text may be NULL, then there is no source line. Lack of memory is remembered in
+ * problems->r. */
+void config_problems_add(struct config_problems *problems, const struct config_text *text,
+                         const struct config_spot *spot, const char *key, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+void config_problems_note(struct config_problems *problems, const struct config_text *text,
+                          const struct config_spot *spot, const char *key, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+
+/* By place in the file; for one place the order of discovery stays. */
+void config_problems_sort(struct config_problems *problems);
+
+/* "E1601 config: file:line:column: key: text", source line and caret, for each; notes begin with "note". */
+void config_problem_print(FILE *file, const struct config_problem *problem);
+void config_problems_print(FILE *file, const struct config_problems *problems);

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Reading a YAML text into a struct config by the table: which rows apply, where each pair goes, what is
+ * wrong with it, what is missing, and the defaults. Internal to the configuration modules.
+ */
+
+struct config;
+struct config_source;
+struct config_problems;
+
+/*
+ * config: zeroed by the caller, to be freed by it with config_free in any case.
+ * Return: 0, CONFIG_E_INVALID (the problems say why), or -ENOMEM.
+ */
+int config_read(struct config *config, const struct config_source *source, struct config_problems *problems);

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The one table of configuration keys: path, type, unit, default, range, sentence, and the field of struct
+ * config that each one fills. Reading, checking, printing, help and the test that compares manual and sample
+ * files all go through it; a default is written here and nowhere else.
+ *
+ * Rows of one section stand together, a section before its keys, because printing goes from top to bottom.
+ * A path may have several rows when its default or meaning depends on the optimizer or scheduler; `only`
+ * tells them apart. Constant data; any thread may read it.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum config_kind {
+    CONFIG_OURS,
+    CONFIG_INERT,   /* DeepSpeed's, has no effect here: accepted, the sentence says why */
+    CONFIG_REFUSED, /* known, but refused: the sentence says what to write instead */
+};
+
+enum config_type {
+    CONFIG_SECTION, /* a mapping, its keys are rows of their own */
+    CONFIG_NAME,    /* letters, digits, '.', '_', '-' */
+    CONFIG_PATH,    /* absolute */
+    CONFIG_SOCKET,  /* absolute, fits sun_path */
+    CONFIG_ADDRESS, /* host:port */
+    CONFIG_BOOL,
+    CONFIG_WHOLE,    /* an int, unsigned or uint64_t */
+    CONFIG_REAL,     /* double */
+    CONFIG_SIZE,     /* uint64_t bytes */
+    CONFIG_DURATION, /* uint64_t milliseconds */
+    CONFIG_CHOICE,   /* an enum or int */
+    CONFIG_MODE,     /* mode_t, octal */
+    CONFIG_NAMES,    /* struct config_names */
+    CONFIG_NUMBERS,  /* struct schedule_numbers */
+    CONFIG_PAIR,     /* two doubles */
+    CONFIG_NODES,    /* struct config_nodes, items are rows under "path[]" */
+};
+
+enum {
+    CONFIG_REQUIRED = 1 << 0,
+    CONFIG_NULLABLE = 1 << 1, /* null is the same as leaving the key out */
+    CONFIG_DEEPSPEED =
+        1 << 2, /* "auto", which Hugging Face's integration fills in, is the same as leaving it out */
+    CONFIG_AUTO = 1 << 3,      /* whole: "auto" is stored as 0 */
+    CONFIG_ABOVE_MIN = 1 << 4, /* min itself is not allowed */
+    CONFIG_BELOW_MAX = 1 << 5, /* max itself is not allowed */
+};
+
+/* Bits of `only`: 1 << enum optimizer, and 1 << (8 + enum schedule_type). 0: always. */
+#define CONFIG_ONLY_OPTIMIZER(type) (1u << (type))
+#define CONFIG_ONLY_SCHEDULE(type) (1u << (8 + (type)))
+
+struct config_choice {
+    const char *name; /* NULL ends the list */
+    int value;
+};
+
+struct config_key {
+    const char *path; /* with dots; "[]" for the items of a list */
+    const char *sentence;
+    enum config_kind kind;
+    enum config_type type;
+    unsigned flags;
+    unsigned only;
+    const char *unit; /* NULL: none */
+    const char *def;  /* as one would write it in YAML; NULL: absent */
+    double min, max;  /* numbers: range; lists: of each item */
+    size_t max_items; /* lists */
+    const struct config_choice *choices;
+    const char *accepted; /* inert: the only value that changes nothing; NULL: any */
+    size_t offset, size;  /* of the field; for rows under "[]" in the item's struct */
+};
+
+const struct config_key *config_table(size_t *n_keys);
+
+/* The last part of a path: "stage" of "zero_optimization.stage". */
+const char *config_key_leaf(const struct config_key *key);
+
+/* Does this row count for a set of only-bits? Where no bit of a kind is set, every row of that kind counts
+ * not. */
+bool config_key_applies(const struct config_key *key, unsigned active);
+
+/* Return: the row of this path among those that apply, or NULL. */
+const struct config_key *config_table_lookup(const char *path, unsigned active);
+
+/* Return: the row of section + "." + name (section "" at the top) among those that apply, or NULL. */
+const struct config_key *config_table_find(const char *section, const char *name, unsigned active);
+
+/* Return: the key whose name is nearest, those of the same section first. Never NULL. */
+const struct config_key *config_table_nearest(const char *section, const char *name, unsigned active);
+
+/* Letters to insert, drop, change or swap to make b out of a; only the first 64 bytes of each count. */
+unsigned config_distance(const char *a, const char *b);

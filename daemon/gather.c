@@ -1,0 +1,490 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Stage 3: whole parameters on request. The pool segment has the layout of the
+ * range: a parameter's place in it never changes, what changes is whether its
+ * pages are there. Ranks that gather the same parameter share its pages. Pages of
+ * released parameters stay until others need the room, so gathering again within a step costs nothing.
+ *
+ * Also here: reading a parameter's state.
+ */
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base.h"
+#include "daemon/job.h"
+#include "daemon/transfer.h"
+
+struct pool_param {
+    uint32_t n_ranks;    /* that have it gathered */
+    bool resident;       /* its pages are reserved */
+    bool loading;
+    bool fresh;          /* shows the committed weights */
+    uint64_t released;   /* when, for choosing what goes first */
+};
+
+struct pool {
+    struct segment segment;
+    struct pool_param *params;
+    uint64_t resident_bytes, bound_bytes, clock;
+    uint32_t n_loading;
+    void (*refreshed)(struct job *job);
+};
+
+int pool_new(struct pool **out, struct job *job)
+{
+    struct pool *pool = calloc(1, sizeof(*pool));
+    int r;
+
+    if (!pool)
+        return -ENOMEM;
+    pool->segment = SEGMENT_NULL;
+    pool->bound_bytes = job->planned.pool;
+    pool->params = calloc(job->layout->n_params, sizeof(*pool->params));
+    r = pool->params ? segment_init(&pool->segment, "pool", job->layout->range_bytes) : -ENOMEM;
+    if (r < 0) {
+        pool_free(pool);
+        return r;
+    }
+    *out = pool;
+    return 0;
+}
+
+void pool_free(struct pool *pool)
+{
+    if (!pool)
+        return;
+    assert(pool->n_loading == 0);
+    segment_deinit(&pool->segment);
+    free(pool->params);
+    free(pool);
+}
+
+const struct segment *pool_segment(const struct pool *pool)
+{
+    return &pool->segment;
+}
+
+uint64_t pool_held_bytes(const struct pool *pool)
+{
+    return pool->resident_bytes;
+}
+
+bool pool_is_busy(const struct pool *pool)
+{
+    return pool && pool->n_loading > 0;
+}
+
+static uint64_t param_bytes(const struct job *job, uint32_t param)
+{
+    const struct layout_param *p = &job->layout->params[param];
+
+    return round_up(p->n_elems * dtype_size(p->dtype), page_size());
+}
+
+/* Gives pages of released parameters back, the longest released first, until n_bytes more fit under the bound. */
+static void make_room(struct job *job, uint64_t n_bytes)
+{
+    struct pool *pool = job->gathered;
+
+    while (pool->resident_bytes + n_bytes > pool->bound_bytes) {
+        uint32_t oldest = UINT32_MAX;
+
+        for (uint32_t p = 0; p < job->layout->n_params; p++)
+            if (pool->params[p].resident && !pool->params[p].n_ranks && !pool->params[p].loading &&
+                (oldest == UINT32_MAX || pool->params[p].released < pool->params[oldest].released))
+                oldest = p;
+        if (oldest == UINT32_MAX)
+            return;
+        segment_punch(&pool->segment, job->layout->params[oldest].range_offset_bytes, param_bytes(job, oldest));
+        pool->resident_bytes -= param_bytes(job, oldest);
+        pool->params[oldest].resident = pool->params[oldest].fresh = false;
+    }
+}
+
+/* ---- loading ------------------------------------------------------------------------------------------------- */
+
+struct load {
+    struct job *job;
+    uint32_t n;
+    uint32_t params[];
+};
+
+static void answer_gathers(struct job *job);
+
+static void load_done(void *userdata, int result)
+{
+    struct load *load = userdata;
+    struct job *job = load->job;
+    struct pool *pool = job->gathered;
+    void (*refreshed)(struct job *job) = NULL;
+
+    for (uint32_t i = 0; i < load->n; i++) {
+        pool->params[load->params[i]].loading = false;
+        pool->params[load->params[i]].fresh = result == 0;
+    }
+    pool->n_loading -= load->n;
+    free(load);
+    if (pool->n_loading == 0) {
+        refreshed = pool->refreshed;
+        pool->refreshed = NULL;
+    }
+    answer_gathers(job);
+    if (refreshed)
+        refreshed(job);
+    else
+        job_settle(job);
+}
+
+/* Return: 0 or -ENOMEM. */
+static int start_load(struct job *job, const uint32_t *params, uint32_t n)
+{
+    struct load *load = malloc(sizeof(*load) + n * sizeof(load->params[0]));
+    struct pool *pool = job->gathered;
+    int r;
+
+    if (!load)
+        return -ENOMEM;
+    load->job = job;
+    load->n = n;
+    memcpy(load->params, params, n * sizeof(*params));
+    r = transfer_start(job->pool, &(struct transfer_options){
+                                      .state = job->state,
+                                      .kernels = job->kernels,
+                                      .segment = &pool->segment,
+                                      .params = load->params,
+                                      .n_params = n,
+                                      .range = true,
+                                      .direction = TRANSFER_FETCH,
+                                      .done = load_done,
+                                      .userdata = load,
+                                  });
+    if (r < 0) {
+        free(load);
+        return r;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        struct pool_param *p = &pool->params[params[i]];
+
+        if (!p->resident)
+            pool->resident_bytes += param_bytes(job, params[i]);
+        p->resident = p->loading = true;
+    }
+    pool->n_loading += n;
+    return 0;
+}
+
+bool pool_refresh(struct job *job, void (*done)(struct job *job))
+{
+    struct pool *pool = job->gathered;
+    _cleanup_free_ uint32_t *params = NULL;
+    uint32_t n = 0;
+
+    if (!pool)
+        return false;
+    params = calloc(job->layout->n_params, sizeof(*params));
+    for (uint32_t p = 0; p < job->layout->n_params; p++) {
+        pool->params[p].fresh = false;
+        if (params && pool->params[p].n_ranks > 0 && job->layout->params[p].n_elems > 0)
+            params[n++] = p;
+    }
+    if (n == 0 || start_load(job, params, n) < 0)
+        return false;
+    pool->refreshed = done;
+    return true;
+}
+
+/* ---- gather and release ---------------------------------------------------------------------------------------- */
+
+static void let_go(struct job *job, struct job_rank *rank, uint32_t param)
+{
+    struct pool_param *p = &job->gathered->params[param];
+
+    rank->gathered[param] = 0;
+    rank->live_elems -= job->layout->params[param].n_elems;
+    p->n_ranks--;
+    p->released = ++job->gathered->clock;
+}
+
+static void undo_gather(struct job *job, struct job_rank *rank)
+{
+    for (uint32_t i = 0; i < rank->n_gathering; i++)
+        if (--rank->gathered[rank->gathering[i]] == 0)
+            let_go(job, rank, rank->gathering[i]);
+    rank->n_gathering = 0;
+}
+
+static void answer_gathers(struct job *job)
+{
+    for (unsigned r = 0; r < job->world_size; r++) {
+        struct job_rank *rank = &job->ranks[r];
+        bool loading = false, lost = false;
+
+        if (rank->wait != WAIT_GATHER)
+            continue;
+        for (uint32_t i = 0; i < rank->n_gathering; i++) {
+            const struct pool_param *p = &job->gathered->params[rank->gathering[i]];
+
+            loading |= p->loading;
+            lost |= !p->loading && !p->fresh && job->layout->params[rank->gathering[i]].n_elems > 0;
+        }
+        if (loading)
+            continue;
+        if (lost) {
+            undo_gather(job, rank);
+            job_fault(job, rank,
+                      cause_quota(&(struct evidence_quota){.at = job_at(job, rank), .what = "pool of gathered weights",
+                                                           .unit = "bytes", .held = job->gathered->resident_bytes,
+                                                           .allowed = job->gathered->bound_bytes,
+                                                           .fix = "free memory on this machine"}));
+            job_is_held(job, rank);
+            continue;
+        }
+        rank->n_gathering = 0;
+        job_answer_done(job, rank);
+    }
+}
+
+/* Return: false when the rank's quota does not allow it. */
+static bool charge_gather(struct job *job, struct job_rank *rank, const struct request_gather *request)
+{
+    uint64_t asked = 0, allowed = job->config->zero.stage3_max_live_parameters;
+
+    for (size_t i = 0; i < request->n_params; i++)
+        if (rank->gathered[request->params[i]]++ == 0) {
+            asked += job->layout->params[request->params[i]].n_elems;
+            rank->live_elems += job->layout->params[request->params[i]].n_elems;
+            job->gathered->params[request->params[i]].n_ranks++;
+        }
+    for (size_t i = 0; i < request->n_params; i++)
+        rank->gathering[rank->n_gathering++] = request->params[i];
+    if (rank->live_elems <= allowed)
+        return true;
+    undo_gather(job, rank);
+    job_fault(job, rank,
+              cause_quota(&(struct evidence_quota){
+                  .at = job_at(job, rank), .what = "live parameters (stage3_max_live_parameters)", .unit = "elements",
+                  .asked = asked, .held = rank->live_elems, .allowed = allowed,
+                  .fix = "release modules before gathering others, or raise zero_optimization.stage3_max_live_parameters"}));
+    return false;
+}
+
+/* Of what was asked for: what is neither there nor on its way. Makes room for it. */
+static uint32_t find_absent(struct job *job, struct job_rank *rank, uint32_t *absent)
+{
+    struct pool *pool = job->gathered;
+    uint64_t n_bytes = 0;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < rank->n_gathering; i++) {
+        uint32_t param = rank->gathering[i];
+        struct pool_param *p = &pool->params[param];
+
+        if (p->fresh || p->loading || job->layout->params[param].n_elems == 0)
+            continue;
+        p->loading = true; /* so that a parameter named twice is loaded once */
+        if (!p->resident)
+            n_bytes += param_bytes(job, param);
+        absent[n++] = param;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        pool->params[absent[i]].loading = false;
+    make_room(job, n_bytes);
+    return n;
+}
+
+void job_gather(struct job *job, struct job_rank *rank, const struct request_gather *request)
+{
+    _cleanup_free_ uint32_t *absent = calloc(request->n_params + 1, sizeof(*absent));
+    uint32_t *gathering, n;
+
+    if (job_is_held(job, rank))
+        return;
+    for (size_t i = 0; i < request->n_params; i++) {
+        if (request->params[i] >= job->layout->n_params) {
+            job_drop_peer(job, rank, "Gather.params: no such parameter");
+            return;
+        }
+    }
+    gathering = realloc(rank->gathering, (request->n_params + 1) * sizeof(*gathering));
+    if (gathering)
+        rank->gathering = gathering;
+    if (!job->gathered || !gathering || !absent) {
+        job_answer_done(job, rank);
+        return;
+    }
+    rank->n_gathering = 0;
+    if (!charge_gather(job, rank, request)) {
+        job_is_held(job, rank);
+        return;
+    }
+    n = find_absent(job, rank, absent);
+    job_wait(job, rank, WAIT_GATHER);
+    if (n > 0)
+        (void)start_load(job, absent, n); /* out of memory shows as "neither fresh nor loading" */
+    answer_gathers(job);
+}
+
+void job_release(struct job *job, struct job_rank *rank, const struct request_release *request)
+{
+    for (size_t i = 0; i < request->n_params; i++) {
+        uint32_t param = request->params[i];
+
+        if (param >= job->layout->n_params || (job->gathered && rank->gathered[param] == 0)) {
+            job_drop_peer(job, rank, "Release.params: not gathered by this rank");
+            return;
+        }
+        if (job->gathered && --rank->gathered[param] == 0)
+            let_go(job, rank, param);
+    }
+}
+
+void gather_detach(struct job *job, struct job_rank *rank)
+{
+    if (!job->gathered || !rank->gathered)
+        return;
+    for (uint32_t p = 0; p < job->layout->n_params; p++)
+        if (rank->gathered[p] > 0)
+            let_go(job, rank, p);
+    rank->n_gathering = 0;
+}
+
+/* ---- reading state ------------------------------------------------------------------------------------------------ */
+
+struct reading {
+    struct work work;
+    struct job *job;
+    struct job_rank *rank;
+    void *peer;
+    struct segment segment;
+    uint32_t param;
+    enum wire_state_kind kind;
+    int result;
+};
+
+static const float *state_array(const struct job *job, uint32_t bucket, uint64_t elem, enum wire_state_kind kind)
+{
+    switch (kind) {
+    case WIRE_STATE_EXP_AVG:
+        return state_exp_avg(job->state, bucket, elem);
+    case WIRE_STATE_EXP_AVG_SQ:
+        return state_exp_avg_sq(job->state, bucket, elem);
+    default:
+        return state_master(job->state, bucket, elem);
+    }
+}
+
+static void reading_run(struct work *work, uint32_t item)
+{
+    struct reading *reading = container_of(work, struct reading, work);
+    const struct job *job = reading->job;
+    const struct layout_param *p = &job->layout->params[reading->param];
+    float *dst = (float *)reading->segment.map;
+
+    (void)item;
+    reading->result = segment_reserve(&reading->segment, 0, reading->segment.n_bytes);
+    if (reading->result < 0)
+        return;
+    if (!p->trainable)
+        job->kernels->convert_to_f32(dst, state_frozen(job->state, reading->param), p->dtype, p->n_elems);
+    for (uint32_t c = p->first_chunk; p->trainable && c < p->first_chunk + p->n_chunks; c++) {
+        const struct layout_chunk *chunk = &job->layout->chunks[c];
+
+        memcpy(dst + chunk->start_elem,
+               state_array(job, p->bucket, p->offset_elems + chunk->start_elem, reading->kind),
+               chunk->n_elems * sizeof(float));
+    }
+}
+
+static void reading_done(struct work *work)
+{
+    struct reading *reading = container_of(work, struct reading, work);
+    struct job *job = reading->job;
+    struct job_rank *rank = reading->rank;
+    struct wire_segment segment = {.kind = WIRE_SEGMENT_STATE, .n_bytes = reading->segment.n_bytes};
+    int fd = reading->result < 0 || reading->segment.n_bytes == 0 ? -1 : segment_open_ro(&reading->segment);
+    size_t n = fd >= 0;
+
+    job->n_io--;
+    if (rank->wait == WAIT_READ && rank->peer == reading->peer && reading->result == 0) {
+        job_answer(job, rank,
+                   &(struct reply){
+                       .type = REPLY_STATE_IS,
+                       .state_is = {.segments = &segment, .n_segments = n,
+                                    .n_elems = job->layout->params[reading->param].n_elems,
+                                    .count = state_journal(job->state)->counts[reading->param]},
+                   },
+                   &fd, n);
+    } else if (rank->wait == WAIT_READ && rank->peer == reading->peer) {
+        struct diagnostic *d = job_keep(job, cause_quota(&(struct evidence_quota){
+                                                 .at = job_at(job, rank), .what = "state to be read", .unit = "bytes",
+                                                 .asked = reading->segment.n_bytes,
+                                                 .fix = "free memory on this machine"}));
+
+        job_refuse(job, rank, d, false);
+    } else if (fd >= 0) {
+        close(fd);
+    }
+    segment_deinit(&reading->segment);
+    free(reading);
+    job_settle(job);
+}
+
+static const char *check_read(const struct job *job, const struct request_read_state *request)
+{
+    const struct layout_param *p;
+
+    if (request->param >= job->layout->n_params)
+        return "ReadState.param: no such parameter";
+    p = &job->layout->params[request->param];
+    if (request->kind == WIRE_STATE_MASTER)
+        return NULL;
+    if (!p->trainable)
+        return "ReadState.kind: a frozen parameter has no optimizer state";
+    if (request->kind != WIRE_STATE_GRAD_NORM && p->n_elems > 0 && !state_array(job, p->bucket, p->offset_elems, request->kind))
+        return "ReadState.kind: this optimizer has no such moment";
+    return NULL;
+}
+
+void job_read_state(struct job *job, struct job_rank *rank, const struct request_read_state *request)
+{
+    const char *wrong = check_read(job, request);
+    struct evidence_at at = job_at(job, rank);
+    struct reading *reading;
+
+    if (job_is_held(job, rank))
+        return;
+    if (wrong) { /* a question, not an act: refused, and nothing sticks */
+        job_refuse(job, rank, job_keep(job, cause_bad_message(&at, wrong)), false);
+        return;
+    }
+    if (request->kind == WIRE_STATE_GRAD_NORM) {
+        job_answer(job, rank,
+                   &(struct reply){
+                       .type = REPLY_STATE_IS,
+                       .state_is = {.norm = job->step->norms[request->param],
+                                    .count = state_journal(job->state)->counts[request->param]},
+                   },
+                   NULL, 0);
+        return;
+    }
+    reading = calloc(1, sizeof(*reading));
+    if (!reading || segment_init(&reading->segment, "read",
+                                 job->layout->params[request->param].n_elems * sizeof(float)) < 0) {
+        free(reading);
+        job_refuse(job, rank, job_keep(job, cause_bad_message(&at, "ReadState: out of memory")), false);
+        return;
+    }
+    reading->job = job;
+    reading->rank = rank;
+    reading->peer = rank->peer;
+    reading->param = request->param;
+    reading->kind = request->kind;
+    reading->work = (struct work){.run = reading_run, .done = reading_done, .n_items = 1};
+    job->n_io++;
+    job_wait(job, rank, WAIT_READ);
+    worker_post(job->pool, &reading->work);
+}

@@ -1,0 +1,783 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/job.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base.h"
+#include "daemon/cause.h"
+
+uint64_t job_now(const struct job *job)
+{
+    return job->ops.now_ns(job->ops.userdata);
+}
+
+/* ---- life ------------------------------------------------------------------------------------------- */
+
+int job_new(struct job **out, const struct config *config, const struct kernels *kernels, struct worker_pool *pool,
+            const struct job_ops *ops)
+{
+    struct job *job = calloc(1, sizeof(*job));
+
+    if (!job)
+        return -ENOMEM;
+    assert(config->world.size <= STEP_MAX_RANKS);
+    job->config = config;
+    job->kernels = kernels;
+    job->pool = pool;
+    job->ops = *ops;
+    job->world_size = config->world.size;
+    job->abort_rank = -1;
+    job->memory.limit = config->limits.memory_bytes ? config->limits.memory_bytes : UINT64_MAX;
+    job->ranks = calloc(job->world_size, sizeof(*job->ranks));
+    if (!job->ranks) {
+        free(job);
+        return -ENOMEM;
+    }
+    for (unsigned r = 0; r < job->world_size; r++)
+        job->ranks[r].rank = r;
+    if (config->fp16.enabled)
+        lossscale_init(&job->lossscale, &config->fp16.scale);
+    else
+        lossscale_init_off(&job->lossscale);
+    *out = job;
+    return 0;
+}
+
+static void rank_forget_strings(struct job_rank *rank)
+{
+    for (uint32_t i = 0; i < rank->n_strings; i++)
+        free(rank->strings[i]);
+    free(rank->strings);
+    rank->strings = NULL;
+    rank->n_strings = 0;
+    rank->string_bytes = 0;
+}
+
+/* What belongs to one incarnation. */
+static void rank_forget_incarnation(struct job_rank *rank)
+{
+    rank_forget_strings(rank);
+    job_fault_reset(&rank->fault);
+    job_fault_reset(&rank->again);
+    diagnostic_unref(rank->abort_notice);
+    rank->abort_notice = NULL;
+    free(rank->client);
+    rank->client = NULL;
+    rank->declared = rank->formed = false;
+    manifest_deinit(&rank->manifest);
+    rank->n_pushes = 0;
+}
+
+static void rank_deinit(struct job_rank *rank)
+{
+    rank_forget_incarnation(rank);
+    ring_orphan(rank->rings[0]);
+    ring_orphan(rank->rings[1]);
+    free(rank->blob.data);
+    free(rank->blob_committed.data);
+    free(rank->blob_step.data);
+    free(rank->args.groups);
+    free(rank->gathered);
+    free(rank->gathering);
+}
+
+void job_free(struct job *job)
+{
+    if (!job)
+        return;
+    form_drop(job);
+    for (unsigned r = 0; r < job->world_size; r++)
+        rank_deinit(&job->ranks[r]);
+    for (size_t i = 0; i < ARRAY_SIZE(job->kept); i++)
+        diagnostic_unref(job->kept[i]);
+    diagnostic_unref(job->abort_reason);
+    charge_deinit(&job->charge);
+    free(job->abort_why);
+    free(job->run_id);
+    free(job->ranks);
+    free(job);
+}
+
+/* ---- diagnostics ------------------------------------------------------------------------------------ */
+
+static void count_refusal(struct job *job, unsigned code)
+{
+    for (size_t i = 0; i < job->n_refused; i++) {
+        if (job->refused[i].code == code) {
+            job->refused[i].n++;
+            return;
+        }
+    }
+    if (job->n_refused < ARRAY_SIZE(job->refused)) {
+        job->refused[job->n_refused].code = code;
+        job->refused[job->n_refused++].n = 1;
+    }
+}
+
+struct diagnostic *job_keep(struct job *job, struct diagnostic *diagnostic)
+{
+    struct diagnostic **place = &job->kept[job->n_diagnostics % JOB_KEPT_DIAGNOSTICS];
+
+    diagnostic->id = ++job->n_diagnostics;
+    diagnostic->time_ns = job_now(job);
+    diagnostic_unref(*place);
+    *place = diagnostic;
+    if (diagnostic->warning)
+        job->counters.warnings++;
+    else
+        count_refusal(job, diagnostic->code);
+    job->ops.log(job->ops.userdata, diagnostic);
+    return diagnostic;
+}
+
+void job_fault_reset(struct fault *fault)
+{
+    free(fault->params);
+    diagnostic_unref(fault->diagnostic);
+    *fault = (struct fault){0};
+}
+
+void job_fault(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic)
+{
+    job_keep(job, diagnostic);
+    if (rank->fault.code)
+        return; /* the first one stands; the later one is in the log */
+    rank->fault.code = diagnostic->code;
+    rank->fault.diagnostic = diagnostic_ref(diagnostic);
+}
+
+void job_fault_join(struct fault *fault, uint32_t param)
+{
+    uint32_t capacity = MAX(fault->capacity * 2, 16u);
+    uint32_t *params = fault->params;
+
+    if (fault->n_params == fault->capacity) {
+        params = realloc(fault->params, capacity * sizeof(*params));
+        if (!params)
+            return; /* the text will name fewer parameters */
+        fault->params = params;
+        fault->capacity = capacity;
+    }
+    fault->params[fault->n_params++] = param;
+}
+
+void job_fault_push(struct job *job, struct job_rank *rank, enum diagnostic_code code, const struct push_record *first,
+                    const struct push_record *second, const char *detail)
+{
+    struct fault *fault = &rank->fault;
+
+    if (!fault->code) {
+        fault->code = code;
+        if (first)
+            fault->first = *first;
+        fault->second = *second;
+        fault->other_incarnation = second->incarnation != rank->incarnation;
+        snprintf(fault->detail, sizeof(fault->detail), "%s", detail ? detail : "");
+    }
+    if (fault->code == code && !fault->diagnostic)
+        job_fault_join(fault, second->param);
+    else
+        count_refusal(job, code);
+}
+
+static const char *rank_string(const struct job_rank *rank, uint32_t id)
+{
+    return id < rank->n_strings && rank->strings[id] ? rank->strings[id] : "";
+}
+
+/* Strings are borrowed from the rank: cause_*() copy them. */
+static struct diagnostic_push spell_out(const struct job_rank *rank, const struct push_record *record)
+{
+    return (struct diagnostic_push){
+        .present = record->sequence != 0,
+        .record = *record,
+        .segment = (char *)rank_string(rank, record->segment),
+        .site = (char *)rank_string(rank, record->site),
+    };
+}
+
+struct evidence_at job_at(const struct job *job, const struct job_rank *rank)
+{
+    struct evidence_at at = {.layout = job->layout, .rank = rank->rank, .step = -1, .micro_batch = -1};
+
+    if (job->layout) {
+        at.step = (int64_t)job->ledger.step;
+        at.micro_batch = job->ledger.ranks[rank->rank].n_ended;
+    }
+    return at;
+}
+
+void job_drop_peer(struct job *job, struct job_rank *rank, const char *what)
+{
+    struct evidence_at at = job_at(job, rank);
+    struct diagnostic *diagnostic = job_keep(job, cause_bad_message(&at, what));
+
+    if (rank->peer)
+        job->ops.drop(job->ops.userdata, rank->peer, diagnostic);
+}
+
+/* Pushes that were refused alike become one diagnostic when somebody has to be told. */
+struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, struct fault *fault, bool accumulated)
+{
+    struct evidence_at at = job_at(job, rank);
+
+    if (fault->diagnostic)
+        return fault->diagnostic;
+    if (fault->code == E_DUPLICATE)
+        fault->diagnostic = cause_duplicate(&(struct evidence_duplicate){
+            .at = at,
+            .params = fault->params,
+            .n_params = fault->n_params,
+            .first = spell_out(rank, &fault->first),
+            .second = spell_out(rank, &fault->second),
+            .sums_known = fault->sums_known,
+            .sums_equal = fault->sums_equal,
+            .abort_step = rank->on_duplicate == CONFIG_DUPLICATE_ABORT_STEP,
+            .accumulated = accumulated,
+        });
+    else if (fault->code == E_GRAPH_CHANGED)
+        fault->diagnostic = cause_graph_changed(&(struct evidence_graph){
+            .at = at, .params = fault->params, .n_params = fault->n_params, .extra = true});
+    else
+        fault->diagnostic = cause_push(&(struct evidence_push){
+            .at = at,
+            .code = fault->code,
+            .params = fault->params,
+            .n_params = fault->n_params,
+            .push = spell_out(rank, &fault->second),
+            .other_incarnation = fault->other_incarnation,
+            .asked = job->layout && job->ledger.ranks[rank->rank].asked,
+            .detail = fault->detail,
+        });
+    job_keep(job, diagnostic_ref(fault->diagnostic));
+    return fault->diagnostic;
+}
+
+/* ---- answers ---------------------------------------------------------------------------------------- */
+
+void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait)
+{
+    rank->wait = wait;
+    rank->wait_ns = job_now(job);
+}
+
+void job_answer(struct job *job, struct job_rank *rank, const struct reply *reply, int *fds, size_t n_fds)
+{
+    rank->wait = WAIT_NONE;
+    if (rank->peer)
+        job->ops.answer(job->ops.userdata, rank->peer, reply, fds, n_fds);
+    else
+        for (size_t i = 0; i < n_fds; i++)
+            close(fds[i]);
+}
+
+double job_loss_scale(const struct job *job)
+{
+    return job->lossscale.scale;
+}
+
+struct wire_position job_position(const struct job *job, const struct job_rank *rank)
+{
+    struct ledger_position next;
+
+    if (!job->layout)
+        return (struct wire_position){0};
+    next = ledger_next(&job->ledger, rank->rank);
+    return (struct wire_position){
+        .step = next.step,
+        .micro_batch = next.micro_batch,
+        .attempt = job->ledger.attempt,
+        .n_windows = (uint32_t)state_journal(job->state)->n_windows,
+    };
+}
+
+void job_answer_done(struct job *job, struct job_rank *rank)
+{
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_DONE,
+                   .done = {.position = job_position(job, rank), .loss_scale = job_loss_scale(job)},
+               },
+               NULL, 0);
+}
+
+void job_refuse(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic, bool aborted)
+{
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_REFUSED,
+                   .refused = {.diagnostic = wire_diagnostic(diagnostic), .aborted = aborted,
+                               .position = job_position(job, rank)},
+               },
+               NULL, 0);
+}
+
+/* on_leave: stop. Return: a rank that has left while this one wants to go on, or NULL. */
+static struct job_rank *who_left(struct job *job)
+{
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (job->ranks[r].left && job->config->diagnostics.on_leave == CONFIG_LEAVE_STOP)
+            return &job->ranks[r];
+    return NULL;
+}
+
+bool job_is_held(struct job *job, struct job_rank *rank)
+{
+    struct diagnostic *notice = steal_ptr(rank->abort_notice);
+    struct job_rank *left;
+
+    if (notice) {
+        job_refuse(job, rank, notice, true);
+        diagnostic_unref(notice);
+        return true;
+    }
+    left = who_left(job);
+    if (!rank->fault.code && left)
+        job_fault(job, rank, cause_rank_lost(&(struct evidence_lost){
+                                 .at = job_at(job, left), .pid = left->pid, .left = true,
+                                 .last_message = left->last_request}));
+    if (!rank->fault.code)
+        return false;
+    job_refuse(job, rank, job_fault_diagnostic(job, rank, &rank->fault, false), false);
+    return true;
+}
+
+/* ---- ranks come and go ------------------------------------------------------------------------------- */
+
+static bool everybody_left(const struct job *job)
+{
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (!job->ranks[r].left)
+            return false;
+    return true;
+}
+
+/* Return: NULL when the run may attach (and the run id is noted), else the refusal. */
+static struct diagnostic *check_run(struct job *job, const struct evidence_at *at, const char *run_id)
+{
+    if (!run_id || !*run_id)
+        return NULL;
+    if (job->run_id && strcmp(job->run_id, run_id) != 0)
+        return cause_other_run(at, job->run_id, run_id, job->state ? state_journal(job->state)->epoch : 0);
+    if (!job->run_id)
+        job->run_id = strdup(run_id);
+    return NULL;
+}
+
+static struct diagnostic *check_attach(struct job *job, const struct job_attach *attach)
+{
+    const struct request_hello *hello = attach->hello;
+    struct evidence_at at = {.layout = job->layout, .rank = hello->rank, .step = -1, .micro_batch = -1};
+    struct job_rank *rank;
+    char what[128];
+
+    if (hello->rank >= job->world_size) {
+        snprintf(what, sizeof(what), "Hello.rank: %u, expected 0 to %u (world.size is %u)", hello->rank,
+                 job->world_size - 1, job->world_size);
+        return cause_bad_message(&at, what);
+    }
+    if (job->draining)
+        return cause_not_allowed(&at, attach->uid, attach->gid, "the job is being drained: no rank may attach");
+    rank = &job->ranks[hello->rank];
+    if (rank->peer && rank->incarnation != hello->incarnation)
+        return cause_rank_taken(&at, rank->pid, rank->attached_ns, job_now(job));
+    return check_run(job, &at, hello->run_id);
+}
+
+static void start_incarnation(struct job *job, struct job_rank *rank, const struct request_hello *hello)
+{
+    bool successor = rank->incarnation && rank->incarnation != hello->incarnation;
+
+    if (rank->incarnation != hello->incarnation)
+        rank_forget_incarnation(rank);
+    rank->incarnation = hello->incarnation;
+    if (!job->layout)
+        return;
+    if (ledger_attach(&job->ledger, rank->rank, hello->incarnation) == 1 && successor) {
+        job->counters.reattaches++;
+        collect_release_ring(job, rank, false);
+    }
+}
+
+int job_attach(struct job *job, const struct job_attach *attach, struct job_rank **out, struct diagnostic **refusal)
+{
+    static const enum config_on_duplicate policies[] = {
+        [WIRE_ON_DUPLICATE_REJECT] = CONFIG_DUPLICATE_REJECT,
+        [WIRE_ON_DUPLICATE_ACCUMULATE] = CONFIG_DUPLICATE_ACCUMULATE,
+        [WIRE_ON_DUPLICATE_ABORT_STEP] = CONFIG_DUPLICATE_ABORT_STEP,
+    };
+    const struct request_hello *hello = attach->hello;
+    struct job_rank *rank;
+
+    *refusal = check_attach(job, attach);
+    if (*refusal) {
+        job_keep(job, diagnostic_ref(*refusal));
+        return 1;
+    }
+    rank = &job->ranks[hello->rank];
+    if (rank->peer)
+        job_detach(job, rank); /* the same process on a new connection: the old one is dead or about to be */
+    if (everybody_left(job))
+        for (unsigned r = 0; r < job->world_size; r++)
+            job->ranks[r].left = false;
+
+    start_incarnation(job, rank, hello);
+    rank->peer = attach->peer;
+    rank->pid = attach->pid;
+    rank->uid = attach->uid;
+    rank->gid = attach->gid;
+    rank->client = strdup(hello->client);
+    rank->left = false;
+    rank->lost_ns = 0;
+    rank->attached_ns = rank->last_ns = job_now(job);
+    rank->on_duplicate = hello->on_duplicate == WIRE_ON_DUPLICATE_AS_CONFIGURED ? job->config->diagnostics.on_duplicate
+                                                                   : policies[hello->on_duplicate];
+    if (job->layout)
+        job->ledger.ranks[rank->rank].accumulate = rank->on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
+    *out = rank;
+    return 0;
+}
+
+static void describe_debt(const struct job *job, const struct job_rank *rank, char *dst, size_t size)
+{
+    const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
+    uint32_t n_trainable = 0;
+
+    for (uint32_t p = 0; p < job->layout->n_params; p++)
+        n_trainable += job->layout->params[p].trainable;
+    if (ledger->asked)
+        snprintf(dst, size, "nothing: it had asked for the step");
+    else
+        snprintf(dst, size, "%u of %u parameters of micro-batch %u", n_trainable - MIN(ledger->n_pushed_open, n_trainable),
+                 n_trainable, ledger->n_ended);
+}
+
+static void report_lost(struct job *job, struct job_rank *rank)
+{
+    char owed[128];
+    struct diagnostic *diagnostic;
+
+    describe_debt(job, rank, owed, sizeof(owed));
+    diagnostic = cause_rank_lost(&(struct evidence_lost){
+        .at = job_at(job, rank),
+        .pid = rank->pid,
+        .last_message = rank->last_request,
+        .owed = owed,
+    });
+    job_keep(job, diagnostic);
+}
+
+void job_detach(struct job *job, struct job_rank *rank)
+{
+    rank->peer = NULL;
+    rank->wait = WAIT_NONE; /* a request for the step stands: the ledger has it */
+    job_fault_reset(&rank->fault);
+    if (!job->layout) {
+        rank_forget_incarnation(rank);
+        rank->incarnation = 0;
+    } else {
+        gather_detach(job, rank);
+        window_detach(job, rank);
+        if (!rank->left && rank->formed) {
+            rank->lost_ns = job_now(job);
+            report_lost(job, rank);
+        }
+    }
+    job_settle(job);
+}
+
+void job_leave(struct job *job, struct job_rank *rank)
+{
+    rank->left = true;
+    if (job->layout)
+        collect_drop_open(job, rank);
+    rank->abort_notice = (diagnostic_unref(rank->abort_notice), NULL);
+    job_fault_reset(&rank->fault);
+    job_answer_done(job, rank);
+    job_settle(job);
+    /* Those who wait can be told now. */
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (job->ranks[r].wait != WAIT_NONE && job->config->diagnostics.on_leave == CONFIG_LEAVE_STOP)
+            job_is_held(job, &job->ranks[r]);
+}
+
+bool job_is_idle(const struct job *job)
+{
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (job->ranks[r].peer)
+            return false;
+    return job->n_under_way == 0 && job->n_io == 0 && !pool_is_busy(job->gathered) && (job->phase == JOB_WAITING || job->phase == JOB_TRAINING ||
+                                     job->phase == JOB_INITIALISING);
+}
+
+int job_drop(struct job *job, char **why)
+{
+    if (!job_is_idle(job)) {
+        *why = strdup("trainers are still attached: end them first (zerodctl ranks lists them)");
+        return 1;
+    }
+    form_drop(job);
+    free(job->run_id);
+    job->run_id = NULL;
+    job->draining = false;
+    for (unsigned r = 0; r < job->world_size; r++) {
+        rank_deinit(&job->ranks[r]);
+        job->ranks[r] = (struct job_rank){.rank = r};
+    }
+    return 0;
+}
+
+/* ---- small requests ----------------------------------------------------------------------------------- */
+
+enum { MAX_STRING_BYTES = 4 << 20 }; /* per incarnation; call sites of a large model are some 100 KiB */
+
+void job_intern(struct job *job, struct job_rank *rank, const struct request_intern *request)
+{
+    size_t n_bytes = strlen(request->text) + 1;
+    char **strings = rank->strings;
+
+    if (rank->string_bytes + n_bytes > MAX_STRING_BYTES) {
+        job_fault(job, rank,
+                  cause_quota(&(struct evidence_quota){.at = job_at(job, rank), .what = "interned strings",
+                                                       .unit = "bytes", .asked = n_bytes,
+                                                       .held = rank->string_bytes, .allowed = MAX_STRING_BYTES,
+                                                       .fix = "intern each call site once and use its id"}));
+        return;
+    }
+    if (request->id >= rank->n_strings) {
+        uint32_t n = MAX(request->id + 1, rank->n_strings * 2);
+
+        strings = realloc(rank->strings, n * sizeof(*strings));
+        if (!strings)
+            return; /* the site will be unknown */
+        memset(strings + rank->n_strings, 0, (n - rank->n_strings) * sizeof(*strings));
+        rank->strings = strings;
+        rank->n_strings = n;
+    }
+    free(strings[request->id]);
+    strings[request->id] = strdup(request->text);
+    rank->string_bytes += n_bytes;
+}
+
+void job_clear_fault(struct job *job, struct job_rank *rank)
+{
+    struct diagnostic *notice = steal_ptr(rank->abort_notice);
+
+    if (notice) {
+        job_refuse(job, rank, notice, true);
+        diagnostic_unref(notice);
+        return;
+    }
+    rank->proceed = rank->fault.code == E_MISSING || rank->fault.code == E_NONFINITE ||
+                    rank->fault.code == E_LOSS_SCALE;
+    job_fault_reset(&rank->fault);
+    job_answer_done(job, rank);
+}
+
+void job_report(struct job *job, struct job_rank *rank, const struct request_report *request)
+{
+    struct evidence_at at = job_at(job, rank);
+
+    for (size_t i = 0; i < request->n_params; i++) {
+        if (!job->layout || request->params[i] >= job->layout->n_params) {
+            job_fault(job, rank, cause_bad_message(&at, "Report.params: no such parameter"));
+            return;
+        }
+    }
+    job_fault(job, rank, cause_report(&at, (enum diagnostic_code)request->code, request->params, request->n_params,
+                                      request->detail));
+}
+
+/* ---- time --------------------------------------------------------------------------------------------- */
+
+static uint64_t median_step_ns(const struct job *job)
+{
+    uint64_t sorted[ARRAY_SIZE(job->times.recent_ns)];
+    unsigned n = MIN(job->times.n_recent, (unsigned)ARRAY_SIZE(sorted));
+
+    for (unsigned i = 0; i < n; i++) {
+        unsigned j = i;
+
+        for (; j > 0 && sorted[j - 1] > job->times.recent_ns[i]; j--)
+            sorted[j] = sorted[j - 1];
+        sorted[j] = job->times.recent_ns[i];
+    }
+    return n ? sorted[n / 2] : 0;
+}
+
+/* "ranks 0, 2" of those for which pick() holds. Return: how many. */
+static unsigned list_ranks(const struct job *job, bool (*pick)(const struct job *, const struct job_rank *), char *dst,
+                           size_t size)
+{
+    unsigned n = 0;
+    size_t at = 0;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        if (!pick(job, &job->ranks[r]))
+            continue;
+        at += (size_t)snprintf(dst + MIN(at, size - 1), size - MIN(at, size - 1), "%s%u", n ? ", " : "rank ", r);
+        n++;
+    }
+    return n;
+}
+
+static bool is_waiting(const struct job *job, const struct job_rank *rank)
+{
+    (void)job;
+    return rank->wait != WAIT_NONE;
+}
+
+static bool is_blocking(const struct job *job, const struct job_rank *rank)
+{
+    if (!job->layout)
+        return !rank->declared || rank->wait != WAIT_FORM;
+    return rank->wait == WAIT_NONE && !rank->left && !job->ledger.ranks[rank->rank].asked;
+}
+
+static void describe_blocking(const struct job *job, char *dst, size_t size)
+{
+    size_t at = 0;
+
+    for (unsigned r = 0; r < job->world_size && at < size - 1; r++) {
+        const struct job_rank *rank = &job->ranks[r];
+        uint64_t ago_ms = (job_now(job) - rank->last_ns) / 1000000;
+
+        if (!is_blocking(job, rank))
+            continue;
+        if (!rank->peer)
+            at += (size_t)snprintf(dst + at, size - at, "%srank %u (%s)", at ? "; " : "", r,
+                                   rank->pid ? "its process is gone" : "never attached");
+        else
+            at += (size_t)snprintf(dst + at, size - at, "%srank %u (pid %" PRId64 ", last message %s %" PRIu64 " ms ago)",
+                                   at ? "; " : "", r, rank->pid, rank->last_request ? rank->last_request : "none",
+                                   ago_ms);
+    }
+}
+
+const char *job_waits_for(const struct job *job, const struct job_rank *rank)
+{
+    static const char *const waits[] = {
+        [WAIT_FORM] = "to form the job", [WAIT_INIT] = "for initial weights", [WAIT_READY] = "for initial weights",
+        [WAIT_SLOT] = "for a gradient slot", [WAIT_END] = "at the end of a micro-batch", [WAIT_STEP] = "in the step",
+        [WAIT_NORM] = "for the gradient norm", [WAIT_GATHER] = "for gathered weights", [WAIT_READ] = "for state",
+        [WAIT_WINDOW_BEGIN] = "to open a write window", [WAIT_WINDOW_END] = "to close a write window",
+        [WAIT_ABORT] = "for the abort",
+    };
+
+    (void)job;
+    return waits[rank->wait];
+}
+
+static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, bool aborted)
+{
+    char ranks[256] = "", waiting[384], blocking[1024] = "";
+    const struct job_rank *one = NULL;
+
+    list_ranks(job, is_waiting, ranks, sizeof(ranks));
+    for (unsigned r = 0; r < job->world_size && !one; r++)
+        if (job->ranks[r].wait != WAIT_NONE)
+            one = &job->ranks[r];
+    snprintf(waiting, sizeof(waiting), "%s, %s", ranks, one ? job_waits_for(job, one) : "");
+    describe_blocking(job, blocking, sizeof(blocking));
+    return cause_stalled(&(struct evidence_stall){
+        .at = one ? job_at(job, one) : (struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1},
+        .waiting = waiting,
+        .blocking = blocking,
+        .since_ms = since_ms,
+        .aborted = aborted,
+        .forming = !job->layout,
+    });
+}
+
+/* A job that never forms cannot be aborted: its waiters are refused and may try again. */
+static void give_up_forming(struct job *job, struct diagnostic *diagnostic)
+{
+    job_keep(job, diagnostic);
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (job->ranks[r].wait == WAIT_FORM)
+            job_refuse(job, &job->ranks[r], diagnostic, false);
+}
+
+static void check_stall(struct job *job, uint64_t now)
+{
+    uint64_t warning_ns = job->config->diagnostics.stall_warning_ms * UINT64_C(1000000);
+    uint64_t timeout_ns = job->config->diagnostics.stall_timeout_ms * UINT64_C(1000000);
+    uint64_t longest = 0;
+    bool blocked = false;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        if (job->ranks[r].wait != WAIT_NONE)
+            longest = MAX(longest, now - job->ranks[r].wait_ns);
+        blocked |= is_blocking(job, &job->ranks[r]);
+    }
+    if (longest == 0 || !blocked) {
+        job->stall_interval_ns = 0;
+        return;
+    }
+    if (timeout_ns && longest > timeout_ns) {
+        struct diagnostic *diagnostic = describe_stall(job, longest / 1000000, true);
+
+        if (job->layout)
+            job_abort(job, -1, diagnostic);
+        else
+            give_up_forming(job, diagnostic);
+        return;
+    }
+    if (!warning_ns || longest < MAX(warning_ns, 3 * median_step_ns(job)))
+        return;
+    if (job->stall_interval_ns && now - job->stall_reported_ns < job->stall_interval_ns)
+        return;
+    job->stall_interval_ns = MAX(job->stall_interval_ns * 2, warning_ns);
+    job->stall_reported_ns = now;
+    job_keep(job, describe_stall(job, longest / 1000000, false));
+}
+
+static void check_lost(struct job *job, uint64_t now)
+{
+    uint64_t timeout_ns = job->config->limits.reattach_timeout_ms * UINT64_C(1000000);
+    char waiting[256];
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (!rank->lost_ns || rank->peer || now - rank->lost_ns < timeout_ns)
+            continue;
+        if (list_ranks(job, is_waiting, waiting, sizeof(waiting)) == 0)
+            continue;
+        rank->lost_ns = now; /* those who begin the step again wait as long again */
+        job_abort(job, rank->rank, cause_rank_lost(&(struct evidence_lost){
+                                       .at = job_at(job, rank),
+                                       .pid = rank->pid,
+                                       .aborted = true,
+                                       .last_message = rank->last_request,
+                                       .waited_ms = timeout_ns / 1000000,
+                                   }));
+        return;
+    }
+}
+
+void job_tick(struct job *job)
+{
+    uint64_t now = job_now(job);
+
+    check_lost(job, now);
+    check_stall(job, now);
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (job->ranks[r].wait == WAIT_SLOT)
+            admit_settle(job, &job->ranks[r]);
+}
+
+void job_settle(struct job *job)
+{
+    if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING || job->phase == JOB_INITIALISING) {
+        form_settle(job);
+        return;
+    }
+    boundary_settle(job);
+    window_settle(job);
+    form_settle(job); /* successors */
+}

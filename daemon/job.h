@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The job: ranks, formation, the step as a transaction. It knows who is
+ * attached, what each rank waits for, and decides; it does no socket I/O. Requests come in as
+ * verbs, answers go out through job_ops.answer(); bytes are moved by step on the workers.
+ *
+ *   job.c        life, ranks coming and going, faults, time       (this header, first part)
+ *   form.c       manifests -> layout, memory, segments, initial weights
+ *   admit.c      the way of a push: slot, ledger, bucket
+ *   collect.c    what is complete is reduced, what is reduced is credited
+ *   boundary.c   end of micro-batch, step: decision, update, commit, abort
+ *   gather.c     stage 3, reading of state
+ *   window.c     write windows
+ *
+ * A verb answers at once, or notes in rank->wait what the rank waits for; job_settle() answers
+ * whoever can be answered, and is called after everything that may have changed that.
+ * All of it runs on the loop's thread. A rank has at most one answered request outstanding.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/cause.h"
+#include "daemon/config.h"
+#include "daemon/diagnosis.h"
+#include "daemon/layout.h"
+#include "daemon/ledger.h"
+#include "daemon/lossscale.h"
+#include "daemon/manifest.h"
+#include "daemon/plan.h"
+#include "daemon/quota.h"
+#include "daemon/ring.h"
+#include "daemon/segment.h"
+#include "daemon/state.h"
+#include "daemon/step.h"
+#include "daemon/wire.h"
+#include "daemon/worker.h"
+
+struct job;
+struct pool;
+struct window;
+
+enum job_phase {
+    JOB_WAITING,      /* no layout yet: ranks attach and declare */
+    JOB_RESERVING,    /* layout fixed, pages of the state being reserved */
+    JOB_INITIALISING, /* waits for rank 0's initial weights */
+    JOB_TRAINING,
+    JOB_UPDATING,     /* the step is decided and rolls forward */
+    JOB_ABORTING,     /* reductions of the aborted attempt are still under way */
+    JOB_WINDOW,       /* a write window is open */
+    JOB_COMMITTING_WINDOW,
+};
+
+enum job_wait {
+    WAIT_NONE,
+    WAIT_FORM,
+    WAIT_INIT,
+    WAIT_READY,
+    WAIT_SLOT,
+    WAIT_END,
+    WAIT_STEP,
+    WAIT_NORM,
+    WAIT_GATHER,
+    WAIT_READ,
+    WAIT_WINDOW_BEGIN,
+    WAIT_WINDOW_END,
+    WAIT_ABORT,
+};
+
+/* Something of a rank was refused; sticky until cleared. Pushes that are refused alike join. */
+struct fault {
+    enum diagnostic_code code;    /* 0: none */
+    uint32_t *params;             /* owned */
+    uint32_t n_params, capacity;
+    struct push_record first, second; /* of params[0] */
+    bool other_incarnation;
+    bool sums_known, sums_equal;
+    char detail[192];
+    struct diagnostic *diagnostic; /* set once the text has been needed; then nothing joins */
+};
+
+struct blob {
+    uint8_t *data;                /* owned; NULL: none */
+    size_t n_bytes;
+};
+
+/* What a rank asked the step with. */
+struct step_args {
+    struct hyper *groups;         /* owned; n_groups, or NULL: as configured */
+    uint32_t n_groups;
+    bool has_max_norm;
+    double max_norm;
+    double loss_scale;
+    bool found_inf;
+};
+
+struct job_rank {
+    unsigned rank;
+    void *peer;                   /* its session; NULL while nobody is attached */
+    uint64_t incarnation;
+    int64_t pid;
+    uint32_t uid, gid;
+    char *client;                 /* owned */
+    const char *last_request;     /* static */
+    uint64_t attached_ns, last_ns, lost_ns;
+    bool declared, formed, left;
+    enum config_on_duplicate on_duplicate;
+
+    struct manifest manifest;
+    struct ring *rings[2];        /* [0] of this incarnation, [1] of a dead one while its slots are read */
+    uint32_t ring_tickets;
+    char **strings;               /* interned, by id; owned */
+    uint32_t n_strings;
+    uint64_t string_bytes;
+
+    enum job_wait wait;
+    uint64_t wait_ns;
+    struct request_slot_request slot_wanted;
+    bool slot_credited;           /* since the slot request */
+    bool reserving;               /* an overflow extent */
+    struct fault again;           /* on_duplicate: accumulate: what was pushed again, for one warning */
+    bool again_reported;
+
+    struct fault fault;
+    struct diagnostic *abort_notice; /* to be delivered with the next answer */
+    uint32_t seen_attempt;        /* AbortSeen */
+    struct blob blob;             /* the last one: of a micro-batch or a step */
+    struct blob blob_committed;   /* of the last committed step */
+    struct blob blob_step;        /* came with the request for the step */
+    struct step_args args;
+    bool abandoned;               /* a backward was given up in this step */
+    bool proceed;                 /* cleared a fault of the step request: ask again without judging it */
+    uint64_t n_forwards, n_backwards, n_forwards_at_step, n_backwards_at_step;
+    uint64_t asked_ns;
+    uint64_t n_pushes;
+    uint32_t n_verifying;         /* redone pushes whose sums are being computed */
+
+    uint16_t *gathered;           /* stage 3: per parameter, how often; owned */
+    uint64_t live_elems;
+    uint32_t *gathering;          /* parameters of the request under way; owned */
+    uint32_t n_gathering;
+    bool forget;                  /* of its WriteEnd */
+};
+
+/* A redone push: compared with its predecessor's sum once both are known. */
+struct verification {
+    struct work work;
+    struct job *job;
+    struct ring *ring;
+    struct ring_slot *slot;
+    unsigned rank;
+    uint32_t param;
+    uint16_t pass;
+    uint32_t attempt;
+    const uint8_t *data;
+    uint64_t sum;
+    bool summed;
+    struct verification *next;
+};
+
+/* What the next reduction of a bucket is. */
+struct cursor {
+    uint32_t micro_batch, pass;
+};
+
+struct job_ops {
+    /* Sends a reply to a rank's peer; descriptors are taken, also on failure. */
+    void (*answer)(void *userdata, void *peer, const struct reply *reply, int *fds, size_t n_fds);
+    /* The peer broke the protocol: it is told and its connection closed, after the verb has returned. Borrowed. */
+    void (*drop)(void *userdata, void *peer, const struct diagnostic *diagnostic);
+    /* A diagnostic was made: to be logged. Borrowed. */
+    void (*log)(void *userdata, const struct diagnostic *diagnostic);
+    uint64_t (*now_ns)(void *userdata);
+    void *userdata;
+};
+
+struct job_times {
+    uint64_t first_asked_ns, last_commit_ns, decided_ns;
+    uint64_t reduce_busy_since_ns;
+    uint64_t wait_total_ns, wait_last_ns;
+    uint64_t reduce_total_ns, reduce_last_ns, reduce_shown_ns; /* last: of the step under way; shown: of the last one */
+    uint64_t update_total_ns, update_last_ns;
+    uint64_t step_last_ns;
+    uint64_t recent_ns[32];       /* of the last steps, for the rate and the median */
+    unsigned n_recent, slowest_rank;
+    uint64_t slowest_behind_ns;
+};
+
+struct job_counters {
+    uint64_t admitted, retried, dropped, accumulated, redone;
+    uint64_t applied, skipped, aborts, reattaches, warnings;
+    uint64_t overlap_bytes, overlap_reduced_bytes;           /* of the last complete micro-batch */
+    uint64_t batch_bytes, batch_reduced_bytes;               /* of the one under way */
+    uint32_t batch;
+};
+
+enum { JOB_KEPT_DIAGNOSTICS = 256 };
+
+struct job {
+    const struct config *config;
+    const struct kernels *kernels;
+    struct worker_pool *pool;
+    struct job_ops ops;
+
+    enum job_phase phase;
+    char *run_id;                 /* owned; NULL: none yet */
+    unsigned world_size;
+    struct job_rank *ranks;
+
+    struct layout *layout;
+    struct ledger ledger;
+    struct state *state;
+    struct step *step;
+    struct pool *gathered;        /* stage 3 */
+    struct window *window;
+    struct lossscale lossscale;
+    struct hyper *hypers;         /* per group, of the step under way */
+    uint64_t digest;
+    bool has_weights;             /* initial weights are complete */
+    struct plan_bytes planned;
+    struct quota memory;
+    struct charge charge;
+    struct work reserve_work;
+    int reserve_result;           /* written by workers, atomically */
+
+    struct cursor *cursors;       /* per bucket */
+    unsigned n_under_way;         /* reductions and verifications */
+    unsigned n_io;                /* other works: reserving, initial weights, gathering, reading */
+    struct verification *verifications;
+    struct diagnostic *abort_reason;
+    int64_t abort_rank;
+    char *abort_why;              /* of zerod_abort_step; owned */
+
+    uint64_t missing_seen[64];    /* digests of the sets of missing parameters that were reported */
+    unsigned n_missing_seen;
+    uint64_t last_missing;        /* digest of the last step's set, 0: none was missing */
+    uint64_t n_last_missing;      /* steps in a row with that set */
+    uint32_t n_missing;           /* parameters that no rank pushed in the step under way */
+    bool applying;                /* the step under way: decided to be applied */
+    uint8_t *learnt;              /* static_graph: per parameter, pushed in the first step */
+    bool has_learnt;
+
+    double last_norm, last_lr;
+    bool has_norm;
+    bool draining;
+    uint64_t overflow_warned_step; /* epoch + 1 in which a late parameter was named */
+    uint64_t stall_reported_ns, stall_interval_ns;
+    struct job_times times;
+    struct job_counters counters;
+    struct diagnostic *kept[JOB_KEPT_DIAGNOSTICS]; /* ring of the last ones */
+    uint64_t n_diagnostics;
+    struct { unsigned code; uint64_t n; } refused[32];
+    size_t n_refused;
+};
+
+/* ---- life (job.c) ----------------------------------------------------------------------------------- */
+
+int job_new(struct job **out, const struct config *config, const struct kernels *kernels, struct worker_pool *pool,
+            const struct job_ops *ops);
+/* The pool must be idle. */
+void job_free(struct job *job);
+
+/* Verbs of a rank. They answer through ops, now or later. */
+struct job_attach {
+    void *peer;
+    const struct request_hello *hello;
+    int64_t pid;
+    uint32_t uid, gid;
+};
+
+/* Return: 0 and *out; 1: refused, *refusal is the caller's. */
+int job_attach(struct job *job, const struct job_attach *attach, struct job_rank **out, struct diagnostic **refusal);
+/* The peer is gone: process dead, or connection closed. */
+void job_detach(struct job *job, struct job_rank *rank);
+void job_leave(struct job *job, struct job_rank *rank);
+void job_intern(struct job *job, struct job_rank *rank, const struct request_intern *request);
+void job_clear_fault(struct job *job, struct job_rank *rank);
+void job_report(struct job *job, struct job_rank *rank, const struct request_report *request);
+
+/* Several times a second: time-outs, stalls. */
+void job_tick(struct job *job);
+
+/* Answers whoever can be answered, posts what can be posted. */
+void job_settle(struct job *job);
+
+/* For zerodctl. Return: 0, or positive with *why a sentence to be freed by the caller. */
+int job_drop(struct job *job, char **why);
+bool job_is_idle(const struct job *job); /* nobody is attached */
+
+/* ---- formation (form.c) ----------------------------------------------------------------------------- */
+
+void job_declare(struct job *job, struct job_rank *rank, const struct request_declare *request);
+void job_form(struct job *job, struct job_rank *rank, const struct request_form *request);
+void job_init(struct job *job, struct job_rank *rank, const struct request_init *request);
+void job_ready(struct job *job, struct job_rank *rank);
+void form_settle(struct job *job);
+void form_drop(struct job *job);
+
+/* ---- the way of a push (admit.c) --------------------------------------------------------------------- */
+
+void job_begin_backward(struct job *job, struct job_rank *rank, const struct request_begin_backward *request);
+void job_push(struct job *job, struct job_rank *rank, const struct request_push *request);
+void job_slot_request(struct job *job, struct job_rank *rank, const struct request_slot_request *request);
+void admit_settle(struct job *job, struct job_rank *rank);
+
+/* ---- reductions (collect.c) --------------------------------------------------------------------------- */
+
+void collect_bucket(struct job *job, uint32_t bucket);
+void collect_all(struct job *job);
+void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *slot, uint32_t param, uint16_t pass);
+/* Everything that the rank pushed in micro-batches it has ended is reduced or compared. */
+bool collect_is_done(const struct job *job, const struct job_rank *rank);
+/* Slots of a micro-batch that has ended: what nothing was admitted into is given back. */
+void collect_close(struct job *job, struct job_rank *rank);
+/* Slots of the open micro-batch that are not posted are given back. */
+void collect_drop_open(struct job *job, struct job_rank *rank);
+void collect_release_ring(struct job *job, struct job_rank *rank, bool abort);
+
+/* ---- boundaries (boundary.c) ---------------------------------------------------------------------------- */
+
+void job_end_backward(struct job *job, struct job_rank *rank, const struct request_end_backward *request);
+void job_abandon_backward(struct job *job, struct job_rank *rank, const struct request_abandon_backward *request);
+void job_step(struct job *job, struct job_rank *rank, const struct request_step *request);
+void job_grad_norm(struct job *job, struct job_rank *rank);
+void job_abort_step(struct job *job, struct job_rank *rank, const char *why);
+void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt);
+/* Aborts the step for all; reason is taken (may be NULL); rank < 0: nobody in particular. */
+void job_abort(struct job *job, int64_t rank, struct diagnostic *reason);
+void boundary_settle(struct job *job);
+
+/* ---- stage 3, state (gather.c) ---------------------------------------------------------------------------- */
+
+void job_gather(struct job *job, struct job_rank *rank, const struct request_gather *request);
+void job_release(struct job *job, struct job_rank *rank, const struct request_release *request);
+void job_read_state(struct job *job, struct job_rank *rank, const struct request_read_state *request);
+int pool_new(struct pool **out, struct job *job);
+void pool_free(struct pool *pool);
+const struct segment *pool_segment(const struct pool *pool);
+uint64_t pool_held_bytes(const struct pool *pool);
+bool pool_is_busy(const struct pool *pool); /* NULL is idle */
+/* Parameters that are gathered are copied again; done(job) on the loop. Posts nothing and returns false when none is. */
+bool pool_refresh(struct job *job, void (*done)(struct job *job));
+void gather_detach(struct job *job, struct job_rank *rank);
+
+/* ---- write windows (window.c) ------------------------------------------------------------------------------ */
+
+void job_write_begin(struct job *job, struct job_rank *rank);
+void job_write_end(struct job *job, struct job_rank *rank, bool forget);
+void window_detach(struct job *job, struct job_rank *rank);
+void window_settle(struct job *job);
+void window_free(struct window *window);
+void window_forget(struct job *job);
+
+/* ---- shared by the files above ------------------------------------------------------------------------------- */
+
+/* Answers the rank's request and ends its wait; fds are taken. */
+void job_answer(struct job *job, struct job_rank *rank, const struct reply *reply, int *fds, size_t n_fds);
+void job_answer_done(struct job *job, struct job_rank *rank);
+void job_refuse(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic, bool aborted);
+struct wire_position job_position(const struct job *job, const struct job_rank *rank);
+/* Logs and keeps it; takes the reference. Return: borrowed. */
+struct diagnostic *job_keep(struct job *job, struct diagnostic *diagnostic);
+/* Before an answered request is served: delivers an abort or a sticky fault instead. Return: true when it did. */
+bool job_is_held(struct job *job, struct job_rank *rank);
+void job_fault(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic); /* takes it; sticky */
+/* The rank's client broke the protocol (E1403): a sentence says how. */
+void job_drop_peer(struct job *job, struct job_rank *rank, const char *what);
+struct evidence_at job_at(const struct job *job, const struct job_rank *rank);
+struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, struct fault *fault, bool accumulated);
+void job_fault_join(struct fault *fault, uint32_t param);
+void job_fault_push(struct job *job, struct job_rank *rank, enum diagnostic_code code, const struct push_record *first,
+                    const struct push_record *second, const char *detail);
+void job_fault_reset(struct fault *fault);
+void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait);
+double job_loss_scale(const struct job *job);
+uint64_t job_now(const struct job *job);
+const char *job_waits_for(const struct job *job, const struct job_rank *rank); /* static text */
+
+static inline bool job_rank_is_here(const struct job_rank *rank)
+{
+    return rank->peer != NULL;
+}

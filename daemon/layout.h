@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The layout: parameters to buckets to partitions, and from there to bytes.
+ * Pure; computed once when the job is formed, equal on every node, constant afterwards.
+ *
+ * Bucket: trainable parameters of one (group, gradient dtype, weight dtype), in
+ * reverse declaration order, at most bucket_elems elements; a larger parameter
+ * is its own bucket. Buckets are numbered in the order in which that walk opens them.
+ * Each parameter starts at a multiple of 64 elements of its bucket; a bucket's
+ * length is a multiple of 64 x world size, its tail is padding.
+ * Partition (b, r): elements [r, r+1) x length / world size of bucket b.
+ *
+ * Chunk: the unit of work: a piece of one parameter inside one partition, at most
+ * CHUNK_ELEMS elements, starting at a multiple of 64 elements from the parameter's start.
+ *
+ * Segments of bytes that the layout describes:
+ *  - arena of a rank: all buckets behind one another in gradient dtype (arena_offset_bytes);
+ *  - weights, stages 1 and 2: buckets in weight dtype, each from a multiple of 4096 bytes, then frozen
+ *    parameters in declaration order, each from a multiple of 64 bytes;
+ *  - range, stage 3: every parameter in declaration order, each from a multiple of the page size.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/dtype.h"
+
+enum {
+    LAYOUT_ALIGN_ELEMS = 64,
+    CHUNK_ELEMS = 64 * 1024,   /* 256 KiB of fp32: half of a Zen 3 core's L2, measured, see bench */
+    LAYOUT_MAX_DIMS = 16,
+    LAYOUT_NO_BUCKET = UINT32_MAX,
+};
+
+struct layout_param {
+    /* Declared; name and shape are owned by the layout. */
+    char *name;             /* name_len bytes, any but NUL-terminated for convenience */
+    size_t name_len;
+    enum dtype dtype;       /* of the weights */
+    enum dtype grad_dtype;
+    uint32_t group;
+    bool trainable;
+    uint32_t n_dims;
+    uint64_t shape[LAYOUT_MAX_DIMS];
+    /* Computed. */
+    uint64_t n_elems;
+    uint32_t bucket;               /* LAYOUT_NO_BUCKET when frozen */
+    uint32_t index_in_bucket;
+    uint64_t offset_elems;         /* from the bucket's start */
+    uint64_t weight_offset_bytes;  /* in the weight segment */
+    uint64_t range_offset_bytes;   /* in the range of stage 3 */
+    uint32_t first_chunk, n_chunks;
+};
+
+struct layout_bucket {
+    uint32_t group;
+    enum dtype grad_dtype;
+    enum dtype dtype;
+    uint64_t n_elems;              /* padded */
+    uint64_t used_elems;           /* sum of its parameters' n_elems */
+    uint64_t arena_offset_bytes;
+    uint64_t weight_offset_bytes;
+    uint32_t first_param, n_params; /* into layout.bucket_params */
+    uint32_t first_chunk, n_chunks; /* chunks of a bucket are contiguous */
+};
+
+struct layout_chunk {
+    uint32_t param;
+    uint32_t rank;          /* owner */
+    uint64_t start_elem;    /* from the parameter's start, multiple of 64 */
+    uint32_t n_elems;
+};
+
+struct layout {
+    unsigned world_size;
+    uint64_t bucket_elems;
+    uint32_t n_params, n_buckets, n_chunks, n_groups;
+    struct layout_param *params;
+    struct layout_bucket *buckets;
+    uint32_t *bucket_params;       /* parameter ids, bucket after bucket */
+    struct layout_chunk *chunks;
+    uint64_t trainable_elems, frozen_elems, padded_elems; /* padded: sum of buckets' n_elems */
+    uint64_t arena_bytes;          /* all buckets of one rank in gradient dtype */
+    uint64_t largest_bucket_bytes; /* in gradient dtype */
+    uint64_t weight_bytes;         /* of the weight segment */
+    uint64_t range_bytes;          /* of the range of stage 3 */
+};
+
+/* A parameter as declared; nothing is owned. */
+struct layout_decl {
+    const char *name;
+    size_t name_len;
+    enum dtype dtype, grad_dtype;
+    uint32_t group;
+    bool trainable;
+    uint32_t n_dims;
+    const uint64_t *shape;
+};
+
+enum {
+    LAYOUT_E_EMPTY = 1,        /* no parameter at all */
+    LAYOUT_E_TOO_LARGE,        /* sizes overflow 2^62 */
+    LAYOUT_E_DUPLICATE_NAME,   /* *bad is the second parameter of that name */
+};
+
+/*
+ * Everything is copied. bucket_elems > 0, world_size > 0.
+ * Return: 0, -ENOMEM, or LAYOUT_E_* with *bad naming the parameter.
+ */
+int layout_new(struct layout **out, const struct layout_decl *decls, uint32_t n_params, unsigned world_size,
+               uint64_t bucket_elems, uint32_t *bad);
+void layout_free(struct layout *layout);
+
+/* XXH3 digest of the manifest: names, shapes, dtypes, groups, trainable, order. Equal on all ranks of a job. */
+uint64_t layout_digest(const struct layout *layout);
+
+/* Elements of partition (bucket, any rank). */
+static inline uint64_t layout_partition_elems(const struct layout *layout, uint32_t bucket)
+{
+    return layout->buckets[bucket].n_elems / layout->world_size;
+}
+
+/* "layers.3.mlp.w1" as printable text: other bytes than printable ASCII become \xNN; truncated with "..." to fit. */
+void layout_print_name(char *dst, size_t size, const char *name, size_t name_len);

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The log: lines on stderr, or structured entries in the journal when stderr is
+ * connected to it. A healthy job logs a handful of lines in its life; diagnostics are
+ * logged whole, with their fields as ZEROD_CODE, ZEROD_PARAM, ZEROD_RANK, ZEROD_STEP,
+ * ZEROD_MICRO_BATCH, ZEROD_CLASS. The log sink is the one global of the daemon.
+ */
+
+#include <syslog.h>
+
+struct diagnostic;
+
+/* job: goes with every entry (ZEROD_JOB); borrowed for the life of the process. level: LOG_ERR .. LOG_DEBUG. */
+void log_init(const char *job, int level);
+
+void log_line(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void log_diagnostic(const struct diagnostic *diagnostic);
+
+#define log_error(...) log_line(LOG_ERR, __VA_ARGS__)
+#define log_notice(...) log_line(LOG_NOTICE, __VA_ARGS__)
+#define log_info(...) log_line(LOG_INFO, __VA_ARGS__)

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* zerod: the ZeRO optimizer as a service. Options, configuration, and out again with an exit code of sysexits.h. */
+
+#include <getopt.h>
+#include <stdio.h>
+#include <string.h>
+#include <sysexits.h>
+
+#include "daemon/base.h"
+#include "daemon/config.h"
+#include "daemon/log.h"
+#include "daemon/server.h"
+
+static const char usage[] =
+    "usage: zerod --config FILE [--check | --print-config]\n"
+    "\n"
+    "Holds the sharded optimizer state of one training job on this node: takes gradients\n"
+    "from trainers over a local socket, reduces, updates, publishes the weights.\n"
+    "\n"
+    "  -c, --config FILE   configuration of the job (YAML)\n"
+    "      --check         validate the configuration and exit\n"
+    "      --print-config  print every effective value with its origin and exit\n"
+    "  -V, --version       print the version and exit\n"
+    "  -h, --help          print this and exit\n"
+    "\n"
+    "SIGTERM and SIGINT stop it cleanly. See zerod(8), zerod.yaml(5).\n";
+
+struct options {
+    const char *config;
+    bool check, print;
+    int exit_now; /* -1: go on */
+};
+
+static struct options parse(int argc, char **argv)
+{
+    static const struct option longs[] = {
+        {"config", required_argument, NULL, 'c'}, {"check", no_argument, NULL, 'k'},
+        {"print-config", no_argument, NULL, 'p'}, {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},         {0},
+    };
+    struct options options = {.exit_now = -1};
+    int c;
+
+    while ((c = getopt_long(argc, argv, "c:Vh", longs, NULL)) != -1) {
+        switch (c) {
+        case 'c':
+            options.config = optarg;
+            break;
+        case 'k':
+            options.check = true;
+            break;
+        case 'p':
+            options.print = true;
+            break;
+        case 'V':
+            printf("zerod %s\n", server_version());
+            options.exit_now = EX_OK;
+            return options;
+        case 'h':
+            fputs(usage, stdout);
+            options.exit_now = EX_OK;
+            return options;
+        default:
+            fputs(usage, stderr);
+            options.exit_now = EX_USAGE;
+            return options;
+        }
+    }
+    if (!options.config || optind < argc) {
+        fprintf(stderr, options.config ? "zerod: unexpected argument \"%s\"\n" : "zerod: --config FILE is missing\n",
+                argv[optind]);
+        fputs(usage, stderr);
+        options.exit_now = EX_USAGE;
+    }
+    return options;
+}
+
+static int load(struct config **config, const char *path)
+{
+    struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    int r = config_load(config, path, &problems);
+
+    config_problems_print(stderr, &problems);
+    config_problems_deinit(&problems);
+    return r == 0 ? EX_OK : r == CONFIG_E_INVALID ? EX_CONFIG : EX_OSERR;
+}
+
+static int exit_code(int r)
+{
+    switch (r) {
+    case -EADDRINUSE:
+    case -EEXIST:
+        return EX_UNAVAILABLE;
+    case -EACCES:
+    case -EPERM:
+        return EX_NOPERM;
+    case -ENOENT:
+    case -ENOTDIR:
+    case -EINVAL:
+    case -ENOTSUP:
+        return EX_CONFIG;
+    default:
+        return EX_OSERR;
+    }
+}
+
+static int serve(const struct config *config)
+{
+    struct server *server;
+    char why[512];
+    int r;
+
+    log_init(config->job, config->log_level);
+    r = server_new(&server, config, why, sizeof(why));
+    if (r < 0) {
+        log_error("%s", why);
+        return exit_code(r);
+    }
+    server_run(server);
+    server_free(server);
+    return EX_OK;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = parse(argc, argv);
+    struct config *config = NULL;
+    int r;
+
+    if (options.exit_now >= 0)
+        return options.exit_now;
+    r = load(&config, options.config);
+    if (r == EX_OK && options.print)
+        r = config_print(stdout, config) < 0 ? EX_IOERR : EX_OK;
+    else if (r == EX_OK && options.check)
+        printf("%s: ok\n", options.config);
+    else if (r == EX_OK)
+        r = serve(config);
+    config_free(config);
+    return r;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What systemd is told and asked: readiness, status line, watchdog, journal
+ * entries, sockets it opened for us. notify-fallback.c has the same functions for builds
+ * without libsystemd; callers see no difference but that nothing is there.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct diagnostic;
+
+struct notify_entry {
+    int level;                            /* LOG_* of syslog.h */
+    const char *job, *text;
+    const struct diagnostic *diagnostic;  /* NULL: a plain line */
+};
+
+/* "READY=1", "STOPPING=1", "WATCHDOG=1", "STATUS=...". Nothing happens when nobody supervises. */
+void notify_state(const char *state);
+
+/* Return: microseconds within which WATCHDOG=1 is expected; 0: no watchdog. */
+uint64_t notify_watchdog_us(void);
+
+/* Return: a listening SOCK_SEQPACKET socket that was passed to this process, -1 when none was, or -errno. */
+int notify_listen_fd(void);
+
+/* Return: false when there is no journal to write to. */
+bool notify_journal(const struct notify_entry *entry);

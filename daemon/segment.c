@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/segment.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+size_t page_size(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/*
+ * F_SEAL_FUTURE_WRITE would make the segment read-only for clients for good,
+ * but for us as well once we map it again after a restart; clients get an
+ * O_RDONLY description instead.
+ */
+static int segment_seal(int fd)
+{
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        return -errno;
+    return 0;
+}
+
+int segment_init(struct segment *segment, const char *name, size_t n_bytes)
+{
+    _cleanup_close_ int fd = -1;
+    char full[64];
+    void *map;
+    int r;
+
+    *segment = SEGMENT_NULL;
+    if (n_bytes == 0)
+        return 0;
+    if (n_bytes > PTRDIFF_MAX - page_size())
+        return -EOVERFLOW;
+    n_bytes = round_up(n_bytes, page_size());
+
+    snprintf(full, sizeof(full), "zerod.%s", name);
+    fd = memfd_create(full, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return -errno;
+    /* The descriptor that clients get is opened through /proc and so subject to the mode. */
+    if (fchmod(fd, 0600) < 0 || ftruncate(fd, (off_t)n_bytes) < 0)
+        return -errno;
+    r = segment_seal(fd);
+    if (r < 0)
+        return r;
+    map = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (map == MAP_FAILED)
+        return -errno;
+
+    segment->fd = steal_fd(&fd);
+    segment->map = map;
+    segment->n_bytes = n_bytes;
+    return 0;
+}
+
+void segment_deinit(struct segment *segment)
+{
+    if (segment->map)
+        munmap(segment->map, segment->n_bytes);
+    if (segment->fd >= 0)
+        close(segment->fd);
+    *segment = SEGMENT_NULL;
+}
+
+int segment_reserve(const struct segment *segment, size_t offset_bytes, size_t n_bytes)
+{
+    int r;
+
+    if (n_bytes == 0)
+        return 0;
+    do
+        r = fallocate(segment->fd, 0, (off_t)offset_bytes, (off_t)n_bytes);
+    while (r < 0 && errno == EINTR);
+    if (r < 0)
+        return errno == ENOSPC ? -ENOMEM : -errno;
+    return 0;
+}
+
+void segment_punch(const struct segment *segment, size_t offset_bytes, size_t n_bytes)
+{
+    if (n_bytes > 0)
+        (void)fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset_bytes,
+                        (off_t)n_bytes);
+}
+
+static int segment_open(const struct segment *segment, int flags)
+{
+    char path[32];
+    int fd;
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", segment->fd);
+    fd = open(path, flags | O_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+int segment_open_ro(const struct segment *segment)
+{
+    return segment_open(segment, O_RDONLY);
+}
+
+int segment_open_rw(const struct segment *segment)
+{
+    return segment_open(segment, O_RDWR);
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * A shared segment: a named, sealed memfd and its read-write mapping in the
+ * daemon. The daemon creates every segment; what is handed to a client is a
+ * descriptor of it, read-only where the client must not write. Sizes are
+ * rounded up to pages. Pages come when they are reserved (segment_reserve), so that
+ * a lack of memory is an error then and not SIGBUS later; reserving zeroes
+ * pages and belongs on a worker, never on the loop.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base.h"
+
+struct segment {
+    int fd;
+    uint8_t *map;
+    size_t n_bytes;          /* multiple of the page size; 0: an empty segment, fd -1 */
+};
+
+#define SEGMENT_NULL ((struct segment){.fd = -1})
+
+size_t page_size(void);
+
+/* name without prefix: "ring.0" shows as "/memfd:zerod.ring.0" in smaps. Sparse until reserved. Return: 0 or -errno. */
+int segment_init(struct segment *segment, const char *name, size_t n_bytes);
+void segment_deinit(struct segment *segment);
+
+/* Any thread. Return: 0, -ENOMEM (memory or cgroup exhausted), other -errno. */
+int segment_reserve(const struct segment *segment, size_t offset_bytes, size_t n_bytes);
+
+/* Gives whole pages back; they read as zeroes afterwards. Any thread. */
+void segment_punch(const struct segment *segment, size_t offset_bytes, size_t n_bytes);
+
+/* A new descriptor for a client, owned by the caller. Return: fd or -errno. */
+int segment_open_ro(const struct segment *segment);
+int segment_open_rw(const struct segment *segment);

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/session.h"
+
+#include <assert.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+
+#include "daemon/base.h"
+#include "daemon/cause.h"
+#include "daemon/dispatch.h"
+#include "daemon/server.h"
+
+/* Answers that a client has not read: a diagnostic or a part of JSON is 128 KiB at most; picked, not measured. */
+enum { MAX_QUEUED_PACKETS = 64, MAX_QUEUED_BYTES = 8 << 20 };
+
+static void on_socket(uv_poll_t *handle, int status, int events);
+static void on_pid(uv_poll_t *handle, int status, int events);
+
+void session_set_state(struct session *session, enum session_state state)
+{
+    static const unsigned from[] = {
+        [SESSION_ATTACHED] = SESSION_HELLO,
+        [SESSION_FORMED] = SESSION_ATTACHED,
+        [SESSION_CONTROL] = SESSION_HELLO,
+        [SESSION_LEFT] = SESSION_ATTACHED | SESSION_FORMED,
+        [SESSION_CLOSED] = SESSION_HELLO | SESSION_ATTACHED | SESSION_FORMED | SESSION_CONTROL | SESSION_LEFT,
+    };
+
+    assert(from[state] & session->state);
+    session->state = state;
+}
+
+/* ---- life --------------------------------------------------------------------------------------------------- */
+
+static void on_closed(uv_handle_t *handle)
+{
+    struct session *session = handle->data;
+
+    if (--session->n_handles > 0)
+        return;
+    close(session->fd);
+    if (session->pidfd >= 0)
+        close(session->pidfd);
+    listener_peer_deinit(&session->peer);
+    frame_queue_deinit(&session->queue);
+    free(session);
+}
+
+static int watch(struct session *session, uv_poll_t *handle, int fd, uv_poll_cb callback)
+{
+    int r = uv_poll_init(server_loop(session->server), handle, fd);
+
+    if (r < 0)
+        return r;
+    handle->data = session;
+    session->n_handles++;
+    return uv_poll_start(handle, UV_READABLE, callback);
+}
+
+/*
+ * End-of-file comes late when a child of the trainer has inherited the socket;
+ * the pidfd becomes readable when the process itself ends. A peer in a PID
+ * namespace that we do not see has none.
+ */
+static int watch_peer(struct session *session)
+{
+    if (session->peer.pid > 0)
+        session->pidfd = (int)syscall(SYS_pidfd_open, session->peer.pid, 0);
+    if (session->pidfd < 0)
+        return 0;
+    session->watches_pid = true;
+    return watch(session, &session->pid_poll, session->pidfd, on_pid);
+}
+
+int session_new(struct session **out, struct server *server, int fd)
+{
+    struct session *session = calloc(1, sizeof(*session));
+    int r;
+
+    if (!session) {
+        close(fd);
+        return -ENOMEM;
+    }
+    session->server = server;
+    session->fd = fd;
+    session->pidfd = -1;
+    session->state = SESSION_HELLO;
+    session->accepted_ns = server_now_ns(server);
+    frame_queue_init(&session->queue, MAX_QUEUED_PACKETS, MAX_QUEUED_BYTES);
+    server_link(server, session);
+
+    r = listener_peer_init(&session->peer, fd);
+    if (r == 0)
+        r = watch(session, &session->socket_poll, fd, on_socket);
+    if (r == 0)
+        r = watch_peer(session);
+    if (r < 0) {
+        session_close(session);
+        return r;
+    }
+    *out = session;
+    return 0;
+}
+
+void session_close(struct session *session)
+{
+    struct job_rank *rank = steal_ptr(session->rank);
+
+    assert(session->state != SESSION_CLOSED);
+    session_set_state(session, SESSION_CLOSED);
+    server_unlink(session->server, session);
+    if (rank)
+        server_detach(session->server, session, rank);
+    if (session->watches_pid)
+        uv_close((uv_handle_t *)&session->pid_poll, on_closed);
+    if (session->n_handles > (session->watches_pid ? 1 : 0)) {
+        uv_close((uv_handle_t *)&session->socket_poll, on_closed);
+        return;
+    }
+    if (session->n_handles == 0) { /* it never got as far as being watched */
+        close(session->fd);
+        listener_peer_deinit(&session->peer);
+        free(session);
+    }
+}
+
+void session_doom(struct session *session)
+{
+    session->doomed = true;
+    server_note_doomed(session->server);
+}
+
+/* ---- sending ------------------------------------------------------------------------------------------------- */
+
+static void want_events(struct session *session)
+{
+    int events = UV_READABLE | (frame_queue_is_empty(&session->queue) ? 0 : UV_WRITABLE);
+
+    (void)uv_poll_start(&session->socket_poll, events, on_socket);
+}
+
+void session_send(struct session *session, const struct reply *reply, int *fds, size_t n_fds)
+{
+    int n = wire_pack_reply(server_arena(session->server), reply, server_buffer(session->server), FRAME_MAX_BYTES);
+    int r;
+
+    if (n < 0) {
+        for (size_t i = 0; i < n_fds; i++)
+            close(fds[i]);
+        session_doom(session);
+        return;
+    }
+    r = frame_queue_send(&session->queue, session->fd, server_buffer(session->server), (size_t)n, fds, n_fds);
+    if (r != 0)
+        session_doom(session);
+    else if (!frame_queue_is_empty(&session->queue))
+        want_events(session);
+}
+
+void session_refuse(struct session *session, const struct diagnostic *diagnostic)
+{
+    session_send(session,
+                 &(struct reply){
+                     .type = REPLY_REFUSED,
+                     .refused = {.diagnostic = wire_diagnostic(diagnostic), .closing = true},
+                 },
+                 NULL, 0);
+    session_doom(session);
+}
+
+/* ---- receiving ------------------------------------------------------------------------------------------------ */
+
+static void refuse_message(struct session *session, const char *why)
+{
+    struct evidence_at at = {.rank = server_rank_number(session), .step = -1, .micro_batch = -1};
+    struct diagnostic *diagnostic = server_keep(session->server, cause_bad_message(&at, why));
+
+    session_refuse(session, diagnostic);
+}
+
+static void serve_packet(struct session *session, const struct frame_packet *packet)
+{
+    struct request request;
+    char why[WIRE_WHY_BYTES];
+    int r;
+
+    if (packet->status == FRAME_E_TOO_LARGE) {
+        refuse_message(session, "a packet of more than 131071 bytes");
+        return;
+    }
+    if (packet->status == FRAME_E_FDS) {
+        refuse_message(session, "descriptors travel from the daemon to the client only; those sent were closed");
+        return;
+    }
+    r = wire_unpack_request(server_arena(session->server), packet->data, packet->n_bytes, &request, why, sizeof(why));
+    if (r == WIRE_E_INVALID)
+        refuse_message(session, why);
+    else if (r < 0)
+        refuse_message(session, "no memory to unpack the message");
+    else
+        dispatch_request(session, &request);
+}
+
+/* Return: true when there may be more to read at once. */
+static bool serve_batch(struct session *session)
+{
+    struct frame_batch *batch = server_batch(session->server);
+    int r = frame_receive(session->fd, batch);
+
+    if (r == FRAME_AGAIN)
+        return false;
+    if (r != 0) {
+        session_doom(session);
+        return false;
+    }
+    for (size_t i = 0; i < batch->n_packets && !session->doomed; i++)
+        serve_packet(session, &batch->packets[i]);
+    if (batch->eof)
+        session_doom(session);
+    return batch->more && !session->doomed;
+}
+
+static void on_socket(uv_poll_t *handle, int status, int events)
+{
+    struct session *session = handle->data;
+    int r;
+
+    if (status < 0 || session->doomed) {
+        session_doom(session);
+        server_reap(session->server);
+        return;
+    }
+    if (events & UV_WRITABLE) {
+        r = frame_queue_flush(&session->queue, session->fd);
+        if (r != 0 && r != FRAME_AGAIN)
+            session_doom(session);
+        else
+            want_events(session);
+    }
+    /* A few rounds, then the others: one that floods lets nobody starve. */
+    for (int round = 0; (events & UV_READABLE) && round < FRAME_ROUNDS && !session->doomed; round++)
+        if (!serve_batch(session))
+            break;
+    server_reap(session->server);
+}
+
+/* The process is dead. What it said before it died still counts. */
+static void on_pid(uv_poll_t *handle, int status, int events)
+{
+    struct session *session = handle->data;
+
+    (void)status;
+    (void)events;
+    while (!session->doomed && serve_batch(session))
+        ;
+    session_doom(session);
+    server_reap(session->server);
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Text that grows as it is put together. Out of memory cuts it short instead of failing: what was
+ * added before stays, what comes later is left out. {0} is an empty one.
+ */
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+struct strbuf {
+    char *data;     /* owned, NUL-terminated; NULL while empty */
+    size_t n_bytes; /* without the NUL */
+    size_t capacity;
+    bool cut;
+};
+
+void strbuf_deinit(struct strbuf *buf);
+
+void strbuf_add(struct strbuf *buf, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void strbuf_vadd(struct strbuf *buf, const char *format, va_list args) __attribute__((format(printf, 2, 0)));
+void strbuf_add_bytes(struct strbuf *buf, const char *bytes, size_t n_bytes);
+
+/* Foreign text: lines stay lines, other bytes than printable ASCII become \xNN. NULL adds nothing. */
+void strbuf_add_foreign(struct strbuf *buf, const char *text);
+
+/* What there is, never NULL; valid until the next change. */
+static inline const char *strbuf_text(const struct strbuf *buf)
+{
+    return buf->data ? buf->data : "";
+}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/weights.h"
+
+#include <string.h>
+
+#include "daemon/base.h"
+
+/* The part of [start, start + n) that lies in a chunk, counted from the parameter's start. */
+struct part {
+    uint64_t start, n;
+};
+
+static struct part intersect(const struct layout_chunk *chunk, uint64_t start, uint64_t n)
+{
+    uint64_t from = MAX(chunk->start_elem, start);
+    uint64_t to = MIN(chunk->start_elem + chunk->n_elems, start + n);
+
+    return (struct part){.start = from, .n = to > from ? to - from : 0};
+}
+
+void weights_fetch(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
+                   uint64_t n_elems, void *dst)
+{
+    const struct layout_param *p = &state->layout->params[param];
+    size_t size = dtype_size(p->dtype);
+
+    if (!p->trainable || state->stage != 3) {
+        const uint8_t *from = p->trainable ? state_weights(state, param, 0) : state_frozen(state, param);
+
+        memcpy(dst, from + start * size, n_elems * size);
+        return;
+    }
+    for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
+        struct part part = intersect(&state->layout->chunks[c], start, n_elems);
+
+        if (part.n > 0)
+            kernels->convert_from_f32((uint8_t *)dst + (part.start - start) * size,
+                                      state_master(state, p->bucket, p->offset_elems + part.start), p->dtype, part.n);
+    }
+}
+
+enum { BLOCK_ELEMS = 1024 };
+
+static void store_16(const struct state *state, const struct kernels *kernels, const struct layout_param *p,
+                     struct part part, uint16_t *published, const uint16_t *src)
+{
+    float *master = state_master(state, p->bucket, p->offset_elems + part.start);
+    uint16_t now[BLOCK_ELEMS];
+    float exact[BLOCK_ELEMS];
+
+    for (uint64_t at = 0; at < part.n; at += BLOCK_ELEMS) {
+        uint64_t n = MIN(part.n - at, (uint64_t)BLOCK_ELEMS);
+
+        kernels->convert_from_f32(now, master + at, p->dtype, n);
+        if (memcmp(now, src + at, n * sizeof(*src)) == 0 &&
+            (!published || memcmp(published + at, src + at, n * sizeof(*src)) == 0))
+            continue;
+        kernels->convert_to_f32(exact, src + at, p->dtype, n);
+        for (uint64_t i = 0; i < n; i++)
+            if (now[i] != src[at + i])
+                master[at + i] = exact[i];
+        if (published)
+            memcpy(published + at, src + at, n * sizeof(*src));
+    }
+}
+
+void weights_store(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
+                   uint64_t n_elems, const void *src)
+{
+    const struct layout_param *p = &state->layout->params[param];
+    size_t size = dtype_size(p->dtype);
+
+    if (!p->trainable) {
+        memcpy(state_frozen(state, param) + start * size, src, n_elems * size);
+        return;
+    }
+    for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
+        struct part part = intersect(&state->layout->chunks[c], start, n_elems);
+        const uint8_t *from = (const uint8_t *)src + (part.start - start) * size;
+
+        if (part.n == 0)
+            continue;
+        if (p->dtype == DTYPE_F32)
+            memcpy(state_master(state, p->bucket, p->offset_elems + part.start), from, part.n * size);
+        else
+            store_16(state, kernels, p, part,
+                     state->stage == 3 ? NULL : (uint16_t *)state_weights(state, param, part.start),
+                     (const uint16_t *)from);
+    }
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Weights in and out of the state, whatever the stage: a range of one
+ * parameter in its own dtype. Any thread; ranges that are touched at the same time must not overlap.
+ */
+
+#include <stdint.h>
+
+#include "daemon/state.h"
+#include "kernels/kernels.h"
+
+/* n_elems of the parameter from start on, as published: masters rounded to nearest even. */
+void weights_fetch(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
+                   uint64_t n_elems, void *dst);
+
+/*
+ * The range takes these weights. A master changes only where its weight's bytes do, and is then the exact
+ * value of the weight: what a 16-bit weight cannot show of its master survives when the weight is written back unchanged.
+ */
+void weights_store(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
+                   uint64_t n_elems, const void *src);

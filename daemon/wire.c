@@ -1,0 +1,722 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/wire.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/base.h"
+#include "daemon/ledger.h"
+#include "daemon/wire-rule.h"
+#include "proto/zerod.pb-c.h"
+
+/*
+ * What each field may be, message by message in the order of the proto. Limits come from the proto's
+ * comments; where it names none, a comment here says why there is one.
+ */
+
+enum {
+    MAX_DIAGNOSTIC_LINE =
+        1024, /* title, names, sites: with the other two, the largest diagnostic takes 110 KiB */
+    MAX_DIAGNOSTIC_FIELD = 4 * 1024,
+    MAX_DIAGNOSTIC_TEXT = 32 * 1024,
+    MAX_LABEL = 64,
+    MAX_ARG = 4096, /* PATH_MAX */
+    SLOT_ALIGN = 64,
+    PAGE_ALIGN = 4096, /* also right where pages are larger */
+};
+
+#define ELEMS_LIMIT                                                                                          \
+    (UINT64_C(1) << 62) /* counts of elements are below: bytes of fp32 then fit into 64 bits */
+
+/* ---- both ways ---- */
+
+static const struct wire_rule segment_rules[] = {
+    ENUM(Segment, wire_segment, kind, .max = WIRE_SEGMENT_STATE),
+    U64(Segment, wire_segment, n_bytes, .min = PAGE_ALIGN, .multiple_of = PAGE_ALIGN),
+};
+static const struct wire_table segment_table = WIRE_TABLE(segment, wire_segment, segment_rules);
+
+static const struct wire_rule position_rules[] = {
+    U64(Position, wire_position, step),
+    U32(Position, wire_position, micro_batch),
+    U32(Position, wire_position, attempt),
+    U32(Position, wire_position, n_windows),
+};
+static const struct wire_table position_table = WIRE_TABLE(position, wire_position, position_rules);
+
+static const struct wire_rule push_record_rules[] = {
+    U64(PushRecord, wire_push_record, sequence),
+    U64(PushRecord, wire_push_record, step),
+    U32(PushRecord, wire_push_record, micro_batch),
+    U32(PushRecord, wire_push_record, param),
+    U32(PushRecord, wire_push_record, ordinal),
+    U64(PushRecord, wire_push_record, task),
+    U32(PushRecord, wire_push_record, depth),
+    STRING(PushRecord, wire_push_record, segment, .max = MAX_DIAGNOSTIC_LINE, .flags = WIRE_CUT),
+    U32(PushRecord, wire_push_record, call),
+    STRING(PushRecord, wire_push_record, site, .max = MAX_DIAGNOSTIC_LINE, .flags = WIRE_CUT),
+    U64(PushRecord, wire_push_record, time_ns),
+};
+static const struct wire_table push_record_table =
+    WIRE_TABLE(push_record, wire_push_record, push_record_rules);
+
+/* diagnostic_field has char *, the texts of a struct diagnostic being its own. */
+#define OWN_STRING(M, S, field, ...) WIRE_SCALAR(WIRE_STRING, char *, char *, M, S, field, __VA_ARGS__)
+static const struct wire_rule diagnostic_field_rules[] = {
+    OWN_STRING(DiagnosticField, diagnostic_field, label, .max = MAX_LABEL, .flags = WIRE_CUT),
+    OWN_STRING(DiagnosticField, diagnostic_field, text, .max = MAX_DIAGNOSTIC_FIELD,
+               .flags = WIRE_CUT | WIRE_MULTILINE),
+};
+static const struct wire_table diagnostic_field_table =
+    WIRE_TABLE(diagnostic_field, diagnostic_field, diagnostic_field_rules);
+
+static const struct wire_rule diagnostic_rules[] = {
+    U32(Diagnostic, wire_diagnostic, code, .min = 1000, .max = 1999),
+    STRING(Diagnostic, wire_diagnostic, cause_class,
+           .max = sizeof(((struct diagnostic *)NULL)->cause_class) - 1),
+    STRING(Diagnostic, wire_diagnostic, title, .max = MAX_DIAGNOSTIC_LINE, .flags = WIRE_CUT),
+    BOOL(Diagnostic, wire_diagnostic, has_rank),
+    U32(Diagnostic, wire_diagnostic, rank, HAS(Diagnostic, wire_diagnostic, has_rank)),
+    BOOL(Diagnostic, wire_diagnostic, has_step),
+    U64(Diagnostic, wire_diagnostic, step, HAS(Diagnostic, wire_diagnostic, has_step)),
+    BOOL(Diagnostic, wire_diagnostic, has_micro_batch),
+    U32(Diagnostic, wire_diagnostic, micro_batch, HAS(Diagnostic, wire_diagnostic, has_micro_batch)),
+    STRINGS(Diagnostic, wire_diagnostic, params, n_params_named, .max = MAX_DIAGNOSTIC_LINE,
+            .max_count = DIAGNOSTIC_MAX_PARAMS, .flags = WIRE_CUT),
+    U32(Diagnostic, wire_diagnostic, n_params_total),
+    MESSAGE(Diagnostic, wire_diagnostic, first, .table = &push_record_table,
+            .has_offset = offsetof(struct wire_diagnostic, has_first)),
+    MESSAGE(Diagnostic, wire_diagnostic, second, .table = &push_record_table,
+            .has_offset = offsetof(struct wire_diagnostic, has_second)),
+    MESSAGES(Diagnostic, wire_diagnostic, fields, n_fields, .table = &diagnostic_field_table,
+             .max_count = DIAGNOSTIC_MAX_FIELDS),
+    STRING(Diagnostic, wire_diagnostic, text, .max = MAX_DIAGNOSTIC_TEXT, .flags = WIRE_CUT | WIRE_MULTILINE),
+    U64(Diagnostic, wire_diagnostic, id),
+    BOOL(Diagnostic, wire_diagnostic, warning),
+};
+static const struct wire_table refusal_table = WIRE_TABLE(diagnostic, wire_diagnostic, diagnostic_rules);
+
+/* Ranges are for the optimizer, which knows what it reads (E1108). */
+static const struct wire_rule hyper_rules[] = {
+    DOUBLE(GroupHyper, wire_hyper, lr, .flags = WIRE_FINITE),
+    DOUBLE(GroupHyper, wire_hyper, beta1, .flags = WIRE_FINITE),
+    DOUBLE(GroupHyper, wire_hyper, beta2, .flags = WIRE_FINITE),
+    DOUBLE(GroupHyper, wire_hyper, eps, .flags = WIRE_FINITE),
+    DOUBLE(GroupHyper, wire_hyper, weight_decay, .flags = WIRE_FINITE),
+    DOUBLE(GroupHyper, wire_hyper, momentum, .flags = WIRE_FINITE),
+    DOUBLE(GroupHyper, wire_hyper, dampening, .flags = WIRE_FINITE),
+    DOUBLE(GroupHyper, wire_hyper, lr_decay, .flags = WIRE_FINITE),
+    BOOL(GroupHyper, wire_hyper, nesterov),
+};
+static const struct wire_table hyper_table = WIRE_TABLE(group_hyper, wire_hyper, hyper_rules);
+
+/* ---- client to daemon ---- */
+
+static const struct wire_rule hello_rules[] = {
+    U32(Hello, request_hello, version_min, .min = 1),
+    U32(Hello, request_hello, version_max),
+    U64(Hello, request_hello, features),
+    ENUM(Hello, request_hello, role, .max = WIRE_ROLE_CONTROL),
+    U32(Hello, request_hello, rank),
+    STRING(Hello, request_hello, run_id, .max = WIRE_MAX_RUN_ID_BYTES),
+    U64(Hello, request_hello, incarnation, .min = 1),
+    ENUM(Hello, request_hello, on_duplicate, .max = WIRE_ON_DUPLICATE_ABORT_STEP),
+    STRING(Hello, request_hello, client, .max = WIRE_MAX_RUN_ID_BYTES),
+};
+
+static bool hello_check(const void *ours, struct wire_problem *problem)
+{
+    const struct request_hello *hello = ours;
+
+    if (hello->version_max >= hello->version_min)
+        return true;
+    wire_problem_set(problem, "version_max: %" PRIu32 ", expected at least version_min, %" PRIu32,
+                     hello->version_max, hello->version_min);
+    return false;
+}
+
+static const struct wire_rule param_rules[] = {
+    BYTES(Param, layout_decl, name, name_len, .min = 1, .max = WIRE_MAX_NAME_BYTES),
+    ENUM(Param, layout_decl, dtype, .max = N_DTYPES - 1),
+    ENUM(Param, layout_decl, grad_dtype, .max = N_DTYPES - 1),
+    U64S(Param, layout_decl, shape, n_dims, .max_count = LAYOUT_MAX_DIMS),
+    U32(Param, layout_decl, group, .max = WIRE_MAX_GROUPS - 1),
+    BOOL(Param, layout_decl, trainable),
+};
+
+static bool param_check(const void *ours, struct wire_problem *problem)
+{
+    const struct layout_decl *param = ours;
+    uint64_t n_elems = 1;
+    bool overflow = false, empty = false;
+
+    for (uint32_t i = 0; i < param->n_dims; i++) {
+        empty = empty || param->shape[i] == 0;
+        overflow = overflow || __builtin_mul_overflow(n_elems, param->shape[i], &n_elems);
+    }
+    if (empty || (!overflow && n_elems < ELEMS_LIMIT))
+        return true;
+    wire_problem_set(problem, "shape: 2^62 elements or more, expected less");
+    return false;
+}
+
+static const struct wire_table param_table =
+    WIRE_TABLE(param, layout_decl, param_rules, .check = param_check);
+
+static const struct wire_rule declare_rules[] = {
+    MESSAGES(Declare, request_declare, params, n_params, .table = &param_table),
+};
+
+static const struct wire_rule form_rules[] = {
+    U32(Form, request_form, n_params),
+};
+
+static const struct wire_rule init_rules[] = {
+    U32(Init, request_init, param),
+    /* below the limit, so that their sum does not wrap */
+    U64(Init, request_init, start_elem, .max = ELEMS_LIMIT - 1),
+    U64(Init, request_init, n_elems, .max = ELEMS_LIMIT - 1),
+    U64(Init, request_init, offset_bytes, .multiple_of = SLOT_ALIGN),
+};
+
+static const struct wire_rule begin_backward_rules[] = {
+    U64(BeginBackward, request_begin_backward, step),
+    U32(BeginBackward, request_begin_backward, micro_batch),
+    U32(BeginBackward, request_begin_backward, attempt),
+    U64(BeginBackward, request_begin_backward, n_forwards),
+    U64(BeginBackward, request_begin_backward, n_backwards),
+};
+
+static const struct wire_rule intern_rules[] = {
+    U32(Intern, request_intern, id, .min = 1, .max = WIRE_MAX_STRING_ID),
+    STRING(Intern, request_intern, text, .max = WIRE_MAX_TEXT_BYTES),
+};
+
+static const struct wire_rule push_rules[] = {
+    U64(Push, request_push, sequence),
+    U32(Push, request_push, attempt),
+    U64(Push, request_push, step),
+    U32(Push, request_push, micro_batch),
+    U32(Push, request_push, param),
+    U32(Push, request_push, ticket),
+    U32(Push, request_push, use),
+    U64(Push, request_push, offset_bytes, .multiple_of = SLOT_ALIGN),
+    BOOL(Push, request_push, overflow),
+    U32(Push, request_push, pass),
+    BOOL(Push, request_push, record_only),
+    U64(Push, request_push, sum),
+    U32(Push, request_push, ordinal),
+    U64(Push, request_push, task),
+    U32(Push, request_push, depth),
+    U32(Push, request_push, segment, .max = WIRE_MAX_STRING_ID),
+    U32(Push, request_push, call),
+    U32(Push, request_push, site, .max = WIRE_MAX_STRING_ID),
+    U32(Push, request_push, flags, .max = PUSH_NESTED | PUSH_HOOK_TWICE | PUSH_NEW_FORWARD),
+    U64(Push, request_push, n_bytes),
+    U32(Push, request_push, dtype_plus_one, .max = N_DTYPES),
+};
+
+static const struct wire_rule slot_request_rules[] = {
+    U32(SlotRequest, request_slot_request, bucket),
+    U32(SlotRequest, request_slot_request, pass),
+};
+
+static const struct wire_rule end_backward_rules[] = {
+    U64(EndBackward, request_end_backward, step),
+    U32(EndBackward, request_end_backward, micro_batch),
+    U32(EndBackward, request_end_backward, attempt),
+    BOOL(EndBackward, request_end_backward, has_blob),
+    BYTES(EndBackward, request_end_backward, blob, n_blob_bytes, .max = WIRE_MAX_BLOB_BYTES,
+          HAS(EndBackward, request_end_backward, has_blob)),
+};
+
+static const struct wire_rule abandon_backward_rules[] = {
+    U64(AbandonBackward, request_abandon_backward, step),
+    U32(AbandonBackward, request_abandon_backward, micro_batch),
+    U32(AbandonBackward, request_abandon_backward, attempt),
+    STRING(AbandonBackward, request_abandon_backward, why, .max = WIRE_MAX_TEXT_BYTES,
+           .flags = WIRE_MULTILINE),
+};
+
+static const struct wire_rule step_rules[] = {
+    U64(Step, request_step, step),
+    U32(Step, request_step, attempt),
+    MESSAGES(Step, request_step, groups, n_groups, .table = &hyper_table, .max_count = WIRE_MAX_GROUPS),
+    BOOL(Step, request_step, has_max_norm),
+    DOUBLE(Step, request_step, max_norm, .flags = WIRE_POSITIVE, HAS(Step, request_step, has_max_norm)),
+    DOUBLE(Step, request_step, loss_scale, .flags = WIRE_POSITIVE),
+    BOOL(Step, request_step, found_inf),
+    BOOL(Step, request_step, has_blob),
+    BYTES(Step, request_step, blob, n_blob_bytes, .max = WIRE_MAX_BLOB_BYTES,
+          HAS(Step, request_step, has_blob)),
+};
+
+static const struct wire_rule gather_rules[] = {
+    U32S(Gather, request_gather, params, n_params, .max_count = WIRE_MAX_IDS),
+};
+
+static const struct wire_rule release_rules[] = {
+    U32S(Release, request_release, params, n_params, .max_count = WIRE_MAX_IDS),
+};
+
+static const struct wire_rule write_end_rules[] = {
+    BOOL(WriteEnd, request_write_end, forget),
+};
+
+static const struct wire_rule read_state_rules[] = {
+    U32(ReadState, request_read_state, param),
+    ENUM(ReadState, request_read_state, kind, .max = WIRE_STATE_GRAD_NORM),
+};
+
+static const struct wire_rule abort_step_rules[] = {
+    STRING(AbortStep, request_abort_step, why, .max = WIRE_MAX_TEXT_BYTES, .flags = WIRE_MULTILINE),
+};
+
+static const struct wire_rule abort_seen_rules[] = {
+    U32(AbortSeen, request_abort_seen, attempt),
+};
+
+static const struct wire_rule report_rules[] = {
+    U32(Report, request_report, code),
+    U32S(Report, request_report, params, n_params, .max_count = WIRE_MAX_IDS),
+    STRING(Report, request_report, detail, .max = WIRE_MAX_TEXT_BYTES, .flags = WIRE_MULTILINE),
+};
+
+static bool report_check(const void *ours, struct wire_problem *problem)
+{
+    const struct request_report *report = ours;
+
+    switch (report->code) {
+    case E_REPOINTED:
+    case E_DRIFTED:
+    case E_WEIGHT_WRITTEN:
+    case E_REDUCED_TWICE:
+    case E_RELEASED_READ:
+        return true;
+    default:
+        wire_problem_set(problem, "code: %" PRIu32 ", expected 1104 to 1107 or 1110", report->code);
+        return false;
+    }
+}
+
+static const struct wire_rule admin_rules[] = {
+    STRING(Admin, request_admin, command, .min = 1, .max = MAX_LABEL),
+    STRINGS(Admin, request_admin, args, n_args, .max = MAX_ARG, .max_count = WIRE_MAX_ARGS),
+};
+
+#define TABLE_EMPTY(M)                                                                                       \
+    {                                                                                                        \
+        .descriptor = &zerod__v1__##M##__descriptor                                                          \
+    }
+
+static const struct wire_table request_tables[N_REQUEST_TYPES] = {
+    [REQUEST_HELLO] = WIRE_TABLE(hello, request_hello, hello_rules, .check = hello_check),
+    [REQUEST_DECLARE] = WIRE_TABLE(declare, request_declare, declare_rules),
+    [REQUEST_FORM] = WIRE_TABLE(form, request_form, form_rules),
+    [REQUEST_INIT] = WIRE_TABLE(init, request_init, init_rules),
+    [REQUEST_READY] = TABLE_EMPTY(ready),
+    [REQUEST_BEGIN_BACKWARD] = WIRE_TABLE(begin_backward, request_begin_backward, begin_backward_rules),
+    [REQUEST_INTERN] = WIRE_TABLE(intern, request_intern, intern_rules),
+    [REQUEST_PUSH] = WIRE_TABLE(push, request_push, push_rules),
+    [REQUEST_SLOT_REQUEST] = WIRE_TABLE(slot_request, request_slot_request, slot_request_rules),
+    [REQUEST_END_BACKWARD] = WIRE_TABLE(end_backward, request_end_backward, end_backward_rules),
+    [REQUEST_ABANDON_BACKWARD] =
+        WIRE_TABLE(abandon_backward, request_abandon_backward, abandon_backward_rules),
+    [REQUEST_STEP] = WIRE_TABLE(step, request_step, step_rules),
+    [REQUEST_GRAD_NORM] = TABLE_EMPTY(grad_norm),
+    [REQUEST_GATHER] = WIRE_TABLE(gather, request_gather, gather_rules),
+    [REQUEST_RELEASE] = WIRE_TABLE(release, request_release, release_rules),
+    [REQUEST_WRITE_BEGIN] = TABLE_EMPTY(write_begin),
+    [REQUEST_WRITE_END] = WIRE_TABLE(write_end, request_write_end, write_end_rules),
+    [REQUEST_READ_STATE] = WIRE_TABLE(read_state, request_read_state, read_state_rules),
+    [REQUEST_ABORT_STEP] = WIRE_TABLE(abort_step, request_abort_step, abort_step_rules),
+    [REQUEST_ABORT_SEEN] = WIRE_TABLE(abort_seen, request_abort_seen, abort_seen_rules),
+    [REQUEST_CLEAR_FAULT] = TABLE_EMPTY(clear_fault),
+    [REQUEST_REPORT] = WIRE_TABLE(report, request_report, report_rules, .check = report_check),
+    [REQUEST_LEAVE] = TABLE_EMPTY(leave),
+    [REQUEST_ADMIN] = WIRE_TABLE(admin, request_admin, admin_rules),
+};
+
+/* ---- daemon to client ---- */
+
+static const struct wire_rule welcome_rules[] = {
+    U32(Welcome, reply_welcome, version, .min = 1),
+    U64(Welcome, reply_welcome, features),
+    U32(Welcome, reply_welcome, world_size, .min = 1),
+    U32(Welcome, reply_welcome, stage, .min = 1, .max = 3),
+    U64(Welcome, reply_welcome, bucket_elems, .min = 1),
+    ENUM(Welcome, reply_welcome, on_duplicate, .max = WIRE_ON_DUPLICATE_ABORT_STEP),
+    STRING(Welcome, reply_welcome, server, .max = WIRE_MAX_RUN_ID_BYTES),
+    BOOL(Welcome, reply_welcome, private_weights),
+    STRING(Welcome, reply_welcome, run_id, .max = WIRE_MAX_RUN_ID_BYTES),
+    U64(Welcome, reply_welcome, stage3_max_live_elems),
+};
+
+static const struct wire_rule formed_rules[] = {
+    BOOL(Formed, reply_formed, resumed),
+    BOOL(Formed, reply_formed, init_wanted),
+    MESSAGE(Formed, reply_formed, position, .table = &position_table),
+    MESSAGES(Formed, reply_formed, segments, n_segments, .table = &segment_table,
+             .max_count = WIRE_MAX_SEGMENTS),
+    BYTES(Formed, reply_formed, blob, n_blob_bytes, .max = WIRE_MAX_BLOB_BYTES,
+          HAS(Formed, reply_formed, has_blob)),
+    BOOL(Formed, reply_formed, has_blob),
+    U32(Formed, reply_formed, n_tickets),
+    U64(Formed, reply_formed, ring_bytes),
+    U64(Formed, reply_formed, digest),
+    DOUBLE(Formed, reply_formed, loss_scale, .flags = WIRE_POSITIVE),
+};
+
+/* A norm is what it is: of a skipped step it is not finite. */
+static const struct wire_rule done_rules[] = {
+    MESSAGE(Done, reply_done, position, .table = &position_table),
+    DOUBLE(Done, reply_done, norm),
+    MESSAGES(Done, reply_done, segments, n_segments, .table = &segment_table, .max_count = WIRE_MAX_SEGMENTS),
+    DOUBLE(Done, reply_done, loss_scale, .flags = WIRE_POSITIVE),
+};
+
+static const struct wire_rule slot_grant_rules[] = {
+    BOOL(SlotGrant, reply_slot_grant, in_ring),
+    U64(SlotGrant, reply_slot_grant, offset_bytes, .multiple_of = SLOT_ALIGN),
+    U32(SlotGrant, reply_slot_grant, n_warnings),
+};
+
+static const struct wire_rule step_done_rules[] = {
+    MESSAGE(StepDone, reply_step_done, position, .table = &position_table),
+    BOOL(StepDone, reply_step_done, applied),
+    DOUBLE(StepDone, reply_step_done, norm),
+    DOUBLE(StepDone, reply_step_done, loss_scale, .flags = WIRE_POSITIVE),
+    DOUBLE(StepDone, reply_step_done, lr, .flags = WIRE_FINITE),
+    U32(StepDone, reply_step_done, n_missing),
+};
+
+static const struct wire_rule state_is_rules[] = {
+    MESSAGES(StateIs, reply_state_is, segments, n_segments, .table = &segment_table, .max_count = 1),
+    U64(StateIs, reply_state_is, n_elems, .max = ELEMS_LIMIT - 1),
+    DOUBLE(StateIs, reply_state_is, norm),
+    U64(StateIs, reply_state_is, count),
+};
+
+static const struct wire_rule refused_rules[] = {
+    MESSAGE(Refused, reply_refused, diagnostic, .table = &refusal_table, .flags = WIRE_REQUIRED),
+    BOOL(Refused, reply_refused, closing),
+    BOOL(Refused, reply_refused, aborted),
+    MESSAGE(Refused, reply_refused, position, .table = &position_table),
+};
+
+static const struct wire_rule admin_part_rules[] = {
+    BYTES(AdminPart, reply_admin_part, json, n_json_bytes, .max = WIRE_PART_BYTES),
+    BOOL(AdminPart, reply_admin_part, last),
+    U32(AdminPart, reply_admin_part, exit_code, .max = 255),
+};
+
+static const struct wire_table reply_tables[N_REPLY_TYPES] = {
+    [REPLY_WELCOME] = WIRE_TABLE(welcome, reply_welcome, welcome_rules),
+    [REPLY_FORMED] = WIRE_TABLE(formed, reply_formed, formed_rules),
+    [REPLY_DONE] = WIRE_TABLE(done, reply_done, done_rules),
+    [REPLY_SLOT_GRANT] = WIRE_TABLE(slot_grant, reply_slot_grant, slot_grant_rules),
+    [REPLY_STEP_DONE] = WIRE_TABLE(step_done, reply_step_done, step_done_rules),
+    [REPLY_STATE_IS] = WIRE_TABLE(state_is, reply_state_is, state_is_rules),
+    [REPLY_REFUSED] = WIRE_TABLE(refused, reply_refused, refused_rules),
+    [REPLY_ADMIN_PART] = WIRE_TABLE(admin_part, reply_admin_part, admin_part_rules),
+};
+
+/* ---- the envelope: ClientMessage and ServerMessage, which have the same shape ---- */
+
+struct envelope {
+    const ProtobufCMessageDescriptor *descriptor;
+    size_t case_offset, member_offset; /* of the oneof, in protobuf-c's struct */
+    const struct wire_table *tables;   /* by type; all of a struct's members begin at the same place */
+    unsigned n_types;
+};
+
+static const struct envelope request_envelope = {
+    .descriptor = &zerod__v1__client_message__descriptor,
+    .case_offset = offsetof(Zerod__V1__ClientMessage, kind_case),
+    .member_offset = offsetof(Zerod__V1__ClientMessage, hello),
+    .tables = request_tables,
+    .n_types = N_REQUEST_TYPES,
+};
+
+static const struct envelope reply_envelope = {
+    .descriptor = &zerod__v1__server_message__descriptor,
+    .case_offset = offsetof(Zerod__V1__ServerMessage, kind_case),
+    .member_offset = offsetof(Zerod__V1__ServerMessage, welcome),
+    .tables = reply_tables,
+    .n_types = N_REPLY_TYPES,
+};
+
+_Static_assert((int)REQUEST_PUSH == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_PUSH &&
+                   (int)REQUEST_ADMIN == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_ADMIN &&
+                   (int)REPLY_ADMIN_PART == (int)ZEROD__V1__SERVER_MESSAGE__KIND_ADMIN_PART,
+               "types are numbered like the kinds of the proto");
+
+static void *arena_alloc(void *arena, size_t n_bytes)
+{
+    return wire_arena_alloc(arena, n_bytes);
+}
+
+static void arena_free(void *arena, void *p)
+{
+}
+
+static uint64_t take_varint(const uint8_t **at, const uint8_t *end)
+{
+    uint64_t v = 0;
+
+    for (unsigned shift = 0; *at < end && shift < 64; shift += 7) {
+        uint8_t byte = *(*at)++;
+
+        v |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80)
+            break;
+    }
+    return v;
+}
+
+/*
+ * How many messages are in a packet. protobuf takes the last of several members of a oneof; for us
+ * a second one is an error that should not pass in silence. The bytes have been unpacked, so they are
+ * well-formed.
+ */
+static unsigned count_kinds(const struct envelope *envelope, const uint8_t *at, const uint8_t *end)
+{
+    unsigned n_kinds = 0;
+    uint64_t key, n;
+
+    while (at < end) {
+        key = take_varint(&at, end);
+        n_kinds += key >> 3 < envelope->n_types;
+        switch (key & 7) {
+        case PROTOBUF_C_WIRE_TYPE_VARINT:
+            take_varint(&at, end);
+            continue;
+        case PROTOBUF_C_WIRE_TYPE_64BIT:
+            n = 8;
+            break;
+        case PROTOBUF_C_WIRE_TYPE_32BIT:
+            n = 4;
+            break;
+        default:
+            n = take_varint(&at, end);
+            break;
+        }
+        at += MIN(n, (uint64_t)(end - at));
+    }
+    return n_kinds;
+}
+
+/* The type of a decoded envelope, or 0 and the problem. */
+static unsigned find_type(const struct envelope *envelope, const ProtobufCMessage *message,
+                          const uint8_t *data, size_t n_bytes, struct wire_problem *problem)
+{
+    unsigned type = *(const uint32_t *)((const uint8_t *)message + envelope->case_offset);
+    unsigned n_kinds = count_kinds(envelope, data, data + n_bytes);
+
+    if (type != 0 && n_kinds == 1)
+        return type;
+    if (type != 0)
+        wire_problem_set(problem, ": %u messages in one packet, expected one", n_kinds);
+    else if (message->n_unknown_fields > 0)
+        wire_problem_set(problem, ": message of kind %" PRIu32 ", expected 1 to %u",
+                         message->unknown_fields[0].tag, envelope->n_types - 1);
+    else
+        wire_problem_set(problem, ": an empty packet, expected one message");
+    return 0;
+}
+
+/*
+ * Decodes a packet. Return: 0 with the type and the message of that type; WIRE_E_INVALID, -ENOMEM, -EMSGSIZE
+ * (the arena's limit).
+ */
+static int envelope_decode(const struct envelope *envelope, struct wire_arena *arena, const uint8_t *data,
+                           size_t n_bytes, unsigned *type, const void **out, struct wire_problem *problem)
+{
+    ProtobufCAllocator allocator = {.alloc = arena_alloc, .free = arena_free, .allocator_data = arena};
+    ProtobufCMessage *message;
+
+    wire_arena_reset(arena);
+    message = protobuf_c_message_unpack(envelope->descriptor, &allocator, n_bytes, data);
+    if (!message && arena->failure)
+        return arena->failure;
+    if (!message)
+        wire_problem_set(problem, ": %zu bytes that are not a protobuf message", n_bytes);
+    else
+        *type = find_type(envelope, message, data, n_bytes, problem);
+    if (!message || *type == 0)
+        return WIRE_E_INVALID;
+    *out = *(void *const *)((const uint8_t *)message + envelope->member_offset);
+    return 0;
+}
+
+static int envelope_unpack(const struct envelope *envelope, struct wire_arena *arena, const uint8_t *data,
+                           size_t n_bytes, unsigned *type, void *ours, struct wire_problem *problem)
+{
+    const char *name = envelope->descriptor->short_name;
+    const void *message;
+    int r;
+
+    r = envelope_decode(envelope, arena, data, n_bytes, type, &message, problem);
+    if (!r) {
+        name = envelope->tables[*type].descriptor->short_name;
+        r = wire_table_unpack(&envelope->tables[*type], arena, message, ours, problem);
+        if (r == WIRE_E_INVALID)
+            wire_problem_prefix(problem, ".");
+    }
+    if (r == -EMSGSIZE) {
+        /* no message that a client has reason to send comes near the limit */
+        wire_problem_set(problem, ": more than %d MiB when unpacked", WIRE_ARENA_MAX_BYTES >> 20);
+        r = WIRE_E_INVALID;
+    }
+    if (r == WIRE_E_INVALID)
+        wire_problem_prefix(problem, "%s", name);
+    return r;
+}
+
+/*
+ * The most that a message of numbers alone takes when packed, with its envelope; 0 when it has other fields.
+ * Such a message needs no pass to find its size first: for a Push that pass takes as long as packing it.
+ */
+static size_t bound_numbers(const struct wire_table *table)
+{
+    enum { KEY = 2, VALUE = 10, ENVELOPE = 8 };
+
+    for (size_t i = 0; i < table->n_rules; i++)
+        if (table->rules[i].kind > WIRE_DOUBLE)
+            return 0;
+    return ENVELOPE + table->n_rules * (KEY + VALUE);
+}
+
+static int envelope_pack(const struct envelope *envelope, struct wire_arena *arena, unsigned type,
+                         const void *ours, void *buffer, size_t size)
+{
+    const struct wire_table *table = &envelope->tables[type];
+    ProtobufCMessage *message, *member;
+    size_t bound;
+    int r;
+
+    assert(type > 0 && type < envelope->n_types);
+
+    message = wire_arena_alloc(arena, envelope->descriptor->sizeof_message);
+    member = wire_arena_alloc(arena, table->descriptor->sizeof_message);
+    if (!message || !member)
+        return arena->failure;
+    protobuf_c_message_init(envelope->descriptor, message);
+    *(uint32_t *)((uint8_t *)message + envelope->case_offset) = type;
+    *(void **)((uint8_t *)message + envelope->member_offset) = member;
+    r = wire_table_pack(table, arena, ours, member);
+    if (r)
+        return r;
+    bound = bound_numbers(table);
+    if ((bound == 0 || bound > size) && protobuf_c_message_get_packed_size(message) > size)
+        return -EMSGSIZE;
+    return (int)protobuf_c_message_pack(message, buffer);
+}
+
+/* ---- the verbs ---- */
+
+int wire_unpack_request(struct wire_arena *arena, const void *data, size_t n_bytes, struct request *out,
+                        char *why, size_t why_size)
+{
+    struct wire_problem problem = {.why = why, .size = why_size};
+    unsigned type = 0;
+    int r;
+
+    r = envelope_unpack(&request_envelope, arena, data, n_bytes, &type, &out->hello, &problem);
+    out->type = type;
+    return r;
+}
+
+int wire_unpack_reply(struct wire_arena *arena, const void *data, size_t n_bytes, struct reply *out,
+                      char *why, size_t why_size)
+{
+    struct wire_problem problem = {.why = why, .size = why_size};
+    unsigned type = 0;
+    int r;
+
+    r = envelope_unpack(&reply_envelope, arena, data, n_bytes, &type, &out->welcome, &problem);
+    out->type = type;
+    return r;
+}
+
+int wire_pack_request(struct wire_arena *arena, const struct request *request, void *buffer, size_t size)
+{
+    struct wire_mark mark = wire_arena_mark(arena);
+    int r;
+
+    r = envelope_pack(&request_envelope, arena, request->type, &request->hello, buffer, size);
+    wire_arena_rewind(arena, mark);
+    return r;
+}
+
+int wire_pack_reply(struct wire_arena *arena, const struct reply *reply, void *buffer, size_t size)
+{
+    struct wire_mark mark = wire_arena_mark(arena);
+    int r;
+
+    r = envelope_pack(&reply_envelope, arena, reply->type, &reply->welcome, buffer, size);
+    wire_arena_rewind(arena, mark);
+    return r;
+}
+
+size_t wire_param_bytes(const struct layout_decl *param)
+{
+    enum { VARINT = 10, OTHERS = 32 }; /* keys and lengths, dtypes, group, trainable: at most 28 */
+
+    return OTHERS + param->name_len + (size_t)param->n_dims * VARINT;
+}
+
+static struct wire_push_record push_view(const struct diagnostic_push *push)
+{
+    return (struct wire_push_record){
+        .sequence = push->record.sequence,
+        .step = push->record.step,
+        .micro_batch = push->record.micro_batch,
+        .param = push->record.param,
+        .ordinal = push->record.ordinal,
+        .task = push->record.task,
+        .depth = push->record.depth,
+        .segment = push->segment,
+        .call = push->record.call,
+        .site = push->site,
+        .time_ns = push->record.time_ns,
+    };
+}
+
+struct wire_diagnostic wire_diagnostic(const struct diagnostic *d)
+{
+    return (struct wire_diagnostic){
+        .code = d->code,
+        .cause_class = d->cause_class,
+        .title = d->title,
+        .has_rank = d->has_rank,
+        .rank = d->rank,
+        .has_step = d->has_step,
+        .step = d->step,
+        .has_micro_batch = d->has_micro_batch,
+        .micro_batch = d->micro_batch,
+        .params = (const char *const *)d->params,
+        .n_params_named = d->n_params_named,
+        .n_params_total = d->n_params,
+        .has_first = d->first.present,
+        .has_second = d->second.present,
+        .first = push_view(&d->first),
+        .second = push_view(&d->second),
+        .fields = d->fields,
+        .n_fields = d->n_fields,
+        .text = d->text,
+        .id = d->id,
+        .warning = d->warning,
+    };
+}
+
+const char *request_type_name(enum request_type type)
+{
+    return request_tables[type].descriptor->short_name;
+}
+
+const char *reply_type_name(enum reply_type type)
+{
+    return reply_tables[type].descriptor->short_name;
+}

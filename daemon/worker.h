@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The worker pool: a fixed number of threads that run kernels over ranges.
+ *
+ * A work is n_items calls of run(work, item), in any order, on any threads.
+ * When all have returned, the work lands in the pool's done list and notify()
+ * is called (from a worker; once or more); the owner of the pool, the loop,
+ * then calls worker_pool_reap(), which calls done(work) for each on its own
+ * thread. Works are embedded in what they work on and must stay alive until done().
+ * Works start in the order of posting; several may be under way.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct work {
+    void (*run)(struct work *work, uint32_t item); /* on a worker */
+    void (*done)(struct work *work);               /* on the thread that reaps */
+    uint32_t n_items;                              /* may be 0: done at once */
+    /* Below: the pool's. */
+    uint32_t n_started;
+    uint32_t n_finished;
+    struct work *next;
+};
+
+struct worker_pool;
+
+/*
+ * n_threads >= 1. notify must be safe to call from any thread.
+ * Return: 0 or -errno; -ENOTSUP when the floating point environment of a new thread flushes subnormals.
+ */
+int worker_pool_new(struct worker_pool **out, unsigned n_threads, void (*notify)(void *userdata), void *userdata);
+
+/* Waits for works under way; works that have not started are forgotten, done() is not called. NULL is fine. */
+void worker_pool_free(struct worker_pool *pool);
+
+void worker_post(struct worker_pool *pool, struct work *work);
+
+/* Calls done() for what has finished. Return: how many. */
+unsigned worker_pool_reap(struct worker_pool *pool);
+
+/* Blocks until something has finished, then reaps; for tests and programs without a loop. Return: as reap; 0: nothing is under way. */
+unsigned worker_pool_wait(struct worker_pool *pool);
+
+unsigned worker_pool_n_threads(const struct worker_pool *pool);
+
+/* Return: whether works are under way; *n_items_done grows with each item that ends. For a watchdog. */
+bool worker_pool_progress(struct worker_pool *pool, uint64_t *n_items_done);

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/convert.h"
+#include "kernels/isa.h"
+
+void ISA_FN(convert_to_f32)(float *restrict dst, const void *restrict src, enum dtype dtype, size_t n_elems)
+{
+    const uint16_t *half = src;
+
+    switch (dtype) {
+    case DTYPE_BF16:
+        for (size_t i = 0; i < n_elems; i++)
+            dst[i] = f32_from_bf16(half[i]);
+        break;
+    case DTYPE_F16:
+        for (size_t i = 0; i < n_elems; i++)
+            dst[i] = f32_from_f16(half[i]);
+        break;
+    default:
+        if (n_elems > 0)
+            memcpy(dst, src, n_elems * sizeof(float));
+    }
+}
+
+void ISA_FN(convert_from_f32)(void *restrict dst, const float *restrict src, enum dtype dtype, size_t n_elems)
+{
+    uint16_t *half = dst;
+
+    switch (dtype) {
+    case DTYPE_BF16:
+        for (size_t i = 0; i < n_elems; i++)
+            half[i] = bf16_from_f32(src[i]);
+        break;
+    case DTYPE_F16:
+        for (size_t i = 0; i < n_elems; i++)
+            half[i] = f16_from_f32(src[i]);
+        break;
+    default:
+        if (n_elems > 0)
+            memcpy(dst, src, n_elems * sizeof(float));
+    }
+}

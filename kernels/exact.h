@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * A sum of non-negative doubles without any rounding: a fixed-point number wide enough for every value that
+ * the norm can meet. Because nothing is rounded, values may be added and sums be merged in any order, by any
+ * number of threads and nodes: exact_sum_round() gives the same bits.
+ *
+ * The number is kept as base-2^32 digits in 64-bit limbs, limb[0] counting units of 2^-352. The upper half of
+ * a limb collects carries, so that an add touches three limbs and never runs along the number; carries are
+ * moved every 2^31 adds and before the number is read.
+ *
+ * Values must be 0 or lie in [2^-300, 2^311). Sums of squares of fp32 do: the smallest is 2^-298, the largest
+ * sum over 64 elements is below 2^262. There is headroom for 2^48 values of 2^311. An infinity or NaN sets
+ * `nonfinite`, which stays set and is merged like a digit. A zeroed struct is an empty sum. Plain data: it may
+ * be copied, and after exact_sum_carry() equal sums are equal byte for byte (and may travel so).
+ *
+ * No locks: one thread at a time per sum.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+enum {
+    EXACT_N_LIMBS = 23,
+    EXACT_MIN_EXPONENT = 723,  /* biased exponent of 2^-300, whose mantissa ends at 2^-352 */
+    EXACT_MAX_EXPONENT = 1333, /* biased exponent of 2^310 */
+};
+
+/* The mantissa of a normal double's bits as an integer. */
+#define EXACT_MANTISSA(bits) (((bits) & ((UINT64_C(1) << 52) - 1)) | UINT64_C(1) << 52)
+
+struct exact_sum {
+    uint64_t limb[EXACT_N_LIMBS];
+    uint32_t n_deferred; /* every limb is below (n_deferred + 1) * 2^32 */
+    bool nonfinite;
+    uint8_t zero[3]; /* no padding, so that memcmp compares */
+};
+
+void exact_sum_carry(struct exact_sum *sum);
+void exact_sum_merge(struct exact_sum *into, const struct exact_sum *from);
+bool exact_sum_is_zero(const struct exact_sum *sum); /* false when nonfinite */
+
+/* Return: the sum rounded once to the nearest double, ties to even; NaN when a value was not finite. */
+double exact_sum_round(const struct exact_sum *sum);
+
+/* The rare values: 0, infinities, NaN. Anything else out of range is a mistake of the caller and asserts. */
+void exact_sum_add_special(struct exact_sum *sum, double value);
+
+static inline void exact_sum_reset(struct exact_sum *sum)
+{
+    memset(sum, 0, sizeof(*sum));
+}
+
+/* Adds integer * 2^(position - 352). position at most EXACT_MAX_EXPONENT - EXACT_MIN_EXPONENT. */
+static inline void exact_sum_add_integer(struct exact_sum *sum, uint64_t integer, unsigned position)
+{
+    uint64_t *limb = sum->limb + position / 32, low, high;
+
+    position %= 32;
+    low = integer << position;
+    high = integer >> 1 >> (63 - position);
+    limb[0] += (uint32_t)low;
+    limb[1] += low >> 32;
+    limb[2] += high;
+    if (++sum->n_deferred == UINT32_C(1) << 31)
+        exact_sum_carry(sum);
+}
+
+static inline void exact_sum_add(struct exact_sum *sum, double value)
+{
+    uint64_t bits, exponent;
+
+    memcpy(&bits, &value, sizeof(bits));
+    exponent = bits >> 52; /* with the sign: a negative value is out of range too */
+    if (exponent - EXACT_MIN_EXPONENT > EXACT_MAX_EXPONENT - EXACT_MIN_EXPONENT) {
+        exact_sum_add_special(sum, value);
+        return;
+    }
+    exact_sum_add_integer(sum, EXACT_MANTISSA(bits), (unsigned)(exponent - EXACT_MIN_EXPONENT));
+}
+
+/*
+ * For inner loops: mantissas are added up by exponent, one integer addition a value and no branch, and go to a
+ * sum later. For sums of squares of fp32, infinite or NaN included; other values are not looked at. To be
+ * flushed after at most EXACT_BINS_MAX_ADDS values. About 16 KiB, of which a handful of words are touched.
+ */
+enum {
+    EXACT_BINS_MAX_ADDS = 2048,
+};
+
+struct exact_bins {
+    uint64_t bin[2048]; /* by biased exponent */
+};
+
+static inline void exact_bins_add(struct exact_bins *bins, double value)
+{
+    uint64_t bits;
+
+    memcpy(&bits, &value, sizeof(bits));
+    bins->bin[bits >> 52 & 0x7ff] += EXACT_MANTISSA(bits);
+}
+
+void exact_bins_init(struct exact_bins *bins);
+
+/* Adds what the bins hold to sum and leaves them empty. */
+void exact_bins_flush(struct exact_bins *bins, struct exact_sum *sum);

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/isa.h"
+#include "kernels/position_sum_kernel.h"
+#include "kernels/reduce_run.h"
+
+#include <assert.h>
+#include <string.h>
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include "kernels/reduce_run_avx2.h"
+#define reduce_run reduce_run_avx2
+#else
+#define reduce_run reduce_run_plain
+#endif
+
+/*
+ * A leaf that is absent is not read. That is exact: its +0 could only turn a -0 of the others into +0, and the
+ * last addition, to 0.0f or to an accumulator that is never -0, does that anyway.
+ */
+
+enum {
+    /* of each leaf, between its sum and its position sum: still in the nearest cache */
+    REDUCE_BLOCK_BYTES = 256,
+};
+
+/* Sums of a call while it goes on. */
+struct reduce_state {
+    struct exact_bins bins;
+    struct position_piece pieces[REDUCE_MAX_LEAVES];
+};
+
+/* What a call works on: a range, or the padded copy of its end. */
+struct reduce_range {
+    float *acc;
+    const void *const *leaves;
+};
+
+/* n_runs runs, the first of which is number `run` of the range. */
+static always_inline void reduce_block(const struct reduce_args *args, const struct reduce_range *range,
+                                       struct reduce_state *state, size_t run, size_t n_runs, unsigned n_leaves,
+                                       enum dtype dtype, enum reduce_shape shape, bool first)
+{
+    const size_t run_bytes = REDUCE_RUN_ELEMS * dtype_size(dtype);
+    const void *at[REDUCE_MAX_LEAVES];
+
+    for (size_t i = 0; i < n_runs; i++) {
+        for (unsigned leaf = 0; leaf < n_leaves; leaf++)
+            at[leaf] = (const char *)range->leaves[leaf] + (run + i) * run_bytes;
+        exact_bins_add(&state->bins, reduce_run(range->acc + (run + i) * REDUCE_RUN_ELEMS, at, args, dtype,
+                                                shape, first));
+    }
+    for (unsigned leaf = 0; leaf < n_leaves; leaf++) {
+        const void *runs = (const char *)range->leaves[leaf] + run * run_bytes;
+
+        position_piece_add(&state->pieces[leaf], dtype, runs, n_runs);
+    }
+}
+
+/* Runs begin .. end - 1 of the range, at most EXACT_BINS_MAX_ADDS. */
+static always_inline void reduce_runs(const struct reduce_args *args, const struct reduce_range *range,
+                                      struct reduce_state *state, size_t begin, size_t end, enum dtype dtype,
+                                      enum reduce_shape shape, bool first)
+{
+    const size_t per_block = REDUCE_BLOCK_BYTES / (REDUCE_RUN_ELEMS * dtype_size(dtype));
+    const unsigned n_leaves = shape == REDUCE_ANY   ? args->n_leaves
+                              : shape == REDUCE_ONE ? 1
+                              : shape == REDUCE_TWO ? 2
+                                                    : 4;
+
+    for (; begin + per_block <= end; begin += per_block)
+        reduce_block(args, range, state, begin, per_block, n_leaves, dtype, shape, first);
+    for (; begin < end; begin++)
+        reduce_block(args, range, state, begin, 1, n_leaves, dtype, shape, first);
+}
+
+typedef void reduce_runs_fn(const struct reduce_args *args, const struct reduce_range *range,
+                            struct reduce_state *state, size_t begin, size_t end);
+
+#define DEFINE_RUNS(dtype, shape, first)                                                                     \
+    static void runs_##dtype##_##shape##_##first(const struct reduce_args *args,                             \
+                                                 const struct reduce_range *range,                           \
+                                                 struct reduce_state *state, size_t begin, size_t end)       \
+    {                                                                                                        \
+        reduce_runs(args, range, state, begin, end, DTYPE_##dtype, REDUCE_##shape, first);                   \
+    }
+#define DEFINE_SHAPE(dtype, shape)                                                                           \
+    DEFINE_RUNS(dtype, shape, 0)                                                                             \
+    DEFINE_RUNS(dtype, shape, 1)
+#define DEFINE_DTYPE(dtype)                                                                                  \
+    DEFINE_SHAPE(dtype, ONE)                                                                                 \
+    DEFINE_SHAPE(dtype, TWO)                                                                                 \
+    DEFINE_SHAPE(dtype, FOUR)                                                                                \
+    DEFINE_SHAPE(dtype, ANY)
+
+DEFINE_DTYPE(F32)
+DEFINE_DTYPE(BF16)
+DEFINE_DTYPE(F16)
+
+#define LIST_SHAPE(dtype, shape)                                                                             \
+    [REDUCE_##shape] = {runs_##dtype##_##shape##_0, runs_##dtype##_##shape##_1}
+#define LIST_DTYPE(dtype)                                                                                    \
+    [DTYPE_##dtype] = {LIST_SHAPE(dtype, ONE), LIST_SHAPE(dtype, TWO), LIST_SHAPE(dtype, FOUR),              \
+                       LIST_SHAPE(dtype, ANY)}
+
+static reduce_runs_fn *const runs_table[N_DTYPES][N_REDUCE_SHAPES][2] = {
+    LIST_DTYPE(F32),
+    LIST_DTYPE(BF16),
+    LIST_DTYPE(F16),
+};
+
+static enum reduce_shape shape_of(const struct reduce_args *args)
+{
+    const struct reduce_join *joins = args->joins;
+
+    if (args->n_leaves == 1)
+        return REDUCE_ONE;
+    if (args->n_leaves == 2)
+        return REDUCE_TWO;
+    /* the only order of three joins that ends in 0 <- 2 and adds 3 to 2 before, 1 to 0 before */
+    if (args->n_leaves == 4 && joins[0].dst == 0 && joins[0].src == 1 && joins[1].dst == 2 && joins[1].src == 3)
+        return REDUCE_FOUR;
+    return REDUCE_ANY;
+}
+
+/* The last n_elems (below 64) of a parameter: a run padded with zeroes, which add nothing to any sum. */
+static void reduce_tail(const struct reduce_args *args, struct reduce_state *state, size_t n_elems,
+                        reduce_runs_fn *runs)
+{
+    float leaves[REDUCE_MAX_LEAVES][REDUCE_RUN_ELEMS], acc[REDUCE_RUN_ELEMS] = {0};
+    const size_t done = args->n_elems - n_elems, size = dtype_size(args->dtype);
+    const void *padded[REDUCE_MAX_LEAVES];
+
+    for (unsigned leaf = 0; leaf < args->n_leaves; leaf++) {
+        memset(leaves[leaf], 0, sizeof(leaves[leaf]));
+        memcpy(leaves[leaf], (const char *)args->leaves[leaf] + done * size, n_elems * size);
+        padded[leaf] = leaves[leaf];
+    }
+    if (!args->first)
+        memcpy(acc, args->acc + done, n_elems * sizeof(float));
+    runs(args, &(struct reduce_range){.acc = acc, .leaves = padded}, state, 0, 1);
+    memcpy(args->acc + done, acc, n_elems * sizeof(float));
+}
+
+void ISA_FN(reduce)(const struct reduce_args *args, struct reduce_result *result)
+{
+    const struct reduce_range range = {.acc = args->acc, .leaves = args->leaves};
+    size_t n_runs = args->n_elems / REDUCE_RUN_ELEMS, n_left = args->n_elems % REDUCE_RUN_ELEMS, end;
+    struct reduce_state state;
+    reduce_runs_fn *runs;
+
+    assert(args->n_leaves >= 1 && args->n_leaves <= REDUCE_MAX_LEAVES);
+    assert(args->start_elem % REDUCE_RUN_ELEMS == 0);
+    runs = runs_table[args->dtype][shape_of(args)][args->first];
+    exact_bins_init(&state.bins);
+    exact_sum_reset(&result->squares);
+    memset(state.pieces, 0, args->n_leaves * sizeof(state.pieces[0]));
+
+    for (size_t begin = 0; begin < n_runs; begin = end) {
+        end = n_runs - begin < EXACT_BINS_MAX_ADDS ? n_runs : begin + EXACT_BINS_MAX_ADDS;
+        runs(args, &range, &state, begin, end);
+        exact_bins_flush(&state.bins, &result->squares);
+    }
+    if (n_left > 0) {
+        reduce_tail(args, &state, n_left, runs);
+        exact_bins_flush(&state.bins, &result->squares);
+    }
+    result->nonfinite = result->squares.nonfinite;
+    for (unsigned leaf = 0; result->sums && leaf < args->n_leaves; leaf++) {
+        result->sums[leaf] = (struct position_sum){0};
+        position_piece_close(&state.pieces[leaf], args->start_elem / REDUCE_RUN_ELEMS, n_runs + (n_left > 0),
+                             &result->sums[leaf]);
+    }
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/update.h"
+
+#include <math.h>
+
+struct optimizer_moments optimizer_moments(enum optimizer optimizer, const struct hyper *hyper)
+{
+    switch (optimizer) {
+    case OPTIMIZER_SGD:
+        return (struct optimizer_moments){.m = hyper->momentum != 0};
+    case OPTIMIZER_LION:
+        return (struct optimizer_moments){.m = true};
+    case OPTIMIZER_ADAGRAD:
+        return (struct optimizer_moments){.v = true};
+    default:
+        return (struct optimizer_moments){.m = true, .v = true};
+    }
+}
+
+unsigned optimizer_n_moments(enum optimizer optimizer, const struct hyper *hyper)
+{
+    struct optimizer_moments moments = optimizer_moments(optimizer, hyper);
+
+    return (unsigned)moments.m + (unsigned)moments.v;
+}
+
+void update_scalars_compute(enum optimizer optimizer, const struct hyper *hyper, double s, uint64_t t,
+                            struct update_scalars *out)
+{
+    double steps = (double)t;
+
+    *out = (struct update_scalars){
+        .s = (float)s,
+        .decay = (float)(1 - hyper->lr * hyper->weight_decay),
+        .wd = (float)hyper->weight_decay,
+        .lr = (float)hyper->lr,
+        .b1 = (float)hyper->beta1,
+        .c1 = (float)(1 - hyper->beta1),
+        .b2 = (float)hyper->beta2,
+        .c2 = (float)(1 - hyper->beta2),
+        .eps = (float)hyper->eps,
+        .mu = (float)hyper->momentum,
+        .c = (float)(1 - hyper->dampening),
+        .l2 = optimizer == OPTIMIZER_ADAM && !hyper->adam_w_mode,
+        .momentum = hyper->momentum != 0,
+        .first_step = t == 1,
+        .nesterov = hyper->nesterov,
+    };
+    if (optimizer == OPTIMIZER_ADAMW || optimizer == OPTIMIZER_ADAM) {
+        out->a = (float)(hyper->lr / (1 - pow(hyper->beta1, steps)));
+        out->q = (float)(1 / sqrt(1 - pow(hyper->beta2, steps)));
+    } else if (optimizer == OPTIMIZER_ADAGRAD) {
+        out->a = (float)(hyper->lr / (1 + (steps - 1) * hyper->lr_decay));
+    }
+}

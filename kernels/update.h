@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The optimizers (docs/numerics.md, section 4): one pass over a range of one parameter's partition unscales and
+ * clips the summed gradient, updates master weight and moments in place and writes the 16-bit weight.
+ */
+
+#include "kernels/dtype.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum optimizer {
+    OPTIMIZER_ADAMW,
+    OPTIMIZER_ADAM, /* the same as ADAMW when hyper.adam_w_mode, else L2 */
+    OPTIMIZER_SGD,
+    OPTIMIZER_LION,
+    OPTIMIZER_ADAGRAD,
+    N_OPTIMIZERS,
+};
+
+/* A parameter group's settings, as the user gave them. What an optimizer does not name is not read. */
+struct hyper {
+    double lr;
+    double beta1;
+    double beta2;
+    double eps;
+    double weight_decay;
+    double momentum;
+    double dampening;
+    double lr_decay;
+    bool nesterov;
+    bool adam_w_mode;
+};
+
+/* The scalars of one parameter and step, named as in docs/numerics.md. Computed in double, rounded once. */
+struct update_scalars {
+    float s; /* clip / (world size x loss scale) */
+    float decay;
+    float wd;
+    float lr;
+    float b1;
+    float c1;
+    float b2;
+    float c2;
+    float a;
+    float q;
+    float eps;
+    float mu;
+    float c;
+    bool l2;         /* Adam: weight decay goes through the gradient */
+    bool momentum;   /* SGD: mu != 0 */
+    bool first_step; /* SGD: t = 1, the momentum buffer takes the gradient as it is */
+    bool nesterov;
+};
+
+struct update_args {
+    float *p;       /* master weights, read and written */
+    float *m;       /* exp_avg or momentum buffer, read and written; NULL where the optimizer has none */
+    float *v;       /* exp_avg_sq, likewise */
+    const float *acc; /* summed gradient, not yet scaled */
+    void *w16;      /* 16-bit weights, only written; NULL when w16_dtype is DTYPE_F32 */
+    enum dtype w16_dtype;
+    size_t n_elems; /* may be 0 */
+    const struct update_scalars *k;
+};
+
+/* Which of the two moment arrays exist for an optimizer with these settings. */
+struct optimizer_moments {
+    bool m;
+    bool v;
+};
+
+struct optimizer_moments optimizer_moments(enum optimizer optimizer, const struct hyper *hyper);
+unsigned optimizer_n_moments(enum optimizer optimizer, const struct hyper *hyper);
+
+/* s as in numerics.md section 3, t the parameter's step count after this step, from 1. */
+void update_scalars_compute(enum optimizer optimizer, const struct hyper *hyper, double s, uint64_t t,
+                            struct update_scalars *out);

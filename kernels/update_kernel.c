@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/convert.h"
+#include "kernels/isa.h"
+
+#include <math.h>
+
+/*
+ * One function per optimizer for one element, its lines those of docs/numerics.md section 4; one loop around
+ * it per type of the 16-bit weights. The compiler turns the loops into vector code: nothing in an element
+ * depends on another, and what is the same for all elements is a constant or hoisted out.
+ */
+
+/* One element. m and v are left alone where an optimizer has none. */
+struct element {
+    float p;
+    float m;
+    float v;
+};
+
+/* Which arrays a loop reads and writes; constant where it is inlined. */
+struct arrays {
+    bool m_read;
+    bool m_write;
+    bool v;
+};
+
+typedef struct element step_fn(struct element e, float acc, const struct update_scalars *k);
+
+static always_inline struct element adamw(struct element e, float acc, const struct update_scalars *k)
+{
+    float g = acc * k->s;
+
+    e.p = e.p * k->decay;
+    e.m = e.m * k->b1 + g * k->c1;
+    e.v = e.v * k->b2 + (g * g) * k->c2;
+    e.p = e.p - k->a * (e.m / (sqrtf(e.v) * k->q + k->eps));
+    return e;
+}
+
+static always_inline struct element adam_l2(struct element e, float acc, const struct update_scalars *k)
+{
+    float g = acc * k->s;
+
+    g = g + e.p * k->wd;
+    e.m = e.m * k->b1 + g * k->c1;
+    e.v = e.v * k->b2 + (g * g) * k->c2;
+    e.p = e.p - k->a * (e.m / (sqrtf(e.v) * k->q + k->eps));
+    return e;
+}
+
+static always_inline struct element sgd(struct element e, float acc, const struct update_scalars *k)
+{
+    float g = acc * k->s;
+
+    g = g + e.p * k->wd;
+    e.p = e.p - k->lr * g;
+    return e;
+}
+
+static always_inline struct element sgd_momentum(struct element e, float acc, const struct update_scalars *k)
+{
+    float g = acc * k->s;
+
+    g = g + e.p * k->wd;
+    e.m = e.m * k->mu + g * k->c;
+    g = e.m;
+    e.p = e.p - k->lr * g;
+    return e;
+}
+
+static always_inline struct element sgd_momentum_first(struct element e, float acc, const struct update_scalars *k)
+{
+    float g = acc * k->s;
+
+    g = g + e.p * k->wd;
+    e.m = g;
+    e.p = e.p - k->lr * g;
+    return e;
+}
+
+static always_inline struct element sgd_nesterov(struct element e, float acc, const struct update_scalars *k)
+{
+    float g = acc * k->s;
+
+    g = g + e.p * k->wd;
+    e.m = e.m * k->mu + g * k->c;
+    g = g + e.m * k->mu;
+    e.p = e.p - k->lr * g;
+    return e;
+}
+
+static always_inline struct element sgd_nesterov_first(struct element e, float acc, const struct update_scalars *k)
+{
+    float g = acc * k->s;
+
+    g = g + e.p * k->wd;
+    e.m = g;
+    g = g + e.m * k->mu;
+    e.p = e.p - k->lr * g;
+    return e;
+}
+
+static always_inline struct element lion(struct element e, float acc, const struct update_scalars *k)
+{
+    float g = acc * k->s, u, sign;
+
+    e.p = e.p * k->decay;
+    u = e.m * k->b1 + g * k->c1;
+    sign = (float)((u > 0) - (u < 0)); /* +0 for both zeroes */
+    e.p = e.p - k->lr * sign;
+    e.m = e.m * k->b2 + g * k->c2;
+    return e;
+}
+
+static always_inline struct element adagrad(struct element e, float acc, const struct update_scalars *k)
+{
+    float g = acc * k->s;
+
+    g = g + e.p * k->wd;
+    e.v = e.v + g * g;
+    e.p = e.p - k->a * (g / (sqrtf(e.v) + k->eps));
+    return e;
+}
+
+static always_inline void update_loop(const struct update_args *args, step_fn *step, struct arrays arrays,
+                                      enum dtype w16_dtype)
+{
+    const struct update_scalars k = *args->k;
+    const float *restrict acc = args->acc;
+    float *restrict p = args->p, *restrict m = args->m, *restrict v = args->v;
+    uint16_t *restrict w16 = args->w16;
+    const size_t n_elems = args->n_elems;
+
+    for (size_t i = 0; i < n_elems; i++) {
+        struct element e = {.p = p[i], .m = arrays.m_read ? m[i] : 0, .v = arrays.v ? v[i] : 0};
+
+        e = step(e, acc[i], &k);
+        p[i] = e.p;
+        if (arrays.m_write)
+            m[i] = e.m;
+        if (arrays.v)
+            v[i] = e.v;
+        if (w16_dtype == DTYPE_BF16)
+            w16[i] = bf16_from_f32(e.p);
+        if (w16_dtype == DTYPE_F16)
+            w16[i] = f16_from_f32(e.p);
+    }
+}
+
+static always_inline void update(const struct update_args *args, step_fn *step, struct arrays arrays)
+{
+    switch (args->w16_dtype) {
+    case DTYPE_BF16:
+        update_loop(args, step, arrays, DTYPE_BF16);
+        break;
+    case DTYPE_F16:
+        update_loop(args, step, arrays, DTYPE_F16);
+        break;
+    default:
+        update_loop(args, step, arrays, DTYPE_F32);
+    }
+}
+
+void ISA_FN(update_adamw)(const struct update_args *args)
+{
+    update(args, adamw, (struct arrays){.m_read = true, .m_write = true, .v = true});
+}
+
+void ISA_FN(update_adam)(const struct update_args *args)
+{
+    if (args->k->l2)
+        update(args, adam_l2, (struct arrays){.m_read = true, .m_write = true, .v = true});
+    else
+        ISA_FN(update_adamw)(args);
+}
+
+void ISA_FN(update_sgd)(const struct update_args *args)
+{
+    const struct arrays first = {.m_write = true}, later = {.m_read = true, .m_write = true};
+    const struct update_scalars *k = args->k;
+
+    if (!k->momentum)
+        update(args, sgd, (struct arrays){0});
+    else if (k->first_step && k->nesterov)
+        update(args, sgd_nesterov_first, first);
+    else if (k->first_step)
+        update(args, sgd_momentum_first, first);
+    else if (k->nesterov)
+        update(args, sgd_nesterov, later);
+    else
+        update(args, sgd_momentum, later);
+}
+
+void ISA_FN(update_lion)(const struct update_args *args)
+{
+    update(args, lion, (struct arrays){.m_read = true, .m_write = true});
+}
+
+void ISA_FN(update_adagrad)(const struct update_args *args)
+{
+    update(args, adagrad, (struct arrays){.v = true});
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The credit page: what the daemon tells a client without a message. One per
+ * incarnation, written by the daemon alone, mapped read-only by the client.
+ * Values are written with release and read with acquire order.
+ */
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+struct credit_page {
+    _Atomic uint64_t generation; /* odd while weights are being written, even otherwise */
+    _Atomic uint32_t attempt;    /* of the job: aborts so far */
+    uint32_t n_tickets;
+    _Atomic uint32_t credits[];  /* per ticket: how often its slot has been given back, modulo 2^32 */
+};
+
+static inline uint64_t credit_page_bytes(uint32_t n_tickets)
+{
+    return sizeof(struct credit_page) + (uint64_t)n_tickets * sizeof(uint32_t);
+}

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# What the scripts share: saying things, installing what a build needs, building.
+# Sourced, with `set -eu` in force; needs bash. Everything here is idempotent and
+# quick when there is nothing to do.
+
+# shellcheck shell=bash
+ZEROD_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+ZEROD_BUILD=$ZEROD_ROOT/build
+
+# To build; Debian's names.
+ZEROD_PACKAGES=(gcc libc6-dev meson ninja-build pkg-config libuv1-dev libprotobuf-c-dev protobuf-c-compiler
+    libfyaml-dev libcmocka-dev libsystemd-dev libxxhash-dev libjson-c-dev python3)
+# To test; beyond those.
+ZEROD_TEST_PACKAGES=(python3-venv)
+ZEROD_TEST_MODULES=(numpy pytest jsonschema pyyaml)
+
+say() {
+    printf '%s\n' "$*"
+}
+
+die() {
+    printf '%s: %s\n' "${0##*/}" "$*" >&2
+    exit 1
+}
+
+# run_quietly LOG COMMAND...: shows the output only when the command fails.
+run_quietly() {
+    local log=$1
+    shift
+    "$@" >"$log" 2>&1 && return 0
+    cat "$log" >&2
+    return 1
+}
+
+# missing_packages NAME...: prints those that are not installed.
+missing_packages() {
+    local name
+    for name in "$@"; do
+        dpkg-query -W -f='${db:Status-Abbrev}' "$name" 2>/dev/null | grep -q '^.i' || printf '%s ' "$name"
+    done
+}
+
+# Runs apt-get as root.
+apt_get() {
+    local as_root=()
+    [ "$(id -u)" = 0 ] || as_root=(sudo)
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -y --no-install-recommends "$@"
+}
+
+# Where there is no dpkg nobody can be asked, so only the tools are looked for; meson finds the libraries.
+check_tools() {
+    local tool missing=
+    for tool in gcc meson ninja pkg-config protoc-c python3; do
+        command -v "$tool" >/dev/null || missing+="$tool "
+    done
+    [ -z "$missing" ] || die "not found: $missing- install what Debian calls: $*"
+}
+
+# install_packages NAME...: installs those that are missing, or says which ones to install.
+install_packages() {
+    local missing log
+    command -v dpkg-query >/dev/null || {
+        check_tools "$@"
+        return
+    }
+    missing=$(missing_packages "$@")
+    [ -n "$missing" ] || return 0
+    if [ "$(id -u)" != 0 ] && ! command -v sudo >/dev/null; then
+        die "these Debian packages are missing, and installing them needs root: apt-get install $missing"
+    fi
+    say "installing: $missing"
+    log=$(mktemp)
+    # The list of packages may be old or absent: fetch it, but only if it has to be.
+    # shellcheck disable=SC2086
+    if ! { apt_get install $missing >"$log" 2>&1 ||
+        { apt_get update >>"$log" 2>&1 && apt_get install $missing >>"$log" 2>&1; }; }; then
+        tail -n 20 "$log" >&2
+        rm -f "$log"
+        die "installing failed; these Debian packages are needed: apt-get install $missing"
+    fi
+    rm -f "$log"
+}
+
+# configure_tree FOLDER OPTION...: meson setup, or new options for a folder that has been set up.
+configure_tree() {
+    local folder=$1
+    shift
+    mkdir -p "$folder"
+    if [ ! -f "$folder/build.ninja" ]; then
+        run_quietly "$folder/configure.log" meson setup "$folder" "$ZEROD_ROOT" "$@" ||
+            die "configuring failed"
+    elif [ $# -gt 0 ]; then
+        run_quietly "$folder/configure.log" meson configure "$folder" "$@" || die "configuring failed"
+    fi
+}
+
+# build_tree FOLDER OPTION...: configures and compiles.
+build_tree() {
+    local folder=$1
+    configure_tree "$@"
+    run_quietly "$folder/compile.log" ninja -C "$folder" || die "compiling failed"
+}
+
+# make_venv: build/venv with the Python modules that the tests use.
+make_venv() {
+    local venv=$ZEROD_BUILD/venv stamp=$ZEROD_BUILD/venv/zerod-modules
+    [ "$(cat "$stamp" 2>/dev/null)" = "${ZEROD_TEST_MODULES[*]}" ] && return 0
+    install_packages "${ZEROD_TEST_PACKAGES[@]}"
+    say "installing into build/venv: ${ZEROD_TEST_MODULES[*]}"
+    mkdir -p "$ZEROD_BUILD"
+    run_quietly "$ZEROD_BUILD/venv.log" python3 -m venv "$venv" || die "no virtual environment in build/venv"
+    run_quietly "$ZEROD_BUILD/venv.log" "$venv/bin/pip" install --quiet --disable-pip-version-check \
+        "${ZEROD_TEST_MODULES[@]}" ||
+        die "these Python modules could not be installed: ${ZEROD_TEST_MODULES[*]}"
+    printf '%s\n' "${ZEROD_TEST_MODULES[*]}" >"$stamp"
+}

@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Everything that is not about one gradient. */
+
+#include "tests/cause-scenarios.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "daemon/manifest.h"
+
+/* ---- E1101
+ * --------------------------------------------------------------------------------------------------- */
+
+enum { N_MANIFESTS = 4 };
+
+static void declare(struct manifest *m, const char *name, uint64_t rows, enum dtype dtype, uint32_t group,
+                    bool trainable)
+{
+    uint64_t shape[] = {rows, 32};
+
+    assert_int_equal(manifest_add(m,
+                                  &(struct layout_decl){
+                                      .name = name,
+                                      .name_len = strlen(name),
+                                      .dtype = dtype,
+                                      .group = group,
+                                      .trainable = trainable,
+                                      .n_dims = 2,
+                                      .shape = shape,
+                                  }),
+                     0);
+}
+
+/* Four ranks declare three parameters; fill() gives rank r's i-th. */
+static struct diagnostic *compare(void (*fill)(struct manifest *m, unsigned rank), unsigned n_declared)
+{
+    struct manifest manifests[N_MANIFESTS] = {0};
+    const struct manifest *list[N_MANIFESTS] = {0};
+    struct diagnostic *d;
+
+    for (unsigned r = 0; r < n_declared; r++) {
+        fill(&manifests[r], r);
+        list[r] = &manifests[r];
+    }
+    d = cause_manifest(list, N_MANIFESTS);
+    for (unsigned r = 0; r < N_MANIFESTS; r++)
+        manifest_deinit(&manifests[r]);
+    return d;
+}
+
+static void fill_dtype(struct manifest *m, unsigned rank)
+{
+    declare(m, "embed.weight", 128, DTYPE_F32, 0, true);
+    declare(m, "layers.0.w", 64, rank == 2 ? DTYPE_BF16 : DTYPE_F32, 0, true);
+    declare(m, "layers.1.w", 64, DTYPE_F32, 0, true);
+}
+
+static void fill_order(struct manifest *m, unsigned rank)
+{
+    declare(m, "embed.weight", 128, DTYPE_F32, 0, true);
+    declare(m, rank == 0 ? "layers.1.w" : "layers.0.w", 64, DTYPE_F32, 0, true);
+    declare(m, rank == 0 ? "layers.0.w" : "layers.1.w", 64, DTYPE_F32, 0, true);
+}
+
+static void fill_many(struct manifest *m, unsigned rank)
+{
+    declare(m, rank == 1 ? "embed.weights" : "embed.weight", 128, DTYPE_F32, 0, true);
+    declare(m, "layers.0.w", rank == 2 ? 96 : 64, DTYPE_F32, 0, true);
+    if (rank != 3)
+        declare(m, "layers.1.w", 64, DTYPE_F32, 0, true);
+}
+
+static void fill_length(struct manifest *m, unsigned rank)
+{
+    declare(m, "embed.weight", 128, DTYPE_F32, 0, true);
+    if (rank == 1)
+        declare(m, "lm_head.\xff\n", 128, DTYPE_F32, 0, true);
+}
+
+static void fill_trainable(struct manifest *m, unsigned rank)
+{
+    declare(m, "embed.weight", 128, DTYPE_F32, 0, rank != 1);
+}
+
+static void fill_group(struct manifest *m, unsigned rank)
+{
+    declare(m, "embed.weight", 128, DTYPE_F32, rank & 1, true);
+}
+
+static struct diagnostic *e1101_dtype(const struct fixture *f)
+{
+    (void)f;
+    return compare(fill_dtype, 4);
+}
+
+static struct diagnostic *e1101_order(const struct fixture *f)
+{
+    (void)f;
+    return compare(fill_order, 4);
+}
+
+static struct diagnostic *e1101_many(const struct fixture *f)
+{
+    (void)f;
+    return compare(fill_many, 4);
+}
+
+static struct diagnostic *e1101_length(const struct fixture *f)
+{
+    (void)f;
+    return compare(fill_length, 3);
+}
+
+static struct diagnostic *e1101_trainable(const struct fixture *f)
+{
+    (void)f;
+    return compare(fill_trainable, 3);
+}
+
+static struct diagnostic *e1101_group(const struct fixture *f)
+{
+    (void)f;
+    return compare(fill_group, 4);
+}
+
+static struct diagnostic *e1101_declare(const struct fixture *f)
+{
+    struct evidence_at place = at(NULL, "zerod-example", 2, -1, -1);
+
+    (void)f;
+    return cause_declare(&place, "the manifest is not the one that this run was formed with",
+                         "start the same model, or end the run: zerodctl drop");
+}
+
+/* ---- E1104 to E1110
+ * -------------------------------------------------------------------------------------------- */
+
+static struct diagnostic *report(const struct fixture *f, enum diagnostic_code code, const char *client,
+                                 const char *detail)
+{
+    struct evidence_at place = at(f->net, client, 1, 12, -1);
+
+    return cause_report(&place, code, f->encoder, 1, detail);
+}
+
+static struct diagnostic *e1104(const struct fixture *f)
+{
+    return report(f, E_REPOINTED, TORCH, "storage moved to cuda:0 by model.to() at train.py:55");
+}
+
+static struct diagnostic *e1105(const struct fixture *f)
+{
+    return report(f, E_DRIFTED, TORCH, "checksum 91be1ccda5 on rank 1, 77aa010f3e on rank 0");
+}
+
+static struct diagnostic *e1106(const struct fixture *f)
+{
+    return report(f, E_WEIGHT_WRITTEN, TORCH, "write at offset 128, from ema.py:31");
+}
+
+static struct diagnostic *e1106_c(const struct fixture *f)
+{
+    return report(f, E_WEIGHT_WRITTEN, "zerod-example", "write at offset 128");
+}
+
+static struct diagnostic *e1107(const struct fixture *f)
+{
+    struct evidence_at place = at(NULL, TRAINER, 0, -1, -1);
+
+    (void)f;
+    return cause_report(&place, E_REDUCED_TWICE, NULL, 0,
+                        "the model is a DistributedDataParallel, made at train.py:40");
+}
+
+static struct diagnostic *e1108(const struct fixture *f)
+{
+    return cause_step_args(&(struct evidence_args){.at = at(f->net, TORCH, 1, 7, -1),
+                                                   .other_rank = 0,
+                                                   .name = "lr of group 0",
+                                                   .value = 0.001,
+                                                   .other_value = 0.0009});
+}
+
+static struct diagnostic *e1109(const struct fixture *f)
+{
+    struct evidence_at place = at(NULL, "zerod-example", 0, -1, -1);
+
+    (void)f;
+    return cause_other_run(&place, "pretrain-7b", "pretrain-7b-lr2", 4711);
+}
+
+static struct diagnostic *e1110(const struct fixture *f)
+{
+    return report(f, E_RELEASED_READ, TORCH, "read at offset 0, from probe.py:9");
+}
+
+/* ---- E1201, E1202
+ * ------------------------------------------------------------------------------------------------ */
+
+static struct evidence_nonfinite finding(const struct fixture *f, const char *client)
+{
+    return (struct evidence_nonfinite){
+        .at = at(f->net, client, 3, 250, 1),
+        .param = f->used,
+        .elem = 17,
+        .value = NAN,
+        .n_nan = 3,
+        .n_inf = 1,
+        .loss_scale = 1,
+    };
+}
+
+static struct diagnostic *e1201_skipped(const struct fixture *f)
+{
+    struct evidence_nonfinite e = finding(f, TORCH);
+
+    return cause_nonfinite(&e);
+}
+
+static struct diagnostic *e1201_held(const struct fixture *f)
+{
+    struct evidence_nonfinite e = finding(f, "zerod-example");
+
+    e.value = -INFINITY;
+    e.n_nan = 0;
+    e.loss_scale = 65536;
+    e.held = true;
+    return cause_nonfinite(&e);
+}
+
+static struct diagnostic *e1201_overflowed(const struct fixture *f)
+{
+    struct evidence_nonfinite e = finding(f, "zerod-example");
+
+    e.at.rank = -1;
+    e.value = INFINITY;
+    e.n_nan = 0;
+    e.overflowed = true;
+    return cause_nonfinite(&e);
+}
+
+static struct diagnostic *e1202(const struct fixture *f)
+{
+    struct evidence_nonfinite e = finding(f, TORCH);
+
+    e.held = true;
+    return cause_loss_scale(&e, 1);
+}
+
+/* ---- E1301 to E1303
+ * ---------------------------------------------------------------------------------------------- */
+
+static struct diagnostic *e1301(const struct fixture *f)
+{
+    struct evidence_at place = at(f->net, "zerod-example", 2, -1, -1);
+
+    return cause_rank_taken(&place, 4242, UINT64_C(1000000000), UINT64_C(126000000000));
+}
+
+static struct evidence_lost lost(const struct fixture *f)
+{
+    return (struct evidence_lost){
+        .at = at(f->net, "zerod-example", 2, 90, 1),
+        .pid = 4242,
+        .last_message = "Push",
+        .owed = "5 of 17 parameters of micro-batch 1",
+    };
+}
+
+static struct diagnostic *e1302_waiting(const struct fixture *f)
+{
+    struct evidence_lost e = lost(f);
+
+    return cause_rank_lost(&e);
+}
+
+static struct diagnostic *e1302_aborted(const struct fixture *f)
+{
+    struct evidence_lost e = lost(f);
+
+    e.aborted = true;
+    e.waited_ms = 600000;
+    return cause_rank_lost(&e);
+}
+
+static struct diagnostic *e1302_differs(const struct fixture *f)
+{
+    struct evidence_lost e = lost(f);
+
+    e.aborted = e.differs = true;
+    e.param = f->used;
+    e.owed = NULL;
+    return cause_rank_lost(&e);
+}
+
+static struct diagnostic *e1302_left(const struct fixture *f)
+{
+    struct evidence_lost e = lost(f);
+
+    e.left = true;
+    e.last_message = "Leave";
+    e.owed = NULL;
+    return cause_rank_lost(&e);
+}
+
+static struct diagnostic *e1302_step_aborted(const struct fixture *f)
+{
+    struct evidence_duplicate duplicate = two_backwards(f, TORCH, 0);
+    struct diagnostic *reason, *d;
+
+    duplicate.abort_step = true;
+    reason = cause_duplicate(&duplicate);
+    d = cause_aborted(
+        &(struct evidence_abort){.at = at(f->net, TORCH, 2, 7, -1), .reason = reason, .new_attempt = 1});
+    diagnostic_unref(reason);
+    return d;
+}
+
+static struct diagnostic *e1302_asked_for(const struct fixture *f)
+{
+    return cause_aborted(&(struct evidence_abort){
+        .at = at(f->net, "zerod-example", 0, 7, -1), .why = "data was re-shuffled", .new_attempt = 2});
+}
+
+static struct diagnostic *e1302_by_administrator(const struct fixture *f)
+{
+    return cause_aborted(
+        &(struct evidence_abort){.at = at(f->net, "zerod-example", -1, 7, -1), .new_attempt = 2});
+}
+
+static struct evidence_stall stall(const struct fixture *f)
+{
+    return (struct evidence_stall){
+        .at = at(f->net, "zerod-example", 0, 4711, -1),
+        .waiting = "rank 0, 2, in the step",
+        .blocking = "rank 1 (pid 1234, last message Push 12300 ms ago)",
+        .since_ms = 12300,
+    };
+}
+
+static struct diagnostic *e1303(const struct fixture *f)
+{
+    struct evidence_stall e = stall(f);
+
+    e.params = f->encoder;
+    e.n_params = 12;
+    return cause_stalled(&e);
+}
+
+static struct diagnostic *e1303_m7_aborted(const struct fixture *f)
+{
+    struct evidence_stall e = stall(f);
+
+    e.aborted = e.absent = true;
+    e.since_ms = 600000;
+    return cause_stalled(&e);
+}
+
+static struct diagnostic *e1303_forming(const struct fixture *f)
+{
+    struct evidence_stall e = stall(f);
+
+    e.at = at(NULL, NULL, 0, -1, -1);
+    e.waiting = "rank 0, to form the job";
+    e.blocking = "rank 1 (never attached)";
+    e.forming = e.aborted = true;
+    e.since_ms = 3 * 3600 * 1000 + 600 * 1000;
+    return cause_stalled(&e);
+}
+
+/* ---- E1401 to E1403
+ * ------------------------------------------------------------------------------------------------ */
+
+static struct diagnostic *e1401_memory(const struct fixture *f)
+{
+    (void)f;
+    return cause_quota(&(struct evidence_quota){
+        .at = at(NULL, NULL, -1, -1, -1),
+        .what = "memory of the job (limits.memory)",
+        .unit = "bytes",
+        .asked = 3000000000,
+        .allowed = 2000000000,
+        .sum = "state 1500000000 + gradient 500000000 + ring 400000000\n+ weights 500000000 + fixed "
+               "100000000 = 3000000000 bytes",
+        .fix =
+            "raise limits.memory, or use more nodes or a higher stage (zerodctl plan shows what each needs)",
+    });
+}
+
+static struct diagnostic *e1401_live(const struct fixture *f)
+{
+    return cause_quota(&(struct evidence_quota){
+        .at = at(f->net, TORCH, 1, 3, 0),
+        .what = "live parameters (stage3_max_live_parameters)",
+        .unit = "elements",
+        .asked = 4096,
+        .held = 8192,
+        .allowed = 10000,
+        .fix =
+            "release modules before gathering others, or raise zero_optimization.stage3_max_live_parameters",
+    });
+}
+
+static struct diagnostic *e1401_machine(const struct fixture *f)
+{
+    return cause_quota(&(struct evidence_quota){
+        .at = at(f->net, TORCH, 1, 3, 0),
+        .what = "write window",
+        .unit = "bytes",
+        .asked = 4096,
+        .fix = "free memory on this machine",
+    });
+}
+
+static struct diagnostic *e1402_connect(const struct fixture *f)
+{
+    struct evidence_at nowhere = at(NULL, NULL, -1, -1, -1);
+
+    (void)f;
+    return cause_not_allowed(&nowhere, 1000, 1000, "connect (listen.allow_users, listen.allow_groups)");
+}
+
+static struct diagnostic *e1402_admin(const struct fixture *f)
+{
+    struct evidence_at nowhere = at(NULL, NULL, -1, -1, -1);
+
+    (void)f;
+    return cause_not_allowed(&nowhere, 1000, 1000,
+                             "change the job (listen.admin_users, listen.admin_groups)");
+}
+
+static struct diagnostic *e1402_draining(const struct fixture *f)
+{
+    struct evidence_at place = at(NULL, NULL, 3, -1, -1);
+
+    (void)f;
+    return cause_not_allowed(&place, 1000, 1000, "the job is being drained: no rank may attach");
+}
+
+static struct diagnostic *e1403(const struct fixture *f)
+{
+    struct evidence_at place = at(NULL, NULL, 1, -1, -1);
+
+    (void)f;
+    return cause_bad_message(&place, "Hello.rank: 9, expected 0 to 3 (world.size is 4)");
+}
+
+static const struct scenario scenarios[] = {
+    {"e1101-dtype", e1101_dtype, "", false},
+    {"e1101-order", e1101_order, "", false},
+    {"e1101-many", e1101_many, "", false},
+    {"e1101-length", e1101_length, "", false},
+    {"e1101-trainable", e1101_trainable, "", false},
+    {"e1101-group", e1101_group, "", false},
+    {"e1101-declare", e1101_declare, "", false},
+    {"e1104", e1104, "", false},
+    {"e1105", e1105, "", false},
+    {"e1106", e1106, "", false},
+    {"e1106-c", e1106_c, "", false},
+    {"e1107", e1107, "", false},
+    {"e1108", e1108, "", false},
+    {"e1109", e1109, "", false},
+    {"e1110", e1110, "", false},
+    {"e1201-skipped", e1201_skipped, "", true},
+    {"e1201-held", e1201_held, "", false},
+    {"e1201-overflowed", e1201_overflowed, "", true},
+    {"e1202", e1202, "", false},
+    {"e1301", e1301, "", false},
+    {"e1302-waiting", e1302_waiting, "", true},
+    {"e1302-aborted", e1302_aborted, "", false},
+    {"e1302-differs", e1302_differs, "", false},
+    {"e1302-left", e1302_left, "", false},
+    {"e1302-step-aborted", e1302_step_aborted, "", false},
+    {"e1302-asked-for", e1302_asked_for, "", false},
+    {"e1302-by-administrator", e1302_by_administrator, "", false},
+    {"e1303", e1303, "", true},
+    {"e1303-m7-aborted", e1303_m7_aborted, "M7", false},
+    {"e1303-forming", e1303_forming, "", false},
+    {"e1401-memory", e1401_memory, "", false},
+    {"e1401-live", e1401_live, "", false},
+    {"e1401-machine", e1401_machine, "", false},
+    {"e1402-connect", e1402_connect, "", false},
+    {"e1402-admin", e1402_admin, "", false},
+    {"e1402-draining", e1402_draining, "", false},
+    {"e1403", e1403, "", false},
+};
+
+struct scenario_list scenarios_others(void)
+{
+    return (struct scenario_list){.items = scenarios, .n = ARRAY_SIZE(scenarios)};
+}

@@ -1,0 +1,606 @@
+# SPDX-License-Identifier: Apache-2.0
+"""zerodctl against a daemon of a few lines that answers with what test-status prints; plan; the JSON Schemas."""
+
+import json
+import mmap
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import tempfile
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import jsonschema
+import pytest
+import referencing
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("ZEROD_BUILD", ROOT / "build")).resolve()
+ZERODCTL = BUILD / "client" / "ctl" / "zerodctl"
+TEST_STATUS = BUILD / "tests" / "test-status"
+SCHEMAS = ROOT / "docs" / "schema"
+TIMEOUT = 60
+
+
+def zerodctl(*args, cwd=None, **env):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("ZEROD_")}
+    return subprocess.run([ZERODCTL, *map(str, args)], capture_output=True, text=True, timeout=TIMEOUT, cwd=cwd,
+                          env=clean | env)
+
+
+def example(name):
+    """What the daemon's own code prints."""
+    return subprocess.run([TEST_STATUS, "--print", name], capture_output=True, check=True).stdout.decode().strip()
+
+
+def validator(name):
+    resources = [(path.name, referencing.Resource.from_contents(json.loads(path.read_text())))
+                 for path in SCHEMAS.glob("*.json")]
+    registry = referencing.Registry().with_resources(resources)
+    schema = registry.contents(f"{name}.json")
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema, registry=registry)
+
+
+# ---- a daemon of a few lines -----------------------------------------------------------------------------
+
+
+def varint(n):
+    out = b""
+    while n > 127:
+        out += bytes([n & 127 | 128])
+        n >>= 7
+    return out + bytes([n])
+
+
+def field(number, value):
+    """A protobuf field: an integer, or bytes."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    value = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def fields(data):
+    """The other way round: {number: value}, the last value of each number."""
+    out, i = {}, 0
+
+    def number():
+        nonlocal i
+        n = shift = 0
+        while True:
+            n |= (data[i] & 127) << shift
+            shift += 7
+            i += 1
+            if data[i - 1] < 128:
+                return n
+
+    while i < len(data):
+        key = number()
+        assert key & 7 in (0, 2)
+        value = number()
+        if key & 7 == 2:
+            value, i = data[i:i + value], i + value
+        out[key >> 3] = value
+    return out
+
+
+WELCOME, REFUSED, ADMIN_PART = 1, 7, 8
+HELLO, ADMIN = 1, 24
+
+
+def welcome():
+    return field(WELCOME, field(1, 1) + field(3, 4) + field(4, 2) + field(5, 2_000_000) + field(6, 1))
+
+
+def parts(text, exit_code=0, size=1000):
+    data = text.encode()
+    pieces = [data[i:i + size] for i in range(0, len(data), size)] or [b""]
+    for i, piece in enumerate(pieces):
+        last = i + 1 == len(pieces)
+        body = field(1, piece) + (field(2, 1) if last else b"") + (field(3, exit_code) if exit_code else b"")
+        yield field(ADMIN_PART, body)
+
+
+def refused(code, text):
+    return field(REFUSED, field(1, field(1, code) + field(3, "refused") + field(15, text)) + field(2, 1))
+
+
+@contextmanager
+def daemon(path, answer, greet=welcome):
+    """answer(command) yields packets; None: say nothing, and close."""
+    seen = []
+
+    def serve(connection):
+        with connection:
+            hello = fields(fields(connection.recv(1 << 17))[HELLO])
+            seen.append(("hello", hello))
+            connection.send(greet())
+            while data := connection.recv(1 << 17):
+                command = fields(fields(data)[ADMIN])[1].decode()
+                seen.append(("admin", command))
+                replies = answer(command)
+                if replies is None:
+                    return
+                for packet in replies:
+                    connection.send(packet)
+
+    def listen(server):
+        while True:
+            try:
+                connection = server.accept()[0]
+            except OSError:
+                return
+            try:
+                serve(connection)
+            except (OSError, KeyError, AssertionError) as e:
+                seen.append(("error", e))
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(str(path))
+        server.listen()
+        thread = threading.Thread(target=listen, args=(server,), daemon=True)
+        thread.start()
+        yield seen
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(TIMEOUT)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "s"
+
+
+def examples(command):
+    return parts(example(command))
+
+
+# ---- schemas ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, schema", [
+    ("status", "status"), ("status-minimal", "status"), ("ranks", "ranks"), ("params", "params"),
+    ("params-minimal", "params"), ("diagnostics", "diagnostics"), ("diagnostics-unformed", "diagnostics"),
+])
+def test_the_daemons_json_fits_its_schema(name, schema):
+    validator(schema).validate(json.loads(example(name)))
+
+
+@pytest.mark.parametrize("name", ["status", "ranks", "params", "diagnostics"])
+def test_schemas_notice(name):
+    """A key that goes away, comes, or changes its type is noticed, in every object."""
+    check = validator(name)
+    value = json.loads(example(name))
+
+    def objects(v):
+        if isinstance(v, dict):
+            yield v
+            for child in list(v.values()):
+                yield from objects(child)
+        elif isinstance(v, list):
+            for child in v:
+                yield from objects(child)
+
+    n = 0
+    for o in objects(value):
+        for key in list(o):
+            kept = o.pop(key)
+            assert not check.is_valid(value), f"{key} may be missing"
+            o[key] = {"no": "such"}
+            assert not check.is_valid(value), f"{key} may be anything"
+            o[key] = kept
+            n += 1
+        o["surplus"] = 1
+        assert not check.is_valid(value), "unknown keys are allowed"
+        del o["surplus"]
+    assert n > 10 and check.is_valid(value)
+
+
+def test_every_key_is_described():
+    def walk(schema, where):
+        for key, sub in schema.get("properties", {}).items():
+            yield from walk(sub, f"{where}.{key}")
+        if "items" in schema:
+            yield from walk(schema["items"], where + "[]")
+        for key, sub in schema.get("$defs", {}).items():
+            yield from walk(sub, f"{where}#{key}")
+        yield where, schema
+
+    for file in SCHEMAS.glob("*.json"):
+        schema = json.loads(file.read_text())
+        assert schema["title"] and schema["description"], file
+        for where, sub in walk(schema, file.name):
+            assert "additionalProperties" in sub or sub.get("type") != "object", where
+
+
+# ---- what people see -------------------------------------------------------------------------------------
+
+
+def test_status(path):
+    with daemon(path, examples) as seen:
+        result = zerodctl("--socket", path, "status")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        "pretrain: training, stage 2, 3 of 4 ranks attached",
+        "daemon    zerod 0.1.0 (avx2), pid 4242, up 1 min 0 s",
+        r"run       run\xff-7: 4 parameters, 2.17 k elements trainable, 81 frozen, 3 buckets",
+        "step      42: 41 applied, 1 skipped, 1 aborted; 3.5 steps/s, last 300 ms",
+        "values    grad norm 0.1, loss scale 65536, lr 0.001",
+        "time      waiting for ranks 10 ns (0 %), reduce 20 ns (0 %), update 30 ns (0 %) of the last step",
+        "overlap   75 % (3 B of 4 B) reduced before the last rank ended its backward",
+        "memory    28.0 MiB of at most 64.0 GiB: gradient 1.00 MiB, ring 2.00 MiB, overflow 3.00 MiB, "
+        "staging 4.00 MiB, weights 5.00 MiB, pool 6.00 MiB, fixed 7.00 MiB",
+        "pushes    1000 admitted, 3 accumulated, 1 warnings; refused: 2 E1001, 1 E1302",
+        "slowest   rank 3, 1.50 ms behind the first",
+        "last      E1001 duplicate gradient refused: rank 1, step 41, micro-batch 0 (5.00 s ago; zerodctl diagnostics)",
+    ]
+    (_, hello), (_, command) = seen
+    assert hello[4] == 1 and hello[7] != 0 and hello[9].startswith(b"zerodctl ") and hello[1] == hello[2] == 1
+    assert command == "status"
+
+
+def test_status_of_a_new_daemon(path):
+    with daemon(path, lambda _: parts(example("status-minimal"))):
+        result = zerodctl("status", ZEROD_SOCKET=str(path))
+    assert result.returncode == 0
+    assert "train: waiting, stage 2, 0 of 1 ranks attached" in result.stdout
+    assert "no model declared" in result.stdout and "no diagnostic" in result.stdout
+    assert "overlap" not in result.stdout
+    assert len(result.stdout.splitlines()) <= 12
+
+
+def rows(result):
+    assert result.returncode == 0, result.stderr
+    return [re.split(r"\s{2,}", line.strip()) for line in result.stdout.splitlines()]
+
+
+def test_ranks(path):
+    with daemon(path, examples):
+        head, *lines = rows(zerodctl("--socket", path, "ranks"))
+    assert head[0] == "RANK" and head[-1] == "FOR / FAULT"
+    assert lines[0] == ["0", "backward", "500", "1000", "42", "0", "7", "50.0 s", "1.00 s", "-", "-"]
+    assert lines[1][-1].startswith("E1001 duplicate gradient refused")
+    assert lines[2][-2:] == ["2.00 s", "ranks 1, 3 to ask for the step"]
+    assert lines[3] == ["3", "absent", "-", "-", "0", "0", "0", "-", "-", "-", "-"]
+
+
+def test_params(path):
+    with daemon(path, examples):
+        head, *lines = rows(zerodctl("--socket", path, "params"))
+    assert head == ["ID", "PUSHED-BY", "STEPS", "GRAD-NORM", "DTYPE", "SHAPE", "GROUP", "BUCKET", "OWNERS", "NAME"]
+    by_name = {line[-1]: line for line in lines}
+    assert by_name["layers.0.w"][1:6] == ["-", "41", "0.25", "bf16", "300x7"]
+    assert by_name["layers.0.b"][1] == "1,3"
+    assert by_name["frozen"][1] == "frozen" and by_name["frozen"][7] == "-"
+    assert r'odd "name" \xff\x01\x0a' in by_name
+    assert [line for line in lines if line[5] == "scalar"]
+
+
+def test_diagnostics(path):
+    with daemon(path, examples):
+        result = zerodctl("--socket", path, "diagnostics")
+    assert result.returncode == 0
+    texts = [d["text"].rstrip("\n") for d in json.loads(example("diagnostics"))]
+    assert result.stdout == f"refusal 5, 5.00 s ago\n{texts[0]}\n\nwarning 6, 0 ns ago\n{texts[1]}\n"
+    with daemon(path.with_name("t"), lambda _: parts("[]")):
+        assert zerodctl("--socket", path.with_name("t"), "diagnostics").stdout == "no diagnostic\n"
+
+
+@pytest.mark.parametrize("command", ["status", "ranks", "params", "diagnostics"])
+def test_json_comes_as_it_was_sent(path, command):
+    with daemon(path, examples):
+        for args in (["--json", "--socket", path, command], ["--socket", path, command, "--json"],
+                     [command, f"--socket={path}", "--json"]):
+            result = zerodctl(*args)
+            assert (result.returncode, result.stdout) == (0, example(command) + "\n")
+
+
+@pytest.mark.parametrize("command", ["drain", "abort-step", "drop"])
+def test_commands_that_change_the_job(path, command):
+    with daemon(path, lambda c: parts(json.dumps({"message": f"did {c}"}))) as seen:
+        result = zerodctl("--socket", path, command)
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"did {command}\n", "")
+    assert seen[-1] == ("admin", command)
+
+
+def test_answers_of_many_parts(path):
+    value = [{"filler": "x" * 100, "n": i} for i in range(50000)]
+    with daemon(path, lambda _: parts(json.dumps(value), size=60000)):
+        result = zerodctl("--socket", path, "--json", "params")
+    assert json.loads(result.stdout) == value
+
+
+# ---- watch -----------------------------------------------------------------------------------------------
+
+
+def test_watch(path):
+    n = 0
+
+    def answer(_):
+        nonlocal n
+        n += 1
+        return parts(example("status")) if n <= 3 else None
+
+    with daemon(path, answer) as seen:
+        result = zerodctl("--socket", path, "status", "--watch", "0.05")
+    assert result.returncode == os.EX_UNAVAILABLE
+    assert "has closed the connection" in result.stderr
+    assert result.stdout.count("pretrain: training") == 3
+    assert [kind for kind, _ in seen].count("hello") == 1
+
+
+def test_watch_json_is_a_line_each(path):
+    n = 0
+
+    def answer(_):
+        nonlocal n
+        n += 1
+        return parts(example("status")) if n <= 2 else None
+
+    with daemon(path, answer):
+        result = zerodctl("--socket", path, "--json", "status", "--watch=0.05")
+    assert [json.loads(line)["job"] for line in result.stdout.splitlines()] == ["pretrain"] * 2
+
+
+@pytest.mark.parametrize("args", [["--watch", "x"], ["--watch", "0"], ["--watch", "1", "2"], ["more"], ["--watch="],
+                                  ["--watch", "nan"]])
+def test_watch_usage(args):
+    result = zerodctl("status", *args, ZEROD_SOCKET="/nowhere")
+    assert result.returncode == os.EX_USAGE and "--watch" in result.stderr
+
+
+# ---- errors ----------------------------------------------------------------------------------------------
+
+
+def test_no_daemon(path):
+    result = zerodctl("--socket", path, "status")
+    assert result.returncode == os.EX_UNAVAILABLE
+    assert result.stderr == f"zerodctl: no daemon on {path}: connect: No such file or directory\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        s.bind(str(path))
+    result = zerodctl("--socket", path, "report")
+    assert result.returncode == os.EX_UNAVAILABLE and "Connection refused" in result.stderr
+
+
+def test_a_socket_of_another_kind(path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+        s.bind(str(path))
+        s.listen()
+        assert zerodctl("--socket", path, "status").returncode == os.EX_UNAVAILABLE
+
+
+def test_not_allowed(path):
+    with daemon(path, examples, greet=lambda: refused(1402, "E1402 not allowed: uid 7")):
+        result = zerodctl("--socket", path, "status")
+    assert (result.returncode, result.stderr) == (os.EX_NOPERM, "zerodctl: E1402 not allowed: uid 7\n")
+    error = json.dumps({"error": "E1402 not allowed: drop needs listen.admin_users"})
+    with daemon(path.with_name("t"), lambda _: parts(error, exit_code=os.EX_NOPERM)):
+        for flags in ([], ["--json"]):
+            result = zerodctl(*flags, "--socket", path.with_name("t"), "drop")
+            assert result.returncode == os.EX_NOPERM
+            assert result.stderr == "zerodctl: E1402 not allowed: drop needs listen.admin_users\n"
+            assert result.stdout == (error + "\n" if flags else "")
+
+
+def test_not_allowed_by_the_file():
+    """Root is allowed everything, so it becomes nobody for this."""
+    become = {"user": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        program = shutil.copy(ZERODCTL, directory)
+        path = Path(directory) / "s"
+        with daemon(path, examples):
+            os.chmod(path, 0)
+            result = subprocess.run([program, "--socket", path, "status"], capture_output=True, text=True,
+                                    timeout=TIMEOUT, **become)
+    assert result.returncode == os.EX_NOPERM, result.stderr
+    assert result.stderr == f"zerodctl: not allowed to connect to {path}: Permission denied\n"
+
+
+@pytest.mark.parametrize("packet, code, said", [
+    (b"\xff\xff\xff", os.EX_PROTOCOL, "no message"),
+    (field(3, b""), os.EX_PROTOCOL, "Done instead of Welcome"),
+    (refused(1403, "E1403 bad message"), os.EX_PROTOCOL, "E1403 bad message"),
+    (refused(1401, "E1401 over quota"), os.EX_UNAVAILABLE, "E1401 over quota"),
+])
+def test_daemons_that_do_not_speak_our_language(path, packet, code, said):
+    with daemon(path, examples, greet=lambda: packet):
+        result = zerodctl("--socket", path, "status")
+    assert result.returncode == code and said in result.stderr, result.stderr
+
+
+def test_daemon_that_goes_away(path):
+    with daemon(path, lambda _: None):
+        result = zerodctl("--socket", path, "status")
+    assert result.returncode == os.EX_UNAVAILABLE and "has closed the connection" in result.stderr
+    with daemon(path.with_name("t"), lambda _: parts("{no json")):
+        result = zerodctl("--socket", path.with_name("t"), "status")
+    assert result.returncode == os.EX_PROTOCOL and "not JSON" in result.stderr
+
+
+@pytest.mark.parametrize("args", [[], ["nonsense"], ["status", "x"], ["drop", "x"], ["--nonsense"], ["--socket"],
+                                  ["report", "a", "b"], ["--socket", "/" + "x" * 200, "status"], ["status"]])
+def test_usage_errors(args):
+    result = zerodctl(*args)
+    assert result.returncode == os.EX_USAGE, result.stderr
+    assert result.stderr.startswith("zerodctl: ") or "Try 'zerodctl --help'" in result.stderr
+    assert not result.stdout
+
+
+def test_help_version_and_what_comes_later():
+    result = zerodctl("--help")
+    assert result.returncode == 0 and not result.stderr
+    for word in ("status", "ranks", "params", "diagnostics", "drain", "abort-step", "drop", "plan", "report"):
+        assert re.search(rf"^  {word}\b", result.stdout, re.M), word
+    assert "explain" not in result.stdout
+    assert zerodctl("status", "--help").stdout == zerodctl("plan", "--help").stdout == result.stdout
+    assert re.fullmatch(r"zerodctl \d+\.\d+\.\d+\n", zerodctl("--version").stdout)
+    result = zerodctl("explain")
+    assert result.returncode == os.EX_USAGE and result.stderr.count("\n") == 1
+
+
+def test_full_disk():
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([ZERODCTL, "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == os.EX_IOERR and "No space left" in result.stderr
+
+
+# ---- report ----------------------------------------------------------------------------------------------
+
+
+def own_report():
+    """The example, with processes that exist: ours."""
+    value = json.loads(example("report"))
+    value["status"]["pid"] = os.getpid()
+    value["ranks"][0]["pid"] = os.getppid()
+    value["ranks"][1]["pid"] = 2**22 + 1
+    return value
+
+
+def test_report(path, tmp_path):
+    secret = {"ZEROD_TEST_SECRET": "do-not-tell"}
+    segment = os.memfd_create("zerod-test-weights")
+    os.truncate(segment, 1 << 20)
+    mapping = mmap.mmap(segment, 1 << 20)
+    mapping[:4096] = b"x" * 4096
+    with daemon(path, lambda _: parts(json.dumps(own_report()))):
+        result = zerodctl("--socket", path, "report", cwd=tmp_path, **secret)
+        assert result.returncode == 0, result.stderr
+        named = zerodctl("--socket", path, "report", tmp_path / "mine.json")
+        dash = zerodctl("--socket", path, "report", "-")
+        as_json = zerodctl("--socket", path, "--json", "report")
+        nowhere = zerodctl("--socket", path, "report", tmp_path / "no" / "folder.json")
+    mapping.close()
+    os.close(segment)
+    name = result.stdout.strip()
+    assert re.fullmatch(r"zerod-report-pretrain-\d{8}T\d{6}Z\.json", name)
+    file = tmp_path / name
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "do-not-tell" not in file.read_text()
+    assert named.stdout == f"{tmp_path}/mine.json\n"
+    assert nowhere.returncode == os.EX_CANTCREAT and "No such file" in nowhere.stderr
+    for text in (file.read_text(), (tmp_path / "mine.json").read_text(), dash.stdout, as_json.stdout):
+        report = json.loads(text)
+        validator("report").validate(report)
+        assert report["daemon"] == own_report()
+        assert f"Pid:\t{os.getpid()}\n" in report["process"]["status"]["text"]
+        segments = {s["name"]: s for s in report["process"]["memfd"]["segments"]}
+        assert segments["zerod-test-weights"]["size_bytes"] == 1 << 20
+        assert segments["zerod-test-weights"]["resident_bytes"] >= 4096
+        assert [p["pid"] for p in report["rank_processes"]][:2] == [os.getppid(), 2**22 + 1]
+        assert "No such file" in report["rank_processes"][1]["status"]["error"]
+        assert "MemTotal" in report["machine"]["meminfo"]["text"]
+
+
+def test_report_name_stays_in_the_folder(path, tmp_path):
+    value = own_report()
+    value["status"]["job"] = "../evil"
+    with daemon(path, lambda _: parts(json.dumps(value))):
+        result = zerodctl("--socket", path, "report", cwd=tmp_path)
+    assert re.fullmatch(r"zerod-report-job-\d{8}T\d{6}Z\.json\n", result.stdout)
+
+
+# ---- plan ------------------------------------------------------------------------------------------------
+
+
+def plan(*args):
+    result = zerodctl("plan", *args, "--json")
+    assert result.returncode == 0, result.stderr
+    value = json.loads(result.stdout)
+    validator("plan").validate(value)
+    return value
+
+
+# The ZeRO paper's Table 1: ranks, then stages 1, 2, 3 for 7.5e9, 128e9 and 1e12 parameters.
+TABLE_1 = {
+    1: [120, 120, 120, 2048, 2048, 2048, 16000, 16000, 16000],
+    4: [52.5, 41.3, 30, 896, 704, 512, 7000, 5500, 4000],
+    16: [35.6, 21.6, 7.5, 608, 368, 128, 4750, 2875, 1000],
+    64: [31.4, 16.6, 1.88, 536, 284, 32, 4187, 2218, 250],
+    256: [30.4, 15.4, 0.47, 518, 263, 8, 4046, 2054, 62.5],
+    1024: [30.1, 15.1, 0.12, 513, 257, 2, 4011, 2013, 15.6],
+}
+
+
+@pytest.mark.parametrize("ranks", TABLE_1)
+def test_table_1_of_the_zero_paper(ranks):
+    for i, (params, stage) in enumerate((p, s) for p in ("7.5e9", "128e9", "1e12") for s in (1, 2, 3)):
+        gb = plan("--params", params, "--ranks", ranks, "--stage", stage)["model_states_gb"]
+        p = float(params)
+        exact = {1: 4 * p + 12 * p / ranks, 2: 2 * p + 14 * p / ranks, 3: 16 * p / ranks}[stage] / 1e9
+        assert gb == pytest.approx(exact, rel=1e-12)
+        printed = TABLE_1[ranks][i]
+        # The paper rounds the first model and cuts the others; fractions are as many digits as it prints.
+        digits = len(str(printed).partition(".")[2])
+        if params == "7.5e9":
+            assert abs(gb - printed) <= 0.5 * 10**-digits + 1e-9
+        else:
+            assert int(gb * 10**digits) / 10**digits == printed
+
+
+def test_plan_bytes():
+    value = plan("--params", "64e6", "--ranks", 4, "--stage", 1)
+    elems, classes = 64_000_000, value["bytes_by_class"]
+    assert classes["state"] == pytest.approx(2 * 4 * elems, rel=0.02)       # fp32 weights are their own masters
+    assert classes["gradient"] == pytest.approx(4 * elems, rel=0.02)
+    assert classes["weights"] == pytest.approx(4 * elems, rel=0.02)
+    assert classes["overflow"] == pytest.approx(4 * 4 * elems, rel=0.02)
+    assert classes["pool"] == classes["staging"] == 0
+    assert value["total_bytes"] == sum(classes.values())
+    assert value["needed_bytes"] == value["total_bytes"] - classes["overflow"]
+    bf16 = plan("--params", "64e6", "--ranks", 4, "--stage", 1, "--dtype", "bf16")["bytes_by_class"]
+    assert bf16["state"] == pytest.approx(3 * 4 * elems, rel=0.02)
+    assert bf16["weights"] == pytest.approx(2 * elems, rel=0.02)
+    assert bf16["overflow"] == pytest.approx(4 * 2 * elems, rel=0.02)
+    mixed = plan("--params", "64e6", "--ranks", 4, "--stage", 1, "--dtype", "bf16", "--grad-dtype", "fp32")
+    assert mixed["bytes_by_class"]["overflow"] == classes["overflow"]
+
+
+def test_plan_of_models_whose_tables_would_not_fit():
+    """Large ones are continued from smaller ones, and that without a step."""
+    per_param = []
+    for params in (1e9, 4e9, 16e9, 64e9, 256e9, 1e12):
+        value = plan("--params", params, "--ranks", 64, "--stage", 3)
+        per_param.append(value["bytes_by_class"]["state"] / params)
+        assert value["bytes_by_class"]["pool"] <= 64 * 4 * 1_000_000_000 + 65536
+    assert per_param == pytest.approx([per_param[0]] * 6, rel=1e-3)
+
+
+def test_plan_with_a_configuration(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("job: p\nlisten: {socket: /run/p.sock}\nworld: {size: 2}\n"
+                    "zero_optimization: {stage: 1, reduce_bucket_size: 1000}\noptimizer: {type: SGD}\n")
+    value = plan("--config", file, "--params", 10_500)
+    assert (value["ranks"], value["stage"], value["n_buckets"], value["bucket_elems"]) == (2, 1, 11, 1000)
+    assert value["bytes_by_class"]["state"] < 4096 + 1   # plain SGD with fp32 weights keeps nothing
+    assert plan("--config", file, "--params", 10_500, "--stage", 3, "--ranks", 8)["ranks"] == 8
+    file.write_text("world: {size: 0}\n")
+    result = zerodctl("plan", "--config", file, "--params", 1)
+    assert result.returncode == os.EX_CONFIG and "E1601" in result.stderr
+
+
+def test_plan_for_people():
+    result = zerodctl("plan", "--params", "7.5e9", "--ranks", 64, "--stage", 2)
+    assert result.returncode == 0
+    assert "model_states_gb" in result.stdout and "bytes_by_class" in result.stdout
+    marked = [line for line in result.stdout.splitlines() if line.startswith("*")]
+    assert len(marked) == 1 and re.match(r"\* stage 2 +16\.6406 ", marked[0])
+    value = plan("--params", "7.5e9", "--ranks", 64, "--stage", 2)
+    for word, n_bytes in value["bytes_by_class"].items():
+        assert re.search(rf"^  {word} +{n_bytes} ", result.stdout, re.M)
+
+
+@pytest.mark.parametrize("args", [
+    [], ["--params", "1e6"], ["--ranks", 2], ["--params", "x", "--ranks", 2], ["--params", "1.5", "--ranks", 2],
+    ["--params", "0", "--ranks", 2], ["--params", "1e16", "--ranks", 2], ["--params", "nan", "--ranks", 2],
+    ["--params", "1e6", "--ranks", 0], ["--params", "1e6", "--ranks", 1025], ["--params", "1e6", "--ranks", 2, "more"],
+    ["--params", "1e6", "--ranks", 2, "--stage", 0], ["--params", "1e6", "--ranks", 2, "--stage", 4],
+    ["--params", "1e6", "--ranks", 2, "--dtype", "fp8"], ["--nonsense"],
+])
+def test_plan_usage(args):
+    result = zerodctl("plan", *args)
+    assert result.returncode == os.EX_USAGE and result.stderr and not result.stdout

@@ -1,0 +1,624 @@
+# SPDX-License-Identifier: Apache-2.0
+"""zerodrun with small shell and Python trainers: environment, output, exit codes, restarts, signals, daemon."""
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("ZEROD_BUILD", ROOT / "build")).resolve()
+ZERODRUN = BUILD / "client" / "run" / "zerodrun"
+ZEROD = BUILD / "daemon" / "zerod"
+TIMEOUT = 60
+
+
+@pytest.fixture
+def env(tmp_path):
+    """An environment without anything that a run of ours might have left in it."""
+    clean = {k: v for k, v in os.environ.items() if not re.match(r"(ZEROD_|RANK$|WORLD_|LOCAL_|MASTER_|OMP_)", k)}
+    clean["XDG_RUNTIME_DIR"] = str(tmp_path)
+    return clean
+
+
+def start(args, env, **kwargs):
+    kwargs.setdefault("stdout", subprocess.PIPE)
+    kwargs.setdefault("stderr", subprocess.PIPE)
+    return subprocess.Popen([str(ZERODRUN), *map(str, args)], env=env, text=True, **kwargs)
+
+
+def run(args, env, **kwargs):
+    process = start(args, env, **kwargs)
+    out, err = process.communicate(timeout=TIMEOUT)
+    return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
+def python(code):
+    return ["--", sys.executable, "-uc", code]
+
+
+def shell(code):
+    return ["--", "sh", "-c", code]
+
+
+def wait_for(what, condition):
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def pids_in(directory, n):
+    """Pids that n ranks have written to files pid.RANK."""
+    files = [directory / f"pid.{i}" for i in range(n)]
+    wait_for("ranks did not start", lambda: all(f.exists() and f.read_text().endswith("\n") for f in files))
+    return [int(f.read_text()) for f in files]
+
+
+# ---- environment -----------------------------------------------------------------------------------------
+
+
+ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def environments(result):
+    return {int(m[1]): json.loads(m[2]) for m in re.finditer(r"^\[(\d+)\] (\{.*\})$", result.stdout, re.M)}
+
+
+def test_environment(env):
+    result = run(["-n", 3, "--no-daemon", "--socket", "/tmp/job.sock", *python(ENVIRONMENT)], env)
+    assert result.returncode == 0, result.stderr
+    ranks = environments(result)
+    assert sorted(ranks) == [0, 1, 2]
+    for rank, got in ranks.items():
+        assert got["RANK"] == got["LOCAL_RANK"] == str(rank)
+        assert got["WORLD_SIZE"] == got["LOCAL_WORLD_SIZE"] == "3"
+        assert got["MASTER_ADDR"] == "127.0.0.1"
+        assert got["ZEROD_SOCKET"] == "/tmp/job.sock"
+        assert got["OMP_NUM_THREADS"] == "1"
+        assert got["ZEROD_RESTART_COUNT"] == "0"
+        assert got["PATH"] == env["PATH"]
+    assert len({r["ZEROD_RUN_ID"] for r in ranks.values()}) == 1
+    assert re.fullmatch("[0-9a-f]{16}", ranks[0]["ZEROD_RUN_ID"])
+    ports = {r["MASTER_PORT"] for r in ranks.values()}
+    assert len(ports) == 1
+    with socket.create_server(("127.0.0.1", int(ports.pop()))):
+        pass
+
+
+def test_environment_is_overridden_and_kept(env):
+    env |= {"RANK": "9", "ZEROD_RUN_ID": "mine", "ZEROD_SOCKET": "/tmp/env.sock", "OMP_NUM_THREADS": "3",
+            "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    got = environments(run(["--no-daemon", "--master-port", 12345, *python(ENVIRONMENT)], env))[0]
+    assert (got["RANK"], got["WORLD_SIZE"], got["MASTER_PORT"]) == ("0", "1", "12345")
+    assert (got["ZEROD_RUN_ID"], got["ZEROD_SOCKET"], got["OMP_NUM_THREADS"]) == ("mine", "/tmp/env.sock", "3")
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in got
+    got = environments(run(["--no-daemon", "--run-id", "other", *python(ENVIRONMENT)], env))[0]
+    assert got["ZEROD_RUN_ID"] == "other"
+
+
+def test_two_runs_differ(env):
+    a, b = (environments(run(["--no-daemon", *python(ENVIRONMENT)], env))[0] for _ in range(2))
+    assert a["ZEROD_RUN_ID"] != b["ZEROD_RUN_ID"]
+
+
+def test_arguments_reach_the_program(env):
+    code = "import sys; print(sys.argv[1:])"
+    result = run(["--no-daemon", "-q", *python(code), "-n", "7", "--help", "a b", ""], env)
+    assert result.stdout == "[0] ['-n', '7', '--help', 'a b', '']\n"
+
+
+def test_stdin_is_rank_0s(env):
+    code = "import sys; print(repr(sys.stdin.read()))"
+    process = start(["-n", 2, "--no-daemon", *python(code)], env, stdin=subprocess.PIPE)
+    out, _ = process.communicate("hello", timeout=TIMEOUT)
+    assert sorted(out.splitlines()) == ["[0] 'hello'", "[1] ''"]
+
+
+# ---- output ----------------------------------------------------------------------------------------------
+
+
+def test_prefixes_and_streams(env):
+    code = 'echo out $RANK; echo err $RANK >&2; printf "no newline" > /dev/stdout'
+    result = run(["-n", 2, "-q", "--no-daemon", *shell(code)], env)
+    assert sorted(result.stdout.splitlines()) == ["[0] no newline", "[0] out 0", "[1] no newline", "[1] out 1"]
+    assert sorted(result.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
+    assert result.stdout.endswith("\n")
+
+
+def test_lines_stay_whole(env):
+    """Ranks that write in small pieces at the same time do not mix their words."""
+    code = """
+import os, sys
+rank = os.environ["RANK"]
+text = "".join(f"{rank} {i} " + "x" * (i % 300) + " end\\n" for i in range(3000)).encode()
+for i in range(0, len(text), 37 + int(rank)):
+    os.write(1, text[i:i + 37 + int(rank)])
+"""
+    result = run(["-n", 4, "-q", "--no-daemon", *python(code)], env)
+    seen = [0] * 4
+    for line in result.stdout.splitlines():
+        m = re.fullmatch(r"\[(\d)\] \1 (\d+) (x*) end", line)
+        assert m, line
+        rank, i = int(m[1]), int(m[2])
+        assert i == seen[rank] and len(m[3]) == i % 300
+        seen[rank] += 1
+    assert seen == [3000] * 4
+
+
+def test_progress_bars_and_long_lines(env):
+    code = r"""
+import os
+os.write(1, b"10%\r20%\rdone\n")
+os.write(1, b"y" * 200000 + b"\n")
+"""
+    process = subprocess.run([ZERODRUN, "-q", "--no-daemon", *python(code)], env=env, capture_output=True,
+                             timeout=TIMEOUT)
+    assert process.stdout == b"[0] 10%\r[0] 20%\r[0] done\n[0] " + b"y" * 200000 + b"\n"
+
+
+def test_bytes_pass_unchanged(env):
+    code = "import os; os.write(1, bytes(i for i in range(256) if i not in (10, 13)) + b'\\n')"
+    process = subprocess.run([ZERODRUN, "-q", "--no-daemon", *python(code)], env=env, capture_output=True,
+                             timeout=TIMEOUT)
+    assert process.stdout == b"[0] " + bytes(i for i in range(256) if i not in (10, 13)) + b"\n"
+
+
+def test_quiet(env):
+    result = run(["-n", 2, "--no-daemon", *shell("true")], env)
+    assert re.search(r"^zerodrun: 2 of 2 ranks, run [0-9a-f]{16}, socket none$", result.stderr, re.M)
+    assert re.search(r"^zerodrun: done after [0-9.]+ s$", result.stderr, re.M)
+    result = run(["-n", 2, "--no-daemon", "--quiet", *shell("exit 3")], env)
+    assert (result.returncode, result.stderr, result.stdout) == (3, "", "")
+
+
+def test_slow_reader_bounds_memory_and_not_signals(env, tmp_path):
+    """Nobody reads: the ranks are stopped by their pipes, zerodrun stays small and still passes signals on."""
+    code = f"""
+import os, signal
+def usr1(*_):
+    open({str(tmp_path)!r} + "/usr1." + os.environ["RANK"], "w").close()
+signal.signal(signal.SIGUSR1, usr1)
+with open({str(tmp_path)!r} + "/pid." + os.environ["RANK"], "w") as f:
+    f.write(str(os.getpid()) + "\\n")
+line = b"z" * 999 + b"\\n"
+for i in range(100000):
+    os.write(1, line)
+"""
+    process = start(["-n", 2, "-q", "--no-daemon", *python(code)], env)
+    pids_in(tmp_path, 2)
+    sizes = []
+    for _ in range(20):
+        time.sleep(0.05)
+        sizes.append(int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())[1]))
+    n_sanitized = 200 * 1024 if "asan" in Path(f"/proc/{process.pid}/maps").read_text() else 0
+    assert max(sizes) < 16 * 1024 + n_sanitized, sizes
+    process.send_signal(signal.SIGUSR1)
+    wait_for("signal did not arrive", lambda: all((tmp_path / f"usr1.{i}").exists() for i in range(2)))
+    n_bytes = 0
+    while chunk := process.stdout.read(1 << 20):
+        n_bytes += len(chunk)
+    assert n_bytes == 2 * 100000 * 1004
+    assert process.wait(TIMEOUT) == 0
+
+
+def test_reader_that_goes_away_does_not_end_the_run(env, tmp_path):
+    code = f'for i in $(seq 5000); do echo line $i; done; echo ok > {tmp_path}/end'
+    process = start(["--no-daemon", "-q", *shell(code)], env)
+    assert process.stdout.readline() == "[0] line 1\n"
+    process.stdout.close()
+    assert process.wait(TIMEOUT) == 0
+    assert (tmp_path / "end").read_text() == "ok\n"
+
+
+# ---- exit codes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code, expected", [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -ABRT $$", 134),
+                                            ("exit 255", 255)])
+def test_exit_code(env, code, expected):
+    assert run(["-n", 2, "--no-daemon", *shell(code)], env).returncode == expected
+
+
+def test_first_failure_counts(env):
+    result = run(["-n", 3, "--no-daemon", *shell('[ $RANK = 1 ] && exit 7; trap "exit 9" TERM; sleep 60 & wait')], env)
+    assert result.returncode == 7
+    assert re.search(r"rank 1 \(pid \d+\) exited with 7", result.stderr)
+
+
+def test_program_that_cannot_run(env, tmp_path):
+    result = run(["--no-daemon", "--", "no-such-program"], env)
+    assert result.returncode == 127
+    assert "cannot run no-such-program: No such file or directory" in result.stderr
+    (tmp_path / "plain").write_text("text")
+    result = run(["--no-daemon", "--", tmp_path / "plain"], env)
+    assert result.returncode == 126
+
+
+def test_others_get_sigterm_then_sigkill(env, tmp_path):
+    code = f"""
+if [ $RANK = 0 ]; then while [ $(ls {tmp_path} | grep -c ready) -lt 2 ]; do sleep 0.05; done; exit 5; fi
+if [ $RANK = 1 ]; then trap 'echo polite > {tmp_path}/term; exit 0' TERM; else trap "" TERM; fi
+echo > {tmp_path}/ready.$RANK
+while :; do sleep 0.1; done
+"""
+    began = time.monotonic()
+    result = run(["-n", 3, "--no-daemon", "--grace", 2, *shell(code)], env)
+    assert result.returncode == 5
+    assert (tmp_path / "term").read_text() == "polite\n"
+    assert re.search(r"rank 2 \(pid \d+\) was killed by signal 9", result.stderr)
+    assert 2 <= time.monotonic() - began < 30
+
+
+# ---- restarts --------------------------------------------------------------------------------------------
+
+
+def test_restart_of_a_dead_rank(env, tmp_path):
+    code = f"""
+echo "$RANK $ZEROD_RESTART_COUNT $ZEROD_RUN_ID $MASTER_PORT" >> {tmp_path}/starts
+[ $RANK = 1 ] && [ $ZEROD_RESTART_COUNT -lt 2 ] && kill -9 $$
+exit 0
+"""
+    result = run(["-n", 2, "--no-daemon", "--restarts", 3, *shell(code)], env)
+    assert result.returncode == 0, result.stderr
+    starts = [line.split() for line in (tmp_path / "starts").read_text().splitlines()]
+    assert sorted(s[:2] for s in starts) == [["0", "0"], ["1", "0"], ["1", "1"], ["1", "2"]]
+    assert len({tuple(s[2:]) for s in starts}) == 1
+    assert "restart 2 of 3" in result.stderr
+
+
+def test_restarts_run_out(env, tmp_path):
+    result = run(["-n", 2, "--no-daemon", "--restarts", 2, *shell(f"echo >> {tmp_path}/$RANK; [ $RANK = 0 ] || exit 4; "
+                                                                  "while :; do sleep 0.1; done")], env)
+    assert result.returncode == 4
+    assert (tmp_path / "1").read_text() == "\n" * 3
+    assert (tmp_path / "0").read_text() == "\n"
+
+
+def test_success_is_not_restarted(env, tmp_path):
+    result = run(["-n", 2, "--no-daemon", "--restarts", 5, *shell(f"echo >> {tmp_path}/$RANK")], env)
+    assert result.returncode == 0
+    assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text() == "\n"
+
+
+# ---- signals ---------------------------------------------------------------------------------------------
+
+
+CATCH = """
+import os, signal, sys, time
+directory, rank = sys.argv[1], os.environ["RANK"]
+def got(number, frame):
+    with open(f"{directory}/got.{rank}", "a") as f:
+        f.write(signal.Signals(number).name + "\\n")
+    if number in (signal.SIGTERM, signal.SIGHUP):
+        sys.exit(0)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, got)
+with open(f"{directory}/pid.{rank}", "w") as f:
+    f.write(f"{os.getpid()}\\n")
+while True:
+    time.sleep(0.05)
+"""
+
+
+def signals_of(directory, rank):
+    path = directory / f"got.{rank}"
+    return path.read_text().split() if path.exists() else []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_are_forwarded(env, tmp_path, number):
+    process = start(["-n", 2, "--no-daemon", *python(CATCH), tmp_path], env)
+    pids_in(tmp_path, 2)
+    for earlier in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        process.send_signal(earlier)
+        wait_for("not forwarded", lambda: all(signals_of(tmp_path, r)[-1:] == [earlier.name] for r in range(2)))
+    process.send_signal(number)
+    assert process.wait(TIMEOUT) == 0
+    expected = ["SIGUSR1", "SIGUSR2", "SIGINT", number.name]
+    assert signals_of(tmp_path, 0) == signals_of(tmp_path, 1) == expected
+
+
+def test_sigint_of_unprepared_ranks(env, tmp_path):
+    process = start(["-n", 2, "--no-daemon", "--restarts", 9,
+                     *shell(f"echo $$ > {tmp_path}/pid.$RANK; exec sleep 60")], env)
+    pids_in(tmp_path, 2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT) == 128 + signal.SIGINT
+
+
+def test_second_sigint_kills(env, tmp_path):
+    process = start(["-n", 2, "--no-daemon", *python(CATCH), tmp_path], env)
+    pids = pids_in(tmp_path, 2)
+    process.send_signal(signal.SIGINT)
+    wait_for("first SIGINT", lambda: all(signals_of(tmp_path, r) == ["SIGINT"] for r in range(2)))
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT) == 128 + signal.SIGINT
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_terminal_ctrl_c_arrives_once(env, tmp_path):
+    """A terminal signals its whole foreground group; the ranks are not in it."""
+    process = start(["-n", 2, "--no-daemon", *python(CATCH), tmp_path], env, start_new_session=True)
+    pids_in(tmp_path, 2)
+    os.killpg(process.pid, signal.SIGINT)
+    wait_for("SIGINT", lambda: all(signals_of(tmp_path, r) for r in range(2)))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(TIMEOUT) == 0
+    assert signals_of(tmp_path, 0) == signals_of(tmp_path, 1) == ["SIGINT", "SIGTERM"]
+
+
+# ---- no orphans ------------------------------------------------------------------------------------------
+
+
+def test_ranks_die_with_zerodrun(env, tmp_path):
+    process = start(["-n", 3, "--no-daemon", *python(CATCH), tmp_path], env)
+    pids = pids_in(tmp_path, 3)
+    process.kill()
+    process.wait(TIMEOUT)
+    wait_for("orphans", lambda: not any(alive(pid) for pid in pids))
+
+
+def test_helpers_die_with_their_rank(env, tmp_path):
+    code = f"sleep 600 & echo $! > {tmp_path}/pid.$RANK; exit 0"
+    assert run(["-n", 2, "--no-daemon", *shell(code)], env).returncode == 0
+    wait_for("orphans", lambda: not any(alive(pid) for pid in pids_in(tmp_path, 2)))
+
+
+def test_stranger_that_holds_the_output_does_not_hold_the_run(env, tmp_path):
+    code = f"setsid sleep 30 & echo $! > {tmp_path}/pid.$RANK; exit 0"
+    began = time.monotonic()
+    assert run(["--no-daemon", "-q", *shell(code)], env, stdout=subprocess.DEVNULL,
+               stderr=subprocess.DEVNULL).returncode == 0
+    assert time.monotonic() - began < 20
+    # setsid forks when it leads a group: the sleeper is whoever has its own session now.
+    for pid in pids_in(tmp_path, 1):
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+# ---- usage -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args", [[], ["-n", 2], ["-n", 0, "--", "true"], ["-n", "x", "--", "true"],
+                                  ["-n", 65, "--", "true"], ["--restarts", -1, "--", "true"], ["--nonsense"],
+                                  ["--master-port", 70000, "--", "true"], ["--run-id", "", "--", "true"],
+                                  ["--run-id", "x" * 256, "--", "true"], ["--config"]])
+def test_usage_errors(env, args):
+    result = run(args, env)
+    assert result.returncode == os.EX_USAGE
+    assert result.stderr and not result.stdout
+
+
+def test_help_and_version(env):
+    result = run(["--help"], env)
+    assert result.returncode == 0 and "--restarts" in result.stdout and not result.stderr
+    result = run(["--version"], env)
+    assert result.returncode == 0 and re.fullmatch(r"zerodrun \d+\.\d+\.\d+\n", result.stdout)
+
+
+# ---- daemon ----------------------------------------------------------------------------------------------
+
+
+FAKE = """#!{python}
+# Listens where its configuration says, as zerod does; what it saw goes to a file.
+import json, os, re, signal, socket, sys, time
+out = {out!r}
+assert sys.argv[1] == "--config"
+text = open(sys.argv[2]).read()
+path = re.search(r"socket: '(.*)'", text)[1].replace("''", "'")
+time.sleep({delay})
+if {fail} is not None:
+    print("E1601 config: bad", file=sys.stderr)
+    sys.exit({fail})
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.bind(path)
+server.listen()
+saw = dict(config=text, path=path, pid=os.getpid(), notify=os.environ.get("NOTIFY_SOCKET"))
+def write():
+    with open(out + ".new", "w") as f:
+        json.dump(saw, f)
+    os.rename(out + ".new", out)
+def stop(*_):
+    saw["stopped"] = True
+    write()
+    os.unlink(path)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+write()
+print("listening", flush=True)
+while True:
+    server.accept()[0].close()
+"""
+
+CONNECT = """
+import os, socket
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.connect(os.environ["ZEROD_SOCKET"])
+print("connected", os.environ["ZEROD_SOCKET"])
+"""
+
+
+def fake_zerod(tmp_path, delay=0, fail=None):
+    script = tmp_path / "fake" / "zerod"
+    script.parent.mkdir()
+    script.write_text(FAKE.format(python=sys.executable, out=str(tmp_path / "saw.json"), delay=delay, fail=fail))
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return script
+
+
+def saw(tmp_path):
+    return json.loads((tmp_path / "saw.json").read_text())
+
+
+def test_daemon_is_started_and_stopped(env, tmp_path):
+    env["NOTIFY_SOCKET"] = "/nowhere"
+    zerod = fake_zerod(tmp_path, delay=0.3)
+    result = run(["-n", 2, "--zerod", zerod, *python(CONNECT)], env)
+    assert result.returncode == 0, result.stderr
+    got = saw(tmp_path)
+    assert got["stopped"] and not alive(got["pid"]) and got["notify"] is None
+    assert result.stdout.count(f"connected {got['path']}\n") == 2
+    assert "[zerod] listening" in result.stdout
+    assert re.search(r"world:\n  size: 2\n", got["config"]) and "stage: 2" in got["config"]
+    assert Path(got["path"]).is_relative_to(tmp_path)
+    assert not list(tmp_path.glob("zerodrun-*")), "the private directory is left"
+
+
+def test_daemon_from_path(env, tmp_path):
+    zerod = fake_zerod(tmp_path)
+    env["PATH"] = f"{zerod.parent}:{env['PATH']}"
+    alone = tmp_path / "bin" / "zerodrun"
+    alone.parent.mkdir()
+    alone.write_bytes(ZERODRUN.read_bytes())
+    alone.chmod(0o755)
+    result = subprocess.run([alone, *python(CONNECT)], env=env, capture_output=True, text=True, timeout=TIMEOUT)
+    assert result.returncode == 0, result.stderr
+    assert saw(tmp_path)["stopped"]
+
+
+def test_daemon_that_does_not_start(env, tmp_path):
+    result = run(["--zerod", fake_zerod(tmp_path, fail=78), *shell("echo never")], env)
+    assert result.returncode == 78
+    assert "never" not in result.stdout
+    assert "[zerod] E1601 config: bad" in result.stderr
+    assert re.search(r"zerod \(pid \d+\) exited with 78 before it accepted connections", result.stderr)
+    assert not list(tmp_path.glob("zerodrun-*"))
+
+
+def test_daemon_that_is_missing(env):
+    result = run(["--zerod", "/nowhere/zerod", *shell("echo never")], env)
+    assert result.returncode == 127
+    assert "cannot run /nowhere/zerod" in result.stderr
+
+
+def test_daemon_dies_under_the_ranks(env, tmp_path):
+    zerod = fake_zerod(tmp_path)
+    process = start(["-n", 2, "--zerod", zerod, "--restarts", 5,
+                     *shell(f"echo $$ > {tmp_path}/pid.$RANK; exec sleep 60")], env)
+    pids = pids_in(tmp_path, 2)
+    os.kill(saw(tmp_path)["pid"], signal.SIGKILL)
+    assert process.wait(TIMEOUT) == 137
+    assert "while ranks were running" in process.stderr.read()
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_daemon_outlives_the_ranks_interrupt(env, tmp_path):
+    """Ctrl-C: the ranks get it, the daemon is stopped only after them."""
+    zerod = fake_zerod(tmp_path)
+    process = start(["-n", 2, "--zerod", zerod, *python(CATCH), tmp_path], env, start_new_session=True)
+    pids_in(tmp_path, 2)
+    os.killpg(process.pid, signal.SIGINT)
+    wait_for("SIGINT", lambda: all(signals_of(tmp_path, r) for r in range(2)))
+    assert "stopped" not in saw(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(TIMEOUT) == 0
+    assert saw(tmp_path)["stopped"]
+
+
+def test_interrupted_while_the_daemon_starts(env, tmp_path):
+    process = start(["--zerod", fake_zerod(tmp_path, delay=30), *shell("echo never")], env)
+    assert "started" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 143 and "never" not in out
+
+
+def test_daemon_dies_with_zerodrun(env, tmp_path):
+    process = start(["--zerod", fake_zerod(tmp_path), *python(CATCH), tmp_path], env)
+    pids_in(tmp_path, 1)
+    process.kill()
+    process.wait(TIMEOUT)
+    wait_for("daemon is left", lambda: not alive(saw(tmp_path)["pid"]))
+
+
+def test_running_daemon_is_used(env, tmp_path):
+    path = tmp_path / "there.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(str(path))
+        server.listen()
+        result = run(["-n", 2, "--socket", path, "--zerod", "/nowhere/zerod", *python(CONNECT)], env)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.count(f"connected {path}\n") == 2
+    assert path.exists()
+
+
+def test_quoted_paths_reach_the_daemon(env, tmp_path):
+    with tempfile.TemporaryDirectory(prefix="it's \"odd\" #: ") as odd:
+        env["XDG_RUNTIME_DIR"] = odd
+        result = run(["--zerod", fake_zerod(tmp_path), *python(CONNECT)], env)
+    assert result.returncode == 0, result.stderr
+    assert Path(saw(tmp_path)["path"]).is_relative_to(odd)
+
+
+def test_long_runtime_directory_is_not_used(env, tmp_path):
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    env["XDG_RUNTIME_DIR"] = str(deep)
+    env.pop("TMPDIR", None)
+    result = run(["--zerod", fake_zerod(tmp_path), *python(CONNECT)], env)
+    assert result.returncode == 0, result.stderr
+    assert len(saw(tmp_path)["path"]) <= 107
+
+
+# ---- configuration ---------------------------------------------------------------------------------------
+
+
+def config(tmp_path, text):
+    path = tmp_path / "job.yaml"
+    path.write_text(f"job: test\nlisten:\n  socket: '{tmp_path}/job.sock'\n" + text)
+    return path
+
+
+def test_ranks_as_configured(env, tmp_path):
+    path = config(tmp_path, "world: {size: 3}\n")
+    result = run(["--config", path, "--zerod", fake_zerod(tmp_path), *python(ENVIRONMENT)], env)
+    assert result.returncode == 0, result.stderr
+    ranks = environments(result)
+    assert sorted(ranks) == [0, 1, 2]
+    assert ranks[0]["ZEROD_SOCKET"] == f"{tmp_path}/job.sock"
+    result = run(["-n", 2, "--config", path, "--no-daemon", *python(ENVIRONMENT)], env)
+    assert result.returncode == os.EX_USAGE
+    assert "-n 2" in result.stderr and "3 ranks" in result.stderr
+
+
+def test_bad_configuration(env, tmp_path):
+    result = run(["--config", config(tmp_path, "world: {size: 0}\n"), *shell("echo never")], env)
+    assert result.returncode == os.EX_CONFIG
+    assert "E1601" in result.stderr and "world.size" in result.stderr
+    result = run(["--config", tmp_path / "missing.yaml", *shell("echo never")], env)
+    assert result.returncode == os.EX_CONFIG and "never" not in result.stdout
+
+
+def test_socket_that_the_configuration_contradicts(env, tmp_path):
+    path = config(tmp_path, "world: {size: 1}\n")
+    result = run(["--config", path, "--socket", "/tmp/other.sock", *shell("echo never")], env)
+    assert result.returncode == os.EX_USAGE
+    assert "/tmp/other.sock" in result.stderr and f"{tmp_path}/job.sock" in result.stderr
+
+
+def test_real_daemon(env, tmp_path):
+    """The generated configuration is one that zerod takes, and the daemon ends cleanly."""
+    result = run(["-n", 2, "--zerod", ZEROD, *python(CONNECT)], env)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("connected ") == 2
+    assert "zerod (pid" not in result.stderr.replace(f"started {ZEROD} (pid", ""), result.stderr
+    assert not list(tmp_path.glob("zerodrun-*"))

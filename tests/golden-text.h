@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Whole texts compared with tests/golden-texts/NAME.txt. ZEROD_UPDATE_GOLDEN=1 writes the files
+ * instead. Files are found below ZEROD_SOURCE_ROOT, or below the working directory. To be included after
+ * cmocka.h.
+ */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Return: a path below the source root, to be freed. */
+static inline char *source_path(const char *format, const char *name)
+{
+    const char *root = getenv("ZEROD_SOURCE_ROOT");
+    char relative[512], path[4096];
+    char *s;
+
+    assert_true(snprintf(relative, sizeof(relative), "%s/%s", format, name) < (int)sizeof(relative));
+    assert_true(snprintf(path, sizeof(path), "%s/%s", root ? root : ".", relative) < (int)sizeof(path));
+    s = strdup(path);
+    assert_non_null(s);
+    return s;
+}
+
+/* Return: the file as a string to be freed, NULL when it cannot be opened. */
+static inline char *read_text(const char *path)
+{
+    FILE *file = fopen(path, "re");
+    char *text = NULL;
+    size_t size = 0;
+
+    if (!file)
+        return NULL;
+    if (getdelim(&text, &size, '\0', file) < 0) {
+        free(text);
+        text = strdup("");
+    }
+    fclose(file);
+    return text;
+}
+
+static inline void golden_check(const char *name, const char *text)
+{
+    char file_name[256], *path, *expected;
+    FILE *file;
+
+    snprintf(file_name, sizeof(file_name), "%s.txt", name);
+    path = source_path("tests/golden-texts", file_name);
+    if (getenv("ZEROD_UPDATE_GOLDEN")) {
+        file = fopen(path, "we");
+        assert_non_null(file);
+        fputs(text, file);
+        assert_int_equal(fclose(file), 0);
+    }
+    expected = read_text(path);
+    if (!expected)
+        fail_msg("%s is not there; ZEROD_UPDATE_GOLDEN=1 writes it. Text:\n%s", path, text);
+    if (strcmp(expected, text) != 0)
+        fail_msg("%s\n---- expected ----\n%s---- got ----\n%s", path, expected, text);
+    free(expected);
+    free(path);
+}

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The golden numbers: docs/numerics.md a second time, in NumPy, to be compared with bit for bit.
+Usage: golden.py case.json out.npz, see README.md. The gradients are generated, here and in gradients.h."""
+import json
+import math
+import sys
+import numpy as np
+
+F = np.float32
+M64 = (1 << 64) - 1
+WEIGHTS = 0x57454947485453  # ASCII "WEIGHTS": initial values have the case's seed xor this
+SCALES = np.ldexp(F(1), -23 - np.arange(16)).astype(F)
+WORDS = set("""world_size seed steps optimizer type params groups micro_batches op max_norm loss_scale
+    missing passes nonfinite lr betas eps weight_decay momentum dampening nesterov lr_decay adam_w_mode
+    shape group grad_dtype weight_dtype trainable rank step micro param times AdamW Adam SGD Lion Adagrad
+    fp32 bf16 fp16 mean sum nan inf -inf""".split())
+
+# The generator: splitmix64 as a hash of the place where a gradient belongs; h is an int or a uint64 array.
+def mix(h):
+    h = (h + 0x9E3779B97F4A7C15) & M64
+    h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & M64
+    h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & M64
+    return h ^ (h >> 31)
+
+def key(seed, step, micro, k, rank, param):
+    h = mix(seed)
+    for x in (step, micro, k, rank, param):
+        h = mix(h ^ x)
+    return h
+
+def values(key, n):
+    """n fp32 values, each an integer in [-2^23, 2^23) times one of 2^-23 .. 2^-38: exact."""
+    x = mix(np.arange(n, dtype=np.uint64) ^ np.uint64(key))
+    mantissa = (x >> np.uint64(40)).astype(np.int32) - np.int32(1 << 23)
+    return mantissa.astype(F) * SCALES[(x & np.uint64(15)).astype(np.intp)]
+
+# Dtypes: the bits of fp32 values rounded to nearest even, and exactly back.
+def to_bits(x, dtype):
+    if dtype == "fp16":
+        return x.astype(np.float16).view(np.uint16)
+    u = x.view(np.uint32)
+    if dtype == "fp32":
+        return u
+    rounded = u + np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1))
+    return (np.where(np.isnan(x), u | np.uint32(0x400000), rounded) >> np.uint32(16)).astype(np.uint16)
+
+def from_bits(bits, dtype):
+    if dtype == "bf16":
+        return (bits.astype(np.uint32) << np.uint32(16)).view(F)
+    return bits.view(F) if dtype == "fp32" else bits.view(np.float16).astype(F)
+
+# Section 1: the sum.
+def now(x, step):
+    return x[step] if isinstance(x, list) else x
+
+def matches(rule, at):
+    return all(at[f] in (rule[f] if isinstance(rule[f], list) else [rule[f]]) for f in set(rule) - {"times"})
+
+def n_passes(case, **at):
+    """How often a rank pushes a parameter in a micro-batch."""
+    n = [1] + [rule["times"] for rule in case.get("passes", []) if matches(rule, at)]
+    frozen = not case["params"][at["param"]].get("trainable", True)
+    return 0 if frozen or any(matches(rule, at) for rule in case.get("missing", [])) else n[-1]
+
+def gradient(case, step, micro, k, rank, param):
+    g = values(key(case["seed"], step, micro, k, rank, param), math.prod(case["params"][param]["shape"]))
+    for *place, index, value in case.get("nonfinite", []):
+        if k == 0 and place == [step, rank, micro, param]:
+            g[index] = F(float(value))
+    dtype = case["params"][param].get("grad_dtype", "fp32")
+    return from_bits(to_bits(g, dtype), dtype)
+
+def tree(g):
+    """The sum of one array per rank: split at the largest power of two below their number."""
+    if len(g) == 1:
+        return g[0]
+    split = 1 << ((len(g) - 1).bit_length() - 1)
+    return tree(g[:split]) + tree(g[split:])
+
+def accumulate(case, step, param):
+    """A parameter's accumulator in a step, flat; None if no rank pushed it."""
+    zero, acc = np.zeros(math.prod(case["params"][param]["shape"]), F), None
+    for micro in range(now(case.get("micro_batches", 1), step)):
+        n = [n_passes(case, rank=r, step=step, micro=micro, param=param) for r in range(case["world_size"])]
+        for k in range(max(n)):
+            g = [gradient(case, step, micro, k, r, param) if k < n[r] else zero for r in range(len(n))]
+            acc = (zero if acc is None else acc) + tree(g)
+    return acc
+
+# Section 2: the norm.
+def runs(acc):
+    """The sums of squares of runs of 64, in double. The padding adds +0 to lanes, which are never -0."""
+    x = np.pad(acc.astype(np.float64), (0, -acc.size % 64)).reshape(-1, 8, 8)  # run, turn, lane
+    a = np.zeros((8, len(x)))
+    for turn in range(8):
+        a = a + x[:, turn].T * x[:, turn].T
+    return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
+
+def exact_sum(x):
+    """The sum, rounded once, of finite doubles that are multiples of 2^-298, as squares of fp32 are."""
+    m, e = np.frexp(x)
+    total = sum(m << (e + 347) for m, e in zip(np.ldexp(m, 53).astype(np.int64).tolist(), e.tolist()))
+    return total / (1 << 400)  # Python divides integers with one rounding to nearest even
+
+# Section 4: the update. t is the parameter's step count, o its options. Returns p, m, v.
+def adam(p, m, v, g, t, o):
+    lr, wd, (beta1, beta2) = o["lr"], o.get("weight_decay", 0.0), o["betas"]
+    b1, c1, b2, c2, eps = F(beta1), F(1 - beta1), F(beta2), F(1 - beta2), F(o["eps"])
+    a, q = F(lr / (1 - beta1 ** t)), F(1 / math.sqrt(1 - beta2 ** t))
+    if o["adam_w_mode"]:
+        p = p * F(1 - lr * wd)
+    else:
+        g = g + p * F(wd)
+    m = m * b1 + g * c1
+    v = v * b2 + (g * g) * c2
+    return p - a * (m / (np.sqrt(v) * q + eps)), m, v
+
+def sgd(p, m, v, g, t, o):
+    g = g + p * F(o.get("weight_decay", 0.0))
+    if m is not None:
+        mu = F(o["momentum"])
+        m = g if t == 1 else m * mu + g * F(1 - o.get("dampening", 0.0))
+        g = g + m * mu if o.get("nesterov", False) else m
+    return p - F(o["lr"]) * g, m, v
+
+def lion(p, m, v, g, t, o):
+    beta1, beta2 = o["betas"]
+    p = p * F(1 - o["lr"] * o.get("weight_decay", 0.0))
+    u = m * F(beta1) + g * F(1 - beta1)
+    p = p - F(o["lr"]) * np.where(u > 0, F(1), np.where(u < 0, F(-1), F(0)))
+    return p, m * F(beta2) + g * F(1 - beta2), v
+
+def adagrad(p, m, v, g, t, o):
+    g = g + p * F(o.get("weight_decay", 0.0))
+    v = v + g * g
+    a = F(o["lr"] / (1 + (t - 1) * o.get("lr_decay", 0.0)))
+    return p - a * (g / (np.sqrt(v) + F(o["eps"]))), m, v
+UPDATES = {"AdamW": adam, "Adam": adam, "SGD": sgd, "Lion": lion, "Adagrad": adagrad}
+
+# A run of a case.
+def options(case, param, step):
+    """What holds for a parameter in a step: its group's before the optimizer's."""
+    o = {**case["optimizer"]["params"], **case.get("groups", [{}])[case["params"][param].get("group", 0)]}
+    o["adam_w_mode"] = case["optimizer"]["type"] == "AdamW" or o.get("adam_w_mode", True)
+    return {name: x if name == "betas" else now(x, step) for name, x in o.items()}
+
+def check(x):
+    """Refuses unknown words: a misspelt one would silently test something else."""
+    unknown = (set(x) if isinstance(x, dict) else {x} if isinstance(x, str) else set()) - WORDS
+    if unknown:
+        raise ValueError(f"unknown in a golden case: {sorted(unknown)}")
+    for child in x.values() if isinstance(x, dict) else x if isinstance(x, list) else ():
+        check(child)
+
+def begin(case, i):
+    """Section 5. A moment that the optimizer does not have, or a frozen parameter, is None."""
+    q, kind, o = case["params"][i], case["optimizer"]["type"], options(case, i, 0)
+    p = values(key(case["seed"] ^ WEIGHTS, 0, 0, 0, 0, i), math.prod(q["shape"]))
+    dtype, buffer = q.get("weight_dtype", "fp32"), kind == "SGD" and o.get("momentum", 0) != 0
+    has = kind in ("AdamW", "Adam", "Lion") or buffer, kind in ("AdamW", "Adam", "Adagrad")
+    moments = [np.zeros_like(p) if h and q.get("trainable", True) else None for h in has]
+    return from_bits(to_bits(p, dtype), dtype), *moments
+
+def advance(case, step, state, counts):
+    """One step: changes both lists in place, returns norm, coef, scale, applied."""
+    pushed = {i: acc for i in range(len(state)) if (acc := accumulate(case, step, i)) is not None}
+    squares = np.concatenate([np.zeros(0)] + [runs(acc) for acc in pushed.values()])
+    if not np.isfinite(squares).all():
+        return dict(norm=math.nan, coef=math.nan, scale=F(math.nan), applied=False)
+    d = case["world_size"] if case.get("op", "mean") == "mean" else 1
+    divisor = d * float(now(case.get("loss_scale", 1), step))
+    norm, max_norm = math.sqrt(exact_sum(squares)) / divisor, now(case.get("max_norm", 0), step)
+    coef = min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0
+    s = F(coef / divisor)
+    for i, acc in pushed.items():
+        counts[i] += 1
+        state[i] = UPDATES[case["optimizer"]["type"]](*state[i], acc * s, counts[i], options(case, i, step))
+    return dict(norm=norm, coef=coef, scale=s, applied=True)
+
+def run(case):
+    """A dict per step: norm, coef, scale, applied, and lists over the parameters as they are after the step:
+    counts, master, exp_avg, exp_avg_sq, weights (the bits of their dtype)."""
+    check(case)
+    params, results = case["params"], []
+    state, counts = [begin(case, i) for i in range(len(params))], [0] * len(params)
+    for step in range(case["steps"]):
+        with np.errstate(all="ignore"):
+            results.append(advance(case, step, state, counts) | {"counts": list(counts)})
+            bits = [to_bits(xs[0], q.get("weight_dtype", "fp32")) for q, xs in zip(params, state)]
+        for name, column in zip(("weights", "master", "exp_avg", "exp_avg_sq"), [bits, *zip(*state)]):
+            results[-1][name] = [x if x is None else x.reshape(q["shape"]) for q, x in zip(params, column)]
+    return results
+
+if __name__ == "__main__":
+    with open(sys.argv[1], encoding="utf-8") as f:
+        result = run(json.load(f))
+    out = {name: [r[name] for r in result] for name in ("norm", "coef", "scale", "applied", "counts")}
+    for name in ("master", "exp_avg", "exp_avg_sq", "weights"):
+        out.update({f"{name}.{i}": x for i, x in enumerate(result[-1][name]) if x is not None})
+    np.savez(sys.argv[2], **out)
