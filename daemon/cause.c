@@ -201,7 +201,7 @@ struct diagnostic *cause_push(const struct evidence_push *e)
     return diagnostic_finish(d);
 }
 
-/* ---- declaring, arguments, runs: E1101, E1108, E1109 --------------------------------------------------- */
+/* ---- declaring, arguments, runs: E1101, E1108, E1109 ------------------------------------------------- */
 
 struct diagnostic *cause_declare(const struct evidence_at *at, const char *what, const char *fix)
 {
@@ -280,7 +280,7 @@ struct diagnostic *cause_other_run(const struct evidence_at *at, const char *hel
     return diagnostic_finish(d);
 }
 
-/* ---- values: E1201, E1202 ------------------------------------------------------------------------------ */
+/* ---- values: E1201, E1202 ---------------------------------------------------------------------------- */
 
 static void add_finding(struct diagnostic *d, const struct evidence_nonfinite *e)
 {

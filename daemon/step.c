@@ -41,6 +41,7 @@ static void reduction_done(struct work *work);
 static int make_reductions(struct step *step)
 {
     const struct layout *layout = step->layout;
+    uint64_t before = 0;
 
     step->reductions = calloc(layout->n_buckets + 1, sizeof(*step->reductions));
     if (!step->reductions)
@@ -50,6 +51,8 @@ static int make_reductions(struct step *step)
 
         reduction->step = step;
         reduction->bucket = b;
+        reduction->staging_elems = before * step->n_pieces;
+        before += layout->buckets[b].n_elems;
         reduction->work = (struct work){.run = reduction_run, .done = reduction_done};
         reduction->masks = calloc(layout->buckets[b].n_params, sizeof(*reduction->masks));
         reduction->sources = calloc(STEP_MAX_RANKS, sizeof(*reduction->sources));
@@ -61,7 +64,6 @@ static int make_reductions(struct step *step)
 
 static int make_staging(struct step *step)
 {
-    step->n_pieces = step_find_pieces(step->layout->world_size, step->first_local, step->n_local, step->pieces);
     if (step->n_local == step->layout->world_size)
         return 0;
     step->staging = calloc(step->layout->padded_elems * step->n_pieces + 1, sizeof(float));
@@ -75,7 +77,7 @@ int step_new(struct step **out, const struct step_options *options)
 
     if (!step)
         return -ENOMEM;
-    assert(options->n_local <= STEP_MAX_RANKS);
+    assert(options->n_local <= STEP_MAX_RANKS && layout->world_size <= STEP_MAX_WORLD);
     pthread_mutex_init(&step->finding_lock, NULL);
     step->layout = layout;
     step->state = options->state;
@@ -84,6 +86,7 @@ int step_new(struct step **out, const struct step_options *options)
     step->first_local = options->first_local;
     step->n_local = options->n_local;
     step->optimizer = options->optimizer;
+    step->n_pieces = step_find_pieces(layout->world_size, step->first_local, step->n_local, step->pieces);
     step->results = calloc(layout->n_chunks + 1, sizeof(*step->results));
     step->sums = calloc((size_t)layout->n_chunks * options->n_local + 1, sizeof(*step->sums));
     step->contributed = calloc(layout->n_params, 1);
@@ -150,9 +153,10 @@ static void find_leaves(const struct reduction *reduction, const struct layout_p
 {
     const struct step *step = reduction->step;
     size_t elem_bytes = reduction->combining ? sizeof(float) : dtype_size(param->grad_dtype);
-    bool present[256] = {0};
+    bool present[STEP_MAX_WORLD];
 
     leaves->n = 0;
+    memset(present, 0, step->layout->world_size);
     for (unsigned i = first; i < first + n; i++) {
         unsigned rank = reduction->combining ? reduction->source_ranks[i] : step->first_local + i;
 
@@ -198,13 +202,15 @@ static void blame(struct reduction *reduction, const struct reduce_args *args, c
 
         if (f->n_nan + f->n_inf == 0)
             continue;
+        /* Which of a piece's ranks it was, the node knows that has reduced them. */
+        if (reduction->combining && i < leaves->n)
+            continue;
         keep_finding(step, &(struct step_finding){
                                .found = true,
                                .overflowed = i == leaves->n,
                                .micro_batch = reduction->micro_batch,
                                .param = param,
-                               .rank = reduction->combining ? reduction->source_ranks[source]
-                                                            : step->first_local + source,
+                               .rank = step->first_local + source,
                                .elem = f->first_elem,
                                .value = f->first_value,
                                .n_nan = f->n_nan,
@@ -254,9 +260,10 @@ static void reduction_run(struct work *work, uint32_t item)
     const struct layout_param *param = &step->layout->params[chunk->param];
     uint64_t elem = param->offset_elems + chunk->start_elem;
     bool direct = !step->staging; /* all ranks are local: no partial sums */
+    bool kept = step->state->stage == 1 || state_owns(step->state, chunk->rank); /* the accumulator is here */
 
     if (direct || reduction->combining) {
-        if (direct || state_owns(step->state, chunk->rank))
+        if (kept)
             reduce_into(reduction, chunk, chunk_id, 0, reduction->n_sources,
                         state_acc(step->state, reduction->bucket, elem), !step->contributed[chunk->param]);
         return;
@@ -302,6 +309,16 @@ struct reduction *step_prepare(struct step *step, uint32_t bucket, uint32_t micr
     return reduction;
 }
 
+struct reduction *step_combine(struct step *step, uint32_t bucket, uint32_t micro_batch, uint32_t pass)
+{
+    struct reduction *reduction = step_prepare(step, bucket, micro_batch, pass);
+
+    assert(step->staging);
+    reduction->combining = true;
+    reduction->n_sources = 0;
+    return reduction;
+}
+
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata)
 {
     reduction->busy = true;
@@ -323,11 +340,7 @@ uint64_t step_sum(const struct step *step, const struct reduction *reduction, un
 
 float *step_staging(const struct step *step, uint32_t bucket, unsigned piece)
 {
-    uint64_t before = 0;
-
-    for (uint32_t b = 0; b < bucket; b++)
-        before += step->layout->buckets[b].n_elems;
-    return step->staging + before * step->n_pieces + step->layout->buckets[bucket].n_elems * piece;
+    return step->staging + step->reductions[bucket].staging_elems + step->layout->buckets[bucket].n_elems * piece;
 }
 
 /* ---- norm ------------------------------------------------------------------------------------------- */

@@ -5,8 +5,8 @@
  * The data path of a step, in the order in which it happens:
  *
  *     step_open               a new step: nothing has contributed yet
- *     step_reduce             per bucket, micro-batch, pass: slots -> accumulators   (workers)
- *     step_combine            between nodes only: partial sums -> accumulators       (workers)
+ *     step_prepare, step_post per bucket, micro-batch, pass: slots -> accumulators   (workers)
+ *     step_combine, step_post between nodes only: partial sums -> accumulators       (workers)
  *     step_norm               the exact norm over all that contributed
  *     step_update             unscale + clip + optimizer + 16-bit weights            (workers)
  *     step_commit             counts
@@ -32,6 +32,7 @@
 #include "kernels/kernels.h"
 
 enum {
+    STEP_MAX_WORLD = 1024,
     STEP_MAX_RANKS = 64, /* of one node: a parameter's pushers fit in one mask */
     STEP_MAX_PIECES = 12,
 };
@@ -43,6 +44,7 @@ struct step;
 struct reduction {
     struct work work;
     struct step *step;
+    uint64_t staging_elems;       /* where the bucket's pieces begin in staging */
     uint32_t bucket, micro_batch, pass;
     bool combining;
     bool busy;
@@ -120,6 +122,13 @@ void step_open(struct step *step);
  */
 struct reduction *step_prepare(struct step *step, uint32_t bucket, uint32_t micro_batch, uint32_t pass);
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata);
+
+/*
+ * As step_prepare(), but for the sum over the pieces of all nodes into the accumulators of the owned partitions,
+ * in stage 1 of all. The caller fills sources[], source_ranks[] and n_sources (at most STEP_MAX_RANKS) in rank order, and
+ * masks[]: bit i when source i holds something of the parameter. Of a source only what is added here is read.
+ */
+struct reduction *step_combine(struct step *step, uint32_t bucket, uint32_t micro_batch, uint32_t pass);
 
 /* After done(): the 64-bit sum of what local rank pushed of a parameter in that reduction. */
 uint64_t step_sum(const struct step *step, const struct reduction *reduction, unsigned local_rank, uint32_t param);

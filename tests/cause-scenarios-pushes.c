@@ -4,7 +4,7 @@
 
 #include "tests/cause-scenarios.h"
 
-/* ---- E1001 ------------------------------------------------------------------------------------------ */
+/* ---- E1001 ------------------------------------------------------------------------------------------- */
 
 static struct evidence_duplicate tower_twice(const struct fixture *f, const char *client)
 {

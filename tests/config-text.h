@@ -47,10 +47,12 @@ static inline struct config *load_valid(const char *text)
     return load_valid_with(text, NULL);
 }
 
-static inline char *read_whole_file(const char *path)
+/* Not inlined: gcc 12 mistakes what getdelim() allocates for the local that holds it. */
+static __attribute__((noinline, unused)) char *read_whole_file(const char *path)
 {
     const char *root = getenv("ZEROD_SOURCE_ROOT");
-    char full[4096], *text = NULL;
+    char *text = NULL;
+    char full[4096];
     size_t n_bytes = 0;
     FILE *file;
 

@@ -166,9 +166,9 @@ GOALS = {  # what to try, how often, with a rank (and one of its passes) of whic
     "push": (20, is_open), "push again": (20, is_open, lambda x: not x.owed), "begin owed": (40, bool, owed),
     "push wrong": (75, lambda rank: rank.ended[1:]), "attach": (7, lambda rank: not rank.incarnation),
     "push owed": (90, is_open, owed), "attach same": (1.5, bool), "attach over": (18, is_open, stage),
-    "begin": (6, lambda rank: not rank.asked), "begin wrong": (28, lambda rank: rank.ended[1:]), "next": (2, bool),
+    "begin": (6, lambda rank: not rank.asked), "begin wrong": (28, lambda rank: rank.ended[1:]),
     "end": (6, is_open), "end wrong": (28, lambda rank: rank.ended[1:]), "end owed": (80, is_open, owed),
-    "ask": (5, lambda rank: not rank.asked), "ask again": (5, asked), "commit": (14, asked),
+    "ask": (5, lambda rank: not rank.asked), "ask more": (5, asked), "commit": (14, asked), "next": (2, bool),
     "abandon late": (15, is_open, stage), "abort": (2, bool), "forget": (1.5, bool), "abandon": (3, is_open),
     "post": (27, bool, lambda x: not x.stage), "sum": (20, bool, lambda x: x.stage == POSTED),
     "findsum": (28, bool, lambda x: x.stage == SUMMED), "state": (6, bool), "entry": (6, bool)}

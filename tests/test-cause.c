@@ -14,9 +14,10 @@
 #include <dirent.h>
 #include <string.h>
 
+#include "daemon/manifest.h"
 #include "tests/golden-text.h"
 
-/* ---- memory that runs out --------------------------------------------------------------------------- */
+/* ---- memory that runs out ---------------------------------------------------------------------------- */
 
 /* Allocations that still succeed; negative: all. The test has one thread. */
 static long n_allowed = -1;
@@ -60,7 +61,7 @@ void *__wrap_reallocarray(void *p, size_t n, size_t size)
     return allowed() ? __real_reallocarray(p, n, size) : NULL;
 }
 
-/* ---- models ----------------------------------------------------------------------------------------- */
+/* ---- models ------------------------------------------------------------------------------------------ */
 
 enum { MAX_DECLS = 1024 };
 
@@ -182,7 +183,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* ---- what holds for all texts --------------------------------------------------------------------- */
+/* ---- what holds for all texts ------------------------------------------------------------------------ */
 
 /* Labels in the order in which every text has them; docs/diagnostics.md says the same. */
 static const char *const labels[] = {
@@ -368,12 +369,38 @@ static void check_out_of_memory(void **state)
     }
 }
 
+/* Two ranks with a manifest each, and one without. */
+static void check_manifests_out_of_memory(void **state)
+{
+    struct manifest a = {0}, b = {0};
+    const struct manifest *const list[] = {&a, NULL, &b};
+    bool all = false;
+
+    (void)state;
+    assert_int_equal(manifest_add(&a, &(struct layout_decl){.name = "w", .name_len = 1}), 0);
+    assert_int_equal(manifest_add(&b, &(struct layout_decl){.name = "v", .name_len = 1}), 0);
+    for (long n = 0; !all; n++) {
+        struct diagnostic *d;
+
+        n_allowed = n;
+        d = cause_manifest(list, ARRAY_SIZE(list));
+        all = n_allowed > 0;
+        n_allowed = -1;
+        assert_int_equal((int)d->code, E_MANIFEST);
+        assert_non_null(d->text);
+        diagnostic_unref(d);
+    }
+    manifest_deinit(&a);
+    manifest_deinit(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(check_all),           cmocka_unit_test(check_no_orphans),
         cmocka_unit_test(check_codes_covered), cmocka_unit_test(check_labels_in_manual),
         cmocka_unit_test(check_out_of_memory),
+        cmocka_unit_test(check_manifests_out_of_memory),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -604,3 +604,13 @@ def test_plan_for_people():
 def test_plan_usage(args):
     result = zerodctl("plan", *args)
     assert result.returncode == os.EX_USAGE and result.stderr and not result.stdout
+
+
+def test_man_page_names_what_help_names():
+    page = (ROOT / "man" / "zerodctl.1").read_text().replace("\\-", "-")
+    words = re.findall(r"--[a-z-]+", zerodctl("--help").stdout)
+    assert len(set(words)) > 8
+    for word in set(words):
+        assert word in page, word
+    for name in (schema.stem for schema in SCHEMAS.glob("*.json")):
+        assert re.search(rf"^\.BR? {name}\b", page, re.M), name

@@ -414,6 +414,14 @@ def test_help_and_version(env):
     assert result.returncode == 0 and re.fullmatch(r"zerodrun \d+\.\d+\.\d+\n", result.stdout)
 
 
+def test_man_page_names_what_help_names(env):
+    page = (ROOT / "man" / "zerodrun.1").read_text().replace("\\-", "-")
+    words = set(re.findall(r"--[a-z]+[a-z-]*", run(["--help"], env).stdout))
+    assert len(words) > 12
+    for word in words:
+        assert word in page, word
+
+
 # ---- daemon ----------------------------------------------------------------------------------------------
 
 

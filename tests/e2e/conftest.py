@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The house of the end-to-end tests: a real daemon on a private socket, and processes around it.
+
+    def test_something(zerod, build):
+        daemon = zerod({"world": {"size": 2}, "zero_optimization": {"stage": 2}})
+        ranks = [daemon.spawn(build.path("tests/kill-trainer"), "--steps", 20, rank=r) for r in range(2)]
+        for rank in ranks:
+            assert rank.wait() == 0, rank.err()
+        assert daemon.status()["step"] == 20
+
+The fixture `build` is the build folder (environment ZEROD_BUILD, default build/), `zerod` starts daemons, `spawn`
+any other program. When a test ends, processes that still run are killed, and every daemon is stopped with SIGTERM: it must
+exit with 0 within seconds and no sanitizer may have complained, else the test fails.
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SANITIZER = re.compile(r"(ERROR|WARNING): \w+Sanitizer|runtime error: |SUMMARY: \w+Sanitizer")
+DEFAULTS = {
+    "job": "test",
+    "listen": {"mode": "0600"},
+    "world": {"size": 2},
+    "zero_optimization": {"stage": 1, "reduce_bucket_size": 2000},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.01}},
+    "threads": 2,
+}
+
+
+def merge(base, changes):
+    """base with changes laid over it, folder by folder; None removes a key."""
+    result = dict(base)
+    for key, value in changes.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = merge(result[key], value)
+        else:
+            result[key] = value
+    return result
+
+
+def wait_for(what, condition, timeout=60):
+    """Waits until condition() is true, and returns what it returned; what: a text, or a function that gives one."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain: " + (what() if callable(what) else what)
+        time.sleep(0.01)
+    return value
+
+
+class Build:
+    """A build folder."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder).resolve()
+        options = self.folder / "meson-info" / "intro-buildoptions.json"
+        self.options = {o["name"]: o["value"] for o in json.loads(options.read_text())} if options.exists() else {}
+        sanitize = self.options.get("b_sanitize", "none")
+        self.sanitize = [] if sanitize in ("none", []) else sanitize if isinstance(sanitize, list) else sanitize.split(",")
+        # Everything is slower under a sanitizer: time limits of tests are multiplied by it.
+        self.patience = 6 if self.sanitize else 1
+
+    def path(self, name):
+        path = self.folder / name
+        if not path.exists():
+            pytest.fail(f"{path} is missing: build first (scripts/build), or set ZEROD_BUILD")
+        return path
+
+    def compile(self, source, target):
+        """Compiles a C program (its text) against libzerod and the headers of the tree into target."""
+        file = Path(f"{target}.c")
+        file.write_text(source)
+        flags = [f"-fsanitize={','.join(self.sanitize)}"] if self.sanitize else []
+        subprocess.run(
+            [*shlex.split(os.environ.get("CC", "gcc")), "-std=gnu17", "-g", "-O1", "-Wall", "-D_GNU_SOURCE",
+             "-ffp-contract=off", *flags, f"-I{ROOT}", f"-I{ROOT}/client/include", file, "-o", target,
+             f"-L{self.folder}/client", f"-Wl,-rpath,{self.folder}/client", "-lzerod", "-lm", "-pthread"],
+            check=True)
+        return Path(target)
+
+
+def environment(extra=None):
+    """The caller's environment without what could reach into a test; extra: further variables."""
+    env = {k: v for k, v in os.environ.items() if not re.match(r"(ZEROD_|RANK$|WORLD_SIZE$|LOCAL_|NOTIFY_|LISTEN_)", k)}
+    env.setdefault("ASAN_OPTIONS", "exitcode=99")
+    env.setdefault("UBSAN_OPTIONS", "print_stacktrace=1:halt_on_error=1:exitcode=99")
+    env.setdefault("TSAN_OPTIONS", "exitcode=99")
+    env.setdefault("LSAN_OPTIONS", "exitcode=99")
+    return env | {k: str(v) for k, v in (extra or {}).items()}
+
+
+class Process:
+    """A program whose output goes into files."""
+
+    n_started = 0
+
+    def __init__(self, command, folder, env=None, patience=1, name=None):
+        Process.n_started += 1
+        self.command = [str(word) for word in command]
+        stem = f"{name or Path(self.command[0]).name}-{Process.n_started}"
+        self.out_path, self.err_path = Path(folder) / f"{stem}.out", Path(folder) / f"{stem}.err"
+        self.patience = patience
+        with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
+            self.popen = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                          env=environment(env))
+        self.pid = self.popen.pid
+
+    def poll(self):
+        return self.popen.poll()
+
+    def running(self):
+        return self.popen.poll() is None
+
+    def wait(self, timeout=60):
+        """The exit status, negative for a signal."""
+        try:
+            return self.popen.wait(timeout * self.patience)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{shlex.join(self.command)} did not end\n{self.err()}")
+
+    def signal(self, number):
+        self.popen.send_signal(number)
+
+    def kill(self):
+        if self.running():
+            self.popen.kill()
+        return self.popen.wait()
+
+    def out(self):
+        return self.out_path.read_text(errors="replace")
+
+    def err(self):
+        return self.err_path.read_text(errors="replace")
+
+    def check_sanitizers(self):
+        found = SANITIZER.search(self.err())
+        assert not found, f"{shlex.join(self.command)}\n{self.err()[max(found.start() - 500, 0):][:8000]}"
+
+
+class Daemon(Process):
+    """zerod, with a configuration laid over DEFAULTS; it listens when the constructor returns."""
+
+    def __init__(self, build, folder, config=None, env=None, wait=True):
+        self.build, self.folder = build, Path(folder)
+        self.socket = self.folder / "zerod.sock"
+        self.private = None
+        if len(str(self.socket)) > 100:  # of a sockaddr_un's 107
+            self.private = tempfile.TemporaryDirectory(prefix="zerod-")
+            self.socket = Path(self.private.name) / "zerod.sock"
+        config = merge(merge(DEFAULTS, config or {}), {"listen": {"socket": str(self.socket)}})
+        self.world_size = config["world"]["size"]
+        self.config_path = self.folder / "zerod.yaml"
+        self.config_path.write_text(json.dumps(config, indent=2))  # JSON is YAML
+        self.others = []
+        self.checked = False
+        super().__init__([build.path("daemon/zerod"), "--config", self.config_path], self.folder, env, build.patience,
+                         "zerod")
+        if wait:
+            wait_for(lambda: f"the daemon does not listen\n{self.err()}",
+                     lambda: not self.running() or self.socket.exists(), 20 * self.patience)
+            assert self.running(), self.err()
+
+    def spawn(self, program, *args, rank=None, env=None, failpoint=None):
+        """Starts a program that finds this daemon, as rank; failpoint: see daemon/failpoint.h."""
+        more = {"ZEROD_SOCKET": self.socket, **({} if rank is None else {"RANK": rank}),
+                **({} if failpoint is None else {"ZEROD_FAILPOINT": failpoint}), **(env or {})}
+        process = Process([program, *args], self.folder, more, self.patience,
+                          None if rank is None else f"{Path(program).name}.rank{rank}")
+        self.others.append(process)
+        return process
+
+    def ctl(self, *args, check=True):
+        result = subprocess.run([self.build.path("client/ctl/zerodctl"), "--socket", self.socket, *map(str, args)],
+                                capture_output=True, text=True, timeout=60 * self.patience, env=environment())
+        if check:
+            assert result.returncode == 0, f"zerodctl {args}: {result.stderr}"
+        return result
+
+    def json(self, *args):
+        """What zerodctl --json COMMAND prints."""
+        return json.loads(self.ctl("--json", *args).stdout)
+
+    def status(self):
+        return self.json("status")
+
+    def log(self):
+        return self.err()
+
+    def stop(self, number=signal.SIGTERM, timeout=10):
+        """Ends it and checks that the end was clean."""
+        if self.checked:
+            return
+        self.checked = True
+        if self.running():
+            self.signal(number)
+        status = self.wait(timeout)
+        self.check_sanitizers()
+        assert status == 0, f"the daemon ended with {status}\n{self.err()}"
+        assert not self.socket.exists(), "the daemon left its socket behind"
+
+    def kill(self):
+        """Without mercy; nothing is checked."""
+        self.checked = True
+        return super().kill()
+
+
+@pytest.fixture(scope="session")
+def build():
+    return Build(os.environ.get("ZEROD_BUILD", ROOT / "build"))
+
+
+@pytest.fixture
+def spawn(build, tmp_path):
+    """spawn(program, *args, env={}) -> Process; killed when the test ends."""
+    started = []
+
+    def start(program, *args, env=None):
+        started.append(Process([program, *args], tmp_path, env, build.patience))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.check_sanitizers()
+
+
+@pytest.fixture
+def zerod(build, tmp_path):
+    """zerod(config, env={}) -> Daemon, listening; stopped and checked when the test ends."""
+    daemons = []
+
+    def start(config=None, env=None):
+        folder = tmp_path / f"daemon{len(daemons)}"
+        folder.mkdir()
+        daemons.append(Daemon(build, folder, config, env))
+        return daemons[-1]
+
+    yield start
+    try:
+        for daemon in daemons:
+            daemon.stop()
+            for process in daemon.others:
+                process.kill()
+                process.check_sanitizers()
+    finally:
+        for daemon in daemons:
+            for process in daemon.others:
+                process.kill()
+            daemon.kill()
