@@ -12,6 +12,7 @@
 
 #include "kernels/dtype.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -44,11 +45,10 @@ static inline float f32_from_bf16(uint16_t h)
 static inline uint16_t bf16_from_f32(float x)
 {
     uint32_t u = f32_bits(x);
-    uint32_t rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
-    uint32_t quiet = u >> 16 | 0x40;
+    uint32_t rounded = u + (0x7fff + (u >> 16 & 1));
+    uint32_t quiet = u | 0x400000;
 
-    /* signed comparison: SSE2 and AVX2 have no other */
-    return (uint16_t)((int32_t)(u & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+    return (uint16_t)((isnan(x) ? quiet : rounded) >> 16);
 }
 
 static inline float f32_from_f16(uint16_t h)

@@ -40,8 +40,9 @@ def test_the_ledger_agrees_with_its_model(capsys):
         listing(script), model.replay(script)[-1], model.program(DRIVER, script)[-1])
     percent = {kind: 100 * n / counts.total() for kind, n in counts.items()}
     with capsys.disabled():
+        print()
         for kind in sorted(counts):
-            print("\n%-20s %9d  %5.2f %%" % (kind, counts[kind], percent[kind]), end="")
+            print("%-20s %9d  %5.2f %%" % (kind, counts[kind], percent[kind]))
     wanted = {(op + " " + word).strip() for op, verdicts in KINDS.items() for word in verdicts.split(" ")}
     assert {kind for kind in wanted | set(counts) if percent.get(kind, 0) < 1} == set()
 

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * One rank of the step benchmark: fresh gradients each iteration, all ranks
+ * start together, pushes by copy (or from the slot), end of backward, step. Prints
+ * one line of JSON per iteration with CLOCK_MONOTONIC times in ns, which are comparable between processes.
+ */
+
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include <zerod/client.h>
+
+struct options {
+    int rank;
+    const char *socket;
+    uint64_t n_elems;    /* of the model */
+    unsigned n_params;   /* equal parts */
+    unsigned n_iterations;
+    unsigned compute_us; /* pretended backward between two pushes */
+    bool in_slot;
+};
+
+static uint64_t now_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static int fail(const struct zerod *c, const char *what)
+{
+    fprintf(stderr, "bench-rank: %s: %s\n", what, zerod_error(c)->text);
+    return 1;
+}
+
+static struct options parse(int argc, char **argv)
+{
+    static const struct option longs[] = {
+        {"rank", 1, NULL, 'r'},   {"socket", 1, NULL, 's'},     {"elems", 1, NULL, 'e'},   {"params", 1, NULL, 'p'},
+        {"iterations", 1, NULL, 'i'}, {"compute-us", 1, NULL, 'c'}, {"in-slot", 0, NULL, 'd'}, {0},
+    };
+    struct options o = {.n_elems = 1 << 20, .n_params = 16, .n_iterations = 5};
+    int c;
+
+    while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+        switch (c) {
+        case 'r':
+            o.rank = atoi(optarg);
+            break;
+        case 's':
+            o.socket = optarg;
+            break;
+        case 'e':
+            o.n_elems = strtoull(optarg, NULL, 0);
+            break;
+        case 'p':
+            o.n_params = (unsigned)atoi(optarg);
+            break;
+        case 'i':
+            o.n_iterations = (unsigned)atoi(optarg);
+            break;
+        case 'c':
+            o.compute_us = (unsigned)atoi(optarg);
+            break;
+        case 'd':
+            o.in_slot = true;
+            break;
+        default:
+            exit(64);
+        }
+    }
+    return o;
+}
+
+static int declare(struct zerod *c, const struct options *o)
+{
+    uint64_t shape = o->n_elems / o->n_params;
+    char name[32];
+
+    for (unsigned i = 0; i < o->n_params; i++) {
+        snprintf(name, sizeof(name), "layers.%u.weight", i);
+        if (zerod_declare(c, &(struct zerod_param){.name = name, .ndim = 1, .shape = &shape, .trainable = true}, 1) != 0)
+            return fail(c, "declare");
+    }
+    return zerod_form(c) < 0 ? fail(c, "form") : 0;
+}
+
+/* Small numbers of both signs that are different each time; a multiplication and a few shifts per element. */
+static void refill(float *grads, uint64_t n, uint64_t seed)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t x = (uint32_t)(i * 2654435761u + seed * 40503u);
+
+        grads[i] = (float)(int32_t)(x ^ x >> 15) * 0x1p-40f;
+    }
+}
+
+static void pretend_to_compute(unsigned us)
+{
+    uint64_t until = now_ns() + us * 1000u;
+
+    while (us && now_ns() < until)
+        ;
+}
+
+static int iterate(struct zerod *c, const struct options *o, float *grads, unsigned iteration)
+{
+    uint64_t n = o->n_elems / o->n_params, start, pushed, ended, done;
+    double norm;
+
+    refill(grads, o->n_elems, iteration * 64u + (unsigned)o->rank);
+    if (zerod_grad_norm(c, &norm) != 0) /* the ranks start together */
+        return fail(c, "grad_norm");
+    start = now_ns();
+    zerod_begin_backward(c, NULL);
+    for (unsigned i = o->n_params; i-- > 0;) {
+        pretend_to_compute(o->compute_us);
+        if (o->in_slot)
+            memset(zerod_slot(c, i), 0, 64);
+        if (zerod_push(c, &(struct zerod_push){.param = i, .data = o->in_slot ? NULL : grads + i * n}) != 0)
+            return fail(c, "push");
+    }
+    pushed = now_ns();
+    if (zerod_end_backward(c, NULL, 0) != 0)
+        return fail(c, "end_backward");
+    ended = now_ns();
+    if (zerod_step(c, NULL, NULL) != 0)
+        return fail(c, "step");
+    done = now_ns();
+    printf("{\"iteration\": %u, \"rank\": %d, \"start\": %" PRIu64 ", \"pushed\": %" PRIu64 ", \"ended\": %" PRIu64
+           ", \"done\": %" PRIu64 "}\n", iteration, o->rank, start, pushed, ended, done);
+    fflush(stdout);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = parse(argc, argv);
+    struct zerod *c;
+    float *grads = mmap(NULL, o.n_elems * sizeof(float), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    int r = 0;
+
+    if (grads == MAP_FAILED || zerod_connect(&c, &(struct zerod_options){.rank = o.rank, .socket = o.socket}) != 0)
+        return fail(NULL, "connect");
+    if (declare(c, &o) != 0)
+        return 1;
+    for (unsigned i = 0; r == 0 && i < o.n_iterations; i++)
+        r = iterate(c, &o, grads, i);
+    zerod_leave(c);
+    zerod_close(c);
+    return r;
+}
