@@ -165,7 +165,7 @@ static void add_groups(struct diagnostic *d, struct comparison *c)
                    manifest_of(c, g)->n == 1 ? "" : "s", c->groups[g].digest);
     }
     if (c->n_groups > GROUPS_SHOWN)
-        strbuf_add(&buf, "\nand %u more, all different", c->n_groups - GROUPS_SHOWN);
+        strbuf_add(&buf, "\nand %u more groups", c->n_groups - GROUPS_SHOWN);
     diagnostic_field_take(d, "declared", &buf);
 }
 
@@ -223,11 +223,19 @@ static void print_place(struct strbuf *buf, struct comparison *c, unsigned group
 static void add_differences(struct diagnostic *d, struct comparison *c)
 {
     struct strbuf expected = {0}, got = {0}, elsewhere = {0};
+    uint32_t places[GROUPS_SHOWN];
+    unsigned n_shown = 0;
 
     for (unsigned g = 1; g < MIN(c->n_groups, (unsigned)GROUPS_SHOWN); g++) {
         uint32_t i = manifest_first_difference(manifest_of(c, 0), manifest_of(c, g));
+        bool shown = false;
 
-        print_difference(&expected, c, 0, i);
+        for (unsigned k = 0; k < n_shown && !shown; k++)
+            shown = places[k] == i;
+        if (!shown) {
+            places[n_shown++] = i;
+            print_difference(&expected, c, 0, i);
+        }
         print_difference(&got, c, g, i);
         print_place(&elsewhere, c, g, i);
     }

@@ -107,6 +107,8 @@ struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_co
         diagnostic_field(d, "state", "%s", text->state);
     } else {
         diagnostic_field(d, "cause", "reported by the client, which alone can see it");
+        diagnostic_field(d, "fix", "see the entry of this code in the manual");
+        diagnostic_field(d, "not it", "the daemon: it has not seen it");
         diagnostic_field(d, "state", "the daemon's state is unchanged");
     }
     return diagnostic_finish(d);

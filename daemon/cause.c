@@ -209,7 +209,7 @@ struct diagnostic *cause_declare(const struct evidence_at *at, const char *what,
 
     add_foreign(d, "cause", what);
     add_foreign(d, "fix", fix);
-    diagnostic_field(d, "not it", "socket, permissions, memory");
+    diagnostic_field(d, "not it", "socket, permissions, batch size");
     diagnostic_field(d, "state", "the declaration was not taken; state that the daemon holds is unchanged");
     return diagnostic_finish(d);
 }

@@ -141,7 +141,7 @@ static always_inline void update_loop(const struct update_args *args, step_fn *s
         if (arrays.v)
             v[i] = e.v;
         if (w16_dtype == DTYPE_BF16)
-            w16[i] = bf16_from_f32(e.p);
+            w16[i] = bf16_from_result(e.p);
         if (w16_dtype == DTYPE_F16)
             w16[i] = f16_from_f32(e.p);
     }

@@ -63,6 +63,18 @@ static struct diagnostic *e1005_m1_scattered(const struct fixture *f)
     return cause_missing(&e);
 }
 
+static struct diagnostic *e1005_m1_single(const struct fixture *f)
+{
+    static uint32_t ids[2];
+    struct evidence_missing e = missing(f, TRAINER);
+
+    ids[0] = f->encoder[1]; /* two biases of modules whose weights are used */
+    ids[1] = f->encoder[3];
+    e.params = ids;
+    e.n_params = ARRAY_SIZE(ids);
+    return cause_missing(&e);
+}
+
 static struct diagnostic *e1005_m2(const struct fixture *f)
 {
     struct evidence_missing e = missing(f, TORCH);
@@ -178,6 +190,17 @@ static struct diagnostic *e1005_m5(const struct fixture *f)
     return cause_missing(&e);
 }
 
+static struct diagnostic *e1005_m5_c(const struct fixture *f)
+{
+    struct evidence_missing e = missing(f, "zerod-example");
+
+    e.params = f->encoder;
+    e.n_params = 6;
+    e.dead_segment = "block 0";
+    e.n_dead_segments = 1;
+    return cause_missing(&e);
+}
+
 static struct diagnostic *e1005_m6(const struct fixture *f)
 {
     struct evidence_missing e = missing(f, TORCH);
@@ -281,6 +304,7 @@ static const struct scenario scenarios[] = {
     {"e1005-m1-warning", e1005_m1_warning, "M1", true},
     {"e1005-m1-c", e1005_m1_c, "M1", true},
     {"e1005-m1-scattered", e1005_m1_scattered, "M1", false},
+    {"e1005-m1-single", e1005_m1_single, "M1", false},
     {"e1005-m2", e1005_m2, "M2", false},
     {"e1005-m2-warning", e1005_m2_warning, "M2", true},
     {"e1005-m3", e1005_m3, "M3", false},
@@ -289,6 +313,7 @@ static const struct scenario scenarios[] = {
     {"e1005-m4", e1005_m4, "M4", false},
     {"e1005-m4-c", e1005_m4_c, "M4", false},
     {"e1005-m5", e1005_m5, "M5", false},
+    {"e1005-m5-c", e1005_m5_c, "M5", false},
     {"e1005-m6", e1005_m6, "M6", false},
     {"e1005-m7", e1005_m7, "M7", false},
     {"e1005-u", e1005_u, "U", false},

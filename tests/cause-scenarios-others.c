@@ -11,7 +11,7 @@
 
 /* ---- E1101 ------------------------------------------------------------------------------------------- */
 
-enum { N_MANIFESTS = 4 };
+enum { MAX_MANIFESTS = 8 };
 
 static void declare(struct manifest *m, const char *name, uint64_t rows, enum dtype dtype, uint32_t group,
                     bool trainable)
@@ -31,19 +31,20 @@ static void declare(struct manifest *m, const char *name, uint64_t rows, enum dt
                      0);
 }
 
-/* Four ranks declare three parameters; fill() gives rank r's i-th. */
-static struct diagnostic *compare(void (*fill)(struct manifest *m, unsigned rank), unsigned n_declared)
+/* fill() declares for a rank; the last ranks of the world have not declared. */
+static struct diagnostic *compare(void (*fill)(struct manifest *m, unsigned rank), unsigned n_declared,
+                                  unsigned world_size)
 {
-    struct manifest manifests[N_MANIFESTS] = {0};
-    const struct manifest *list[N_MANIFESTS] = {0};
+    struct manifest manifests[MAX_MANIFESTS] = {0};
+    const struct manifest *list[MAX_MANIFESTS] = {0};
     struct diagnostic *d;
 
     for (unsigned r = 0; r < n_declared; r++) {
         fill(&manifests[r], r);
         list[r] = &manifests[r];
     }
-    d = cause_manifest(list, N_MANIFESTS);
-    for (unsigned r = 0; r < N_MANIFESTS; r++)
+    d = cause_manifest(list, world_size);
+    for (unsigned r = 0; r < world_size; r++)
         manifest_deinit(&manifests[r]);
     return d;
 }
@@ -53,6 +54,17 @@ static void fill_dtype(struct manifest *m, unsigned rank)
     declare(m, "embed.weight", 128, DTYPE_F32, 0, true);
     declare(m, "layers.0.w", 64, rank == 2 ? DTYPE_BF16 : DTYPE_F32, 0, true);
     declare(m, "layers.1.w", 64, DTYPE_F32, 0, true);
+}
+
+static void fill_shape(struct manifest *m, unsigned rank)
+{
+    declare(m, "embed.weight", rank == 0 ? 32000 : 32128, DTYPE_F32, 0, true);
+}
+
+/* Nobody agrees with anybody. */
+static void fill_chaos(struct manifest *m, unsigned rank)
+{
+    declare(m, "embed.weight", 128 + rank, DTYPE_F32, 0, true);
 }
 
 static void fill_order(struct manifest *m, unsigned rank)
@@ -90,37 +102,49 @@ static void fill_group(struct manifest *m, unsigned rank)
 static struct diagnostic *e1101_dtype(const struct fixture *f)
 {
     (void)f;
-    return compare(fill_dtype, 4);
+    return compare(fill_dtype, 4, 4);
 }
 
 static struct diagnostic *e1101_order(const struct fixture *f)
 {
     (void)f;
-    return compare(fill_order, 4);
+    return compare(fill_order, 4, 4);
 }
 
 static struct diagnostic *e1101_many(const struct fixture *f)
 {
     (void)f;
-    return compare(fill_many, 4);
+    return compare(fill_many, 4, 4);
+}
+
+static struct diagnostic *e1101_shape(const struct fixture *f)
+{
+    (void)f;
+    return compare(fill_shape, 4, 4);
+}
+
+static struct diagnostic *e1101_chaos(const struct fixture *f)
+{
+    (void)f;
+    return compare(fill_chaos, 8, 8);
 }
 
 static struct diagnostic *e1101_length(const struct fixture *f)
 {
     (void)f;
-    return compare(fill_length, 3);
+    return compare(fill_length, 3, 4);
 }
 
 static struct diagnostic *e1101_trainable(const struct fixture *f)
 {
     (void)f;
-    return compare(fill_trainable, 3);
+    return compare(fill_trainable, 3, 4);
 }
 
 static struct diagnostic *e1101_group(const struct fixture *f)
 {
     (void)f;
-    return compare(fill_group, 4);
+    return compare(fill_group, 4, 4);
 }
 
 static struct diagnostic *e1101_declare(const struct fixture *f)
@@ -226,6 +250,14 @@ static struct diagnostic *e1201_held(const struct fixture *f)
     return cause_nonfinite(&e);
 }
 
+static struct diagnostic *e1201_c(const struct fixture *f)
+{
+    struct evidence_nonfinite e = finding(f, "zerod-example");
+
+    e.loss_scale = 0;
+    return cause_nonfinite(&e);
+}
+
 static struct diagnostic *e1201_overflowed(const struct fixture *f)
 {
     struct evidence_nonfinite e = finding(f, "zerod-example");
@@ -235,6 +267,14 @@ static struct diagnostic *e1201_overflowed(const struct fixture *f)
     e.n_nan = 0;
     e.overflowed = true;
     return cause_nonfinite(&e);
+}
+
+static struct diagnostic *e1202_skipped(const struct fixture *f)
+{
+    struct evidence_nonfinite e = finding(f, "zerod-example");
+
+    e.loss_scale = 0.25;
+    return cause_loss_scale(&e, 0.25);
 }
 
 static struct diagnostic *e1202(const struct fixture *f)
@@ -445,6 +485,8 @@ static const struct scenario scenarios[] = {
     {"e1101-dtype", e1101_dtype, "", false},
     {"e1101-order", e1101_order, "", false},
     {"e1101-many", e1101_many, "", false},
+    {"e1101-shape", e1101_shape, "", false},
+    {"e1101-chaos", e1101_chaos, "", false},
     {"e1101-length", e1101_length, "", false},
     {"e1101-trainable", e1101_trainable, "", false},
     {"e1101-group", e1101_group, "", false},
@@ -459,8 +501,10 @@ static const struct scenario scenarios[] = {
     {"e1110", e1110, "", false},
     {"e1201-skipped", e1201_skipped, "", true},
     {"e1201-held", e1201_held, "", false},
+    {"e1201-c", e1201_c, "", true},
     {"e1201-overflowed", e1201_overflowed, "", true},
     {"e1202", e1202, "", false},
+    {"e1202-skipped", e1202_skipped, "", true},
     {"e1301", e1301, "", false},
     {"e1302-waiting", e1302_waiting, "", true},
     {"e1302-aborted", e1302_aborted, "", false},

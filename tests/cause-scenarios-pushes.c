@@ -99,6 +99,14 @@ static struct diagnostic *e1001_d2_no_boundary(const struct fixture *f)
     return cause_duplicate(&e);
 }
 
+static struct diagnostic *e1001_d2_forward(const struct fixture *f)
+{
+    struct evidence_duplicate e = two_backwards(f, TORCH, PUSH_NEW_FORWARD);
+
+    e.second.site = (char *)"gan.py:81";
+    return cause_duplicate(&e);
+}
+
 static struct diagnostic *e1001_d2_count(const struct fixture *f)
 {
     return cause_duplicate(&(struct evidence_duplicate){
@@ -145,6 +153,18 @@ static struct diagnostic *e1001_u(const struct fixture *f)
     e.params = &f->used;
     e.n_params = 1;
     e.sums_equal = true;
+    return cause_duplicate(&e);
+}
+
+static struct diagnostic *e1001_u_no_record(const struct fixture *f)
+{
+    struct evidence_duplicate e = two_backwards(f, TORCH, 0);
+
+    e.first = (struct diagnostic_push){0};
+    e.sums_known = false;
+    e.second.record.step = 7;
+    e.second.segment = (char *)"block 3";
+    e.second.record.call = 2;
     return cause_duplicate(&e);
 }
 
@@ -207,6 +227,14 @@ static struct diagnostic *e1003(const struct fixture *f)
     return cause_push(&e);
 }
 
+static struct diagnostic *e1003_not_begun(const struct fixture *f)
+{
+    struct evidence_push e = late(f, E_EARLY);
+
+    e.push = push((struct push_record){.step = 4, .micro_batch = 1, .task = 9}, NULL, NULL);
+    return cause_push(&e);
+}
+
 static struct diagnostic *e1003_asked(const struct fixture *f)
 {
     struct evidence_push e = late(f, E_EARLY);
@@ -241,6 +269,16 @@ static struct diagnostic *e1102(const struct fixture *f)
     return cause_push(&e);
 }
 
+static struct diagnostic *e1102_device(const struct fixture *f)
+{
+    struct evidence_push e = late(f, E_GRADIENT);
+
+    e.at.client = TORCH;
+    e.push = push((struct push_record){.depth = 1}, "head", NULL);
+    e.detail = "a gradient on cuda:1; the ring is host memory";
+    return cause_push(&e);
+}
+
 static struct diagnostic *e1103_unknown(const struct fixture *f)
 {
     struct evidence_push e = late(f, E_PARAMETER);
@@ -272,20 +310,24 @@ static const struct scenario scenarios[] = {
     {"e1001-d1-c", e1001_d1_c, "D1", false},
     {"e1001-d2", e1001_d2, "D2", false},
     {"e1001-d2-no-boundary", e1001_d2_no_boundary, "D2", false},
+    {"e1001-d2-forward", e1001_d2_forward, "D2", false},
     {"e1001-d2-count", e1001_d2_count, "D2", false},
     {"e1001-d3-hook", e1001_d3_hook, "D3", false},
     {"e1001-d3-task", e1001_d3_task, "D3", false},
     {"e1001-d4", e1001_d4, "D4", true},
     {"e1001-u", e1001_u, "U", false},
+    {"e1001-u-no-record", e1001_u_no_record, "U", false},
     {"e1001-u-torch", e1001_u_torch, "U", false},
     {"e1002-d5", e1002_d5, "D5", false},
     {"e1002-zombie", e1002_zombie, "D5", false},
     {"e1002-request", e1002_request, "D5", false},
     {"e1003", e1003, "", false},
+    {"e1003-not-begun", e1003_not_begun, "", false},
     {"e1003-asked", e1003_asked, "", false},
     {"e1004-d5", e1004_d5, "D5", false},
     {"e1004-request", e1004_request, "D5", false},
     {"e1102", e1102, "", false},
+    {"e1102-device", e1102_device, "", false},
     {"e1103-unknown", e1103_unknown, "", false},
     {"e1103-m6", e1103_m6, "M6", false},
 };

@@ -77,7 +77,7 @@ static void show_model(FILE *file, struct json_object *o)
 {
     char elems[PRINT_SIZE], frozen[PRINT_SIZE];
 
-    fprintf(file, "run       %s", get_string(o, "run_id"));
+    fprintf(file, "run       %s", get(o, "run_id") ? get_string(o, "run_id") : "none yet");
     if (json_object_get_boolean(get(o, "formed")))
         fprintf(file, ": %" PRIu64 " parameters, %s elements trainable, %s frozen, %" PRIu64 " buckets\n",
                 get_u64(o, "n_params"), print_count(elems, get_u64(o, "trainable_elems")),
@@ -88,13 +88,15 @@ static void show_model(FILE *file, struct json_object *o)
 
 static void show_step(FILE *file, struct json_object *o)
 {
-    char last[PRINT_SIZE];
+    char last[PRINT_SIZE], norm[PRINT_SIZE] = "-";
 
+    if (get(o, "grad_norm"))
+        snprintf(norm, sizeof(norm), "%.6g", get_double(o, "grad_norm"));
     fprintf(file,
             "step      %" PRIu64 ": %" PRIu64 " applied, %" PRIu64 " skipped, %" PRIu64 " aborted; %.3g steps/s, last %s\n",
             get_u64(o, "step"), get_u64(o, "n_applied"), get_u64(o, "n_skipped"), get_u64(o, "attempt"),
             get_double(o, "steps_per_s"), print_duration(last, get_u64(o, "last_step_ns")));
-    fprintf(file, "values    grad norm %s, loss scale %.6g, lr %.6g\n", get_string(o, "grad_norm"),
+    fprintf(file, "values    grad norm %s, loss scale %.6g, lr %.6g\n", norm,
             get_double(o, "loss_scale"), get_double(o, "lr"));
 }
 

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -604,6 +605,97 @@ def test_plan_for_people():
 def test_plan_usage(args):
     result = zerodctl("plan", *args)
     assert result.returncode == os.EX_USAGE and result.stderr and not result.stdout
+
+
+# ---- a real daemon ---------------------------------------------------------------------------------------
+
+
+def fetch(path, *command):
+    """The answer, which must fit its schema."""
+    result = zerodctl("--json", "--socket", path, *command)
+    assert result.returncode == 0, result.stderr
+    value = json.loads(result.stdout)
+    validator(command[0]).validate(value)
+    return value
+
+
+@contextmanager
+def real_daemon(directory, size):
+    """A daemon that is waited for until it listens, and ended afterwards; yields process and socket."""
+    path = directory / "z"
+    config = directory / "job.yaml"
+    config.write_text(f"job: live\nlisten: {{socket: {path}}}\nworld: {{size: {size}}}\n"
+                      "zero_optimization: {stage: 2, reduce_bucket_size: 60000}\n")
+    with subprocess.Popen([BUILD / "daemon" / "zerod", "--config", config], stderr=subprocess.PIPE) as process:
+        try:
+            deadline = time.monotonic() + TIMEOUT
+            while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield process, path
+        finally:
+            process.kill()
+
+
+def test_real_daemon_without_trainers(tmp_path):
+    with real_daemon(tmp_path, 3) as (process, path):
+        status = fetch(path, "status")
+        assert (status["job"], status["world_size"], status["n_attached"], status["pid"]) == ("live", 3, 0, process.pid)
+        assert not status["formed"] and status["last_diagnostic"] is None
+        assert [rank["rank"] for rank in fetch(path, "ranks")] == [0, 1, 2]
+        assert fetch(path, "params") == fetch(path, "diagnostics") == []
+        assert fetch(path, "report", "-")["daemon"]["status"]["job"] == "live"
+        result = zerodctl("--socket", path, "abort-step")
+        assert result.returncode == os.EX_UNAVAILABLE and result.stderr.startswith("zerodctl: ") and not result.stdout
+        assert zerodctl("--socket", path, "drop").returncode == 0
+        assert zerodctl("--socket", path, "drain").returncode == 0
+        assert process.wait(TIMEOUT) == 0
+    assert zerodctl("--socket", path, "status").returncode == os.EX_UNAVAILABLE
+
+
+def test_real_daemon_in_training(tmp_path):
+    """While two ranks train, the answers fit their schemas, agree with each other, and move on."""
+    zerodrun = BUILD / "client" / "run" / "zerodrun"
+    trainer = BUILD / "client" / "example" / "zerod-example"
+    small = ["--layers", "2", "--width", "32", "--heads", "2", "--batch", "2", "--steps", "1000000"]
+    provoke = ["--provoke-duplicate", "2:blocks.0.norm1.bias:1"]
+    with real_daemon(tmp_path, 2) as (process, path):
+        with subprocess.Popen([zerodrun, "-n", "2", "-q", "--socket", path, "--", trainer, *small, *provoke],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+            try:
+                deadline = time.monotonic() + TIMEOUT
+                while (before := fetch(path, "status"))["step"] < 5:
+                    assert run.poll() is None, run.stderr.read()
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                ranks, params, diagnostics = (fetch(path, c) for c in ("ranks", "params", "diagnostics"))
+                report = fetch(path, "report", "-")
+                after = fetch(path, "status")
+                aborted = zerodctl("--socket", path, "abort-step")
+                tables = [zerodctl("--socket", path, c) for c in ("status", "ranks", "params", "diagnostics")]
+            finally:
+                run.kill()
+    assert before["formed"] and before["n_attached"] == 2 and before["n_params"] == len(params)
+    assert after["step"] > before["step"] and after["n_applied"] == after["step"] > 0
+    assert after["counters"]["n_pushes_admitted"] > before["counters"]["n_pushes_admitted"]
+    assert after["steps_per_s"] > 0 and after["grad_norm"] > 0 and after["overlap"]["micro_batch_bytes"] > 0
+    assert all(after["time"][phase]["total_ns"] > 0 for phase in ("wait", "reduce", "update"))
+    for word, class_ in after["memory"].items():
+        if word not in ("overflow", "total"):
+            assert class_["held_bytes"] <= 1.02 * class_["planned_bytes"] + 2**24, word
+    assert [rank["rank"] for rank in ranks] == [0, 1] and all(rank["attached"] for rank in ranks)
+    assert {param["name"] for param in params} >= {"blocks.0.norm1.bias"}
+    assert all(param["n_steps"] >= 5 and param["grad_norm"] >= 0 for param in params)
+    assert any(set(param["owners"]) == {0} for param in params) and any(1 in param["owners"] for param in params)
+    duplicate, = [d for d in diagnostics if d["code"] == "E1001"]
+    assert (duplicate["rank"], duplicate["step"], duplicate["params"]) == (1, 2, ["blocks.0.norm1.bias"])
+    assert duplicate["first"]["sequence"] != duplicate["second"]["sequence"]
+    assert {"code": "E1001", "n": 1} in after["refused"]
+    assert report["process"]["pid"] == process.pid and len(report["rank_processes"]) == 2
+    names = [segment["name"] for segment in report["process"]["memfd"]["segments"]]
+    assert any("weights" in name for name in names), names
+    assert aborted.returncode in (0, os.EX_UNAVAILABLE) and (aborted.stdout or aborted.stderr)
+    assert all(table.returncode == 0 and table.stdout for table in tables)
+    assert "E1001 duplicate gradient refused: rank 1, step 2" in tables[3].stdout
 
 
 def test_man_page_names_what_help_names():
