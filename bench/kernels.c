@@ -6,8 +6,8 @@
  *
  *     bench-kernels [--elems N] [--threads T] [--pairs P] [--cpu-time] [--json]
  *
- * --cpu-time takes the processor time of the slowest thread instead of the time on the clock, which is the
- * same on a quiet machine and means something on a busy one.
+ * --cpu-time takes the mean processor time of the threads instead of the time on the clock, which is the same
+ * on a quiet machine and means something on a busy one.
  *
  * The streams are built for the instruction set of the kernels under test (ZEROD_ISA chooses). Arrays are
  * shared memfds, as in the daemon, and touched beforehand; gradients are new for each measurement.
@@ -303,7 +303,7 @@ static double run(struct bench *bench, enum task task)
     begin = clock_ms(CLOCK_MONOTONIC);
     for (unsigned i = 0; i < bench->n_threads; i++) {
         pthread_join(threads[i].id, NULL);
-        cpu_ms = MAX(cpu_ms, threads[i].cpu_ms);
+        cpu_ms += threads[i].cpu_ms / bench->n_threads;
     }
     pthread_barrier_destroy(&bench->start);
     return bench->cpu_time ? cpu_ms : clock_ms(CLOCK_MONOTONIC) - begin;

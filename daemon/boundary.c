@@ -65,7 +65,7 @@ static void refuse_position(struct job *job, struct job_rank *rank, enum diagnos
 
 void job_end_backward(struct job *job, struct job_rank *rank, const struct request_end_backward *request)
 {
-    if (job_is_held(job, rank))
+    if (job_is_stopped(job, rank))
         return;
     switch (ledger_end(&job->ledger, rank->rank, request->step, request->micro_batch)) {
     case LEDGER_ADMITTED:
@@ -115,7 +115,6 @@ void job_abandon_backward(struct job *job, struct job_rank *rank, const struct r
         job_settle(job);
         return;
     }
-    diagnostic->warning = true;
     job_keep(job, diagnostic);
     collect_drop_open(job, rank);
     job_answer_done(job, rank);
@@ -149,6 +148,25 @@ static struct params missing_of(const struct job *job, unsigned rank, const uint
     return params;
 }
 
+/* Do the other ranks that have come as far miss these parameters too? */
+static bool missing_on_all(const struct job *job, const struct params *missing)
+{
+    for (unsigned r = 0; r < job->world_size; r++)
+        for (uint32_t i = 0; job->ledger.ranks[r].n_ended > 0 && i < missing->n; i++)
+            if (job->ledger.ranks[r].pushed_in_step[missing->ids[i]])
+                return false;
+    return true;
+}
+
+/* Has no rank ever pushed them in a step that was applied? */
+static bool never_pushed(const struct job *job, const struct params *missing)
+{
+    for (uint32_t i = 0; i < missing->n; i++)
+        if (state_journal(job->state)->counts[missing->ids[i]] > 0)
+            return false;
+    return true;
+}
+
 /* Return: NULL when this rank may ask, else why not. */
 static struct diagnostic *judge_request(const struct job *job, const struct job_rank *rank)
 {
@@ -168,6 +186,9 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
         .n_forwards = rank->n_forwards - rank->n_forwards_at_step,
         .n_backwards = rank->n_backwards - rank->n_backwards_at_step,
         .abandoned = rank->abandoned,
+        .same_on_all_ranks = missing_on_all(job, &missing),
+        .same_every_step = never_pushed(job, &missing),
+        .n_steps_seen = job->ledger.step + 1,
     };
 
     if (configured && ledger->n_ended > configured)
@@ -293,7 +314,7 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
     const char *wrong;
     struct diagnostic *refusal;
 
-    if (job_is_held(job, rank))
+    if (job_is_stopped(job, rank))
         return;
     wrong = check_step(job, request);
     if (wrong) {
@@ -327,7 +348,7 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
 
 void job_grad_norm(struct job *job, struct job_rank *rank)
 {
-    if (job_is_held(job, rank))
+    if (job_is_stopped(job, rank))
         return;
     if (job->ledger.ranks[rank->rank].open) {
         refuse_position(job, rank, E_EARLY, job->ledger.step, job->ledger.ranks[rank->rank].n_ended,
@@ -700,12 +721,6 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
         atomic_store_explicit(&ring_credit_page(ring)->attempt, job->ledger.attempt, memory_order_release);
 }
 
-static bool is_collective(enum job_wait wait)
-{
-    return wait == WAIT_SLOT || wait == WAIT_END || wait == WAIT_STEP || wait == WAIT_NORM ||
-           wait == WAIT_WINDOW_BEGIN || wait == WAIT_WINDOW_END;
-}
-
 static void tell_rank(struct job *job, struct job_rank *rank, const struct diagnostic *reason, const char *why)
 {
     if (!rank->formed || !rank->peer || rank->left)
@@ -721,7 +736,7 @@ static void tell_rank(struct job *job, struct job_rank *rank, const struct diagn
         .new_attempt = job->ledger.attempt,
         .reason = reason,
     });
-    if (is_collective(rank->wait))
+    if (job_is_collective(rank->wait))
         job_is_held(job, rank);
 }
 

@@ -24,7 +24,7 @@ enum caller caller_of(const struct evidence_at *at, const struct diagnostic_push
         return CALLER_TRAINER;
     if (mentions(at->client, "torch") || mentions(at->client, "python"))
         return CALLER_TORCH;
-    /* model.enable's keyword is known to more people than torch's own argument. */
+    /* Python of an unknown kind: the Trainer's keywords are those that most models know, too. */
     return push && mentions(push->site, ".py:") ? CALLER_TRAINER : CALLER_C;
 }
 

@@ -34,8 +34,8 @@ struct name_group {
 };
 
 /*
- * Groups by common prefix: as many groups as show the set exactly, if there is room for them; else one, or, without
- * a common prefix, one for each first component.
+ * Groups by common prefix: as many groups as show the set exactly, if there is room for them; else one, or,
+ * without a common prefix, one for each first component.
  * Ids that the layout does not have are left out. *n_groups <= NAME_GROUPS_MAX.
  * Return: how many parameters are in none of the groups.
  */

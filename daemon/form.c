@@ -105,24 +105,18 @@ static struct plan_options plan_options(const struct job *job, const struct layo
     };
 }
 
-static uint64_t needed_bytes(const struct plan_bytes *bytes)
-{
-    /* Overflow is charged extent by extent when it is granted. */
-    return bytes->state + bytes->gradient + bytes->ring + bytes->staging + bytes->weights + bytes->pool + bytes->fixed;
-}
-
 static void print_sum(char *dst, size_t size, const struct plan_bytes *b)
 {
     snprintf(dst, size,
              "state %" PRIu64 " + gradient %" PRIu64 " + ring %" PRIu64 " + staging %" PRIu64 " + weights %" PRIu64
              " + pool %" PRIu64 " + fixed %" PRIu64 " = %" PRIu64 " bytes",
-             b->state, b->gradient, b->ring, b->staging, b->weights, b->pool, b->fixed, needed_bytes(b));
+             b->state, b->gradient, b->ring, b->staging, b->weights, b->pool, b->fixed, b->needed);
 }
 
 /* Return: NULL when the job fits, else the refusal. A memfd over a cgroup's limit is an OOM kill, so ask first. */
 static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes *bytes)
 {
-    uint64_t needed = needed_bytes(bytes), held = job->memory.used;
+    uint64_t needed = bytes->needed, held = job->memory.used;
     struct memory_headroom headroom;
     struct evidence_quota evidence = {.at = at_forming(NULL), .unit = "bytes", .asked = needed, .held = held};
     char sum[512];
@@ -271,7 +265,7 @@ static void out_of_memory(struct job *job)
     print_sum(sum, sizeof(sum), &job->planned);
     refuse_all(job, cause_quota(&(struct evidence_quota){
                         .at = at_forming(NULL), .what = "memory of the job (the kernel gave no more)", .unit = "bytes",
-                        .asked = needed_bytes(&job->planned), .sum = sum,
+                        .asked = job->planned.needed, .sum = sum,
                         .fix = "free memory on this machine, or use more nodes or a higher stage"}));
     form_drop(job);
 }

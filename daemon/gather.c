@@ -475,7 +475,11 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
     if (!reading || segment_init(&reading->segment, "read",
                                  job->layout->params[request->param].n_elems * sizeof(float)) < 0) {
         free(reading);
-        job_refuse(job, rank, job_keep(job, cause_bad_message(&at, "ReadState: out of memory")), false);
+        job_refuse(job, rank,
+                   job_keep(job, cause_quota(&(struct evidence_quota){.at = at, .what = "state to be read",
+                                                                      .unit = "bytes",
+                                                                      .fix = "free memory on this machine"})),
+                   false);
         return;
     }
     reading->job = job;

@@ -202,7 +202,8 @@ static struct diagnostic_push spell_out(const struct job_rank *rank, const struc
 
 struct evidence_at job_at(const struct job *job, const struct job_rank *rank)
 {
-    struct evidence_at at = {.layout = job->layout, .rank = rank->rank, .step = -1, .micro_batch = -1};
+    struct evidence_at at = {
+        .layout = job->layout, .rank = rank->rank, .step = -1, .micro_batch = -1, .client = rank->client};
 
     if (job->layout) {
         at.step = (int64_t)job->ledger.step;
@@ -230,6 +231,7 @@ struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, 
     if (fault->code == E_DUPLICATE)
         fault->diagnostic = cause_duplicate(&(struct evidence_duplicate){
             .at = at,
+            .code = fault->code,
             .params = fault->params,
             .n_params = fault->n_params,
             .first = spell_out(rank, &fault->first),
@@ -258,6 +260,12 @@ struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, 
 }
 
 /* ---- answers ---------------------------------------------------------------------------------------- */
+
+bool job_is_collective(enum job_wait wait)
+{
+    return wait == WAIT_SLOT || wait == WAIT_END || wait == WAIT_STEP || wait == WAIT_NORM ||
+           wait == WAIT_WINDOW_BEGIN || wait == WAIT_WINDOW_END;
+}
 
 void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait)
 {
@@ -328,22 +336,27 @@ static struct job_rank *who_left(struct job *job)
 bool job_is_held(struct job *job, struct job_rank *rank)
 {
     struct diagnostic *notice = steal_ptr(rank->abort_notice);
-    struct job_rank *left;
 
     if (notice) {
         job_refuse(job, rank, notice, true);
         diagnostic_unref(notice);
         return true;
     }
-    left = who_left(job);
-    if (!rank->fault.code && left)
-        job_fault(job, rank, cause_rank_lost(&(struct evidence_lost){
-                                 .at = job_at(job, left), .pid = left->pid, .left = true,
-                                 .last_message = left->last_request}));
     if (!rank->fault.code)
         return false;
     job_refuse(job, rank, job_fault_diagnostic(job, rank, &rank->fault, false), false);
     return true;
+}
+
+bool job_is_stopped(struct job *job, struct job_rank *rank)
+{
+    struct job_rank *left = who_left(job);
+
+    if (!rank->fault.code && !rank->abort_notice && left)
+        job_fault(job, rank, cause_rank_lost(&(struct evidence_lost){
+                                 .at = job_at(job, left), .pid = left->pid, .left = true,
+                                 .last_message = left->last_request}));
+    return job_is_held(job, rank);
 }
 
 /* ---- ranks come and go ------------------------------------------------------------------------------- */
@@ -419,8 +432,10 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
         return 1;
     }
     rank = &job->ranks[hello->rank];
-    if (rank->peer)
-        job_detach(job, rank); /* the same process on a new connection: the old one is dead or about to be */
+    if (rank->peer) { /* the same process on a new connection: the old one is dead or about to be */
+        job->ops.drop(job->ops.userdata, rank->peer, NULL);
+        job_detach(job, rank);
+    }
     if (everybody_left(job))
         for (unsigned r = 0; r < job->world_size; r++)
             job->ranks[r].left = false;
@@ -501,8 +516,8 @@ void job_leave(struct job *job, struct job_rank *rank)
     job_settle(job);
     /* Those who wait can be told now. */
     for (unsigned r = 0; r < job->world_size; r++)
-        if (job->ranks[r].wait != WAIT_NONE && job->config->diagnostics.on_leave == CONFIG_LEAVE_STOP)
-            job_is_held(job, &job->ranks[r]);
+        if (job_is_collective(job->ranks[r].wait))
+            job_is_stopped(job, &job->ranks[r]);
 }
 
 bool job_is_idle(const struct job *job)

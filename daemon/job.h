@@ -168,7 +168,7 @@ struct cursor {
 struct job_ops {
     /* Sends a reply to a rank's peer; descriptors are taken, also on failure. */
     void (*answer)(void *userdata, void *peer, const struct reply *reply, int *fds, size_t n_fds);
-    /* The peer broke the protocol: it is told and its connection closed, after the verb has returned. Borrowed. */
+    /* The peer broke the protocol: it is told (NULL: nothing) and its connection closed, after the verb has returned. Borrowed. */
     void (*drop)(void *userdata, void *peer, const struct diagnostic *diagnostic);
     /* A diagnostic was made: to be logged. Borrowed. */
     void (*log)(void *userdata, const struct diagnostic *diagnostic);
@@ -364,6 +364,10 @@ struct wire_position job_position(const struct job *job, const struct job_rank *
 struct diagnostic *job_keep(struct job *job, struct diagnostic *diagnostic);
 /* Before an answered request is served: delivers an abort or a sticky fault instead. Return: true when it did. */
 bool job_is_held(struct job *job, struct job_rank *rank);
+/* The same before a request that needs the other ranks: also when one has left and on_leave is stop. */
+bool job_is_stopped(struct job *job, struct job_rank *rank);
+/* Does this wait end with what other ranks do? */
+bool job_is_collective(enum job_wait wait);
 void job_fault(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic); /* takes it; sticky */
 /* The rank's client broke the protocol (E1403): a sentence says how. */
 void job_drop_peer(struct job *job, struct job_rank *rank, const char *what);

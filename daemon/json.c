@@ -29,8 +29,7 @@ struct json_object *json_new_array(struct json *j)
 
 void json_put(struct json *j, struct json_object *object, const char *key, struct json_object *value)
 {
-    if (object && value &&
-        json_object_object_add_ex(object, key, value, JSON_C_OBJECT_ADD_CONSTANT_KEY) == 0)
+    if (object && value && json_object_object_add_ex(object, key, value, JSON_C_OBJECT_ADD_CONSTANT_KEY) == 0)
         return;
     json_object_put(value);
     j->failed = true;

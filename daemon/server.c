@@ -231,7 +231,10 @@ static void job_answers(void *userdata, void *peer, const struct reply *reply, i
 static void job_drops(void *userdata, void *peer, const struct diagnostic *diagnostic)
 {
     (void)userdata;
-    session_refuse(peer, diagnostic);
+    if (diagnostic)
+        session_refuse(peer, diagnostic);
+    else
+        session_doom(peer);
 }
 
 static void job_logs(void *userdata, const struct diagnostic *diagnostic)

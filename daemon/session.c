@@ -232,17 +232,17 @@ static void on_socket(uv_poll_t *handle, int status, int events)
         server_reap(session->server);
         return;
     }
-    if (events & UV_WRITABLE) {
+    /* A few rounds, then the others: one that floods lets nobody starve. */
+    for (int round = 0; (events & UV_READABLE) && round < FRAME_ROUNDS && !session->doomed; round++)
+        if (!serve_batch(session))
+            break;
+    if ((events & UV_WRITABLE) && !session->doomed) {
         r = frame_queue_flush(&session->queue, session->fd);
         if (r != 0 && r != FRAME_AGAIN)
             session_doom(session);
         else
             want_events(session);
     }
-    /* A few rounds, then the others: one that floods lets nobody starve. */
-    for (int round = 0; (events & UV_READABLE) && round < FRAME_ROUNDS && !session->doomed; round++)
-        if (!serve_batch(session))
-            break;
     server_reap(session->server);
 }
 

@@ -13,15 +13,15 @@
 #include "daemon/ledger.h"
 
 enum {
-    SCHEMA_VERSION = 1,                       /* raised when a key changes its meaning or goes away */
-    PRINTED_NAME_MAX = 4 * 1024 + 1,          /* a name of the longest kind, every byte as \xNN */
+    SCHEMA_VERSION = 1,              /* raised when a key changes its meaning or goes away */
+    PRINTED_NAME_MAX = 4 * 1024 + 1, /* a name of the longest kind, every byte as \xNN */
 };
 
 static const char *const memory_words[N_STATUS_MEMORY] = {
-    [STATUS_MEMORY_STATE] = "state",       [STATUS_MEMORY_GRADIENT] = "gradient",
-    [STATUS_MEMORY_RING] = "ring",         [STATUS_MEMORY_OVERFLOW] = "overflow",
-    [STATUS_MEMORY_STAGING] = "staging",   [STATUS_MEMORY_WEIGHTS] = "weights",
-    [STATUS_MEMORY_POOL] = "pool",         [STATUS_MEMORY_FIXED] = "fixed",
+    [STATUS_MEMORY_STATE] = "state",     [STATUS_MEMORY_GRADIENT] = "gradient",
+    [STATUS_MEMORY_RING] = "ring",       [STATUS_MEMORY_OVERFLOW] = "overflow",
+    [STATUS_MEMORY_STAGING] = "staging", [STATUS_MEMORY_WEIGHTS] = "weights",
+    [STATUS_MEMORY_POOL] = "pool",       [STATUS_MEMORY_FIXED] = "fixed",
 };
 
 static const char *const phase_words[N_STATUS_PHASES] = {

@@ -51,25 +51,25 @@ struct status_bytes {
 };
 
 struct status_time {
-    uint64_t total_ns;      /* over all committed steps */
-    uint64_t last_ns;       /* of the last committed step */
+    uint64_t total_ns; /* over all committed steps */
+    uint64_t last_ns;  /* of the last committed step */
 };
 
 /* How often a code has been refused since the daemon started. */
 struct status_refused {
-    unsigned code;          /* 1001 for E1001 */
+    unsigned code; /* 1001 for E1001 */
     uint64_t n;
 };
 
 struct status_counters {
     uint64_t n_pushes_admitted;
     uint64_t n_pushes_retried;
-    uint64_t n_pushes_dropped;    /* of an aborted attempt */
-    uint64_t n_pushes_accumulated;/* duplicates taken as later passes */
-    uint64_t n_pushes_redone;     /* a successor's, compared with its predecessor's */
+    uint64_t n_pushes_dropped;     /* of an aborted attempt */
+    uint64_t n_pushes_accumulated; /* duplicates taken as later passes */
+    uint64_t n_pushes_redone;      /* a successor's, compared with its predecessor's */
     uint64_t n_aborts;
     uint64_t n_reattaches;
-    uint64_t n_overflow_slots;    /* granted */
+    uint64_t n_overflow_slots; /* granted */
     uint64_t n_warnings;
 };
 
@@ -78,42 +78,42 @@ struct status {
     uint64_t now_ns;
 
     const char *job;
-    const char *run_id;           /* NULL: no run yet */
-    const char *state;            /* one word: "waiting", "forming", "training", "draining", ... */
-    const char *version;          /* "0.1.0" */
-    const char *isa;              /* instruction set of the kernels, "avx2" */
-    const char *config_path;      /* NULL: defaults only */
+    const char *run_id;      /* NULL: no run yet */
+    const char *state;       /* one word: "waiting", "forming", "training", "draining", ... */
+    const char *version;     /* "0.1.0" */
+    const char *isa;         /* instruction set of the kernels, "avx2" */
+    const char *config_path; /* NULL: defaults only */
     const char *socket_path;
     int64_t pid;
     uint64_t started_ns;
 
     unsigned stage;
     unsigned world_size;
-    unsigned n_attached;          /* ranks with a connection */
-    const struct layout *layout;  /* NULL until formed */
+    unsigned n_attached;         /* ranks with a connection */
+    const struct layout *layout; /* NULL until formed */
 
-    uint64_t step;                /* = epoch: steps committed, skipped ones included */
-    uint32_t attempt;             /* aborts since the daemon started */
+    uint64_t step;    /* = epoch: steps committed, skipped ones included */
+    uint32_t attempt; /* aborts since the daemon started */
     uint64_t n_applied, n_skipped;
     double loss_scale;
-    bool has_grad_norm;           /* a step was decided */
-    double grad_norm;             /* of the last decided step; not finite becomes null */
-    double lr;                    /* of group 0 in the last step */
-    double steps_per_s;           /* recent; 0 while fewer than two steps were committed */
-    uint64_t last_step_ns;        /* from one commit to the next */
+    bool has_grad_norm;    /* a step was decided */
+    double grad_norm;      /* of the last decided step; not finite becomes null */
+    double lr;             /* of group 0 in the last step */
+    double steps_per_s;    /* recent; 0 while fewer than two steps were committed */
+    uint64_t last_step_ns; /* from one commit to the next */
     struct status_time phases[N_STATUS_PHASES];
     uint64_t overlap_reduced_bytes; /* last micro-batch: reduced before the last rank ended its backward */
-    uint64_t overlap_bytes;       /* last micro-batch: all that was reduced */
+    uint64_t overlap_bytes;         /* last micro-batch: all that was reduced */
 
     struct status_bytes memory[N_STATUS_MEMORY];
-    uint64_t limit_bytes;         /* limits.memory */
+    uint64_t limit_bytes; /* limits.memory */
 
     struct status_counters counters;
     const struct status_refused *refused;
     size_t n_refused;
 
-    int64_t slowest_rank;         /* came last to the last step; negative: none */
-    uint64_t slowest_behind_ns;   /* behind the first one */
+    int64_t slowest_rank;                     /* came last to the last step; negative: none */
+    uint64_t slowest_behind_ns;               /* behind the first one */
     const struct diagnostic *last_diagnostic; /* NULL: none */
 };
 
@@ -121,26 +121,26 @@ struct status {
 struct status_rank {
     uint32_t rank;
     bool attached;
-    int64_t pid;                  /* 0: never attached */
+    int64_t pid; /* 0: never attached */
     int64_t uid;
-    const char *state;            /* one word: "absent", "declaring", "backward", "step", "lost", ... */
-    const char *client;           /* program and version as it named itself */
-    uint64_t incarnation;         /* 0: never attached */
-    uint64_t connected_since_ns;  /* 0: not connected */
-    uint64_t last_message_ns;     /* 0: none */
+    const char *state;           /* one word: "absent", "declaring", "backward", "step", "lost", ... */
+    const char *client;          /* program and version as it named itself */
+    uint64_t incarnation;        /* 0: never attached */
+    uint64_t connected_since_ns; /* 0: not connected */
+    uint64_t last_message_ns;    /* 0: none */
     uint64_t step;
-    uint32_t micro_batch;         /* the open one, or the next */
-    uint64_t n_pushes;            /* admitted, of this incarnation */
-    const char *waiting_for;      /* "ranks 1, 3 to ask for the step"; NULL: it does not wait */
+    uint32_t micro_batch;    /* the open one, or the next */
+    uint64_t n_pushes;       /* admitted, of this incarnation */
+    const char *waiting_for; /* "ranks 1, 3 to ask for the step"; NULL: it does not wait */
     uint64_t waiting_since_ns;
     const struct diagnostic *fault; /* sticky; NULL: none */
 };
 
 /* What a parameter has beyond its layout. */
 struct status_param {
-    uint64_t n_steps;             /* its own step count */
+    uint64_t n_steps; /* its own step count */
     bool has_grad_norm;
-    double grad_norm;             /* of the last decided step, unscaled, before clipping */
+    double grad_norm; /* of the last decided step, unscaled, before clipping */
 };
 
 /* `zerodctl status`: one object. */
@@ -149,9 +149,10 @@ char *status_json(const struct status *status);
 /* `zerodctl ranks`: an array, in the order given. */
 char *ranks_json(const struct status_rank *ranks, size_t n, uint64_t now_ns);
 
-/* `zerodctl params`: an array in declaration order. layout NULL: empty. ledger (pushed_by) and params (layout->n_params
- * of them) may be NULL. */
-char *params_json(const struct layout *layout, const struct ledger *ledger, const struct status_param *params);
+/* `zerodctl params`: an array in declaration order. layout NULL: empty. ledger (pushed_by) and params
+ * (layout->n_params of them) may be NULL. */
+char *params_json(const struct layout *layout, const struct ledger *ledger,
+                  const struct status_param *params);
 
 /* `zerodctl diagnostics`: an array, in the order given; with a layout every parameter of each is named. */
 char *diagnostics_json(const struct diagnostic *const *list, size_t n, const struct layout *layout,
@@ -159,14 +160,14 @@ char *diagnostics_json(const struct diagnostic *const *list, size_t n, const str
 
 /* Everything that `report` bundles of the daemon. */
 struct report {
-    const struct status *status;  /* with its layout */
+    const struct status *status; /* with its layout */
     const struct status_rank *ranks;
     size_t n_ranks;
     const struct ledger *ledger;
     const struct status_param *params;
     const struct diagnostic *const *diagnostics;
     size_t n_diagnostics;
-    const char *config;           /* as `zerod --print-config` prints it */
+    const char *config; /* as `zerod --print-config` prints it */
 };
 
 /* The daemon's part of `zerodctl report`, which adds what /proc knows. */

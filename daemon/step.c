@@ -7,6 +7,9 @@
 #include <string.h>
 
 #include "daemon/base.h"
+#include "daemon/config.h"
+
+_Static_assert((int)STEP_MAX_RANKS == (int)CONFIG_MAX_LOCAL_RANKS, "what config admits, a mask must hold");
 
 /* ---- the tree over ranks ---------------------------------------------------------------------------- */
 

@@ -134,7 +134,7 @@ void job_write_begin(struct job *job, struct job_rank *rank)
 {
     const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
 
-    if (job_is_held(job, rank))
+    if (job_is_stopped(job, rank))
         return;
     if (ledger->open || ledger->n_ended > 0) {
         refuse_early(job, rank, "write window inside a step: open it before the step's first micro-batch");
@@ -213,7 +213,7 @@ static void commit_window(struct job *job)
 
 void job_write_end(struct job *job, struct job_rank *rank, bool forget)
 {
-    if (job_is_held(job, rank))
+    if (job_is_stopped(job, rank))
         return;
     if (job->phase != JOB_WINDOW) {
         refuse_early(job, rank, "end of a write window that is not open");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The JSON that the daemon prints of itself. With --print NAME an example is printed instead, for the test that
- * compares them with the schemas in docs/schema/ and shows them through zerodctl.
+ * The JSON that the daemon prints of itself. With --print NAME an example is printed instead, for the test
+ * that compares them with the schemas in docs/schema/ and shows them through zerodctl.
  */
 
 #include <math.h>
@@ -45,9 +45,19 @@ static void example_layout(struct example *e)
     static const uint64_t shapes[N_PARAMS][2] = {{300, 7}, {64, 0}, {1, 0}, {9, 9}};
     static const char odd[] = "odd \"name\" \xff\x01\n";
     const struct layout_decl decls[N_PARAMS] = {
-        {.name = "layers.0.w", .name_len = 10, .dtype = DTYPE_BF16, .grad_dtype = DTYPE_F32, .trainable = true,
-         .n_dims = 2, .shape = shapes[0]},
-        {.name = "layers.0.b", .name_len = 10, .trainable = true, .n_dims = 1, .shape = shapes[1], .group = 1},
+        {.name = "layers.0.w",
+         .name_len = 10,
+         .dtype = DTYPE_BF16,
+         .grad_dtype = DTYPE_F32,
+         .trainable = true,
+         .n_dims = 2,
+         .shape = shapes[0]},
+        {.name = "layers.0.b",
+         .name_len = 10,
+         .trainable = true,
+         .n_dims = 1,
+         .shape = shapes[1],
+         .group = 1},
         {.name = odd, .name_len = sizeof(odd) - 1, .trainable = true, .n_dims = 0},
         {.name = "frozen", .name_len = 6, .dtype = DTYPE_F16, .n_dims = 2, .shape = shapes[3]},
     };
@@ -67,7 +77,8 @@ static void example_ledger(struct example *e)
         ledger_attach(&e->ledger, rank, rank);
         ledger_begin(&e->ledger, rank, 0, 0);
         assert_int_equal(ledger_push(&e->ledger, rank,
-                                     &(struct push_record){.incarnation = rank, .sequence = 1, .param = 1}, &pass),
+                                     &(struct push_record){.incarnation = rank, .sequence = 1, .param = 1},
+                                     &pass),
                          LEDGER_ADMITTED);
     }
 }
@@ -84,8 +95,15 @@ static void example_diagnostics(struct example *e)
     memcpy(d->cause_class, "D1", 3);
     d->first = (struct diagnostic_push){
         .present = true,
-        .record = {.incarnation = 0xabc, .sequence = 7, .step = 41, .ordinal = 1, .task = 29, .depth = 1, .call = 2,
-                   .time_ns = 90ull * S, .flags = PUSH_NESTED},
+        .record = {.incarnation = 0xabc,
+                   .sequence = 7,
+                   .step = 41,
+                   .ordinal = 1,
+                   .task = 29,
+                   .depth = 1,
+                   .call = 2,
+                   .time_ns = 90ull * S,
+                   .flags = PUSH_NESTED},
         .segment = strdup("layers.0"),
         .site = strdup("modeling.py:98"),
     };
@@ -112,13 +130,37 @@ static void example_status(struct example *e)
     e->refused[1] = (struct status_refused){1002, 0};
     e->refused[2] = (struct status_refused){1302, 1};
     e->status = (struct status){
-        .now_ns = 100ull * S, .started_ns = 40ull * S, .job = "pretrain", .run_id = "run\xff-7", .state = "training",
-        .version = "0.1.0", .isa = "avx2", .config_path = "/etc/zerod/pretrain.yaml",
-        .socket_path = "/run/zerod/pretrain.sock", .pid = 4242, .stage = 2, .world_size = N_RANKS, .n_attached = 3,
-        .layout = e->layout, .step = 42, .attempt = 1, .n_applied = 41, .n_skipped = 1, .loss_scale = 65536,
-        .has_grad_norm = true, .grad_norm = 0.1, .lr = 1e-3, .steps_per_s = 3.5, .last_step_ns = 300000000,
-        .overlap_reduced_bytes = 3, .overlap_bytes = 4, .limit_bytes = 64ull << 30, .refused = e->refused,
-        .n_refused = ARRAY_SIZE(e->refused), .slowest_rank = 3, .slowest_behind_ns = 1500000,
+        .now_ns = 100ull * S,
+        .started_ns = 40ull * S,
+        .job = "pretrain",
+        .run_id = "run\xff-7",
+        .state = "training",
+        .version = "0.1.0",
+        .isa = "avx2",
+        .config_path = "/etc/zerod/pretrain.yaml",
+        .socket_path = "/run/zerod/pretrain.sock",
+        .pid = 4242,
+        .stage = 2,
+        .world_size = N_RANKS,
+        .n_attached = 3,
+        .layout = e->layout,
+        .step = 42,
+        .attempt = 1,
+        .n_applied = 41,
+        .n_skipped = 1,
+        .loss_scale = 65536,
+        .has_grad_norm = true,
+        .grad_norm = 0.1,
+        .lr = 1e-3,
+        .steps_per_s = 3.5,
+        .last_step_ns = 300000000,
+        .overlap_reduced_bytes = 3,
+        .overlap_bytes = 4,
+        .limit_bytes = 64ull << 30,
+        .refused = e->refused,
+        .n_refused = ARRAY_SIZE(e->refused),
+        .slowest_rank = 3,
+        .slowest_behind_ns = 1500000,
         .last_diagnostic = e->diagnostics[0],
         .counters = {.n_pushes_admitted = 1000, .n_pushes_accumulated = 3, .n_aborts = 1, .n_warnings = 1},
     };
@@ -134,9 +176,17 @@ static void example_ranks(struct example *e)
 
     for (i = 0; i < N_RANKS; i++)
         e->ranks[i] = (struct status_rank){
-            .rank = i, .attached = true, .pid = 500 + i, .uid = 1000, .state = "backward", .client = "train 1.0",
-            .incarnation = 0xfeedfacecafebeefull, .connected_since_ns = 50ull * S, .last_message_ns = 99ull * S,
-            .step = 42, .n_pushes = 7,
+            .rank = i,
+            .attached = true,
+            .pid = 500 + i,
+            .uid = 1000,
+            .state = "backward",
+            .client = "train 1.0",
+            .incarnation = 0xfeedfacecafebeefull,
+            .connected_since_ns = 50ull * S,
+            .last_message_ns = 99ull * S,
+            .step = 42,
+            .n_pushes = 7,
         };
     e->ranks[1].fault = e->diagnostics[0];
     e->ranks[2].waiting_for = "ranks 1, 3 to ask for the step";
@@ -172,16 +222,27 @@ static const struct diagnostic *const *example_list(const struct example *e)
 /* A daemon that has just started. */
 static char *minimal_status(void)
 {
-    return status_json(&(struct status){
-        .now_ns = 1, .started_ns = 1, .job = "train", .state = "waiting", .version = "0.1.0", .stage = 2,
-        .world_size = 1, .slowest_rank = -1, .loss_scale = 1});
+    return status_json(&(struct status){.now_ns = 1,
+                                        .started_ns = 1,
+                                        .job = "train",
+                                        .state = "waiting",
+                                        .version = "0.1.0",
+                                        .stage = 2,
+                                        .world_size = 1,
+                                        .slowest_rank = -1,
+                                        .loss_scale = 1});
 }
 
 static char *example_report(const struct example *e)
 {
-    return report_json(&(struct report){
-        .status = &e->status, .ranks = e->ranks, .n_ranks = N_RANKS, .ledger = &e->ledger, .params = e->params,
-        .diagnostics = example_list(e), .n_diagnostics = ARRAY_SIZE(e->diagnostics), .config = "job: pretrain\n"});
+    return report_json(&(struct report){.status = &e->status,
+                                        .ranks = e->ranks,
+                                        .n_ranks = N_RANKS,
+                                        .ledger = &e->ledger,
+                                        .params = e->params,
+                                        .diagnostics = example_list(e),
+                                        .n_diagnostics = ARRAY_SIZE(e->diagnostics),
+                                        .config = "job: pretrain\n"});
 }
 
 static char *example_print(const struct example *e, const char *name)
@@ -291,8 +352,8 @@ static void test_status(void **state)
 static void test_status_of_a_new_daemon(void **state)
 {
     static const char *const expected[][2] = {
-        {"run_id", "null"}, {"isa", "null"},           {"formed", "false"},       {"grad_norm", "null"},
-        {"refused", "[]"},  {"overlap.ratio", "null"}, {"slowest_rank", "null"},  {"last_diagnostic", "null"},
+        {"run_id", "null"}, {"isa", "null"},           {"formed", "false"},      {"grad_norm", "null"},
+        {"refused", "[]"},  {"overlap.ratio", "null"}, {"slowest_rank", "null"}, {"last_diagnostic", "null"},
         {"uptime_ns", "0"}, {"steps_per_s", "0"},
     };
     struct json_object *root = parse(minimal_status());
@@ -320,7 +381,8 @@ static void test_values_that_json_lacks(void **state)
 
 static void test_doubles_read_back(void **state)
 {
-    const double values[] = {0.1, 1.0 / 3, 5e-324, 1.7976931348623157e308, 123456789.125, -0.0, 6.02214076e23};
+    const double values[] = {0.1,           1.0 / 3, 5e-324,       1.7976931348623157e308,
+                             123456789.125, -0.0,    6.02214076e23};
     struct json j = {};
     struct json_object *o = json_new_object(&j), *root;
     size_t i;
@@ -384,13 +446,25 @@ static void assert_owners(const struct layout *layout, uint32_t id, struct json_
 static void test_params(void **state)
 {
     static const char *const expected[][2] = {
-        {"0.name", "\"layers.0.w\""},   {"0.dtype", "\"bf16\""},       {"0.grad_dtype", "\"fp32\""},
-        {"0.shape", "[300,7]"},         {"0.n_elems", "2100"},         {"0.pushed_by", "[]"},
-        {"0.n_steps", "41"},            {"0.grad_norm", "0.25"},       {"1.pushed_by", "[1,3]"},
-        {"1.grad_norm", "null"},        {"1.group", "1"},              {"2.shape", "[]"},
-        {"2.n_elems", "1"},             {"2.name", "\"odd \\\"name\\\" \\\\xff\\\\x01\\\\x0a\""},
-        {"3.trainable", "false"},       {"3.bucket", "null"},          {"3.owners", "[]"},
-        {"3.dtype", "\"fp16\""},        {"3.n_steps", "0"},
+        {"0.name", "\"layers.0.w\""},
+        {"0.dtype", "\"bf16\""},
+        {"0.grad_dtype", "\"fp32\""},
+        {"0.shape", "[300,7]"},
+        {"0.n_elems", "2100"},
+        {"0.pushed_by", "[]"},
+        {"0.n_steps", "41"},
+        {"0.grad_norm", "0.25"},
+        {"1.pushed_by", "[1,3]"},
+        {"1.grad_norm", "null"},
+        {"1.group", "1"},
+        {"2.shape", "[]"},
+        {"2.n_elems", "1"},
+        {"2.name", "\"odd \\\"name\\\" \\\\xff\\\\x01\\\\x0a\""},
+        {"3.trainable", "false"},
+        {"3.bucket", "null"},
+        {"3.owners", "[]"},
+        {"3.dtype", "\"fp16\""},
+        {"3.n_steps", "0"},
     };
     struct example e;
     struct json_object *root;
@@ -498,12 +572,12 @@ static void test_clean(void **state)
         {"plain\n\ttext", "plain\n\ttext"},
         {"\xc3\xa4 \xe2\x82\xac \xf0\x9f\x99\x82", "\xc3\xa4 \xe2\x82\xac \xf0\x9f\x99\x82"},
         {"\x7f\x1b\r", "\\x7f\\x1b\\x0d"},
-        {"\xc2\x9b", "\\xc2\\x9b"},                       /* CSI: terminals obey it */
-        {"\xc0\xaf", "\\xc0\\xaf"},                       /* overlong */
+        {"\xc2\x9b", "\\xc2\\x9b"}, /* CSI: terminals obey it */
+        {"\xc0\xaf", "\\xc0\\xaf"}, /* overlong */
         {"\xe0\x80\xaf", "\\xe0\\x80\\xaf"},
-        {"\xed\xa0\x80", "\\xed\\xa0\\x80"},              /* surrogate */
-        {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"},     /* beyond U+10FFFF */
-        {"\xe2\x82", "\\xe2\\x82"},                       /* cut off */
+        {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          /* surrogate */
+        {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* beyond U+10FFFF */
+        {"\xe2\x82", "\\xe2\\x82"},                   /* cut off */
         {"\xf0\x9f\x99", "\\xf0\\x9f\\x99"},
         {"\xe2\x82z", "\\xe2\\x82z"},
     };

@@ -15,12 +15,13 @@
 #include "daemon/wire.h"
 
 enum {
-    CONTROL_SILENCE_MS = 30 * 1000, /* picked: a daemon whose loop is blocked for longer is ended by its watchdog */
+    CONTROL_SILENCE_MS = 30 *
+        1000, /* picked: a daemon whose loop is blocked for longer is ended by its watchdog */
 };
 
 struct control {
     int fd;
-    const char *path;           /* not owned */
+    const char *path; /* not owned */
     struct wire_arena arena;
     struct frame_buffer buffer;
     char error[1024];
@@ -28,9 +29,9 @@ struct control {
 
 /* An answer: JSON, and whether it is an error. */
 struct answer {
-    char *json;                 /* NUL-terminated, owned */
+    char *json; /* NUL-terminated, owned */
     size_t n_bytes;
-    unsigned exit_code;         /* 0, or sysexits.h; json is then {"error": text} */
+    unsigned exit_code; /* 0, or sysexits.h; json is then {"error": text} */
 };
 
 #define ANSWER_NULL ((struct answer){.json = NULL})

@@ -19,7 +19,7 @@
 #include "kernels/update.h"
 #include "proto/credit.h"
 
-#define MAX_PARAMS 1e15  /* picked: a thousand times the paper's largest */
+#define MAX_PARAMS 1e15 /* picked: a thousand times the paper's largest */
 
 enum {
     MAX_CHUNKS = 1 << 19, /* of the layouts that are made for planning; picked: they take half a second */
@@ -30,8 +30,8 @@ static const char *const dtype_words[N_DTYPES] = {"fp32", "bf16", "fp16"};
 struct plan_request {
     const char *config_path;
     uint64_t n_params;
-    unsigned n_ranks;        /* 0: as configured */
-    unsigned stage;          /* 0: as configured */
+    unsigned n_ranks; /* 0: as configured */
+    unsigned stage;   /* 0: as configured */
     enum dtype dtype, grad_dtype;
     bool has_grad_dtype;
 };
@@ -53,7 +53,8 @@ static int parse_params(const char *text, uint64_t *n_params)
     double value = strtod(text, &end);
 
     if (end == text || *end || !(value >= 1 && value <= MAX_PARAMS) || value != floor(value)) {
-        fprintf(stderr, "zerodctl: plan --params: '%s' is not a whole number from 1 to 1e15 (7.5e9 is one)\n", text);
+        fprintf(stderr, "zerodctl: plan --params: '%s' is not a whole number from 1 to 1e15 (7.5e9 is one)\n",
+                text);
         return -EX_USAGE;
     }
     *n_params = value;
@@ -112,10 +113,10 @@ static int parse_option(struct plan_request *request, int option)
 static int parse(struct plan_request *request, int argc, char **argv, bool *json)
 {
     static const struct option options[] = {
-        {"config", required_argument, NULL, 'c'},     {"params", required_argument, NULL, 'p'},
-        {"ranks", required_argument, NULL, 'r'},      {"stage", required_argument, NULL, 's'},
-        {"dtype", required_argument, NULL, 'd'},      {"grad-dtype", required_argument, NULL, 'g'},
-        {"json", no_argument, NULL, 'j'},             {},
+        {"config", required_argument, NULL, 'c'}, {"params", required_argument, NULL, 'p'},
+        {"ranks", required_argument, NULL, 'r'},  {"stage", required_argument, NULL, 's'},
+        {"dtype", required_argument, NULL, 'd'},  {"grad-dtype", required_argument, NULL, 'g'},
+        {"json", no_argument, NULL, 'j'},         {},
     };
     int option, r;
 
@@ -146,10 +147,10 @@ static const struct {
     const char *word;
     size_t offset;
 } classes[] = {
-    {"state", offsetof(struct plan_bytes, state)},       {"gradient", offsetof(struct plan_bytes, gradient)},
-    {"ring", offsetof(struct plan_bytes, ring)},         {"overflow", offsetof(struct plan_bytes, overflow)},
-    {"staging", offsetof(struct plan_bytes, staging)},   {"weights", offsetof(struct plan_bytes, weights)},
-    {"pool", offsetof(struct plan_bytes, pool)},         {"fixed", offsetof(struct plan_bytes, fixed)},
+    {"state", offsetof(struct plan_bytes, state)},     {"gradient", offsetof(struct plan_bytes, gradient)},
+    {"ring", offsetof(struct plan_bytes, ring)},       {"overflow", offsetof(struct plan_bytes, overflow)},
+    {"staging", offsetof(struct plan_bytes, staging)}, {"weights", offsetof(struct plan_bytes, weights)},
+    {"pool", offsetof(struct plan_bytes, pool)},       {"fixed", offsetof(struct plan_bytes, fixed)},
 };
 
 static int load_config(const struct plan_request *request, struct config **config)
@@ -172,14 +173,14 @@ static int load_config(const struct plan_request *request, struct config **confi
 }
 
 /*
- * The manifest that is planned with: full buckets of one parameter each, and one for the rest. A real one of many small
- * parameters comes near to it.
+ * The manifest that is planned with: full buckets of one parameter each, and one for the rest. A real one of
+ * many small parameters comes near to it.
  */
 static int make_layout(const struct plan *plan, uint64_t n_full, struct layout **layout)
 {
     uint64_t rest_elems = plan->request.n_params % plan->bucket_elems, n = n_full + (rest_elems > 0), i;
     _cleanup_free_ struct layout_decl *decls = calloc(n, sizeof(*decls));
-    _cleanup_free_ char(*names)[24] = calloc(n, sizeof(*names));
+    _cleanup_free_ char (*names)[24] = calloc(n, sizeof(*names));
     uint32_t bad;
 
     if (!decls || !names)
@@ -200,10 +201,12 @@ static int make_layout(const struct plan *plan, uint64_t n_full, struct layout *
 }
 
 /* n_buckets may be more than the layout has: see plan_sum(). */
-static struct plan_options options_of(const struct plan *plan, const struct layout *layout, uint64_t n_buckets)
+static struct plan_options options_of(const struct plan *plan, const struct layout *layout,
+                                      uint64_t n_buckets)
 {
     const struct config *config = plan->config;
-    uint32_t n_tickets = MIN(2 * n_buckets + 64, (uint64_t)65536); /* slots that a rank's ring has tables for */
+    uint32_t n_tickets =
+        MIN(2 * n_buckets + 64, (uint64_t)65536); /* slots that a rank's ring has tables for */
 
     return (struct plan_options){
         .stage = plan->request.stage,
@@ -249,8 +252,8 @@ static uint64_t extrapolate(uint64_t a, uint64_t n_a, uint64_t b, uint64_t n_b, 
 }
 
 /*
- * The tables of a layout for 1e12 parameters on 1,024 ranks would not fit into this machine. Full buckets are all
- * alike, so what two smaller models take says what the large one takes; only the pool has an upper end.
+ * The tables of a layout for 1e12 parameters on 1,024 ranks would not fit into this machine. Full buckets are
+ * all alike, so what two smaller models take says what the large one takes; only the pool has an upper end.
  */
 static int plan_sum(struct plan *plan, uint64_t n_full)
 {
@@ -308,7 +311,8 @@ static int print_json(struct plan *plan)
     static const char *const stages[] = {"0", "1", "2", "3"};
     const struct plan_request *request = &plan->request;
     struct json j = {};
-    struct json_object *o = json_new_object(&j), *by_stage = json_new_object(&j), *by_class = json_new_object(&j);
+    struct json_object *o = json_new_object(&j), *by_stage = json_new_object(&j),
+                       *by_class = json_new_object(&j);
     _cleanup_free_ char *text = NULL;
     size_t i;
 
@@ -340,18 +344,22 @@ static int print_json(struct plan *plan)
 
 static void print_text(struct plan *plan)
 {
-    static const char *const what[] = {"nothing partitioned", "optimizer state", "and gradients", "and weights"};
+    static const char *const what[] = {"nothing partitioned", "optimizer state", "and gradients",
+                                       "and weights"};
     const struct plan_request *request = &plan->request;
     char text[PRINT_SIZE];
     unsigned i;
 
-    printf("model_states_gb: %s parameters on %u ranks, GB of 1e9 bytes on each, by the ZeRO paper's formulas\n",
-           print_count(text, request->n_params), request->n_ranks);
+    printf(
+        "model_states_gb: %s parameters on %u ranks, GB of 1e9 bytes on each, by the ZeRO paper's formulas\n",
+        print_count(text, request->n_params), request->n_ranks);
     for (i = 0; i <= 3; i++)
         printf("%s stage %u  %10.6g   %s\n", i == request->stage ? "*" : " ", i,
                plan_model_states(request->n_params, request->n_ranks, i), what[i]);
-    printf("\nbytes_by_class: what zerod holds for the %u ranks of a node, stage %u, weights %s, gradients %s,\n",
-           plan->n_local_ranks, request->stage, dtype_words[request->dtype], dtype_words[request->grad_dtype]);
+    printf("\nbytes_by_class: what zerod holds for the %u ranks of a node, stage %u, weights %s, gradients "
+           "%s,\n",
+           plan->n_local_ranks, request->stage, dtype_words[request->dtype],
+           dtype_words[request->grad_dtype]);
     printf("in %" PRIu64 " buckets of at most %" PRIu64 " elements\n", plan->n_buckets, plan->bucket_elems);
     for (i = 0; i < ARRAY_SIZE(classes); i++)
         printf("  %-10s %16" PRIu64 "   %s\n", classes[i].word, *class_of(&plan->bytes, i),

@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 enum {
-    PRINT_SIZE = 32,     /* enough for what the next three write */
+    PRINT_SIZE = 32, /* enough for what the next three write */
     TABLE_MAX_COLUMNS = 16,
 };
 
@@ -26,9 +26,9 @@ char *print_count(char *dst, uint64_t n);
 struct table {
     const char *const *heads; /* n_columns, static */
     size_t n_columns;
-    char **cells;             /* row after row, owned */
+    char **cells; /* row after row, owned */
     size_t n_cells, n_allocated;
-    bool failed;              /* memory was short: nothing is printed */
+    bool failed; /* memory was short: nothing is printed */
 };
 
 void table_init(struct table *table, const char *const *heads, size_t n_columns);

@@ -55,7 +55,8 @@ static char *join(struct json_object *array, const char *separator, const char *
     if (array_length(array) == 0)
         fputs(none, file);
     for (i = 0; i < array_length(array); i++)
-        fprintf(file, "%s%s", i ? separator : "", json_object_get_string(json_object_array_get_idx(array, i)));
+        fprintf(file, "%s%s", i ? separator : "",
+                json_object_get_string(json_object_array_get_idx(array, i)));
     if (fclose(file) != 0)
         free(steal_ptr(text));
     return text;
@@ -67,8 +68,9 @@ static void show_daemon(FILE *file, struct json_object *o)
 {
     char up[PRINT_SIZE];
 
-    fprintf(file, "%s: %s, stage %" PRIu64 ", %" PRIu64 " of %" PRIu64 " ranks attached\n", get_string(o, "job"),
-            get_string(o, "state"), get_u64(o, "stage"), get_u64(o, "n_attached"), get_u64(o, "world_size"));
+    fprintf(file, "%s: %s, stage %" PRIu64 ", %" PRIu64 " of %" PRIu64 " ranks attached\n",
+            get_string(o, "job"), get_string(o, "state"), get_u64(o, "stage"), get_u64(o, "n_attached"),
+            get_u64(o, "world_size"));
     fprintf(file, "daemon    zerod %s (%s), pid %" PRIu64 ", up %s\n", get_string(o, "version"),
             get_string(o, "isa"), get_u64(o, "pid"), print_duration(up, get_u64(o, "uptime_ns")));
 }
@@ -93,11 +95,12 @@ static void show_step(FILE *file, struct json_object *o)
     if (get(o, "grad_norm"))
         snprintf(norm, sizeof(norm), "%.6g", get_double(o, "grad_norm"));
     fprintf(file,
-            "step      %" PRIu64 ": %" PRIu64 " applied, %" PRIu64 " skipped, %" PRIu64 " aborted; %.3g steps/s, last %s\n",
+            "step      %" PRIu64 ": %" PRIu64 " applied, %" PRIu64 " skipped, %" PRIu64
+            " aborted; %.3g steps/s, last %s\n",
             get_u64(o, "step"), get_u64(o, "n_applied"), get_u64(o, "n_skipped"), get_u64(o, "attempt"),
             get_double(o, "steps_per_s"), print_duration(last, get_u64(o, "last_step_ns")));
-    fprintf(file, "values    grad norm %s, loss scale %.6g, lr %.6g\n", norm,
-            get_double(o, "loss_scale"), get_double(o, "lr"));
+    fprintf(file, "values    grad norm %s, loss scale %.6g, lr %.6g\n", norm, get_double(o, "loss_scale"),
+            get_double(o, "lr"));
 }
 
 static void show_time(FILE *file, struct json_object *o)
@@ -161,9 +164,12 @@ static void show_counters(FILE *file, struct json_object *o)
     static const struct {
         const char *key, *label;
     } rare[] = {
-        {"n_pushes_accumulated", "accumulated"}, {"n_pushes_retried", "retried"},
-        {"n_pushes_dropped", "dropped"},         {"n_pushes_redone", "redone"},
-        {"n_overflow_slots", "overflow slots"},  {"n_reattaches", "reattached"},
+        {"n_pushes_accumulated", "accumulated"},
+        {"n_pushes_retried", "retried"},
+        {"n_pushes_dropped", "dropped"},
+        {"n_pushes_redone", "redone"},
+        {"n_overflow_slots", "overflow slots"},
+        {"n_reattaches", "reattached"},
         {"n_warnings", "warnings"},
     };
     struct json_object *counters = get(o, "counters"), *refused = get(o, "refused"), *code;
@@ -175,7 +181,8 @@ static void show_counters(FILE *file, struct json_object *o)
             fprintf(file, ", %" PRIu64 " %s", get_u64(counters, rare[i].key), rare[i].label);
     for (i = 0; i < array_length(refused); i++) {
         code = json_object_array_get_idx(refused, i);
-        fprintf(file, "%s %" PRIu64 " %s", i ? "," : "; refused:", get_u64(code, "n"), get_string(code, "code"));
+        fprintf(file, "%s %" PRIu64 " %s", i ? "," : "; refused:", get_u64(code, "n"),
+                get_string(code, "code"));
     }
     fputc('\n', file);
 }
@@ -214,8 +221,9 @@ int show_status(FILE *file, struct json_object *answer)
 
 int show_ranks(FILE *file, struct json_object *answer)
 {
-    static const char *const heads[] = {"RANK", "STATE", "PID", "UID", "STEP", "MICRO-BATCH", "PUSHES", "CONNECTED",
-                                        "LAST-MESSAGE", "WAITING", "FOR / FAULT"};
+    static const char *const heads[] = {"RANK",         "STATE",       "PID",        "UID",
+                                        "STEP",         "MICRO-BATCH", "PUSHES",     "CONNECTED",
+                                        "LAST-MESSAGE", "WAITING",     "FOR / FAULT"};
     struct json_object *o, *fault;
     char connected[PRINT_SIZE], last[PRINT_SIZE], waiting[PRINT_SIZE];
     struct table table;

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Answers of the daemon as people read them. The input is what docs/schema/ describes; keys that are missing, as from an
- * older daemon, are shown as 0 or "-".
+ * Answers of the daemon as people read them. The input is what docs/schema/ describes; keys that are missing,
+ * as from an older daemon, are shown as 0 or "-".
  */
 
 #include <stdio.h>

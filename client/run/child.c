@@ -69,7 +69,8 @@ static void child_close(struct child *child)
     uv_close((uv_handle_t *)&child->linger, child_closed);
 }
 
-/* Whoever is left of the group has had its SIGTERM; a leader's pid is not given away while its group lives. */
+/* Whoever is left of the group has had its SIGTERM; a leader's pid is not given away while its group lives.
+ */
 static void child_finish(struct child *child)
 {
     size_t i;
@@ -183,8 +184,8 @@ static int child_wrap_argv(struct child *child)
 }
 
 /* The handle exists afterwards, also on failure. *write_fd: the child's end, the caller's. */
-static int child_stream_init(struct child_stream *stream, struct child *child, struct sink *sink, uv_loop_t *loop,
-                             int *write_fd)
+static int child_stream_init(struct child_stream *stream, struct child *child, struct sink *sink,
+                             uv_loop_t *loop, int *write_fd)
 {
     uv_file fds[2];
     int r;

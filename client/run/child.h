@@ -29,11 +29,11 @@ enum {
 };
 
 struct child_spec {
-    char **argv;             /* argv[0] is looked up in PATH; argv, env and label are used during the start only */
+    char **argv; /* argv[0] is looked up in PATH; argv, env and label are used during the start only */
     char **env;
-    const char *label;       /* "0": what its lines begin with, in brackets */
-    int death_signal;        /* that it gets when zerodrun dies */
-    bool keep_stdin;         /* else /dev/null */
+    const char *label; /* "0": what its lines begin with, in brackets */
+    int death_signal;  /* that it gets when zerodrun dies */
+    bool keep_stdin;   /* else /dev/null */
     struct sink *out, *err;
     void (*on_end)(struct child *child);
     void *owner;
@@ -45,7 +45,7 @@ struct child_stream {
     uv_pipe_t pipe;
     struct lines lines;
     bool eof, paused;
-    char data[CHILD_READ_BYTES];    /* what is being read */
+    char data[CHILD_READ_BYTES]; /* what is being read */
 };
 
 struct child {
@@ -54,14 +54,14 @@ struct child {
     uv_timer_t linger;
     struct child_stream streams[2]; /* stdout, stderr */
     char prefix[32];
-    char *argv_storage;             /* owned */
-    char **argv;                    /* owned; what is spawned: zerodrun itself as a wrapper */
-    pid_t pid;                      /* of the last start; leads the process group */
+    char *argv_storage; /* owned */
+    char **argv;        /* owned; what is spawned: zerodrun itself as a wrapper */
+    pid_t pid;          /* of the last start; leads the process group */
     bool exited;
     int64_t exit_status;
-    int term_signal;                /* 0: it exited by itself */
-    bool has_process;               /* the handle exists */
-    unsigned n_handles;             /* still open; 0: may be started */
+    int term_signal;    /* 0: it exited by itself */
+    bool has_process;   /* the handle exists */
+    unsigned n_handles; /* still open; 0: may be started */
 };
 
 /*

@@ -18,16 +18,17 @@ enum {
     LINE_MAX_BYTES = 64 * 1024, /* picked: longer than any honest line, short enough for hundreds of ranks */
 };
 
-/* text is one line with its end, or, when flushed or too long, without; at the start of a line unless continued. */
+/* text is one line with its end, or, when flushed or too long, without; at the start of a line unless
+ * continued. */
 typedef void lines_fn(void *context, const char *text, size_t n_bytes, bool continued);
 
 struct lines {
     lines_fn *emit;
     void *context;
-    char *held;       /* LINE_MAX_BYTES, owned */
+    char *held; /* LINE_MAX_BYTES, owned */
     size_t n_held;
-    bool continued;   /* the line's first piece has been handed out */
-    bool after_cr;    /* the last byte handed out was '\r' */
+    bool continued; /* the line's first piece has been handed out */
+    bool after_cr;  /* the last byte handed out was '\r' */
 };
 
 /* Return: 0 or -ENOMEM. */

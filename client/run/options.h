@@ -12,16 +12,16 @@ enum {
 };
 
 struct run_options {
-    unsigned n_ranks;             /* on this node; 0: as the configuration says, else 1 */
-    const char *config_path;      /* NULL: a small one is made */
-    const char *socket_path;      /* NULL: the configuration's, else ZEROD_SOCKET, else a private one */
-    const char *zerod_path;       /* NULL: beside zerodrun, else in PATH */
-    const char *run_id;           /* NULL: ZEROD_RUN_ID, else a random one */
-    unsigned n_restarts;          /* of each rank */
-    uint64_t grace_ms;            /* between SIGTERM and SIGKILL */
-    unsigned master_port;         /* 0: a free one */
+    unsigned n_ranks;        /* on this node; 0: as the configuration says, else 1 */
+    const char *config_path; /* NULL: a small one is made */
+    const char *socket_path; /* NULL: the configuration's, else ZEROD_SOCKET, else a private one */
+    const char *zerod_path;  /* NULL: beside zerodrun, else in PATH */
+    const char *run_id;      /* NULL: ZEROD_RUN_ID, else a random one */
+    unsigned n_restarts;     /* of each rank */
+    uint64_t grace_ms;       /* between SIGTERM and SIGKILL */
+    unsigned master_port;    /* 0: a free one */
     bool no_daemon, quiet;
-    char **command;               /* program and arguments, NULL at the end */
+    char **command; /* program and arguments, NULL at the end */
 };
 
 /* Return: 0, OPTIONS_DONE, or -EX_USAGE, then a sentence is on stderr. */

@@ -37,7 +37,8 @@ static int place_make_directory(struct place *place)
             return 0;
         free(steal_ptr(place->directory));
     }
-    fprintf(stderr, "zerodrun: cannot make a directory for the socket in XDG_RUNTIME_DIR, TMPDIR or /tmp: %s\n",
+    fprintf(stderr,
+            "zerodrun: cannot make a directory for the socket in XDG_RUNTIME_DIR, TMPDIR or /tmp: %s\n",
             strerror(errno));
     return -EX_CANTCREAT;
 }
@@ -83,7 +84,8 @@ static char *host_of(const char *address)
     return strndup(address, n);
 }
 
-static int place_from_config(struct place *place, const struct run_options *options, const struct config *config)
+static int place_from_config(struct place *place, const struct run_options *options,
+                             const struct config *config)
 {
     const struct config_world *world = &config->world;
 
@@ -93,8 +95,8 @@ static int place_from_config(struct place *place, const struct run_options *opti
     place->node = world->node;
     place->n_nodes = MAX(world->nodes.n_items, (size_t)1);
     if (options->n_ranks > 0 && options->n_ranks != place->n_ranks) {
-        fprintf(stderr, "zerodrun: -n %u, but %s has %u ranks on this node (world.size %u)\n", options->n_ranks,
-                options->config_path, place->n_ranks, world->size);
+        fprintf(stderr, "zerodrun: -n %u, but %s has %u ranks on this node (world.size %u)\n",
+                options->n_ranks, options->config_path, place->n_ranks, world->size);
         return -EX_USAGE;
     }
     place->socket = strdup(options->socket_path ? options->socket_path : config->listen.socket);
@@ -104,8 +106,8 @@ static int place_from_config(struct place *place, const struct run_options *opti
         return -EX_OSERR;
     if (strcmp(place->socket, config->listen.socket) == 0 || options->no_daemon || place_answers(place))
         return 0;
-    fprintf(stderr, "zerodrun: nobody answers on %s, and a daemon with %s would listen on %s\n", place->socket,
-            place->config_path, config->listen.socket);
+    fprintf(stderr, "zerodrun: nobody answers on %s, and a daemon with %s would listen on %s\n",
+            place->socket, place->config_path, config->listen.socket);
     return -EX_USAGE;
 }
 
@@ -240,7 +242,8 @@ int place_describe(const struct place *place, unsigned local, struct environment
     r |= environment_set(env, "ZEROD_RUN_ID", "%s", place->run_id);
     if (place->socket)
         r |= environment_set(env, "ZEROD_SOCKET", "%s", place->socket);
-    /* As torchrun does: several ranks with a thread for every core each would only get into each other's way. */
+    /* As torchrun does: several ranks with a thread for every core each would only get into each other's way.
+     */
     if (place->n_ranks > 1 && !environment_get(env, "OMP_NUM_THREADS"))
         r |= environment_set(env, "OMP_NUM_THREADS", "1");
     /* Of a torchrun above us: torch would look for its store instead of making rank 0's. */

@@ -12,12 +12,12 @@ struct environment;
 struct run_options;
 
 struct place {
-    unsigned n_ranks;        /* on this node */
+    unsigned n_ranks; /* on this node */
     unsigned first_rank, world_size;
     unsigned node, n_nodes;
-    char *socket;            /* NULL: none, with --no-daemon */
-    char *config_path;       /* what a daemon would be started with; NULL: none */
-    char *directory;         /* private, removed at the end; NULL: none */
+    char *socket;      /* NULL: none, with --no-daemon */
+    char *config_path; /* what a daemon would be started with; NULL: none */
+    char *directory;   /* private, removed at the end; NULL: none */
     char *run_id;
     char *master_addr;
     unsigned master_port;

@@ -48,7 +48,7 @@ struct run {
     enum run_state state;
     uv_loop_t loop;
     struct sink out, err;
-    struct run_rank *ranks;         /* place->n_ranks, owned */
+    struct run_rank *ranks; /* place->n_ranks, owned */
     unsigned n_running;
     struct child daemon;
     struct environment daemon_env;
@@ -56,14 +56,15 @@ struct run {
     uv_signal_t signals[ARRAY_SIZE(forwarded)];
     uv_timer_t probe, grace;
     uint64_t started_ms;
-    int interrupted;                /* first of SIGINT, SIGTERM, SIGHUP that we got; 0: none */
-    bool killing;                   /* a second SIGINT came */
-    bool abandoned;                 /* and even the output is given up */
-    int exit_code;                  /* of the first failure */
+    int interrupted; /* first of SIGINT, SIGTERM, SIGHUP that we got; 0: none */
+    bool killing;    /* a second SIGINT came */
+    bool abandoned;  /* and even the output is given up */
+    int exit_code;   /* of the first failure */
 };
 
 static void run_note(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void run_error(struct run *run, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void run_error(struct run *run, int exit_code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 static void run_stop_daemon(struct run *run);
 
 static void run_vsay(struct run *run, const char *format, va_list args)
@@ -103,7 +104,8 @@ static void run_error(struct run *run, int exit_code, const char *format, ...)
 static void run_describe_end(const struct child *child, char *text, size_t size)
 {
     if (child->term_signal)
-        snprintf(text, size, "was killed by signal %d (%s)", child->term_signal, strsignal(child->term_signal));
+        snprintf(text, size, "was killed by signal %d (%s)", child->term_signal,
+                 strsignal(child->term_signal));
     else
         snprintf(text, size, "exited with %d", (int)child->exit_status);
 }
@@ -178,7 +180,8 @@ static void run_end_ranks(struct run *run)
         run_stop_daemon(run);
         return;
     }
-    /* Interrupted ranks are on their way out, perhaps writing a checkpoint: a second signal would cut it off. */
+    /* Interrupted ranks are on their way out, perhaps writing a checkpoint: a second signal would cut it off.
+     */
     for (i = 0; !run->interrupted && i < run->place->n_ranks; i++)
         child_signal(&run->ranks[i].child, SIGTERM);
     uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
@@ -234,8 +237,8 @@ static void rank_ended(struct child *child)
     run_describe_end(child, how, sizeof(how));
     if (code != 0 && rank_may_restart(rank)) {
         rank->n_restarts++;
-        run_note(run, "rank %s (pid %d) %s; restart %u of %u", rank->label, (int)child->pid, how, rank->n_restarts,
-                 run->options->n_restarts);
+        run_note(run, "rank %s (pid %d) %s; restart %u of %u", rank->label, (int)child->pid, how,
+                 rank->n_restarts, run->options->n_restarts);
         if (rank_start(rank) < 0)
             run_end_ranks(run);
         return;
@@ -329,8 +332,8 @@ static int run_start_daemon(struct run *run)
     const char *program = run->options->zerod_path ? run->options->zerod_path : beside ? beside : "zerod";
     char *argv[] = {(char *)program, (char *)"--config", run->place->config_path, NULL};
     /* Of a service manager that started us: the daemon is not who it is waiting for. */
-    const char *const not_its[] = {"NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID",
-                                   "WATCHDOG_USEC"};
+    const char *const not_its[] = {"NOTIFY_SOCKET",  "LISTEN_PID",   "LISTEN_FDS",
+                                   "LISTEN_FDNAMES", "WATCHDOG_PID", "WATCHDOG_USEC"};
     struct child_spec spec = {
         .argv = argv,
         .label = "zerod",
@@ -364,8 +367,8 @@ static void run_probe(uv_timer_t *timer)
     if (place_answers(run->place)) {
         run_start_ranks(run);
     } else if (uv_now(&run->loop) - run->started_ms > START_TIMEOUT_MS) {
-        run_error(run, EX_UNAVAILABLE, "zerod does not accept connections on %s after %d s", run->place->socket,
-                  START_TIMEOUT_MS / 1000);
+        run_error(run, EX_UNAVAILABLE, "zerod does not accept connections on %s after %d s",
+                  run->place->socket, START_TIMEOUT_MS / 1000);
         run_end_ranks(run);
     }
 }
@@ -485,7 +488,8 @@ static void run_deinit(struct run *run)
 
 int run(const struct run_options *options, const struct place *place)
 {
-    /* Not freed when it failed half way or was abandoned: a thread may still use it, and the process is about to end. */
+    /* Not freed when it failed half way or was abandoned: a thread may still use it, and the process is about
+     * to end. */
     struct run *run = calloc(1, sizeof(*run));
     int r, code;
 

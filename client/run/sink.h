@@ -23,27 +23,28 @@ enum {
 };
 
 struct sink_text {
-    char *data;            /* n_bytes of n_allocated, owned */
+    char *data; /* n_bytes of n_allocated, owned */
     size_t n_bytes, n_allocated;
 };
 
 struct sink {
-    int fd;                /* not owned */
+    int fd;                            /* not owned */
     void (*on_drained)(void *context); /* the sink holds nothing any more */
     void *context;
-    uv_async_t drained;    /* thread to loop */
+    uv_async_t drained; /* thread to loop */
     uv_thread_t thread;
-    uv_mutex_t mutex;      /* guards what follows */
+    uv_mutex_t mutex; /* guards what follows */
     uv_cond_t work;
     struct sink_text waiting;
-    bool writing;          /* the thread holds the rest */
+    bool writing; /* the thread holds the rest */
     bool closing;
-    bool broken;           /* the reader is gone, or memory was short */
+    bool broken; /* the reader is gone, or memory was short */
 };
 
 /* Return: 0 or a negative errno. */
 int sink_init(struct sink *sink, uv_loop_t *loop, int fd, void (*on_drained)(void *context), void *context);
-/* Asserts that the sink is drained; waits for its thread. The loop must run once more before the memory goes away. */
+/* Asserts that the sink is drained; waits for its thread. The loop must run once more before the memory goes
+ * away. */
 void sink_close(struct sink *sink);
 
 /* Two pieces that stay together; the second may be empty. */
