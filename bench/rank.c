@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One rank of the step benchmark: fresh gradients each iteration, all ranks
- * start together, pushes by copy (or from the slot), end of backward, step. Prints
- * one line of JSON per iteration with CLOCK_MONOTONIC times in ns, which are comparable between processes.
+ * One rank of the benchmarks: fresh gradients each iteration, all ranks start
+ * together, pushes by copy (or from the slot), end of backward, step. Prints one line of JSON per
+ * iteration with CLOCK_MONOTONIC times in ns, which are comparable between processes.
+ *
+ *     bench-rank --rank R --socket PATH --elems N --params P [--iterations I | --on-demand]
+ *                [--buffer-elems B] [--compute-us U] [--in-slot]
+ *
+ * --on-demand: an iteration for each line on standard input, until it ends, so that others can take turns.
+ * --buffer-elems: gradients of at most so many elements are kept and pushed again and again within one
+ * iteration, for models whose gradients of all ranks would not fit into this machine beside the model.
  */
 
 #include <getopt.h>
@@ -20,10 +27,12 @@ struct options {
     int rank;
     const char *socket;
     uint64_t n_elems;    /* of the model */
+    uint64_t n_buffer_elems; /* of gradients, made anew for each iteration */
     unsigned n_params;   /* equal parts */
     unsigned n_iterations;
     unsigned compute_us; /* pretended backward between two pushes */
     bool in_slot;
+    bool on_demand;
 };
 
 static uint64_t now_ns(void)
@@ -44,9 +53,10 @@ static struct options parse(int argc, char **argv)
 {
     static const struct option longs[] = {
         {"rank", 1, NULL, 'r'},   {"socket", 1, NULL, 's'},     {"elems", 1, NULL, 'e'},   {"params", 1, NULL, 'p'},
-        {"iterations", 1, NULL, 'i'}, {"compute-us", 1, NULL, 'c'}, {"in-slot", 0, NULL, 'd'}, {0},
+        {"iterations", 1, NULL, 'i'}, {"compute-us", 1, NULL, 'c'}, {"in-slot", 0, NULL, 'd'},
+        {"buffer-elems", 1, NULL, 'b'}, {"on-demand", 0, NULL, 'o'}, {0},
     };
-    struct options o = {.n_elems = 1 << 20, .n_params = 16, .n_iterations = 5};
+    struct options o = {.n_elems = 1 << 20, .n_buffer_elems = UINT64_MAX, .n_params = 16, .n_iterations = 5};
     int c;
 
     while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
@@ -72,10 +82,25 @@ static struct options parse(int argc, char **argv)
         case 'd':
             o.in_slot = true;
             break;
+        case 'b':
+            o.n_buffer_elems = strtoull(optarg, NULL, 0);
+            break;
+        case 'o':
+            o.on_demand = true;
+            break;
         default:
             exit(64);
         }
     }
+    if (o.n_params == 0 || o.n_elems < o.n_params) {
+        fprintf(stderr, "bench-rank: --params is to be from 1 to --elems\n");
+        exit(64);
+    }
+    /* A parameter is pushed in one piece. */
+    if (o.n_buffer_elems > o.n_elems)
+        o.n_buffer_elems = o.n_elems;
+    if (o.n_buffer_elems < o.n_elems / o.n_params)
+        o.n_buffer_elems = o.n_elems / o.n_params;
     return o;
 }
 
@@ -112,10 +137,10 @@ static void pretend_to_compute(unsigned us)
 
 static int iterate(struct zerod *c, const struct options *o, float *grads, unsigned iteration)
 {
-    uint64_t n = o->n_elems / o->n_params, start, pushed, ended, done;
+    uint64_t n = o->n_elems / o->n_params, n_kept = o->n_buffer_elems / n, start, pushed, ended, done;
     double norm;
 
-    refill(grads, o->n_elems, iteration * 64u + (unsigned)o->rank);
+    refill(grads, o->n_buffer_elems, iteration * 64u + (unsigned)o->rank);
     if (zerod_grad_norm(c, &norm) != 0) /* the ranks start together */
         return fail(c, "grad_norm");
     start = now_ns();
@@ -124,7 +149,7 @@ static int iterate(struct zerod *c, const struct options *o, float *grads, unsig
         pretend_to_compute(o->compute_us);
         if (o->in_slot)
             memset(zerod_slot(c, i), 0, 64);
-        if (zerod_push(c, &(struct zerod_push){.param = i, .data = o->in_slot ? NULL : grads + i * n}) != 0)
+        if (zerod_push(c, &(struct zerod_push){.param = i, .data = o->in_slot ? NULL : grads + i % n_kept * n}) != 0)
             return fail(c, "push");
     }
     pushed = now_ns();
@@ -140,11 +165,23 @@ static int iterate(struct zerod *c, const struct options *o, float *grads, unsig
     return 0;
 }
 
+static int iterate_on_demand(struct zerod *c, const struct options *o, float *grads)
+{
+    char line[64];
+    int r = 0;
+
+    puts("ready");
+    fflush(stdout);
+    for (unsigned i = 0; r == 0 && fgets(line, sizeof(line), stdin); i++)
+        r = iterate(c, o, grads, i);
+    return r;
+}
+
 int main(int argc, char **argv)
 {
     struct options o = parse(argc, argv);
     struct zerod *c;
-    float *grads = mmap(NULL, o.n_elems * sizeof(float), PROT_READ | PROT_WRITE,
+    float *grads = mmap(NULL, o.n_buffer_elems * sizeof(float), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     int r = 0;
 
@@ -152,7 +189,9 @@ int main(int argc, char **argv)
         return fail(NULL, "connect");
     if (declare(c, &o) != 0)
         return 1;
-    for (unsigned i = 0; r == 0 && i < o.n_iterations; i++)
+    if (o.on_demand)
+        r = iterate_on_demand(c, &o, grads);
+    for (unsigned i = 0; r == 0 && !o.on_demand && i < o.n_iterations; i++)
         r = iterate(c, &o, grads, i);
     zerod_leave(c);
     zerod_close(c);

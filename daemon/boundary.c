@@ -20,6 +20,7 @@
 #include <xxhash.h>
 
 #include "daemon/base.h"
+#include "daemon/failpoint.h"
 #include "daemon/job.h"
 
 /* ---- blobs ------------------------------------------------------------------------------------------------ */
@@ -501,6 +502,7 @@ static void update_is_done(void *userdata)
 {
     struct job *job = userdata;
 
+    (void)failpoint("updated");
     step_commit(job->step);
     state_journal(job->state)->n_applied++;
     commit(job);
@@ -595,6 +597,7 @@ static void decide(struct job *job)
                   cause_loss_scale(&evidence, job->config->fp16.scale.min_scale));
     }
     state_journal(job->state)->decided = state_journal(job->state)->epoch + 1;
+    (void)failpoint("decided");
     if (job->applying) {
         apply(job, norm);
         return;

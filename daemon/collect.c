@@ -14,6 +14,7 @@
 
 #include "daemon/base.h"
 #include "daemon/cause.h"
+#include "daemon/failpoint.h"
 #include "daemon/job.h"
 
 /* ---- what is complete ----------------------------------------------------------------------------------- */
@@ -228,6 +229,7 @@ static void verify_run(struct work *work, uint32_t item)
     struct position_sum sum = {0};
 
     (void)item;
+    (void)failpoint("verify");
     v->job->kernels->position_sum_update(&sum, param->grad_dtype, v->data, param->n_elems, 0);
     v->sum = position_sum_finish(&sum, param->n_elems * dtype_size(param->grad_dtype));
 }
@@ -372,6 +374,7 @@ void collect_release_ring(struct job *job, struct job_rank *rank, bool abort)
 
     if (rank->rings[1] && (abort || rank->rings[1]->n_held == 0))
         ring_orphan(steal_ptr(rank->rings[1]));
+    rank->reserving = false;
     if (!ring)
         return;
     drop_open_slots(job, rank, ring, abort);

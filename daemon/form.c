@@ -8,6 +8,7 @@
 
 #include "daemon/base.h"
 #include "daemon/cause.h"
+#include "daemon/failpoint.h"
 #include "daemon/job.h"
 #include "daemon/weights.h"
 
@@ -39,7 +40,7 @@ void job_declare(struct job *job, struct job_rank *rank, const struct request_de
     }
 }
 
-static void refuse_all(struct job *job, struct diagnostic *diagnostic)
+void form_refuse_all(struct job *job, struct diagnostic *diagnostic)
 {
     job_keep(job, diagnostic);
     for (unsigned r = 0; r < job->world_size; r++) {
@@ -252,8 +253,10 @@ static int make_state(struct job *job)
 static void reserve_run(struct work *work, uint32_t item)
 {
     struct job *job = container_of(work, struct job, reserve_work);
-    int r = state_reserve(job->state, item);
+    int r;
 
+    (void)failpoint("forming");
+    r = state_reserve(job->state, item);
     if (r < 0)
         __atomic_store_n(&job->reserve_result, r, __ATOMIC_RELAXED);
 }
@@ -263,7 +266,7 @@ static void out_of_memory(struct job *job)
     char sum[512];
 
     print_sum(sum, sizeof(sum), &job->planned);
-    refuse_all(job, cause_quota(&(struct evidence_quota){
+    form_refuse_all(job, cause_quota(&(struct evidence_quota){
                         .at = at_forming(NULL), .what = "memory of the job (the kernel gave no more)", .unit = "bytes",
                         .asked = job->planned.needed, .sum = sum,
                         .fix = "free memory on this machine, or use more nodes or a higher stage"}));
@@ -305,7 +308,7 @@ static void start_forming(struct job *job)
         refusal = admit_memory(job, &job->planned);
     }
     if (refusal) {
-        refuse_all(job, refusal);
+        form_refuse_all(job, refusal);
         form_drop(job);
         return;
     }

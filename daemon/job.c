@@ -525,8 +525,11 @@ bool job_is_idle(const struct job *job)
     for (unsigned r = 0; r < job->world_size; r++)
         if (job->ranks[r].peer)
             return false;
-    return job->n_under_way == 0 && job->n_io == 0 && !pool_is_busy(job->gathered) && (job->phase == JOB_WAITING || job->phase == JOB_TRAINING ||
-                                     job->phase == JOB_INITIALISING);
+    if (job->n_under_way > 0 || job->n_io > 0 || pool_is_busy(job->gathered) || window_is_busy(job->window))
+        return false;
+    /* A window that nobody is left to end has changed nothing. */
+    return job->phase == JOB_WAITING || job->phase == JOB_TRAINING || job->phase == JOB_INITIALISING ||
+           job->phase == JOB_WINDOW;
 }
 
 int job_drop(struct job *job, char **why)
@@ -708,15 +711,6 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
     });
 }
 
-/* A job that never forms cannot be aborted: its waiters are refused and may try again. */
-static void give_up_forming(struct job *job, struct diagnostic *diagnostic)
-{
-    job_keep(job, diagnostic);
-    for (unsigned r = 0; r < job->world_size; r++)
-        if (job->ranks[r].wait == WAIT_FORM)
-            job_refuse(job, &job->ranks[r], diagnostic, false);
-}
-
 static void check_stall(struct job *job, uint64_t now)
 {
     uint64_t warning_ns = job->config->diagnostics.stall_warning_ms * UINT64_C(1000000);
@@ -739,7 +733,7 @@ static void check_stall(struct job *job, uint64_t now)
         if (job->layout)
             job_abort(job, -1, diagnostic);
         else
-            give_up_forming(job, diagnostic);
+            form_refuse_all(job, diagnostic); /* there is nothing to abort yet */
         return;
     }
     if (!warning_ns || longest < MAX(warning_ns, 3 * median_step_ns(job)))

@@ -297,6 +297,8 @@ void job_init(struct job *job, struct job_rank *rank, const struct request_init 
 void job_ready(struct job *job, struct job_rank *rank);
 void form_settle(struct job *job);
 void form_drop(struct job *job);
+/* Whoever waits to form is told why not, and may declare again; takes the diagnostic. */
+void form_refuse_all(struct job *job, struct diagnostic *diagnostic);
 
 /* ---- the way of a push (admit.c) --------------------------------------------------------------------- */
 
@@ -352,6 +354,7 @@ void window_detach(struct job *job, struct job_rank *rank);
 void window_settle(struct job *job);
 void window_free(struct window *window);
 void window_forget(struct job *job);
+bool window_is_busy(const struct window *window); /* NULL is idle */
 
 /* ---- shared by the files above ------------------------------------------------------------------------------- */
 

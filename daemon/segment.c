@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "daemon/failpoint.h"
+
 size_t page_size(void)
 {
     return (size_t)sysconf(_SC_PAGESIZE);
@@ -74,6 +76,9 @@ int segment_reserve(const struct segment *segment, size_t offset_bytes, size_t n
 
     if (n_bytes == 0)
         return 0;
+    r = failpoint("reserve");
+    if (r < 0)
+        return r;
     do
         r = fallocate(segment->fd, 0, (off_t)offset_bytes, (off_t)n_bytes);
     while (r < 0 && errno == EINTR);

@@ -489,6 +489,7 @@ int server_run(struct server *server)
     log_notice("ready: job %s, %u ranks, stage %d, %s kernels, %u threads, socket %s", server->config->job,
                server->config->world.size, server->config->zero.stage, server->kernels->isa,
                worker_pool_n_threads(server->pool), server->config->listen.socket);
+    tell_status(server, now_ns()); /* so that a unit that is active has a status line */
     notify_state("READY=1");
     uv_run(&server->loop, UV_RUN_DEFAULT);
     return 0;

@@ -10,6 +10,7 @@
 #include "daemon/base.h"
 #include "daemon/cause.h"
 #include "daemon/dispatch.h"
+#include "daemon/failpoint.h"
 #include "daemon/server.h"
 
 /* Answers that a client has not read: a diagnostic or a part of JSON is 128 KiB at most; picked, not measured. */
@@ -146,6 +147,7 @@ void session_send(struct session *session, const struct reply *reply, int *fds, 
     int n = wire_pack_reply(server_arena(session->server), reply, server_buffer(session->server), FRAME_MAX_BYTES);
     int r;
 
+    (void)failpoint("answer");
     if (n < 0) {
         for (size_t i = 0; i < n_fds; i++)
             close(fds[i]);

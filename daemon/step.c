@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/base.h"
+#include "daemon/failpoint.h"
 #include "daemon/config.h"
 
 _Static_assert((int)STEP_MAX_RANKS == (int)CONFIG_MAX_LOCAL_RANKS, "what config admits, a mask must hold");
@@ -265,6 +266,7 @@ static void reduction_run(struct work *work, uint32_t item)
     bool direct = !step->staging; /* all ranks are local: no partial sums */
     bool kept = step->state->stage == 1 || state_owns(step->state, chunk->rank); /* the accumulator is here */
 
+    (void)failpoint("reduce");
     if (direct || reduction->combining) {
         if (kept)
             reduce_into(reduction, chunk, chunk_id, 0, reduction->n_sources,
@@ -379,6 +381,7 @@ static void update_run(struct work *work, uint32_t item)
     bool publish = step->state->stage != 3 && param->dtype != DTYPE_F32;
     struct update_args args;
 
+    (void)failpoint("update");
     if (!step->contributed[chunk->param] || !state_owns(step->state, chunk->rank))
         return;
     args = (struct update_args){

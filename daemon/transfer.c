@@ -3,6 +3,7 @@
 #include "daemon/transfer.h"
 
 #include "daemon/base.h"
+#include "daemon/failpoint.h"
 #include "daemon/weights.h"
 
 /* About a millisecond of copying; picked, not measured. */
@@ -65,6 +66,7 @@ static void transfer_run(struct work *work, uint32_t item)
                       piece->start * dtype_size(param->dtype);
     int r;
 
+    (void)failpoint("transfer");
     if (o->direction == TRANSFER_STORE) {
         weights_store(o->state, o->kernels, piece->param, piece->start, piece->n, o->segment->map + offset);
         return;

@@ -28,6 +28,11 @@ void window_free(struct window *window)
     free(window);
 }
 
+bool window_is_busy(const struct window *window)
+{
+    return window && window->busy;
+}
+
 void window_forget(struct job *job)
 {
     if (job->window && job->window->busy)

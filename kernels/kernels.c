@@ -31,10 +31,18 @@ static unsigned candidates(struct candidate out[KERNELS_MAX_TABLES])
 
     out[n++] = (struct candidate){&kernels_baseline, true};
 #ifdef __x86_64__
-    /* the levels for which meson.build compiles; the kernel's leave to use the registers is part of the answer */
+    /* What sets the levels apart for which meson.build compiles (clang 14 knows no names for whole levels); the
+     * kernel's leave to use the registers is part of the answer. */
+    bool avx2, avx512;
+
     __builtin_cpu_init();
-    out[n++] = (struct candidate){&kernels_avx2, __builtin_cpu_supports("x86-64-v3")};
-    out[n++] = (struct candidate){&kernels_avx512, __builtin_cpu_supports("x86-64-v4")};
+    avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+           __builtin_cpu_supports("fma");
+    avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl");
+    out[n++] = (struct candidate){&kernels_avx2, avx2};
+    out[n++] = (struct candidate){&kernels_avx512, avx512};
 #endif
     return n;
 }
@@ -116,7 +124,8 @@ int kernels_assert_float_env(char *err, size_t err_size)
                                 "a library linked with -ffast-math does that");
         return -ENOTSUP;
     }
-    if (one + half_ulp != one || -one - half_ulp != -one || one + three_quarter_ulp != 0x1.000002p0f || -one - three_quarter_ulp != -0x1.000002p0f) {
+    if (one + half_ulp != one || -one - half_ulp != -one || one + three_quarter_ulp != 0x1.000002p0f ||
+        -one - three_quarter_ulp != -0x1.000002p0f) {
         snprintf(err, err_size, "this thread does not round to nearest even");
         return -ENOTSUP;
     }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/isa.h"
-#include "kernels/position_sum_kernel.h"
 #include "kernels/reduce_run.h"
 
 #include <assert.h>
@@ -18,11 +17,6 @@
  * last addition, to 0.0f or to an accumulator that is never -0, does that anyway.
  */
 
-enum {
-    /* of each leaf, between its sum and its position sum: still in the nearest cache */
-    REDUCE_BLOCK_BYTES = 256,
-};
-
 /* Sums of a call while it goes on. */
 struct reduce_state {
     struct exact_bins bins;
@@ -35,42 +29,21 @@ struct reduce_range {
     const void *const *leaves;
 };
 
-/* n_runs runs, the first of which is number `run` of the range. */
-static always_inline void reduce_block(const struct reduce_args *args, const struct reduce_range *range,
-                                       struct reduce_state *state, size_t run, size_t n_runs, unsigned n_leaves,
-                                       enum dtype dtype, enum reduce_shape shape, bool first)
-{
-    const size_t run_bytes = REDUCE_RUN_ELEMS * dtype_size(dtype);
-    const void *at[REDUCE_MAX_LEAVES];
-
-    for (size_t i = 0; i < n_runs; i++) {
-        for (unsigned leaf = 0; leaf < n_leaves; leaf++)
-            at[leaf] = (const char *)range->leaves[leaf] + (run + i) * run_bytes;
-        exact_bins_add(&state->bins, reduce_run(range->acc + (run + i) * REDUCE_RUN_ELEMS, at, args, dtype,
-                                                shape, first));
-    }
-    for (unsigned leaf = 0; leaf < n_leaves; leaf++) {
-        const void *runs = (const char *)range->leaves[leaf] + run * run_bytes;
-
-        position_piece_add(&state->pieces[leaf], dtype, runs, n_runs);
-    }
-}
-
 /* Runs begin .. end - 1 of the range, at most EXACT_BINS_MAX_ADDS. */
 static always_inline void reduce_runs(const struct reduce_args *args, const struct reduce_range *range,
                                       struct reduce_state *state, size_t begin, size_t end, enum dtype dtype,
                                       enum reduce_shape shape, bool first)
 {
-    const size_t per_block = REDUCE_BLOCK_BYTES / (REDUCE_RUN_ELEMS * dtype_size(dtype));
-    const unsigned n_leaves = shape == REDUCE_ANY   ? args->n_leaves
-                              : shape == REDUCE_ONE ? 1
-                              : shape == REDUCE_TWO ? 2
-                                                    : 4;
+    const size_t run_bytes = REDUCE_RUN_ELEMS * dtype_size(dtype);
+    const void *leaves[REDUCE_MAX_LEAVES];
 
-    for (; begin + per_block <= end; begin += per_block)
-        reduce_block(args, range, state, begin, per_block, n_leaves, dtype, shape, first);
-    for (; begin < end; begin++)
-        reduce_block(args, range, state, begin, 1, n_leaves, dtype, shape, first);
+    for (size_t run = begin; run < end; run++) {
+        float *acc = range->acc + run * REDUCE_RUN_ELEMS;
+
+        for (unsigned leaf = 0; leaf < reduce_shape_leaves(args, shape); leaf++)
+            leaves[leaf] = (const char *)range->leaves[leaf] + run * run_bytes;
+        exact_bins_add(&state->bins, reduce_run(args, acc, leaves, state->pieces, dtype, shape, first));
+    }
 }
 
 typedef void reduce_runs_fn(const struct reduce_args *args, const struct reduce_range *range,

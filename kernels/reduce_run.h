@@ -2,13 +2,15 @@
 #pragma once
 
 /*
- * One run of 64 elements of a reduce, in plain C: the tree over the leaves, the accumulator, the squares.
+ * One run of 64 elements of a reduce, in plain C: the tree over the leaves, the accumulator, the squares, the
+ * position sums.
  * reduce_run_avx2.h has the same function for x86-64-v3 and above, and says why. dtype, shape and first are
  * constants where these are inlined.
  */
 
 #include "kernels/convert.h"
 #include "kernels/isa.h"
+#include "kernels/position_sum_kernel.h"
 
 /* Trees that have code of their own. */
 enum reduce_shape {
@@ -18,6 +20,14 @@ enum reduce_shape {
     REDUCE_ANY,  /* along the joins */
     N_REDUCE_SHAPES,
 };
+
+/* A constant where the shape is one. */
+static always_inline unsigned reduce_shape_leaves(const struct reduce_args *args, enum reduce_shape shape)
+{
+    static const unsigned n_leaves[N_REDUCE_SHAPES] = {[REDUCE_ONE] = 1, [REDUCE_TWO] = 2, [REDUCE_FOUR] = 4};
+
+    return shape == REDUCE_ANY ? args->n_leaves : n_leaves[shape];
+}
 
 static always_inline float reduce_leaf_elem(const void *leaf, size_t i, enum dtype dtype)
 {
@@ -85,13 +95,20 @@ static always_inline double reduce_run_squares(const float *run)
     return two[0] + two[1];
 }
 
-/* Return: the sum of squares of the run's new acc. */
-static always_inline double reduce_run_plain(float *acc, const void *const *leaves, const struct reduce_args *args,
-                                             enum dtype dtype, enum reduce_shape shape, bool first)
+/*
+ * One run: acc and leaves are at its first element, pieces are the leaves' position sums.
+ *
+ * Return: the sum of squares of the new acc.
+ */
+static always_inline double reduce_run_plain(const struct reduce_args *args, float *acc, const void *const *leaves,
+                                             struct position_piece *pieces, enum dtype dtype,
+                                             enum reduce_shape shape, bool first)
 {
     if (shape == REDUCE_ANY)
         reduce_run_any(acc, leaves, args->joins, args->n_leaves, dtype, first);
     else
         reduce_run_known(acc, leaves, dtype, shape, first);
+    for (unsigned leaf = 0; leaf < reduce_shape_leaves(args, shape); leaf++)
+        position_piece_add(&pieces[leaf], dtype, leaves[leaf], 1);
     return reduce_run_squares(acc);
 }

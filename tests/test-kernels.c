@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every table of kernels that this CPU runs against a second implementation of docs/numerics.md, written here
- * one element at a time and without regard for speed. Equality of bits throughout; where a NaN is expected,
- * any NaN will do.
+ * Reduce and update, with every table of kernels that this CPU runs, against a second implementation of
+ * docs/numerics.md, written here one element at a time and without regard for speed. Equality of bits
+ * throughout; where a NaN is expected, any NaN will do.
  */
 
-#include "daemon/base.h"
-#include "kernels/convert.h"
 #include "kernels/kernels.h"
+
+#include "tests/kernels-reference.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -17,19 +17,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-#include <xxhash.h>
-
-static const size_t sizes[] = {0, 1, 7, 8, 9, 22, 63, 64, 65, 127, 128, 129, 1000, 1024, 100003};
-
-/* Random bits: splitmix64, one state per test so that a failure repeats. */
-static uint64_t next(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15;
-
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return z ^ z >> 31;
-}
 
 /* Arithmetic that no compiler fuses, reorders or widens. */
 static float add(volatile float a, volatile float b)
@@ -67,296 +54,12 @@ static float root(volatile float a)
     return r;
 }
 
-static bool same(float a, float b)
-{
-    return (isnan(a) && isnan(b)) || f32_bits(a) == f32_bits(b);
-}
-
 static void assert_same(const float *a, const float *b, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         if (!same(a[i], b[i]))
             fail_msg("element %zu of %zu: %a, expected %a", i, n, (double)a[i], (double)b[i]);
     }
-}
-
-/* ---- conversions ---- */
-
-/* x rounded to `digits` binary digits, the last one never below 2^unit; overflow from 2^emax up. */
-static double round_to(double x, int digits, int unit, int emax)
-{
-    int exponent;
-    double scaled;
-
-    if (x == 0 || !isfinite(x))
-        return x;
-    frexp(x, &exponent);
-    exponent = MAX(exponent - digits, unit);
-    scaled = ldexp(rint(ldexp(x, -exponent)), exponent);
-    return fabs(scaled) >= ldexp(1, emax) ? copysign(INFINITY, x) : scaled;
-}
-
-static double narrow_reference(float x, enum dtype dtype)
-{
-    return dtype == DTYPE_BF16 ? round_to((double)x, 8, -133, 128) : round_to((double)x, 11, -24, 16);
-}
-
-/* The value of 16 bits from their fields. */
-static double widen_reference(uint16_t h, enum dtype dtype)
-{
-    int digits = dtype == DTYPE_BF16 ? 7 : 10, bias = dtype == DTYPE_BF16 ? 127 : 15;
-    int exponent = (h & 0x7fff) >> digits, mantissa = h & ((1 << digits) - 1);
-    double magnitude = ldexp(mantissa + (exponent > 0 ? 1 << digits : 0), MAX(exponent, 1) - bias - digits);
-
-    if (exponent == 2 * bias + 1)
-        magnitude = mantissa ? (double)NAN : INFINITY;
-    return h & 0x8000 ? -magnitude : magnitude;
-}
-
-static void test_widen_all(void **state)
-{
-    const struct kernels *k;
-
-    for (unsigned i = 0; (k = kernels_nth(i)); i++) {
-        for (enum dtype dtype = DTYPE_BF16; dtype <= DTYPE_F16; dtype++) {
-            static uint16_t in[65536], back[65536];
-            static float out[65536], plain[65536];
-
-            for (unsigned h = 0; h < 65536; h++)
-                in[h] = (uint16_t)h;
-            k->convert_to_f32(out, in, dtype, 65536);
-            convert_to_f32(plain, in, dtype, 65536);
-            assert_memory_equal(plain, out, sizeof(out));
-            k->convert_from_f32(back, out, dtype, 65536);
-            for (unsigned h = 0; h < 65536; h++) {
-                assert_true(same(out[h], (float)widen_reference((uint16_t)h, dtype)));
-                assert_int_equal(signbit(out[h]) != 0, h >> 15);
-                if (!isnan(out[h]))
-                    assert_int_equal(back[h], h);
-                else
-                    assert_true(isnan(widen_reference(back[h], dtype)) && back[h] >> 15 == h >> 15);
-            }
-        }
-    }
-}
-
-static void check_narrow(const struct kernels *k, const float *in, size_t n, enum dtype dtype)
-{
-    _cleanup_free_ uint16_t *out = malloc(n * sizeof(*out) + 1), *plain = malloc(n * sizeof(*plain) + 1);
-
-    k->convert_from_f32(out, in, dtype, n);
-    convert_from_f32(plain, in, dtype, n);
-    assert_memory_equal(plain, out, n * sizeof(*out));
-    for (size_t i = 0; i < n; i++) {
-        if (!same((float)widen_reference(out[i], dtype), (float)narrow_reference(in[i], dtype)) ||
-            out[i] >> 15 != (signbit(in[i]) != 0))
-            fail_msg("%s: %a became %#x", k->isa, (double)in[i], out[i]);
-    }
-}
-
-/* Every point where rounding turns from one 16-bit value to the next, and its fp32 neighbours. */
-static void test_narrow_halfway(void **state)
-{
-    const struct kernels *k;
-
-    for (unsigned i = 0; (k = kernels_nth(i)); i++) {
-        for (enum dtype dtype = DTYPE_BF16; dtype <= DTYPE_F16; dtype++) {
-            static float in[6 * 32768];
-            size_t n = 0;
-
-            for (unsigned h = 0; h < 0x8000; h++) {
-                double here = widen_reference((uint16_t)h, dtype), after = widen_reference((uint16_t)(h + 1), dtype);
-                float middle;
-
-                if (!isfinite(here))
-                    break;
-                if (!isfinite(after))
-                    after = ldexp(1, dtype == DTYPE_BF16 ? 128 : 16);
-                middle = (float)((here + after) / 2);
-                in[n++] = middle;
-                in[n++] = nextafterf(middle, 0);
-                in[n++] = nextafterf(middle, INFINITY);
-                in[n++] = -middle;
-                in[n++] = -nextafterf(middle, 0);
-                in[n++] = -nextafterf(middle, INFINITY);
-            }
-            check_narrow(k, in, n, dtype);
-        }
-    }
-}
-
-static void test_narrow_random(void **state)
-{
-    const struct kernels *k;
-
-    for (unsigned i = 0; (k = kernels_nth(i)); i++) {
-        static float in[1 << 18];
-        uint64_t seed = 1;
-
-        for (size_t j = 0; j < ARRAY_SIZE(in); j++)
-            in[j] = f32_from_bits((uint32_t)next(&seed));
-        in[0] = INFINITY;
-        in[1] = -INFINITY;
-        in[2] = f32_from_bits(0x7f800001);
-        in[3] = f32_from_bits(0xffffffff);
-        for (size_t s = 0; s < ARRAY_SIZE(sizes) && sizes[s] < ARRAY_SIZE(in); s++) {
-            check_narrow(k, in + (sizes[s] & 3), sizes[s], DTYPE_BF16);
-            check_narrow(k, in + (sizes[s] & 3), sizes[s], DTYPE_F16);
-        }
-        check_narrow(k, in, ARRAY_SIZE(in), DTYPE_BF16);
-        check_narrow(k, in, ARRAY_SIZE(in), DTYPE_F16);
-    }
-}
-
-/* ---- the position sum ---- */
-
-static struct position_sum position_reference(enum dtype dtype, const void *elems, size_t n_elems)
-{
-    const size_t run_bytes = 64 * dtype_size(dtype), n_bytes = n_elems * dtype_size(dtype);
-    struct position_sum sum = {0};
-
-    for (size_t at = 0; at < n_bytes; at += run_bytes) {
-        uint64_t words[32] = {0}, y[8] = {0};
-
-        memcpy(words, (const char *)elems + at, MIN(run_bytes, n_bytes - at));
-        for (size_t stripe = 0; stripe < run_bytes / 64; stripe++) {
-            for (int i = 0; i < 8; i += 2) {
-                unsigned __int128 pair = (unsigned __int128)y[i + 1] << 64 | y[i];
-
-                pair = pair >> 40 | pair << 88;
-                y[i] = (uint64_t)pair + words[8 * stripe + (size_t)i];
-                y[i + 1] = (uint64_t)(pair >> 64) + words[8 * stripe + (size_t)i + 1];
-            }
-        }
-        for (int i = 0; i < 8; i++) {
-            sum.first[i] += y[i] ^ y[i] >> 29;
-            sum.second[i] += (at / run_bytes + 1) * (y[i] ^ y[i] >> 29);
-        }
-    }
-    return sum;
-}
-
-static void test_position_reference(void **state)
-{
-    static char bytes[4 * 100003 + 16];
-    const struct kernels *k;
-    uint64_t seed = 3;
-
-    for (size_t i = 0; i < sizeof(bytes); i++)
-        bytes[i] = (char)next(&seed);
-    for (unsigned i = 0; (k = kernels_nth(i)); i++) {
-        for (size_t s = 0; s < ARRAY_SIZE(sizes); s++) {
-            for (enum dtype dtype = 0; dtype < N_DTYPES; dtype++) {
-                const char *elems = bytes + (s % 3) * 5;
-                struct position_sum sum = {0}, expected = position_reference(dtype, elems, sizes[s]);
-
-                k->position_sum_update(&sum, dtype, elems, sizes[s], 0);
-                assert_memory_equal(&sum, &expected, sizeof(sum));
-                sum = (struct position_sum){0};
-                position_sum_update(&sum, dtype, elems, sizes[s], 0);
-                assert_memory_equal(&sum, &expected, sizeof(sum));
-            }
-        }
-    }
-}
-
-/* Pieces that start anywhere a run starts, in any order. */
-static void test_position_pieces(void **state)
-{
-    static uint16_t elems[10000];
-    struct position_sum whole = {0};
-    uint64_t seed = 4;
-
-    for (size_t i = 0; i < ARRAY_SIZE(elems); i++)
-        elems[i] = (uint16_t)next(&seed);
-    position_sum_update(&whole, DTYPE_BF16, elems, ARRAY_SIZE(elems), 0);
-    for (int round = 0; round < 100; round++) {
-        struct position_sum sum = {0}, last = {0};
-        size_t at = 0, n;
-
-        for (; at < ARRAY_SIZE(elems); at += n) {
-            struct position_sum *into = next(&seed) & 1 ? &sum : &last;
-
-            n = MIN((next(&seed) % 40) * 64, ARRAY_SIZE(elems) - at);
-            position_sum_update(into, DTYPE_BF16, elems + at, n, at);
-        }
-        position_sum_add(&last, &sum);
-        assert_memory_equal(&last, &whole, sizeof(whole));
-    }
-}
-
-static uint64_t position_of(enum dtype dtype, const void *elems, size_t n_elems)
-{
-    struct position_sum sum = {0};
-
-    position_sum_update(&sum, dtype, elems, n_elems, 0);
-    return position_sum_finish(&sum, n_elems * dtype_size(dtype));
-}
-
-static void test_position_notices(void **state)
-{
-    enum { N = 8192 };
-    static float g[N], h[N];
-    uint64_t seed = 5, sum;
-
-    /* the coarsest of gradients: only signs */
-    for (size_t i = 0; i < N; i++)
-        g[i] = next(&seed) & 1 ? 1 : -1;
-    sum = position_of(DTYPE_F32, g, N);
-    assert_int_equal(sum, position_of(DTYPE_F32, g, N));
-    for (int round = 0; round < 20000; round++) {
-        size_t i = next(&seed) % N, j = next(&seed) % 4 ? (i + 16 * (next(&seed) % 600)) % N : next(&seed) % N;
-
-        if (g[i] == g[j])
-            continue;
-        memcpy(h, g, sizeof(g));
-        h[i] = g[j];
-        h[j] = g[i];
-        assert_true(position_of(DTYPE_F32, h, i == j ? 0 : N) != sum);
-        round += 9;
-    }
-    for (size_t i = 0; i < N; i += 7) {
-        memcpy(h, g, sizeof(g));
-        h[i] = f32_from_bits(f32_bits(g[i]) ^ 1u << i % 32);
-        assert_true(position_of(DTYPE_F32, h, N) != sum);
-    }
-    for (size_t i = 0; i < N; i++)
-        h[i] = 2 * g[i];
-    assert_true(position_of(DTYPE_F32, h, N) != sum);
-    for (size_t i = 0; i < N; i++)
-        h[i] = -g[i];
-    assert_true(position_of(DTYPE_F32, h, N) != sum);
-}
-
-static uint64_t position_finish_reference(const float *elems, size_t n_elems)
-{
-    struct position_sum sum = position_reference(DTYPE_F32, elems, n_elems);
-    uint64_t message[17];
-
-    memcpy(message, &sum, sizeof(sum));
-    message[16] = n_elems * 4;
-    return XXH3_64bits(message, sizeof(message));
-}
-
-/* Blocks of a constant among zeroes: moved by any distance, in elements or in stripes, they are elsewhere. */
-static void test_position_notices_moves(void **state)
-{
-    enum { N = 1024, BLOCK = 16 };
-    static float g[N];
-    static uint64_t seen[N];
-    size_t n_seen = 0;
-
-    for (size_t at = 0; at + BLOCK <= N; at++) {
-        memset(g, 0, sizeof(g));
-        for (size_t i = 0; i < BLOCK; i++)
-            g[at + i] = 1;
-        seen[n_seen++] = position_of(DTYPE_F32, g, N);
-        for (size_t i = 0; i + 1 < n_seen; i++)
-            assert_true(seen[i] != seen[n_seen - 1]);
-    }
-    assert_int_equal(position_finish_reference(g, N), seen[n_seen - 1]);
-    /* trailing zeroes count */
-    assert_true(position_of(DTYPE_F32, g, N - 1) != position_of(DTYPE_F32, g, N - 2));
 }
 
 /* ---- reduce ---- */
@@ -589,15 +292,14 @@ static void test_reduce_pieces(void **state)
         memset(acc, 0xff, sizeof(acc));
         for (end = pushes.n_elems; end > 0; end = begin) {
             const struct kernels *k = kernels_nth(next(&seed) & 1);
-            size_t n_runs = next(&seed) % 60;
             struct reduce_result result;
 
-            begin = n_runs * 64 < end ? round_up(end, 64) - MIN(n_runs * 64, round_up(end, 64)) : 0;
-            result = reduce_range(k ? k : kernels_nth(0), &pushes, true, acc, MIN(begin, end), end, sums);
+            begin = round_up(end, 64) - 64;
+            begin -= MIN(begin, next(&seed) % 60 * 64);
+            result = reduce_range(k ? k : kernels_nth(0), &pushes, true, acc, begin, end, sums);
             exact_sum_merge(&total, &result.squares);
             for (int leaf = 0; leaf < 3; leaf++)
                 position_sum_add(&totals[leaf], &sums[leaf]);
-            begin = MIN(begin, end);
         }
         exact_sum_carry(&total);
         assert_memory_equal(&total, &squares, sizeof(total));
@@ -725,7 +427,8 @@ struct optimizer_case {
 static const struct optimizer_case cases[] = {
     {OPTIMIZER_ADAMW, {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01}},
     {OPTIMIZER_ADAMW, {.lr = 0.3, .beta1 = 0.5, .beta2 = 0.25, .eps = 1e-3}},
-    {OPTIMIZER_ADAM, {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .adam_w_mode = true}},
+    {OPTIMIZER_ADAM,
+     {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .adam_w_mode = true}},
     {OPTIMIZER_ADAM, {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}},
     {OPTIMIZER_SGD, {.lr = 0.1, .weight_decay = 1e-4}},
     {OPTIMIZER_SGD, {.lr = 0.1, .momentum = 0.9, .dampening = 0.3, .weight_decay = 1e-4}},
@@ -910,13 +613,6 @@ static void test_float_env(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_widen_all),
-        cmocka_unit_test(test_narrow_halfway),
-        cmocka_unit_test(test_narrow_random),
-        cmocka_unit_test(test_position_reference),
-        cmocka_unit_test(test_position_pieces),
-        cmocka_unit_test(test_position_notices),
-        cmocka_unit_test(test_position_notices_moves),
         cmocka_unit_test(test_reduce),
         cmocka_unit_test(test_reduce_pieces),
         cmocka_unit_test(test_reduce_nonfinite),

@@ -12,6 +12,7 @@
 
 #include "client/lib/internal.h"
 #include "daemon/base.h"
+#include "daemon/failpoint.h"
 
 /* zerod_error(NULL): why the calling thread's last zerod_connect() gave no handle. */
 static __thread struct client_error connect_error;
@@ -147,10 +148,13 @@ int client_send(struct zerod *c, const struct request *request)
 
     if (n < 0)
         return client_fatal(c, n, "%s does not fit into a packet", request_type_name(request->type));
+    (void)failpoint_at(request_type_name(request->type), "send");
     for (;;) {
         r = frame_send(c->fd, c->out, (size_t)n, NULL, 0);
-        if (r == 0)
+        if (r == 0) {
+            (void)failpoint_at(request_type_name(request->type), "sent");
             return 0;
+        }
         if (r == FRAME_EOF)
             return 1; /* the daemon may have said why: the caller reads it */
         if (r < 0)
@@ -207,9 +211,11 @@ int client_call(struct zerod *c, const struct request *request, enum reply_type 
 
     if (r < 0)
         return r;
+    (void)failpoint_at(request_type_name(request->type), "wait");
     r = receive(c, reply);
     if (r < 0)
         return r;
+    (void)failpoint_at(request_type_name(request->type), "answered");
     if (reply->type == REPLY_REFUSED)
         return refused(c, &reply->refused);
     if (reply->type != type)
@@ -325,6 +331,7 @@ int zerod_connect(struct zerod **out, const struct zerod_options *options)
         zerod_close(c);
         return r;
     }
+    (void)failpoint("connected");
     c->timeout_ms = options->timeout_ms > 0 ? options->timeout_ms : 10000;
     r = say_hello(c, options);
     c->timeout_ms = options->timeout_ms;

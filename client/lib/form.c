@@ -6,6 +6,7 @@
 
 #include "client/lib/internal.h"
 #include "daemon/base.h"
+#include "daemon/failpoint.h"
 
 /* ---- mappings --------------------------------------------------------------------------------------------------- */
 
@@ -218,6 +219,7 @@ int zerod_form(struct zerod *c)
     resumed = reply.formed.resumed;
     init_wanted = reply.formed.init_wanted;
     r = take_formed(c, &reply.formed);
+    (void)failpoint("formed");
     if (r == 0)
         r = get_ready(c, init_wanted);
     if (r != 0)

@@ -14,6 +14,7 @@
 
 #include "client/lib/internal.h"
 #include "daemon/base.h"
+#include "daemon/failpoint.h"
 
 /* ---- tickets --------------------------------------------------------------------------------------------------- */
 
@@ -188,6 +189,7 @@ static int get_slot(struct zerod *c, uint32_t bucket, uint32_t pass, uint32_t *o
     c->n_used++;
     c->slots[bucket] = ticket;
     *out = ticket;
+    (void)failpoint("slot");
     return 0;
 }
 
@@ -388,6 +390,7 @@ int zerod_push(struct zerod *c, const struct zerod_push *push)
     request.push.pass = c->tickets[ticket].pass;
     if (push->data)
         memcpy(slot_data(c, ticket, push->param), push->data, gradient_bytes(c, push->param));
+    (void)failpoint("copy");
     c->tickets[ticket].pushed = true;
     c->n_pushed[push->param]++;
     return MIN(client_send(c, &request), 0);

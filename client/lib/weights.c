@@ -17,6 +17,7 @@
 
 #include "client/lib/internal.h"
 #include "daemon/base.h"
+#include "daemon/failpoint.h"
 
 static bool is_stage3(const struct zerod *c)
 {
@@ -190,6 +191,7 @@ static int map_window(struct zerod *c, int fd)
     if (mmap(visible(c), c->weights.n_bytes, PROT_READ | PROT_WRITE, flags, source, 0) == MAP_FAILED)
         return client_fatal(c, -errno, "mapping the write window: %s", strerror(errno));
     c->in_window = true;
+    (void)failpoint("window-mapped");
     return 0;
 }
 

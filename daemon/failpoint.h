@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Failpoints: places in the daemon and in libzerod where a test lets something go wrong. They exist in
+ * builds with -Dfailpoints=true only; elsewhere the calls, and their names, are not there.
+ *
+ * The environment says what happens where:
+ *
+ *     ZEROD_FAILPOINT=name:action[@pass][,name:action[@pass]...]
+ *
+ *     kill        the process kills itself (SIGKILL)
+ *     stop        the process stops itself (SIGSTOP)
+ *     sleep[:ms]  sleeps, 100 ms unless told
+ *     error       failpoint() returns -ENOMEM
+ *
+ * pass is a number: only the so manieth time that this process comes by, counted over all threads;
+ * 1 unless told; or *: every time. An entry that is not understood ends the process with a message: a test that
+ * tests nothing must not pass.
+ *
+ * Names. In libzerod every request has four, with its name on the wire:
+ *     Push.send      before it is sent
+ *     Push.sent      after it was sent
+ *     Step.wait      the same, of a request that is answered
+ *     Step.answered  the answer has come and was not looked at
+ * and there are connected, formed, slot, copy, window-mapped. The daemon has forming, reserve,
+ * reduce, verify, transfer, decided, update, updated, answer. Look for failpoint( to see where they are.
+ *
+ * Any thread.
+ */
+
+#ifdef ZEROD_FAILPOINTS
+
+/* Return: 0, or -ENOMEM when the action is "error". */
+int failpoint(const char *name);
+
+/* The same for the name "request.where". */
+int failpoint_at(const char *request, const char *where);
+
+#else
+
+static inline int failpoint_none(void)
+{
+    return 0;
+}
+
+#define failpoint(name) failpoint_none()
+#define failpoint_at(request, where) failpoint_none()
+
+#endif

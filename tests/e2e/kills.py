@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Trainers that are killed at failpoints and started again, and the judge of how such a run ended. Used by test_kills.py;
+as a program (scripts/soak kills) the long campaign: every failpoint class 15 times, 20 runs with two ranks at once.
+"""
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from conftest import Build, Daemon, ROOT
+
+N_STEPS = 104
+WINDOW = 8
+N_MICRO = 2
+N_PUSHES = 12  # of a micro-batch; two more are missing now and then
+GATHERS = 3    # of a step
+
+# Where a trainer is killed: name -> {failpoint: how often it is passed in a run}.
+PER_BATCH, PER_STEP, PER_WINDOW = N_STEPS * N_MICRO, N_STEPS, N_STEPS // WINDOW
+CLASSES = {
+    "connect": {"connected": 1, "Hello.send": 1, "Hello.sent": 1, "Hello.answered": 1},
+    "declare": {"Declare.send": 1, "Declare.sent": 1},
+    "form": {"Form.send": 1, "Form.wait": 1, "Form.answered": 1, "formed": 1, "Ready.wait": 1, "Ready.answered": 1,
+             "Init.send": 14, "Init.wait": 14},
+    "mid-push": {"Push.send": PER_BATCH * N_PUSHES, "Push.sent": PER_BATCH * N_PUSHES, "copy": PER_BATCH * N_PUSHES,
+                 "slot": PER_BATCH * 4, "BeginBackward.sent": PER_BATCH},
+    "pushed": {"EndBackward.send": PER_BATCH, "EndBackward.wait": PER_BATCH, "EndBackward.answered": PER_BATCH,
+               "Step.send": PER_STEP, "GradNorm.wait": PER_STEP // 7, "GradNorm.answered": PER_STEP // 7},
+    "waiting": {"Step.wait": PER_STEP},
+    "update": {"Step.wait": PER_STEP},
+    "committed": {"Step.answered": PER_STEP},
+    "gather": {"Gather.send": PER_STEP * GATHERS, "Gather.wait": PER_STEP * GATHERS,
+               "Gather.answered": PER_STEP * GATHERS, "Release.send": PER_STEP * GATHERS,
+               "Release.sent": PER_STEP * GATHERS},
+    "window": {"WriteBegin.send": PER_WINDOW, "WriteBegin.wait": PER_WINDOW, "WriteBegin.answered": PER_WINDOW,
+               "window-mapped": PER_WINDOW, "WriteEnd.send": PER_WINDOW, "WriteEnd.wait": PER_WINDOW,
+               "WriteEnd.answered": PER_WINDOW},
+}
+STARTING = ("connect", "declare", "form")  # a process passes these only once
+
+
+class Lives:
+    """A rank: one process after the other, each with the failpoint that ends it."""
+
+    def __init__(self, daemon, program, args, rank, failpoints):
+        self.daemon, self.program, self.args, self.rank = daemon, program, args, rank
+        self.failpoints = list(failpoints)
+        self.processes = []
+        self.start()
+
+    def start(self):
+        point = self.failpoints[len(self.processes)] if len(self.processes) < len(self.failpoints) else None
+        self.processes.append(self.daemon.spawn(self.program, *self.args, rank=self.rank, failpoint=point))
+
+    @property
+    def last(self):
+        return self.processes[-1]
+
+    def tend(self):
+        """Starts a killed process again. Return: whether this rank still runs."""
+        status = self.last.poll()
+        if status == -signal.SIGKILL and len(self.processes) <= len(self.failpoints):
+            self.start()
+            return True
+        return status is None
+
+    def lines(self):
+        return [line.split(" ", 2) for p in self.processes for line in p.out().splitlines()]
+
+
+def train(daemon, program, plans, args=(), timeout=60):
+    """
+    Trains with one rank per plan (a list of failpoints, one for each life) until all have ended.
+    Return: Lives, by rank.
+    """
+    args = ["--steps", N_STEPS, "--window", WINDOW, "--micro", N_MICRO, *args]
+    ranks = [Lives(daemon, program, args, r, plan) for r, plan in enumerate(plans)]
+    deadline = time.monotonic() + timeout * daemon.patience
+    while any([rank.tend() for rank in ranks]):  # a list: all of them are tended
+        if time.monotonic() > deadline:
+            raise AssertionError(f"the run did not end\n{describe(ranks, daemon)}")
+        time.sleep(0.002)
+    return ranks
+
+
+def describe(ranks, daemon):
+    """What a failed run left behind."""
+    text = []
+    for rank in ranks:
+        for life, p in enumerate(rank.processes):
+            point = rank.failpoints[life] if life < len(rank.failpoints) else "-"
+            text.append(f"--- rank {rank.rank}, life {life} (pid {p.pid}, failpoint {point}): {p.poll()}\n"
+                        + "\n".join(p.out().splitlines()[-6:]) + p.err()[-2000:])
+    return "\n".join(text) + f"\n--- daemon (pid {daemon.pid}): {daemon.poll()}\n{daemon.log()[-6000:]}"
+
+
+def results(ranks):
+    """
+    What a run computed: {("norm", 17): {"0x1p+3 1 ..."}, ...}, values of all ranks and lives.
+    """
+    found = {}
+    for rank in ranks:
+        for word, *rest in rank.lines():
+            if word in ("weights", "norm", "gradnorm"):
+                found.setdefault((word, int(rest[0])), set()).add(rest[1])
+            elif word == "final":
+                found.setdefault((word, rank.rank), set()).add(" ".join(rest))
+    return found
+
+
+def judge(ranks, daemon, reference, excuse=None):
+    """
+    Fails unless the run has the reference's bits, every rank came to its end, and nobody was told of anything; excuse:
+    a pattern that the texts of aborts must match.
+    """
+    problems = []
+    for rank in ranks:
+        for life, p in enumerate(rank.processes):
+            last = life == len(rank.processes) - 1
+            if p.poll() != (0 if last else -signal.SIGKILL):
+                problems.append(f"rank {rank.rank}, life {life}, ended with {p.poll()}")
+        if len(rank.processes) != len(rank.failpoints) + 1:
+            problems.append(f"rank {rank.rank} was not killed at {rank.failpoints[len(rank.processes) - 1]}")
+        for line in rank.lines():
+            if line[0] in ("refused", "fatal", "wrong") or (
+                    line[0] == "aborted" and not (excuse and re.search(excuse, line[2]))):
+                problems.append(f"rank {rank.rank}: {' '.join(line)}")
+    found = results(ranks)
+    for key in sorted(set(reference) | set(found), key=str):
+        if found.get(key) != reference.get(key):
+            problems.append(f"{key}: {found.get(key)}, undisturbed {reference.get(key)}")
+            break
+    assert not problems, "\n".join(problems) + "\n" + describe(ranks, daemon)
+
+
+def kill_plan(rng, kind, rank):
+    """Failpoints of one rank's lives, the last of them of that class."""
+    points = CLASSES[kind]
+    name = rng.choice([p for p in points if rank == 0 or not p.startswith("Init.")])
+    n_passed = points[name]
+    point = f"{name}:kill@{rng.randint(1, max(1, n_passed * 9 // 10))}"
+    if kind == "update":  # late enough for the update to have begun; the daemon's is slow
+        at = rng.randint(1, n_passed)
+        point = f"{name}:sleep:{rng.randint(1, 12)}@{at},{name}:kill@{at}"
+    if kind in STARTING and not name.startswith("Init.") and rng.random() < 0.7:
+        # A successor is killed while it starts: its predecessor dies anywhere.
+        return [*kill_plan(rng, rng.choice([k for k in CLASSES if k not in STARTING + ("gather",)]), rank), point]
+    return [point]
+
+
+def options(rng, kind):
+    """A configuration for a run; the bits do not depend on it."""
+    stage = 3 if kind == "gather" else rng.choice((1, 2, 3))
+    config = {
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": rng.choice((1, 300, 2000, 50000)),
+                              "overlap_comm": rng.random() < 0.7},
+        "threads": rng.choice((1, 2, 4)),
+        "gradient_clipping": 1.0,
+    }
+    if stage != 3:
+        config["weights"] = rng.choice(("shared", "private"))
+    env = {"ZEROD_FAILPOINT": "update:sleep:1@*"} if kind == "update" else {}
+    if kind in ("mid-push", "pushed") and rng.random() < 0.5:
+        env = {"ZEROD_FAILPOINT": "reduce:sleep:1@*,verify:sleep:2@*"}
+    return config, env
+
+
+class References:
+    """Undisturbed runs: the bits to be met."""
+
+    def __init__(self, build, folder):
+        self.build, self.folder, self.known = build, Path(folder), {}
+
+    def get(self, world_size, accumulate=False):
+        key = (world_size, accumulate)
+        if key not in self.known:
+            folder = Path(tempfile.mkdtemp(prefix="reference-", dir=self.folder))
+            config = {"world": {"size": world_size}, "gradient_clipping": 1.0}
+            daemon = Daemon(self.build, folder, config)
+            ranks = train(daemon, self.build.path("tests/kill-trainer"), [[]] * world_size,
+                          ["--accumulate"] if accumulate else [])
+            found = results(ranks)
+            judge(ranks, daemon, found)
+            for word in ("weights", "norm"):
+                assert all(len(found[word, s]) == 1 for s in range(N_STEPS)), f"{word} differs between ranks"
+            daemon.stop()
+            self.known[key] = found
+        return self.known[key]
+
+
+def one_run(build, references, folder, seed, kind, double=False):
+    """One run with kills of that class; with double two ranks are killed. A failure raises AssertionError."""
+    rng = random.Random(f"{seed} {kind} {double}")
+    world_size = rng.choice((2, 3, 4) if double else (2, 2, 3))
+    accumulate = rng.random() < 0.25
+    config, env = options(rng, kind)
+    config["world"] = {"size": world_size}
+    victims = rng.sample(range(world_size), 2 if double else 1)
+    plans = [[] for _ in range(world_size)]
+    plans[victims[0]] = kill_plan(rng, kind, victims[0])
+    if double:
+        same = all(victims) or not any("Init." in point for point in plans[victims[0]])
+        plans[victims[1]] = (plans[victims[0]] if same and rng.random() < 0.5
+                             else kill_plan(rng, rng.choice(list(CLASSES)), victims[1]))
+        if any("Gather." in p or "Release." in p for plan in plans for p in plan):
+            config["zero_optimization"]["stage"] = 3
+            config.pop("weights", None)
+    reference = references.get(world_size, accumulate)
+    daemon = Daemon(build, folder, config, env)
+    try:
+        ranks = train(daemon, build.path("tests/kill-trainer"), plans, ["--accumulate"] if accumulate else [])
+        judge(ranks, daemon, reference)
+        daemon.stop()
+        for process in daemon.others:
+            process.check_sanitizers()
+    except BaseException as error:
+        error.args = (f"seed {seed}, {kind}, double {double}, config {config}, plans {plans}\n{error}",)
+        raise
+    finally:
+        for process in daemon.others:
+            process.kill()
+        daemon.kill()
+    return daemon
+
+
+def campaign(arguments):
+    """The table of the long run. Return: how many runs failed."""
+    build = Build(os.environ.get("ZEROD_BUILD", ROOT / "build"))
+    folder = Path(tempfile.mkdtemp(prefix="zerod-soak-"))
+    references = References(build, folder)
+    seed0 = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(10**9)
+    rows = [(kind, False, arguments.rounds) for kind in CLASSES] + [("any", True, arguments.doubles)]
+    n_failed = 0
+    print(f"seed {seed0}; each run commits {N_STEPS} steps\n\n{'killed at':<22}{'runs':>6}{'same bits':>11}{'seconds':>9}")
+    for kind, double, n in rows:
+        if arguments.only and kind not in arguments.only:
+            continue
+        began, n_good = time.monotonic(), 0
+        for i in range(n):
+            where = folder / f"{kind}-{i}"
+            where.mkdir()
+            try:
+                chosen = kind if not double else random.Random(f"{seed0} {i}").choice(list(CLASSES))
+                one_run(build, references, where, seed0 + i, chosen, double)
+                n_good += 1
+                shutil.rmtree(where)
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                n_failed += 1
+                (where / "failure.txt").write_text(str(error))
+                print(f"FAILED, see {where}/failure.txt\n{str(error)[:3000]}", file=sys.stderr)
+        print(f"{kind + (', two ranks' if double else ''):<22}{n:>6}{n_good:>11}{time.monotonic() - began:>9.1f}",
+              flush=True)
+    if n_failed == 0:
+        shutil.rmtree(folder)
+    return n_failed
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="scripts/soak kills", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15, help="runs of each class (15)")
+    parser.add_argument("--doubles", type=int, default=20, help="runs in which two ranks are killed (20)")
+    parser.add_argument("--only", action="append", choices=[*CLASSES, "any"], help="only this class")
+    parser.add_argument("--seed", type=int, help="repeats a campaign; random unless given")
+    sys.exit(1 if campaign(parser.parse_args()) else 0)

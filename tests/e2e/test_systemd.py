@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+zerod as a service: the units under a real systemd, and what it tells whoever listens on NOTIFY_SOCKET. Tests with the
+fixture `systemd` boot one in namespaces of its own (private_systemd.py) and are skipped, with the reason, where that cannot be.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Daemon, wait_for
+from private_systemd import PrivateSystemd
+
+EX_CONFIG = 78
+WATCHDOG_S = 1.0
+ONE_RANK = {"world": {"size": 1}, "threads": 1}
+WATCHED = f"[Service]\nWatchdogSec={WATCHDOG_S}s\n"
+
+
+@pytest.fixture(scope="module")
+def systemd(build, tmp_path_factory):
+    if build.sanitize:
+        pytest.skip("the units forbid system calls that sanitizers need")
+    if why := PrivateSystemd.missing():
+        pytest.skip(why)
+    if not Path(build.options["prefix"]).is_dir():
+        pytest.skip(f"the build's prefix {build.options['prefix']} does not exist, nothing can be laid over it")
+    machine = PrivateSystemd(build, tmp_path_factory.mktemp("systemd"))
+    yield machine
+    machine.stop()
+
+
+@pytest.fixture
+def job(systemd, request):
+    """A job's name, made from the test's; its units are stopped when the test ends."""
+    name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))
+    yield name
+    systemd.ctl("stop", f"zerod@{name}.service", f"zerod@{name}.socket", check=False)
+
+
+def service(job):
+    return f"zerod@{job}.service"
+
+
+def ranks(systemd, job):
+    """Rank to process, of those that are attached."""
+    found = json.loads(systemd.zerodctl(job, "--json", "ranks").stdout)
+    return {rank["rank"]: rank["pid"] for rank in found if rank["attached"]}
+
+
+def connect(path):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        s.connect(str(path))
+    except OSError:
+        s.close()
+        raise
+    return s
+
+
+def steps_of(trainer):
+    out, err = trainer.communicate(timeout=60)
+    assert trainer.returncode == 0, out + err
+    return [int(n) for n in re.findall(r"^step +(\d+)/", out, re.MULTILINE)]
+
+
+# ---- the files --------------------------------------------------------------------------------------------------
+
+
+def test_verify_has_nothing_to_say(systemd):
+    systemd.configure("verify", {"world": {"size": 1}})
+    result = systemd.run("systemd-analyze", "verify", "--man=no", "zerod@verify.service", "zerod@verify.socket")
+    assert result.stdout + result.stderr == ""
+
+
+def test_exposure(systemd):
+    result = systemd.run("systemd-analyze", "security", "--offline=true", "--threshold=15", "--no-pager",
+                         f"{systemd.prefix}/lib/systemd/system/zerod@.service", check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "exposure level" in result.stdout
+
+
+def test_users_and_folders(systemd):
+    """What sysusers and tmpfiles made of our files."""
+    assert systemd.run("stat", "-c", "%U:%G %a", "/run/zerod").stdout == "zerod:zerod 755\n"
+    assert systemd.run("stat", "-c", "%U:%G %a", "/etc/zerod").stdout == "root:root 755\n"
+    assert systemd.run("getent", "group", "zerod-admin").returncode == 0
+
+
+# ---- a job's life ---------------------------------------------------------------------------------------------------
+
+
+def test_life(systemd, job):
+    """Started, ready, trained with, left by a killed trainer, joined by its successor, stopped."""
+    unit, path = service(job), f"/run/zerod/{job}.sock"
+    systemd.configure(job, {"world": {"size": 2}})
+    systemd.ctl("start", unit)
+    connect(systemd.path(path)).close()
+    assert "0 of 2 ranks" in systemd.zerodctl(job, "status").stdout
+    assert systemd.state(unit) == "active"
+    assert systemd.show(unit, "StatusText") == "waiting for ranks, 0 of 2 ranks, step 0"
+    assert systemd.run("stat", "-c", "%U:%G %a", path).stdout == "zerod:zerod 660\n"
+    daemon = systemd.main_pid(unit)
+
+    trainers = [systemd.trainer(job, rank, "--steps", 1_000_000) for rank in (0, 1)]
+    try:
+        wait_for("the status line never said that it trains",
+                 lambda: re.match(r"training, 2 of 2 ranks, step [1-9]", systemd.show(unit, "StatusText")))
+        check_watched_through_pidfds(systemd, unit, 2)
+        systemd.run("kill", "-KILL", ranks(systemd, job)[1])
+        wait_for("the status line never said that a rank is gone",
+                 lambda: "1 of 2 ranks" in systemd.show(unit, "StatusText"))
+        assert systemd.state(unit) == "active" and systemd.main_pid(unit) == daemon
+        trainers.append(systemd.trainer(job, 1, "--steps", 1_000_000))
+        step = int(systemd.show(unit, "StatusText").split()[-1])
+        wait_for("the successor does not train",
+                 lambda: re.match(r"training, 2 of 2 ranks, step (\d+)", text := systemd.show(unit, "StatusText"))
+                 and int(text.split()[-1]) > step)
+    finally:
+        for pid in ranks(systemd, job).values():
+            systemd.run("kill", "-KILL", pid)
+        for trainer in trainers:
+            trainer.communicate(timeout=20)
+
+    systemd.ctl("stop", unit)
+    assert {key: systemd.show(unit, key) for key in ("ActiveState", "Result", "ExecMainStatus", "NRestarts")} == \
+        {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0", "NRestarts": "0"}
+    assert not systemd.path(path).exists()
+    assert not [e for e in systemd.journal("-u", unit, "-p", "err") if e["MESSAGE"].startswith("cannot")]
+
+
+def check_watched_through_pidfds(systemd, unit, n_trainers):
+    """The unit's system call filter and its view of /proc leave that open."""
+    links = [os.readlink(fd) for fd in Path(f"/proc/{systemd.main_pid_outside(unit)}/fd").iterdir()]
+    assert sum("pidfd" in link for link in links) == n_trainers, links
+
+
+def test_who_may_attach(systemd, job):
+    systemd.configure(job, ONE_RANK)
+    systemd.ctl("start", service(job))
+    assert systemd.zerodctl(job, "status", check=False).returncode == 0
+    member, stranger = (systemd.trainer(job, 0, "--steps", 2, user=user) for user in ("trainer", "stranger"))
+    assert steps_of(member) == [1, 2]
+    out, err = stranger.communicate(timeout=20)
+    assert stranger.returncode == 1 and "Permission denied" in out + err
+
+
+def test_wrong_configuration(systemd, job):
+    """It cannot get right by being tried again: no restarts, and the journal says what is wrong."""
+    systemd.configure(job, {"world": {"size": 1}, "zero_optimization": {"stage": 4}})
+    result = systemd.ctl("start", service(job), check=False)
+    assert result.returncode != 0
+    time.sleep(0.5)
+    assert systemd.state(service(job)) == "failed"
+    assert systemd.show(service(job), "ExecMainStatus") == str(EX_CONFIG)
+    assert systemd.show(service(job), "NRestarts") == "0"
+    messages = [e["MESSAGE"] for e in systemd.journal("-u", service(job))]
+    assert any(m.startswith("E1601 config: ") and "zero_optimization.stage" in m for m in messages), messages
+    systemd.ctl("reset-failed", service(job))
+
+
+def test_journal(systemd, job):
+    systemd.configure(job, ONE_RANK)
+    systemd.ctl("start", service(job))
+    trainer = systemd.trainer(job, 0, "--steps", 3, "--provoke-duplicate", "1:blocks.0.attn.qkv.weight")
+    assert steps_of(trainer)
+    entries = systemd.journal("-u", service(job), "ZEROD_CODE=E1001")
+    assert len(entries) == 1
+    entry = entries[0]
+    wanted = {"ZEROD_JOB": job, "ZEROD_CLASS": "D2", "ZEROD_PARAM": "blocks.0.attn.qkv.weight", "ZEROD_RANK": "0",
+              "ZEROD_STEP": "1", "ZEROD_MICRO_BATCH": "0", "PRIORITY": "3", "SYSLOG_IDENTIFIER": "zerod"}
+    assert {key: entry.get(key) for key in wanted} == wanted
+    assert entry["MESSAGE"].splitlines()[0] == "E1001 duplicate gradient refused: rank 0, step 1, micro-batch 0"
+    assert any(e["MESSAGE"].startswith("ready: ") and "ZEROD_CODE" not in e
+               for e in systemd.journal("-u", service(job), "PRIORITY=5"))
+
+
+# ---- the socket unit ---------------------------------------------------------------------------------------------------
+
+
+def test_socket_activation(systemd, job):
+    """The first connection starts the daemon; the socket outlives it, so that nobody is ever turned away."""
+    unit, path = service(job), systemd.path(f"/run/zerod/{job}.sock")
+    systemd.configure(job, ONE_RANK)
+    systemd.ctl("start", f"zerod@{job}.socket")
+    assert systemd.state(unit) == "inactive"
+    assert systemd.run("stat", "-c", "%U:%G %a", f"/run/zerod/{job}.sock").stdout == "zerod:zerod 660\n"
+    assert steps_of(systemd.trainer(job, 0, "--steps", 2)) == [1, 2]
+    assert systemd.state(unit) == "active"
+
+    refused, n_connected, stop = [], 0, threading.Event()
+
+    def knock():
+        nonlocal n_connected
+        while not stop.is_set():
+            try:
+                connect(path).close()
+                n_connected += 1
+            except OSError as e:
+                refused.append(e)
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=knock)
+    thread.start()
+    try:
+        for _ in range(3):
+            restart_after_kill(systemd, unit)
+        systemd.ctl("stop", unit)
+        wait_for("nobody started it again", lambda: systemd.state(unit) == "active")
+    finally:
+        stop.set()
+        thread.join()
+    assert not refused and n_connected > 20, (refused[:3], n_connected)
+
+    systemd.ctl("stop", unit)
+    assert path.exists(), "the daemon removed a socket that is not its own"
+    assert "0 of 1 ranks" in systemd.zerodctl(job, "status").stdout
+    systemd.ctl("stop", f"zerod@{job}.socket", unit)
+    assert not path.exists()
+
+
+def restart_after_kill(systemd, unit):
+    before = systemd.kill_main(unit)
+    wait_for(f"{unit} was not started again",
+             lambda: systemd.main_pid(unit) not in (0, before) and systemd.state(unit) == "active")
+
+
+def test_kills_without_end(systemd, job):
+    """A daemon that dies again and again is started again and again, and clears away what the one before left."""
+    unit = service(job)
+    systemd.configure(job, ONE_RANK)
+    systemd.ctl("start", unit)
+    for _ in range(8):
+        restart_after_kill(systemd, unit)
+    assert systemd.show(unit, "NRestarts") == "8"
+    assert "0 of 1 ranks" in systemd.zerodctl(job, "status").stdout
+
+
+# ---- the watchdog ---------------------------------------------------------------------------------------------------------
+
+
+def check_watchdog_fired(systemd, unit, before):
+    wait_for("the watchdog did not fire", lambda: systemd.main_pid(unit) not in (0, before), 20)
+    wait_for("it is not back", lambda: systemd.state(unit) == "active")
+    assert systemd.show(unit, "NRestarts") == "1"
+    assert any(e["MESSAGE"].startswith(f"{unit}: Watchdog timeout") for e in systemd.journal("-u", unit))
+
+
+def test_watchdog_blocked_loop(systemd, job):
+    unit = service(job)
+    systemd.configure(job, ONE_RANK, WATCHED)
+    systemd.ctl("start", unit)
+    time.sleep(3 * WATCHDOG_S)  # with nothing to do it is no less alive
+    assert systemd.show(unit, "NRestarts") == "0"
+    check_watchdog_fired(systemd, unit, systemd.kill_main(unit, signal.SIGSTOP))
+    assert "0 of 1 ranks" in systemd.zerodctl(job, "status").stdout
+
+
+# Stops single threads, as SIGSTOP cannot, until their process is gone. A thread that is traced has to be waited for.
+STOP_THREADS = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+SEIZE, INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
+tids = [int(word) for word in sys.argv[1:]]
+for tid in tids:
+    for request in SEIZE, INTERRUPT:
+        if libc.ptrace(request, tid, None, None) != 0:
+            sys.exit(os.strerror(ctypes.get_errno()))
+    os.waitpid(tid, WALL)
+print("stopped", flush=True)
+while tids:
+    tid, status = os.waitpid(-1, WALL)
+    if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+        tids.remove(tid)
+"""
+
+
+@contextlib.contextmanager
+def stopped_threads(pid, name):
+    tasks = [task for task in Path(f"/proc/{pid}/task").iterdir() if (task / "comm").read_text().strip() == name]
+    assert tasks, f"{pid} has no thread {name}"
+    helper = subprocess.Popen([sys.executable, "-c", STOP_THREADS, *(task.name for task in tasks)],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        if helper.stdout.readline() != "stopped\n":
+            pytest.skip(f"threads cannot be stopped one by one: {helper.communicate()[1].strip()}")
+        yield
+    finally:
+        helper.kill()
+        helper.communicate()
+
+
+def test_watchdog_stuck_worker(systemd, job):
+    """The loop runs and answers, but the work that a trainer waits for does not get on."""
+    unit = service(job)
+    systemd.configure(job, ONE_RANK, WATCHED)
+    systemd.ctl("start", unit)
+    before = systemd.main_pid(unit)
+    trainer = systemd.trainer(job, 0, "--steps", 1_000_000)
+    wait_for("no training", lambda: re.search(r"^step +[1-9]", systemd.zerodctl(job, "status").stdout, re.MULTILINE))
+    with stopped_threads(systemd.main_pid_outside(unit), "zerod-worker"):
+        assert "1 of 1 ranks" in systemd.zerodctl(job, "status").stdout
+        check_watchdog_fired(systemd, unit, before)
+    out, err = trainer.communicate(timeout=20)
+    assert trainer.returncode == 1 and err, out
+
+
+# ---- what is told to NOTIFY_SOCKET -----------------------------------------------------------------------------------------
+
+
+class Listener:
+    """Receives what a service says, as systemd would; at READY=1 it connects at once."""
+
+    def __init__(self, path, service):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(path))
+        self.service = service
+        self.said, self.connected = [], None
+        self.thread = threading.Thread(target=self.receive)
+        self.thread.start()
+
+    def receive(self):
+        while text := self.socket.recv(4096).decode():
+            if "READY=1" in text.splitlines():
+                self.connected = self.try_to_connect()
+            self.said.append((time.monotonic(), text))
+
+    def try_to_connect(self):
+        try:
+            connect(self.service).close()
+            return "yes"
+        except OSError as e:
+            return str(e)
+
+    def close(self):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+            s.sendto(b"", self.socket.getsockname())
+        self.thread.join()
+        self.socket.close()
+
+    def when(self, text):
+        return [at for at, said in list(self.said) if text in said.splitlines()]
+
+    def lines(self):
+        return [line for _, said in list(self.said) for line in said.splitlines()]
+
+
+@pytest.fixture
+def notified(build):
+    """notified(config, env={}) -> daemon that was started, and a Listener to it."""
+    with tempfile.TemporaryDirectory(prefix="zerod-") as folder:
+        daemon, listener = None, Listener(Path(folder) / "notify", Path(folder) / "zerod.sock")
+
+        def start(config, env=None):
+            nonlocal daemon
+            daemon = Daemon(build, folder, config, {"NOTIFY_SOCKET": Path(folder) / "notify", **(env or {})}, wait=False)
+            return daemon, listener
+
+        yield start
+        listener.close()
+        if daemon:
+            daemon.kill()
+
+
+def test_transcript(notified, build):
+    limit_s = 0.5 * build.patience
+    daemon, listener = notified({"world": {"size": 1}}, {"WATCHDOG_USEC": int(limit_s * 1e6)})
+    wait_for("it never said READY=1", lambda: listener.when("READY=1"), 20 * build.patience)
+    assert listener.connected == "yes"
+    wait_for("the watchdog is not fed", lambda: len(listener.when("WATCHDOG=1")) >= 8, 20 * limit_s)
+    fed = listener.when("WATCHDOG=1")
+    assert max(b - a for a, b in zip(fed, fed[1:])) < limit_s
+    daemon.stop()
+    wait_for("it never said STOPPING=1", lambda: listener.when("STOPPING=1"))
+    lines = listener.lines()
+    assert lines.count("READY=1") == lines.count("STOPPING=1") == 1
+    assert lines[-1] == "STOPPING=1"
+    assert lines.index("STATUS=waiting for ranks, 0 of 1 ranks, step 0") < lines.index("READY=1")
+
+
+def test_no_watchdog_unless_asked(notified):
+    daemon, listener = notified({"world": {"size": 1}})
+    wait_for("it never said READY=1", lambda: listener.when("READY=1"))
+    wait_for("no second status line", lambda: sum(line.startswith("STATUS=") for line in listener.lines()) >= 2)
+    assert not listener.when("WATCHDOG=1")
+    daemon.stop()
+
+
+def test_not_ready_when_it_cannot_listen(notified):
+    daemon, listener = notified({"world": {"size": 1}, "listen": {"allow_users": ["no-such-user"]}})
+    assert daemon.wait() == EX_CONFIG
+    assert 'there is no user "no-such-user"' in daemon.err()
+    assert listener.lines() == []
+
+
+def test_log_goes_where_stderr_goes(zerod):
+    """JOURNAL_STREAM is inherited by programs whose stderr somebody has redirected since."""
+    daemon = zerod({"world": {"size": 1}}, env={"JOURNAL_STREAM": "1:2"})
+    wait_for("nothing in its stderr", lambda: "zerod[test]: ready: job test" in daemon.err())

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Conversations with a whole server of one rank: an input is a series of
+ * packets, each headed by two bytes: bit 15 says on which of two connections, the rest its
+ * length. Seeds are recorded conversations (make-conversations.c).
+ */
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/config.h"
+#include "daemon/frame.h"
+#include "daemon/job.h"
+#include "daemon/log.h"
+#include "daemon/server.h"
+#include "daemon/session.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { N_CONNECTIONS = 2 };
+
+static struct server *start_server(void)
+{
+    static const char format[] = "job: fuzz\n"
+                                 "listen: {socket: /tmp/zerod-fuzz-%d.sock}\n"
+                                 "world: {size: 1}\n"
+                                 "zero_optimization: {stage: %d, reduce_bucket_size: 128}\n"
+                                 "limits: {memory: 64MiB, clients: 4}\n"
+                                 "threads: 1\n";
+    struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    struct config *config;
+    struct server *server;
+    char text[512], why[256];
+    const char *stage = getenv("FUZZ_STAGE");
+    int r;
+
+    snprintf(text, sizeof(text), format, getpid(), stage ? atoi(stage) : 2);
+    r = config_load_string(&config, &(struct config_source){.text = {"fuzz.yaml", text, strlen(text)}}, &problems);
+    assert(r == 0);
+    r = server_new(&server, config, why, sizeof(why));
+    assert(r == 0);
+    log_init("fuzz", LOG_EMERG);
+    return server;
+}
+
+static void read_answers(int fd, struct frame_buffer *buffer)
+{
+    while (frame_receive_fds(fd, buffer) == 0)
+        ;
+}
+
+/* Until the workers have nothing left to say. */
+static void run(struct server *server)
+{
+    for (int i = 0; i < 3; i++)
+        uv_run(server_loop(server), UV_RUN_NOWAIT);
+    while (server_job(server)->n_under_way || server_job(server)->n_io || pool_is_busy(server_job(server)->gathered) ||
+           server_job(server)->phase == JOB_RESERVING || server_job(server)->phase == JOB_UPDATING ||
+           window_is_busy(server_job(server)->window))
+        uv_run(server_loop(server), UV_RUN_ONCE);
+}
+
+static void end(struct server *server, int *fds)
+{
+    char *why = NULL;
+
+    for (int i = 0; i < N_CONNECTIONS; i++)
+        close(fds[i]);
+    for (int i = 0; i < 1000 && !job_is_idle(server_job(server)); i++)
+        run(server);
+    if (job_drop(server_job(server), &why) != 0)
+        abort(); /* with nobody attached, a job can always be dropped */
+    run(server);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct server *server;
+    static struct frame_buffer buffer;
+    int fds[N_CONNECTIONS];
+
+    if (!server) {
+        server = start_server();
+        frame_buffer_init(&buffer);
+    }
+    for (int i = 0; i < N_CONNECTIONS; i++) {
+        struct session *session;
+        int pair[2];
+
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) < 0 ||
+            session_new(&session, server, pair[1]) < 0)
+            abort();
+        fds[i] = pair[0];
+    }
+    while (size > 2) {
+        unsigned head = data[0] | (unsigned)data[1] << 8;
+        size_t n = head & 0x7fff;
+        int fd = fds[head >> 15];
+
+        data += 2;
+        size -= 2;
+        n = n < size ? n : size;
+        if (n > 0)
+            (void)frame_send(fd, data, n, NULL, 0);
+        data += n;
+        size -= n;
+        run(server);
+        read_answers(fds[0], &buffer);
+        read_answers(fds[1], &buffer);
+    }
+    end(server, fds);
+    return 0;
+}

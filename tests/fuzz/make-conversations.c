@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Writes the seeds of fuzz-dispatch: conversations as a trainer and zerodctl have them. Argument: the folder. */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/frame.h"
+#include "daemon/wire.h"
+
+struct conversation {
+    FILE *file;
+    struct wire_arena arena;
+    uint64_t sequence;
+};
+
+static uint8_t packet[FRAME_MAX_BYTES];
+
+static void say(struct conversation *c, unsigned connection, const struct request *request)
+{
+    int n = wire_pack_request(&c->arena, request, packet, sizeof(packet));
+    unsigned head = (unsigned)n | connection << 15;
+
+    if (n <= 0 || n > 0x7fff)
+        exit(1);
+    fputc((int)(head & 0xff), c->file);
+    fputc((int)(head >> 8), c->file);
+    fwrite(packet, 1, (size_t)n, c->file);
+}
+
+static void begin(struct conversation *c, const char *folder, const char *name)
+{
+    char path[4096];
+
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    *c = (struct conversation){.file = fopen(path, "w")};
+    if (!c->file || wire_arena_init(&c->arena) < 0)
+        exit(1);
+}
+
+static void end(struct conversation *c)
+{
+    fclose(c->file);
+    wire_arena_deinit(&c->arena);
+}
+
+/* Three parameters: two of one bucket, one frozen. */
+static void attach(struct conversation *c)
+{
+    static const uint64_t shape[] = {8, 8};
+    const struct layout_decl decls[] = {
+        {.name = "a.weight", .name_len = 8, .trainable = true, .n_dims = 2, .shape = shape},
+        {.name = "b.bias", .name_len = 6, .trainable = true, .n_dims = 1, .shape = shape},
+        {.name = "c", .name_len = 1, .dtype = DTYPE_BF16, .grad_dtype = DTYPE_BF16, .n_dims = 1, .shape = shape},
+    };
+
+    say(c, 0, &(struct request){.type = REQUEST_HELLO, .hello = {.version_min = 1, .version_max = 1, .incarnation = 7,
+                                                                 .run_id = "r", .client = "seed"}});
+    say(c, 0, &(struct request){.type = REQUEST_DECLARE, .declare = {.params = decls, .n_params = 3}});
+    say(c, 0, &(struct request){.type = REQUEST_FORM, .form = {.n_params = 3}});
+    say(c, 0, &(struct request){.type = REQUEST_INIT, .init = {.param = 0, .n_elems = 64}});
+    say(c, 0, &(struct request){.type = REQUEST_READY});
+}
+
+static void push(struct conversation *c, uint64_t step, uint32_t micro_batch, uint32_t param, uint32_t ticket,
+                 uint32_t use)
+{
+    say(c, 0, &(struct request){.type = REQUEST_PUSH,
+                                .push = {.sequence = ++c->sequence, .step = step, .micro_batch = micro_batch,
+                                         .param = param, .ticket = ticket, .use = use, .ordinal = 1, .site = 1}});
+}
+
+static void step(struct conversation *c, uint64_t number, uint32_t use)
+{
+    say(c, 0, &(struct request){.type = REQUEST_BEGIN_BACKWARD, .begin_backward = {.step = number}});
+    push(c, number, 0, 1, 0, use);
+    push(c, number, 0, 0, 0, use);
+    say(c, 0, &(struct request){.type = REQUEST_END_BACKWARD,
+                                .end_backward = {.step = number, .has_blob = true, .blob = (const uint8_t *)"x",
+                                                 .n_blob_bytes = 1}});
+    say(c, 0, &(struct request){.type = REQUEST_GRAD_NORM});
+    say(c, 0, &(struct request){.type = REQUEST_STEP, .step = {.step = number}});
+}
+
+static void training(const char *folder)
+{
+    static const uint32_t ids[] = {0, 1};
+    struct conversation c;
+
+    begin(&c, folder, "training");
+    attach(&c);
+    say(&c, 0, &(struct request){.type = REQUEST_INTERN, .intern = {.id = 1, .text = "train.py:3"}});
+    step(&c, 0, 0);
+    say(&c, 0, &(struct request){.type = REQUEST_GATHER, .gather = {.params = ids, .n_params = 2}});
+    say(&c, 0, &(struct request){.type = REQUEST_RELEASE, .release = {.params = ids, .n_params = 2}});
+    say(&c, 0, &(struct request){.type = REQUEST_WRITE_BEGIN});
+    say(&c, 0, &(struct request){.type = REQUEST_WRITE_END});
+    for (enum wire_state_kind kind = WIRE_STATE_MASTER; kind <= WIRE_STATE_GRAD_NORM; kind++)
+        say(&c, 0, &(struct request){.type = REQUEST_READ_STATE, .read_state = {.param = 0, .kind = kind}});
+    step(&c, 1, 1);
+    say(&c, 0, &(struct request){.type = REQUEST_LEAVE});
+    end(&c);
+}
+
+static void faults(const char *folder)
+{
+    struct conversation c;
+
+    begin(&c, folder, "faults");
+    attach(&c);
+    say(&c, 0, &(struct request){.type = REQUEST_SLOT_REQUEST, .slot_request = {.bucket = 0}});
+    say(&c, 0, &(struct request){.type = REQUEST_BEGIN_BACKWARD});
+    push(&c, 0, 0, 0, 0, 0);
+    push(&c, 0, 0, 0, 0, 0);
+    say(&c, 0, &(struct request){.type = REQUEST_END_BACKWARD});
+    say(&c, 0, &(struct request){.type = REQUEST_CLEAR_FAULT});
+    say(&c, 0, &(struct request){.type = REQUEST_ABANDON_BACKWARD, .abandon_backward = {.why = "oom"}});
+    say(&c, 0, &(struct request){.type = REQUEST_ABORT_STEP, .abort_step = {.why = "test"}});
+    say(&c, 0, &(struct request){.type = REQUEST_ABORT_SEEN, .abort_seen = {.attempt = 1}});
+    say(&c, 0, &(struct request){.type = REQUEST_STEP, .step = {.attempt = 1}});
+    say(&c, 0, &(struct request){.type = REQUEST_REPORT, .report = {.code = 1104, .detail = "moved"}});
+    end(&c);
+}
+
+static void control(const char *folder)
+{
+    static const char *const commands[] = {"status", "ranks", "params", "diagnostics", "report", "abort-step",
+                                           "drop",   "drain", "nothing"};
+    struct conversation c;
+
+    begin(&c, folder, "control");
+    attach(&c);
+    say(&c, 1, &(struct request){.type = REQUEST_HELLO, .hello = {.version_min = 1, .version_max = 1, .incarnation = 9,
+                                                                  .role = WIRE_ROLE_CONTROL, .client = "zerodctl"}});
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+        say(&c, 1, &(struct request){.type = REQUEST_ADMIN, .admin = {.command = commands[i]}});
+    end(&c);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2) {
+        fprintf(stderr, "usage: make-conversations FOLDER\n");
+        return 64;
+    }
+    training(argv[1]);
+    faults(argv[1]);
+    control(argv[1]);
+    return 0;
+}
