@@ -299,6 +299,13 @@ static void extent_run(struct work *work, uint32_t item)
     start->result = segment_reserve(&start->ring->overflow, start->offset_bytes, start->n_bytes);
 }
 
+static uint64_t wanted_bytes(const struct job *job, const struct job_rank *rank)
+{
+    const struct layout_bucket *bucket = &job->layout->buckets[rank->slot_wanted.bucket];
+
+    return bucket->n_elems * dtype_size(bucket->grad_dtype);
+}
+
 static void extent_done(struct work *work)
 {
     struct extent_start *start = container_of(work, struct extent_start, work);
@@ -309,8 +316,10 @@ static void extent_done(struct work *work)
     ring_reserved(start->ring, start->offset_bytes, start->result == 0);
     if (rank->rings[0] == start->ring) {
         rank->reserving = false;
-        if (rank->wait == WAIT_SLOT && start->result == 0)
+        if (rank->wait == WAIT_SLOT && start->result == 0 && start->n_bytes >= wanted_bytes(job, rank))
             grant(job, rank, false, start->offset_bytes);
+        else if (rank->wait == WAIT_SLOT && start->result == 0)
+            admit_settle(job, rank); /* it was for a request that an abort has ended */
         else if (rank->wait == WAIT_SLOT)
             refuse_slot(job, rank, start->n_bytes, "gradient slots (the kernel gave no more memory)", 0);
     }
@@ -386,14 +395,14 @@ static void warn_late(struct job *job)
 
 void admit_settle(struct job *job, struct job_rank *rank)
 {
-    const struct layout_bucket *bucket = &job->layout->buckets[rank->slot_wanted.bucket];
-    uint64_t n_bytes = bucket->n_elems * dtype_size(bucket->grad_dtype), offset, extent_bytes;
+    uint64_t n_bytes = wanted_bytes(job, rank), offset, extent_bytes;
     struct memory_headroom headroom;
     int r;
 
     if (rank->wait != WAIT_SLOT || rank->reserving || job_is_held(job, rank))
         return;
-    if (rank->slot_credited) {
+    if (rank->slot_credited) { /* perhaps after the client looked */
+        rank->slot_credited = false;
         grant(job, rank, true, 0);
         return;
     }
@@ -426,7 +435,6 @@ void job_slot_request(struct job *job, struct job_rank *rank, const struct reque
         return;
     }
     rank->slot_wanted = *request;
-    rank->slot_credited = false;
     job_wait(job, rank, WAIT_SLOT);
     admit_settle(job, rank);
 }

@@ -219,6 +219,7 @@ static void keep_args(struct job_rank *rank, const struct request_step *request,
     struct step_args *args = &rank->args;
 
     free(args->groups);
+    blob_reset(&rank->blob_step);
     *args = (struct step_args){
         .has_max_norm = request->has_max_norm,
         .max_norm = request->max_norm,
@@ -717,9 +718,11 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
         collect_release_ring(job, rank, true);
         return;
     }
-    /* Its client may still write into these slots: they come back with AbortSeen. */
-    for (uint32_t i = 0; ring && i < ring->n_tickets; i++)
+    /* Its client may still write into these slots: they come back with AbortSeen. Until then they hold nothing. */
+    for (uint32_t i = 0; ring && i < ring->n_tickets; i++) {
         ring->slots[i].posted = false;
+        ring->slots[i].n_pushed = 0;
+    }
     if (ring && ring->ready)
         atomic_store_explicit(&ring_credit_page(ring)->attempt, job->ledger.attempt, memory_order_release);
 }
@@ -764,18 +767,19 @@ static void finish_abort(struct job *job)
 
 void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)
 {
-    if (reason)
-        job_keep(job, diagnostic_ref(reason));
     if (job->phase == JOB_WINDOW)
         window_forget(job);
     if (job->phase != JOB_TRAINING) { /* nothing to abort, or decided already: it only rolls forward */
         diagnostic_unref(reason);
         return;
     }
+    if (reason)
+        job_keep(job, diagnostic_ref(reason));
     job->phase = JOB_ABORTING;
     job->abort_rank = rank;
     job->abort_reason = reason;
-    if (job->n_under_way == 0)
+    collect_settle(job);
+    if (job->phase == JOB_ABORTING && job->n_under_way == 0)
         finish_abort(job);
 }
 
@@ -805,6 +809,7 @@ void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt)
     for (uint32_t i = 0; ring && ring->n_held > 0 && i < ring->n_tickets; i++)
         if (ring->slots[i].held && ring->slots[i].attempt < job->ledger.attempt)
             ring_credit(ring, &ring->slots[i]);
+    rank->slot_credited = true;
     if (ring)
         ring_reclaim(ring);
 }
@@ -819,18 +824,30 @@ static bool all_reduced(const struct job *job)
     return job->n_under_way == 0 && !pool_is_busy(job->gathered);
 }
 
-/* Every rank that has not left waits for this, and at least one does. */
-static bool all_wait(const struct job *job, enum job_wait wait)
+/* Every rank that has not left has asked for the step, and at least one has. */
+static bool all_asked(const struct job *job)
 {
     bool any = false;
 
     for (unsigned r = 0; r < job->world_size; r++) {
-        const struct job_rank *rank = &job->ranks[r];
-        bool here = wait == WAIT_STEP ? job->ledger.ranks[r].asked : rank->wait == wait;
-
-        if (!here && !rank->left)
+        if (!job->ledger.ranks[r].asked && !job->ranks[r].left)
             return false;
-        any |= here;
+        any |= job->ledger.ranks[r].asked;
+    }
+    return any;
+}
+
+/* The same for the norm. A rank that has gone on to the step was answered; a successor may be asking again. */
+static bool all_want_norm(const struct job *job)
+{
+    bool any = false;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        bool wants = job->ranks[r].wait == WAIT_NORM;
+
+        if (!wants && !job->ledger.ranks[r].asked && !job->ranks[r].left)
+            return false;
+        any |= wants;
     }
     return any;
 }
@@ -869,8 +886,8 @@ void boundary_settle(struct job *job)
     }
     if (!all_reduced(job))
         return;
-    if (all_wait(job, WAIT_NORM))
+    if (all_want_norm(job))
         answer_norm(job);
-    else if (all_wait(job, WAIT_STEP))
+    else if (all_asked(job))
         decide(job);
 }

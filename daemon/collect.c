@@ -113,8 +113,6 @@ static void record_sums(struct job *job, const struct reduction *reduction, unsi
     }
 }
 
-static void settle_verifications(struct job *job);
-
 static void reduction_is_done(void *userdata, struct reduction *reduction)
 {
     struct job *job = userdata;
@@ -144,7 +142,7 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
     if (job->phase != JOB_ABORTING) {
         count_overlap(job, reduction, n_bytes);
         cursor->pass++;
-        settle_verifications(job);
+        collect_settle(job);
         collect_bucket(job, reduction->bucket);
         for (unsigned r = 0; r < job->world_size; r++)
             admit_settle(job, &job->ranks[r]);
@@ -240,7 +238,7 @@ static void verify_done(struct work *work)
     struct job *job = v->job;
 
     v->summed = true;
-    settle_verifications(job);
+    collect_settle(job);
     job_settle(job);
 }
 
@@ -249,8 +247,10 @@ static void credit_redo(struct job *job, struct job_rank *rank, struct ring *rin
 {
     bool full = slot->n_pushed == job->layout->buckets[slot->bucket].n_params;
 
-    if (slot->held && slot->redo && slot->n_pending == 0 && (full || has_ended(job, rank, slot->micro_batch)))
+    if (slot->held && slot->redo && slot->n_pending == 0 && (full || has_ended(job, rank, slot->micro_batch))) {
         ring_credit(ring, slot);
+        rank->slot_credited = true;
+    }
 }
 
 static void successor_differs(struct job *job, const struct verification *v)
@@ -269,7 +269,7 @@ static void successor_differs(struct job *job, const struct verification *v)
               }));
 }
 
-static void settle_verifications(struct job *job)
+void collect_settle(struct job *job)
 {
     struct verification **link = &job->verifications;
     uint64_t expected;

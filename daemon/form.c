@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/base.h"
+#include "daemon/budget.h"
 #include "daemon/cause.h"
 #include "daemon/failpoint.h"
 #include "daemon/job.h"
@@ -74,37 +75,12 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
     if (job_is_held(job, rank))
         return;
     rank->declared = true;
+    rank->resumes = job->has_weights; /* later, rank 0 of a new run may be ready before this one is answered */
     job_wait(job, rank, WAIT_FORM);
     job_settle(job);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------- */
-
-static uint32_t n_tickets(const struct layout *layout)
-{
-    /* Each bucket once in this micro-batch and once in a later pass, and some; picked, not measured. */
-    return MIN(2 * layout->n_buckets + 64, 65536u);
-}
-
-static struct plan_options plan_options(const struct job *job, const struct layout *layout)
-{
-    const struct config *config = job->config;
-
-    return (struct plan_options){
-        .stage = (unsigned)config->zero.stage,
-        .n_moments = optimizer_n_moments(config->optimizer.type, &config->optimizer.hyper),
-        .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
-        .overlap_comm = config->zero.overlap_comm,
-        .first_local_rank = 0,
-        .n_local_ranks = job->world_size,
-        .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
-        .fixed_bytes = step_fixed_bytes(layout, job->world_size) +
-                       job->world_size * ((uint64_t)layout->n_params * sizeof(struct ledger_entry) +
-                                          n_tickets(layout) * (sizeof(struct ring_slot) + sizeof(struct ring_extent)) +
-                                          layout->n_buckets * sizeof(uint32_t) +
-                                          credit_page_bytes(n_tickets(layout))),
-    };
-}
 
 static void print_sum(char *dst, size_t size, const struct plan_bytes *b)
 {
@@ -303,7 +279,8 @@ static void start_forming(struct job *job)
     if (!refusal)
         refusal = make_layout(job);
     if (!refusal) {
-        options = plan_options(job, job->layout);
+        options = budget_options(job->config, job->layout, (struct budget_ranks){.n_local = job->world_size},
+                                 job->layout->n_buckets);
         plan_bytes_by_class(job->layout, &options, &job->planned);
         refusal = admit_memory(job, &job->planned);
     }
@@ -400,6 +377,8 @@ static void ring_start_done(struct work *work)
     if (start->result == 0) {
         ring_credit_page(ring)->n_tickets = ring->n_tickets;
         atomic_store_explicit(&ring_credit_page(ring)->attempt, job->ledger.attempt, memory_order_release);
+        if (job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW) /* odd while weights are being written */
+            atomic_store_explicit(&ring_credit_page(ring)->generation, 1, memory_order_release);
         ring->ready = true;
     } else if (start->rank->rings[0] == ring) {
         refuse_ring(job, start->rank);
@@ -422,7 +401,7 @@ static int start_ring(struct job *job, struct job_rank *rank)
                                       .ring_bytes = plan_ring_bytes(job->layout, job->config->zero.overlap_comm),
                                       .overflow_bytes = job->layout->arena_bytes,
                                       .n_buckets = job->layout->n_buckets,
-                                      .n_tickets = n_tickets(job->layout),
+                                      .n_tickets = budget_n_tickets(job->layout->n_buckets),
                                   });
     if (r < 0)
         return r;
@@ -452,7 +431,7 @@ static void answer_formed(struct job *job, struct job_rank *rank)
     struct reply reply = {
         .type = REPLY_FORMED,
         .formed = {
-            .resumed = job->has_weights,
+            .resumed = rank->resumes,
             .init_wanted = !job->has_weights && rank->rank == 0,
             .position = job_position(job, rank),
             .n_tickets = ring->n_tickets,
@@ -485,8 +464,8 @@ static void answer_formed(struct job *job, struct job_rank *rank)
 /* A successor waits until what its predecessor left behind is settled: ended micro-batches, a request for the step. */
 static bool can_take_part(const struct job *job, const struct job_rank *rank)
 {
-    if (job->phase == JOB_INITIALISING)
-        return true;
+    if (job->phase == JOB_INITIALISING) /* what a rank 0 that died had sent must not come after its successor's */
+        return job->n_inits == 0;
     return (job->phase == JOB_TRAINING || job->phase == JOB_WINDOW) && !job->ledger.ranks[rank->rank].asked &&
            collect_is_done(job, rank);
 }
@@ -550,6 +529,7 @@ static void init_done(struct work *work)
     struct job_rank *rank = init->rank;
 
     job->n_io--;
+    job->n_inits--;
     if (rank->wait == WAIT_INIT && rank->rings[0] == init->ring)
         job_answer_done(job, rank);
     ring_unhold(init->ring);
@@ -598,6 +578,7 @@ void job_init(struct job *job, struct job_rank *rank, const struct request_init 
     init->work = (struct work){.run = init_run, .done = init_done, .n_items = 1};
     ring_hold(init->ring);
     job->n_io++;
+    job->n_inits++;
     job_wait(job, rank, WAIT_INIT);
     worker_post(job->pool, &init->work);
 }

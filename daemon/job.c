@@ -441,13 +441,15 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
             job->ranks[r].left = false;
 
     start_incarnation(job, rank, hello);
+    if (rank->formed) /* a reconnect goes on where it was */
+        rank->lost_ns = 0;
     rank->peer = attach->peer;
     rank->pid = attach->pid;
     rank->uid = attach->uid;
     rank->gid = attach->gid;
+    free(rank->client);
     rank->client = strdup(hello->client);
     rank->left = false;
-    rank->lost_ns = 0;
     rank->attached_ns = rank->last_ns = job_now(job);
     rank->on_duplicate = hello->on_duplicate == WIRE_ON_DUPLICATE_AS_CONFIGURED ? job->config->diagnostics.on_duplicate
                                                                    : policies[hello->on_duplicate];
@@ -466,6 +468,8 @@ static void describe_debt(const struct job *job, const struct job_rank *rank, ch
         n_trainable += job->layout->params[p].trainable;
     if (ledger->asked)
         snprintf(dst, size, "nothing: it had asked for the step");
+    else if (!ledger->open && ledger->n_pushed_open == 0 && ledger->n_ended > 0)
+        snprintf(dst, size, "the request for the step, or more micro-batches than the %u it had ended", ledger->n_ended);
     else
         snprintf(dst, size, "%u of %u parameters of micro-batch %u", n_trainable - MIN(ledger->n_pushed_open, n_trainable),
                  n_trainable, ledger->n_ended);
@@ -497,10 +501,11 @@ void job_detach(struct job *job, struct job_rank *rank)
     } else {
         gather_detach(job, rank);
         window_detach(job, rank);
-        if (!rank->left && rank->formed) {
+        /* A successor that dies before it is formed does not give its rank more time. */
+        if (!rank->left && job->has_weights && !rank->lost_ns)
             rank->lost_ns = job_now(job);
+        if (!rank->left && rank->formed && !job->stopping)
             report_lost(job, rank);
-        }
     }
     job_settle(job);
 }
@@ -508,8 +513,10 @@ void job_detach(struct job *job, struct job_rank *rank)
 void job_leave(struct job *job, struct job_rank *rank)
 {
     rank->left = true;
-    if (job->layout)
+    if (job->layout) {
         collect_drop_open(job, rank);
+        collect_all(job); /* nothing more is to come from this rank */
+    }
     rank->abort_notice = (diagnostic_unref(rank->abort_notice), NULL);
     job_fault_reset(&rank->fault);
     job_answer_done(job, rank);

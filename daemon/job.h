@@ -106,6 +106,7 @@ struct job_rank {
     const char *last_request;     /* static */
     uint64_t attached_ns, last_ns, lost_ns;
     bool declared, formed, left;
+    bool resumes;                 /* the run had weights when it asked to be formed */
     enum config_on_duplicate on_duplicate;
 
     struct manifest manifest;
@@ -118,7 +119,7 @@ struct job_rank {
     enum job_wait wait;
     uint64_t wait_ns;
     struct request_slot_request slot_wanted;
-    bool slot_credited;           /* since the slot request */
+    bool slot_credited;           /* since the client was last told to look */
     bool reserving;               /* an overflow extent */
     struct fault again;           /* on_duplicate: accumulate: what was pushed again, for one warning */
     bool again_reported;
@@ -228,6 +229,7 @@ struct job {
     struct cursor *cursors;       /* per bucket */
     unsigned n_under_way;         /* reductions and verifications */
     unsigned n_io;                /* other works: reserving, initial weights, gathering, reading */
+    unsigned n_inits;             /* of these: initial weights */
     struct verification *verifications;
     struct diagnostic *abort_reason;
     int64_t abort_rank;
@@ -245,6 +247,7 @@ struct job {
     double last_norm, last_lr;
     bool has_norm;
     bool draining;
+    bool stopping;                /* the daemon ends: that connections close is no loss */
     uint64_t overflow_warned_step; /* epoch + 1 in which a late parameter was named */
     uint64_t stall_reported_ns, stall_interval_ns;
     struct job_times times;
@@ -311,6 +314,8 @@ void admit_settle(struct job *job, struct job_rank *rank);
 
 void collect_bucket(struct job *job, uint32_t bucket);
 void collect_all(struct job *job);
+/* Draws conclusions from comparisons that are done; those of an aborted attempt are forgotten. */
+void collect_settle(struct job *job);
 void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *slot, uint32_t param, uint16_t pass);
 /* Everything that the rank pushed in micro-batches it has ended is reduced or compared. */
 bool collect_is_done(const struct job *job, const struct job_rank *rank);

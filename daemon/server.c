@@ -465,6 +465,8 @@ void server_free(struct server *server)
 {
     if (!server)
         return;
+    if (server->job)
+        server->job->stopping = true;
     for (struct session *s = server->sessions; s; s = s->next)
         s->doomed = server->some_doomed = true;
     server_reap(server);

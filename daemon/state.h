@@ -38,7 +38,7 @@ struct state_journal {
     uint64_t epoch;           /* steps committed, skipped ones included */
     uint64_t n_applied;
     uint64_t decided;         /* epoch + 1 while a decided step is being rolled forward, else epoch */
-    uint64_t n_windows;       /* committed since the last step */
+    uint64_t n_windows;       /* ended since the last step */
     uint64_t counts[];        /* per parameter: applied steps in which it was pushed */
 };
 

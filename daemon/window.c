@@ -18,6 +18,7 @@ struct window {
     bool ready;             /* shows the weights */
     bool busy;              /* a transfer is under way */
     bool stale;             /* its writer died: to be filled again for the successor */
+    bool forgotten;         /* while a transfer was under way: goes when that ends */
 };
 
 void window_free(struct window *window)
@@ -36,8 +37,9 @@ bool window_is_busy(const struct window *window)
 void window_forget(struct job *job)
 {
     if (job->window && job->window->busy)
-        return; /* filling ends first, then everybody sees that nobody waits */
-    window_free(steal_ptr(job->window));
+        job->window->forgotten = true;
+    else
+        window_free(steal_ptr(job->window));
     job->phase = JOB_TRAINING;
 }
 
@@ -78,7 +80,9 @@ static void fill_done(void *userdata, int result)
     struct window *window = job->window;
 
     window->busy = false;
-    if (result < 0) {
+    if (window->forgotten) {
+        window_free(steal_ptr(job->window));
+    } else if (result < 0) {
         for (unsigned r = 0; r < job->world_size; r++)
             if (job->ranks[r].wait == WAIT_WINDOW_BEGIN)
                 job_refuse(job, &job->ranks[r],
@@ -160,6 +164,7 @@ static void set_generations(struct job *job)
 
 static void finish_window(struct job *job)
 {
+    state_journal(job->state)->n_windows++; /* a forgotten one too: a successor must not wait for it again */
     window_free(steal_ptr(job->window));
     job->phase = JOB_TRAINING;
     for (unsigned r = 0; r < job->world_size; r++)
@@ -180,7 +185,6 @@ static void store_done(void *userdata, int result)
 
     (void)result;
     job->window->busy = false;
-    state_journal(job->state)->n_windows++;
     if (!pool_refresh(job, committed))
         committed(job);
 }
@@ -266,14 +270,15 @@ static void settle_open(struct job *job)
 
 void window_settle(struct job *job)
 {
-    if (job->phase == JOB_TRAINING && all_wait(job, WAIT_WINDOW_BEGIN)) {
+    if (job->phase == JOB_TRAINING && !job->window && all_wait(job, WAIT_WINDOW_BEGIN)) {
         open_window(job);
         return;
     }
     if (job->phase != JOB_WINDOW || job->window->busy)
         return;
     settle_open(job);
-    if (job->phase != JOB_WINDOW || !all_wait(job, WAIT_WINDOW_END))
+    /* What loads while weights change would be a mixture. */
+    if (job->phase != JOB_WINDOW || pool_is_busy(job->gathered) || !all_wait(job, WAIT_WINDOW_END))
         return;
     if (job->ranks[0].forget)
         finish_window(job);

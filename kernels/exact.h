@@ -12,8 +12,8 @@
  *
  * Values must be 0 or lie in [2^-300, 2^311). Sums of squares of fp32 do: the smallest is 2^-298, the largest
  * sum over 64 elements is below 2^262. There is headroom for 2^48 values of 2^311. An infinity or NaN sets
- * `nonfinite`, which stays set and is merged like a digit. A zeroed struct is an empty sum. Plain data: it may
- * be copied, and after exact_sum_carry() equal sums are equal byte for byte (and may travel so).
+ * `nonfinite`, which stays set and is merged like a digit. A zeroed struct is an empty sum. Plain data: it
+ * may be copied, and after exact_sum_carry() equal sums are equal byte for byte (and may travel so).
  *
  * No locks: one thread at a time per sum.
  */
@@ -82,8 +82,8 @@ static inline void exact_sum_add(struct exact_sum *sum, double value)
 }
 
 /*
- * For inner loops: mantissas are added up by exponent, one integer addition a value and no branch, and go to a
- * sum later. For sums of squares of fp32, infinite or NaN included; other values are not looked at. To be
+ * For inner loops: mantissas are added up by exponent, one integer addition a value and no branch, and go to
+ * a sum later. For sums of squares of fp32, infinite or NaN included; other values are not looked at. To be
  * flushed after at most EXACT_BINS_MAX_ADDS values. About 16 KiB, of which a handful of words are touched.
  */
 enum {

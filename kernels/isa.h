@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * For the files that are compiled once per instruction set, with -DISA=NAME and its -m flags: ISA_FN(reduce) is
- * reduce_NAME. Everything else in those files is static, so that no function built for a wide machine can be
- * linked in the place of its namesake for a narrow one.
+ * For the files that are compiled once per instruction set, with -DISA=NAME and its -m flags: ISA_FN(reduce)
+ * is reduce_NAME. Everything else in those files is static, so that no function built for a wide machine can
+ * be linked in the place of its namesake for a narrow one.
  */
 
 #include "kernels/kernels.h"
@@ -24,8 +24,8 @@ void ISA_FN(update_adam)(const struct update_args *args);
 void ISA_FN(update_sgd)(const struct update_args *args);
 void ISA_FN(update_lion)(const struct update_args *args);
 void ISA_FN(update_adagrad)(const struct update_args *args);
-void ISA_FN(position_sum_update)(struct position_sum *sum, enum dtype dtype, const void *elems, size_t n_elems,
-                                 size_t start_elem);
+void ISA_FN(position_sum_update)(struct position_sum *sum, enum dtype dtype, const void *elems,
+                                 size_t n_elems, size_t start_elem);
 void ISA_FN(convert_to_f32)(float *dst, const void *src, enum dtype dtype, size_t n_elems);
 void ISA_FN(convert_from_f32)(void *dst, const float *src, enum dtype dtype, size_t n_elems);
 

@@ -31,13 +31,13 @@ static unsigned candidates(struct candidate out[KERNELS_MAX_TABLES])
 
     out[n++] = (struct candidate){&kernels_baseline, true};
 #ifdef __x86_64__
-    /* What sets the levels apart for which meson.build compiles (clang 14 knows no names for whole levels); the
-     * kernel's leave to use the registers is part of the answer. */
+    /* What sets the levels apart for which meson.build compiles (clang 14 knows no names for whole levels);
+     * the kernel's leave to use the registers is part of the answer. */
     bool avx2, avx512;
 
     __builtin_cpu_init();
-    avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-           __builtin_cpu_supports("fma");
+    avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+           __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma");
     avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
              __builtin_cpu_supports("avx512vl");
@@ -109,19 +109,22 @@ int kernels_select(const struct kernels **out, const char *isa, char *err, size_
 
 int kernels_assert_float_env(char *err, size_t err_size)
 {
-    /* Judged by what arithmetic does: libc's fegetround() looks at the x87 unit, which is not the one we use. */
+    /* Judged by what arithmetic does: libc's fegetround() looks at the x87 unit, which is not the one we use.
+     */
     volatile float smallest = 0x1p-149f, small = 0x1p-126f, one = 1, half_ulp = 0x1p-24f;
     volatile float three_quarter_ulp = 0x1.8p-24f;
 
     /* by bits: a comparison may read a subnormal as zero, too */
     if (f32_bits(small * 0.5f) == 0) {
-        snprintf(err, err_size, "subnormal results become zero in this thread (flush-to-zero is set); "
-                                "a library linked with -ffast-math does that");
+        snprintf(err, err_size,
+                 "subnormal results become zero in this thread (flush-to-zero is set); "
+                 "a library linked with -ffast-math does that");
         return -ENOTSUP;
     }
     if (f32_bits(smallest * 0x1p60f) == 0) {
-        snprintf(err, err_size, "subnormal numbers are read as zero in this thread (denormals-are-zero is set); "
-                                "a library linked with -ffast-math does that");
+        snprintf(err, err_size,
+                 "subnormal numbers are read as zero in this thread (denormals-are-zero is set); "
+                 "a library linked with -ffast-math does that");
         return -ENOTSUP;
     }
     if (one + half_ulp != one || -one - half_ulp != -one || one + three_quarter_ulp != 0x1.000002p0f ||

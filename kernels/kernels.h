@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The kernels of zerod on the CPU. Each *_kernel.c is plain C and is compiled once per instruction set; a table
- * of functions per instruction set is chosen when a process starts. All tables give the same bits.
+ * The kernels of zerod on the CPU. Each *_kernel.c is plain C and is compiled once per instruction set; a
+ * table of functions per instruction set is chosen when a process starts. All tables give the same bits.
  *
  * The tables are constant, every function may be called by any number of threads at once, none allocates, and
  * none fails. They rely on the default floating-point environment: see kernels_assert_float_env().
@@ -35,10 +35,11 @@ struct kernels {
 };
 
 /*
- * Chooses the table called `isa`; with NULL the one that the environment variable ZEROD_ISA names, and without
- * that variable (or with an empty one) the widest that this CPU runs.
+ * Chooses the table called `isa`; with NULL the one that the environment variable ZEROD_ISA names, and
+ * without that variable (or with an empty one) the widest that this CPU runs.
  *
- * Return: 0; -EINVAL for an unknown name, -ENOTSUP for one that this CPU does not run, with a sentence in err.
+ * Return: 0; -EINVAL for an unknown name, -ENOTSUP for one that this CPU does not run, with a sentence in
+ * err.
  */
 int kernels_select(const struct kernels **out, const char *isa, char *err, size_t err_size);
 
@@ -49,7 +50,8 @@ const struct kernels *kernels_nth(unsigned i);
 
 /*
  * Checks the calling thread: round to nearest even, subnormals neither flushed nor read as zero. A library
- * linked with -ffast-math changes this for a whole process when it is loaded. Workers call it when they start.
+ * linked with -ffast-math changes this for a whole process when it is loaded. Workers call it when they
+ * start.
  *
  * Return: 0, or -ENOTSUP with a sentence in err.
  */

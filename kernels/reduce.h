@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * The sum over ranks (docs/numerics.md, sections 1 and 2): one pass over memory reads what the ranks pushed for
- * a range of one parameter, adds the sum to the parameter's fp32 accumulator, and in passing takes the squares
- * for the norm, looks for values that are not finite and computes each rank's position sum.
+ * The sum over ranks (docs/numerics.md, sections 1 and 2): one pass over memory reads what the ranks pushed
+ * for a range of one parameter, adds the sum to the parameter's fp32 accumulator, and in passing takes the
+ * squares for the norm, looks for values that are not finite and computes each rank's position sum.
  *
  * A leaf is what one rank pushed, or the fp32 sum over a whole subtree of ranks that came from another node.
  * Ranges of a parameter may be reduced by several threads at once; a call shares nothing with another.
@@ -31,9 +31,9 @@ struct reduce_join {
 };
 
 struct reduce_args {
-    enum dtype dtype;                /* of all leaves */
-    unsigned n_leaves;               /* 1 .. REDUCE_MAX_LEAVES */
-    const void *const *leaves;       /* each at the range's first element, in rank order, absent ranks left out */
+    enum dtype dtype;          /* of all leaves */
+    unsigned n_leaves;         /* 1 .. REDUCE_MAX_LEAVES */
+    const void *const *leaves; /* each at the range's first element, in rank order, absent ranks left out */
     const struct reduce_join *joins; /* n_leaves - 1, see reduce_joins() */
     float *acc;                      /* at the range's first element; only written when first */
     bool first;                      /* first contribution of this step: acc = 0.0f + sum, else acc += sum */
@@ -43,7 +43,8 @@ struct reduce_args {
 
 struct reduce_result {
     struct exact_sum squares;  /* out: of the new acc; replaces what an earlier pass gave for this range */
-    struct position_sum *sums; /* in: n_leaves of the caller's, overwritten with this range's; NULL: not wanted (partial sums from another node) */
+    struct position_sum *sums; /* in: n_leaves of the caller's, overwritten with this range's; NULL: not
+                                  wanted (partial sums from another node) */
     bool nonfinite;            /* out: acc holds a NaN or an infinity; reduce_find_nonfinite() says whose */
 };
 

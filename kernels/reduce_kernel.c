@@ -13,8 +13,8 @@
 #endif
 
 /*
- * A leaf that is absent is not read. That is exact: its +0 could only turn a -0 of the others into +0, and the
- * last addition, to 0.0f or to an accumulator that is never -0, does that anyway.
+ * A leaf that is absent is not read. That is exact: its +0 could only turn a -0 of the others into +0, and
+ * the last addition, to 0.0f or to an accumulator that is never -0, does that anyway.
  */
 
 /* Sums of a call while it goes on. */
@@ -69,8 +69,7 @@ DEFINE_DTYPE(F32)
 DEFINE_DTYPE(BF16)
 DEFINE_DTYPE(F16)
 
-#define LIST_SHAPE(dtype, shape)                                                                             \
-    [REDUCE_##shape] = {runs_##dtype##_##shape##_0, runs_##dtype##_##shape##_1}
+#define LIST_SHAPE(dtype, shape) [REDUCE_##shape] = {runs_##dtype##_##shape##_0, runs_##dtype##_##shape##_1}
 #define LIST_DTYPE(dtype)                                                                                    \
     [DTYPE_##dtype] = {LIST_SHAPE(dtype, ONE), LIST_SHAPE(dtype, TWO), LIST_SHAPE(dtype, FOUR),              \
                        LIST_SHAPE(dtype, ANY)}
@@ -90,7 +89,8 @@ static enum reduce_shape shape_of(const struct reduce_args *args)
     if (args->n_leaves == 2)
         return REDUCE_TWO;
     /* the only order of three joins that ends in 0 <- 2 and adds 3 to 2 before, 1 to 0 before */
-    if (args->n_leaves == 4 && joins[0].dst == 0 && joins[0].src == 1 && joins[1].dst == 2 && joins[1].src == 3)
+    if (args->n_leaves == 4 && joins[0].dst == 0 && joins[0].src == 1 && joins[1].dst == 2 &&
+        joins[1].src == 3)
         return REDUCE_FOUR;
     return REDUCE_ANY;
 }

@@ -2,12 +2,12 @@
 #pragma once
 
 /*
- * reduce_run.h with intrinsics, for x86-64-v3 and above. The bits are the same. Why it is there: on a two-core
- * Zen 3 guest the plain loops, as gcc 12 vectorises them, reach 0.5 to 0.8 of the speed of a bare read-and-sum
- * (bf16 and fp32, 2 and 4 ranks), this FIGURES. What it takes:
+ * reduce_run.h with intrinsics, for x86-64-v3 and above. The bits are the same. Why it is there: on a
+ * two-core Zen 3 guest the plain loops, as gcc 12 vectorises them, reach 0.5 to 0.8 of the speed of a bare
+ * read-and-sum (bf16 and fp32, 2 and 4 ranks), this FIGURES. What it takes:
  *
- *   - every byte of a leaf is loaded once, for its sum and its position sum. Leaves whose addresses differ by a
- *     multiple of 2^27 push each other out of the nearest cache, and reading them twice, a few hundred bytes
+ *   - every byte of a leaf is loaded once, for its sum and its position sum. Leaves whose addresses differ by
+ * a multiple of 2^27 push each other out of the nearest cache, and reading them twice, a few hundred bytes
  *     later, took 1.6 times as long;
  *   - sums and squares stay in registers from leaf to lane;
  *   - a fused multiply-add per square. It is no contraction in disguise: a product of two fp32 is exact in
@@ -155,9 +155,9 @@ static always_inline __m256d add_squares(__m256d lanes, __m128 x)
 }
 
 /* As reduce_run_plain(). */
-static always_inline double reduce_run_avx2(const struct reduce_args *args, float *acc, const void *const *leaves,
-                                            struct position_piece *pieces, enum dtype dtype,
-                                            enum reduce_shape shape, bool first)
+static always_inline double reduce_run_avx2(const struct reduce_args *args, float *acc,
+                                            const void *const *leaves, struct position_piece *pieces,
+                                            enum dtype dtype, enum reduce_shape shape, bool first)
 {
     __m256d lanes_0_3 = _mm256_setzero_pd(), lanes_4_7 = _mm256_setzero_pd(), four;
     struct position_run runs[REDUCE_MAX_LEAVES];
@@ -179,10 +179,10 @@ static always_inline double reduce_run_avx2(const struct reduce_args *args, floa
         a_high = _mm256_extractf128_ps(sum.a, 1);
         b_low = _mm256_castps256_ps128(sum.b);
         b_high = _mm256_extractf128_ps(sum.b, 1);
-        lanes_0_3 = add_squares(lanes_0_3, a_low);                                 /* elements 0-3 */
-        lanes_4_7 = add_squares(lanes_4_7, dtype == DTYPE_BF16 ? b_low : a_high);  /* 4-7 */
-        lanes_0_3 = add_squares(lanes_0_3, dtype == DTYPE_BF16 ? a_high : b_low);  /* 8-11 */
-        lanes_4_7 = add_squares(lanes_4_7, b_high);                                /* 12-15 */
+        lanes_0_3 = add_squares(lanes_0_3, a_low);                                /* elements 0-3 */
+        lanes_4_7 = add_squares(lanes_4_7, dtype == DTYPE_BF16 ? b_low : a_high); /* 4-7 */
+        lanes_0_3 = add_squares(lanes_0_3, dtype == DTYPE_BF16 ? a_high : b_low); /* 8-11 */
+        lanes_4_7 = add_squares(lanes_4_7, b_high);                               /* 12-15 */
     }
     for (unsigned leaf = 0; leaf < reduce_shape_leaves(args, shape); leaf++)
         position_run_close(&runs[leaf], &pieces[leaf]);

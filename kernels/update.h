@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The optimizers (docs/numerics.md, section 4): one pass over a range of one parameter's partition unscales and
- * clips the summed gradient, updates master weight and moments in place and writes the 16-bit weight.
+ * The optimizers (docs/numerics.md, section 4): one pass over a range of one parameter's partition unscales
+ * and clips the summed gradient, updates master weight and moments in place and writes the 16-bit weight.
  */
 
 #include "kernels/dtype.h"
@@ -57,11 +57,11 @@ struct update_scalars {
 };
 
 struct update_args {
-    float *p;       /* master weights, read and written */
-    float *m;       /* exp_avg or momentum buffer, read and written; NULL where the optimizer has none */
-    float *v;       /* exp_avg_sq, likewise */
+    float *p;         /* master weights, read and written */
+    float *m;         /* exp_avg or momentum buffer, read and written; NULL where the optimizer has none */
+    float *v;         /* exp_avg_sq, likewise */
     const float *acc; /* summed gradient, not yet scaled */
-    void *w16;      /* 16-bit weights, only written; NULL when w16_dtype is DTYPE_F32 */
+    void *w16;        /* 16-bit weights, only written; NULL when w16_dtype is DTYPE_F32 */
     enum dtype w16_dtype;
     size_t n_elems; /* may be 0 */
     const struct update_scalars *k;

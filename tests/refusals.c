@@ -147,7 +147,8 @@ static int on_declare(struct puppet *p)
     uint32_t before = p->n_params, n = (uint32_t)number(p, "first", PUPPET_PARAMS);
 
     for (uint32_t k = 0; k < n; k++) {
-        uint32_t swap = (uint32_t)number(p, "swap", UINT32_MAX), i = k == swap ? k + 1 : k == swap + 1 ? swap : k;
+        uint32_t swap = (uint32_t)number(p, "swap", PUPPET_PARAMS);
+        uint32_t i = k == swap ? k + 1 : k == swap + 1 ? swap : k;
         const struct puppet_param *m = &puppet_model[i];
         struct declared *d;
 
@@ -506,7 +507,10 @@ static int on_touch(struct puppet *p)
 
 static int on_peek(struct puppet *p)
 {
-    return *(const volatile uint8_t *)zerod_weight(p->c, index_word(p)) >= 0 ? 0 : -1;
+    volatile uint8_t seen = *(const uint8_t *)zerod_weight(p->c, index_word(p));
+
+    (void)seen;
+    return 0;
 }
 
 static int on_fork(struct puppet *p)

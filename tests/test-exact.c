@@ -124,14 +124,14 @@ static void test_exact_adversarial(void **state)
     const double cases[][4] = {
         {0, 0, 0, 0},
         {tiny, tiny, tiny, 0},
-        {1, tie, 0, 0},                             /* half, the even neighbour is below */
-        {1 + 0x1p-52, tie, 0, 0},                   /* half, the even neighbour is above */
-        {1, tie, tiny, 0},                          /* just above half */
-        {tiny, 1, tie, 0},                          /* the same, other order */
-        {1, 0x1.fffffffffffffp-54, 0x1p-107, 0},    /* exactly half from two parts */
-        {1, 0x1.fffffffffffffp-54, 0, 0},           /* just below half */
-        {0x1.fffffffffffffp0, tie, 0, 0},           /* rounds up to the next power of two */
-        {huge, tiny, huge, huge},                   /* 600 bits apart */
+        {1, tie, 0, 0},                          /* half, the even neighbour is below */
+        {1 + 0x1p-52, tie, 0, 0},                /* half, the even neighbour is above */
+        {1, tie, tiny, 0},                       /* just above half */
+        {tiny, 1, tie, 0},                       /* the same, other order */
+        {1, 0x1.fffffffffffffp-54, 0x1p-107, 0}, /* exactly half from two parts */
+        {1, 0x1.fffffffffffffp-54, 0, 0},        /* just below half */
+        {0x1.fffffffffffffp0, tie, 0, 0},        /* rounds up to the next power of two */
+        {huge, tiny, huge, huge},                /* 600 bits apart */
         {huge * 1.5, 0x1p258, 0x1p257, tiny},
         {0x1.fffffffffffffp31, 0x1p-21, 0x1p-21, 0}, /* a carry through limbs */
     };

@@ -90,7 +90,8 @@ static float value_of(enum values values, uint64_t r)
 
     switch (values) {
     case VALUES_WILD:
-        return r >> 61 ? f32_from_bits(sign | ((uint32_t)(r >> 40) % 245) << 23 | mantissa) : f32_from_bits(sign);
+        return r >> 61 ? f32_from_bits(sign | ((uint32_t)(r >> 40) % 245) << 23 | mantissa)
+                       : f32_from_bits(sign);
     case VALUES_SUBNORMAL:
         return f32_from_bits(sign | mantissa);
     case VALUES_ZEROES:
@@ -209,8 +210,8 @@ static struct reduce_result reduce_range(const struct kernels *k, const struct p
     return result;
 }
 
-static void check_reduce(const struct kernels *k, const struct pushes *pushes, bool first, const float *expected,
-                         const struct exact_sum *squares)
+static void check_reduce(const struct kernels *k, const struct pushes *pushes, bool first,
+                         const float *expected, const struct exact_sum *squares)
 {
     _cleanup_free_ char *memory = malloc(pushes->n_elems * 4 + SLACK);
     struct position_sum sums[MAX_RANKS], sum;
@@ -236,7 +237,8 @@ static void check_reduce(const struct kernels *k, const struct pushes *pushes, b
 }
 
 /* A random world of pushes, reduced with every table. */
-static void check_world(unsigned world, size_t n_elems, enum values values, unsigned absent_of_8, uint64_t *seed)
+static void check_world(unsigned world, size_t n_elems, enum values values, unsigned absent_of_8,
+                        uint64_t *seed)
 {
     struct pushes pushes = {.dtype = (enum dtype)(next(seed) % N_DTYPES), .world = world, .n_elems = n_elems};
     _cleanup_free_ float *expected = malloc(n_elems * 4 + 1);
@@ -277,7 +279,8 @@ static void test_reduce(void **state)
 /* The pieces of a parameter in any order, by any tables: bits and sums of the whole. */
 static void test_reduce_pieces(void **state)
 {
-    struct pushes pushes = {.dtype = DTYPE_BF16, .world = 4, .present = {true, true, false, true}, .n_elems = 9999};
+    struct pushes pushes = {
+        .dtype = DTYPE_BF16, .world = 4, .present = {true, true, false, true}, .n_elems = 9999};
     static float expected[9999], acc[9999];
     struct exact_sum squares;
     uint64_t seed = 7;
@@ -438,8 +441,8 @@ static const struct optimizer_case cases[] = {
 };
 
 /* Section 4, one element. */
-static void update_reference(const struct optimizer_case *c, double s, uint64_t t, float acc, float *p, float *m,
-                             float *v)
+static void update_reference(const struct optimizer_case *c, double s, uint64_t t, float acc, float *p,
+                             float *m, float *v)
 {
     const struct hyper *h = &c->hyper;
     float g = mul(acc, (float)s), lr = (float)h->lr, eps = (float)h->eps, denominator, u;
@@ -486,8 +489,8 @@ static void trajectory_init(struct trajectory *t, uint64_t *seed)
 }
 
 /* Steps both ways, at an offset so that no array is aligned to more than 4 bytes. */
-static void check_update(const struct kernels *k, const struct optimizer_case *c, size_t n, enum dtype w16_dtype,
-                         uint64_t seed)
+static void check_update(const struct kernels *k, const struct optimizer_case *c, size_t n,
+                         enum dtype w16_dtype, uint64_t seed)
 {
     static struct trajectory got, expected;
     struct optimizer_moments moments = optimizer_moments(c->optimizer, &c->hyper);
@@ -511,7 +514,8 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
         };
 
         for (size_t i = 0; i < ARRAY_SIZE(acc); i++)
-            acc[i] = add(0, value_of((enum values)(next(&seed) % 8 ? 0 : next(&seed) % N_VALUES), next(&seed)));
+            acc[i] =
+                add(0, value_of((enum values)(next(&seed) % 8 ? 0 : next(&seed) % N_VALUES), next(&seed)));
         for (size_t i = 0; i < ARRAY_SIZE(acc); i++)
             acc[i] = fabsf(acc[i]) > 1e15f ? 1e15f : acc[i]; /* its square stays finite */
         update_scalars_compute(c->optimizer, &c->hyper, s, t, &scalars);
@@ -594,7 +598,8 @@ static void test_float_env(void **state)
     assert_int_equal(kernels_assert_float_env(err, sizeof(err)), 0);
 #ifdef __x86_64__
     const unsigned usual = __builtin_ia32_stmxcsr();
-    const unsigned bits[] = {0x8000, 0x0040, 0x2000, 0x4000, 0x6000}; /* flush, read as zero, down, up, to zero */
+    const unsigned bits[] = {0x8000, 0x0040, 0x2000, 0x4000,
+                             0x6000}; /* flush, read as zero, down, up, to zero */
     const char *sentences[] = {"flush-to-zero", "denormals-are-zero", "nearest", "nearest", "nearest"};
 
     for (size_t i = 0; i < ARRAY_SIZE(bits); i++) {
@@ -613,14 +618,10 @@ static void test_float_env(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reduce),
-        cmocka_unit_test(test_reduce_pieces),
-        cmocka_unit_test(test_reduce_nonfinite),
-        cmocka_unit_test(test_reduce_joins),
-        cmocka_unit_test(test_update),
-        cmocka_unit_test(test_update_moments),
-        cmocka_unit_test(test_select),
-        cmocka_unit_test(test_float_env),
+        cmocka_unit_test(test_reduce),           cmocka_unit_test(test_reduce_pieces),
+        cmocka_unit_test(test_reduce_nonfinite), cmocka_unit_test(test_reduce_joins),
+        cmocka_unit_test(test_update),           cmocka_unit_test(test_update_moments),
+        cmocka_unit_test(test_select),           cmocka_unit_test(test_float_env),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

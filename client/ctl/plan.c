@@ -9,13 +9,11 @@
 
 #include "client/ctl/print.h"
 #include "daemon/base.h"
+#include "daemon/budget.h"
 #include "daemon/config.h"
 #include "daemon/json.h"
 #include "daemon/layout.h"
-#include "daemon/ledger.h"
 #include "daemon/plan.h"
-#include "daemon/ring.h"
-#include "daemon/step.h"
 #include "kernels/update.h"
 #include "proto/credit.h"
 
@@ -200,30 +198,6 @@ static int make_layout(const struct plan *plan, uint64_t n_full, struct layout *
     return layout_new(layout, decls, n, plan->request.n_ranks, plan->bucket_elems, &bad) == 0 ? 0 : -EX_OSERR;
 }
 
-/* n_buckets may be more than the layout has: see plan_sum(). */
-static struct plan_options options_of(const struct plan *plan, const struct layout *layout,
-                                      uint64_t n_buckets)
-{
-    const struct config *config = plan->config;
-    uint32_t n_tickets =
-        MIN(2 * n_buckets + 64, (uint64_t)65536); /* slots that a rank's ring has tables for */
-
-    return (struct plan_options){
-        .stage = plan->request.stage,
-        .n_moments = optimizer_n_moments(config->optimizer.type, &config->optimizer.hyper),
-        .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
-        .overlap_comm = config->zero.overlap_comm,
-        .first_local_rank = plan->first_local_rank,
-        .n_local_ranks = plan->n_local_ranks,
-        .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
-        .param_rank_bytes = sizeof(struct ledger_entry),
-        .bucket_bytes = sizeof(uint32_t) * plan->n_local_ranks,
-        .rank_bytes = n_tickets * (sizeof(struct ring_slot) + sizeof(struct ring_extent)),
-        .credit_bytes = credit_page_bytes(n_tickets),
-        .fixed_bytes = step_fixed_bytes(layout, plan->n_local_ranks),
-    };
-}
-
 static int plan_layout(const struct plan *plan, uint64_t n_full, struct plan_bytes *bytes)
 {
     struct layout *layout = NULL;
@@ -232,7 +206,12 @@ static int plan_layout(const struct plan *plan, uint64_t n_full, struct plan_byt
 
     if (r < 0)
         return r;
-    options = options_of(plan, layout, plan->n_buckets);
+    /* n_buckets may be more than the layout has: see plan_sum(). */
+    options = budget_options(plan->config, layout,
+                             (struct budget_ranks){.first_local = plan->first_local_rank,
+                                                   .n_local = plan->n_local_ranks},
+                             plan->n_buckets);
+    options.stage = plan->request.stage;
     plan_bytes_by_class(layout, &options, bytes);
     layout_free(layout);
     return 0;

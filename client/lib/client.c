@@ -349,6 +349,9 @@ void zerod_close(struct zerod *c)
     if (!c)
         return;
     fault_unregister(c);
+    /* A forked child that holds the socket would keep the rank taken; and a child's copy must not end its parent's. */
+    if (c->fd >= 0 && c->pid == getpid())
+        (void)shutdown(c->fd, SHUT_RDWR);
     if (c->fd >= 0)
         close(c->fd);
     weights_deinit(c);
@@ -488,6 +491,7 @@ int zerod_abort_step(struct zerod *c, const char *why)
     if (r != 0)
         return r;
     c->position = reply.done.position;
+    weights_close_window(c);
     push_close(c);
     r = client_send(c, &(struct request){.type = REQUEST_ABORT_SEEN, .abort_seen = {.attempt = c->position.attempt}});
     return r > 0 ? lost(c) : r;

@@ -114,7 +114,7 @@ struct zerod_position {
     uint64_t step;        /* steps committed so far, skipped ones included: the next step's number */
     uint32_t micro_batch; /* the next to begin; earlier ones of this step are done and count */
     uint32_t attempt;     /* aborts so far */
-    uint32_t n_windows;   /* write windows committed since the last step */
+    uint32_t n_windows;   /* write windows ended since the last step, forgotten ones too */
 };
 
 /* Counters for diagnosis; all may be zero. */

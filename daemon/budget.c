@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/budget.h"
+
+#include "daemon/base.h"
+#include "daemon/config.h"
+#include "daemon/ledger.h"
+#include "daemon/ring.h"
+#include "daemon/step.h"
+
+/* Each bucket once in this micro-batch and once in a later pass, and some; picked, not measured. */
+uint32_t budget_n_tickets(uint64_t n_buckets)
+{
+    return (uint32_t)MIN(2 * n_buckets + 64, (uint64_t)65536);
+}
+
+struct plan_options budget_options(const struct config *config, const struct layout *layout, struct budget_ranks ranks,
+                                   uint64_t n_buckets)
+{
+    uint32_t n_tickets = budget_n_tickets(n_buckets);
+
+    return (struct plan_options){
+        .stage = (unsigned)config->zero.stage,
+        .n_moments = optimizer_n_moments(config->optimizer.type, &config->optimizer.hyper),
+        .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
+        .overlap_comm = config->zero.overlap_comm,
+        .first_local_rank = ranks.first_local,
+        .n_local_ranks = ranks.n_local,
+        .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
+        .param_rank_bytes = sizeof(struct ledger_entry),
+        .bucket_bytes = sizeof(uint32_t) * ranks.n_local,
+        .rank_bytes = n_tickets * (sizeof(struct ring_slot) + sizeof(struct ring_extent)),
+        .credit_bytes = credit_page_bytes(n_tickets),
+        .fixed_bytes = step_fixed_bytes(layout, ranks.n_local),
+    };
+}

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainers that do as they are told (tests/refusals.c), and what can be seen of a daemon from outside."""
+
+import hashlib
+import json
+import os
+import queue
+import re
+import subprocess
+import threading
+
+from conftest import ROOT, SANITIZER, environment, wait_for
+
+GOLDEN = ROOT / "tests" / "e2e" / "refusals"
+REFUSED, ABORTED, RESUMED = 2, 3, 1
+N_PARAMS = 11  # of tests/puppet-model.h
+FROZEN = 8
+
+
+class Answer(dict):
+    def __getattr__(self, name):
+        return self[name]
+
+    @property
+    def text(self):
+        return self["error"]["text"]
+
+
+class Puppet:
+    """One rank's process. Call it to have something done; tell() and answer() are the halves of a call."""
+
+    def __init__(self, daemon, rank=0, setpriv=(), env=None):
+        self.daemon, self.rank, self.patience = daemon, rank, daemon.patience
+        self.err_path = daemon.folder / f"puppet{rank}-{id(self)}.err"
+        with open(self.err_path, "wb") as err:
+            self.popen = subprocess.Popen([*setpriv, daemon.build.path("tests/refusals")], stdin=subprocess.PIPE,
+                                          stdout=subprocess.PIPE, stderr=err, text=True, errors="surrogateescape",
+                                          env=environment({"ZEROD_SOCKET": daemon.socket, **(env or {})}))
+        self.pid = self.popen.pid
+        self.lines = queue.Queue()
+        threading.Thread(target=self.read, daemon=True).start()
+        daemon.others.append(self)  # killed and looked through when the daemon's test ends
+
+    def read(self):
+        for line in self.popen.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def tell(self, *words):
+        self.popen.stdin.write(" ".join(map(str, words)) + "\n")
+        self.popen.stdin.flush()
+
+    def answer(self, timeout=30):
+        line = self.lines.get(timeout=timeout * self.patience)
+        assert line, f"the trainer has ended: {self.err_path.read_text(errors='replace')}"
+        return Answer(json.loads(line))
+
+    def has_answered(self):
+        return not self.lines.empty()
+
+    def __call__(self, *words):
+        self.tell(*words)
+        return self.answer()
+
+    def ok(self, *words):
+        """For what must go well. Return: the answer."""
+        answer = self(*words)
+        assert answer.r == 0, f"{words}: {answer}"
+        return answer
+
+    def attach(self, *options, declare=("declare",)):
+        """Connects and declares. forms() does the rest, for all ranks at once."""
+        self.ok("connect", f"rank={self.rank}", *options)
+        self.ok(*declare)
+        return self
+
+    def err(self):
+        return self.err_path.read_text(errors="replace")
+
+    def end(self):
+        """Return: exit status."""
+        if self.popen.poll() is None:
+            try:
+                self.tell("quit")
+            except BrokenPipeError:
+                pass
+        return self.popen.wait(20 * self.patience)
+
+    def kill(self):
+        self.popen.kill()
+        self.popen.wait()
+
+    def check_sanitizers(self):
+        assert not SANITIZER.search(self.err()), self.err()
+
+
+def all_do(puppets, *words):
+    """The same call on all of them at once. Return: their answers."""
+    for p in puppets:
+        p.tell(*words)
+    return [p.answer() for p in puppets]
+
+
+def form(puppets):
+    answers = all_do(puppets, "form")
+    assert [a.r for a in answers] in ([0] * len(puppets), [RESUMED] * len(puppets)), answers
+
+
+def trainers(daemon, n=None, options=(), declare=("declare",)):
+    """A formed world of puppets."""
+    puppets = [Puppet(daemon, r).attach(*options, declare=declare) for r in range(n or daemon.world_size)]
+    form(puppets)
+    return puppets
+
+
+def steps(puppets, n=1, *options):
+    answers = all_do(puppets, "steps", n, *options)
+    assert [a.r for a in answers] == [0] * len(puppets), answers
+    return answers
+
+
+def state(puppets):
+    """The digest of masters, moments and weights, which all ranks must see alike."""
+    digests = {a.digest for a in all_do(puppets, "state")}
+    assert len(digests) == 1, digests
+    return digests.pop()
+
+
+# ---- the daemon from outside --------------------------------------------------------------------------------
+
+
+def memory(daemon, names=("state", "weights", "journal")):
+    """Digests of the daemon's own segments, read from its descriptors: nobody has to be asked."""
+    found = {}
+    folder = f"/proc/{daemon.pid}/fd"
+    for fd in os.listdir(folder):
+        try:
+            target = os.readlink(f"{folder}/{fd}")
+        except FileNotFoundError:
+            continue
+        match = re.match(r"/memfd:zerod\.(\w+) ", target)
+        if match and match[1] in names:
+            with open(f"{folder}/{fd}", "rb") as file:
+                found[match[1]] = hashlib.sha256(file.read()).hexdigest()
+    assert found, "the daemon holds no state"
+    return found
+
+
+def n_fds(daemon):
+    return len(os.listdir(f"/proc/{daemon.pid}/fd"))
+
+
+def n_threads(daemon):
+    return len(os.listdir(f"/proc/{daemon.pid}/task"))
+
+
+def settled(daemon, fds, threads):
+    """Waits until the daemon holds as many descriptors and threads as it did."""
+    assert daemon.running(), daemon.log()
+    wait_for(lambda: f"{n_fds(daemon)} descriptors, expected {fds}; {n_threads(daemon)} threads, expected {threads}",
+             lambda: (n_fds(daemon), n_threads(daemon)) == (fds, threads), 5 * daemon.patience)
+
+
+# ---- texts ---------------------------------------------------------------------------------------------------
+
+
+MASKS = [
+    (re.compile(r"pid \d+"), "pid PID"),
+    (re.compile(r"kill \d+ "), "kill PID "),
+    (re.compile(r"attached [\w ]+ ago"), "attached TIME ago"),
+    (re.compile(r"\d+ ms ago"), "TIME ago"),
+    (re.compile(r"for [\d.]+ (ms|s)\b"), "for TIME"),
+    (re.compile(r"after [\d.]+ (ms|s)\b"), "after TIME"),
+]
+
+
+def mask(text):
+    for pattern, replacement in MASKS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def golden(name, text):
+    """The whole text, with times and pids masked, is that of the file; ZEROD_UPDATE_GOLDEN=1 writes the file."""
+    path = GOLDEN / f"{name}.txt"
+    text = mask(text).rstrip("\n") + "\n"
+    if os.environ.get("ZEROD_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert path.exists(), f"{path} is missing; ZEROD_UPDATE_GOLDEN=1 writes it. Text:\n{text}"
+    assert text == path.read_text()
+
+
+def diagnostics(daemon):
+    return daemon.json("diagnostics")
+
+
+def said_alike(daemon, text):
+    """The text that a client got stands word for word in the log and in zerodctl's JSON."""
+    assert text.rstrip("\n") in daemon.log(), f"not in the log:\n{text}\nlog:\n{daemon.log()}"
+    texts = [d["text"].rstrip("\n") for d in diagnostics(daemon)]
+    assert text.rstrip("\n") in texts, f"not in zerodctl diagnostics:\n{text}\nthere:\n" + "\n".join(texts)
