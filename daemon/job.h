@@ -10,9 +10,11 @@
  *   form.c       manifests -> layout, memory, segments, initial weights
  *   admit.c      the way of a push: slot, ledger, bucket
  *   collect.c    what is complete is reduced, what is reduced is credited
- *   boundary.c   end of micro-batch, step: decision, update, commit, abort
+ *   boundary.c   end of micro-batch, asking for the step
+ *   commit.c     the step: decision, update, commit; abort
  *   gather.c     stage 3, reading of state
  *   window.c     write windows
+ *   stall.c      who waits for whom, time-outs
  *
  * A verb answers at once, or notes in rank->wait what the rank waits for; job_settle() answers
  * whoever can be answered, and is called after everything that may have changed that.
@@ -22,6 +24,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/blob.h"
 #include "daemon/cause.h"
 #include "daemon/config.h"
 #include "daemon/diagnosis.h"
@@ -79,11 +82,6 @@ struct fault {
     bool sums_known, sums_equal;
     char detail[192];
     struct diagnostic *diagnostic; /* set once the text has been needed; then nothing joins */
-};
-
-struct blob {
-    uint8_t *data;                /* owned; NULL: none */
-    size_t n_bytes;
 };
 
 /* What a rank asked the step with. */
@@ -282,15 +280,17 @@ void job_intern(struct job *job, struct job_rank *rank, const struct request_int
 void job_clear_fault(struct job *job, struct job_rank *rank);
 void job_report(struct job *job, struct job_rank *rank, const struct request_report *request);
 
-/* Several times a second: time-outs, stalls. */
-void job_tick(struct job *job);
-
 /* Answers whoever can be answered, posts what can be posted. */
 void job_settle(struct job *job);
 
 /* For zerodctl. Return: 0, or positive with *why a sentence to be freed by the caller. */
 int job_drop(struct job *job, char **why);
 bool job_is_idle(const struct job *job); /* nobody is attached */
+
+/* ---- time (stall.c) ------------------------------------------------------------------------------------------ */
+
+/* Several times a second: time-outs, stalls. */
+void job_tick(struct job *job);
 
 /* ---- formation (form.c) ----------------------------------------------------------------------------- */
 
@@ -333,9 +333,12 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
 void job_grad_norm(struct job *job, struct job_rank *rank);
 void job_abort_step(struct job *job, struct job_rank *rank, const char *why);
 void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt);
+
+/* ---- the step (commit.c) ------------------------------------------------------------------------------- */
+
+void commit_settle(struct job *job);
 /* Aborts the step for all; reason is taken (may be NULL); rank < 0: nobody in particular. */
 void job_abort(struct job *job, int64_t rank, struct diagnostic *reason);
-void boundary_settle(struct job *job);
 
 /* ---- stage 3, state (gather.c) ---------------------------------------------------------------------------- */
 
@@ -389,6 +392,9 @@ void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait);
 double job_loss_scale(const struct job *job);
 uint64_t job_now(const struct job *job);
 const char *job_waits_for(const struct job *job, const struct job_rank *rank); /* static text */
+
+/* Trainable parameters of the model. */
+uint32_t job_n_trainable(const struct job *job);
 
 static inline bool job_rank_is_here(const struct job_rank *rank)
 {

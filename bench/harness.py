@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that take turns: a daemon with its ranks, torch with its ranks, programs that iterate on demand."""
+
+import json
+import os
+import pathlib
+import select
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = pathlib.Path(os.environ.get("ZEROD_BENCH_BUILD", ROOT / "build" / "bench"))
+MI = 1 << 20
+
+
+class Failure(Exception):
+    """A benchmark could not run; the text says why."""
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def program(name):
+    places = {"zerod": "daemon", "zerodctl": "client/ctl"}
+    return str(BUILD / places.get(name, "bench") / name)
+
+
+def n_cores():
+    return len(os.sched_getaffinity(0))
+
+
+def available_bytes():
+    for line in open("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+class Process:
+    """A program that answers each line on its standard input with one line."""
+
+    def __init__(self, argv, env=None, log=None):
+        self.name = pathlib.Path(argv[0]).name
+        if self.name.startswith("python"):
+            self.name = pathlib.Path(argv[1]).name
+        self.log = log or tempfile.TemporaryFile()
+        self.popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, env=env)
+        self.buffer = b""
+
+    def send(self, line=""):
+        try:
+            self.popen.stdin.write(line.encode() + b"\n")
+            self.popen.stdin.flush()
+        except BrokenPipeError:
+            raise Failure(self.why("ended early")) from None
+
+    def receive(self, timeout=120):
+        until = time.monotonic() + timeout
+        while b"\n" not in self.buffer:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([self.popen.stdout], [], [], left)[0]:
+                raise Failure(self.why(f"no answer in {timeout} s"))
+            data = os.read(self.popen.stdout.fileno(), 1 << 20)
+            if not data:
+                raise Failure(self.why("ended early"))
+            self.buffer += data
+        line, self.buffer = self.buffer.split(b"\n", 1)
+        return line.decode()
+
+    def why(self, what):
+        self.log.seek(0)
+        said = self.log.read().decode(errors="replace").strip().splitlines()
+        return f"{self.name}: {what}" + (f": {said[-1]}" if said else "")
+
+    def finish(self):
+        """Ends its input and returns what it still says."""
+        rest, _ = self.popen.communicate(timeout=60)
+        return (self.buffer + rest).decode()
+
+    def stop(self):
+        if self.popen.poll() is None:
+            if self.popen.stdin and not self.popen.stdin.closed:
+                try:
+                    self.popen.stdin.close()
+                except BrokenPipeError:
+                    pass
+            try:
+                self.popen.wait(10)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+                self.popen.wait()
+        self.popen.stdout.close()
+        self.log.close()
+
+
+class Daemon:
+    """zerod on a private socket. What is not said is as in the default configuration, but clipping is on."""
+
+    def __init__(self, world, stage=2, extra=""):
+        self.folder = tempfile.mkdtemp(prefix="zerod-bench-")
+        self.socket = f"{self.folder}/s"
+        self.config = f"{self.folder}/zerod.yaml"
+        with open(self.config, "w") as file:
+            file.write(
+                f"job: bench\nlisten: {{socket: {self.socket}}}\nworld: {{size: {world}}}\n"
+                f"zero_optimization: {{stage: {stage}}}\n"
+                "optimizer: {type: AdamW, params: {lr: 1.0e-3}}\ngradient_clipping: 1.0\n" + extra
+            )
+        self.log = open(f"{self.folder}/log", "w+b")
+        self.popen = subprocess.Popen([program("zerod"), "--config", self.config], stdout=self.log, stderr=self.log)
+        until = time.monotonic() + 10
+        while not os.path.exists(self.socket):
+            if self.popen.poll() is not None or time.monotonic() > until:
+                self.log.seek(0)
+                said = self.log.read().decode(errors="replace").strip()
+                self.stop()
+                raise Failure(f"zerod did not start: {said}")
+            time.sleep(0.01)
+
+    def ctl(self, *command):
+        run = subprocess.run([program("zerodctl"), "--socket", self.socket, "--json", *command], capture_output=True,
+                             text=True, timeout=60)
+        if run.returncode != 0:
+            raise Failure(f"zerodctl {command[0]}: {run.stderr.strip() or run.stdout.strip()}")
+        return json.loads(run.stdout)
+
+    def stop(self):
+        if self.popen.poll() is None:
+            self.popen.terminate()
+            try:
+                self.popen.wait(30)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+                self.popen.wait()
+        self.log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class ZerodJob:
+    """A daemon and its ranks, which make steps on demand."""
+
+    def __init__(self, world, stage=2, elems=64 * MI, params=64, buffer_elems=None, compute_us=0, extra=""):
+        self.ranks = []
+        self.daemon = Daemon(world, stage, extra)
+        options = ["--socket", self.daemon.socket, "--elems", str(elems), "--params", str(params), "--on-demand"]
+        options += ["--compute-us", str(compute_us)]
+        if buffer_elems:
+            options += ["--buffer-elems", str(buffer_elems)]
+        try:
+            for rank in range(world):
+                self.ranks.append(Process([program("bench-rank"), "--rank", str(rank), *options]))
+            for rank in self.ranks:
+                rank.receive()
+        except BaseException:
+            self.stop()
+            raise
+
+    def step(self):
+        """One step of all ranks. Milliseconds: push, tail (from the last push to the last answer), total."""
+        for rank in self.ranks:
+            rank.send()
+        rows = [json.loads(rank.receive()) for rank in self.ranks]
+        start, pushed, done = min(r["start"] for r in rows), max(r["pushed"] for r in rows), max(r["done"] for r in rows)
+        return {"push": (pushed - start) / 1e6, "tail": (done - pushed) / 1e6, "total": (done - start) / 1e6,
+                "rows": rows}
+
+    def status(self):
+        return self.daemon.ctl("status")
+
+    def stop(self):
+        for rank in self.ranks:
+            if rank.popen.poll() is None:
+                rank.popen.stdin.close()  # all at once: leaving is no reason to wait for one another
+        for rank in self.ranks:
+            rank.stop()
+        self.daemon.stop()
+
+
+class TorchJob:
+    """torch on gloo, or alone, with the same number of processes; runs one of its chains on demand."""
+
+    def __init__(self, world, elems=64 * MI, params=64, threads=None):
+        self.ranks = []
+        self.folder = tempfile.mkdtemp(prefix="zerod-bench-")
+        threads = threads or max(1, n_cores() // world)
+        env = dict(os.environ, OMP_NUM_THREADS=str(threads), GLOO_SOCKET_IFNAME="lo")
+        script = str(ROOT / "bench" / "torch_rank.py")
+        try:
+            for rank in range(world):
+                self.ranks.append(Process([sys.executable, script, str(rank), str(world), str(elems), str(params),
+                                           str(threads), f"{self.folder}/store"], env=env))
+            self.chains = [json.loads(rank.receive(180)) for rank in self.ranks][0]
+        except BaseException:
+            self.stop()
+            raise
+
+    def step(self, chain):
+        """Milliseconds from when all have their gradients until all have their weights."""
+        for rank in self.ranks:
+            rank.send(chain)
+        rows = [json.loads(rank.receive()) for rank in self.ranks]
+        return (max(r["done"] for r in rows) - min(r["start"] for r in rows)) / 1e6
+
+    def stop(self):
+        for rank in self.ranks:
+            if rank.popen.poll() is None:
+                rank.popen.stdin.close()
+        for rank in self.ranks:
+            rank.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def in_turn(sides, n, n_warm_up=2):
+    """Calls the sides in turn, beginning with another one each time. Returns the results of each, by name."""
+    results = {name: [] for name in sides}
+    names = list(sides)
+    for i in range(n_warm_up + n):
+        for k in range(len(names)):
+            name = names[(i + k) % len(names)]
+            result = sides[name]()
+            if i >= n_warm_up:
+                results[name].append(result)
+    return results
+
+
+def row(name, zerod, peer, peer_name, unit, goal, ratio=None):
+    """Ratios are peer / zerod, of times: above 1, zerod is the faster one."""
+    ratio = peer / zerod if ratio is None else ratio
+    return {"name": name, "zerod": round(zerod, 4), "peer": round(peer, 4), "peer_name": peer_name, "unit": unit,
+            "ratio": round(ratio, 3), "goal": goal, "holds": ratio >= goal}
+
+
+median = statistics.median

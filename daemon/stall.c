@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Time: who waits for whom, since when; ranks that do not come back. */
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "daemon/base.h"
+#include "daemon/job.h"
+
+static uint64_t median_step_ns(const struct job *job)
+{
+    uint64_t sorted[ARRAY_SIZE(job->times.recent_ns)];
+    unsigned n = MIN(job->times.n_recent, (unsigned)ARRAY_SIZE(sorted));
+
+    for (unsigned i = 0; i < n; i++) {
+        unsigned j = i;
+
+        for (; j > 0 && sorted[j - 1] > job->times.recent_ns[i]; j--)
+            sorted[j] = sorted[j - 1];
+        sorted[j] = job->times.recent_ns[i];
+    }
+    return n ? sorted[n / 2] : 0;
+}
+
+/* "ranks 0, 2" of those for which pick() holds. Return: how many. */
+static unsigned list_ranks(const struct job *job, bool (*pick)(const struct job *, const struct job_rank *), char *dst,
+                           size_t size)
+{
+    unsigned n = 0;
+    size_t at = 0;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        if (!pick(job, &job->ranks[r]))
+            continue;
+        at += (size_t)snprintf(dst + MIN(at, size - 1), size - MIN(at, size - 1), "%s%u", n ? ", " : "rank ", r);
+        n++;
+    }
+    return n;
+}
+
+static bool is_waiting(const struct job *job, const struct job_rank *rank)
+{
+    (void)job;
+    return rank->wait != WAIT_NONE;
+}
+
+static bool is_blocking(const struct job *job, const struct job_rank *rank)
+{
+    if (!job->layout)
+        return !rank->declared || rank->wait != WAIT_FORM;
+    return rank->wait == WAIT_NONE && !rank->left && !job->ledger.ranks[rank->rank].asked;
+}
+
+static void describe_blocking(const struct job *job, char *dst, size_t size)
+{
+    size_t at = 0;
+
+    for (unsigned r = 0; r < job->world_size && at < size - 1; r++) {
+        const struct job_rank *rank = &job->ranks[r];
+        uint64_t ago_ms = (job_now(job) - rank->last_ns) / 1000000;
+
+        if (!is_blocking(job, rank))
+            continue;
+        if (!rank->peer)
+            at += (size_t)snprintf(dst + at, size - at, "%srank %u (%s)", at ? "; " : "", r,
+                                   rank->pid ? "its process is gone" : "never attached");
+        else
+            at += (size_t)snprintf(dst + at, size - at, "%srank %u (pid %" PRId64 ", last message %s %" PRIu64 " ms ago)",
+                                   at ? "; " : "", r, rank->pid, rank->last_request ? rank->last_request : "none",
+                                   ago_ms);
+    }
+}
+
+const char *job_waits_for(const struct job *job, const struct job_rank *rank)
+{
+    static const char *const waits[] = {
+        [WAIT_FORM] = "to form the job", [WAIT_INIT] = "for initial weights", [WAIT_READY] = "for initial weights",
+        [WAIT_SLOT] = "for a gradient slot", [WAIT_END] = "at the end of a micro-batch", [WAIT_STEP] = "in the step",
+        [WAIT_NORM] = "for the gradient norm", [WAIT_GATHER] = "for gathered weights", [WAIT_READ] = "for state",
+        [WAIT_WINDOW_BEGIN] = "to open a write window", [WAIT_WINDOW_END] = "to close a write window",
+        [WAIT_ABORT] = "for the abort",
+    };
+
+    (void)job;
+    return waits[rank->wait];
+}
+
+static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, bool aborted)
+{
+    char ranks[256] = "", waiting[384], blocking[1024] = "";
+    const struct job_rank *one = NULL;
+
+    list_ranks(job, is_waiting, ranks, sizeof(ranks));
+    for (unsigned r = 0; r < job->world_size && !one; r++)
+        if (job->ranks[r].wait != WAIT_NONE)
+            one = &job->ranks[r];
+    snprintf(waiting, sizeof(waiting), "%s, %s", ranks, one ? job_waits_for(job, one) : "");
+    describe_blocking(job, blocking, sizeof(blocking));
+    return cause_stalled(&(struct evidence_stall){
+        .at = one ? job_at(job, one) : (struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1},
+        .waiting = waiting,
+        .blocking = blocking,
+        .since_ms = since_ms,
+        .aborted = aborted,
+        .forming = !job->layout,
+    });
+}
+
+static void check_stall(struct job *job, uint64_t now)
+{
+    uint64_t warning_ns = job->config->diagnostics.stall_warning_ms * UINT64_C(1000000);
+    uint64_t timeout_ns = job->config->diagnostics.stall_timeout_ms * UINT64_C(1000000);
+    uint64_t longest = 0;
+    bool blocked = false;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        if (job->ranks[r].wait != WAIT_NONE)
+            longest = MAX(longest, now - job->ranks[r].wait_ns);
+        blocked |= is_blocking(job, &job->ranks[r]);
+    }
+    if (longest == 0 || !blocked) {
+        job->stall_interval_ns = 0;
+        return;
+    }
+    if (timeout_ns && longest > timeout_ns) {
+        struct diagnostic *diagnostic = describe_stall(job, longest / 1000000, true);
+
+        if (job->layout)
+            job_abort(job, -1, diagnostic);
+        else
+            form_refuse_all(job, diagnostic); /* there is nothing to abort yet */
+        return;
+    }
+    if (!warning_ns || longest < MAX(warning_ns, 3 * median_step_ns(job)))
+        return;
+    if (job->stall_interval_ns && now - job->stall_reported_ns < job->stall_interval_ns)
+        return;
+    job->stall_interval_ns = MAX(job->stall_interval_ns * 2, warning_ns);
+    job->stall_reported_ns = now;
+    job_keep(job, describe_stall(job, longest / 1000000, false));
+}
+
+static void check_lost(struct job *job, uint64_t now)
+{
+    uint64_t timeout_ns = job->config->limits.reattach_timeout_ms * UINT64_C(1000000);
+    char waiting[256];
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (!rank->lost_ns || rank->peer || now - rank->lost_ns < timeout_ns)
+            continue;
+        if (list_ranks(job, is_waiting, waiting, sizeof(waiting)) == 0)
+            continue;
+        rank->lost_ns = now; /* those who begin the step again wait as long again */
+        job_abort(job, rank->rank, cause_rank_lost(&(struct evidence_lost){
+                                       .at = job_at(job, rank),
+                                       .pid = rank->pid,
+                                       .aborted = true,
+                                       .last_message = rank->last_request,
+                                       .waited_ms = timeout_ns / 1000000,
+                                   }));
+        return;
+    }
+}
+
+void job_tick(struct job *job)
+{
+    uint64_t now = job_now(job);
+
+    check_lost(job, now);
+    check_stall(job, now);
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (job->ranks[r].wait == WAIT_SLOT)
+            admit_settle(job, &job->ranks[r]);
+}
