@@ -13,7 +13,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BUILD = pathlib.Path(os.environ.get("ZEROD_BENCH_BUILD", ROOT / "build" / "bench"))
+BUILD = pathlib.Path(os.environ.get("ZEROD_BENCH_BUILD", ROOT / "build" / "release"))
 MI = 1 << 20
 
 
@@ -144,11 +144,14 @@ class Daemon:
 class ZerodJob:
     """A daemon and its ranks, which make steps on demand."""
 
-    def __init__(self, world, stage=2, elems=64 * MI, params=64, buffer_elems=None, compute_us=0, extra=""):
+    def __init__(self, world, stage=2, elems=64 * MI, params=64, buffer_elems=None, compute_us=0, gather=False,
+                 extra=""):
         self.ranks = []
         self.daemon = Daemon(world, stage, extra)
         options = ["--socket", self.daemon.socket, "--elems", str(elems), "--params", str(params), "--on-demand"]
         options += ["--compute-us", str(compute_us)]
+        if gather:
+            options += ["--gather"]
         if buffer_elems:
             options += ["--buffer-elems", str(buffer_elems)]
         try:

@@ -6,11 +6,12 @@
  * iteration with CLOCK_MONOTONIC times in ns, which are comparable between processes.
  *
  *     bench-rank --rank R --socket PATH --elems N --params P [--iterations I | --on-demand]
- *                [--buffer-elems B] [--compute-us U] [--in-slot]
+ *                [--buffer-elems B] [--compute-us U] [--in-slot] [--gather]
  *
  * --on-demand: an iteration for each line on standard input, until it ends, so that others can take turns.
  * --buffer-elems: gradients of at most so many elements are kept and pushed again and again within one
  * iteration, for models whose gradients of all ranks would not fit into this machine beside the model.
+ * --gather: stage 3, all parameters are gathered and stay so.
  */
 
 #include <getopt.h>
@@ -33,6 +34,7 @@ struct options {
     unsigned compute_us; /* pretended backward between two pushes */
     bool in_slot;
     bool on_demand;
+    bool gather;
 };
 
 static uint64_t now_ns(void)
@@ -54,7 +56,7 @@ static struct options parse(int argc, char **argv)
     static const struct option longs[] = {
         {"rank", 1, NULL, 'r'},   {"socket", 1, NULL, 's'},     {"elems", 1, NULL, 'e'},   {"params", 1, NULL, 'p'},
         {"iterations", 1, NULL, 'i'}, {"compute-us", 1, NULL, 'c'}, {"in-slot", 0, NULL, 'd'},
-        {"buffer-elems", 1, NULL, 'b'}, {"on-demand", 0, NULL, 'o'}, {0},
+        {"buffer-elems", 1, NULL, 'b'}, {"on-demand", 0, NULL, 'o'}, {"gather", 0, NULL, 'g'}, {0},
     };
     struct options o = {.n_elems = 1 << 20, .n_buffer_elems = UINT64_MAX, .n_params = 16, .n_iterations = 5};
     int c;
@@ -88,6 +90,9 @@ static struct options parse(int argc, char **argv)
         case 'o':
             o.on_demand = true;
             break;
+        case 'g':
+            o.gather = true;
+            break;
         default:
             exit(64);
         }
@@ -115,6 +120,19 @@ static int declare(struct zerod *c, const struct options *o)
             return fail(c, "declare");
     }
     return zerod_form(c) < 0 ? fail(c, "form") : 0;
+}
+
+static int gather_all(struct zerod *c, const struct options *o)
+{
+    unsigned *params = calloc(o->n_params, sizeof(*params));
+    int r = -1;
+
+    for (unsigned i = 0; params && i < o->n_params; i++)
+        params[i] = i;
+    if (params)
+        r = zerod_gather(c, params, o->n_params);
+    free(params);
+    return r == 0 ? 0 : fail(c, "gather");
 }
 
 /* Small numbers of both signs that are different each time; a multiplication and a few shifts per element. */
@@ -187,7 +205,7 @@ int main(int argc, char **argv)
 
     if (grads == MAP_FAILED || zerod_connect(&c, &(struct zerod_options){.rank = o.rank, .socket = o.socket}) != 0)
         return fail(NULL, "connect");
-    if (declare(c, &o) != 0)
+    if (declare(c, &o) != 0 || (o.gather && gather_all(c, &o) != 0))
         return 1;
     if (o.on_demand)
         r = iterate_on_demand(c, &o, grads);

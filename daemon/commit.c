@@ -123,7 +123,7 @@ static struct evidence_nonfinite nonfinite_evidence(const struct job *job, bool 
 static bool anybody(const struct job *job, bool (*says)(const struct job_rank *))
 {
     for (unsigned r = 0; r < job->world_size; r++)
-        if (says(&job->ranks[r]))
+        if (job->ledger.ranks[r].asked && says(&job->ranks[r])) /* one that has left asked for another step */
             return true;
     return false;
 }
@@ -238,7 +238,7 @@ static void decide(struct job *job)
     struct evidence_nonfinite evidence;
 
     if (!isfinite(norm) && !inf && !dynamic && job->config->diagnostics.on_nonfinite == CONFIG_NONFINITE_ERROR &&
-        job->step->finding.found && !anybody(job, proceeds)) {
+        job->step->finding.found && !job->ranks[job->step->finding.rank].left && !anybody(job, proceeds)) {
         hold_for_nonfinite(job);
         return;
     }
@@ -454,7 +454,7 @@ void job_abort_step(struct job *job, struct job_rank *rank, const char *why)
     }
     job_fault_reset(&rank->fault);
     job_wait(job, rank, WAIT_ABORT);
-    if (job->phase == JOB_TRAINING)
+    if (job->phase == JOB_TRAINING || job->phase == JOB_WINDOW)
         job->abort_why = strdup(why);
     job_abort(job, rank->rank, NULL);
     if (rank->wait == WAIT_ABORT && job->phase != JOB_ABORTING)

@@ -49,7 +49,7 @@ void form_refuse_all(struct job *job, struct diagnostic *diagnostic)
 
         rank->declared = false;
         manifest_deinit(&rank->manifest);
-        if (rank->wait == WAIT_FORM)
+        if (rank->wait == WAIT_FORM || rank->wait == WAIT_READY)
             job_refuse(job, rank, diagnostic, false);
     }
 }
@@ -583,10 +583,30 @@ void job_init(struct job *job, struct job_rank *rank, const struct request_init 
     worker_post(job->pool, &init->work);
 }
 
+/* The step was aborted after Formed was sent: what that said is no longer so. */
+static void answer_rewound(struct job *job, struct job_rank *rank)
+{
+    diagnostic_unref(steal_ptr(rank->abort_notice));
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_DONE,
+                   .done = {.position = job_position(job, rank), .loss_scale = job_loss_scale(job), .rewound = true,
+                            .has_blob = rank->blob.data != NULL, .blob = rank->blob.data,
+                            .n_blob_bytes = rank->blob.n_bytes},
+               },
+               NULL, 0);
+}
+
 void job_ready(struct job *job, struct job_rank *rank)
 {
+    if (rank->abort_notice && !rank->ready) {
+        rank->ready = true;
+        answer_rewound(job, rank);
+        return;
+    }
     if (job_is_held(job, rank))
         return;
+    rank->ready = true;
     if (job->phase == JOB_INITIALISING && rank->rank == 0) {
         job->has_weights = true;
         job->phase = JOB_TRAINING;

@@ -67,7 +67,7 @@ static void rank_forget_incarnation(struct job_rank *rank)
     rank->abort_notice = NULL;
     free(rank->client);
     rank->client = NULL;
-    rank->declared = rank->formed = false;
+    rank->declared = rank->formed = rank->ready = false;
     manifest_deinit(&rank->manifest);
     rank->n_pushes = 0;
 }
@@ -192,11 +192,13 @@ static const char *rank_string(const struct job_rank *rank, uint32_t id)
 /* Strings are borrowed from the rank: cause_*() copy them. */
 static struct diagnostic_push spell_out(const struct job_rank *rank, const struct push_record *record)
 {
+    bool known = record->incarnation == rank->incarnation; /* a predecessor's strings are gone */
+
     return (struct diagnostic_push){
         .present = record->sequence != 0,
         .record = *record,
-        .segment = (char *)rank_string(rank, record->segment),
-        .site = (char *)rank_string(rank, record->site),
+        .segment = (char *)(known ? rank_string(rank, record->segment) : ""),
+        .site = (char *)(known ? rank_string(rank, record->site) : ""),
     };
 }
 
@@ -228,6 +230,8 @@ struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, 
 
     if (fault->diagnostic)
         return fault->diagnostic;
+    if (accumulated) /* told with the step, when the micro-batch has ended */
+        at.micro_batch = fault->first.micro_batch;
     if (fault->code == E_DUPLICATE)
         fault->diagnostic = cause_duplicate(&(struct evidence_duplicate){
             .at = at,

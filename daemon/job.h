@@ -103,7 +103,7 @@ struct job_rank {
     char *client;                 /* owned */
     const char *last_request;     /* static */
     uint64_t attached_ns, last_ns, lost_ns;
-    bool declared, formed, left;
+    bool declared, formed, ready, left;
     bool resumes;                 /* the run had weights when it asked to be formed */
     enum config_on_duplicate on_duplicate;
 

@@ -214,6 +214,18 @@ static void remove_extent(struct ring *ring, uint32_t i)
     memmove(&ring->extents[i], &ring->extents[i + 1], (ring->n_extents - i) * sizeof(ring->extents[0]));
 }
 
+/* Gives back the pages before extent i that no extent touches. */
+static void punch_gap(struct ring *ring, uint32_t i)
+{
+    uint64_t start = i > 0 ? ring->extents[i - 1].offset_bytes + ring->extents[i - 1].n_bytes : 0;
+    uint64_t end = i < ring->n_extents ? ring->extents[i].offset_bytes : ring->overflow.n_bytes;
+
+    start = round_up(start, page_size());
+    end = end / page_size() * page_size();
+    if (start < end)
+        segment_punch(&ring->overflow, start, end - start);
+}
+
 /* Gives the pages of idle extents back, those that this step used included when all. */
 static void drop_idle(struct ring *ring, bool all)
 {
@@ -224,8 +236,8 @@ static void drop_idle(struct ring *ring, bool all)
             extent->used = extent->busy;
             continue;
         }
-        segment_punch(&ring->overflow, extent->offset_bytes, extent->n_bytes);
         remove_extent(ring, i);
+        punch_gap(ring, i);
     }
 }
 
@@ -234,7 +246,8 @@ int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uin
     uint64_t offset;
     uint32_t at;
 
-    n_bytes = round_up(MAX(n_bytes, (uint64_t)1), page_size());
+    /* Not whole pages: thousands of buckets of a few elements would not fit below the bound. */
+    n_bytes = round_up(MAX(n_bytes, (uint64_t)1), 64);
     for (uint32_t i = 0; i < ring->n_extents; i++) {
         struct ring_extent *extent = &ring->extents[i];
 

@@ -103,7 +103,7 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         .blocking = blocking,
         .since_ms = since_ms,
         .aborted = aborted,
-        .forming = !job->layout,
+        .forming = !job->has_weights,
     });
 }
 
@@ -126,7 +126,7 @@ static void check_stall(struct job *job, uint64_t now)
     if (timeout_ns && longest > timeout_ns) {
         struct diagnostic *diagnostic = describe_stall(job, longest / 1000000, true);
 
-        if (job->layout)
+        if (job->has_weights)
             job_abort(job, -1, diagnostic);
         else
             form_refuse_all(job, diagnostic); /* there is nothing to abort yet */

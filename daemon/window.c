@@ -280,7 +280,7 @@ void window_settle(struct job *job)
     /* What loads while weights change would be a mixture. */
     if (job->phase != JOB_WINDOW || pool_is_busy(job->gathered) || !all_wait(job, WAIT_WINDOW_END))
         return;
-    if (job->ranks[0].forget)
+    if (job->ranks[0].forget || job->ranks[0].left)
         finish_window(job);
     else
         commit_window(job);

@@ -374,6 +374,9 @@ static const struct wire_rule done_rules[] = {
     DOUBLE(Done, reply_done, norm),
     MESSAGES(Done, reply_done, segments, n_segments, .table = &segment_table, .max_count = WIRE_MAX_SEGMENTS),
     DOUBLE(Done, reply_done, loss_scale, .flags = WIRE_POSITIVE),
+    BOOL(Done, reply_done, rewound),
+    BYTES(Done, reply_done, blob, n_blob_bytes, .max = WIRE_MAX_BLOB_BYTES, HAS(Done, reply_done, has_blob)),
+    BOOL(Done, reply_done, has_blob),
 };
 
 static const struct wire_rule slot_grant_rules[] = {

@@ -374,6 +374,10 @@ struct reply_done {
     const struct wire_segment *segments;
     size_t n_segments;
     double loss_scale;
+    bool rewound;
+    const uint8_t *blob;
+    size_t n_blob_bytes;
+    bool has_blob;
 };
 
 struct reply_slot_grant {

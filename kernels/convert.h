@@ -42,23 +42,13 @@ static inline float f32_from_bf16(uint16_t h)
     return f32_from_bits((uint32_t)h << 16);
 }
 
-/*
- * For what arithmetic has just produced: its NaNs are quiet, and stay so when cut off. One select less than
- * bf16_from_f32(), which shows in a loop that is close to the speed of memory.
- */
-static inline uint16_t bf16_from_result(float x)
+static inline uint16_t bf16_from_f32(float x)
 {
     uint32_t u = f32_bits(x);
     uint32_t half_up = isnan(x) ? 0 : 0x7fff + (u >> 16 & 1);
-
-    return (uint16_t)((u + half_up) >> 16);
-}
-
-static inline uint16_t bf16_from_f32(float x)
-{
     uint32_t quiet = isnan(x) ? 0x400000 : 0;
 
-    return bf16_from_result(f32_from_bits(f32_bits(x) | quiet));
+    return (uint16_t)(((u | quiet) + half_up) >> 16);
 }
 
 static inline float f32_from_f16(uint16_t h)

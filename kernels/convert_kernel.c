@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kernels/convert.h"
 #include "kernels/isa.h"
+#include "kernels/narrow_kernel.h"
 
 void ISA_FN(convert_to_f32)(float *restrict dst, const void *restrict src, enum dtype dtype, size_t n_elems)
 {
@@ -23,16 +23,12 @@ void ISA_FN(convert_to_f32)(float *restrict dst, const void *restrict src, enum 
 
 void ISA_FN(convert_from_f32)(void *restrict dst, const float *restrict src, enum dtype dtype, size_t n_elems)
 {
-    uint16_t *half = dst;
-
     switch (dtype) {
     case DTYPE_BF16:
-        for (size_t i = 0; i < n_elems; i++)
-            half[i] = bf16_from_f32(src[i]);
+        narrow(dst, src, n_elems, DTYPE_BF16);
         break;
     case DTYPE_F16:
-        for (size_t i = 0; i < n_elems; i++)
-            half[i] = f16_from_f32(src[i]);
+        narrow(dst, src, n_elems, DTYPE_F16);
         break;
     default:
         if (n_elems > 0)

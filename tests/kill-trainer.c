@@ -68,9 +68,9 @@ static const struct {
 
 enum { N_PARAMS = sizeof(model) / sizeof(model[0]), MAX_ELEMS = 129 * 33 };
 
-enum place { AT_PUSH, AT_END, AT_STEP };
+enum place { AT_PUSH, AT_END, AT_STEP, AT_WINDOW };
 
-/* --at STEP.MICRO.WHERE:WHAT: something that happens once. */
+/* --at STEP.MICRO.WHERE:WHAT: something that happens once; micro does not count before the step and in a window. */
 struct action {
     uint64_t step;
     unsigned micro;
@@ -315,7 +315,7 @@ static int act_at(struct trainer *t, struct zerod_position at, enum place place,
         int r;
 
         if (action->done || action->step != at.step || action->place != place || action->index != index ||
-            (place != AT_STEP && action->micro != at.micro_batch))
+            (place <= AT_END && action->micro != at.micro_batch))
             continue;
         action->done = true;
         r = act(t, action);
@@ -419,8 +419,9 @@ static int run_micro_batch(struct trainer *t, struct zerod_position at)
 }
 
 /* Rank 0 writes other weights; what the others write must not count. */
-static int run_window(struct trainer *t, uint64_t step)
+static int run_window(struct trainer *t, struct zerod_position at)
 {
+    uint64_t step = at.step;
     int r = zerod_write_begin(t->client);
 
     for (unsigned i = 0; r == 0 && i < N_PARAMS; i++) {
@@ -434,6 +435,8 @@ static int run_window(struct trainer *t, uint64_t step)
         if (t->options.rank == 0 && (i + step) % 3 != 0)
             generate(key, model[i].dtype, dst, n_elems(i));
     }
+    if (r == 0)
+        r = act_at(t, at, AT_WINDOW, 0);
     if (r == 0)
         r = step / t->window_every % 3 == 2 ? zerod_write_forget(t->client) : zerod_write_end(t->client);
     if (r == 0)
@@ -475,7 +478,7 @@ static int run_step(struct trainer *t, struct zerod_position at)
     int r = 0;
 
     if (t->window_every && at.step % t->window_every == 0 && at.micro_batch == 0 && at.n_windows == 0)
-        r = run_window(t, at.step);
+        r = run_window(t, at);
     if (r == 0)
         r = hash_weights(t, &h);
     if (r == 0)
@@ -560,7 +563,10 @@ static bool parse_action(struct trainer *t, const char *text)
         return false;
     if (text[n] == '=')
         action->number = strtoul(text + n + 1, NULL, 10);
-    action->place = strcmp(where, "end") == 0 ? AT_END : strcmp(where, "step") == 0 ? AT_STEP : AT_PUSH;
+    action->place = strcmp(where, "end") == 0      ? AT_END
+                    : strcmp(where, "step") == 0   ? AT_STEP
+                    : strcmp(where, "window") == 0 ? AT_WINDOW
+                                                   : AT_PUSH;
     if (action->place == AT_PUSH)
         action->index = (unsigned)strtoul(where, NULL, 10);
     t->n_actions++;
@@ -606,7 +612,7 @@ int main(int argc, char **argv)
     t.options.rank = rank ? atoi(rank) : 0;
     if (parse(&t, argc, argv) < 0) {
         fprintf(stderr, "usage: kill-trainer [--steps N] [--micro N] [--seed N] [--window N] [--accumulate]\n"
-                        "                    [--timeout MS] [--at STEP.MICRO.(N|end|step):ACTION[=N]]...\n");
+                        "                    [--timeout MS] [--at STEP.MICRO.(N|end|step|window):ACTION[=N]]...\n");
         return EX_USAGE;
     }
     if (t.accumulate)

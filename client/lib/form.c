@@ -142,6 +142,21 @@ static int map_segments(struct zerod *c, const struct reply_formed *formed)
     return 0;
 }
 
+static int take_blob(struct zerod *c, bool has_blob, const uint8_t *blob, size_t n_bytes)
+{
+    free(steal_ptr(c->blob));
+    c->n_blob_bytes = 0;
+    if (!has_blob)
+        return 0;
+    c->blob = malloc(MAX(n_bytes, (size_t)1));
+    if (!c->blob)
+        return client_fatal(c, -ENOMEM, "out of memory");
+    if (n_bytes > 0)
+        memcpy(c->blob, blob, n_bytes);
+    c->n_blob_bytes = n_bytes;
+    return 0;
+}
+
 static int take_formed(struct zerod *c, const struct reply_formed *formed)
 {
     uint32_t bad;
@@ -154,15 +169,9 @@ static int take_formed(struct zerod *c, const struct reply_formed *formed)
     c->last = formed->position;
     c->ring_bytes = formed->ring_bytes;
     c->loss_scale = formed->loss_scale;
-    if (formed->has_blob) {
-        c->blob = malloc(formed->n_blob_bytes + 1);
-        if (!c->blob)
-            return client_fatal(c, -ENOMEM, "out of memory");
-        if (formed->n_blob_bytes > 0)
-            memcpy(c->blob, formed->blob, formed->n_blob_bytes);
-        c->n_blob_bytes = formed->n_blob_bytes;
-    }
-    r = map_segments(c, formed);
+    r = take_blob(c, formed->has_blob, formed->blob, formed->n_blob_bytes);
+    if (r == 0)
+        r = map_segments(c, formed);
     return r < 0 ? r : push_init(c, formed->n_tickets);
 }
 
@@ -198,7 +207,11 @@ static int get_ready(struct zerod *c, bool init_wanted)
             r = send_init(c, p);
     if (r == 0)
         r = client_call(c, &(struct request){.type = REQUEST_READY}, REPLY_DONE, &reply);
-    return r;
+    if (r != 0 || !reply.done.rewound)
+        return r;
+    /* The step was aborted between the two answers: begin where it begins. */
+    c->position = reply.done.position;
+    return take_blob(c, reply.done.has_blob, reply.done.blob, reply.done.n_blob_bytes);
 }
 
 int zerod_form(struct zerod *c)

@@ -154,7 +154,7 @@ int zerod_gather(struct zerod *c, const unsigned *params, size_t n_params)
     r = client_call(c, &(struct request){.type = REQUEST_GATHER, .gather = {.params = params, .n_params = n_params}},
                     REPLY_DONE, &reply);
     for (size_t i = 0; r == 0 && i < n_params; i++)
-        if (c->gathered[params[i]]++ == 0)
+        if (c->gathered[params[i]]++ == 0 && !c->in_window) /* a window shows all, and closing it these */
             r = show(c, params[i]);
     return r;
 }
@@ -172,7 +172,7 @@ int zerod_release(struct zerod *c, const unsigned *params, size_t n_params)
     for (size_t i = 0; i < n_params; i++) {
         if (c->gathered[params[i]] == 0)
             return client_fail(c, -EINVAL, "zerod_release: parameter %u is released more often than gathered", params[i]);
-        if (--c->gathered[params[i]] == 0)
+        if (--c->gathered[params[i]] == 0 && !c->in_window)
             hide(c, params[i]);
     }
     return MIN(client_send(c, &(struct request){.type = REQUEST_RELEASE,

@@ -44,21 +44,27 @@ CLASSES = {
                "window-mapped": PER_WINDOW, "WriteEnd.send": PER_WINDOW, "WriteEnd.wait": PER_WINDOW,
                "WriteEnd.answered": PER_WINDOW},
 }
+ABORTS = "abort"  # no kill: a rank aborts the step or gives its backward up, up to three times in a run
 STARTING = ("connect", "declare", "form")  # a process passes these only once
 
 
 class Lives:
-    """A rank: one process after the other, each with the failpoint that ends it."""
+    """
+    A rank: one process after the other. A plan says what is special about each: a failpoint (text), or further
+    arguments (a list). A life that is not meant to be killed is the plan's last.
+    """
 
-    def __init__(self, daemon, program, args, rank, failpoints):
+    def __init__(self, daemon, program, args, rank, plan):
         self.daemon, self.program, self.args, self.rank = daemon, program, args, rank
-        self.failpoints = list(failpoints)
+        self.plan = list(plan)
+        self.n_kills = sum(is_deadly(life) for life in self.plan)
         self.processes = []
         self.start()
 
     def start(self):
-        point = self.failpoints[len(self.processes)] if len(self.processes) < len(self.failpoints) else None
-        self.processes.append(self.daemon.spawn(self.program, *self.args, rank=self.rank, failpoint=point))
+        life = self.plan[len(self.processes)] if len(self.processes) < len(self.plan) else []
+        point, more = (life, []) if isinstance(life, str) else (None, life)
+        self.processes.append(self.daemon.spawn(self.program, *self.args, *more, rank=self.rank, failpoint=point))
 
     @property
     def last(self):
@@ -67,7 +73,7 @@ class Lives:
     def tend(self):
         """Starts a killed process again. Return: whether this rank still runs."""
         status = self.last.poll()
-        if status == -signal.SIGKILL and len(self.processes) <= len(self.failpoints):
+        if status == -signal.SIGKILL and len(self.processes) <= self.n_kills:
             self.start()
             return True
         return status is None
@@ -76,13 +82,18 @@ class Lives:
         return [line.split(" ", 2) for p in self.processes for line in p.out().splitlines()]
 
 
-def train(daemon, program, plans, args=(), timeout=60):
-    """
-    Trains with one rank per plan (a list of failpoints, one for each life) until all have ended.
-    Return: Lives, by rank.
-    """
-    args = ["--steps", N_STEPS, "--window", WINDOW, "--micro", N_MICRO, *args]
-    ranks = [Lives(daemon, program, args, r, plan) for r, plan in enumerate(plans)]
+def is_deadly(life):
+    return ":kill" in life if isinstance(life, str) else any(":die" in str(word) for word in life)
+
+
+def start(daemon, plans, args=(), n_steps=N_STEPS):
+    """Starts one rank per plan. Return: Lives, by rank."""
+    args = ["--steps", n_steps, "--window", WINDOW, "--micro", N_MICRO, *args]
+    return [Lives(daemon, daemon.build.path("tests/kill-trainer"), args, r, plan) for r, plan in enumerate(plans)]
+
+
+def finish(ranks, daemon, timeout=60):
+    """Waits until all ranks have come to their end, and starts again what was killed."""
     deadline = time.monotonic() + timeout * daemon.patience
     while any([rank.tend() for rank in ranks]):  # a list: all of them are tended
         if time.monotonic() > deadline:
@@ -91,13 +102,17 @@ def train(daemon, program, plans, args=(), timeout=60):
     return ranks
 
 
+def train(daemon, plans, args=(), n_steps=N_STEPS, timeout=60):
+    return finish(start(daemon, plans, args, n_steps), daemon, timeout)
+
+
 def describe(ranks, daemon):
     """What a failed run left behind."""
     text = []
     for rank in ranks:
         for life, p in enumerate(rank.processes):
-            point = rank.failpoints[life] if life < len(rank.failpoints) else "-"
-            text.append(f"--- rank {rank.rank}, life {life} (pid {p.pid}, failpoint {point}): {p.poll()}\n"
+            special = rank.plan[life] if life < len(rank.plan) else "-"
+            text.append(f"--- rank {rank.rank}, life {life} (pid {p.pid}, {special}): {p.poll()}\n"
                         + "\n".join(p.out().splitlines()[-6:]) + p.err()[-2000:])
     return "\n".join(text) + f"\n--- daemon (pid {daemon.pid}): {daemon.poll()}\n{daemon.log()[-6000:]}"
 
@@ -127,8 +142,8 @@ def judge(ranks, daemon, reference, excuse=None):
             last = life == len(rank.processes) - 1
             if p.poll() != (0 if last else -signal.SIGKILL):
                 problems.append(f"rank {rank.rank}, life {life}, ended with {p.poll()}")
-        if len(rank.processes) != len(rank.failpoints) + 1:
-            problems.append(f"rank {rank.rank} was not killed at {rank.failpoints[len(rank.processes) - 1]}")
+        if len(rank.processes) != rank.n_kills + 1:
+            problems.append(f"rank {rank.rank} was not killed by {rank.plan[len(rank.processes) - 1]}")
         for line in rank.lines():
             if line[0] in ("refused", "fatal", "wrong") or (
                     line[0] == "aborted" and not (excuse and re.search(excuse, line[2]))):
@@ -143,6 +158,15 @@ def judge(ranks, daemon, reference, excuse=None):
 
 def kill_plan(rng, kind, rank):
     """Failpoints of one rank's lives, the last of them of that class."""
+    if kind == ABORTS:
+        words = []
+        for step in sorted(rng.sample(range(N_STEPS), rng.randint(1, 3))):
+            what = rng.choice(("abort", "abort", "abandon", "sleep=3"))
+            where = "step" if what == "abort" and rng.random() < 0.3 else rng.choice(("end", *range(N_PUSHES)))
+            if what == "abort" and rng.random() < 0.3:
+                step, where = step // WINDOW * WINDOW, "window"
+            words += ["--at", f"{step}.{rng.randrange(N_MICRO)}.{where}:{what}"]
+        return [words]
     points = CLASSES[kind]
     name = rng.choice([p for p in points if rank == 0 or not p.startswith("Init.")])
     n_passed = points[name]
@@ -168,7 +192,7 @@ def options(rng, kind):
     if stage != 3:
         config["weights"] = rng.choice(("shared", "private"))
     env = {"ZEROD_FAILPOINT": "update:sleep:1@*"} if kind == "update" else {}
-    if kind in ("mid-push", "pushed") and rng.random() < 0.5:
+    if kind in ("mid-push", "pushed", ABORTS) and rng.random() < 0.5:
         env = {"ZEROD_FAILPOINT": "reduce:sleep:1@*,verify:sleep:2@*"}
     return config, env
 
@@ -179,18 +203,17 @@ class References:
     def __init__(self, build, folder):
         self.build, self.folder, self.known = build, Path(folder), {}
 
-    def get(self, world_size, accumulate=False):
-        key = (world_size, accumulate)
+    def get(self, world_size, accumulate=False, n_steps=N_STEPS):
+        key = (world_size, accumulate, n_steps)
         if key not in self.known:
             folder = Path(tempfile.mkdtemp(prefix="reference-", dir=self.folder))
             config = {"world": {"size": world_size}, "gradient_clipping": 1.0}
             daemon = Daemon(self.build, folder, config)
-            ranks = train(daemon, self.build.path("tests/kill-trainer"), [[]] * world_size,
-                          ["--accumulate"] if accumulate else [])
+            ranks = train(daemon, [[]] * world_size, ["--accumulate"] if accumulate else [], n_steps)
             found = results(ranks)
             judge(ranks, daemon, found)
             for word in ("weights", "norm"):
-                assert all(len(found[word, s]) == 1 for s in range(N_STEPS)), f"{word} differs between ranks"
+                assert all(len(found[word, s]) == 1 for s in range(n_steps)), f"{word} differs between ranks"
             daemon.stop()
             self.known[key] = found
         return self.known[key]
@@ -206,8 +229,11 @@ def one_run(build, references, folder, seed, kind, double=False):
     victims = rng.sample(range(world_size), 2 if double else 1)
     plans = [[] for _ in range(world_size)]
     plans[victims[0]] = kill_plan(rng, kind, victims[0])
+    if kind == ABORTS and rng.random() < 0.5:
+        plans[rng.choice([r for r in range(world_size) if r not in victims])] = (
+            kill_plan(rng, rng.choice((ABORTS, "mid-push", "pushed", "form")), 1))
     if double:
-        same = all(victims) or not any("Init." in point for point in plans[victims[0]])
+        same = all(victims) or not any("Init." in life for life in plans[victims[0]])
         plans[victims[1]] = (plans[victims[0]] if same and rng.random() < 0.5
                              else kill_plan(rng, rng.choice(list(CLASSES)), victims[1]))
         if any("Gather." in p or "Release." in p for plan in plans for p in plan):
@@ -216,8 +242,8 @@ def one_run(build, references, folder, seed, kind, double=False):
     reference = references.get(world_size, accumulate)
     daemon = Daemon(build, folder, config, env)
     try:
-        ranks = train(daemon, build.path("tests/kill-trainer"), plans, ["--accumulate"] if accumulate else [])
-        judge(ranks, daemon, reference)
+        ranks = train(daemon, plans, ["--accumulate"] if accumulate else [])
+        judge(ranks, daemon, reference, "E1302 step aborted|E1007|no error" if kind == "abort" else None)
         daemon.stop()
         for process in daemon.others:
             process.check_sanitizers()
@@ -237,7 +263,7 @@ def campaign(arguments):
     folder = Path(tempfile.mkdtemp(prefix="zerod-soak-"))
     references = References(build, folder)
     seed0 = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(10**9)
-    rows = [(kind, False, arguments.rounds) for kind in CLASSES] + [("any", True, arguments.doubles)]
+    rows = [(kind, False, arguments.rounds) for kind in [*CLASSES, ABORTS]] + [("any", True, arguments.doubles)]
     n_failed = 0
     print(f"seed {seed0}; each run commits {N_STEPS} steps\n\n{'killed at':<22}{'runs':>6}{'same bits':>11}{'seconds':>9}")
     for kind, double, n in rows:
@@ -269,6 +295,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="scripts/soak kills", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="runs of each class (15)")
     parser.add_argument("--doubles", type=int, default=20, help="runs in which two ranks are killed (20)")
-    parser.add_argument("--only", action="append", choices=[*CLASSES, "any"], help="only this class")
+    parser.add_argument("--only", action="append", choices=[*CLASSES, ABORTS, "any"], help="only this class")
     parser.add_argument("--seed", type=int, help="repeats a campaign; random unless given")
     sys.exit(1 if campaign(parser.parse_args()) else 0)

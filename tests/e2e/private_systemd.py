@@ -141,7 +141,7 @@ class PrivateSystemd:
             (units / f"{name}.target").write_text(f"[Unit]\nDescription={name}\nDefaultDependencies=no\n{wants}")
         for name in ("systemd-journald.service", "systemd-journald.socket", "systemd-journald-dev-log.socket"):
             shutil.copy(SYSTEMD.parent / "system" / name, units)
-        (units / "trainer.conf").write_text("u trainer - trainer\nm trainer zerod\nu stranger - stranger\n")
+        (units / "trainer.conf").write_text("u trainer - trainer\nm trainer zerod\nu stranger - stranger\nu alice - alice\n")
         journald = self.folder / "run" / "systemd" / "journald.conf.d"
         journald.mkdir(parents=True)
         (journald / "test.conf").write_text("[Journal]\nStorage=volatile\nReadKMsg=no\nRateLimitBurst=0\n")

@@ -28,7 +28,7 @@ ONE_EACH, EVERYTHING = 1, 10**9
 BUCKETS = (ONE_EACH, 64, 500, EVERYTHING)
 THREADS = (1, 2, 3, 4)
 CORES = (1, 2)
-N_DRAWN = 12
+N_DRAWN = 9
 
 
 def run_hows(case, hows, folder):

@@ -200,7 +200,7 @@ def test_thousands_of_one_element(folder, order):
 
 
 def test_accumulated_passes_beyond_the_ring(folder):
-    """Second pushes of everything take slots of their own."""
+    """Second pushes take slots of their own: two in the ring, as many as there are parameters beyond it."""
     params = [{"shape": [2**17]}] * 3
-    case = plain_case(2, params, steps=2, passes=[{"times": 2}])
+    case = plain_case(2, params, steps=2, passes=[{"param": [0, 2], "times": 2}])
     check_case(folder, case, {"order": "reverse", "sleep_ms": [0, 30]}, stage=2, bucket_elems=ONE_EACH)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory against the plan, and how cost grows with the work."""
+
+import json
+import pathlib
+import subprocess
+
+from harness import MI, Failure, ZerodJob, available_bytes, median, program, row, say
+
+MEMORY_PARAMS = 24
+MEMORY_ELEMS = MEMORY_PARAMS * 2000000  # as large as a bucket: the plan, which is told no sizes, reckons with such
+MEMORY_SHARE, MEMORY_BYTES = 0.02, 16 * MI
+# Which memfds a class is made of; "fixed" is the heap, which the daemon counts itself.
+SEGMENTS = {"state": ["state"], "gradient": ["gradient"], "ring": ["ring"], "overflow": ["overflow"],
+            "weights": ["weights"], "pool": ["pool"]}
+
+
+def plan(elems, world, stage, config=None):
+    command = [program("zerodctl"), "plan", "--params", str(elems), "--ranks", str(world), "--stage", str(stage),
+               "--json"]
+    run = subprocess.run(command + (["--config", config] if config else []), capture_output=True, text=True, timeout=60)
+    if run.returncode != 0:
+        raise Failure(f"zerodctl plan: {run.stderr.strip()}")
+    return json.loads(run.stdout)["bytes_by_class"]
+
+
+def memfd_bytes(pid):
+    """Bytes really allocated for each memfd of a process, by the first part of its name."""
+    held, seen = {}, set()
+    for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        target = fd.readlink()
+        if not str(target).startswith("/memfd:zerod."):
+            continue
+        stat = fd.stat()
+        if stat.st_ino in seen:
+            continue
+        seen.add(stat.st_ino)
+        name = str(target).removeprefix("/memfd:zerod.").split(" ")[0].split(".")[0]
+        held[name] = held.get(name, 0) + stat.st_blocks * 512
+    return held
+
+
+def memory_of(world, stage):
+    job = ZerodJob(world, stage, MEMORY_ELEMS, MEMORY_PARAMS, gather=stage == 3)
+    try:
+        for _ in range(3):
+            job.step()
+        status = job.status()
+        memfds = memfd_bytes(status["pid"])
+        planned = plan(MEMORY_ELEMS, world, stage, job.daemon.config)
+    finally:
+        job.stop()
+    table, worst = [], 0.0
+    for name, expected in planned.items():
+        if name not in status["memory"] or name == "total":
+            continue
+        said = status["memory"][name]["held_bytes"]
+        held = sum(memfds.get(s, 0) for s in SEGMENTS[name]) if name in SEGMENTS else said
+        if name == "overflow":  # a bound, of which what is granted is held
+            off = max(0, held - expected, abs(held - said))
+        else:
+            off = max(abs(held - expected), abs(said - expected))
+        worst = max(worst, off / max(MEMORY_BYTES, MEMORY_SHARE * expected))
+        table.append([f"stage {stage}, {world} ranks, {name}", *(f"{n / MI:.1f}" for n in (expected, said, held))])
+    return worst, table
+
+
+def memory(quick):
+    """What is held of each class of memory against the plan: within 2 % or 16 MiB."""
+    rows, table = [], [["MiB", "plan", "status", "held"]]
+    for stage in (1, 2, 3):
+        for world in (2, 4):
+            worst, more = memory_of(world, stage)
+            table += more
+            rows.append(row(f"memory: stage {stage}, {world} ranks", worst, 1.0, "2 % or 16 MiB of each class",
+                            "of what is allowed", 1.0, 1 / max(worst, 0.001)))
+    return rows, {"each class": table}
+
+
+# ---- growth -------------------------------------------------------------------------------------------------------
+
+
+def cell(elems, params, world, n):
+    """One point: ms of a step, bytes held by the daemon. None when this machine has no room for it."""
+    buffer_elems = min(elems, 32 * MI)
+    needed = plan(elems, world, 2)["needed"] + world * buffer_elems * 4
+    if needed * 1.1 > available_bytes():
+        return None
+    job = ZerodJob(world, 2, elems, params, buffer_elems, extra="limits: {memory: 1TiB}\n")
+    try:
+        for _ in range(2):
+            job.step()
+        steps = [job.step() for _ in range(n)]
+        held = job.status()["memory"]
+    finally:
+        job.stop()
+    return {"elems": elems, "params": params, "ranks": world, "ms": median([s["total"] for s in steps]),
+            "tail_ms": median([s["tail"] for s in steps]),
+            "bytes": sum(v["held_bytes"] for k, v in held.items() if k != "total")}
+
+
+def series(label, cells, work):
+    """Rows of what grows: each cell against the one before it, scaled by the work. Below 1: more than in proportion."""
+    rows = []
+    for before, after in zip(cells, cells[1:]):
+        scale = work(after) / work(before)
+        rows.append(row(f"scaling: {label(before)} to {label(after)}", after["ms"], before["ms"] * scale,
+                        "in proportion", "ms", 0.5))
+    return rows
+
+
+def scaling(quick):
+    """Time per step and memory as the model, its number of parameters, and the ranks grow."""
+    sizes = [1, 4, 16, 64] if quick else [1, 4, 16, 64, 256, 512]
+    n = 3 if quick else 7
+    by_size, by_params, by_ranks = [], [], []
+    for size in sizes:
+        say(f"  {size} Mi parameters")
+        one = cell(size * MI, 64, 2, n)
+        if not one:
+            say("  that is as far as this machine's memory goes")
+            break
+        by_size.append(one)
+    for params in (10, 100, 1000, 10000):
+        say(f"  {params} tensors")
+        by_params.append(cell(64 * MI, params, 2, n))
+    for world in (1, 2, 4, 8):
+        say(f"  {world} ranks")
+        by_ranks.append(cell(16 * MI, 64, world, n))
+    by_params, by_ranks = ([c for c in cells if c] for cells in (by_params, by_ranks))
+    rows = series(lambda c: f"{c['elems'] // MI} Mi", by_size, lambda c: c["elems"])
+    # Each parameter is a message of each rank; bytes stay the same.
+    rows += series(lambda c: f"{c['params']} tensors", by_params, lambda c: 1)
+    # Pushing and reducing grow with the ranks; the update does not.
+    rows += series(lambda c: f"{c['ranks']} ranks", by_ranks, lambda c: c["ranks"])
+    table = [["parameters", "tensors", "ranks", "step, ms", "after the last push, ms", "daemon holds, MiB"]]
+    table += [[f"{c['elems'] / MI:.0f} Mi", str(c["params"]), str(c["ranks"]), f"{c['ms']:.1f}", f"{c['tail_ms']:.1f}",
+               f"{c['bytes'] / MI:.0f}"] for c in by_size + by_params + by_ranks]
+    return rows, {"growth": table, "plot": [by_size, by_params, by_ranks]}
+
+
+def plot(cells, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    by_size, by_params, by_ranks = cells
+    figure, axes = pyplot.subplots(1, 4, figsize=(15, 3.6), constrained_layout=True)
+    panels = [
+        (axes[0], by_size, "elems", "ms", "parameters, 2 ranks", "ms per step"),
+        (axes[1], by_size, "elems", "bytes", "parameters, 2 ranks", "bytes held by the daemon"),
+        (axes[2], by_params, "params", "ms", "tensors, 64 Mi parameters, 2 ranks", "ms per step"),
+        (axes[3], by_ranks, "ranks", "ms", "ranks, 16 Mi parameters", "ms per step"),
+    ]
+    for ax, points, x, y, x_label, y_label in panels:
+        ax.plot([p[x] for p in points], [p[y] for p in points], marker="o")
+        if y == "ms":
+            ax.plot([p[x] for p in points], [p["tail_ms"] for p in points], marker=".", linestyle="--")
+            ax.legend(["whole step", "after the last push"], fontsize=8)
+        ax.set(xscale="log", xlabel=x_label, ylabel=y_label)
+        if x == "ranks":
+            ax.set_xscale("log", base=2)
+            ax.set_xticks([p[x] for p in points], [str(p[x]) for p in points])
+        if x != "params":
+            ax.set_yscale("log")
+        else:
+            ax.set_ylim(bottom=0)
+        ax.grid(True, alpha=0.3)
+    figure.savefig(path, dpi=100)

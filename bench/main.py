@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/bench: runs the benchmarks and says what they found."""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import time
+
+import growth
+import latency
+import speed
+from harness import ROOT, Failure, available_bytes, n_cores, program, say
+
+BENCHMARKS = {b.__name__: b for b in (speed.kernels, speed.step, speed.overlap, speed.update, latency.push,
+                                      growth.memory, growth.scaling)}
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+PLOT = ROOT / "docs" / "benchmarks-scaling.png"
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.split(": ")[1])
+    parser.add_argument("name", nargs="*", help="of a benchmark; all if none is given")
+    parser.add_argument("--json", action="store_true", help="print an array of objects instead of a table")
+    parser.add_argument("--list", action="store_true", help="print the names and what they measure")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions: for a look, not for the record")
+    parser.add_argument("--markdown", action="store_true", help="also write the figures into docs/benchmarks.md")
+    args = parser.parse_args()
+    for name in args.name:
+        if name not in BENCHMARKS:
+            parser.error(f"no benchmark is called {name}; there are {', '.join(BENCHMARKS)}")
+    return args
+
+
+def run(name, quick):
+    """Returns rows and details; a benchmark that fails takes nobody with it."""
+    started = time.monotonic()
+    say(f"{name}: {BENCHMARKS[name].__doc__}")
+    try:
+        rows, details = BENCHMARKS[name](quick)
+    except (Failure, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+        say(f"{name}: failed: {error if isinstance(error, Failure) else repr(error)}")
+        return None, {}
+    say(f"  {time.monotonic() - started:.0f} s")
+    return rows, details
+
+
+# ---- what it looks like ------------------------------------------------------------------------------------------------
+
+
+def number(value):
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def cells(row):
+    return [row["name"], number(row["zerod"]), number(row["peer"]), row["unit"], row["peer_name"],
+            f"{row['ratio']:.2f}", f"{row['goal']:.2f}", "yes" if row["holds"] else "NO"]
+
+
+HEAD = ["benchmark", "zerod", "peer", "unit", "peer is", "ratio", "goal", "holds"]
+
+
+def print_table(rows):
+    table = [HEAD] + [cells(row) for row in rows]
+    widths = [max(len(line[i]) for line in table) for i in range(len(HEAD))]
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+
+
+def markdown_table(table):
+    lines = ["| " + " | ".join(line) + " |" for line in table]
+    return "\n".join([lines[0], "|" + " --- |" * len(table[0]), *lines[1:]])
+
+
+def machine():
+    model = re.search(r"model name\s*: (.*)", open("/proc/cpuinfo").read())
+    version = subprocess.run([program("zerod"), "--version"], capture_output=True, text=True).stdout.split("\n")[0]
+    return (f"{datetime.date.today()}, {model.group(1) if model else platform.machine()}, {n_cores()} cores, "
+            f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB, Linux {platform.release()}, "
+            f"{version}, torch {torch_version()}.")
+
+
+def torch_version():
+    from importlib import metadata
+
+    return metadata.version("torch")
+
+
+def write_section(text, name, rows, details):
+    parts = [f"<!-- {name}: written by scripts/bench --markdown -->", machine(), "",
+             markdown_table([HEAD] + [cells(row) for row in rows])]
+    for title, table in details.items():
+        if title == "plot":
+            growth.plot(table, PLOT)
+            parts += ["", f"![Time and memory as the work grows]({PLOT.name})"]
+        else:
+            parts += ["", f"{title[0].upper()}{title[1:]}:", "", markdown_table(table)]
+    parts.append(f"<!-- end of {name} -->")
+    pattern = rf"<!-- {name}: written by .*?<!-- end of {name} -->"
+    return re.sub(pattern, lambda _: "\n".join(parts), text, flags=re.DOTALL)
+
+
+def main():
+    args = arguments()
+    if args.list:
+        for name, function in BENCHMARKS.items():
+            print(f"{name:8}  {function.__doc__}")
+        return 0
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        say(f"note: the load of this machine is {load:.1f}; figures are good only when nothing else runs")
+    say(f"{n_cores()} cores, {available_bytes() / 2**30:.0f} GiB of memory available")
+    everything, failed = [], []
+    for name in args.name or BENCHMARKS:
+        rows, details = run(name, args.quick)
+        if rows is None:
+            failed.append(name)
+            continue
+        everything += rows
+        if args.markdown:
+            DOCUMENT.write_text(write_section(DOCUMENT.read_text(), name, rows, details))
+    if args.json:
+        print(json.dumps(everything, indent=2))
+    else:
+        print_table(everything)
+        print("Ratio: above 1, zerod is better (of times: peer / zerod).")
+    if failed:
+        say(f"failed: {', '.join(failed)}")
+    return 1 if failed or not all(row["holds"] for row in everything) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

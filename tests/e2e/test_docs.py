@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What README.md and docs/ show is true. Every fenced block has a kind, and the kind says what is done with it:
+
+    sh        run with bash -eu; blocks of a document share a folder and the exported variables
+    console   run too, and what follows a line "$ COMMAND" must be what that command prints, times aside; "..." leaves lines out
+    c         compiled with -Wall -Werror; the name of the file stands in its first line. A program must be run by a later block
+    yaml      must pass `zerod --check`; "# NAME" in the first line names the file
+    text      only in documents where something else checks them: ELSEWHERE
+
+Lines of the kind scripts/... are not run but must name a script that is there, with options that it has. Once, marked
+slow, the README is done literally, in a fresh copy of the tree. docs/service.md is done inside a private systemd.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from private_systemd import PrivateSystemd
+
+DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
+# Who checks the blocks of kind text: a file of tests that names the document; or why there is nothing to check.
+ELSEWHERE = {
+    "docs/architecture.md": "a picture",
+    "docs/configuration.md": "tests/test-config-docs.c",
+    "docs/diagnostics.md": "tests/test-diagnosis.c",
+}
+TIME = re.compile(r"\b\d+(\.\d+)? ?(ns|us|ms|s|min)\b")
+SCRIPT = re.compile(r"^scripts/.*$", re.MULTILINE)
+
+
+@dataclass
+class Block:
+    document: str
+    line: int
+    kind: str
+    text: str
+
+    def __str__(self):
+        return f"{self.document}:{self.line}: {self.kind}"
+
+    def file_name(self):
+        """The name in the comment of its first line."""
+        named = re.match(r"(?:/\*|//|#) (\S+?)[:\s]", self.text)
+        return named[1] if named else None
+
+
+def blocks_of(document):
+    blocks, start = [], None
+    lines = (ROOT / document).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        assert not line.startswith("~~~"), f"{document}:{number}: write ``` instead"
+        if not line.lstrip().startswith("```"):
+            continue
+        if start is None:
+            start = number
+        else:
+            assert line == "```", f"{document}:{start}: a block that does not end"
+            text = "".join(f"{body}\n" for body in lines[start:number - 1])
+            blocks.append(Block(document, start, lines[start - 1].removeprefix("```"), text))
+            start = None
+    assert start is None, f"{document}:{start}: a block that does not end"
+    return blocks
+
+
+class Reader:
+    """Somebody who does what a document says. literally: with scripts and all."""
+
+    def __init__(self, build, folder, home, literally=False):
+        self.zerod, self.folder, self.literally = build.path("daemon/zerod"), folder, literally
+        self.variables = folder / ".exported"
+        self.env = {"HOME": str(home), "PATH": "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+
+    def shell(self, block, text, timeout=60):
+        if not self.literally:
+            text = SCRIPT.sub(lambda line: check_script(block, line[0]), text)
+        text = f"[ ! -e {self.variables} ] || . {self.variables}\n{text}\nexport -p >{self.variables}\n"
+        result = subprocess.run(["bash", "-eu", "-c", text], cwd=self.folder, env=self.env, text=True, timeout=timeout,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert result.returncode == 0, f"{block}\n{result.stdout}"
+        return result.stdout
+
+    def follow(self, block, later):
+        handlers = {"sh": self.do_sh, "console": self.do_console, "c": self.do_c, "yaml": self.do_yaml, "text": self.do_text}
+        assert block.kind in handlers, f"{block}: nobody checks blocks of this kind"
+        handlers[block.kind](block, later)
+
+    def do_sh(self, block, later):
+        self.shell(block, block.text, 900 if self.literally else 60)
+
+    def do_console(self, block, later):
+        parts = re.split(r"^\$ (.*)\n", block.text, flags=re.MULTILINE)
+        assert parts[0] == "" and len(parts) > 1, f"{block}: begins with no command"
+        for command, shown in zip(parts[1::2], parts[2::2]):
+            printed = self.shell(block, command)
+            assert agree(plain(printed), plain(shown)), f"{block}: $ {command}\n{printed}is not\n{shown}"
+
+    def do_c(self, block, later):
+        name = block.file_name() or "fragment.c"
+        (self.folder / name).write_text(block.text)
+        self.shell(block, f"gcc -std=gnu17 -Wall -Werror -fsyntax-only {name} $(pkg-config --cflags zerod)")
+        if re.search(r"\bmain\(", block.text):
+            stem = re.escape(name.removesuffix(".c"))
+            assert any(re.search(rf"\./{stem}\b", b.text) for b in later), f"{block}: nothing runs it"
+
+    def do_yaml(self, block, later):
+        name = Path(block.file_name() or "fragment.yaml").name
+        (self.folder / name).write_text(block.text)
+        result = subprocess.run([self.zerod, "--config", name, "--check"], cwd=self.folder, capture_output=True, text=True)
+        assert result.returncode == 0 and result.stderr == "", f"{block}\n{result.stderr}"
+
+    def do_text(self, block, later):
+        assert block.document in ELSEWHERE, f"{block}: what checks this?"
+
+
+def plain(text):
+    return [TIME.sub("TIME", line).rstrip() for line in text.splitlines()]
+
+
+def agree(printed, shown):
+    """Whether the lines are the same; "..." stands for any."""
+    if not shown or not printed:
+        return all(line == "..." for line in shown) and not printed
+    if shown[0] == "...":
+        return any(agree(printed[n:], shown[1:]) for n in range(len(printed) + 1))
+    return printed[0] == shown[0] and agree(printed[1:], shown[1:])
+
+
+def test_agree():
+    assert agree([], []) and agree([], ["..."]) and agree(["a"], ["a"]) and agree(["a", "b", "c"], ["a", "...", "c"])
+    assert agree(["a", "b"], ["...", "b"]) and agree(["a", "b"], ["...", "a", "b", "..."])
+    assert not agree(["a"], []) and not agree([], ["a"]) and not agree(["a", "b"], ["a"]) and not agree(["a"], ["...", "b"])
+
+
+def check_script(block, line):
+    """The script is there and has the options. Return: what is run in its place."""
+    words = line.split("#")[0].split()
+    script = ROOT / words[0]
+    assert os.access(script, os.X_OK), f"{block}: {words[0]} is no program"
+    said = subprocess.run([script, "--help"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert said.returncode == 0, f"{block}: {words[0]} --help: {said.stderr}"
+    for word in words[1:]:
+        assert not word.startswith("-") or word in said.stdout, f"{block}: {words[0]} has no {word}"
+    return ":"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_sanitizers(build):
+    if build.sanitize:
+        pytest.skip("documents are checked without sanitizers")
+
+
+@pytest.fixture(scope="module")
+def home(build, tmp_path_factory):
+    """A home with zerod installed as `scripts/build --prefix "$HOME/zerod"` would install it."""
+    folder = tmp_path_factory.mktemp("home")
+    installed, prefix = folder / "installed", folder / "zerod"
+    subprocess.run(["meson", "install", "-C", build.folder, "--no-rebuild", "--quiet", "--destdir", installed], check=True)
+    shutil.move(f"{installed}{build.options['prefix']}", prefix)
+    if build.options["libdir"] != "lib":
+        for entry in (prefix / build.options["libdir"]).iterdir():
+            entry.rename(prefix / "lib" / entry.name)
+    pc = prefix / "lib/pkgconfig/zerod.pc"
+    text = re.sub(r"^prefix=.*", f"prefix={prefix}", pc.read_text(), flags=re.MULTILINE)
+    pc.write_text(re.sub(r"^libdir=.*", "libdir=${prefix}/lib", text, flags=re.MULTILINE))
+    return folder
+
+
+def follow_all(reader, document):
+    blocks = blocks_of(document)
+    for i, block in enumerate(blocks):
+        reader.follow(block, blocks[i + 1:])
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d != "docs/service.md"])
+def test_blocks(build, home, tmp_path, document):
+    follow_all(Reader(build, tmp_path, home), document)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_names(document):
+    """Links lead somewhere, and files that are named are there."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    folder = (ROOT / document).parent
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        linked = folder / path if path else ROOT / document
+        assert linked.exists(), f"{document}: {target} is not there"
+        assert not anchor or anchor in anchors(linked), f"{document}: {target}: no such heading"
+    for name in re.findall(r"`((?:scripts|config|docs|client|daemon|tests|proto|man|kernels|bench)/[\w./@-]*)`", text):
+        assert (ROOT / name).exists() or (ROOT / f"{name}.in").exists(), f"{document}: {name} is not there"
+    for script in re.findall(r"(?<![\w/])scripts/[a-z][a-z-]*\b(?!\.)", text):
+        assert os.access(ROOT / script, os.X_OK), f"{document}: {script} is no program"
+
+
+def anchors(path):
+    text = path.read_text(encoding="utf-8")
+    made = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE)]
+    return [*made, *re.findall(r'<a id="([^"]+)">', text)]
+
+
+def test_index():
+    """docs/README.md lists every document."""
+    index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    for document in DOCUMENTS:
+        name = Path(document).name
+        assert name == "README.md" or f"]({name})" in index, f"docs/README.md does not list {name}"
+
+
+@pytest.mark.parametrize("document", ELSEWHERE)
+def test_elsewhere(document):
+    where = ELSEWHERE[document]
+    assert not where.startswith("tests/") or document in (ROOT / where).read_text(), f"{where} does not read {document}"
+    assert any(block.kind == "text" for block in blocks_of(document)), f"{document} has no such block any more"
+
+
+def test_service(build, tmp_path):
+    """docs/service.md, inside a private systemd in which zerod is installed already."""
+    if why := PrivateSystemd.missing():
+        pytest.skip(why)
+    reader = Reader(build, tmp_path, tmp_path)
+    machine = PrivateSystemd(build, tmp_path / "machine")
+    try:
+        for block in blocks_of("docs/service.md"):
+            if block.kind == "sh":
+                text = SCRIPT.sub(lambda line: check_script(block, line[0]), block.text)
+                result = machine.run("env", f"PATH={machine.bin}:/usr/sbin:/usr/bin", "bash", "-eu", "-c", text, check=False)
+                assert result.returncode == 0, f"{block}\n{result.stdout}{result.stderr}"
+            else:
+                reader.follow(block, [])
+                machine.path(block.file_name()).write_text(block.text)
+        assert machine.state("zerod@pretrain.service") == "active"
+        assert "zerod" in machine.run("id", "-nG", "alice").stdout.split()
+    finally:
+        machine.stop()
+
+
+def fresh_copy(target):
+    """The tree as a clone would have it: no build folders, nothing that is ignored."""
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                            capture_output=True, check=True).stdout.decode()
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+
+
+@pytest.mark.slow
+def test_newcomer(build, tmp_path):
+    """In a fresh copy: scripts/quickstart, then the README from its first block to its last."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this tree is no git checkout, so nobody knows what a clone would have")
+    tree = tmp_path / "zerod"
+    fresh_copy(tree)
+    reader = Reader(build, tree, tmp_path, literally=True)
+    said = reader.shell("scripts/quickstart", "scripts/quickstart", timeout=1800)
+    assert "FAILED" not in said and re.search(r"^== checks$", said, re.MULTILINE), said
+    follow_all(reader, "README.md")
