@@ -44,7 +44,7 @@ def run(name, quick):
     try:
         rows, details = BENCHMARKS[name](quick)
     except (Failure, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
-        say(f"{name}: failed: {error if isinstance(error, Failure) else repr(error)}")
+        say(f"{name}: failed: {error if isinstance(error, (Failure, OSError)) else repr(error)}")
         return None, {}
     say(f"  {time.monotonic() - started:.0f} s")
     return rows, details

@@ -197,6 +197,13 @@ static void refuse_duplicate(struct job *job, struct job_rank *rank, const struc
     }
 }
 
+/* A push that does not belong to the open micro-batch has opened a slot that nothing will come of. */
+static void close_empty(struct job_rank *rank, struct ring_slot *slot)
+{
+    if (slot && slot->n_pushed == 0)
+        ring_credit(rank->rings[0], slot);
+}
+
 void job_push(struct job *job, struct job_rank *rank, const struct request_push *request)
 {
     struct push_record record = make_record(job, rank, request);
@@ -230,6 +237,7 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
         break;
     case LEDGER_RETRY:
         job->counters.retried++;
+        close_empty(rank, slot);
         break;
     case LEDGER_DROPPED:
         job->counters.dropped++;
@@ -238,6 +246,7 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
         refuse_duplicate(job, rank, &record, request);
         break;
     default:
+        close_empty(rank, slot);
         job_fault_push(job, rank, code_of(r), NULL, &record, NULL);
         break;
     }

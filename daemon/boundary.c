@@ -288,6 +288,10 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
                         "step while a micro-batch is open: call zerod_end_backward first");
         return;
     }
+    if (!collect_is_done(job, rank)) { /* its slots would hold the step up for ever */
+        job_drop_peer(job, rank, "Step: AbortSeen was not sent after the last abort");
+        return;
+    }
     keep_args(rank, request, job->config);
     refusal = rank->proceed ? NULL : judge_request(job, rank);
     if (!refusal)
@@ -315,6 +319,10 @@ void job_grad_norm(struct job *job, struct job_rank *rank)
     if (job->ledger.ranks[rank->rank].open) {
         refuse_position(job, rank, E_EARLY, job->ledger.step, job->ledger.ranks[rank->rank].n_ended,
                         "gradient norm while a micro-batch is open: call zerod_end_backward first");
+        return;
+    }
+    if (!collect_is_done(job, rank)) {
+        job_drop_peer(job, rank, "GradNorm: AbortSeen was not sent after the last abort");
         return;
     }
     job_wait(job, rank, WAIT_NORM);

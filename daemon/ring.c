@@ -95,6 +95,15 @@ static struct ring_extent *find_extent(struct ring *ring, uint64_t offset_bytes)
     return NULL;
 }
 
+/* Overflow slots only, so seldom: not worth a field to be kept right. */
+static bool holds_slot(const struct ring *ring, const struct ring_extent *extent)
+{
+    for (uint32_t i = 0; i < ring->n_tickets; i++)
+        if (ring->slots[i].held && ring->slots[i].overflow && ring->slots[i].offset_bytes == extent->offset_bytes)
+            return true;
+    return false;
+}
+
 static bool place_is_valid(struct ring *ring, const struct ring_use *use)
 {
     const struct ring_extent *extent;
@@ -103,7 +112,15 @@ static bool place_is_valid(struct ring *ring, const struct ring_use *use)
         return use->offset_bytes % 64 == 0 && use->n_bytes <= ring->ring_bytes &&
                use->offset_bytes <= ring->ring_bytes - use->n_bytes;
     extent = find_extent(ring, use->offset_bytes);
-    return extent && extent->busy && !extent->reserving && use->n_bytes <= extent->n_bytes;
+    return extent && extent->busy && !extent->reserving && use->n_bytes <= extent->n_bytes && !holds_slot(ring, extent);
+}
+
+/* A second slot of one bucket and pass: each would hold a part of its gradients, and one be reduced. */
+static bool is_open_already(const struct ring *ring, const struct ring_use *use)
+{
+    const struct ring_slot *slot = ring_find(ring, use->bucket, use->micro_batch, use->pass);
+
+    return slot && slot->attempt == use->attempt;
 }
 
 int ring_open_slot(struct ring *ring, const struct ring_use *use, struct ring_slot **out)
@@ -123,7 +140,7 @@ int ring_open_slot(struct ring *ring, const struct ring_use *use, struct ring_sl
         return 0;
     }
     credits = atomic_load_explicit(&ring_credit_page(ring)->credits[use->ticket], memory_order_relaxed);
-    if (use->use != credits)
+    if (use->use != credits || is_open_already(ring, use))
         return RING_E_TICKET;
     if (!place_is_valid(ring, use))
         return RING_E_PLACE;

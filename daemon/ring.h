@@ -28,7 +28,7 @@
 enum {
     RING_NONE = UINT32_MAX,
     RING_E_FULL = 1,   /* the overflow bound is reached */
-    RING_E_TICKET = 2, /* a ticket out of range, not free, or of another use */
+    RING_E_TICKET = 2, /* a ticket out of range, not free, of another use, or a second one for a bucket and pass */
     RING_E_PLACE = 3,  /* outside the segment, or in no extent that was granted */
 };
 

@@ -444,12 +444,16 @@ static void overlap(unsigned n)
     raw_close(&c);
 }
 
+/* The daemon may say once that the ring has room again, from something that was given back before. */
 static uint64_t get_extent(struct raw *c, uint32_t bucket)
 {
-    raw_say(c, &(struct request){.type = REQUEST_SLOT_REQUEST, .slot_request = {.bucket = bucket}});
-    raw_expect(c, REPLY_SLOT_GRANT);
-    EXPECT(!c->reply.slot_grant.in_ring, "room in the ring was granted, nothing was in the way");
-    return c->reply.slot_grant.offset_bytes;
+    for (int i = 0; i < 2; i++) {
+        raw_say(c, &(struct request){.type = REQUEST_SLOT_REQUEST, .slot_request = {.bucket = bucket}});
+        raw_expect(c, REPLY_SLOT_GRANT);
+        if (!c->reply.slot_grant.in_ring)
+            return c->reply.slot_grant.offset_bytes;
+    }
+    raw_fail("room in the ring was granted, nothing was in the way");
 }
 
 /* Two slots in one overflow extent: when the first is given back, the second must not lose its ground. */
@@ -562,6 +566,43 @@ static void step_while_open(unsigned n)
     request = raw_step(&c);
     raw_say(&c, &request);
     raw_expect_refused(&c, 1003, "refused");
+    raw_close(&c);
+}
+
+/* Does not say that it has seen an abort, and asks for the step all the same. */
+static void abort_unseen(unsigned n)
+{
+    struct raw c;
+    struct request request = attack(&c);
+
+    raw_say(&c, &request);
+    raw_say(&c, &(struct request){.type = REQUEST_ABORT_STEP, .abort_step = {.why = "once more"}});
+    raw_expect(&c, REPLY_DONE);
+    c.at = c.reply.done.position;
+    request = raw_step(&c);
+    raw_say(&c, &request);
+    raw_expect_dropped(&c, 1403, "AbortSeen was not sent");
+    raw_close(&c);
+}
+
+/* The same, with pushes of the attempt that was aborted. */
+static void aborted_pushes(unsigned n)
+{
+    struct raw c;
+    struct request request = attack(&c), late;
+    uint32_t attempt = c.at.attempt;
+
+    late = raw_push(&c, 2);
+    raw_say(&c, &request);
+    raw_say(&c, &(struct request){.type = REQUEST_ABORT_STEP, .abort_step = {.why = "once more"}});
+    raw_expect(&c, REPLY_DONE);
+    raw_say(&c, &late); /* dropped without a word */
+    c.at = c.reply.done.position;
+    raw_say(&c, &(struct request){.type = REQUEST_ABORT_SEEN, .abort_seen = {.attempt = c.at.attempt}});
+    raw_begin(&c);
+    c.next_ticket = 10;
+    raw_push_all(&c);
+    EXPECT(c.at.attempt == attempt + 1, "attempt %u after %u", c.at.attempt, attempt);
     raw_close(&c);
 }
 
@@ -1051,6 +1092,8 @@ static const struct {
     {"rank", "push-after-end", push_after_end},
     {"rank", "step-while-open", step_while_open},
     {"rank", "step-of-tomorrow", step_of_tomorrow},
+    {"rank", "abort-unseen", abort_unseen},
+    {"rank", "aborted-pushes", aborted_pushes},
     {"rank", "unanswered", unanswered},
     {"rank", "late-init", late_init},
     {"rank", "late-declare", late_declare},

@@ -98,7 +98,7 @@ struct trainer {
 
     struct zerod *client;
     struct progress progress;
-    bool differs;            /* of its predecessor: a trainer that does not redo what it did */
+    bool differs, omits;     /* a trainer that does not redo what its predecessor did */
     float values[MAX_ELEMS];
     uint8_t bytes[MAX_ELEMS * sizeof(float)];
 };
@@ -290,6 +290,8 @@ static int act(struct trainer *t, const struct action *action)
         sleep_ms(action->number);
     else if (strcmp(action->what, "differ") == 0)
         t->differs = true;
+    else if (strcmp(action->what, "omit") == 0)
+        t->omits = true;
     else if (strcmp(action->what, "fork") == 0)
         fork_worker(t);
     else if (strcmp(action->what, "abort") == 0)
@@ -389,7 +391,7 @@ static int push_all(struct trainer *t, struct zerod_position at)
                 pass >= n_passes(t, at.step, param))
                 continue;
             r = act_at(t, at, AT_PUSH, n_pushed++);
-            if (r == 0)
+            if (r == 0 && !t->omits)
                 r = push(t, at, param, pass);
             if (r)
                 return r;
@@ -407,7 +409,7 @@ static int run_micro_batch(struct trainer *t, struct zerod_position at)
         r = push_all(t, at);
     if (r == 0)
         r = act_at(t, at, AT_END, 0);
-    t->differs = false;
+    t->differs = t->omits = false;
     if (r)
         return r;
     after.n_done++;

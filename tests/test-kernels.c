@@ -606,8 +606,10 @@ static void test_float_env(void **state)
         int r;
 
         __builtin_ia32_ldmxcsr(usual | bits[i]);
-        r = kernels_assert_float_env(err, sizeof(err));
+        r = (__builtin_ia32_stmxcsr() & bits[i]) == bits[i] ? kernels_assert_float_env(err, sizeof(err)) : 1;
         __builtin_ia32_ldmxcsr(usual);
+        if (r > 0)
+            continue; /* valgrind has no such bit */
         assert_int_equal(r, -ENOTSUP);
         assert_non_null(strstr(err, sentences[i]));
     }

@@ -109,10 +109,15 @@ static int send_manifest(struct zerod *c)
 
 static int map_segment(struct zerod *c, const struct wire_segment *segment, int fd)
 {
-    /* Faults in the middle of a backward cost more than touching a bounded ring once, now. */
+    int r;
+
     switch (segment->kind) {
     case WIRE_SEGMENT_RING:
-        return mapping_init(&c->ring, fd, segment->n_bytes, PROT_READ | PROT_WRITE);
+        r = mapping_init(&c->ring, fd, segment->n_bytes, PROT_READ | PROT_WRITE);
+        /* Faults in the middle of a backward cost more than touching a bounded ring once, now. */
+        if (r == 0)
+            (void)madvise(c->ring.base, c->ring.n_bytes, MADV_POPULATE_WRITE);
+        return r;
     case WIRE_SEGMENT_OVERFLOW:
         return mapping_init(&c->overflow, fd, segment->n_bytes, PROT_READ | PROT_WRITE);
     case WIRE_SEGMENT_CREDIT:

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Trainers that die, stop, are slow, give up or come twice: the others lose nothing, and the bits at the end are those of an
+undisturbed run. A few runs of each kind; scripts/soak kills makes many.
+"""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import kills
+from conftest import wait_for
+from kills import CLASSES, References, describe, finish, judge, start, train
+
+SHORT = 24  # steps of runs in which the place does not matter
+
+
+@pytest.fixture(scope="session")
+def references(build, tmp_path_factory):
+    if not build.options.get("failpoints"):
+        pytest.skip("a build without failpoints: meson setup -Dfailpoints=true")
+    return References(build, tmp_path_factory.mktemp("references"))
+
+
+def lines(process, word):
+    return [line for line in process.out().splitlines() if line.split(" ", 1)[0] == word]
+
+
+def state(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return "gone"
+
+
+def began(process, step):
+    """Has the trainer come to that step?"""
+    return any(int(line.split()[1]) >= step for line in lines(process, "weights"))
+
+
+# ---- killed and started again ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_killed(build, references, tmp_path, kind, seed):
+    kills.one_run(build, references, tmp_path, seed, kind)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_ranks_killed(build, references, tmp_path, seed):
+    kinds = list(CLASSES)
+    kills.one_run(build, references, tmp_path, seed, kinds[seed * 3 % len(kinds)], double=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_aborted(build, references, tmp_path, seed):
+    kills.one_run(build, references, tmp_path, seed, kills.ABORTS)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_every_rank_killed_in_turn(zerod, references, stage):
+    daemon = zerod({"world": {"size": 3}, "zero_optimization": {"stage": stage}, "gradient_clipping": 1.0})
+    plans = [[f"Push.sent:kill@{37 + 50 * i}" for i in range(3)],
+             [f"Step.wait:kill@{3 + i}" for i in range(3)],
+             [f"EndBackward.wait:kill@{5 + i}" for i in range(3)]]
+    judge(train(daemon, plans, n_steps=SHORT), daemon, references.get(3, n_steps=SHORT))
+    assert daemon.status()["counters"]["n_reattaches"] == 9
+
+
+def test_all_ranks_killed_at_once(zerod, references):
+    daemon = zerod({"gradient_clipping": 1.0})
+    ranks = start(daemon, [[["--at", "5.1.3:stop"], []], [["--at", "5.1.6:stop"], []]], n_steps=SHORT)
+    wait_for("both ranks to stop", lambda: all(state(r.last.pid) == "T" for r in ranks))
+    for rank in ranks:
+        rank.n_kills = 1
+        rank.last.signal(signal.SIGKILL)
+    judge(finish(ranks, daemon), daemon, references.get(2, n_steps=SHORT))
+
+
+def test_killed_while_forked_child_holds_the_socket(zerod, references):
+    daemon = zerod({"gradient_clipping": 1.0})
+    ranks = train(daemon, [[["--at", "6.1.4:fork", "--at", "7.0.2:die"]], []], n_steps=SHORT)
+    child = lines(ranks[0].processes[0], "child")[0].split()
+    try:
+        assert state(int(child[1])) != "gone", "the child was to outlive its parent"
+        assert int(child[2]) == -10, "a forked child's call is -ECHILD"
+        judge(ranks, daemon, references.get(2, n_steps=SHORT))
+    finally:
+        os.kill(int(child[1]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("where", ["3.0.0", "6.1.5", "6.1.end", "9.0.step", "16.0.window"])
+def test_same_process_reconnects(zerod, references, where):
+    daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"stage": 3}})
+    ranks = train(daemon, [[], [["--at", f"{where}:reconnect"]]], n_steps=SHORT)
+    judge(ranks, daemon, references.get(2, n_steps=SHORT))
+    assert len(lines(ranks[1].last, "start")) == 2
+
+
+def test_same_process_reconnects_while_its_child_holds_the_socket(zerod, references):
+    daemon = zerod({"gradient_clipping": 1.0})
+    ranks = train(daemon, [[], [["--at", "4.0.1:fork", "--at", "4.0.3:reconnect"]]], n_steps=SHORT)
+    os.kill(int(lines(ranks[1].last, "child")[0].split()[1]), signal.SIGKILL)
+    judge(ranks, daemon, references.get(2, n_steps=SHORT))
+
+
+# ---- nobody comes back, or another comes -----------------------------------------------------------------------
+
+
+def test_nobody_comes_back(zerod, references):
+    daemon = zerod({"gradient_clipping": 1.0, "limits": {"reattach_timeout": "1s"},
+                    "zero_optimization": {"reduce_bucket_size": 1}})
+    ranks = start(daemon, [[], [["--at", "5.1.7:die"]]], n_steps=SHORT)
+    ranks[1].n_kills = 0  # not started again yet
+    wait_for(lambda: f"the step to be aborted\n{daemon.log()}", lambda: lines(ranks[0].last, "aborted"))
+    text = lines(ranks[0].last, "aborted")[0]
+    assert text.startswith("aborted 1302 E1302 step aborted"), text
+    assert "rank 1" in text and str(ranks[1].last.pid) in text, text
+    ranks[1].n_kills = 1
+    judge(finish(ranks, daemon), daemon, references.get(2, n_steps=SHORT), "E1302 step aborted.*rank 1")
+
+
+def test_successor_that_never_forms_is_no_successor(zerod, references):
+    daemon = zerod({"gradient_clipping": 1.0, "limits": {"reattach_timeout": "1s"}})
+    ranks = start(daemon, [[], [["--at", "5.1.7:die"], "Declare.sent:kill", "Form.send:kill"]], n_steps=SHORT)
+    ranks[1].n_kills = 3
+    wait_for("the second successor to die", lambda: len(ranks[1].processes) == 4 or not ranks[1].tend()
+             or (len(ranks[1].processes) == 3 and not ranks[1].last.running()))
+    ranks[1].n_kills = len(ranks[1].processes) - 1
+    wait_for(lambda: f"the step to be aborted\n{daemon.log()}", lambda: lines(ranks[0].last, "aborted"), 20)
+    ranks[1].n_kills = 3
+    judge(finish(ranks, daemon), daemon, references.get(2, n_steps=SHORT), "E1302 step aborted.*rank 1")
+
+
+@pytest.mark.parametrize("stage,accumulate", [(1, False), (2, True), (3, False)])
+def test_successor_differs(zerod, references, stage, accumulate):
+    daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"stage": stage, "reduce_bucket_size": 1}},
+                   env={"ZEROD_FAILPOINT": "reduce:sleep:1@*,verify:sleep:5@*"})
+    # Rank 1 sleeps until rank 0's buckets are reduced, which its successor then pushes with other bits.
+    ranks = start(daemon, [[], [["--at", "5.1.12:sleep=300", "--at", "5.1.12:die"], ["--at", "5.1.0:differ"]]],
+                  ["--accumulate"] if accumulate else [], n_steps=SHORT)
+    finish(ranks, daemon)
+    aborted = lines(ranks[0].last, "aborted") + lines(ranks[1].last, "aborted")
+    assert len(aborted) == 2 and all("differ" in text for text in aborted), describe(ranks, daemon)
+    judge(ranks, daemon, references.get(2, accumulate, SHORT), "E1302 step aborted.*rank 1.*differ")
+    assert daemon.status()["counters"]["n_aborts"] == 1
+
+
+def test_successor_that_redoes_too_little(zerod, references):
+    """It ends the micro-batch without what stands of its predecessor: nobody can say what that was."""
+    daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"reduce_bucket_size": 1}})
+    ranks = start(daemon, [[], [["--at", "5.1.12:sleep=300", "--at", "5.1.12:die"], ["--at", "5.1.0:omit"]]],
+                  n_steps=SHORT)
+    finish(ranks, daemon)
+    judge(ranks, daemon, references.get(2, n_steps=SHORT), "E1302 step aborted.*rank 1.*differ")
+    assert daemon.status()["counters"]["n_aborts"] == 1
+
+
+def test_rank_taken(zerod, references):
+    daemon = zerod({"gradient_clipping": 1.0})
+    ranks = start(daemon, [[], [["--at", "5.1.7:stop"]]], n_steps=SHORT)
+    wait_for("rank 1 to stop", lambda: state(ranks[1].last.pid) == "T")
+    second = daemon.spawn(daemon.build.path("tests/kill-trainer"), "--steps", SHORT, rank=1)
+    assert second.wait() == 3, second.out()
+    assert second.out().startswith("refused 1301 E1301") and str(ranks[1].last.pid) in second.out()
+    ranks[1].last.signal(signal.SIGCONT)
+    judge(finish(ranks, daemon), daemon, references.get(2, n_steps=SHORT))
+
+
+def test_another_run(zerod, references):
+    daemon = zerod({"gradient_clipping": 1.0})
+    reference = references.get(2, n_steps=SHORT)
+    program = daemon.build.path("tests/kill-trainer")
+    args = ["--steps", SHORT, "--window", kills.WINDOW]
+
+    def run(run_id):
+        processes = [daemon.spawn(program, *args, rank=r, env={"ZEROD_RUN_ID": run_id}) for r in range(2)]
+        return [p.wait() for p in processes], processes
+
+    assert run("monday")[0] == [0, 0]
+    statuses, processes = run("tuesday")
+    assert statuses == [3, 3]
+    for p in processes:
+        assert p.out().startswith("refused 1109 E1109") and "monday" in p.out() and "tuesday" in p.out()
+    statuses, processes = run("monday")  # it resumes, finds that all is done
+    assert statuses == [0, 0]
+    for r, p in enumerate(processes):
+        assert f"start rank {r} step {SHORT} " in p.out() and "resumed 1" in p.out()
+        assert {lines(p, "final")[0].split(" ", 1)[1]} == reference["final", r]
+    daemon.ctl("drop")
+    statuses, processes = run("tuesday")
+    assert statuses == [0, 0]
+    for r, p in enumerate(processes):
+        assert {lines(p, "final")[0].split(" ", 1)[1]} == reference["final", r]
+
+
+# ---- stopped and slow -----------------------------------------------------------------------------------------------
+
+PLACES = ["connected:stop", "Form.send:stop", "Ready.wait:stop", "BeginBackward.sent:stop@9", "Push.send:stop@77",
+          "copy:stop@90", "EndBackward.send:stop@11", "EndBackward.answered:stop@12", "Step.send:stop@6",
+          "Step.wait:stop@7", "Step.answered:stop@8", "Gather.wait:stop@10", "Release.send:stop@10",
+          "WriteBegin.send:stop@2", "window-mapped:stop@2", "WriteEnd.wait:stop@2", "Leave.send:stop"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_stopped(zerod, references, place):
+    daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"stage": 3},
+                    "diagnostics": {"stall_warning": "100ms", "on_leave": "continue"}})
+    ranks = start(daemon, [[place], []], n_steps=SHORT)
+    wait_for(lambda: f"rank 0 to stop\n{describe(ranks, daemon)}", lambda: state(ranks[0].last.pid) == "T")
+    if place.startswith("Leave"):
+        assert ranks[1].last.wait() == 0, "who has left is not waited for"
+    else:
+        wait_for(lambda: f"E1303\n{describe(ranks, daemon)}", lambda: "E1303 warning" in daemon.log())
+    ranks[0].last.signal(signal.SIGCONT)
+    judge(finish(ranks, daemon), daemon, references.get(2, n_steps=SHORT))
+
+
+def test_slow(zerod, references):
+    places = ["Form.send", "Push.send", "EndBackward.send", "Step.send", "Step.wait", "Gather.wait", "WriteEnd.send"]
+    daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"stage": 3}, "world": {"size": 3},
+                    "diagnostics": {"stall_warning": "150ms"}})
+    plans = [[], [",".join(f"{p}:sleep:300@{i + 1}" for i, p in enumerate(places))],
+             [",".join(f"{p}:sleep:2@*" for p in places)]]
+    judge(train(daemon, plans, n_steps=SHORT), daemon, references.get(3, n_steps=SHORT))
+    stalls = re.findall(r"E1303 warning.*(?:\n  .*)*", daemon.log())
+    assert any("rank 1 (pid" in text for text in stalls), daemon.log()
+
+
+def test_stall_timeout_aborts(zerod, references):
+    daemon = zerod({"gradient_clipping": 1.0,
+                    "diagnostics": {"stall_warning": "100ms", "stall_timeout": "400ms"}})
+    ranks = start(daemon, [["Push.send:stop@100"], []], n_steps=SHORT)
+    wait_for(lambda: f"an abort\n{daemon.log()}", lambda: lines(ranks[1].last, "aborted"))
+    ranks[0].last.signal(signal.SIGCONT)
+    judge(finish(ranks, daemon), daemon, references.get(2, n_steps=SHORT), "E1303")
+
+
+def test_world_that_does_not_come_together(zerod, references):
+    daemon = zerod({"gradient_clipping": 1.0, "diagnostics": {"stall_warning": "100ms", "stall_timeout": "300ms"}})
+    program = daemon.build.path("tests/kill-trainer")
+    alone = daemon.spawn(program, rank=1)
+    assert alone.wait() == 3 and alone.out().startswith("refused 1303 E1303"), alone.out()
+    assert "rank 0 (never attached)" in alone.out()
+    judge(train(daemon, [[], []], n_steps=SHORT), daemon, references.get(2, n_steps=SHORT))
+
+
+# ---- giving up ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["7.0.0", "7.1.6", "7.1.end", "7.0.step", "8.0.window"])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_abort_step(zerod, references, where, stage):
+    daemon = zerod({"gradient_clipping": 1.0, "world": {"size": 3},
+                    "zero_optimization": {"stage": stage, "reduce_bucket_size": 300}},
+                   env={"ZEROD_FAILPOINT": "transfer:sleep:3@*,reduce:sleep:1@*"})
+    ranks = train(daemon, [[], [["--at", f"{where}:abort"]], []], n_steps=SHORT)
+    judge(ranks, daemon, references.get(3, n_steps=SHORT), "E1302 step aborted.*the test wants it so|no error")
+    for rank in ranks:
+        assert len(lines(rank.last, "aborted")) == 1, describe(ranks, daemon)
+    assert daemon.status()["attempt"] == 1
+
+
+def test_abandoned_and_nothing_was_reduced(zerod, references):
+    daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"reduce_bucket_size": 50000}})
+    ranks = train(daemon, [[["--at", "4.1.7:abandon", "--at", "9.0.0:abandon"]], []], n_steps=SHORT)
+    judge(ranks, daemon, references.get(2, n_steps=SHORT))  # nobody was told of an abort
+    assert daemon.log().count("E1007 ") == 2
+    assert daemon.status()["counters"]["n_aborts"] == 0
+
+
+def test_abandoned_and_some_was_reduced(zerod, references):
+    daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"reduce_bucket_size": 1}})
+    ranks = train(daemon, [[["--at", "4.1.9:sleep=300", "--at", "4.1.9:abandon"]], []], n_steps=SHORT)
+    judge(ranks, daemon, references.get(2, n_steps=SHORT), "E1007")
+    for rank in ranks:
+        assert len(lines(rank.last, "aborted")) == 1, describe(ranks, daemon)
+
+
+@pytest.mark.parametrize("where", ["5.0.0", "5.1.6", "5.0.step"])
+def test_leave_stops_the_others(zerod, references, where):
+    daemon = zerod({"diagnostics": {"on_leave": "stop"}})
+    ranks = train(daemon, [[], [["--at", f"{where}:leave"]]], n_steps=SHORT)
+    assert ranks[1].last.wait() == 0
+    assert ranks[0].last.wait() == 3
+    text = lines(ranks[0].last, "refused")[0]
+    assert text.startswith("refused 1302 E1302") and "rank 1" in text, text
+
+
+@pytest.mark.parametrize("where", ["5.0.0", "5.1.6", "5.0.step"])
+def test_leave_and_the_others_continue(zerod, references, where):
+    found = []
+    for bucket in (1, 50000):
+        daemon = zerod({"diagnostics": {"on_leave": "continue"}, "world": {"size": 3},
+                        "zero_optimization": {"reduce_bucket_size": bucket}})
+        ranks = train(daemon, [[], [["--at", f"{where}:leave"]], []], n_steps=SHORT)
+        assert [rank.last.wait() for rank in ranks] == [0, 0, 0], describe(ranks, daemon)
+        assert all(lines(ranks[r].last, "done") for r in (0, 2))
+        found.append(kills.results(ranks))
+    assert found[0] == found[1]
+    assert found[0]["final", 0] == found[0]["final", 2]
+
+
+# ---- the daemon ends, or has no memory ---------------------------------------------------------------------------------
+
+ENDS = {
+    "waiting": ([["Hello.answered:stop"], []], None),
+    "forming": ([[], []], "forming:sleep:200@*"),
+    "initialising": ([["Init.wait:stop@3"], []], None),
+    "pushing": ([["Push.sent:stop@100"], []], "reduce:sleep:30@*"),
+    "waiting in step": ([["Step.send:stop@5"], []], None),
+    "updating": ([[], []], "update:sleep:100@*"),
+    "gathering": ([["Gather.wait:stop@20"], []], "transfer:sleep:30@*"),
+    "window opens": ([[], []], "transfer:sleep:100@*"),
+    "window": ([["window-mapped:stop@2"], []], None),
+    "redone": ([[["--at", "2.1.12:die"], []], []], "reduce:sleep:10@*,verify:sleep:100@*"),
+}
+
+
+@pytest.mark.parametrize("moment", ENDS)
+@pytest.mark.parametrize("number", [signal.SIGTERM])
+def test_daemon_ends(zerod, references, moment, number):
+    plans, failpoint = ENDS[moment]
+    daemon = zerod({"zero_optimization": {"stage": 3, "reduce_bucket_size": 300}, "threads": 4},
+                   env={"ZEROD_FAILPOINT": failpoint} if failpoint else {})
+    ranks = start(daemon, plans, n_steps=SHORT)
+    until = time.monotonic() + 0.4 * daemon.patience
+    while time.monotonic() < until:
+        for rank in ranks:
+            rank.tend()
+        time.sleep(0.005)
+    began_at = time.monotonic()
+    daemon.stop(number, timeout=5)
+    assert time.monotonic() - began_at < 5 * daemon.patience
+    for rank in ranks:
+        if state(rank.last.pid) == "T":
+            rank.last.signal(signal.SIGCONT)
+        assert rank.last.wait() == 4, describe(ranks, daemon)
+        assert "zerod has closed the connection" in rank.last.out() or "cannot connect" in rank.last.out()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 12, 16, 20, 30, 60])
+def test_out_of_memory(zerod, references, n):
+    """The n-th time that the daemon asks for pages there are none: said, nothing lost, the next attempt succeeds."""
+    daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "reduce_bucket_size": 300}},
+                   env={"ZEROD_FAILPOINT": f"reserve:error@{n}"})
+    reference = references.get(2, n_steps=SHORT)
+    ranks = start(daemon, [[], []], n_steps=SHORT)
+    refused = []
+    deadline = time.monotonic() + 30 * daemon.patience
+    while [rank.last.poll() for rank in ranks] != [0, 0]:
+        assert time.monotonic() < deadline, describe(ranks, daemon)
+        for rank in ranks:
+            assert rank.last.poll() in (None, 0, 3), describe(ranks, daemon)
+            if rank.last.poll() == 3:  # started again, as zerodrun --restarts does
+                refused += lines(rank.last, "refused")
+                rank.start()
+        time.sleep(0.005)
+    assert refused and all(text.startswith("refused 1401 E1401") for text in refused), refused
+    found = kills.results(ranks)
+    assert found == reference, describe(ranks, daemon)
