@@ -101,14 +101,14 @@ class Process:
 class Daemon:
     """zerod on a private socket. What is not said is as in the default configuration, but clipping is on."""
 
-    def __init__(self, world, stage=2, extra=""):
+    def __init__(self, world, stage=2, extra="", zero=""):
         self.folder = tempfile.mkdtemp(prefix="zerod-bench-")
         self.socket = f"{self.folder}/s"
         self.config = f"{self.folder}/zerod.yaml"
         with open(self.config, "w") as file:
             file.write(
                 f"job: bench\nlisten: {{socket: {self.socket}}}\nworld: {{size: {world}}}\n"
-                f"zero_optimization: {{stage: {stage}}}\n"
+                f"zero_optimization: {{stage: {stage}{zero}}}\n"
                 "optimizer: {type: AdamW, params: {lr: 1.0e-3}}\ngradient_clipping: 1.0\n" + extra
             )
         self.log = open(f"{self.folder}/log", "w+b")
@@ -145,9 +145,9 @@ class ZerodJob:
     """A daemon and its ranks, which make steps on demand."""
 
     def __init__(self, world, stage=2, elems=64 * MI, params=64, buffer_elems=None, compute_us=0, gather=False,
-                 extra=""):
+                 extra="", zero=""):
         self.ranks = []
-        self.daemon = Daemon(world, stage, extra)
+        self.daemon = Daemon(world, stage, extra, zero)
         options = ["--socket", self.daemon.socket, "--elems", str(elems), "--params", str(params), "--on-demand"]
         options += ["--compute-us", str(compute_us)]
         if gather:

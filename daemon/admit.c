@@ -8,7 +8,7 @@
  *     the ledger             admits or refuses; refused: nothing else changes
  *     its bucket             when the slot is full it may be complete: collect.c
  *
- * And of those who need a slot and have no room: ring, then overflow, then E1401.
+ * And of those who need a slot and have no room: ring, for a moment; then overflow, then E1401.
  */
 
 #include <inttypes.h>
@@ -16,6 +16,9 @@
 
 #include "daemon/base.h"
 #include "daemon/job.h"
+
+/* For a slot of the ring, before overflow is granted. Picked: some slices of the scheduler. */
+enum { SLOT_PATIENCE_MS = 15 };
 
 /* ---- opening a micro-batch -------------------------------------------------------------------------------- */
 
@@ -402,6 +405,33 @@ static void warn_late(struct job *job)
     job_keep(job, diagnostic_finish(d));
 }
 
+/* A slot is full, and its bucket waits for ranks that are behind. */
+static bool has_full_slot(const struct job *job, const struct ring *ring)
+{
+    for (uint32_t i = 0; ring->n_held > 0 && i < ring->n_tickets; i++) {
+        const struct ring_slot *slot = &ring->slots[i];
+
+        if (slot->held && !slot->overflow && !slot->redo &&
+            slot->n_pushed == job->layout->buckets[slot->bucket].n_params)
+            return true;
+    }
+    return false;
+}
+
+/*
+ * A rank that is ahead by a whole ring gains nothing by more memory when the others are about to follow, and
+ * loses time: fresh pages, out of every cache. Once in a micro-batch it finds out that they are not.
+ */
+static bool is_patient(struct job *job, struct job_rank *rank)
+{
+    if (rank->impatient || !has_full_slot(job, rank->rings[0]))
+        return false;
+    rank->impatient = job_now(job) - rank->wait_ns >= SLOT_PATIENCE_MS * UINT64_C(1000000);
+    if (!rank->impatient)
+        job->ops.soon(job->ops.userdata, SLOT_PATIENCE_MS);
+    return !rank->impatient;
+}
+
 void admit_settle(struct job *job, struct job_rank *rank)
 {
     uint64_t n_bytes = wanted_bytes(job, rank), offset, extent_bytes;
@@ -415,7 +445,7 @@ void admit_settle(struct job *job, struct job_rank *rank)
         grant(job, rank, true, 0);
         return;
     }
-    if (ring_credit_is_near(rank->rings[0]))
+    if (ring_credit_is_near(rank->rings[0]) || is_patient(job, rank))
         return;
     r = ring_grant(rank->rings[0], n_bytes, &offset, &extent_bytes);
     if (r < 0) {

@@ -262,12 +262,35 @@ static struct diagnostic *compare_args(const struct job *job, const struct job_r
     return NULL;
 }
 
+/* Settings that no configuration may have: there is no memory for them, or weights could become NaN. */
+static const char *check_hyper(const struct config *config, const struct wire_hyper *h)
+{
+    enum optimizer optimizer = config->optimizer.type;
+    bool adam = optimizer == OPTIMIZER_ADAMW || optimizer == OPTIMIZER_ADAM;
+
+    if (optimizer == OPTIMIZER_SGD && h->momentum != 0 && config->optimizer.hyper.momentum == 0)
+        return "Step.groups.momentum: the job has no momentum buffer, as optimizer.params.momentum is 0";
+    if ((adam || optimizer == OPTIMIZER_LION) && !(h->beta1 >= 0 && h->beta1 < 1 && h->beta2 >= 0 && h->beta2 < 1))
+        return "Step.groups: betas must be at least 0 and below 1";
+    if ((adam || optimizer == OPTIMIZER_ADAGRAD) && !((float)h->eps > 0))
+        return "Step.groups.eps: must be above 0";
+    if (optimizer == OPTIMIZER_ADAGRAD && h->lr_decay < 0)
+        return "Step.groups.lr_decay: must not be below 0";
+    return NULL;
+}
+
 static const char *check_step(const struct job *job, const struct request_step *request)
 {
     if (request->step != job->ledger.step || request->attempt != job->ledger.attempt)
         return "Step.step: not the open step";
     if (request->n_groups && request->n_groups != job->layout->n_groups)
         return "Step.groups: not one per parameter group";
+    for (size_t i = 0; i < request->n_groups; i++) {
+        const char *wrong = check_hyper(job->config, &request->groups[i]);
+
+        if (wrong)
+            return wrong;
+    }
     return NULL;
 }
 

@@ -344,6 +344,7 @@ void collect_close(struct job *job, struct job_rank *rank)
     }
     if (ring)
         ring_reclaim(ring);
+    rank->impatient = false;
 }
 
 /* Slots of the open micro-batch that are not posted leave with the incarnation; ended ones wait to be reduced. */

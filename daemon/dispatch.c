@@ -49,20 +49,27 @@ static void welcome(struct session *session)
                  NULL, 0);
 }
 
-static void attach(struct session *session, const struct request_hello *hello)
+/* Trainers are never more than the ranks, for which limits.clients must leave room; so it counts the others. */
+static void control(struct session *session)
 {
-    struct diagnostic *refusal = NULL;
+    unsigned clients = server_config(session->server)->limits.clients;
+    struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
 
     if (server_is_full(session->server)) {
-        struct evidence_at at = {.rank = hello->rank, .step = -1, .micro_batch = -1};
-        unsigned clients = server_config(session->server)->limits.clients;
-
         session_refuse(session, server_keep(session->server, cause_quota(&(struct evidence_quota){
-                                                                 .at = at, .what = "connections (limits.clients)",
+                                                                 .at = at, .what = "control connections (limits.clients)",
                                                                  .unit = "clients", .asked = 1, .held = clients,
                                                                  .allowed = clients, .fix = "raise limits.clients"})));
         return;
     }
+    session_set_state(session, SESSION_CONTROL);
+    welcome(session);
+}
+
+static void attach(struct session *session, const struct request_hello *hello)
+{
+    struct diagnostic *refusal = NULL;
+
     if (job_attach(server_job(session->server),
                    &(struct job_attach){.peer = session, .hello = hello, .pid = session->peer.pid,
                                         .uid = session->peer.uid, .gid = session->peer.gid},
@@ -97,8 +104,7 @@ static void on_hello(struct session *session, const struct request *request)
         attach(session, hello);
         return;
     }
-    session_set_state(session, SESSION_CONTROL);
-    welcome(session);
+    control(session);
 }
 
 /* ---- the job's verbs -------------------------------------------------------------------------------------------- */

@@ -449,11 +449,21 @@ static const char *check_read(const struct job *job, const struct request_read_s
     return NULL;
 }
 
+/* Answers that a client does not take hold memory which belongs to no class: never so much that we are killed for it. */
+static bool has_room(uint64_t n_bytes)
+{
+    struct memory_headroom headroom;
+
+    memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
+    return n_bytes <= headroom.available_bytes && n_bytes <= headroom.cgroup_bytes;
+}
+
 void job_read_state(struct job *job, struct job_rank *rank, const struct request_read_state *request)
 {
     const char *wrong = check_read(job, request);
     struct evidence_at at = job_at(job, rank);
     struct reading *reading;
+    uint64_t n_bytes;
 
     if (job_is_held(job, rank))
         return;
@@ -471,13 +481,13 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
                    NULL, 0);
         return;
     }
-    reading = calloc(1, sizeof(*reading));
-    if (!reading || segment_init(&reading->segment, "read",
-                                 job->layout->params[request->param].n_elems * sizeof(float)) < 0) {
+    n_bytes = job->layout->params[request->param].n_elems * sizeof(float);
+    reading = has_room(n_bytes) ? calloc(1, sizeof(*reading)) : NULL;
+    if (!reading || segment_init(&reading->segment, "read", n_bytes) < 0) {
         free(reading);
         job_refuse(job, rank,
                    job_keep(job, cause_quota(&(struct evidence_quota){.at = at, .what = "state to be read",
-                                                                      .unit = "bytes",
+                                                                      .unit = "bytes", .asked = n_bytes,
                                                                       .fix = "free memory on this machine"})),
                    false);
         return;

@@ -17,6 +17,14 @@ uint64_t job_now(const struct job *job)
 
 /* ---- life ------------------------------------------------------------------------------------------- */
 
+static void reset_loss_scale(struct job *job)
+{
+    if (job->config->fp16.enabled)
+        lossscale_init(&job->lossscale, &job->config->fp16.scale);
+    else
+        lossscale_init_off(&job->lossscale);
+}
+
 int job_new(struct job **out, const struct config *config, const struct kernels *kernels, struct worker_pool *pool,
             const struct job_ops *ops)
 {
@@ -39,10 +47,7 @@ int job_new(struct job **out, const struct config *config, const struct kernels 
     }
     for (unsigned r = 0; r < job->world_size; r++)
         job->ranks[r].rank = r;
-    if (config->fp16.enabled)
-        lossscale_init(&job->lossscale, &config->fp16.scale);
-    else
-        lossscale_init_off(&job->lossscale);
+    reset_loss_scale(job);
     *out = job;
     return 0;
 }
@@ -501,6 +506,14 @@ static void report_lost(struct job *job, struct job_rank *rank)
     job_keep(job, diagnostic);
 }
 
+static bool anybody_is_here(const struct job *job)
+{
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (job->ranks[r].peer)
+            return true;
+    return false;
+}
+
 void job_detach(struct job *job, struct job_rank *rank)
 {
     rank->peer = NULL;
@@ -509,6 +522,8 @@ void job_detach(struct job *job, struct job_rank *rank)
     if (!job->layout) {
         rank_forget_incarnation(rank);
         rank->incarnation = 0;
+        if (!anybody_is_here(job)) /* nothing is held that the run id could be the name of */
+            free(steal_ptr(job->run_id));
     } else {
         gather_detach(job, rank);
         window_detach(job, rank);
@@ -521,13 +536,25 @@ void job_detach(struct job *job, struct job_rank *rank)
     job_settle(job);
 }
 
+/* Half a backward is no contribution: it is taken back, or if it was added already, the step begins again without it. */
+static void give_up_open(struct job *job, struct job_rank *rank)
+{
+    struct evidence_abandoned evidence = {.at = job_at(job, rank), .why = "the rank left (zerod_leave) inside a backward",
+                                          .n_dropped = job->ledger.ranks[rank->rank].n_pushed_open, .aborted = true};
+
+    if (ledger_abandon(&job->ledger, rank->rank) == LEDGER_MUST_ABORT) {
+        job_abort(job, rank->rank, cause_abandoned(&evidence));
+        return;
+    }
+    collect_drop_open(job, rank);
+    collect_all(job); /* nothing more is to come from this rank */
+}
+
 void job_leave(struct job *job, struct job_rank *rank)
 {
     rank->left = true;
-    if (job->layout) {
-        collect_drop_open(job, rank);
-        collect_all(job); /* nothing more is to come from this rank */
-    }
+    if (job->layout)
+        give_up_open(job, rank);
     rank->abort_notice = (diagnostic_unref(rank->abort_notice), NULL);
     job_fault_reset(&rank->fault);
     job_answer_done(job, rank);
@@ -557,6 +584,7 @@ int job_drop(struct job *job, char **why)
         return 1;
     }
     form_drop(job);
+    reset_loss_scale(job);
     free(job->run_id);
     job->run_id = NULL;
     job->draining = false;

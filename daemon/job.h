@@ -118,6 +118,7 @@ struct job_rank {
     uint64_t wait_ns;
     struct request_slot_request slot_wanted;
     bool slot_credited;           /* since the client was last told to look */
+    bool impatient;               /* has waited in vain for a slot, in this micro-batch */
     bool reserving;               /* an overflow extent */
     struct fault again;           /* on_duplicate: accumulate: what was pushed again, for one warning */
     bool again_reported;
@@ -136,7 +137,7 @@ struct job_rank {
     uint64_t n_pushes;
     uint32_t n_verifying;         /* redone pushes whose sums are being computed */
 
-    uint16_t *gathered;           /* stage 3: per parameter, how often; owned */
+    uint32_t *gathered;           /* stage 3: per parameter, how often; owned */
     uint64_t live_elems;
     uint32_t *gathering;          /* parameters of the request under way; owned */
     uint32_t n_gathering;
@@ -172,6 +173,8 @@ struct job_ops {
     /* A diagnostic was made: to be logged. Borrowed. */
     void (*log)(void *userdata, const struct diagnostic *diagnostic);
     uint64_t (*now_ns)(void *userdata);
+    /* Asks for job_tick() in delay_ms at the latest. */
+    void (*soon)(void *userdata, unsigned delay_ms);
     void *userdata;
 };
 

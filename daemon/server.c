@@ -32,7 +32,7 @@ struct server {
     uv_loop_t loop;
     uv_poll_t listen_poll;
     uv_async_t work_async;
-    uv_timer_t tick;
+    uv_timer_t tick, soon;
     uv_signal_t sigterm, sigint;
     struct listener listener;
     struct worker_pool *pool;
@@ -153,7 +153,7 @@ bool server_is_full(const struct server *server)
     unsigned n = 0;
 
     for (const struct session *s = server->sessions; s; s = s->next)
-        n += s->state != SESSION_HELLO;
+        n += s->state == SESSION_CONTROL;
     return n >= server->config->limits.clients;
 }
 
@@ -322,6 +322,22 @@ static void on_tick(uv_timer_t *handle)
     }
 }
 
+static void on_soon(uv_timer_t *handle)
+{
+    struct server *server = handle->data;
+
+    job_tick(server->job);
+    server_reap(server);
+}
+
+static void job_wants_tick(void *userdata, unsigned delay_ms)
+{
+    struct server *server = userdata;
+
+    if (!uv_is_active((uv_handle_t *)&server->soon))
+        (void)uv_timer_start(&server->soon, on_soon, delay_ms, 0);
+}
+
 static void on_work(uv_async_t *handle)
 {
     struct server *server = handle->data;
@@ -379,6 +395,8 @@ static int start_handles(struct server *server)
     int r;
 
     uv_timer_init(&server->loop, &server->tick);
+    uv_timer_init(&server->loop, &server->soon);
+    server->soon.data = server;
     uv_signal_init(&server->loop, &server->sigterm);
     uv_signal_init(&server->loop, &server->sigint);
     r = uv_poll_init(&server->loop, &server->listen_poll, server->listener.fd);
@@ -399,7 +417,8 @@ static int start_handles(struct server *server)
 static int start(struct server *server, char *why, size_t why_size)
 {
     const struct job_ops ops = {
-        .answer = job_answers, .drop = job_drops, .log = job_logs, .now_ns = job_clock, .userdata = server};
+        .answer = job_answers, .drop = job_drops, .log = job_logs, .now_ns = job_clock,
+        .soon = job_wants_tick, .userdata = server};
     int r;
 
     r = kernels_select(&server->kernels, NULL, why, why_size);

@@ -16,6 +16,9 @@
 /* Answers that a client has not read: a diagnostic or a part of JSON is 128 KiB at most; picked, not measured. */
 enum { MAX_QUEUED_PACKETS = 64, MAX_QUEUED_BYTES = 8 << 20 };
 
+/* Batches that a dead process may have left in its socket: the kernel holds some 300 packets of a sender at most. */
+enum { LAST_ROUNDS = 64 };
+
 static void on_socket(uv_poll_t *handle, int status, int events);
 static void on_pid(uv_poll_t *handle, int status, int events);
 
@@ -248,15 +251,16 @@ static void on_socket(uv_poll_t *handle, int status, int events)
     server_reap(session->server);
 }
 
-/* The process is dead. What it said before it died still counts. */
+/* The process is dead. What it said before it died still counts; a child that goes on saying things does not. */
 static void on_pid(uv_poll_t *handle, int status, int events)
 {
     struct session *session = handle->data;
 
     (void)status;
     (void)events;
-    while (!session->doomed && serve_batch(session))
-        ;
+    for (int round = 0; round < LAST_ROUNDS && !session->doomed; round++)
+        if (!serve_batch(session))
+            break;
     session_doom(session);
     server_reap(session->server);
 }

@@ -52,14 +52,51 @@ static bool is_blocking(const struct job *job, const struct job_rank *rank)
     return rank->wait == WAIT_NONE && !rank->left && !job->ledger.ranks[rank->rank].asked;
 }
 
+/* Ranks that wait for different things wait for each other, when nothing is under way that could end it. */
+static bool is_deadlocked(const struct job *job)
+{
+    enum job_wait wait = WAIT_NONE;
+    bool differ = false;
+
+    if ((job->phase != JOB_TRAINING && job->phase != JOB_WINDOW) || job->n_under_way > 0 || job->n_io > 0 ||
+        pool_is_busy(job->gathered))
+        return false;
+    for (unsigned r = 0; r < job->world_size; r++) {
+        if (is_blocking(job, &job->ranks[r]))
+            return false;
+        if (job->ranks[r].wait == WAIT_NONE)
+            continue;
+        differ |= wait != WAIT_NONE && job->ranks[r].wait != wait;
+        wait = job->ranks[r].wait;
+    }
+    return differ;
+}
+
+static const struct job_rank *first_waiting(const struct job *job)
+{
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (job->ranks[r].wait != WAIT_NONE)
+            return &job->ranks[r];
+    return NULL;
+}
+
+static bool waits_like_first(const struct job *job, const struct job_rank *rank)
+{
+    return rank->wait != WAIT_NONE && rank->wait == first_waiting(job)->wait;
+}
+
 static void describe_blocking(const struct job *job, char *dst, size_t size)
 {
+    bool deadlocked = is_deadlocked(job);
     size_t at = 0;
 
     for (unsigned r = 0; r < job->world_size && at < size - 1; r++) {
         const struct job_rank *rank = &job->ranks[r];
         uint64_t ago_ms = (job_now(job) - rank->last_ns) / 1000000;
 
+        if (deadlocked && rank->wait != WAIT_NONE && !waits_like_first(job, rank))
+            at += (size_t)snprintf(dst + at, size - at, "%srank %u (pid %" PRId64 ", waits %s)", at ? "; " : "", r,
+                                   rank->pid, job_waits_for(job, rank));
         if (!is_blocking(job, rank))
             continue;
         if (!rank->peer)
@@ -89,12 +126,9 @@ const char *job_waits_for(const struct job *job, const struct job_rank *rank)
 static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, bool aborted)
 {
     char ranks[256] = "", waiting[384], blocking[1024] = "";
-    const struct job_rank *one = NULL;
+    const struct job_rank *one = first_waiting(job);
 
-    list_ranks(job, is_waiting, ranks, sizeof(ranks));
-    for (unsigned r = 0; r < job->world_size && !one; r++)
-        if (job->ranks[r].wait != WAIT_NONE)
-            one = &job->ranks[r];
+    list_ranks(job, is_deadlocked(job) ? waits_like_first : is_waiting, ranks, sizeof(ranks));
     snprintf(waiting, sizeof(waiting), "%s, %s", ranks, one ? job_waits_for(job, one) : "");
     describe_blocking(job, blocking, sizeof(blocking));
     return cause_stalled(&(struct evidence_stall){
@@ -119,7 +153,7 @@ static void check_stall(struct job *job, uint64_t now)
             longest = MAX(longest, now - job->ranks[r].wait_ns);
         blocked |= is_blocking(job, &job->ranks[r]);
     }
-    if (longest == 0 || !blocked) {
+    if (longest == 0 || !(blocked || is_deadlocked(job))) {
         job->stall_interval_ns = 0;
         return;
     }

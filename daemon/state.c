@@ -12,13 +12,18 @@ struct placement {
     uint64_t acc;                         /* in the gradient segment */
 };
 
+/* Arrays so large may lie 2^27 bytes apart, which costs dearly: see segment_map(). */
+#define LARGE_ARRAY_BYTES (UINT64_C(64) << 20)
+
 static uint64_t take(uint64_t *end, uint64_t n_elems, bool wanted)
 {
-    uint64_t offset = *end;
+    uint64_t offset = *end, n_bytes = n_elems * sizeof(float);
 
     if (!wanted)
         return UINT64_MAX;
-    *end += n_elems * sizeof(float); /* multiples of 64 elements keep every array on a cache line */
+    *end += n_bytes; /* multiples of 64 elements keep every array on a cache line */
+    if (n_bytes >= LARGE_ARRAY_BYTES)
+        *end += 64 * 1024;
     return offset;
 }
 

@@ -13,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "client/example/random.h"
@@ -186,11 +188,15 @@ static void descriptors(unsigned n)
 /* Connections that say nothing, until this program is told to end by the end of its input. */
 static void idle(unsigned n)
 {
-    _cleanup_free_ struct raw *c = calloc(n, sizeof(*c));
+    struct sockaddr_un sa = {.sun_family = AF_UNIX};
+    struct rlimit limit = {n + 100, n + 100};
     char byte;
 
+    EXPECT(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit: %s", strerror(errno));
+    snprintf(sa.sun_path, sizeof(sa.sun_path), "%s", getenv("ZEROD_SOCKET"));
     for (unsigned i = 0; i < n; i++)
-        raw_open(&c[i]);
+        EXPECT(connect(socket(AF_UNIX, SOCK_SEQPACKET, 0), (struct sockaddr *)&sa, sizeof(sa)) == 0, "connection %u: %s", i,
+               strerror(errno));
     printf("%u are open\n", n);
     fflush(stdout);
     (void)!read(STDIN_FILENO, &byte, 1);
@@ -235,6 +241,20 @@ static void control_unknown(unsigned n)
     EXPECT(c.reply.admin_part.exit_code == 64, "exit code %u", c.reply.admin_part.exit_code);
     ask(&c, "status"); /* the connection still serves */
     raw_expect(&c, REPLY_ADMIN_PART);
+    raw_close(&c);
+}
+
+/* Says Hello and nothing more. */
+static void control_idle(unsigned n)
+{
+    struct raw c;
+    char byte;
+
+    raw_open(&c);
+    raw_hello(&c, WIRE_ROLE_CONTROL, 0);
+    printf("welcome\n");
+    fflush(stdout);
+    (void)!read(STDIN_FILENO, &byte, 1);
     raw_close(&c);
 }
 
@@ -764,6 +784,33 @@ static void never_reads_state(unsigned n)
     raw_close(&c);
 }
 
+/* Asks for the state of a large parameter and keeps what it gets: memory that the daemon has filled. */
+static void hoards_state(unsigned n)
+{
+    static const uint64_t shape[] = {2 << 20};
+    struct layout_decl decl = {.name = "big", .name_len = 3, .trainable = true, .n_dims = 1, .shape = shape};
+    struct request request = {.type = REQUEST_READ_STATE};
+    struct raw c;
+
+    raw_open(&c);
+    raw_hello(&c, WIRE_ROLE_TRAINER, 0);
+    raw_say(&c, &(struct request){.type = REQUEST_DECLARE, .declare = {.params = &decl, .n_params = 1}});
+    raw_say(&c, &(struct request){.type = REQUEST_FORM, .form = {.n_params = 1}});
+    raw_expect(&c, REPLY_FORMED);
+    raw_say(&c, &(struct request){.type = REQUEST_READY});
+    raw_expect(&c, REPLY_DONE);
+    for (unsigned i = 0; i < n; i++) {
+        raw_say(&c, &request);
+        if (raw_hear(&c, raw_patience()) == REPLY_REFUSED)
+            break;
+        EXPECT(c.reply.type == REPLY_STATE_IS && c.in.n_fds == 1, "answered with %s", reply_type_name(c.reply.type));
+        (void)steal_fd(&c.in.fds[0]);
+    }
+    EXPECT(c.reply.type == REPLY_REFUSED && c.reply.refused.diagnostic.code == 1401, "%u answers were given", n);
+    printf("%s\n", c.reply.refused.diagnostic.text);
+    raw_close(&c);
+}
+
 /* Pushes the same thing for n milliseconds. They are duplicates: the first one stands. */
 static void flood(unsigned n)
 {
@@ -782,6 +829,24 @@ static void flood(unsigned n)
             EXPECT(raw_send(&c, packet, size, NULL, 0) == 0, "the daemon has closed the connection");
     printf("%lu pushes\n", sent);
     raw_close(&c);
+}
+
+/* Dies while a child of it holds the socket and goes on pushing. */
+static void orphan_flood(unsigned n)
+{
+    struct raw c;
+    struct request request = attack(&c);
+    size_t size;
+
+    raw_say(&c, &request);
+    size = raw_pack(&request, packet);
+    if (fork() == 0) {
+        while (raw_send(&c, packet, size, NULL, 0) == 0)
+            ;
+        _exit(0);
+    }
+    usleep(200000);
+    _exit(0);
 }
 
 /* A second connection of the same incarnation takes the rank over: the first one has nothing to say any more. */
@@ -842,6 +907,8 @@ static void gather_many(unsigned n)
     EXPECT(got == REPLY_DONE, "gathering was answered with %d", got);
     for (unsigned i = 0; i < 3; i++)
         raw_say(&c, &(struct request){.type = REQUEST_RELEASE, .release = {.params = ids, .n_params = 30000}});
+    raw_say(&c, &(struct request){.type = REQUEST_READ_STATE, .read_state = {.param = 0}});
+    raw_expect(&c, REPLY_STATE_IS);
     raw_say(&c, &(struct request){.type = REQUEST_RELEASE, .release = {.params = ids, .n_params = 1}});
     raw_expect_dropped(&c, 1403, "Release.params: not gathered by this rank");
     raw_close(&c);
@@ -900,9 +967,11 @@ static void hang_up(unsigned n)
         raw_say(&c, &middle[0]);
     if (n == 13)
         raw_say(&c, &(struct request){.type = REQUEST_ABANDON_BACKWARD});
-    if (n >= 14) {
-        c.sequence = 0; /* a retry of what was pushed, then the rest */
-        raw_push_all(&c);
+    for (uint32_t i = 0; n >= 14 && i < PUPPET_PARAMS; i++) {
+        if (i == 3 || !c.layout->params[i].trainable)
+            continue;
+        request = raw_push(&c, i);
+        raw_say(&c, &request);
     }
     if (n >= 15) {
         request = raw_end(&c);
@@ -1026,7 +1095,10 @@ static void monkey_life(unsigned rank, uint64_t *random)
     c.rank = rank;
     c.welcome = c.reply.welcome;
     raw_declare(&c);
-    raw_form(&c);
+    if (!raw_try_form(&c)) { /* what its predecessor left waits for the other rank */
+        raw_close(&c);
+        return;
+    }
     for (unsigned i = 0; i < 400 && got != RAW_CLOSED; i++) {
         struct request request = near_right(&c, random);
 
@@ -1111,8 +1183,11 @@ static const struct {
     {"other", "after-leave", after_leave},
     {"other", "hang-up", hang_up},
     {"other", "flood", flood},
+    {"other", "orphan-flood", orphan_flood},
     {"other", "idle", idle},
     {"other", "idle-closed", idle_closed},
+    {"other", "control-idle", control_idle},
+    {"other", "hoards-state", hoards_state},
     {"other", "admin", admin},
     {"other", "foreign", foreign},
     {"other", "monkey", monkey},

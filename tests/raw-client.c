@@ -224,13 +224,11 @@ static void take_segments(struct raw *c, const struct reply_formed *formed)
     }
 }
 
-void raw_form(struct raw *c)
+static void take_formed(struct raw *c)
 {
     struct layout_decl decls[PUPPET_PARAMS];
     uint32_t bad;
 
-    raw_say(c, &(struct request){.type = REQUEST_FORM, .form = {.n_params = PUPPET_PARAMS}});
-    raw_expect(c, REPLY_FORMED);
     make_decls(decls);
     EXPECT(layout_new(&c->layout, decls, PUPPET_PARAMS, c->welcome.world_size, c->welcome.bucket_elems, &bad) == 0,
            "the layout cannot be computed");
@@ -240,8 +238,25 @@ void raw_form(struct raw *c)
     c->at = c->reply.formed.position;
     c->resumed = c->reply.formed.resumed;
     take_segments(c, &c->reply.formed);
+}
+
+void raw_form(struct raw *c)
+{
+    raw_say(c, &(struct request){.type = REQUEST_FORM, .form = {.n_params = PUPPET_PARAMS}});
+    raw_expect(c, REPLY_FORMED);
+    take_formed(c);
     raw_say(c, &(struct request){.type = REQUEST_READY});
     raw_expect(c, REPLY_DONE);
+}
+
+bool raw_try_form(struct raw *c)
+{
+    raw_say(c, &(struct request){.type = REQUEST_FORM, .form = {.n_params = PUPPET_PARAMS}});
+    if (raw_hear(c, 100) != REPLY_FORMED)
+        return false;
+    take_formed(c);
+    raw_say(c, &(struct request){.type = REQUEST_READY});
+    return raw_hear(c, 100) == REPLY_DONE;
 }
 
 void raw_attach(struct raw *c, unsigned rank)

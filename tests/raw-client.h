@@ -76,6 +76,8 @@ void raw_hello(struct raw *c, enum wire_role role, unsigned rank);
 void raw_declare(struct raw *c);
 /* Form, the segments, Ready. */
 void raw_form(struct raw *c);
+/* The same; false when it is not answered at once. */
+bool raw_try_form(struct raw *c);
 /* All of it: a formed rank. */
 void raw_attach(struct raw *c, unsigned rank);
 

@@ -598,18 +598,20 @@ static void test_float_env(void **state)
     assert_int_equal(kernels_assert_float_env(err, sizeof(err)), 0);
 #ifdef __x86_64__
     const unsigned usual = __builtin_ia32_stmxcsr();
-    const unsigned bits[] = {0x8000, 0x0040, 0x2000, 0x4000,
-                             0x6000}; /* flush, read as zero, down, up, to zero */
+    /* flush, read as zero, down, up, to zero */
+    const unsigned bits[] = {0x8000, 0x0040, 0x2000, 0x4000, 0x6000};
     const char *sentences[] = {"flush-to-zero", "denormals-are-zero", "nearest", "nearest", "nearest"};
 
     for (size_t i = 0; i < ARRAY_SIZE(bits); i++) {
+        bool honoured;
         int r;
 
         __builtin_ia32_ldmxcsr(usual | bits[i]);
-        r = (__builtin_ia32_stmxcsr() & bits[i]) == bits[i] ? kernels_assert_float_env(err, sizeof(err)) : 1;
+        honoured = (__builtin_ia32_stmxcsr() & bits[i]) == bits[i];
+        r = kernels_assert_float_env(err, sizeof(err));
         __builtin_ia32_ldmxcsr(usual);
-        if (r > 0)
-            continue; /* valgrind has no such bit */
+        if (!honoured)
+            skip(); /* valgrind's processor flushes nothing, and rounds as it likes */
         assert_int_equal(r, -ENOTSUP);
         assert_non_null(strstr(err, sentences[i]));
     }

@@ -87,7 +87,7 @@ struct zerod {
     struct mapping weights;       /* shared weights, or the range of stage 3 */
     uint8_t *private_weights;     /* the copy that the caller sees, or NULL */
     uint64_t ring_bytes;
-    uint16_t *gathered;           /* stage 3, per parameter */
+    uint32_t *gathered;           /* stage 3, per parameter */
     bool in_window;
 
     bool open;                    /* a micro-batch is */

@@ -169,8 +169,13 @@ class Daemon(Process):
                          "zerod")
         if wait:
             wait_for(lambda: f"the daemon does not listen\n{self.err()}",
-                     lambda: not self.running() or self.socket.exists(), 20 * self.patience)
+                     lambda: not self.running() or self.listens(), 20 * self.patience)
             assert self.running(), self.err()
+
+    def listens(self):
+        """The socket's file is there a little before it listens: flag __SO_ACCEPTCON."""
+        lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+        return any(line[-1] == str(self.socket) and int(line[3], 16) & 0x10000 for line in lines[1:])
 
     def spawn(self, program, *args, rank=None, env=None, failpoint=None):
         """Starts a program that finds this daemon, as rank; failpoint: see daemon/failpoint.h."""

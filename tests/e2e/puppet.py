@@ -8,6 +8,11 @@ import queue
 import re
 import subprocess
 import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 
 from conftest import ROOT, SANITIZER, environment, wait_for
 
@@ -159,6 +164,47 @@ def settled(daemon, fds, threads):
     assert daemon.running(), daemon.log()
     wait_for(lambda: f"{n_fds(daemon)} descriptors, expected {fds}; {n_threads(daemon)} threads, expected {threads}",
              lambda: (n_fds(daemon), n_threads(daemon)) == (fds, threads), 5 * daemon.patience)
+
+
+class Cgroup:
+    """A memory cgroup of version 1 or 2, made below that of this process."""
+
+    def __init__(self, limit):
+        lines = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().split())
+        version1 = "memory" in lines
+        root = Path("/sys/fs/cgroup/memory" if version1 else "/sys/fs/cgroup")
+        parent = root / lines["memory" if version1 else ""].strip("/")
+        self.folder = (parent if parent.exists() else root) / f"zerod-test-{os.getpid()}"
+        self.folder.mkdir()
+        try:
+            (self.folder / ("memory.limit_in_bytes" if version1 else "memory.max")).write_text(str(limit))
+        except OSError:
+            self.folder.rmdir()
+            raise
+
+    def take(self, pid):
+        (self.folder / "cgroup.procs").write_text(str(pid))
+
+    def remove(self):
+        for _ in range(500):
+            try:
+                return self.folder.rmdir()
+            except OSError:
+                time.sleep(0.01)
+
+
+@contextmanager
+def memory_cgroup(limit):
+    try:
+        cgroup = Cgroup(limit)
+    except (OSError, KeyError) as e:
+        pytest.skip(f"no memory cgroup can be made here: {e}")
+    try:
+        yield cgroup
+    finally:
+        for pid in (cgroup.folder / "cgroup.procs").read_text().split():
+            (cgroup.folder.parent / "cgroup.procs").write_text(pid)
+        cgroup.remove()
 
 
 # ---- texts ---------------------------------------------------------------------------------------------------

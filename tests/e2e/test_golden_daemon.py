@@ -47,7 +47,7 @@ def make_config(case, socket, *, stage, bucket_elems, threads=2, weights="shared
     max_norm = case.get("max_norm", 0)
     config = {
         "job": "golden",
-        "listen": {"socket": str(socket)},
+        "listen": {"socket": socket},
         "world": {"size": case["world_size"]},
         "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket_elems},
         "optimizer": {"type": case["optimizer"]["type"], "params": params},
@@ -84,7 +84,7 @@ def daemon(folder, config, isa):
 
 
 def run_ranks(folder, case, how):
-    """All ranks' results; if one fails, what it says and what the daemon says."""
+    """Return: the ranks' exit codes, None of those that were still at work when one failed, and what they say."""
     (folder / "case.json").write_text(json.dumps(case))
     (folder / "how.json").write_text(json.dumps(how))
     ranks = [subprocess.Popen([CLIENT, folder / "case.json", folder / "how.json", str(rank), folder / str(rank)],
@@ -95,9 +95,7 @@ def run_ranks(folder, case, how):
     finally:
         for rank in ranks:
             rank.kill()
-    said = "".join(rank.communicate()[1] for rank in ranks)
-    assert codes == [0] * len(ranks), said + (folder / "log").read_text()
-    return [read_results(folder / str(rank)) for rank in range(case["world_size"])]
+    return codes, "".join(rank.communicate()[1] for rank in ranks)
 
 
 def n_missing(case, counts):
@@ -123,18 +121,17 @@ def check_rank(case, steps, results):
 
 
 def check_case(folder, case, how=None, isa=ISAS[-1], **config):
-    """Return: how long the slowest push took, in ms."""
-    socket = folder / "socket"
-    how = {"socket": str(socket), "order": "random", "seed": 1} | (how or {})
-    with daemon(folder, make_config(case, socket, **config), isa):
-        results = run_ranks(folder, case, how)
+    how = {"socket": str(folder / "socket"), "order": "random", "seed": 1} | (how or {})
+    with daemon(folder, make_config(case, how["socket"], **config), isa):
+        codes, said = run_ranks(folder, case, how)
+    assert set(codes) == {0}, said + (folder / "log").read_text()
+    results = [read_results(folder / str(rank)) for rank in range(case["world_size"])]
     steps = golden_run(case)
     for rank in results:
         check_rank(case, steps, rank)
     slowest_ms = max(np.frombuffer(rank["slowest_push_ns.0"], np.uint64)[0] for rank in results) / 1e6
     print(f"slowest push {slowest_ms:.2f} ms")
     assert slowest_ms <= MOST_MS or not TIMING
-    return slowest_ms
 
 
 # ---- every optimizer, every stage --------------------------------------------------------------------------
@@ -169,6 +166,21 @@ def test_settings_of_the_configuration(folder, optimizer, stage):
     for param in case["params"]:
         param["group"] = 0
     check_case(folder, case, {"configured": True}, stage=stage, bucket_elems=500)
+
+
+@pytest.mark.parametrize("optimizer, group, what", (
+    ("SGD", {"momentum": 0.9}, "momentum buffer"),
+    ("AdamW", {"betas": [0.9, 1.0]}, "betas"),
+    ("Lion", {"betas": [-0.5, 0.9]}, "betas"),
+    ("Adagrad", {"eps": 0}, "eps")))
+def test_impossible_settings_are_refused(folder, optimizer, group, what):
+    """A rank that asks for a step with them is told, and the daemon lives: it ends when it is asked to."""
+    case = make_case(1, optimizer, groups=[{}, group])
+    socket = str(folder / "socket")
+    with daemon(folder, make_config(case, socket, stage=2, bucket_elems=500), ISAS[-1]):
+        codes, said = run_ranks(folder, case, {"socket": socket, "order": "forward"})
+    assert codes == [1]
+    assert "E1403" in said and "Step.groups" in said and what in said
 
 
 # ---- rings that are small for the order of pushes ------------------------------------------------------------

@@ -6,18 +6,20 @@ alive and holds no descriptor and no thread more than before, and the job's next
 
 import json
 import os
+import shutil
 import signal
-import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from conftest import DEFAULTS, ROOT, Build, Daemon, environment, wait_for
-from puppet import Puppet, all_do, form, memory, n_fds, n_threads, said_alike, settled, state, steps, trainers
+from conftest import ROOT, Build, Daemon, environment, wait_for
+from puppet import Puppet, form, memory_cgroup, n_fds, n_threads, said_alike, settled, state, steps, trainers
 
 BUILD = Build(os.environ.get("ZEROD_BUILD", ROOT / "build"))
+LEAVING = {"diagnostics": {"on_leave": "continue"}}
 CONFIG = {"gradient_clipping": 0.5, "limits": {"clients": 32}}
 
 
@@ -171,6 +173,233 @@ def test_hang_up(world, n):
     world.ranks[0].tell("steps 1")
     run(world.daemon, "hang-up", n)
     world.survive()
+
+
+# ---- sockets that outlive their owners ------------------------------------------------------------------------
+
+
+def test_forked_child_keeps_the_socket(world):
+    """A DataLoader worker inherits the socket; the rank is free when the trainer itself is dead."""
+    world.ranks[0].tell("steps 1")
+    world.attach_rank_1()
+    world.ranks[1].ok("begin")
+    world.ranks[1].ok("push 3")
+    child = world.ranks[1].ok("fork").pid
+    try:
+        world.ranks[1].kill()
+        os.kill(child, 0)
+        world.ranks[1] = Puppet(world.daemon, 1)
+        world.survive()
+        os.kill(child, 0)  # it still holds the dead trainer's socket, and was not let through: else it had ended
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_orphan_floods(world):
+    """The same, and the child goes on sending: the daemon does not listen to it for ever."""
+    world.ranks[0].tell("steps 1")
+    run(world.daemon, "orphan-flood", timeout=20)
+    world.survive()
+
+
+def test_killed_control_clients(world):
+    world.ranks[0].tell("steps 1")
+    for i in range(20):
+        client = subprocess.Popen([world.daemon.build.path("client/ctl/zerodctl"), "--socket", world.daemon.socket, "report"],
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(i * 0.0007)
+        client.kill()
+        client.wait()
+    world.survive()
+
+
+# ---- many and much -----------------------------------------------------------------------------------------------
+
+
+def test_flood(world):
+    """A rank sends as fast as it can; nobody else has to wait for that."""
+    world.ranks[0].tell("steps 1")
+    attack = Attack(world.daemon, "flood", 1000000)
+    try:
+        for _ in range(3):
+            start = time.monotonic()
+            assert world.daemon.status()["n_attached"] == 2
+            assert time.monotonic() - start < 1 * world.daemon.patience
+            time.sleep(0.1)
+    finally:
+        out = attack.end()
+    assert int(out.split()[-2]) >= 10000, out
+    world.survive()
+
+
+def test_idle_connections(zerod):
+    """1,000 connections that say nothing do not keep a trainer out, and are closed in time."""
+    daemon = zerod({"world": {"size": 1}, "limits": {"handshake_timeout": "2s"}})
+    fds = n_fds(daemon)
+    attack = Attack(daemon, "idle", 1000)
+    try:
+        assert attack.first == "1000 are open\n"
+        puppet = Puppet(daemon, 0)
+        puppet("maps")
+        start = time.monotonic()
+        puppet.attach()
+        form([puppet])
+        assert time.monotonic() - start < 1 * daemon.patience
+        steps([puppet], 2)
+        wait_for("the daemon has accepted them", lambda: n_fds(daemon) > 1000, 10)
+        wait_for("they are closed", lambda: n_fds(daemon) < fds + 20, 10 * daemon.patience)
+        assert puppet.ok("steps 1").position["step"] == 3
+        run(daemon, "idle-closed")
+    finally:
+        attack.end()
+
+
+def test_control_connections_keep_no_trainer_out(zerod):
+    """limits.clients bounds those who look; trainers are never more than the ranks, and always have room."""
+    daemon = zerod({"world": {"size": 2}, "limits": {"clients": 3}})
+    sitting = [Attack(daemon, "control-idle") for _ in range(3)]
+    try:
+        assert [a.first for a in sitting] == ["welcome\n"] * 3
+        result = daemon.ctl("status", check=False)
+        assert result.returncode == os.EX_UNAVAILABLE and "E1401" in result.stderr and "limits.clients" in result.stderr
+        ranks = trainers(daemon)
+        steps(ranks)
+    finally:
+        for a in sitting:
+            a.end()
+    wait_for("there is room again", lambda: daemon.ctl("status", check=False).returncode == 0)
+
+
+def test_a_rank_that_left(zerod):
+    """Nothing is taken from it any more, and the others train on."""
+    daemon, quiet = zerod(LEAVING), zerod(LEAVING)
+    for d in (daemon, quiet):
+        ranks = trainers(d)
+        ranks[0].tell("steps 2")
+        ranks[1].ok("steps 1")
+        if d is daemon:
+            ranks[1].ok("close")
+            run(daemon, "after-leave")
+        else:
+            ranks[1].ok("leave")
+        assert ranks[0].answer().r == 0
+        d.left = state(ranks[:1])
+    assert daemon.left == quiet.left
+
+
+def test_hoarded_state(zerod):
+    """State that is asked for and never let go of fills the daemon's cgroup up to its limit, not beyond: no OOM kill."""
+    with memory_cgroup(256 << 20) as cgroup:
+        daemon = zerod({"world": {"size": 1}})
+        cgroup.take(daemon.pid)
+        puppet = Puppet(daemon).attach(declare=("param", "big", 2 << 20))
+        form([puppet])
+        steps([puppet])
+        puppet.ok("close")
+        said_alike(daemon, run(daemon, "hoards-state", 100))
+        assert daemon.running(), daemon.log()
+        puppet.attach(declare=("param", "big", 2 << 20))
+        assert puppet("form").r == 1
+        steps([puppet])
+
+
+# ---- strangers ------------------------------------------------------------------------------------------------------
+
+
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534")
+
+
+@pytest.fixture
+def open_daemon(tmp_path_factory):
+    """Daemons whose socket everybody can reach, and a copy of the attacks that everybody can run."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    started = []
+
+    def start(**listen):
+        folder = tempfile.TemporaryDirectory(prefix="zerod-open-")
+        os.chmod(folder.name, 0o755)
+        shutil.copy(BUILD.path("tests/hostile"), folder.name)
+        daemon = Daemon(BUILD, folder.name, {"listen": {"mode": "0666", **listen}})
+        started.append((daemon, folder))
+        return daemon
+
+    yield start
+    for daemon, folder in started:
+        daemon.stop()
+        daemon.kill()
+        folder.cleanup()
+
+
+def as_nobody(daemon, *words, groups=()):
+    setpriv = [*NOBODY, f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"]
+    result = subprocess.run([*setpriv, Path(daemon.folder) / "hostile", *map(str, words)], capture_output=True, text=True,
+                            timeout=60 * daemon.patience, env=environment({"ZEROD_SOCKET": daemon.socket}))
+    assert result.returncode == 0, f"{words}: {result.stdout}{result.stderr}\n{daemon.log()[-3000:]}"
+    return result.stdout
+
+
+def test_foreign_uid(open_daemon):
+    daemon = open_daemon()
+    fds, threads = n_fds(daemon), n_threads(daemon)
+    for role in (0, 1):
+        text = as_nobody(daemon, "foreign", role)
+        assert "got        uid 65534, gid 65534" in text
+        said_alike(daemon, text)
+    settled(daemon, fds, threads)
+
+
+@pytest.mark.parametrize("listen, groups", [
+    ({"allow_users": ["65534"]}, ()),
+    ({"allow_groups": ["65534"]}, ()),
+    ({"allow_groups": ["31415"]}, (27182, 31415)),
+])
+def test_allowed_uid(open_daemon, listen, groups):
+    """Who may attach may look, but not change the job."""
+    daemon = open_daemon(**listen)
+    as_nobody(daemon, "control-unknown", groups=groups)
+    for command in range(3):
+        code, answer = as_nobody(daemon, "admin", command, groups=groups).split(" ", 1)
+        assert int(code) == os.EX_NOPERM
+        assert json.loads(answer)["error"].startswith("E1402 not allowed"), answer
+    assert daemon.status()["state"] == "waiting"
+
+
+def test_administrators(open_daemon):
+    daemon = open_daemon(admin_groups=["31415"])
+    as_nobody(daemon, "foreign", 0)
+    code, answer = as_nobody(daemon, "admin", 2, groups=(31415,)).split(" ", 1)
+    assert int(code) == 0, answer
+
+
+# ---- monkeys ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage, policy", [(1, "accumulate"), (2, "reject"), (3, "abort_step")])
+def test_monkeys(zerod, stage, policy):
+    """Requests that are nearly right, in any order, by both ranks at once; then the state is dropped and a job trains."""
+    config = {"zero_optimization": {"stage": stage}, "diagnostics": {"on_duplicate": policy}}
+    daemon, quiet = zerod(config), zerod(config)
+    fds, threads = n_fds(daemon), n_threads(daemon)
+    for p in trainers(daemon):
+        p.ok("close")
+    processes = [daemon.spawn(BUILD.path("tests/hostile"), "monkey", 10 * stage + r) for r in range(4)]
+    for process in processes:
+        assert process.wait() == 0, process.err()
+    wait_for("all are gone", lambda: not any(r["attached"] for r in daemon.json("ranks")), 10 * daemon.patience)
+    wait_for("it can be dropped", lambda: daemon.ctl("drop", check=False).returncode == 0, 20 * daemon.patience)
+    ranks, quiet_ranks = trainers(daemon), trainers(quiet)
+    steps(ranks, 2, "micro=2")
+    steps(quiet_ranks, 2, "micro=2")
+    assert state(ranks) == state(quiet_ranks)
+    for p in ranks:
+        p.ok("close")
+    wait_for("all are gone", lambda: not any(r["attached"] for r in daemon.json("ranks")))
+    daemon.ctl("drop")
+    settled(daemon, fds, threads)
+
+
+# ---- nothing is forgotten ----------------------------------------------------------------------------------------------
 
 
 def test_every_attack_is_run():

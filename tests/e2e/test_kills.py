@@ -120,7 +120,7 @@ def test_nobody_comes_back(zerod, references):
     wait_for(lambda: f"the step to be aborted\n{daemon.log()}", lambda: lines(ranks[0].last, "aborted"))
     text = lines(ranks[0].last, "aborted")[0]
     assert text.startswith("aborted 1302 E1302 step aborted"), text
-    assert "rank 1" in text and str(ranks[1].last.pid) in text, text
+    assert "rank 1" in text and f"pid {ranks[1].last.pid}" in daemon.log(), text
     ranks[1].n_kills = 1
     judge(finish(ranks, daemon), daemon, references.get(2, n_steps=SHORT), "E1302 step aborted.*rank 1")
 
@@ -128,10 +128,8 @@ def test_nobody_comes_back(zerod, references):
 def test_successor_that_never_forms_is_no_successor(zerod, references):
     daemon = zerod({"gradient_clipping": 1.0, "limits": {"reattach_timeout": "1s"}})
     ranks = start(daemon, [[], [["--at", "5.1.7:die"], "Declare.sent:kill", "Form.send:kill"]], n_steps=SHORT)
-    ranks[1].n_kills = 3
-    wait_for("the second successor to die", lambda: len(ranks[1].processes) == 4 or not ranks[1].tend()
-             or (len(ranks[1].processes) == 3 and not ranks[1].last.running()))
-    ranks[1].n_kills = len(ranks[1].processes) - 1
+    ranks[1].n_kills = 2
+    wait_for("the second successor to die", lambda: not ranks[1].tend())
     wait_for(lambda: f"the step to be aborted\n{daemon.log()}", lambda: lines(ranks[0].last, "aborted"), 20)
     ranks[1].n_kills = 3
     judge(finish(ranks, daemon), daemon, references.get(2, n_steps=SHORT), "E1302 step aborted.*rank 1")
@@ -268,7 +266,9 @@ def test_abort_step(zerod, references, where, stage):
 
 def test_abandoned_and_nothing_was_reduced(zerod, references):
     daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"reduce_bucket_size": 50000}})
-    ranks = train(daemon, [[["--at", "4.1.7:abandon", "--at", "9.0.0:abandon"]], []], n_steps=SHORT)
+    # Rank 1 is late, so that no bucket is complete.
+    ranks = train(daemon, [[["--at", "4.1.7:abandon", "--at", "9.0.0:abandon"]],
+                           [["--at", "4.1.0:sleep=500", "--at", "9.0.0:sleep=500"]]], n_steps=SHORT)
     judge(ranks, daemon, references.get(2, n_steps=SHORT))  # nobody was told of an abort
     assert daemon.log().count("E1007 ") == 2
     assert daemon.status()["counters"]["n_aborts"] == 0
@@ -292,7 +292,7 @@ def test_leave_stops_the_others(zerod, references, where):
     assert text.startswith("refused 1302 E1302") and "rank 1" in text, text
 
 
-@pytest.mark.parametrize("where", ["5.0.0", "5.1.6", "5.0.step"])
+@pytest.mark.parametrize("where", ["5.0.0", "5.0.end", "5.1.6", "5.0.step"])
 def test_leave_and_the_others_continue(zerod, references, where):
     found = []
     for bucket in (1, 50000):
@@ -302,15 +302,17 @@ def test_leave_and_the_others_continue(zerod, references, where):
         assert [rank.last.wait() for rank in ranks] == [0, 0, 0], describe(ranks, daemon)
         assert all(lines(ranks[r].last, "done") for r in (0, 2))
         found.append(kills.results(ranks))
-    assert found[0] == found[1]
-    assert found[0]["final", 0] == found[0]["final", 2]
+    for results in found:
+        assert results["final", 0] == results["final", 2]
+    if where in ("5.0.0", "5.0.step"):  # elsewhere it depends on time whether its pushes had been reduced
+        assert found[0] == found[1]
 
 
 # ---- the daemon ends, or has no memory ---------------------------------------------------------------------------------
 
 ENDS = {
     "waiting": ([["Hello.answered:stop"], []], None),
-    "forming": ([[], []], "forming:sleep:200@*"),
+    "forming": ([[], []], "forming:sleep:1500@*"),
     "initialising": ([["Init.wait:stop@3"], []], None),
     "pushing": ([["Push.sent:stop@100"], []], "reduce:sleep:30@*"),
     "waiting in step": ([["Step.send:stop@5"], []], None),

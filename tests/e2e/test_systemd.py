@@ -374,7 +374,7 @@ def notified(build):
 
 
 def test_transcript(notified, build):
-    limit_s = 0.5 * build.patience
+    limit_s = 1.0 * build.patience
     daemon, listener = notified({"world": {"size": 1}}, {"WATCHDOG_USEC": int(limit_s * 1e6)})
     wait_for("it never said READY=1", lambda: listener.when("READY=1"), 20 * build.patience)
     assert listener.connected == "yes"
