@@ -374,7 +374,7 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
     job_fault_reset(&rank->fault);
     job_fault_reset(&rank->again);
     ring_orphan(steal_ptr(rank->rings[1]));
-    if (!rank->peer) {
+    if (!rank->peer || rank->left) { /* nobody will say AbortSeen */
         collect_release_ring(job, rank, true);
         return;
     }

@@ -577,6 +577,21 @@ static void push_after_end(unsigned n)
     raw_close(&c);
 }
 
+/* A push of a step that is long committed. */
+static void stale_push(unsigned n)
+{
+    struct raw c;
+    struct request request = attack(&c);
+
+    request.push.step = 0;
+    request.push.ordinal = 1;
+    raw_say(&c, &request);
+    request = raw_end(&c);
+    raw_say(&c, &request);
+    raw_expect_refused(&c, 1002, "stale push refused");
+    raw_close(&c);
+}
+
 static void step_while_open(unsigned n)
 {
     struct raw c;
@@ -1162,6 +1177,7 @@ static const struct {
     {"rank", "holes", holes},
     {"rank", "push-before-begin", push_before_begin},
     {"rank", "push-after-end", push_after_end},
+    {"rank", "stale-push", stale_push},
     {"rank", "step-while-open", step_while_open},
     {"rank", "step-of-tomorrow", step_of_tomorrow},
     {"rank", "abort-unseen", abort_unseen},

@@ -9,6 +9,7 @@
  *   declare [first=N] [skip=I] [swap=I] [dtype=I] [grad=I] [shape=I] [group=I] [name=I] [freeze=I]   the odd model
  *   many N [elems=M]                     N parameters of M elements, p.0 p.1 ...
  *   param NAME N [bf16]                  one parameter of N elements; %41 in NAME is a byte
+ *   huge                                 one of 2^44 elements
  *   form | begin | end [blob=TEXT] | abandon WHY | norm | abort WHY | clear | leave | close
  *   push I [data=none] [value=V at=E] [bytes=N] [dtype=D] [site=S] [segment=S] [task=N] [depth=N] [flags=N]
  *   pushes [but=I] [only=I]              all trainable parameters, in reverse order
@@ -200,6 +201,14 @@ static int on_param(struct puppet *p)
     d->shape[0] = strtoull(word(p, 1), NULL, 10);
     d->dtype = d->grad_dtype = strcmp(word(p, 2), "bf16") == 0 ? PUPPET_BF16 : PUPPET_F32;
     return declare(p, before);
+}
+
+/* More than any machine has. */
+static int on_huge(struct puppet *p)
+{
+    static const uint64_t shape[] = {UINT64_C(1) << 44};
+
+    return zerod_declare(p->c, &(struct zerod_param){.name = "huge", .ndim = 1, .shape = shape, .trainable = true}, 1);
 }
 
 static void forget_params(struct puppet *p)
@@ -567,7 +576,7 @@ static const struct {
 } commands[] = {
     {"connect", false, on_connect}, {"close", false, on_close},    {"maps", false, on_maps},
     {"declare", true, on_declare},  {"many", true, on_many},       {"param", true, on_param},
-    {"form", true, on_form},        {"begin", true, on_begin},     {"push", true, on_push},
+    {"huge", true, on_huge},        {"form", true, on_form},        {"begin", true, on_begin},     {"push", true, on_push},
     {"pushes", true, on_pushes},    {"end", true, on_end},         {"abandon", true, on_abandon},
     {"step", true, on_step},        {"steps", true, on_steps},     {"norm", true, on_norm},
     {"abort", true, on_abort},      {"clear", true, on_clear},     {"leave", true, on_leave},
