@@ -101,7 +101,7 @@ class Process:
 class Daemon:
     """zerod on a private socket. What is not said is as in the default configuration, but clipping is on."""
 
-    def __init__(self, world, stage=2, extra="", zero=""):
+    def __init__(self, world, stage=2, extra="", zero="", cores=None):
         self.folder = tempfile.mkdtemp(prefix="zerod-bench-")
         self.socket = f"{self.folder}/s"
         self.config = f"{self.folder}/zerod.yaml"
@@ -112,7 +112,8 @@ class Daemon:
                 "optimizer: {type: AdamW, params: {lr: 1.0e-3}}\ngradient_clipping: 1.0\n" + extra
             )
         self.log = open(f"{self.folder}/log", "w+b")
-        self.popen = subprocess.Popen([program("zerod"), "--config", self.config], stdout=self.log, stderr=self.log)
+        self.popen = subprocess.Popen([program("zerod"), "--config", self.config], stdout=self.log, stderr=self.log,
+                                      preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None)
         until = time.monotonic() + 10
         while not os.path.exists(self.socket):
             if self.popen.poll() is not None or time.monotonic() > until:

@@ -10,7 +10,8 @@
  *     bench-latency probe --socket PATH   asks on a control connection again and again until standard input ends;
  *                                         prints one line per answer: when it was asked, and how long it took
  *
- * Between two messages the process computes for --pause-us, as a trainer does. Times are ns.
+ * Between two messages the process computes for --pause-us, as a trainer does. With --cores A,B it runs on core A and
+ * the process that it is compared with on core B, where the daemon should be then, too. Times are ns.
  */
 
 #include "client/ctl/control.h"
@@ -21,6 +22,7 @@
 #include <getopt.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,6 +46,7 @@ struct options {
     unsigned n_rounds;     /* pairs of blocks */
     unsigned n_per_round;  /* messages of each side */
     unsigned pause_us;
+    int own_core, peer_core; /* -1: any */
 };
 
 struct samples {
@@ -152,8 +155,20 @@ static void pong(int fd)
             break;
 }
 
+static void pin(int core)
+{
+    cpu_set_t set;
+
+    if (core < 0)
+        return;
+    CPU_ZERO(&set);
+    CPU_SET((unsigned)core, &set);
+    if (sched_setaffinity(0, sizeof(set), &set) < 0)
+        perror("bench-latency: core");
+}
+
 /* Starts a process that runs serve(). Return: this side of the socketpair, or -1. */
-static int start_peer(void (*serve)(int fd), pid_t *pid)
+static int start_peer(const struct options *o, void (*serve)(int fd), pid_t *pid)
 {
     int fds[2];
 
@@ -162,6 +177,7 @@ static int start_peer(void (*serve)(int fd), pid_t *pid)
     *pid = fork();
     if (*pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        pin(o->peer_core);
         close(fds[0]);
         serve(fds[1]);
         _exit(0);
@@ -265,7 +281,7 @@ static int bench_push(const struct options *o)
     size_t n_bytes = push_bytes();
     struct zerod *c;
     pid_t pid;
-    int fd = start_peer(discard, &pid), r = 0;
+    int fd = start_peer(o, discard, &pid), r = 0;
 
     if (fd < 0 || n_bytes == 0 || samples_init(&zerod, o) < 0 || samples_init(&peer, o) < 0) {
         fprintf(stderr, "bench-latency: no process or memory to compare with\n");
@@ -325,7 +341,7 @@ static int bench_round(const struct options *o)
     struct samples zerod, peer;
     struct zerod *c;
     pid_t pid;
-    int fd = start_peer(pong, &pid), epoll = fd < 0 ? -1 : watch(fd), r = 0;
+    int fd = start_peer(o, pong, &pid), epoll = fd < 0 ? -1 : watch(fd), r = 0;
 
     if (epoll < 0 || samples_init(&zerod, o) < 0 || samples_init(&peer, o) < 0) {
         fprintf(stderr, "bench-latency: no process or memory to compare with\n");
@@ -379,9 +395,11 @@ static int bench_probe(const struct options *o)
 int main(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"socket", 1, NULL, 's'}, {"rounds", 1, NULL, 'r'}, {"messages", 1, NULL, 'm'}, {"pause-us", 1, NULL, 'p'}, {0},
+        {"socket", 1, NULL, 's'}, {"rounds", 1, NULL, 'r'}, {"messages", 1, NULL, 'm'}, {"pause-us", 1, NULL, 'p'},
+        {"cores", 1, NULL, 'c'},  {0},
     };
-    struct options o = {.n_rounds = 8, .n_per_round = 2 * PUSH_PARAMS, .pause_us = 20};
+    struct options o = {
+        .n_rounds = 8, .n_per_round = 2 * PUSH_PARAMS, .pause_us = 20, .own_core = -1, .peer_core = -1};
     int c;
 
     while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
@@ -393,7 +411,10 @@ int main(int argc, char **argv)
             o.n_per_round = (unsigned)atoi(optarg);
         else if (c == 'p')
             o.pause_us = (unsigned)atoi(optarg);
+        else if (c != 'c' || sscanf(optarg, "%d,%d", &o.own_core, &o.peer_core) != 2)
+            optind = argc; /* shows the usage */
     }
+    pin(o.own_core);
     if (optind + 1 == argc && o.socket && o.n_rounds > 0 && o.n_per_round > 0) {
         if (strcmp(argv[optind], "push") == 0)
             return bench_push(&o);
@@ -402,6 +423,7 @@ int main(int argc, char **argv)
         if (strcmp(argv[optind], "probe") == 0)
             return bench_probe(&o);
     }
-    fprintf(stderr, "usage: bench-latency push|round|probe --socket PATH [--rounds N] [--messages N] [--pause-us N]\n");
+    fprintf(stderr, "usage: bench-latency push|round|probe --socket PATH [--rounds N] [--messages N] [--pause-us N]"
+                    " [--cores A,B]\n");
     return 64;
 }

@@ -2,6 +2,7 @@
 """What a message costs, and whether somebody else is answered while an update runs."""
 
 import json
+import os
 import subprocess
 import time
 
@@ -11,10 +12,14 @@ UPDATE_MS = 4.0
 
 
 def alternating(kind, quick):
-    daemon = Daemon(1)
+    # The trainer on one core, the daemon and the bare reader on another: else it is the scheduler that is measured.
+    cores = sorted(os.sched_getaffinity(0))
+    own, other = cores[0], cores[-1]
+    daemon = Daemon(1, cores={other})
     try:
         run = subprocess.run([program("bench-latency"), kind, "--socket", daemon.socket, "--rounds",
-                              "4" if quick else "16"], capture_output=True, text=True, timeout=120)
+                              "4" if quick else "16", "--cores", f"{own},{other}"], capture_output=True, text=True,
+                             timeout=120)
     finally:
         daemon.stop()
     if run.returncode != 0:

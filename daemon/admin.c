@@ -304,12 +304,12 @@ static char *on_drain(struct server *server)
 static char *on_abort(struct server *server)
 {
     struct job *job = server_job(server);
-    struct evidence_at at = {.layout = job->layout, .rank = -1, .step = (int64_t)job->ledger.step, .micro_batch = -1};
 
     if (job->phase != JOB_TRAINING)
         return error_json("there is no open step: the job is not formed, or the step is decided already");
-    job_abort(job, -1, cause_aborted(&(struct evidence_abort){.at = at, .why = "zerodctl abort-step",
-                                                              .new_attempt = job->ledger.attempt + 1}));
+    free(job->abort_why);
+    job->abort_why = strdup("zerodctl abort-step");
+    job_abort(job, -1, NULL);
     return message_json("the step was aborted; trainers begin it again");
 }
 

@@ -183,6 +183,7 @@ struct diagnostic *cause_aborted(const struct evidence_abort *e)
                                         : "begin the step again with its first micro-batch");
     diagnostic_field(d, "not it", "%s",
                      e->at.rank >= 0 ? "the other ranks: they lose the step and nothing else"
+                     : e->reason     ? "the ranks that waited: they lose the step and nothing else"
                                      : "any rank: it came from outside the job");
     diagnostic_field(
         d, "state",

@@ -200,6 +200,8 @@ void collect_bucket(struct job *job, uint32_t bucket)
             post(job, bucket, *cursor);
             return;
         case EMPTY:
+            if (cursor->micro_batch == last)
+                return; /* of ranks that left a successor may still come and push there */
             *cursor = (struct cursor){.micro_batch = cursor->micro_batch + 1};
             break;
         }

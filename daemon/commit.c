@@ -387,7 +387,7 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
         atomic_store_explicit(&ring_credit_page(ring)->attempt, job->ledger.attempt, memory_order_release);
 }
 
-static void tell_rank(struct job *job, struct job_rank *rank, const struct diagnostic *reason, const char *why)
+static void tell_rank(struct job *job, struct job_rank *rank, struct diagnostic *notice)
 {
     if (!rank->formed || !rank->peer || rank->left)
         return;
@@ -396,19 +396,14 @@ static void tell_rank(struct job *job, struct job_rank *rank, const struct diagn
         return;
     }
     diagnostic_unref(rank->abort_notice);
-    rank->abort_notice = cause_aborted(&(struct evidence_abort){
-        .at = {.layout = job->layout, .rank = job->abort_rank, .step = (int64_t)job->ledger.step, .micro_batch = -1},
-        .why = why,
-        .new_attempt = job->ledger.attempt,
-        .reason = reason,
-    });
+    rank->abort_notice = diagnostic_ref(notice);
     if (job_is_collective(rank->wait))
         job_is_held(job, rank);
 }
 
 static void finish_abort(struct job *job)
 {
-    struct diagnostic *reason = steal_ptr(job->abort_reason);
+    struct diagnostic *reason = steal_ptr(job->abort_reason), *notice;
 
     ledger_abort(&job->ledger);
     memset(job->cursors, 0, job->layout->n_buckets * sizeof(*job->cursors));
@@ -418,8 +413,15 @@ static void finish_abort(struct job *job)
     job->phase = JOB_TRAINING;
     for (unsigned r = 0; r < job->world_size; r++)
         rewind_rank(job, &job->ranks[r]);
+    notice = job_keep(job, cause_aborted(&(struct evidence_abort){
+                               .at = {.layout = job->layout, .rank = job->abort_rank,
+                                      .step = (int64_t)job->ledger.step, .micro_batch = -1},
+                               .why = reason ? NULL : job->abort_why,
+                               .new_attempt = job->ledger.attempt,
+                               .reason = reason,
+                           }));
     for (unsigned r = 0; r < job->world_size; r++)
-        tell_rank(job, &job->ranks[r], reason, reason ? NULL : job->abort_why);
+        tell_rank(job, &job->ranks[r], notice);
     diagnostic_unref(reason);
     free(steal_ptr(job->abort_why));
     job_settle(job);

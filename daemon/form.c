@@ -161,7 +161,7 @@ static struct diagnostic *make_layout(struct job *job)
         return cause_declare(&at, what, "declare each parameter once; tied weights are one parameter");
     }
     if (r != 0)
-        return cause_declare(&at, r == LAYOUT_E_TOO_LARGE ? "the sizes add up to more than 2^62 elements"
+        return cause_declare(&at, r == LAYOUT_E_TOO_LARGE ? "the parameters have more elements in all than can be laid out"
                                                           : "out of memory for the layout",
                              "declare a smaller model");
     job->digest = manifest_digest(manifest);
@@ -242,11 +242,11 @@ static void out_of_memory(struct job *job)
     char sum[512];
 
     print_sum(sum, sizeof(sum), &job->planned);
+    form_drop(job);
     form_refuse_all(job, cause_quota(&(struct evidence_quota){
                         .at = at_forming(NULL), .what = "memory of the job (the kernel gave no more)", .unit = "bytes",
                         .asked = job->planned.needed, .sum = sum,
                         .fix = "free memory on this machine, or use more nodes or a higher stage"}));
-    form_drop(job);
 }
 
 static void reserve_done(struct work *work)
@@ -285,8 +285,8 @@ static void start_forming(struct job *job)
         refusal = admit_memory(job, &job->planned);
     }
     if (refusal) {
+        form_drop(job); /* first: who is refused is told where it stands, and that is nowhere */
         form_refuse_all(job, refusal);
-        form_drop(job);
         return;
     }
     if (make_state(job) < 0) {

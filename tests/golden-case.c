@@ -243,7 +243,8 @@ static void store_nonfinite(const struct golden_case *c, const struct golden_pla
     struct json_object *list = get(c->root, "nonfinite");
 
     for (size_t i = 0; at->pass == 0 && list && i < json_object_array_length(list); i++) {
-        struct json_object *entry = json_object_array_get_idx(list, i), *value = json_object_array_get_idx(entry, 5);
+        struct json_object *entry = json_object_array_get_idx(list, i),
+                           *value = json_object_array_get_idx(entry, 5);
         unsigned place[5];
 
         for (size_t k = 0; k < ARRAY_SIZE(place); k++)
@@ -258,8 +259,12 @@ static void store_nonfinite(const struct golden_case *c, const struct golden_pla
 void golden_case_gradient(const struct golden_case *c, const struct golden_place *at, void *dst)
 {
     const struct golden_param *param = &c->params[at->param];
-    uint64_t key = gradient_key(&(struct gradient_place){
-        .seed = c->seed, .step = at->step, .micro = at->micro, .pass = at->pass, .rank = at->rank, .param = at->param});
+    uint64_t key = gradient_key(&(struct gradient_place){.seed = c->seed,
+                                                         .step = at->step,
+                                                         .micro = at->micro,
+                                                         .pass = at->pass,
+                                                         .rank = at->rank,
+                                                         .param = at->param});
 
     for (uint64_t i = 0; i < param->n_elems; i++)
         store(dst, param->grad_dtype, i, gradient_value(key, i));

@@ -21,7 +21,7 @@ struct json_object;
 enum { GOLDEN_MAX_DIMS = 4 };
 
 struct golden_param {
-    char name[16];            /* "p3" */
+    char name[16]; /* "p3" */
     unsigned n_dims;
     uint64_t shape[GOLDEN_MAX_DIMS];
     uint64_t n_elems;
@@ -34,7 +34,7 @@ struct golden_case {
     struct json_object *root;
     unsigned world_size, n_steps, n_groups, n_params;
     uint64_t seed;
-    double divisor;           /* world size, or 1 when gradients are summed */
+    double divisor; /* world size, or 1 when gradients are summed */
     enum optimizer optimizer;
     struct golden_param *params;
 };

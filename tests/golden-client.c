@@ -35,9 +35,9 @@ struct rank {
     unsigned rank;
     uint64_t random;
     struct zerod *client;
-    void **inits;             /* rank 0: initial weights until the job is formed */
-    struct push *pushes;      /* of a micro-batch */
-    uint8_t *scratch;         /* the largest parameter in fp32 */
+    void **inits;        /* rank 0: initial weights until the job is formed */
+    struct push *pushes; /* of a micro-batch */
+    uint8_t *scratch;    /* the largest parameter in fp32 */
     uint64_t slowest_push_ns;
     FILE *out;
 };
@@ -58,7 +58,8 @@ static struct json_object *get(const struct rank *rank, const char *name)
     return value;
 }
 
-/* ---- attaching ------------------------------------------------------------------------------------------ */
+/* ---- attaching ------------------------------------------------------------------------------------------
+ */
 
 static int declare(struct rank *rank, unsigned i)
 {
@@ -84,17 +85,19 @@ static int declare(struct rank *rank, unsigned i)
 
 static int attach(struct rank *rank)
 {
-    int r = zerod_connect(&rank->client, &(struct zerod_options){.socket = json_object_get_string(get(rank, "socket")),
-                                                                 .rank = (int)rank->rank,
-                                                                 .on_duplicate = ZEROD_ON_DUPLICATE_ACCUMULATE,
-                                                                 .timeout_ms = 120000});
+    int r = zerod_connect(&rank->client,
+                          &(struct zerod_options){.socket = json_object_get_string(get(rank, "socket")),
+                                                  .rank = (int)rank->rank,
+                                                  .on_duplicate = ZEROD_ON_DUPLICATE_ACCUMULATE,
+                                                  .timeout_ms = 120000});
 
     for (unsigned i = 0; r == 0 && i < rank->c->n_params; i++)
         r = declare(rank, i);
     return r == 0 ? zerod_form(rank->client) : r;
 }
 
-/* ---- a backward ------------------------------------------------------------------------------------------ */
+/* ---- a backward ------------------------------------------------------------------------------------------
+ */
 
 static void reverse(struct push *pushes, unsigned n)
 {
@@ -176,11 +179,13 @@ static int run_micro_batch(struct rank *rank, unsigned step, unsigned micro)
         nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
     }
     for (int i = 0; r == 0 && i < n; i++)
-        r = push(rank, &(struct golden_place){step, micro, rank->pushes[i].pass, rank->rank, rank->pushes[i].param});
+        r = push(rank, &(struct golden_place){step, micro, rank->pushes[i].pass, rank->rank,
+                                              rank->pushes[i].param});
     return r == 0 ? zerod_end_backward(rank->client, NULL, 0) : r;
 }
 
-/* ---- a step ------------------------------------------------------------------------------------------------ */
+/* ---- a step
+ * ------------------------------------------------------------------------------------------------ */
 
 static int ask_step(struct rank *rank, unsigned step, struct zerod_step_result *result)
 {
@@ -197,8 +202,8 @@ static int ask_step(struct rank *rank, unsigned step, struct zerod_step_result *
     for (unsigned g = 0; g < n_groups; g++) {
         struct hyper h = golden_case_hyper(rank->c, g, step);
 
-        groups[g] = (struct zerod_hyper){h.lr, h.beta1, h.beta2, h.eps, h.weight_decay, h.momentum, h.dampening,
-                                         h.lr_decay, h.nesterov};
+        groups[g] = (struct zerod_hyper){h.lr,       h.beta1,     h.beta2,    h.eps,     h.weight_decay,
+                                         h.momentum, h.dampening, h.lr_decay, h.nesterov};
     }
     return zerod_step(rank->client,
                       &(struct zerod_step_args){.groups = groups,
@@ -212,7 +217,8 @@ static int write_weights(struct rank *rank, const char *name, unsigned index, un
 {
     const struct golden_param *p = &rank->c->params[param];
 
-    return golden_write(rank->out, name, index, zerod_weight(rank->client, param), p->n_elems * dtype_size(p->dtype));
+    return golden_write(rank->out, name, index, zerod_weight(rank->client, param),
+                        p->n_elems * dtype_size(p->dtype));
 }
 
 static int run_step(struct rank *rank, unsigned step)
@@ -238,7 +244,8 @@ static int run_step(struct rank *rank, unsigned step)
     return r == 0 ? zerod_release(rank->client, &watched, 1) : r;
 }
 
-/* ---- results -------------------------------------------------------------------------------------------------- */
+/* ---- results
+ * -------------------------------------------------------------------------------------------------- */
 
 static int write_state(struct rank *rank, const char *name, unsigned param, enum zerod_state which)
 {
@@ -246,7 +253,8 @@ static int write_state(struct rank *rank, const char *name, unsigned param, enum
 
     if (r != 0)
         return r;
-    return golden_write(rank->out, name, param, rank->scratch, rank->c->params[param].n_elems * sizeof(float));
+    return golden_write(rank->out, name, param, rank->scratch,
+                        rank->c->params[param].n_elems * sizeof(float));
 }
 
 static int write_param(struct rank *rank, unsigned param)
@@ -277,7 +285,8 @@ static int run(struct rank *rank)
     for (unsigned param = 0; r == 0 && param < rank->c->n_params; param++)
         r = write_param(rank, param);
     if (r == 0)
-        r = golden_write(rank->out, "slowest_push_ns", 0, &rank->slowest_push_ns, sizeof(rank->slowest_push_ns));
+        r = golden_write(rank->out, "slowest_push_ns", 0, &rank->slowest_push_ns,
+                         sizeof(rank->slowest_push_ns));
     if (r == 0)
         r = zerod_leave(rank->client);
     if (r != 0)
@@ -285,7 +294,8 @@ static int run(struct rank *rank)
     return r;
 }
 
-/* ---- the program ------------------------------------------------------------------------------------------------- */
+/* ---- the program
+ * ------------------------------------------------------------------------------------------------- */
 
 static int rank_init(struct rank *rank, char **argv)
 {

@@ -42,16 +42,16 @@ struct how {
 
 /* What one daemon would be. */
 struct core {
-    unsigned first, n;        /* its ranks */
+    unsigned first, n; /* its ranks */
     struct state *state;
     struct step *step;
-    float *received;          /* the other core's pieces, at their places in its staging */
+    float *received; /* the other core's pieces, at their places in its staging */
 };
 
 /* A bucket's place in the micro-batch. */
 struct cursor {
     unsigned pass;
-    unsigned n_under_way;     /* cores that are reducing or combining it */
+    unsigned n_under_way; /* cores that are reducing or combining it */
 };
 
 struct push {
@@ -68,13 +68,13 @@ struct run {
     unsigned n_cores;
     unsigned step, micro;
 
-    unsigned n_slots;         /* per rank: the most passes of any parameter */
-    uint8_t *slots;           /* an arena per rank and pass */
-    unsigned *n_passes;       /* per rank and parameter: pushes of this micro-batch, */
-    unsigned *n_pushed;       /* and how many of them are done */
-    unsigned *n_left;         /* per rank */
+    unsigned n_slots;   /* per rank: the most passes of any parameter */
+    uint8_t *slots;     /* an arena per rank and pass */
+    unsigned *n_passes; /* per rank and parameter: pushes of this micro-batch, */
+    unsigned *n_pushed; /* and how many of them are done */
+    unsigned *n_left;   /* per rank */
     struct push *pushes;
-    struct cursor *cursors;   /* per bucket */
+    struct cursor *cursors; /* per bucket */
     unsigned n_under_way;
     FILE *out;
 };
@@ -97,11 +97,18 @@ static int make_layout(struct run *run)
     for (unsigned i = 0; i < c->n_params; i++) {
         const struct golden_param *p = &c->params[i];
 
-        decls[i] = (struct layout_decl){
-            .name = p->name, .name_len = strlen(p->name), .dtype = p->dtype, .grad_dtype = p->grad_dtype,
-            .group = p->group, .trainable = p->trainable, .n_dims = p->n_dims, .shape = p->shape};
+        decls[i] = (struct layout_decl){.name = p->name,
+                                        .name_len = strlen(p->name),
+                                        .dtype = p->dtype,
+                                        .grad_dtype = p->grad_dtype,
+                                        .group = p->group,
+                                        .trainable = p->trainable,
+                                        .n_dims = p->n_dims,
+                                        .shape = p->shape};
     }
-    return layout_new(&run->layout, decls, c->n_params, c->world_size, run->how.bucket_elems, &bad) == 0 ? 0 : -EINVAL;
+    return layout_new(&run->layout, decls, c->n_params, c->world_size, run->how.bucket_elems, &bad) == 0
+               ? 0
+               : -EINVAL;
 }
 
 static int make_core(struct run *run, unsigned first, unsigned n)
@@ -138,7 +145,8 @@ static int make_cores(struct run *run)
     if (r == 0 && split)
         r = make_core(run, split, world - split);
     for (unsigned i = 0; r == 0 && run->n_cores == 2 && i < 2; i++) {
-        run->cores[i].received = malloc(run->layout->padded_elems * run->cores[1 - i].step->n_pieces * sizeof(float) + 1);
+        run->cores[i].received =
+            malloc(run->layout->padded_elems * run->cores[1 - i].step->n_pieces * sizeof(float) + 1);
         if (!run->cores[i].received)
             r = -ENOMEM;
     }
@@ -170,7 +178,9 @@ static int make_pushers(struct run *run)
     run->n_left = calloc(run->c->world_size, sizeof(*run->n_left));
     run->pushes = calloc(n * run->n_slots, sizeof(*run->pushes));
     run->cursors = calloc(run->layout->n_buckets + 1, sizeof(*run->cursors));
-    return run->slots && run->n_passes && run->n_pushed && run->n_left && run->pushes && run->cursors ? 0 : -ENOMEM;
+    return run->slots && run->n_passes && run->n_pushed && run->n_left && run->pushes && run->cursors
+               ? 0
+               : -ENOMEM;
 }
 
 static void run_deinit(struct run *run)
@@ -213,7 +223,8 @@ static int run_init(struct run *run, const struct golden_case *c, const struct h
     return run->out ? 0 : -errno;
 }
 
-/* ---- initial weights ------------------------------------------------------------------------------------ */
+/* ---- initial weights ------------------------------------------------------------------------------------
+ */
 
 static struct core *owner(struct run *run, const struct layout_chunk *chunk)
 {
@@ -253,7 +264,8 @@ static int init_weights(struct run *run)
     return 0;
 }
 
-/* ---- reducing ------------------------------------------------------------------------------------------- */
+/* ---- reducing -------------------------------------------------------------------------------------------
+ */
 
 static uint8_t *slot_of(const struct run *run, unsigned rank, unsigned pass)
 {
@@ -265,7 +277,8 @@ static bool has_pushed(const struct run *run, unsigned rank, unsigned param, uns
     return run->n_pushed[rank * run->c->n_params + param] > pass;
 }
 
-/* The parameters of a bucket that ranks [first, first + n) have pushed in that pass; at least one of them each. */
+/* The parameters of a bucket that ranks [first, first + n) have pushed in that pass; at least one of them
+ * each. */
 static uint32_t count_pushed(const struct run *run, uint32_t b, unsigned pass, unsigned first, unsigned n)
 {
     const struct layout_bucket *bucket = &run->layout->buckets[b];
@@ -291,7 +304,8 @@ static bool is_complete(const struct run *run, uint32_t b, unsigned pass)
 }
 
 /* Bit `bit` for the parameters that a rank of [first, first + n) has pushed. */
-static void set_masks(const struct run *run, struct reduction *reduction, unsigned bit, unsigned first, unsigned n)
+static void set_masks(const struct run *run, struct reduction *reduction, unsigned bit, unsigned first,
+                      unsigned n)
 {
     const struct layout_bucket *bucket = &run->layout->buckets[reduction->bucket];
 
@@ -302,7 +316,8 @@ static void set_masks(const struct run *run, struct reduction *reduction, unsign
 }
 
 /* What a core gets of another's piece: its own partitions; in stage 1 it keeps all accumulators. */
-static const float *receive(struct run *run, struct core *core, const struct core *from, uint32_t b, unsigned piece)
+static const float *receive(struct run *run, struct core *core, const struct core *from, uint32_t b,
+                            unsigned piece)
 {
     const float *staging = step_staging(from->step, b, piece);
     float *received = core->received + (staging - from->step->staging);
@@ -312,7 +327,8 @@ static const float *receive(struct run *run, struct core *core, const struct cor
     if (run->how.stage == 1)
         memcpy(received, staging, n_elems * sizeof(float));
     else
-        memcpy(received + slice * core->first, staging + slice * core->first, slice * core->n * sizeof(float));
+        memcpy(received + slice * core->first, staging + slice * core->first,
+               slice * core->n * sizeof(float));
     return received;
 }
 
@@ -348,8 +364,8 @@ static void combine_bucket(struct run *run, uint32_t b)
 
                 set_masks(run, reduction, source, ranks->first, ranks->n);
                 reduction->source_ranks[source] = ranks->first;
-                reduction->sources[source] =
-                    (const uint8_t *)(k == i ? step_staging(core->step, b, piece) : receive(run, core, from, b, piece));
+                reduction->sources[source] = (const uint8_t *)(k == i ? step_staging(core->step, b, piece)
+                                                                      : receive(run, core, from, b, piece));
             }
         }
         run->n_under_way++;
@@ -387,7 +403,8 @@ static void post_bucket(struct run *run, uint32_t b)
             unsigned rank = core->first + local;
             bool any = count_pushed(run, b, cursor->pass, rank, 1) > 0;
 
-            reduction->sources[local] = any ? slot_of(run, rank, cursor->pass) + bucket->arena_offset_bytes : NULL;
+            reduction->sources[local] =
+                any ? slot_of(run, rank, cursor->pass) + bucket->arena_offset_bytes : NULL;
             set_masks(run, reduction, local, rank, 1);
         }
         run->n_under_way++;
@@ -402,7 +419,8 @@ static void post_all(struct run *run)
         post_bucket(run, b);
 }
 
-/* ---- a micro-batch ----------------------------------------------------------------------------------------- */
+/* ---- a micro-batch
+ * ----------------------------------------------------------------------------------------- */
 
 /* All pushes of the micro-batch in an order of their own: which rank is when where says the seed. */
 static unsigned make_pushes(struct run *run, uint64_t *random)
@@ -413,7 +431,8 @@ static unsigned make_pushes(struct run *run, uint64_t *random)
         run->n_left[rank] = 0;
         for (unsigned param = 0; param < run->c->n_params; param++) {
             unsigned passes = golden_case_n_passes(
-                run->c, &(struct golden_place){.step = run->step, .micro = run->micro, .rank = rank, .param = param});
+                run->c,
+                &(struct golden_place){.step = run->step, .micro = run->micro, .rank = rank, .param = param});
 
             run->n_left[rank] += passes;
             while (passes-- > 0)
@@ -451,7 +470,8 @@ static void run_micro_batch(struct run *run, uint64_t *random)
 {
     unsigned n = make_pushes(run, random);
 
-    memset(run->slots, 0xff, run->c->world_size * run->n_slots * run->layout->arena_bytes); /* NaN in all dtypes */
+    memset(run->slots, 0xff,
+           run->c->world_size * run->n_slots * run->layout->arena_bytes); /* NaN in all dtypes */
     memset(run->n_pushed, 0, (size_t)run->c->world_size * run->c->n_params * sizeof(*run->n_pushed));
     memset(run->cursors, 0, run->layout->n_buckets * sizeof(*run->cursors));
     for (unsigned i = 0; i < n; i++) {
@@ -463,7 +483,8 @@ static void run_micro_batch(struct run *run, uint64_t *random)
         worker_pool_wait(run->pool);
 }
 
-/* ---- the step ------------------------------------------------------------------------------------------------ */
+/* ---- the step
+ * ------------------------------------------------------------------------------------------------ */
 
 static void update_is_done(void *userdata)
 {
@@ -537,11 +558,13 @@ static int run_step(struct run *run, uint64_t *random)
         r = golden_write(run->out, "norm", run->step, &norm, sizeof(norm));
     for (unsigned i = 0; r == 0 && i < run->n_cores; i++)
         r = golden_write(run->out, i == 0 ? "counts" : "other_counts", run->step,
-                         state_journal(run->cores[i].state)->counts, run->layout->n_params * sizeof(uint64_t));
+                         state_journal(run->cores[i].state)->counts,
+                         run->layout->n_params * sizeof(uint64_t));
     return r;
 }
 
-/* ---- results ---------------------------------------------------------------------------------------------------- */
+/* ---- results
+ * ---------------------------------------------------------------------------------------------------- */
 
 typedef float *state_array(const struct state *state, uint32_t bucket, uint64_t elem);
 
@@ -624,7 +647,8 @@ static int run_case(struct run *run)
     return r;
 }
 
-/* ---- the program -------------------------------------------------------------------------------------------------- */
+/* ---- the program
+ * -------------------------------------------------------------------------------------------------- */
 
 static uint64_t get(struct json_object *object, const char *name)
 {

@@ -9,7 +9,7 @@
  *   declare [first=N] [skip=I] [swap=I] [dtype=I] [grad=I] [shape=I] [group=I] [name=I] [freeze=I]   the odd model
  *   many N [elems=M]                     N parameters of M elements, p.0 p.1 ...
  *   param NAME N [bf16]                  one parameter of N elements; %41 in NAME is a byte
- *   huge                                 one of 2^44 elements
+ *   huge                                 one of 2^36 elements
  *   form | begin | end [blob=TEXT] | abandon WHY | norm | abort WHY | clear | leave | close
  *   push I [data=none] [value=V at=E] [bytes=N] [dtype=D] [site=S] [segment=S] [task=N] [depth=N] [flags=N]
  *   pushes [but=I] [only=I]              all trainable parameters, in reverse order
@@ -206,7 +206,7 @@ static int on_param(struct puppet *p)
 /* More than any machine has. */
 static int on_huge(struct puppet *p)
 {
-    static const uint64_t shape[] = {UINT64_C(1) << 44};
+    static const uint64_t shape[] = {UINT64_C(1) << 36};
 
     return zerod_declare(p->c, &(struct zerod_param){.name = "huge", .ndim = 1, .shape = shape, .trainable = true}, 1);
 }

@@ -120,9 +120,9 @@ struct core {
 struct fixture {
     struct layout *layout;
     struct worker_pool *pool;
-    struct core whole;         /* all ranks */
-    struct core halves[2];     /* ranks before the split, and from there on */
-    uint8_t *slots[WORLD];     /* an arena each */
+    struct core whole;     /* all ranks */
+    struct core halves[2]; /* ranks before the split, and from there on */
+    uint8_t *slots[WORLD]; /* an arena each */
     bool pushed[WORLD][N_PARAMS];
     struct reduction *last;
     unsigned n_done;
@@ -139,12 +139,17 @@ static void make_core(struct core *core, struct fixture *f, unsigned stage, unsi
     char why[128];
 
     assert_int_equal(kernels_select(&kernels, NULL, why, sizeof(why)), 0);
-    assert_int_equal(state_new(&core->state, &(struct state_options){.layout = f->layout, .stage = stage,
-                                                                     .first_rank = first, .n_ranks = n,
+    assert_int_equal(state_new(&core->state, &(struct state_options){.layout = f->layout,
+                                                                     .stage = stage,
+                                                                     .first_rank = first,
+                                                                     .n_ranks = n,
                                                                      .moments = {.m = true, .v = true}}),
                      0);
-    assert_int_equal(step_new(&core->step, &(struct step_options){.state = core->state, .kernels = kernels,
-                                                                  .pool = f->pool, .first_local = first, .n_local = n,
+    assert_int_equal(step_new(&core->step, &(struct step_options){.state = core->state,
+                                                                  .kernels = kernels,
+                                                                  .pool = f->pool,
+                                                                  .first_local = first,
+                                                                  .n_local = n,
                                                                   .optimizer = OPTIMIZER_ADAMW}),
                      0);
 }
@@ -158,8 +163,13 @@ static void make(struct fixture *f, unsigned stage, unsigned split)
     *f = (struct fixture){0};
     for (unsigned p = 0; p < N_PARAMS; p++) {
         snprintf(names[p], sizeof(names[p]), "p%u", p);
-        decls[p] = (struct layout_decl){.name = names[p], .name_len = 2, .grad_dtype = grad_dtypes[p],
-                                        .dtype = DTYPE_BF16, .trainable = true, .n_dims = 1, .shape = &shapes[p]};
+        decls[p] = (struct layout_decl){.name = names[p],
+                                        .name_len = 2,
+                                        .grad_dtype = grad_dtypes[p],
+                                        .dtype = DTYPE_BF16,
+                                        .trainable = true,
+                                        .n_dims = 1,
+                                        .shape = &shapes[p]};
     }
     assert_int_equal(layout_new(&f->layout, decls, N_PARAMS, WORLD, BUCKET_ELEMS, &bad), 0);
     assert_int_equal(worker_pool_new(&f->pool, 2, ignore_notice, NULL), 0);
@@ -219,7 +229,8 @@ static float value_of(const struct fixture *f, unsigned rank, unsigned param, ui
     const uint8_t *src = gradient_of(f, rank, param);
     float value;
 
-    f->whole.step->kernels->convert_to_f32(&value, src + elem * dtype_size(grad_dtypes[param]), grad_dtypes[param], 1);
+    f->whole.step->kernels->convert_to_f32(&value, src + elem * dtype_size(grad_dtypes[param]),
+                                           grad_dtypes[param], 1);
     return value;
 }
 
@@ -240,7 +251,8 @@ static void fill_all(struct fixture *f, uint64_t seed)
             fill(f, rank, param, seed);
 }
 
-/* ---- reducing --------------------------------------------------------------------------------------------- */
+/* ---- reducing ---------------------------------------------------------------------------------------------
+ */
 
 static void note_done(void *userdata, struct reduction *reduction)
 {
@@ -376,7 +388,8 @@ static void test_absent_ranks(void **userdata)
         for (unsigned param = 0; param < N_PARAMS; param++) {
             assert_int_equal(f.whole.step->contributed[param], contributed[param]);
             for (uint64_t i = 0; contributed[param] && i < shapes[param]; i++)
-                assert_int_equal(gradient_bits(acc_of(&f, &f.whole, param, i)), gradient_bits(expected[param][i]));
+                assert_int_equal(gradient_bits(acc_of(&f, &f.whole, param, i)),
+                                 gradient_bits(expected[param][i]));
         }
     }
     done_with(&f);
@@ -403,7 +416,8 @@ static void test_open_forgets(void **userdata)
     reduce_whole(&f, 0);
     assert_int_equal(f.whole.step->contributed[3], 0);
     assert_int_equal(gradient_bits(acc_of(&f, &f.whole, 3, 7)), gradient_bits(before));
-    assert_int_equal(gradient_bits(acc_of(&f, &f.whole, 2, 7)), gradient_bits(0.0f + tree(&f, 0, WORLD, 2, 7)));
+    assert_int_equal(gradient_bits(acc_of(&f, &f.whole, 2, 7)),
+                     gradient_bits(0.0f + tree(&f, 0, WORLD, 2, 7)));
     assert_int_equal(f.whole.step->n_reduced_bytes, WORLD * (4 * (uint64_t)LARGE_ELEMS + 2 * 65));
 
     step_commit(f.whole.step);
@@ -413,7 +427,8 @@ static void test_open_forgets(void **userdata)
     done_with(&f);
 }
 
-/* ---- sums and norms ------------------------------------------------------------------------------------------ */
+/* ---- sums and norms
+ * ------------------------------------------------------------------------------------------ */
 
 static void check_sums(struct fixture *f, struct core *core)
 {
@@ -477,10 +492,21 @@ static void test_norm_of_each_parameter(void **userdata)
     }
     assert_true(f.whole.step->norms[4] == 0);
     assert_true(fabsl(whole - exact_sum_round(&total)) <= 1e-14L * whole);
+
+    /* Of this step alone: what was pushed in an earlier one has none. */
+    step_open(f.whole.step);
+    for (unsigned rank = 0; rank < WORLD; rank++)
+        f.pushed[rank][3] = false;
+    reduce_whole(&f, 0);
+    exact_sum_reset(&total);
+    step_norm(f.whole.step, &total);
+    assert_true(f.whole.step->norms[2] > 0);
+    assert_true(f.whole.step->norms[3] == 0);
     done_with(&f);
 }
 
-/* ---- two cores --------------------------------------------------------------------------------------------------- */
+/* ---- two cores
+ * --------------------------------------------------------------------------------------------------- */
 
 /* A core's accumulators are the whole's: of what it owns, in stage 1 of everything. */
 static void check_half(struct fixture *f, struct core *half, unsigned stage)
@@ -566,9 +592,11 @@ static void test_combine_reads_what_it_owns(void **userdata)
     done_with(&f);
 }
 
-/* ---- values that are not finite ---------------------------------------------------------------------------------- */
+/* ---- values that are not finite
+ * ---------------------------------------------------------------------------------- */
 
-static void check_finding(const struct step *step, unsigned rank, uint32_t micro, uint32_t param, uint64_t elem)
+static void check_finding(const struct step *step, unsigned rank, uint32_t micro, uint32_t param,
+                          uint64_t elem)
 {
     assert_true(step->finding.found);
     assert_false(step->finding.overflowed);
@@ -607,7 +635,8 @@ static void test_finding(void **userdata)
     assert_int_equal(f.whole.step->finding.n_nan, 1);
     assert_true(isnan(total_of(f.whole.step)));
 
-    /* In a later micro-batch a lower parameter does not matter; in the same one it does, and so does the element. */
+    /* In a later micro-batch a lower parameter does not matter; in the same one it does, and so does the
+     * element. */
     set(&f, 1, 0, CHUNK_ELEMS + 3, INFINITY);
     reduce_whole(&f, 2);
     check_finding(f.whole.step, 3, 1, 2, 60);
@@ -656,7 +685,8 @@ static void test_overflow_is_nobodys(void **userdata)
     done_with(&f);
 }
 
-/* The node that has the slots names the rank; the other knows that the sum is not finite, and blames nobody. */
+/* The node that has the slots names the rank; the other knows that the sum is not finite, and blames nobody.
+ */
 static void test_finding_on_two_cores(void **userdata)
 {
     struct fixture f;

@@ -312,7 +312,7 @@ def test_leave_and_the_others_continue(zerod, references, where):
 
 ENDS = {
     "waiting": ([["Hello.answered:stop"], []], None),
-    "forming": ([[], []], "forming:sleep:1500@*"),
+    "forming": ([[], []], "forming:sleep:{ms}@*"),
     "initialising": ([["Init.wait:stop@3"], []], None),
     "pushing": ([["Push.sent:stop@100"], []], "reduce:sleep:30@*"),
     "waiting in step": ([["Step.send:stop@5"], []], None),
@@ -326,10 +326,10 @@ ENDS = {
 
 @pytest.mark.parametrize("moment", ENDS)
 @pytest.mark.parametrize("number", [signal.SIGTERM])
-def test_daemon_ends(zerod, references, moment, number):
+def test_daemon_ends(zerod, build, references, moment, number):
     plans, failpoint = ENDS[moment]
     daemon = zerod({"zero_optimization": {"stage": 3, "reduce_bucket_size": 300}, "threads": 4},
-                   env={"ZEROD_FAILPOINT": failpoint} if failpoint else {})
+                   env={"ZEROD_FAILPOINT": failpoint.format(ms=1500 * build.patience)} if failpoint else {})
     ranks = start(daemon, plans, n_steps=SHORT)
     until = time.monotonic() + 0.4 * daemon.patience
     while time.monotonic() < until:
