@@ -376,6 +376,7 @@ void admin_request(struct session *session, const struct request_admin *request)
                                                                  "change the job (listen.admin_users, "
                                                                  "listen.admin_groups)"));
             send_error(session, d->text, EX_NOPERM);
+            session_doom(session);
             return;
         }
         json = table[i].run(session->server);

@@ -292,6 +292,20 @@ static void refuse_slot(struct job *job, struct job_rank *rank, uint64_t n_bytes
         job_is_held(job, rank);
 }
 
+/* Room or not: there is nothing left to name a slot by. */
+static void refuse_ticket(struct job *job, struct job_rank *rank)
+{
+    uint32_t n = rank->rings[0]->n_tickets;
+
+    job_fault(job, rank,
+              cause_quota(&(struct evidence_quota){
+                  .at = job_at(job, rank), .what = "gradient slots at a time", .unit = "slots", .asked = 1, .held = n,
+                  .allowed = n,
+                  .fix = "push parameters in the same order on all ranks, or end micro-batches: that empties slots",
+              }));
+    job_is_held(job, rank);
+}
+
 static void grant(struct job *job, struct job_rank *rank, bool in_ring, uint64_t offset_bytes)
 {
     job_answer(job, rank,
@@ -447,6 +461,10 @@ void admit_settle(struct job *job, struct job_rank *rank)
     }
     if (ring_credit_is_near(rank->rings[0]) || is_patient(job, rank))
         return;
+    if (rank->rings[0]->n_held == rank->rings[0]->n_tickets) {
+        refuse_ticket(job, rank);
+        return;
+    }
     r = ring_grant(rank->rings[0], n_bytes, &offset, &extent_bytes);
     if (r < 0) {
         refuse_slot(job, rank, n_bytes, "gradient slots", rank->rings[0]->overflow.n_bytes);

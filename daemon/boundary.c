@@ -7,6 +7,7 @@
  */
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,6 +23,15 @@ static struct evidence_lost differing(const struct job *job, const struct job_ra
         .last_message = rank->last_request,
     };
 }
+
+static const struct misplaced step_while_open = {
+    "the step", "a micro-batch is open, and its gradients belong to the step", "zerod_end_backward before zerod_step"};
+static const struct misplaced norm_while_open = {
+    "the gradient norm", "a micro-batch is open, and its gradients belong to the norm",
+    "zerod_end_backward before zerod_grad_norm"};
+static const struct misplaced step_before_redo = {
+    "the step", "a predecessor of this rank died in a micro-batch of which a part is reduced already",
+    "do the micro-batch again that zerod_epoch() tells, then zerod_step"};
 
 static void refuse_position(struct job *job, struct job_rank *rank, enum diagnostic_code code, uint64_t step,
                             uint32_t micro_batch, const char *detail)
@@ -79,6 +89,7 @@ void job_abandon_backward(struct job *job, struct job_rank *rank, const struct r
     evidence.aborted = ledger_abandon(&job->ledger, rank->rank) == LEDGER_MUST_ABORT;
     diagnostic = cause_abandoned(&evidence);
     rank->abandoned = true;
+    rank->n_given_up = n_pushed;
     if (evidence.aborted) {
         job_wait(job, rank, WAIT_END);
         job_abort(job, rank->rank, diagnostic);
@@ -147,6 +158,7 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
         .n_forwards = rank->n_forwards - rank->n_forwards_at_step,
         .n_backwards = rank->n_backwards - rank->n_backwards_at_step,
         .abandoned = rank->abandoned,
+        .n_given_up = rank->n_given_up,
         .same_on_all_ranks = missing_on_all(job, &missing),
         .same_every_step = never_pushed(job, &missing),
         .n_steps_seen = job->ledger.step + 1,
@@ -219,14 +231,14 @@ static bool args_differ(const struct step_args *a, const struct step_args *b, st
         const char *name;
         double a, b;
     } scalars[] = {
-        {"number of groups", a->n_groups, b->n_groups},
-        {"max_norm", a->has_max_norm ? a->max_norm : -1, b->has_max_norm ? b->max_norm : -1},
-        {"loss_scale", a->loss_scale, b->loss_scale},
+        {"number of groups", a->n_groups ? a->n_groups : NAN, b->n_groups ? b->n_groups : NAN},
+        {"max_norm", a->has_max_norm ? a->max_norm : NAN, b->has_max_norm ? b->max_norm : NAN},
+        {"loss_scale", a->loss_scale > 0 ? a->loss_scale : NAN, b->loss_scale > 0 ? b->loss_scale : NAN},
     };
 
     evidence->name = name;
     for (size_t i = 0; i < ARRAY_SIZE(scalars); i++) {
-        if (scalars[i].a == scalars[i].b)
+        if (scalars[i].a == scalars[i].b || (isnan(scalars[i].a) && isnan(scalars[i].b)))
             continue;
         snprintf(name, name_size, "%s", scalars[i].name);
         evidence->value = scalars[i].a;
@@ -307,8 +319,7 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
         return;
     }
     if (job->ledger.ranks[rank->rank].open) {
-        refuse_position(job, rank, E_EARLY, request->step, job->ledger.ranks[rank->rank].n_ended,
-                        "step while a micro-batch is open: call zerod_end_backward first");
+        job_refuse_early(job, rank, &step_while_open);
         return;
     }
     if (!collect_is_done(job, rank)) { /* its slots would hold the step up for ever */
@@ -325,8 +336,7 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
         return;
     }
     if (ledger_ask(&job->ledger, rank->rank) == LEDGER_E_EARLY) {
-        refuse_position(job, rank, E_EARLY, request->step, job->ledger.ranks[rank->rank].n_ended,
-                        "step before the micro-batch that a predecessor of this rank had begun was done again");
+        job_refuse_early(job, rank, &step_before_redo);
         return;
     }
     rank->asked_ns = job_now(job);
@@ -340,8 +350,7 @@ void job_grad_norm(struct job *job, struct job_rank *rank)
     if (job_is_stopped(job, rank))
         return;
     if (job->ledger.ranks[rank->rank].open) {
-        refuse_position(job, rank, E_EARLY, job->ledger.step, job->ledger.ranks[rank->rank].n_ended,
-                        "gradient norm while a micro-batch is open: call zerod_end_backward first");
+        job_refuse_early(job, rank, &norm_while_open);
         return;
     }
     if (!collect_is_done(job, rank)) {

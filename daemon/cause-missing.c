@@ -114,7 +114,7 @@ static void explain_half_way(struct diagnostic *d, const struct evidence_missing
                                     " gradients and was swallowed: the step was asked for all the same"
                                   : "a backward was given up after %" PRIu32 " of %" PRIu32
                                     " gradients, and the step was asked for all the same",
-                     n_arrived, e->n_trainable);
+                     e->n_given_up ? e->n_given_up : n_arrived, e->n_trainable);
     if (caller == CALLER_C)
         diagnostic_field(d, "fix",
                          "zerod_begin_backward again and redo the micro-batch, or zerod_abort_step");
@@ -414,8 +414,8 @@ static struct diagnostic *diagnose_count(const struct evidence_missing *e)
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
     diagnostic_field(d, "not it", "unused parameters; the last batch of an epoch being smaller");
     diagnostic_field(d, "state",
-                     "step held, nothing was applied: run the other micro-batches and ask again, %s, or %s",
-                     caller_abort(caller), caller_clear(caller));
+                     "step held, nothing was applied: %s and run the other micro-batches, or %s",
+                     caller_clear(caller), caller_abort(caller));
     return diagnostic_finish(d);
 }
 
@@ -539,8 +539,7 @@ struct diagnostic *cause_abandoned(const struct evidence_abandoned *e)
     if (e->aborted)
         diagnostic_field(
             d, "state",
-            "some of them were in the sums already, so the step was aborted on all ranks; weights and "
-            "optimizer state are unchanged");
+            "some were in the sums already: step aborted on all ranks, weights and optimizer state are unchanged");
     else
         diagnostic_field(
             d, "state",

@@ -152,13 +152,16 @@ struct diagnostic *cause_rank_lost(const struct evidence_lost *e)
     return diagnostic_finish(d);
 }
 
-/* ---- the abort of a step --------------------------------------------------------------------------------
- */
+/* ---- the abort of a step -------------------------------------------------------------------------------- */
 
-/* The reason's first line, without the newline. */
+/* All of it: whoever is told of the abort needs to look nowhere else. */
 static void print_reason(struct strbuf *buf, const struct diagnostic *reason)
 {
-    strbuf_add_bytes(buf, reason->text, strcspn(reason->text, "\n"));
+    size_t n = strlen(reason->text);
+
+    while (n > 0 && reason->text[n - 1] == '\n')
+        n--;
+    strbuf_add_bytes(buf, reason->text, n);
 }
 
 struct diagnostic *cause_aborted(const struct evidence_abort *e)
@@ -202,6 +205,13 @@ static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
                          "the job forms when all ranks have attached and declared, and some have not");
         diagnostic_field(d, "fix", "start every rank of world.size; zerodctl ranks shows which are missing");
         diagnostic_field(d, "not it", "the model; memory");
+        return;
+    }
+    if (e->deadlocked) {
+        diagnostic_field(d, "cause", "the ranks wait in different calls, each for the others to make the same one");
+        diagnostic_field(d, "fix", "the same collective calls in the same order on every rank");
+        diagnostic_field(d, "or", "zerodctl abort-step   (to give the step up)");
+        diagnostic_field(d, "not it", "the speed of a rank; bucket size; a longer stall_timeout");
         return;
     }
     if (e->absent)

@@ -43,7 +43,7 @@ static const char *push_title(const struct evidence_push *e)
 /* Where the rank stands, and where what it sent belongs. */
 static void add_positions(struct diagnostic *d, const struct evidence_push *e)
 {
-    if (e->at.step >= 0 && e->at.micro_batch >= 0)
+    if (e->at.step >= 0 && e->at.micro_batch >= 0 && !e->cause)
         diagnostic_field(d, "expected", "step %" PRId64 ", micro-batch %" PRId64 "%s", e->at.step,
                          e->at.micro_batch,
                          e->asked ? ", which this rank has ended: it waits in the step" : "");
@@ -96,6 +96,12 @@ static void explain_early(struct diagnostic *d, const struct evidence_push *e, e
     const struct push_record *record = &e->push.record;
     bool next = (int64_t)record->step == e->at.step && record->micro_batch == e->at.micro_batch;
 
+    if (e->cause) {
+        diagnostic_field(d, "cause", "%s", e->cause);
+        diagnostic_field(d, "fix", "%s", e->fix);
+        diagnostic_field(d, "not it", "the gradients, the other ranks, batch size");
+        return;
+    }
     if (e->asked)
         diagnostic_field(d, "cause",
                          "this rank has asked for the step: nothing can be begun before the answer");
@@ -195,9 +201,10 @@ struct diagnostic *cause_push(const struct evidence_push *e)
         explain_early(d, e, caller);
         break;
     }
-    diagnostic_field(d, "state",
-                     "it was not taken; nothing has changed; going on would train without it: %s, or %s",
-                     caller_abort(caller), caller_clear(caller));
+    diagnostic_field(d, "state", "it was not taken; nothing has changed; %s%s, or %s",
+                     e->cause ? "to go on: " : "going on would train without it: ",
+                     e->cause ? caller_clear(caller) : caller_abort(caller),
+                     e->cause ? caller_abort(caller) : caller_clear(caller));
     return diagnostic_finish(d);
 }
 
@@ -219,7 +226,10 @@ static void add_argument(struct diagnostic *d, const char *label, double value, 
 {
     struct strbuf buf = {0};
 
-    cause_print_double(&buf, value);
+    if (isnan(value))
+        strbuf_add(&buf, "not given: as configured");
+    else
+        cause_print_double(&buf, value);
     if (rank >= 0)
         strbuf_add(&buf, "   (rank %" PRId64 "%s)", rank, note);
     diagnostic_field_take(d, label, &buf);
@@ -246,8 +256,8 @@ struct diagnostic *cause_step_args(const struct evidence_args *e)
     diagnostic_field(d, "not it", "the order in which ranks ask; rounding: arguments are compared as sent");
     diagnostic_field(
         d, "state",
-        "this rank's request was not taken, the others wait: ask again with the same arguments, or %s",
-        caller_abort(caller));
+        "this rank's request was not taken, the others wait: %s and ask again alike, or %s",
+        caller_clear(caller), caller_abort(caller));
     return diagnostic_finish(d);
 }
 
@@ -384,8 +394,12 @@ struct diagnostic *cause_loss_scale(const struct evidence_nonfinite *e, double m
 
     if (!e->held)
         diagnostic_warn(d);
-    diagnostic_params(d, e->at.layout, &e->param, 1);
-    add_finding(d, e);
+    if (e->n_nan + e->n_inf > 0 || e->overflowed) {
+        diagnostic_params(d, e->at.layout, &e->param, 1);
+        add_finding(d, e);
+    } else {
+        diagnostic_field(d, "got", "found_inf: a rank saw it and asked for the step to be skipped");
+    }
     add_scale(d, e->loss_scale);
     cause_print_double(&buf, min_loss_scale);
     strbuf_add(&buf, "   (fp16.min_loss_scale)");

@@ -50,6 +50,7 @@ struct evidence_push {
     bool other_incarnation;
     bool asked;                  /* the rank has asked for the step */
     const char *detail;          /* E_GRADIENT: "expected 4096 bytes of fp32, got 2048 of bf16" */
+    const char *cause, *fix;     /* E_EARLY, of a request that is no push: why it cannot be now, what to do first */
 };
 struct diagnostic *cause_push(const struct evidence_push *evidence);
 
@@ -70,6 +71,7 @@ struct evidence_missing {
     uint64_t n_forwards, n_backwards; /* of this rank in this step, as its client counts; 0: not counted */
     bool prefix;                 /* what arrived is a prefix of the usual backward order */
     bool abandoned;
+    uint32_t n_given_up;         /* pushes of the backward that was abandoned */
     /* What the client may add. */
     bool absent;                 /* the rank never opened the step (M7) */
     const char *exception;       /* that left the backward or the forward, as the client says */
@@ -114,7 +116,7 @@ struct evidence_args {
     struct evidence_at at;
     unsigned other_rank;         /* who asked first */
     const char *name;            /* "lr of group 0" */
-    double value, other_value;
+    double value, other_value;   /* NAN: not given, so as configured */
 };
 struct diagnostic *cause_step_args(const struct evidence_args *evidence);
 
@@ -175,6 +177,7 @@ struct evidence_stall {
     bool aborted;                /* stall_timeout */
     bool forming;
     bool absent;                 /* who is waited for never opened the step (M7) */
+    bool deadlocked;             /* ranks wait in different calls, so for each other */
 };
 struct diagnostic *cause_stalled(const struct evidence_stall *evidence);
 

@@ -107,8 +107,8 @@ static struct evidence_nonfinite nonfinite_evidence(const struct job *job, bool 
     const struct step_finding *finding = &job->step->finding;
 
     return (struct evidence_nonfinite){
-        .at = {.layout = job->layout, .rank = finding->rank, .step = (int64_t)job->ledger.step,
-               .micro_batch = finding->micro_batch},
+        .at = {.layout = job->layout, .rank = finding->found && !finding->overflowed ? (int64_t)finding->rank : -1,
+               .step = (int64_t)job->ledger.step, .micro_batch = finding->found ? (int64_t)finding->micro_batch : -1},
         .param = finding->param,
         .elem = finding->elem,
         .value = finding->value,
@@ -138,6 +138,16 @@ static bool proceeds(const struct job_rank *rank)
     return rank->proceed;
 }
 
+/* A dynamic loss scale skips such steps by itself, as long as it can be lowered. */
+static bool holds_nonfinite(const struct job *job)
+{
+    const struct step_finding *finding = &job->step->finding;
+
+    return job->config->diagnostics.on_nonfinite == CONFIG_NONFINITE_ERROR &&
+           (!job->lossscale.dynamic || lossscale_is_at_minimum(&job->lossscale)) && finding->found &&
+           !job->ranks[finding->rank].left && !anybody(job, proceeds);
+}
+
 /* on_nonfinite: error. The guilty rank's request is taken back and refused; the others wait on. */
 static void hold_for_nonfinite(struct job *job)
 {
@@ -145,7 +155,8 @@ static void hold_for_nonfinite(struct job *job)
     struct job_rank *rank = &job->ranks[job->step->finding.rank];
 
     job->ledger.ranks[rank->rank].asked = false;
-    job_fault(job, rank, cause_nonfinite(&evidence));
+    job_fault(job, rank, job->lossscale.dynamic ? cause_loss_scale(&evidence, job->config->fp16.scale.min_scale)
+                                                : cause_nonfinite(&evidence));
     if (rank->wait == WAIT_STEP)
         job_is_held(job, rank);
 }
@@ -237,8 +248,7 @@ static void decide(struct job *job)
     bool dynamic = job->lossscale.dynamic, inf = anybody(job, found_inf), missing;
     struct evidence_nonfinite evidence;
 
-    if (!isfinite(norm) && !inf && !dynamic && job->config->diagnostics.on_nonfinite == CONFIG_NONFINITE_ERROR &&
-        job->step->finding.found && !job->ranks[job->step->finding.rank].left && !anybody(job, proceeds)) {
+    if (!isfinite(norm) && !inf && holds_nonfinite(job)) {
         hold_for_nonfinite(job);
         return;
     }
@@ -254,8 +264,7 @@ static void decide(struct job *job)
     }
     if (lossscale_update(&job->lossscale, !isfinite(norm) || inf) == LOSSSCALE_E_AT_MINIMUM) {
         evidence = nonfinite_evidence(job, false);
-        job_fault(job, &job->ranks[job->step->finding.rank],
-                  cause_loss_scale(&evidence, job->config->fp16.scale.min_scale));
+        job_keep(job, cause_loss_scale(&evidence, job->config->fp16.scale.min_scale));
     }
     state_journal(job->state)->decided = state_journal(job->state)->epoch + 1;
     (void)failpoint("decided");

@@ -64,8 +64,10 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
     if (request->n_params != rank->manifest.n) {
         snprintf(what, sizeof(what), "Form.n_params: %u, but %u parameters were declared", request->n_params,
                  rank->manifest.n);
-        job_fault(job, rank, cause_bad_message(&at, what));
-    } else if (rank->manifest.n == 0) {
+        job_drop_peer(job, rank, what);
+        return;
+    }
+    if (rank->manifest.n == 0) {
         job_fault(job, rank, cause_declare(&at, "no parameter was declared", "declare the model before zerod_form"));
     } else if (job->layout && manifest_digest(&rank->manifest) != job->digest) {
         job_fault(job, rank,
@@ -85,7 +87,7 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
 static void print_sum(char *dst, size_t size, const struct plan_bytes *b)
 {
     snprintf(dst, size,
-             "state %" PRIu64 " + gradient %" PRIu64 " + ring %" PRIu64 " + staging %" PRIu64 " + weights %" PRIu64
+             "state %" PRIu64 " + gradient %" PRIu64 " + ring %" PRIu64 " + staging %" PRIu64 "\n+ weights %" PRIu64
              " + pool %" PRIu64 " + fixed %" PRIu64 " = %" PRIu64 " bytes",
              b->state, b->gradient, b->ring, b->staging, b->weights, b->pool, b->fixed, b->needed);
 }
@@ -561,10 +563,12 @@ void job_init(struct job *job, struct job_rank *rank, const struct request_init 
     struct evidence_at at = at_forming(rank);
     struct init *init;
 
-    if (!rank->fault.code && wrong)
-        job_fault(job, rank, cause_bad_message(&at, wrong));
     if (job_is_held(job, rank))
         return;
+    if (wrong) {
+        job_drop_peer(job, rank, wrong);
+        return;
+    }
     init = calloc(1, sizeof(*init));
     if (!init) {
         job_fault(job, rank, cause_declare(&at, "out of memory", "free memory on this machine"));

@@ -189,6 +189,18 @@ void job_fault_push(struct job *job, struct job_rank *rank, enum diagnostic_code
         count_refusal(job, code);
 }
 
+void job_refuse_early(struct job *job, struct job_rank *rank, const struct misplaced *misplaced)
+{
+    const struct push_record record = {.incarnation = rank->incarnation, .sequence = 1, .step = job->ledger.step,
+                                       .micro_batch = job->ledger.ranks[rank->rank].n_ended, .time_ns = job_now(job)};
+    bool first = !rank->fault.code;
+
+    job_fault_push(job, rank, E_EARLY, NULL, &record, misplaced->what);
+    if (first)
+        rank->fault.misplaced = misplaced;
+    job_is_held(job, rank);
+}
+
 static const char *rank_string(const struct job_rank *rank, uint32_t id)
 {
     return id < rank->n_strings && rank->strings[id] ? rank->strings[id] : "";
@@ -263,6 +275,8 @@ struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, 
             .other_incarnation = fault->other_incarnation,
             .asked = job->layout && job->ledger.ranks[rank->rank].asked,
             .detail = fault->detail,
+            .cause = fault->misplaced ? fault->misplaced->cause : NULL,
+            .fix = fault->misplaced ? fault->misplaced->fix : NULL,
         });
     job_keep(job, diagnostic_ref(fault->diagnostic));
     return fault->diagnostic;
@@ -648,7 +662,7 @@ void job_report(struct job *job, struct job_rank *rank, const struct request_rep
 
     for (size_t i = 0; i < request->n_params; i++) {
         if (!job->layout || request->params[i] >= job->layout->n_params) {
-            job_fault(job, rank, cause_bad_message(&at, "Report.params: no such parameter"));
+            job_drop_peer(job, rank, "Report.params: no such parameter");
             return;
         }
     }

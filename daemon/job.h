@@ -72,6 +72,11 @@ enum job_wait {
     WAIT_ABORT,
 };
 
+/* A request that cannot be made now: what, why, and what comes first. Static texts. */
+struct misplaced {
+    const char *what, *cause, *fix;
+};
+
 /* Something of a rank was refused; sticky until cleared. Pushes that are refused alike join. */
 struct fault {
     enum diagnostic_code code;    /* 0: none */
@@ -81,6 +86,7 @@ struct fault {
     bool other_incarnation;
     bool sums_known, sums_equal;
     char detail[192];
+    const struct misplaced *misplaced; /* a request, not a push */
     struct diagnostic *diagnostic; /* set once the text has been needed; then nothing joins */
 };
 
@@ -131,6 +137,7 @@ struct job_rank {
     struct blob blob_step;        /* came with the request for the step */
     struct step_args args;
     bool abandoned;               /* a backward was given up in this step */
+    uint32_t n_given_up;          /* and so many pushes with it */
     bool proceed;                 /* cleared a fault of the step request: ask again without judging it */
     uint64_t n_forwards, n_backwards, n_forwards_at_step, n_backwards_at_step;
     uint64_t asked_ns;
@@ -390,6 +397,8 @@ struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, 
 void job_fault_join(struct fault *fault, uint32_t param);
 void job_fault_push(struct job *job, struct job_rank *rank, enum diagnostic_code code, const struct push_record *first,
                     const struct push_record *second, const char *detail);
+/* Refuses a request (E1003) that came too early; it has been answered then. */
+void job_refuse_early(struct job *job, struct job_rank *rank, const struct misplaced *misplaced);
 void job_fault_reset(struct fault *fault);
 void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait);
 double job_loss_scale(const struct job *job);

@@ -27,13 +27,18 @@ void lossscale_init(struct lossscale *ls, const struct lossscale_params *params)
     };
 }
 
+bool lossscale_is_at_minimum(const struct lossscale *ls)
+{
+    return ls->dynamic && ls->hysteresis_left <= 1 && ls->scale <= ls->params.min_scale;
+}
+
 static int lossscale_lower(struct lossscale *ls)
 {
     if (ls->hysteresis_left > 1) {
         ls->hysteresis_left--;
         return 0;
     }
-    if (ls->scale <= ls->params.min_scale)
+    if (lossscale_is_at_minimum(ls))
         return LOSSSCALE_E_AT_MINIMUM;
 
     /* The last unit of hysteresis is not refilled here: the next overflow halves at once. */

@@ -42,6 +42,9 @@ struct lossscale {
 void lossscale_init_off(struct lossscale *ls);
 void lossscale_init(struct lossscale *ls, const struct lossscale_params *params);
 
+/* Would one more overflow find nothing left to lower? */
+bool lossscale_is_at_minimum(const struct lossscale *ls);
+
 /*
  * A step was decided with ls->scale; overflow: it was skipped because its gradients were not finite.
  * Return: 0, or LOSSSCALE_E_AT_MINIMUM: skipping alone will not help any more. The scale stays what it was.

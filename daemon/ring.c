@@ -268,7 +268,8 @@ int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uin
     for (uint32_t i = 0; i < ring->n_extents; i++) {
         struct ring_extent *extent = &ring->extents[i];
 
-        if (extent->busy || extent->n_bytes < n_bytes)
+        /* Of this very size: a small bucket in a large one's extent would cost the large one its room. */
+        if (extent->busy || extent->n_bytes != n_bytes)
             continue;
         extent->busy = extent->used = true;
         ring->n_overflows++;

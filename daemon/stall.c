@@ -138,7 +138,24 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         .since_ms = since_ms,
         .aborted = aborted,
         .forming = !job->has_weights,
+        .deadlocked = is_deadlocked(job),
     });
+}
+
+/* Return: the one rank that all others wait for, -1 when there are several. */
+static int64_t find_guilty(const struct job *job)
+{
+    bool deadlocked = is_deadlocked(job);
+    int64_t guilty = -1;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        if (deadlocked || !is_blocking(job, &job->ranks[r]))
+            continue;
+        if (guilty >= 0)
+            return -1;
+        guilty = r;
+    }
+    return guilty;
 }
 
 static void check_stall(struct job *job, uint64_t now)
@@ -161,7 +178,7 @@ static void check_stall(struct job *job, uint64_t now)
         struct diagnostic *diagnostic = describe_stall(job, longest / 1000000, true);
 
         if (job->has_weights)
-            job_abort(job, -1, diagnostic);
+            job_abort(job, find_guilty(job), diagnostic);
         else
             form_refuse_all(job, diagnostic); /* there is nothing to abort yet */
         return;

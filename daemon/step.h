@@ -124,9 +124,9 @@ struct reduction *step_prepare(struct step *step, uint32_t bucket, uint32_t micr
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata);
 
 /*
- * As step_prepare(), but for the sum over the pieces of all nodes into the accumulators of the owned partitions,
- * in stage 1 of all. The caller fills sources[], source_ranks[] and n_sources (at most STEP_MAX_RANKS) in rank order, and
- * masks[]: bit i when source i holds something of the parameter. Of a source only what is added here is read.
+ * As step_prepare(), but for the sum over the pieces of all nodes into the accumulators of the owned partitions, in
+ * stage 1 of all. The caller fills sources[], source_ranks[] and n_sources (at most STEP_MAX_RANKS) in rank order,
+ * and masks[]: bit i when source i holds something of the parameter. Of a source only what is added here is read.
  */
 struct reduction *step_combine(struct step *step, uint32_t bucket, uint32_t micro_batch, uint32_t pass);
 

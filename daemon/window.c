@@ -43,14 +43,11 @@ void window_forget(struct job *job)
     job->phase = JOB_TRAINING;
 }
 
-static void refuse_early(struct job *job, struct job_rank *rank, const char *detail)
-{
-    struct push_record record = {.incarnation = rank->incarnation, .sequence = 1, .step = job->ledger.step,
-                                 .micro_batch = job->ledger.ranks[rank->rank].n_ended, .time_ns = job_now(job)};
-
-    job_fault_push(job, rank, E_EARLY, NULL, &record, detail);
-    job_is_held(job, rank);
-}
+static const struct misplaced inside_step = {
+    "a write window", "windows open between two steps, and this rank has begun one",
+    "zerod_write_begin before the step's first micro-batch, on all ranks"};
+static const struct misplaced not_open = {
+    "the end of a write window", "no write window is open", "zerod_write_begin first, on all ranks"};
 
 /* ---- begin ---------------------------------------------------------------------------------------------------- */
 
@@ -146,7 +143,7 @@ void job_write_begin(struct job *job, struct job_rank *rank)
     if (job_is_stopped(job, rank))
         return;
     if (ledger->open || ledger->n_ended > 0) {
-        refuse_early(job, rank, "write window inside a step: open it before the step's first micro-batch");
+        job_refuse_early(job, rank, &inside_step);
         return;
     }
     job_wait(job, rank, WAIT_WINDOW_BEGIN);
@@ -225,7 +222,7 @@ void job_write_end(struct job *job, struct job_rank *rank, bool forget)
     if (job_is_stopped(job, rank))
         return;
     if (job->phase != JOB_WINDOW) {
-        refuse_early(job, rank, "end of a write window that is not open");
+        job_refuse_early(job, rank, &not_open);
         return;
     }
     rank->forget = forget;

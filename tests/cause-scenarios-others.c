@@ -204,6 +204,15 @@ static struct diagnostic *e1108(const struct fixture *f)
                                                    .other_value = 0.0009});
 }
 
+static struct diagnostic *e1108_not_given(const struct fixture *f)
+{
+    return cause_step_args(&(struct evidence_args){.at = at(f->net, "zerod-example", 1, 7, -1),
+                                                   .other_rank = 0,
+                                                   .name = "max_norm",
+                                                   .value = NAN,
+                                                   .other_value = 1});
+}
+
 static struct diagnostic *e1109(const struct fixture *f)
 {
     struct evidence_at place = at(NULL, "zerod-example", 0, -1, -1);
@@ -393,6 +402,15 @@ static struct diagnostic *e1303_m7_aborted(const struct fixture *f)
     return cause_stalled(&e);
 }
 
+static struct diagnostic *e1303_deadlocked(const struct fixture *f)
+{
+    struct evidence_stall e = stall(f);
+
+    e.blocking = "rank 1 (pid 1234, waits to open a write window)";
+    e.deadlocked = true;
+    return cause_stalled(&e);
+}
+
 static struct diagnostic *e1303_forming(const struct fixture *f)
 {
     struct evidence_stall e = stall(f);
@@ -497,6 +515,7 @@ static const struct scenario scenarios[] = {
     {"e1106-c", e1106_c, "", false},
     {"e1107", e1107, "", false},
     {"e1108", e1108, "", false},
+    {"e1108-not-given", e1108_not_given, "", false},
     {"e1109", e1109, "", false},
     {"e1110", e1110, "", false},
     {"e1201-skipped", e1201_skipped, "", true},
@@ -515,6 +534,7 @@ static const struct scenario scenarios[] = {
     {"e1302-by-administrator", e1302_by_administrator, "", false},
     {"e1303", e1303, "", true},
     {"e1303-m7-aborted", e1303_m7_aborted, "M7", false},
+    {"e1303-deadlocked", e1303_deadlocked, "", true},
     {"e1303-forming", e1303_forming, "", false},
     {"e1401-memory", e1401_memory, "", false},
     {"e1401-live", e1401_live, "", false},

@@ -235,6 +235,16 @@ static struct diagnostic *e1003_not_begun(const struct fixture *f)
     return cause_push(&e);
 }
 
+static struct diagnostic *e1003_request(const struct fixture *f)
+{
+    struct evidence_push e = late(f, E_EARLY);
+
+    e.detail = "the step";
+    e.cause = "a micro-batch is open, and its gradients belong to the step";
+    e.fix = "zerod_end_backward before zerod_step";
+    return cause_push(&e);
+}
+
 static struct diagnostic *e1003_asked(const struct fixture *f)
 {
     struct evidence_push e = late(f, E_EARLY);
@@ -324,6 +334,7 @@ static const struct scenario scenarios[] = {
     {"e1003", e1003, "", false},
     {"e1003-not-begun", e1003_not_begun, "", false},
     {"e1003-asked", e1003_asked, "", false},
+    {"e1003-request", e1003_request, "", false},
     {"e1004-d5", e1004_d5, "D5", false},
     {"e1004-request", e1004_request, "D5", false},
     {"e1102", e1102, "", false},

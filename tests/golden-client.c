@@ -5,9 +5,10 @@
  *
  *     golden-client CASE.json HOW.json RANK RESULT
  *
- * The how: socket; order (forward, reverse, alternate, random) and seed, of the pushes of a micro-batch;
- * in_place (gradients are written where zerod_slot() says); configured (the optimizer's settings are the
- * daemon's, steps come without arguments); sleep_ms before each backward, one number for each rank.
+ * It finds the daemon by ZEROD_SOCKET. The how: order (forward, reverse, alternate, random) and seed, of the
+ * pushes of a micro-batch; in_place (gradients are written where zerod_slot() says); configured (the optimizer's
+ * settings are the daemon's, steps come without arguments); sleep_ms before each backward, one number for each
+ * rank.
  *
  * Results are those of golden-driver.c, and for each step: what zerod_step() said, the weights of one
  * parameter that stays gathered over the step, and at the end how long the slowest push took.
@@ -58,8 +59,7 @@ static struct json_object *get(const struct rank *rank, const char *name)
     return value;
 }
 
-/* ---- attaching ------------------------------------------------------------------------------------------
- */
+/* ---- attaching ---------------------------------------------------------------------------------------- */
 
 static int declare(struct rank *rank, unsigned i)
 {
@@ -86,8 +86,7 @@ static int declare(struct rank *rank, unsigned i)
 static int attach(struct rank *rank)
 {
     int r = zerod_connect(&rank->client,
-                          &(struct zerod_options){.socket = json_object_get_string(get(rank, "socket")),
-                                                  .rank = (int)rank->rank,
+                          &(struct zerod_options){.rank = (int)rank->rank,
                                                   .on_duplicate = ZEROD_ON_DUPLICATE_ACCUMULATE,
                                                   .timeout_ms = 120000});
 
@@ -96,8 +95,7 @@ static int attach(struct rank *rank)
     return r == 0 ? zerod_form(rank->client) : r;
 }
 
-/* ---- a backward ------------------------------------------------------------------------------------------
- */
+/* ---- a backward --------------------------------------------------------------------------------------- */
 
 static void reverse(struct push *pushes, unsigned n)
 {
@@ -184,8 +182,7 @@ static int run_micro_batch(struct rank *rank, unsigned step, unsigned micro)
     return r == 0 ? zerod_end_backward(rank->client, NULL, 0) : r;
 }
 
-/* ---- a step
- * ------------------------------------------------------------------------------------------------ */
+/* ---- a step ------------------------------------------------------------------------------------------- */
 
 static int ask_step(struct rank *rank, unsigned step, struct zerod_step_result *result)
 {
@@ -244,8 +241,7 @@ static int run_step(struct rank *rank, unsigned step)
     return r == 0 ? zerod_release(rank->client, &watched, 1) : r;
 }
 
-/* ---- results
- * -------------------------------------------------------------------------------------------------- */
+/* ---- results ------------------------------------------------------------------------------------------ */
 
 static int write_state(struct rank *rank, const char *name, unsigned param, enum zerod_state which)
 {
@@ -294,8 +290,7 @@ static int run(struct rank *rank)
     return r;
 }
 
-/* ---- the program
- * ------------------------------------------------------------------------------------------------- */
+/* ---- the program -------------------------------------------------------------------------------------- */
 
 static int rank_init(struct rank *rank, char **argv)
 {
@@ -303,7 +298,7 @@ static int rank_init(struct rank *rank, char **argv)
     uint64_t most_elems = 1;
 
     *rank = (struct rank){.c = c, .how = json_object_from_file(argv[2]), .rank = (unsigned)atoi(argv[3])};
-    if (!c || !rank->how || !get(rank, "socket") || !get(rank, "order"))
+    if (!c || !rank->how || !get(rank, "order"))
         return -EINVAL;
     rank->random = json_object_get_uint64(get(rank, "seed")) + rank->rank;
     for (unsigned i = 0; i < c->n_params; i++)

@@ -223,8 +223,7 @@ static int run_init(struct run *run, const struct golden_case *c, const struct h
     return run->out ? 0 : -errno;
 }
 
-/* ---- initial weights ------------------------------------------------------------------------------------
- */
+/* ---- initial weights ---------------------------------------------------------------------------------- */
 
 static struct core *owner(struct run *run, const struct layout_chunk *chunk)
 {
@@ -264,8 +263,7 @@ static int init_weights(struct run *run)
     return 0;
 }
 
-/* ---- reducing -------------------------------------------------------------------------------------------
- */
+/* ---- reducing ----------------------------------------------------------------------------------------- */
 
 static uint8_t *slot_of(const struct run *run, unsigned rank, unsigned pass)
 {
@@ -277,8 +275,7 @@ static bool has_pushed(const struct run *run, unsigned rank, unsigned param, uns
     return run->n_pushed[rank * run->c->n_params + param] > pass;
 }
 
-/* The parameters of a bucket that ranks [first, first + n) have pushed in that pass; at least one of them
- * each. */
+/* How many parameters of a bucket at least one of ranks [first, first + n) has pushed in that pass. */
 static uint32_t count_pushed(const struct run *run, uint32_t b, unsigned pass, unsigned first, unsigned n)
 {
     const struct layout_bucket *bucket = &run->layout->buckets[b];
@@ -419,8 +416,7 @@ static void post_all(struct run *run)
         post_bucket(run, b);
 }
 
-/* ---- a micro-batch
- * ----------------------------------------------------------------------------------------- */
+/* ---- a micro-batch ------------------------------------------------------------------------------------ */
 
 /* All pushes of the micro-batch in an order of their own: which rank is when where says the seed. */
 static unsigned make_pushes(struct run *run, uint64_t *random)
@@ -470,8 +466,8 @@ static void run_micro_batch(struct run *run, uint64_t *random)
 {
     unsigned n = make_pushes(run, random);
 
-    memset(run->slots, 0xff,
-           run->c->world_size * run->n_slots * run->layout->arena_bytes); /* NaN in all dtypes */
+    /* NaN in all dtypes. */
+    memset(run->slots, 0xff, run->c->world_size * run->n_slots * run->layout->arena_bytes);
     memset(run->n_pushed, 0, (size_t)run->c->world_size * run->c->n_params * sizeof(*run->n_pushed));
     memset(run->cursors, 0, run->layout->n_buckets * sizeof(*run->cursors));
     for (unsigned i = 0; i < n; i++) {
@@ -483,8 +479,7 @@ static void run_micro_batch(struct run *run, uint64_t *random)
         worker_pool_wait(run->pool);
 }
 
-/* ---- the step
- * ------------------------------------------------------------------------------------------------ */
+/* ---- the step ----------------------------------------------------------------------------------------- */
 
 static void update_is_done(void *userdata)
 {
@@ -563,8 +558,7 @@ static int run_step(struct run *run, uint64_t *random)
     return r;
 }
 
-/* ---- results
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- results ------------------------------------------------------------------------------------------ */
 
 typedef float *state_array(const struct state *state, uint32_t bucket, uint64_t elem);
 
@@ -647,8 +641,7 @@ static int run_case(struct run *run)
     return r;
 }
 
-/* ---- the program
- * -------------------------------------------------------------------------------------------------- */
+/* ---- the program -------------------------------------------------------------------------------------- */
 
 static uint64_t get(struct json_object *object, const char *name)
 {

@@ -683,7 +683,7 @@ static void late_init(unsigned n)
 
     raw_attach(&c, 1);
     raw_say(&c, &(struct request){.type = REQUEST_INIT, .init = {.n_elems = 10}});
-    raw_expect_refused(&c, 1403, "only rank 0 sends initial weights");
+    raw_expect_dropped(&c, 1403, "only rank 0 sends initial weights");
     raw_close(&c);
 }
 
@@ -718,7 +718,7 @@ static void wrong_count(unsigned n)
     raw_hello(&c, WIRE_ROLE_TRAINER, 1);
     raw_declare(&c);
     raw_say(&c, &(struct request){.type = REQUEST_FORM, .form = {.n_params = 5}});
-    raw_expect_refused(&c, 1403, "Form.n_params: 5, but 11 parameters were declared");
+    raw_expect_dropped(&c, 1403, "Form.n_params: 5, but 11 parameters were declared");
     raw_close(&c);
 }
 

@@ -279,6 +279,14 @@ static void fork_worker(struct trainer *t)
     }
 }
 
+/* Inside a window: what a successor must not find there. */
+static void scribble(struct trainer *t)
+{
+    for (unsigned i = 0; i < N_PARAMS; i++)
+        if (n_elems(i) > 0)
+            memset(zerod_window(t->client, i), 0x33, weight_bytes(i));
+}
+
 static int act(struct trainer *t, const struct action *action)
 {
     printf("action %s\n", action->what);
@@ -292,6 +300,8 @@ static int act(struct trainer *t, const struct action *action)
         t->differs = true;
     else if (strcmp(action->what, "omit") == 0)
         t->omits = true;
+    else if (strcmp(action->what, "scribble") == 0)
+        scribble(t);
     else if (strcmp(action->what, "fork") == 0)
         fork_worker(t);
     else if (strcmp(action->what, "abort") == 0)

@@ -15,7 +15,7 @@
 #include "daemon/worker.h"
 #include "tests/golden/gradients.h"
 
-/* ---- pieces ------------------------------------------------------------------------------------------ */
+/* ---- pieces ------------------------------------------------------------------------------------------- */
 
 struct node {
     unsigned first, n, parent_first, parent_n;
@@ -99,7 +99,7 @@ static void test_known_pieces(void **userdata)
     assert_int_equal(step_find_pieces(5, 1, 0, pieces), 0);
 }
 
-/* ---- a model and its gradients ------------------------------------------------------------------------- */
+/* ---- a model and its gradients ------------------------------------------------------------------------ */
 
 enum {
     WORLD = 6,
@@ -251,8 +251,7 @@ static void fill_all(struct fixture *f, uint64_t seed)
             fill(f, rank, param, seed);
 }
 
-/* ---- reducing ---------------------------------------------------------------------------------------------
- */
+/* ---- reducing ----------------------------------------------------------------------------------------- */
 
 static void note_done(void *userdata, struct reduction *reduction)
 {
@@ -427,8 +426,7 @@ static void test_open_forgets(void **userdata)
     done_with(&f);
 }
 
-/* ---- sums and norms
- * ------------------------------------------------------------------------------------------ */
+/* ---- sums and norms ----------------------------------------------------------------------------------- */
 
 static void check_sums(struct fixture *f, struct core *core)
 {
@@ -505,8 +503,7 @@ static void test_norm_of_each_parameter(void **userdata)
     done_with(&f);
 }
 
-/* ---- two cores
- * --------------------------------------------------------------------------------------------------- */
+/* ---- two cores ---------------------------------------------------------------------------------------- */
 
 /* A core's accumulators are the whole's: of what it owns, in stage 1 of everything. */
 static void check_half(struct fixture *f, struct core *half, unsigned stage)
@@ -592,8 +589,7 @@ static void test_combine_reads_what_it_owns(void **userdata)
     done_with(&f);
 }
 
-/* ---- values that are not finite
- * ---------------------------------------------------------------------------------- */
+/* ---- values that are not finite ----------------------------------------------------------------------- */
 
 static void check_finding(const struct step *step, unsigned rank, uint32_t micro, uint32_t param,
                           uint64_t elem)
@@ -635,8 +631,7 @@ static void test_finding(void **userdata)
     assert_int_equal(f.whole.step->finding.n_nan, 1);
     assert_true(isnan(total_of(f.whole.step)));
 
-    /* In a later micro-batch a lower parameter does not matter; in the same one it does, and so does the
-     * element. */
+    /* A lower parameter of a later micro-batch does not matter; of the same one it does, as a lower element. */
     set(&f, 1, 0, CHUNK_ELEMS + 3, INFINITY);
     reduce_whole(&f, 2);
     check_finding(f.whole.step, 3, 1, 2, 60);
@@ -685,8 +680,7 @@ static void test_overflow_is_nobodys(void **userdata)
     done_with(&f);
 }
 
-/* The node that has the slots names the rank; the other knows that the sum is not finite, and blames nobody.
- */
+/* The node that has the slots names the rank; the other, whose sum is not finite either, blames nobody. */
 static void test_finding_on_two_cores(void **userdata)
 {
     struct fixture f;

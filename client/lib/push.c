@@ -147,7 +147,7 @@ static int find_place(struct zerod *c, uint32_t bucket, uint32_t pass, uint64_t 
     while (r == 0 && retry) {
         reap(c);
         *place = (struct place){0};
-        if (find_gap(c, n_bytes, &place->offset_bytes, &place->at))
+        if (c->n_used < c->n_tickets && find_gap(c, n_bytes, &place->offset_bytes, &place->at))
             return 0;
         r = ask_for_place(c, bucket, pass, place, &retry);
     }

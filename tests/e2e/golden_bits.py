@@ -4,8 +4,8 @@
 import functools
 import json
 import math
-import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -13,7 +13,6 @@ from unittest import mock
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("ZEROD_BUILD", ROOT / "build")).resolve()
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
 
 import golden  # noqa: E402
@@ -31,7 +30,8 @@ OPTIMIZERS = {
     "SGD": ("SGD", {"lr": 1e-2, "weight_decay": 0.01}, {"lr": _RATES, "weight_decay": 0}),
     "SGD-momentum": ("SGD", {"lr": 1e-2, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}, {"momentum": 0}),
     "SGD-nesterov": ("SGD", {"lr": 1e-2, "momentum": 0.9, "nesterov": True}, {"lr": 3e-3, "momentum": 0.5}),
-    "Lion": ("Lion", {"lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.1}, {"weight_decay": 0, "betas": [0.95, 0.98]}),
+    "Lion": ("Lion", {"lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.1},
+             {"weight_decay": 0, "betas": [0.95, 0.98]}),
     "Adagrad": ("Adagrad", {"lr": 1e-2, "eps": 1e-10, "lr_decay": 1e-2, "weight_decay": 0.01}, {"lr_decay": 0.5}),
 }
 
@@ -113,6 +113,12 @@ def golden_run(case):
     return _golden_run(json.dumps(case))
 
 
+@functools.cache
+def list_isas(driver):
+    """The instruction sets of this machine, the narrowest first."""
+    return subprocess.run([driver, "--isas"], check=True, capture_output=True, text=True).stdout.split()
+
+
 # ---- result files --------------------------------------------------------------------------------------
 
 
@@ -167,6 +173,7 @@ def check_norms(results, steps):
     for i, step in enumerate(steps):
         norm = np.frombuffer(results[f"norm.{i}"])
         if step["applied"]:
-            assert norm.tobytes() == np.float64(step["norm"]).tobytes(), f"norm of step {i}: {norm[0]!r}, not {step['norm']!r}"
+            assert norm.tobytes() == np.float64(step["norm"]).tobytes(), \
+                f"norm of step {i}: {norm[0]!r} instead of {step['norm']!r}"
         else:
             assert not np.isfinite(norm[0]), f"norm of step {i}: {norm[0]!r} of gradients that are not finite"

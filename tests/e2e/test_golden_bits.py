@@ -7,6 +7,7 @@ How a case is run is drawn from all combinations, shuffled with a fixed seed; ZE
 """
 
 import itertools
+import functools
 import json
 import os
 import random
@@ -15,11 +16,9 @@ import subprocess
 import numpy as np
 import pytest
 
-from golden_bits import BUILD, N_STEPS, OPTIMIZERS, PAIRS, check_norms, differences, golden_run, make_case, \
+from golden_bits import N_STEPS, OPTIMIZERS, PAIRS, check_norms, differences, golden_run, list_isas, make_case, \
     read_results, wanted_state
 
-DRIVER = BUILD / "tests" / "golden-driver"
-ISAS = subprocess.run([DRIVER, "--isas"], check=True, capture_output=True, text=True).stdout.split()
 FULL = os.environ.get("ZEROD_GOLDEN_FULL", "0") == "1"
 
 WORLDS = range(1, 9)
@@ -28,21 +27,32 @@ ONE_EACH, EVERYTHING = 1, 10**9
 BUCKETS = (ONE_EACH, 64, 500, EVERYTHING)
 THREADS = (1, 2, 3, 4)
 CORES = (1, 2)
-N_DRAWN = 9
+N_DRAWN = 12
 
 
-def run_hows(case, hows, folder):
-    """The driver's results, one for each how."""
-    (folder / "case.json").write_text(json.dumps(case))
-    (folder / "hows.json").write_text(json.dumps(hows))
-    done = subprocess.run([DRIVER, folder / "case.json", folder / "hows.json", folder], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [read_results(folder / str(i)) for i in range(len(hows))]
+class Driver:
+    def __init__(self, program, folder):
+        self.program, self.folder, self.isas = program, folder, list_isas(program)
+
+    def run(self, case, hows):
+        """The results, one for each how."""
+        (self.folder / "case.json").write_text(json.dumps(case))
+        (self.folder / "hows.json").write_text(json.dumps(hows))
+        done = subprocess.run([self.program, self.folder / "case.json", self.folder / "hows.json", self.folder],
+                              capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return [read_results(self.folder / str(i)) for i in range(len(hows))]
 
 
-def check_hows(case, hows, folder):
+@pytest.fixture
+def driver(build, tmp_path):
+    return Driver(build.path("tests/golden-driver"), tmp_path)
+
+
+def check_hows(driver, case, hows):
+    """Return: the golden steps, to which all hows are equal."""
     steps = golden_run(case)
-    for how, results in zip(hows, run_hows(case, hows, folder)):
+    for how, results in zip(hows, driver.run(case, hows)):
         two = how.get("split", 0) > 0
         wanted = wanted_state(case, steps[-1], ("weights", "other_weights") if two else ("weights",))
         for i, step in enumerate(steps):
@@ -60,44 +70,44 @@ def make_how(rng, world, stage, bucket_elems, threads, isa, cores, split=None):
             "order": rng.randrange(2**32)}
 
 
-def all_hows(rng, world):
+def all_hows(rng, world, isas):
     """Every combination, and two cores split in every way."""
-    for *dims, cores in itertools.product(STAGES, BUCKETS, THREADS, ISAS, CORES):
+    for *dims, cores in itertools.product(STAGES, BUCKETS, THREADS, isas, CORES):
         for split in range(1, world) if cores == 2 else (0,):
             yield make_how(rng, world, *dims, cores, split)
 
 
-def draw():
+@functools.cache
+def draw(isas):
     """For each optimizer and world size some of the combinations; in all every one several times."""
     rng = random.Random(20)
-    product = list(itertools.product(STAGES, BUCKETS, THREADS, ISAS, CORES))
+    product = list(itertools.product(STAGES, BUCKETS, THREADS, isas, CORES))
     endless = itertools.chain.from_iterable(rng.sample(product, len(product)) for _ in itertools.count())
     return {(world, optimizer): [make_how(rng, world, *next(endless)) for _ in range(N_DRAWN)]
             for world in WORLDS for optimizer in OPTIMIZERS}
 
 
-DRAWN = draw()
-
-
-def test_every_pair_of_choices_is_drawn():
+def test_every_pair_of_choices_is_drawn(driver):
     drawn = set()
-    for (world, optimizer), hows in DRAWN.items():
+    for (world, optimizer), hows in draw(tuple(driver.isas)).items():
         for how in hows:
             row = {"world": world, "optimizer": optimizer, "cores": 2 if how["split"] else 1,
                    **{name: how[name] for name in ("stage", "bucket_elems", "threads", "isa")}}
             drawn |= set(itertools.combinations(sorted(row.items()), 2))
     choices = {"world": WORLDS, "optimizer": OPTIMIZERS, "cores": CORES, "stage": STAGES, "bucket_elems": BUCKETS,
-               "threads": THREADS, "isa": ISAS}
+               "threads": THREADS, "isa": driver.isas}
     wanted = {((a, x), (b, y)) for a, b in itertools.combinations(sorted(choices), 2)
               for x in choices[a] for y in choices[b]}
     assert wanted - drawn == {(("cores", 2), ("world", 1))}
 
 
-@pytest.mark.parametrize("world, optimizer", DRAWN)
-def test_bits(world, optimizer, tmp_path):
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("world", WORLDS)
+def test_bits(driver, world, optimizer):
     case = make_case(world, optimizer)
-    hows = list(all_hows(random.Random(1), world)) if FULL else DRAWN[world, optimizer]
-    steps = check_hows(case, hows, tmp_path)
+    hows = list(all_hows(random.Random(1), world, driver.isas)) if FULL \
+        else draw(tuple(driver.isas))[world, optimizer]
+    steps = check_hows(driver, case, hows)
     # The case is what it is meant to be: skipped steps, clipped and unclipped ones, parameters left alone.
     assert [i for i, step in enumerate(steps) if not step["applied"]] == [6, 13]
     coefs = [step["coef"] for step in steps if step["applied"]]
@@ -115,29 +125,29 @@ def short_case(world, steps=5, **changes):
 
 
 @pytest.mark.parametrize("world", WORLDS[1:])
-def test_every_split(world, tmp_path):
+def test_every_split(driver, world):
     rng = random.Random(world)
-    hows = [make_how(rng, world, stage, rng.choice(BUCKETS), 2, ISAS[-1], 2, split)
+    hows = [make_how(rng, world, stage, rng.choice(BUCKETS), 2, driver.isas[-1], 2, split)
             for stage in STAGES for split in range(1, world)]
-    check_hows(short_case(world), hows, tmp_path)
+    check_hows(driver, short_case(world), hows)
 
 
 @pytest.mark.parametrize("world", (1, 2, 5))
-def test_every_kind_of_bucket_size(world, tmp_path):
+def test_every_kind_of_bucket_size(driver, world):
     rng = random.Random(world)
     sizes = (1, 2, 63, 64, 65, 127, 128, 129, 192, 256, 500, 512, 513, 577, 1000, 1023, 1024, 1088, 2000, EVERYTHING)
-    hows = [make_how(rng, world, 1 + i % 3, size, 2, ISAS[-1], 1 + i % 2) for i, size in enumerate(sizes)]
-    check_hows(short_case(world), hows, tmp_path)
+    hows = [make_how(rng, world, 1 + i % 3, size, 2, driver.isas[-1], 1 + i % 2) for i, size in enumerate(sizes)]
+    check_hows(driver, short_case(world), hows)
 
 
-def test_many_orders(tmp_path):
+def test_many_orders(driver):
     rng = random.Random(3)
-    hows = [make_how(rng, 4, 2, rng.choice(BUCKETS), 4, rng.choice(ISAS), 1 + i % 2) for i in range(30)]
-    check_hows(short_case(4, 4), hows, tmp_path)
+    hows = [make_how(rng, 4, 2, rng.choice(BUCKETS), 4, rng.choice(driver.isas), 1 + i % 2) for i in range(30)]
+    check_hows(driver, short_case(4, 4), hows)
 
 
 @pytest.mark.parametrize("grad, weight", PAIRS)
-def test_one_bucket(grad, weight, tmp_path):
+def test_one_bucket(driver, grad, weight):
     """All parameters in one bucket: one group, one pair of dtypes."""
     world = 2 + PAIRS.index((grad, weight)) % 7
     case = short_case(world, N_STEPS)
@@ -146,21 +156,21 @@ def test_one_bucket(grad, weight, tmp_path):
     case["groups"] = [{}]
     rng = random.Random(world)
     hows = [make_how(rng, world, stage, EVERYTHING, stage + 1, isa, cores)
-            for stage in STAGES for isa in ISAS for cores in CORES]
-    check_hows(case, hows, tmp_path)
+            for stage in STAGES for isa in driver.isas for cores in CORES]
+    check_hows(driver, case, hows)
 
 
 @pytest.mark.parametrize("world", (1, 3, 8))
-def test_parameters_of_many_chunks(world, tmp_path):
+def test_parameters_of_many_chunks(driver, world):
     """Larger than a chunk and a partition: 64 Ki elements are reduced at a time."""
     params = [{"shape": [n], "grad_dtype": grad, "weight_dtype": weight} for n, grad, weight in
               ((150001, "fp32", "fp32"), (65536, "fp32", "fp32"), (65537, "bf16", "bf16"), (131071, "fp16", "bf16"))]
     case = {"world_size": world, "seed": 5, "steps": 2, "micro_batches": 2, "max_norm": 1.0, "params": params,
             "optimizer": make_case(world)["optimizer"]}
     rng = random.Random(world)
-    hows = [make_how(rng, world, stage, bucket, threads, ISAS[-1], cores) for stage, bucket, threads, cores in
+    hows = [make_how(rng, world, stage, bucket, threads, driver.isas[-1], cores) for stage, bucket, threads, cores in
             ((1, EVERYTHING, 4, 1), (2, ONE_EACH, 3, 2), (3, EVERYTHING, 2, 2), (1, 100000, 3, 2), (3, 70000, 4, 1))]
-    check_hows(case, hows, tmp_path)
+    check_hows(driver, case, hows)
 
 
 # ---- memory ----------------------------------------------------------------------------------------------
@@ -168,13 +178,13 @@ def test_parameters_of_many_chunks(world, tmp_path):
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("world, split", ((4, 0), (4, 2), (4, 1), (2, 1), (8, 3)))
-def test_memory_of_a_part(stage, world, split, tmp_path):
+def test_memory_of_a_part(driver, stage, world, split):
     """A core holds its ranks' part of the state; of the gradient in stages 2 and 3; of the weights in stage 3."""
     n32, n16 = 3 * 2**17, 2 * 2**17  # parameters of 2^17 elements, a whole number of pages in each partition
     params = [{"shape": [2**17]}] * 3 + [{"shape": [2**17], "grad_dtype": "bf16", "weight_dtype": "bf16"}] * 2
     case = {"world_size": world, "seed": 5, "steps": 1, "params": params, "optimizer": make_case(world)["optimizer"]}
-    how = make_how(random.Random(1), world, stage, 2**17, 2, ISAS[-1], 2, split)
-    results, = run_hows(case, [how], tmp_path)
+    how = make_how(random.Random(1), world, stage, 2**17, 2, driver.isas[-1], 2, split)
+    results, = driver.run(case, [how])
     for core, n_ranks in enumerate((split, world - split) if split else (world,)):
         part = n_ranks / world
         masters = n32 + n16 if stage == 3 else n16  # of fp32 weights, the weights are the masters

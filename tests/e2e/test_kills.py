@@ -94,6 +94,14 @@ def test_killed_while_forked_child_holds_the_socket(zerod, references):
         os.kill(int(child[1]), signal.SIGKILL)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("what", ["die", "abort", "reconnect"])
+def test_half_written_window(zerod, references, stage, what):
+    daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"stage": stage}})
+    ranks = train(daemon, [[["--at", "8.0.window:scribble", "--at", f"8.0.window:{what}"]], []], n_steps=SHORT)
+    judge(ranks, daemon, references.get(2, n_steps=SHORT), "no error|the test wants it so")
+
+
 @pytest.mark.parametrize("where", ["3.0.0", "6.1.5", "6.1.end", "9.0.step", "16.0.window"])
 def test_same_process_reconnects(zerod, references, where):
     daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"stage": 3}})
@@ -157,6 +165,20 @@ def test_successor_that_redoes_too_little(zerod, references):
     finish(ranks, daemon)
     judge(ranks, daemon, references.get(2, n_steps=SHORT), "E1302 step aborted.*rank 1.*differ")
     assert daemon.status()["counters"]["n_aborts"] == 1
+
+
+def test_aborted_while_a_successor_forms(zerod, references):
+    """What Formed said, position and blob, is out of date when the successor is ready."""
+    daemon = zerod({"gradient_clipping": 1.0})
+    ranks = start(daemon, [[["--at", "5.1.5:stop", "--at", "5.1.5:abort"]],
+                           [["--at", "5.1.3:die"], "formed:stop"]], n_steps=SHORT)
+    wait_for("the successor to be formed", lambda: ranks[1].tend() and len(ranks[1].processes) == 2
+             and state(ranks[1].last.pid) == state(ranks[0].last.pid) == "T")
+    ranks[0].last.signal(signal.SIGCONT)
+    wait_for("the abort", lambda: lines(ranks[0].last, "aborted"))
+    ranks[1].last.signal(signal.SIGCONT)
+    judge(finish(ranks, daemon), daemon, references.get(2, n_steps=SHORT), "no error")
+    assert lines(ranks[1].last, "start")[0].startswith("start rank 1 step 5 micro 0 attempt 1 "), describe(ranks, daemon)
 
 
 def test_rank_taken(zerod, references):
