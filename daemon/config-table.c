@@ -135,7 +135,7 @@ static const struct config_key table[] = {
         "Largest bucket; a larger parameter is its own bucket.", DEEPSPEED, .unit = "elements",
         .def = "2000000", RANGE(1, MAX_ELEMS)),
     KEY("zero_optimization.overlap_comm", BOOL, zero.overlap_comm,
-        "Reduce a bucket as soon as it is complete, while the backward goes on; false: after the backward.",
+        "Room for several buckets in the ring, so that reductions hide behind the backward; false: for two, less memory.",
         .flags = CONFIG_DEEPSPEED | CONFIG_NULLABLE, .def = "true"),
     KEY("zero_optimization.stage3_max_live_parameters", WHOLE, zero.stage3_max_live_parameters,
         "Stage 3: what a rank may hold gathered at one time.", DEEPSPEED, .unit = "elements",

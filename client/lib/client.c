@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -224,9 +225,24 @@ int client_call(struct zerod *c, const struct request *request, enum reply_type 
     return 0;
 }
 
+/* A push is too short for getpid(), which is a system call. */
+static int watch_forks(struct zerod *c)
+{
+    size_t n = (size_t)sysconf(_SC_PAGESIZE);
+    void *page = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (page == MAP_FAILED)
+        return client_fail(NULL, -ENOMEM, "out of memory");
+    c->mine = page;
+    *c->mine = true;
+    if (madvise(page, n, MADV_WIPEONFORK) < 0)
+        return client_fail(NULL, -errno, "madvise(MADV_WIPEONFORK): %s", strerror(errno));
+    return 0;
+}
+
 int client_check(struct zerod *c, bool needs_formed)
 {
-    if (c->pid != getpid())
+    if (!*c->mine)
         return -ECHILD;
     if (c->fatal)
         return c->fatal;
@@ -323,10 +339,11 @@ int zerod_connect(struct zerod **out, const struct zerod_options *options)
     if (!c)
         return client_fail(NULL, -ENOMEM, "out of memory");
     c->fd = -1;
-    c->pid = getpid();
     c->ring = c->overflow = c->credit = c->weights = MAPPING_NULL;
     c->in = FRAME_BUFFER_NULL;
-    r = init(c, options);
+    r = watch_forks(c);
+    if (r == 0)
+        r = init(c, options);
     if (r < 0) {
         zerod_close(c);
         return r;
@@ -350,7 +367,7 @@ void zerod_close(struct zerod *c)
         return;
     fault_unregister(c);
     /* A forked child that holds the socket would keep the rank taken; and a child's copy must not end its parent's. */
-    if (c->fd >= 0 && c->pid == getpid())
+    if (c->fd >= 0 && *c->mine)
         (void)shutdown(c->fd, SHUT_RDWR);
     if (c->fd >= 0)
         close(c->fd);
@@ -359,6 +376,8 @@ void zerod_close(struct zerod *c)
     mapping_deinit(&c->ring);
     mapping_deinit(&c->overflow);
     mapping_deinit(&c->credit);
+    if (c->mine)
+        munmap(c->mine, (size_t)sysconf(_SC_PAGESIZE));
     layout_free(c->layout);
     manifest_deinit(&c->manifest);
     free(c->inits);

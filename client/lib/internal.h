@@ -60,7 +60,7 @@ struct interned {
 
 struct zerod {
     int fd;
-    pid_t pid;                    /* a forked child's copy has another */
+    bool *mine;                   /* a page of its own, which a forked child finds wiped */
     int fatal;                    /* sticky -errno */
     int timeout_ms;
     unsigned flags;
