@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "client/example/random.h"
+#include "kernels/convert.h"
 
 enum { PUPPET_F32, PUPPET_BF16, PUPPET_F16 };
 
@@ -56,24 +57,15 @@ static inline uint64_t puppet_elems(const struct puppet_param *param)
     return n;
 }
 
-/* Element i of x as dtype; bf16 is cut, not rounded: any bits will do as long as they are the same each time. */
+/* Element i of data, as dtype. */
 static inline void puppet_store(void *data, int dtype, uint64_t i, float x)
 {
-    _Float16 half = (_Float16)x;
-    uint32_t bits;
+    uint16_t half = dtype == PUPPET_BF16 ? bf16_from_f32(x) : f16_from_f32(x);
 
-    memcpy(&bits, &x, sizeof(bits));
-    switch (dtype) {
-    case PUPPET_F32:
+    if (dtype == PUPPET_F32)
         memcpy((uint8_t *)data + 4 * i, &x, 4);
-        break;
-    case PUPPET_BF16:
-        memcpy((uint8_t *)data + 2 * i, (uint8_t *)&bits + 2, 2);
-        break;
-    default:
+    else
         memcpy((uint8_t *)data + 2 * i, &half, 2);
-        break;
-    }
 }
 
 /* In [-0.5, 0.5). */
