@@ -13,7 +13,7 @@ ZEROD_PACKAGES=(gcc libc6-dev meson ninja-build pkg-config libuv1-dev libprotobu
     libfyaml-dev libcmocka-dev libsystemd-dev libxxhash-dev libjson-c-dev python3)
 # To test; beyond those.
 ZEROD_TEST_PACKAGES=(python3-venv)
-ZEROD_TEST_MODULES=(numpy pytest jsonschema pyyaml)
+ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml)
 
 say() {
     printf '%s\n' "$*"

@@ -163,6 +163,15 @@ def n_fds(daemon):
     return len(os.listdir(f"/proc/{daemon.pid}/fd"))
 
 
+def n_fds_at_rest(daemon):
+    """When it has closed what zerodctl and the like have left."""
+    counts = [n_fds(daemon)]
+    while len(counts) < 10 or len(set(counts[-10:])) > 1:
+        time.sleep(0.02)
+        counts.append(n_fds(daemon))
+    return counts[-1]
+
+
 def n_threads(daemon):
     return len(os.listdir(f"/proc/{daemon.pid}/task"))
 

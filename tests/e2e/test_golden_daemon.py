@@ -18,6 +18,8 @@ from conftest import DEFAULTS, wait_for
 from golden_bits import OPTIMIZERS, check_norms, differences, golden_run, list_isas, make_case, read_results, \
     wanted_state
 
+pytestmark = pytest.mark.threads
+
 TIMING = os.environ.get("ZEROD_TIMING", "0") == "1"
 MOST_MS = 50
 ONE_EACH, EVERYTHING = 1, 10**9

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, Build, Daemon, environment, wait_for
-from puppet import Puppet, form, memory_cgroup, n_fds, n_threads, said_alike, settled, state, steps, trainers
+from puppet import Puppet, form, memory_cgroup, n_fds, n_fds_at_rest, n_threads, said_alike, settled, state, steps, trainers
 
 BUILD = Build(os.environ.get("ZEROD_BUILD", ROOT / "build"))
 LEAVING = {"diagnostics": {"on_leave": "continue"}}
@@ -71,7 +71,7 @@ class World:
         self.step = 0
         self.advance()
         self.leave_rank_1()
-        self.fds, self.threads = n_fds(self.daemon), n_threads(self.daemon)
+        self.fds, self.threads = n_fds_at_rest(self.daemon), n_threads(self.daemon)
 
     def start(self, folder):
         folder.mkdir()
@@ -341,7 +341,7 @@ def as_nobody(daemon, *words, groups=()):
 
 def test_foreign_uid(open_daemon):
     daemon = open_daemon()
-    fds, threads = n_fds(daemon), n_threads(daemon)
+    fds, threads = n_fds_at_rest(daemon), n_threads(daemon)
     for role in (0, 1):
         text = as_nobody(daemon, "foreign", role)
         assert "got        uid 65534, gid 65534" in text
@@ -380,7 +380,7 @@ def test_monkeys(zerod, stage, policy):
     """Requests that are nearly right, in any order, by both ranks at once; then the state is dropped and a job trains."""
     config = {"zero_optimization": {"stage": stage}, "diagnostics": {"on_duplicate": policy}}
     daemon, quiet = zerod(config), zerod(config)
-    fds, threads = n_fds(daemon), n_threads(daemon)
+    fds, threads = n_fds_at_rest(daemon), n_threads(daemon)
     for p in trainers(daemon):
         p.ok("close")
     processes = [daemon.spawn(BUILD.path("tests/hostile"), "monkey", 10 * stage + r) for r in range(4)]

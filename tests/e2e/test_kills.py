@@ -16,6 +16,8 @@ import kills
 from conftest import wait_for
 from kills import CLASSES, References, describe, finish, judge, start, train
 
+pytestmark = pytest.mark.threads
+
 SHORT = 24  # steps of runs in which the place does not matter
 
 
