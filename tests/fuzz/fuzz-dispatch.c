@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Conversations with a whole server of one rank: an input is a series of
- * packets, each headed by two bytes: bit 15 says on which of two connections, the rest its
- * length. Seeds are recorded conversations (make-conversations.c).
+ * Conversations with a whole server of one rank, in stages 2 and 3: an input is a series of packets, each headed
+ * by two bytes: bit 15 says on which of two connections, the rest its length. Seeds are recorded conversations
+ * (make-conversations.c).
  */
 
 #include <assert.h>
@@ -24,22 +24,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { N_CONNECTIONS = 2 };
 
-static struct server *start_server(void)
+static struct server *start_server(unsigned stage)
 {
     static const char format[] = "job: fuzz\n"
-                                 "listen: {socket: /tmp/zerod-fuzz-%d.sock}\n"
+                                 "listen: {socket: /tmp/zerod-fuzz-%d-%u.sock}\n"
                                  "world: {size: 1}\n"
-                                 "zero_optimization: {stage: %d, reduce_bucket_size: 128}\n"
+                                 "zero_optimization: {stage: %u, reduce_bucket_size: 128}\n"
                                  "limits: {memory: 64MiB, clients: 4}\n"
                                  "threads: 1\n";
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config;
     struct server *server;
     char text[512], why[256];
-    const char *stage = getenv("FUZZ_STAGE");
     int r;
 
-    snprintf(text, sizeof(text), format, getpid(), stage ? atoi(stage) : 2);
+    snprintf(text, sizeof(text), format, getpid(), stage, stage);
     r = config_load_string(&config, &(struct config_source){.text = {"fuzz.yaml", text, strlen(text)}}, &problems);
     assert(r == 0);
     r = server_new(&server, config, why, sizeof(why));
@@ -78,16 +77,10 @@ static void end(struct server *server, int *fds)
     run(server);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static void converse(struct server *server, struct frame_buffer *buffer, const uint8_t *data, size_t size)
 {
-    static struct server *server;
-    static struct frame_buffer buffer;
     int fds[N_CONNECTIONS];
 
-    if (!server) {
-        server = start_server();
-        frame_buffer_init(&buffer);
-    }
     for (int i = 0; i < N_CONNECTIONS; i++) {
         struct session *session;
         int pair[2];
@@ -110,9 +103,23 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         data += n;
         size -= n;
         run(server);
-        read_answers(fds[0], &buffer);
-        read_answers(fds[1], &buffer);
+        read_answers(fds[0], buffer);
+        read_answers(fds[1], buffer);
     }
     end(server, fds);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct server *servers[2];
+    static struct frame_buffer buffer;
+
+    if (!servers[0]) {
+        servers[0] = start_server(2);
+        servers[1] = start_server(3);
+        frame_buffer_init(&buffer);
+    }
+    converse(servers[0], &buffer, data, size);
+    converse(servers[1], &buffer, data, size);
     return 0;
 }
