@@ -27,7 +27,7 @@ def kernels(quick):
         update, torch = sides
         update.receive()
         ms = in_turn({"zerod": lambda: in_process_update(update), "torch": lambda: torch.step(torch.chains[0])},
-                     5 if quick else 11)
+                     5 if quick else 31)
     finally:
         for side in sides:
             side.stop()

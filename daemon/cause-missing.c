@@ -87,7 +87,7 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
                          e->n_forwards, e->n_forwards == 1 ? "" : "s");
     else
         diagnostic_field(d, "cause",
-                         "no backward reached zerod in this step, and the step was asked for all the same");
+                         "no gradient reached zerod in this step, and the step was asked for all the same");
     if (caller != CALLER_C && !e->exception)
         diagnostic_field(
             d, "tell apart",

@@ -122,7 +122,8 @@ static void explain_gone(struct diagnostic *d, const struct evidence_lost *e)
     diagnostic_field(d, "cause", "its process ended, or closed its connection, without having left");
     diagnostic_field(d, "fix",
                      "start the rank again with the same run id; zerodrun --restarts N does it by itself");
-    diagnostic_field(d, "or", "zerodctl abort-step   (to give the step up)");
+    diagnostic_field(d, "or", "zerod_leave before the process ends   (if it was done)");
+    diagnostic_field(d, "or", "zerodctl abort-step                   (to give the step up)");
     diagnostic_field(d, "not it", "the other ranks: they wait, redo nothing and lose nothing");
     diagnostic_field(d, "state",
                      "the others wait for a successor; the step is aborted after limits.reattach_timeout");
@@ -212,6 +213,13 @@ static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
         diagnostic_field(d, "fix", "the same collective calls in the same order on every rank");
         diagnostic_field(d, "or", "zerodctl abort-step   (to give the step up)");
         diagnostic_field(d, "not it", "the speed of a rank; bucket size; a longer stall_timeout");
+        return;
+    }
+    if (e->gone) {
+        diagnostic_field(d, "cause", "the process that is waited for has ended without zerod_leave");
+        diagnostic_field(d, "fix", "start it again with the same run id; zerodrun --restarts N does it by itself");
+        diagnostic_field(d, "or", "zerod_leave before the process ends   (if it was done)");
+        diagnostic_field(d, "not it", "the ranks that wait; bucket size; a longer stall_timeout");
         return;
     }
     if (e->absent)

@@ -40,9 +40,24 @@ static const char *push_title(const struct evidence_push *e)
                                 : "request after the boundary refused";
 }
 
+/* Its micro-batch is the next one, but has not been begun. */
+static bool is_unopened(const struct evidence_push *e)
+{
+    const struct push_record *record = &e->push.record;
+
+    return e->code == E_EARLY && e->push.present && !e->asked && !is_request(e) &&
+           (int64_t)record->step == e->at.step && record->micro_batch == e->at.micro_batch;
+}
+
 /* Where the rank stands, and where what it sent belongs. */
 static void add_positions(struct diagnostic *d, const struct evidence_push *e)
 {
+    if (is_unopened(e)) {
+        diagnostic_field(d, "expected", "the beginning of micro-batch %" PRId64 " of step %" PRId64, e->at.micro_batch,
+                         e->at.step);
+        diagnostic_field(d, "got", "a push into it");
+        return;
+    }
     if (e->at.step >= 0 && e->at.micro_batch >= 0 && !e->cause)
         diagnostic_field(d, "expected", "step %" PRId64 ", micro-batch %" PRId64 "%s", e->at.step,
                          e->at.micro_batch,
@@ -127,8 +142,9 @@ static void explain_parameter(struct diagnostic *d, const struct evidence_push *
         diagnostic_class(d, "M6");
         diagnostic_field(
             d, "cause",
-            "the parameter was declared frozen and has a gradient now: requires_grad changed after it "
-            "was declared");
+            caller == CALLER_C ? "the parameter was declared frozen (.trainable is false unless it is set) and has a gradient"
+                               : "the parameter was declared frozen and has a gradient now: requires_grad changed after it "
+                                 "was declared");
         diagnostic_field(d, "fix", "%s",
                          caller == CALLER_C
                              ? ".trainable = true for it in zerod_declare, on every rank"
@@ -488,10 +504,10 @@ struct diagnostic *cause_bad_message(const struct evidence_at *at, const char *w
     add_foreign(d, "got", what);
     diagnostic_field(
         d, "cause",
-        "the message breaks the protocol: it was made by a program with an error, or for another version");
-    diagnostic_field(d, "fix",
-                     "the libzerod that belongs to this daemon: zerod --version, zerodctl --version");
-    diagnostic_field(d, "not it", "the model, its gradients, the load of the machine");
+        "a value that cannot be, or a message out of its order: the program's mistake, or a client of another version");
+    diagnostic_field(d, "fix", "correct what got names, in the program or its environment (RANK, ZEROD_SOCKET)");
+    diagnostic_field(d, "or", "the libzerod that belongs to this daemon: zerod --version, zerodctl --version");
+    diagnostic_field(d, "not it", "the gradients, the load of the machine");
     diagnostic_field(d, "state", "nothing that the message asked for was done");
     return diagnostic_finish(d);
 }

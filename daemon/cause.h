@@ -178,6 +178,7 @@ struct evidence_stall {
     bool forming;
     bool absent;                 /* who is waited for never opened the step (M7) */
     bool deadlocked;             /* ranks wait in different calls, so for each other */
+    bool gone;                   /* the processes of all who are waited for have ended */
 };
 struct diagnostic *cause_stalled(const struct evidence_stall *evidence);
 

@@ -101,7 +101,8 @@ static const struct config_key table[] = {
         "Path of the Unix socket, absolute, at most 107 bytes. Its folder must exist.", REQUIRED),
     KEY("listen.mode", MODE, listen.mode, "Permissions of the socket, octal.", .def = "0660"),
     KEY("listen.allow_users", NAMES, listen.allow_users,
-        "Users (names or ids) that may attach, besides root and the daemon's own user.", .max_items = 64),
+        "Users (names or ids) that may attach, besides root and the daemon's own user; listen.mode has to let them "
+        "open the socket.", .max_items = 64),
     KEY("listen.allow_groups", NAMES, listen.allow_groups, "Groups (names or ids) whose members may attach.",
         .max_items = 64),
     KEY("listen.admin_users", NAMES, listen.admin_users,
@@ -357,7 +358,7 @@ static const struct config_key table[] = {
           "Gathering is a local copy, cheap for small parameters too."),
     INERT("zero_optimization.stage3_max_reuse_distance", "The trainers say when a parameter is released."),
     INERT("zero_optimization.stage3_gather_16bit_weights_on_model_save",
-          "The Python client's state_dict is whole."),
+          "zerod_weight() and zerod_read_state() give whole parameters."),
     INERT("zero_optimization.stage3_module_granularity_threshold",
           "The trainers say what is gathered together."),
     INERT("zero_optimization.stage3_use_all_reduce_for_fetch_params", "Gathering is a local copy."),

@@ -68,7 +68,7 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
         return;
     }
     if (rank->manifest.n == 0) {
-        job_fault(job, rank, cause_declare(&at, "no parameter was declared", "declare the model before zerod_form"));
+        job_fault(job, rank, cause_declare(&at, "no parameter was declared", "zerod_clear_fault, zerod_declare, and then zerod_form again"));
     } else if (job->layout && manifest_digest(&rank->manifest) != job->digest) {
         job_fault(job, rank,
                   cause_declare(&at, "the manifest is not the one that this run was formed with",
@@ -106,15 +106,15 @@ static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes 
     if (quota_charge(&job->memory, &job->charge, needed) != 0) {
         evidence.what = "memory of the job (limits.memory)";
         evidence.allowed = job->memory.limit;
-        evidence.fix = "raise limits.memory, or use more nodes or a higher stage (zerodctl plan shows what each needs)";
+        evidence.fix = "raise limits.memory, or make the model smaller (zerodctl plan shows what each part needs)";
     } else if (needed > headroom.cgroup_bytes) {
         evidence.what = "memory of the job (what its cgroup may still take)";
         evidence.allowed = headroom.cgroup_bytes;
-        evidence.fix = "raise the cgroup's limit (MemoryMax= of the unit), or use a higher stage";
+        evidence.fix = "raise the cgroup's limit (MemoryMax= of the unit), or make the model smaller";
     } else if (needed > headroom.available_bytes) {
         evidence.what = "memory of the job (MemAvailable of this machine)";
         evidence.allowed = headroom.available_bytes;
-        evidence.fix = "free memory on this machine, or use more nodes or a higher stage";
+        evidence.fix = "free memory on this machine, or make the model smaller";
     } else {
         return NULL;
     }
@@ -248,7 +248,7 @@ static void out_of_memory(struct job *job)
     form_refuse_all(job, cause_quota(&(struct evidence_quota){
                         .at = at_forming(NULL), .what = "memory of the job (the kernel gave no more)", .unit = "bytes",
                         .asked = job->planned.needed, .sum = sum,
-                        .fix = "free memory on this machine, or use more nodes or a higher stage"}));
+                        .fix = "free memory on this machine, or make the model smaller"}));
 }
 
 static void reserve_done(struct work *work)

@@ -63,7 +63,8 @@ static int look_up_groups(struct listener_ids *ids, const struct config_names *n
         if (entry)
             id = entry->gr_gid;
         else if (!parse_id(names->items[i], &id)) {
-            snprintf(why, why_size, "listen: there is no group \"%s\"", names->items[i]);
+            snprintf(why, why_size, "listen: there is no group \"%s\" on this machine (systemd-sysusers makes that of the service)",
+                     names->items[i]);
             return -ENOENT;
         }
         ids->gids[ids->n_gids++] = (gid_t)id;

@@ -134,7 +134,7 @@ int main(int argc, char **argv)
     if (r == EX_OK && options.print)
         r = config_print(stdout, config) < 0 ? EX_IOERR : EX_OK;
     else if (r == EX_OK && options.check)
-        printf("%s: ok\n", options.config);
+        printf("%s: ok (users, groups and the socket's folder are looked at when the daemon starts)\n", options.config);
     else if (r == EX_OK)
         r = serve(config);
     config_free(config);

@@ -72,6 +72,23 @@ static bool is_deadlocked(const struct job *job)
     return differ;
 }
 
+/* Have all who are waited for been here, and ended? */
+static bool all_are_gone(const struct job *job)
+{
+    bool any = false;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        const struct job_rank *rank = &job->ranks[r];
+
+        if (!is_blocking(job, rank))
+            continue;
+        if (rank->peer || !rank->pid)
+            return false;
+        any = true;
+    }
+    return any;
+}
+
 static const struct job_rank *first_waiting(const struct job *job)
 {
     for (unsigned r = 0; r < job->world_size; r++)
@@ -139,6 +156,7 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         .aborted = aborted,
         .forming = !job->has_weights,
         .deadlocked = is_deadlocked(job),
+        .gone = all_are_gone(job),
     });
 }
 

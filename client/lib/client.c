@@ -79,8 +79,12 @@ static void error_from_diagnostic(struct client_error *error, int status, const 
 {
     struct zerod_error *e = &error->public;
 
+    size_t n = strlen(d->text);
+
     error_reset(error);
-    error->text = strdup(d->text);
+    while (n > 0 && d->text[n - 1] == '\n')
+        n--;
+    error->text = strndup(d->text, n);
     error->cause_class = strdup(d->cause_class);
     e->code = (int)d->code;
     e->rank = d->has_rank ? (long)d->rank : -1;
@@ -145,8 +149,11 @@ static int lost(struct zerod *c)
 
 int client_send(struct zerod *c, const struct request *request)
 {
-    int n = wire_pack_request(&c->arena, request, c->out, FRAME_MAX_BYTES), r;
+    int n, r;
 
+    if (c->left)
+        return client_fail(c, -EINVAL, "zerod_leave was called: only zerod_close is left");
+    n = wire_pack_request(&c->arena, request, c->out, FRAME_MAX_BYTES);
     if (n < 0)
         return client_fatal(c, n, "%s does not fit into a packet", request_type_name(request->type));
     (void)failpoint_at(request_type_name(request->type), "send");
@@ -265,7 +272,8 @@ static int open_socket(struct zerod *c, const char *path)
     if (c->fd < 0 || connect(c->fd, (struct sockaddr *)&sa, sizeof(sa)) < 0)
         return client_fail(NULL, -errno, "cannot connect to zerod at %s: %s%s", path, strerror(errno),
                            errno == ENOENT || errno == ECONNREFUSED ? "; is the daemon running (zerod --config FILE)?"
-                                                                    : "");
+                           : errno == EACCES ? "; your user may not open the socket: listen.mode, listen.allow_groups"
+                                             : "");
     return 0;
 }
 
@@ -427,9 +435,14 @@ int zerod_user_state(struct zerod *c, const void **data, size_t *len)
     return 0;
 }
 
-static bool same_hypers(const struct zerod_step_args *args)
+static int check_args(struct zerod *c, const struct zerod_step_args *args)
 {
-    return !args || !args->groups || args->n_groups <= WIRE_MAX_GROUPS;
+    if (args && args->groups && args->n_groups != c->layout->n_groups)
+        return client_fail(c, -EINVAL, "zerod_step: n_groups is %u, but %u parameter groups were declared", args->n_groups,
+                           c->layout->n_groups);
+    if (args && args->blob && args->blob_len > WIRE_MAX_BLOB_BYTES)
+        return client_fail(c, -EINVAL, "zerod_step: a blob of %zu bytes; at most %d", args->blob_len, WIRE_MAX_BLOB_BYTES);
+    return 0;
 }
 
 static struct request_step step_request(const struct zerod *c, const struct zerod_step_args *args,
@@ -463,11 +476,10 @@ int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod
     struct reply reply;
     int r = client_check(c, true);
 
+    if (r == 0)
+        r = check_args(c, args);
     if (r != 0)
         return r;
-    if (!same_hypers(args) || (args && args->blob && args->blob_len > WIRE_MAX_BLOB_BYTES))
-        return client_fail(c, -EINVAL, "zerod_step: more than %d groups, or a blob of more than %d bytes",
-                           WIRE_MAX_GROUPS, WIRE_MAX_BLOB_BYTES);
     r = client_call(c, &(struct request){.type = REQUEST_STEP, .step = step_request(c, args, groups)},
                     REPLY_STEP_DONE, &reply);
     if (r != 0)
@@ -529,5 +541,8 @@ int zerod_leave(struct zerod *c)
     struct reply reply;
     int r = client_check(c, false);
 
-    return r == 0 ? client_call(c, &(struct request){.type = REQUEST_LEAVE}, REPLY_DONE, &reply) : r;
+    if (r == 0)
+        r = client_call(c, &(struct request){.type = REQUEST_LEAVE}, REPLY_DONE, &reply);
+    c->left = r == 0;
+    return r;
 }

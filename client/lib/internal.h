@@ -64,7 +64,7 @@ struct zerod {
     int fatal;                    /* sticky -errno */
     int timeout_ms;
     unsigned flags;
-    bool formed;
+    bool formed, left;
     struct client_error error;
     struct frame_buffer in;
     struct wire_arena arena;
@@ -94,6 +94,7 @@ struct zerod {
     uint32_t ordinal;
     uint64_t sequence;
     uint16_t *n_pushed;           /* per parameter, in the open micro-batch */
+    bool *slotted;                /* per parameter: zerod_slot() said where the next push is to be written */
     uint32_t *slots;              /* per bucket: first ticket of the open micro-batch */
     struct ticket *tickets;
     uint32_t *used;               /* tickets in use */

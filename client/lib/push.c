@@ -25,8 +25,9 @@ int push_init(struct zerod *c, uint32_t n_tickets)
     c->used = calloc(n_tickets, sizeof(*c->used));
     c->slots = malloc((c->layout->n_buckets + 1) * sizeof(*c->slots));
     c->n_pushed = calloc(c->layout->n_params, sizeof(*c->n_pushed));
+    c->slotted = calloc(c->layout->n_params, sizeof(*c->slotted));
     c->gathered = calloc(c->layout->n_params, sizeof(*c->gathered));
-    if (!c->tickets || !c->used || !c->slots || !c->n_pushed || !c->gathered)
+    if (!c->tickets || !c->used || !c->slots || !c->n_pushed || !c->slotted || !c->gathered)
         return client_fatal(c, -ENOMEM, "out of memory");
     for (uint32_t b = 0; b < c->layout->n_buckets; b++)
         c->slots[b] = CLIENT_NO_TICKET;
@@ -39,6 +40,7 @@ void push_deinit(struct zerod *c)
     free(c->used);
     free(c->slots);
     free(c->n_pushed);
+    free(c->slotted);
     free(c->gathered);
     free(c->scratch);
     for (uint32_t i = 0; i < c->string_capacity; i++)
@@ -72,9 +74,10 @@ static void reap(struct zerod *c)
 void push_close(struct zerod *c)
 {
     c->open = false;
-    if (!c->layout || !c->n_pushed)
+    if (!c->layout || !c->n_pushed || !c->slotted)
         return;
     memset(c->n_pushed, 0, c->layout->n_params * sizeof(*c->n_pushed));
+    memset(c->slotted, 0, c->layout->n_params * sizeof(*c->slotted));
     for (uint32_t b = 0; b < c->layout->n_buckets; b++)
         c->slots[b] = CLIENT_NO_TICKET;
     for (uint32_t i = 0; i < c->n_used; i++)
@@ -312,6 +315,7 @@ void *zerod_slot(struct zerod *c, unsigned param)
         return get_scratch(c, param);
     if (get_slot(c, c->layout->params[param].bucket, c->n_pushed[param], &ticket) != 0)
         return NULL;
+    c->slotted[param] = true;
     return slot_data(c, ticket, param);
 }
 
@@ -379,6 +383,9 @@ int zerod_push(struct zerod *c, const struct zerod_push *push)
             add_sum(c, push, &request.push);
         return MIN(client_send(c, &request), 0);
     }
+    if (!push->data && !c->slotted[push->param])
+        return client_fail(c, -EINVAL, "zerod_push: data is NULL, and zerod_slot() has not told where to write parameter %u",
+                           push->param);
     r = get_slot(c, c->layout->params[push->param].bucket, c->n_pushed[push->param], &ticket);
     if (r != 0)
         return r;
@@ -393,6 +400,7 @@ int zerod_push(struct zerod *c, const struct zerod_push *push)
     (void)failpoint("copy");
     c->tickets[ticket].pushed = true;
     c->n_pushed[push->param]++;
+    c->slotted[push->param] = false;
     return MIN(client_send(c, &request), 0);
 }
 

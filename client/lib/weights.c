@@ -273,8 +273,9 @@ int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, vo
     struct reply reply;
     int r = client_check(c, true);
 
-    if (r == 0 && which > ZEROD_GRAD_NORM)
-        r = client_fail(c, -EINVAL, "zerod_read_state: no such state");
+    if (r == 0 && (which > ZEROD_GRAD_NORM || (which != ZEROD_GRAD_NORM && param >= c->layout->n_params)))
+        r = client_fail(c, -EINVAL, "zerod_read_state: no parameter %u of %u, or no such state", param,
+                        c->layout->n_params);
     if (r == 0)
         r = client_call(c, &(struct request){.type = REQUEST_READ_STATE,
                                              .read_state = {.param = param, .kind = (enum wire_state_kind)which}},

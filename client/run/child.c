@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +38,8 @@ void child_wrapper(int argc, char **argv)
         _exit(128 + SIGKILL); /* zerodrun died before the call above: nobody would tell us */
     execvp(argv[WRAPPER_N_ARGS], argv + WRAPPER_N_ARGS);
     r = errno;
-    fprintf(stderr, "zerodrun: cannot run %s: %s\n", argv[WRAPPER_N_ARGS], strerror(r));
+    fprintf(stderr, "zerodrun: cannot run %s: %s%s\n", argv[WRAPPER_N_ARGS], strerror(r),
+            fnmatch("*.py", argv[WRAPPER_N_ARGS], 0) == 0 ? "; it takes a program: -- python3 train.py" : "");
     _exit(r == ENOENT ? 127 : 126);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/run/place.h"
 
+#include <json-c/json.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include <sys/un.h>
 #include <sysexits.h>
 
+#include "client/ctl/control.h"
 #include "client/run/environment.h"
 #include "client/run/options.h"
 #include "daemon/base.h"
@@ -127,6 +129,34 @@ static int place_load_config(struct place *place, const struct run_options *opti
     return r;
 }
 
+/* The world of the daemon that answers. Return: 0, or -sysexits.h. */
+static int place_ask_daemon(struct place *place, const struct run_options *options)
+{
+    struct control control;
+    struct answer answer = ANSWER_NULL;
+    struct json_object *status = NULL, *size = NULL;
+    int r = control_init(&control, place->socket);
+
+    if (r == 0)
+        r = control_ask(&control, "status", &answer);
+    if (r < 0)
+        fprintf(stderr, "zerodrun: %s\n", control.error);
+    control_deinit(&control);
+    if (r < 0)
+        return r;
+    status = json_tokener_parse(answer.json);
+    if (json_object_object_get_ex(status, "world_size", &size))
+        place->n_ranks = place->world_size = (unsigned)json_object_get_int64(size);
+    json_object_put(status);
+    answer_deinit(&answer);
+    if (options->n_ranks > 0 && options->n_ranks != place->world_size) {
+        fprintf(stderr, "zerodrun: -n %u, but the daemon on %s has world.size %u\n", options->n_ranks, place->socket,
+                place->world_size);
+        return -EX_USAGE;
+    }
+    return 0;
+}
+
 static int place_without_config(struct place *place, const struct run_options *options)
 {
     const char *socket_path = options->socket_path ? options->socket_path : getenv("ZEROD_SOCKET");
@@ -137,7 +167,9 @@ static int place_without_config(struct place *place, const struct run_options *o
     place->master_addr = strdup("127.0.0.1");
     if (socket_path && *socket_path)
         place->socket = strdup(socket_path);
-    if (options->no_daemon || (place->socket && place_answers(place)))
+    if (place->socket && place_answers(place))
+        return place_ask_daemon(place, options);
+    if (options->no_daemon)
         return 0;
     r = place_make_directory(place);
     if (r < 0)

@@ -558,15 +558,17 @@ def test_daemon_dies_with_zerodrun(env, tmp_path):
     wait_for("daemon is left", lambda: not alive(saw(tmp_path)["pid"]))
 
 
-def test_running_daemon_is_used(env, tmp_path):
-    path = tmp_path / "there.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.bind(str(path))
-        server.listen()
-        result = run(["-n", 2, "--socket", path, "--zerod", "/nowhere/zerod", *python(CONNECT)], env)
-        assert result.returncode == 0, result.stderr
-        assert result.stdout.count(f"connected {path}\n") == 2
-    assert path.exists()
+def test_running_daemon_is_used(zerod, env):
+    """It has the say on the number of ranks."""
+    daemon = zerod({"world": {"size": 3}})
+    to_it = ["--socket", daemon.socket, "--zerod", "/nowhere/zerod"]
+    result = run([*to_it, *python(CONNECT)], env)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(f"connected {daemon.socket}\n") == 3
+    result = run(["-n", 2, *to_it, *python(CONNECT)], env)
+    assert (result.returncode, result.stdout) == (os.EX_USAGE, "")
+    assert result.stderr == f"zerodrun: -n 2, but the daemon on {daemon.socket} has world.size 3\n"
+    assert daemon.running()
 
 
 def test_quoted_paths_reach_the_daemon(env, tmp_path):

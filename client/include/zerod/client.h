@@ -13,7 +13,7 @@
  *     zerod_connect(&c, &(struct zerod_options){.rank = 0, .socket = "/run/zerod/job.sock"});
  *     zerod_declare(c, params, n_params);
  *     zerod_form(c);                                    waits for all ranks
- *     for (;;) {
+ *     while (zerod_epoch(c).step < n_steps) {           a restarted trainer does not count from 0
  *             zerod_begin_backward(c, NULL);
  *             ... compute; for each parameter i, in any order:
  *             zerod_push(c, &(struct zerod_push){.param = i, .data = grad});
@@ -84,12 +84,12 @@ enum zerod_flags {
     ZEROD_NO_SIGSEGV_HANDLER = 1 << 0, /* do not explain writes to published and reads of released weights (E1106, E1110) */
 };
 
-/* All fields may be zero. */
+/* All fields may be zero; there has to be one. */
 struct zerod_options {
     const char *socket;   /* path; NULL: environment ZEROD_SOCKET */
-    int rank;             /* from 0; -1: environment RANK */
+    int rank;             /* from 0; below 0: environment RANK */
     const char *run_id;   /* NULL: environment ZEROD_RUN_ID, or any */
-    int timeout_ms;       /* for connecting and for each answered call; 0: connect 10 s, calls wait for ever; */
+    int timeout_ms;       /* for connecting and for each answered call; 0: connect 10 s, calls wait for ever. A socket where nobody listens is an error at once */
     enum zerod_on_duplicate on_duplicate;
     unsigned flags;       /* enum zerod_flags */
     const char *client;   /* program name for status; NULL: the process's */
@@ -187,7 +187,7 @@ struct zerod_field {
 struct zerod_error {
     int status;               /* what the call returned */
     int code;                 /* 1001 for E1001; 0 for a local error */
-    const char *text;         /* whole text, lines separated by \n; never NULL */
+    const char *text;         /* whole text, lines separated by \n, none at its end; never NULL */
     const char *cause_class;  /* "D1"; "" if none */
     long rank;                /* -1: none */
     int64_t step;             /* -1: none */
@@ -210,7 +210,7 @@ ZEROD_API int zerod_declare(struct zerod *c, const struct zerod_param *params, s
 
 /*
  * Waits until all ranks have declared the same (E1101), memory is admitted (E1401), initial weights are in.
- * Return: 0 new run, ZEROD_RESUMED.
+ * Return: 0 new run; ZEROD_RESUMED, no error either: the daemon holds this run, so go on at zerod_epoch().
  */
 ZEROD_API int zerod_form(struct zerod *c);
 
