@@ -8,10 +8,13 @@
 #include "daemon/ring.h"
 #include "daemon/step.h"
 
+enum { MAX_TICKETS = 65536 };
+
 /* Each bucket once in this micro-batch and once in a later pass, and some; picked, not measured. */
 uint32_t budget_n_tickets(uint64_t n_buckets)
 {
-    return (uint32_t)MIN(2 * n_buckets + 64, (uint64_t)65536);
+    n_buckets = MIN(n_buckets, (uint64_t)MAX_TICKETS); /* twice any number may be small again */
+    return (uint32_t)MIN(2 * n_buckets + 64, (uint64_t)MAX_TICKETS);
 }
 
 struct plan_options budget_options(const struct config *config, const struct layout *layout, struct budget_ranks ranks,

@@ -64,7 +64,7 @@ static bool parse_point(struct point *point, char *text)
 {
     char *action = strchr(text, ':'), *pass = strchr(text, '@');
 
-    if (!action || action - text >= MAX_NAME || (pass && pass < action))
+    if (!action || action == text || action - text >= MAX_NAME || (pass && pass < action))
         return false;
     *action++ = '\0';
     if (pass)
@@ -126,13 +126,14 @@ int failpoint(const char *name)
     int r = 0;
 
     pthread_once(&once, parse);
-    for (size_t i = 0; i < n_points && r == 0; i++) {
+    for (size_t i = 0; i < n_points; i++) {
         struct point *point = &points[i];
 
         if (strcmp(point->name, name) != 0)
             continue;
+        /* Counted also when an earlier entry of the same name has failed: passes are passes of the process. */
         if (atomic_fetch_add(&point->n_passed, 1) + 1 == point->pass || point->pass == 0)
-            r = act(point);
+            r = MIN(r, act(point));
     }
     return r;
 }

@@ -33,7 +33,7 @@ struct worker_pool;
  */
 int worker_pool_new(struct worker_pool **out, unsigned n_threads, void (*notify)(void *userdata), void *userdata);
 
-/* Waits for works under way; works that have not started are forgotten, done() is not called. NULL is fine. */
+/* Waits for items under way; items that have not started are forgotten, done() is not called. NULL is fine. */
 void worker_pool_free(struct worker_pool *pool);
 
 void worker_post(struct worker_pool *pool, struct work *work);
