@@ -187,8 +187,8 @@ static struct diagnostic *diagnose_count(const struct evidence_duplicate *e)
     diagnostic_field(d, "not it", "gradient checkpointing, batch size, number of GPUs");
     diagnostic_field(d, "state",
                      "step held, nothing was applied; going on would train on gradients %" PRIu32
-                     " / %" PRIu32 " times as large: %s drops it",
-                     e->n_micro_batches, e->n_configured, caller_abort(caller));
+                     " / %" PRIu32 " times as large: %s, or %s",
+                     e->n_micro_batches, e->n_configured, caller_abort(caller), caller_clear(caller));
     return diagnostic_finish(d);
 }
 

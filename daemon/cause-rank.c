@@ -153,6 +153,18 @@ struct diagnostic *cause_rank_lost(const struct evidence_lost *e)
     return diagnostic_finish(d);
 }
 
+struct diagnostic *cause_rank_back(const struct evidence_at *at)
+{
+    struct diagnostic *d = cause_new(at, E_RANK_LOST, "a rank that had left is back, step aborted");
+
+    diagnostic_field(d, "cause", "it had left (zerod_leave), and gradients of this step were added up without it");
+    diagnostic_field(d, "fix", "none is needed: the step begins again with all ranks");
+    diagnostic_field(d, "or", "zerod_leave after the last step only   (if it was not to come back)");
+    diagnostic_field(d, "not it", "the ranks that went on: they lose the step and nothing else");
+    diagnostic_field(d, "state", STEP_ABORTED);
+    return diagnostic_finish(d);
+}
+
 /* ---- the abort of a step -------------------------------------------------------------------------------- */
 
 /* All of it: whoever is told of the abort needs to look nowhere else. */

@@ -156,6 +156,8 @@ struct evidence_lost {
     uint64_t waited_ms;
 };
 struct diagnostic *cause_rank_lost(const struct evidence_lost *evidence);
+/* A rank that had left is there again, and the open step was added up without it: aborted for all. */
+struct diagnostic *cause_rank_back(const struct evidence_at *at);
 
 /* The abort of a step as the innocent see it: names whose request or fault it was. */
 struct evidence_abort {

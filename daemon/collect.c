@@ -216,7 +216,10 @@ void collect_all(struct job *job)
 
 bool collect_is_done(const struct job *job, const struct job_rank *rank)
 {
-    (void)job;
+    /* A comparison outlives the slot and the incarnation that it is of. */
+    for (const struct verification *v = job->verifications; v; v = v->next)
+        if (v->rank == rank->rank && v->attempt == job->ledger.attempt)
+            return false;
     return (!rank->rings[0] || rank->rings[0]->n_held == 0) && (!rank->rings[1] || rank->rings[1]->n_held == 0);
 }
 

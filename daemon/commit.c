@@ -30,10 +30,12 @@ static double divisor(const struct job *job)
 
 static const struct step_args *first_args(const struct job *job)
 {
+    static const struct step_args none = {0}; /* a rank's own are those of its last step */
+
     for (unsigned r = 0; r < job->world_size; r++)
         if (job->ledger.ranks[r].asked)
             return &job->ranks[r].args;
-    return &job->ranks[0].args;
+    return &none;
 }
 
 static double step_loss_scale(const struct job *job)
@@ -385,6 +387,8 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
     ring_orphan(steal_ptr(rank->rings[1]));
     if (!rank->peer || rank->left) { /* nobody will say AbortSeen */
         collect_release_ring(job, rank, true);
+        rank->declared = rank->formed = rank->ready = false; /* whoever comes back has no ring: it forms again */
+        manifest_deinit(&rank->manifest);
         return;
     }
     /* Its client may still write into these slots: they come back with AbortSeen. Until then they hold nothing. */
@@ -444,7 +448,7 @@ void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)
         diagnostic_unref(reason);
         return;
     }
-    if (reason)
+    if (reason && reason->id == 0) /* else it is kept already */
         job_keep(job, diagnostic_ref(reason));
     job->phase = JOB_ABORTING;
     job->abort_rank = rank;

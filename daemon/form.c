@@ -47,10 +47,11 @@ void form_refuse_all(struct job *job, struct diagnostic *diagnostic)
     for (unsigned r = 0; r < job->world_size; r++) {
         struct job_rank *rank = &job->ranks[r];
 
+        if (rank->wait != WAIT_FORM && rank->wait != WAIT_READY)
+            continue; /* it may be in the middle of declaring */
         rank->declared = false;
         manifest_deinit(&rank->manifest);
-        if (rank->wait == WAIT_FORM || rank->wait == WAIT_READY)
-            job_refuse(job, rank, diagnostic, false);
+        job_refuse(job, rank, diagnostic, false);
     }
 }
 

@@ -303,6 +303,10 @@ void job_gather(struct job *job, struct job_rank *rank, const struct request_gat
 
     if (job_is_held(job, rank))
         return;
+    if (!job->has_weights) { /* what would be loaded now would be taken for the weights later */
+        job_drop_peer(job, rank, "Gather: before Ready was answered");
+        return;
+    }
     for (size_t i = 0; i < request->n_params; i++) {
         if (request->params[i] >= job->layout->n_params) {
             job_drop_peer(job, rank, "Gather.params: no such parameter");
@@ -359,6 +363,7 @@ struct reading {
     struct job *job;
     struct job_rank *rank;
     void *peer;
+    uint64_t incarnation;  /* another session may get the address of one that is gone */
     struct segment segment;
     uint32_t param;
     enum wire_state_kind kind;
@@ -407,9 +412,10 @@ static void reading_done(struct work *work)
     struct wire_segment segment = {.kind = WIRE_SEGMENT_STATE, .n_bytes = reading->segment.n_bytes};
     int fd = reading->result < 0 || reading->segment.n_bytes == 0 ? -1 : segment_open_ro(&reading->segment);
     size_t n = fd >= 0;
+    bool asks = rank->wait == WAIT_READ && rank->peer == reading->peer && rank->incarnation == reading->incarnation;
 
     job->n_io--;
-    if (rank->wait == WAIT_READ && rank->peer == reading->peer && reading->result == 0) {
+    if (asks && reading->result == 0) {
         job_answer(job, rank,
                    &(struct reply){
                        .type = REPLY_STATE_IS,
@@ -418,7 +424,7 @@ static void reading_done(struct work *work)
                                     .count = state_journal(job->state)->counts[reading->param]},
                    },
                    &fd, n);
-    } else if (rank->wait == WAIT_READ && rank->peer == reading->peer) {
+    } else if (asks) {
         struct diagnostic *d = job_keep(job, cause_quota(&(struct evidence_quota){
                                                  .at = job_at(job, rank), .what = "state to be read", .unit = "bytes",
                                                  .asked = reading->segment.n_bytes,
@@ -495,6 +501,7 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
     reading->job = job;
     reading->rank = rank;
     reading->peer = rank->peer;
+    reading->incarnation = rank->incarnation;
     reading->param = request->param;
     reading->kind = request->kind;
     reading->work = (struct work){.run = reading_run, .done = reading_done, .n_items = 1};

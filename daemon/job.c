@@ -160,6 +160,8 @@ void job_fault_join(struct fault *fault, uint32_t param)
     uint32_t capacity = MAX(fault->capacity * 2, 16u);
     uint32_t *params = fault->params;
 
+    if (fault->n_params == MANIFEST_MAX_PARAMS)
+        return;
     if (fault->n_params == fault->capacity) {
         params = realloc(fault->params, capacity * sizeof(*params));
         if (!params)
@@ -424,6 +426,43 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
     return check_run(job, &at, hello->run_id);
 }
 
+/*
+ * A rank that has left is waited for no more: buckets of the open step are reduced, or passed over, without it.
+ * Gradients that it pushes there when it has come back would lie behind the cursors, and it would wait for ever.
+ */
+static bool was_passed_over(const struct job *job, const struct job_rank *rank)
+{
+    const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
+
+    for (uint32_t b = 0; !ledger->asked && b < job->layout->n_buckets; b++) {
+        const struct cursor *cursor = &job->cursors[b];
+
+        if (cursor->micro_batch > ledger->n_ended ||
+            (cursor->micro_batch == ledger->n_ended && (cursor->pass > 0 || job->step->reductions[b].busy)))
+            return true;
+    }
+    return false;
+}
+
+/* The rank is back; when all had left they are all expected back. */
+static void end_leave(struct job *job, struct job_rank *rank)
+{
+    bool all = everybody_left(job), missed = false;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        struct job_rank *back = &job->ranks[r];
+
+        if (!back->left || (!all && back != rank))
+            continue;
+        missed |= job->layout && was_passed_over(job, back);
+        back->left = false;
+    }
+    if (missed)
+        job_abort(job, rank->rank,
+                  cause_rank_back(&(struct evidence_at){.layout = job->layout, .rank = rank->rank,
+                                                        .step = (int64_t)job->ledger.step, .micro_batch = -1}));
+}
+
 static void start_incarnation(struct job *job, struct job_rank *rank, const struct request_hello *hello)
 {
     bool successor = rank->incarnation && rank->incarnation != hello->incarnation;
@@ -459,10 +498,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
         job->ops.drop(job->ops.userdata, rank->peer, NULL);
         job_detach(job, rank);
     }
-    if (everybody_left(job))
-        for (unsigned r = 0; r < job->world_size; r++)
-            job->ranks[r].left = false;
-
+    end_leave(job, rank);
     start_incarnation(job, rank, hello);
     if (rank->formed) /* a reconnect goes on where it was */
         rank->lost_ns = 0;
@@ -472,7 +508,6 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
     rank->gid = attach->gid;
     free(rank->client);
     rank->client = strdup(hello->client);
-    rank->left = false;
     rank->attached_ns = rank->last_ns = job_now(job);
     rank->on_duplicate = hello->on_duplicate == WIRE_ON_DUPLICATE_AS_CONFIGURED ? job->config->diagnostics.on_duplicate
                                                                    : policies[hello->on_duplicate];
@@ -498,7 +533,7 @@ static void describe_debt(const struct job *job, const struct job_rank *rank, ch
 
     if (ledger->asked)
         snprintf(dst, size, "nothing: it had asked for the step");
-    else if (!ledger->open && ledger->n_pushed_open == 0 && ledger->n_ended > 0)
+    else if (!ledger->open && ledger->n_ended > 0)
         snprintf(dst, size, "the request for the step, or more micro-batches than the %u it had ended", ledger->n_ended);
     else
         snprintf(dst, size, "%u of %u parameters of micro-batch %u", n_trainable - MIN(ledger->n_pushed_open, n_trainable),
@@ -550,13 +585,22 @@ void job_detach(struct job *job, struct job_rank *rank)
     job_settle(job);
 }
 
+/* What a predecessor's death left added up of a micro-batch that nobody has ended. */
+static bool stands_half(const struct job *job, const struct job_rank *rank)
+{
+    for (uint32_t p = 0; p < job->layout->n_params; p++)
+        if (ledger_entry(&job->ledger, rank->rank, p)->n_redo > 0)
+            return true;
+    return false;
+}
+
 /* Half a backward is no contribution: it is taken back, or if it was added already, the step begins again without it. */
 static void give_up_open(struct job *job, struct job_rank *rank)
 {
     struct evidence_abandoned evidence = {.at = job_at(job, rank), .why = "the rank left (zerod_leave) inside a backward",
                                           .n_dropped = job->ledger.ranks[rank->rank].n_pushed_open, .aborted = true};
 
-    if (ledger_abandon(&job->ledger, rank->rank) == LEDGER_MUST_ABORT) {
+    if (stands_half(job, rank) || ledger_abandon(&job->ledger, rank->rank) == LEDGER_MUST_ABORT) {
         job_abort(job, rank->rank, cause_abandoned(&evidence));
         return;
     }
@@ -564,19 +608,31 @@ static void give_up_open(struct job *job, struct job_rank *rank)
     collect_all(job); /* nothing more is to come from this rank */
 }
 
+/* on_leave: stop. Those who wait are told now; a step that they had asked for is not taken without the one that left. */
+static void stop_waiting(struct job *job)
+{
+    for (unsigned r = 0; who_left(job) && r < job->world_size; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (!job_is_collective(rank->wait) || (rank->wait == WAIT_STEP && job->phase == JOB_UPDATING))
+            continue;
+        if (rank->wait == WAIT_STEP)
+            job->ledger.ranks[r].asked = false;
+        job_is_stopped(job, rank);
+    }
+}
+
 void job_leave(struct job *job, struct job_rank *rank)
 {
     rank->left = true;
+    rank->lost_ns = 0; /* nobody waits for it any more */
     if (job->layout)
         give_up_open(job, rank);
     rank->abort_notice = (diagnostic_unref(rank->abort_notice), NULL);
     job_fault_reset(&rank->fault);
     job_answer_done(job, rank);
+    stop_waiting(job);
     job_settle(job);
-    /* Those who wait can be told now. */
-    for (unsigned r = 0; r < job->world_size; r++)
-        if (job_is_collective(job->ranks[r].wait))
-            job_is_stopped(job, &job->ranks[r]);
 }
 
 bool job_is_idle(const struct job *job)
@@ -641,6 +697,22 @@ void job_intern(struct job *job, struct job_rank *rank, const struct request_int
     rank->string_bytes += n_bytes;
 }
 
+/* Was it the step that was held, so that the rank may have it all the same? What a push did is no such thing. */
+static bool is_of_step(const struct fault *fault)
+{
+    switch (fault->code) {
+    case E_MISSING:
+    case E_NONFINITE:
+    case E_LOSS_SCALE:
+        return true;
+    case E_DUPLICATE: /* more micro-batches than configured */
+    case E_GRAPH_CHANGED:
+        return fault->n_params == 0;
+    default:
+        return false;
+    }
+}
+
 void job_clear_fault(struct job *job, struct job_rank *rank)
 {
     struct diagnostic *notice = steal_ptr(rank->abort_notice);
@@ -650,8 +722,7 @@ void job_clear_fault(struct job *job, struct job_rank *rank)
         diagnostic_unref(notice);
         return;
     }
-    rank->proceed = rank->fault.code == E_MISSING || rank->fault.code == E_NONFINITE ||
-                    rank->fault.code == E_LOSS_SCALE;
+    rank->proceed = is_of_step(&rank->fault);
     job_fault_reset(&rank->fault);
     job_answer_done(job, rank);
 }

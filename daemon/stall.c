@@ -144,12 +144,17 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
 {
     char ranks[256] = "", waiting[384], blocking[1024] = "";
     const struct job_rank *one = first_waiting(job);
+    struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
 
+    if (one)
+        at = job_at(job, one);
+    if (one && one->wait == WAIT_END && at.micro_batch > 0)
+        at.micro_batch--; /* it is at the end of that one, which counts as ended already */
     list_ranks(job, is_deadlocked(job) ? waits_like_first : is_waiting, ranks, sizeof(ranks));
     snprintf(waiting, sizeof(waiting), "%s, %s", ranks, one ? job_waits_for(job, one) : "");
     describe_blocking(job, blocking, sizeof(blocking));
     return cause_stalled(&(struct evidence_stall){
-        .at = one ? job_at(job, one) : (struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1},
+        .at = at,
         .waiting = waiting,
         .blocking = blocking,
         .since_ms = since_ms,

@@ -221,7 +221,7 @@ void job_write_end(struct job *job, struct job_rank *rank, bool forget)
 {
     if (job_is_stopped(job, rank))
         return;
-    if (job->phase != JOB_WINDOW) {
+    if (job->phase != JOB_WINDOW || (rank->rank == 0 && job->window->stale)) { /* stale: its predecessor's, half written */
         job_refuse_early(job, rank, &not_open);
         return;
     }

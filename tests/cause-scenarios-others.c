@@ -349,6 +349,11 @@ static struct diagnostic *e1302_left(const struct fixture *f)
     return cause_rank_lost(&e);
 }
 
+static struct diagnostic *e1302_back(const struct fixture *f)
+{
+    return cause_rank_back(&(struct evidence_at){.layout = f->net, .rank = 2, .step = 90, .micro_batch = -1});
+}
+
 static struct diagnostic *e1302_step_aborted(const struct fixture *f)
 {
     struct evidence_duplicate duplicate = two_backwards(f, TORCH, 0);
@@ -529,6 +534,7 @@ static const struct scenario scenarios[] = {
     {"e1302-aborted", e1302_aborted, "", false},
     {"e1302-differs", e1302_differs, "", false},
     {"e1302-left", e1302_left, "", false},
+    {"e1302-back", e1302_back, "", false},
     {"e1302-step-aborted", e1302_step_aborted, "", false},
     {"e1302-asked-for", e1302_asked_for, "", false},
     {"e1302-by-administrator", e1302_by_administrator, "", false},

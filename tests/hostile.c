@@ -290,6 +290,45 @@ static void admin(unsigned n)
     raw_close(&c);
 }
 
+static bool is_anybody_attached(void)
+{
+    struct raw c;
+    bool attached;
+
+    raw_open(&c);
+    raw_hello(&c, WIRE_ROLE_CONTROL, 0);
+    ask(&c, "ranks");
+    raw_expect(&c, REPLY_ADMIN_PART);
+    attached = memmem(c.reply.admin_part.json, c.reply.admin_part.n_json_bytes, "\"attached\":true", 15) ||
+               memmem(c.reply.admin_part.json, c.reply.admin_part.n_json_bytes, "\"attached\": true", 16);
+    raw_close(&c);
+    return attached;
+}
+
+/* A formed rank whose connection breaks: the step is aborted, and then it goes on as if it still had a ring. */
+static void reconnects(unsigned n)
+{
+    struct raw before, after;
+    struct request push;
+
+    (void)n;
+    raw_attach(&before, 0);
+    raw_begin(&before);
+    push = raw_push(&before, 0);
+    close(steal_fd(&before.fd));
+    while (is_anybody_attached())
+        ;
+    admin(1);
+    raw_open(&after);
+    after.incarnation = before.incarnation;
+    raw_hello(&after, WIRE_ROLE_TRAINER, 0);
+    push.push.attempt = 1;
+    raw_say(&after, &push);
+    raw_expect_dropped(&after, 1403, "Push is not allowed");
+    raw_close(&after);
+    raw_close(&before);
+}
+
 static void foreign(unsigned n)
 {
     struct request request = hello(n ? WIRE_ROLE_TRAINER : WIRE_ROLE_CONTROL, 1);
@@ -940,6 +979,23 @@ static void gather_unknown(unsigned n)
     raw_close(&c);
 }
 
+/* Before rank 0's initial weights are there. */
+static void gather_early(unsigned n)
+{
+    uint32_t ids[] = {0, 1, 2};
+    struct raw c;
+
+    (void)n;
+    raw_open(&c);
+    raw_hello(&c, WIRE_ROLE_TRAINER, 1);
+    raw_declare(&c);
+    raw_say(&c, &(struct request){.type = REQUEST_FORM, .form = {.n_params = PUPPET_PARAMS}});
+    raw_expect(&c, REPLY_FORMED);
+    raw_say(&c, &(struct request){.type = REQUEST_GATHER, .gather = {.params = ids, .n_params = ARRAY_SIZE(ids)}});
+    raw_expect_dropped(&c, 1403, "Gather: before Ready was answered");
+    raw_close(&c);
+}
+
 static void gather_and_die(unsigned n)
 {
     uint32_t ids[] = {0, 1, 7, 0};
@@ -1196,6 +1252,8 @@ static const struct {
     {"stage3", "gather-many", gather_many},
     {"stage3", "gather-unknown", gather_unknown},
     {"stage3", "gather-and-die", gather_and_die},
+    {"other", "gather-early", gather_early},
+    {"other", "reconnects", reconnects},
     {"other", "after-leave", after_leave},
     {"other", "hang-up", hang_up},
     {"other", "flood", flood},

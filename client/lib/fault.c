@@ -92,6 +92,8 @@ static void on_sigsegv(int number, siginfo_t *info, void *context)
     }
     /* The faulting instruction runs again and meets whoever was there before us. */
     sigaction(SIGSEGV, &previous, NULL);
+    if (info->si_code <= 0) /* sent by kill(): there is no such instruction */
+        (void)raise(SIGSEGV);
 }
 
 static void install(void)

@@ -55,6 +55,16 @@ static uint32_t credits(const struct zerod *c, uint32_t ticket)
     return atomic_load_explicit(&page->credits[ticket], memory_order_acquire);
 }
 
+static void unlink_ticket(struct zerod *c, uint32_t ticket)
+{
+    uint32_t *link = &c->slots[c->tickets[ticket].bucket];
+
+    while (*link != CLIENT_NO_TICKET && *link != ticket)
+        link = &c->tickets[*link].next;
+    if (*link == ticket)
+        *link = c->tickets[ticket].next;
+}
+
 /* Takes back what has been credited. used[] stays sorted by place within its segment. */
 static void reap(struct zerod *c)
 {
@@ -63,8 +73,10 @@ static void reap(struct zerod *c)
     for (uint32_t i = 0; i < c->n_used; i++) {
         struct ticket *ticket = &c->tickets[c->used[i]];
 
-        if (ticket->in_use && ticket->pushed && credits(c, c->used[i]) != ticket->use)
+        if (ticket->in_use && ticket->pushed && credits(c, c->used[i]) != ticket->use) {
             ticket->in_use = false;
+            unlink_ticket(c, c->used[i]); /* the bucket's list must not lead into another's */
+        }
         if (ticket->in_use)
             c->used[n++] = c->used[i];
     }

@@ -287,6 +287,33 @@ def test_a_rank_that_left(zerod):
     assert daemon.left == quiet.left
 
 
+def test_reconnect_after_an_abort(zerod):
+    """A connection broke and its step was aborted: there is no ring any more that its process could push into."""
+    daemon = zerod({"world": {"size": 1}})
+    run(daemon, "reconnects")
+    puppet = Puppet(daemon).attach()
+    assert puppet("form").r == 1
+    steps([puppet])
+
+
+def test_gather_before_there_are_weights(zerod):
+    """What it would have loaded would have been taken for the weights, by all ranks."""
+    digests = []
+    for attacked in (True, False):
+        daemon = zerod({"zero_optimization": {"stage": 3}})
+        ranks = [Puppet(daemon, 0, env={"ZEROD_FAILPOINT": "formed:stop"} if attacked else {}).attach(), Puppet(daemon, 1)]
+        ranks[0].tell("form")
+        if attacked:
+            run(daemon, "gather-early")
+            wait_for("rank 0 has stopped", lambda: Path(f"/proc/{ranks[0].pid}/stat").read_text().split()[2] == "T")
+            os.kill(ranks[0].pid, signal.SIGCONT)
+        ranks[1].attach()
+        assert ranks[1]("form").r in (0, 1)
+        assert ranks[0].answer().r == 0
+        digests.append(state(ranks))
+    assert digests[0] == digests[1]
+
+
 def test_hoarded_state(zerod):
     """State that is asked for and never let go of fills the daemon's cgroup up to its limit, not beyond: no OOM kill."""
     with memory_cgroup(256 << 20) as cgroup:

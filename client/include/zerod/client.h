@@ -247,7 +247,10 @@ ZEROD_API int zerod_abandon_backward(struct zerod *c, const char *why);
 /* Asks for the step and waits until it is committed. args and result may be NULL. */
 ZEROD_API int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod_step_result *result);
 
-/* Collective: waits until everything pushed is reduced; the unscaled norm. Changes nothing. */
+/*
+ * Collective: waits until everything pushed is reduced; the norm, unscaled if it is the daemon that scales (a scale of the
+ * caller's own is known with zerod_step() only). Changes nothing.
+ */
 ZEROD_API int zerod_grad_norm(struct zerod *c, double *norm);
 
 /*

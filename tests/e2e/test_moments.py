@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that die, leave, come back or ask at awkward moments, each of which once did harm."""
+
+import signal
+import time
+
+import pytest
+
+from conftest import wait_for
+from puppet import REFUSED, RESUMED, Puppet, all_do, diagnostics, form, memory, steps, trainers
+
+pytestmark = pytest.mark.threads
+
+
+def is_lost(daemon, rank):
+    return not daemon.json("ranks")[rank]["attached"]
+
+
+def die(daemon, puppet):
+    puppet.kill()
+    wait_for("its rank is free", lambda: is_lost(daemon, puppet.rank))
+
+
+def test_tickets_go_round_in_one_micro_batch(zerod):
+    """More passes of one parameter than a rank has slots: lists of slots are not mixed up when slots are used again."""
+    daemon = zerod({"world": {"size": 1}, "diagnostics": {"on_duplicate": "accumulate"}})
+    puppet = Puppet(daemon).attach(declare=("many", 1))
+    form([puppet])
+    for _ in range(2):
+        puppet.ok("begin")
+        for _ in range(200):
+            puppet.ok("push", 0)
+        puppet.ok("end")
+        assert puppet.ok("step").applied
+    assert daemon.json("status")["counters"]["n_pushes_accumulated"] == 2 * 199
+
+
+def test_successor_dies_while_it_is_compared(zerod):
+    """The third process of a rank begins while the second one's push is still being compared with the first one's."""
+    daemon = zerod({"world": {"size": 1}, "threads": 4}, env={"ZEROD_FAILPOINT": "verify:sleep:1500@*"})
+    first = Puppet(daemon).attach(declare=("many", 1))
+    form([first])
+    first.ok("begin")
+    first.ok("push", 0)
+    wait_for("it is reduced", lambda: daemon.json("status")["counters"]["n_pushes_admitted"] == 1)
+    die(daemon, first)
+    second = Puppet(daemon).attach(declare=("many", 1))
+    assert second("form").r == RESUMED
+    second.ok("begin")
+    second.ok("push", 0)
+    second.tell("end")
+    wait_for("it is compared", lambda: daemon.json("status")["counters"]["n_pushes_redone"] == 1)
+    die(daemon, second)
+    third = Puppet(daemon).attach(declare=("many", 1))
+    assert third("form").r == RESUMED
+    third.ok("begin")
+    third.ok("push", 0)
+    third.ok("end")
+    assert third.ok("step").applied
+
+
+def test_successor_leaves_instead_of_going_on(zerod):
+    """What its predecessor left half done is taken back: a step never has half a backward in it."""
+    daemon = zerod({"diagnostics": {"on_leave": "continue"}, "zero_optimization": {"reduce_bucket_size": 1}})
+    ranks = trainers(daemon)
+    for puppet in ranks:
+        puppet.ok("begin")
+    ranks[0].ok("pushes")
+    ranks[1].ok("push 0")
+    ranks[1].ok("push 1")
+    ranks[0].tell("end")
+    wait_for("pushes are in", lambda: daemon.json("status")["counters"]["n_pushes_admitted"] == 12)
+    die(daemon, ranks[1])
+    successor = Puppet(daemon, 1).attach()
+    successor.ok("leave")
+    answer = ranks[0].answer()
+    if answer.r == 0:  # nothing had been reduced yet
+        answer = ranks[0]("step")
+    assert answer.r == 3 and "E1007" in answer.text, answer
+    assert ranks[0].ok("steps 1").position["step"] == 1
+
+
+def test_rank_that_left_is_not_lost(zerod):
+    """A successor leaves before it is formed: no later step is aborted for it."""
+    daemon = zerod({"world": {"size": 3}, "limits": {"reattach_timeout": "1s"}, "diagnostics": {"on_leave": "continue"}})
+    ranks = trainers(daemon)
+    steps(ranks)
+    die(daemon, ranks[1])
+    Puppet(daemon, 1).attach().ok("leave")
+    ranks[0].ok("begin")
+    ranks[0].ok("pushes")
+    ranks[0].tell("end")
+    time.sleep(1.5)
+    assert not ranks[0].has_answered()
+    ranks[2].tell("steps 1")
+    assert ranks[0].answer().r == 0
+    assert ranks[0].ok("step").applied
+    assert ranks[2].answer().r == 0
+
+
+def test_step_is_not_taken_without_who_left(zerod):
+    """on_leave: stop. The step had been asked for by the other rank."""
+    daemon = zerod({"diagnostics": {"on_leave": "stop"}})
+    ranks = trainers(daemon)
+    steps(ranks)
+    before = memory(daemon)
+    for puppet in ranks:
+        puppet.ok("begin")
+        puppet.ok("pushes")
+    assert [a.r for a in all_do(ranks, "end")] == [0, 0]
+    ranks[0].tell("step")
+    wait_for("rank 0 waits", lambda: daemon.json("ranks")[0]["waiting_for"])
+    ranks[1].ok("leave")
+    answer = ranks[0].answer()
+    assert answer.r == REFUSED and answer.error["code"] == 1302, answer
+    assert memory(daemon) == before
+
+
+def test_half_written_window(zerod):
+    """Whoever did not begin a window cannot end it: what a dead process had written is forgotten."""
+    daemon = zerod()
+    ranks = trainers(daemon)
+    before = memory(daemon)
+    all_do(ranks, "window")
+    ranks[0].ok("write 0 7.0")
+    die(daemon, ranks[0])
+    ranks[1].tell("commit")
+    successor = Puppet(daemon, 0).attach()
+    assert successor("form").r == RESUMED
+    answer = successor("commit")
+    assert answer.r == REFUSED and answer.error["code"] == 1003, answer
+    successor.ok("clear")
+    successor.ok("window")
+    successor.ok("commit")
+    assert ranks[1].answer().r == 0
+    after = memory(daemon)
+    assert {k: v for k, v in after.items() if k != "journal"} == {k: v for k, v in before.items() if k != "journal"}
+
+
+def test_norm_before_the_step_is_asked_for(zerod):
+    """It knows nothing of the loss scale that came with an earlier step."""
+    daemon = zerod({"world": {"size": 1}})
+    puppet = trainers(daemon)[0]
+    norms = []
+    for scale in (1, 1024):
+        puppet.ok("begin")
+        puppet.ok("pushes")
+        puppet.ok("end")
+        norms.append(puppet.ok("norm").norm)
+        puppet.ok(f"step scale={scale * 1024}")
+    assert 0.5 < norms[1] / norms[0] < 2, norms
+
+
+@pytest.mark.parametrize("config", [{"gradient_accumulation_steps": 1}, {"diagnostics": {"static_graph": True}}],
+                         ids=["count", "static-graph"])
+def test_held_step_is_cleared(zerod, config):
+    """Cleared and asked for again, it is taken."""
+    daemon = zerod({"world": {"size": 1}} | config)
+    puppet = trainers(daemon)[0]
+    puppet.ok("steps 1")
+    for words in (["pushes", "pushes"] if "gradient_accumulation_steps" in config else ["pushes but=0"]):
+        puppet.ok("begin")
+        puppet.ok(words)
+        puppet.ok("end")
+    assert puppet("step").r == REFUSED
+    puppet.ok("clear")
+    assert puppet.ok("step").applied
+
+
+def test_refused_duplicate_is_kept_once(zerod):
+    daemon = zerod({"world": {"size": 1}, "diagnostics": {"on_duplicate": "abort_step"}})
+    puppet = trainers(daemon)[0]
+    puppet.ok("begin")
+    puppet.ok("push 0")
+    puppet.ok("push 0")
+    assert puppet("end").r == 3
+    assert [d["code"] for d in diagnostics(daemon)].count("E1001") == 1
+
+
+def test_forming_is_given_up_while_a_rank_declares(zerod):
+    """Only those who waited are refused; the one in the middle of declaring goes on."""
+    daemon = zerod({"diagnostics": {"stall_timeout": "1s", "stall_warning": "500ms"}})
+    slow = Puppet(daemon, 1, env={"ZEROD_FAILPOINT": "Form.send:stop"}).attach()
+    quick = Puppet(daemon, 0).attach()
+    slow.tell("form")
+    answer = quick("form")
+    assert answer.r == REFUSED and answer.error["code"] == 1303, answer
+    quick.tell("form")
+    slow.popen.send_signal(signal.SIGCONT)
+    assert slow.answer().r == 0
+    assert quick.answer().r == 0
+
+
+def test_sent_segv(zerod):
+    """The handler that explains writes to weights does not swallow a signal that somebody sent."""
+    daemon = zerod({"world": {"size": 1}})
+    puppet = trainers(daemon)[0]
+    puppet.popen.send_signal(signal.SIGSEGV)
+    assert puppet.popen.wait(20 * daemon.patience) in (-signal.SIGSEGV, 99)  # 99: a sanitizer's own handler
+    puppet.err_path.write_text("")
