@@ -253,6 +253,12 @@ static bool args_differ(const struct step_args *a, const struct step_args *b, st
             if (evidence->value != evidence->other_value)
                 return true;
         }
+        if (a->groups[g].nesterov != b->groups[g].nesterov) {
+            evidence->value = a->groups[g].nesterov;
+            evidence->other_value = b->groups[g].nesterov;
+            snprintf(name, name_size, "nesterov of group %u", g);
+            return true;
+        }
     }
     return false;
 }

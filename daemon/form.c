@@ -49,8 +49,10 @@ void form_refuse_all(struct job *job, struct diagnostic *diagnostic)
 
         if (rank->wait != WAIT_FORM && rank->wait != WAIT_READY)
             continue; /* it may be in the middle of declaring */
-        rank->declared = false;
-        manifest_deinit(&rank->manifest);
+        if (rank->wait == WAIT_FORM) {
+            rank->declared = false;
+            manifest_deinit(&rank->manifest);
+        }
         job_refuse(job, rank, diagnostic, false);
     }
 }

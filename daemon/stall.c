@@ -49,7 +49,8 @@ static bool is_blocking(const struct job *job, const struct job_rank *rank)
 {
     if (!job->layout)
         return !rank->declared || rank->wait != WAIT_FORM;
-    return rank->wait == WAIT_NONE && !rank->left && !job->ledger.ranks[rank->rank].asked;
+    /* Without initial weights nobody can begin, so one that left before is waited for. */
+    return rank->wait == WAIT_NONE && (!rank->left || !job->has_weights) && !job->ledger.ranks[rank->rank].asked;
 }
 
 /* Ranks that wait for different things wait for each other, when nothing is under way that could end it. */

@@ -219,31 +219,37 @@ static int get_ready(struct zerod *c, bool init_wanted)
     return take_blob(c, reply.done.has_blob, reply.done.blob, reply.done.n_blob_bytes);
 }
 
-int zerod_form(struct zerod *c)
+static int get_formed(struct zerod *c)
 {
     struct reply reply;
-    bool resumed, init_wanted;
-    int r = client_check(c, false);
+    int r = send_manifest(c);
 
-    if (r == 0 && c->formed)
-        r = client_fail(c, -EBUSY, "zerod_form was called already");
-    if (r == 0)
-        r = send_manifest(c);
     if (r >= 0 && !c->fatal)
         r = client_call(c, &(struct request){.type = REQUEST_FORM, .form = {.n_params = c->manifest.n}}, REPLY_FORMED,
                         &reply);
     if (r != 0)
         return r;
-    resumed = reply.formed.resumed;
-    init_wanted = reply.formed.init_wanted;
+    c->resumed = reply.formed.resumed;
+    c->init_wanted = reply.formed.init_wanted;
     r = take_formed(c, &reply.formed);
     (void)failpoint("formed");
+    return r;
+}
+
+int zerod_form(struct zerod *c)
+{
+    int r = client_check(c, false);
+
+    if (r == 0 && c->formed)
+        r = client_fail(c, -EBUSY, "zerod_form was called already");
+    if (r == 0 && !c->layout) /* else weights did not come in time, the last time */
+        r = get_formed(c);
     if (r == 0)
-        r = get_ready(c, init_wanted);
+        r = get_ready(c, c->init_wanted);
     if (r != 0)
         return r;
     c->formed = true;
     weights_refresh(c);
     free(steal_ptr(c->inits));
-    return resumed ? ZEROD_RESUMED : 0;
+    return c->resumed ? ZEROD_RESUMED : 0;
 }

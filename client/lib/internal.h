@@ -65,6 +65,7 @@ struct zerod {
     int timeout_ms;
     unsigned flags;
     bool formed, left;
+    bool resumed, init_wanted;    /* as Formed said */
     struct client_error error;
     struct frame_buffer in;
     struct wire_arena arena;

@@ -191,6 +191,19 @@ def test_forming_is_given_up_while_a_rank_declares(zerod):
     assert quick.answer().r == 0
 
 
+def test_initial_weights_come_late(zerod):
+    """Rank 0 died before it had sent them, and the other one was told; it tries again and meets rank 0's successor."""
+    daemon = zerod({"diagnostics": {"stall_timeout": "1s", "stall_warning": "500ms"}})
+    first = Puppet(daemon, 0, env={"ZEROD_FAILPOINT": "formed:kill"}).attach()
+    other = Puppet(daemon, 1).attach()
+    first.tell("form")
+    answer = other("form")
+    assert answer.r == REFUSED and answer.error["code"] == 1303, answer
+    successor = Puppet(daemon, 0).attach()
+    form([successor, other])
+    steps([successor, other])
+
+
 def test_sent_segv(zerod):
     """The handler that explains writes to weights does not swallow a signal that somebody sent."""
     daemon = zerod({"world": {"size": 1}})
