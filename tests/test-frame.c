@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <dirent.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -13,6 +12,7 @@
 
 #include "daemon/base.h"
 #include "daemon/frame.h"
+#include "tests/held.h"
 
 /* A pair of connected sockets and both kinds of receivers; each test leaves no descriptor behind. */
 struct fixture {
@@ -21,18 +21,6 @@ struct fixture {
     struct frame_buffer buffer;
     size_t n_open;
 };
-
-static size_t count_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    size_t n = 0;
-
-    assert_non_null(dir);
-    while (readdir(dir))
-        n++;
-    closedir(dir);
-    return n;
-}
 
 static int setup(void **state)
 {

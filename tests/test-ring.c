@@ -6,7 +6,6 @@
  * hostile here: wrong uses, places outside the segment, sums that wrap around.
  */
 
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -20,6 +19,7 @@
 #include "daemon/base.h"
 #include "daemon/ring.h"
 #include "tests/golden/gradients.h"
+#include "tests/held.h"
 
 enum {
     RANK = 3,
@@ -34,32 +34,6 @@ struct fixture {
     struct ring *ring;
     size_t n_open;
 };
-
-static size_t count_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    size_t n = 0;
-
-    assert_non_null(dir);
-    while (readdir(dir))
-        n++;
-    closedir(dir);
-    return n;
-}
-
-/* Mappings of this process whose line in /proc/self/maps has the text. */
-static unsigned count_maps(const char *text)
-{
-    FILE *file = fopen("/proc/self/maps", "re");
-    char line[512];
-    unsigned n = 0;
-
-    assert_non_null(file);
-    while (fgets(line, sizeof(line), file))
-        n += strstr(line, text) != NULL;
-    fclose(file);
-    return n;
-}
 
 static struct ring *make(const struct ring_options *options)
 {

@@ -6,7 +6,6 @@
  * really runs out does not make an error here, but kills somebody.
  */
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <setjmp.h>
@@ -22,6 +21,7 @@
 
 #include "daemon/base.h"
 #include "daemon/segment.h"
+#include "tests/held.h"
 
 static int fallocate_error;         /* what the next calls fail with */
 static unsigned n_fallocate_errors; /* how many of them */
@@ -35,32 +35,6 @@ int fallocate(int fd, int mode, off_t offset, off_t n_bytes)
         return -1;
     }
     return (int)syscall(SYS_fallocate, fd, mode, offset, n_bytes);
-}
-
-static size_t count_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    size_t n = 0;
-
-    assert_non_null(dir);
-    while (readdir(dir))
-        n++;
-    closedir(dir);
-    return n;
-}
-
-/* Mappings of this process whose line in /proc/self/maps has the text. */
-static unsigned count_maps(const char *text)
-{
-    FILE *file = fopen("/proc/self/maps", "re");
-    char line[512];
-    unsigned n = 0;
-
-    assert_non_null(file);
-    while (fgets(line, sizeof(line), file))
-        n += strstr(line, text) != NULL;
-    fclose(file);
-    return n;
 }
 
 static uint64_t held_bytes(const struct segment *segment)

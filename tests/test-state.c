@@ -6,7 +6,6 @@
  * has room for every count; and that pages are reserved once and all.
  */
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,6 +22,7 @@
 #include "daemon/base.h"
 #include "daemon/layout.h"
 #include "daemon/state.h"
+#include "tests/held.h"
 
 enum { WORLD = 4, N_PARAMS = 6, BUCKET_ELEMS = 1200 };
 
@@ -36,18 +36,6 @@ int fallocate(int fd, int mode, off_t offset, off_t n_bytes)
         return -1;
     }
     return (int)syscall(SYS_fallocate, fd, mode, offset, n_bytes);
-}
-
-static size_t count_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    size_t n = 0;
-
-    assert_non_null(dir);
-    while (readdir(dir))
-        n++;
-    closedir(dir);
-    return n;
 }
 
 static size_t n_open;
