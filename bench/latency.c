@@ -76,7 +76,7 @@ static int fail(const struct zerod *c, const char *what)
     return 1;
 }
 
-/* ---- figures -------------------------------------------------------------------------------------------------- */
+/* ---- figures ------------------------------------------------------------------------------------------- */
 
 static int samples_init(struct samples *samples, const struct options *o)
 {
@@ -112,7 +112,7 @@ static int print_both(struct samples *zerod, struct samples *peer, size_t n_byte
     return 0;
 }
 
-/* ---- the other process ------------------------------------------------------------------------------------------ */
+/* ---- the other process --------------------------------------------------------------------------------- */
 
 static void discard(int fd)
 {
@@ -192,7 +192,7 @@ static void stop_peer(int fd, pid_t pid)
     waitpid(pid, NULL, 0);
 }
 
-/* ---- a rank ------------------------------------------------------------------------------------------------------ */
+/* ---- a rank -------------------------------------------------------------------------------------------- */
 
 static int attach(struct zerod **c, const struct options *o, unsigned n_params)
 {
@@ -300,7 +300,7 @@ static int bench_push(const struct options *o)
     return r == 0 ? print_both(&zerod, &peer, n_bytes) : r;
 }
 
-/* ---- there and back ------------------------------------------------------------------------------------------------ */
+/* ---- there and back ------------------------------------------------------------------------------------ */
 
 static int ask_round(struct zerod *c, const struct options *o, struct samples *samples)
 {
@@ -360,7 +360,7 @@ static int bench_round(const struct options *o)
     return r == 0 ? print_both(&zerod, &peer, 16) : r;
 }
 
-/* ---- is somebody else still answered? --------------------------------------------------------------------------------- */
+/* ---- is somebody else still answered? ------------------------------------------------------------------ */
 
 static bool input_has_ended(int timeout_ms)
 {

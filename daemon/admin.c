@@ -16,7 +16,7 @@
 #include "daemon/session.h"
 #include "daemon/status.h"
 
-/* ---- snapshots ------------------------------------------------------------------------------------------------ */
+/* ---- snapshots ----------------------------------------------------------------------------------------- */
 
 static const char *phase_word(const struct job *job)
 {
@@ -225,7 +225,7 @@ static size_t list_diagnostics(const struct job *job, const struct diagnostic **
     return n;
 }
 
-/* ---- commands: each returns JSON, owned by the caller, or NULL when memory is out ---------------------------------- */
+/* ---- commands: each returns JSON, owned by the caller, or NULL when memory is out ---------------------- */
 
 
 static char *on_status(struct server *server)
@@ -333,7 +333,7 @@ static const struct {
     {"abort-step", true, on_abort}, {"drop", true, on_drop},
 };
 
-/* ---- answering ------------------------------------------------------------------------------------------------------- */
+/* ---- answering ----------------------------------------------------------------------------------------- */
 
 static void send_parts(struct session *session, const char *json, uint32_t exit_code)
 {

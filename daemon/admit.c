@@ -20,7 +20,7 @@
 /* For a slot of the ring, before overflow is granted. Picked: some slices of the scheduler. */
 enum { SLOT_PATIENCE_MS = 15 };
 
-/* ---- opening a micro-batch -------------------------------------------------------------------------------- */
+/* ---- opening a micro-batch ----------------------------------------------------------------------------- */
 
 static enum diagnostic_code code_of(int verdict)
 {
@@ -64,7 +64,7 @@ void job_begin_backward(struct job *job, struct job_rank *rank, const struct req
     job_fault_push(job, rank, code_of(r), NULL, &record, detail);
 }
 
-/* ---- a push ------------------------------------------------------------------------------------------------- */
+/* ---- a push -------------------------------------------------------------------------------------------- */
 
 static struct push_record make_record(const struct job *job, const struct job_rank *rank,
                                       const struct request_push *request)
@@ -255,7 +255,7 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
     }
 }
 
-/* ---- room for a slot --------------------------------------------------------------------------------------- */
+/* ---- room for a slot ----------------------------------------------------------------------------------- */
 
 struct extent_start {
     struct work work;

@@ -14,7 +14,7 @@
 #include "daemon/base.h"
 #include "daemon/job.h"
 
-/* ---- end of a micro-batch ----------------------------------------------------------------------------------- */
+/* ---- end of a micro-batch ------------------------------------------------------------------------------ */
 
 static struct evidence_lost differing(const struct job *job, const struct job_rank *rank)
 {
@@ -101,7 +101,7 @@ void job_abandon_backward(struct job *job, struct job_rank *rank, const struct r
     job_answer_done(job, rank);
 }
 
-/* ---- asking for the step -------------------------------------------------------------------------------------- */
+/* ---- asking for the step ------------------------------------------------------------------------------- */
 
 struct params {
     uint32_t *ids; /* owned */

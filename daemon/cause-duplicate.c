@@ -69,7 +69,7 @@ static const char *reentrant_fix(enum caller caller)
     }
 }
 
-/* ---- D1 ---------------------------------------------------------------------------------------------- */
+/* ---- D1 ------------------------------------------------------------------------------------------------ */
 
 static void explain_reentrance(struct diagnostic *d, const struct evidence_duplicate *e)
 {
@@ -112,7 +112,7 @@ static void advise_reentrance(struct diagnostic *d, const struct evidence_duplic
     diagnostic_field(d, "not it", "%s", caller == CALLER_C ? NOT_IT_C : NOT_REENTRANCE);
 }
 
-/* ---- D2 ---------------------------------------------------------------------------------------------- */
+/* ---- D2 ------------------------------------------------------------------------------------------------ */
 
 /* The caller marks micro-batches itself, and says nothing of forwards: what is certain is the missing mark.
  */
@@ -192,7 +192,7 @@ static struct diagnostic *diagnose_count(const struct evidence_duplicate *e)
     return diagnostic_finish(d);
 }
 
-/* ---- D3 ---------------------------------------------------------------------------------------------- */
+/* ---- D3 ------------------------------------------------------------------------------------------------ */
 
 static void advise_double_hook(struct diagnostic *d, const struct evidence_duplicate *e, enum caller caller)
 {
@@ -214,7 +214,7 @@ static void advise_double_hook(struct diagnostic *d, const struct evidence_dupli
                      "gradient twice");
 }
 
-/* ---- D4 ---------------------------------------------------------------------------------------------- */
+/* ---- D4 ------------------------------------------------------------------------------------------------ */
 
 static struct diagnostic *diagnose_phantom(const struct evidence_duplicate *e)
 {
@@ -249,7 +249,7 @@ static struct diagnostic *diagnose_phantom(const struct evidence_duplicate *e)
     return diagnostic_finish(d);
 }
 
-/* ---- U ----------------------------------------------------------------------------------------------- */
+/* ---- U ------------------------------------------------------------------------------------------------- */
 
 static void admit_ignorance(struct diagnostic *d, const struct evidence_duplicate *e, enum caller caller)
 {
@@ -280,7 +280,7 @@ static void admit_ignorance(struct diagnostic *d, const struct evidence_duplicat
                      same ? "; on_duplicate: accumulate would count the same gradient twice" : "");
 }
 
-/* ---- all of them ------------------------------------------------------------------------------------- */
+/* ---- all of them --------------------------------------------------------------------------------------- */
 
 static const char *title_of(const struct evidence_duplicate *e)
 {

@@ -152,7 +152,7 @@ static enum difference classify(const struct manifest *a, const struct manifest 
     return x->group != y->group ? DIFFERENT_GROUP : DIFFERENT_TRAINABLE;
 }
 
-/* ---- fields ------------------------------------------------------------------------------------------ */
+/* ---- fields -------------------------------------------------------------------------------------------- */
 
 static void add_groups(struct diagnostic *d, struct comparison *c)
 {

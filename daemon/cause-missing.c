@@ -60,7 +60,7 @@ static const char *not_unused(enum caller caller)
                                 "gradient checkpointing";
 }
 
-/* ---- M3, M4: the backward ---------------------------------------------------------------------------- */
+/* ---- M3, M4: the backward ------------------------------------------------------------------------------ */
 
 static void add_exception(struct diagnostic *d, const char *exception, const char *swallowed_by)
 {
@@ -124,7 +124,7 @@ static void explain_half_way(struct diagnostic *d, const struct evidence_missing
     diagnostic_field(d, "not it", "%s", not_unused(caller));
 }
 
-/* ---- M1, M2, M5, M6: the set ------------------------------------------------------------------------- */
+/* ---- M1, M2, M5, M6: the set --------------------------------------------------------------------------- */
 
 /* The modules of those that say the same about having been called. */
 static void print_called(struct strbuf *buf, const struct evidence_missing *e, uint8_t said,
@@ -336,7 +336,7 @@ static void admit_one_sample(struct diagnostic *d, const struct evidence_missing
     diagnostic_field(d, "not it", "batch size, gradient checkpointing, number of GPUs");
 }
 
-/* ---- all of them ------------------------------------------------------------------------------------- */
+/* ---- all of them --------------------------------------------------------------------------------------- */
 
 static void explain(struct diagnostic *d, const struct evidence_missing *e, enum missing_class class)
 {
@@ -473,7 +473,7 @@ struct diagnostic *cause_missing(const struct evidence_missing *e)
     return diagnostic_finish(d);
 }
 
-/* ---- E1006, E1007 ------------------------------------------------------------------------------------ */
+/* ---- E1006, E1007 -------------------------------------------------------------------------------------- */
 
 struct diagnostic *cause_graph_changed(const struct evidence_graph *e)
 {

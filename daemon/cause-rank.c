@@ -35,7 +35,7 @@ static void print_duration(struct strbuf *buf, uint64_t ms)
         strbuf_add(buf, "%" PRIu64 " h %" PRIu64 " min", s / 3600, s % 3600 / 60);
 }
 
-/* ---- E1301 ------------------------------------------------------------------------------------------- */
+/* ---- E1301 --------------------------------------------------------------------------------------------- */
 
 struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, uint64_t since_ns,
                                     uint64_t now_ns)
@@ -61,7 +61,7 @@ struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, u
     return diagnostic_finish(d);
 }
 
-/* ---- E1302 ------------------------------------------------------------------------------------------- */
+/* ---- E1302 --------------------------------------------------------------------------------------------- */
 
 static void add_process(struct diagnostic *d, const struct evidence_lost *e)
 {
@@ -165,7 +165,7 @@ struct diagnostic *cause_rank_back(const struct evidence_at *at)
     return diagnostic_finish(d);
 }
 
-/* ---- the abort of a step -------------------------------------------------------------------------------- */
+/* ---- the abort of a step ------------------------------------------------------------------------------- */
 
 /* All of it: whoever is told of the abort needs to look nowhere else. */
 static void print_reason(struct strbuf *buf, const struct diagnostic *reason)
@@ -209,7 +209,7 @@ struct diagnostic *cause_aborted(const struct evidence_abort *e)
     return diagnostic_finish(d);
 }
 
-/* ---- E1303 ------------------------------------------------------------------------------------------- */
+/* ---- E1303 --------------------------------------------------------------------------------------------- */
 
 static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
 {

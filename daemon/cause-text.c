@@ -9,7 +9,7 @@
 #include "daemon/base.h"
 #include "daemon/layout.h"
 
-/* ---- the caller -------------------------------------------------------------------------------------- */
+/* ---- the caller ---------------------------------------------------------------------------------------- */
 
 static bool mentions(const char *text, const char *word)
 {
@@ -38,7 +38,7 @@ const char *caller_clear(enum caller caller)
     return caller == CALLER_C ? "zerod_clear_fault" : "opt.clear_fault()";
 }
 
-/* ---- fields ------------------------------------------------------------------------------------------ */
+/* ---- fields -------------------------------------------------------------------------------------------- */
 
 struct diagnostic *cause_new(const struct evidence_at *at, enum diagnostic_code code, const char *title)
 {

@@ -22,7 +22,7 @@ static void add_foreign(struct diagnostic *d, const char *label, const char *tex
     diagnostic_field_take(d, label, &buf);
 }
 
-/* ---- pushes: E1002, E1003, E1004, E1102, E1103 ------------------------------------------------------- */
+/* ---- pushes: E1002, E1003, E1004, E1102, E1103 --------------------------------------------------------- */
 
 /* Of the codes that are about a position: what was refused need not be a push. */
 static bool is_request(const struct evidence_push *e)
@@ -224,7 +224,7 @@ struct diagnostic *cause_push(const struct evidence_push *e)
     return diagnostic_finish(d);
 }
 
-/* ---- declaring, arguments, runs: E1101, E1108, E1109 ------------------------------------------------- */
+/* ---- declaring, arguments, runs: E1101, E1108, E1109 --------------------------------------------------- */
 
 struct diagnostic *cause_declare(const struct evidence_at *at, const char *what, const char *fix)
 {
@@ -306,7 +306,7 @@ struct diagnostic *cause_other_run(const struct evidence_at *at, const char *hel
     return diagnostic_finish(d);
 }
 
-/* ---- values: E1201, E1202 ---------------------------------------------------------------------------- */
+/* ---- values: E1201, E1202 ------------------------------------------------------------------------------ */
 
 static void add_finding(struct diagnostic *d, const struct evidence_nonfinite *e)
 {
@@ -432,8 +432,7 @@ struct diagnostic *cause_loss_scale(const struct evidence_nonfinite *e, double m
     return diagnostic_finish(d);
 }
 
-/* ---- limits, permissions, messages: E1401, E1402, E1403 -------------------------------------------------
- */
+/* ---- limits, permissions, messages: E1401, E1402, E1403 ------------------------------------------------ */
 
 struct diagnostic *cause_quota(const struct evidence_quota *e)
 {

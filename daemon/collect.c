@@ -17,7 +17,7 @@
 #include "daemon/failpoint.h"
 #include "daemon/job.h"
 
-/* ---- what is complete ----------------------------------------------------------------------------------- */
+/* ---- what is complete ---------------------------------------------------------------------------------- */
 
 /* A rank that has asked for the step, or left, has ended every later micro-batch with nothing. */
 static bool has_ended(const struct job *job, const struct job_rank *rank, uint32_t micro_batch)
@@ -69,7 +69,7 @@ static uint32_t furthest(const struct job *job)
     return most;
 }
 
-/* ---- reducing ------------------------------------------------------------------------------------------- */
+/* ---- reducing ------------------------------------------------------------------------------------------ */
 
 static void clock_start(struct job *job)
 {
@@ -223,7 +223,7 @@ bool collect_is_done(const struct job *job, const struct job_rank *rank)
     return (!rank->rings[0] || rank->rings[0]->n_held == 0) && (!rank->rings[1] || rank->rings[1]->n_held == 0);
 }
 
-/* ---- what a successor pushes again ------------------------------------------------------------------------ */
+/* ---- what a successor pushes again --------------------------------------------------------------------- */
 
 static void verify_run(struct work *work, uint32_t item)
 {
@@ -331,7 +331,7 @@ void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *sl
     worker_post(job->pool, &v->work);
 }
 
-/* ---- slots that nothing will come of ------------------------------------------------------------------------ */
+/* ---- slots that nothing will come of ------------------------------------------------------------------- */
 
 void collect_close(struct job *job, struct job_rank *rank)
 {

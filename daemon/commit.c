@@ -21,7 +21,7 @@
 #include "daemon/failpoint.h"
 #include "daemon/job.h"
 
-/* ---- the decision --------------------------------------------------------------------------------------------- */
+/* ---- the decision -------------------------------------------------------------------------------------- */
 
 static double divisor(const struct job *job)
 {
@@ -279,7 +279,7 @@ static void decide(struct job *job)
     commit(job);
 }
 
-/* ---- commit ------------------------------------------------------------------------------------------------------ */
+/* ---- commit -------------------------------------------------------------------------------------------- */
 
 static void note_times(struct job *job)
 {
@@ -371,7 +371,7 @@ static void commit(struct job *job)
         finish_commit(job);
 }
 
-/* ---- abort ---------------------------------------------------------------------------------------------------------- */
+/* ---- abort --------------------------------------------------------------------------------------------- */
 
 static void rewind_rank(struct job *job, struct job_rank *rank)
 {
@@ -489,7 +489,7 @@ void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt)
         ring_reclaim(ring);
 }
 
-/* ---- who can be answered ------------------------------------------------------------------------------------------------ */
+/* ---- who can be answered ------------------------------------------------------------------------------- */
 
 static bool all_reduced(const struct job *job)
 {

@@ -21,7 +21,7 @@ void diagnostic_param_ids(struct diagnostic *d, const struct layout *layout, con
 /* Adds the text of buf as a field, nothing when it is empty, and deinits it. */
 void diagnostic_field_take(struct diagnostic *d, const char *label, struct strbuf *buf);
 
-/* ---- names (diagnosis-names.c) --------------------------------------------------------------------- */
+/* ---- names (diagnosis-names.c) ------------------------------------------------------------------------- */
 
 enum { NAME_GROUPS_MAX = DIAGNOSTIC_MAX_PARAMS };
 

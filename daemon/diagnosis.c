@@ -105,7 +105,7 @@ const struct diagnostic_info *diagnostic_info(enum diagnostic_code code)
     return NULL;
 }
 
-/* ---- strings ----------------------------------------------------------------------------------------- */
+/* ---- strings ------------------------------------------------------------------------------------------- */
 
 static char *copy(const char *text)
 {
@@ -130,7 +130,7 @@ static void drop(char *text)
         free(text);
 }
 
-/* ---- life -------------------------------------------------------------------------------------------- */
+/* ---- life ---------------------------------------------------------------------------------------------- */
 
 static struct diagnostic *spare_of(enum diagnostic_code code)
 {
@@ -186,7 +186,7 @@ void diagnostic_unref(struct diagnostic *d)
         diagnostic_free(d);
 }
 
-/* ---- building ---------------------------------------------------------------------------------------- */
+/* ---- building ------------------------------------------------------------------------------------------ */
 
 void diagnostic_at(struct diagnostic *d, int64_t rank, int64_t step, int64_t micro_batch)
 {
@@ -325,7 +325,7 @@ void diagnostic_params(struct diagnostic *d, const struct layout *layout, const 
     diagnostic_field_take(d, "parameter", &buf);
 }
 
-/* ---- rendering --------------------------------------------------------------------------------------- */
+/* ---- rendering ----------------------------------------------------------------------------------------- */
 
 static void render_first_line(struct strbuf *buf, const struct diagnostic *d)
 {

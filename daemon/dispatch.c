@@ -18,7 +18,7 @@ static void refuse(struct session *session, const char *what)
     session_refuse(session, server_keep(session->server, cause_bad_message(&at, what)));
 }
 
-/* ---- hello -------------------------------------------------------------------------------------------------- */
+/* ---- hello --------------------------------------------------------------------------------------------- */
 
 static void welcome(struct session *session)
 {
@@ -107,7 +107,7 @@ static void on_hello(struct session *session, const struct request *request)
     control(session);
 }
 
-/* ---- the job's verbs -------------------------------------------------------------------------------------------- */
+/* ---- the job's verbs ----------------------------------------------------------------------------------- */
 
 static void on_declare(struct session *s, const struct request *r)
 {
@@ -230,7 +230,7 @@ static void on_admin(struct session *s, const struct request *r)
     admin_request(s, &r->admin);
 }
 
-/* ---- the table ---------------------------------------------------------------------------------------------------- */
+/* ---- the table ----------------------------------------------------------------------------------------- */
 
 enum { RANK = SESSION_ATTACHED | SESSION_FORMED };
 

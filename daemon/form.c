@@ -18,7 +18,7 @@ static struct evidence_at at_forming(const struct job_rank *rank)
     return (struct evidence_at){.rank = rank ? (int64_t)rank->rank : -1, .step = -1, .micro_batch = -1};
 }
 
-/* ---- declaring ---------------------------------------------------------------------------------------- */
+/* ---- declaring ----------------------------------------------------------------------------------------- */
 
 void job_declare(struct job *job, struct job_rank *rank, const struct request_declare *request)
 {
@@ -85,7 +85,7 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
     job_settle(job);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------- */
+/* ---- memory -------------------------------------------------------------------------------------------- */
 
 static void print_sum(char *dst, size_t size, const struct plan_bytes *b)
 {
@@ -125,7 +125,7 @@ static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes 
     return cause_quota(&evidence);
 }
 
-/* ---- forming ------------------------------------------------------------------------------------------ */
+/* ---- forming ------------------------------------------------------------------------------------------- */
 
 static bool all_declared(const struct job *job)
 {
@@ -340,7 +340,7 @@ void form_drop(struct job *job)
     job->phase = JOB_WAITING;
 }
 
-/* ---- a rank's segments, and the answer to Form ---------------------------------------------------------- */
+/* ---- a rank's segments, and the answer to Form --------------------------------------------------------- */
 
 /* Reserving the pages of a ring; the rank may be gone before it ends. */
 struct ring_start {
@@ -508,7 +508,7 @@ void form_settle(struct job *job)
         settle_rank(job, &job->ranks[r]);
 }
 
-/* ---- initial weights -------------------------------------------------------------------------------------- */
+/* ---- initial weights ----------------------------------------------------------------------------------- */
 
 struct init {
     struct work work;

@@ -59,7 +59,7 @@ static bool receive_again(unsigned *n_resets)
     return errno == EINTR || (errno == ECONNRESET && (*n_resets)++ == 0);
 }
 
-/* ---- the daemon's side ---- */
+/* ---- the daemon's side --------------------------------------------------------------------------------- */
 
 int frame_batch_init(struct frame_batch *batch)
 {
@@ -125,7 +125,7 @@ int frame_receive(int fd, struct frame_batch *batch)
     return batch->n_packets > 0 ? 0 : FRAME_EOF;
 }
 
-/* ---- the client's side ---- */
+/* ---- the client's side --------------------------------------------------------------------------------- */
 
 int frame_buffer_init(struct frame_buffer *buffer)
 {
@@ -193,7 +193,7 @@ int frame_receive_fds(int fd, struct frame_buffer *buffer)
     return 0;
 }
 
-/* ---- sending ---- */
+/* ---- sending ------------------------------------------------------------------------------------------- */
 
 int frame_send(int fd, const void *data, size_t n_bytes, const int *fds, size_t n_fds)
 {

@@ -105,7 +105,7 @@ static void make_room(struct job *job, uint64_t n_bytes)
     }
 }
 
-/* ---- loading ------------------------------------------------------------------------------------------------- */
+/* ---- loading ------------------------------------------------------------------------------------------- */
 
 struct load {
     struct job *job;
@@ -197,7 +197,7 @@ bool pool_refresh(struct job *job, void (*done)(struct job *job))
     return true;
 }
 
-/* ---- gather and release ---------------------------------------------------------------------------------------- */
+/* ---- gather and release -------------------------------------------------------------------------------- */
 
 static void let_go(struct job *job, struct job_rank *rank, uint32_t param)
 {
@@ -356,7 +356,7 @@ void gather_detach(struct job *job, struct job_rank *rank)
     rank->n_gathering = 0;
 }
 
-/* ---- reading state ------------------------------------------------------------------------------------------------ */
+/* ---- reading state ------------------------------------------------------------------------------------- */
 
 struct reading {
     struct work work;

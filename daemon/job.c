@@ -15,7 +15,7 @@ uint64_t job_now(const struct job *job)
     return job->ops.now_ns(job->ops.userdata);
 }
 
-/* ---- life ------------------------------------------------------------------------------------------- */
+/* ---- life ---------------------------------------------------------------------------------------------- */
 
 static void reset_loss_scale(struct job *job)
 {
@@ -107,7 +107,7 @@ void job_free(struct job *job)
     free(job);
 }
 
-/* ---- diagnostics ------------------------------------------------------------------------------------ */
+/* ---- diagnostics --------------------------------------------------------------------------------------- */
 
 static void count_refusal(struct job *job, unsigned code)
 {
@@ -284,7 +284,7 @@ struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, 
     return fault->diagnostic;
 }
 
-/* ---- answers ---------------------------------------------------------------------------------------- */
+/* ---- answers ------------------------------------------------------------------------------------------- */
 
 bool job_is_collective(enum job_wait wait)
 {
@@ -384,7 +384,7 @@ bool job_is_stopped(struct job *job, struct job_rank *rank)
     return job_is_held(job, rank);
 }
 
-/* ---- ranks come and go ------------------------------------------------------------------------------- */
+/* ---- ranks come and go --------------------------------------------------------------------------------- */
 
 static bool everybody_left(const struct job *job)
 {
@@ -665,7 +665,7 @@ int job_drop(struct job *job, char **why)
     return 0;
 }
 
-/* ---- small requests ----------------------------------------------------------------------------------- */
+/* ---- small requests ------------------------------------------------------------------------------------ */
 
 enum { MAX_STRING_BYTES = 4 << 20 }; /* per incarnation; call sites of a large model are some 100 KiB */
 

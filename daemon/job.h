@@ -266,7 +266,7 @@ struct job {
     size_t n_refused;
 };
 
-/* ---- life (job.c) ----------------------------------------------------------------------------------- */
+/* ---- life (job.c) -------------------------------------------------------------------------------------- */
 
 int job_new(struct job **out, const struct config *config, const struct kernels *kernels, struct worker_pool *pool,
             const struct job_ops *ops);
@@ -297,12 +297,12 @@ void job_settle(struct job *job);
 int job_drop(struct job *job, char **why);
 bool job_is_idle(const struct job *job); /* nobody is attached */
 
-/* ---- time (stall.c) ------------------------------------------------------------------------------------------ */
+/* ---- time (stall.c) ------------------------------------------------------------------------------------ */
 
 /* Several times a second: time-outs, stalls. */
 void job_tick(struct job *job);
 
-/* ---- formation (form.c) ----------------------------------------------------------------------------- */
+/* ---- formation (form.c) -------------------------------------------------------------------------------- */
 
 void job_declare(struct job *job, struct job_rank *rank, const struct request_declare *request);
 void job_form(struct job *job, struct job_rank *rank, const struct request_form *request);
@@ -313,14 +313,14 @@ void form_drop(struct job *job);
 /* Whoever waits to form is told why not, and may declare again; takes the diagnostic. */
 void form_refuse_all(struct job *job, struct diagnostic *diagnostic);
 
-/* ---- the way of a push (admit.c) --------------------------------------------------------------------- */
+/* ---- the way of a push (admit.c) ----------------------------------------------------------------------- */
 
 void job_begin_backward(struct job *job, struct job_rank *rank, const struct request_begin_backward *request);
 void job_push(struct job *job, struct job_rank *rank, const struct request_push *request);
 void job_slot_request(struct job *job, struct job_rank *rank, const struct request_slot_request *request);
 void admit_settle(struct job *job, struct job_rank *rank);
 
-/* ---- reductions (collect.c) --------------------------------------------------------------------------- */
+/* ---- reductions (collect.c) ---------------------------------------------------------------------------- */
 
 void collect_bucket(struct job *job, uint32_t bucket);
 void collect_all(struct job *job);
@@ -335,7 +335,7 @@ void collect_close(struct job *job, struct job_rank *rank);
 void collect_drop_open(struct job *job, struct job_rank *rank);
 void collect_release_ring(struct job *job, struct job_rank *rank, bool abort);
 
-/* ---- boundaries (boundary.c) ---------------------------------------------------------------------------- */
+/* ---- boundaries (boundary.c) --------------------------------------------------------------------------- */
 
 void job_end_backward(struct job *job, struct job_rank *rank, const struct request_end_backward *request);
 void job_abandon_backward(struct job *job, struct job_rank *rank, const struct request_abandon_backward *request);
@@ -350,7 +350,7 @@ void commit_settle(struct job *job);
 /* Aborts the step for all; reason is taken (may be NULL); rank < 0: nobody in particular. */
 void job_abort(struct job *job, int64_t rank, struct diagnostic *reason);
 
-/* ---- stage 3, state (gather.c) ---------------------------------------------------------------------------- */
+/* ---- stage 3, state (gather.c) ------------------------------------------------------------------------- */
 
 void job_gather(struct job *job, struct job_rank *rank, const struct request_gather *request);
 void job_release(struct job *job, struct job_rank *rank, const struct request_release *request);
@@ -364,7 +364,7 @@ bool pool_is_busy(const struct pool *pool); /* NULL is idle */
 bool pool_refresh(struct job *job, void (*done)(struct job *job));
 void gather_detach(struct job *job, struct job_rank *rank);
 
-/* ---- write windows (window.c) ------------------------------------------------------------------------------ */
+/* ---- write windows (window.c) -------------------------------------------------------------------------- */
 
 void job_write_begin(struct job *job, struct job_rank *rank);
 void job_write_end(struct job *job, struct job_rank *rank, bool forget);
@@ -374,7 +374,7 @@ void window_free(struct window *window);
 void window_forget(struct job *job);
 bool window_is_busy(const struct window *window); /* NULL is idle */
 
-/* ---- shared by the files above ------------------------------------------------------------------------------- */
+/* ---- shared by the files above ------------------------------------------------------------------------- */
 
 /* Answers the rank's request and ends its wait; fds are taken. */
 void job_answer(struct job *job, struct job_rank *rank, const struct reply *reply, int *fds, size_t n_fds);

@@ -42,7 +42,7 @@ static uint64_t align_up(uint64_t n, uint64_t align)
     return (n + align - 1) / align * align;
 }
 
-/* ---- taking the declarations over ---------------------------------------------------------------- */
+/* ---- taking the declarations over ---------------------------------------------------------------------- */
 
 /* Return: false when the product does not fit. A dimension of 0 makes any shape an empty one. */
 static bool count_elems(const struct layout_decl *decl, uint64_t *n_elems)
@@ -166,7 +166,7 @@ static int copy_params(struct builder *builder, uint32_t n_params)
     return check_names(builder);
 }
 
-/* ---- buckets ----------------------------------------------------------------------------------------- */
+/* ---- buckets ------------------------------------------------------------------------------------------- */
 
 static uint32_t *open_bucket(const struct builder *builder, const struct layout_param *param)
 {
@@ -259,7 +259,7 @@ static int make_buckets(struct builder *builder)
     return 0;
 }
 
-/* ---- bytes of the weight segment and the range ------------------------------------------------------- */
+/* ---- bytes of the weight segment and the range --------------------------------------------------------- */
 
 static void place_weights(struct layout *layout)
 {
@@ -364,7 +364,7 @@ static int make_chunks(struct builder *builder)
     return 0;
 }
 
-/* ---- life --------------------------------------------------------------------------------------------- */
+/* ---- life ---------------------------------------------------------------------------------------------- */
 
 DEFINE_CLEANUP(struct layout *, layout_free);
 

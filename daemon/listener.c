@@ -20,7 +20,7 @@
 /* Connections that wait to be accepted; picked so that a thousand may arrive in one burst. */
 enum { BACKLOG = 1024 };
 
-/* ---- who may ---------------------------------------------------------------------------------------------- */
+/* ---- who may ------------------------------------------------------------------------------------------- */
 
 static bool parse_id(const char *name, unsigned long *id)
 {
@@ -129,7 +129,7 @@ void listener_peer_deinit(struct listener_peer *peer)
     *peer = (struct listener_peer){0};
 }
 
-/* ---- the socket ---------------------------------------------------------------------------------------------- */
+/* ---- the socket ---------------------------------------------------------------------------------------- */
 
 static struct sockaddr_un address(const char *path)
 {

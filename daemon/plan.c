@@ -65,7 +65,7 @@ static uint64_t pages(uint64_t n_bytes)
     return align(n_bytes, (uint64_t)sysconf(_SC_PAGESIZE));
 }
 
-/* ---- classes ------------------------------------------------------------------------------------------ */
+/* ---- classes ------------------------------------------------------------------------------------------- */
 
 static uint64_t owned_elems(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
 {

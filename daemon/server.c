@@ -128,7 +128,7 @@ struct diagnostic *server_keep(struct server *server, struct diagnostic *diagnos
     return job_keep(server->job, diagnostic);
 }
 
-/* ---- sessions ----------------------------------------------------------------------------------------------- */
+/* ---- sessions ------------------------------------------------------------------------------------------ */
 
 void server_link(struct server *server, struct session *session)
 {
@@ -220,7 +220,7 @@ static void on_listen(uv_poll_t *handle, int status, int events)
     }
 }
 
-/* ---- job callbacks --------------------------------------------------------------------------------------------- */
+/* ---- job callbacks ------------------------------------------------------------------------------------- */
 
 static void job_answers(void *userdata, void *peer, const struct reply *reply, int *fds, size_t n_fds)
 {
@@ -249,7 +249,7 @@ static uint64_t job_clock(void *userdata)
     return now_ns();
 }
 
-/* ---- time --------------------------------------------------------------------------------------------------------- */
+/* ---- time ---------------------------------------------------------------------------------------------- */
 
 static void close_ungreeted(struct server *server, uint64_t now)
 {
@@ -370,7 +370,7 @@ static void on_signal(uv_signal_t *handle, int number)
     stop(server);
 }
 
-/* ---- life ----------------------------------------------------------------------------------------------------------- */
+/* ---- life ---------------------------------------------------------------------------------------------- */
 
 static unsigned n_threads(const struct config *config)
 {

@@ -36,7 +36,7 @@ void session_set_state(struct session *session, enum session_state state)
     session->state = state;
 }
 
-/* ---- life --------------------------------------------------------------------------------------------------- */
+/* ---- life ---------------------------------------------------------------------------------------------- */
 
 static void on_closed(uv_handle_t *handle)
 {
@@ -136,7 +136,7 @@ void session_doom(struct session *session)
     server_note_doomed(session->server);
 }
 
-/* ---- sending ------------------------------------------------------------------------------------------------- */
+/* ---- sending ------------------------------------------------------------------------------------------- */
 
 static void want_events(struct session *session)
 {
@@ -175,7 +175,7 @@ void session_refuse(struct session *session, const struct diagnostic *diagnostic
     session_doom(session);
 }
 
-/* ---- receiving ------------------------------------------------------------------------------------------------ */
+/* ---- receiving ----------------------------------------------------------------------------------------- */
 
 static void refuse_message(struct session *session, const char *why)
 {

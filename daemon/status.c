@@ -42,7 +42,7 @@ static uint64_t age_ns(uint64_t now_ns, uint64_t then_ns)
     return now_ns > then_ns ? now_ns - then_ns : 0;
 }
 
-/* ---- diagnostics ----------------------------------------------------------------------------------- */
+/* ---- diagnostics --------------------------------------------------------------------------------------- */
 
 static void put_code(struct json *j, struct json_object *o, unsigned code)
 {
@@ -209,7 +209,7 @@ char *diagnostics_json(const struct diagnostic *const *list, size_t n, const str
     return json_text(&j, diagnostics_array(&j, list, n, layout, now_ns));
 }
 
-/* ---- status ---------------------------------------------------------------------------------------- */
+/* ---- status -------------------------------------------------------------------------------------------- */
 
 static void put_daemon(struct json *j, struct json_object *o, const struct status *s)
 {
@@ -377,7 +377,7 @@ char *status_json(const struct status *status)
     return json_text(&j, status_object(&j, status));
 }
 
-/* ---- ranks ----------------------------------------------------------------------------------------- */
+/* ---- ranks --------------------------------------------------------------------------------------------- */
 
 static void put_process(struct json *j, struct json_object *o, const struct status_rank *rank)
 {
@@ -438,7 +438,7 @@ char *ranks_json(const struct status_rank *ranks, size_t n, uint64_t now_ns)
     return json_text(&j, ranks_array(&j, ranks, n, now_ns));
 }
 
-/* ---- parameters ------------------------------------------------------------------------------------ */
+/* ---- parameters ---------------------------------------------------------------------------------------- */
 
 /* Ranks that own elements of the parameter. */
 static struct json_object *owners_array(struct json *j, const struct layout *layout,
@@ -527,7 +527,7 @@ char *params_json(const struct layout *layout, const struct ledger *ledger, cons
     return json_text(&j, params_array(&j, layout, ledger, params));
 }
 
-/* ---- the rest -------------------------------------------------------------------------------------- */
+/* ---- the rest ------------------------------------------------------------------------------------------ */
 
 char *report_json(const struct report *report)
 {

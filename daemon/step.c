@@ -12,7 +12,7 @@
 
 _Static_assert((int)STEP_MAX_RANKS == (int)CONFIG_MAX_LOCAL_RANKS, "what config admits, a mask must hold");
 
-/* ---- the tree over ranks ---------------------------------------------------------------------------- */
+/* ---- the tree over ranks ------------------------------------------------------------------------------- */
 
 static unsigned find_pieces(unsigned lo, unsigned n, unsigned first, unsigned end, struct step_piece *pieces,
                             unsigned n_pieces)
@@ -37,7 +37,7 @@ unsigned step_find_pieces(unsigned world, unsigned first, unsigned n, struct ste
     return find_pieces(0, world, first, first + n, pieces, 0);
 }
 
-/* ---- life ------------------------------------------------------------------------------------------- */
+/* ---- life ---------------------------------------------------------------------------------------------- */
 
 static void reduction_run(struct work *work, uint32_t item);
 static void reduction_done(struct work *work);
@@ -141,7 +141,7 @@ void step_open(struct step *step)
     step->n_reduced_bytes = 0;
 }
 
-/* ---- reduce ----------------------------------------------------------------------------------------- */
+/* ---- reduce -------------------------------------------------------------------------------------------- */
 
 /* The leaves of one chunk: who takes part, where its data lies, how the tree joins them. */
 struct leaves {
@@ -348,7 +348,7 @@ float *step_staging(const struct step *step, uint32_t bucket, unsigned piece)
     return step->staging + step->reductions[bucket].staging_elems + step->layout->buckets[bucket].n_elems * piece;
 }
 
-/* ---- norm ------------------------------------------------------------------------------------------- */
+/* ---- norm ---------------------------------------------------------------------------------------------- */
 
 void step_norm(struct step *step, struct exact_sum *total)
 {
@@ -370,7 +370,7 @@ void step_norm(struct step *step, struct exact_sum *total)
     }
 }
 
-/* ---- update ----------------------------------------------------------------------------------------- */
+/* ---- update -------------------------------------------------------------------------------------------- */
 
 static void update_run(struct work *work, uint32_t item)
 {

@@ -49,7 +49,7 @@ static const struct misplaced inside_step = {
 static const struct misplaced not_open = {
     "the end of a write window", "no write window is open", "zerod_write_begin first, on all ranks"};
 
-/* ---- begin ---------------------------------------------------------------------------------------------------- */
+/* ---- begin --------------------------------------------------------------------------------------------- */
 
 static void answer_begin(struct job *job, struct job_rank *rank)
 {
@@ -150,7 +150,7 @@ void job_write_begin(struct job *job, struct job_rank *rank)
     job_settle(job);
 }
 
-/* ---- end -------------------------------------------------------------------------------------------------------- */
+/* ---- end ----------------------------------------------------------------------------------------------- */
 
 static void set_generations(struct job *job)
 {
@@ -236,7 +236,7 @@ void window_detach(struct job *job, struct job_rank *rank)
         job->window->stale = true;
 }
 
-/* ---- who can be answered --------------------------------------------------------------------------------------------- */
+/* ---- who can be answered ------------------------------------------------------------------------------- */
 
 static bool all_wait(const struct job *job, enum job_wait wait)
 {

@@ -10,7 +10,7 @@
 #include "daemon/base.h"
 #include "daemon/wire.h"
 
-/* ---- what was wrong ---- */
+/* ---- what was wrong ------------------------------------------------------------------------------------ */
 
 void wire_problem_set(struct wire_problem *problem, const char *format, ...)
 {
@@ -40,7 +40,7 @@ void wire_problem_prefix(struct wire_problem *problem, const char *format, ...)
     problem->why[n + n_why] = '\0';
 }
 
-/* ---- texts ---- */
+/* ---- texts --------------------------------------------------------------------------------------------- */
 
 /* Bytes of the UTF-8 sequence at s (n > 0), or 0 when there is none. */
 static size_t utf8_size(const uint8_t *s, size_t n)
@@ -120,7 +120,7 @@ static char *text_clean(const struct wire_rule *rule, struct wire_arena *arena, 
     return copy;
 }
 
-/* ---- checks of one value: the problem is what follows the field's name ---- */
+/* ---- checks of one value: the problem is what follows the field's name --------------------------------- */
 
 static int check_number(const struct wire_rule *rule, uint64_t v, struct wire_problem *problem)
 {
@@ -194,7 +194,7 @@ static int check_text(const struct wire_rule *rule, const char *text, struct wir
     return WIRE_E_INVALID;
 }
 
-/* ---- from protobuf-c's struct to ours ---- */
+/* ---- from protobuf-c's struct to ours ------------------------------------------------------------------ */
 
 static void count_store(const struct wire_rule *rule, uint8_t *ours, size_t n)
 {
@@ -391,7 +391,7 @@ int wire_table_unpack(const struct wire_table *table, struct wire_arena *arena, 
     return 0;
 }
 
-/* ---- from our struct to protobuf-c's ---- */
+/* ---- from our struct to protobuf-c's ------------------------------------------------------------------- */
 
 static int pack_strings(const struct wire_rule *rule, struct wire_arena *arena, const uint8_t *ours,
                         uint8_t *proto)

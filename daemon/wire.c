@@ -29,7 +29,7 @@ enum {
 #define ELEMS_LIMIT                                                                                          \
     (UINT64_C(1) << 62) /* counts of elements are below: bytes of fp32 then fit into 64 bits */
 
-/* ---- both ways ---- */
+/* ---- both ways ----------------------------------------------------------------------------------------- */
 
 static const struct wire_rule segment_rules[] = {
     ENUM(Segment, wire_segment, kind, .max = WIRE_SEGMENT_STATE),
@@ -111,7 +111,7 @@ static const struct wire_rule hyper_rules[] = {
 };
 static const struct wire_table hyper_table = WIRE_TABLE(group_hyper, wire_hyper, hyper_rules);
 
-/* ---- client to daemon ---- */
+/* ---- client to daemon ---------------------------------------------------------------------------------- */
 
 static const struct wire_rule hello_rules[] = {
     U32(Hello, request_hello, version_min, .min = 1),
@@ -338,7 +338,7 @@ static const struct wire_table request_tables[N_REQUEST_TYPES] = {
     [REQUEST_ADMIN] = WIRE_TABLE(admin, request_admin, admin_rules),
 };
 
-/* ---- daemon to client ---- */
+/* ---- daemon to client ---------------------------------------------------------------------------------- */
 
 static const struct wire_rule welcome_rules[] = {
     U32(Welcome, reply_welcome, version, .min = 1),
@@ -425,7 +425,7 @@ static const struct wire_table reply_tables[N_REPLY_TYPES] = {
     [REPLY_ADMIN_PART] = WIRE_TABLE(admin_part, reply_admin_part, admin_part_rules),
 };
 
-/* ---- the envelope: ClientMessage and ServerMessage, which have the same shape ---- */
+/* ---- the envelope: ClientMessage and ServerMessage, which have the same shape -------------------------- */
 
 struct envelope {
     const ProtobufCMessageDescriptor *descriptor;
@@ -617,7 +617,7 @@ static int envelope_pack(const struct envelope *envelope, struct wire_arena *are
     return (int)protobuf_c_message_pack(message, buffer);
 }
 
-/* ---- the verbs ---- */
+/* ---- the verbs ----------------------------------------------------------------------------------------- */
 
 int wire_unpack_request(struct wire_arena *arena, const void *data, size_t n_bytes, struct request *out,
                         char *why, size_t why_size)

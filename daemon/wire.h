@@ -80,7 +80,7 @@ enum wire_state_kind {
     WIRE_STATE_GRAD_NORM = 3,
 };
 
-/* ---- both ways ---- */
+/* ---- both ways ----------------------------------------------------------------------------------------- */
 
 struct wire_segment {
     enum wire_segment_kind kind;
@@ -142,7 +142,7 @@ struct wire_hyper {
     bool nesterov;
 };
 
-/* ---- client to daemon ---- */
+/* ---- client to daemon ---------------------------------------------------------------------------------- */
 
 struct request_hello {
     uint32_t version_min;
@@ -338,7 +338,7 @@ struct request {
     };
 };
 
-/* ---- daemon to client ---- */
+/* ---- daemon to client ---------------------------------------------------------------------------------- */
 
 struct reply_welcome {
     uint32_t version;
@@ -444,7 +444,7 @@ struct reply {
     };
 };
 
-/* ---- the verbs ---- */
+/* ---- the verbs ----------------------------------------------------------------------------------------- */
 
 /*
  * data may go away afterwards. On WIRE_E_INVALID why is a sentence: message, field, what was got, what was

@@ -4,7 +4,7 @@
 
 #include "tests/cause-scenarios.h"
 
-/* ---- E1005 to E1007 ---------------------------------------------------------------------------------- */
+/* ---- E1005 to E1007 ------------------------------------------------------------------------------------ */
 
 static struct evidence_missing missing(const struct fixture *f, const char *client)
 {

@@ -9,7 +9,7 @@
 
 #include "daemon/manifest.h"
 
-/* ---- E1101 ------------------------------------------------------------------------------------------- */
+/* ---- E1101 --------------------------------------------------------------------------------------------- */
 
 enum { MAX_MANIFESTS = 8 };
 
@@ -156,7 +156,7 @@ static struct diagnostic *e1101_declare(const struct fixture *f)
                          "start the same model, or end the run: zerodctl drop");
 }
 
-/* ---- E1104 to E1110 ---------------------------------------------------------------------------------- */
+/* ---- E1104 to E1110 ------------------------------------------------------------------------------------ */
 
 static struct diagnostic *report(const struct fixture *f, enum diagnostic_code code, const char *client,
                                  const char *detail)
@@ -226,7 +226,7 @@ static struct diagnostic *e1110(const struct fixture *f)
     return report(f, E_RELEASED_READ, TORCH, "read at offset 0, from probe.py:9");
 }
 
-/* ---- E1201, E1202 ------------------------------------------------------------------------------------ */
+/* ---- E1201, E1202 -------------------------------------------------------------------------------------- */
 
 static struct evidence_nonfinite finding(const struct fixture *f, const char *client)
 {
@@ -294,7 +294,7 @@ static struct diagnostic *e1202(const struct fixture *f)
     return cause_loss_scale(&e, 1);
 }
 
-/* ---- E1301 to E1303 ---------------------------------------------------------------------------------- */
+/* ---- E1301 to E1303 ------------------------------------------------------------------------------------ */
 
 static struct diagnostic *e1301(const struct fixture *f)
 {
@@ -428,7 +428,7 @@ static struct diagnostic *e1303_forming(const struct fixture *f)
     return cause_stalled(&e);
 }
 
-/* ---- E1401 to E1403 ---------------------------------------------------------------------------------- */
+/* ---- E1401 to E1403 ------------------------------------------------------------------------------------ */
 
 static struct diagnostic *e1401_memory(const struct fixture *f)
 {

@@ -4,7 +4,7 @@
 
 #include "tests/cause-scenarios.h"
 
-/* ---- E1001 ------------------------------------------------------------------------------------------- */
+/* ---- E1001 --------------------------------------------------------------------------------------------- */
 
 static struct evidence_duplicate tower_twice(const struct fixture *f, const char *client)
 {
@@ -178,8 +178,7 @@ static struct diagnostic *e1001_u_torch(const struct fixture *f)
     return cause_duplicate(&e);
 }
 
-/* ---- E1002 to E1004, E1102, E1103 ------------------------------------------------------------------------
- */
+/* ---- E1002 to E1004, E1102, E1103 ---------------------------------------------------------------------- */
 
 static struct evidence_push late(const struct fixture *f, enum diagnostic_code code)
 {

@@ -11,7 +11,7 @@
 #include "daemon/base.h"
 #include "tests/golden/gradients.h"
 
-/* ---- JSON --------------------------------------------------------------------------------------------- */
+/* ---- JSON ---------------------------------------------------------------------------------------------- */
 
 static struct json_object *get(struct json_object *object, const char *name)
 {
@@ -57,7 +57,7 @@ static int find_word(const char *word, const char *const *words, int n)
     return -1;
 }
 
-/* ---- reading a case ----------------------------------------------------------------------------------- */
+/* ---- reading a case ------------------------------------------------------------------------------------ */
 
 static int read_param(struct golden_param *param, struct json_object *object, unsigned index)
 {
@@ -130,7 +130,7 @@ void golden_case_free(struct golden_case *c)
     free(c);
 }
 
-/* ---- a step's settings -------------------------------------------------------------------------------- */
+/* ---- a step's settings --------------------------------------------------------------------------------- */
 
 unsigned golden_case_n_micro_batches(const struct golden_case *c, unsigned step)
 {
@@ -182,7 +182,7 @@ struct optimizer_moments golden_case_moments(const struct golden_case *c)
     return optimizer_moments(c->optimizer, &hyper);
 }
 
-/* ---- who pushes what ---------------------------------------------------------------------------------- */
+/* ---- who pushes what ----------------------------------------------------------------------------------- */
 
 static bool has_number(struct json_object *numbers, unsigned number)
 {
@@ -279,7 +279,7 @@ void golden_case_weights(const struct golden_case *c, unsigned param, void *dst)
         store(dst, c->params[param].dtype, i, gradient_value(key, i));
 }
 
-/* ---- results and orders ------------------------------------------------------------------------------- */
+/* ---- results and orders -------------------------------------------------------------------------------- */
 
 int golden_write(FILE *file, const char *name, unsigned index, const void *data, size_t n_bytes)
 {

@@ -59,7 +59,7 @@ static struct json_object *get(const struct rank *rank, const char *name)
     return value;
 }
 
-/* ---- attaching ---------------------------------------------------------------------------------------- */
+/* ---- attaching ----------------------------------------------------------------------------------------- */
 
 static int declare(struct rank *rank, unsigned i)
 {
@@ -95,7 +95,7 @@ static int attach(struct rank *rank)
     return r == 0 ? zerod_form(rank->client) : r;
 }
 
-/* ---- a backward --------------------------------------------------------------------------------------- */
+/* ---- a backward ---------------------------------------------------------------------------------------- */
 
 static void reverse(struct push *pushes, unsigned n)
 {
@@ -182,7 +182,7 @@ static int run_micro_batch(struct rank *rank, unsigned step, unsigned micro)
     return r == 0 ? zerod_end_backward(rank->client, NULL, 0) : r;
 }
 
-/* ---- a step ------------------------------------------------------------------------------------------- */
+/* ---- a step -------------------------------------------------------------------------------------------- */
 
 static int ask_step(struct rank *rank, unsigned step, struct zerod_step_result *result)
 {
@@ -241,7 +241,7 @@ static int run_step(struct rank *rank, unsigned step)
     return r == 0 ? zerod_release(rank->client, &watched, 1) : r;
 }
 
-/* ---- results ------------------------------------------------------------------------------------------ */
+/* ---- results ------------------------------------------------------------------------------------------- */
 
 static int write_state(struct rank *rank, const char *name, unsigned param, enum zerod_state which)
 {
@@ -290,7 +290,7 @@ static int run(struct rank *rank)
     return r;
 }
 
-/* ---- the program -------------------------------------------------------------------------------------- */
+/* ---- the program --------------------------------------------------------------------------------------- */
 
 static int rank_init(struct rank *rank, char **argv)
 {

@@ -79,7 +79,7 @@ struct run {
     FILE *out;
 };
 
-/* ---- a run's life ------------------------------------------------------------------------------------- */
+/* ---- a run's life -------------------------------------------------------------------------------------- */
 
 static void ignore_notice(void *userdata)
 {
@@ -223,7 +223,7 @@ static int run_init(struct run *run, const struct golden_case *c, const struct h
     return run->out ? 0 : -errno;
 }
 
-/* ---- initial weights ---------------------------------------------------------------------------------- */
+/* ---- initial weights ----------------------------------------------------------------------------------- */
 
 static struct core *owner(struct run *run, const struct layout_chunk *chunk)
 {
@@ -263,7 +263,7 @@ static int init_weights(struct run *run)
     return 0;
 }
 
-/* ---- reducing ----------------------------------------------------------------------------------------- */
+/* ---- reducing ------------------------------------------------------------------------------------------ */
 
 static uint8_t *slot_of(const struct run *run, unsigned rank, unsigned pass)
 {
@@ -416,7 +416,7 @@ static void post_all(struct run *run)
         post_bucket(run, b);
 }
 
-/* ---- a micro-batch ------------------------------------------------------------------------------------ */
+/* ---- a micro-batch ------------------------------------------------------------------------------------- */
 
 /* All pushes of the micro-batch in an order of their own: which rank is when where says the seed. */
 static unsigned make_pushes(struct run *run, uint64_t *random)
@@ -479,7 +479,7 @@ static void run_micro_batch(struct run *run, uint64_t *random)
         worker_pool_wait(run->pool);
 }
 
-/* ---- the step ----------------------------------------------------------------------------------------- */
+/* ---- the step ------------------------------------------------------------------------------------------ */
 
 static void update_is_done(void *userdata)
 {
@@ -558,7 +558,7 @@ static int run_step(struct run *run, uint64_t *random)
     return r;
 }
 
-/* ---- results ------------------------------------------------------------------------------------------ */
+/* ---- results ------------------------------------------------------------------------------------------- */
 
 typedef float *state_array(const struct state *state, uint32_t bucket, uint64_t elem);
 
@@ -641,7 +641,7 @@ static int run_case(struct run *run)
     return r;
 }
 
-/* ---- the program -------------------------------------------------------------------------------------- */
+/* ---- the program --------------------------------------------------------------------------------------- */
 
 static uint64_t get(struct json_object *object, const char *name)
 {

@@ -33,7 +33,7 @@ static uint64_t draw(uint64_t *state)
     return *state;
 }
 
-/* ---- before Hello -------------------------------------------------------------------------------------------------- */
+/* ---- before Hello -------------------------------------------------------------------------------------- */
 
 static struct request hello(enum wire_role role, unsigned rank)
 {
@@ -212,7 +212,7 @@ static void idle_closed(unsigned n)
     raw_close(&c);
 }
 
-/* ---- control connections ------------------------------------------------------------------------------------------------ */
+/* ---- control connections ------------------------------------------------------------------------------- */
 
 static void ask(struct raw *c, const char *command)
 {
@@ -340,7 +340,7 @@ static void foreign(unsigned n)
     raw_close(&c);
 }
 
-/* ---- as a rank: places and tickets ------------------------------------------------------------------------------------------ */
+/* ---- as a rank: places and tickets --------------------------------------------------------------------- */
 
 /* A formed rank with a micro-batch open and the first push packed but not sent. */
 static struct request attack(struct raw *c)
@@ -577,7 +577,7 @@ static void holes(unsigned n)
     raw_close(&c);
 }
 
-/* ---- as a rank: the order of things ---------------------------------------------------------------------------------------- */
+/* ---- as a rank: the order of things -------------------------------------------------------------------- */
 
 static void push_before_begin(unsigned n)
 {
@@ -1056,7 +1056,7 @@ static void hang_up(unsigned n)
     raw_close(&c);
 }
 
-/* ---- monkeys ---------------------------------------------------------------------------------------------------------------- */
+/* ---- monkeys ------------------------------------------------------------------------------------------- */
 
 /* A request of any type whose numbers are near to what would be right. */
 static struct request near_right(struct raw *c, uint64_t *random)
@@ -1197,7 +1197,7 @@ static void monkey(unsigned n)
         monkey_life(n % 2, &random);
 }
 
-/* ---- the list ------------------------------------------------------------------------------------------------------------------ */
+/* ---- the list ------------------------------------------------------------------------------------------ */
 
 static const struct {
     const char *group, *name;

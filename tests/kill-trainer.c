@@ -148,7 +148,7 @@ static uint64_t hash(uint64_t h, const void *data, size_t n_bytes)
 
 #define HASH_START UINT64_C(0xcbf29ce484222325)
 
-/* ---- the model ------------------------------------------------------------------------------------------- */
+/* ---- the model ----------------------------------------------------------------------------------------- */
 
 static size_t n_elems(unsigned param)
 {
@@ -193,7 +193,7 @@ static unsigned n_passes(const struct trainer *t, uint64_t step, unsigned param)
     return t->accumulate && (step + param) % 4 == 0 ? 1 + (unsigned)(step + param) / 4 % MAX_PASSES : 1;
 }
 
-/* ---- attaching ---------------------------------------------------------------------------------------------- */
+/* ---- attaching ----------------------------------------------------------------------------------------- */
 
 static int declare(struct trainer *t)
 {
@@ -258,7 +258,7 @@ static int attach(struct trainer *t)
     return resume(t, at);
 }
 
-/* ---- things that happen once ----------------------------------------------------------------------------------- */
+/* ---- things that happen once --------------------------------------------------------------------------- */
 
 static void sleep_ms(unsigned long ms)
 {
@@ -337,7 +337,7 @@ static int act_at(struct trainer *t, struct zerod_position at, enum place place,
     return 0;
 }
 
-/* ---- a step ---------------------------------------------------------------------------------------------------- */
+/* ---- a step -------------------------------------------------------------------------------------------- */
 
 /* All weights, as the caller sees them; stage 3: a few parameters at a time. */
 static int hash_weights(struct trainer *t, uint64_t *h)
@@ -524,7 +524,7 @@ static int train(struct trainer *t)
     }
 }
 
-/* ---- the end ------------------------------------------------------------------------------------------------------ */
+/* ---- the end ------------------------------------------------------------------------------------------- */
 
 static int hash_state(struct trainer *t, enum zerod_state which, uint64_t *h)
 {

@@ -34,7 +34,7 @@ int raw_patience(void)
     return text ? atoi(text) : 10000;
 }
 
-/* ---- bytes -------------------------------------------------------------------------------------------------------- */
+/* ---- bytes --------------------------------------------------------------------------------------------- */
 
 void raw_open(struct raw *c)
 {
@@ -119,7 +119,7 @@ int raw_hear(struct raw *c, int timeout_ms)
     return (int)c->reply.type;
 }
 
-/* ---- what is expected ------------------------------------------------------------------------------------------------ */
+/* ---- what is expected ---------------------------------------------------------------------------------- */
 
 void raw_expect(struct raw *c, enum reply_type type)
 {
@@ -154,7 +154,7 @@ void raw_expect_dropped(struct raw *c, unsigned code, const char *part)
     raw_expect_closed(c);
 }
 
-/* ---- the right way ------------------------------------------------------------------------------------------------------ */
+/* ---- the right way ------------------------------------------------------------------------------------- */
 
 void raw_hello(struct raw *c, enum wire_role role, unsigned rank)
 {

@@ -60,7 +60,7 @@ struct puppet {
     json_object *answer;
 };
 
-/* ---- words ------------------------------------------------------------------------------------------------------ */
+/* ---- words --------------------------------------------------------------------------------------------- */
 
 static const char *option(const struct puppet *p, const char *key, const char *otherwise)
 {
@@ -98,7 +98,7 @@ static void say(struct puppet *p, const char *key, json_object *value)
     json_object_object_add(p->answer, key, value);
 }
 
-/* ---- declaring --------------------------------------------------------------------------------------------------- */
+/* ---- declaring ----------------------------------------------------------------------------------------- */
 
 static uint64_t n_elems(const struct declared *d)
 {
@@ -220,7 +220,7 @@ static void forget_params(struct puppet *p)
     p->n_params = 0;
 }
 
-/* ---- coming and going ----------------------------------------------------------------------------------------------- */
+/* ---- coming and going ---------------------------------------------------------------------------------- */
 
 static int on_close(struct puppet *p)
 {
@@ -268,7 +268,7 @@ static int on_abort(struct puppet *p)
     return zerod_abort_step(p->c, word(p, 0));
 }
 
-/* ---- gradients ---------------------------------------------------------------------------------------------------------- */
+/* ---- gradients ----------------------------------------------------------------------------------------- */
 
 static int on_begin(struct puppet *p)
 {
@@ -406,7 +406,7 @@ static int on_norm(struct puppet *p)
     return r;
 }
 
-/* ---- weights and state --------------------------------------------------------------------------------------------------- */
+/* ---- weights and state --------------------------------------------------------------------------------- */
 
 static int on_gather(struct puppet *p)
 {
@@ -567,7 +567,7 @@ static int on_pushes(struct puppet *p)
     return push_all(p);
 }
 
-/* ---- the conversation ------------------------------------------------------------------------------------------------------ */
+/* ---- the conversation ---------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;

@@ -17,7 +17,7 @@
 #include "daemon/manifest.h"
 #include "tests/golden-text.h"
 
-/* ---- memory that runs out ---------------------------------------------------------------------------- */
+/* ---- memory that runs out ------------------------------------------------------------------------------ */
 
 /* Allocations that still succeed; negative: all. The test has one thread. */
 static long n_allowed = -1;
@@ -61,7 +61,7 @@ void *__wrap_reallocarray(void *p, size_t n, size_t size)
     return allowed() ? __real_reallocarray(p, n, size) : NULL;
 }
 
-/* ---- models ------------------------------------------------------------------------------------------ */
+/* ---- models -------------------------------------------------------------------------------------------- */
 
 enum { MAX_DECLS = 1024 };
 
@@ -183,7 +183,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* ---- what holds for all texts ------------------------------------------------------------------------ */
+/* ---- what holds for all texts -------------------------------------------------------------------------- */
 
 /* Labels in the order in which every text has them; docs/diagnostics.md says the same. */
 static const char *const labels[] = {

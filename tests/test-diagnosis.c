@@ -19,7 +19,7 @@
 #include "daemon/strbuf.h"
 #include "tests/golden-text.h"
 
-/* ---- shape of the text ------------------------------------------------------------------------------ */
+/* ---- shape of the text --------------------------------------------------------------------------------- */
 
 static void test_shape(void **state)
 {
@@ -151,7 +151,7 @@ static void test_strbuf(void **state)
     strbuf_deinit(&buf);
 }
 
-/* ---- names ------------------------------------------------------------------------------------------ */
+/* ---- names --------------------------------------------------------------------------------------------- */
 
 /* A layout of these names; a leading '!' marks a frozen one. */
 static struct layout *make_layout(const char *const *names, uint32_t n)
@@ -335,7 +335,7 @@ static void test_longest_name(void **state)
     layout_free(layout);
 }
 
-/* ---- the table and the manual ----------------------------------------------------------------------- */
+/* ---- the table and the manual -------------------------------------------------------------------------- */
 
 static void test_table(void **state)
 {

@@ -89,7 +89,7 @@ static void send_raw(int fd, size_t n_bytes, const int *fds, size_t n_fds)
     assert_int_equal(sendmsg(fd, &header, MSG_NOSIGNAL), n_bytes);
 }
 
-/* ---- receiving many ---- */
+/* ---- receiving many ------------------------------------------------------------------------------------ */
 
 static void test_batch(void **state)
 {
@@ -251,7 +251,7 @@ static void test_batch_bad_socket(void **state)
     assert_int_equal(frame_send(-1, "x", 1, NULL, 0), -EBADF);
 }
 
-/* ---- receiving one, with descriptors ---- */
+/* ---- receiving one, with descriptors ------------------------------------------------------------------- */
 
 static void test_buffer(void **state)
 {
@@ -371,7 +371,7 @@ static void test_buffer_reset(void **state)
     assert_int_equal(frame_receive_fds(f->ours, &f->buffer), FRAME_EOF);
 }
 
-/* ---- sending ---- */
+/* ---- sending ------------------------------------------------------------------------------------------- */
 
 static size_t fill(int fd, const void *data, size_t n_bytes)
 {
@@ -415,7 +415,7 @@ static void test_send_without_signal(void **state)
     frame_queue_deinit(&queue);
 }
 
-/* ---- the queue ---- */
+/* ---- the queue ----------------------------------------------------------------------------------------- */
 
 static void test_queue_keeps_order(void **state)
 {

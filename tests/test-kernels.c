@@ -62,7 +62,7 @@ static void assert_same(const float *a, const float *b, size_t n)
     }
 }
 
-/* ---- reduce ---- */
+/* ---- reduce -------------------------------------------------------------------------------------------- */
 
 enum { MAX_RANKS = 64, N_MAX = 100003, SLACK = 64 };
 
@@ -412,7 +412,7 @@ static void test_reduce_joins(void **state)
     check_joins(3, "abc", "");
 }
 
-/* ---- update ---- */
+/* ---- update -------------------------------------------------------------------------------------------- */
 
 /* A trajectory of one element array through some steps; 16-bit weights in w16. */
 struct trajectory {
@@ -554,7 +554,7 @@ static void test_update_moments(void **state)
     assert_true(optimizer_moments(OPTIMIZER_LION, &cases[7].hyper).m);
 }
 
-/* ---- the choice of a table ---- */
+/* ---- the choice of a table ----------------------------------------------------------------------------- */
 
 static void test_select(void **state)
 {

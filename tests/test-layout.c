@@ -46,7 +46,7 @@ static void check_refused(const struct layout_decl *decls, uint32_t n, int expec
     assert_int_equal(bad, expected_bad);
 }
 
-/* ---- invariants ------------------------------------------------------------------------------------ */
+/* ---- invariants ---------------------------------------------------------------------------------------- */
 
 struct interval {
     uint64_t start, end;
@@ -296,7 +296,7 @@ static void test_random(void **state)
     }
 }
 
-/* ---- worked out by hand ------------------------------------------------------------------------------- */
+/* ---- worked out by hand -------------------------------------------------------------------------------- */
 
 static void check_chunk(const struct layout *layout, uint32_t c, struct layout_chunk expected)
 {
@@ -481,7 +481,7 @@ static void test_tiny(void **state)
     layout_free(layout);
 }
 
-/* ---- limits and refusals ------------------------------------------------------------------------------ */
+/* ---- limits and refusals ------------------------------------------------------------------------------- */
 
 static void test_duplicate_names(void **state)
 {
@@ -588,7 +588,7 @@ static void test_many(void **state)
     free(decls);
 }
 
-/* ---- digest, names ---------------------------------------------------------------------------------- */
+/* ---- digest, names ------------------------------------------------------------------------------------- */
 
 static uint64_t digest_of(const struct layout_decl *decls, uint32_t n, unsigned world_size,
                           uint64_t bucket_elems)

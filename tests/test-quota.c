@@ -26,7 +26,7 @@
 #define NONE UINT64_MAX
 #define MIB(n) ((uint64_t)(n) << 20)
 
-/* ---- charges ------------------------------------------------------------------------------------------ */
+/* ---- charges ------------------------------------------------------------------------------------------- */
 
 static void test_charge(void **state)
 {
@@ -76,7 +76,7 @@ static void test_charge_edges(void **state)
     assert_int_equal(nothing.used, 0);
 }
 
-/* ---- the machine -------------------------------------------------------------------------------------- */
+/* ---- the machine --------------------------------------------------------------------------------------- */
 
 /* A folder of its own for each test, with what stands for /proc and /sys/fs/cgroup in it. */
 struct fixture {
@@ -262,7 +262,7 @@ static void test_hybrid(void **state)
     assert_headroom(f, NONE, MIB(3));
 }
 
-/* ---- the budget --------------------------------------------------------------------------------------- */
+/* ---- the budget ---------------------------------------------------------------------------------------- */
 
 static void test_tickets(void **state)
 {

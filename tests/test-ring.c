@@ -106,7 +106,7 @@ static struct ring_use use_of(uint32_t ticket, uint32_t bucket, uint32_t micro_b
     return (struct ring_use){.ticket = ticket, .bucket = bucket, .micro_batch = micro_batch, .n_bytes = SLOT_BYTES};
 }
 
-/* ---- making one --------------------------------------------------------------------------------------- */
+/* ---- making one ---------------------------------------------------------------------------------------- */
 
 static void test_new(void **state)
 {
@@ -171,7 +171,7 @@ static void test_without_overflow(void **state)
     ring_free(ring);
 }
 
-/* ---- tickets ------------------------------------------------------------------------------------------ */
+/* ---- tickets ------------------------------------------------------------------------------------------- */
 
 static void test_open(void **state)
 {
@@ -356,7 +356,7 @@ static void test_credit_order(void **state)
     }
 }
 
-/* ---- places ------------------------------------------------------------------------------------------- */
+/* ---- places -------------------------------------------------------------------------------------------- */
 
 static void test_places(void **state)
 {
@@ -411,7 +411,7 @@ static void test_ring_ends_within_a_page(void **state)
     ring_free(ring);
 }
 
-/* ---- overflow extents --------------------------------------------------------------------------------- */
+/* ---- overflow extents ---------------------------------------------------------------------------------- */
 
 /* An extent whose pages are there. */
 static uint64_t grant(struct ring *ring, uint64_t n_bytes)
@@ -608,7 +608,7 @@ static void test_reclaim(void **state)
     open_slot(ring, &use);
 }
 
-/* ---- pages of extents --------------------------------------------------------------------------------- */
+/* ---- pages of extents ---------------------------------------------------------------------------------- */
 
 static uint64_t held_pages(const struct ring *ring)
 {
@@ -706,7 +706,7 @@ static void test_trim_shared_pages(void **state)
     assert_int_equal(held_pages(ring), 0);
 }
 
-/* ---- extents at random -------------------------------------------------------------------------------- */
+/* ---- extents at random --------------------------------------------------------------------------------- */
 
 /* By ticket: the extent that its slot is in. */
 struct model {
@@ -787,7 +787,7 @@ static void test_random_extents(void **state)
     assert_int_equal(held_pages(ring), 0);
 }
 
-/* ---- waiting and letting go --------------------------------------------------------------------------- */
+/* ---- waiting and letting go ---------------------------------------------------------------------------- */
 
 static void test_credit_is_near(void **state)
 {

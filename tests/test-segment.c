@@ -76,7 +76,7 @@ static void assert_all(const uint8_t *bytes, size_t n_bytes, uint8_t value)
         assert_int_equal(bytes[i], value);
 }
 
-/* ---- making one --------------------------------------------------------------------------------------- */
+/* ---- making one ---------------------------------------------------------------------------------------- */
 
 static void test_name_and_size(void **state)
 {
@@ -176,7 +176,7 @@ static void test_init_fails(void **state)
     assert_int_equal(segment.fd, -1);
 }
 
-/* ---- where it is mapped ------------------------------------------------------------------------------- */
+/* ---- where it is mapped -------------------------------------------------------------------------------- */
 
 /* Streams a multiple of 2^27 bytes apart evict each other from the first-level cache: each has a start of its own. */
 static void test_skew(void **state)
@@ -225,7 +225,7 @@ static void test_addresses_come_back(void **state)
     assert_true(address_space_bytes() < before + (64 << 20));
 }
 
-/* ---- pages -------------------------------------------------------------------------------------------- */
+/* ---- pages --------------------------------------------------------------------------------------------- */
 
 static void test_reserve(void **state)
 {
@@ -316,7 +316,7 @@ static void test_punch(void **state)
     segment_deinit(&segment);
 }
 
-/* ---- descriptors for clients -------------------------------------------------------------------------- */
+/* ---- descriptors for clients --------------------------------------------------------------------------- */
 
 static void test_read_only(void **state)
 {

@@ -95,7 +95,7 @@ static struct state *make(const struct state_options *options)
     return s;
 }
 
-/* ---- places ------------------------------------------------------------------------------------------- */
+/* ---- places -------------------------------------------------------------------------------------------- */
 
 /* Whatever lies in a segment. */
 struct extent {
@@ -300,7 +300,7 @@ static void test_new_fails(void **state)
     layout_free(layout);
 }
 
-/* ---- the journal -------------------------------------------------------------------------------------- */
+/* ---- the journal --------------------------------------------------------------------------------------- */
 
 static void test_journal(void **state)
 {
@@ -393,7 +393,7 @@ static void test_outlives_a_process(void **state)
     layout_free(layout);
 }
 
-/* ---- reserving ---------------------------------------------------------------------------------------- */
+/* ---- reserving ----------------------------------------------------------------------------------------- */
 
 static uint64_t held_bytes(const struct state *s)
 {

@@ -28,7 +28,7 @@ enum {
     S = 1000000000, /* nanoseconds */
 };
 
-/* ---- an example ------------------------------------------------------------------------------------ */
+/* ---- an example ---------------------------------------------------------------------------------------- */
 
 struct example {
     struct layout *layout;
@@ -266,7 +266,7 @@ static char *example_print(const struct example *e, const char *name)
     return NULL;
 }
 
-/* ---- reading --------------------------------------------------------------------------------------- */
+/* ---- reading ------------------------------------------------------------------------------------------- */
 
 /* Parses and frees the text. */
 static struct json_object *parse(char *text)
@@ -303,7 +303,7 @@ static void assert_text(struct json_object *root, const char *path, const char *
     assert_string_equal(o ? json_object_to_json_string_ext(o, JSON_C_TO_STRING_PLAIN) : "null", expected);
 }
 
-/* ---- tests ----------------------------------------------------------------------------------------- */
+/* ---- tests --------------------------------------------------------------------------------------------- */
 
 static void test_status(void **state)
 {

@@ -15,7 +15,7 @@
 #include "daemon/worker.h"
 #include "tests/golden/gradients.h"
 
-/* ---- pieces ------------------------------------------------------------------------------------------- */
+/* ---- pieces -------------------------------------------------------------------------------------------- */
 
 struct node {
     unsigned first, n, parent_first, parent_n;
@@ -99,7 +99,7 @@ static void test_known_pieces(void **userdata)
     assert_int_equal(step_find_pieces(5, 1, 0, pieces), 0);
 }
 
-/* ---- a model and its gradients ------------------------------------------------------------------------ */
+/* ---- a model and its gradients ------------------------------------------------------------------------- */
 
 enum {
     WORLD = 6,
@@ -251,7 +251,7 @@ static void fill_all(struct fixture *f, uint64_t seed)
             fill(f, rank, param, seed);
 }
 
-/* ---- reducing ----------------------------------------------------------------------------------------- */
+/* ---- reducing ------------------------------------------------------------------------------------------ */
 
 static void note_done(void *userdata, struct reduction *reduction)
 {
@@ -426,7 +426,7 @@ static void test_open_forgets(void **userdata)
     done_with(&f);
 }
 
-/* ---- sums and norms ----------------------------------------------------------------------------------- */
+/* ---- sums and norms ------------------------------------------------------------------------------------ */
 
 static void check_sums(struct fixture *f, struct core *core)
 {
@@ -503,7 +503,7 @@ static void test_norm_of_each_parameter(void **userdata)
     done_with(&f);
 }
 
-/* ---- two cores ---------------------------------------------------------------------------------------- */
+/* ---- two cores ----------------------------------------------------------------------------------------- */
 
 /* A core's accumulators are the whole's: of what it owns, in stage 1 of everything. */
 static void check_half(struct fixture *f, struct core *half, unsigned stage)
@@ -589,7 +589,7 @@ static void test_combine_reads_what_it_owns(void **userdata)
     done_with(&f);
 }
 
-/* ---- values that are not finite ----------------------------------------------------------------------- */
+/* ---- values that are not finite ------------------------------------------------------------------------ */
 
 static void check_finding(const struct step *step, unsigned rank, uint32_t micro, uint32_t param,
                           uint64_t elem)

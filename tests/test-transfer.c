@@ -161,7 +161,7 @@ static uint64_t held_bytes(const struct segment *segment)
     return (uint64_t)st.st_blocks * 512;
 }
 
-/* ---- everything there and back ------------------------------------------------------------------------ */
+/* ---- everything there and back ------------------------------------------------------------------------- */
 
 /* Gathering, or opening a window; then a commit into a state that has nothing yet. */
 static void there_and_back(unsigned stage, bool range)
@@ -194,7 +194,7 @@ static void test_there_and_back(void **state)
     }
 }
 
-/* ---- some of them ------------------------------------------------------------------------------------- */
+/* ---- some of them -------------------------------------------------------------------------------------- */
 
 /* In any order; the list is the caller's, who may change it at once. */
 static void test_fetch_some(void **state)
@@ -290,7 +290,7 @@ static void test_commit_unchanged(void **state)
     done_with(&f);
 }
 
-/* ---- no memory ---------------------------------------------------------------------------------------- */
+/* ---- no memory ----------------------------------------------------------------------------------------- */
 
 /* Pages that cannot be had: here past the segment's end, where a write would be a SIGBUS. */
 static void test_reserving_fails(void **state)

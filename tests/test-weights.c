@@ -76,7 +76,7 @@ static void fetch(const struct fixture *f, uint32_t param, uint64_t start, uint6
     weights_fetch(f->state, f->kernels, param, start, n_elems, dst);
 }
 
-/* ---- ranges ------------------------------------------------------------------------------------------- */
+/* ---- ranges -------------------------------------------------------------------------------------------- */
 
 /* Bits of any number but a NaN: those need not keep theirs on the way through fp32. */
 static void draw(uint8_t *dst, enum dtype dtype, uint64_t n_elems, uint64_t seed)
@@ -165,7 +165,7 @@ static void test_ranges(void **state)
     }
 }
 
-/* ---- masters ------------------------------------------------------------------------------------------ */
+/* ---- masters ------------------------------------------------------------------------------------------- */
 
 /* Stages 1 and 2 publish beside the master; here by hand, as an update does it. */
 static void publish(const struct fixture *f, uint32_t param)

@@ -61,7 +61,7 @@ static void assert_reply_refused(const void *data, size_t n, const char *expecte
     assert_string_equal(why, expected);
 }
 
-/* ---- round trips ---- */
+/* ---- round trips --------------------------------------------------------------------------------------- */
 
 /* Every field of the message and of the first of its messages is there, so the tables of wire.c leave none
  * out. */
@@ -414,7 +414,7 @@ static void test_empty_round_trip(void **state)
     assert_true(request_out.end_backward.has_blob && !request_out.end_backward.blob);
 }
 
-/* ---- limits ---- */
+/* ---- limits -------------------------------------------------------------------------------------------- */
 
 static const char *text_of(size_t n)
 {
@@ -692,7 +692,7 @@ static void test_without_has(void **state)
     assert_true(out.step.max_norm == 0 && out.step.n_blob_bytes == 0 && !out.step.blob);
 }
 
-/* ---- texts ---- */
+/* ---- texts --------------------------------------------------------------------------------------------- */
 
 /* An AbortStep whose why is these bytes. */
 static size_t pack_why(unsigned kind, const void *text, size_t n)
@@ -786,7 +786,7 @@ static void test_packing_cleans_texts(void **state)
     assert_string_equal(out.admin.args[1], "?-\xc3\xa9-?");
 }
 
-/* ---- diagnostics ---- */
+/* ---- diagnostics --------------------------------------------------------------------------------------- */
 
 /* A diagnostic with the longest texts there may be, and longer ones, still fits into a packet. */
 static void test_largest_diagnostic(void **state)
@@ -885,7 +885,7 @@ static void test_diagnostic_view(void **state)
     assert_true(v->id == 5 && v->warning);
 }
 
-/* ---- envelopes ---- */
+/* ---- envelopes ----------------------------------------------------------------------------------------- */
 
 static void test_envelopes(void **state)
 {
@@ -961,7 +961,7 @@ static void test_short_why(void **state)
     assert_int_equal(wire_unpack_request(&arena, packet, n, &out, NULL, 0), WIRE_E_INVALID);
 }
 
-/* ---- memory ---- */
+/* ---- memory -------------------------------------------------------------------------------------------- */
 
 static void test_packing_keeps_the_request(void **state)
 {
@@ -1102,7 +1102,7 @@ static void test_names(void **state)
     assert_string_equal(reply_type_name(REPLY_ADMIN_PART), "AdminPart");
 }
 
-/* ---- mutations ---- */
+/* ---- mutations ----------------------------------------------------------------------------------------- */
 
 static uint64_t next_random(uint64_t *seed)
 {

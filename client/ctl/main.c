@@ -58,7 +58,7 @@ static const struct subcommand subcommands[] = {
     {"drop", show_message},
 };
 
-/* ---- asking ---------------------------------------------------------------------------------------- */
+/* ---- asking -------------------------------------------------------------------------------------------- */
 
 /* The error of an answer, or of the way to it. */
 static int fail(const char *sentence, int code)
@@ -127,7 +127,7 @@ static int ask_and_show(const struct options *options, const struct subcommand *
     return r;
 }
 
-/* ---- status --watch -------------------------------------------------------------------------------- */
+/* ---- status --watch ------------------------------------------------------------------------------------ */
 
 static int watch(const struct options *options, double seconds)
 {
@@ -173,7 +173,7 @@ static int parse_status(int argc, char **argv, double *seconds)
     return fail("status takes --watch and a number of seconds from 0.01 to 86400, nothing else", EX_USAGE);
 }
 
-/* ---- report ---------------------------------------------------------------------------------------- */
+/* ---- report -------------------------------------------------------------------------------------------- */
 
 static int write_report(const char *path, const char *text)
 {
@@ -222,7 +222,7 @@ static int report(const struct options *options, const char *path)
     return flush_output();
 }
 
-/* ---- the command line ------------------------------------------------------------------------------ */
+/* ---- the command line ---------------------------------------------------------------------------------- */
 
 /* argv[0] is the command. --json and --socket may stand behind it, too. */
 static void take_options(int *argc, char **argv, struct options *options)

@@ -43,7 +43,7 @@ struct plan {
     struct plan_bytes bytes;
 };
 
-/* ---- arguments ------------------------------------------------------------------------------------- */
+/* ---- arguments ----------------------------------------------------------------------------------------- */
 
 static int parse_params(const char *text, uint64_t *n_params)
 {
@@ -138,7 +138,7 @@ static int parse(struct plan_request *request, int argc, char **argv, bool *json
     return 0;
 }
 
-/* ---- the sums -------------------------------------------------------------------------------------- */
+/* ---- the sums ------------------------------------------------------------------------------------------ */
 
 /* The classes in the order of `zerodctl status`. */
 static const struct {
@@ -283,7 +283,7 @@ static int plan_compute(struct plan *plan)
     return r;
 }
 
-/* ---- the answer ------------------------------------------------------------------------------------ */
+/* ---- the answer ---------------------------------------------------------------------------------------- */
 
 static int print_json(struct plan *plan)
 {

@@ -75,7 +75,7 @@ char *print_count(char *dst, uint64_t n)
     return print_prefixed(dst, n, 1000, units, ARRAY_SIZE(units));
 }
 
-/* ---- tables ---------------------------------------------------------------------------------------- */
+/* ---- tables -------------------------------------------------------------------------------------------- */
 
 void table_init(struct table *table, const char *const *heads, size_t n_columns)
 {

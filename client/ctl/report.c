@@ -50,7 +50,7 @@ static void put_file(struct json *j, struct json_object *parent, const char *key
     json_put(j, parent, key, file_object(j, path));
 }
 
-/* ---- shared segments ------------------------------------------------------------------------------- */
+/* ---- shared segments ----------------------------------------------------------------------------------- */
 
 struct segment_use {
     char name[NAME_MAX_BYTES];
@@ -122,7 +122,7 @@ static struct json_object *segments_object(struct json *j, int64_t pid)
     return o;
 }
 
-/* ---- processes and machine ------------------------------------------------------------------------- */
+/* ---- processes and machine ----------------------------------------------------------------------------- */
 
 static struct json_object *process_object(struct json *j, int64_t pid)
 {
@@ -184,7 +184,7 @@ static struct json_object *machine_object(struct json *j)
     return o;
 }
 
-/* ---- the report ------------------------------------------------------------------------------------ */
+/* ---- the report ---------------------------------------------------------------------------------------- */
 
 static void print_time(char *dst, size_t size)
 {

@@ -62,7 +62,7 @@ static char *join(struct json_object *array, const char *separator, const char *
     return text;
 }
 
-/* ---- status ---------------------------------------------------------------------------------------- */
+/* ---- status -------------------------------------------------------------------------------------------- */
 
 static void show_daemon(FILE *file, struct json_object *o)
 {
@@ -217,7 +217,7 @@ int show_status(FILE *file, struct json_object *answer)
     return 0;
 }
 
-/* ---- tables ---------------------------------------------------------------------------------------- */
+/* ---- tables -------------------------------------------------------------------------------------------- */
 
 int show_ranks(FILE *file, struct json_object *answer)
 {
@@ -292,7 +292,7 @@ int show_params(FILE *file, struct json_object *answer)
     return r;
 }
 
-/* ---- texts ----------------------------------------------------------------------------------------- */
+/* ---- texts --------------------------------------------------------------------------------------------- */
 
 int show_diagnostics(FILE *file, struct json_object *answer)
 {

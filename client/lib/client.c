@@ -18,7 +18,7 @@
 /* zerod_error(NULL): why the calling thread's last zerod_connect() gave no handle. */
 static __thread struct client_error connect_error;
 
-/* ---- errors --------------------------------------------------------------------------------------------------- */
+/* ---- errors -------------------------------------------------------------------------------------------- */
 
 static void error_reset(struct client_error *error)
 {
@@ -110,7 +110,7 @@ const struct zerod_error *zerod_error(const struct zerod *c)
     return error->public.text ? &error->public : &none;
 }
 
-/* ---- one request, one answer ------------------------------------------------------------------------------------- */
+/* ---- one request, one answer --------------------------------------------------------------------------- */
 
 static int64_t now_ms(void)
 {
@@ -258,7 +258,7 @@ int client_check(struct zerod *c, bool needs_formed)
     return 0;
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------------------ */
+/* ---- life ---------------------------------------------------------------------------------------------- */
 
 static int open_socket(struct zerod *c, const char *path)
 {
@@ -397,7 +397,7 @@ void zerod_close(struct zerod *c)
     free(c);
 }
 
-/* ---- small calls ------------------------------------------------------------------------------------------------------- */
+/* ---- small calls --------------------------------------------------------------------------------------- */
 
 int zerod_fd(const struct zerod *c)
 {

@@ -8,7 +8,7 @@
 #include "daemon/base.h"
 #include "daemon/failpoint.h"
 
-/* ---- mappings --------------------------------------------------------------------------------------------------- */
+/* ---- mappings ------------------------------------------------------------------------------------------ */
 
 int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection)
 {
@@ -33,7 +33,7 @@ void mapping_deinit(struct mapping *mapping)
     *mapping = MAPPING_NULL;
 }
 
-/* ---- declaring ----------------------------------------------------------------------------------------------------- */
+/* ---- declaring ----------------------------------------------------------------------------------------- */
 
 static int declare_one(struct zerod *c, const struct zerod_param *param, size_t index)
 {
@@ -105,7 +105,7 @@ static int send_manifest(struct zerod *c)
     return 0;
 }
 
-/* ---- forming -------------------------------------------------------------------------------------------------------- */
+/* ---- forming ------------------------------------------------------------------------------------------- */
 
 static int map_segment(struct zerod *c, const struct wire_segment *segment, int fd)
 {

@@ -16,7 +16,7 @@
 #include "daemon/base.h"
 #include "daemon/failpoint.h"
 
-/* ---- tickets --------------------------------------------------------------------------------------------------- */
+/* ---- tickets ------------------------------------------------------------------------------------------- */
 
 int push_init(struct zerod *c, uint32_t n_tickets)
 {
@@ -222,7 +222,7 @@ static size_t gradient_bytes(const struct zerod *c, uint32_t param)
     return c->layout->params[param].n_elems * dtype_size(c->layout->params[param].grad_dtype);
 }
 
-/* ---- strings: sent once, named by a number --------------------------------------------------------------------------- */
+/* ---- strings: sent once, named by a number ------------------------------------------------------------- */
 
 static int grow_strings(struct zerod *c)
 {
@@ -269,7 +269,7 @@ static uint32_t intern(struct zerod *c, const char *text)
     return c->strings[at].id;
 }
 
-/* ---- micro-batches ------------------------------------------------------------------------------------------------------ */
+/* ---- micro-batches ------------------------------------------------------------------------------------- */
 
 int zerod_begin_backward(struct zerod *c, const struct zerod_backward *info)
 {

@@ -101,7 +101,7 @@ const void *zerod_weight(struct zerod *c, unsigned param)
     return visible(c) + weights_offset(c, param);
 }
 
-/* ---- stage 3 ------------------------------------------------------------------------------------------------------ */
+/* ---- stage 3 ------------------------------------------------------------------------------------------- */
 
 static size_t mapped_bytes(const struct zerod *c, uint32_t param)
 {
@@ -180,7 +180,7 @@ int zerod_release(struct zerod *c, const unsigned *params, size_t n_params)
                0);
 }
 
-/* ---- write windows --------------------------------------------------------------------------------------------------- */
+/* ---- write windows ------------------------------------------------------------------------------------- */
 
 static int map_window(struct zerod *c, int fd)
 {
@@ -265,7 +265,7 @@ void *zerod_window(struct zerod *c, unsigned param)
     return visible(c) + weights_offset(c, param);
 }
 
-/* ---- state --------------------------------------------------------------------------------------------------------------- */
+/* ---- state --------------------------------------------------------------------------------------------- */
 
 int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, void *dst)
 {

@@ -43,7 +43,7 @@ void child_wrapper(int argc, char **argv)
     _exit(r == ENOENT ? 127 : 126);
 }
 
-/* ---- the end --------------------------------------------------------------------------------------- */
+/* ---- the end ------------------------------------------------------------------------------------------- */
 
 static void child_closed(uv_handle_t *handle)
 {
@@ -114,7 +114,7 @@ static void child_exit(uv_process_t *process, int64_t exit_status, int term_sign
     child_check_end(child);
 }
 
-/* ---- output ---------------------------------------------------------------------------------------- */
+/* ---- output -------------------------------------------------------------------------------------------- */
 
 static void child_line(void *context, const char *text, size_t n_bytes, bool continued)
 {
@@ -162,7 +162,7 @@ void child_resume(struct child *child)
     }
 }
 
-/* ---- the start ------------------------------------------------------------------------------------- */
+/* ---- the start ----------------------------------------------------------------------------------------- */
 
 static int child_wrap_argv(struct child *child)
 {

@@ -110,7 +110,7 @@ static void run_describe_end(const struct child *child, char *text, size_t size)
         snprintf(text, size, "exited with %d", (int)child->exit_status);
 }
 
-/* ---- the end --------------------------------------------------------------------------------------- */
+/* ---- the end ------------------------------------------------------------------------------------------- */
 
 static void run_check_flushed(struct run *run)
 {
@@ -187,7 +187,7 @@ static void run_end_ranks(struct run *run)
     uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
 }
 
-/* ---- ranks ----------------------------------------------------------------------------------------- */
+/* ---- ranks --------------------------------------------------------------------------------------------- */
 
 static void rank_ended(struct child *child);
 
@@ -269,7 +269,7 @@ static void run_start_ranks(struct run *run)
     }
 }
 
-/* ---- daemon ---------------------------------------------------------------------------------------- */
+/* ---- daemon -------------------------------------------------------------------------------------------- */
 
 static void run_stop_daemon(struct run *run)
 {
@@ -373,7 +373,7 @@ static void run_probe(uv_timer_t *timer)
     }
 }
 
-/* ---- signals --------------------------------------------------------------------------------------- */
+/* ---- signals ------------------------------------------------------------------------------------------- */
 
 static void run_interrupt(struct run *run, int signum)
 {
@@ -410,7 +410,7 @@ static void run_signal(uv_signal_t *handle, int signum)
             child_signal(&run->ranks[i].child, signum);
 }
 
-/* ---- the run --------------------------------------------------------------------------------------- */
+/* ---- the run ------------------------------------------------------------------------------------------- */
 
 static int run_init_ranks(struct run *run)
 {

@@ -89,7 +89,8 @@ struct zerod_options {
     const char *socket;   /* path; NULL: environment ZEROD_SOCKET */
     int rank;             /* from 0; below 0: environment RANK */
     const char *run_id;   /* NULL: environment ZEROD_RUN_ID, or any */
-    int timeout_ms;       /* for connecting and for each answered call; 0: connect 10 s, calls wait for ever. A socket where nobody listens is an error at once */
+    int timeout_ms;       /* for connecting and for each answered call; 0: connect 10 s, calls wait for ever.
+                             A socket where nobody listens is an error at once. */
     enum zerod_on_duplicate on_duplicate;
     unsigned flags;       /* enum zerod_flags */
     const char *client;   /* program name for status; NULL: the process's */
