@@ -41,15 +41,15 @@ struct streams {
 
 #define always_inline inline __attribute__((always_inline))
 
-static always_inline void sum_f32(float *restrict acc, const float *a, const float *b, const float *c,
-                                  const float *d, size_t n)
+static always_inline void sum_f32(float *restrict acc, const float *a, const float *b, const float *c, const float *d,
+                                  size_t n)
 {
     for (size_t i = 0; i < n; i++)
         acc[i] = c ? a[i] + b[i] + c[i] + d[i] : a[i] + b[i];
 }
 
-static always_inline void sum_bf16(float *restrict acc, const uint16_t *a, const uint16_t *b,
-                                   const uint16_t *c, const uint16_t *d, size_t n)
+static always_inline void sum_bf16(float *restrict acc, const uint16_t *a, const uint16_t *b, const uint16_t *c,
+                                   const uint16_t *d, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         float sum = f32_from_bf16(a[i]) + f32_from_bf16(b[i]);
@@ -58,8 +58,7 @@ static always_inline void sum_bf16(float *restrict acc, const uint16_t *a, const
     }
 }
 
-static always_inline void sum(float *acc, const void *const *leaves, unsigned n_leaves, enum dtype dtype,
-                              size_t n)
+static always_inline void sum(float *acc, const void *const *leaves, unsigned n_leaves, enum dtype dtype, size_t n)
 {
     if (n_leaves == 2 && dtype == DTYPE_F32)
         sum_f32(acc, leaves[0], leaves[1], NULL, NULL, n);
@@ -92,16 +91,16 @@ static always_inline void adam(uint32_t *restrict p, uint32_t *restrict m, uint3
     }
 }
 
-#define DEFINE_STREAMS(name, ...)                                                                            \
-    __VA_ARGS__ static void sum_##name(float *acc, const void *const *leaves, unsigned n_leaves,             \
-                                       enum dtype dtype, size_t n)                                           \
-    {                                                                                                        \
-        sum(acc, leaves, n_leaves, dtype, n);                                                                \
-    }                                                                                                        \
-    __VA_ARGS__ static void adam_##name(uint32_t *p, uint32_t *m, uint32_t *v, const uint32_t *acc,          \
-                                        uint16_t *w16, size_t n)                                             \
-    {                                                                                                        \
-        adam(p, m, v, acc, w16, n);                                                                          \
+#define DEFINE_STREAMS(name, ...)                                                                                      \
+    __VA_ARGS__ static void sum_##name(float *acc, const void *const *leaves, unsigned n_leaves, enum dtype dtype,     \
+                                       size_t n)                                                                       \
+    {                                                                                                                  \
+        sum(acc, leaves, n_leaves, dtype, n);                                                                          \
+    }                                                                                                                  \
+    __VA_ARGS__ static void adam_##name(uint32_t *p, uint32_t *m, uint32_t *v, const uint32_t *acc, uint16_t *w16,     \
+                                        size_t n)                                                                      \
+    {                                                                                                                  \
+        adam(p, m, v, acc, w16, n);                                                                                    \
     }
 
 DEFINE_STREAMS(baseline, )
@@ -213,8 +212,7 @@ static void range_update(struct bench *bench, size_t at, size_t n)
     struct update_scalars scalars;
 
     if (bench->task == TASK_PEER) {
-        bench->streams->adam((uint32_t *)p, (uint32_t *)m, (uint32_t *)v, (const uint32_t *)(bench->acc + at),
-                             w16, n);
+        bench->streams->adam((uint32_t *)p, (uint32_t *)m, (uint32_t *)v, (const uint32_t *)(bench->acc + at), w16, n);
         return;
     }
     update_scalars_compute(OPTIMIZER_ADAMW, &hyper, 0.5, 10, &scalars);
@@ -357,14 +355,13 @@ static void measure(struct bench *bench, const struct row *row, bool last)
     }
     ratio = median(peer, bench->n_pairs) / median(zerod, bench->n_pairs);
     if (bench->json)
-        printf(
-            "  {\"name\": \"%s\", \"zerod\": %.2f, \"peer\": %.2f, \"peer_name\": \"%s\", \"unit\": \"ms\", "
-            "\"ratio\": %.3f, \"goal\": %.2f, \"holds\": %s}%s\n",
-            row->name, median(zerod, bench->n_pairs), median(peer, bench->n_pairs), row->peer_name, ratio,
-            row->goal, ratio >= row->goal ? "true" : "false", last ? "" : ",");
+        printf("  {\"name\": \"%s\", \"zerod\": %.2f, \"peer\": %.2f, \"peer_name\": \"%s\", \"unit\": \"ms\", "
+               "\"ratio\": %.3f, \"goal\": %.2f, \"holds\": %s}%s\n",
+               row->name, median(zerod, bench->n_pairs), median(peer, bench->n_pairs), row->peer_name, ratio, row->goal,
+               ratio >= row->goal ? "true" : "false", last ? "" : ",");
     else
-        printf("%-30s %8.2f ms   %s %8.2f ms   ratio %.3f, goal %.2f: %s\n", row->name,
-               median(zerod, bench->n_pairs), row->peer_name, median(peer, bench->n_pairs), ratio, row->goal,
+        printf("%-30s %8.2f ms   %s %8.2f ms   ratio %.3f, goal %.2f: %s\n", row->name, median(zerod, bench->n_pairs),
+               row->peer_name, median(peer, bench->n_pairs), ratio, row->goal,
                ratio >= row->goal ? "holds" : "does not hold");
     fflush(stdout);
 }
@@ -394,8 +391,7 @@ static int bench_init(struct bench *bench)
     size_t n_bytes = bench->n_elems * sizeof(float);
     char err[256];
 
-    if (kernels_select(&bench->kernels, NULL, err, sizeof(err)) < 0 ||
-        kernels_assert_float_env(err, sizeof(err)) < 0) {
+    if (kernels_select(&bench->kernels, NULL, err, sizeof(err)) < 0 || kernels_assert_float_env(err, sizeof(err)) < 0) {
         fprintf(stderr, "bench-kernels: %s\n", err);
         return -EINVAL;
     }

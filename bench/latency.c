@@ -3,12 +3,11 @@
 /*
  * What a message costs a trainer, each against a bare socket, in turn:
  *
- *     bench-latency push  --socket PATH   one way: zerod_push() of a gradient that lies in its slot, against send() of as
- *                                         many bytes to a process that reads and discards them
- *     bench-latency round --socket PATH   zerod_grad_norm() of a job with one rank, against a ping-pong over a socketpair
- *                                         under epoll with another process
- *     bench-latency probe --socket PATH   asks on a control connection again and again until standard input ends;
- *                                         prints one line per answer: when it was asked, and how long it took
+ *     bench-latency push  --socket PATH   one way: zerod_push() of a gradient that lies in its slot, against send() of
+ * as many bytes to a process that reads and discards them bench-latency round --socket PATH   zerod_grad_norm() of a
+ * job with one rank, against a ping-pong over a socketpair under epoll with another process bench-latency probe
+ * --socket PATH   asks on a control connection again and again until standard input ends; prints one line per answer:
+ * when it was asked, and how long it took
  *
  * Between two messages the process computes for --pause-us, as a trainer does. With --cores A,B it runs on core A and
  * the process that it is compared with on core B, where the daemon should be then, too. Times are ns.
@@ -43,8 +42,8 @@ enum {
 
 struct options {
     const char *socket;
-    unsigned n_rounds;     /* pairs of blocks */
-    unsigned n_per_round;  /* messages of each side */
+    unsigned n_rounds;    /* pairs of blocks */
+    unsigned n_per_round; /* messages of each side */
     unsigned pause_us;
     int own_core, peer_core; /* -1: any */
 };
@@ -395,11 +394,10 @@ static int bench_probe(const struct options *o)
 int main(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"socket", 1, NULL, 's'}, {"rounds", 1, NULL, 'r'}, {"messages", 1, NULL, 'm'}, {"pause-us", 1, NULL, 'p'},
-        {"cores", 1, NULL, 'c'},  {0},
+        {"socket", 1, NULL, 's'},   {"rounds", 1, NULL, 'r'}, {"messages", 1, NULL, 'm'},
+        {"pause-us", 1, NULL, 'p'}, {"cores", 1, NULL, 'c'},  {0},
     };
-    struct options o = {
-        .n_rounds = 8, .n_per_round = 2 * PUSH_PARAMS, .pause_us = 20, .own_core = -1, .peer_core = -1};
+    struct options o = {.n_rounds = 8, .n_per_round = 2 * PUSH_PARAMS, .pause_us = 20, .own_core = -1, .peer_core = -1};
     int c;
 
     while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {

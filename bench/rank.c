@@ -27,9 +27,9 @@
 struct options {
     int rank;
     const char *socket;
-    uint64_t n_elems;    /* of the model */
+    uint64_t n_elems;        /* of the model */
     uint64_t n_buffer_elems; /* of gradients, made anew for each iteration */
-    unsigned n_params;   /* equal parts */
+    unsigned n_params;       /* equal parts */
     unsigned n_iterations;
     unsigned compute_us; /* pretended backward between two pushes */
     bool in_slot;
@@ -54,9 +54,17 @@ static int fail(const struct zerod *c, const char *what)
 static struct options parse(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"rank", 1, NULL, 'r'},   {"socket", 1, NULL, 's'},     {"elems", 1, NULL, 'e'},   {"params", 1, NULL, 'p'},
-        {"iterations", 1, NULL, 'i'}, {"compute-us", 1, NULL, 'c'}, {"in-slot", 0, NULL, 'd'},
-        {"buffer-elems", 1, NULL, 'b'}, {"on-demand", 0, NULL, 'o'}, {"gather", 0, NULL, 'g'}, {0},
+        {"rank", 1, NULL, 'r'},
+        {"socket", 1, NULL, 's'},
+        {"elems", 1, NULL, 'e'},
+        {"params", 1, NULL, 'p'},
+        {"iterations", 1, NULL, 'i'},
+        {"compute-us", 1, NULL, 'c'},
+        {"in-slot", 0, NULL, 'd'},
+        {"buffer-elems", 1, NULL, 'b'},
+        {"on-demand", 0, NULL, 'o'},
+        {"gather", 0, NULL, 'g'},
+        {0},
     };
     struct options o = {.n_elems = 1 << 20, .n_buffer_elems = UINT64_MAX, .n_params = 16, .n_iterations = 5};
     int c;
@@ -116,7 +124,8 @@ static int declare(struct zerod *c, const struct options *o)
 
     for (unsigned i = 0; i < o->n_params; i++) {
         snprintf(name, sizeof(name), "layers.%u.weight", i);
-        if (zerod_declare(c, &(struct zerod_param){.name = name, .ndim = 1, .shape = &shape, .trainable = true}, 1) != 0)
+        if (zerod_declare(c, &(struct zerod_param){.name = name, .ndim = 1, .shape = &shape, .trainable = true}, 1) !=
+            0)
             return fail(c, "declare");
     }
     return zerod_form(c) < 0 ? fail(c, "form") : 0;
@@ -178,7 +187,8 @@ static int iterate(struct zerod *c, const struct options *o, float *grads, unsig
         return fail(c, "step");
     done = now_ns();
     printf("{\"iteration\": %u, \"rank\": %d, \"start\": %" PRIu64 ", \"pushed\": %" PRIu64 ", \"ended\": %" PRIu64
-           ", \"done\": %" PRIu64 "}\n", iteration, o->rank, start, pushed, ended, done);
+           ", \"done\": %" PRIu64 "}\n",
+           iteration, o->rank, start, pushed, ended, done);
     fflush(stdout);
     return 0;
 }

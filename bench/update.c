@@ -111,14 +111,17 @@ static int init(struct bench *bench)
     if (r == 0)
         r = make_layout(bench);
     if (r == 0)
-        r = state_new(&bench->state, &(struct state_options){.layout = bench->layout, .stage = 2,
-                                                             .n_ranks = bench->n_ranks, .moments = {true, true}});
+        r = state_new(&bench->state,
+                      &(struct state_options){
+                          .layout = bench->layout, .stage = 2, .n_ranks = bench->n_ranks, .moments = {true, true}});
     for (uint32_t piece = 0; r == 0 && piece < state_n_reserve_pieces(bench->state); piece++)
         r = state_reserve(bench->state, piece);
     if (r == 0)
-        r = step_new(&bench->step, &(struct step_options){
-                                       .state = bench->state, .kernels = bench->kernels, .pool = bench->pool,
-                                       .n_local = bench->n_ranks, .optimizer = OPTIMIZER_ADAMW});
+        r = step_new(&bench->step, &(struct step_options){.state = bench->state,
+                                                          .kernels = bench->kernels,
+                                                          .pool = bench->pool,
+                                                          .n_local = bench->n_ranks,
+                                                          .optimizer = OPTIMIZER_ADAMW});
     if (r != 0)
         fprintf(stderr, "bench-update: %s\n", r < 0 ? strerror(-r) : "no layout for these sizes");
     return r;

@@ -21,9 +21,9 @@
 static const char *phase_word(const struct job *job)
 {
     static const char *const words[] = {
-        [JOB_WAITING] = "waiting", [JOB_RESERVING] = "forming", [JOB_INITIALISING] = "initialising",
-        [JOB_TRAINING] = "training", [JOB_UPDATING] = "updating", [JOB_ABORTING] = "aborting",
-        [JOB_WINDOW] = "window", [JOB_COMMITTING_WINDOW] = "window",
+        [JOB_WAITING] = "waiting",   [JOB_RESERVING] = "forming",        [JOB_INITIALISING] = "initialising",
+        [JOB_TRAINING] = "training", [JOB_UPDATING] = "updating",        [JOB_ABORTING] = "aborting",
+        [JOB_WINDOW] = "window",     [JOB_COMMITTING_WINDOW] = "window",
     };
 
     return job->draining ? "draining" : words[job->phase];
@@ -153,9 +153,10 @@ static struct status make_status(struct server *server, struct status_refused *r
 static const char *rank_word(const struct job *job, const struct job_rank *rank)
 {
     static const char *const words[] = {
-        [WAIT_FORM] = "forming", [WAIT_INIT] = "initialising", [WAIT_READY] = "initialising", [WAIT_SLOT] = "slot",
-        [WAIT_END] = "boundary", [WAIT_STEP] = "step", [WAIT_NORM] = "norm", [WAIT_GATHER] = "gather",
-        [WAIT_READ] = "read", [WAIT_WINDOW_BEGIN] = "window", [WAIT_WINDOW_END] = "window", [WAIT_ABORT] = "abort",
+        [WAIT_FORM] = "forming",        [WAIT_INIT] = "initialising", [WAIT_READY] = "initialising",
+        [WAIT_SLOT] = "slot",           [WAIT_END] = "boundary",      [WAIT_STEP] = "step",
+        [WAIT_NORM] = "norm",           [WAIT_GATHER] = "gather",     [WAIT_READ] = "read",
+        [WAIT_WINDOW_BEGIN] = "window", [WAIT_WINDOW_END] = "window", [WAIT_ABORT] = "abort",
     };
 
     if (rank->left)
@@ -226,7 +227,6 @@ static size_t list_diagnostics(const struct job *job, const struct diagnostic **
 }
 
 /* ---- commands: each returns JSON, owned by the caller, or NULL when memory is out ---------------------- */
-
 
 static char *on_status(struct server *server)
 {
@@ -328,9 +328,9 @@ static const struct {
     bool admin;
     char *(*run)(struct server *server);
 } table[] = {
-    {"status", false, on_status}, {"ranks", false, on_ranks},   {"params", false, on_params},
+    {"status", false, on_status},           {"ranks", false, on_ranks},   {"params", false, on_params},
     {"diagnostics", false, on_diagnostics}, {"report", false, on_report}, {"drain", true, on_drain},
-    {"abort-step", true, on_abort}, {"drop", true, on_drop},
+    {"abort-step", true, on_abort},         {"drop", true, on_drop},
 };
 
 /* ---- answering ----------------------------------------------------------------------------------------- */
@@ -346,7 +346,9 @@ static void send_parts(struct session *session, const char *json, uint32_t exit_
         session_send(session,
                      &(struct reply){
                          .type = REPLY_ADMIN_PART,
-                         .admin_part = {.json = (const uint8_t *)json, .n_json_bytes = n, .last = left == 0,
+                         .admin_part = {.json = (const uint8_t *)json,
+                                        .n_json_bytes = n,
+                                        .last = left == 0,
                                         .exit_code = exit_code},
                      },
                      NULL, 0);
@@ -371,10 +373,10 @@ void admin_request(struct session *session, const struct request_admin *request)
         if (strcmp(table[i].name, request->command) != 0)
             continue;
         if (table[i].admin && !server_is_admin(session->server, &session->peer)) {
-            struct diagnostic *d = server_keep(session->server,
-                                               cause_not_allowed(&at, session->peer.uid, session->peer.gid,
-                                                                 "change the job (listen.admin_users, "
-                                                                 "listen.admin_groups)"));
+            struct diagnostic *d =
+                server_keep(session->server, cause_not_allowed(&at, session->peer.uid, session->peer.gid,
+                                                               "change the job (listen.admin_users, "
+                                                               "listen.admin_groups)"));
             send_error(session, d->text, EX_NOPERM);
             session_doom(session);
             return;
@@ -383,9 +385,9 @@ void admin_request(struct session *session, const struct request_admin *request)
         if (!json)
             send_error(session, "out of memory", EX_OSERR);
         else
-            send_parts(session, json, strncmp(json, "{\"error\"", 8) == 0 || strncmp(json, "{ \"error\"", 9) == 0
-                                          ? EX_UNAVAILABLE
-                                          : EX_OK);
+            send_parts(session, json,
+                       strncmp(json, "{\"error\"", 8) == 0 || strncmp(json, "{ \"error\"", 9) == 0 ? EX_UNAVAILABLE
+                                                                                                   : EX_OK);
         return;
     }
     snprintf(text, sizeof(text), "there is no command \"%.32s\"", request->command);

@@ -41,8 +41,10 @@ static enum diagnostic_code code_of(int verdict)
 void job_begin_backward(struct job *job, struct job_rank *rank, const struct request_begin_backward *request)
 {
     struct ledger_position next = ledger_next(&job->ledger, rank->rank);
-    struct push_record record = {.incarnation = rank->incarnation, .step = request->step,
-                                 .micro_batch = request->micro_batch, .time_ns = job_now(job)};
+    struct push_record record = {.incarnation = rank->incarnation,
+                                 .step = request->step,
+                                 .micro_batch = request->micro_batch,
+                                 .time_ns = job_now(job)};
     char detail[96];
     int r;
 
@@ -97,8 +99,9 @@ static bool has_declared_form(struct job *job, struct job_rank *rank, const stru
     char detail[128];
 
     if (request->param >= job->layout->n_params || !job->layout->params[request->param].trainable) {
-        snprintf(detail, sizeof(detail), request->param >= job->layout->n_params ? "no parameter %u: the manifest has %u"
-                                                                                  : "parameter %u of %u is frozen",
+        snprintf(detail, sizeof(detail),
+                 request->param >= job->layout->n_params ? "no parameter %u: the manifest has %u"
+                                                         : "parameter %u of %u is frozen",
                  request->param, job->layout->n_params);
         job_fault_push(job, rank, E_PARAMETER, NULL, record, detail);
         return false;
@@ -299,7 +302,11 @@ static void refuse_ticket(struct job *job, struct job_rank *rank)
 
     job_fault(job, rank,
               cause_quota(&(struct evidence_quota){
-                  .at = job_at(job, rank), .what = "gradient slots at a time", .unit = "slots", .asked = 1, .held = n,
+                  .at = job_at(job, rank),
+                  .what = "gradient slots at a time",
+                  .unit = "slots",
+                  .asked = 1,
+                  .held = n,
                   .allowed = n,
                   .fix = "push parameters in the same order on all ranks, or end micro-batches: that empties slots",
               }));
@@ -311,7 +318,8 @@ static void grant(struct job *job, struct job_rank *rank, bool in_ring, uint64_t
     job_answer(job, rank,
                &(struct reply){
                    .type = REPLY_SLOT_GRANT,
-                   .slot_grant = {.in_ring = in_ring, .offset_bytes = offset_bytes,
+                   .slot_grant = {.in_ring = in_ring,
+                                  .offset_bytes = offset_bytes,
                                   .n_warnings = (uint32_t)job->counters.warnings},
                },
                NULL, 0);
@@ -412,8 +420,10 @@ static void warn_late(struct job *job)
     d->warning = true;
     diagnostic_at(d, rank, (int64_t)job->ledger.step, job->ledger.ranks[rank].n_ended);
     diagnostic_params(d, job->layout, &param, 1);
-    diagnostic_field(d, "cause", "the rank has pushed all of a later bucket, but not this parameter: its bucket %u "
-                     "stays open, and gradients behind it take further memory", job->layout->params[param].bucket);
+    diagnostic_field(d, "cause",
+                     "the rank has pushed all of a later bucket, but not this parameter: its bucket %u "
+                     "stays open, and gradients behind it take further memory",
+                     job->layout->params[param].bucket);
     diagnostic_field(d, "fix", "freeze the parameter if it is not used, or declare it where its gradient comes");
     diagnostic_field(d, "state", "nothing was refused; the numbers are the same");
     job_keep(job, diagnostic_finish(d));

@@ -20,18 +20,18 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-#define MIN(a, b)                                                                                            \
-    __extension__({                                                                                          \
-        __auto_type min_a_ = (a);                                                                            \
-        __auto_type min_b_ = (b);                                                                            \
-        min_a_ < min_b_ ? min_a_ : min_b_;                                                                   \
+#define MIN(a, b)                                                                                                      \
+    __extension__({                                                                                                    \
+        __auto_type min_a_ = (a);                                                                                      \
+        __auto_type min_b_ = (b);                                                                                      \
+        min_a_ < min_b_ ? min_a_ : min_b_;                                                                             \
     })
 
-#define MAX(a, b)                                                                                            \
-    __extension__({                                                                                          \
-        __auto_type max_a_ = (a);                                                                            \
-        __auto_type max_b_ = (b);                                                                            \
-        max_a_ > max_b_ ? max_a_ : max_b_;                                                                   \
+#define MAX(a, b)                                                                                                      \
+    __extension__({                                                                                                    \
+        __auto_type max_a_ = (a);                                                                                      \
+        __auto_type max_b_ = (b);                                                                                      \
+        max_a_ > max_b_ ? max_a_ : max_b_;                                                                             \
     })
 
 #define container_of(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
@@ -42,12 +42,12 @@
 #define _cleanup_(f) __attribute__((cleanup(f)))
 
 /* DEFINE_CLEANUP(struct x *, x_free) makes _cleanup_(x_freep) usable on a local of that type. */
-#define DEFINE_CLEANUP(type, func)                                                                           \
-    static inline void func##p(type *p)                                                                      \
-    {                                                                                                        \
-        if (*p)                                                                                              \
-            func(*p);                                                                                        \
-    }                                                                                                        \
+#define DEFINE_CLEANUP(type, func)                                                                                     \
+    static inline void func##p(type *p)                                                                                \
+    {                                                                                                                  \
+        if (*p)                                                                                                        \
+            func(*p);                                                                                                  \
+    }                                                                                                                  \
     struct define_cleanup_swallows_semicolon
 
 static inline void freep(void *p)
@@ -62,12 +62,12 @@ static inline void closep(int *fd)
 }
 
 /* Hands a pointer or descriptor over, leaving NULL or -1 behind. */
-#define steal_ptr(p)                                                                                         \
-    __extension__({                                                                                          \
-        __auto_type steal_p_ = &(p);                                                                         \
-        __auto_type steal_v_ = *steal_p_;                                                                    \
-        *steal_p_ = NULL;                                                                                    \
-        steal_v_;                                                                                            \
+#define steal_ptr(p)                                                                                                   \
+    __extension__({                                                                                                    \
+        __auto_type steal_p_ = &(p);                                                                                   \
+        __auto_type steal_v_ = *steal_p_;                                                                              \
+        *steal_p_ = NULL;                                                                                              \
+        steal_v_;                                                                                                      \
     })
 
 static inline int steal_fd(int *fd)

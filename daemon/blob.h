@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 struct blob {
-    uint8_t *data;            /* owned; NULL: none */
+    uint8_t *data; /* owned; NULL: none */
     size_t n_bytes;
 };
 

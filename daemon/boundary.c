@@ -19,16 +19,20 @@
 static struct evidence_lost differing(const struct job *job, const struct job_rank *rank)
 {
     return (struct evidence_lost){
-        .at = job_at(job, rank), .pid = rank->pid, .aborted = true, .differs = true, .param = UINT32_MAX,
+        .at = job_at(job, rank),
+        .pid = rank->pid,
+        .aborted = true,
+        .differs = true,
+        .param = UINT32_MAX,
         .last_message = rank->last_request,
     };
 }
 
 static const struct misplaced step_while_open = {
     "the step", "a micro-batch is open, and its gradients belong to the step", "zerod_end_backward before zerod_step"};
-static const struct misplaced norm_while_open = {
-    "the gradient norm", "a micro-batch is open, and its gradients belong to the norm",
-    "zerod_end_backward before zerod_grad_norm"};
+static const struct misplaced norm_while_open = {"the gradient norm",
+                                                 "a micro-batch is open, and its gradients belong to the norm",
+                                                 "zerod_end_backward before zerod_grad_norm"};
 static const struct misplaced step_before_redo = {
     "the step", "a predecessor of this rank died in a micro-batch of which a part is reduced already",
     "do the micro-batch again that zerod_epoch() tells, then zerod_step"};
@@ -36,8 +40,11 @@ static const struct misplaced step_before_redo = {
 static void refuse_position(struct job *job, struct job_rank *rank, enum diagnostic_code code, uint64_t step,
                             uint32_t micro_batch, const char *detail)
 {
-    struct push_record record = {.incarnation = rank->incarnation, .sequence = 1, .step = step,
-                                 .micro_batch = micro_batch, .time_ns = job_now(job)};
+    struct push_record record = {.incarnation = rank->incarnation,
+                                 .sequence = 1,
+                                 .step = step,
+                                 .micro_batch = micro_batch,
+                                 .time_ns = job_now(job)};
 
     job_fault_push(job, rank, code, NULL, &record, detail);
     job_is_held(job, rank);
@@ -165,9 +172,8 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
     };
 
     if (configured && ledger->n_ended > configured)
-        return cause_duplicate(&(struct evidence_duplicate){.at = job_at(job, rank),
-                                                            .n_micro_batches = ledger->n_ended,
-                                                            .n_configured = (uint32_t)configured});
+        return cause_duplicate(&(struct evidence_duplicate){
+            .at = job_at(job, rank), .n_micro_batches = ledger->n_ended, .n_configured = (uint32_t)configured});
     if (configured && ledger->n_ended < configured)
         return cause_missing(&evidence);
     evidence.n_configured = 0;
@@ -180,8 +186,8 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
         _cleanup_free_ uint32_t *unlearnt_ids = unlearnt.ids;
 
         if (unlearnt.n > 0)
-            return cause_graph_changed(&(struct evidence_graph){
-                .at = job_at(job, rank), .params = unlearnt.ids, .n_params = unlearnt.n});
+            return cause_graph_changed(
+                &(struct evidence_graph){.at = job_at(job, rank), .params = unlearnt.ids, .n_params = unlearnt.n});
     }
     return NULL;
 }
@@ -204,8 +210,15 @@ static void keep_args(struct job_rank *rank, const struct request_step *request,
         const struct wire_hyper *h = &request->groups[i];
 
         args->groups[i] = (struct hyper){
-            .lr = h->lr, .beta1 = h->beta1, .beta2 = h->beta2, .eps = h->eps, .weight_decay = h->weight_decay,
-            .momentum = h->momentum, .dampening = h->dampening, .lr_decay = h->lr_decay, .nesterov = h->nesterov,
+            .lr = h->lr,
+            .beta1 = h->beta1,
+            .beta2 = h->beta2,
+            .eps = h->eps,
+            .weight_decay = h->weight_decay,
+            .momentum = h->momentum,
+            .dampening = h->dampening,
+            .lr_decay = h->lr_decay,
+            .nesterov = h->nesterov,
             .adam_w_mode = config->optimizer.hyper.adam_w_mode,
         };
         args->n_groups++;
@@ -222,10 +235,14 @@ static bool args_differ(const struct step_args *a, const struct step_args *b, st
         const char *name;
         size_t offset;
     } fields[] = {
-        {"lr", offsetof(struct hyper, lr)}, {"beta1", offsetof(struct hyper, beta1)},
-        {"beta2", offsetof(struct hyper, beta2)}, {"eps", offsetof(struct hyper, eps)},
-        {"weight_decay", offsetof(struct hyper, weight_decay)}, {"momentum", offsetof(struct hyper, momentum)},
-        {"dampening", offsetof(struct hyper, dampening)}, {"lr_decay", offsetof(struct hyper, lr_decay)},
+        {"lr", offsetof(struct hyper, lr)},
+        {"beta1", offsetof(struct hyper, beta1)},
+        {"beta2", offsetof(struct hyper, beta2)},
+        {"eps", offsetof(struct hyper, eps)},
+        {"weight_decay", offsetof(struct hyper, weight_decay)},
+        {"momentum", offsetof(struct hyper, momentum)},
+        {"dampening", offsetof(struct hyper, dampening)},
+        {"lr_decay", offsetof(struct hyper, lr_decay)},
     };
     const struct {
         const char *name;

@@ -23,8 +23,7 @@
 #define REENTRANT_OPTION "--gradient_checkpointing_kwargs '{\"use_reentrant\": false}'"
 #define REENTRANT_ARGUMENT "torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)"
 #define ACCUMULATE "diagnostics.on_duplicate: accumulate"
-#define NOT_REENTRANCE                                                                                       \
-    "batch size, LoRA rank, number of GPUs; ZeRO-3 elsewhere hides this, it does not cure it"
+#define NOT_REENTRANCE "batch size, LoRA rank, number of GPUs; ZeRO-3 elsewhere hides this, it does not cure it"
 
 #define NOT_IT_C "batch size, number of ranks, bucket size"
 
@@ -78,9 +77,8 @@ static void explain_reentrance(struct diagnostic *d, const struct evidence_dupli
     struct strbuf buf = {0};
 
     if (is_nested(&e->first) != is_nested(&e->second)) {
-        strbuf_add(&buf,
-                   "the parameter is used inside a reentrant checkpoint and outside of it; each has its own "
-                   "backward pass");
+        strbuf_add(&buf, "the parameter is used inside a reentrant checkpoint and outside of it; each has its own "
+                         "backward pass");
     } else if (*a && *b && strcmp(a, b) != 0) {
         strbuf_add(&buf, "the parameter is used in two reentrant checkpoints, ");
         strbuf_add_foreign(&buf, a);
@@ -95,8 +93,7 @@ static void explain_reentrance(struct diagnostic *d, const struct evidence_dupli
             strbuf_add(&buf, "%" PRIu32 " times", n_runs);
         else
             strbuf_add(&buf, "more than once");
-        strbuf_add(&buf,
-                   " in one forward under reentrant checkpointing; each run makes its own backward pass");
+        strbuf_add(&buf, " in one forward under reentrant checkpointing; each run makes its own backward pass");
     }
     diagnostic_field_take(d, "cause", &buf);
 }
@@ -171,13 +168,11 @@ static struct diagnostic *diagnose_count(const struct evidence_duplicate *e)
 
     snprintf(number, sizeof(number), "gradient_accumulation_steps: %" PRIu32, e->n_micro_batches);
     snprintf(before, sizeof(before), "%s after %" PRIu32 " backward%s",
-             caller == CALLER_C ? "zerod_step" : "opt.step()", e->n_configured,
-             e->n_configured == 1 ? "" : "s");
+             caller == CALLER_C ? "zerod_step" : "opt.step()", e->n_configured, e->n_configured == 1 ? "" : "s");
     diagnostic_class(d, "D2");
     diagnostic_pushes(d, &e->first, &e->second);
     diagnostic_params(d, e->at.layout, e->params, e->n_params);
-    diagnostic_field(d, "expected",
-                     "%" PRIu32 " micro-batch%s in a step (gradient_accumulation_steps: %" PRIu32 ")",
+    diagnostic_field(d, "expected", "%" PRIu32 " micro-batch%s in a step (gradient_accumulation_steps: %" PRIu32 ")",
                      e->n_configured, e->n_configured == 1 ? "" : "es", e->n_configured);
     diagnostic_field(d, "got", "%" PRIu32, e->n_micro_batches);
     diagnostic_field(d, "cause",
@@ -186,8 +181,8 @@ static struct diagnostic *diagnose_count(const struct evidence_duplicate *e)
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
     diagnostic_field(d, "not it", "gradient checkpointing, batch size, number of GPUs");
     diagnostic_field(d, "state",
-                     "step held, nothing was applied; going on would train on gradients %" PRIu32
-                     " / %" PRIu32 " times as large: %s, or %s",
+                     "step held, nothing was applied; going on would train on gradients %" PRIu32 " / %" PRIu32
+                     " times as large: %s, or %s",
                      e->n_micro_batches, e->n_configured, caller_abort(caller), caller_clear(caller));
     return diagnostic_finish(d);
 }
@@ -197,9 +192,8 @@ static struct diagnostic *diagnose_count(const struct evidence_duplicate *e)
 static void advise_double_hook(struct diagnostic *d, const struct evidence_duplicate *e, enum caller caller)
 {
     if (e->second.record.flags & PUSH_HOOK_TWICE)
-        diagnostic_field(
-            d, "cause",
-            "the gradient hook fired twice in one graph task: it is attached to the parameter twice");
+        diagnostic_field(d, "cause",
+                         "the gradient hook fired twice in one graph task: it is attached to the parameter twice");
     else
         diagnostic_field(d, "cause",
                          "both pushes come from graph task %" PRIu64 ", in which a parameter's gradient is "
@@ -218,8 +212,7 @@ static void advise_double_hook(struct diagnostic *d, const struct evidence_dupli
 
 static struct diagnostic *diagnose_phantom(const struct evidence_duplicate *e)
 {
-    struct diagnostic *d =
-        cause_new(&e->at, E_DUPLICATE, "DDP complains, but no gradient was computed twice");
+    struct diagnostic *d = cause_new(&e->at, E_DUPLICATE, "DDP complains, but no gradient was computed twice");
     enum caller caller = caller_of(&e->at, &e->first);
     const struct remedy remedies[] = {
         {"fix", caller == CALLER_C ? REENTRANT_ARGUMENT : reentrant_fix(caller), "always"},
@@ -236,11 +229,10 @@ static struct diagnostic *diagnose_phantom(const struct evidence_duplicate *e)
     diagnostic_params(d, e->at.layout, e->params, e->n_params);
     cause_push_field(d, "1st push", &e->first, false);
     diagnostic_field(d, "2nd push", "none: exactly 1 gradient arrived");
-    diagnostic_field(
-        d, "cause",
-        "DDP was built with find_unused_parameters=True, which cannot see into reentrant "
-        "checkpoints:\nit took their parameters for unused, marked them ready, and failed on the first "
-        "real gradient");
+    diagnostic_field(d, "cause",
+                     "DDP was built with find_unused_parameters=True, which cannot see into reentrant "
+                     "checkpoints:\nit took their parameters for unused, marked them ready, and failed on the first "
+                     "real gradient");
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
     diagnostic_field(d, "not it",
                      "the parameter that DDP names: it is the first of the backward, never the culprit;\n"
@@ -256,24 +248,21 @@ static void admit_ignorance(struct diagnostic *d, const struct evidence_duplicat
     bool same = e->sums_known && e->sums_equal;
 
     if (same)
-        diagnostic_field(
-            d, "cause",
-            "not known: the same gradient came twice, and the records do not say what pushed it again");
+        diagnostic_field(d, "cause",
+                         "not known: the same gradient came twice, and the records do not say what pushed it again");
     else
         diagnostic_field(d, "cause", "not known: the records do not say what ran twice");
-    diagnostic_field(
-        d, "tell apart",
-        "both in one graph task: the push, or the hook that makes it, ran twice (D3)\n"
-        "in one backward but two graph tasks, one nested: recomputed in reentrant checkpoints (D1)\n"
-        "in two backwards: one of them is extra, or a boundary between them is not marked (D2)%s",
-        caller == CALLER_C ? "\nzerod_push has .ordinal, .task, .depth, .segment, .call and .site for this"
-                           : "");
+    diagnostic_field(d, "tell apart",
+                     "both in one graph task: the push, or the hook that makes it, ran twice (D3)\n"
+                     "in one backward but two graph tasks, one nested: recomputed in reentrant checkpoints (D1)\n"
+                     "in two backwards: one of them is extra, or a boundary between them is not marked (D2)%s",
+                     caller == CALLER_C ? "\nzerod_push has .ordinal, .task, .depth, .segment, .call and .site for this"
+                                        : "");
     if (caller == CALLER_C)
-        diagnostic_field(
-            d, "fix", "push each parameter once in a micro-batch: sum what belongs to it, then zerod_push");
-    else
         diagnostic_field(d, "fix",
-                         "one backward for each forward, and one gradient for each parameter in it");
+                         "push each parameter once in a micro-batch: sum what belongs to it, then zerod_push");
+    else
+        diagnostic_field(d, "fix", "one backward for each forward, and one gradient for each parameter in it");
     if (!e->accumulated && !same)
         diagnostic_field(d, "or", ACCUMULATE "   (if both are meant: the sum is exact)");
     diagnostic_field(d, "not it", "batch size, number of ranks%s",
@@ -295,18 +284,15 @@ static const char *title_of(const struct evidence_duplicate *e)
 static void add_state(struct diagnostic *d, const struct evidence_duplicate *e, enum caller caller)
 {
     if (e->accumulated)
-        diagnostic_field(
-            d, "state",
-            "every push was added as a pass of its own, in the order of passes; training goes on");
-    else if (e->abort_step)
         diagnostic_field(d, "state",
-                         "step aborted on all ranks, nothing was applied: begin it again at micro-batch 0");
+                         "every push was added as a pass of its own, in the order of passes; training goes on");
+    else if (e->abort_step)
+        diagnostic_field(d, "state", "step aborted on all ranks, nothing was applied: begin it again at micro-batch 0");
     else
-        diagnostic_field(
-            d, "state",
-            "the first gradient stands, the second was not added; going on would train on part of "
-            "it: zerod_abort_step, or %s",
-            caller == CALLER_C ? "zerod_clear_fault" : "clear the fault");
+        diagnostic_field(d, "state",
+                         "the first gradient stands, the second was not added; going on would train on part of "
+                         "it: zerod_abort_step, or %s",
+                         caller == CALLER_C ? "zerod_clear_fault" : "clear the fault");
 }
 
 static void add_bytes(struct diagnostic *d, const struct evidence_duplicate *e)
@@ -321,8 +307,7 @@ struct diagnostic *cause_duplicate(const struct evidence_duplicate *e)
 {
     enum caller caller = caller_of(&e->at, e->second.present ? &e->second : &e->first);
     enum duplicate_class class = classify(e);
-    static const char *const names[] = {
-        [CLASS_U] = "U", [CLASS_D1] = "D1", [CLASS_D2] = "D2", [CLASS_D3] = "D3"};
+    static const char *const names[] = {[CLASS_U] = "U", [CLASS_D1] = "D1", [CLASS_D2] = "D2", [CLASS_D3] = "D3"};
     struct diagnostic *d;
 
     if (e->ddp_complained)
@@ -342,9 +327,8 @@ struct diagnostic *cause_duplicate(const struct evidence_duplicate *e)
     if (e->n_params)
         cause_partition(d, e->at.layout, e->params[0]);
     if (e->code == E_GRAPH_CHANGED)
-        diagnostic_field(
-            d, "expected",
-            "one gradient of each in a micro-batch, as static_graph: true learnt in the first step");
+        diagnostic_field(d, "expected",
+                         "one gradient of each in a micro-batch, as static_graph: true learnt in the first step");
     switch (class) {
     case CLASS_D1:
         explain_reentrance(d, e);

@@ -78,8 +78,7 @@ static void sort_groups(struct comparison *c)
 }
 
 /* Return: false without memory. */
-static bool comparison_init(struct comparison *c, const struct manifest *const *manifests,
-                            unsigned world_size)
+static bool comparison_init(struct comparison *c, const struct manifest *const *manifests, unsigned world_size)
 {
     *c = (struct comparison){.manifests = manifests, .world_size = world_size};
     c->groups = calloc(world_size, sizeof(*c->groups));
@@ -142,10 +141,8 @@ static enum difference classify(const struct manifest *a, const struct manifest 
     x = &a->decls[i];
     y = &b->decls[i];
     if (x->name_len != y->name_len || memcmp(x->name, y->name, x->name_len) != 0)
-        return find_name(b, x) != UINT32_MAX && find_name(a, y) != UINT32_MAX ? DIFFERENT_ORDER
-                                                                              : DIFFERENT_NAME;
-    if (x->n_dims != y->n_dims ||
-        (x->n_dims && memcmp(x->shape, y->shape, x->n_dims * sizeof(*x->shape)) != 0))
+        return find_name(b, x) != UINT32_MAX && find_name(a, y) != UINT32_MAX ? DIFFERENT_ORDER : DIFFERENT_NAME;
+    if (x->n_dims != y->n_dims || (x->n_dims && memcmp(x->shape, y->shape, x->n_dims * sizeof(*x->shape)) != 0))
         return DIFFERENT_SHAPE;
     if (x->dtype != y->dtype || x->grad_dtype != y->grad_dtype)
         return DIFFERENT_DTYPE;
@@ -192,9 +189,9 @@ static void print_difference(struct strbuf *buf, struct comparison *c, unsigned 
     for (unsigned r = 0; r < c->world_size; r++) {
         const struct manifest *other = c->manifests[r];
 
-        c->set[r] = other && (i < manifest->n ? i < other->n && manifest_entry_equal(&manifest->decls[i],
-                                                                                     &other->decls[i])
-                                              : i >= other->n);
+        c->set[r] =
+            other && (i < manifest->n ? i < other->n && manifest_entry_equal(&manifest->decls[i], &other->decls[i])
+                                      : i >= other->n);
         n += c->set[r];
     }
     strbuf_add(buf, "%sparameter %" PRIu32 ": ", buf->n_bytes ? "\n" : "", i);
@@ -249,8 +246,7 @@ static void add_cause(struct diagnostic *d, struct comparison *c)
 {
     static const char *const causes[] = {
         [DIFFERENT_ORDER] = "the ranks declare the same parameters in another order",
-        [DIFFERENT_NAME] =
-            "the ranks declare models of other parts: one has a parameter that the other has not",
+        [DIFFERENT_NAME] = "the ranks declare models of other parts: one has a parameter that the other has not",
         [DIFFERENT_LENGTH] = "the ranks declare the same parameters up to a point, where one list ends",
         [DIFFERENT_SHAPE] = "a parameter has another shape on other ranks",
         [DIFFERENT_DTYPE] = "a parameter, or its gradient, has another type on other ranks",
@@ -258,8 +254,7 @@ static void add_cause(struct diagnostic *d, struct comparison *c)
         [DIFFERENT_TRAINABLE] = "a parameter is trained on some ranks and frozen on others",
     };
     static const char *const fixes[] = {
-        [DIFFERENT_ORDER] =
-            "declare in an order that is the same in every process: model.named_parameters(), no sets",
+        [DIFFERENT_ORDER] = "declare in an order that is the same in every process: model.named_parameters(), no sets",
         [DIFFERENT_NAME] = "build the model from the same configuration and the same code on every rank",
         [DIFFERENT_LENGTH] = "build the model from the same configuration and the same code on every rank",
         [DIFFERENT_SHAPE] = "the same configuration on every rank; resize vocabularies and heads before "

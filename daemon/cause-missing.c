@@ -86,22 +86,17 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
                          "differentiated",
                          e->n_forwards, e->n_forwards == 1 ? "" : "s");
     else
-        diagnostic_field(d, "cause",
-                         "no gradient reached zerod in this step, and the step was asked for all the same");
+        diagnostic_field(d, "cause", "no gradient reached zerod in this step, and the step was asked for all the same");
     if (caller != CALLER_C && !e->exception)
-        diagnostic_field(
-            d, "tell apart",
-            "loss.requires_grad is False: the forward ran under no_grad, or the loss was detached\n"
-            "loss.requires_grad is True: backward() was not reached");
+        diagnostic_field(d, "tell apart",
+                         "loss.requires_grad is False: the forward ran under no_grad, or the loss was detached\n"
+                         "loss.requires_grad is True: backward() was not reached");
     if (caller == CALLER_C)
-        diagnostic_field(d, "fix",
-                         "zerod_begin_backward, zerod_push and zerod_end_backward before zerod_step");
+        diagnostic_field(d, "fix", "zerod_begin_backward, zerod_push and zerod_end_backward before zerod_step");
     else if (e->exception)
-        diagnostic_field(d, "fix",
-                         "let the exception through, or skip opt.step() in the handler that caught it");
+        diagnostic_field(d, "fix", "let the exception through, or skip opt.step() in the handler that caught it");
     else
-        diagnostic_field(d, "fix",
-                         "loss.backward() before opt.step(), on a loss with loss.requires_grad == True");
+        diagnostic_field(d, "fix", "loss.backward() before opt.step(), on a loss with loss.requires_grad == True");
     diagnostic_field(d, "not it", "%s", not_unused(caller));
 }
 
@@ -116,19 +111,16 @@ static void explain_half_way(struct diagnostic *d, const struct evidence_missing
                                     " gradients, and the step was asked for all the same",
                      e->n_given_up ? e->n_given_up : n_arrived, e->n_trainable);
     if (caller == CALLER_C)
-        diagnostic_field(d, "fix",
-                         "zerod_begin_backward again and redo the micro-batch, or zerod_abort_step");
+        diagnostic_field(d, "fix", "zerod_begin_backward again and redo the micro-batch, or zerod_abort_step");
     else
-        diagnostic_field(d, "fix",
-                         "let the exception through, or call opt.abort_step() in the handler that caught it");
+        diagnostic_field(d, "fix", "let the exception through, or call opt.abort_step() in the handler that caught it");
     diagnostic_field(d, "not it", "%s", not_unused(caller));
 }
 
 /* ---- M1, M2, M5, M6: the set --------------------------------------------------------------------------- */
 
 /* The modules of those that say the same about having been called. */
-static void print_called(struct strbuf *buf, const struct evidence_missing *e, uint8_t said,
-                         const char *sentence)
+static void print_called(struct strbuf *buf, const struct evidence_missing *e, uint8_t said, const char *sentence)
 {
     _cleanup_free_ uint32_t *ids = calloc(e->n_params, sizeof(*ids));
     struct name_group groups[NAME_GROUPS_MAX];
@@ -188,9 +180,7 @@ static void print_freezing(struct strbuf *buf, const struct evidence_missing *e)
         for (size_t i = 0; i < e->n_params; i++)
             print_freeze(buf, &layout->params[e->params[i]], layout->params[e->params[i]].name_len);
     else
-        strbuf_add(
-            buf,
-            "for name in NAMES: model.get_parameter(name).requires_grad_(False)   (NAMES: those above)\n");
+        strbuf_add(buf, "for name in NAMES: model.get_parameter(name).requires_grad_(False)   (NAMES: those above)\n");
 }
 
 static void add_freezing(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
@@ -210,40 +200,35 @@ static void add_freezing(struct diagnostic *d, const struct evidence_missing *e,
 
 static void explain_never_used(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
-    diagnostic_field(
-        d, "cause",
-        "the loss does not use them: the same set is missing on %s%u rank%s in every step so far "
-        "(%" PRIu64 ")",
-        e->world_size > 1 ? "all " : "", e->world_size, e->world_size == 1 ? "" : "s", e->n_steps_seen);
+    diagnostic_field(d, "cause",
+                     "the loss does not use them: the same set is missing on %s%u rank%s in every step so far "
+                     "(%" PRIu64 ")",
+                     e->world_size > 1 ? "all " : "", e->world_size, e->world_size == 1 ? "" : "s", e->n_steps_seen);
     add_freezing(d, e, caller);
     diagnostic_field(d, "or", "make the loss use them, if they are meant to be trained");
     if (!e->warning)
         diagnostic_field(d, "or", ON_MISSING_ZERO "   (they stay as they are)");
     diagnostic_field(d, "not it", "%s",
-                     caller == CALLER_C
-                         ? "batch size, number of ranks, order of pushes"
-                         : "find_unused_parameters=True: that is DDP's switch, and trains them no "
-                           "more than this; number of GPUs");
+                     caller == CALLER_C ? "batch size, number of ranks, order of pushes"
+                                        : "find_unused_parameters=True: that is DDP's switch, and trains them no "
+                                          "more than this; number of GPUs");
 }
 
 static void explain_data_dependent(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
-    diagnostic_field(
-        d, "cause",
-        "what the forward uses depends on its data: the set of missing gradients differs between %s",
-        !e->same_on_all_ranks && e->world_size > 1 ? "ranks" : "steps");
+    diagnostic_field(d, "cause",
+                     "what the forward uses depends on its data: the set of missing gradients differs between %s",
+                     !e->same_on_all_ranks && e->world_size > 1 ? "ranks" : "steps");
     if (!e->warning)
         diagnostic_field(d, "fix", ON_MISSING_ZERO "   (a missing gradient is no contribution)");
     else
-        diagnostic_field(
-            d, "fix",
-            "none, if that is meant: a rank that did not use a parameter contributes nothing to it");
+        diagnostic_field(d, "fix",
+                         "none, if that is meant: a rank that did not use a parameter contributes nothing to it");
     if (caller == CALLER_C)
         diagnostic_field(d, "or", "push zeros for what the rank did not use");
     else
-        diagnostic_field(
-            d, "or",
-            "loss = loss + 0 * sum(p.sum() for p in branch.parameters())   (if each rank is to use them)");
+        diagnostic_field(d, "or",
+                         "loss = loss + 0 * sum(p.sum() for p in branch.parameters())   (if each rank is to use them)");
     diagnostic_field(d, "not it", "batch size, gradient checkpointing, number of GPUs");
 }
 
@@ -259,17 +244,15 @@ static void explain_dead_segment(struct diagnostic *d, const struct evidence_mis
         strbuf_add_foreign(&buf, e->site);
     }
     diagnostic_field_take(d, "segment", &buf);
-    diagnostic_field(
-        d, "cause",
-        "no input of the checkpointed segment%s requires grad, so reentrant checkpointing cut %s out of "
-        "the backward",
-        e->n_dead_segments > 1 ? "s" : "", e->n_dead_segments > 1 ? "them" : "it");
+    diagnostic_field(d, "cause",
+                     "no input of the checkpointed segment%s requires grad, so reentrant checkpointing cut %s out of "
+                     "the backward",
+                     e->n_dead_segments > 1 ? "s" : "", e->n_dead_segments > 1 ? "them" : "it");
     diagnostic_field(d, "fix", "%s",
-                     caller == CALLER_SWIFT ? "--gradient_checkpointing_kwargs '{\"use_reentrant\": false}'"
+                     caller == CALLER_SWIFT     ? "--gradient_checkpointing_kwargs '{\"use_reentrant\": false}'"
                      : caller == CALLER_TRAINER ? "gradient_checkpointing_kwargs={\"use_reentrant\": False}"
-                     : caller == CALLER_TORCH
-                         ? "torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)"
-                         : "recompute the segment with its parameters as inputs of the backward");
+                     : caller == CALLER_TORCH   ? "torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)"
+                                              : "recompute the segment with its parameters as inputs of the backward");
     if (caller != CALLER_C)
         diagnostic_field(d, "or", "model.enable_input_require_grads()");
     diagnostic_field(d, "not it", "the learning rate; freezing more; find_unused_parameters=True");
@@ -277,10 +260,9 @@ static void explain_dead_segment(struct diagnostic *d, const struct evidence_mis
 
 static void explain_membership(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
-    diagnostic_field(
-        d, "cause",
-        "they were declared trainable and have been frozen since: requires_grad changed after the "
-        "model was attached");
+    diagnostic_field(d, "cause",
+                     "they were declared trainable and have been frozen since: requires_grad changed after the "
+                     "model was attached");
     diagnostic_field(d, "fix", "%s",
                      caller == CALLER_C
                          ? "declare .trainable as it will be; it cannot change while the job runs"
@@ -306,33 +288,30 @@ static void explain_absent(struct diagnostic *d, const struct evidence_missing *
 static void admit_nothing_reached(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
     diagnostic_field(d, "cause",
-                     "not known: %" PRIu64
-                     " backward%s ran, and none of the declared parameters got a gradient",
+                     "not known: %" PRIu64 " backward%s ran, and none of the declared parameters got a gradient",
                      e->n_backwards, e->n_backwards == 1 ? "" : "s");
     diagnostic_field(
         d, "tell apart",
         "another copy of the model (wrapped, cast, moved) computed the loss: it is the one to declare (M1)\n"
         "the declared one did: its output was detached, or no push was made of its gradients (M3)");
     diagnostic_field(d, "fix", "%s",
-                     caller == CALLER_C
-                         ? "declare and push the parameters of the model that computes the loss"
-                         : "zerod.Optimizer(model) on the very model that is called");
+                     caller == CALLER_C ? "declare and push the parameters of the model that computes the loss"
+                                        : "zerod.Optimizer(model) on the very model that is called");
     diagnostic_field(d, "not it", "unused modules; batch size; number of GPUs");
 }
 
 static void admit_one_sample(struct diagnostic *d, const struct evidence_missing *e)
 {
-    diagnostic_field(
-        d, "cause",
-        "not known: one rank in one step does not tell what is never used from what was not used "
-        "this time");
+    diagnostic_field(d, "cause",
+                     "not known: one rank in one step does not tell what is never used from what was not used "
+                     "this time");
     diagnostic_field(d, "tell apart",
                      "the same set on all ranks and in later steps: the loss never uses them (M1)\n"
                      "another set elsewhere or later: what is used depends on the data (M2)");
-    diagnostic_field(
-        d, "fix", "%s",
-        e->warning ? "none before that is known; if they are never used: freeze them before they are declared"
-                   : ON_MISSING_ZERO "   (a missing gradient is no contribution)");
+    diagnostic_field(d, "fix", "%s",
+                     e->warning
+                         ? "none before that is known; if they are never used: freeze them before they are declared"
+                         : ON_MISSING_ZERO "   (a missing gradient is no contribution)");
     diagnostic_field(d, "not it", "batch size, gradient checkpointing, number of GPUs");
 }
 
@@ -372,20 +351,17 @@ static void explain(struct diagnostic *d, const struct evidence_missing *e, enum
         break;
     }
     if (e->warning && e->skipped)
-        diagnostic_field(
-            d, "state",
-            "the step was skipped on all ranks (on_missing: skip): weights and optimizer state are "
-            "unchanged; said once for each set");
+        diagnostic_field(d, "state",
+                         "the step was skipped on all ranks (on_missing: skip): weights and optimizer state are "
+                         "unchanged; said once for each set");
     else if (e->warning)
-        diagnostic_field(
-            d, "state",
-            "what no rank pushed is left untouched by the optimizer; what some ranks pushed is the sum "
-            "of theirs; said once for each set");
+        diagnostic_field(d, "state",
+                         "what no rank pushed is left untouched by the optimizer; what some ranks pushed is the sum "
+                         "of theirs; said once for each set");
     else
-        diagnostic_field(
-            d, "state",
-            "step held, nothing was applied; going on would train without these gradients: %s, or %s",
-            caller_abort(caller), caller_clear(caller));
+        diagnostic_field(d, "state",
+                         "step held, nothing was applied; going on would train without these gradients: %s, or %s",
+                         caller_abort(caller), caller_clear(caller));
 }
 
 /* Fewer micro-batches than configured; nothing need be missing. */
@@ -404,8 +380,7 @@ static struct diagnostic *diagnose_count(const struct evidence_missing *e)
     };
 
     snprintf(number, sizeof(number), "gradient_accumulation_steps: %" PRIu32, e->n_micro_batches);
-    diagnostic_field(d, "expected",
-                     "%" PRIu32 " micro-batch%s in a step (gradient_accumulation_steps: %" PRIu32 ")",
+    diagnostic_field(d, "expected", "%" PRIu32 " micro-batch%s in a step (gradient_accumulation_steps: %" PRIu32 ")",
                      e->n_configured, e->n_configured == 1 ? "" : "es", e->n_configured);
     diagnostic_field(d, "got", "%" PRIu32, e->n_micro_batches);
     diagnostic_field(d, "cause",
@@ -413,8 +388,7 @@ static struct diagnostic *diagnose_count(const struct evidence_missing *e)
                      e->n_micro_batches, e->n_configured);
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
     diagnostic_field(d, "not it", "unused parameters; the last batch of an epoch being smaller");
-    diagnostic_field(d, "state",
-                     "step held, nothing was applied: %s and run the other micro-batches, or %s",
+    diagnostic_field(d, "state", "step held, nothing was applied: %s and run the other micro-batches, or %s",
                      caller_clear(caller), caller_abort(caller));
     return diagnostic_finish(d);
 }
@@ -426,12 +400,10 @@ static struct diagnostic *diagnose_bypass(const struct evidence_missing *e)
     diagnostic_class(d, "X1");
     diagnostic_field(d, "got", "%" PRIu32 " of %" PRIu32 " gradients, and no forward of the DDP wrapper",
                      e->n_trainable, e->n_trainable);
-    diagnostic_field(
-        d, "cause",
-        "the loss was computed on the model inside the wrapper, so DDP never averaged the gradients: "
-        "each rank trains alone");
-    diagnostic_field(d, "fix",
-                     "call the model that the trainer hands in: model(**inputs), not self.model(**inputs)");
+    diagnostic_field(d, "cause",
+                     "the loss was computed on the model inside the wrapper, so DDP never averaged the gradients: "
+                     "each rank trains alone");
+    diagnostic_field(d, "fix", "call the model that the trainer hands in: model(**inputs), not self.model(**inputs)");
     diagnostic_field(d, "not it", "the learning rate, the seed, the sampler");
     diagnostic_field(d, "state",
                      "zerod only observes here and refused nothing; going on trains one model for each rank");
@@ -487,10 +459,9 @@ struct diagnostic *cause_graph_changed(const struct evidence_graph *e)
                      e->extra ? "no gradient of these: the first step had none"
                               : "a gradient of each of these: the first step had one");
     diagnostic_field(d, "got", "%s", e->extra ? "one" : "none");
-    diagnostic_field(
-        d, "cause",
-        "diagnostics.static_graph is true, and the set of parameters that the backward reaches has "
-        "changed since the first step");
+    diagnostic_field(d, "cause",
+                     "diagnostics.static_graph is true, and the set of parameters that the backward reaches has "
+                     "changed since the first step");
     diagnostic_field(d, "fix", "diagnostics.static_graph: false");
     diagnostic_field(d, "or", "%s",
                      caller == CALLER_C
@@ -498,52 +469,47 @@ struct diagnostic *cause_graph_changed(const struct evidence_graph *e)
                          : "use every module in every step, and freeze or unfreeze before the first one");
     diagnostic_field(d, "not it", "batch size, number of GPUs");
     if (e->extra)
-        diagnostic_field(d, "state", "the gradient was not added; %s, or %s to go on without it",
-                         caller_abort(caller), caller_clear(caller));
+        diagnostic_field(d, "state", "the gradient was not added; %s, or %s to go on without it", caller_abort(caller),
+                         caller_clear(caller));
     else
-        diagnostic_field(
-            d, "state",
-            "step held, nothing was applied; going on would train without these gradients: %s, or %s",
-            caller_abort(caller), caller_clear(caller));
+        diagnostic_field(d, "state",
+                         "step held, nothing was applied; going on would train without these gradients: %s, or %s",
+                         caller_abort(caller), caller_clear(caller));
     return diagnostic_finish(d);
 }
 
 struct diagnostic *cause_abandoned(const struct evidence_abandoned *e)
 {
-    struct diagnostic *d = cause_new(&e->at, E_ABANDONED,
-                                     e->aborted ? "backward abandoned, step aborted"
-                                                : "backward abandoned, its gradients dropped");
+    struct diagnostic *d =
+        cause_new(&e->at, E_ABANDONED,
+                  e->aborted ? "backward abandoned, step aborted" : "backward abandoned, its gradients dropped");
     enum caller caller = caller_of(&e->at, NULL);
 
     if (!e->aborted)
         diagnostic_warn(d);
     diagnostic_class(d, "M4");
     add_exception(d, e->why, NULL);
-    diagnostic_field(d, "got", "%" PRIu32 " gradient%s of this micro-batch before it was given up",
-                     e->n_dropped, e->n_dropped == 1 ? "" : "s");
+    diagnostic_field(d, "got", "%" PRIu32 " gradient%s of this micro-batch before it was given up", e->n_dropped,
+                     e->n_dropped == 1 ? "" : "s");
     diagnostic_field(d, "cause", "%s",
-                     caller == CALLER_C
-                         ? "the program called zerod_abandon_backward"
-                         : "an exception left the backward, or zero_grad() came before opt.step()");
+                     caller == CALLER_C ? "the program called zerod_abandon_backward"
+                                        : "an exception left the backward, or zero_grad() came before opt.step()");
     if (e->aborted)
         diagnostic_field(d, "fix", "%s",
-                         caller == CALLER_C
-                             ? "go back to zerod_epoch() and begin the step again at micro-batch 0"
-                             : "begin the step again with its first micro-batch");
+                         caller == CALLER_C ? "go back to zerod_epoch() and begin the step again at micro-batch 0"
+                                            : "begin the step again with its first micro-batch");
     else
         diagnostic_field(d, "fix", "%s",
-                         caller == CALLER_C
-                             ? "zerod_begin_backward and redo this micro-batch, or zerod_abort_step"
-                             : "redo this micro-batch, or opt.abort_step()");
+                         caller == CALLER_C ? "zerod_begin_backward and redo this micro-batch, or zerod_abort_step"
+                                            : "redo this micro-batch, or opt.abort_step()");
     diagnostic_field(d, "not it", "%s", not_unused(caller));
     if (e->aborted)
         diagnostic_field(
             d, "state",
             "some were in the sums already: step aborted on all ranks, weights and optimizer state are unchanged");
     else
-        diagnostic_field(
-            d, "state",
-            "none of them had been added to a sum: they are taken back, earlier micro-batches stand, no "
-            "other rank notices");
+        diagnostic_field(d, "state",
+                         "none of them had been added to a sum: they are taken back, earlier micro-batches stand, no "
+                         "other rank notices");
     return diagnostic_finish(d);
 }

@@ -11,7 +11,7 @@
 #include "daemon/base.h"
 #include "daemon/cause-text.h"
 
-#define STEP_ABORTED                                                                                         \
+#define STEP_ABORTED                                                                                                   \
     "step aborted on all ranks, weights and optimizer state are unchanged: begin it again at micro-batch 0"
 
 static void add_foreign(struct diagnostic *d, const char *label, const char *text)
@@ -37,8 +37,7 @@ static void print_duration(struct strbuf *buf, uint64_t ms)
 
 /* ---- E1301 --------------------------------------------------------------------------------------------- */
 
-struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, uint64_t since_ns,
-                                    uint64_t now_ns)
+struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, uint64_t since_ns, uint64_t now_ns)
 {
     struct diagnostic *d = cause_new(at, E_RANK_TAKEN, NULL);
     struct strbuf buf = {0};
@@ -50,13 +49,11 @@ struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, u
     strbuf_add(&buf, " ago");
     diagnostic_field_take(d, "held by", &buf);
     diagnostic_field(d, "cause", "two processes claim one rank, and the one that holds it is alive");
-    diagnostic_field(d, "fix",
-                     "a rank of its own for each process: RANK in its environment, or zerod_options.rank");
+    diagnostic_field(d, "fix", "a rank of its own for each process: RANK in its environment, or zerod_options.rank");
     if (pid > 0)
-        diagnostic_field(
-            d, "or", "kill %" PRId64 "   (if it is a leftover: the rank is free as soon as it is gone)", pid);
-    diagnostic_field(d, "not it",
-                     "the socket, the run id, a time-out: a dead process frees its rank at once");
+        diagnostic_field(d, "or", "kill %" PRId64 "   (if it is a leftover: the rank is free as soon as it is gone)",
+                         pid);
+    diagnostic_field(d, "not it", "the socket, the run id, a time-out: a dead process frees its rank at once");
     diagnostic_field(d, "state", "attach refused; the rank that is held goes on");
     return diagnostic_finish(d);
 }
@@ -79,8 +76,7 @@ static void add_process(struct diagnostic *d, const struct evidence_lost *e)
 
 static void explain_left(struct diagnostic *d, const struct evidence_lost *e)
 {
-    diagnostic_field(d, "cause",
-                     "the rank said that it is done (zerod_leave), and diagnostics.on_leave is stop");
+    diagnostic_field(d, "cause", "the rank said that it is done (zerod_leave), and diagnostics.on_leave is stop");
     diagnostic_field(d, "fix", "the same number of steps on every rank");
     diagnostic_field(d, "or", "diagnostics.on_leave: continue   (the others go on without it)");
     diagnostic_field(d, "not it", "a crash: the rank ended in order");
@@ -111,8 +107,7 @@ static void explain_nobody_came(struct diagnostic *d, const struct evidence_lost
         strbuf_add(&buf, " (limits.reattach_timeout)");
     }
     diagnostic_field_take(d, "cause", &buf);
-    diagnostic_field(d, "fix",
-                     "start the rank again with the same run id; zerodrun --restarts N does it by itself");
+    diagnostic_field(d, "fix", "start the rank again with the same run id; zerodrun --restarts N does it by itself");
     diagnostic_field(d, "not it", "the ranks that wait; the network");
     diagnostic_field(d, "state", STEP_ABORTED);
 }
@@ -120,13 +115,11 @@ static void explain_nobody_came(struct diagnostic *d, const struct evidence_lost
 static void explain_gone(struct diagnostic *d, const struct evidence_lost *e)
 {
     diagnostic_field(d, "cause", "its process ended, or closed its connection, without having left");
-    diagnostic_field(d, "fix",
-                     "start the rank again with the same run id; zerodrun --restarts N does it by itself");
+    diagnostic_field(d, "fix", "start the rank again with the same run id; zerodrun --restarts N does it by itself");
     diagnostic_field(d, "or", "zerod_leave before the process ends   (if it was done)");
     diagnostic_field(d, "or", "zerodctl abort-step                   (to give the step up)");
     diagnostic_field(d, "not it", "the other ranks: they wait, redo nothing and lose nothing");
-    diagnostic_field(d, "state",
-                     "the others wait for a successor; the step is aborted after limits.reattach_timeout");
+    diagnostic_field(d, "state", "the others wait for a successor; the step is aborted after limits.reattach_timeout");
 }
 
 struct diagnostic *cause_rank_lost(const struct evidence_lost *e)
@@ -201,11 +194,10 @@ struct diagnostic *cause_aborted(const struct evidence_abort *e)
                      e->at.rank >= 0 ? "the other ranks: they lose the step and nothing else"
                      : e->reason     ? "the ranks that waited: they lose the step and nothing else"
                                      : "any rank: it came from outside the job");
-    diagnostic_field(
-        d, "state",
-        "gradients of the step are dropped on all ranks, weights and optimizer state are unchanged; "
-        "attempt %" PRIu32 " begins",
-        e->new_attempt);
+    diagnostic_field(d, "state",
+                     "gradients of the step are dropped on all ranks, weights and optimizer state are unchanged; "
+                     "attempt %" PRIu32 " begins",
+                     e->new_attempt);
     return diagnostic_finish(d);
 }
 
@@ -214,8 +206,7 @@ struct diagnostic *cause_aborted(const struct evidence_abort *e)
 static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
 {
     if (e->forming) {
-        diagnostic_field(d, "cause",
-                         "the job forms when all ranks have attached and declared, and some have not");
+        diagnostic_field(d, "cause", "the job forms when all ranks have attached and declared, and some have not");
         diagnostic_field(d, "fix", "start every rank of world.size; zerodctl ranks shows which are missing");
         diagnostic_field(d, "not it", "the model; memory");
         return;
@@ -237,10 +228,8 @@ static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
     if (e->absent)
         diagnostic_field(d, "cause", "the rank that is waited for never opened the step");
     else
-        diagnostic_field(d, "cause",
-                         "a step needs every rank, and the one that is waited for has not come as far");
-    diagnostic_field(d, "fix",
-                     "look where it is: py-spy dump --pid PID, or gdb -p PID   (its pid: zerodctl ranks)");
+        diagnostic_field(d, "cause", "a step needs every rank, and the one that is waited for has not come as far");
+    diagnostic_field(d, "fix", "look where it is: py-spy dump --pid PID, or gdb -p PID   (its pid: zerodctl ranks)");
     diagnostic_field(d, "or", "zerodctl abort-step   (to give the step up)");
     diagnostic_field(d, "not it", "the ranks that wait; bucket size; a longer stall_timeout");
 }

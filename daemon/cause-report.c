@@ -28,8 +28,7 @@ static const struct report_text texts[] = {
         .fix = {"read weights where zerod_weight() says, after every zerod_form()",
                 "model.to(...), model.half() and load_state_dict(..., assign=True) before "
                 "zerod.Optimizer(model)"},
-        .alternative =
-            {NULL, "with zerod.writable(model): model.load_state_dict(...)   (values instead of storage)"},
+        .alternative = {NULL, "with zerod.writable(model): model.load_state_dict(...)   (values instead of storage)"},
         .not_it = "the learning rate; frozen parameters",
         .state = "the step was refused before anything was applied; state and weights are unchanged",
     },
@@ -67,8 +66,7 @@ static const struct report_text texts[] = {
     },
     {
         .code = E_RELEASED_READ,
-        .cause =
-            "stage 3 publishes a weight from zerod_gather to zerod_release, and it was read outside of that",
+        .cause = "stage 3 publishes a weight from zerod_gather to zerod_release, and it was read outside of that",
         .fix = {"zerod_gather() before the read, zerod_release() after it",
                 "zerod.stage3(model), and call modules rather than read their weights"},
         .alternative = {NULL, "zero_optimization.stage: 2   (weights are always there)"},
@@ -87,8 +85,8 @@ static const struct report_text *text_of(enum diagnostic_code code)
 }
 
 /* The client's sentence may name the call site: its first line is what happened. */
-struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_code code,
-                                const uint32_t *params, size_t n_params, const char *detail)
+struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_code code, const uint32_t *params,
+                                size_t n_params, const char *detail)
 {
     const struct report_text *text = text_of(code);
     struct diagnostic *d = cause_new(at, code, NULL);

@@ -113,12 +113,11 @@ static void print_push_in_full(struct strbuf *buf, const struct diagnostic_push 
 {
     const struct push_record *record = &push->record;
 
-    strbuf_add(buf, "sequence %" PRIu64 ", step %" PRIu64 ", micro-batch %" PRIu32, record->sequence,
-               record->step, record->micro_batch);
+    strbuf_add(buf, "sequence %" PRIu64 ", step %" PRIu64 ", micro-batch %" PRIu32, record->sequence, record->step,
+               record->micro_batch);
     print_number(buf, "backward", record->ordinal);
     print_number(buf, "graph task", record->task);
-    strbuf_add(buf, ", depth %" PRIu32 "%s%s%s\nsegment ", record->depth,
-               record->flags & PUSH_NESTED ? ", nested" : "",
+    strbuf_add(buf, ", depth %" PRIu32 "%s%s%s\nsegment ", record->depth, record->flags & PUSH_NESTED ? ", nested" : "",
                record->flags & PUSH_HOOK_TWICE ? ", hook fired twice" : "",
                record->flags & PUSH_NEW_FORWARD ? ", a forward since the last backward" : "");
     if (push->segment && *push->segment)

@@ -27,8 +27,7 @@ static void add_foreign(struct diagnostic *d, const char *label, const char *tex
 /* Of the codes that are about a position: what was refused need not be a push. */
 static bool is_request(const struct evidence_push *e)
 {
-    return e->detail && *e->detail &&
-           (e->code == E_STALE || e->code == E_EARLY || e->code == E_AFTER_BOUNDARY);
+    return e->detail && *e->detail && (e->code == E_STALE || e->code == E_EARLY || e->code == E_AFTER_BOUNDARY);
 }
 
 static const char *push_title(const struct evidence_push *e)
@@ -59,8 +58,7 @@ static void add_positions(struct diagnostic *d, const struct evidence_push *e)
         return;
     }
     if (e->at.step >= 0 && e->at.micro_batch >= 0 && !e->cause)
-        diagnostic_field(d, "expected", "step %" PRId64 ", micro-batch %" PRId64 "%s", e->at.step,
-                         e->at.micro_batch,
+        diagnostic_field(d, "expected", "step %" PRId64 ", micro-batch %" PRId64 "%s", e->at.step, e->at.micro_batch,
                          e->asked ? ", which this rank has ended: it waits in the step" : "");
     if (is_request(e))
         add_foreign(d, "got", e->detail);
@@ -73,26 +71,21 @@ static void explain_stale(struct diagnostic *d, const struct evidence_push *e, e
 {
     diagnostic_class(d, "D5");
     if (e->other_incarnation) {
-        diagnostic_field(d, "cause",
-                         "an earlier process of this rank still pushes; another one holds the rank since");
-        diagnostic_field(
-            d, "fix",
-            "end the earlier process (zerodctl ranks shows the pid of the one that holds the rank)");
+        diagnostic_field(d, "cause", "an earlier process of this rank still pushes; another one holds the rank since");
+        diagnostic_field(d, "fix",
+                         "end the earlier process (zerodctl ranks shows the pid of the one that holds the rank)");
         diagnostic_field(d, "not it", "the gradient, its parameter, the number of ranks");
         return;
     }
-    diagnostic_field(
-        d, "cause",
-        "it came after its micro-batch had been closed: a backward, or a hook, ran on beyond the "
-        "boundary");
-    diagnostic_field(
-        d, "fix", "%s",
-        caller == CALLER_C
-            ? "push before zerod_end_backward of the same micro-batch; zerod_epoch() tells where the "
-              "rank stands"
-            : "every backward() before opt.step(), in the same thread");
-    diagnostic_field(d, "not it",
-                     "a lost message: what is sent again is known by its sequence and never refused");
+    diagnostic_field(d, "cause",
+                     "it came after its micro-batch had been closed: a backward, or a hook, ran on beyond the "
+                     "boundary");
+    diagnostic_field(d, "fix", "%s",
+                     caller == CALLER_C
+                         ? "push before zerod_end_backward of the same micro-batch; zerod_epoch() tells where the "
+                           "rank stands"
+                         : "every backward() before opt.step(), in the same thread");
+    diagnostic_field(d, "not it", "a lost message: what is sent again is known by its sequence and never refused");
 }
 
 static void explain_after_boundary(struct diagnostic *d, const struct evidence_push *e, enum caller caller)
@@ -118,19 +111,16 @@ static void explain_early(struct diagnostic *d, const struct evidence_push *e, e
         return;
     }
     if (e->asked)
-        diagnostic_field(d, "cause",
-                         "this rank has asked for the step: nothing can be begun before the answer");
+        diagnostic_field(d, "cause", "this rank has asked for the step: nothing can be begun before the answer");
     else if (next)
         diagnostic_field(d, "cause", "its micro-batch is the next one, but has not been begun");
     else
         diagnostic_field(d, "cause", "the rank counts ahead of the job: that position is not open");
-    diagnostic_field(
-        d, "fix", "%s",
-        caller == CALLER_C
-            ? "zerod_begin_backward first; it opens the position that zerod_epoch() tells"
-            : "let zerod.Optimizer count steps and micro-batches; opt.step() once for each step");
-    diagnostic_field(d, "not it",
-                     "the speed of the other ranks: a fast rank may run ahead by whole micro-batches");
+    diagnostic_field(d, "fix", "%s",
+                     caller == CALLER_C
+                         ? "zerod_begin_backward first; it opens the position that zerod_epoch() tells"
+                         : "let zerod.Optimizer count steps and micro-batches; opt.step() once for each step");
+    diagnostic_field(d, "not it", "the speed of the other ranks: a fast rank may run ahead by whole micro-batches");
 }
 
 static void explain_parameter(struct diagnostic *d, const struct evidence_push *e, enum caller caller)
@@ -142,19 +132,18 @@ static void explain_parameter(struct diagnostic *d, const struct evidence_push *
         diagnostic_class(d, "M6");
         diagnostic_field(
             d, "cause",
-            caller == CALLER_C ? "the parameter was declared frozen (.trainable is false unless it is set) and has a gradient"
-                               : "the parameter was declared frozen and has a gradient now: requires_grad changed after it "
-                                 "was declared");
+            caller == CALLER_C
+                ? "the parameter was declared frozen (.trainable is false unless it is set) and has a gradient"
+                : "the parameter was declared frozen and has a gradient now: requires_grad changed after it "
+                  "was declared");
         diagnostic_field(d, "fix", "%s",
-                         caller == CALLER_C
-                             ? ".trainable = true for it in zerod_declare, on every rank"
-                             : "unfreeze before zerod.Optimizer(model); attach again to change it");
+                         caller == CALLER_C ? ".trainable = true for it in zerod_declare, on every rank"
+                                            : "unfreeze before zerod.Optimizer(model); attach again to change it");
     } else {
         diagnostic_field(d, "cause", "the push names an index that the manifest does not have");
         diagnostic_field(d, "fix", "%s",
-                         caller == CALLER_C
-                             ? "zerod_push.param is the order of zerod_declare, from 0"
-                             : "zerod.Optimizer(model) after the model has its last parameter");
+                         caller == CALLER_C ? "zerod_push.param is the order of zerod_declare, from 0"
+                                            : "zerod.Optimizer(model) after the model has its last parameter");
     }
     diagnostic_field(d, "not it", "gradient checkpointing, batch size");
 }
@@ -181,9 +170,8 @@ static void explain_form(struct diagnostic *d, const struct evidence_push *e, en
     add_expected_and_got(d, e->detail);
     diagnostic_field(d, "cause", "the gradient has not the form that the manifest gives it");
     diagnostic_field(d, "fix", "%s",
-                     caller == CALLER_C
-                         ? "shape and grad_dtype of zerod_declare must be those of what is pushed"
-                         : "cast and resize the model before zerod.Optimizer(model), not after it");
+                     caller == CALLER_C ? "shape and grad_dtype of zerod_declare must be those of what is pushed"
+                                        : "cast and resize the model before zerod.Optimizer(model), not after it");
     diagnostic_field(d, "not it", "loss scaling, batch size, bucket size");
 }
 
@@ -237,8 +225,7 @@ struct diagnostic *cause_declare(const struct evidence_at *at, const char *what,
     return diagnostic_finish(d);
 }
 
-static void add_argument(struct diagnostic *d, const char *label, double value, int64_t rank,
-                         const char *note)
+static void add_argument(struct diagnostic *d, const char *label, double value, int64_t rank, const char *note)
 {
     struct strbuf buf = {0};
 
@@ -259,21 +246,16 @@ struct diagnostic *cause_step_args(const struct evidence_args *e)
     add_foreign(d, "argument", e->name);
     add_argument(d, "expected", e->other_value, e->other_rank, ", which asked first");
     add_argument(d, "got", e->value, e->at.rank, "");
-    diagnostic_field(
-        d, "cause",
-        "one step has one set of arguments, and this rank asked with another value than the first to ask");
-    diagnostic_field(
-        d, "fix", "%s",
-        caller == CALLER_C
-            ? "the same zerod_step_args on every rank, or args = NULL: as configured"
-            : "one schedule for all ranks: step it once for each opt.step(), never by a rank's own loss");
-    diagnostic_field(d, "or",
-                     "scheduler: in the daemon's configuration   (the daemon computes lr for all ranks)");
+    diagnostic_field(d, "cause",
+                     "one step has one set of arguments, and this rank asked with another value than the first to ask");
+    diagnostic_field(d, "fix", "%s",
+                     caller == CALLER_C
+                         ? "the same zerod_step_args on every rank, or args = NULL: as configured"
+                         : "one schedule for all ranks: step it once for each opt.step(), never by a rank's own loss");
+    diagnostic_field(d, "or", "scheduler: in the daemon's configuration   (the daemon computes lr for all ranks)");
     diagnostic_field(d, "not it", "the order in which ranks ask; rounding: arguments are compared as sent");
-    diagnostic_field(
-        d, "state",
-        "this rank's request was not taken, the others wait: %s and ask again alike, or %s",
-        caller_clear(caller), caller_abort(caller));
+    diagnostic_field(d, "state", "this rank's request was not taken, the others wait: %s and ask again alike, or %s",
+                     caller_clear(caller), caller_abort(caller));
     return diagnostic_finish(d);
 }
 
@@ -340,19 +322,16 @@ static void add_nonfinite_state(struct diagnostic *d, const struct evidence_nonf
                          caller_abort(caller), caller_clear(caller));
     else
         diagnostic_field(
-            d, "state",
-            "step skipped on all ranks alike: weights and optimizer state are unchanged, training goes on");
+            d, "state", "step skipped on all ranks alike: weights and optimizer state are unchanged, training goes on");
 }
 
 static void explain_nonfinite(struct diagnostic *d, const struct evidence_nonfinite *e)
 {
     if (e->overflowed)
-        diagnostic_field(d, "cause",
-                         "each rank's gradient is finite, but their sum is beyond what fp32 can hold");
+        diagnostic_field(d, "cause", "each rank's gradient is finite, but their sum is beyond what fp32 can hold");
     else if (e->at.rank >= 0)
         diagnostic_field(d, "cause",
-                         "the gradient that rank %" PRId64
-                         " pushed is not finite: its own backward made it so",
+                         "the gradient that rank %" PRId64 " pushed is not finite: its own backward made it so",
                          e->at.rank);
     else
         diagnostic_field(d, "cause", "a gradient was pushed that is not finite");
@@ -362,31 +341,26 @@ static void advise_nonfinite(struct diagnostic *d, const struct evidence_nonfini
 {
     bool scaled = e->loss_scale > 1, too_large = e->overflowed || (scaled && e->n_nan == 0);
     struct remedy remedies[] = {
-        {"fix", "with torch.autograd.detect_anomaly(): loss.backward()",
-         "on that rank: it names the operation"},
+        {"fix", "with torch.autograd.detect_anomaly(): loss.backward()", "on that rank: it names the operation"},
         {"or", e->held ? "diagnostics.on_nonfinite: skip" : "diagnostics.on_nonfinite: error",
          e->held ? "such steps are skipped" : "such steps are held"},
     };
 
     if (too_large && scaled)
-        remedies[0] =
-            (struct remedy){"fix", "fp16: {enabled: true, loss_scale: 0}", "a loss scale that adapts"};
+        remedies[0] = (struct remedy){"fix", "fp16: {enabled: true, loss_scale: 0}", "a loss scale that adapts"};
     else if (too_large)
-        remedies[0] =
-            (struct remedy){"fix", "a lower learning rate", "gradients of this size: the loss diverges"};
+        remedies[0] = (struct remedy){"fix", "a lower learning rate", "gradients of this size: the loss diverges"};
     else if (caller == CALLER_C)
-        remedies[0] = (struct remedy){"fix", "look for the first value that is not finite",
-                                      "loss and activations, on that rank"};
+        remedies[0] =
+            (struct remedy){"fix", "look for the first value that is not finite", "loss and activations, on that rank"};
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
-    diagnostic_field(d, "not it",
-                     "gradient_clipping: a norm that is not finite cannot be clipped; the other ranks");
+    diagnostic_field(d, "not it", "gradient_clipping: a norm that is not finite cannot be clipped; the other ranks");
 }
 
 struct diagnostic *cause_nonfinite(const struct evidence_nonfinite *e)
 {
-    struct diagnostic *d =
-        cause_new(&e->at, E_NONFINITE,
-                  e->held ? "non-finite gradient, step held" : "non-finite gradient, step skipped");
+    struct diagnostic *d = cause_new(&e->at, E_NONFINITE,
+                                     e->held ? "non-finite gradient, step held" : "non-finite gradient, step skipped");
     enum caller caller = caller_of(&e->at, NULL);
 
     if (!e->held)
@@ -402,9 +376,9 @@ struct diagnostic *cause_nonfinite(const struct evidence_nonfinite *e)
 
 struct diagnostic *cause_loss_scale(const struct evidence_nonfinite *e, double min_loss_scale)
 {
-    struct diagnostic *d = cause_new(&e->at, E_LOSS_SCALE,
-                                     e->held ? "loss scale at its minimum, step held"
-                                             : "loss scale at its minimum, step skipped");
+    struct diagnostic *d =
+        cause_new(&e->at, E_LOSS_SCALE,
+                  e->held ? "loss scale at its minimum, step held" : "loss scale at its minimum, step skipped");
     enum caller caller = caller_of(&e->at, NULL);
     struct strbuf buf = {0};
 
@@ -420,13 +394,11 @@ struct diagnostic *cause_loss_scale(const struct evidence_nonfinite *e, double m
     cause_print_double(&buf, min_loss_scale);
     strbuf_add(&buf, "   (fp16.min_loss_scale)");
     diagnostic_field_take(d, "minimum", &buf);
-    diagnostic_field(
-        d, "cause",
-        "gradients are not finite even at the smallest loss scale: the scale is not what makes them so");
-    diagnostic_field(
-        d, "fix", "bf16 weights and gradients, with fp16: {enabled: false}   (bf16 has the range of fp32)");
-    diagnostic_field(d, "or",
-                     "a lower learning rate, or a longer warm-up: scheduler.params.warmup_num_steps");
+    diagnostic_field(d, "cause",
+                     "gradients are not finite even at the smallest loss scale: the scale is not what makes them so");
+    diagnostic_field(d, "fix",
+                     "bf16 weights and gradients, with fp16: {enabled: false}   (bf16 has the range of fp32)");
+    diagnostic_field(d, "or", "a lower learning rate, or a longer warm-up: scheduler.params.warmup_num_steps");
     diagnostic_field(d, "not it", "a smaller fp16.min_loss_scale; gradient_clipping");
     add_nonfinite_state(d, e, caller);
     return diagnostic_finish(d);
@@ -471,8 +443,7 @@ static void add_permission(struct diagnostic *d, const char *what)
     diagnostic_field_take(d, "cause", &buf);
 }
 
-struct diagnostic *cause_not_allowed(const struct evidence_at *at, uint32_t uid, uint32_t gid,
-                                     const char *what)
+struct diagnostic *cause_not_allowed(const struct evidence_at *at, uint32_t uid, uint32_t gid, const char *what)
 {
     struct diagnostic *d = cause_new(at, E_NOT_ALLOWED, NULL);
     bool draining = what && strstr(what, "drain"), admin = what && strstr(what, "admin");
@@ -485,11 +456,9 @@ struct diagnostic *cause_not_allowed(const struct evidence_at *at, uint32_t uid,
     if (draining)
         diagnostic_field(d, "fix", "wait until the job has ended; a new daemon takes trainers again");
     else if (admin)
-        diagnostic_field(d, "fix",
-                         "listen.admin_users or listen.admin_groups: name the user, or a group of the user");
+        diagnostic_field(d, "fix", "listen.admin_users or listen.admin_groups: name the user, or a group of the user");
     else
-        diagnostic_field(d, "fix",
-                         "listen.allow_users or listen.allow_groups: name the user, or a group of the user");
+        diagnostic_field(d, "fix", "listen.allow_users or listen.allow_groups: name the user, or a group of the user");
     diagnostic_field(d, "not it", "%s",
                      draining ? "uid and gid" : "the mode of the socket: the kernel says who connects");
     diagnostic_field(d, "state", "nothing has changed; the connection is closed");

@@ -22,35 +22,35 @@ struct manifest;
 struct evidence_at {
     const struct layout *layout; /* may be NULL */
     int64_t rank, step, micro_batch;
-    const char *client;          /* program and version as its Hello says: whose syntax fixes are given in */
+    const char *client; /* program and version as its Hello says: whose syntax fixes are given in */
 };
 
 /* E1001, and E1006 for sets and counts of a static graph. */
 struct evidence_duplicate {
     struct evidence_at at;
-    const uint32_t *params;      /* all that were pushed again, in order of arrival */
+    const uint32_t *params; /* all that were pushed again, in order of arrival */
     size_t n_params;
-    struct diagnostic_push first, second; /* of params[0]; strings borrowed */
-    bool sums_known, sums_equal; /* do the bytes of first and second agree? */
-    bool abort_step;             /* policy: the step was aborted for all */
-    bool accumulated;            /* policy accumulate: a warning, the pushes were added as later passes */
+    struct diagnostic_push first, second;   /* of params[0]; strings borrowed */
+    bool sums_known, sums_equal;            /* do the bytes of first and second agree? */
+    bool abort_step;                        /* policy: the step was aborted for all */
+    bool accumulated;                       /* policy accumulate: a warning, the pushes were added as later passes */
     uint32_t n_micro_batches, n_configured; /* > 0 and different: more micro-batches than configured (D2) */
-    enum diagnostic_code code;   /* 0: E_DUPLICATE; E_GRAPH_CHANGED: more pushes than static_graph learnt */
-    bool ddp_complained;         /* observer of DDP: it says "ready twice", params arrived exactly once (D4) */
+    enum diagnostic_code code;              /* 0: E_DUPLICATE; E_GRAPH_CHANGED: more pushes than static_graph learnt */
+    bool ddp_complained; /* observer of DDP: it says "ready twice", params arrived exactly once (D4) */
 };
 struct diagnostic *cause_duplicate(const struct evidence_duplicate *evidence);
 
 /* A push that is refused for its place or form: E_STALE, E_EARLY, E_AFTER_BOUNDARY, E_PARAMETER, E_GRADIENT. */
 struct evidence_push {
-    struct evidence_at at;       /* where the rank stands */
+    struct evidence_at at; /* where the rank stands */
     enum diagnostic_code code;
     const uint32_t *params;
     size_t n_params;
     struct diagnostic_push push; /* the first that was refused; strings borrowed */
     bool other_incarnation;
-    bool asked;                  /* the rank has asked for the step */
-    const char *detail;          /* E_GRADIENT: "expected 4096 bytes of fp32, got 2048 of bf16" */
-    const char *cause, *fix;     /* E_EARLY, of a request that is no push: why it cannot be now, what to do first */
+    bool asked;              /* the rank has asked for the step */
+    const char *detail;      /* E_GRADIENT: "expected 4096 bytes of fp32, got 2048 of bf16" */
+    const char *cause, *fix; /* E_EARLY, of a request that is no push: why it cannot be now, what to do first */
 };
 struct diagnostic *cause_push(const struct evidence_push *evidence);
 
@@ -58,30 +58,30 @@ struct diagnostic *cause_push(const struct evidence_push *evidence);
 struct evidence_missing {
     struct evidence_at at;
     bool warning;
-    bool skipped;                /* on_missing: skip */
-    const uint32_t *params;      /* missing on this rank (E1005), or on any rank (warning) */
+    bool skipped;           /* on_missing: skip */
+    const uint32_t *params; /* missing on this rank (E1005), or on any rank (warning) */
     size_t n_params;
     uint32_t n_trainable;
     unsigned world_size;
-    unsigned n_ranks_missing;    /* how many ranks miss exactly this set (warning) */
-    bool same_on_all_ranks;      /* every rank misses the same set */
-    bool same_every_step;        /* the same set as in every step so far */
+    unsigned n_ranks_missing; /* how many ranks miss exactly this set (warning) */
+    bool same_on_all_ranks;   /* every rank misses the same set */
+    bool same_every_step;     /* the same set as in every step so far */
     uint64_t n_steps_seen;
     uint32_t n_micro_batches, n_configured; /* > 0 and fewer than configured */
-    uint64_t n_forwards, n_backwards; /* of this rank in this step, as its client counts; 0: not counted */
-    bool prefix;                 /* what arrived is a prefix of the usual backward order */
+    uint64_t n_forwards, n_backwards;       /* of this rank in this step, as its client counts; 0: not counted */
+    bool prefix;                            /* what arrived is a prefix of the usual backward order */
     bool abandoned;
-    uint32_t n_given_up;         /* pushes of the backward that was abandoned */
+    uint32_t n_given_up; /* pushes of the backward that was abandoned */
     /* What the client may add. */
-    bool absent;                 /* the rank never opened the step (M7) */
-    const char *exception;       /* that left the backward or the forward, as the client says */
-    const char *swallowed_by;    /* the frame that went on in spite of it */
-    bool in_forward;             /* it left the forward (M3), not the backward (M4) */
-    bool requires_grad_changed;  /* requires_grad is not what was declared (M6) */
-    const char *dead_segment;    /* exactly whole checkpointed segments are missing; one of them (M5) */
+    bool absent;                /* the rank never opened the step (M7) */
+    const char *exception;      /* that left the backward or the forward, as the client says */
+    const char *swallowed_by;   /* the frame that went on in spite of it */
+    bool in_forward;            /* it left the forward (M3), not the backward (M4) */
+    bool requires_grad_changed; /* requires_grad is not what was declared (M6) */
+    const char *dead_segment;   /* exactly whole checkpointed segments are missing; one of them (M5) */
     uint32_t n_dead_segments;
-    const char *site;            /* call site of that segment's forward */
-    const uint8_t *called;       /* per entry of params: 1 module never called, 2 called in vain, 0 unknown */
+    const char *site;      /* call site of that segment's forward */
+    const uint8_t *called; /* per entry of params: 1 module never called, 2 called in vain, 0 unknown */
     /* An observer of DDP: all gradients arrived, but not through the wrapper (X1, E1105; params are none). */
     bool wrapper_bypassed;
 };
@@ -90,18 +90,18 @@ struct diagnostic *cause_missing(const struct evidence_missing *evidence);
 /* E1006: static_graph and another set than the learnt one. */
 struct evidence_graph {
     struct evidence_at at;
-    const uint32_t *params;      /* pushed but not learnt, or learnt but not pushed */
+    const uint32_t *params; /* pushed but not learnt, or learnt but not pushed */
     size_t n_params;
-    bool extra;                  /* pushed but not learnt */
+    bool extra; /* pushed but not learnt */
 };
 struct diagnostic *cause_graph_changed(const struct evidence_graph *evidence);
 
 /* E1007 */
 struct evidence_abandoned {
     struct evidence_at at;
-    const char *why;             /* the client's words */
-    uint32_t n_dropped;          /* pushes taken back */
-    bool aborted;                /* some were reduced already: the step was aborted for all */
+    const char *why;    /* the client's words */
+    uint32_t n_dropped; /* pushes taken back */
+    bool aborted;       /* some were reduced already: the step was aborted for all */
 };
 struct diagnostic *cause_abandoned(const struct evidence_abandoned *evidence);
 
@@ -114,9 +114,9 @@ struct diagnostic *cause_declare(const struct evidence_at *at, const char *what,
 /* E1108 */
 struct evidence_args {
     struct evidence_at at;
-    unsigned other_rank;         /* who asked first */
-    const char *name;            /* "lr of group 0" */
-    double value, other_value;   /* NAN: not given, so as configured */
+    unsigned other_rank;       /* who asked first */
+    const char *name;          /* "lr of group 0" */
+    double value, other_value; /* NAN: not given, so as configured */
 };
 struct diagnostic *cause_step_args(const struct evidence_args *evidence);
 
@@ -126,13 +126,13 @@ struct diagnostic *cause_other_run(const struct evidence_at *at, const char *hel
 
 /* E1201 */
 struct evidence_nonfinite {
-    struct evidence_at at;       /* rank of the finding */
+    struct evidence_at at; /* rank of the finding */
     uint32_t param;
     uint64_t elem;
     float value;
     uint64_t n_nan, n_inf;
-    bool overflowed;             /* finite inputs whose sum is not */
-    bool held;                   /* policy error: the step waits; else it was skipped */
+    bool overflowed; /* finite inputs whose sum is not */
+    bool held;       /* policy error: the step waits; else it was skipped */
     double loss_scale;
 };
 struct diagnostic *cause_nonfinite(const struct evidence_nonfinite *evidence);
@@ -147,12 +147,12 @@ struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, u
 struct evidence_lost {
     struct evidence_at at;
     int64_t pid;
-    bool left;                   /* it said that it leaves (on_leave: stop) */
-    bool aborted;                /* nobody came back, or the successor's gradients differ: aborted for all */
-    bool differs;                /* the successor's gradient of param differs from its predecessor's */
+    bool left;    /* it said that it leaves (on_leave: stop) */
+    bool aborted; /* nobody came back, or the successor's gradients differ: aborted for all */
+    bool differs; /* the successor's gradient of param differs from its predecessor's */
     uint32_t param;
-    const char *last_message;    /* "Push", "EndBackward", ... */
-    const char *owed;            /* "34 of 52 parameters of micro-batch 2" */
+    const char *last_message; /* "Push", "EndBackward", ... */
+    const char *owed;         /* "34 of 52 parameters of micro-batch 2" */
     uint64_t waited_ms;
 };
 struct diagnostic *cause_rank_lost(const struct evidence_lost *evidence);
@@ -161,7 +161,7 @@ struct diagnostic *cause_rank_back(const struct evidence_at *at);
 
 /* The abort of a step as the innocent see it: names whose request or fault it was. */
 struct evidence_abort {
-    struct evidence_at at;       /* rank: who caused it */
+    struct evidence_at at; /* rank: who caused it */
     const char *why;
     uint32_t new_attempt;
     const struct diagnostic *reason; /* may be NULL */
@@ -171,26 +171,26 @@ struct diagnostic *cause_aborted(const struct evidence_abort *evidence);
 /* E1303 */
 struct evidence_stall {
     struct evidence_at at;
-    const char *waiting;         /* "ranks 0, 2 wait in step 4711" */
-    const char *blocking;        /* "rank 1 (pid 1234, last message Push 12.3 s ago)" */
-    const uint32_t *params;      /* that are being waited for, may be none */
+    const char *waiting;    /* "ranks 0, 2 wait in step 4711" */
+    const char *blocking;   /* "rank 1 (pid 1234, last message Push 12.3 s ago)" */
+    const uint32_t *params; /* that are being waited for, may be none */
     size_t n_params;
     uint64_t since_ms;
-    bool aborted;                /* stall_timeout */
+    bool aborted; /* stall_timeout */
     bool forming;
-    bool absent;                 /* who is waited for never opened the step (M7) */
-    bool deadlocked;             /* ranks wait in different calls, so for each other */
-    bool gone;                   /* the processes of all who are waited for have ended */
+    bool absent;     /* who is waited for never opened the step (M7) */
+    bool deadlocked; /* ranks wait in different calls, so for each other */
+    bool gone;       /* the processes of all who are waited for have ended */
 };
 struct diagnostic *cause_stalled(const struct evidence_stall *evidence);
 
 /* E1401 */
 struct evidence_quota {
     struct evidence_at at;
-    const char *what;            /* "gradient slots", "live parameters", "memory of the job" */
-    const char *unit;            /* "bytes", "elements" */
+    const char *what; /* "gradient slots", "live parameters", "memory of the job" */
+    const char *unit; /* "bytes", "elements" */
     uint64_t asked, held, allowed;
-    const char *sum;             /* several lines: the classes of memory; may be NULL */
+    const char *sum; /* several lines: the classes of memory; may be NULL */
     const char *fix;
 };
 struct diagnostic *cause_quota(const struct evidence_quota *evidence);

@@ -51,8 +51,7 @@ static enum completeness look_at(const struct job *job, uint32_t bucket, struct 
         struct ring *ring;
         const struct ring_slot *slot = find_slot(rank, bucket, at, &ring);
 
-        if (!has_ended(job, rank, at.micro_batch) &&
-            (!slot || slot->n_pushed < job->layout->buckets[bucket].n_params))
+        if (!has_ended(job, rank, at.micro_batch) && (!slot || slot->n_pushed < job->layout->buckets[bucket].n_params))
             return OPEN;
         any |= slot != NULL;
     }
@@ -264,7 +263,9 @@ static void successor_differs(struct job *job, const struct verification *v)
 
     job_abort(job, v->rank,
               cause_rank_lost(&(struct evidence_lost){
-                  .at = {.layout = job->layout, .rank = v->rank, .step = (int64_t)job->ledger.step,
+                  .at = {.layout = job->layout,
+                         .rank = v->rank,
+                         .step = (int64_t)job->ledger.step,
                          .micro_batch = job->ledger.ranks[v->rank].n_ended},
                   .pid = rank->pid,
                   .aborted = true,

@@ -109,8 +109,10 @@ static struct evidence_nonfinite nonfinite_evidence(const struct job *job, bool 
     const struct step_finding *finding = &job->step->finding;
 
     return (struct evidence_nonfinite){
-        .at = {.layout = job->layout, .rank = finding->found && !finding->overflowed ? (int64_t)finding->rank : -1,
-               .step = (int64_t)job->ledger.step, .micro_batch = finding->found ? (int64_t)finding->micro_batch : -1},
+        .at = {.layout = job->layout,
+               .rank = finding->found && !finding->overflowed ? (int64_t)finding->rank : -1,
+               .step = (int64_t)job->ledger.step,
+               .micro_batch = finding->found ? (int64_t)finding->micro_batch : -1},
         .param = finding->param,
         .elem = finding->elem,
         .value = finding->value,
@@ -157,8 +159,9 @@ static void hold_for_nonfinite(struct job *job)
     struct job_rank *rank = &job->ranks[job->step->finding.rank];
 
     job->ledger.ranks[rank->rank].asked = false;
-    job_fault(job, rank, job->lossscale.dynamic ? cause_loss_scale(&evidence, job->config->fp16.scale.min_scale)
-                                                : cause_nonfinite(&evidence));
+    job_fault(job, rank,
+              job->lossscale.dynamic ? cause_loss_scale(&evidence, job->config->fp16.scale.min_scale)
+                                     : cause_nonfinite(&evidence));
     if (rank->wait == WAIT_STEP)
         job_is_held(job, rank);
 }
@@ -192,8 +195,8 @@ static void choose_hypers(struct job *job, const struct step_args *args)
     for (uint32_t g = 0; g < job->layout->n_groups; g++) {
         job->hypers[g] = args->groups ? args->groups[g] : config->optimizer.hyper;
         if (!args->groups && config->scheduler.type != SCHEDULE_NONE)
-            job->hypers[g].lr = schedule_lr(&config->scheduler, base, job->layout->n_groups, g,
-                                            state_journal(job->state)->n_applied);
+            job->hypers[g].lr =
+                schedule_lr(&config->scheduler, base, job->layout->n_groups, g, state_journal(job->state)->n_applied);
     }
     job->last_lr = job->hypers[0].lr;
 }
@@ -208,8 +211,7 @@ static void apply(struct job *job, double norm)
     choose_hypers(job, args);
     job->phase = JOB_UPDATING;
     set_generation(job);
-    step_update(job->step,
-                &(struct step_update){.groups = job->hypers, .s = coef / scale, .norm_scale = 1.0 / scale},
+    step_update(job->step, &(struct step_update){.groups = job->hypers, .s = coef / scale, .norm_scale = 1.0 / scale},
                 update_is_done, job);
 }
 
@@ -330,14 +332,15 @@ static void answer_step(struct job *job, struct job_rank *rank)
     job_answer(job, rank,
                &(struct reply){
                    .type = REPLY_STEP_DONE,
-                   .step_done = {
-                       .position = job_position(job, rank),
-                       .applied = job->applying,
-                       .norm = job->last_norm,
-                       .loss_scale = job_loss_scale(job),
-                       .lr = job->last_lr,
-                       .n_missing = job->n_missing,
-                   },
+                   .step_done =
+                       {
+                           .position = job_position(job, rank),
+                           .applied = job->applying,
+                           .norm = job->last_norm,
+                           .loss_scale = job_loss_scale(job),
+                           .lr = job->last_lr,
+                           .n_missing = job->n_missing,
+                       },
                },
                NULL, 0);
 }
@@ -427,8 +430,10 @@ static void finish_abort(struct job *job)
     for (unsigned r = 0; r < job->world_size; r++)
         rewind_rank(job, &job->ranks[r]);
     notice = job_keep(job, cause_aborted(&(struct evidence_abort){
-                               .at = {.layout = job->layout, .rank = job->abort_rank,
-                                      .step = (int64_t)job->ledger.step, .micro_batch = -1},
+                               .at = {.layout = job->layout,
+                                      .rank = job->abort_rank,
+                                      .step = (int64_t)job->ledger.step,
+                                      .micro_batch = -1},
                                .why = reason ? NULL : job->abort_why,
                                .new_attempt = job->ledger.attempt,
                                .reason = reason,
@@ -535,13 +540,13 @@ static void answer_norm(struct job *job)
         struct job_rank *rank = &job->ranks[r];
 
         if (rank->wait == WAIT_NORM)
-            job_answer(job, rank,
-                       &(struct reply){
-                           .type = REPLY_DONE,
-                           .done = {.position = job_position(job, rank), .norm = norm,
-                                    .loss_scale = job_loss_scale(job)},
-                       },
-                       NULL, 0);
+            job_answer(
+                job, rank,
+                &(struct reply){
+                    .type = REPLY_DONE,
+                    .done = {.position = job_position(job, rank), .norm = norm, .loss_scale = job_loss_scale(job)},
+                },
+                NULL, 0);
     }
 }
 

@@ -40,11 +40,11 @@ static bool given(const struct config_check *check, const char *path)
 }
 
 /* Reports at the first key if the file has it, else at the second, which then must be the one at fault. */
-#define REFUSE(check, path, other, ...)                                                                      \
-    do {                                                                                                     \
-        const char *path_ = given(check, path) ? (path) : (other);                                           \
-        struct config_spot spot_ = spot_of(check, path_);                                                    \
-        config_problems_add((check)->problems, (check)->text, &spot_, path_, __VA_ARGS__);                   \
+#define REFUSE(check, path, other, ...)                                                                                \
+    do {                                                                                                               \
+        const char *path_ = given(check, path) ? (path) : (other);                                                     \
+        struct config_spot spot_ = spot_of(check, path_);                                                              \
+        config_problems_add((check)->problems, (check)->text, &spot_, path_, __VA_ARGS__);                             \
     } while (0)
 
 static void check_engine(const struct config_check *check)
@@ -60,8 +60,7 @@ static void check_engine(const struct config_check *check)
         REFUSE(check, "collective", "collective",
                "nccl needs the engine zerod-engine-nccl, which this build does not have; allowed: local");
     else if (config->collective == CONFIG_COLLECTIVE_NCCL && config->device != CONFIG_DEVICE_CUDA)
-        REFUSE(check, "collective", "device",
-               "nccl needs device: cuda; in host memory the collective is gloo");
+        REFUSE(check, "collective", "device", "nccl needs device: cuda; in host memory the collective is gloo");
 
     if (config->device == CONFIG_DEVICE_CUDA && !check->build->have_nccl)
         REFUSE(check, "device", "device",
@@ -91,14 +90,13 @@ static void check_several_nodes(const struct config_check *check)
     bool have_engine = check->build->have_gloo || check->build->have_nccl;
 
     if (!have_engine)
-        REFUSE(
-            check, "world.nodes", "world.nodes",
-            "%zu nodes need an engine, zerod-engine-gloo or zerod-engine-nccl, and this build has neither; "
-            "allowed: one node",
-            config->world.nodes.n_items);
+        REFUSE(check, "world.nodes", "world.nodes",
+               "%zu nodes need an engine, zerod-engine-gloo or zerod-engine-nccl, and this build has neither; "
+               "allowed: one node",
+               config->world.nodes.n_items);
     else if (sound(check, "collective") && config->collective == CONFIG_COLLECTIVE_LOCAL)
-        REFUSE(check, "collective", "world.nodes",
-               "local does not reach other nodes; %zu nodes need gloo or nccl", config->world.nodes.n_items);
+        REFUSE(check, "collective", "world.nodes", "local does not reach other nodes; %zu nodes need gloo or nccl",
+               config->world.nodes.n_items);
     if (sound(check, "world.key_file") && !config->world.key_file)
         REFUSE(check, "world.key_file", "world.nodes", "more than one node needs world.key_file");
     check_addresses(check);
@@ -116,23 +114,21 @@ static void check_world(const struct config_check *check)
     for (size_t i = 0; i < nodes->n_items; i++)
         n_ranks += nodes->items[i].ranks;
     if (nodes->n_items > 0 && sound(check, "world.size") && n_ranks != config->world.size)
-        REFUSE(check, "world.size", "world.nodes",
-               "%u ranks in all, but the ranks of world.nodes add up to %u", config->world.size, n_ranks);
+        REFUSE(check, "world.size", "world.nodes", "%u ranks in all, but the ranks of world.nodes add up to %u",
+               config->world.size, n_ranks);
     if (nodes->n_items == 0 && sound(check, "world.size") && config->world.size > CONFIG_MAX_LOCAL_RANKS)
-        REFUSE(check, "world.size", "world.size", "%u ranks on one node; allowed: at most %d",
-               config->world.size, CONFIG_MAX_LOCAL_RANKS);
+        REFUSE(check, "world.size", "world.size", "%u ranks on one node; allowed: at most %d", config->world.size,
+               CONFIG_MAX_LOCAL_RANKS);
     else if (sound(check, "world.node") && config->world.node >= n_nodes)
-        REFUSE(check, "world.node", "world.nodes", "%u is not one of the nodes; allowed: 0 to %zu",
-               config->world.node, n_nodes - 1);
+        REFUSE(check, "world.node", "world.nodes", "%u is not one of the nodes; allowed: 0 to %zu", config->world.node,
+               n_nodes - 1);
     else if (sound(check, "world.size") && sound(check, "limits.clients") && sound(check, "world.node") &&
              config->limits.clients < config_local_ranks(config))
-        REFUSE(check, "limits.clients", "world.size",
-               "%u connections are fewer than the %u ranks of this node", config->limits.clients,
-               config_local_ranks(config));
+        REFUSE(check, "limits.clients", "world.size", "%u connections are fewer than the %u ranks of this node",
+               config->limits.clients, config_local_ranks(config));
     if (n_nodes > 1)
         check_several_nodes(check);
-    if (n_nodes == 1 && sound(check, "communication_data_type") &&
-        config->communication_data_type != DTYPE_F32)
+    if (n_nodes == 1 && sound(check, "communication_data_type") && config->communication_data_type != DTYPE_F32)
         REFUSE(check, "communication_data_type", "world.nodes",
                "is for gradients between nodes, and this job has one; allowed: fp32");
 }
@@ -152,25 +148,23 @@ static void check_optimizer(const struct config_check *check)
 
 static void check_scheduler(const struct config_check *check)
 {
-    static const char min_lr[] = "scheduler.params.warmup_min_lr",
-                      max_lr[] = "scheduler.params.warmup_max_lr";
-    static const char total[] = "scheduler.params.total_num_steps",
-                      warmup[] = "scheduler.params.warmup_num_steps";
+    static const char min_lr[] = "scheduler.params.warmup_min_lr", max_lr[] = "scheduler.params.warmup_max_lr";
+    static const char total[] = "scheduler.params.total_num_steps", warmup[] = "scheduler.params.warmup_num_steps";
     const struct schedule *schedule = &check->config->scheduler;
     size_t n_min = schedule->warmup_min_lr.n_items, n_max = schedule->warmup_max_lr.n_items;
 
     if (schedule->type == SCHEDULE_NONE)
         return;
     if (sound(check, min_lr) && sound(check, max_lr) && n_min > 1 && n_max > 1 && n_min != n_max)
-        REFUSE(check, max_lr, min_lr, "has %zu numbers, warmup_min_lr has %zu; both have one for each group",
-               n_max, n_min);
+        REFUSE(check, max_lr, min_lr, "has %zu numbers, warmup_min_lr has %zu; both have one for each group", n_max,
+               n_min);
     if (sound(check, total) && sound(check, warmup) && schedule->type != SCHEDULE_WARMUP &&
         schedule->total_num_steps < schedule->warmup_num_steps) {
         struct config_spot spot = spot_of(check, total);
 
         config_problems_note(check->problems, check->text, &spot, total,
-                             "%ju steps end before the warm-up of %ju steps does",
-                             (uintmax_t)schedule->total_num_steps, (uintmax_t)schedule->warmup_num_steps);
+                             "%ju steps end before the warm-up of %ju steps does", (uintmax_t)schedule->total_num_steps,
+                             (uintmax_t)schedule->warmup_num_steps);
     }
 }
 
@@ -188,8 +182,7 @@ static void check_rest(const struct config_check *check)
         sound(check, "fp16.loss_scale") && scale->static_scale == 0 &&
         scale->min_scale > ldexp(1.0, (int)scale->initial_power))
         REFUSE(check, "fp16.min_loss_scale", "fp16.initial_scale_power",
-               "%g is above the scale at the start, 2 to the power of %u", scale->min_scale,
-               scale->initial_power);
+               "%g is above the scale at the start, 2 to the power of %u", scale->min_scale, scale->initial_power);
     if (sound(check, "diagnostics.stall_warning") && sound(check, "diagnostics.stall_timeout") &&
         config->diagnostics.stall_timeout_ms > 0 &&
         config->diagnostics.stall_timeout_ms < config->diagnostics.stall_warning_ms)

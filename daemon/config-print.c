@@ -101,13 +101,11 @@ int config_print(FILE *file, const struct config *config)
 static void print_only(FILE *file, const struct config_key *key)
 {
     bool is_optimizer = (key->only & 0xff) != 0;
-    const struct config_key *types =
-        config_table_lookup(is_optimizer ? "optimizer.type" : "scheduler.type", ~0u);
+    const struct config_key *types = config_table_lookup(is_optimizer ? "optimizer.type" : "scheduler.type", ~0u);
     const char *separator = "";
 
     for (const struct config_choice *choice = types->choices; choice->name; choice++) {
-        unsigned bit =
-            is_optimizer ? CONFIG_ONLY_OPTIMIZER(choice->value) : CONFIG_ONLY_SCHEDULE(choice->value);
+        unsigned bit = is_optimizer ? CONFIG_ONLY_OPTIMIZER(choice->value) : CONFIG_ONLY_SCHEDULE(choice->value);
 
         if (!(key->only & bit))
             continue;

@@ -120,9 +120,10 @@ static char *source_text(const struct config_text *text, const struct config_spo
     return result;
 }
 
-__attribute__((format(printf, 5, 0))) static int
-config_problem_init(struct config_problem *problem, const struct config_text *text,
-                    const struct config_spot *spot, const char *key, const char *format, va_list ap)
+__attribute__((format(printf, 5, 0))) static int config_problem_init(struct config_problem *problem,
+                                                                     const struct config_text *text,
+                                                                     const struct config_spot *spot, const char *key,
+                                                                     const char *format, va_list ap)
 {
     int r;
 
@@ -149,9 +150,8 @@ config_problem_init(struct config_problem *problem, const struct config_text *te
 
 __attribute__((format(printf, 6, 0))) static int config_problems_append(struct config_problems *problems,
                                                                         const struct config_text *text,
-                                                                        const struct config_spot *spot,
-                                                                        bool note, const char *key,
-                                                                        const char *format, va_list ap)
+                                                                        const struct config_spot *spot, bool note,
+                                                                        const char *key, const char *format, va_list ap)
 {
     struct config_problem problem = {.note = note}, *items;
     int r;

@@ -84,8 +84,7 @@ static const char *nearest_choice(const struct config_key *key, const char *text
     const char *nearest = NULL;
     unsigned least = 0;
 
-    for (const struct config_choice *choice = key->choices; key->type == CONFIG_CHOICE && choice->name;
-         choice++) {
+    for (const struct config_choice *choice = key->choices; key->type == CONFIG_CHOICE && choice->name; choice++) {
         unsigned distance = config_distance(text, choice->name);
 
         if (!nearest || distance < least) {
@@ -109,9 +108,9 @@ static void refuse_value(struct reader *reader, const struct pair *pair, struct 
     quote(shown, sizeof(shown), text);
     if (at && !fy_node_is_scalar(at))
         spot = pair->row->spot;
-    config_problems_add(reader->problems, reader->text, spot.line > 0 ? &spot : &pair->row->spot,
-                        pair->key->path, "%s %s; allowed: %s%s%s", shown, why, allowed ? allowed : "",
-                        nearest ? "; nearest: " : "", nearest ? nearest : "");
+    config_problems_add(reader->problems, reader->text, spot.line > 0 ? &spot : &pair->row->spot, pair->key->path,
+                        "%s %s; allowed: %s%s%s", shown, why, allowed ? allowed : "", nearest ? "; nearest: " : "",
+                        nearest ? nearest : "");
 }
 
 /* Aliases and tags have no place here: each value stands where it is used, its type is the table's. */
@@ -127,8 +126,8 @@ static bool is_plain_yaml(struct reader *reader, struct fy_node *node, const cha
     if (!what)
         return true;
     spot = yaml_spot(reader->yaml, node);
-    config_problems_add(reader->problems, reader->text, &spot, path,
-                        "%s is not supported; allowed: the value itself", what);
+    config_problems_add(reader->problems, reader->text, &spot, path, "%s is not supported; allowed: the value itself",
+                        what);
     return false;
 }
 
@@ -154,8 +153,8 @@ static void read_scalar(struct reader *reader, const struct pair *pair, struct f
 }
 
 /* Reads n items into an array of items of key's type; what is wrong with one is said of the whole list. */
-static void read_items(struct reader *reader, const struct pair *list, enum config_type type,
-                       size_t item_bytes, void *items)
+static void read_items(struct reader *reader, const struct pair *list, enum config_type type, size_t item_bytes,
+                       void *items)
 {
     struct config_key key = *list->key;
     struct pair item = {.key = &key, .row = list->row, .base = items};
@@ -215,8 +214,8 @@ static void refuse_missing(struct reader *reader, const char *prefix, const stru
         const struct config_key *key = &reader->keys[i];
         _cleanup_free_ char *allowed = NULL;
 
-        if (!(key->flags & CONFIG_REQUIRED) || reader->rows[i].seen ||
-            !config_key_applies(key, reader->active) || strncmp(key->path, prefix, strlen(prefix)) != 0)
+        if (!(key->flags & CONFIG_REQUIRED) || reader->rows[i].seen || !config_key_applies(key, reader->active) ||
+            strncmp(key->path, prefix, strlen(prefix)) != 0)
             continue;
         allowed = allowed_text(reader, key);
         reader->rows[i].bad = true;
@@ -235,8 +234,7 @@ static bool lacks_keys(const struct reader *reader, const char *prefix)
     return false;
 }
 
-static void read_node(struct reader *reader, const struct pair *list, struct fy_node *item,
-                      struct config_node *node)
+static void read_node(struct reader *reader, const struct pair *list, struct fy_node *item, struct config_node *node)
 {
     static const char prefix[] = "world.nodes[].";
     struct config_spot spot;
@@ -306,8 +304,8 @@ static void read_auto(struct reader *reader, const struct pair *pair)
         return;
     }
     config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
-                         "nothing fills in \"auto\" here; the default is used%s%s",
-                         pair->key->def ? ", " : "", pair->key->def ? pair->key->def : "");
+                         "nothing fills in \"auto\" here; the default is used%s%s", pair->key->def ? ", " : "",
+                         pair->key->def ? pair->key->def : "");
 }
 
 static void read_value(struct reader *reader, const struct pair *pair)
@@ -363,8 +361,7 @@ static void read_inert(struct reader *reader, const struct pair *pair)
 {
     const char *text = yaml_text(pair->value), *accepted = pair->key->accepted;
 
-    if (accepted && !yaml_is_null(pair->value) &&
-        (!text || (strcmp(text, "auto") != 0 && !same_value(text, accepted))))
+    if (accepted && !yaml_is_null(pair->value) && (!text || (strcmp(text, "auto") != 0 && !same_value(text, accepted))))
         config_problems_add(reader->problems, reader->text, &pair->row->spot, pair->key->path,
                             "would change what is trained: %s Allowed: %s", pair->key->sentence, accepted);
     else
@@ -397,8 +394,7 @@ static char *section_keys(struct reader *reader, const char *section)
 static const char *active_type(const struct reader *reader, const char *section)
 {
     bool is_optimizer = strncmp(section, "optimizer", strlen("optimizer")) == 0;
-    const struct config_key *key =
-        config_table_lookup(is_optimizer ? "optimizer.type" : "scheduler.type", UINT_MAX);
+    const struct config_key *key = config_table_lookup(is_optimizer ? "optimizer.type" : "scheduler.type", UINT_MAX);
 
     for (const struct config_choice *choice = key->choices; choice->name; choice++) {
         if (reader->active &
@@ -420,10 +416,9 @@ static void refuse_key(struct reader *reader, const char *section, const char *n
     quote(shown, sizeof(shown), name);
     shown[strlen(shown) - 1] = '\0';
     snprintf(path, sizeof(path), "%s%s%s", section, *section ? "." : "", shown + 1);
-    config_problems_add(reader->problems, reader->text, &spot, path,
-                        "%s%s; allowed here: %s; nearest valid key: %s",
-                        elsewhere ? "is not a key of " : "unknown key",
-                        elsewhere ? active_type(reader, section) : "", keys ? keys : "", nearest->path);
+    config_problems_add(reader->problems, reader->text, &spot, path, "%s%s; allowed here: %s; nearest valid key: %s",
+                        elsewhere ? "is not a key of " : "unknown key", elsewhere ? active_type(reader, section) : "",
+                        keys ? keys : "", nearest->path);
 }
 
 /* Finds the row of a pair's key and notes where it stands. Return: false when the pair is not to be read. */
@@ -467,8 +462,8 @@ static void read_mapping(struct reader *reader, struct fy_node *mapping, const c
         struct fy_node *key_node = fy_node_pair_key(fy_pair);
 
         if (!key_node) {
-            config_problems_add(reader->problems, reader->text, &(struct config_spot){0},
-                                *section ? section : NULL, "a value has no key; allowed: key: value");
+            config_problems_add(reader->problems, reader->text, &(struct config_spot){0}, *section ? section : NULL,
+                                "a value has no key; allowed: key: value");
             continue;
         }
         if (!find_row(reader, section, key_node, &pair))
@@ -478,8 +473,8 @@ static void read_mapping(struct reader *reader, struct fy_node *mapping, const c
         } else if (pair.key->kind == CONFIG_INERT) {
             read_inert(reader, &pair);
         } else {
-            config_problems_add(reader->problems, reader->text, &pair.row->spot, pair.key->path,
-                                "is refused: %s", pair.key->sentence);
+            config_problems_add(reader->problems, reader->text, &pair.row->spot, pair.key->path, "is refused: %s",
+                                pair.key->sentence);
         }
     }
 }
@@ -601,8 +596,7 @@ static void read_defaults(struct reader *reader)
     for (size_t i = 0; i < reader->n_keys; i++) {
         const struct config_key *key = &reader->keys[i];
 
-        if (key->kind == CONFIG_OURS && key->def && !reader->rows[i].given &&
-            config_key_applies(key, reader->active))
+        if (key->kind == CONFIG_OURS && key->def && !reader->rows[i].given && config_key_applies(key, reader->active))
             read_default(reader, i);
     }
 }

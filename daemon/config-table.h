@@ -41,9 +41,8 @@ enum config_type {
 
 enum {
     CONFIG_REQUIRED = 1 << 0,
-    CONFIG_NULLABLE = 1 << 1, /* null is the same as leaving the key out */
-    CONFIG_DEEPSPEED =
-        1 << 2, /* "auto", which Hugging Face's integration fills in, is the same as leaving it out */
+    CONFIG_NULLABLE = 1 << 1,  /* null is the same as leaving the key out */
+    CONFIG_DEEPSPEED = 1 << 2, /* "auto", which Hugging Face's integration fills in, is the same as leaving it out */
     CONFIG_AUTO = 1 << 3,      /* whole: "auto" is stored as 0 */
     CONFIG_ABOVE_MIN = 1 << 4, /* min itself is not allowed */
     CONFIG_BELOW_MAX = 1 << 5, /* max itself is not allowed */

@@ -329,8 +329,7 @@ static int store_string(const struct config_key *key, const char *text, void *ba
     return 0;
 }
 
-int config_value_store(const struct config_key *key, const struct config_value *value, void *base,
-                       const char **why)
+int config_value_store(const struct config_key *key, const struct config_value *value, void *base, const char **why)
 {
     const char *text = value->text;
 
@@ -527,8 +526,7 @@ static void print_range(FILE *file, const struct config_key *key)
         fprintf(file, " (%s)", key->unit);
 }
 
-static void print_range_with_units(FILE *file, const struct config_key *key, const struct unit *units,
-                                   size_t n_units)
+static void print_range_with_units(FILE *file, const struct config_key *key, const struct unit *units, size_t n_units)
 {
     if (key->min > 0) {
         fputs(" from ", file);

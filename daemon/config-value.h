@@ -27,8 +27,7 @@ struct config_value {
  * not a whole number". Not for sections and lists, whose items are scalars of their own.
  * Return: 0, CONFIG_VALUE_E_BAD, or -ENOMEM.
  */
-int config_value_store(const struct config_key *key, const struct config_value *value, void *base,
-                       const char **why);
+int config_value_store(const struct config_key *key, const struct config_value *value, void *base, const char **why);
 
 /* The field of base as YAML on one line, lists in brackets. */
 void config_value_print(FILE *file, const struct config_key *key, const void *base);

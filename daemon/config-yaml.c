@@ -77,8 +77,7 @@ static char *split_report(struct yaml *yaml, struct config_spot *spot)
     const char *end = at;
 
     *spot = (struct config_spot){0};
-    if (!at || !number_before(yaml->report, &end, &spot->column) ||
-        !number_before(yaml->report, &end, &spot->line)) {
+    if (!at || !number_before(yaml->report, &end, &spot->column) || !number_before(yaml->report, &end, &spot->line)) {
         spot->line = 0;
         return NULL;
     }
@@ -111,9 +110,8 @@ static size_t bad_byte(const struct config_text *text)
             if ((s[i + j] & 0xc0) != 0x80)
                 return i;
         }
-        if ((c == 0xe0 && s[i + 1] < 0xa0) || (c == 0xed && s[i + 1] > 0x9f) ||
-            (c == 0xf0 && s[i + 1] < 0x90) || (c == 0xf4 && s[i + 1] > 0x8f) ||
-            (c == 0xc2 && s[i + 1] < 0xa0))
+        if ((c == 0xe0 && s[i + 1] < 0xa0) || (c == 0xed && s[i + 1] > 0x9f) || (c == 0xf0 && s[i + 1] < 0x90) ||
+            (c == 0xf4 && s[i + 1] > 0x8f) || (c == 0xc2 && s[i + 1] < 0xa0))
             return i;
         i += n_more + 1;
     }
@@ -142,8 +140,8 @@ static int check_text(const struct config_text *text, struct config_problems *pr
     size_t at;
 
     if (text->n_bytes > CONFIG_MAX_BYTES) {
-        config_problems_add(problems, text, &nowhere, NULL, "is %zu bytes long; allowed: at most %d",
-                            text->n_bytes, CONFIG_MAX_BYTES);
+        config_problems_add(problems, text, &nowhere, NULL, "is %zu bytes long; allowed: at most %d", text->n_bytes,
+                            CONFIG_MAX_BYTES);
         return CONFIG_E_INVALID;
     }
     at = bad_byte(text);
@@ -202,14 +200,12 @@ static int yaml_read(struct yaml *yaml, const struct config_text *text, struct c
     if (fy_parser_get_stream_error(yaml->parser))
         return syntax_problem(yaml, text, problems);
     if (!yaml->document || yaml_is_null(yaml_root(yaml))) {
-        config_problems_add(problems, text, &spot, NULL,
-                            "is empty; needed at least: listen.socket, world.size");
+        config_problems_add(problems, text, &spot, NULL, "is empty; needed at least: listen.socket, world.size");
         return CONFIG_E_INVALID;
     }
     if (!fy_node_is_mapping(yaml_root(yaml))) {
         spot = yaml_spot(yaml, yaml_root(yaml));
-        config_problems_add(problems, text, &spot, NULL,
-                            "is no configuration; allowed: a mapping of keys to values");
+        config_problems_add(problems, text, &spot, NULL, "is no configuration; allowed: a mapping of keys to values");
         return CONFIG_E_INVALID;
     }
 

@@ -62,8 +62,7 @@ unsigned config_first_rank(const struct config *config)
     return first;
 }
 
-int config_load_string(struct config **out, const struct config_source *source,
-                       struct config_problems *problems)
+int config_load_string(struct config **out, const struct config_source *source, struct config_problems *problems)
 {
     _cleanup_(config_freep) struct config *config = calloc(1, sizeof(*config));
     int r;

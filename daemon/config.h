@@ -38,11 +38,7 @@ enum config_collective { CONFIG_COLLECTIVE_LOCAL, CONFIG_COLLECTIVE_GLOO, CONFIG
 enum config_offload { CONFIG_OFFLOAD_NONE, CONFIG_OFFLOAD_CPU };
 enum config_allreduce_op { CONFIG_ALLREDUCE_MEAN, CONFIG_ALLREDUCE_SUM };
 enum config_weights { CONFIG_WEIGHTS_SHARED, CONFIG_WEIGHTS_PRIVATE };
-enum config_on_duplicate {
-    CONFIG_DUPLICATE_REJECT,
-    CONFIG_DUPLICATE_ACCUMULATE,
-    CONFIG_DUPLICATE_ABORT_STEP
-};
+enum config_on_duplicate { CONFIG_DUPLICATE_REJECT, CONFIG_DUPLICATE_ACCUMULATE, CONFIG_DUPLICATE_ABORT_STEP };
 enum config_on_missing { CONFIG_MISSING_ZERO, CONFIG_MISSING_ERROR, CONFIG_MISSING_SKIP };
 enum config_on_nonfinite { CONFIG_NONFINITE_SKIP, CONFIG_NONFINITE_ERROR };
 enum config_on_leave { CONFIG_LEAVE_STOP, CONFIG_LEAVE_CONTINUE };
@@ -161,8 +157,7 @@ struct config_source {
  * Return: 0, CONFIG_E_INVALID, or -ENOMEM.
  */
 int config_load(struct config **out, const char *path, struct config_problems *problems);
-int config_load_string(struct config **out, const struct config_source *source,
-                       struct config_problems *problems);
+int config_load_string(struct config **out, const struct config_source *source, struct config_problems *problems);
 void config_free(struct config *config);
 
 /* The engines that this build has. */

@@ -91,8 +91,7 @@ static void complete(const struct set *set, struct name_group *group)
  * Splits a group at the next component of its members' names. Return: how many parts; 0 when there are more
  * than max, or a member's name is the prefix itself.
  */
-static size_t split(const struct set *set, const struct name_group *group, struct name_group *parts,
-                    size_t max)
+static size_t split(const struct set *set, const struct name_group *group, struct name_group *parts, size_t max)
 {
     const char *prefix = prefix_of(set, group);
     size_t n_parts = 0;

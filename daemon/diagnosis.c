@@ -17,46 +17,44 @@ enum { LABEL_WIDTH = 11 };
  * Every code: number, short text, what an operator reads in the index of docs/diagnostics.md. A test keeps
  * the manual and this list equal.
  */
-#define CODES(X)                                                                                             \
-    X(1001, E_DUPLICATE, "duplicate gradient refused",                                                       \
-      "A parameter's gradient was pushed again in the same micro-batch.")                                    \
-    X(1002, E_STALE, "stale push refused",                                                                   \
-      "A push names a step or micro-batch that is closed, or comes from another life of the rank.")          \
-    X(1003, E_EARLY, "early push refused", "A push names a step or micro-batch that is not open yet.")       \
-    X(1004, E_AFTER_BOUNDARY, "push after the boundary refused",                                             \
-      "A parameter was pushed after its rank had ended the backward.")                                       \
-    X(1005, E_MISSING, "missing gradient", "Trainable parameters got no gradient in the step.")              \
-    X(1006, E_GRAPH_CHANGED, "changed graph refused",                                                        \
-      "static_graph is true and a step pushed another set of parameters than the first one.")                \
-    X(1007, E_ABANDONED, "backward abandoned", "A backward was given up before its end.")                    \
-    X(1101, E_MANIFEST, "manifest mismatch, job not formed", "Ranks declared different parameters.")         \
-    X(1102, E_GRADIENT, "gradient of another form refused",                                                  \
-      "A gradient's size, type, shape or device is not what the manifest says.")                             \
-    X(1103, E_PARAMETER, "push of an unknown or frozen parameter refused",                                   \
-      "The parameter is not in the manifest, or was declared frozen.")                                       \
-    X(1104, E_REPOINTED, "weights re-pointed, step refused",                                                 \
-      "A parameter's storage left the memory that zerod publishes weights in.")                              \
-    X(1105, E_DRIFTED, "ranks drifted apart", "Parameters differ between ranks that should agree.")          \
-    X(1106, E_WEIGHT_WRITTEN, "write to published weights", "A program wrote to weights outside a window.")  \
-    X(1107, E_REDUCED_TWICE, "gradients would be reduced twice, attach refused",                             \
-      "The model is wrapped in DDP or FSDP, which reduces gradients before zerod does.")                     \
-    X(1108, E_STEP_ARGS, "step arguments differ, step held",                                                 \
-      "Ranks asked for one step with different arguments.")                                                  \
-    X(1109, E_OTHER_RUN, "another run's state, attach refused",                                              \
-      "The daemon holds the state of another run.")                                                          \
-    X(1110, E_RELEASED_READ, "read of a released weight", "Stage 3: a weight was read while not gathered.")  \
-    X(1201, E_NONFINITE, "non-finite gradient", "A gradient, or the sum of gradients, is infinite or NaN.")  \
-    X(1202, E_LOSS_SCALE, "loss scale at its minimum",                                                       \
-      "Gradients overflow and the loss scale cannot be lowered any more.")                                   \
-    X(1301, E_RANK_TAKEN, "rank taken, attach refused", "The rank is held by a living process.")             \
-    X(1302, E_RANK_LOST, "rank lost", "A trainer is gone, or the step was aborted for all.")                 \
-    X(1303, E_STALLED, "stalled", "Someone has waited longer than is usual for this job.")                   \
-    X(1401, E_QUOTA, "over quota, refused", "More was asked for than the client or the job may hold.")       \
-    X(1402, E_NOT_ALLOWED, "not allowed", "The user may not connect, or may not do this.")                   \
-    X(1403, E_BAD_MESSAGE, "bad message refused", "A message breaks the protocol.")                          \
-    X(1501, E_NODE_LOST, "peer node lost", "Another node of the job does not answer.")                       \
-    X(1502, E_ENGINE, "engine failed", "The process that talks to other nodes or the GPU failed.")           \
-    X(1503, E_GENERATION, "generation mismatch", "A node speaks for an older membership of the job.")        \
+#define CODES(X)                                                                                                       \
+    X(1001, E_DUPLICATE, "duplicate gradient refused",                                                                 \
+      "A parameter's gradient was pushed again in the same micro-batch.")                                              \
+    X(1002, E_STALE, "stale push refused",                                                                             \
+      "A push names a step or micro-batch that is closed, or comes from another life of the rank.")                    \
+    X(1003, E_EARLY, "early push refused", "A push names a step or micro-batch that is not open yet.")                 \
+    X(1004, E_AFTER_BOUNDARY, "push after the boundary refused",                                                       \
+      "A parameter was pushed after its rank had ended the backward.")                                                 \
+    X(1005, E_MISSING, "missing gradient", "Trainable parameters got no gradient in the step.")                        \
+    X(1006, E_GRAPH_CHANGED, "changed graph refused",                                                                  \
+      "static_graph is true and a step pushed another set of parameters than the first one.")                          \
+    X(1007, E_ABANDONED, "backward abandoned", "A backward was given up before its end.")                              \
+    X(1101, E_MANIFEST, "manifest mismatch, job not formed", "Ranks declared different parameters.")                   \
+    X(1102, E_GRADIENT, "gradient of another form refused",                                                            \
+      "A gradient's size, type, shape or device is not what the manifest says.")                                       \
+    X(1103, E_PARAMETER, "push of an unknown or frozen parameter refused",                                             \
+      "The parameter is not in the manifest, or was declared frozen.")                                                 \
+    X(1104, E_REPOINTED, "weights re-pointed, step refused",                                                           \
+      "A parameter's storage left the memory that zerod publishes weights in.")                                        \
+    X(1105, E_DRIFTED, "ranks drifted apart", "Parameters differ between ranks that should agree.")                    \
+    X(1106, E_WEIGHT_WRITTEN, "write to published weights", "A program wrote to weights outside a window.")            \
+    X(1107, E_REDUCED_TWICE, "gradients would be reduced twice, attach refused",                                       \
+      "The model is wrapped in DDP or FSDP, which reduces gradients before zerod does.")                               \
+    X(1108, E_STEP_ARGS, "step arguments differ, step held", "Ranks asked for one step with different arguments.")     \
+    X(1109, E_OTHER_RUN, "another run's state, attach refused", "The daemon holds the state of another run.")          \
+    X(1110, E_RELEASED_READ, "read of a released weight", "Stage 3: a weight was read while not gathered.")            \
+    X(1201, E_NONFINITE, "non-finite gradient", "A gradient, or the sum of gradients, is infinite or NaN.")            \
+    X(1202, E_LOSS_SCALE, "loss scale at its minimum",                                                                 \
+      "Gradients overflow and the loss scale cannot be lowered any more.")                                             \
+    X(1301, E_RANK_TAKEN, "rank taken, attach refused", "The rank is held by a living process.")                       \
+    X(1302, E_RANK_LOST, "rank lost", "A trainer is gone, or the step was aborted for all.")                           \
+    X(1303, E_STALLED, "stalled", "Someone has waited longer than is usual for this job.")                             \
+    X(1401, E_QUOTA, "over quota, refused", "More was asked for than the client or the job may hold.")                 \
+    X(1402, E_NOT_ALLOWED, "not allowed", "The user may not connect, or may not do this.")                             \
+    X(1403, E_BAD_MESSAGE, "bad message refused", "A message breaks the protocol.")                                    \
+    X(1501, E_NODE_LOST, "peer node lost", "Another node of the job does not answer.")                                 \
+    X(1502, E_ENGINE, "engine failed", "The process that talks to other nodes or the GPU failed.")                     \
+    X(1503, E_GENERATION, "generation mismatch", "A node speaks for an older membership of the job.")                  \
     X(1601, E_CONFIG, "configuration refused", "The configuration does not say what zerod understands.")
 
 #define INFO(number, name, title, summary) {name, title, summary},
@@ -70,11 +68,11 @@ static char nothing[] = "";
  * What diagnostic_new() returns when not even the struct can be had: code and short text, shared by all
  * such diagnostics of that code, never changed but by their keeper, never freed.
  */
-#define SPARE(number, name, title_, summary)                                                                 \
-    {.code = name,                                                                                           \
-     .title = (char *)title_,                                                                                \
-     .first = {.segment = nothing, .site = nothing},                                                         \
-     .second = {.segment = nothing, .site = nothing},                                                        \
+#define SPARE(number, name, title_, summary)                                                                           \
+    {.code = name,                                                                                                     \
+     .title = (char *)title_,                                                                                          \
+     .first = {.segment = nothing, .site = nothing},                                                                   \
+     .second = {.segment = nothing, .site = nothing},                                                                  \
      .text = (char *)"E" #number " " title_ "\n  state      out of memory: nothing more can be said\n"},
 static struct diagnostic spares[] = {
     CODES(SPARE){
@@ -233,8 +231,7 @@ static void copy_push(struct diagnostic_push *dst, const struct diagnostic_push 
     dst->site = copy_foreign(src->site);
 }
 
-void diagnostic_pushes(struct diagnostic *d, const struct diagnostic_push *first,
-                       const struct diagnostic_push *second)
+void diagnostic_pushes(struct diagnostic *d, const struct diagnostic_push *first, const struct diagnostic_push *second)
 {
     if (is_spare(d))
         return;

@@ -52,47 +52,47 @@ enum diagnostic_code {
 };
 
 enum {
-    DIAGNOSTIC_MAX_PARAMS = 5,  /* names in a text; the full list is in zerodctl diagnostics --json */
+    DIAGNOSTIC_MAX_PARAMS = 5, /* names in a text; the full list is in zerodctl diagnostics --json */
     DIAGNOSTIC_MAX_FIELDS = 16,
 };
 
 struct diagnostic_field {
     char *label;
-    char *text;               /* may hold newlines; printing indents them */
+    char *text; /* may hold newlines; printing indents them */
 };
 
 /* A push_record whose interned strings are spelled out. */
 struct diagnostic_push {
     bool present;
     struct push_record record;
-    char *segment, *site;     /* "" if unknown */
+    char *segment, *site; /* "" if unknown */
 };
 
 struct diagnostic {
     enum diagnostic_code code;
-    char cause_class[4];      /* "D1", or "" */
-    bool warning;             /* nothing was refused */
-    char *title;              /* "duplicate gradient refused" */
+    char cause_class[4]; /* "D1", or "" */
+    bool warning;        /* nothing was refused */
+    char *title;         /* "duplicate gradient refused" */
     bool has_rank, has_step, has_micro_batch;
     uint32_t rank;
     uint64_t step;
     uint32_t micro_batch;
     char *params[DIAGNOSTIC_MAX_PARAMS];
     uint32_t n_params_named, n_params;
-    uint32_t *param_ids;      /* all n_params of them, may be NULL */
+    uint32_t *param_ids; /* all n_params of them, may be NULL */
     struct diagnostic_push first, second;
     struct diagnostic_field fields[DIAGNOSTIC_MAX_FIELDS];
     size_t n_fields;
-    char *text;               /* everything, as printed; set by diagnostic_finish() */
-    uint64_t id, time_ns;     /* set by who keeps it */
+    char *text;           /* everything, as printed; set by diagnostic_finish() */
+    uint64_t id, time_ns; /* set by who keeps it */
     unsigned n_refs;
 };
 
 /* One static row per code: short text, and what an operator reads in the manual's index. */
 struct diagnostic_info {
     enum diagnostic_code code;
-    const char *title;        /* "duplicate gradient refused" */
-    const char *summary;      /* one sentence */
+    const char *title;   /* "duplicate gradient refused" */
+    const char *summary; /* one sentence */
 };
 
 const struct diagnostic_info *diagnostic_info(enum diagnostic_code code); /* NULL: no such code */

@@ -30,23 +30,25 @@ static void welcome(struct session *session)
         [CONFIG_DUPLICATE_ABORT_STEP] = WIRE_ON_DUPLICATE_ABORT_STEP,
     };
 
-    session_send(session,
-                 &(struct reply){
-                     .type = REPLY_WELCOME,
-                     .welcome = {
-                         .version = WIRE_VERSION,
-                         .world_size = config->world.size,
-                         .stage = (uint32_t)config->zero.stage,
-                         .bucket_elems = config->zero.reduce_bucket_size,
-                         .on_duplicate = policies[session->rank ? session->rank->on_duplicate
-                                                                : config->diagnostics.on_duplicate],
-                         .server = server_version(),
-                         .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
-                         .run_id = job->run_id,
-                         .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
-                     },
-                 },
-                 NULL, 0);
+    session_send(
+        session,
+        &(struct reply){
+            .type = REPLY_WELCOME,
+            .welcome =
+                {
+                    .version = WIRE_VERSION,
+                    .world_size = config->world.size,
+                    .stage = (uint32_t)config->zero.stage,
+                    .bucket_elems = config->zero.reduce_bucket_size,
+                    .on_duplicate =
+                        policies[session->rank ? session->rank->on_duplicate : config->diagnostics.on_duplicate],
+                    .server = server_version(),
+                    .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
+                    .run_id = job->run_id,
+                    .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
+                },
+        },
+        NULL, 0);
 }
 
 /* Trainers are never more than the ranks, for which limits.clients must leave room; so it counts the others. */
@@ -56,10 +58,15 @@ static void control(struct session *session)
     struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
 
     if (server_is_full(session->server)) {
-        session_refuse(session, server_keep(session->server, cause_quota(&(struct evidence_quota){
-                                                                 .at = at, .what = "control connections (limits.clients)",
-                                                                 .unit = "clients", .asked = 1, .held = clients,
-                                                                 .allowed = clients, .fix = "raise limits.clients"})));
+        session_refuse(session,
+                       server_keep(session->server,
+                                   cause_quota(&(struct evidence_quota){.at = at,
+                                                                        .what = "control connections (limits.clients)",
+                                                                        .unit = "clients",
+                                                                        .asked = 1,
+                                                                        .held = clients,
+                                                                        .allowed = clients,
+                                                                        .fix = "raise limits.clients"})));
         return;
     }
     session_set_state(session, SESSION_CONTROL);
@@ -71,8 +78,11 @@ static void attach(struct session *session, const struct request_hello *hello)
     struct diagnostic *refusal = NULL;
 
     if (job_attach(server_job(session->server),
-                   &(struct job_attach){.peer = session, .hello = hello, .pid = session->peer.pid,
-                                        .uid = session->peer.uid, .gid = session->peer.gid},
+                   &(struct job_attach){.peer = session,
+                                        .hello = hello,
+                                        .pid = session->peer.pid,
+                                        .uid = session->peer.uid,
+                                        .gid = session->peer.gid},
                    &session->rank, &refusal) != 0) {
         session_refuse(session, refusal);
         diagnostic_unref(refusal);
@@ -95,7 +105,8 @@ static void on_hello(struct session *session, const struct request *request)
         return;
     }
     if (hello->version_min > WIRE_VERSION || hello->version_max < WIRE_VERSION) {
-        snprintf(what, sizeof(what), "Hello.version: the client speaks %u to %u, this daemon %u; install matching versions",
+        snprintf(what, sizeof(what),
+                 "Hello.version: the client speaks %u to %u, this daemon %u; install matching versions",
                  hello->version_min, hello->version_max, WIRE_VERSION);
         refuse(session, what);
         return;
@@ -235,7 +246,7 @@ static void on_admin(struct session *s, const struct request *r)
 enum { RANK = SESSION_ATTACHED | SESSION_FORMED };
 
 static const struct {
-    unsigned states;  /* in which it is allowed */
+    unsigned states; /* in which it is allowed */
     void (*handle)(struct session *session, const struct request *request);
 } table[N_REQUEST_TYPES] = {
     [REQUEST_HELLO] = {SESSION_HELLO, on_hello},

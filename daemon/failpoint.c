@@ -21,8 +21,8 @@ enum action { ACTION_KILL, ACTION_STOP, ACTION_SLEEP, ACTION_ERROR };
 struct point {
     char name[MAX_NAME];
     enum action action;
-    unsigned long ms;         /* ACTION_SLEEP */
-    unsigned long pass;       /* from 1; 0: every time */
+    unsigned long ms;   /* ACTION_SLEEP */
+    unsigned long pass; /* from 1; 0: every time */
     atomic_ulong n_passed;
 };
 
@@ -89,7 +89,8 @@ static void parse(void)
             n_points++;
             continue;
         }
-        fprintf(stderr, "ZEROD_FAILPOINT=%s: \"%s\" is not name:kill|stop|sleep[:ms]|error[@pass|@*]\n", variable, item);
+        fprintf(stderr, "ZEROD_FAILPOINT=%s: \"%s\" is not name:kill|stop|sleep[:ms]|error[@pass|@*]\n", variable,
+                item);
         abort();
     }
 }

@@ -33,8 +33,11 @@ void job_declare(struct job *job, struct job_rank *rank, const struct request_de
         if (manifest_add(&rank->manifest, &request->params[i]) == 0)
             continue;
         job_fault(job, rank,
-                  cause_quota(&(struct evidence_quota){.at = at, .what = "manifest", .unit = "parameters",
-                                                       .asked = request->n_params, .held = rank->manifest.n,
+                  cause_quota(&(struct evidence_quota){.at = at,
+                                                       .what = "manifest",
+                                                       .unit = "parameters",
+                                                       .asked = request->n_params,
+                                                       .held = rank->manifest.n,
                                                        .allowed = MANIFEST_MAX_PARAMS,
                                                        .fix = "declare fewer or larger parameters"}));
         return;
@@ -71,7 +74,9 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
         return;
     }
     if (rank->manifest.n == 0) {
-        job_fault(job, rank, cause_declare(&at, "no parameter was declared", "zerod_clear_fault, zerod_declare, and then zerod_form again"));
+        job_fault(job, rank,
+                  cause_declare(&at, "no parameter was declared",
+                                "zerod_clear_fault, zerod_declare, and then zerod_form again"));
     } else if (job->layout && manifest_digest(&rank->manifest) != job->digest) {
         job_fault(job, rank,
                   cause_declare(&at, "the manifest is not the one that this run was formed with",
@@ -166,8 +171,9 @@ static struct diagnostic *make_layout(struct job *job)
         return cause_declare(&at, what, "declare each parameter once; tied weights are one parameter");
     }
     if (r != 0)
-        return cause_declare(&at, r == LAYOUT_E_TOO_LARGE ? "the parameters have more elements in all than can be laid out"
-                                                          : "out of memory for the layout",
+        return cause_declare(&at,
+                             r == LAYOUT_E_TOO_LARGE ? "the parameters have more elements in all than can be laid out"
+                                                     : "out of memory for the layout",
                              "declare a smaller model");
     job->digest = manifest_digest(manifest);
     if (schedule_check_groups(&job->config->scheduler, job->layout->n_groups, &key) == 0)
@@ -248,10 +254,13 @@ static void out_of_memory(struct job *job)
 
     print_sum(sum, sizeof(sum), &job->planned);
     form_drop(job);
-    form_refuse_all(job, cause_quota(&(struct evidence_quota){
-                        .at = at_forming(NULL), .what = "memory of the job (the kernel gave no more)", .unit = "bytes",
-                        .asked = job->planned.needed, .sum = sum,
-                        .fix = "free memory on this machine, or make the model smaller"}));
+    form_refuse_all(
+        job, cause_quota(&(struct evidence_quota){.at = at_forming(NULL),
+                                                  .what = "memory of the job (the kernel gave no more)",
+                                                  .unit = "bytes",
+                                                  .asked = job->planned.needed,
+                                                  .sum = sum,
+                                                  .fix = "free memory on this machine, or make the model smaller"}));
 }
 
 static void reserve_done(struct work *work)
@@ -300,8 +309,8 @@ static void start_forming(struct job *job)
     }
     job->phase = JOB_RESERVING;
     job->reserve_result = 0;
-    job->reserve_work = (struct work){
-        .run = reserve_run, .done = reserve_done, .n_items = state_n_reserve_pieces(job->state)};
+    job->reserve_work =
+        (struct work){.run = reserve_run, .done = reserve_done, .n_items = state_n_reserve_pieces(job->state)};
     worker_post(job->pool, &job->reserve_work);
 }
 
@@ -364,10 +373,13 @@ static void ring_start_run(struct work *work, uint32_t item)
 static void refuse_ring(struct job *job, struct job_rank *rank)
 {
     ring_orphan(steal_ptr(rank->rings[0]));
-    job_fault(job, rank,
-              cause_quota(&(struct evidence_quota){.at = at_forming(rank), .what = "ring of the rank", .unit = "bytes",
-                                                   .asked = plan_ring_bytes(job->layout, job->config->zero.overlap_comm),
-                                                   .fix = "free memory on this machine"}));
+    job_fault(
+        job, rank,
+        cause_quota(&(struct evidence_quota){.at = at_forming(rank),
+                                             .what = "ring of the rank",
+                                             .unit = "bytes",
+                                             .asked = plan_ring_bytes(job->layout, job->config->zero.overlap_comm),
+                                             .fix = "free memory on this machine"}));
     if (rank->wait == WAIT_FORM)
         job_is_held(job, rank);
 }
@@ -435,18 +447,19 @@ static void answer_formed(struct job *job, struct job_rank *rank)
                   segment_open_ro(published)};
     struct reply reply = {
         .type = REPLY_FORMED,
-        .formed = {
-            .resumed = rank->resumes,
-            .init_wanted = !job->has_weights && rank->rank == 0,
-            .position = job_position(job, rank),
-            .n_tickets = ring->n_tickets,
-            .ring_bytes = ring->ring_bytes,
-            .digest = job->digest,
-            .has_blob = rank->blob.data != NULL,
-            .blob = rank->blob.data,
-            .n_blob_bytes = rank->blob.n_bytes,
-            .loss_scale = job_loss_scale(job),
-        },
+        .formed =
+            {
+                .resumed = rank->resumes,
+                .init_wanted = !job->has_weights && rank->rank == 0,
+                .position = job_position(job, rank),
+                .n_tickets = ring->n_tickets,
+                .ring_bytes = ring->ring_bytes,
+                .digest = job->digest,
+                .has_blob = rank->blob.data != NULL,
+                .blob = rank->blob.data,
+                .n_blob_bytes = rank->blob.n_bytes,
+                .loss_scale = job_loss_scale(job),
+            },
     };
     struct wire_segment sent[4];
     int sent_fds[4];
@@ -597,8 +610,11 @@ static void answer_rewound(struct job *job, struct job_rank *rank)
     job_answer(job, rank,
                &(struct reply){
                    .type = REPLY_DONE,
-                   .done = {.position = job_position(job, rank), .loss_scale = job_loss_scale(job), .rewound = true,
-                            .has_blob = rank->blob.data != NULL, .blob = rank->blob.data,
+                   .done = {.position = job_position(job, rank),
+                            .loss_scale = job_loss_scale(job),
+                            .rewound = true,
+                            .has_blob = rank->blob.data != NULL,
+                            .blob = rank->blob.data,
                             .n_blob_bytes = rank->blob.n_bytes},
                },
                NULL, 0);

@@ -66,8 +66,7 @@ int frame_batch_init(struct frame_batch *batch)
     void *memory;
 
     *batch = FRAME_BATCH_NULL;
-    memory = mmap(NULL, (size_t)FRAME_BATCH * PACKET_BYTES, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memory = mmap(NULL, (size_t)FRAME_BATCH * PACKET_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return -ENOMEM;
     batch->memory = memory;
@@ -258,8 +257,7 @@ static bool queue_has_room(const struct frame_queue *queue, size_t n_bytes)
 {
     if (!queue->first)
         return true;
-    return queue->n_packets < queue->max_packets &&
-           n_bytes <= queue->max_bytes - MIN(queue->n_bytes, queue->max_bytes);
+    return queue->n_packets < queue->max_packets && n_bytes <= queue->max_bytes - MIN(queue->n_bytes, queue->max_bytes);
 }
 
 /* Takes the descriptors when it succeeds. */
@@ -286,8 +284,7 @@ static int queue_append(struct frame_queue *queue, const void *data, size_t n_by
     return 0;
 }
 
-int frame_queue_send(struct frame_queue *queue, int fd, const void *data, size_t n_bytes, int *fds,
-                     size_t n_fds)
+int frame_queue_send(struct frame_queue *queue, int fd, const void *data, size_t n_bytes, int *fds, size_t n_fds)
 {
     int r = FRAME_AGAIN;
 

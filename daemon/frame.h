@@ -36,8 +36,8 @@ enum {
     FRAME_AGAIN = 1,   /* nothing to read, or no room to write: wait for the socket */
     FRAME_EOF,         /* the peer is gone */
     FRAME_E_TOO_LARGE, /* a packet of more than FRAME_MAX_BYTES; its bytes are lost */
-    FRAME_E_FDS,  /* descriptors where none (client: no more than FRAME_MAX_FDS) may be; they are closed */
-    FRAME_E_FULL, /* the peer does not read its answers: the queue's limit is reached, nothing was queued */
+    FRAME_E_FDS,       /* descriptors where none (client: no more than FRAME_MAX_FDS) may be; they are closed */
+    FRAME_E_FULL,      /* the peer does not read its answers: the queue's limit is reached, nothing was queued */
 };
 
 struct frame_packet {
@@ -113,8 +113,7 @@ void frame_queue_deinit(struct frame_queue *queue);
  * on failure. Return: 0 (frame_queue_is_empty() says whether to wait for room); FRAME_E_FULL; FRAME_EOF;
  * -ENOMEM; -errno.
  */
-int frame_queue_send(struct frame_queue *queue, int fd, const void *data, size_t n_bytes, int *fds,
-                     size_t n_fds);
+int frame_queue_send(struct frame_queue *queue, int fd, const void *data, size_t n_bytes, int *fds, size_t n_fds);
 
 /* Return: 0, all is sent; FRAME_AGAIN, something is left; FRAME_EOF; -errno. */
 int frame_queue_flush(struct frame_queue *queue, int fd);

@@ -19,11 +19,11 @@
 #include "daemon/transfer.h"
 
 struct pool_param {
-    uint32_t n_ranks;    /* that have it gathered */
-    bool resident;       /* its pages are reserved */
+    uint32_t n_ranks; /* that have it gathered */
+    bool resident;    /* its pages are reserved */
     bool loading;
-    bool fresh;          /* shows the committed weights */
-    uint64_t released;   /* when, for choosing what goes first */
+    bool fresh;        /* shows the committed weights */
+    uint64_t released; /* when, for choosing what goes first */
 };
 
 struct pool {
@@ -120,7 +120,7 @@ static void load_done(void *userdata, int result)
     struct load *load = userdata;
     struct job *job = load->job;
     struct pool *pool = job->gathered;
-    void (*refreshed)(struct job *job) = NULL;
+    void (*refreshed)(struct job * job) = NULL;
 
     for (uint32_t i = 0; i < load->n; i++) {
         pool->params[load->params[i]].loading = false;
@@ -236,8 +236,10 @@ static void answer_gathers(struct job *job)
         if (lost) {
             undo_gather(job, rank);
             job_fault(job, rank,
-                      cause_quota(&(struct evidence_quota){.at = job_at(job, rank), .what = "pool of gathered weights",
-                                                           .unit = "bytes", .held = job->gathered->resident_bytes,
+                      cause_quota(&(struct evidence_quota){.at = job_at(job, rank),
+                                                           .what = "pool of gathered weights",
+                                                           .unit = "bytes",
+                                                           .held = job->gathered->resident_bytes,
                                                            .allowed = job->gathered->bound_bytes,
                                                            .fix = "free memory on this machine"}));
             job_is_held(job, rank);
@@ -264,11 +266,16 @@ static bool charge_gather(struct job *job, struct job_rank *rank, const struct r
     if (rank->live_elems <= allowed)
         return true;
     undo_gather(job, rank);
-    job_fault(job, rank,
-              cause_quota(&(struct evidence_quota){
-                  .at = job_at(job, rank), .what = "live parameters (stage3_max_live_parameters)", .unit = "elements",
-                  .asked = asked, .held = rank->live_elems, .allowed = allowed,
-                  .fix = "release modules before gathering others, or raise zero_optimization.stage3_max_live_parameters"}));
+    job_fault(
+        job, rank,
+        cause_quota(&(struct evidence_quota){
+            .at = job_at(job, rank),
+            .what = "live parameters (stage3_max_live_parameters)",
+            .unit = "elements",
+            .asked = asked,
+            .held = rank->live_elems,
+            .allowed = allowed,
+            .fix = "release modules before gathering others, or raise zero_optimization.stage3_max_live_parameters"}));
     return false;
 }
 
@@ -363,7 +370,7 @@ struct reading {
     struct job *job;
     struct job_rank *rank;
     void *peer;
-    uint64_t incarnation;  /* another session may get the address of one that is gone */
+    uint64_t incarnation; /* another session may get the address of one that is gone */
     struct segment segment;
     uint32_t param;
     enum wire_state_kind kind;
@@ -398,8 +405,7 @@ static void reading_run(struct work *work, uint32_t item)
     for (uint32_t c = p->first_chunk; p->trainable && c < p->first_chunk + p->n_chunks; c++) {
         const struct layout_chunk *chunk = &job->layout->chunks[c];
 
-        memcpy(dst + chunk->start_elem,
-               state_array(job, p->bucket, p->offset_elems + chunk->start_elem, reading->kind),
+        memcpy(dst + chunk->start_elem, state_array(job, p->bucket, p->offset_elems + chunk->start_elem, reading->kind),
                chunk->n_elems * sizeof(float));
     }
 }
@@ -419,16 +425,19 @@ static void reading_done(struct work *work)
         job_answer(job, rank,
                    &(struct reply){
                        .type = REPLY_STATE_IS,
-                       .state_is = {.segments = &segment, .n_segments = n,
+                       .state_is = {.segments = &segment,
+                                    .n_segments = n,
                                     .n_elems = job->layout->params[reading->param].n_elems,
                                     .count = state_journal(job->state)->counts[reading->param]},
                    },
                    &fd, n);
     } else if (asks) {
-        struct diagnostic *d = job_keep(job, cause_quota(&(struct evidence_quota){
-                                                 .at = job_at(job, rank), .what = "state to be read", .unit = "bytes",
-                                                 .asked = reading->segment.n_bytes,
-                                                 .fix = "free memory on this machine"}));
+        struct diagnostic *d =
+            job_keep(job, cause_quota(&(struct evidence_quota){.at = job_at(job, rank),
+                                                               .what = "state to be read",
+                                                               .unit = "bytes",
+                                                               .asked = reading->segment.n_bytes,
+                                                               .fix = "free memory on this machine"}));
 
         job_refuse(job, rank, d, false);
     } else if (fd >= 0) {
@@ -450,12 +459,14 @@ static const char *check_read(const struct job *job, const struct request_read_s
         return NULL;
     if (!p->trainable)
         return "ReadState.kind: a frozen parameter has no optimizer state";
-    if (request->kind != WIRE_STATE_GRAD_NORM && p->n_elems > 0 && !state_array(job, p->bucket, p->offset_elems, request->kind))
+    if (request->kind != WIRE_STATE_GRAD_NORM && p->n_elems > 0 &&
+        !state_array(job, p->bucket, p->offset_elems, request->kind))
         return "ReadState.kind: this optimizer has no such moment";
     return NULL;
 }
 
-/* Answers that a client does not take hold memory which belongs to no class: never so much that we are killed for it. */
+/* Answers that a client does not take hold memory which belongs to no class: never so much that we are killed for it.
+ */
 static bool has_room(uint64_t n_bytes)
 {
     struct memory_headroom headroom;
@@ -492,8 +503,10 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
     if (!reading || segment_init(&reading->segment, "read", n_bytes) < 0) {
         free(reading);
         job_refuse(job, rank,
-                   job_keep(job, cause_quota(&(struct evidence_quota){.at = at, .what = "state to be read",
-                                                                      .unit = "bytes", .asked = n_bytes,
+                   job_keep(job, cause_quota(&(struct evidence_quota){.at = at,
+                                                                      .what = "state to be read",
+                                                                      .unit = "bytes",
+                                                                      .asked = n_bytes,
                                                                       .fix = "free memory on this machine"})),
                    false);
         return;

@@ -193,8 +193,11 @@ void job_fault_push(struct job *job, struct job_rank *rank, enum diagnostic_code
 
 void job_refuse_early(struct job *job, struct job_rank *rank, const struct misplaced *misplaced)
 {
-    const struct push_record record = {.incarnation = rank->incarnation, .sequence = 1, .step = job->ledger.step,
-                                       .micro_batch = job->ledger.ranks[rank->rank].n_ended, .time_ns = job_now(job)};
+    const struct push_record record = {.incarnation = rank->incarnation,
+                                       .sequence = 1,
+                                       .step = job->ledger.step,
+                                       .micro_batch = job->ledger.ranks[rank->rank].n_ended,
+                                       .time_ns = job_now(job)};
     bool first = !rank->fault.code;
 
     job_fault_push(job, rank, E_EARLY, NULL, &record, misplaced->what);
@@ -265,8 +268,8 @@ struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, 
             .accumulated = accumulated,
         });
     else if (fault->code == E_GRAPH_CHANGED)
-        fault->diagnostic = cause_graph_changed(&(struct evidence_graph){
-            .at = at, .params = fault->params, .n_params = fault->n_params, .extra = true});
+        fault->diagnostic = cause_graph_changed(
+            &(struct evidence_graph){.at = at, .params = fault->params, .n_params = fault->n_params, .extra = true});
     else
         fault->diagnostic = cause_push(&(struct evidence_push){
             .at = at,
@@ -343,7 +346,8 @@ void job_refuse(struct job *job, struct job_rank *rank, struct diagnostic *diagn
     job_answer(job, rank,
                &(struct reply){
                    .type = REPLY_REFUSED,
-                   .refused = {.diagnostic = wire_diagnostic(diagnostic), .aborted = aborted,
+                   .refused = {.diagnostic = wire_diagnostic(diagnostic),
+                               .aborted = aborted,
                                .position = job_position(job, rank)},
                },
                NULL, 0);
@@ -378,9 +382,9 @@ bool job_is_stopped(struct job *job, struct job_rank *rank)
     struct job_rank *left = who_left(job);
 
     if (!rank->fault.code && !rank->abort_notice && left)
-        job_fault(job, rank, cause_rank_lost(&(struct evidence_lost){
-                                 .at = job_at(job, left), .pid = left->pid, .left = true,
-                                 .last_message = left->last_request}));
+        job_fault(job, rank,
+                  cause_rank_lost(&(struct evidence_lost){
+                      .at = job_at(job, left), .pid = left->pid, .left = true, .last_message = left->last_request}));
     return job_is_held(job, rank);
 }
 
@@ -458,9 +462,10 @@ static void end_leave(struct job *job, struct job_rank *rank)
         back->left = false;
     }
     if (missed)
-        job_abort(job, rank->rank,
-                  cause_rank_back(&(struct evidence_at){.layout = job->layout, .rank = rank->rank,
-                                                        .step = (int64_t)job->ledger.step, .micro_batch = -1}));
+        job_abort(
+            job, rank->rank,
+            cause_rank_back(&(struct evidence_at){
+                .layout = job->layout, .rank = rank->rank, .step = (int64_t)job->ledger.step, .micro_batch = -1}));
 }
 
 static void start_incarnation(struct job *job, struct job_rank *rank, const struct request_hello *hello)
@@ -510,7 +515,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
     rank->client = strdup(hello->client);
     rank->attached_ns = rank->last_ns = job_now(job);
     rank->on_duplicate = hello->on_duplicate == WIRE_ON_DUPLICATE_AS_CONFIGURED ? job->config->diagnostics.on_duplicate
-                                                                   : policies[hello->on_duplicate];
+                                                                                : policies[hello->on_duplicate];
     if (job->layout)
         job->ledger.ranks[rank->rank].accumulate = rank->on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
     *out = rank;
@@ -534,10 +539,11 @@ static void describe_debt(const struct job *job, const struct job_rank *rank, ch
     if (ledger->asked)
         snprintf(dst, size, "nothing: it had asked for the step");
     else if (!ledger->open && ledger->n_ended > 0)
-        snprintf(dst, size, "the request for the step, or more micro-batches than the %u it had ended", ledger->n_ended);
+        snprintf(dst, size, "the request for the step, or more micro-batches than the %u it had ended",
+                 ledger->n_ended);
     else
-        snprintf(dst, size, "%u of %u parameters of micro-batch %u", n_trainable - MIN(ledger->n_pushed_open, n_trainable),
-                 n_trainable, ledger->n_ended);
+        snprintf(dst, size, "%u of %u parameters of micro-batch %u",
+                 n_trainable - MIN(ledger->n_pushed_open, n_trainable), n_trainable, ledger->n_ended);
 }
 
 static void report_lost(struct job *job, struct job_rank *rank)
@@ -594,11 +600,14 @@ static bool stands_half(const struct job *job, const struct job_rank *rank)
     return false;
 }
 
-/* Half a backward is no contribution: it is taken back, or if it was added already, the step begins again without it. */
+/* Half a backward is no contribution: it is taken back, or if it was added already, the step begins again without it.
+ */
 static void give_up_open(struct job *job, struct job_rank *rank)
 {
-    struct evidence_abandoned evidence = {.at = job_at(job, rank), .why = "the rank left (zerod_leave) inside a backward",
-                                          .n_dropped = job->ledger.ranks[rank->rank].n_pushed_open, .aborted = true};
+    struct evidence_abandoned evidence = {.at = job_at(job, rank),
+                                          .why = "the rank left (zerod_leave) inside a backward",
+                                          .n_dropped = job->ledger.ranks[rank->rank].n_pushed_open,
+                                          .aborted = true};
 
     if (stands_half(job, rank) || ledger_abandon(&job->ledger, rank->rank) == LEDGER_MUST_ABORT) {
         job_abort(job, rank->rank, cause_abandoned(&evidence));
@@ -608,7 +617,8 @@ static void give_up_open(struct job *job, struct job_rank *rank)
     collect_all(job); /* nothing more is to come from this rank */
 }
 
-/* on_leave: stop. Those who wait are told now; a step that they had asked for is not taken without the one that left. */
+/* on_leave: stop. Those who wait are told now; a step that they had asked for is not taken without the one that left.
+ */
 static void stop_waiting(struct job *job)
 {
     for (unsigned r = 0; who_left(job) && r < job->world_size; r++) {
@@ -676,9 +686,12 @@ void job_intern(struct job *job, struct job_rank *rank, const struct request_int
 
     if (rank->string_bytes + n_bytes > MAX_STRING_BYTES) {
         job_fault(job, rank,
-                  cause_quota(&(struct evidence_quota){.at = job_at(job, rank), .what = "interned strings",
-                                                       .unit = "bytes", .asked = n_bytes,
-                                                       .held = rank->string_bytes, .allowed = MAX_STRING_BYTES,
+                  cause_quota(&(struct evidence_quota){.at = job_at(job, rank),
+                                                       .what = "interned strings",
+                                                       .unit = "bytes",
+                                                       .asked = n_bytes,
+                                                       .held = rank->string_bytes,
+                                                       .allowed = MAX_STRING_BYTES,
                                                        .fix = "intern each call site once and use its id"}));
         return;
     }
@@ -737,8 +750,9 @@ void job_report(struct job *job, struct job_rank *rank, const struct request_rep
             return;
         }
     }
-    job_fault(job, rank, cause_report(&at, (enum diagnostic_code)request->code, request->params, request->n_params,
-                                      request->detail));
+    job_fault(
+        job, rank,
+        cause_report(&at, (enum diagnostic_code)request->code, request->params, request->n_params, request->detail));
 }
 
 void job_settle(struct job *job)

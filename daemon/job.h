@@ -50,9 +50,9 @@ enum job_phase {
     JOB_RESERVING,    /* layout fixed, pages of the state being reserved */
     JOB_INITIALISING, /* waits for rank 0's initial weights */
     JOB_TRAINING,
-    JOB_UPDATING,     /* the step is decided and rolls forward */
-    JOB_ABORTING,     /* reductions of the aborted attempt are still under way */
-    JOB_WINDOW,       /* a write window is open */
+    JOB_UPDATING, /* the step is decided and rolls forward */
+    JOB_ABORTING, /* reductions of the aborted attempt are still under way */
+    JOB_WINDOW,   /* a write window is open */
     JOB_COMMITTING_WINDOW,
 };
 
@@ -79,20 +79,20 @@ struct misplaced {
 
 /* Something of a rank was refused; sticky until cleared. Pushes that are refused alike join. */
 struct fault {
-    enum diagnostic_code code;    /* 0: none */
-    uint32_t *params;             /* owned */
+    enum diagnostic_code code; /* 0: none */
+    uint32_t *params;          /* owned */
     uint32_t n_params, capacity;
     struct push_record first, second; /* of params[0] */
     bool other_incarnation;
     bool sums_known, sums_equal;
     char detail[192];
     const struct misplaced *misplaced; /* a request, not a push */
-    struct diagnostic *diagnostic; /* set once the text has been needed; then nothing joins */
+    struct diagnostic *diagnostic;     /* set once the text has been needed; then nothing joins */
 };
 
 /* What a rank asked the step with. */
 struct step_args {
-    struct hyper *groups;         /* owned; n_groups, or NULL: as configured */
+    struct hyper *groups; /* owned; n_groups, or NULL: as configured */
     uint32_t n_groups;
     bool has_max_norm;
     double max_norm;
@@ -102,53 +102,53 @@ struct step_args {
 
 struct job_rank {
     unsigned rank;
-    void *peer;                   /* its session; NULL while nobody is attached */
+    void *peer; /* its session; NULL while nobody is attached */
     uint64_t incarnation;
     int64_t pid;
     uint32_t uid, gid;
-    char *client;                 /* owned */
-    const char *last_request;     /* static */
+    char *client;             /* owned */
+    const char *last_request; /* static */
     uint64_t attached_ns, last_ns, lost_ns;
     bool declared, formed, ready, left;
-    bool resumes;                 /* the run had weights when it asked to be formed */
+    bool resumes; /* the run had weights when it asked to be formed */
     enum config_on_duplicate on_duplicate;
 
     struct manifest manifest;
-    struct ring *rings[2];        /* [0] of this incarnation, [1] of a dead one while its slots are read */
+    struct ring *rings[2]; /* [0] of this incarnation, [1] of a dead one while its slots are read */
     uint32_t ring_tickets;
-    char **strings;               /* interned, by id; owned */
+    char **strings; /* interned, by id; owned */
     uint32_t n_strings;
     uint64_t string_bytes;
 
     enum job_wait wait;
     uint64_t wait_ns;
     struct request_slot_request slot_wanted;
-    bool slot_credited;           /* since the client was last told to look */
-    bool impatient;               /* has waited in vain for a slot, in this micro-batch */
-    bool reserving;               /* an overflow extent */
-    struct fault again;           /* on_duplicate: accumulate: what was pushed again, for one warning */
+    bool slot_credited; /* since the client was last told to look */
+    bool impatient;     /* has waited in vain for a slot, in this micro-batch */
+    bool reserving;     /* an overflow extent */
+    struct fault again; /* on_duplicate: accumulate: what was pushed again, for one warning */
     bool again_reported;
 
     struct fault fault;
     struct diagnostic *abort_notice; /* to be delivered with the next answer */
-    uint32_t seen_attempt;        /* AbortSeen */
-    struct blob blob;             /* the last one: of a micro-batch or a step */
-    struct blob blob_committed;   /* of the last committed step */
-    struct blob blob_step;        /* came with the request for the step */
+    uint32_t seen_attempt;           /* AbortSeen */
+    struct blob blob;                /* the last one: of a micro-batch or a step */
+    struct blob blob_committed;      /* of the last committed step */
+    struct blob blob_step;           /* came with the request for the step */
     struct step_args args;
-    bool abandoned;               /* a backward was given up in this step */
-    uint32_t n_given_up;          /* and so many pushes with it */
-    bool proceed;                 /* cleared a fault of the step request: ask again without judging it */
+    bool abandoned;      /* a backward was given up in this step */
+    uint32_t n_given_up; /* and so many pushes with it */
+    bool proceed;        /* cleared a fault of the step request: ask again without judging it */
     uint64_t n_forwards, n_backwards, n_forwards_at_step, n_backwards_at_step;
     uint64_t asked_ns;
     uint64_t n_pushes;
-    uint32_t n_verifying;         /* redone pushes whose sums are being computed */
+    uint32_t n_verifying; /* redone pushes whose sums are being computed */
 
-    uint32_t *gathered;           /* stage 3: per parameter, how often; owned */
+    uint32_t *gathered; /* stage 3: per parameter, how often; owned */
     uint64_t live_elems;
-    uint32_t *gathering;          /* parameters of the request under way; owned */
+    uint32_t *gathering; /* parameters of the request under way; owned */
     uint32_t n_gathering;
-    bool forget;                  /* of its WriteEnd */
+    bool forget; /* of its WriteEnd */
 };
 
 /* A redone push: compared with its predecessor's sum once both are known. */
@@ -175,7 +175,8 @@ struct cursor {
 struct job_ops {
     /* Sends a reply to a rank's peer; descriptors are taken, also on failure. */
     void (*answer)(void *userdata, void *peer, const struct reply *reply, int *fds, size_t n_fds);
-    /* The peer broke the protocol: it is told (NULL: nothing) and its connection closed, after the verb has returned. Borrowed. */
+    /* The peer broke the protocol: it is told (NULL: nothing) and its connection closed, after the verb has returned.
+     * Borrowed. */
     void (*drop)(void *userdata, void *peer, const struct diagnostic *diagnostic);
     /* A diagnostic was made: to be logged. Borrowed. */
     void (*log)(void *userdata, const struct diagnostic *diagnostic);
@@ -192,7 +193,7 @@ struct job_times {
     uint64_t reduce_total_ns, reduce_last_ns, reduce_shown_ns; /* last: of the step under way; shown: of the last one */
     uint64_t update_total_ns, update_last_ns;
     uint64_t step_last_ns;
-    uint64_t recent_ns[32];       /* of the last steps, for the rate and the median */
+    uint64_t recent_ns[32]; /* of the last steps, for the rate and the median */
     unsigned n_recent, slowest_rank;
     uint64_t slowest_behind_ns;
 };
@@ -200,8 +201,8 @@ struct job_times {
 struct job_counters {
     uint64_t admitted, retried, dropped, accumulated, redone;
     uint64_t applied, skipped, aborts, reattaches, warnings;
-    uint64_t overlap_bytes, overlap_reduced_bytes;           /* of the last complete micro-batch */
-    uint64_t batch_bytes, batch_reduced_bytes;               /* of the one under way */
+    uint64_t overlap_bytes, overlap_reduced_bytes; /* of the last complete micro-batch */
+    uint64_t batch_bytes, batch_reduced_bytes;     /* of the one under way */
     uint32_t batch;
 };
 
@@ -214,7 +215,7 @@ struct job {
     struct job_ops ops;
 
     enum job_phase phase;
-    char *run_id;                 /* owned; NULL: none yet */
+    char *run_id; /* owned; NULL: none yet */
     unsigned world_size;
     struct job_rank *ranks;
 
@@ -222,47 +223,50 @@ struct job {
     struct ledger ledger;
     struct state *state;
     struct step *step;
-    struct pool *gathered;        /* stage 3 */
+    struct pool *gathered; /* stage 3 */
     struct window *window;
     struct lossscale lossscale;
-    struct hyper *hypers;         /* per group, of the step under way */
+    struct hyper *hypers; /* per group, of the step under way */
     uint64_t digest;
-    bool has_weights;             /* initial weights are complete */
+    bool has_weights; /* initial weights are complete */
     struct plan_bytes planned;
     struct quota memory;
     struct charge charge;
     struct work reserve_work;
-    int reserve_result;           /* written by workers, atomically */
+    int reserve_result; /* written by workers, atomically */
 
-    struct cursor *cursors;       /* per bucket */
-    unsigned n_under_way;         /* reductions and verifications */
-    unsigned n_io;                /* other works: reserving, initial weights, gathering, reading */
-    unsigned n_inits;             /* of these: initial weights */
+    struct cursor *cursors; /* per bucket */
+    unsigned n_under_way;   /* reductions and verifications */
+    unsigned n_io;          /* other works: reserving, initial weights, gathering, reading */
+    unsigned n_inits;       /* of these: initial weights */
     struct verification *verifications;
     struct diagnostic *abort_reason;
     int64_t abort_rank;
-    char *abort_why;              /* of zerod_abort_step; owned */
+    char *abort_why; /* of zerod_abort_step; owned */
 
-    uint64_t missing_seen[64];    /* digests of the sets of missing parameters that were reported */
+    uint64_t missing_seen[64]; /* digests of the sets of missing parameters that were reported */
     unsigned n_missing_seen;
-    uint64_t last_missing;        /* digest of the last step's set, 0: none was missing */
-    uint64_t n_last_missing;      /* steps in a row with that set */
-    uint32_t n_missing;           /* parameters that no rank pushed in the step under way */
-    bool applying;                /* the step under way: decided to be applied */
-    uint8_t *learnt;              /* static_graph: per parameter, pushed in the first step */
+    uint64_t last_missing;   /* digest of the last step's set, 0: none was missing */
+    uint64_t n_last_missing; /* steps in a row with that set */
+    uint32_t n_missing;      /* parameters that no rank pushed in the step under way */
+    bool applying;           /* the step under way: decided to be applied */
+    uint8_t *learnt;         /* static_graph: per parameter, pushed in the first step */
     bool has_learnt;
 
     double last_norm, last_lr;
     bool has_norm;
     bool draining;
-    bool stopping;                /* the daemon ends: that connections close is no loss */
+    bool stopping;                 /* the daemon ends: that connections close is no loss */
     uint64_t overflow_warned_step; /* epoch + 1 in which a late parameter was named */
     uint64_t stall_reported_ns, stall_interval_ns;
     struct job_times times;
     struct job_counters counters;
     struct diagnostic *kept[JOB_KEPT_DIAGNOSTICS]; /* ring of the last ones */
     uint64_t n_diagnostics;
-    struct { unsigned code; uint64_t n; } refused[32];
+    struct {
+        unsigned code;
+        uint64_t n;
+    } refused[32];
     size_t n_refused;
 };
 
@@ -360,7 +364,8 @@ void pool_free(struct pool *pool);
 const struct segment *pool_segment(const struct pool *pool);
 uint64_t pool_held_bytes(const struct pool *pool);
 bool pool_is_busy(const struct pool *pool); /* NULL is idle */
-/* Parameters that are gathered are copied again; done(job) on the loop. Posts nothing and returns false when none is. */
+/* Parameters that are gathered are copied again; done(job) on the loop. Posts nothing and returns false when none is.
+ */
 bool pool_refresh(struct job *job, void (*done)(struct job *job));
 void gather_detach(struct job *job, struct job_rank *rank);
 

@@ -87,8 +87,8 @@ static int copy_param(struct builder *builder, uint32_t id)
     assert(decl->dtype < N_DTYPES && decl->grad_dtype < N_DTYPES);
 
     *builder->bad = id;
-    if (decl->n_dims > LAYOUT_MAX_DIMS || decl->group >= MAX_GROUPS ||
-        !count_elems(decl, &param->n_elems) || !charge_param(builder, param->n_elems))
+    if (decl->n_dims > LAYOUT_MAX_DIMS || decl->group >= MAX_GROUPS || !count_elems(decl, &param->n_elems) ||
+        !charge_param(builder, param->n_elems))
         return LAYOUT_E_TOO_LARGE;
 
     param->name = malloc(decl->name_len + 1);
@@ -275,8 +275,8 @@ static void place_weights(struct layout *layout)
         struct layout_param *param = &layout->params[p];
 
         if (param->trainable) {
-            param->weight_offset_bytes = layout->buckets[param->bucket].weight_offset_bytes +
-                                         param->offset_elems * dtype_size(param->dtype);
+            param->weight_offset_bytes =
+                layout->buckets[param->bucket].weight_offset_bytes + param->offset_elems * dtype_size(param->dtype);
         } else {
             param->weight_offset_bytes = align_up(end, WEIGHT_FROZEN_ALIGN_BYTES);
             end = param->weight_offset_bytes + param->n_elems * dtype_size(param->dtype);

@@ -30,16 +30,16 @@
 
 enum {
     LAYOUT_ALIGN_ELEMS = 64,
-    CHUNK_ELEMS = 64 * 1024,   /* 256 KiB of fp32: half of a Zen 3 core's L2, measured, see bench */
+    CHUNK_ELEMS = 64 * 1024, /* 256 KiB of fp32: half of a Zen 3 core's L2, measured, see bench */
     LAYOUT_MAX_DIMS = 16,
     LAYOUT_NO_BUCKET = UINT32_MAX,
 };
 
 struct layout_param {
     /* Declared; name and shape are owned by the layout. */
-    char *name;             /* name_len bytes, any but NUL-terminated for convenience */
+    char *name; /* name_len bytes, any but NUL-terminated for convenience */
     size_t name_len;
-    enum dtype dtype;       /* of the weights */
+    enum dtype dtype; /* of the weights */
     enum dtype grad_dtype;
     uint32_t group;
     bool trainable;
@@ -47,11 +47,11 @@ struct layout_param {
     uint64_t shape[LAYOUT_MAX_DIMS];
     /* Computed. */
     uint64_t n_elems;
-    uint32_t bucket;               /* LAYOUT_NO_BUCKET when frozen */
+    uint32_t bucket; /* LAYOUT_NO_BUCKET when frozen */
     uint32_t index_in_bucket;
-    uint64_t offset_elems;         /* from the bucket's start */
-    uint64_t weight_offset_bytes;  /* in the weight segment */
-    uint64_t range_offset_bytes;   /* in the range of stage 3 */
+    uint64_t offset_elems;        /* from the bucket's start */
+    uint64_t weight_offset_bytes; /* in the weight segment */
+    uint64_t range_offset_bytes;  /* in the range of stage 3 */
     uint32_t first_chunk, n_chunks;
 };
 
@@ -59,8 +59,8 @@ struct layout_bucket {
     uint32_t group;
     enum dtype grad_dtype;
     enum dtype dtype;
-    uint64_t n_elems;              /* padded */
-    uint64_t used_elems;           /* sum of its parameters' n_elems */
+    uint64_t n_elems;    /* padded */
+    uint64_t used_elems; /* sum of its parameters' n_elems */
     uint64_t arena_offset_bytes;
     uint64_t weight_offset_bytes;
     uint32_t first_param, n_params; /* into layout.bucket_params */
@@ -69,8 +69,8 @@ struct layout_bucket {
 
 struct layout_chunk {
     uint32_t param;
-    uint32_t rank;          /* owner */
-    uint64_t start_elem;    /* from the parameter's start, multiple of 64 */
+    uint32_t rank;       /* owner */
+    uint64_t start_elem; /* from the parameter's start, multiple of 64 */
     uint32_t n_elems;
 };
 
@@ -80,13 +80,13 @@ struct layout {
     uint32_t n_params, n_buckets, n_chunks, n_groups;
     struct layout_param *params;
     struct layout_bucket *buckets;
-    uint32_t *bucket_params;       /* parameter ids, bucket after bucket */
+    uint32_t *bucket_params; /* parameter ids, bucket after bucket */
     struct layout_chunk *chunks;
     uint64_t trainable_elems, frozen_elems, padded_elems; /* padded: sum of buckets' n_elems */
-    uint64_t arena_bytes;          /* all buckets of one rank in gradient dtype */
-    uint64_t largest_bucket_bytes; /* in gradient dtype */
-    uint64_t weight_bytes;         /* of the weight segment */
-    uint64_t range_bytes;          /* of the range of stage 3 */
+    uint64_t arena_bytes;                                 /* all buckets of one rank in gradient dtype */
+    uint64_t largest_bucket_bytes;                        /* in gradient dtype */
+    uint64_t weight_bytes;                                /* of the weight segment */
+    uint64_t range_bytes;                                 /* of the range of stage 3 */
 };
 
 /* A parameter as declared; nothing is owned. */
@@ -101,9 +101,9 @@ struct layout_decl {
 };
 
 enum {
-    LAYOUT_E_EMPTY = 1,        /* no parameter at all */
-    LAYOUT_E_TOO_LARGE,        /* sizes overflow 2^62 */
-    LAYOUT_E_DUPLICATE_NAME,   /* *bad is the second parameter of that name */
+    LAYOUT_E_EMPTY = 1,      /* no parameter at all */
+    LAYOUT_E_TOO_LARGE,      /* sizes overflow 2^62 */
+    LAYOUT_E_DUPLICATE_NAME, /* *bad is the second parameter of that name */
 };
 
 /*

@@ -16,8 +16,7 @@ enum {
     PUSHED_OPEN = 1 << 1,  /* in the open one, or what stands of a predecessor in the next one */
 };
 
-int ledger_init(struct ledger *ledger, unsigned n_ranks, uint32_t n_params, const uint8_t *trainable,
-                bool accumulate)
+int ledger_init(struct ledger *ledger, unsigned n_ranks, uint32_t n_params, const uint8_t *trainable, bool accumulate)
 {
     /* calloc(0) may be NULL without being short of memory. */
     size_t n = MAX(n_params, 1u);
@@ -70,8 +69,7 @@ static bool position_equal(struct ledger_position a, struct ledger_position b)
 
 static bool position_before(struct ledger_position a, struct ledger_position b)
 {
-    return a.valid && b.valid &&
-           (a.step < b.step || (a.step == b.step && a.micro_batch < b.micro_batch));
+    return a.valid && b.valid && (a.step < b.step || (a.step == b.step && a.micro_batch < b.micro_batch));
 }
 
 static struct ledger_position position(uint64_t step, uint32_t micro_batch)
@@ -278,8 +276,7 @@ int ledger_sum(struct ledger *ledger, unsigned rank, uint32_t param, uint64_t su
     return 0;
 }
 
-bool ledger_find_sum(const struct ledger *ledger, unsigned rank, uint32_t param, uint16_t pass,
-                     uint64_t *sum)
+bool ledger_find_sum(const struct ledger *ledger, unsigned rank, uint32_t param, uint16_t pass, uint64_t *sum)
 {
     const struct ledger_entry *entry = get_entry(ledger, rank, param);
 

@@ -92,9 +92,9 @@ enum {
 };
 
 enum {
-    PUSH_NESTED = 1 << 0,        /* the push came from a nested graph task (reentrant checkpointing) */
-    PUSH_HOOK_TWICE = 1 << 1,    /* the client saw its hook fire twice in one graph task */
-    PUSH_NEW_FORWARD = 1 << 2,   /* a forward ran since the rank's previous backward */
+    PUSH_NESTED = 1 << 0,      /* the push came from a nested graph task (reentrant checkpointing) */
+    PUSH_HOOK_TWICE = 1 << 1,  /* the client saw its hook fire twice in one graph task */
+    PUSH_NEW_FORWARD = 1 << 2, /* a forward ran since the rank's previous backward */
 };
 
 /* What a push carries for diagnosis; constant size. Zero means unknown. */
@@ -102,17 +102,17 @@ struct push_record {
     uint64_t incarnation;
     uint64_t sequence;
     uint64_t step;
-    uint64_t task;     /* graph task of the framework */
-    uint64_t time_ns;  /* when the daemon saw it, CLOCK_MONOTONIC */
+    uint64_t task;    /* graph task of the framework */
+    uint64_t time_ns; /* when the daemon saw it, CLOCK_MONOTONIC */
     uint32_t attempt;
     uint32_t micro_batch;
     uint32_t param;
-    uint32_t ordinal;  /* outer backward of the micro-batch, from 1 */
-    uint32_t depth;    /* nesting of graph tasks, 0 = outermost */
-    uint32_t segment;  /* string id of the checkpointed segment or module */
-    uint32_t call;     /* which call of that segment, from 1 */
-    uint32_t site;     /* string id of the call site of its forward, in the user's code */
-    uint32_t flags;    /* PUSH_* */
+    uint32_t ordinal; /* outer backward of the micro-batch, from 1 */
+    uint32_t depth;   /* nesting of graph tasks, 0 = outermost */
+    uint32_t segment; /* string id of the checkpointed segment or module */
+    uint32_t call;    /* which call of that segment, from 1 */
+    uint32_t site;    /* string id of the call site of its forward, in the user's code */
+    uint32_t flags;   /* PUSH_* */
 };
 
 struct ledger_position {
@@ -128,7 +128,7 @@ struct ledger_entry {
     uint16_t n_pushed;
     uint16_t n_posted;
     uint16_t n_summed;
-    uint16_t n_redo;          /* passes of a predecessor that are still to be pushed again */
+    uint16_t n_redo; /* passes of a predecessor that are still to be pushed again */
 };
 
 struct ledger_rank {
@@ -136,12 +136,12 @@ struct ledger_rank {
     uint64_t last_sequence;
     struct ledger_position last_ended;
     struct ledger_position last_ended_at_commit;
-    bool open;            /* the next position has been opened */
-    bool asked;           /* for the step */
-    bool accumulate;      /* on_duplicate: accumulate; the caller may change it between micro-batches */
-    uint32_t n_ended;     /* micro-batches ended in this step */
-    uint32_t n_pushed;    /* parameters pushed at least once in this step, this micro-batch included */
-    uint32_t n_pushed_open; /* parameters with a push among the entries */
+    bool open;                    /* the next position has been opened */
+    bool asked;                   /* for the step */
+    bool accumulate;              /* on_duplicate: accumulate; the caller may change it between micro-batches */
+    uint32_t n_ended;             /* micro-batches ended in this step */
+    uint32_t n_pushed;            /* parameters pushed at least once in this step, this micro-batch included */
+    uint32_t n_pushed_open;       /* parameters with a push among the entries */
     struct ledger_entry *entries; /* n_params, of the open micro-batch, or of the last ended one; owned */
     uint8_t *pushed_in_step;      /* n_params, not 0 when pushed in this step; owned */
 };
@@ -151,13 +151,12 @@ struct ledger {
     uint32_t n_params;
     uint64_t step;
     uint32_t attempt;
-    uint8_t *trainable;   /* n_params flags; owned copy */
+    uint8_t *trainable; /* n_params flags; owned copy */
     struct ledger_rank *ranks;
 };
 
 /* trainable is copied. Return: 0 or -ENOMEM. */
-int ledger_init(struct ledger *ledger, unsigned n_ranks, uint32_t n_params, const uint8_t *trainable,
-                bool accumulate);
+int ledger_init(struct ledger *ledger, unsigned n_ranks, uint32_t n_params, const uint8_t *trainable, bool accumulate);
 void ledger_deinit(struct ledger *ledger);
 
 /* Return: 0 = same incarnation, 1 = a new one (see "A successor"). */
@@ -179,8 +178,7 @@ void ledger_post(struct ledger *ledger, unsigned rank, uint32_t param);
 int ledger_sum(struct ledger *ledger, unsigned rank, uint32_t param, uint64_t sum);
 
 /* Return: true and the sum of that pass when it is known. */
-bool ledger_find_sum(const struct ledger *ledger, unsigned rank, uint32_t param, uint16_t pass,
-                     uint64_t *sum);
+bool ledger_find_sum(const struct ledger *ledger, unsigned rank, uint32_t param, uint16_t pass, uint64_t *sum);
 
 /*
  * Ends the open micro-batch (of that position). All of its passes are taken
@@ -208,8 +206,7 @@ int ledger_ask(struct ledger *ledger, unsigned rank);
 void ledger_abort(struct ledger *ledger);
 void ledger_commit(struct ledger *ledger);
 
-static inline const struct ledger_entry *ledger_entry(const struct ledger *ledger, unsigned rank,
-                                                      uint32_t param)
+static inline const struct ledger_entry *ledger_entry(const struct ledger *ledger, unsigned rank, uint32_t param)
 {
     return &ledger->ranks[rank].entries[param];
 }

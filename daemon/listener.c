@@ -63,7 +63,8 @@ static int look_up_groups(struct listener_ids *ids, const struct config_names *n
         if (entry)
             id = entry->gr_gid;
         else if (!parse_id(names->items[i], &id)) {
-            snprintf(why, why_size, "listen: there is no group \"%s\" on this machine (systemd-sysusers makes that of the service)",
+            snprintf(why, why_size,
+                     "listen: there is no group \"%s\" on this machine (systemd-sysusers makes that of the service)",
                      names->items[i]);
             return -ENOENT;
         }
@@ -149,15 +150,16 @@ static int clear_path(const char *path, char *why, size_t why_size)
     if (lstat(path, &st) < 0)
         return 0; /* nothing there; bind says what else is wrong */
     if (!S_ISSOCK(st.st_mode)) {
-        snprintf(why, why_size, "%s: there is a file that is no socket; remove it or choose another listen.socket", path);
+        snprintf(why, why_size, "%s: there is a file that is no socket; remove it or choose another listen.socket",
+                 path);
         return -EEXIST;
     }
     fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -errno;
     if (connect(fd, (struct sockaddr *)&sa, sizeof(sa)) == 0 || errno == EAGAIN) {
-        snprintf(why, why_size, "%s: another daemon already listens there; stop it, or give this job its own listen.socket",
-                 path);
+        snprintf(why, why_size,
+                 "%s: another daemon already listens there; stop it, or give this job its own listen.socket", path);
         return -EADDRINUSE;
     }
     if (errno != ECONNREFUSED) {
@@ -226,7 +228,8 @@ int listener_init(struct listener *listener, const struct config_listen *config,
     if (r == 0) {
         listener->fd = notify_listen_fd();
         if (listener->fd < -1) {
-            snprintf(why, why_size, "the socket that was passed is not one listening SOCK_SEQPACKET socket: "
+            snprintf(why, why_size,
+                     "the socket that was passed is not one listening SOCK_SEQPACKET socket: "
                      "use ListenSequentialPacket= in the socket unit");
             r = listener->fd;
         } else if (listener->fd >= 0) {

@@ -21,15 +21,15 @@ struct listener_ids {
 
 struct listener {
     int fd;
-    char *path;              /* to be removed at the end; NULL: not ours */
+    char *path; /* to be removed at the end; NULL: not ours */
     struct listener_ids allow, admin;
 };
 
 struct listener_peer {
-    pid_t pid;               /* 0: in a PID namespace that we do not see */
+    pid_t pid; /* 0: in a PID namespace that we do not see */
     uid_t uid;
     gid_t gid;
-    gid_t *groups;           /* supplementary; owned */
+    gid_t *groups; /* supplementary; owned */
     size_t n_groups;
 };
 

@@ -12,19 +12,18 @@
 #include "daemon/log.h"
 #include "daemon/server.h"
 
-static const char usage[] =
-    "usage: zerod --config FILE [--check | --print-config]\n"
-    "\n"
-    "Holds the sharded optimizer state of one training job on this node: takes gradients\n"
-    "from trainers over a local socket, reduces, updates, publishes the weights.\n"
-    "\n"
-    "  -c, --config FILE   configuration of the job (YAML)\n"
-    "      --check         validate the configuration and exit\n"
-    "      --print-config  print every effective value with its origin and exit\n"
-    "  -V, --version       print the version and exit\n"
-    "  -h, --help          print this and exit\n"
-    "\n"
-    "SIGTERM and SIGINT stop it cleanly. See zerod(8), zerod.yaml(5).\n";
+static const char usage[] = "usage: zerod --config FILE [--check | --print-config]\n"
+                            "\n"
+                            "Holds the sharded optimizer state of one training job on this node: takes gradients\n"
+                            "from trainers over a local socket, reduces, updates, publishes the weights.\n"
+                            "\n"
+                            "  -c, --config FILE   configuration of the job (YAML)\n"
+                            "      --check         validate the configuration and exit\n"
+                            "      --print-config  print every effective value with its origin and exit\n"
+                            "  -V, --version       print the version and exit\n"
+                            "  -h, --help          print this and exit\n"
+                            "\n"
+                            "SIGTERM and SIGINT stop it cleanly. See zerod(8), zerod.yaml(5).\n";
 
 struct options {
     const char *config;

@@ -50,9 +50,8 @@ int manifest_add(struct manifest *manifest, const struct layout_decl *decl)
     assert(decl->n_dims <= LAYOUT_MAX_DIMS); /* the wire refuses others */
     if (manifest->n == MANIFEST_MAX_PARAMS)
         return MANIFEST_E_FULL;
-    if (!size_mul(&shape_bytes, decl->n_dims, sizeof(*shape)) ||
-        !size_add(&n_bytes, shape_bytes, decl->name_len) || !size_add(&n_bytes, n_bytes, sizeof(*decl) + 1) ||
-        n_bytes > MANIFEST_MAX_BYTES - manifest->n_bytes)
+    if (!size_mul(&shape_bytes, decl->n_dims, sizeof(*shape)) || !size_add(&n_bytes, shape_bytes, decl->name_len) ||
+        !size_add(&n_bytes, n_bytes, sizeof(*decl) + 1) || n_bytes > MANIFEST_MAX_BYTES - manifest->n_bytes)
         return MANIFEST_E_FULL;
 
     name = malloc(decl->name_len + 1);
@@ -130,8 +129,7 @@ static const char *dtype_print(enum dtype dtype)
 }
 
 /* Appends what fits; the text stays NUL-terminated. */
-static void append(char *dst, size_t size, size_t *at, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+static void append(char *dst, size_t size, size_t *at, const char *format, ...) __attribute__((format(printf, 4, 5)));
 
 static void append(char *dst, size_t size, size_t *at, const char *format, ...)
 {

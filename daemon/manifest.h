@@ -12,13 +12,13 @@
 #include "daemon/layout.h"
 
 struct manifest {
-    struct layout_decl *decls;  /* n; names and shapes owned */
+    struct layout_decl *decls; /* n; names and shapes owned */
     uint32_t n, capacity;
-    uint64_t n_bytes;           /* held, for the quota */
+    uint64_t n_bytes; /* held, for the quota */
 };
 
 enum {
-    MANIFEST_MAX_PARAMS = 1 << 20,          /* a million: 100 times the largest model we know */
+    MANIFEST_MAX_PARAMS = 1 << 20, /* a million: 100 times the largest model we know */
     MANIFEST_MAX_BYTES = 256 << 20,
     MANIFEST_E_FULL = 1,
 };

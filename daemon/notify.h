@@ -13,9 +13,9 @@
 struct diagnostic;
 
 struct notify_entry {
-    int level;                            /* LOG_* of syslog.h */
+    int level; /* LOG_* of syslog.h */
     const char *job, *text;
-    const struct diagnostic *diagnostic;  /* NULL: a plain line */
+    const struct diagnostic *diagnostic; /* NULL: a plain line */
 };
 
 /* "READY=1", "STOPPING=1", "WATCHDOG=1", "STATUS=...". Nothing happens when nobody supervises. */

@@ -167,8 +167,7 @@ static uint64_t fixed_bytes(const struct layout *layout, const struct plan_optio
     return add(sum, mul(n_local, per_rank));
 }
 
-void plan_bytes_by_class(const struct layout *layout, const struct plan_options *options,
-                         struct plan_bytes *out)
+void plan_bytes_by_class(const struct layout *layout, const struct plan_options *options, struct plan_bytes *out)
 {
     uint64_t n_local = options->n_local_ranks;
 

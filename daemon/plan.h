@@ -34,24 +34,24 @@ struct layout;
 double plan_model_states(double n_params, unsigned ranks, unsigned stage);
 
 struct plan_options {
-    unsigned stage;                 /* 1, 2, 3 */
-    unsigned n_moments;             /* fp32 arrays of the optimizer beside the master: AdamW 2, plain SGD 0 */
-    bool private_weights;           /* weights: private, one copy for each local rank beside the node's */
+    unsigned stage;       /* 1, 2, 3 */
+    unsigned n_moments;   /* fp32 arrays of the optimizer beside the master: AdamW 2, plain SGD 0 */
+    bool private_weights; /* weights: private, one copy for each local rank beside the node's */
     bool overlap_comm;
-    unsigned first_local_rank;      /* the ranks of this node, whose partitions it owns */
+    unsigned first_local_rank; /* the ranks of this node, whose partitions it owns */
     unsigned n_local_ranks;
     uint64_t stage3_max_live_elems; /* per rank */
     uint64_t staging_bytes;         /* of the exchange between nodes; 0: one node, collective: local */
 
     /* For the class "fixed", what other modules keep; each may be 0. */
-    size_t chunk_bytes;             /* per chunk */
-    size_t chunk_rank_bytes;        /* per chunk and local rank */
-    size_t param_bytes;             /* per parameter */
-    size_t param_rank_bytes;        /* per parameter and local rank: ledger entry, flags */
-    size_t bucket_bytes;            /* per bucket */
-    size_t rank_bytes;              /* per local rank */
-    size_t credit_bytes;            /* credit page of a local rank, rounded up to pages */
-    uint64_t fixed_bytes;           /* in all: what depends on none of these, or is known otherwise */
+    size_t chunk_bytes;      /* per chunk */
+    size_t chunk_rank_bytes; /* per chunk and local rank */
+    size_t param_bytes;      /* per parameter */
+    size_t param_rank_bytes; /* per parameter and local rank: ledger entry, flags */
+    size_t bucket_bytes;     /* per bucket */
+    size_t rank_bytes;       /* per local rank */
+    size_t credit_bytes;     /* credit page of a local rank, rounded up to pages */
+    uint64_t fixed_bytes;    /* in all: what depends on none of these, or is known otherwise */
 };
 
 /*
@@ -83,8 +83,7 @@ struct plan_bytes {
     uint64_t total;  /* the most that is ever held */
 };
 
-void plan_bytes_by_class(const struct layout *layout, const struct plan_options *options,
-                         struct plan_bytes *out);
+void plan_bytes_by_class(const struct layout *layout, const struct plan_options *options, struct plan_bytes *out);
 
 /*
  * The ring of one rank, before overflow: the largest bucket, and another four typical ones with overlap_comm,

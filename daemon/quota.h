@@ -11,12 +11,12 @@
 #include <stdint.h>
 
 struct quota {
-    uint64_t limit;           /* UINT64_MAX: none */
+    uint64_t limit; /* UINT64_MAX: none */
     uint64_t used;
 };
 
 struct charge {
-    struct quota *quota;      /* NULL: nothing charged */
+    struct quota *quota; /* NULL: nothing charged */
     uint64_t amount;
 };
 
@@ -32,9 +32,9 @@ void charge_deinit(struct charge *charge);
 
 /* Where the tightest bound on memory comes from. */
 enum memory_bound {
-    MEMORY_BOUND_LIMIT,       /* limits.memory */
-    MEMORY_BOUND_AVAILABLE,   /* MemAvailable of /proc/meminfo */
-    MEMORY_BOUND_CGROUP,      /* limit less usage of this process's cgroup or one above it */
+    MEMORY_BOUND_LIMIT,     /* limits.memory */
+    MEMORY_BOUND_AVAILABLE, /* MemAvailable of /proc/meminfo */
+    MEMORY_BOUND_CGROUP,    /* limit less usage of this process's cgroup or one above it */
 };
 
 struct memory_headroom {

@@ -287,8 +287,8 @@ int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uin
     if (at == RING_NONE)
         return -ENOSPC;
     memmove(&ring->extents[at + 1], &ring->extents[at], (ring->n_extents - at) * sizeof(ring->extents[0]));
-    ring->extents[at] = (struct ring_extent){
-        .offset_bytes = offset, .n_bytes = n_bytes, .busy = true, .used = true, .reserving = true};
+    ring->extents[at] =
+        (struct ring_extent){.offset_bytes = offset, .n_bytes = n_bytes, .busy = true, .used = true, .reserving = true};
     ring->n_extents++;
     ring->n_overflows++;
     ring->overflow_bytes += n_bytes;

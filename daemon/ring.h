@@ -35,41 +35,41 @@ enum {
 struct ring_slot {
     bool held;
     bool overflow;
-    bool posted;              /* its reduction is under way, or it waits for a verdict of the workers */
+    bool posted; /* its reduction is under way, or it waits for a verdict of the workers */
     uint32_t bucket;
     uint32_t micro_batch;
     uint32_t pass;
     uint32_t attempt;
     uint32_t use;
-    uint32_t n_pushed;        /* parameters in it */
-    bool redo;                /* pushed again by a successor: to be compared, not reduced */
-    uint32_t n_pending;       /* comparisons under way */
+    uint32_t n_pushed;  /* parameters in it */
+    bool redo;          /* pushed again by a successor: to be compared, not reduced */
+    uint32_t n_pending; /* comparisons under way */
     uint64_t offset_bytes;
     uint8_t *data;
-    uint32_t next;            /* next slot of the bucket, or RING_NONE */
+    uint32_t next; /* next slot of the bucket, or RING_NONE */
 };
 
 struct ring_extent {
     uint64_t offset_bytes, n_bytes;
-    bool busy;                /* granted or holding a slot */
-    bool used;                /* since the last ring_trim() */
+    bool busy; /* granted or holding a slot */
+    bool used; /* since the last ring_trim() */
     bool reserving;
 };
 
 struct ring {
     struct segment ring, overflow, credit;
-    uint64_t ring_bytes;      /* usable */
+    uint64_t ring_bytes; /* usable */
     uint32_t n_tickets, n_buckets;
-    struct ring_slot *slots;  /* by ticket */
-    uint32_t *heads;          /* per bucket: first slot, or RING_NONE */
+    struct ring_slot *slots;     /* by ticket */
+    uint32_t *heads;             /* per bucket: first slot, or RING_NONE */
     struct ring_extent *extents; /* sorted by offset */
     uint32_t n_extents;
-    uint64_t overflow_bytes;  /* reserved now */
-    uint64_t n_overflows;     /* grants since the beginning */
+    uint64_t overflow_bytes; /* reserved now */
+    uint64_t n_overflows;    /* grants since the beginning */
     uint32_t n_held;
-    unsigned n_readers;       /* workers that still touch it */
-    bool ready;               /* its pages are reserved */
-    bool orphaned;            /* nobody will ask for it again: freed with the last reader */
+    unsigned n_readers; /* workers that still touch it */
+    bool ready;         /* its pages are reserved */
+    bool orphaned;      /* nobody will ask for it again: freed with the last reader */
 };
 
 /* What a push says about its slot. */
@@ -77,14 +77,14 @@ struct ring_use {
     uint32_t ticket, use;
     uint32_t bucket, micro_batch, pass, attempt;
     uint64_t offset_bytes;
-    uint64_t n_bytes;         /* of the bucket in gradient dtype */
+    uint64_t n_bytes; /* of the bucket in gradient dtype */
     bool overflow;
 };
 
 struct ring_options {
     unsigned rank;
     uint64_t ring_bytes;
-    uint64_t overflow_bytes;  /* the bound: the arena */
+    uint64_t overflow_bytes; /* the bound: the arena */
     uint32_t n_buckets;
     uint32_t n_tickets;
 };

@@ -53,8 +53,7 @@ static double pick(const struct schedule_numbers *numbers, size_t group)
     return numbers->items[numbers->n_items == 1 ? 0 : group];
 }
 
-static double linear_lr(const struct schedule *schedule, const double *base_lr, size_t group,
-                        uint64_t iteration)
+static double linear_lr(const struct schedule *schedule, const double *base_lr, size_t group, uint64_t iteration)
 {
     double min = pick(&schedule->warmup_min_lr, group);
     double max = schedule->warmup_max_lr.n_items > 0 ? pick(&schedule->warmup_max_lr, group) : base_lr[0];

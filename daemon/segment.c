@@ -36,12 +36,13 @@ enum {
 /*
  * Segments are large and alike, so mappings that follow each other tend to lie a multiple of 2^27 bytes apart.
  * On Zen cores streams at such distances evict each other from the first-level cache: an AdamW update over
- * 64 Mi elements takes 137 ms instead of 22. Each mapping therefore starts at a place of its own, by its descriptor, which
- * no other live segment has.
+ * 64 Mi elements takes 137 ms instead of 22. Each mapping therefore starts at a place of its own, by its descriptor,
+ * which no other live segment has.
  */
 static int segment_map(struct segment *segment, int fd, size_t n_bytes)
 {
-    uint8_t *area = mmap(NULL, n_bytes + AREA_EXTRA_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t *area =
+        mmap(NULL, n_bytes + AREA_EXTRA_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     uint8_t *map;
 
     if (area == MAP_FAILED)
@@ -113,7 +114,8 @@ int segment_reserve(const struct segment *segment, size_t offset_bytes, size_t n
     while (r < 0 && errno == EINTR);
     if (r < 0)
         return errno == ENOSPC ? -ENOMEM : -errno;
-    /* Mapped here, on a worker, too: else the first step takes a fault for each page. Kernels before 5.14 do without. */
+    /* Mapped here, on a worker, too: else the first step takes a fault for each page. Kernels before 5.14 do without.
+     */
     (void)madvise(segment->map + offset_bytes, n_bytes, MADV_POPULATE_WRITE);
     return 0;
 }
@@ -121,8 +123,7 @@ int segment_reserve(const struct segment *segment, size_t offset_bytes, size_t n
 void segment_punch(const struct segment *segment, size_t offset_bytes, size_t n_bytes)
 {
     if (n_bytes > 0)
-        (void)fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset_bytes,
-                        (off_t)n_bytes);
+        (void)fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset_bytes, (off_t)n_bytes);
 }
 
 static int segment_open(const struct segment *segment, int flags)

@@ -18,8 +18,8 @@
 struct segment {
     int fd;
     uint8_t *map;
-    size_t n_bytes;          /* multiple of the page size; 0: an empty segment, fd -1 */
-    uint8_t *area;           /* address space around map: see segment_map() */
+    size_t n_bytes; /* multiple of the page size; 0: an empty segment, fd -1 */
+    uint8_t *area;  /* address space around map: see segment_map() */
 };
 
 #define SEGMENT_NULL ((struct segment){.fd = -1})

@@ -21,9 +21,9 @@
 #include "daemon/worker.h"
 
 enum {
-    TICK_MS = 50,              /* how late a time-out may be noticed */
-    MAX_UNGREETED = 4096,      /* connections before Hello; picked: more than a burst of a large job */
-    MAX_ACCEPTS = 64,          /* per readiness */
+    TICK_MS = 50,         /* how late a time-out may be noticed */
+    MAX_UNGREETED = 4096, /* connections before Hello; picked: more than a burst of a large job */
+    MAX_ACCEPTS = 64,     /* per readiness */
 };
 
 struct server {
@@ -40,7 +40,7 @@ struct server {
     struct session *sessions;
     unsigned n_sessions;
     bool some_doomed;
-    bool listening;            /* the listen handle is active */
+    bool listening; /* the listen handle is active */
     struct wire_arena arena;
     struct frame_batch batch;
     uint8_t *buffer;
@@ -263,9 +263,10 @@ static void close_ungreeted(struct server *server, uint64_t now)
 static void tell_status(struct server *server, uint64_t now)
 {
     static const char *const words[] = {
-        [JOB_WAITING] = "waiting for ranks", [JOB_RESERVING] = "forming", [JOB_INITIALISING] = "initialising",
-        [JOB_TRAINING] = "training", [JOB_UPDATING] = "training", [JOB_ABORTING] = "aborting a step",
-        [JOB_WINDOW] = "write window", [JOB_COMMITTING_WINDOW] = "write window",
+        [JOB_WAITING] = "waiting for ranks", [JOB_RESERVING] = "forming",
+        [JOB_INITIALISING] = "initialising", [JOB_TRAINING] = "training",
+        [JOB_UPDATING] = "training",         [JOB_ABORTING] = "aborting a step",
+        [JOB_WINDOW] = "write window",       [JOB_COMMITTING_WINDOW] = "write window",
     };
     const struct job *job = server->job;
     unsigned n_here = 0;
@@ -416,9 +417,12 @@ static int start_handles(struct server *server)
 
 static int start(struct server *server, char *why, size_t why_size)
 {
-    const struct job_ops ops = {
-        .answer = job_answers, .drop = job_drops, .log = job_logs, .now_ns = job_clock,
-        .soon = job_wants_tick, .userdata = server};
+    const struct job_ops ops = {.answer = job_answers,
+                                .drop = job_drops,
+                                .log = job_logs,
+                                .now_ns = job_clock,
+                                .soon = job_wants_tick,
+                                .userdata = server};
     int r;
 
     r = kernels_select(&server->kernels, NULL, why, why_size);
@@ -426,9 +430,11 @@ static int start(struct server *server, char *why, size_t why_size)
         return r;
     r = worker_pool_new(&server->pool, n_threads(server->config), notify_loop, server);
     if (r < 0) {
-        snprintf(why, why_size, r == -ENOTSUP ? "the floating point environment flushes subnormals: a library built "
-                                                "with -ffast-math is loaded (LD_PRELOAD?)"
-                                              : "cannot start worker threads: %s", strerror(-r));
+        snprintf(why, why_size,
+                 r == -ENOTSUP ? "the floating point environment flushes subnormals: a library built "
+                                 "with -ffast-math is loaded (LD_PRELOAD?)"
+                               : "cannot start worker threads: %s",
+                 strerror(-r));
         return r;
     }
     r = job_new(&server->job, server->config, server->kernels, server->pool, &ops);

@@ -41,7 +41,7 @@ struct frame_batch *server_batch(struct server *server);
 uint8_t *server_buffer(struct server *server); /* FRAME_MAX_BYTES, for one packet at a time */
 bool server_allows(const struct server *server, const struct listener_peer *peer);
 bool server_is_admin(const struct server *server, const struct listener_peer *peer);
-bool server_is_full(const struct server *server); /* of control connections: limits.clients */
+bool server_is_full(const struct server *server);          /* of control connections: limits.clients */
 int64_t server_rank_number(const struct session *session); /* -1: none */
 struct diagnostic *server_keep(struct server *server, struct diagnostic *diagnostic); /* takes; borrowed back */
 

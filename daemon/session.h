@@ -37,13 +37,13 @@ struct session {
     struct session *next, **link;
     int fd, pidfd;
     uv_poll_t socket_poll, pid_poll;
-    unsigned n_handles;          /* libuv handles that are not closed yet */
+    unsigned n_handles; /* libuv handles that are not closed yet */
     bool watches_pid;
     bool doomed;
     enum session_state state;
     struct listener_peer peer;
     struct frame_queue queue;
-    struct job_rank *rank;       /* once attached */
+    struct job_rank *rank; /* once attached */
     uint64_t accepted_ns;
 };
 

@@ -121,19 +121,26 @@ static void describe_blocking(const struct job *job, char *dst, size_t size)
             at += (size_t)snprintf(dst + at, size - at, "%srank %u (%s)", at ? "; " : "", r,
                                    rank->pid ? "its process is gone" : "never attached");
         else
-            at += (size_t)snprintf(dst + at, size - at, "%srank %u (pid %" PRId64 ", last message %s %" PRIu64 " ms ago)",
-                                   at ? "; " : "", r, rank->pid, rank->last_request ? rank->last_request : "none",
-                                   ago_ms);
+            at += (size_t)snprintf(dst + at, size - at,
+                                   "%srank %u (pid %" PRId64 ", last message %s %" PRIu64 " ms ago)", at ? "; " : "", r,
+                                   rank->pid, rank->last_request ? rank->last_request : "none", ago_ms);
     }
 }
 
 const char *job_waits_for(const struct job *job, const struct job_rank *rank)
 {
     static const char *const waits[] = {
-        [WAIT_FORM] = "to form the job", [WAIT_INIT] = "for initial weights", [WAIT_READY] = "for initial weights",
-        [WAIT_SLOT] = "for a gradient slot", [WAIT_END] = "at the end of a micro-batch", [WAIT_STEP] = "in the step",
-        [WAIT_NORM] = "for the gradient norm", [WAIT_GATHER] = "for gathered weights", [WAIT_READ] = "for state",
-        [WAIT_WINDOW_BEGIN] = "to open a write window", [WAIT_WINDOW_END] = "to close a write window",
+        [WAIT_FORM] = "to form the job",
+        [WAIT_INIT] = "for initial weights",
+        [WAIT_READY] = "for initial weights",
+        [WAIT_SLOT] = "for a gradient slot",
+        [WAIT_END] = "at the end of a micro-batch",
+        [WAIT_STEP] = "in the step",
+        [WAIT_NORM] = "for the gradient norm",
+        [WAIT_GATHER] = "for gathered weights",
+        [WAIT_READ] = "for state",
+        [WAIT_WINDOW_BEGIN] = "to open a write window",
+        [WAIT_WINDOW_END] = "to close a write window",
         [WAIT_ABORT] = "for the abort",
     };
 
@@ -229,13 +236,14 @@ static void check_lost(struct job *job, uint64_t now)
         if (list_ranks(job, is_waiting, waiting, sizeof(waiting)) == 0)
             continue;
         rank->lost_ns = now; /* those who begin the step again wait as long again */
-        job_abort(job, rank->rank, cause_rank_lost(&(struct evidence_lost){
-                                       .at = job_at(job, rank),
-                                       .pid = rank->pid,
-                                       .aborted = true,
-                                       .last_message = rank->last_request,
-                                       .waited_ms = timeout_ns / 1000000,
-                                   }));
+        job_abort(job, rank->rank,
+                  cause_rank_lost(&(struct evidence_lost){
+                      .at = job_at(job, rank),
+                      .pid = rank->pid,
+                      .aborted = true,
+                      .last_message = rank->last_request,
+                      .waited_ms = timeout_ns / 1000000,
+                  }));
         return;
     }
 }

@@ -42,8 +42,8 @@ static void plan_places(struct state *state, const struct state_options *options
         bucket->owned_start = slice * options->first_rank;
         bucket->owned_elems = slice * options->n_ranks;
         bucket->acc_start = whole ? 0 : bucket->owned_start;
-        places[b].master = take(state_bytes, bucket->owned_elems,
-                                options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
+        places[b].master =
+            take(state_bytes, bucket->owned_elems, options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
         places[b].exp_avg = take(state_bytes, bucket->owned_elems, options->moments.m);
         places[b].exp_avg_sq = take(state_bytes, bucket->owned_elems, options->moments.v);
         places[b].acc = take(gradient_bytes, whole ? layout->buckets[b].n_elems : bucket->owned_elems, true);
@@ -74,8 +74,7 @@ static void set_pointers(struct state *state, const struct placement *places)
         /* fp32 weights of owned partitions are their masters: no copy. */
         bucket->master = places[b].master != UINT64_MAX
                              ? at(&state->state, places[b].master)
-                             : at(&state->weights, state->layout->buckets[b].weight_offset_bytes) +
-                                   bucket->owned_start;
+                             : at(&state->weights, state->layout->buckets[b].weight_offset_bytes) + bucket->owned_start;
     }
 }
 

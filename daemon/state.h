@@ -35,20 +35,20 @@ enum { STATE_MAGIC = 0x7a65726f }; /* "zero" */
 struct state_journal {
     uint32_t magic, version;
     uint64_t manifest_digest;
-    uint64_t epoch;           /* steps committed, skipped ones included */
+    uint64_t epoch; /* steps committed, skipped ones included */
     uint64_t n_applied;
-    uint64_t decided;         /* epoch + 1 while a decided step is being rolled forward, else epoch */
-    uint64_t n_windows;       /* ended since the last step */
-    uint64_t counts[];        /* per parameter: applied steps in which it was pushed */
+    uint64_t decided;   /* epoch + 1 while a decided step is being rolled forward, else epoch */
+    uint64_t n_windows; /* ended since the last step */
+    uint64_t counts[];  /* per parameter: applied steps in which it was pushed */
 };
 
 struct state_bucket {
     uint64_t owned_start, owned_elems; /* elements from the bucket's start */
-    uint64_t acc_start;       /* first element that acc holds */
-    float *master;            /* at owned_start */
-    float *exp_avg;           /* at owned_start; NULL if the optimizer has none */
+    uint64_t acc_start;                /* first element that acc holds */
+    float *master;                     /* at owned_start */
+    float *exp_avg;                    /* at owned_start; NULL if the optimizer has none */
     float *exp_avg_sq;
-    float *acc;               /* at acc_start */
+    float *acc; /* at acc_start */
 };
 
 struct state {
@@ -70,7 +70,8 @@ struct state_options {
 int state_new(struct state **out, const struct state_options *options);
 void state_free(struct state *state);
 
-/* Reserving, piece by piece and in any order: state_n_reserve_pieces() calls of state_reserve(). Return: 0 or -errno. */
+/* Reserving, piece by piece and in any order: state_n_reserve_pieces() calls of state_reserve(). Return: 0 or -errno.
+ */
 uint32_t state_n_reserve_pieces(const struct state *state);
 int state_reserve(const struct state *state, uint32_t piece);
 

@@ -18,10 +18,9 @@ enum {
 };
 
 static const char *const memory_words[N_STATUS_MEMORY] = {
-    [STATUS_MEMORY_STATE] = "state",     [STATUS_MEMORY_GRADIENT] = "gradient",
-    [STATUS_MEMORY_RING] = "ring",       [STATUS_MEMORY_OVERFLOW] = "overflow",
-    [STATUS_MEMORY_STAGING] = "staging", [STATUS_MEMORY_WEIGHTS] = "weights",
-    [STATUS_MEMORY_POOL] = "pool",       [STATUS_MEMORY_FIXED] = "fixed",
+    [STATUS_MEMORY_STATE] = "state",       [STATUS_MEMORY_GRADIENT] = "gradient", [STATUS_MEMORY_RING] = "ring",
+    [STATUS_MEMORY_OVERFLOW] = "overflow", [STATUS_MEMORY_STAGING] = "staging",   [STATUS_MEMORY_WEIGHTS] = "weights",
+    [STATUS_MEMORY_POOL] = "pool",         [STATUS_MEMORY_FIXED] = "fixed",
 };
 
 static const char *const phase_words[N_STATUS_PHASES] = {
@@ -112,8 +111,8 @@ static void put_known(struct json *j, struct json_object *o, const char *key, co
     json_put_string(j, o, key, value && value[0] ? value : NULL);
 }
 
-static void put_push(struct json *j, struct json_object *parent, const char *key,
-                     const struct diagnostic_push *push, uint64_t now_ns)
+static void put_push(struct json *j, struct json_object *parent, const char *key, const struct diagnostic_push *push,
+                     uint64_t now_ns)
 {
     const struct push_record *record = &push->record;
     struct json_object *o;
@@ -151,8 +150,7 @@ static void push_param_name(struct json *j, struct json_object *names, const str
 }
 
 /* All names when the layout is there to look them up in; else those that the text has. */
-static struct json_object *diagnostic_names(struct json *j, const struct diagnostic *d,
-                                            const struct layout *layout)
+static struct json_object *diagnostic_names(struct json *j, const struct diagnostic *d, const struct layout *layout)
 {
     struct json_object *names = json_new_array(j);
     uint32_t i;
@@ -168,8 +166,8 @@ static struct json_object *diagnostic_names(struct json *j, const struct diagnos
     return names;
 }
 
-static struct json_object *diagnostic_object(struct json *j, const struct diagnostic *d,
-                                             const struct layout *layout, uint64_t now_ns)
+static struct json_object *diagnostic_object(struct json *j, const struct diagnostic *d, const struct layout *layout,
+                                             uint64_t now_ns)
 {
     struct json_object *o = json_new_object(j), *fields = json_new_array(j), *field;
     size_t i;
@@ -201,8 +199,7 @@ static struct json_object *diagnostics_array(struct json *j, const struct diagno
     return array;
 }
 
-char *diagnostics_json(const struct diagnostic *const *list, size_t n, const struct layout *layout,
-                       uint64_t now_ns)
+char *diagnostics_json(const struct diagnostic *const *list, size_t n, const struct layout *layout, uint64_t now_ns)
 {
     struct json j = {};
 
@@ -392,8 +389,7 @@ static void put_process(struct json *j, struct json_object *o, const struct stat
     put_hex(j, o, "incarnation", rank->incarnation);
 }
 
-static void put_since(struct json *j, struct json_object *o, const char *key, uint64_t since_ns,
-                      uint64_t now_ns)
+static void put_since(struct json *j, struct json_object *o, const char *key, uint64_t since_ns, uint64_t now_ns)
 {
     if (since_ns > 0)
         json_put_u64(j, o, key, age_ns(now_ns, since_ns));
@@ -420,8 +416,7 @@ static struct json_object *rank_object(struct json *j, const struct status_rank 
     return o;
 }
 
-static struct json_object *ranks_array(struct json *j, const struct status_rank *ranks, size_t n,
-                                       uint64_t now_ns)
+static struct json_object *ranks_array(struct json *j, const struct status_rank *ranks, size_t n, uint64_t now_ns)
 {
     struct json_object *array = json_new_array(j);
     size_t i;
@@ -441,8 +436,7 @@ char *ranks_json(const struct status_rank *ranks, size_t n, uint64_t now_ns)
 /* ---- parameters ---------------------------------------------------------------------------------------- */
 
 /* Ranks that own elements of the parameter. */
-static struct json_object *owners_array(struct json *j, const struct layout *layout,
-                                        const struct layout_param *param)
+static struct json_object *owners_array(struct json *j, const struct layout *layout, const struct layout_param *param)
 {
     struct json_object *array = json_new_array(j);
     uint64_t partition_elems, first, last;
@@ -491,9 +485,8 @@ static void put_declared(struct json *j, struct json_object *o, const struct lay
         json_put_u64(j, o, "bucket", param->bucket);
 }
 
-static struct json_object *param_object(struct json *j, const struct layout *layout,
-                                        const struct ledger *ledger, const struct status_param *dynamic,
-                                        uint32_t id)
+static struct json_object *param_object(struct json *j, const struct layout *layout, const struct ledger *ledger,
+                                        const struct status_param *dynamic, uint32_t id)
 {
     struct json_object *o = json_new_object(j);
 
@@ -509,8 +502,8 @@ static struct json_object *param_object(struct json *j, const struct layout *lay
     return o;
 }
 
-static struct json_object *params_array(struct json *j, const struct layout *layout,
-                                        const struct ledger *ledger, const struct status_param *params)
+static struct json_object *params_array(struct json *j, const struct layout *layout, const struct ledger *ledger,
+                                        const struct status_param *params)
 {
     struct json_object *array = json_new_array(j);
     uint32_t id;

@@ -151,12 +151,10 @@ char *ranks_json(const struct status_rank *ranks, size_t n, uint64_t now_ns);
 
 /* `zerodctl params`: an array in declaration order. layout NULL: empty. ledger (pushed_by) and params
  * (layout->n_params of them) may be NULL. */
-char *params_json(const struct layout *layout, const struct ledger *ledger,
-                  const struct status_param *params);
+char *params_json(const struct layout *layout, const struct ledger *ledger, const struct status_param *params);
 
 /* `zerodctl diagnostics`: an array, in the order given; with a layout every parameter of each is named. */
-char *diagnostics_json(const struct diagnostic *const *list, size_t n, const struct layout *layout,
-                       uint64_t now_ns);
+char *diagnostics_json(const struct diagnostic *const *list, size_t n, const struct layout *layout, uint64_t now_ns);
 
 /* Everything that `report` bundles of the daemon. */
 struct report {

@@ -44,14 +44,14 @@ struct step;
 struct reduction {
     struct work work;
     struct step *step;
-    uint64_t staging_elems;       /* where the bucket's pieces begin in staging */
+    uint64_t staging_elems; /* where the bucket's pieces begin in staging */
     uint32_t bucket, micro_batch, pass;
     bool combining;
     bool busy;
-    uint64_t *masks;              /* per parameter of the bucket: bit i = local rank i (or piece i) takes part */
-    const uint8_t **sources;      /* per local rank: its slot; combining: per piece, fp32 from the bucket's start */
+    uint64_t *masks;         /* per parameter of the bucket: bit i = local rank i (or piece i) takes part */
+    const uint8_t **sources; /* per local rank: its slot; combining: per piece, fp32 from the bucket's start */
     unsigned n_sources;
-    struct ring *held[STEP_MAX_RANKS]; /* for the caller: what keeps the sources readable */
+    struct ring *held[STEP_MAX_RANKS];     /* for the caller: what keeps the sources readable */
     unsigned source_ranks[STEP_MAX_RANKS]; /* combining: first rank of each piece, in order */
     void (*done)(void *userdata, struct reduction *reduction);
     void *userdata;
@@ -60,16 +60,16 @@ struct reduction {
 /* Where a value that is not finite came from; the least (micro-batch, parameter, element) is kept. */
 struct step_finding {
     bool found;
-    bool overflowed;              /* all inputs were finite, their sum was not */
+    bool overflowed; /* all inputs were finite, their sum was not */
     uint32_t micro_batch, param;
-    unsigned rank;                /* meaningless when overflowed */
+    unsigned rank; /* meaningless when overflowed */
     uint64_t elem;
     float value;
-    uint64_t n_nan, n_inf;        /* in that parameter's piece by that rank */
+    uint64_t n_nan, n_inf; /* in that parameter's piece by that rank */
 };
 
 struct step_piece {
-    unsigned first, n;            /* ranks */
+    unsigned first, n; /* ranks */
 };
 
 struct step {
@@ -80,13 +80,13 @@ struct step {
     unsigned first_local, n_local; /* ranks whose slots are here */
     enum optimizer optimizer;
 
-    struct reduction *reductions;  /* per bucket */
-    struct reduce_result *results; /* per chunk: squares of the accumulator; sums unused */
-    struct position_sum *sums;     /* per chunk and local rank */
-    uint8_t *contributed;          /* per parameter: its accumulator holds something of this step */
-    double *norms;                 /* per parameter: of the last decided step, scaled */
+    struct reduction *reductions;   /* per bucket */
+    struct reduce_result *results;  /* per chunk: squares of the accumulator; sums unused */
+    struct position_sum *sums;      /* per chunk and local rank */
+    uint8_t *contributed;           /* per parameter: its accumulator holds something of this step */
+    double *norms;                  /* per parameter: of the last decided step, scaled */
     struct update_scalars *scalars; /* per parameter */
-    float *staging;                /* pieces x padded elements; NULL when all ranks are local */
+    float *staging;                 /* pieces x padded elements; NULL when all ranks are local */
     struct step_piece pieces[STEP_MAX_PIECES];
     unsigned n_pieces;
     pthread_mutex_t finding_lock;
@@ -95,11 +95,11 @@ struct step {
     struct work update_work;
     void (*update_done)(void *userdata);
     void *update_userdata;
-    uint64_t n_reduced_bytes;      /* read from slots since step_open */
+    uint64_t n_reduced_bytes; /* read from slots since step_open */
 };
 
 struct step_options {
-    struct state *state;           /* not consumed, must outlive the step; likewise the others */
+    struct state *state; /* not consumed, must outlive the step; likewise the others */
     const struct kernels *kernels;
     struct worker_pool *pool;
     unsigned first_local, n_local;
@@ -140,9 +140,9 @@ float *step_staging(const struct step *step, uint32_t bucket, unsigned piece);
 void step_norm(struct step *step, struct exact_sum *total);
 
 struct step_update {
-    const struct hyper *groups;    /* per group */
-    double s;                      /* numerics.md section 3 */
-    double norm_scale;             /* 1 / (D x L): scales norms[] */
+    const struct hyper *groups; /* per group */
+    double s;                   /* numerics.md section 3 */
+    double norm_scale;          /* 1 / (D x L): scales norms[] */
 };
 
 /* The step is decided: from here it only rolls forward. done() when masters, moments and weights are written. */

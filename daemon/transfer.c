@@ -62,8 +62,8 @@ static void transfer_run(struct work *work, uint32_t item)
     const struct transfer_options *o = &transfer->options;
     const struct piece *piece = &transfer->pieces[item];
     const struct layout_param *param = &o->state->layout->params[piece->param];
-    uint64_t offset = (o->range ? param->range_offset_bytes : param->weight_offset_bytes) +
-                      piece->start * dtype_size(param->dtype);
+    uint64_t offset =
+        (o->range ? param->range_offset_bytes : param->weight_offset_bytes) + piece->start * dtype_size(param->dtype);
     int r;
 
     (void)failpoint("transfer");

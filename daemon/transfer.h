@@ -26,7 +26,7 @@ struct transfer_options {
     const struct segment *segment; /* must stay until done */
     const uint32_t *params;        /* NULL: all */
     uint32_t n_params;
-    bool range;                    /* places are those of the range (stage 3), else of the weight segment */
+    bool range; /* places are those of the range (stage 3), else of the weight segment */
     enum transfer_direction direction;
     /* On the thread that reaps. result: 0 or -errno (no memory). */
     void (*done)(void *userdata, int result);

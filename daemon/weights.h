@@ -17,7 +17,8 @@ void weights_fetch(const struct state *state, const struct kernels *kernels, uin
 
 /*
  * The range takes these weights. A master changes only where its weight's bytes do, and is then the exact
- * value of the weight: what a 16-bit weight cannot show of its master survives when the weight is written back unchanged.
+ * value of the weight: what a 16-bit weight cannot show of its master survives when the weight is written back
+ * unchanged.
  */
 void weights_store(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
                    uint64_t n_elems, const void *src);

@@ -15,10 +15,10 @@
 
 struct window {
     struct segment segment;
-    bool ready;             /* shows the weights */
-    bool busy;              /* a transfer is under way */
-    bool stale;             /* its writer died: to be filled again for the successor */
-    bool forgotten;         /* while a transfer was under way: goes when that ends */
+    bool ready;     /* shows the weights */
+    bool busy;      /* a transfer is under way */
+    bool stale;     /* its writer died: to be filled again for the successor */
+    bool forgotten; /* while a transfer was under way: goes when that ends */
 };
 
 void window_free(struct window *window)
@@ -43,11 +43,11 @@ void window_forget(struct job *job)
     job->phase = JOB_TRAINING;
 }
 
-static const struct misplaced inside_step = {
-    "a write window", "windows open between two steps, and this rank has begun one",
-    "zerod_write_begin before the step's first micro-batch, on all ranks"};
-static const struct misplaced not_open = {
-    "the end of a write window", "no write window is open", "zerod_write_begin first, on all ranks"};
+static const struct misplaced inside_step = {"a write window",
+                                             "windows open between two steps, and this rank has begun one",
+                                             "zerod_write_begin before the step's first micro-batch, on all ranks"};
+static const struct misplaced not_open = {"the end of a write window", "no write window is open",
+                                          "zerod_write_begin first, on all ranks"};
 
 /* ---- begin --------------------------------------------------------------------------------------------- */
 
@@ -65,7 +65,9 @@ static void answer_begin(struct job *job, struct job_rank *rank)
     job_answer(job, rank,
                &(struct reply){
                    .type = REPLY_DONE,
-                   .done = {.position = job_position(job, rank), .segments = &segment, .n_segments = fd >= 0,
+                   .done = {.position = job_position(job, rank),
+                            .segments = &segment,
+                            .n_segments = fd >= 0,
                             .loss_scale = job_loss_scale(job)},
                },
                &fd, fd >= 0);
@@ -83,10 +85,11 @@ static void fill_done(void *userdata, int result)
         for (unsigned r = 0; r < job->world_size; r++)
             if (job->ranks[r].wait == WAIT_WINDOW_BEGIN)
                 job_refuse(job, &job->ranks[r],
-                           job_keep(job, cause_quota(&(struct evidence_quota){
-                                             .at = job_at(job, &job->ranks[r]), .what = "write window", .unit = "bytes",
-                                             .asked = window->segment.n_bytes,
-                                             .fix = "free memory on this machine"})),
+                           job_keep(job, cause_quota(&(struct evidence_quota){.at = job_at(job, &job->ranks[r]),
+                                                                              .what = "write window",
+                                                                              .unit = "bytes",
+                                                                              .asked = window->segment.n_bytes,
+                                                                              .fix = "free memory on this machine"})),
                            false);
         window_forget(job);
     } else {
@@ -211,7 +214,9 @@ static void commit_window(struct job *job)
             if (job->ranks[i].wait == WAIT_WINDOW_END)
                 job_refuse(job, &job->ranks[i],
                            job_keep(job, cause_quota(&(struct evidence_quota){
-                                             .at = job_at(job, &job->ranks[i]), .what = "write window", .unit = "bytes",
+                                             .at = job_at(job, &job->ranks[i]),
+                                             .what = "write window",
+                                             .unit = "bytes",
                                              .fix = "free memory, then end the window again"})),
                            false);
     }
@@ -221,7 +226,8 @@ void job_write_end(struct job *job, struct job_rank *rank, bool forget)
 {
     if (job_is_stopped(job, rank))
         return;
-    if (job->phase != JOB_WINDOW || (rank->rank == 0 && job->window->stale)) { /* stale: its predecessor's, half written */
+    if (job->phase != JOB_WINDOW ||
+        (rank->rank == 0 && job->window->stale)) { /* stale: its predecessor's, half written */
         job_refuse_early(job, rank, &not_open);
         return;
     }

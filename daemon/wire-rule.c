@@ -124,8 +124,7 @@ static char *text_clean(const struct wire_rule *rule, struct wire_arena *arena, 
 
 static int check_number(const struct wire_rule *rule, uint64_t v, struct wire_problem *problem)
 {
-    if (v >= rule->min && (rule->max == 0 || v <= rule->max) &&
-        (rule->multiple_of == 0 || v % rule->multiple_of == 0))
+    if (v >= rule->min && (rule->max == 0 || v <= rule->max) && (rule->multiple_of == 0 || v % rule->multiple_of == 0))
         return 0;
     if (v >= rule->min && (rule->max == 0 || v <= rule->max))
         wire_problem_set(problem, ": %" PRIu64 ", expected a multiple of %" PRIu64, v, rule->multiple_of);
@@ -189,8 +188,7 @@ static int check_text(const struct wire_rule *rule, const char *text, struct wir
     i = text_check(text, n, rule->flags);
     if (i == n)
         return 0;
-    wire_problem_set(problem, ": byte 0x%02x at %zu, expected UTF-8 without control characters",
-                     (uint8_t)text[i], i);
+    wire_problem_set(problem, ": byte 0x%02x at %zu, expected UTF-8 without control characters", (uint8_t)text[i], i);
     return WIRE_E_INVALID;
 }
 
@@ -211,8 +209,7 @@ static size_t count_load(const struct wire_rule *rule, const uint8_t *ours)
     return *(const size_t *)(ours + rule->count_offset);
 }
 
-static int unpack_bytes(const struct wire_rule *rule, const uint8_t *proto, uint8_t *ours,
-                        struct wire_problem *problem)
+static int unpack_bytes(const struct wire_rule *rule, const uint8_t *proto, uint8_t *ours, struct wire_problem *problem)
 {
     const ProtobufCBinaryData *bytes = (const void *)(proto + rule->proto_offset);
 
@@ -222,8 +219,7 @@ static int unpack_bytes(const struct wire_rule *rule, const uint8_t *proto, uint
 }
 
 /* The array itself may stay where protobuf-c has put it. */
-static int unpack_array(const struct wire_rule *rule, const uint8_t *proto, uint8_t *ours,
-                        struct wire_problem *problem)
+static int unpack_array(const struct wire_rule *rule, const uint8_t *proto, uint8_t *ours, struct wire_problem *problem)
 {
     size_t n = *(const size_t *)(proto + rule->proto_count_offset);
     void *array = *(void *const *)(proto + rule->proto_offset);
@@ -254,8 +250,8 @@ static void unpack_absent(const struct wire_table *table, uint8_t *ours)
     }
 }
 
-static int unpack_message(const struct wire_rule *rule, struct wire_arena *arena, const uint8_t *proto,
-                          uint8_t *ours, struct wire_problem *problem)
+static int unpack_message(const struct wire_rule *rule, struct wire_arena *arena, const uint8_t *proto, uint8_t *ours,
+                          struct wire_problem *problem)
 {
     const void *message = *(void *const *)(proto + rule->proto_offset);
     int r;
@@ -276,8 +272,8 @@ static int unpack_message(const struct wire_rule *rule, struct wire_arena *arena
     return r;
 }
 
-static int unpack_messages(const struct wire_rule *rule, struct wire_arena *arena, const uint8_t *proto,
-                           uint8_t *ours, struct wire_problem *problem)
+static int unpack_messages(const struct wire_rule *rule, struct wire_arena *arena, const uint8_t *proto, uint8_t *ours,
+                           struct wire_problem *problem)
 {
     size_t n = *(const size_t *)(proto + rule->proto_count_offset);
     void *const *messages = *(void **const *)(proto + rule->proto_offset);
@@ -303,8 +299,8 @@ static int unpack_messages(const struct wire_rule *rule, struct wire_arena *aren
     return 0;
 }
 
-static int unpack_field(const struct wire_rule *rule, struct wire_arena *arena, const uint8_t *proto,
-                        uint8_t *ours, struct wire_problem *problem)
+static int unpack_field(const struct wire_rule *rule, struct wire_arena *arena, const uint8_t *proto, uint8_t *ours,
+                        struct wire_problem *problem)
 {
     const void *from = proto + rule->proto_offset;
     void *to = ours + rule->offset;
@@ -393,8 +389,7 @@ int wire_table_unpack(const struct wire_table *table, struct wire_arena *arena, 
 
 /* ---- from our struct to protobuf-c's ------------------------------------------------------------------- */
 
-static int pack_strings(const struct wire_rule *rule, struct wire_arena *arena, const uint8_t *ours,
-                        uint8_t *proto)
+static int pack_strings(const struct wire_rule *rule, struct wire_arena *arena, const uint8_t *ours, uint8_t *proto)
 {
     const char *const *texts = *(const char *const *const *)(ours + rule->offset);
     size_t n = count_load(rule, ours);
@@ -414,8 +409,7 @@ static int pack_strings(const struct wire_rule *rule, struct wire_arena *arena, 
 }
 
 /* A new message in the arena, with what is in ours. */
-static int pack_message(const struct wire_table *table, struct wire_arena *arena, const uint8_t *ours,
-                        void **out)
+static int pack_message(const struct wire_table *table, struct wire_arena *arena, const uint8_t *ours, void **out)
 {
     void *message = wire_arena_alloc(arena, table->descriptor->sizeof_message);
 
@@ -425,8 +419,7 @@ static int pack_message(const struct wire_table *table, struct wire_arena *arena
     return wire_table_pack(table, arena, ours, message);
 }
 
-static int pack_messages(const struct wire_rule *rule, struct wire_arena *arena, const uint8_t *ours,
-                         uint8_t *proto)
+static int pack_messages(const struct wire_rule *rule, struct wire_arena *arena, const uint8_t *ours, uint8_t *proto)
 {
     const uint8_t *from = *(const uint8_t *const *)(ours + rule->offset);
     size_t n = count_load(rule, ours);
@@ -446,8 +439,7 @@ static int pack_messages(const struct wire_rule *rule, struct wire_arena *arena,
     return 0;
 }
 
-static int pack_field(const struct wire_rule *rule, struct wire_arena *arena, const uint8_t *ours,
-                      uint8_t *proto)
+static int pack_field(const struct wire_rule *rule, struct wire_arena *arena, const uint8_t *ours, uint8_t *proto)
 {
     const void *from = ours + rule->offset;
     void *to = proto + rule->proto_offset;

@@ -16,8 +16,7 @@
  */
 
 enum {
-    MAX_DIAGNOSTIC_LINE =
-        1024, /* title, names, sites: with the other two, the largest diagnostic takes 110 KiB */
+    MAX_DIAGNOSTIC_LINE = 1024, /* title, names, sites: with the other two, the largest diagnostic takes 110 KiB */
     MAX_DIAGNOSTIC_FIELD = 4 * 1024,
     MAX_DIAGNOSTIC_TEXT = 32 * 1024,
     MAX_LABEL = 64,
@@ -26,8 +25,7 @@ enum {
     PAGE_ALIGN = 4096, /* also right where pages are larger */
 };
 
-#define ELEMS_LIMIT                                                                                          \
-    (UINT64_C(1) << 62) /* counts of elements are below: bytes of fp32 then fit into 64 bits */
+#define ELEMS_LIMIT (UINT64_C(1) << 62) /* counts of elements are below: bytes of fp32 then fit into 64 bits */
 
 /* ---- both ways ----------------------------------------------------------------------------------------- */
 
@@ -58,8 +56,7 @@ static const struct wire_rule push_record_rules[] = {
     STRING(PushRecord, wire_push_record, site, .max = MAX_DIAGNOSTIC_LINE, .flags = WIRE_CUT),
     U64(PushRecord, wire_push_record, time_ns),
 };
-static const struct wire_table push_record_table =
-    WIRE_TABLE(push_record, wire_push_record, push_record_rules);
+static const struct wire_table push_record_table = WIRE_TABLE(push_record, wire_push_record, push_record_rules);
 
 /* diagnostic_field has char *, the texts of a struct diagnostic being its own. */
 #define OWN_STRING(M, S, field, ...) WIRE_SCALAR(WIRE_STRING, char *, char *, M, S, field, __VA_ARGS__)
@@ -73,8 +70,7 @@ static const struct wire_table diagnostic_field_table =
 
 static const struct wire_rule diagnostic_rules[] = {
     U32(Diagnostic, wire_diagnostic, code, .min = 1000, .max = 1999),
-    STRING(Diagnostic, wire_diagnostic, cause_class,
-           .max = sizeof(((struct diagnostic *)NULL)->cause_class) - 1),
+    STRING(Diagnostic, wire_diagnostic, cause_class, .max = sizeof(((struct diagnostic *)NULL)->cause_class) - 1),
     STRING(Diagnostic, wire_diagnostic, title, .max = MAX_DIAGNOSTIC_LINE, .flags = WIRE_CUT),
     BOOL(Diagnostic, wire_diagnostic, has_rank),
     U32(Diagnostic, wire_diagnostic, rank, HAS(Diagnostic, wire_diagnostic, has_rank)),
@@ -131,8 +127,8 @@ static bool hello_check(const void *ours, struct wire_problem *problem)
 
     if (hello->version_max >= hello->version_min)
         return true;
-    wire_problem_set(problem, "version_max: %" PRIu32 ", expected at least version_min, %" PRIu32,
-                     hello->version_max, hello->version_min);
+    wire_problem_set(problem, "version_max: %" PRIu32 ", expected at least version_min, %" PRIu32, hello->version_max,
+                     hello->version_min);
     return false;
 }
 
@@ -161,8 +157,7 @@ static bool param_check(const void *ours, struct wire_problem *problem)
     return false;
 }
 
-static const struct wire_table param_table =
-    WIRE_TABLE(param, layout_decl, param_rules, .check = param_check);
+static const struct wire_table param_table = WIRE_TABLE(param, layout_decl, param_rules, .check = param_check);
 
 static const struct wire_rule declare_rules[] = {
     MESSAGES(Declare, request_declare, params, n_params, .table = &param_table),
@@ -181,10 +176,8 @@ static const struct wire_rule init_rules[] = {
 };
 
 static const struct wire_rule begin_backward_rules[] = {
-    U64(BeginBackward, request_begin_backward, step),
-    U32(BeginBackward, request_begin_backward, micro_batch),
-    U32(BeginBackward, request_begin_backward, attempt),
-    U64(BeginBackward, request_begin_backward, n_forwards),
+    U64(BeginBackward, request_begin_backward, step),        U32(BeginBackward, request_begin_backward, micro_batch),
+    U32(BeginBackward, request_begin_backward, attempt),     U64(BeginBackward, request_begin_backward, n_forwards),
     U64(BeginBackward, request_begin_backward, n_backwards),
 };
 
@@ -235,8 +228,7 @@ static const struct wire_rule abandon_backward_rules[] = {
     U64(AbandonBackward, request_abandon_backward, step),
     U32(AbandonBackward, request_abandon_backward, micro_batch),
     U32(AbandonBackward, request_abandon_backward, attempt),
-    STRING(AbandonBackward, request_abandon_backward, why, .max = WIRE_MAX_TEXT_BYTES,
-           .flags = WIRE_MULTILINE),
+    STRING(AbandonBackward, request_abandon_backward, why, .max = WIRE_MAX_TEXT_BYTES, .flags = WIRE_MULTILINE),
 };
 
 static const struct wire_rule step_rules[] = {
@@ -248,8 +240,7 @@ static const struct wire_rule step_rules[] = {
     DOUBLE(Step, request_step, loss_scale, .flags = WIRE_POSITIVE),
     BOOL(Step, request_step, found_inf),
     BOOL(Step, request_step, has_blob),
-    BYTES(Step, request_step, blob, n_blob_bytes, .max = WIRE_MAX_BLOB_BYTES,
-          HAS(Step, request_step, has_blob)),
+    BYTES(Step, request_step, blob, n_blob_bytes, .max = WIRE_MAX_BLOB_BYTES, HAS(Step, request_step, has_blob)),
 };
 
 static const struct wire_rule gather_rules[] = {
@@ -305,9 +296,9 @@ static const struct wire_rule admin_rules[] = {
     STRINGS(Admin, request_admin, args, n_args, .max = MAX_ARG, .max_count = WIRE_MAX_ARGS),
 };
 
-#define TABLE_EMPTY(M)                                                                                       \
-    {                                                                                                        \
-        .descriptor = &zerod__v1__##M##__descriptor                                                          \
+#define TABLE_EMPTY(M)                                                                                                 \
+    {                                                                                                                  \
+        .descriptor = &zerod__v1__##M##__descriptor                                                                    \
     }
 
 static const struct wire_table request_tables[N_REQUEST_TYPES] = {
@@ -321,8 +312,7 @@ static const struct wire_table request_tables[N_REQUEST_TYPES] = {
     [REQUEST_PUSH] = WIRE_TABLE(push, request_push, push_rules),
     [REQUEST_SLOT_REQUEST] = WIRE_TABLE(slot_request, request_slot_request, slot_request_rules),
     [REQUEST_END_BACKWARD] = WIRE_TABLE(end_backward, request_end_backward, end_backward_rules),
-    [REQUEST_ABANDON_BACKWARD] =
-        WIRE_TABLE(abandon_backward, request_abandon_backward, abandon_backward_rules),
+    [REQUEST_ABANDON_BACKWARD] = WIRE_TABLE(abandon_backward, request_abandon_backward, abandon_backward_rules),
     [REQUEST_STEP] = WIRE_TABLE(step, request_step, step_rules),
     [REQUEST_GRAD_NORM] = TABLE_EMPTY(grad_norm),
     [REQUEST_GATHER] = WIRE_TABLE(gather, request_gather, gather_rules),
@@ -357,10 +347,8 @@ static const struct wire_rule formed_rules[] = {
     BOOL(Formed, reply_formed, resumed),
     BOOL(Formed, reply_formed, init_wanted),
     MESSAGE(Formed, reply_formed, position, .table = &position_table),
-    MESSAGES(Formed, reply_formed, segments, n_segments, .table = &segment_table,
-             .max_count = WIRE_MAX_SEGMENTS),
-    BYTES(Formed, reply_formed, blob, n_blob_bytes, .max = WIRE_MAX_BLOB_BYTES,
-          HAS(Formed, reply_formed, has_blob)),
+    MESSAGES(Formed, reply_formed, segments, n_segments, .table = &segment_table, .max_count = WIRE_MAX_SEGMENTS),
+    BYTES(Formed, reply_formed, blob, n_blob_bytes, .max = WIRE_MAX_BLOB_BYTES, HAS(Formed, reply_formed, has_blob)),
     BOOL(Formed, reply_formed, has_blob),
     U32(Formed, reply_formed, n_tickets),
     U64(Formed, reply_formed, ring_bytes),
@@ -511,8 +499,8 @@ static unsigned count_kinds(const struct envelope *envelope, const uint8_t *at, 
 }
 
 /* The type of a decoded envelope, or 0 and the problem. */
-static unsigned find_type(const struct envelope *envelope, const ProtobufCMessage *message,
-                          const uint8_t *data, size_t n_bytes, struct wire_problem *problem)
+static unsigned find_type(const struct envelope *envelope, const ProtobufCMessage *message, const uint8_t *data,
+                          size_t n_bytes, struct wire_problem *problem)
 {
     unsigned type = *(const uint32_t *)((const uint8_t *)message + envelope->case_offset);
     unsigned n_kinds = count_kinds(envelope, data, data + n_bytes);
@@ -522,8 +510,8 @@ static unsigned find_type(const struct envelope *envelope, const ProtobufCMessag
     if (type != 0)
         wire_problem_set(problem, ": %u messages in one packet, expected one", n_kinds);
     else if (message->n_unknown_fields > 0)
-        wire_problem_set(problem, ": message of kind %" PRIu32 ", expected 1 to %u",
-                         message->unknown_fields[0].tag, envelope->n_types - 1);
+        wire_problem_set(problem, ": message of kind %" PRIu32 ", expected 1 to %u", message->unknown_fields[0].tag,
+                         envelope->n_types - 1);
     else
         wire_problem_set(problem, ": an empty packet, expected one message");
     return 0;
@@ -591,8 +579,8 @@ static size_t bound_numbers(const struct wire_table *table)
     return ENVELOPE + table->n_rules * (KEY + VALUE);
 }
 
-static int envelope_pack(const struct envelope *envelope, struct wire_arena *arena, unsigned type,
-                         const void *ours, void *buffer, size_t size)
+static int envelope_pack(const struct envelope *envelope, struct wire_arena *arena, unsigned type, const void *ours,
+                         void *buffer, size_t size)
 {
     const struct wire_table *table = &envelope->tables[type];
     ProtobufCMessage *message, *member;
@@ -619,8 +607,8 @@ static int envelope_pack(const struct envelope *envelope, struct wire_arena *are
 
 /* ---- the verbs ----------------------------------------------------------------------------------------- */
 
-int wire_unpack_request(struct wire_arena *arena, const void *data, size_t n_bytes, struct request *out,
-                        char *why, size_t why_size)
+int wire_unpack_request(struct wire_arena *arena, const void *data, size_t n_bytes, struct request *out, char *why,
+                        size_t why_size)
 {
     struct wire_problem problem = {.why = why, .size = why_size};
     unsigned type = 0;
@@ -631,8 +619,8 @@ int wire_unpack_request(struct wire_arena *arena, const void *data, size_t n_byt
     return r;
 }
 
-int wire_unpack_reply(struct wire_arena *arena, const void *data, size_t n_bytes, struct reply *out,
-                      char *why, size_t why_size)
+int wire_unpack_reply(struct wire_arena *arena, const void *data, size_t n_bytes, struct reply *out, char *why,
+                      size_t why_size)
 {
     struct wire_problem problem = {.why = why, .size = why_size};
     unsigned type = 0;

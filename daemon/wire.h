@@ -451,10 +451,10 @@ struct reply {
  * expected ("Push.dtype_plus_one: 9, expected 0 to 3").
  * Return: 0, WIRE_E_INVALID, -ENOMEM.
  */
-int wire_unpack_request(struct wire_arena *arena, const void *data, size_t n_bytes, struct request *out,
-                        char *why, size_t why_size);
-int wire_unpack_reply(struct wire_arena *arena, const void *data, size_t n_bytes, struct reply *out,
-                      char *why, size_t why_size);
+int wire_unpack_request(struct wire_arena *arena, const void *data, size_t n_bytes, struct request *out, char *why,
+                        size_t why_size);
+int wire_unpack_reply(struct wire_arena *arena, const void *data, size_t n_bytes, struct reply *out, char *why,
+                      size_t why_size);
 
 /* Return: bytes written to buffer, at least 1; -EMSGSIZE when they do not fit into size; -ENOMEM. */
 int wire_pack_request(struct wire_arena *arena, const struct request *request, void *buffer, size_t size);

@@ -14,10 +14,10 @@ struct worker_pool {
     pthread_mutex_t lock;
     pthread_cond_t work_posted;
     pthread_cond_t work_done;
-    struct work *head, **tail;        /* posted, with items left to start */
-    struct work *done, **done_tail;   /* finished, to be reaped */
+    struct work *head, **tail;      /* posted, with items left to start */
+    struct work *done, **done_tail; /* finished, to be reaped */
     uint64_t n_items_done;
-    unsigned n_under_way;             /* posted and not yet in the done list */
+    unsigned n_under_way; /* posted and not yet in the done list */
     bool stop;
     bool bad_float_env;
     void (*notify)(void *userdata);

@@ -41,7 +41,8 @@ void worker_post(struct worker_pool *pool, struct work *work);
 /* Calls done() for what has finished. Return: how many. */
 unsigned worker_pool_reap(struct worker_pool *pool);
 
-/* Blocks until something has finished, then reaps; for tests and programs without a loop. Return: as reap; 0: nothing is under way. */
+/* Blocks until something has finished, then reaps; for tests and programs without a loop. Return: as reap; 0: nothing
+ * is under way. */
 unsigned worker_pool_wait(struct worker_pool *pool);
 
 unsigned worker_pool_n_threads(const struct worker_pool *pool);

@@ -31,8 +31,7 @@ static always_inline void narrow_f16(uint16_t *restrict out, const float *restri
         out[i] = f16_from_f32(in[i]);
 }
 
-static always_inline void narrow(uint16_t *restrict out, const float *restrict in, size_t n_elems,
-                                 enum dtype dtype)
+static always_inline void narrow(uint16_t *restrict out, const float *restrict in, size_t n_elems, enum dtype dtype)
 {
     if (dtype == DTYPE_BF16)
         narrow_bf16(out, in, n_elems);

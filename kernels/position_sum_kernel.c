@@ -3,8 +3,8 @@
 
 #include <assert.h>
 
-static always_inline void update(struct position_sum *sum, enum dtype dtype, const void *elems,
-                                 size_t n_elems, size_t start_elem)
+static always_inline void update(struct position_sum *sum, enum dtype dtype, const void *elems, size_t n_elems,
+                                 size_t start_elem)
 {
     size_t n_runs = n_elems / POSITION_RUN_ELEMS, n_left = n_elems % POSITION_RUN_ELEMS;
     struct position_piece piece = {0};
@@ -21,8 +21,8 @@ static always_inline void update(struct position_sum *sum, enum dtype dtype, con
     position_piece_close(&piece, start_elem / POSITION_RUN_ELEMS, n_runs, sum);
 }
 
-void ISA_FN(position_sum_update)(struct position_sum *sum, enum dtype dtype, const void *elems,
-                                 size_t n_elems, size_t start_elem)
+void ISA_FN(position_sum_update)(struct position_sum *sum, enum dtype dtype, const void *elems, size_t n_elems,
+                                 size_t start_elem)
 {
     assert(start_elem % POSITION_RUN_ELEMS == 0);
     if (dtype == DTYPE_F32)

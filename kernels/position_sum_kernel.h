@@ -33,8 +33,7 @@ enum {
 
 typedef uint64_t position_vector __attribute__((vector_size(POSITION_VECTOR_BYTES)));
 typedef uint8_t position_bytes __attribute__((vector_size(POSITION_VECTOR_BYTES)));
-typedef uint64_t position_unaligned
-    __attribute__((vector_size(POSITION_VECTOR_BYTES), aligned(1), may_alias));
+typedef uint64_t position_unaligned __attribute__((vector_size(POSITION_VECTOR_BYTES), aligned(1), may_alias));
 
 /* A zeroed struct is an empty piece. */
 struct position_piece {
@@ -45,14 +44,12 @@ struct position_piece {
 /* Each 16 bytes of a vector, as one number, right by five bytes. */
 static always_inline position_vector position_rotate(position_vector y)
 {
-#define ROTATED_(i)                                                                                          \
-    i + 5, i + 6, i + 7, i + 8, i + 9, i + 10, i + 11, i + 12, i + 13, i + 14, i + 15, i, i + 1, i + 2,      \
-        i + 3, i + 4
+#define ROTATED_(i)                                                                                                    \
+    i + 5, i + 6, i + 7, i + 8, i + 9, i + 10, i + 11, i + 12, i + 13, i + 14, i + 15, i, i + 1, i + 2, i + 3, i + 4
 #if defined(__AVX512BW__)
     position_bytes b = (position_bytes)y;
 
-    return (position_vector)__builtin_shufflevector(b, b, ROTATED_(0), ROTATED_(16), ROTATED_(32),
-                                                    ROTATED_(48));
+    return (position_vector)__builtin_shufflevector(b, b, ROTATED_(0), ROTATED_(16), ROTATED_(32), ROTATED_(48));
 #elif defined(__AVX2__)
     position_bytes b = (position_bytes)y;
 
@@ -65,8 +62,8 @@ static always_inline position_vector position_rotate(position_vector y)
 }
 
 /* Adds n_runs whole runs of dtype (a constant where this is inlined). */
-static always_inline void position_piece_add(struct position_piece *piece, enum dtype dtype,
-                                             const void *elems, size_t n_runs)
+static always_inline void position_piece_add(struct position_piece *piece, enum dtype dtype, const void *elems,
+                                             size_t n_runs)
 {
     const unsigned n_vectors = (unsigned)(POSITION_RUN_ELEMS * dtype_size(dtype)) / POSITION_VECTOR_BYTES;
     const position_unaligned *word = elems;
@@ -88,8 +85,8 @@ static always_inline void position_piece_add(struct position_piece *piece, enum 
 }
 
 /* n_runs is how many were added since the piece was empty, the first of them being run first_run. */
-static always_inline void position_piece_close(const struct position_piece *piece, uint64_t first_run,
-                                               uint64_t n_runs, struct position_sum *sum)
+static always_inline void position_piece_close(const struct position_piece *piece, uint64_t first_run, uint64_t n_runs,
+                                               struct position_sum *sum)
 {
     uint64_t sums[8], sums_of_sums[8];
 

@@ -31,9 +31,9 @@ struct reduce_join {
 };
 
 struct reduce_args {
-    enum dtype dtype;          /* of all leaves */
-    unsigned n_leaves;         /* 1 .. REDUCE_MAX_LEAVES */
-    const void *const *leaves; /* each at the range's first element, in rank order, absent ranks left out */
+    enum dtype dtype;                /* of all leaves */
+    unsigned n_leaves;               /* 1 .. REDUCE_MAX_LEAVES */
+    const void *const *leaves;       /* each at the range's first element, in rank order, absent ranks left out */
     const struct reduce_join *joins; /* n_leaves - 1, see reduce_joins() */
     float *acc;                      /* at the range's first element; only written when first */
     bool first;                      /* first contribution of this step: acc = 0.0f + sum, else acc += sum */

@@ -49,20 +49,19 @@ static always_inline void reduce_runs(const struct reduce_args *args, const stru
 typedef void reduce_runs_fn(const struct reduce_args *args, const struct reduce_range *range,
                             struct reduce_state *state, size_t begin, size_t end);
 
-#define DEFINE_RUNS(dtype, shape, first)                                                                     \
-    static void runs_##dtype##_##shape##_##first(const struct reduce_args *args,                             \
-                                                 const struct reduce_range *range,                           \
-                                                 struct reduce_state *state, size_t begin, size_t end)       \
-    {                                                                                                        \
-        reduce_runs(args, range, state, begin, end, DTYPE_##dtype, REDUCE_##shape, first);                   \
+#define DEFINE_RUNS(dtype, shape, first)                                                                               \
+    static void runs_##dtype##_##shape##_##first(const struct reduce_args *args, const struct reduce_range *range,     \
+                                                 struct reduce_state *state, size_t begin, size_t end)                 \
+    {                                                                                                                  \
+        reduce_runs(args, range, state, begin, end, DTYPE_##dtype, REDUCE_##shape, first);                             \
     }
-#define DEFINE_SHAPE(dtype, shape)                                                                           \
-    DEFINE_RUNS(dtype, shape, 0)                                                                             \
+#define DEFINE_SHAPE(dtype, shape)                                                                                     \
+    DEFINE_RUNS(dtype, shape, 0)                                                                                       \
     DEFINE_RUNS(dtype, shape, 1)
-#define DEFINE_DTYPE(dtype)                                                                                  \
-    DEFINE_SHAPE(dtype, ONE)                                                                                 \
-    DEFINE_SHAPE(dtype, TWO)                                                                                 \
-    DEFINE_SHAPE(dtype, FOUR)                                                                                \
+#define DEFINE_DTYPE(dtype)                                                                                            \
+    DEFINE_SHAPE(dtype, ONE)                                                                                           \
+    DEFINE_SHAPE(dtype, TWO)                                                                                           \
+    DEFINE_SHAPE(dtype, FOUR)                                                                                          \
     DEFINE_SHAPE(dtype, ANY)
 
 DEFINE_DTYPE(F32)
@@ -70,9 +69,8 @@ DEFINE_DTYPE(BF16)
 DEFINE_DTYPE(F16)
 
 #define LIST_SHAPE(dtype, shape) [REDUCE_##shape] = {runs_##dtype##_##shape##_0, runs_##dtype##_##shape##_1}
-#define LIST_DTYPE(dtype)                                                                                    \
-    [DTYPE_##dtype] = {LIST_SHAPE(dtype, ONE), LIST_SHAPE(dtype, TWO), LIST_SHAPE(dtype, FOUR),              \
-                       LIST_SHAPE(dtype, ANY)}
+#define LIST_DTYPE(dtype)                                                                                              \
+    [DTYPE_##dtype] = {LIST_SHAPE(dtype, ONE), LIST_SHAPE(dtype, TWO), LIST_SHAPE(dtype, FOUR), LIST_SHAPE(dtype, ANY)}
 
 static reduce_runs_fn *const runs_table[N_DTYPES][N_REDUCE_SHAPES][2] = {
     LIST_DTYPE(F32),
@@ -89,8 +87,7 @@ static enum reduce_shape shape_of(const struct reduce_args *args)
     if (args->n_leaves == 2)
         return REDUCE_TWO;
     /* the only order of three joins that ends in 0 <- 2 and adds 3 to 2 before, 1 to 0 before */
-    if (args->n_leaves == 4 && joins[0].dst == 0 && joins[0].src == 1 && joins[1].dst == 2 &&
-        joins[1].src == 3)
+    if (args->n_leaves == 4 && joins[0].dst == 0 && joins[0].src == 1 && joins[1].dst == 2 && joins[1].src == 3)
         return REDUCE_FOUR;
     return REDUCE_ANY;
 }

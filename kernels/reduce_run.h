@@ -100,9 +100,9 @@ static always_inline double reduce_run_squares(const float *run)
  *
  * Return: the sum of squares of the new acc.
  */
-static always_inline double reduce_run_plain(const struct reduce_args *args, float *acc,
-                                             const void *const *leaves, struct position_piece *pieces,
-                                             enum dtype dtype, enum reduce_shape shape, bool first)
+static always_inline double reduce_run_plain(const struct reduce_args *args, float *acc, const void *const *leaves,
+                                             struct position_piece *pieces, enum dtype dtype, enum reduce_shape shape,
+                                             bool first)
 {
     if (shape == REDUCE_ANY)
         reduce_run_any(acc, leaves, args->joins, args->n_leaves, dtype, first);

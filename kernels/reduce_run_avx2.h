@@ -89,8 +89,7 @@ static always_inline void position_run_step(__m256i *y, __m256i words, bool firs
 }
 
 /* Elements i to i + 15 of a run: a stripe of fp32, half a stripe of 16 bits. */
-static always_inline void position_run_add(struct position_run *run, struct sixteen_raw raw, size_t i,
-                                           enum dtype dtype)
+static always_inline void position_run_add(struct position_run *run, struct sixteen_raw raw, size_t i, enum dtype dtype)
 {
     if (dtype == DTYPE_F32) {
         position_run_step(&run->y[0], raw.low, i == 0);
@@ -113,8 +112,7 @@ static always_inline void position_run_close(const struct position_run *run, str
 }
 
 /* Elements i to i + 15 of one leaf, taken into its position sum. */
-static always_inline struct sixteen sixteen_take(const void *leaf, struct position_run *run, size_t i,
-                                                 enum dtype dtype)
+static always_inline struct sixteen sixteen_take(const void *leaf, struct position_run *run, size_t i, enum dtype dtype)
 {
     struct sixteen_raw raw = sixteen_load(leaf, i, dtype);
 
@@ -161,9 +159,9 @@ static always_inline __m256d add_squares(__m256d lanes, __m128 x)
 }
 
 /* As reduce_run_plain(). */
-static always_inline double reduce_run_avx2(const struct reduce_args *args, float *acc,
-                                            const void *const *leaves, struct position_piece *pieces,
-                                            enum dtype dtype, enum reduce_shape shape, bool first)
+static always_inline double reduce_run_avx2(const struct reduce_args *args, float *acc, const void *const *leaves,
+                                            struct position_piece *pieces, enum dtype dtype, enum reduce_shape shape,
+                                            bool first)
 {
     __m256d lanes_0_3 = _mm256_setzero_pd(), lanes_4_7 = _mm256_setzero_pd(), four;
     struct position_run runs[REDUCE_MAX_LEAVES];

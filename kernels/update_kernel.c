@@ -75,8 +75,7 @@ static always_inline struct element sgd_momentum(struct element e, float acc, co
     return e;
 }
 
-static always_inline struct element sgd_momentum_first(struct element e, float acc,
-                                                       const struct update_scalars *k)
+static always_inline struct element sgd_momentum_first(struct element e, float acc, const struct update_scalars *k)
 {
     float g = acc * k->s;
 
@@ -97,8 +96,7 @@ static always_inline struct element sgd_nesterov(struct element e, float acc, co
     return e;
 }
 
-static always_inline struct element sgd_nesterov_first(struct element e, float acc,
-                                                       const struct update_scalars *k)
+static always_inline struct element sgd_nesterov_first(struct element e, float acc, const struct update_scalars *k)
 {
     float g = acc * k->s;
 

@@ -14,7 +14,7 @@ struct credit_page {
     _Atomic uint64_t generation; /* odd while weights are being written, even otherwise */
     _Atomic uint32_t attempt;    /* of the job: aborts so far */
     uint32_t n_tickets;
-    _Atomic uint32_t credits[];  /* per ticket: how often its slot has been given back, modulo 2^32 */
+    _Atomic uint32_t credits[]; /* per ticket: how often its slot has been given back, modulo 2^32 */
 };
 
 static inline uint64_t credit_page_bytes(uint32_t n_tickets)

@@ -253,14 +253,14 @@ static struct diagnostic *e1005_count(const struct fixture *f)
 
 static struct diagnostic *e1006_extra(const struct fixture *f)
 {
-    return cause_graph_changed(&(struct evidence_graph){
-        .at = at(f->net, TORCH, 1, 40, 0), .params = f->unused, .n_params = 2, .extra = true});
+    return cause_graph_changed(
+        &(struct evidence_graph){.at = at(f->net, TORCH, 1, 40, 0), .params = f->unused, .n_params = 2, .extra = true});
 }
 
 static struct diagnostic *e1006_missing(const struct fixture *f)
 {
-    return cause_graph_changed(&(struct evidence_graph){
-        .at = at(f->net, "zerod-example", 1, 40, -1), .params = f->encoder, .n_params = 12});
+    return cause_graph_changed(
+        &(struct evidence_graph){.at = at(f->net, "zerod-example", 1, 40, -1), .params = f->encoder, .n_params = 12});
 }
 
 static struct diagnostic *e1006_twice(const struct fixture *f)

@@ -361,8 +361,7 @@ static struct diagnostic *e1302_step_aborted(const struct fixture *f)
 
     duplicate.abort_step = true;
     reason = cause_duplicate(&duplicate);
-    d = cause_aborted(
-        &(struct evidence_abort){.at = at(f->net, TORCH, 2, 7, -1), .reason = reason, .new_attempt = 1});
+    d = cause_aborted(&(struct evidence_abort){.at = at(f->net, TORCH, 2, 7, -1), .reason = reason, .new_attempt = 1});
     diagnostic_unref(reason);
     return d;
 }
@@ -375,8 +374,7 @@ static struct diagnostic *e1302_asked_for(const struct fixture *f)
 
 static struct diagnostic *e1302_by_administrator(const struct fixture *f)
 {
-    return cause_aborted(
-        &(struct evidence_abort){.at = at(f->net, "zerod-example", -1, 7, -1), .new_attempt = 2});
+    return cause_aborted(&(struct evidence_abort){.at = at(f->net, "zerod-example", -1, 7, -1), .new_attempt = 2});
 }
 
 static struct evidence_stall stall(const struct fixture *f)
@@ -441,8 +439,7 @@ static struct diagnostic *e1401_memory(const struct fixture *f)
         .allowed = 2000000000,
         .sum = "state 1500000000 + gradient 500000000 + ring 400000000\n+ weights 500000000 + fixed "
                "100000000 = 3000000000 bytes",
-        .fix =
-            "raise limits.memory, or use more nodes or a higher stage (zerodctl plan shows what each needs)",
+        .fix = "raise limits.memory, or use more nodes or a higher stage (zerodctl plan shows what each needs)",
     });
 }
 
@@ -455,8 +452,7 @@ static struct diagnostic *e1401_live(const struct fixture *f)
         .asked = 4096,
         .held = 8192,
         .allowed = 10000,
-        .fix =
-            "release modules before gathering others, or raise zero_optimization.stage3_max_live_parameters",
+        .fix = "release modules before gathering others, or raise zero_optimization.stage3_max_live_parameters",
     });
 }
 
@@ -484,8 +480,7 @@ static struct diagnostic *e1402_admin(const struct fixture *f)
     struct evidence_at nowhere = at(NULL, NULL, -1, -1, -1);
 
     (void)f;
-    return cause_not_allowed(&nowhere, 1000, 1000,
-                             "change the job (listen.admin_users, listen.admin_groups)");
+    return cause_not_allowed(&nowhere, 1000, 1000, "change the job (listen.admin_users, listen.admin_groups)");
 }
 
 static struct diagnostic *e1402_draining(const struct fixture *f)

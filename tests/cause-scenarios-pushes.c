@@ -43,8 +43,7 @@ static struct diagnostic *e1001_d1_inside_and_outside(const struct fixture *f)
     e.at = at(f->net, TORCH, 3, 12, 1);
     e.params = &f->used;
     e.n_params = 1;
-    e.first =
-        push((struct push_record){.ordinal = 1, .task = 7, .flags = PUSH_NESTED}, "head", "train.py:20");
+    e.first = push((struct push_record){.ordinal = 1, .task = 7, .flags = PUSH_NESTED}, "head", "train.py:20");
     e.second = push((struct push_record){.sequence = 2, .ordinal = 1, .task = 6}, NULL, "train.py:31");
     return cause_duplicate(&e);
 }
@@ -76,10 +75,9 @@ static struct diagnostic *e1001_d1_c(const struct fixture *f)
     e.at = at(f->net, "zerod-example", 1, 5, 0);
     e.params = f->encoder;
     e.n_params = 6;
-    e.first =
-        push((struct push_record){.ordinal = 1, .task = 3, .depth = 1, .call = 3}, "block 0", "model.c:210");
-    e.second = push((struct push_record){.sequence = 9, .ordinal = 1, .task = 5, .depth = 1, .call = 1},
-                    "block 0", "model.c:210");
+    e.first = push((struct push_record){.ordinal = 1, .task = 3, .depth = 1, .call = 3}, "block 0", "model.c:210");
+    e.second = push((struct push_record){.sequence = 9, .ordinal = 1, .task = 5, .depth = 1, .call = 1}, "block 0",
+                    "model.c:210");
     e.abort_step = true;
     return cause_duplicate(&e);
 }
@@ -109,8 +107,8 @@ static struct diagnostic *e1001_d2_forward(const struct fixture *f)
 
 static struct diagnostic *e1001_d2_count(const struct fixture *f)
 {
-    return cause_duplicate(&(struct evidence_duplicate){
-        .at = at(f->net, TORCH, 1, 30, 5), .n_micro_batches = 5, .n_configured = 4});
+    return cause_duplicate(
+        &(struct evidence_duplicate){.at = at(f->net, TORCH, 1, 30, 5), .n_micro_batches = 5, .n_configured = 4});
 }
 
 static struct diagnostic *e1001_d3_hook(const struct fixture *f)

@@ -49,8 +49,8 @@ struct scenario_list scenarios_others(void);
 #define SWIFT "zerod 0.1.0, ms-swift 4.5.0, transformers 5.9.0, torch 2.13.0"
 #define TORCH "zerod 0.1.0, torch 2.13.0"
 
-static inline struct evidence_at at(const struct layout *layout, const char *client, int64_t rank,
-                                    int64_t step, int64_t micro_batch)
+static inline struct evidence_at at(const struct layout *layout, const char *client, int64_t rank, int64_t step,
+                                    int64_t micro_batch)
 {
     return (struct evidence_at){
         .layout = layout, .rank = rank, .step = step, .micro_batch = micro_batch, .client = client};
@@ -65,16 +65,15 @@ static inline struct diagnostic_push push(struct push_record record, const char 
 }
 
 /* The encoder gets a gradient from two backwards of one micro-batch. */
-static inline struct evidence_duplicate two_backwards(const struct fixture *f, const char *client,
-                                                      unsigned flags)
+static inline struct evidence_duplicate two_backwards(const struct fixture *f, const char *client, unsigned flags)
 {
     return (struct evidence_duplicate){
         .at = at(f->net, client, 2, 7, 0),
         .params = f->encoder,
         .n_params = ARRAY_SIZE(f->encoder),
         .first = push((struct push_record){.sequence = 3, .ordinal = 1, .task = 11}, NULL, "gan.py:77"),
-        .second = push((struct push_record){.sequence = 15, .ordinal = 2, .task = 12, .flags = flags}, NULL,
-                       "gan.py:77"),
+        .second =
+            push((struct push_record){.sequence = 15, .ordinal = 2, .task = 12, .flags = flags}, NULL, "gan.py:77"),
         .sums_known = true,
     };
 }

@@ -12,8 +12,7 @@
 
 #include <cmocka.h>
 
-#define MINIMAL                                                                                              \
-    "listen: {socket: /run/zerod/a.sock}\nworld: {size: 4}\n" /* what is appended starts in line 3 */
+#define MINIMAL "listen: {socket: /run/zerod/a.sock}\nworld: {size: 4}\n" /* what is appended starts in line 3 */
 
 static const struct config_build both_engines = {.have_gloo = true, .have_nccl = true};
 

@@ -243,8 +243,7 @@ static void store_nonfinite(const struct golden_case *c, const struct golden_pla
     struct json_object *list = get(c->root, "nonfinite");
 
     for (size_t i = 0; at->pass == 0 && list && i < json_object_array_length(list); i++) {
-        struct json_object *entry = json_object_array_get_idx(list, i),
-                           *value = json_object_array_get_idx(entry, 5);
+        struct json_object *entry = json_object_array_get_idx(list, i), *value = json_object_array_get_idx(entry, 5);
         unsigned place[5];
 
         for (size_t k = 0; k < ARRAY_SIZE(place); k++)
@@ -259,12 +258,8 @@ static void store_nonfinite(const struct golden_case *c, const struct golden_pla
 void golden_case_gradient(const struct golden_case *c, const struct golden_place *at, void *dst)
 {
     const struct golden_param *param = &c->params[at->param];
-    uint64_t key = gradient_key(&(struct gradient_place){.seed = c->seed,
-                                                         .step = at->step,
-                                                         .micro = at->micro,
-                                                         .pass = at->pass,
-                                                         .rank = at->rank,
-                                                         .param = at->param});
+    uint64_t key = gradient_key(&(struct gradient_place){
+        .seed = c->seed, .step = at->step, .micro = at->micro, .pass = at->pass, .rank = at->rank, .param = at->param});
 
     for (uint64_t i = 0; i < param->n_elems; i++)
         store(dst, param->grad_dtype, i, gradient_value(key, i));
@@ -283,8 +278,7 @@ void golden_case_weights(const struct golden_case *c, unsigned param, void *dst)
 
 int golden_write(FILE *file, const char *name, unsigned index, const void *data, size_t n_bytes)
 {
-    if (fprintf(file, "%s.%u %zu\n", name, index, n_bytes) < 0 ||
-        (n_bytes > 0 && fwrite(data, n_bytes, 1, file) != 1))
+    if (fprintf(file, "%s.%u %zu\n", name, index, n_bytes) < 0 || (n_bytes > 0 && fwrite(data, n_bytes, 1, file) != 1))
         return -EIO;
     return 0;
 }

@@ -85,10 +85,9 @@ static int declare(struct rank *rank, unsigned i)
 
 static int attach(struct rank *rank)
 {
-    int r = zerod_connect(&rank->client,
-                          &(struct zerod_options){.rank = (int)rank->rank,
-                                                  .on_duplicate = ZEROD_ON_DUPLICATE_ACCUMULATE,
-                                                  .timeout_ms = 120000});
+    int r = zerod_connect(&rank->client, &(struct zerod_options){.rank = (int)rank->rank,
+                                                                 .on_duplicate = ZEROD_ON_DUPLICATE_ACCUMULATE,
+                                                                 .timeout_ms = 120000});
 
     for (unsigned i = 0; r == 0 && i < rank->c->n_params; i++)
         r = declare(rank, i);
@@ -177,8 +176,7 @@ static int run_micro_batch(struct rank *rank, unsigned step, unsigned micro)
         nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
     }
     for (int i = 0; r == 0 && i < n; i++)
-        r = push(rank, &(struct golden_place){step, micro, rank->pushes[i].pass, rank->rank,
-                                              rank->pushes[i].param});
+        r = push(rank, &(struct golden_place){step, micro, rank->pushes[i].pass, rank->rank, rank->pushes[i].param});
     return r == 0 ? zerod_end_backward(rank->client, NULL, 0) : r;
 }
 
@@ -214,8 +212,7 @@ static int write_weights(struct rank *rank, const char *name, unsigned index, un
 {
     const struct golden_param *p = &rank->c->params[param];
 
-    return golden_write(rank->out, name, index, zerod_weight(rank->client, param),
-                        p->n_elems * dtype_size(p->dtype));
+    return golden_write(rank->out, name, index, zerod_weight(rank->client, param), p->n_elems * dtype_size(p->dtype));
 }
 
 static int run_step(struct rank *rank, unsigned step)
@@ -249,8 +246,7 @@ static int write_state(struct rank *rank, const char *name, unsigned param, enum
 
     if (r != 0)
         return r;
-    return golden_write(rank->out, name, param, rank->scratch,
-                        rank->c->params[param].n_elems * sizeof(float));
+    return golden_write(rank->out, name, param, rank->scratch, rank->c->params[param].n_elems * sizeof(float));
 }
 
 static int write_param(struct rank *rank, unsigned param)
@@ -281,8 +277,7 @@ static int run(struct rank *rank)
     for (unsigned param = 0; r == 0 && param < rank->c->n_params; param++)
         r = write_param(rank, param);
     if (r == 0)
-        r = golden_write(rank->out, "slowest_push_ns", 0, &rank->slowest_push_ns,
-                         sizeof(rank->slowest_push_ns));
+        r = golden_write(rank->out, "slowest_push_ns", 0, &rank->slowest_push_ns, sizeof(rank->slowest_push_ns));
     if (r == 0)
         r = zerod_leave(rank->client);
     if (r != 0)

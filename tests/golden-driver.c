@@ -106,9 +106,7 @@ static int make_layout(struct run *run)
                                         .n_dims = p->n_dims,
                                         .shape = p->shape};
     }
-    return layout_new(&run->layout, decls, c->n_params, c->world_size, run->how.bucket_elems, &bad) == 0
-               ? 0
-               : -EINVAL;
+    return layout_new(&run->layout, decls, c->n_params, c->world_size, run->how.bucket_elems, &bad) == 0 ? 0 : -EINVAL;
 }
 
 static int make_core(struct run *run, unsigned first, unsigned n)
@@ -178,9 +176,7 @@ static int make_pushers(struct run *run)
     run->n_left = calloc(run->c->world_size, sizeof(*run->n_left));
     run->pushes = calloc(n * run->n_slots, sizeof(*run->pushes));
     run->cursors = calloc(run->layout->n_buckets + 1, sizeof(*run->cursors));
-    return run->slots && run->n_passes && run->n_pushed && run->n_left && run->pushes && run->cursors
-               ? 0
-               : -ENOMEM;
+    return run->slots && run->n_passes && run->n_pushed && run->n_left && run->pushes && run->cursors ? 0 : -ENOMEM;
 }
 
 static void run_deinit(struct run *run)
@@ -301,8 +297,7 @@ static bool is_complete(const struct run *run, uint32_t b, unsigned pass)
 }
 
 /* Bit `bit` for the parameters that a rank of [first, first + n) has pushed. */
-static void set_masks(const struct run *run, struct reduction *reduction, unsigned bit, unsigned first,
-                      unsigned n)
+static void set_masks(const struct run *run, struct reduction *reduction, unsigned bit, unsigned first, unsigned n)
 {
     const struct layout_bucket *bucket = &run->layout->buckets[reduction->bucket];
 
@@ -313,8 +308,7 @@ static void set_masks(const struct run *run, struct reduction *reduction, unsign
 }
 
 /* What a core gets of another's piece: its own partitions; in stage 1 it keeps all accumulators. */
-static const float *receive(struct run *run, struct core *core, const struct core *from, uint32_t b,
-                            unsigned piece)
+static const float *receive(struct run *run, struct core *core, const struct core *from, uint32_t b, unsigned piece)
 {
     const float *staging = step_staging(from->step, b, piece);
     float *received = core->received + (staging - from->step->staging);
@@ -324,8 +318,7 @@ static const float *receive(struct run *run, struct core *core, const struct cor
     if (run->how.stage == 1)
         memcpy(received, staging, n_elems * sizeof(float));
     else
-        memcpy(received + slice * core->first, staging + slice * core->first,
-               slice * core->n * sizeof(float));
+        memcpy(received + slice * core->first, staging + slice * core->first, slice * core->n * sizeof(float));
     return received;
 }
 
@@ -361,8 +354,8 @@ static void combine_bucket(struct run *run, uint32_t b)
 
                 set_masks(run, reduction, source, ranks->first, ranks->n);
                 reduction->source_ranks[source] = ranks->first;
-                reduction->sources[source] = (const uint8_t *)(k == i ? step_staging(core->step, b, piece)
-                                                                      : receive(run, core, from, b, piece));
+                reduction->sources[source] =
+                    (const uint8_t *)(k == i ? step_staging(core->step, b, piece) : receive(run, core, from, b, piece));
             }
         }
         run->n_under_way++;
@@ -400,8 +393,7 @@ static void post_bucket(struct run *run, uint32_t b)
             unsigned rank = core->first + local;
             bool any = count_pushed(run, b, cursor->pass, rank, 1) > 0;
 
-            reduction->sources[local] =
-                any ? slot_of(run, rank, cursor->pass) + bucket->arena_offset_bytes : NULL;
+            reduction->sources[local] = any ? slot_of(run, rank, cursor->pass) + bucket->arena_offset_bytes : NULL;
             set_masks(run, reduction, local, rank, 1);
         }
         run->n_under_way++;
@@ -427,8 +419,7 @@ static unsigned make_pushes(struct run *run, uint64_t *random)
         run->n_left[rank] = 0;
         for (unsigned param = 0; param < run->c->n_params; param++) {
             unsigned passes = golden_case_n_passes(
-                run->c,
-                &(struct golden_place){.step = run->step, .micro = run->micro, .rank = rank, .param = param});
+                run->c, &(struct golden_place){.step = run->step, .micro = run->micro, .rank = rank, .param = param});
 
             run->n_left[rank] += passes;
             while (passes-- > 0)
@@ -451,8 +442,7 @@ static void do_push(struct run *run, const struct push *push)
     const struct layout_bucket *bucket = &run->layout->buckets[p->bucket];
     unsigned *n_pushed = &run->n_pushed[push->rank * run->c->n_params + push->param];
 
-    golden_case_gradient(run->c,
-                         &(struct golden_place){run->step, run->micro, *n_pushed, push->rank, push->param},
+    golden_case_gradient(run->c, &(struct golden_place){run->step, run->micro, *n_pushed, push->rank, push->param},
                          slot_of(run, push->rank, *n_pushed) + bucket->arena_offset_bytes +
                              p->offset_elems * dtype_size(p->grad_dtype));
     ++*n_pushed;
@@ -553,8 +543,7 @@ static int run_step(struct run *run, uint64_t *random)
         r = golden_write(run->out, "norm", run->step, &norm, sizeof(norm));
     for (unsigned i = 0; r == 0 && i < run->n_cores; i++)
         r = golden_write(run->out, i == 0 ? "counts" : "other_counts", run->step,
-                         state_journal(run->cores[i].state)->counts,
-                         run->layout->n_params * sizeof(uint64_t));
+                         state_journal(run->cores[i].state)->counts, run->layout->n_params * sizeof(uint64_t));
     return r;
 }
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attacks on a daemon. Usage: hostile ATTACK [NUMBER], with $ZEROD_SOCKET; hostile --list prints the names and what each
- * does. Each attack knows how the daemon must answer and ends with status 1 and a sentence when it does not; texts of
- * refusals go to standard output. Attacks as a rank claim rank 1 of a job of two that trains the model of puppet-model.h.
+ * Attacks on a daemon. Usage: hostile ATTACK [NUMBER], with $ZEROD_SOCKET; hostile --list prints the names and what
+ * each does. Each attack knows how the daemon must answer and ends with status 1 and a sentence when it does not; texts
+ * of refusals go to standard output. Attacks as a rank claim rank 1 of a job of two that trains the model of
+ * puppet-model.h.
  */
 
 #include <errno.h>
@@ -39,8 +40,12 @@ static struct request hello(enum wire_role role, unsigned rank)
 {
     return (struct request){
         .type = REQUEST_HELLO,
-        .hello = {.version_min = WIRE_VERSION, .version_max = WIRE_VERSION, .role = role, .rank = rank,
-                  .incarnation = 77, .client = "hostile"},
+        .hello = {.version_min = WIRE_VERSION,
+                  .version_max = WIRE_VERSION,
+                  .role = role,
+                  .rank = rank,
+                  .incarnation = 77,
+                  .client = "hostile"},
     };
 }
 
@@ -159,7 +164,8 @@ static void garbage(unsigned n)
         raw_open(&c);
         raw_send(&c, packet, size, NULL, 0);
         got = raw_hear(&c, raw_patience());
-        EXPECT(got == REPLY_REFUSED && c.reply.refused.diagnostic.code == 1403, "garbage %u was answered with %d", i, got);
+        EXPECT(got == REPLY_REFUSED && c.reply.refused.diagnostic.code == 1403, "garbage %u was answered with %d", i,
+               got);
         raw_expect_closed(&c);
         raw_close(&c);
     }
@@ -195,8 +201,8 @@ static void idle(unsigned n)
     EXPECT(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit: %s", strerror(errno));
     snprintf(sa.sun_path, sizeof(sa.sun_path), "%s", getenv("ZEROD_SOCKET"));
     for (unsigned i = 0; i < n; i++)
-        EXPECT(connect(socket(AF_UNIX, SOCK_SEQPACKET, 0), (struct sockaddr *)&sa, sizeof(sa)) == 0, "connection %u: %s", i,
-               strerror(errno));
+        EXPECT(connect(socket(AF_UNIX, SOCK_SEQPACKET, 0), (struct sockaddr *)&sa, sizeof(sa)) == 0,
+               "connection %u: %s", i, strerror(errno));
     printf("%u are open\n", n);
     fflush(stdout);
     (void)!read(STDIN_FILENO, &byte, 1);
@@ -568,9 +574,12 @@ static void holes(unsigned n)
     EXPECT(ftruncate(c.ring_fd, (off_t)c.ring_bytes * 2) < 0 && errno == EPERM, "the ring can be grown");
     EXPECT(fcntl(c.ring_fd, F_ADD_SEALS, F_SEAL_WRITE) < 0, "the ring can be sealed against the daemon");
     EXPECT(fcntl(c.weights_fd, F_ADD_SEALS, F_SEAL_WRITE) < 0, "the weights can be sealed against the daemon");
-    EXPECT(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, c.credit_fd, 0) == MAP_FAILED, "the credit page is writable");
-    EXPECT(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, c.weights_fd, 0) == MAP_FAILED, "the weights are writable");
-    EXPECT(fallocate(c.weights_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) < 0, "the weights can be punched");
+    EXPECT(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, c.credit_fd, 0) == MAP_FAILED,
+           "the credit page is writable");
+    EXPECT(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, c.weights_fd, 0) == MAP_FAILED,
+           "the weights are writable");
+    EXPECT(fallocate(c.weights_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) < 0,
+           "the weights can be punched");
     request = (struct request){.type = REQUEST_ABORT_STEP, .abort_step = {.why = "spoilt"}};
     raw_say(&c, &request);
     raw_expect(&c, REPLY_DONE);
@@ -696,8 +705,8 @@ static void step_of_tomorrow(unsigned n)
 /* A request while one is not answered: rank 0 does not open the window, so this one waits. */
 static void unanswered(unsigned n)
 {
-    static const enum request_type types[] = {REQUEST_READ_STATE, REQUEST_CLEAR_FAULT, REQUEST_ABORT_SEEN,
-                                              REQUEST_PUSH, REQUEST_LEAVE};
+    static const enum request_type types[] = {REQUEST_READ_STATE, REQUEST_CLEAR_FAULT, REQUEST_ABORT_SEEN, REQUEST_PUSH,
+                                              REQUEST_LEAVE};
 
     for (size_t i = 0; i < ARRAY_SIZE(types); i++) {
         struct raw c;
@@ -1074,10 +1083,16 @@ static struct request near_right(struct raw *c, uint64_t *random)
         break;
     case REQUEST_PUSH:
         request.push = (struct request_push){
-            .sequence = ++c->sequence - draw(random) % 2, .attempt = c->at.attempt, .step = c->at.step,
-            .micro_batch = (uint32_t)(draw(random) % 3), .param = ids[0], .ticket = (uint32_t)(draw(random) % 20),
-            .offset_bytes = draw(random) % 1024 * 64, .pass = draw(random) % 8 == 0,
-            .record_only = draw(random) % 16 == 0, .overflow = draw(random) % 16 == 0,
+            .sequence = ++c->sequence - draw(random) % 2,
+            .attempt = c->at.attempt,
+            .step = c->at.step,
+            .micro_batch = (uint32_t)(draw(random) % 3),
+            .param = ids[0],
+            .ticket = (uint32_t)(draw(random) % 20),
+            .offset_bytes = draw(random) % 1024 * 64,
+            .pass = draw(random) % 8 == 0,
+            .record_only = draw(random) % 16 == 0,
+            .overflow = draw(random) % 16 == 0,
         };
         request.push.use = atomic_load(&c->credit->credits[request.push.ticket]);
         break;
@@ -1156,7 +1171,10 @@ static void monkey_life(unsigned rank, uint64_t *random)
     raw_open(&c);
     raw_say(&c, &(struct request){
                     .type = REQUEST_HELLO,
-                    .hello = {.version_min = 1, .version_max = 1, .rank = rank, .incarnation = c.incarnation,
+                    .hello = {.version_min = 1,
+                              .version_max = 1,
+                              .rank = rank,
+                              .incarnation = c.incarnation,
                               .on_duplicate = (enum wire_on_duplicate)(draw(random) % 4)},
                 });
     if (raw_hear(&c, raw_patience()) != REPLY_WELCOME) {

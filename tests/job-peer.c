@@ -217,8 +217,12 @@ unsigned peer_attach(struct peer *p, const char *run_id)
 {
     struct fixture *f = p->fixture;
     struct diagnostic *refusal = NULL;
-    struct request_hello hello = {.version_min = WIRE_VERSION, .version_max = WIRE_VERSION, .rank = p->number,
-                                  .run_id = run_id, .incarnation = ++f->n_incarnations, .client = "test",
+    struct request_hello hello = {.version_min = WIRE_VERSION,
+                                  .version_max = WIRE_VERSION,
+                                  .rank = p->number,
+                                  .run_id = run_id,
+                                  .incarnation = ++f->n_incarnations,
+                                  .client = "test",
                                   .on_duplicate = p->on_duplicate};
     unsigned code;
 
@@ -272,9 +276,14 @@ void peer_declare(struct peer *p)
         const struct puppet_param *m = &puppet_model[i];
 
         decls[i] = (struct layout_decl){
-            .name = m->name, .name_len = strlen(m->name), .dtype = (enum dtype)m->dtype,
-            .grad_dtype = (enum dtype)m->grad_dtype, .group = m->group, .trainable = !m->frozen,
-            .n_dims = m->n_dims, .shape = m->shape,
+            .name = m->name,
+            .name_len = strlen(m->name),
+            .dtype = (enum dtype)m->dtype,
+            .grad_dtype = (enum dtype)m->grad_dtype,
+            .group = m->group,
+            .trainable = !m->frozen,
+            .n_dims = m->n_dims,
+            .shape = m->shape,
         };
     }
     job_declare(p->fixture->job, p->rank, &(struct request_declare){.params = decls, .n_params = PUPPET_PARAMS});
@@ -405,9 +414,15 @@ static void push(struct peer *p, uint32_t param, bool other)
         puppet_store(data, (int)lp->grad_dtype, i,
                      puppet_gradient(p->at.step, p->at.micro_batch, p->number, param, i) + (other ? 0.25f : 0));
     job_push(p->fixture->job, p->rank,
-             &(struct request_push){.sequence = ++p->sequence, .attempt = p->at.attempt, .step = p->at.step,
-                                    .micro_batch = p->at.micro_batch, .param = param, .ticket = slot->ticket,
-                                    .use = slot->use, .offset_bytes = slot->offset_bytes, .pass = slot->pass});
+             &(struct request_push){.sequence = ++p->sequence,
+                                    .attempt = p->at.attempt,
+                                    .step = p->at.step,
+                                    .micro_batch = p->at.micro_batch,
+                                    .param = param,
+                                    .ticket = slot->ticket,
+                                    .use = slot->use,
+                                    .offset_bytes = slot->offset_bytes,
+                                    .pass = slot->pass});
 }
 
 void peer_begin(struct peer *p)
@@ -461,9 +476,9 @@ void peer_push_again(struct peer *p, uint32_t param)
 
 void peer_ask_end(struct peer *p)
 {
-    job_end_backward(p->fixture->job, p->rank,
-                     &(struct request_end_backward){
-                         .step = p->at.step, .micro_batch = p->at.micro_batch, .attempt = p->at.attempt});
+    job_end_backward(
+        p->fixture->job, p->rank,
+        &(struct request_end_backward){.step = p->at.step, .micro_batch = p->at.micro_batch, .attempt = p->at.attempt});
 }
 
 void peer_ask_step(struct peer *p)

@@ -40,19 +40,19 @@ struct peer {
     struct fixture *fixture;
     unsigned number;
     enum wire_on_duplicate on_duplicate;
-    struct job_rank *rank;         /* NULL: not attached */
+    struct job_rank *rank; /* NULL: not attached */
     uint64_t incarnation, sequence;
     struct wire_position at;
 
     unsigned n_answers, n_heard;
-    struct reply reply;            /* the last one; what it points to is gone, but for what follows */
-    unsigned code;                 /* of a refusal */
+    struct reply reply; /* the last one; what it points to is gone, but for what follows */
+    unsigned code;      /* of a refusal */
     char text[4096];
     struct wire_segment segments[PEER_MAX_SEGMENTS];
     int fds[PEER_MAX_SEGMENTS];
     size_t n_segments;
     bool dropped;
-    unsigned dropped_code;         /* 0: dropped without a word */
+    unsigned dropped_code; /* 0: dropped without a word */
 
     uint8_t *ring, *overflow;
     uint64_t ring_bytes, overflow_bytes, credit_bytes;
@@ -66,7 +66,7 @@ struct fixture {
     struct worker_pool *pool;
     struct job *job;
     uint64_t now_ns;
-    unsigned n_soon;               /* how often a tick was asked for */
+    unsigned n_soon; /* how often a tick was asked for */
     uint64_t n_incarnations;
     struct peer peers[PEERS];
 };

@@ -75,7 +75,7 @@ struct action {
     uint64_t step;
     unsigned micro;
     enum place place;
-    unsigned index;          /* AT_PUSH: pushes that were made before */
+    unsigned index; /* AT_PUSH: pushes that were made before */
     char what[16];
     unsigned long number;
     bool done;
@@ -83,9 +83,9 @@ struct action {
 
 /* What the blob holds. */
 struct progress {
-    uint64_t n_done;         /* micro-batches of the whole run */
-    uint64_t rng;            /* seed of the next one's gradients */
-    uint64_t rng_step;       /* the same at the start of the step, where an abort leads back to */
+    uint64_t n_done;   /* micro-batches of the whole run */
+    uint64_t rng;      /* seed of the next one's gradients */
+    uint64_t rng_step; /* the same at the start of the step, where an abort leads back to */
 };
 
 struct trainer {
@@ -98,7 +98,7 @@ struct trainer {
 
     struct zerod *client;
     struct progress progress;
-    bool differs, omits;     /* a trainer that does not redo what its predecessor did */
+    bool differs, omits; /* a trainer that does not redo what its predecessor did */
     float values[MAX_ELEMS];
     uint8_t bytes[MAX_ELEMS * sizeof(float)];
 };
@@ -367,8 +367,12 @@ static int hash_weights(struct trainer *t, uint64_t *h)
 
 static int push(struct trainer *t, struct zerod_position at, unsigned param, unsigned pass)
 {
-    struct gradient_place place = {.seed = t->progress.rng, .step = at.step, .micro = at.micro_batch, .pass = pass,
-                                   .rank = (uint64_t)t->options.rank, .param = param};
+    struct gradient_place place = {.seed = t->progress.rng,
+                                   .step = at.step,
+                                   .micro = at.micro_batch,
+                                   .pass = pass,
+                                   .rank = (uint64_t)t->options.rank,
+                                   .param = param};
     bool in_place = (param + at.step) % 2 == 0;
     void *dst = in_place ? zerod_slot(t->client, param) : t->bytes;
 
@@ -517,7 +521,8 @@ static int train(struct trainer *t)
         if (r == ZEROD_ABORTED) {
             say_error("aborted", zerod_error(t->client)->code, zerod_error(t->client)->text);
             t->progress = (struct progress){.n_done = zerod_epoch(t->client).step * t->n_micro,
-                                            .rng = before.rng_step, .rng_step = before.rng_step};
+                                            .rng = before.rng_step,
+                                            .rng_step = before.rng_step};
         } else if (r && r != AGAIN) {
             return r;
         }
@@ -588,9 +593,9 @@ static bool parse_action(struct trainer *t, const char *text)
 static int parse(struct trainer *t, int argc, char **argv)
 {
     static const struct option options[] = {
-        {"steps", required_argument, NULL, 's'},  {"micro", required_argument, NULL, 'm'},
-        {"seed", required_argument, NULL, 'e'},   {"window", required_argument, NULL, 'w'},
-        {"accumulate", no_argument, NULL, 'a'},   {"at", required_argument, NULL, 't'},
+        {"steps", required_argument, NULL, 's'},   {"micro", required_argument, NULL, 'm'},
+        {"seed", required_argument, NULL, 'e'},    {"window", required_argument, NULL, 'w'},
+        {"accumulate", no_argument, NULL, 'a'},    {"at", required_argument, NULL, 't'},
         {"timeout", required_argument, NULL, 'o'}, {0},
     };
     int option;

@@ -187,8 +187,8 @@ static void run_state(struct ledger *ledger, const uint64_t *args)
 {
     const struct ledger_rank *rank = &ledger->ranks[args[0]];
 
-    printf("%d %d %" PRIu32 " %" PRIu32 " %" PRIu32 " %" PRIu64, rank->open, rank->asked, rank->n_ended,
-           rank->n_pushed, rank->n_pushed_open, rank->last_sequence);
+    printf("%d %d %" PRIu32 " %" PRIu32 " %" PRIu32 " %" PRIu64, rank->open, rank->asked, rank->n_ended, rank->n_pushed,
+           rank->n_pushed_open, rank->last_sequence);
     if (rank->last_ended.valid)
         printf(" %" PRIu64 " %" PRIu32 "\n", rank->last_ended.step, rank->last_ended.micro_batch);
     else
@@ -206,11 +206,10 @@ static void run_entry(struct ledger *ledger, const uint64_t *args)
 }
 
 static const struct command commands[] = {
-    {"push", 7, run_push},       {"begin", 3, run_begin},     {"end", 3, run_end},
-    {"post", 2, run_post},       {"sum", 3, run_sum},         {"findsum", 3, run_findsum},
-    {"state", 1, run_state},     {"entry", 2, run_entry},     {"next", 1, run_next},
-    {"attach", 2, run_attach},   {"forget", 1, run_forget},   {"abandon", 1, run_abandon},
-    {"ask", 1, run_ask},         {"abort", 0, run_abort},     {"commit", 0, run_commit},
+    {"push", 7, run_push}, {"begin", 3, run_begin},     {"end", 3, run_end},       {"post", 2, run_post},
+    {"sum", 3, run_sum},   {"findsum", 3, run_findsum}, {"state", 1, run_state},   {"entry", 2, run_entry},
+    {"next", 1, run_next}, {"attach", 2, run_attach},   {"forget", 1, run_forget}, {"abandon", 1, run_abandon},
+    {"ask", 1, run_ask},   {"abort", 0, run_abort},     {"commit", 0, run_commit},
 };
 
 /* Return: false when the next word is no decimal number. */

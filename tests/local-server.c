@@ -180,8 +180,12 @@ struct request hello_request(enum wire_role role, unsigned rank, uint64_t incarn
 {
     return (struct request){
         .type = REQUEST_HELLO,
-        .hello = {.version_min = WIRE_VERSION, .version_max = WIRE_VERSION, .role = role, .rank = rank,
-                  .incarnation = incarnation, .client = "test"},
+        .hello = {.version_min = WIRE_VERSION,
+                  .version_max = WIRE_VERSION,
+                  .role = role,
+                  .rank = rank,
+                  .incarnation = incarnation,
+                  .client = "test"},
     };
 }
 

@@ -31,9 +31,9 @@ struct local {
 
 struct client {
     struct local *local;
-    struct session *session;     /* the server's side; NULL: connected through the socket; stale once closed */
+    struct session *session; /* the server's side; NULL: connected through the socket; stale once closed */
     int fd;
-    struct wire_arena arena;     /* of the last reply */
+    struct wire_arena arena; /* of the last reply */
     struct frame_buffer in;
     struct reply reply;
 };

@@ -126,7 +126,9 @@ void raw_expect(struct raw *c, enum reply_type type)
     int got = raw_hear(c, raw_patience());
 
     EXPECT(got == (int)type, "expected %s, got %s\n%s", reply_type_name(type),
-           got == RAW_CLOSED ? "the end" : got == RAW_SILENCE ? "nothing" : reply_type_name((enum reply_type)got),
+           got == RAW_CLOSED    ? "the end"
+           : got == RAW_SILENCE ? "nothing"
+                                : reply_type_name((enum reply_type)got),
            got == REPLY_REFUSED ? c->reply.refused.diagnostic.text : "");
 }
 
@@ -161,8 +163,12 @@ void raw_hello(struct raw *c, enum wire_role role, unsigned rank)
     c->rank = rank;
     raw_say(c, &(struct request){
                    .type = REQUEST_HELLO,
-                   .hello = {.version_min = WIRE_VERSION, .version_max = WIRE_VERSION, .role = role, .rank = rank,
-                             .incarnation = c->incarnation, .client = "hostile"},
+                   .hello = {.version_min = WIRE_VERSION,
+                             .version_max = WIRE_VERSION,
+                             .role = role,
+                             .rank = rank,
+                             .incarnation = c->incarnation,
+                             .client = "hostile"},
                });
     raw_expect(c, REPLY_WELCOME);
     c->welcome = c->reply.welcome;
@@ -175,9 +181,14 @@ static void make_decls(struct layout_decl *decls)
         const struct puppet_param *m = &puppet_model[i];
 
         decls[i] = (struct layout_decl){
-            .name = m->name, .name_len = strlen(m->name), .dtype = (enum dtype)m->dtype,
-            .grad_dtype = (enum dtype)m->grad_dtype, .group = m->group, .trainable = !m->frozen,
-            .n_dims = m->n_dims, .shape = m->shape,
+            .name = m->name,
+            .name_len = strlen(m->name),
+            .dtype = (enum dtype)m->dtype,
+            .grad_dtype = (enum dtype)m->grad_dtype,
+            .group = m->group,
+            .trainable = !m->frozen,
+            .n_dims = m->n_dims,
+            .shape = m->shape,
         };
     }
 }
@@ -300,9 +311,14 @@ struct request raw_push(struct raw *c, uint32_t param)
         puppet_store(data, (int)p->grad_dtype, i, puppet_gradient(c->at.step, c->at.micro_batch, c->rank, param, i));
     return (struct request){
         .type = REQUEST_PUSH,
-        .push = {.sequence = ++c->sequence, .attempt = c->at.attempt, .step = c->at.step,
-                 .micro_batch = c->at.micro_batch, .param = param, .ticket = slot->ticket,
-                 .use = atomic_load(&c->credit->credits[slot->ticket]), .offset_bytes = slot->offset_bytes},
+        .push = {.sequence = ++c->sequence,
+                 .attempt = c->at.attempt,
+                 .step = c->at.step,
+                 .micro_batch = c->at.micro_batch,
+                 .param = param,
+                 .ticket = slot->ticket,
+                 .use = atomic_load(&c->credit->credits[slot->ticket]),
+                 .offset_bytes = slot->offset_bytes},
     };
 }
 

@@ -23,7 +23,7 @@ enum { RAW_MAX_TICKETS = 256, RAW_SILENCE = 0, RAW_CLOSED = -1 };
 
 struct raw {
     int fd;
-    struct wire_arena arena;     /* of the last reply */
+    struct wire_arena arena; /* of the last reply */
     struct frame_buffer in;
     struct reply reply;
     unsigned rank;
@@ -41,15 +41,15 @@ struct raw {
         bool open;
         uint32_t ticket;
         uint64_t offset_bytes;
-    } slots[64];                 /* per bucket, of the open micro-batch */
+    } slots[64]; /* per bucket, of the open micro-batch */
 };
 
 /* Prints a sentence and ends the program. */
 void raw_fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
-#define EXPECT(condition, ...)                                                                               \
-    do {                                                                                                     \
-        if (!(condition))                                                                                    \
-            raw_fail(__VA_ARGS__);                                                                           \
+#define EXPECT(condition, ...)                                                                                         \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            raw_fail(__VA_ARGS__);                                                                                     \
     } while (0)
 
 /* Milliseconds that an answer may take. */

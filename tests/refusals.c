@@ -134,9 +134,15 @@ static int declare(struct puppet *p, uint32_t first)
             puppet_store(d->init, d->dtype, k, puppet_initial(i, k));
         r = zerod_declare(p->c,
                           &(struct zerod_param){
-                              .name = d->name, .name_len = d->name_len, .dtype = (enum zerod_dtype)d->dtype,
-                              .grad_dtype = (enum zerod_dtype)d->grad_dtype, .ndim = d->n_dims, .shape = d->shape,
-                              .group = d->group, .trainable = !d->frozen, .init = d->init,
+                              .name = d->name,
+                              .name_len = d->name_len,
+                              .dtype = (enum zerod_dtype)d->dtype,
+                              .grad_dtype = (enum zerod_dtype)d->grad_dtype,
+                              .ndim = d->n_dims,
+                              .shape = d->shape,
+                              .group = d->group,
+                              .trainable = !d->frozen,
+                              .init = d->init,
                           },
                           1);
     }
@@ -574,16 +580,17 @@ static const struct {
     bool needs_connection;
     int (*run)(struct puppet *p);
 } commands[] = {
-    {"connect", false, on_connect}, {"close", false, on_close},    {"maps", false, on_maps},
-    {"declare", true, on_declare},  {"many", true, on_many},       {"param", true, on_param},
-    {"huge", true, on_huge},        {"form", true, on_form},        {"begin", true, on_begin},     {"push", true, on_push},
-    {"pushes", true, on_pushes},    {"end", true, on_end},         {"abandon", true, on_abandon},
-    {"step", true, on_step},        {"steps", true, on_steps},     {"norm", true, on_norm},
-    {"abort", true, on_abort},      {"clear", true, on_clear},     {"leave", true, on_leave},
-    {"gather", true, on_gather},    {"release", true, on_release}, {"window", true, on_window},
-    {"write", true, on_write},      {"commit", true, on_commit},   {"forget", true, on_forget},
-    {"read", true, on_read},        {"state", true, on_state},     {"user", true, on_user},
-    {"touch", true, on_touch},      {"peek", true, on_peek},       {"fork", true, on_fork},
+    {"connect", false, on_connect}, {"close", false, on_close},  {"maps", false, on_maps},
+    {"declare", true, on_declare},  {"many", true, on_many},     {"param", true, on_param},
+    {"huge", true, on_huge},        {"form", true, on_form},     {"begin", true, on_begin},
+    {"push", true, on_push},        {"pushes", true, on_pushes}, {"end", true, on_end},
+    {"abandon", true, on_abandon},  {"step", true, on_step},     {"steps", true, on_steps},
+    {"norm", true, on_norm},        {"abort", true, on_abort},   {"clear", true, on_clear},
+    {"leave", true, on_leave},      {"gather", true, on_gather}, {"release", true, on_release},
+    {"window", true, on_window},    {"write", true, on_write},   {"commit", true, on_commit},
+    {"forget", true, on_forget},    {"read", true, on_read},     {"state", true, on_state},
+    {"user", true, on_user},        {"touch", true, on_touch},   {"peek", true, on_peek},
+    {"fork", true, on_fork},
 };
 
 static json_object *describe_error(const struct zerod_error *e)

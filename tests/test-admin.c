@@ -235,7 +235,7 @@ static void test_drain(void **userdata)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_questions), cmocka_unit_test(test_parts), cmocka_unit_test(test_unknown_command),
+        cmocka_unit_test(test_questions), cmocka_unit_test(test_parts),      cmocka_unit_test(test_unknown_command),
         cmocka_unit_test(test_not_admin), cmocka_unit_test(test_abort_step), cmocka_unit_test(test_drop),
         cmocka_unit_test(test_drain),
     };

@@ -132,8 +132,7 @@ static void make_vision(struct fixture *f)
                   ((const char *const[]){"q", "k", "v", "o", "gate", "up", "down"})[i % 7]);
     for (unsigned layer = 0; layer < 27; layer++)
         for (unsigned part = 16; part-- > 0;)
-            f->tower[(26 - layer) * 16 + part] =
-                model_add(m, true, "vpm.encoder.layers.%u.%s", layer, parts[part]);
+            f->tower[(26 - layer) * 16 + part] = model_add(m, true, "vpm.encoder.layers.%u.%s", layer, parts[part]);
     for (unsigned i = 0; i < 75; i++)
         model_add(m, true, "resampler.%u.weight", i);
     f->vision = model_layout(m, 2, 6 * 64);
@@ -187,11 +186,10 @@ static int teardown(void **state)
 
 /* Labels in the order in which every text has them; docs/diagnostics.md says the same. */
 static const char *const labels[] = {
-    "waits",     "on",        "parameter",  "argument", "1st push", "2nd push",  "push",    "bytes",
-    "partition", "declared",  "ranks",      "missing",  "module",   "exception", "segment", "process",
-    "owed",      "held by",   "what",       "asked",    "held",     "allowed",   "sum",     "expected",
-    "got",       "elsewhere", "loss scale", "minimum",  "guilty",   "reason",    "cause",   "tell apart",
-    "fix",       "or",        "not it",     "state",
+    "waits",    "on",     "parameter", "argument", "1st push",   "2nd push", "push",    "bytes",     "partition",
+    "declared", "ranks",  "missing",   "module",   "exception",  "segment",  "process", "owed",      "held by",
+    "what",     "asked",  "held",      "allowed",  "sum",        "expected", "got",     "elsewhere", "loss scale",
+    "minimum",  "guilty", "reason",    "cause",    "tell apart", "fix",      "or",      "not it",    "state",
 };
 
 static size_t label_index(const char *label)
@@ -307,8 +305,8 @@ static void check_codes_covered(void **state)
 
     (void)state;
     for (size_t k = 0; k < n; k++) {
-        bool known = infos[k].code == E_NODE_LOST || infos[k].code == E_ENGINE ||
-                     infos[k].code == E_GENERATION || infos[k].code == E_CONFIG;
+        bool known = infos[k].code == E_NODE_LOST || infos[k].code == E_ENGINE || infos[k].code == E_GENERATION ||
+                     infos[k].code == E_CONFIG;
 
         for (size_t i = 0; !known && (s = scenario_at(i)); i++)
             known = atoi(s->name + 1) == (int)infos[k].code;
@@ -399,8 +397,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(check_all),           cmocka_unit_test(check_no_orphans),
         cmocka_unit_test(check_codes_covered), cmocka_unit_test(check_labels_in_manual),
-        cmocka_unit_test(check_out_of_memory),
-        cmocka_unit_test(check_manifests_out_of_memory),
+        cmocka_unit_test(check_out_of_memory), cmocka_unit_test(check_manifests_out_of_memory),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -284,9 +284,8 @@ static void test_sample_files_show_defaults(void **state)
 /* The examples of the manual: its YAML loads, its sample of errors is what one gets. */
 static void test_manual_examples(void **state)
 {
-    static const char wrong[] =
-        "job: pretrain\nlisten: {socket: /run/zerod/pretrain.sock}\nworld: {size: 4}\n"
-        "zero_optimization:\n  stage: 4\n  reduce_bucket_sise: 5e8\n";
+    static const char wrong[] = "job: pretrain\nlisten: {socket: /run/zerod/pretrain.sock}\nworld: {size: 4}\n"
+                                "zero_optimization:\n  stage: 4\n  reduce_bucket_sise: 5e8\n";
     char *manual = read_whole_file("docs/configuration.md"), *from, *to, buffer[4096];
     struct config_source source = {.text = {.name = "job.yaml", .text = wrong, .n_bytes = strlen(wrong)}};
     struct config_problems problems = CONFIG_PROBLEMS_NULL;

@@ -26,8 +26,7 @@ static void expect_refusal(const struct refusal *refusal, const char *text, size
 
     if (r != CONFIG_E_INVALID || problems.n_errors != n_problems) {
         config_problems_print(stderr, &problems);
-        fail_msg("%s: returned %d with %zu errors instead of %zu", refusal->yaml, r, problems.n_errors,
-                 n_problems);
+        fail_msg("%s: returned %d with %zu errors instead of %zu", refusal->yaml, r, problems.n_errors, n_problems);
     }
     assert_null(config);
     problem = &problems.items[0];
@@ -66,12 +65,10 @@ static void test_refusals(void **state)
         {"optimizer: {type: SGD, params: {beta: [0, 0]}}\n", "3:33", "optimizer.params.beta", "unknown key"},
         {"optimizer: {type: Lion, params: {eps: 1}}\n", "3:34", "optimizer.params.eps",
          "is not a key of Lion; allowed here: lr, betas, weight_decay;"},
-        {"scheduler: {type: WarmupLR, params: {cos_min_ratio: 1}}\n", "3:38",
-         "scheduler.params.cos_min_ratio", "is not a key of WarmupLR"},
-        {"optimizer: {params: {max_grad_norm: 1}}\n", "3:37", "optimizer.params.max_grad_norm",
-         "gradient_clipping"},
-        {"optimizer: {params: {adam_w_mode: false}}\n", "3:35", "optimizer.params.adam_w_mode",
-         "Allowed: true"},
+        {"scheduler: {type: WarmupLR, params: {cos_min_ratio: 1}}\n", "3:38", "scheduler.params.cos_min_ratio",
+         "is not a key of WarmupLR"},
+        {"optimizer: {params: {max_grad_norm: 1}}\n", "3:37", "optimizer.params.max_grad_norm", "gradient_clipping"},
+        {"optimizer: {params: {adam_w_mode: false}}\n", "3:35", "optimizer.params.adam_w_mode", "Allowed: true"},
         {"optimizer: {params: {bias_correction: false}}\n", "3:39", "optimizer.params.bias_correction",
          "would change what is trained"},
         {"amp: {enabled: true}\n", "3:1", "amp", "is refused"},
@@ -85,17 +82,14 @@ static void test_refusals(void **state)
         {"job: \"a\\0b\"\n", "3:6", "job", "holds a NUL"},
         {"job: a b\n", "3:6", "job", "has a character that a name may not have"},
         {"job: ''\n", "3:6", "job", "is empty"},
-        {"threads:\n", "3:1", "threads",
-         "is empty; allowed: auto, or a whole number from 1 to 1024 (threads)"},
+        {"threads:\n", "3:1", "threads", "is empty; allowed: auto, or a whole number from 1 to 1024 (threads)"},
         {"limits: 5\n", "3:9", "limits", "is not a section; allowed: a mapping"},
         {"limits: [a]\n", "3:1", "limits", "is not a section"},
         {"optimizer: {params: {betas: 0.9}}\n", "3:29", "optimizer.params.betas", "is not a list"},
         {"optimizer: {params: {betas: [0.9]}}\n", "3:22", "optimizer.params.betas", "has not two items"},
-        {"optimizer: {params: {betas: [0.9, [1]]}}\n", "3:22", "optimizer.params.betas",
-         "is not a single value"},
+        {"optimizer: {params: {betas: [0.9, [1]]}}\n", "3:22", "optimizer.params.betas", "is not a single value"},
         {"device: gpu\n", "3:9", "device", "\"gpu\" is not known; allowed: one of cpu, cuda; nearest: cpu"},
-        {"deterministic: yes\n", "3:16", "deterministic",
-         "\"yes\" is not a truth value; allowed: true or false"},
+        {"deterministic: yes\n", "3:16", "deterministic", "\"yes\" is not a truth value; allowed: true or false"},
         {"deterministic: \"true\"\n", "3:16", "deterministic", "is a string"},
         {"threads: \"4\"\n", "3:10", "threads", "is a string: leave the quotes out"},
         {"gradient_clipping: high\n", "3:20", "gradient_clipping", "is not a number"},
@@ -120,8 +114,7 @@ static void test_refusals(void **state)
         {"? [a]\n: b\n", "3:3", "", "a key is a plain word"},
         {"<<: {job: a}\n", "3:1", "<<", "unknown key"},
         /* what does not go together */
-        {"device: cuda\n", "3:9", "device",
-         "cuda needs the engine zerod-engine-nccl, which this build does not have"},
+        {"device: cuda\n", "3:9", "device", "cuda needs the engine zerod-engine-nccl, which this build does not have"},
         {"collective: gloo\n", "3:13", "collective",
          "gloo needs the engine zerod-engine-gloo, which this build does not have"},
         {"collective: nccl\n", "3:13", "collective", "nccl needs the engine zerod-engine-nccl"},
@@ -134,18 +127,15 @@ static void test_refusals(void **state)
          "optimizer.params.nesterov", "needs dampening 0"},
         {"fp16: {initial_scale_power: 1, min_loss_scale: 4}\n", "3:48", "fp16.min_loss_scale",
          "above the scale at the start"},
-        {"diagnostics: {stall_timeout: 1s}\n", "3:30", "diagnostics.stall_timeout",
-         "before the first warning"},
+        {"diagnostics: {stall_timeout: 1s}\n", "3:30", "diagnostics.stall_timeout", "before the first warning"},
         {"scheduler: {type: WarmupLR, params: {warmup_min_lr: [0, 0], warmup_max_lr: [1, 1, 1]}}\n", "3:61",
          "scheduler.params.warmup_max_lr", "has 3 numbers, warmup_min_lr has 2"},
         /* missing */
         {"scheduler: {type: WarmupCosineLR}\n", "3:1", "scheduler.params.total_num_steps", "is missing"},
         {"scheduler: {type: WarmupDecayLR, params: {total_num_steps: auto}}\n", "3:60",
          "scheduler.params.total_num_steps", "is not filled in here"},
-        {"scheduler: {params: {warmup_num_steps: 1}}\n", "3:1", "scheduler.type",
-         "is missing; needed: one of"},
-        {"scheduler: {type: OneCycle, params: {cycle_min_lr: 0}}\n", "3:19", "scheduler.type",
-         "is not known"},
+        {"scheduler: {params: {warmup_num_steps: 1}}\n", "3:1", "scheduler.type", "is missing; needed: one of"},
+        {"scheduler: {type: OneCycle, params: {cycle_min_lr: 0}}\n", "3:19", "scheduler.type", "is not known"},
         /* no YAML */
         {"a: [1,\n", "4:1", "", "not valid YAML"},
         {"job: \"x\n", "3:7", "", "not valid YAML: "},
@@ -179,29 +169,26 @@ static void test_refusals_of_worlds(void **state)
         {"listen: {socket: /a, mode: rw}\nworld: {size: 1}\n", "1:28", "listen.mode", "octal"},
         {"listen: {socket: /a, allow_groups: zerod}\nworld: {size: 1}\n", "1:36", "listen.allow_groups",
          "is not a list"},
-        {"listen: {socket: /a, admin_users: [a, '']}\nworld: {size: 1}\n", "1:39", "listen.admin_users",
-         "is empty"},
+        {"listen: {socket: /a, admin_users: [a, '']}\nworld: {size: 1}\n", "1:39", "listen.admin_users", "is empty"},
         {"listen: {socket: /a}\nworld: {size: 0}\n", "2:15", "world.size", "is out of range"},
         {"listen: {socket: /a}\nworld: {size: 2.5}\n", "2:15", "world.size",
          "\"2.5\" is not a whole number; allowed: a whole number from 1 to 1024 (ranks)"},
-        {"listen: {socket: /a}\nworld: {size: 65}\n", "2:15", "world.size",
-         "65 ranks on one node; allowed: at most"},
-        {"listen: {socket: /a}\nworld: {size: 2, node: 1}\n", "2:24", "world.node",
-         "is not one of the nodes"},
+        {"listen: {socket: /a}\nworld: {size: 65}\n", "2:15", "world.size", "65 ranks on one node; allowed: at most"},
+        {"listen: {socket: /a}\nworld: {size: 2, node: 1}\n", "2:24", "world.node", "is not one of the nodes"},
         {"listen: {socket: /a}\nworld: {size: 2, nodes: []}\n", "2:18", "world.nodes", "is empty"},
         {"listen: {socket: /a}\nworld: {size: 2, nodes: [5]}\n", "2:26", "world.nodes", "is not a node"},
         {"listen: {socket: /a}\nworld: {size: 2, nodes: [{ranks: 2}]}\n", "2:26", "world.nodes[].address",
          "is missing; needed: host:port"},
-        {"listen: {socket: /a}\nworld: {size: 2, nodes: [{address: a, ranks: 2}]}\n", "2:36",
-         "world.nodes[].address", "is not host:port"},
+        {"listen: {socket: /a}\nworld: {size: 2, nodes: [{address: a, ranks: 2}]}\n", "2:36", "world.nodes[].address",
+         "is not host:port"},
         {"listen: {socket: /a}\nworld: {size: 2, nodes: [{address: \"a:0\", ranks: 2}]}\n", "2:36",
          "world.nodes[].address", "has no port"},
         {"listen: {socket: /a}\nworld: {size: 2, nodes: [{address: \"::1:5\", ranks: 2}]}\n", "2:36",
          "world.nodes[].address", "in brackets"},
         {"listen: {socket: /a}\nworld: {size: 2, nodes: [{address: \"a:1\", rank: 2, ranks: 2}]}\n", "2:43",
          "world.nodes[].rank", "nearest valid key: world.nodes[].ranks"},
-        {"listen: {socket: /a}\nworld: {size: 2, nodes: [{address: \"a:1\", ranks: 3}]}\n", "2:15",
-         "world.size", "2 ranks in all, but the ranks of world.nodes add up to 3"},
+        {"listen: {socket: /a}\nworld: {size: 2, nodes: [{address: \"a:1\", ranks: 3}]}\n", "2:15", "world.size",
+         "2 ranks in all, but the ranks of world.nodes add up to 3"},
         {"listen: {socket: /a}\nworld: {size: 2, key_file: /k, nodes: [{address: \"a:1\", ranks: 1}, "
          "{address: \"b:1\", ranks: 1}]}\n",
          "2:32", "world.nodes", "2 nodes need an engine"},
@@ -339,8 +326,7 @@ static void test_all_problems_at_once(void **state)
     assert_int_equal(load(&config, text, NULL, &problems), CONFIG_E_INVALID);
     assert_int_equal(problems.n_items, 1);
     assert_string_equal(problems.items[0].place, "f.yaml:2:1");
-    assert_true(strncmp(problems.items[0].text, "not valid YAML: ", 16) ==
-                0); /* what follows is the library's */
+    assert_true(strncmp(problems.items[0].text, "not valid YAML: ", 16) == 0); /* what follows is the library's */
     assert_string_equal(problems.items[0].source, "    \tsocket: /a\n    ^\n");
     config_problems_deinit(&problems);
 }

@@ -302,8 +302,7 @@ static void test_sizes_and_times(void **state)
         if (cases[i].value < 0 ? r != CONFIG_E_INVALID : r != 0)
             fail_msg("%s: returned %d", cases[i].text, r);
         if (r == 0)
-            assert_int_equal(*cases[i].key == 'm' ? config->limits.memory_bytes
-                                                  : config->limits.reattach_timeout_ms,
+            assert_int_equal(*cases[i].key == 'm' ? config->limits.memory_bytes : config->limits.reattach_timeout_ms,
                              cases[i].value);
         config_free(config);
         config_problems_deinit(&problems);
@@ -338,8 +337,7 @@ static void test_deepspeed_file(void **state)
     assert_int_equal(problems.n_errors, 0);
     for (size_t i = 0; i < problems.n_items; i++) {
         assert_true(problems.items[i].note);
-        n_auto +=
-            strstr(problems.items[i].text, "nothing fills in \"auto\" here; the default is used") != NULL;
+        n_auto += strstr(problems.items[i].text, "nothing fills in \"auto\" here; the default is used") != NULL;
         n_inert += strstr(problems.items[i].text, "has no effect here: ") != NULL;
     }
     assert_int_equal(n_auto, 7);
@@ -365,15 +363,14 @@ static void test_inert_keys(void **state)
         struct config_problems problems = CONFIG_PROBLEMS_NULL;
         struct config *config;
         char text[1024], path[128], *part, *rest = path;
-        size_t n = (size_t)snprintf(text, sizeof(text), "listen: {socket: /a}\nworld: {size: 1}\n"),
-               depth = 0;
+        size_t n = (size_t)snprintf(text, sizeof(text), "listen: {socket: /a}\nworld: {size: 1}\n"), depth = 0;
 
         if (keys[i].kind != CONFIG_INERT)
             continue;
         snprintf(path, sizeof(path), "%s", keys[i].path);
         for (; (part = strsep(&rest, ".")); depth++) {
-            n += (size_t)snprintf(text + n, sizeof(text) - n, "%*s%s: %s", (int)(2 * depth), "", part,
-                                  rest ? "\n" : "");
+            n +=
+                (size_t)snprintf(text + n, sizeof(text) - n, "%*s%s: %s", (int)(2 * depth), "", part, rest ? "\n" : "");
             if (rest && depth == 0 && strcmp(part, "scheduler") == 0)
                 n += (size_t)snprintf(text + n, sizeof(text) - n, "  type: WarmupLR\n");
         }
@@ -438,15 +435,12 @@ static void test_print_round_trip(void **state)
         MINIMAL,
         MINIMAL "optimizer: {type: Adam, params: {lr: 0.1234567890123456, betas: [0.3333333333333333, 0], "
                 "eps: 1e-30}}\n",
-        MINIMAL
-        "optimizer: {type: SGD, params: {momentum: 0.1, nesterov: true}}\nfp16: {min_loss_scale: 1e-7}\n",
-        MINIMAL
-        "optimizer: {type: Lion}\nscheduler: {type: WarmupLR, params: {warmup_min_lr: [0, 1, 1e-300]}}\n",
+        MINIMAL "optimizer: {type: SGD, params: {momentum: 0.1, nesterov: true}}\nfp16: {min_loss_scale: 1e-7}\n",
+        MINIMAL "optimizer: {type: Lion}\nscheduler: {type: WarmupLR, params: {warmup_min_lr: [0, 1, 1e-300]}}\n",
         MINIMAL "optimizer: {type: Adagrad, params: {lr_decay: 3e-5}}\nlimits: {memory: 12345, "
                 "reattach_timeout: 61s}\n",
         MINIMAL "scheduler: {type: WarmupDecayLR, params: {total_num_steps: 1e12, warmup_max_lr: 0.5}}\n",
-        MINIMAL
-        "scheduler: {type: WarmupCosineLR, params: {total_num_steps: 7, cos_min_ratio: 0.1}}\nthreads: 5\n",
+        MINIMAL "scheduler: {type: WarmupCosineLR, params: {total_num_steps: 7, cos_min_ratio: 0.1}}\nthreads: 5\n",
         "listen: {socket: \"/r\\\"u\\\\n/\xc3\xa4: #x\", allow_groups: [a, 5]}\nworld: {size: 3, key_file: "
         "/k,\n"
         " nodes: [{address: \"a:1\", ranks: 1}, {address: \"[::2]:2\", ranks: 2}], node: 1}\ncollective: "
@@ -473,14 +467,11 @@ static void test_print_origins(void **state)
     char *printed = print(config);
 
     assert_non_null(strstr(printed, "job: \"train\"                                            # default\n"));
-    assert_non_null(
-        strstr(printed, "  size: 2                                               # f.yaml:2:9\n"));
-    assert_non_null(
-        strstr(printed, "  socket: \"/a\"                                          # f.yaml:3:18\n"));
+    assert_non_null(strstr(printed, "  size: 2                                               # f.yaml:2:9\n"));
+    assert_non_null(strstr(printed, "  socket: \"/a\"                                          # f.yaml:3:18\n"));
     assert_non_null(strstr(printed, "# f.yaml:5:9; decoupled weight decay, the same as AdamW\n"));
     assert_non_null(strstr(printed, "    lr: 0.001                                           # default\n"));
-    assert_non_null(
-        strstr(printed, "    weight_decay: 0.1                                   # f.yaml:6:36\n"));
+    assert_non_null(strstr(printed, "    weight_decay: 0.1                                   # f.yaml:6:36\n"));
     assert_non_null(strstr(printed, "    adam_w_mode: true                                   # default\n"));
     assert_non_null(strstr(printed, "scheduler: null"));
     assert_null(strstr(printed, "momentum"));
@@ -564,9 +555,8 @@ static void test_describe(void **state)
 
     assert_int_equal(config_describe(file, "limits.clients"), 0);
     fclose(file);
-    assert_string_equal(buffer,
-                        "limits.clients\n    Connections at one time.\n"
-                        "    allowed: a whole number from 1 to 65536 (connections)\n    default: 64\n");
+    assert_string_equal(buffer, "limits.clients\n    Connections at one time.\n"
+                                "    allowed: a whole number from 1 to 65536 (connections)\n    default: 64\n");
 
     file = fmemopen(buffer, sizeof(buffer), "w");
     assert_int_equal(config_describe(file, "limits"), 0);

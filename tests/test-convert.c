@@ -85,8 +85,7 @@ static void test_narrow_halfway(void **state)
             size_t n = 0;
 
             for (unsigned h = 0; h < 0x8000; h++) {
-                double here = widen_reference((uint16_t)h, dtype),
-                       after = widen_reference((uint16_t)(h + 1), dtype);
+                double here = widen_reference((uint16_t)h, dtype), after = widen_reference((uint16_t)(h + 1), dtype);
                 float middle;
 
                 if (!isfinite(here))

@@ -111,8 +111,7 @@ static void test_references(void **state)
 static void test_foreign_pushes(void **state)
 {
     char segment[] = "block\x1b[2J", site[] = "f\xc3\xa9.py:3";
-    struct diagnostic_push push = {
-        .present = true, .record = {.sequence = 5}, .segment = segment, .site = site};
+    struct diagnostic_push push = {.present = true, .record = {.sequence = 5}, .segment = segment, .site = site};
     struct diagnostic *d = diagnostic_new(E_DUPLICATE, NULL);
 
     (void)state;
@@ -164,16 +163,14 @@ static struct layout *make_layout(const char *const *names, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         const char *name = names[i] + (names[i][0] == '!');
 
-        decls[i] =
-            (struct layout_decl){.name = name, .name_len = strlen(name), .trainable = names[i][0] != '!'};
+        decls[i] = (struct layout_decl){.name = name, .name_len = strlen(name), .trainable = names[i][0] != '!'};
     }
     assert_int_equal(layout_new(&layout, decls, n, 2, 1 << 20, &bad), 0);
     free(decls);
     return layout;
 }
 
-static void check_names(const char *const *names, uint32_t n, const uint32_t *ids, size_t n_ids,
-                        const char *expected)
+static void check_names(const char *const *names, uint32_t n, const uint32_t *ids, size_t n_ids, const char *expected)
 {
     struct layout *layout = make_layout(names, n);
     struct strbuf buf = {0};
@@ -184,8 +181,7 @@ static void check_names(const char *const *names, uint32_t n, const uint32_t *id
     layout_free(layout);
 }
 
-#define CHECK_NAMES(names, ids, expected)                                                                    \
-    check_names(names, ARRAY_SIZE(names), ids, ARRAY_SIZE(ids), expected)
+#define CHECK_NAMES(names, ids, expected) check_names(names, ARRAY_SIZE(names), ids, ARRAY_SIZE(ids), expected)
 
 static void test_few_names(void **state)
 {
@@ -260,8 +256,7 @@ static void test_no_prefix(void **state)
     static const uint32_t seven[] = {0, 1, 2, 3, 4, 5, 6};
 
     (void)state;
-    CHECK_NAMES(names, seven,
-                "a\nb\nc\nd\ne\nand 2 more elsewhere\n(every name: zerodctl diagnostics --json)");
+    CHECK_NAMES(names, seven, "a\nb\nc\nd\ne\nand 2 more elsewhere\n(every name: zerodctl diagnostics --json)");
 }
 
 /* Names that are prefixes of others, empty components: nothing is counted twice. */
@@ -375,8 +370,7 @@ static void test_every_code_has_an_entry(void **state)
                  infos[i].title, infos[i].summary);
         if (!strstr(text, line))
             fail_msg("docs/diagnostics.md has no such row in its index: %s", line);
-        snprintf(line, sizeof(line),
-                 "\n<a id=\"e%d\"></a>\n### E%d %s\n\nWhat it means: ", (int)infos[i].code,
+        snprintf(line, sizeof(line), "\n<a id=\"e%d\"></a>\n### E%d %s\n\nWhat it means: ", (int)infos[i].code,
                  (int)infos[i].code, infos[i].title);
         if (!strstr(text, line))
             fail_msg("docs/diagnostics.md has no such entry: %s", line);
@@ -410,8 +404,7 @@ static void test_every_entry_has_a_code(void **state)
             fail_msg("docs/diagnostics.md has an entry of no code: %.40s", entry + 1);
         if (!advice || advice > end)
             fail_msg("E%d does not say what to do", code);
-        if (code / 100 != 15 &&
-            (!example || example > end || atoi(example + strlen("\n<!-- golden: e")) != code))
+        if (code / 100 != 15 && (!example || example > end || atoi(example + strlen("\n<!-- golden: e")) != code))
             fail_msg("E%d has no example", code);
         n_entries++;
     }

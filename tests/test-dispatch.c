@@ -15,8 +15,9 @@
 enum { HELLO, ATTACHED, FORMED, CONTROL, LEFT, N_STATES };
 
 static const char *const places[N_STATES] = {
-    [HELLO] = "before Hello", [ATTACHED] = "before Formed", [FORMED] = "on a formed rank",
-    [CONTROL] = "on a control connection", [LEFT] = "after Leave",
+    [HELLO] = "before Hello",      [ATTACHED] = "before Formed",
+    [FORMED] = "on a formed rank", [CONTROL] = "on a control connection",
+    [LEFT] = "after Leave",
 };
 
 /* As proto/zerod.proto draws the conversation. */
@@ -232,8 +233,9 @@ static void test_welcome(void **userdata)
     struct client c, control;
 
     (void)userdata;
-    local_start(&local, 2, "zero_optimization: {stage: 3, reduce_bucket_size: 1234, stage3_max_live_parameters: 777}\n"
-                           "diagnostics: {on_duplicate: abort_step}\n");
+    local_start(&local, 2,
+                "zero_optimization: {stage: 3, reduce_bucket_size: 1234, stage3_max_live_parameters: 777}\n"
+                "diagnostics: {on_duplicate: abort_step}\n");
     request.hello.on_duplicate = WIRE_ON_DUPLICATE_ACCUMULATE;
     request.hello.run_id = "run-7";
     client_open(&c, &local);
@@ -258,12 +260,8 @@ static void test_welcome(void **userdata)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table_is_complete),
-        cmocka_unit_test(test_not_allowed),
-        cmocka_unit_test(test_allowed),
-        cmocka_unit_test(test_while_waiting),
-        cmocka_unit_test(test_unknown),
-        cmocka_unit_test(test_versions),
+        cmocka_unit_test(test_table_is_complete), cmocka_unit_test(test_not_allowed), cmocka_unit_test(test_allowed),
+        cmocka_unit_test(test_while_waiting),     cmocka_unit_test(test_unknown),     cmocka_unit_test(test_versions),
         cmocka_unit_test(test_welcome),
     };
 

@@ -25,8 +25,7 @@
 #include "client/example/reference_step.h"
 #include "client/example/text.h"
 
-static const struct model_shape SHAPE = {
-    .n_layers = 2, .width = 32, .n_heads = 2, .n_seqs = 3, .seq_len = 16};
+static const struct model_shape SHAPE = {.n_layers = 2, .width = 32, .n_heads = 2, .n_seqs = 3, .seq_len = 16};
 
 /* A model with weights, gradients and one batch; hooks that record what they see. */
 struct fixture {
@@ -96,8 +95,8 @@ static double forward(struct fixture *f)
     struct model_hooks hooks = hooks_of(f);
     double loss = NAN;
 
-    assert_int_equal(
-        model_forward(f->model, (const float *const *)f->weights, &hooks, f->tokens, f->targets, &loss), 0);
+    assert_int_equal(model_forward(f->model, (const float *const *)f->weights, &hooks, f->tokens, f->targets, &loss),
+                     0);
     return loss;
 }
 
@@ -201,8 +200,7 @@ static void check_param(struct fixture *f, unsigned param)
     }
     got = slope(f, param, direction, 3e-3);
     if (fabs(got - dot) > 5e-3 * sqrt(square) + 2e-4)
-        fail_msg("%s: slope %g along a random direction, gradient %g", model_param(f->model, param)->name,
-                 got, dot);
+        fail_msg("%s: slope %g along a random direction, gradient %g", model_param(f->model, param)->name, got, dot);
     free(direction);
 }
 
@@ -308,8 +306,7 @@ static void test_no_look_ahead(void **state)
     forward(f);
     backward(f, 1.0);
     for (unsigned row = 0; row < SHAPE.seq_len; row++)
-        assert_int_equal(memcmp(before + row * w, f->grads[positions] + row * w, w * sizeof(float)) == 0,
-                         row > 3);
+        assert_int_equal(memcmp(before + row * w, f->grads[positions] + row * w, w * sizeof(float)) == 0, row > 3);
 }
 
 static void test_transpose(void **state)
@@ -328,10 +325,9 @@ static void test_transpose(void **state)
 static void test_bad_shapes(void **state)
 {
     static const struct model_shape bad[] = {
-        {0, 32, 2, 1, 8},    {1, 0, 1, 1, 8},       {1, 36, 2, 1, 8},       {1, 32, 3, 1, 8},
-        {1, 32, 8, 1, 8},    {1, 32, 0, 1, 8},      {1, 32, 2, 0, 8},       {1, 32, 2, 1, 12},
-        {1, 32, 2, 1, 0},    {1, 1 << 20, 2, 1, 8}, {1, 32, 2, 1 << 20, 8}, {1, 32, 2, 1, 1 << 20},
-        {1001, 32, 2, 1, 8},
+        {0, 32, 2, 1, 8},       {1, 0, 1, 1, 8},        {1, 36, 2, 1, 8},    {1, 32, 3, 1, 8}, {1, 32, 8, 1, 8},
+        {1, 32, 0, 1, 8},       {1, 32, 2, 0, 8},       {1, 32, 2, 1, 12},   {1, 32, 2, 1, 0}, {1, 1 << 20, 2, 1, 8},
+        {1, 32, 2, 1 << 20, 8}, {1, 32, 2, 1, 1 << 20}, {1001, 32, 2, 1, 8},
     };
 
     (void)state;

@@ -167,9 +167,23 @@ static void test_threads(void **userdata)
 static void test_not_understood(void **userdata)
 {
     static const char *const wrong[] = {
-        "reserve", "reserve:", "reserve:boom", "reserve:errors", "reserve:kill:5", "reserve:error@", "reserve:error@0",
-        "reserve:error@x", "reserve:error@-1", "reserve:error@1x", "reserve:sleep:", "reserve:sleep:x",
-        "reserve:sleep:5x", "reserve@1:error", ":error", "reserve:error,update", "reserve:error;update:error",
+        "reserve",
+        "reserve:",
+        "reserve:boom",
+        "reserve:errors",
+        "reserve:kill:5",
+        "reserve:error@",
+        "reserve:error@0",
+        "reserve:error@x",
+        "reserve:error@-1",
+        "reserve:error@1x",
+        "reserve:sleep:",
+        "reserve:sleep:x",
+        "reserve:sleep:5x",
+        "reserve@1:error",
+        ":error",
+        "reserve:error,update",
+        "reserve:error;update:error",
         "reserve:error@99999999999999999999",
         "a-name-of-more-than-forty-seven-bytes-that-fits-nowhere:error",
     };

@@ -177,7 +177,7 @@ static void test_dead_rank_has_asked(void **userdata)
 static void test_nobody_comes(void **userdata)
 {
     struct fixture *f = fixture_start("limits: {reattach_timeout: 2s}\n"
-                              "diagnostics: {stall_warning: 0, stall_timeout: 0}\n");
+                                      "diagnostics: {stall_warning: 0, stall_timeout: 0}\n");
     struct peer *a = &f->peers[0], *b = &f->peers[1];
 
     (void)userdata;

@@ -177,8 +177,8 @@ static void test_reconnect(void **userdata)
     struct diagnostic *refusal = NULL;
 
     (void)userdata;
-    assert_int_equal(
-        job_attach(f->job, &(struct job_attach){.peer = &again, .hello = &hello}, &again.rank, &refusal), 0);
+    assert_int_equal(job_attach(f->job, &(struct job_attach){.peer = &again, .hello = &hello}, &again.rank, &refusal),
+                     0);
     peer_expect_dropped(a, 0);
     assert_ptr_equal(again.rank, rank);
     assert_ptr_equal(rank->peer, &again);
@@ -319,8 +319,8 @@ static void test_bucket_of_one_rank(void **userdata)
     fixture_finish_step(f);
     assert_int_equal(a->reply.step_done.n_missing, f->job->layout->buckets[bucket].n_params - 1);
     for (uint32_t i = 0; i < 50 * 16; i++)
-        assert_true(fabs((double)weights[i] - ((double)puppet_initial(0, i) -
-                                               0.5 * (double)puppet_gradient(0, 0, 0, 0, i) / PEERS)) < 1e-6);
+        assert_true(fabs((double)weights[i] -
+                         ((double)puppet_initial(0, i) - 0.5 * (double)puppet_gradient(0, 0, 0, 0, i) / PEERS)) < 1e-6);
     fixture_free(f);
 }
 
@@ -338,9 +338,10 @@ static void test_duplicate(void **userdata)
     a->sequence--;
     peer_push(a, 0); /* the very last push once more, as after a lost connection; it was parameter 0 */
     assert_int_equal(f->job->counters.retried, 1);
-    job_push(f->job, a->rank,
-             &(struct request_push){.sequence = ++a->sequence, .attempt = a->at.attempt, .step = a->at.step,
-                                    .record_only = true, .sum = 1});
+    job_push(
+        f->job, a->rank,
+        &(struct request_push){
+            .sequence = ++a->sequence, .attempt = a->at.attempt, .step = a->at.step, .record_only = true, .sum = 1});
     peer_expect_silence(a);
     peer_ask_end(a);
     peer_expect_refused(a, E_DUPLICATE, false);

@@ -62,8 +62,8 @@ static void test_short_doubles(void **userdata)
         double value;
         const char *text;
     } cases[] = {
-        {0.0, "0"}, {0.1, "0.1"}, {-2.5, "-2.5"}, {1e-4, "0.0001"}, {65536, "65536"},
-        {NAN, "null"}, {INFINITY, "null"}, {-INFINITY, "null"},
+        {0.0, "0"},       {0.1, "0.1"},  {-2.5, "-2.5"},     {1e-4, "0.0001"},
+        {65536, "65536"}, {NAN, "null"}, {INFINITY, "null"}, {-INFINITY, "null"},
     };
     char expected[64];
 
@@ -79,8 +79,8 @@ static void test_short_doubles(void **userdata)
 /* Whatever the number, what is read is what was written, and JSON knows it as a number. */
 static void test_doubles_read_back(void **userdata)
 {
-    static const double edges[] = {DBL_MIN, DBL_MAX, DBL_TRUE_MIN, -DBL_MAX, 1.0 / 3, 0.1 + 0.2, 5e-324, 1e22, 1e23,
-                                   9007199254740993.0, -0.0};
+    static const double edges[] = {DBL_MIN, DBL_MAX, DBL_TRUE_MIN, -DBL_MAX,           1.0 / 3, 0.1 + 0.2,
+                                   5e-324,  1e22,    1e23,         9007199254740993.0, -0.0};
     uint64_t state = 1;
 
     (void)userdata;
@@ -112,13 +112,13 @@ static void test_clean(void **userdata)
         {"\r\x01\x1b[2J\x7f", "\\x0d\\x01\\x1b[2J\\x7f"},
         {"z\xc3\xa9ro \xe2\x82\xac \xf0\x9f\x98\x80", "z\xc3\xa9ro \xe2\x82\xac \xf0\x9f\x98\x80"},
         {"\xff\xfe", "\\xff\\xfe"},
-        {"\xc2\x9b", "\\xc2\\x9b"},                         /* CSI in one character */
-        {"\xc0\x80", "\\xc0\\x80"},                         /* a NUL written too long */
-        {"\xe0\x9f\xbf", "\\xe0\\x9f\\xbf"},                /* too long, too */
-        {"\xed\xa0\x80", "\\xed\\xa0\\x80"},                /* half of a pair */
-        {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"},       /* beyond the last */
+        {"\xc2\x9b", "\\xc2\\x9b"},                   /* CSI in one character */
+        {"\xc0\x80", "\\xc0\\x80"},                   /* a NUL written too long */
+        {"\xe0\x9f\xbf", "\\xe0\\x9f\\xbf"},          /* too long, too */
+        {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          /* half of a pair */
+        {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* beyond the last */
         {"\xf0\x8f\xbf\xbf", "\\xf0\\x8f\\xbf\\xbf"},
-        {"\xe2\x82", "\\xe2\\x82"},                         /* cut off by the end */
+        {"\xe2\x82", "\\xe2\\x82"}, /* cut off by the end */
         {"\xe2\x82x", "\\xe2\\x82x"},
         {"\xf0\x9f\x98", "\\xf0\\x9f\\x98"},
         {"\xc3", "\\xc3"},
@@ -140,8 +140,11 @@ static bool is_one_good_character(const unsigned char *s, size_t n)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     uint32_t code = n == 1 ? s[0] : s[0] & (0xffu >> (n + 1));
-    size_t expected = s[0] < 0x80 ? 1 : s[0] >= 0xf0 && s[0] < 0xf8 ? 4 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
-                    : s[0] >= 0xc0 && s[0] < 0xe0 ? 2 : 0;
+    size_t expected = s[0] < 0x80                   ? 1
+                      : s[0] >= 0xf0 && s[0] < 0xf8 ? 4
+                      : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
+                      : s[0] >= 0xc0 && s[0] < 0xe0 ? 2
+                                                    : 0;
 
     for (size_t i = 1; i < n; i++) {
         if ((s[i] & 0xc0) != 0x80)
@@ -206,8 +209,12 @@ static void test_failure(void **userdata)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values), cmocka_unit_test(test_short_doubles), cmocka_unit_test(test_doubles_read_back),
-        cmocka_unit_test(test_clean),  cmocka_unit_test(test_clean_by_another_way), cmocka_unit_test(test_failure),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_short_doubles),
+        cmocka_unit_test(test_doubles_read_back),
+        cmocka_unit_test(test_clean),
+        cmocka_unit_test(test_clean_by_another_way),
+        cmocka_unit_test(test_failure),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -90,8 +90,7 @@ static float value_of(enum values values, uint64_t r)
 
     switch (values) {
     case VALUES_WILD:
-        return r >> 61 ? f32_from_bits(sign | ((uint32_t)(r >> 40) % 245) << 23 | mantissa)
-                       : f32_from_bits(sign);
+        return r >> 61 ? f32_from_bits(sign | ((uint32_t)(r >> 40) % 245) << 23 | mantissa) : f32_from_bits(sign);
     case VALUES_SUBNORMAL:
         return f32_from_bits(sign | mantissa);
     case VALUES_ZEROES:
@@ -184,8 +183,8 @@ static void reduce_reference(const struct pushes *pushes, bool first, float *acc
 }
 
 /* Reduces [begin, end) of the pushes into acc, which is at the parameter's start. */
-static struct reduce_result reduce_range(const struct kernels *k, const struct pushes *pushes, bool first,
-                                         float *acc, size_t begin, size_t end, struct position_sum *sums)
+static struct reduce_result reduce_range(const struct kernels *k, const struct pushes *pushes, bool first, float *acc,
+                                         size_t begin, size_t end, struct position_sum *sums)
 {
     const void *leaves[MAX_RANKS];
     struct reduce_join joins[MAX_RANKS];
@@ -210,8 +209,8 @@ static struct reduce_result reduce_range(const struct kernels *k, const struct p
     return result;
 }
 
-static void check_reduce(const struct kernels *k, const struct pushes *pushes, bool first,
-                         const float *expected, const struct exact_sum *squares)
+static void check_reduce(const struct kernels *k, const struct pushes *pushes, bool first, const float *expected,
+                         const struct exact_sum *squares)
 {
     _cleanup_free_ char *memory = malloc(pushes->n_elems * 4 + SLACK);
     struct position_sum sums[MAX_RANKS], sum;
@@ -237,8 +236,7 @@ static void check_reduce(const struct kernels *k, const struct pushes *pushes, b
 }
 
 /* A random world of pushes, reduced with every table. */
-static void check_world(unsigned world, size_t n_elems, enum values values, unsigned absent_of_8,
-                        uint64_t *seed)
+static void check_world(unsigned world, size_t n_elems, enum values values, unsigned absent_of_8, uint64_t *seed)
 {
     struct pushes pushes = {.dtype = (enum dtype)(next(seed) % N_DTYPES), .world = world, .n_elems = n_elems};
     _cleanup_free_ float *expected = malloc(n_elems * 4 + 1);
@@ -279,8 +277,7 @@ static void test_reduce(void **state)
 /* The pieces of a parameter in any order, by any tables: bits and sums of the whole. */
 static void test_reduce_pieces(void **state)
 {
-    struct pushes pushes = {
-        .dtype = DTYPE_BF16, .world = 4, .present = {true, true, false, true}, .n_elems = 9999};
+    struct pushes pushes = {.dtype = DTYPE_BF16, .world = 4, .present = {true, true, false, true}, .n_elems = 9999};
     static float expected[9999], acc[9999];
     struct exact_sum squares;
     uint64_t seed = 7;
@@ -388,8 +385,8 @@ static void check_joins(unsigned world, const char *absent, const char *expected
     assert_int_equal(n_joins, n_leaves ? n_leaves - 1 : 0);
     for (unsigned j = 0; j < n_joins; j++) {
         assert_true(joins[j].dst < n_leaves && joins[j].src < n_leaves);
-        assert_true((size_t)snprintf(joined, sizeof(joined), "(%.60s%.60s)", text[joins[j].dst],
-                                     text[joins[j].src]) < sizeof(joined));
+        assert_true((size_t)snprintf(joined, sizeof(joined), "(%.60s%.60s)", text[joins[j].dst], text[joins[j].src]) <
+                    sizeof(joined));
         memcpy(text[joins[j].dst], joined, sizeof(joined));
     }
     assert_string_equal(n_leaves ? text[0] : "", expected);
@@ -430,8 +427,7 @@ struct optimizer_case {
 static const struct optimizer_case cases[] = {
     {OPTIMIZER_ADAMW, {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01}},
     {OPTIMIZER_ADAMW, {.lr = 0.3, .beta1 = 0.5, .beta2 = 0.25, .eps = 1e-3}},
-    {OPTIMIZER_ADAM,
-     {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .adam_w_mode = true}},
+    {OPTIMIZER_ADAM, {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .adam_w_mode = true}},
     {OPTIMIZER_ADAM, {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}},
     {OPTIMIZER_SGD, {.lr = 0.1, .weight_decay = 1e-4}},
     {OPTIMIZER_SGD, {.lr = 0.1, .momentum = 0.9, .dampening = 0.3, .weight_decay = 1e-4}},
@@ -441,8 +437,8 @@ static const struct optimizer_case cases[] = {
 };
 
 /* Section 4, one element. */
-static void update_reference(const struct optimizer_case *c, double s, uint64_t t, float acc, float *p,
-                             float *m, float *v)
+static void update_reference(const struct optimizer_case *c, double s, uint64_t t, float acc, float *p, float *m,
+                             float *v)
 {
     const struct hyper *h = &c->hyper;
     float g = mul(acc, (float)s), lr = (float)h->lr, eps = (float)h->eps, denominator, u;
@@ -489,8 +485,8 @@ static void trajectory_init(struct trajectory *t, uint64_t *seed)
 }
 
 /* Steps both ways, at an offset so that no array is aligned to more than 4 bytes. */
-static void check_update(const struct kernels *k, const struct optimizer_case *c, size_t n,
-                         enum dtype w16_dtype, uint64_t seed)
+static void check_update(const struct kernels *k, const struct optimizer_case *c, size_t n, enum dtype w16_dtype,
+                         uint64_t seed)
 {
     static struct trajectory got, expected;
     struct optimizer_moments moments = optimizer_moments(c->optimizer, &c->hyper);
@@ -514,8 +510,7 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
         };
 
         for (size_t i = 0; i < ARRAY_SIZE(acc); i++)
-            acc[i] =
-                add(0, value_of((enum values)(next(&seed) % 8 ? 0 : next(&seed) % N_VALUES), next(&seed)));
+            acc[i] = add(0, value_of((enum values)(next(&seed) % 8 ? 0 : next(&seed) % N_VALUES), next(&seed)));
         for (size_t i = 0; i < ARRAY_SIZE(acc); i++)
             acc[i] = fabsf(acc[i]) > 1e15f ? 1e15f : acc[i]; /* its square stays finite */
         update_scalars_compute(c->optimizer, &c->hyper, s, t, &scalars);

@@ -18,15 +18,14 @@ static uint64_t page_bytes(void)
 }
 
 /* Declarations of one dimension; fp32 in group 0 unless said otherwise. */
-#define ENTRY(text, n, ...)                                                                                  \
-    {                                                                                                        \
-        .name = text, .name_len = sizeof(text) - 1, .shape = (const uint64_t[]){n}, .n_dims = 1, __VA_ARGS__ \
+#define ENTRY(text, n, ...)                                                                                            \
+    {                                                                                                                  \
+        .name = text, .name_len = sizeof(text) - 1, .shape = (const uint64_t[]){n}, .n_dims = 1, __VA_ARGS__           \
     }
 #define DECL(text, n, ...) ENTRY(text, n, .trainable = true, ##__VA_ARGS__)
 #define FROZEN(text, n, ...) ENTRY(text, n, .trainable = false, ##__VA_ARGS__)
 
-static struct layout *make(const struct layout_decl *decls, uint32_t n, unsigned world_size,
-                           uint64_t bucket_elems)
+static struct layout *make(const struct layout_decl *decls, uint32_t n, unsigned world_size, uint64_t bucket_elems)
 {
     struct layout *layout = NULL;
     uint32_t bad;
@@ -148,8 +147,7 @@ static void check_full(const struct layout *layout, uint32_t b)
     for (uint32_t i = 0; i < b; i++) {
         const struct layout_bucket *other = &layout->buckets[i];
 
-        if (other->group == bucket->group && other->dtype == bucket->dtype &&
-            other->grad_dtype == bucket->grad_dtype)
+        if (other->group == bucket->group && other->dtype == bucket->dtype && other->grad_dtype == bucket->grad_dtype)
             before = other;
     }
     if (!before)
@@ -163,8 +161,7 @@ static void check_bytes(const struct layout *layout)
 {
     size_t n = 0, n_weights = layout->n_buckets, n_range = 0;
     _cleanup_free_ struct interval *arena = calloc(layout->n_buckets + 1, sizeof(*arena));
-    _cleanup_free_ struct interval *weights =
-        calloc(layout->n_buckets + layout->n_params, sizeof(*weights));
+    _cleanup_free_ struct interval *weights = calloc(layout->n_buckets + layout->n_params, sizeof(*weights));
     _cleanup_free_ struct interval *range = calloc(layout->n_params, sizeof(*range));
     uint64_t largest = 0, total = 0;
 
@@ -191,8 +188,7 @@ static void check_bytes(const struct layout *layout)
         if (param->trainable) {
             const struct layout_bucket *bucket = &layout->buckets[param->bucket];
 
-            assert_int_equal(at - bucket->weight_offset_bytes,
-                             param->offset_elems * dtype_size(param->dtype));
+            assert_int_equal(at - bucket->weight_offset_bytes, param->offset_elems * dtype_size(param->dtype));
         } else {
             weights[n_weights++] = (struct interval){at, at + n_bytes};
         }
@@ -486,8 +482,7 @@ static void test_tiny(void **state)
 static void test_duplicate_names(void **state)
 {
     const struct layout_decl decls[] = {
-        DECL("w", 3), DECL("w2", 3), DECL("", 3), DECL("w\0a", 3), DECL("w\0b", 3),
-        DECL("w2", 9), DECL("", 1),
+        DECL("w", 3), DECL("w2", 3), DECL("", 3), DECL("w\0a", 3), DECL("w\0b", 3), DECL("w2", 9), DECL("", 1),
     };
 
     check_refused(decls, 6, LAYOUT_E_DUPLICATE_NAME, 5);
@@ -531,8 +526,10 @@ static void test_too_large(void **state)
 static void test_total_too_large(void **state)
 {
     const struct layout_decl decls[] = {
-        FROZEN("a", UINT64_C(1) << 58), FROZEN("b", UINT64_C(1) << 58),
-        FROZEN("c", UINT64_C(1) << 58), FROZEN("d", UINT64_C(1) << 58),
+        FROZEN("a", UINT64_C(1) << 58),
+        FROZEN("b", UINT64_C(1) << 58),
+        FROZEN("c", UINT64_C(1) << 58),
+        FROZEN("d", UINT64_C(1) << 58),
     };
     struct layout *layout = make(decls, 3, 2, 1000);
 
@@ -566,7 +563,7 @@ static void test_many(void **state)
 {
     enum { N = 300000 };
     struct layout_decl *decls = calloc(N, sizeof(*decls));
-    char (*names)[24] = calloc(N, sizeof(*names));
+    char(*names)[24] = calloc(N, sizeof(*names));
     static const uint64_t shape[] = {100};
     struct layout *layout;
 
@@ -575,7 +572,11 @@ static void test_many(void **state)
     for (uint32_t i = 0; i < N; i++) {
         snprintf(names[i], sizeof(names[i]), "layers.%u.weight", i);
         decls[i] = (struct layout_decl){
-            .name = names[i], .name_len = strlen(names[i]), .trainable = true, .n_dims = 1, .shape = shape,
+            .name = names[i],
+            .name_len = strlen(names[i]),
+            .trainable = true,
+            .n_dims = 1,
+            .shape = shape,
             .group = i % 1000,
         };
     }
@@ -590,8 +591,7 @@ static void test_many(void **state)
 
 /* ---- digest, names ------------------------------------------------------------------------------------- */
 
-static uint64_t digest_of(const struct layout_decl *decls, uint32_t n, unsigned world_size,
-                          uint64_t bucket_elems)
+static uint64_t digest_of(const struct layout_decl *decls, uint32_t n, unsigned world_size, uint64_t bucket_elems)
 {
     struct layout *layout = make(decls, n, world_size, bucket_elems);
     uint64_t digest = layout_digest(layout);
@@ -612,11 +612,11 @@ static void test_digest(void **state)
     uint64_t digests[13];
     size_t n = 0;
 
-#define VARIANT(change)                                                                                      \
-    do {                                                                                                     \
-        memcpy(other, base, sizeof(base));                                                                   \
-        change;                                                                                              \
-        digests[n++] = digest_of(other, 2, 2, 100);                                                          \
+#define VARIANT(change)                                                                                                \
+    do {                                                                                                               \
+        memcpy(other, base, sizeof(base));                                                                             \
+        change;                                                                                                        \
+        digests[n++] = digest_of(other, 2, 2, 100);                                                                    \
     } while (0)
 
     VARIANT((void)0);
@@ -679,7 +679,12 @@ static void test_names_are_copied(void **state)
     char name[] = "w\0\xff";
     uint64_t shape[] = {4};
     struct layout_decl decl = {
-        .name = name, .name_len = 3, .trainable = true, .n_dims = 1, .shape = shape, .grad_dtype = DTYPE_F16,
+        .name = name,
+        .name_len = 3,
+        .trainable = true,
+        .n_dims = 1,
+        .shape = shape,
+        .grad_dtype = DTYPE_F16,
     };
     struct layout *layout = make(&decl, 1, 1, 10);
 

@@ -67,34 +67,76 @@ struct op {
     uint64_t value;
 };
 
-#define ATTACH(r, inc) {.kind = OP_ATTACH, .rank = r, .incarnation = inc}
-#define NEXT(r) {.kind = OP_NEXT, .rank = r}
-#define BEGIN(r, s, m) {.kind = OP_BEGIN, .rank = r, .step = s, .micro_batch = m}
-#define PUSH_FULL(r, inc, att, s, m, seq, p)                                                                 \
-    {                                                                                                        \
-        .kind = OP_PUSH, .rank = r, .incarnation = inc, .attempt = att, .step = s, .micro_batch = m,         \
-        .sequence = seq, .param = p                                                                          \
+#define ATTACH(r, inc)                                                                                                 \
+    {                                                                                                                  \
+        .kind = OP_ATTACH, .rank = r, .incarnation = inc                                                               \
+    }
+#define NEXT(r)                                                                                                        \
+    {                                                                                                                  \
+        .kind = OP_NEXT, .rank = r                                                                                     \
+    }
+#define BEGIN(r, s, m)                                                                                                 \
+    {                                                                                                                  \
+        .kind = OP_BEGIN, .rank = r, .step = s, .micro_batch = m                                                       \
+    }
+#define PUSH_FULL(r, inc, att, s, m, seq, p)                                                                           \
+    {                                                                                                                  \
+        .kind = OP_PUSH, .rank = r, .incarnation = inc, .attempt = att, .step = s, .micro_batch = m, .sequence = seq,  \
+        .param = p                                                                                                     \
     }
 /* Of the incarnation 100 + rank, the first attempt, step 0. */
 #define PUSH(r, m, seq, p) PUSH_FULL(r, 100 + (r), 0, 0, m, seq, p)
-#define POST(r, p) {.kind = OP_POST, .rank = r, .param = p}
-#define SUM(r, p, v) {.kind = OP_SUM, .rank = r, .param = p, .value = v}
-#define FIND_SUM(r, p, k) {.kind = OP_FIND_SUM, .rank = r, .param = p, .value = k}
-#define END(r, s, m) {.kind = OP_END, .rank = r, .step = s, .micro_batch = m}
-#define FORGET(r) {.kind = OP_FORGET, .rank = r}
-#define ABANDON(r) {.kind = OP_ABANDON, .rank = r}
-#define ASK(r) {.kind = OP_ASK, .rank = r}
-#define ABORT {.kind = OP_ABORT}
-#define COMMIT {.kind = OP_COMMIT}
-#define GET(r, f) {.kind = OP_GET, .rank = r, .field = f}
-#define GET_PARAM(r, p, f) {.kind = OP_GET_ENTRY, .rank = r, .param = p, .field = f}
+#define POST(r, p)                                                                                                     \
+    {                                                                                                                  \
+        .kind = OP_POST, .rank = r, .param = p                                                                         \
+    }
+#define SUM(r, p, v)                                                                                                   \
+    {                                                                                                                  \
+        .kind = OP_SUM, .rank = r, .param = p, .value = v                                                              \
+    }
+#define FIND_SUM(r, p, k)                                                                                              \
+    {                                                                                                                  \
+        .kind = OP_FIND_SUM, .rank = r, .param = p, .value = k                                                         \
+    }
+#define END(r, s, m)                                                                                                   \
+    {                                                                                                                  \
+        .kind = OP_END, .rank = r, .step = s, .micro_batch = m                                                         \
+    }
+#define FORGET(r)                                                                                                      \
+    {                                                                                                                  \
+        .kind = OP_FORGET, .rank = r                                                                                   \
+    }
+#define ABANDON(r)                                                                                                     \
+    {                                                                                                                  \
+        .kind = OP_ABANDON, .rank = r                                                                                  \
+    }
+#define ASK(r)                                                                                                         \
+    {                                                                                                                  \
+        .kind = OP_ASK, .rank = r                                                                                      \
+    }
+#define ABORT                                                                                                          \
+    {                                                                                                                  \
+        .kind = OP_ABORT                                                                                               \
+    }
+#define COMMIT                                                                                                         \
+    {                                                                                                                  \
+        .kind = OP_COMMIT                                                                                              \
+    }
+#define GET(r, f)                                                                                                      \
+    {                                                                                                                  \
+        .kind = OP_GET, .rank = r, .field = f                                                                          \
+    }
+#define GET_PARAM(r, p, f)                                                                                             \
+    {                                                                                                                  \
+        .kind = OP_GET_ENTRY, .rank = r, .param = p, .field = f                                                        \
+    }
 
 /* Answers beside the verdicts of the ledger. */
 #define OK 0
 #define NONE (-1)
 #define ADMITTED(k) (1000 + (k))
 #define REDO(k) (2000 + (k))
-#define AT(s, m) ((s) * 1000 + (m))
+#define AT(s, m) ((s)*1000 + (m))
 
 static int64_t push(struct ledger *ledger, const struct op *op)
 {
@@ -231,24 +273,22 @@ static void check(bool accumulate, const struct op *ops, const int64_t *answers,
         int64_t answer = run(&ledger, &ops[i]);
 
         if (answer != answers[i])
-            fail_msg("operation %zu answered %lld, expected %lld", i,
-                     (long long)answer, (long long)answers[i]);
+            fail_msg("operation %zu answered %lld, expected %lld", i, (long long)answer, (long long)answers[i]);
         check_counts(&ledger);
     }
     ledger_deinit(&ledger);
 }
 
-#define CHECK(accumulate, ops, answers)                                                                      \
-    do {                                                                                                     \
-        _Static_assert(ARRAY_SIZE(ops) == ARRAY_SIZE(answers), "one answer for each operation");             \
-        check(accumulate, ops, answers, ARRAY_SIZE(ops));                                                    \
+#define CHECK(accumulate, ops, answers)                                                                                \
+    do {                                                                                                               \
+        _Static_assert(ARRAY_SIZE(ops) == ARRAY_SIZE(answers), "one answer for each operation");                       \
+        check(accumulate, ops, answers, ARRAY_SIZE(ops));                                                              \
     } while (0)
 
 static void test_empty(void **state)
 {
     static const struct op ops[] = {
-        GET(0, IS_OPEN), GET(0, LAST_ENDED), NEXT(0), NEXT(1), ASK(1), ASK(1), GET(1, IS_ASKED),
-        GET(0, IS_ASKED),
+        GET(0, IS_OPEN), GET(0, LAST_ENDED), NEXT(0), NEXT(1), ASK(1), ASK(1), GET(1, IS_ASKED), GET(0, IS_ASKED),
     };
     static const int64_t answers[] = {0, NONE, AT(0, 0), AT(0, 0), OK, LEDGER_RETRY, 1, 0};
 
@@ -272,18 +312,35 @@ static void test_begin(void **state)
 static void test_positions(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100),     BEGIN(0, 0, 0),    END(0, 0, 0),      BEGIN(0, 0, 1),    END(0, 0, 1),
-        BEGIN(0, 0, 2),     BEGIN(0, 0, 0),    BEGIN(0, 0, 1),    BEGIN(0, 0, 2),    BEGIN(0, 0, 3),
-        PUSH(0, 0, 1, 0),   PUSH(0, 1, 1, 0),  PUSH(0, 3, 1, 0),  PUSH(0, 2, 1, 0),  END(0, 0, 0),
-        END(0, 0, 1),       END(0, 0, 3),      END(0, 1, 0),      END(0, 0, 2),      END(0, 0, 2),
-        GET(0, LAST_ENDED), GET(0, N_ENDED),   NEXT(0),
+        ATTACH(0, 100),   BEGIN(0, 0, 0),   END(0, 0, 0),       BEGIN(0, 0, 1),  END(0, 0, 1),     BEGIN(0, 0, 2),
+        BEGIN(0, 0, 0),   BEGIN(0, 0, 1),   BEGIN(0, 0, 2),     BEGIN(0, 0, 3),  PUSH(0, 0, 1, 0), PUSH(0, 1, 1, 0),
+        PUSH(0, 3, 1, 0), PUSH(0, 2, 1, 0), END(0, 0, 0),       END(0, 0, 1),    END(0, 0, 3),     END(0, 1, 0),
+        END(0, 0, 2),     END(0, 0, 2),     GET(0, LAST_ENDED), GET(0, N_ENDED), NEXT(0),
     };
     static const int64_t answers[] = {
-        1, OK, OK, OK, OK,
-        OK, LEDGER_E_STALE, LEDGER_E_AFTER_BOUNDARY, OK, LEDGER_E_EARLY,
-        LEDGER_E_STALE, LEDGER_E_AFTER_BOUNDARY, LEDGER_E_EARLY, ADMITTED(0), LEDGER_E_STALE,
-        LEDGER_RETRY, LEDGER_E_EARLY, LEDGER_E_EARLY, OK, LEDGER_RETRY,
-        AT(0, 2), 3, AT(0, 3),
+        1,
+        OK,
+        OK,
+        OK,
+        OK,
+        OK,
+        LEDGER_E_STALE,
+        LEDGER_E_AFTER_BOUNDARY,
+        OK,
+        LEDGER_E_EARLY,
+        LEDGER_E_STALE,
+        LEDGER_E_AFTER_BOUNDARY,
+        LEDGER_E_EARLY,
+        ADMITTED(0),
+        LEDGER_E_STALE,
+        LEDGER_RETRY,
+        LEDGER_E_EARLY,
+        LEDGER_E_EARLY,
+        OK,
+        LEDGER_RETRY,
+        AT(0, 2),
+        3,
+        AT(0, 3),
     };
 
     CHECK(false, ops, answers);
@@ -297,9 +354,8 @@ static void test_nothing_open(void **state)
         END(0, 0, 1),   END(0, 0, 0),     PUSH(0, 0, 1, 0), GET(0, N_PUSHED),
     };
     static const int64_t answers[] = {
-        1, LEDGER_E_EARLY, LEDGER_E_EARLY, LEDGER_E_EARLY, LEDGER_E_EARLY,
-        OK, OK, OK, OK, LEDGER_E_EARLY,
-        LEDGER_E_EARLY, LEDGER_RETRY, LEDGER_E_AFTER_BOUNDARY, 0,
+        1,  LEDGER_E_EARLY, LEDGER_E_EARLY, LEDGER_E_EARLY, LEDGER_E_EARLY,          OK, OK, OK,
+        OK, LEDGER_E_EARLY, LEDGER_E_EARLY, LEDGER_RETRY,   LEDGER_E_AFTER_BOUNDARY, 0,
     };
 
     CHECK(false, ops, answers);
@@ -315,10 +371,26 @@ static void test_earlier_step(void **state)
         NEXT(1),        BEGIN(1, 0, 0),   END(1, 0, 0),     BEGIN(1, 1, 1),   BEGIN(1, 1, 0),
     };
     static const int64_t answers[] = {
-        1, OK, OK, OK, OK,
-        OK, OK, LEDGER_E_AFTER_BOUNDARY, LEDGER_E_STALE, LEDGER_E_STALE,
-        LEDGER_RETRY, LEDGER_E_AFTER_BOUNDARY, LEDGER_E_STALE, LEDGER_E_STALE, OK,
-        AT(1, 0), LEDGER_E_STALE, LEDGER_E_STALE, LEDGER_E_EARLY, OK,
+        1,
+        OK,
+        OK,
+        OK,
+        OK,
+        OK,
+        OK,
+        LEDGER_E_AFTER_BOUNDARY,
+        LEDGER_E_STALE,
+        LEDGER_E_STALE,
+        LEDGER_RETRY,
+        LEDGER_E_AFTER_BOUNDARY,
+        LEDGER_E_STALE,
+        LEDGER_E_STALE,
+        OK,
+        AT(1, 0),
+        LEDGER_E_STALE,
+        LEDGER_E_STALE,
+        LEDGER_E_EARLY,
+        OK,
     };
 
     CHECK(false, ops, answers);
@@ -327,13 +399,24 @@ static void test_earlier_step(void **state)
 static void test_ask(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), ASK(0),         END(0, 0, 0),   ASK(0), ASK(0),
-                 BEGIN(0, 0, 1),
-        BEGIN(0, 0, 2), BEGIN(0, 0, 0), END(0, 0, 1),   ATTACH(0, 200), ASK(0), GET(0, IS_OPEN), NEXT(0),
+        ATTACH(0, 100), BEGIN(0, 0, 0), ASK(0),       END(0, 0, 0),   ASK(0), ASK(0),          BEGIN(0, 0, 1),
+        BEGIN(0, 0, 2), BEGIN(0, 0, 0), END(0, 0, 1), ATTACH(0, 200), ASK(0), GET(0, IS_OPEN), NEXT(0),
     };
     static const int64_t answers[] = {
-        1, OK, LEDGER_E_EARLY, OK, OK, LEDGER_RETRY, LEDGER_E_EARLY,
-        LEDGER_E_EARLY, LEDGER_E_AFTER_BOUNDARY, LEDGER_E_EARLY, 1, LEDGER_RETRY, 0, AT(0, 1),
+        1,
+        OK,
+        LEDGER_E_EARLY,
+        OK,
+        OK,
+        LEDGER_RETRY,
+        LEDGER_E_EARLY,
+        LEDGER_E_EARLY,
+        LEDGER_E_AFTER_BOUNDARY,
+        LEDGER_E_EARLY,
+        1,
+        LEDGER_RETRY,
+        0,
+        AT(0, 1),
     };
 
     CHECK(false, ops, answers);
@@ -362,7 +445,11 @@ static void test_param(void **state)
 static void test_order_of_checks(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 5, 0), ABORT, BEGIN(0, 0, 0),
+        ATTACH(0, 100),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 5, 0),
+        ABORT,
+        BEGIN(0, 0, 0),
         PUSH_FULL(0, 100, 1, 0, 0, 6, 0),
         PUSH_FULL(0, 99, 0, 0, 1, 5, 0),  /* incarnation, older attempt, known sequence, position */
         PUSH_FULL(0, 99, 2, 0, 1, 5, 0),  /* incarnation, newer attempt */
@@ -373,9 +460,18 @@ static void test_order_of_checks(void **state)
         PUSH_FULL(0, 100, 1, 0, 0, 7, 0), /* duplicate */
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), OK, OK,
+        1,
+        OK,
         ADMITTED(0),
-        LEDGER_E_STALE, LEDGER_E_STALE, LEDGER_DROPPED, LEDGER_E_EARLY, LEDGER_RETRY, LEDGER_E_EARLY,
+        OK,
+        OK,
+        ADMITTED(0),
+        LEDGER_E_STALE,
+        LEDGER_E_STALE,
+        LEDGER_DROPPED,
+        LEDGER_E_EARLY,
+        LEDGER_RETRY,
+        LEDGER_E_EARLY,
         LEDGER_E_DUPLICATE,
     };
 
@@ -385,19 +481,21 @@ static void test_order_of_checks(void **state)
 static void test_retry(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100),   BEGIN(0, 0, 0),   PUSH(0, 0, 3, 0), PUSH(0, 0, 3, 0), /* sent twice */
+        ATTACH(0, 100),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 3, 0),
+        PUSH(0, 0, 3, 0), /* sent twice */
         /* older: admitted or refused before */
         PUSH(0, 0, 2, 1),
-        PUSH(0, 0, 4, 1), GET(0, LAST_SEQUENCE),
-        END(0, 0, 0),     PUSH(0, 0, 4, 1), PUSH(0, 0, 5, 1),                   /* a retry is no late push */
+        PUSH(0, 0, 4, 1),
+        GET(0, LAST_SEQUENCE),
+        END(0, 0, 0),
+        PUSH(0, 0, 4, 1),
+        PUSH(0, 0, 5, 1), /* a retry is no late push */
         GET(0, LAST_SEQUENCE),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), LEDGER_RETRY,
-        LEDGER_RETRY,
-        ADMITTED(0), 4,
-        OK, LEDGER_RETRY, LEDGER_E_AFTER_BOUNDARY,
-        4,
+        1, OK, ADMITTED(0), LEDGER_RETRY, LEDGER_RETRY, ADMITTED(0), 4, OK, LEDGER_RETRY, LEDGER_E_AFTER_BOUNDARY, 4,
     };
 
     CHECK(false, ops, answers);
@@ -407,20 +505,30 @@ static void test_retry(void **state)
 static void test_sequences(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), PUSH(0, 0, 2, 1), ABORT, BEGIN(0, 0, 0),
-        PUSH_FULL(0, 100, 1, 0, 0, 2, 1), PUSH_FULL(0, 100, 1, 0, 0, 3, 1), END(0, 0, 0), ASK(0), COMMIT,
+        ATTACH(0, 100),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 1, 0),
+        PUSH(0, 0, 2, 1),
+        ABORT,
+        BEGIN(0, 0, 0),
+        PUSH_FULL(0, 100, 1, 0, 0, 2, 1),
+        PUSH_FULL(0, 100, 1, 0, 0, 3, 1),
+        END(0, 0, 0),
+        ASK(0),
+        COMMIT,
         BEGIN(0, 1, 0),
-        PUSH_FULL(0, 100, 1, 1, 0, 3, 1), PUSH_FULL(0, 100, 1, 1, 0, 4, 1),
-        ATTACH(0, 200), GET(0, LAST_SEQUENCE), BEGIN(0, 1, 0),
-        PUSH_FULL(0, 200, 1, 1, 0, 0, 1), PUSH_FULL(0, 200, 1, 1, 0, 1, 1), GET(0, LAST_SEQUENCE),
+        PUSH_FULL(0, 100, 1, 1, 0, 3, 1),
+        PUSH_FULL(0, 100, 1, 1, 0, 4, 1),
+        ATTACH(0, 200),
+        GET(0, LAST_SEQUENCE),
+        BEGIN(0, 1, 0),
+        PUSH_FULL(0, 200, 1, 1, 0, 0, 1),
+        PUSH_FULL(0, 200, 1, 1, 0, 1, 1),
+        GET(0, LAST_SEQUENCE),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), ADMITTED(0), OK, OK,
-        LEDGER_RETRY, ADMITTED(0), OK, OK, OK,
-        OK,
-        LEDGER_RETRY, ADMITTED(0),
-        1, 0, OK,
-        LEDGER_RETRY, ADMITTED(0), 1,
+        1,  OK, ADMITTED(0),  ADMITTED(0), OK, OK, LEDGER_RETRY, ADMITTED(0),  OK,          OK,
+        OK, OK, LEDGER_RETRY, ADMITTED(0), 1,  0,  OK,           LEDGER_RETRY, ADMITTED(0), 1,
     };
 
     CHECK(false, ops, answers);
@@ -430,14 +538,26 @@ static void test_sequences(void **state)
 static void test_duplicate(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), ATTACH(1, 101), BEGIN(0, 0, 0), BEGIN(1, 0, 0), PUSH(0, 0, 1, 2), PUSH(0, 0, 2, 2),
-        PUSH(0, 0, 2, 2), GET(0, LAST_SEQUENCE), GET_PARAM(0, 2, ENTRY_PUSHED), GET_PARAM(0, 2, ENTRY_FIRST),
-        PUSH(1, 0, 1, 2), PUSH(0, 0, 3, 1), END(0, 0, 0), BEGIN(0, 0, 1), PUSH(0, 1, 4, 2), GET(0, N_PUSHED),
+        ATTACH(0, 100),
+        ATTACH(1, 101),
+        BEGIN(0, 0, 0),
+        BEGIN(1, 0, 0),
+        PUSH(0, 0, 1, 2),
+        PUSH(0, 0, 2, 2),
+        PUSH(0, 0, 2, 2),
+        GET(0, LAST_SEQUENCE),
+        GET_PARAM(0, 2, ENTRY_PUSHED),
+        GET_PARAM(0, 2, ENTRY_FIRST),
+        PUSH(1, 0, 1, 2),
+        PUSH(0, 0, 3, 1),
+        END(0, 0, 0),
+        BEGIN(0, 0, 1),
+        PUSH(0, 1, 4, 2),
+        GET(0, N_PUSHED),
     };
     static const int64_t answers[] = {
-        1, 1, OK, OK, ADMITTED(0), LEDGER_E_DUPLICATE,
-        LEDGER_E_DUPLICATE, 1, 1, 1,
-        ADMITTED(0), ADMITTED(0), OK, OK, ADMITTED(0), 2,
+        1,           1,  OK, OK,          ADMITTED(0), LEDGER_E_DUPLICATE, LEDGER_E_DUPLICATE, 1, 1, 1, ADMITTED(0),
+        ADMITTED(0), OK, OK, ADMITTED(0), 2,
     };
 
     CHECK(false, ops, answers);
@@ -446,17 +566,28 @@ static void test_duplicate(void **state)
 static void test_accumulate(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 2), PUSH(0, 0, 2, 2), PUSH(0, 0, 2, 2),
+        ATTACH(0, 100),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 1, 2),
+        PUSH(0, 0, 2, 2),
+        PUSH(0, 0, 2, 2),
         PUSH(0, 0, 3, 2),
-        BEGIN(0, 0, 0), PUSH(0, 0, 4, 2), PUSH(0, 0, 5, 0),
-        GET_PARAM(0, 2, ENTRY_PUSHED), GET_PARAM(0, 2, ENTRY_FIRST), GET(0, N_PUSHED), GET(0, N_PUSHED_OPEN),
-        END(0, 0, 0), BEGIN(0, 0, 1), PUSH(0, 1, 6, 2), GET(0, N_PUSHED), GET(0, N_PUSHED_OPEN),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 4, 2),
+        PUSH(0, 0, 5, 0),
+        GET_PARAM(0, 2, ENTRY_PUSHED),
+        GET_PARAM(0, 2, ENTRY_FIRST),
+        GET(0, N_PUSHED),
+        GET(0, N_PUSHED_OPEN),
+        END(0, 0, 0),
+        BEGIN(0, 0, 1),
+        PUSH(0, 1, 6, 2),
+        GET(0, N_PUSHED),
+        GET(0, N_PUSHED_OPEN),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), ADMITTED(1), LEDGER_RETRY, ADMITTED(2),
-        OK, ADMITTED(3), ADMITTED(0),
-        4, 1, 2, 2,
-        OK, OK, ADMITTED(0), 2, 1,
+        1, OK, ADMITTED(0), ADMITTED(1), LEDGER_RETRY, ADMITTED(2), OK,          ADMITTED(3), ADMITTED(0),
+        4, 1,  2,           2,           OK,           OK,          ADMITTED(0), 2,           1,
     };
 
     CHECK(true, ops, answers);
@@ -465,17 +596,15 @@ static void test_accumulate(void **state)
 static void test_post_and_sum(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), PUSH(0, 0, 2, 0), PUSH(0, 0, 3, 0),
-        PUSH(0, 0, 4, 0),
-        POST(0, 0), POST(0, 0), SUM(0, 0, 70), FIND_SUM(0, 0, 0), FIND_SUM(0, 0, 1), SUM(0, 0, 71),
-        POST(0, 0), POST(0, 0), SUM(0, 0, 72), SUM(0, 0, 73), FIND_SUM(0, 0, 0), FIND_SUM(0, 0, 1),
-        FIND_SUM(0, 0, 2), FIND_SUM(0, 0, 3), FIND_SUM(0, 0, 4), FIND_SUM(0, 1, 0), FIND_SUM(1, 0, 0),
+        ATTACH(0, 100),    BEGIN(0, 0, 0),    PUSH(0, 0, 1, 0),  PUSH(0, 0, 2, 0),  PUSH(0, 0, 3, 0),
+        PUSH(0, 0, 4, 0),  POST(0, 0),        POST(0, 0),        SUM(0, 0, 70),     FIND_SUM(0, 0, 0),
+        FIND_SUM(0, 0, 1), SUM(0, 0, 71),     POST(0, 0),        POST(0, 0),        SUM(0, 0, 72),
+        SUM(0, 0, 73),     FIND_SUM(0, 0, 0), FIND_SUM(0, 0, 1), FIND_SUM(0, 0, 2), FIND_SUM(0, 0, 3),
+        FIND_SUM(0, 0, 4), FIND_SUM(0, 1, 0), FIND_SUM(1, 0, 0),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), ADMITTED(1), ADMITTED(2), ADMITTED(3),
-        OK, OK, OK, 70, NONE, OK,
-        OK, OK, OK, OK, 70, 71,
-        72, 73, NONE, NONE, NONE,
+        1,  OK, ADMITTED(0), ADMITTED(1), ADMITTED(2), ADMITTED(3), OK, OK, OK,   70,   NONE, OK,
+        OK, OK, OK,          OK,          70,          71,          72, 73, NONE, NONE, NONE,
     };
 
     CHECK(true, ops, answers);
@@ -485,22 +614,40 @@ static void test_post_and_sum(void **state)
 static void test_forget(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), PUSH(0, 0, 2, 1), FORGET(0), GET(0, N_PUSHED_OPEN),
-        POST(0, 0), END(0, 0, 0), POST(0, 1), SUM(0, 0, 70), SUM(0, 1, 71), FIND_SUM(0, 1, 0),
-        GET(0, N_PUSHED_OPEN), FORGET(0), GET(0, N_PUSHED_OPEN), FIND_SUM(0, 1, 0), GET(0, N_PUSHED),
-        GET_PARAM(0, 0, IN_STEP), GET_PARAM(0, 2, IN_STEP), FORGET(0),
-        BEGIN(0, 0, 1), PUSH(0, 1, 3, 1), END(0, 0, 1), GET(0, N_PUSHED_OPEN),
-        BEGIN(0, 0, 2), GET(0, N_PUSHED_OPEN), GET(0, N_PUSHED), PUSH(0, 2, 4, 1), BEGIN(0, 0, 2),
+        ATTACH(0, 100),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 1, 0),
+        PUSH(0, 0, 2, 1),
+        FORGET(0),
+        GET(0, N_PUSHED_OPEN),
+        POST(0, 0),
+        END(0, 0, 0),
+        POST(0, 1),
+        SUM(0, 0, 70),
+        SUM(0, 1, 71),
+        FIND_SUM(0, 1, 0),
+        GET(0, N_PUSHED_OPEN),
+        FORGET(0),
+        GET(0, N_PUSHED_OPEN),
+        FIND_SUM(0, 1, 0),
+        GET(0, N_PUSHED),
+        GET_PARAM(0, 0, IN_STEP),
+        GET_PARAM(0, 2, IN_STEP),
+        FORGET(0),
+        BEGIN(0, 0, 1),
+        PUSH(0, 1, 3, 1),
+        END(0, 0, 1),
+        GET(0, N_PUSHED_OPEN),
+        BEGIN(0, 0, 2),
+        GET(0, N_PUSHED_OPEN),
+        GET(0, N_PUSHED),
+        PUSH(0, 2, 4, 1),
+        BEGIN(0, 0, 2),
         GET(0, N_PUSHED_OPEN),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), ADMITTED(0), OK, 2,
-        OK, OK, OK, OK, OK, 71,
-        2, OK, 0, NONE, 2,
-        1, 0, OK,
-        OK, ADMITTED(0), OK, 1,
-        OK, 0, 2, ADMITTED(0), OK,
-        1,
+        1,    OK, ADMITTED(0), ADMITTED(0), OK, 2,  OK,          OK, OK, OK, OK, 71, 2,           OK, 0,
+        NONE, 2,  1,           0,           OK, OK, ADMITTED(0), OK, 1,  OK, 0,  2,  ADMITTED(0), OK, 1,
     };
 
     CHECK(false, ops, answers);
@@ -509,8 +656,8 @@ static void test_forget(void **state)
 static void test_attach_same(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), ATTACH(0, 100), PUSH(0, 0, 1, 0), PUSH(0, 0, 2, 1),
-        GET(0, IS_OPEN), GET(0, N_PUSHED),
+        ATTACH(0, 100),   BEGIN(0, 0, 0),   PUSH(0, 0, 1, 0), ATTACH(0, 100),
+        PUSH(0, 0, 1, 0), PUSH(0, 0, 2, 1), GET(0, IS_OPEN),  GET(0, N_PUSHED),
     };
     static const int64_t answers[] = {1, OK, ADMITTED(0), 0, LEDGER_RETRY, ADMITTED(0), 1, 2};
 
@@ -521,14 +668,22 @@ static void test_attach_same(void **state)
 static void test_successor_of_unposted(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), PUSH(0, 0, 2, 1), ATTACH(0, 200),
-        GET(0, IS_OPEN), GET(0, N_PUSHED), GET(0, N_PUSHED_OPEN), NEXT(0),
-        PUSH(0, 0, 3, 0), PUSH_FULL(0, 200, 0, 0, 0, 1, 0), BEGIN(0, 0, 0), PUSH_FULL(0, 200, 0, 0, 0, 1, 0),
+        ATTACH(0, 100),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 1, 0),
+        PUSH(0, 0, 2, 1),
+        ATTACH(0, 200),
+        GET(0, IS_OPEN),
+        GET(0, N_PUSHED),
+        GET(0, N_PUSHED_OPEN),
+        NEXT(0),
+        PUSH(0, 0, 3, 0),
+        PUSH_FULL(0, 200, 0, 0, 0, 1, 0),
+        BEGIN(0, 0, 0),
+        PUSH_FULL(0, 200, 0, 0, 0, 1, 0),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), ADMITTED(0), 1,
-        0, 0, 0, AT(0, 0),
-        LEDGER_E_STALE, LEDGER_E_EARLY, OK, ADMITTED(0),
+        1, OK, ADMITTED(0), ADMITTED(0), 1, 0, 0, 0, AT(0, 0), LEDGER_E_STALE, LEDGER_E_EARLY, OK, ADMITTED(0),
     };
 
     CHECK(false, ops, answers);
@@ -538,20 +693,56 @@ static void test_successor_of_unposted(void **state)
 static void test_redo(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), PUSH(0, 0, 2, 1), POST(0, 0), ATTACH(0, 200),
-        GET(0, N_PUSHED), GET_PARAM(0, 0, ENTRY_REDO), GET_PARAM(0, 1, ENTRY_PUSHED), SUM(0, 0, 70),
-        BEGIN(0, 0, 0), GET(0, N_PUSHED_OPEN), END(0, 0, 0),
-        PUSH_FULL(0, 200, 0, 0, 0, 1, 1), END(0, 0, 0), PUSH_FULL(0, 200, 0, 0, 0, 2, 0), FIND_SUM(0, 0, 0),
-        PUSH_FULL(0, 200, 0, 0, 0, 2, 0), PUSH_FULL(0, 200, 0, 0, 0, 3, 0), PUSH_FULL(0, 200, 0, 0, 0, 4, 1),
-        GET(0, LAST_SEQUENCE), GET_PARAM(0, 0, ENTRY_FIRST), END(0, 0, 0), GET(0, N_PUSHED),
+        ATTACH(0, 100),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 1, 0),
+        PUSH(0, 0, 2, 1),
+        POST(0, 0),
+        ATTACH(0, 200),
+        GET(0, N_PUSHED),
+        GET_PARAM(0, 0, ENTRY_REDO),
+        GET_PARAM(0, 1, ENTRY_PUSHED),
+        SUM(0, 0, 70),
+        BEGIN(0, 0, 0),
+        GET(0, N_PUSHED_OPEN),
+        END(0, 0, 0),
+        PUSH_FULL(0, 200, 0, 0, 0, 1, 1),
+        END(0, 0, 0),
+        PUSH_FULL(0, 200, 0, 0, 0, 2, 0),
+        FIND_SUM(0, 0, 0),
+        PUSH_FULL(0, 200, 0, 0, 0, 2, 0),
+        PUSH_FULL(0, 200, 0, 0, 0, 3, 0),
+        PUSH_FULL(0, 200, 0, 0, 0, 4, 1),
+        GET(0, LAST_SEQUENCE),
+        GET_PARAM(0, 0, ENTRY_FIRST),
+        END(0, 0, 0),
+        GET(0, N_PUSHED),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), ADMITTED(0), OK, 1,
-        1, 1, 0, OK,
-        OK, 1, LEDGER_E_INCOMPLETE,
-        ADMITTED(0), LEDGER_E_INCOMPLETE, REDO(0), 70,
-        LEDGER_RETRY, LEDGER_E_DUPLICATE, LEDGER_E_DUPLICATE,
-        2, 1, OK, 2,
+        1,
+        OK,
+        ADMITTED(0),
+        ADMITTED(0),
+        OK,
+        1,
+        1,
+        1,
+        0,
+        OK,
+        OK,
+        1,
+        LEDGER_E_INCOMPLETE,
+        ADMITTED(0),
+        LEDGER_E_INCOMPLETE,
+        REDO(0),
+        70,
+        LEDGER_RETRY,
+        LEDGER_E_DUPLICATE,
+        LEDGER_E_DUPLICATE,
+        2,
+        1,
+        OK,
+        2,
     };
 
     CHECK(false, ops, answers);
@@ -560,19 +751,31 @@ static void test_redo(void **state)
 static void test_redo_passes(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), PUSH(0, 0, 2, 0), PUSH(0, 0, 3, 0), POST(0, 0),
+        ATTACH(0, 100),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 1, 0),
+        PUSH(0, 0, 2, 0),
+        PUSH(0, 0, 3, 0),
         POST(0, 0),
-        SUM(0, 0, 70), SUM(0, 0, 71), ATTACH(0, 200), GET_PARAM(0, 0, ENTRY_PUSHED), BEGIN(0, 0, 0),
-        PUSH_FULL(0, 200, 0, 0, 0, 1, 0), PUSH_FULL(0, 200, 0, 0, 0, 2, 0), FIND_SUM(0, 0, 1),
-        PUSH_FULL(0, 200, 0, 0, 0, 3, 0), PUSH_FULL(0, 200, 0, 0, 0, 4, 0), GET_PARAM(0, 0, ENTRY_PUSHED),
-        POST(0, 0), SUM(0, 0, 72), FIND_SUM(0, 0, 2),
+        POST(0, 0),
+        SUM(0, 0, 70),
+        SUM(0, 0, 71),
+        ATTACH(0, 200),
+        GET_PARAM(0, 0, ENTRY_PUSHED),
+        BEGIN(0, 0, 0),
+        PUSH_FULL(0, 200, 0, 0, 0, 1, 0),
+        PUSH_FULL(0, 200, 0, 0, 0, 2, 0),
+        FIND_SUM(0, 0, 1),
+        PUSH_FULL(0, 200, 0, 0, 0, 3, 0),
+        PUSH_FULL(0, 200, 0, 0, 0, 4, 0),
+        GET_PARAM(0, 0, ENTRY_PUSHED),
+        POST(0, 0),
+        SUM(0, 0, 72),
+        FIND_SUM(0, 0, 2),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), ADMITTED(1), ADMITTED(2), OK, OK,
-        OK, OK, 1, 2, OK,
-        REDO(0), REDO(1), 71,
-        ADMITTED(2), ADMITTED(3), 4,
-        OK, OK, 72,
+        1,  OK,      ADMITTED(0), ADMITTED(1), ADMITTED(2), OK,          OK, OK, OK, 1,  2,
+        OK, REDO(0), REDO(1),     71,          ADMITTED(2), ADMITTED(3), 4,  OK, OK, 72,
     };
 
     CHECK(true, ops, answers);
@@ -582,24 +785,33 @@ static void test_redo_passes(void **state)
 static void test_second_successor(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), POST(0, 0), ATTACH(0, 200), ATTACH(0, 300),
+        ATTACH(0, 100),
         BEGIN(0, 0, 0),
-        PUSH_FULL(0, 300, 0, 0, 0, 1, 0), PUSH_FULL(0, 300, 0, 0, 0, 2, 1), POST(0, 1),
-        PUSH_FULL(0, 300, 0, 0, 0, 3, 2), ATTACH(0, 400),
-        GET_PARAM(0, 0, ENTRY_REDO), GET_PARAM(0, 1, ENTRY_REDO), GET_PARAM(0, 2, ENTRY_PUSHED),
+        PUSH(0, 0, 1, 0),
+        POST(0, 0),
+        ATTACH(0, 200),
+        ATTACH(0, 300),
+        BEGIN(0, 0, 0),
+        PUSH_FULL(0, 300, 0, 0, 0, 1, 0),
+        PUSH_FULL(0, 300, 0, 0, 0, 2, 1),
+        POST(0, 1),
+        PUSH_FULL(0, 300, 0, 0, 0, 3, 2),
+        ATTACH(0, 400),
+        GET_PARAM(0, 0, ENTRY_REDO),
+        GET_PARAM(0, 1, ENTRY_REDO),
+        GET_PARAM(0, 2, ENTRY_PUSHED),
         GET(0, N_PUSHED),
-        FORGET(0), BEGIN(0, 0, 0), GET(0, N_PUSHED_OPEN),
-        PUSH_FULL(0, 400, 0, 0, 0, 1, 0), PUSH_FULL(0, 400, 0, 0, 0, 2, 1), PUSH_FULL(0, 400, 0, 0, 0, 3, 2),
+        FORGET(0),
+        BEGIN(0, 0, 0),
+        GET(0, N_PUSHED_OPEN),
+        PUSH_FULL(0, 400, 0, 0, 0, 1, 0),
+        PUSH_FULL(0, 400, 0, 0, 0, 2, 1),
+        PUSH_FULL(0, 400, 0, 0, 0, 3, 2),
         END(0, 0, 0),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), OK, 1, 1, OK,
-        REDO(0), ADMITTED(0), OK,
-        ADMITTED(0), 1,
-        1, 1, 0, 2,
-        OK, OK, 2,
-        REDO(0), REDO(0), ADMITTED(0),
-        OK,
+        1, OK, ADMITTED(0), OK, 1,  1,  OK, REDO(0), ADMITTED(0), OK,          ADMITTED(0), 1,
+        1, 1,  0,           2,  OK, OK, 2,  REDO(0), REDO(0),     ADMITTED(0), OK,
     };
 
     CHECK(false, ops, answers);
@@ -609,17 +821,50 @@ static void test_second_successor(void **state)
 static void test_successor_after_end(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), PUSH(0, 0, 2, 1), POST(0, 0), END(0, 0, 0),
-        ATTACH(0, 200), NEXT(0), GET_PARAM(0, 0, ENTRY_REDO), GET_PARAM(0, 1, ENTRY_PUSHED), POST(0, 1),
+        ATTACH(0, 100),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 1, 0),
+        PUSH(0, 0, 2, 1),
+        POST(0, 0),
+        END(0, 0, 0),
+        ATTACH(0, 200),
+        NEXT(0),
+        GET_PARAM(0, 0, ENTRY_REDO),
+        GET_PARAM(0, 1, ENTRY_PUSHED),
+        POST(0, 1),
         SUM(0, 1, 71),
-        END(0, 0, 0), PUSH_FULL(0, 200, 0, 0, 0, 1, 0), GET(0, N_PUSHED),
-        ASK(0), ATTACH(0, 300), GET(0, IS_ASKED), BEGIN(0, 0, 1), FORGET(0), GET(0, N_PUSHED),
+        END(0, 0, 0),
+        PUSH_FULL(0, 200, 0, 0, 0, 1, 0),
+        GET(0, N_PUSHED),
+        ASK(0),
+        ATTACH(0, 300),
+        GET(0, IS_ASKED),
+        BEGIN(0, 0, 1),
+        FORGET(0),
+        GET(0, N_PUSHED),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), ADMITTED(0), OK, OK,
-        1, AT(0, 1), 0, 1, OK, OK,
-        LEDGER_RETRY, LEDGER_E_AFTER_BOUNDARY, 2,
-        OK, 1, 1, LEDGER_E_EARLY, OK, 2,
+        1,
+        OK,
+        ADMITTED(0),
+        ADMITTED(0),
+        OK,
+        OK,
+        1,
+        AT(0, 1),
+        0,
+        1,
+        OK,
+        OK,
+        LEDGER_RETRY,
+        LEDGER_E_AFTER_BOUNDARY,
+        2,
+        OK,
+        1,
+        1,
+        LEDGER_E_EARLY,
+        OK,
+        2,
     };
 
     CHECK(false, ops, answers);
@@ -629,14 +874,12 @@ static void test_successor_after_end(void **state)
 static void test_successor_in_second_micro_batch(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), END(0, 0, 0), BEGIN(0, 0, 1), PUSH(0, 1, 2, 0),
-        PUSH(0, 1, 3, 1), GET(0, N_PUSHED), ATTACH(0, 200), GET(0, N_PUSHED), GET_PARAM(0, 0, IN_STEP),
-        GET_PARAM(0, 1, IN_STEP), GET(0, N_PUSHED_OPEN), NEXT(0),
+        ATTACH(0, 100),           BEGIN(0, 0, 0),           PUSH(0, 0, 1, 0),      END(0, 0, 0),   BEGIN(0, 0, 1),
+        PUSH(0, 1, 2, 0),         PUSH(0, 1, 3, 1),         GET(0, N_PUSHED),      ATTACH(0, 200), GET(0, N_PUSHED),
+        GET_PARAM(0, 0, IN_STEP), GET_PARAM(0, 1, IN_STEP), GET(0, N_PUSHED_OPEN), NEXT(0),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), OK, OK, ADMITTED(0),
-        ADMITTED(0), 2, 1, 1, 1,
-        0, 0, AT(0, 1),
+        1, OK, ADMITTED(0), OK, OK, ADMITTED(0), ADMITTED(0), 2, 1, 1, 1, 0, 0, AT(0, 1),
     };
 
     CHECK(false, ops, answers);
@@ -646,13 +889,25 @@ static void test_successor_in_second_micro_batch(void **state)
 static void test_ask_while_something_stands(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), POST(0, 0), ATTACH(0, 200), ABANDON(0), ASK(0),
-        BEGIN(0, 0, 0), ABANDON(0), PUSH_FULL(0, 200, 0, 0, 0, 1, 0), ABANDON(0), ASK(0), END(0, 0, 0),
-        ASK(0),
+        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), POST(0, 0), ATTACH(0, 200),
+        ABANDON(0),     ASK(0),         BEGIN(0, 0, 0),   ABANDON(0), PUSH_FULL(0, 200, 0, 0, 0, 1, 0),
+        ABANDON(0),     ASK(0),         END(0, 0, 0),     ASK(0),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), OK, 1, OK, LEDGER_E_EARLY,
-        OK, LEDGER_MUST_ABORT, REDO(0), LEDGER_MUST_ABORT, LEDGER_E_EARLY, OK, OK,
+        1,
+        OK,
+        ADMITTED(0),
+        OK,
+        1,
+        OK,
+        LEDGER_E_EARLY,
+        OK,
+        LEDGER_MUST_ABORT,
+        REDO(0),
+        LEDGER_MUST_ABORT,
+        LEDGER_E_EARLY,
+        OK,
+        OK,
     };
 
     CHECK(false, ops, answers);
@@ -661,17 +916,36 @@ static void test_ask_while_something_stands(void **state)
 static void test_abandon(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), ABANDON(0), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), END(0, 0, 0), BEGIN(0, 0, 1),
-        PUSH(0, 1, 2, 0),
-        PUSH(0, 1, 3, 1), ABANDON(0), GET(0, IS_OPEN), GET(0, N_PUSHED), GET(0, N_PUSHED_OPEN), NEXT(0),
-        ABANDON(0), PUSH(0, 1, 3, 1), PUSH(0, 1, 4, 1), BEGIN(0, 0, 1), PUSH(0, 1, 3, 1), PUSH(0, 1, 4, 1),
-        POST(0, 1), ABANDON(0), GET(0, IS_OPEN), GET(0, N_PUSHED), PUSH(0, 1, 5, 1),
+        ATTACH(0, 100),   ABANDON(0),       BEGIN(0, 0, 0),   PUSH(0, 0, 1, 0), END(0, 0, 0),     BEGIN(0, 0, 1),
+        PUSH(0, 1, 2, 0), PUSH(0, 1, 3, 1), ABANDON(0),       GET(0, IS_OPEN),  GET(0, N_PUSHED), GET(0, N_PUSHED_OPEN),
+        NEXT(0),          ABANDON(0),       PUSH(0, 1, 3, 1), PUSH(0, 1, 4, 1), BEGIN(0, 0, 1),   PUSH(0, 1, 3, 1),
+        PUSH(0, 1, 4, 1), POST(0, 1),       ABANDON(0),       GET(0, IS_OPEN),  GET(0, N_PUSHED), PUSH(0, 1, 5, 1),
     };
     static const int64_t answers[] = {
-        1, OK, OK, ADMITTED(0), OK, OK, ADMITTED(0),
-        ADMITTED(0), OK, 0, 1, 0, AT(0, 1),
-        OK, LEDGER_RETRY, LEDGER_E_EARLY, OK, LEDGER_RETRY, ADMITTED(0),
-        OK, LEDGER_MUST_ABORT, 1, 2, LEDGER_E_DUPLICATE,
+        1,
+        OK,
+        OK,
+        ADMITTED(0),
+        OK,
+        OK,
+        ADMITTED(0),
+        ADMITTED(0),
+        OK,
+        0,
+        1,
+        0,
+        AT(0, 1),
+        OK,
+        LEDGER_RETRY,
+        LEDGER_E_EARLY,
+        OK,
+        LEDGER_RETRY,
+        ADMITTED(0),
+        OK,
+        LEDGER_MUST_ABORT,
+        1,
+        2,
+        LEDGER_E_DUPLICATE,
     };
 
     CHECK(false, ops, answers);
@@ -681,18 +955,34 @@ static void test_abandon(void **state)
 static void test_last_param(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), PUSH(0, 0, 2, 2), POST(0, 2), ABANDON(0),
-        ATTACH(0, 200), BEGIN(0, 0, 0), PUSH_FULL(0, 200, 0, 0, 0, 1, 0), END(0, 0, 0), GET(0, N_PUSHED_OPEN),
-        PUSH_FULL(0, 200, 0, 0, 0, 2, 2), END(0, 0, 0), FORGET(0), GET(0, N_PUSHED_OPEN), GET(0, N_PUSHED),
-        BEGIN(0, 0, 1), PUSH_FULL(0, 200, 0, 0, 1, 3, 2), ABANDON(0), GET(0, N_PUSHED_OPEN),
-        BEGIN(0, 0, 1), PUSH_FULL(0, 200, 0, 0, 1, 4, 2), ABORT, GET(0, N_PUSHED_OPEN),
+        ATTACH(0, 100),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 1, 0),
+        PUSH(0, 0, 2, 2),
+        POST(0, 2),
+        ABANDON(0),
+        ATTACH(0, 200),
+        BEGIN(0, 0, 0),
+        PUSH_FULL(0, 200, 0, 0, 0, 1, 0),
+        END(0, 0, 0),
+        GET(0, N_PUSHED_OPEN),
+        PUSH_FULL(0, 200, 0, 0, 0, 2, 2),
+        END(0, 0, 0),
+        FORGET(0),
+        GET(0, N_PUSHED_OPEN),
+        GET(0, N_PUSHED),
+        BEGIN(0, 0, 1),
+        PUSH_FULL(0, 200, 0, 0, 1, 3, 2),
+        ABANDON(0),
+        GET(0, N_PUSHED_OPEN),
+        BEGIN(0, 0, 1),
+        PUSH_FULL(0, 200, 0, 0, 1, 4, 2),
+        ABORT,
+        GET(0, N_PUSHED_OPEN),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), ADMITTED(0), OK, LEDGER_MUST_ABORT,
-        1, OK, ADMITTED(0), LEDGER_E_INCOMPLETE, 2,
-        REDO(0), OK, OK, 0, 2,
-        OK, ADMITTED(0), OK, 0,
-        OK, ADMITTED(0), OK, 0,
+        1,  OK, ADMITTED(0), ADMITTED(0), OK, LEDGER_MUST_ABORT, 1,  OK, ADMITTED(0), LEDGER_E_INCOMPLETE, 2,  REDO(0),
+        OK, OK, 0,           2,           OK, ADMITTED(0),       OK, 0,  OK,          ADMITTED(0),         OK, 0,
     };
 
     CHECK(false, ops, answers);
@@ -702,18 +992,15 @@ static void test_last_param(void **state)
 static void test_sums_are_forgotten(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), PUSH(0, 0, 2, 0), POST(0, 0), POST(0, 0),
-        SUM(0, 0, 70), SUM(0, 0, 71), END(0, 0, 0), FORGET(0), FIND_SUM(0, 0, 1),
-        BEGIN(0, 0, 1), PUSH(0, 1, 3, 0), PUSH(0, 1, 4, 0), POST(0, 0), POST(0, 0), SUM(0, 0, 72),
-        FIND_SUM(0, 0, 0), FIND_SUM(0, 0, 1), SUM(0, 0, 73), FIND_SUM(0, 0, 1), ABORT, FIND_SUM(0, 0, 0),
-        FIND_SUM(0, 0, 1),
+        ATTACH(0, 100),    BEGIN(0, 0, 0), PUSH(0, 0, 1, 0),  PUSH(0, 0, 2, 0),  POST(0, 0),
+        POST(0, 0),        SUM(0, 0, 70),  SUM(0, 0, 71),     END(0, 0, 0),      FORGET(0),
+        FIND_SUM(0, 0, 1), BEGIN(0, 0, 1), PUSH(0, 1, 3, 0),  PUSH(0, 1, 4, 0),  POST(0, 0),
+        POST(0, 0),        SUM(0, 0, 72),  FIND_SUM(0, 0, 0), FIND_SUM(0, 0, 1), SUM(0, 0, 73),
+        FIND_SUM(0, 0, 1), ABORT,          FIND_SUM(0, 0, 0), FIND_SUM(0, 0, 1),
     };
     static const int64_t answers[] = {
-        1, OK, ADMITTED(0), ADMITTED(1), OK, OK,
-        OK, OK, OK, OK, NONE,
-        OK, ADMITTED(0), ADMITTED(1), OK, OK, OK,
-        72, NONE, OK, 73, OK, NONE,
-        NONE,
+        1,           OK,          ADMITTED(0), ADMITTED(1), OK, OK, OK,   OK, OK, OK, NONE, OK,
+        ADMITTED(0), ADMITTED(1), OK,          OK,          OK, 72, NONE, OK, 73, OK, NONE, NONE,
     };
 
     CHECK(true, ops, answers);
@@ -726,8 +1013,17 @@ static void test_sums_are_forgotten(void **state)
 static void test_abandon_after_end(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), POST(0, 0), END(0, 0, 0), ABANDON(0),
-        GET_PARAM(0, 0, ENTRY_POSTED), BEGIN(0, 0, 1), ABANDON(0), GET(0, N_PUSHED), BEGIN(0, 0, 1),
+        ATTACH(0, 100),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 1, 0),
+        POST(0, 0),
+        END(0, 0, 0),
+        ABANDON(0),
+        GET_PARAM(0, 0, ENTRY_POSTED),
+        BEGIN(0, 0, 1),
+        ABANDON(0),
+        GET(0, N_PUSHED),
+        BEGIN(0, 0, 1),
     };
     static const int64_t answers[] = {1, OK, ADMITTED(0), OK, OK, OK, 1, OK, OK, 1, OK};
 
@@ -737,24 +1033,40 @@ static void test_abandon_after_end(void **state)
 static void test_abort(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), ATTACH(1, 101), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), POST(0, 0), SUM(0, 0, 70),
+        ATTACH(0, 100),
+        ATTACH(1, 101),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 1, 0),
+        POST(0, 0),
+        SUM(0, 0, 70),
         END(0, 0, 0),
-        ASK(0), BEGIN(1, 0, 0), PUSH(1, 0, 1, 0), POST(1, 0), ATTACH(1, 201),
+        ASK(0),
+        BEGIN(1, 0, 0),
+        PUSH(1, 0, 1, 0),
+        POST(1, 0),
+        ATTACH(1, 201),
         ABORT,
-        GET(0, IS_ASKED), GET(0, LAST_ENDED), GET(0, N_ENDED), GET(0, N_PUSHED), GET_PARAM(0, 0, IN_STEP),
+        GET(0, IS_ASKED),
+        GET(0, LAST_ENDED),
+        GET(0, N_ENDED),
+        GET(0, N_PUSHED),
+        GET_PARAM(0, 0, IN_STEP),
         NEXT(0),
-        GET_PARAM(1, 0, ENTRY_REDO), GET(1, N_PUSHED), FIND_SUM(0, 0, 0),
-        BEGIN(0, 0, 0), PUSH(0, 0, 2, 0), PUSH_FULL(0, 100, 1, 0, 0, 2, 0), BEGIN(1, 0, 0),
-        PUSH_FULL(1, 201, 1, 0, 0, 1, 0), END(0, 0, 0), END(1, 0, 0),
+        GET_PARAM(1, 0, ENTRY_REDO),
+        GET(1, N_PUSHED),
+        FIND_SUM(0, 0, 0),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 2, 0),
+        PUSH_FULL(0, 100, 1, 0, 0, 2, 0),
+        BEGIN(1, 0, 0),
+        PUSH_FULL(1, 201, 1, 0, 0, 1, 0),
+        END(0, 0, 0),
+        END(1, 0, 0),
     };
     static const int64_t answers[] = {
-        1, 1, OK, ADMITTED(0), OK, OK, OK,
-        OK, OK, ADMITTED(0), OK, 1,
-        OK,
-        0, NONE, 0, 0, 0, AT(0, 0),
-        0, 0, NONE,
-        OK, LEDGER_DROPPED, ADMITTED(0), OK,
-        ADMITTED(0), OK, OK,
+        1,           1,  OK,          ADMITTED(0), OK, OK, OK,       OK, OK, ADMITTED(0), OK, 1,
+        OK,          0,  NONE,        0,           0,  0,  AT(0, 0), 0,  0,  NONE,        OK, LEDGER_DROPPED,
+        ADMITTED(0), OK, ADMITTED(0), OK,          OK,
     };
 
     CHECK(false, ops, answers);
@@ -764,17 +1076,55 @@ static void test_abort(void **state)
 static void test_abort_after_commit(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), BEGIN(0, 0, 0), END(0, 0, 0), ASK(0), COMMIT, GET(0, LAST_ENDED), GET(0, IS_ASKED),
-        GET(0, N_ENDED), BEGIN(0, 1, 0), PUSH_FULL(0, 100, 0, 1, 0, 1, 0), END(0, 1, 0), GET(0, LAST_ENDED),
-        BEGIN(0, 1, 1), ABORT, GET(0, LAST_ENDED), GET(0, IS_OPEN), NEXT(0),
-        BEGIN(0, 0, 0), END(0, 0, 0), BEGIN(0, 1, 0), ABORT, BEGIN(0, 1, 0), PUSH_FULL(0, 100, 1, 1, 0, 2, 0),
+        ATTACH(0, 100),
+        BEGIN(0, 0, 0),
+        END(0, 0, 0),
+        ASK(0),
+        COMMIT,
+        GET(0, LAST_ENDED),
+        GET(0, IS_ASKED),
+        GET(0, N_ENDED),
+        BEGIN(0, 1, 0),
+        PUSH_FULL(0, 100, 0, 1, 0, 1, 0),
+        END(0, 1, 0),
+        GET(0, LAST_ENDED),
+        BEGIN(0, 1, 1),
+        ABORT,
+        GET(0, LAST_ENDED),
+        GET(0, IS_OPEN),
+        NEXT(0),
+        BEGIN(0, 0, 0),
+        END(0, 0, 0),
+        BEGIN(0, 1, 0),
+        ABORT,
+        BEGIN(0, 1, 0),
+        PUSH_FULL(0, 100, 1, 1, 0, 2, 0),
         PUSH_FULL(0, 100, 2, 1, 0, 2, 0),
     };
     static const int64_t answers[] = {
-        1, OK, OK, OK, OK, AT(0, 0), 0,
-        0, OK, ADMITTED(0), OK, AT(1, 0),
-        OK, OK, AT(0, 0), 0, AT(1, 0),
-        LEDGER_E_AFTER_BOUNDARY, LEDGER_RETRY, OK, OK, OK, LEDGER_DROPPED,
+        1,
+        OK,
+        OK,
+        OK,
+        OK,
+        AT(0, 0),
+        0,
+        0,
+        OK,
+        ADMITTED(0),
+        OK,
+        AT(1, 0),
+        OK,
+        OK,
+        AT(0, 0),
+        0,
+        AT(1, 0),
+        LEDGER_E_AFTER_BOUNDARY,
+        LEDGER_RETRY,
+        OK,
+        OK,
+        OK,
+        LEDGER_DROPPED,
         ADMITTED(0),
     };
 
@@ -784,19 +1134,32 @@ static void test_abort_after_commit(void **state)
 static void test_commit(void **state)
 {
     static const struct op ops[] = {
-        ATTACH(0, 100), ATTACH(1, 101), BEGIN(0, 0, 0), PUSH(0, 0, 1, 0), POST(0, 0), END(0, 0, 0), ASK(0),
+        ATTACH(0, 100),
+        ATTACH(1, 101),
+        BEGIN(0, 0, 0),
+        PUSH(0, 0, 1, 0),
+        POST(0, 0),
+        END(0, 0, 0),
+        ASK(0),
         ASK(1),
         COMMIT,
-        GET(0, IS_ASKED), GET(1, IS_ASKED), GET(0, N_PUSHED), GET(0, N_PUSHED_OPEN), GET_PARAM(0, 0, IN_STEP),
-        GET(1, LAST_ENDED), NEXT(0), NEXT(1),
-        PUSH_FULL(0, 100, 0, 0, 0, 2, 1), BEGIN(0, 1, 0), PUSH_FULL(0, 100, 0, 1, 0, 2, 0), GET(0, N_PUSHED),
+        GET(0, IS_ASKED),
+        GET(1, IS_ASKED),
+        GET(0, N_PUSHED),
+        GET(0, N_PUSHED_OPEN),
+        GET_PARAM(0, 0, IN_STEP),
+        GET(1, LAST_ENDED),
+        NEXT(0),
+        NEXT(1),
+        PUSH_FULL(0, 100, 0, 0, 0, 2, 1),
+        BEGIN(0, 1, 0),
+        PUSH_FULL(0, 100, 0, 1, 0, 2, 0),
+        GET(0, N_PUSHED),
     };
     static const int64_t answers[] = {
-        1, 1, OK, ADMITTED(0), OK, OK, OK, OK,
-        OK,
-        0, 0, 0, 0, 0,
-        NONE, AT(1, 0), AT(1, 0),
-        LEDGER_E_AFTER_BOUNDARY, OK, ADMITTED(0), 1,
+        1,  1,           OK, ADMITTED(0), OK, OK,   OK,       OK,       OK,
+        0,  0,           0,  0,           0,  NONE, AT(1, 0), AT(1, 0), LEDGER_E_AFTER_BOUNDARY,
+        OK, ADMITTED(0), 1,
     };
 
     CHECK(false, ops, answers);
@@ -807,8 +1170,16 @@ static void test_record(void **state)
 {
     static const uint8_t trainable[1] = {1};
     struct push_record record = {
-        .incarnation = 7, .sequence = 1, .task = 29, .time_ns = 5, .ordinal = 1, .depth = 1,
-        .segment = 3, .call = 2, .site = 4, .flags = PUSH_NESTED,
+        .incarnation = 7,
+        .sequence = 1,
+        .task = 29,
+        .time_ns = 5,
+        .ordinal = 1,
+        .depth = 1,
+        .segment = 3,
+        .call = 2,
+        .site = 4,
+        .flags = PUSH_NESTED,
     };
     struct push_record first = record;
     struct ledger ledger;
@@ -878,8 +1249,7 @@ static void test_policy_of_one_rank(void **state)
         assert_int_equal(ledger_begin(&ledger, r, 1, 0), LEDGER_ADMITTED);
         assert_int_equal(ledger_push(&ledger, r, &record, &pass), LEDGER_ADMITTED);
         record.sequence = 2;
-        assert_int_equal(ledger_push(&ledger, r, &record, &pass),
-                         r == 1 ? LEDGER_ADMITTED : LEDGER_E_DUPLICATE);
+        assert_int_equal(ledger_push(&ledger, r, &record, &pass), r == 1 ? LEDGER_ADMITTED : LEDGER_E_DUPLICATE);
     }
     ledger_deinit(&ledger);
 }

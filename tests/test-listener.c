@@ -174,8 +174,7 @@ static bool allows(const struct listener *listener, uid_t uid, gid_t gid, gid_t 
 {
     gid_t groups[] = {NOBODY + 10, more};
 
-    return listener_allows(listener,
-                           &(struct listener_peer){.uid = uid, .gid = gid, .groups = groups, .n_groups = 2});
+    return listener_allows(listener, &(struct listener_peer){.uid = uid, .gid = gid, .groups = groups, .n_groups = 2});
 }
 
 static bool is_admin(const struct listener *listener, uid_t uid, gid_t gid, gid_t more)
@@ -206,16 +205,19 @@ static void test_lists(void **userdata)
 {
     char *users[] = {(char *)"54321"}, *groups[] = {(char *)"54322"};
     char *admins[] = {(char *)"54331"}, *admin_groups[] = {(char *)"54332"};
-    struct config_listen config = {
-        .socket = path, .mode = 0600, .allow_users = names(users, 1), .allow_groups = names(groups, 1),
-        .admin_users = names(admins, 1), .admin_groups = names(admin_groups, 1)};
+    struct config_listen config = {.socket = path,
+                                   .mode = 0600,
+                                   .allow_users = names(users, 1),
+                                   .allow_groups = names(groups, 1),
+                                   .admin_users = names(admins, 1),
+                                   .admin_groups = names(admin_groups, 1)};
     struct listener listener;
 
     (void)userdata;
     assert_int_equal(listener_init(&listener, &config, why, sizeof(why)), 0);
     assert_true(allows(&listener, NOBODY, 7, 7));
     assert_true(allows(&listener, 7, OTHERS, 7));
-    assert_true(allows(&listener, 7, 7, OTHERS)); /* a supplementary group */
+    assert_true(allows(&listener, 7, 7, OTHERS));            /* a supplementary group */
     assert_false(allows(&listener, OTHERS, NOBODY, NOBODY)); /* users are no groups */
     assert_false(allows(&listener, 7, 7, 7));
     assert_false(is_admin(&listener, NOBODY, OTHERS, OTHERS));

@@ -59,7 +59,9 @@ static void test_levels(void **userdata)
         int level;
         const char *text;
     } cases[] = {
-        {LOG_EMERG, ""}, {LOG_ERR, "zerod[j]: e\n"}, {LOG_WARNING, "zerod[j]: e\nzerod[j]: w\n"},
+        {LOG_EMERG, ""},
+        {LOG_ERR, "zerod[j]: e\n"},
+        {LOG_WARNING, "zerod[j]: e\nzerod[j]: w\n"},
         {LOG_NOTICE, "zerod[j]: e\nzerod[j]: w\nzerod[j]: n\n"},
         {LOG_INFO, "zerod[j]: e\nzerod[j]: w\nzerod[j]: n\nzerod[j]: i\n"},
         {LOG_DEBUG, "zerod[j]: e\nzerod[j]: w\nzerod[j]: n\nzerod[j]: i\nzerod[j]: d\n"},
@@ -171,8 +173,11 @@ static void test_journal_is_gone(void **userdata)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lines), cmocka_unit_test(test_levels), cmocka_unit_test(test_long_line),
-        cmocka_unit_test(test_diagnostics), cmocka_unit_test(test_stream_of_somebody_else),
+        cmocka_unit_test(test_lines),
+        cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_long_line),
+        cmocka_unit_test(test_diagnostics),
+        cmocka_unit_test(test_stream_of_somebody_else),
         cmocka_unit_test(test_journal_is_gone),
     };
 

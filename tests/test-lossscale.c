@@ -78,8 +78,8 @@ static unsigned compare_run(const struct lossscale_params *params, unsigned n_st
 
         assert_int_equal(lossscale_update(&ls, overflow), stuck ? LOSSSCALE_E_AT_MINIMUM : 0);
         if (ls.scale != ref.cur_scale || ls.hysteresis_left != ref.cur_hysteresis)
-            fail_msg("after step %u: scale %g instead of %g, hysteresis %u instead of %ld", i, ls.scale,
-                     ref.cur_scale, ls.hysteresis_left, ref.cur_hysteresis);
+            fail_msg("after step %u: scale %g instead of %g, hysteresis %u instead of %ld", i, ls.scale, ref.cur_scale,
+                     ls.hysteresis_left, ref.cur_hysteresis);
         n_stuck += stuck;
     }
     return n_stuck;

@@ -104,9 +104,9 @@ static void test_figure1(void **state)
 
 /* ---- classes ------------------------------------------------------------------------------------------- */
 
-#define DECL(text, n, ...)                                                                                   \
-    {                                                                                                        \
-        .name = text, .name_len = sizeof(text) - 1, .shape = (const uint64_t[]){n}, .n_dims = 1, __VA_ARGS__ \
+#define DECL(text, n, ...)                                                                                             \
+    {                                                                                                                  \
+        .name = text, .name_len = sizeof(text) - 1, .shape = (const uint64_t[]){n}, .n_dims = 1, __VA_ARGS__           \
     }
 
 static uint64_t pages(uint64_t n_bytes)
@@ -116,8 +116,7 @@ static uint64_t pages(uint64_t n_bytes)
     return (n_bytes + page - 1) / page * page;
 }
 
-static struct layout *make(const struct layout_decl *decls, uint32_t n, unsigned world_size,
-                           uint64_t bucket_elems)
+static struct layout *make(const struct layout_decl *decls, uint32_t n, unsigned world_size, uint64_t bucket_elems)
 {
     struct layout *layout = NULL;
     uint32_t bad;
@@ -131,8 +130,8 @@ static struct plan_bytes plan(const struct layout *layout, struct plan_options o
     struct plan_bytes bytes;
 
     plan_bytes_by_class(layout, &options, &bytes);
-    assert_true(bytes.needed == bytes.state + bytes.gradient + bytes.ring + bytes.staging + bytes.weights +
-                                    bytes.pool + bytes.fixed);
+    assert_true(bytes.needed ==
+                bytes.state + bytes.gradient + bytes.ring + bytes.staging + bytes.weights + bytes.pool + bytes.fixed);
     assert_true(bytes.total == bytes.needed + bytes.overflow);
     return bytes;
 }
@@ -252,8 +251,10 @@ static void test_options(void **state)
 static void test_nodes_add_up(void **state)
 {
     const struct layout_decl decls[] = {
-        DECL("a", 1000003, .trainable = true), DECL("b", 77, .trainable = true),
-        DECL("c", 300001, .trainable = true, .dtype = DTYPE_F16), DECL("d", 999, .dtype = DTYPE_F16),
+        DECL("a", 1000003, .trainable = true),
+        DECL("b", 77, .trainable = true),
+        DECL("c", 300001, .trainable = true, .dtype = DTYPE_F16),
+        DECL("d", 999, .dtype = DTYPE_F16),
     };
     struct layout *layout = make(decls, 4, 6, 500000);
     const uint64_t page = pages(1);
@@ -360,12 +361,12 @@ static void test_fixed(void **state)
     assert_int_equal(tables, sizeof(struct layout) + 3 * (sizeof(struct layout_param) + 4 + 2) +
                                  2 * sizeof(struct layout_bucket) + 8 * sizeof(struct layout_chunk));
 
-#define CHECK_FIXED(field_, value, expected)                                                                 \
-    do {                                                                                                     \
-        struct plan_options options = none;                                                                  \
-                                                                                                             \
-        options.field_ = value;                                                                              \
-        assert_int_equal(plan(layout, options).fixed - tables, expected);                                    \
+#define CHECK_FIXED(field_, value, expected)                                                                           \
+    do {                                                                                                               \
+        struct plan_options options = none;                                                                            \
+                                                                                                                       \
+        options.field_ = value;                                                                                        \
+        assert_int_equal(plan(layout, options).fixed - tables, expected);                                              \
     } while (0)
 
     CHECK_FIXED(chunk_bytes, 10, 8 * 10);
@@ -386,12 +387,17 @@ static void test_fixed(void **state)
 static void test_no_wrap(void **state)
 {
     const struct layout_decl decls[] = {
-        DECL("f", UINT64_C(1) << 59, .dtype = DTYPE_F32), DECL("w", 3, .trainable = true),
+        DECL("f", UINT64_C(1) << 59, .dtype = DTYPE_F32),
+        DECL("w", 3, .trainable = true),
     };
     struct layout *layout = make(decls, 2, 9, 1000);
     struct plan_options options = {
-        .stage = 1, .n_moments = UINT32_MAX, .n_local_ranks = 9, .private_weights = true,
-        .param_rank_bytes = SIZE_MAX / 4, .staging_bytes = UINT64_MAX - 1,
+        .stage = 1,
+        .n_moments = UINT32_MAX,
+        .n_local_ranks = 9,
+        .private_weights = true,
+        .param_rank_bytes = SIZE_MAX / 4,
+        .staging_bytes = UINT64_MAX - 1,
     };
     struct plan_bytes bytes;
 
@@ -413,17 +419,10 @@ static void test_no_wrap(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table1),
-        cmocka_unit_test(test_formulas),
-        cmocka_unit_test(test_figure1),
-        cmocka_unit_test(test_stages),
-        cmocka_unit_test(test_frozen),
-        cmocka_unit_test(test_options),
-        cmocka_unit_test(test_nodes_add_up),
-        cmocka_unit_test(test_ring),
-        cmocka_unit_test(test_small_ring),
-        cmocka_unit_test(test_fixed),
-        cmocka_unit_test(test_no_wrap),
+        cmocka_unit_test(test_table1),       cmocka_unit_test(test_formulas), cmocka_unit_test(test_figure1),
+        cmocka_unit_test(test_stages),       cmocka_unit_test(test_frozen),   cmocka_unit_test(test_options),
+        cmocka_unit_test(test_nodes_add_up), cmocka_unit_test(test_ring),     cmocka_unit_test(test_small_ring),
+        cmocka_unit_test(test_fixed),        cmocka_unit_test(test_no_wrap),
     };
 
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);

@@ -84,8 +84,7 @@ static void test_position_notices(void **state)
     sum = position_of(DTYPE_F32, g, N);
     assert_int_equal(sum, position_of(DTYPE_F32, g, N));
     for (int round = 0; round < 2000; round++) {
-        size_t i = next(&seed) % N,
-               j = next(&seed) % 4 ? (i + 16 * (next(&seed) % 600)) % N : next(&seed) % N;
+        size_t i = next(&seed) % N, j = next(&seed) % 4 ? (i + 16 * (next(&seed) % 600)) % N : next(&seed) % N;
 
         memcpy(h, g, sizeof(g));
         h[i] = g[j];

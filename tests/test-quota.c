@@ -318,7 +318,8 @@ static void test_budget_settings(void **state)
     assert_int_equal(options.staging_bytes, 0);
 
     options = options_of(MINIMAL "zero_optimization: {stage: 2, overlap_comm: false}\nweights: private\n"
-                                 "optimizer: {type: SGD, params: {lr: 0.1}}\n", layout, ranks);
+                                 "optimizer: {type: SGD, params: {lr: 0.1}}\n",
+                         layout, ranks);
     assert_int_equal(options.stage, 2);
     assert_int_equal(options.n_moments, 0);
     assert_true(options.private_weights);
@@ -326,7 +327,8 @@ static void test_budget_settings(void **state)
 
     options = options_of(MINIMAL "zero_optimization:\n  stage: 3\n  overlap_comm: true\n"
                                  "  stage3_max_live_parameters: 12345\n"
-                                 "optimizer: {type: SGD, params: {lr: 0.1, momentum: 0.9}}\n", layout, ranks);
+                                 "optimizer: {type: SGD, params: {lr: 0.1, momentum: 0.9}}\n",
+                         layout, ranks);
     assert_int_equal(options.stage, 3);
     assert_int_equal(options.n_moments, 1);
     assert_int_equal(options.stage3_max_live_elems, 12345);
@@ -341,8 +343,8 @@ static void test_budget_tables(void **state)
     const struct budget_ranks ranks = {.n_local = 4};
     struct plan_options options = options_of(MINIMAL, layout, ranks);
     uint32_t n_tickets = budget_n_tickets(layout->n_buckets);
-    struct ring_options ring_options = {.ring_bytes = 4096, .overflow_bytes = 4096, .n_buckets = layout->n_buckets,
-                                        .n_tickets = n_tickets};
+    struct ring_options ring_options = {
+        .ring_bytes = 4096, .overflow_bytes = 4096, .n_buckets = layout->n_buckets, .n_tickets = n_tickets};
     struct ring *ring;
 
     (void)state;

@@ -176,8 +176,13 @@ static void test_without_overflow(void **state)
 static void test_open(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
-    const struct ring_use use = {.ticket = 5, .bucket = 2, .micro_batch = 7, .pass = 1, .attempt = 4,
-                                 .offset_bytes = 8192, .n_bytes = SLOT_BYTES};
+    const struct ring_use use = {.ticket = 5,
+                                 .bucket = 2,
+                                 .micro_batch = 7,
+                                 .pass = 1,
+                                 .attempt = 4,
+                                 .offset_bytes = 8192,
+                                 .n_bytes = SLOT_BYTES};
     struct ring_slot *slot = open_slot(ring, &use);
 
     assert_int_equal(slot->bucket, 2);
@@ -256,8 +261,8 @@ static void test_wrong_tickets(void **state)
 static void test_ticket_of_another_use(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
-    const struct ring_use use = {.ticket = 1, .bucket = 1, .micro_batch = 1, .pass = 1, .attempt = 1,
-                                 .offset_bytes = 64, .n_bytes = SLOT_BYTES};
+    const struct ring_use use = {
+        .ticket = 1, .bucket = 1, .micro_batch = 1, .pass = 1, .attempt = 1, .offset_bytes = 64, .n_bytes = SLOT_BYTES};
     struct ring_use others[] = {use, use, use, use, use, use, use};
     struct ring_slot *slot = open_slot(ring, &use);
 
@@ -438,8 +443,8 @@ static void assert_full(struct ring *ring, uint64_t n_bytes)
 
 static struct ring_use overflow_use(uint32_t ticket, uint64_t offset, uint64_t n_bytes)
 {
-    return (struct ring_use){.ticket = ticket, .micro_batch = ticket, .overflow = true, .offset_bytes = offset,
-                             .n_bytes = n_bytes};
+    return (struct ring_use){
+        .ticket = ticket, .micro_batch = ticket, .overflow = true, .offset_bytes = offset, .n_bytes = n_bytes};
 }
 
 static void test_grant(void **state)

@@ -67,8 +67,8 @@ static struct layout *make_layout(void)
 
     for (unsigned p = 0; p < N_PARAMS; p++) {
         snprintf(names[p], sizeof(names[p]), "p%u", p);
-        decls[p] = (struct layout_decl){.name = names[p], .name_len = 2, .dtype = dtypes[p], .trainable = p < 4,
-                                        .n_dims = 1, .shape = &shapes[p]};
+        decls[p] = (struct layout_decl){
+            .name = names[p], .name_len = 2, .dtype = dtypes[p], .trainable = p < 4, .n_dims = 1, .shape = &shapes[p]};
     }
     assert_int_equal(layout_new(&layout, decls, N_PARAMS, WORLD, BUCKET_ELEMS, &bad), 0);
     assert_true(layout->n_buckets >= 3);
@@ -77,8 +77,8 @@ static struct layout *make_layout(void)
 
 static struct layout *make_one(uint64_t n_elems, enum dtype dtype, bool trainable)
 {
-    struct layout_decl decl = {.name = "w", .name_len = 1, .dtype = dtype, .trainable = trainable, .n_dims = 1,
-                               .shape = &n_elems};
+    struct layout_decl decl = {
+        .name = "w", .name_len = 1, .dtype = dtype, .trainable = trainable, .n_dims = 1, .shape = &n_elems};
     struct layout *layout = NULL;
     uint32_t bad;
 
@@ -243,8 +243,8 @@ static void test_all_frozen(void **state)
 
     (void)state;
     for (unsigned stage = 1; stage <= 3; stage++) {
-        struct state *s = make(&(struct state_options){.layout = layout, .stage = stage, .n_ranks = 1,
-                                                       .moments = {true, true}});
+        struct state *s =
+            make(&(struct state_options){.layout = layout, .stage = stage, .n_ranks = 1, .moments = {true, true}});
         const struct segment *with = stage == 3 ? &s->state : &s->weights;
 
         assert_int_equal(s->gradient.n_bytes, 0);
@@ -263,8 +263,8 @@ static void test_large_arrays_are_skewed(void **state)
 {
     const uint64_t stride = UINT64_C(1) << 27;
     struct layout *layout = make_one(stride / sizeof(float), DTYPE_BF16, true);
-    struct state *s = make(&(struct state_options){.layout = layout, .stage = 2, .n_ranks = 1,
-                                                   .moments = {true, true}});
+    struct state *s =
+        make(&(struct state_options){.layout = layout, .stage = 2, .n_ranks = 1, .moments = {true, true}});
     const float *arrays[] = {state_master(s, 0, 0), state_exp_avg(s, 0, 0), state_exp_avg_sq(s, 0, 0),
                              state_acc(s, 0, 0)};
 
@@ -319,8 +319,13 @@ static void test_journal(void **state)
         assert_int_equal(journal->counts[p], 0);
 
     /* It begins its segment, so whoever has the descriptor can read it. */
-    *journal = (struct state_journal){.magic = STATE_MAGIC, .version = 1, .manifest_digest = 2, .epoch = 3,
-                                      .n_applied = 4, .decided = 5, .n_windows = 6};
+    *journal = (struct state_journal){.magic = STATE_MAGIC,
+                                      .version = 1,
+                                      .manifest_digest = 2,
+                                      .epoch = 3,
+                                      .n_applied = 4,
+                                      .decided = 5,
+                                      .n_windows = 6};
     for (unsigned p = 0; p < N_PARAMS; p++)
         journal->counts[p] = 100 + p;
     seen = mmap(NULL, s->journal.n_bytes, PROT_READ, MAP_SHARED, fd, 0);
@@ -346,8 +351,8 @@ static void test_journal_of_many(void **state)
     (void)state;
     for (unsigned p = 0; p < N; p++) {
         snprintf(names[p], sizeof(names[p]), "%u", p);
-        decls[p] = (struct layout_decl){.name = names[p], .name_len = strlen(names[p]), .trainable = p % 2,
-                                        .n_dims = 1, .shape = &shape};
+        decls[p] = (struct layout_decl){
+            .name = names[p], .name_len = strlen(names[p]), .trainable = p % 2, .n_dims = 1, .shape = &shape};
     }
     assert_int_equal(layout_new(&layout, decls, N, 1, 100000, &bad), 0);
     s = make(&(struct state_options){.layout = layout, .stage = 3, .n_ranks = 1});
@@ -361,8 +366,8 @@ static void test_journal_of_many(void **state)
 static void test_outlives_a_process(void **state)
 {
     struct layout *layout = make_layout();
-    struct state *s = make(&(struct state_options){.layout = layout, .stage = 2, .n_ranks = WORLD,
-                                                   .moments = {true, true}});
+    struct state *s =
+        make(&(struct state_options){.layout = layout, .stage = 2, .n_ranks = WORLD, .moments = {true, true}});
     int status;
     pid_t pid = fork();
 
@@ -421,8 +426,8 @@ static void test_reserve(void **state)
 
     (void)state;
     for (unsigned stage = 1; stage <= 3; stage++) {
-        struct state *s = make(&(struct state_options){.layout = layout, .stage = stage, .n_ranks = WORLD,
-                                                       .moments = {true, true}});
+        struct state *s =
+            make(&(struct state_options){.layout = layout, .stage = stage, .n_ranks = WORLD, .moments = {true, true}});
 
         assert_int_equal(held_bytes(s), 0); /* sparse */
         for (uint32_t piece = state_n_reserve_pieces(s); piece-- > 0;)
@@ -477,17 +482,9 @@ static void test_reserve_fails(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_places),
-        TEST(test_names),
-        TEST(test_all_frozen),
-        TEST(test_large_arrays_are_skewed),
-        TEST(test_new_fails),
-        TEST(test_journal),
-        TEST(test_journal_of_many),
-        TEST(test_outlives_a_process),
-        TEST(test_reserve),
-        TEST(test_reserve_pieces),
-        TEST(test_reserve_fails),
+        TEST(test_places),    TEST(test_names),          TEST(test_all_frozen),      TEST(test_large_arrays_are_skewed),
+        TEST(test_new_fails), TEST(test_journal),        TEST(test_journal_of_many), TEST(test_outlives_a_process),
+        TEST(test_reserve),   TEST(test_reserve_pieces), TEST(test_reserve_fails),
     };
 
     return cmocka_run_group_tests_name("state", tests, NULL, NULL);

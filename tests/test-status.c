@@ -52,12 +52,7 @@ static void example_layout(struct example *e)
          .trainable = true,
          .n_dims = 2,
          .shape = shapes[0]},
-        {.name = "layers.0.b",
-         .name_len = 10,
-         .trainable = true,
-         .n_dims = 1,
-         .shape = shapes[1],
-         .group = 1},
+        {.name = "layers.0.b", .name_len = 10, .trainable = true, .n_dims = 1, .shape = shapes[1], .group = 1},
         {.name = odd, .name_len = sizeof(odd) - 1, .trainable = true, .n_dims = 0},
         {.name = "frozen", .name_len = 6, .dtype = DTYPE_F16, .n_dims = 2, .shape = shapes[3]},
     };
@@ -76,10 +71,9 @@ static void example_ledger(struct example *e)
     for (rank = 1; rank <= 3; rank += 2) {
         ledger_attach(&e->ledger, rank, rank);
         ledger_begin(&e->ledger, rank, 0, 0);
-        assert_int_equal(ledger_push(&e->ledger, rank,
-                                     &(struct push_record){.incarnation = rank, .sequence = 1, .param = 1},
-                                     &pass),
-                         LEDGER_ADMITTED);
+        assert_int_equal(
+            ledger_push(&e->ledger, rank, &(struct push_record){.incarnation = rank, .sequence = 1, .param = 1}, &pass),
+            LEDGER_ADMITTED);
     }
 }
 
@@ -381,8 +375,7 @@ static void test_values_that_json_lacks(void **state)
 
 static void test_doubles_read_back(void **state)
 {
-    const double values[] = {0.1,           1.0 / 3, 5e-324,       1.7976931348623157e308,
-                             123456789.125, -0.0,    6.02214076e23};
+    const double values[] = {0.1, 1.0 / 3, 5e-324, 1.7976931348623157e308, 123456789.125, -0.0, 6.02214076e23};
     struct json j = {};
     struct json_object *o = json_new_object(&j), *root;
     size_t i;

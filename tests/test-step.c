@@ -229,8 +229,7 @@ static float value_of(const struct fixture *f, unsigned rank, unsigned param, ui
     const uint8_t *src = gradient_of(f, rank, param);
     float value;
 
-    f->whole.step->kernels->convert_to_f32(&value, src + elem * dtype_size(grad_dtypes[param]),
-                                           grad_dtypes[param], 1);
+    f->whole.step->kernels->convert_to_f32(&value, src + elem * dtype_size(grad_dtypes[param]), grad_dtypes[param], 1);
     return value;
 }
 
@@ -387,8 +386,7 @@ static void test_absent_ranks(void **userdata)
         for (unsigned param = 0; param < N_PARAMS; param++) {
             assert_int_equal(f.whole.step->contributed[param], contributed[param]);
             for (uint64_t i = 0; contributed[param] && i < shapes[param]; i++)
-                assert_int_equal(gradient_bits(acc_of(&f, &f.whole, param, i)),
-                                 gradient_bits(expected[param][i]));
+                assert_int_equal(gradient_bits(acc_of(&f, &f.whole, param, i)), gradient_bits(expected[param][i]));
         }
     }
     done_with(&f);
@@ -415,8 +413,7 @@ static void test_open_forgets(void **userdata)
     reduce_whole(&f, 0);
     assert_int_equal(f.whole.step->contributed[3], 0);
     assert_int_equal(gradient_bits(acc_of(&f, &f.whole, 3, 7)), gradient_bits(before));
-    assert_int_equal(gradient_bits(acc_of(&f, &f.whole, 2, 7)),
-                     gradient_bits(0.0f + tree(&f, 0, WORLD, 2, 7)));
+    assert_int_equal(gradient_bits(acc_of(&f, &f.whole, 2, 7)), gradient_bits(0.0f + tree(&f, 0, WORLD, 2, 7)));
     assert_int_equal(f.whole.step->n_reduced_bytes, WORLD * (4 * (uint64_t)LARGE_ELEMS + 2 * 65));
 
     step_commit(f.whole.step);
@@ -591,8 +588,7 @@ static void test_combine_reads_what_it_owns(void **userdata)
 
 /* ---- values that are not finite ------------------------------------------------------------------------ */
 
-static void check_finding(const struct step *step, unsigned rank, uint32_t micro, uint32_t param,
-                          uint64_t elem)
+static void check_finding(const struct step *step, unsigned rank, uint32_t micro, uint32_t param, uint64_t elem)
 {
     assert_true(step->finding.found);
     assert_false(step->finding.overflowed);

@@ -145,8 +145,12 @@ static void test_impossible_length(void **userdata)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_empty),   cmocka_unit_test(test_growth), cmocka_unit_test(test_format),
-        cmocka_unit_test(test_bytes_need_no_end), cmocka_unit_test(test_foreign), cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_growth),
+        cmocka_unit_test(test_format),
+        cmocka_unit_test(test_bytes_need_no_end),
+        cmocka_unit_test(test_foreign),
+        cmocka_unit_test(test_cut),
         cmocka_unit_test(test_impossible_length),
     };
 

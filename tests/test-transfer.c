@@ -61,8 +61,8 @@ static void make(struct fixture *f, unsigned stage, bool range)
     *f = (struct fixture){.kernels = kernels_nth(0), .thread = pthread_self(), .range = range, .result = 12345};
     for (unsigned p = 0; p < N_PARAMS; p++) {
         snprintf(names[p], sizeof(names[p]), "p%u", p);
-        decls[p] = (struct layout_decl){.name = names[p], .name_len = 2, .dtype = dtypes[p], .trainable = p < 3,
-                                        .n_dims = 1, .shape = &shapes[p]};
+        decls[p] = (struct layout_decl){
+            .name = names[p], .name_len = 2, .dtype = dtypes[p], .trainable = p < 3, .n_dims = 1, .shape = &shapes[p]};
     }
     assert_int_equal(layout_new(&f->layout, decls, N_PARAMS, WORLD, LARGE_ELEMS, &bad), 0);
     f->state = make_state(f, stage);
@@ -89,9 +89,14 @@ static void note_done(void *userdata, int result)
 
 static struct transfer_options options_of(struct fixture *f, enum transfer_direction direction)
 {
-    return (struct transfer_options){.state = f->state, .kernels = f->kernels, .segment = &f->segment,
-                                     .n_params = N_PARAMS, .range = f->range, .direction = direction,
-                                     .done = note_done, .userdata = f};
+    return (struct transfer_options){.state = f->state,
+                                     .kernels = f->kernels,
+                                     .segment = &f->segment,
+                                     .n_params = N_PARAMS,
+                                     .range = f->range,
+                                     .direction = direction,
+                                     .done = note_done,
+                                     .userdata = f};
 }
 
 static int transfer(struct fixture *f, const struct transfer_options *options)
@@ -344,12 +349,9 @@ static void test_several(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_there_and_back),
-        cmocka_unit_test(test_fetch_some),
-        cmocka_unit_test(test_store_some),
-        cmocka_unit_test(test_nothing),
-        cmocka_unit_test(test_commit_unchanged),
-        cmocka_unit_test(test_reserving_fails),
+        cmocka_unit_test(test_there_and_back),   cmocka_unit_test(test_fetch_some),
+        cmocka_unit_test(test_store_some),       cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_commit_unchanged), cmocka_unit_test(test_reserving_fails),
         cmocka_unit_test(test_several),
     };
 

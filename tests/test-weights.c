@@ -44,13 +44,17 @@ static void make(struct fixture *f, unsigned stage, unsigned isa)
     *f = (struct fixture){.kernels = kernels_nth(isa)};
     for (unsigned p = 0; p < N_PARAMS; p++) {
         snprintf(names[p], sizeof(names[p]), "p%u", p);
-        decls[p] = (struct layout_decl){.name = names[p], .name_len = 2, .dtype = dtypes[p], .n_dims = 1,
-                                        .trainable = p < FROZEN || p >= 6, .shape = &shapes[p]};
+        decls[p] = (struct layout_decl){.name = names[p],
+                                        .name_len = 2,
+                                        .dtype = dtypes[p],
+                                        .n_dims = 1,
+                                        .trainable = p < FROZEN || p >= 6,
+                                        .shape = &shapes[p]};
     }
     assert_int_equal(layout_new(&f->layout, decls, N_PARAMS, WORLD, 2 * MAX_ELEMS, &bad), 0);
     assert_true(f->layout->params[BF16].offset_elems > 0);
-    assert_int_equal(state_new(&f->state, &(struct state_options){.layout = f->layout, .stage = stage,
-                                                                  .n_ranks = WORLD}), 0);
+    assert_int_equal(
+        state_new(&f->state, &(struct state_options){.layout = f->layout, .stage = stage, .n_ranks = WORLD}), 0);
 }
 
 static void done_with(struct fixture *f)

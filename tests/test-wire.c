@@ -84,9 +84,8 @@ static void assert_all_set(const ProtobufCMessage *message)
             assert_true(**(char *const *)member != '\0');
         } else {
             size_t size = field->type == PROTOBUF_C_TYPE_BYTES ? sizeof(zero)
-                          : field->type == PROTOBUF_C_TYPE_UINT64 || field->type == PROTOBUF_C_TYPE_DOUBLE
-                              ? 8
-                              : 4;
+                          : field->type == PROTOBUF_C_TYPE_UINT64 || field->type == PROTOBUF_C_TYPE_DOUBLE ? 8
+                                                                                                           : 4;
 
             assert_memory_not_equal(member, zero, size);
         }
@@ -132,8 +131,7 @@ static void assert_step_equal(const struct request_step *a, const struct request
         assert_true(g->weight_decay == h->weight_decay && g->momentum == h->momentum);
         assert_true(g->dampening == h->dampening && g->lr_decay == h->lr_decay && g->nesterov == h->nesterov);
     }
-    assert_true(a->has_max_norm == b->has_max_norm && a->max_norm == b->max_norm &&
-                a->loss_scale == b->loss_scale);
+    assert_true(a->has_max_norm == b->has_max_norm && a->max_norm == b->max_norm && a->loss_scale == b->loss_scale);
     assert_true(a->found_inf == b->found_inf && a->has_blob == b->has_blob);
     assert_int_equal(a->n_blob_bytes, b->n_blob_bytes);
     assert_memory_equal(a->blob, b->blob, a->n_blob_bytes);
@@ -239,8 +237,7 @@ static void assert_positions_equal(const struct wire_position *a, const struct w
     assert_true(a->attempt == b->attempt && a->n_windows == b->n_windows);
 }
 
-static void assert_segments_equal(const struct wire_segment *a, size_t n_a, const struct wire_segment *b,
-                                  size_t n_b)
+static void assert_segments_equal(const struct wire_segment *a, size_t n_a, const struct wire_segment *b, size_t n_b)
 {
     assert_int_equal(n_a, n_b);
     for (size_t i = 0; i < n_a; i++)
@@ -250,8 +247,7 @@ static void assert_segments_equal(const struct wire_segment *a, size_t n_a, cons
 static void assert_records_equal(const struct wire_push_record *a, const struct wire_push_record *b)
 {
     assert_true(a->sequence == b->sequence && a->step == b->step && a->micro_batch == b->micro_batch);
-    assert_true(a->param == b->param && a->ordinal == b->ordinal && a->task == b->task &&
-                a->depth == b->depth);
+    assert_true(a->param == b->param && a->ordinal == b->ordinal && a->task == b->task && a->depth == b->depth);
     assert_true(a->call == b->call && a->time_ns == b->time_ns);
     assert_string_equal(a->segment, b->segment);
     assert_string_equal(a->site, b->site);
@@ -328,8 +324,7 @@ static void assert_reply_equal(const struct reply *a, const struct reply *b)
     case REPLY_ADMIN_PART:
         assert_int_equal(a->admin_part.n_json_bytes, b->admin_part.n_json_bytes);
         assert_memory_equal(a->admin_part.json, b->admin_part.json, b->admin_part.n_json_bytes);
-        assert_true(a->admin_part.last == b->admin_part.last &&
-                    a->admin_part.exit_code == b->admin_part.exit_code);
+        assert_true(a->admin_part.last == b->admin_part.last && a->admin_part.exit_code == b->admin_part.exit_code);
         break;
     default:
         assert_memory_equal(a, b, sizeof(*a));
@@ -452,24 +447,23 @@ static void check_reply(const struct reply *reply, const char *expected)
 }
 
 /* The example with one change is refused with this sentence; NULL: accepted. */
-#define REQUEST_CASE(type_, change, expected)                                                                \
-    do {                                                                                                     \
-        struct request q = example_requests[type_];                                                          \
-        change;                                                                                              \
-        check_request(&q, expected);                                                                         \
+#define REQUEST_CASE(type_, change, expected)                                                                          \
+    do {                                                                                                               \
+        struct request q = example_requests[type_];                                                                    \
+        change;                                                                                                        \
+        check_request(&q, expected);                                                                                   \
     } while (0)
-#define REPLY_CASE(type_, change, expected)                                                                  \
-    do {                                                                                                     \
-        struct reply q = example_replies[type_];                                                             \
-        change;                                                                                              \
-        check_reply(&q, expected);                                                                           \
+#define REPLY_CASE(type_, change, expected)                                                                            \
+    do {                                                                                                               \
+        struct reply q = example_replies[type_];                                                                       \
+        change;                                                                                                        \
+        check_reply(&q, expected);                                                                                     \
     } while (0)
 
 static void test_limits_of_hello(void **state)
 {
     REQUEST_CASE(REQUEST_HELLO, q.hello.version_min = 0, "Hello.version_min: 0, expected at least 1");
-    REQUEST_CASE(REQUEST_HELLO, q.hello.version_min = 3,
-                 "Hello.version_max: 2, expected at least version_min, 3");
+    REQUEST_CASE(REQUEST_HELLO, q.hello.version_min = 3, "Hello.version_max: 2, expected at least version_min, 3");
     REQUEST_CASE(REQUEST_HELLO, q.hello.role = 2, "Hello.role: 2, expected 0 to 1");
     REQUEST_CASE(REQUEST_HELLO, q.hello.role = -1, "Hello.role: -1, expected 0 to 1");
     REQUEST_CASE(REQUEST_HELLO, q.hello.incarnation = 0, "Hello.incarnation: 0, expected at least 1");
@@ -480,14 +474,14 @@ static void test_limits_of_hello(void **state)
     REQUEST_CASE(REQUEST_HELLO, q.hello.client = text_of(256), "Hello.client: 256 bytes, expected 0 to 255");
 }
 
-#define PARAM_CASE(change, expected)                                                                         \
-    do {                                                                                                     \
-        struct layout_decl decls[2] = {example_requests[REQUEST_DECLARE].declare.params[1],                  \
-                                       example_requests[REQUEST_DECLARE].declare.params[0]};                 \
-        struct layout_decl *p = &decls[1];                                                                   \
-        struct request q = {.type = REQUEST_DECLARE, .declare = {.params = decls, .n_params = 2}};           \
-        change;                                                                                              \
-        check_request(&q, expected);                                                                         \
+#define PARAM_CASE(change, expected)                                                                                   \
+    do {                                                                                                               \
+        struct layout_decl decls[2] = {example_requests[REQUEST_DECLARE].declare.params[1],                            \
+                                       example_requests[REQUEST_DECLARE].declare.params[0]};                           \
+        struct layout_decl *p = &decls[1];                                                                             \
+        struct request q = {.type = REQUEST_DECLARE, .declare = {.params = decls, .n_params = 2}};                     \
+        change;                                                                                                        \
+        check_request(&q, expected);                                                                                   \
     } while (0)
 
 static void test_limits_of_params(void **state)
@@ -500,16 +494,13 @@ static void test_limits_of_params(void **state)
 
     PARAM_CASE(p->name_len = 0, "Declare.params[1].name: 0 bytes, expected 1 to 1024");
     PARAM_CASE((p->name = text_of(1024), p->name_len = 1024), NULL);
-    PARAM_CASE((p->name = text_of(1025), p->name_len = 1025),
-               "Declare.params[1].name: 1025 bytes, expected 1 to 1024");
+    PARAM_CASE((p->name = text_of(1025), p->name_len = 1025), "Declare.params[1].name: 1025 bytes, expected 1 to 1024");
     PARAM_CASE(p->dtype = 3, "Declare.params[1].dtype: 3, expected 0 to 2");
     PARAM_CASE(p->grad_dtype = -7, "Declare.params[1].grad_dtype: -7, expected 0 to 2");
     PARAM_CASE((p->shape = ones, p->n_dims = 16), NULL);
     PARAM_CASE((p->shape = ones, p->n_dims = 17), "Declare.params[1].shape: 17 values, expected at most 16");
-    PARAM_CASE((p->shape = huge, p->n_dims = 2),
-               "Declare.params[1].shape: 2^62 elements or more, expected less");
-    PARAM_CASE((p->shape = wraps, p->n_dims = 2),
-               "Declare.params[1].shape: 2^62 elements or more, expected less");
+    PARAM_CASE((p->shape = huge, p->n_dims = 2), "Declare.params[1].shape: 2^62 elements or more, expected less");
+    PARAM_CASE((p->shape = wraps, p->n_dims = 2), "Declare.params[1].shape: 2^62 elements or more, expected less");
     PARAM_CASE((p->shape = wraps_early, p->n_dims = 3),
                "Declare.params[1].shape: 2^62 elements or more, expected less");
     PARAM_CASE((p->shape = most, p->n_dims = 1), NULL);
@@ -528,17 +519,14 @@ static void test_limits_of_backward(void **state)
     REQUEST_CASE(REQUEST_INTERN, q.intern.id = 0, "Intern.id: 0, expected 1 to 65535");
     REQUEST_CASE(REQUEST_INTERN, q.intern.id = 65536, "Intern.id: 65536, expected 1 to 65535");
     REQUEST_CASE(REQUEST_INTERN, q.intern.text = text_of(1024), NULL);
-    REQUEST_CASE(REQUEST_INTERN, q.intern.text = text_of(1025),
-                 "Intern.text: 1025 bytes, expected 0 to 1024");
+    REQUEST_CASE(REQUEST_INTERN, q.intern.text = text_of(1025), "Intern.text: 1025 bytes, expected 0 to 1024");
     REQUEST_CASE(REQUEST_PUSH, q.push.offset_bytes = 32, "Push.offset_bytes: 32, expected a multiple of 64");
     REQUEST_CASE(REQUEST_PUSH, q.push.segment = 65536, "Push.segment: 65536, expected 0 to 65535");
     REQUEST_CASE(REQUEST_PUSH, q.push.site = 65536, "Push.site: 65536, expected 0 to 65535");
     REQUEST_CASE(REQUEST_PUSH, q.push.flags = 8, "Push.flags: 8, expected 0 to 7");
     REQUEST_CASE(REQUEST_PUSH, q.push.dtype_plus_one = 4, "Push.dtype_plus_one: 4, expected 0 to 3");
-    REQUEST_CASE(REQUEST_END_BACKWARD,
-                 (q.end_backward.blob = large_blob, q.end_backward.n_blob_bytes = 65536), NULL);
-    REQUEST_CASE(REQUEST_END_BACKWARD,
-                 (q.end_backward.blob = large_blob, q.end_backward.n_blob_bytes = 65537),
+    REQUEST_CASE(REQUEST_END_BACKWARD, (q.end_backward.blob = large_blob, q.end_backward.n_blob_bytes = 65536), NULL);
+    REQUEST_CASE(REQUEST_END_BACKWARD, (q.end_backward.blob = large_blob, q.end_backward.n_blob_bytes = 65537),
                  "EndBackward.blob: 65537 bytes, expected 0 to 65536");
     REQUEST_CASE(REQUEST_ABANDON_BACKWARD, q.abandon_backward.why = text_of(1024), NULL);
     REQUEST_CASE(REQUEST_ABANDON_BACKWARD, q.abandon_backward.why = text_of(1025),
@@ -551,8 +539,7 @@ static void test_limits_of_step(void **state)
 
     REQUEST_CASE(REQUEST_STEP, q.step.max_norm = NAN, "Step.max_norm: nan, expected a finite number");
     REQUEST_CASE(REQUEST_STEP, q.step.max_norm = -1, "Step.max_norm: -1, expected at least 0");
-    REQUEST_CASE(REQUEST_STEP, q.step.loss_scale = INFINITY,
-                 "Step.loss_scale: inf, expected a finite number");
+    REQUEST_CASE(REQUEST_STEP, q.step.loss_scale = INFINITY, "Step.loss_scale: inf, expected a finite number");
     REQUEST_CASE(REQUEST_STEP, q.step.loss_scale = -0.5, "Step.loss_scale: -0.5, expected at least 0");
     REQUEST_CASE(REQUEST_STEP, (q.step.blob = large_blob, q.step.n_blob_bytes = 65537),
                  "Step.blob: 65537 bytes, expected 0 to 65536");
@@ -581,15 +568,13 @@ static void test_limits_of_other_requests(void **state)
     REQUEST_CASE(REQUEST_RELEASE, (q.release.params = many_ids, q.release.n_params = 65537),
                  "Release.params: 65537 values, expected at most 65536");
     REQUEST_CASE(REQUEST_READ_STATE, q.read_state.kind = 4, "ReadState.kind: 4, expected 0 to 3");
-    REQUEST_CASE(REQUEST_ABORT_STEP, q.abort_step.why = text_of(1025),
-                 "AbortStep.why: 1025 bytes, expected 0 to 1024");
+    REQUEST_CASE(REQUEST_ABORT_STEP, q.abort_step.why = text_of(1025), "AbortStep.why: 1025 bytes, expected 0 to 1024");
     REQUEST_CASE(REQUEST_REPORT, q.report.code = 1103, "Report.code: 1103, expected 1104 to 1107 or 1110");
     REQUEST_CASE(REQUEST_REPORT, q.report.code = 1108, "Report.code: 1108, expected 1104 to 1107 or 1110");
     REQUEST_CASE(REQUEST_REPORT, q.report.code = 1107, NULL);
     REQUEST_CASE(REQUEST_REPORT, (q.report.params = many_ids, q.report.n_params = 65537),
                  "Report.params: 65537 values, expected at most 65536");
-    REQUEST_CASE(REQUEST_REPORT, q.report.detail = text_of(1025),
-                 "Report.detail: 1025 bytes, expected 0 to 1024");
+    REQUEST_CASE(REQUEST_REPORT, q.report.detail = text_of(1025), "Report.detail: 1025 bytes, expected 0 to 1024");
 
     for (size_t i = 0; i < ARRAY_SIZE(args); i++)
         args[i] = "x";
@@ -615,10 +600,8 @@ static void test_limits_of_replies(void **state)
     REPLY_CASE(REPLY_WELCOME, q.welcome.stage = 0, "Welcome.stage: 0, expected 1 to 3");
     REPLY_CASE(REPLY_WELCOME, q.welcome.bucket_elems = 0, "Welcome.bucket_elems: 0, expected at least 1");
     REPLY_CASE(REPLY_WELCOME, q.welcome.on_duplicate = 9, "Welcome.on_duplicate: 9, expected 0 to 3");
-    REPLY_CASE(REPLY_WELCOME, q.welcome.server = text_of(256),
-               "Welcome.server: 256 bytes, expected 0 to 255");
-    REPLY_CASE(REPLY_WELCOME, q.welcome.run_id = text_of(256),
-               "Welcome.run_id: 256 bytes, expected 0 to 255");
+    REPLY_CASE(REPLY_WELCOME, q.welcome.server = text_of(256), "Welcome.server: 256 bytes, expected 0 to 255");
+    REPLY_CASE(REPLY_WELCOME, q.welcome.run_id = text_of(256), "Welcome.run_id: 256 bytes, expected 0 to 255");
     REPLY_CASE(REPLY_FORMED, (q.formed.segments = segments, q.formed.n_segments = 8), NULL);
     REPLY_CASE(REPLY_FORMED, (q.formed.segments = segments, q.formed.n_segments = 9),
                "Formed.segments: 9 values, expected at most 8");
@@ -640,10 +623,8 @@ static void test_limits_of_replies(void **state)
     REPLY_CASE(REPLY_DONE, q.done.norm = NAN, NULL);
     REPLY_CASE(REPLY_STEP_DONE, q.step_done.norm = INFINITY, NULL);
     REPLY_CASE(REPLY_STEP_DONE, q.step_done.lr = INFINITY, "StepDone.lr: inf, expected a finite number");
-    REPLY_CASE(REPLY_SLOT_GRANT, q.slot_grant.offset_bytes = 1,
-               "SlotGrant.offset_bytes: 1, expected a multiple of 64");
-    REPLY_CASE(REPLY_REFUSED, q.refused.diagnostic.code = 2000,
-               "Refused.diagnostic.code: 2000, expected 1000 to 1999");
+    REPLY_CASE(REPLY_SLOT_GRANT, q.slot_grant.offset_bytes = 1, "SlotGrant.offset_bytes: 1, expected a multiple of 64");
+    REPLY_CASE(REPLY_REFUSED, q.refused.diagnostic.code = 2000, "Refused.diagnostic.code: 2000, expected 1000 to 1999");
     REPLY_CASE(REPLY_REFUSED, q.refused.diagnostic.cause_class = "D1234",
                "Refused.diagnostic.cause_class: 5 bytes, expected 0 to 3");
     REPLY_CASE(REPLY_ADMIN_PART, q.admin_part.exit_code = 256, "AdminPart.exit_code: 256, expected 0 to 255");
@@ -771,8 +752,7 @@ static void test_packing_cleans_texts(void **state)
     const char *args[] = {"ok", "\xff-\xc3\xa9-\n"};
     size_t n;
 
-    n = pack_request(
-        &(struct request){.type = REQUEST_INTERN, .intern = {.id = 1, .text = "a\nb\x80\xc3\x9f\xc3"}});
+    n = pack_request(&(struct request){.type = REQUEST_INTERN, .intern = {.id = 1, .text = "a\nb\x80\xc3\x9f\xc3"}});
     assert_int_equal(wire_unpack_request(&arena, packet, n, &out, why, sizeof(why)), 0);
     assert_string_equal(out.intern.text, "a?b?\xc3\x9f?");
 
@@ -780,8 +760,7 @@ static void test_packing_cleans_texts(void **state)
     assert_int_equal(wire_unpack_request(&arena, packet, n, &out, why, sizeof(why)), 0);
     assert_string_equal(out.abort_step.why, "a\nb\t?");
 
-    n = pack_request(
-        &(struct request){.type = REQUEST_ADMIN, .admin = {.command = "drop", .args = args, .n_args = 2}});
+    n = pack_request(&(struct request){.type = REQUEST_ADMIN, .admin = {.command = "drop", .args = args, .n_args = 2}});
     assert_int_equal(wire_unpack_request(&arena, packet, n, &out, why, sizeof(why)), 0);
     assert_string_equal(out.admin.args[1], "?-\xc3\xa9-?");
 }
@@ -891,9 +870,8 @@ static void test_envelopes(void **state)
 {
     static const uint8_t kind_25[] = {0xca, 0x01, 0x00};   /* key 25, a message of no bytes */
     static const uint8_t two[] = {0x2a, 0x00, 0x2a, 0x00}; /* Ready, Ready */
-    static const uint8_t extra[] = {0x2a, 0x00, 0xa2, 0x06, 0x01,
-                                    0x41, 0xa8, 0x06, 0x05};       /* Ready; fields 100, 101 */
-    static const uint8_t inner[] = {0x2a, 0x03, 0xa8, 0x06, 0x05}; /* Ready with a field 101 */
+    static const uint8_t extra[] = {0x2a, 0x00, 0xa2, 0x06, 0x01, 0x41, 0xa8, 0x06, 0x05}; /* Ready; fields 100, 101 */
+    static const uint8_t inner[] = {0x2a, 0x03, 0xa8, 0x06, 0x05};                         /* Ready with a field 101 */
     static const uint8_t hidden[] = {0x2a, 0x00, 0xa1, 0x06, 1, 2, 3, 4, 5,    6,
                                      7,    8,    0xa5, 0x06, 1, 2, 3, 4, 0x2a, 0x00};
     static const uint8_t short_length[] = {0x2a, 0x05, 0x00};
@@ -912,8 +890,7 @@ static void test_envelopes(void **state)
     assert_request_refused(hidden, sizeof(hidden), "ClientMessage: 2 messages in one packet, expected one");
     assert_request_refused(short_length, sizeof(short_length),
                            "ClientMessage: 3 bytes that are not a protobuf message");
-    assert_request_refused(key_zero, sizeof(key_zero),
-                           "ClientMessage: 2 bytes that are not a protobuf message");
+    assert_request_refused(key_zero, sizeof(key_zero), "ClientMessage: 2 bytes that are not a protobuf message");
     assert_request_refused(number, sizeof(number), "ClientMessage: 2 bytes that are not a protobuf message");
     assert_request_refused(group, sizeof(group), "ClientMessage: 2 bytes that are not a protobuf message");
 
@@ -968,9 +945,8 @@ static void test_packing_keeps_the_request(void **state)
     struct request out;
     uint8_t answer[1024];
 
-    assert_int_equal(wire_unpack_request(&arena, packet, pack_request(&example_requests[REQUEST_ADMIN]), &out,
-                                         why, sizeof(why)),
-                     0);
+    assert_int_equal(
+        wire_unpack_request(&arena, packet, pack_request(&example_requests[REQUEST_ADMIN]), &out, why, sizeof(why)), 0);
     for (unsigned type = 1; type < N_REPLY_TYPES; type++)
         assert_true(wire_pack_reply(&arena, &example_replies[type], answer, sizeof(answer)) > 0);
     for (unsigned type = 1; type < N_REQUEST_TYPES; type++)
@@ -1034,9 +1010,8 @@ static void test_arena_limits(void **state)
     assert_request_refused(large, n, "ClientMessage: more than 16 MiB when unpacked");
 
     /* and all of it is given back */
-    assert_int_equal(wire_unpack_request(&arena, packet, pack_request(&example_requests[REQUEST_PUSH]), &out,
-                                         why, sizeof(why)),
-                     0);
+    assert_int_equal(
+        wire_unpack_request(&arena, packet, pack_request(&example_requests[REQUEST_PUSH]), &out, why, sizeof(why)), 0);
     assert_null(arena.chunks);
     assert_int_equal(arena.n_chunk_bytes, 0);
     assert_true(arena.n_used < 2048);

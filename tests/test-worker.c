@@ -33,9 +33,9 @@ enum { N_THREADS = 4, MAX_ITEMS = 2000 };
 struct fixture {
     struct worker_pool *pool;
     int event_fd;
-    pthread_t thread;         /* the one that reaps */
+    pthread_t thread; /* the one that reaps */
     unsigned n_done;
-    struct task *done[8];     /* in the order of done() */
+    struct task *done[8]; /* in the order of done() */
 };
 
 /* A work and what became of it. */
@@ -44,7 +44,7 @@ struct task {
     struct fixture *f;
     uint8_t n_runs[MAX_ITEMS]; /* plain memory, each item its own */
     unsigned n_done;
-    unsigned n_posts;          /* still to come: posted again by done() */
+    unsigned n_posts; /* still to come: posted again by done() */
 };
 
 static void wake_up(void *userdata)

@@ -49,12 +49,10 @@ const struct request example_requests[N_REQUEST_TYPES] = {
                                  .incarnation = UINT64_MAX,
                                  .on_duplicate = WIRE_ON_DUPLICATE_ABORT_STEP,
                                  .client = "train.py 1.0"}},
-    [REQUEST_DECLARE] = {.type = REQUEST_DECLARE,
-                         .declare = {.params = decls, .n_params = ARRAY_SIZE(decls)}},
+    [REQUEST_DECLARE] = {.type = REQUEST_DECLARE, .declare = {.params = decls, .n_params = ARRAY_SIZE(decls)}},
     [REQUEST_FORM] = {.type = REQUEST_FORM, .form = {.n_params = 2}},
-    [REQUEST_INIT] =
-        {.type = REQUEST_INIT,
-         .init = {.param = 1, .start_elem = 2, .n_elems = (UINT64_C(1) << 62) - 1, .offset_bytes = 64}},
+    [REQUEST_INIT] = {.type = REQUEST_INIT,
+                      .init = {.param = 1, .start_elem = 2, .n_elems = (UINT64_C(1) << 62) - 1, .offset_bytes = 64}},
     [REQUEST_READY] = {.type = REQUEST_READY},
     [REQUEST_BEGIN_BACKWARD] =
         {.type = REQUEST_BEGIN_BACKWARD,
@@ -110,17 +108,14 @@ const struct request example_requests[N_REQUEST_TYPES] = {
     [REQUEST_RELEASE] = {.type = REQUEST_RELEASE, .release = {.params = ids, .n_params = 2}},
     [REQUEST_WRITE_BEGIN] = {.type = REQUEST_WRITE_BEGIN},
     [REQUEST_WRITE_END] = {.type = REQUEST_WRITE_END, .write_end = {.forget = true}},
-    [REQUEST_READ_STATE] = {.type = REQUEST_READ_STATE,
-                            .read_state = {.param = 9, .kind = WIRE_STATE_GRAD_NORM}},
+    [REQUEST_READ_STATE] = {.type = REQUEST_READ_STATE, .read_state = {.param = 9, .kind = WIRE_STATE_GRAD_NORM}},
     [REQUEST_ABORT_STEP] = {.type = REQUEST_ABORT_STEP, .abort_step = {.why = "loss is nan"}},
     [REQUEST_ABORT_SEEN] = {.type = REQUEST_ABORT_SEEN, .abort_seen = {.attempt = 11}},
     [REQUEST_CLEAR_FAULT] = {.type = REQUEST_CLEAR_FAULT},
-    [REQUEST_REPORT] =
-        {.type = REQUEST_REPORT,
-         .report = {.code = 1110, .params = ids, .n_params = 3, .detail = "first line\nsecond line"}},
+    [REQUEST_REPORT] = {.type = REQUEST_REPORT,
+                        .report = {.code = 1110, .params = ids, .n_params = 3, .detail = "first line\nsecond line"}},
     [REQUEST_LEAVE] = {.type = REQUEST_LEAVE},
-    [REQUEST_ADMIN] = {.type = REQUEST_ADMIN,
-                       .admin = {.command = "status", .args = args, .n_args = ARRAY_SIZE(args)}},
+    [REQUEST_ADMIN] = {.type = REQUEST_ADMIN, .admin = {.command = "status", .args = args, .n_args = ARRAY_SIZE(args)}},
 };
 
 static const struct wire_segment segments[] = {
@@ -136,9 +131,9 @@ static const struct diagnostic_field fields[] = {
 
 static const char *const names[] = {"a", "b\\xff", "c", "d", "layers.4"};
 
-#define POSITION                                                                                             \
-    {                                                                                                        \
-        .step = 1, .micro_batch = 2, .attempt = 3, .n_windows = 4                                            \
+#define POSITION                                                                                                       \
+    {                                                                                                                  \
+        .step = 1, .micro_batch = 2, .attempt = 3, .n_windows = 4                                                      \
     }
 
 const struct reply example_replies[N_REPLY_TYPES] = {
@@ -166,17 +161,16 @@ const struct reply example_replies[N_REPLY_TYPES] = {
                                  .ring_bytes = 1 << 20,
                                  .digest = UINT64_C(0x0123456789abcdef),
                                  .loss_scale = 65536}},
-    [REPLY_DONE] =
-        {.type = REPLY_DONE,
-         .done = {.position = POSITION,
-                  .norm = 2.5,
-                  .segments = segments,
-                  .n_segments = 1,
-                  .loss_scale = 2,
-                  .rewound = true,
-                  .blob = blob,
-                  .n_blob_bytes = sizeof(blob),
-                  .has_blob = true}},
+    [REPLY_DONE] = {.type = REPLY_DONE,
+                    .done = {.position = POSITION,
+                             .norm = 2.5,
+                             .segments = segments,
+                             .n_segments = 1,
+                             .loss_scale = 2,
+                             .rewound = true,
+                             .blob = blob,
+                             .n_blob_bytes = sizeof(blob),
+                             .has_blob = true}},
     [REPLY_SLOT_GRANT] = {.type = REPLY_SLOT_GRANT,
                           .slot_grant = {.in_ring = true, .offset_bytes = 128, .n_warnings = 3}},
     [REPLY_STEP_DONE] = {.type = REPLY_STEP_DONE,
@@ -215,13 +209,10 @@ const struct reply example_replies[N_REPLY_TYPES] = {
                                                             .call = 9,
                                                             .site = "model.py:1",
                                                             .time_ns = 11},
-                                                  .second = {.sequence = 12,
-                                                             .segment = "",
-                                                             .site = "model.py:2"},
+                                                  .second = {.sequence = 12, .segment = "", .site = "model.py:2"},
                                                   .fields = fields,
                                                   .n_fields = ARRAY_SIZE(fields),
-                                                  .text =
-                                                      "E1001 duplicate gradient refused\n  fix: call it once",
+                                                  .text = "E1001 duplicate gradient refused\n  fix: call it once",
                                                   .id = 16,
                                                   .warning = true},
                                    .closing = true,

@@ -34,10 +34,8 @@ static int control_fail(struct control *control, int code, const char *format, .
 static int control_fail_errno(struct control *control, const char *what, int error)
 {
     if (error == EACCES || error == EPERM)
-        return control_fail(control, EX_NOPERM, "not allowed to connect to %s: %s", control->path,
-                            strerror(error));
-    return control_fail(control, EX_UNAVAILABLE, "no daemon on %s: %s: %s", control->path, what,
-                        strerror(error));
+        return control_fail(control, EX_NOPERM, "not allowed to connect to %s: %s", control->path, strerror(error));
+    return control_fail(control, EX_UNAVAILABLE, "no daemon on %s: %s: %s", control->path, what, strerror(error));
 }
 
 /* A daemon that refuses says why, and then closes. */
@@ -95,22 +93,19 @@ static int control_receive(struct control *control, enum reply_type wanted, stru
             return r;
     }
     if (r == FRAME_EOF)
-        return control_fail(control, EX_UNAVAILABLE, "the daemon on %s has closed the connection",
-                            control->path);
+        return control_fail(control, EX_UNAVAILABLE, "the daemon on %s has closed the connection", control->path);
     if (r != 0)
         return control_fail_errno(control, "receive", r < 0 ? -r : EPROTO);
-    r = wire_unpack_reply(&control->arena, control->buffer.data, control->buffer.n_bytes, reply, why,
-                          sizeof(why));
+    r = wire_unpack_reply(&control->arena, control->buffer.data, control->buffer.n_bytes, reply, why, sizeof(why));
     if (r < 0)
         return control_fail(control, EX_OSERR, "%s", strerror(-r));
     if (r == 0 && reply->type == REPLY_REFUSED)
         return control_fail_refused(control, &reply->refused.diagnostic);
     if (r == 0 && reply->type != wanted)
-        return control_fail(control, EX_PROTOCOL, "the daemon on %s answered with %s instead of %s",
-                            control->path, reply_type_name(reply->type), reply_type_name(wanted));
+        return control_fail(control, EX_PROTOCOL, "the daemon on %s answered with %s instead of %s", control->path,
+                            reply_type_name(reply->type), reply_type_name(wanted));
     if (r != 0)
-        return control_fail(control, EX_PROTOCOL, "the daemon on %s sent what is no message: %s",
-                            control->path, why);
+        return control_fail(control, EX_PROTOCOL, "the daemon on %s sent what is no message: %s", control->path, why);
     return 0;
 }
 
@@ -154,8 +149,7 @@ int control_init(struct control *control, const char *path)
 {
     int r;
 
-    *control =
-        (struct control){.fd = -1, .path = path, .arena = WIRE_ARENA_NULL, .buffer = FRAME_BUFFER_NULL};
+    *control = (struct control){.fd = -1, .path = path, .arena = WIRE_ARENA_NULL, .buffer = FRAME_BUFFER_NULL};
     if (!path || !*path)
         return control_fail(control, EX_USAGE, "which daemon? Say --socket PATH, or set ZEROD_SOCKET");
     r = wire_arena_init(&control->arena);

@@ -15,8 +15,7 @@
 #include "daemon/wire.h"
 
 enum {
-    CONTROL_SILENCE_MS = 30 *
-        1000, /* picked: a daemon whose loop is blocked for longer is ended by its watchdog */
+    CONTROL_SILENCE_MS = 30 * 1000, /* picked: a daemon whose loop is blocked for longer is ended by its watchdog */
 };
 
 struct control {

@@ -52,10 +52,8 @@ struct subcommand {
 };
 
 static const struct subcommand subcommands[] = {
-    {"status", show_status}, {"ranks", show_ranks},
-    {"params", show_params}, {"diagnostics", show_diagnostics},
-    {"drain", show_message}, {"abort-step", show_message},
-    {"drop", show_message},
+    {"status", show_status}, {"ranks", show_ranks},        {"params", show_params}, {"diagnostics", show_diagnostics},
+    {"drain", show_message}, {"abort-step", show_message}, {"drop", show_message},
 };
 
 /* ---- asking -------------------------------------------------------------------------------------------- */
@@ -63,8 +61,7 @@ static const struct subcommand subcommands[] = {
 /* The error of an answer, or of the way to it. */
 static int fail(const char *sentence, int code)
 {
-    fprintf(stderr, "zerodctl: %s%s", sentence,
-            *sentence && sentence[strlen(sentence) - 1] == '\n' ? "" : "\n");
+    fprintf(stderr, "zerodctl: %s%s", sentence, *sentence && sentence[strlen(sentence) - 1] == '\n' ? "" : "\n");
     return code;
 }
 
@@ -103,8 +100,7 @@ static int ask_json(struct control *control, const char *command, const struct o
     return r;
 }
 
-static int show_answer(struct control *control, const struct subcommand *subcommand,
-                       const struct options *options)
+static int show_answer(struct control *control, const struct subcommand *subcommand, const struct options *options)
 {
     struct json_object *answer = NULL;
     int r = ask_json(control, subcommand->name, options, &answer);
@@ -279,8 +275,7 @@ static int run_subcommand(int argc, char **argv, struct options *options)
     for (i = 0; argc == 1 && i < ARRAY_SIZE(subcommands); i++)
         if (strcmp(argv[0], subcommands[i].name) == 0)
             return ask_and_show(options, &subcommands[i]);
-    fprintf(stderr, "zerodctl: '%s' is no command, or has too many arguments. Try 'zerodctl --help'.\n",
-            argv[0]);
+    fprintf(stderr, "zerodctl: '%s' is no command, or has too many arguments. Try 'zerodctl --help'.\n", argv[0]);
     return EX_USAGE;
 }
 

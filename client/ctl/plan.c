@@ -51,8 +51,7 @@ static int parse_params(const char *text, uint64_t *n_params)
     double value = strtod(text, &end);
 
     if (end == text || *end || !(value >= 1 && value <= MAX_PARAMS) || value != floor(value)) {
-        fprintf(stderr, "zerodctl: plan --params: '%s' is not a whole number from 1 to 1e15 (7.5e9 is one)\n",
-                text);
+        fprintf(stderr, "zerodctl: plan --params: '%s' is not a whole number from 1 to 1e15 (7.5e9 is one)\n", text);
         return -EX_USAGE;
     }
     *n_params = value;
@@ -178,7 +177,7 @@ static int make_layout(const struct plan *plan, uint64_t n_full, struct layout *
 {
     uint64_t rest_elems = plan->request.n_params % plan->bucket_elems, n = n_full + (rest_elems > 0), i;
     _cleanup_free_ struct layout_decl *decls = calloc(n, sizeof(*decls));
-    _cleanup_free_ char (*names)[24] = calloc(n, sizeof(*names));
+    _cleanup_free_ char(*names)[24] = calloc(n, sizeof(*names));
     uint32_t bad;
 
     if (!decls || !names)
@@ -207,10 +206,9 @@ static int plan_layout(const struct plan *plan, uint64_t n_full, struct plan_byt
     if (r < 0)
         return r;
     /* n_buckets may be more than the layout has: see plan_sum(). */
-    options = budget_options(plan->config, layout,
-                             (struct budget_ranks){.first_local = plan->first_local_rank,
-                                                   .n_local = plan->n_local_ranks},
-                             plan->n_buckets);
+    options = budget_options(
+        plan->config, layout,
+        (struct budget_ranks){.first_local = plan->first_local_rank, .n_local = plan->n_local_ranks}, plan->n_buckets);
     options.stage = plan->request.stage;
     plan_bytes_by_class(layout, &options, bytes);
     layout_free(layout);
@@ -290,8 +288,7 @@ static int print_json(struct plan *plan)
     static const char *const stages[] = {"0", "1", "2", "3"};
     const struct plan_request *request = &plan->request;
     struct json j = {};
-    struct json_object *o = json_new_object(&j), *by_stage = json_new_object(&j),
-                       *by_class = json_new_object(&j);
+    struct json_object *o = json_new_object(&j), *by_stage = json_new_object(&j), *by_class = json_new_object(&j);
     _cleanup_free_ char *text = NULL;
     size_t i;
 
@@ -304,8 +301,7 @@ static int print_json(struct plan *plan)
     json_put_string(&j, o, "grad_dtype", dtype_words[request->grad_dtype]);
     json_put_u64(&j, o, "bucket_elems", plan->bucket_elems);
     json_put_u64(&j, o, "n_buckets", plan->n_buckets);
-    json_put_double(&j, o, "model_states_gb",
-                    plan_model_states(request->n_params, request->n_ranks, request->stage));
+    json_put_double(&j, o, "model_states_gb", plan_model_states(request->n_params, request->n_ranks, request->stage));
     for (i = 0; i < ARRAY_SIZE(stages); i++)
         json_put_double(&j, by_stage, stages[i], plan_model_states(request->n_params, request->n_ranks, i));
     json_put(&j, o, "model_states_gb_by_stage", by_stage);
@@ -323,22 +319,19 @@ static int print_json(struct plan *plan)
 
 static void print_text(struct plan *plan)
 {
-    static const char *const what[] = {"nothing partitioned", "optimizer state", "and gradients",
-                                       "and weights"};
+    static const char *const what[] = {"nothing partitioned", "optimizer state", "and gradients", "and weights"};
     const struct plan_request *request = &plan->request;
     char text[PRINT_SIZE];
     unsigned i;
 
-    printf(
-        "model_states_gb: %s parameters on %u ranks, GB of 1e9 bytes on each, by the ZeRO paper's formulas\n",
-        print_count(text, request->n_params), request->n_ranks);
+    printf("model_states_gb: %s parameters on %u ranks, GB of 1e9 bytes on each, by the ZeRO paper's formulas\n",
+           print_count(text, request->n_params), request->n_ranks);
     for (i = 0; i <= 3; i++)
         printf("%s stage %u  %10.6g   %s\n", i == request->stage ? "*" : " ", i,
                plan_model_states(request->n_params, request->n_ranks, i), what[i]);
     printf("\nbytes_by_class: what zerod holds for the %u ranks of a node, stage %u, weights %s, gradients "
            "%s,\n",
-           plan->n_local_ranks, request->stage, dtype_words[request->dtype],
-           dtype_words[request->grad_dtype]);
+           plan->n_local_ranks, request->stage, dtype_words[request->dtype], dtype_words[request->grad_dtype]);
     printf("in %" PRIu64 " buckets of at most %" PRIu64 " elements\n", plan->n_buckets, plan->bucket_elems);
     for (i = 0; i < ARRAY_SIZE(classes); i++)
         printf("  %-10s %16" PRIu64 "   %s\n", classes[i].word, *class_of(&plan->bytes, i),

@@ -17,8 +17,7 @@ static void print_scaled(char *dst, double value, const char *unit)
     snprintf(dst, PRINT_SIZE, "%.*f %s", n_decimals, value, unit);
 }
 
-static void print_two(char *dst, uint64_t large, const char *large_unit, uint64_t small,
-                      const char *small_unit)
+static void print_two(char *dst, uint64_t large, const char *large_unit, uint64_t small, const char *small_unit)
 {
     snprintf(dst, PRINT_SIZE, "%" PRIu64 " %s %" PRIu64 " %s", large, large_unit, small, small_unit);
 }

@@ -196,8 +196,7 @@ static void print_time(char *dst, size_t size)
 
 char *report_text(struct json_object *answer)
 {
-    int64_t pid =
-        json_object_get_int64(json_object_object_get(json_object_object_get(answer, "status"), "pid"));
+    int64_t pid = json_object_get_int64(json_object_object_get(json_object_object_get(answer, "status"), "pid"));
     struct json j = {};
     struct json_object *o = json_new_object(&j);
     char when[32];

@@ -55,8 +55,7 @@ static char *join(struct json_object *array, const char *separator, const char *
     if (array_length(array) == 0)
         fputs(none, file);
     for (i = 0; i < array_length(array); i++)
-        fprintf(file, "%s%s", i ? separator : "",
-                json_object_get_string(json_object_array_get_idx(array, i)));
+        fprintf(file, "%s%s", i ? separator : "", json_object_get_string(json_object_array_get_idx(array, i)));
     if (fclose(file) != 0)
         free(steal_ptr(text));
     return text;
@@ -68,11 +67,10 @@ static void show_daemon(FILE *file, struct json_object *o)
 {
     char up[PRINT_SIZE];
 
-    fprintf(file, "%s: %s, stage %" PRIu64 ", %" PRIu64 " of %" PRIu64 " ranks attached\n",
-            get_string(o, "job"), get_string(o, "state"), get_u64(o, "stage"), get_u64(o, "n_attached"),
-            get_u64(o, "world_size"));
-    fprintf(file, "daemon    zerod %s (%s), pid %" PRIu64 ", up %s\n", get_string(o, "version"),
-            get_string(o, "isa"), get_u64(o, "pid"), print_duration(up, get_u64(o, "uptime_ns")));
+    fprintf(file, "%s: %s, stage %" PRIu64 ", %" PRIu64 " of %" PRIu64 " ranks attached\n", get_string(o, "job"),
+            get_string(o, "state"), get_u64(o, "stage"), get_u64(o, "n_attached"), get_u64(o, "world_size"));
+    fprintf(file, "daemon    zerod %s (%s), pid %" PRIu64 ", up %s\n", get_string(o, "version"), get_string(o, "isa"),
+            get_u64(o, "pid"), print_duration(up, get_u64(o, "uptime_ns")));
 }
 
 static void show_model(FILE *file, struct json_object *o)
@@ -181,8 +179,7 @@ static void show_counters(FILE *file, struct json_object *o)
             fprintf(file, ", %" PRIu64 " %s", get_u64(counters, rare[i].key), rare[i].label);
     for (i = 0; i < array_length(refused); i++) {
         code = json_object_array_get_idx(refused, i);
-        fprintf(file, "%s %" PRIu64 " %s", i ? "," : "; refused:", get_u64(code, "n"),
-                get_string(code, "code"));
+        fprintf(file, "%s %" PRIu64 " %s", i ? "," : "; refused:", get_u64(code, "n"), get_string(code, "code"));
     }
     fputc('\n', file);
 }
@@ -221,9 +218,8 @@ int show_status(FILE *file, struct json_object *answer)
 
 int show_ranks(FILE *file, struct json_object *answer)
 {
-    static const char *const heads[] = {"RANK",         "STATE",       "PID",        "UID",
-                                        "STEP",         "MICRO-BATCH", "PUSHES",     "CONNECTED",
-                                        "LAST-MESSAGE", "WAITING",     "FOR / FAULT"};
+    static const char *const heads[] = {"RANK",   "STATE",     "PID",          "UID",     "STEP",       "MICRO-BATCH",
+                                        "PUSHES", "CONNECTED", "LAST-MESSAGE", "WAITING", "FOR / FAULT"};
     struct json_object *o, *fault;
     char connected[PRINT_SIZE], last[PRINT_SIZE], waiting[PRINT_SIZE];
     struct table table;
@@ -308,8 +304,7 @@ int show_diagnostics(FILE *file, struct json_object *answer)
         text = get_string(o, "text");
         fprintf(file, "%s%s %s, %s ago\n%s%s", i ? "\n" : "",
                 json_object_get_boolean(get(o, "warning")) ? "warning" : "refusal", get_string(o, "id"),
-                print_duration(age, get_u64(o, "age_ns")), text,
-                *text && text[strlen(text) - 1] == '\n' ? "" : "\n");
+                print_duration(age, get_u64(o, "age_ns")), text, *text && text[strlen(text) - 1] == '\n' ? "" : "\n");
     }
     return 0;
 }

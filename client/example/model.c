@@ -140,8 +140,7 @@ static int model_describe(struct model *m)
 {
     unsigned w = m->shape.width, n_layers = m->shape.n_layers;
 
-    m->params =
-        calloc(N_EMBED_PARAMS + (size_t)n_layers * N_BLOCK_PARAMS + N_HEAD_PARAMS, sizeof(*m->params));
+    m->params = calloc(N_EMBED_PARAMS + (size_t)n_layers * N_BLOCK_PARAMS + N_HEAD_PARAMS, sizeof(*m->params));
     m->segments = calloc((size_t)n_layers + 2, sizeof(*m->segments));
     if (!m->params || !m->segments)
         return -ENOMEM;
@@ -330,8 +329,8 @@ static struct mat dense(const float *at, size_t cols)
 }
 
 /* out = in weight + bias; weight is n_in x n_out; bias may be NULL. */
-static void linear_forward(const struct model *m, float *out, const float *in, const float *weight,
-                           const float *bias, unsigned n_in, unsigned n_out)
+static void linear_forward(const struct model *m, float *out, const float *in, const float *weight, const float *bias,
+                           unsigned n_in, unsigned n_out)
 {
     matmul(out, n_out,
            &(struct matmul){
@@ -354,8 +353,7 @@ static void head_forward(struct model *m, const float *qkv, float *probs, float 
     struct mat query = {qkv, 3 * w, 1}, key = {qkv + w, 3 * w, 1}, value = {qkv + 2 * w, 3 * w, 1};
 
     transpose(m->flipped, key, n, dim);
-    matmul(probs, n,
-           &(struct matmul){.a = query, .b = dense(m->flipped, n), .rows = n, .depth = dim, .cols = n});
+    matmul(probs, n, &(struct matmul){.a = query, .b = dense(m->flipped, n), .rows = n, .depth = dim, .cols = n});
     softmax_causal_forward(probs, 1.0f / sqrtf((float)dim), n);
     matmul(mixed, w, &(struct matmul){.a = dense(probs, n), .b = value, .rows = n, .depth = n, .cols = dim});
 }
@@ -409,8 +407,8 @@ static void head_of_model_forward(const struct pass *p, double *loss)
     struct model *m = p->m;
     unsigned w = m->shape.width;
 
-    layernorm_forward(m->norm.out, m->norm.mean, m->norm.rstd, m->last, p->weights[NORM_WEIGHT],
-                      p->weights[NORM_BIAS], m->n_rows, w);
+    layernorm_forward(m->norm.out, m->norm.mean, m->norm.rstd, m->last, p->weights[NORM_WEIGHT], p->weights[NORM_BIAS],
+                      m->n_rows, w);
     linear_forward(m, m->probs, m->norm.out, p->weights[HEAD_WEIGHT], NULL, w, MODEL_VOCABULARY);
     *loss = cross_entropy_forward(m->probs, m->targets, m->n_rows, MODEL_VOCABULARY);
 }
@@ -431,8 +429,8 @@ static void segment_forward(const struct pass *p, unsigned segment, double *loss
 #define SITE_TEXT(line) "model.c:" #line
 #define SITE_OF(line) SITE_TEXT(line)
 
-int model_forward(struct model *m, const float *const *weights, const struct model_hooks *hooks,
-                  const uint8_t *tokens, const uint8_t *targets, double *loss)
+int model_forward(struct model *m, const float *const *weights, const struct model_hooks *hooks, const uint8_t *tokens,
+                  const uint8_t *targets, double *loss)
 {
     int r;
 
@@ -477,8 +475,8 @@ static int bias_backward(const struct pass *p, unsigned i, const float *d_out, u
 }
 
 /* d_weight = in' d_out, n_in x n_out. */
-static int weight_backward(const struct pass *p, unsigned i, const float *d_out, const float *in,
-                           unsigned n_in, unsigned n_out)
+static int weight_backward(const struct pass *p, unsigned i, const float *d_out, const float *in, unsigned n_in,
+                           unsigned n_out)
 {
     float *d_weight;
     int r = grad_begin(p, i, &d_weight);
@@ -497,8 +495,8 @@ static int weight_backward(const struct pass *p, unsigned i, const float *d_out,
 }
 
 /* d_in = d_out weight'; weight is n_in x n_out. */
-static void linear_backward_input(const struct pass *p, unsigned i, float *d_in, const float *d_out,
-                                  unsigned n_in, unsigned n_out)
+static void linear_backward_input(const struct pass *p, unsigned i, float *d_in, const float *d_out, unsigned n_in,
+                                  unsigned n_out)
 {
     struct model *m = p->m;
 
@@ -537,27 +535,21 @@ static int norm_backward(const struct pass *p, unsigned i, const struct norm_act
 }
 
 /* As head_forward(); d_mixed is this head's columns of the output's gradient, d_qkv takes those of qkv. */
-static void head_backward(struct model *m, const float *qkv, const float *probs, const float *d_mixed,
-                          float *d_qkv)
+static void head_backward(struct model *m, const float *qkv, const float *probs, const float *d_mixed, float *d_qkv)
 {
     unsigned n = m->shape.seq_len, w = m->shape.width, dim = m->head_dim;
     struct mat query = {qkv, 3 * w, 1}, key = {qkv + w, 3 * w, 1}, value = {qkv + 2 * w, 3 * w, 1};
     struct mat d_out = {d_mixed, w, 1}, probs_flipped = {probs, 1, n}, d_scores_flipped = {m->d_probs, 1, n};
 
     transpose(m->flipped, value, n, dim);
-    matmul(m->d_probs, n,
-           &(struct matmul){.a = d_out, .b = dense(m->flipped, n), .rows = n, .depth = dim, .cols = n});
-    matmul(d_qkv + 2 * w, 3 * w,
-           &(struct matmul){.a = probs_flipped, .b = d_out, .rows = n, .depth = n, .cols = dim});
+    matmul(m->d_probs, n, &(struct matmul){.a = d_out, .b = dense(m->flipped, n), .rows = n, .depth = dim, .cols = n});
+    matmul(d_qkv + 2 * w, 3 * w, &(struct matmul){.a = probs_flipped, .b = d_out, .rows = n, .depth = n, .cols = dim});
     softmax_causal_backward(m->d_probs, probs, 1.0f / sqrtf((float)dim), n);
-    matmul(d_qkv, 3 * w,
-           &(struct matmul){.a = dense(m->d_probs, n), .b = key, .rows = n, .depth = n, .cols = dim});
-    matmul(d_qkv + w, 3 * w,
-           &(struct matmul){.a = d_scores_flipped, .b = query, .rows = n, .depth = n, .cols = dim});
+    matmul(d_qkv, 3 * w, &(struct matmul){.a = dense(m->d_probs, n), .b = key, .rows = n, .depth = n, .cols = dim});
+    matmul(d_qkv + w, 3 * w, &(struct matmul){.a = d_scores_flipped, .b = query, .rows = n, .depth = n, .cols = dim});
 }
 
-static void attention_backward(struct model *m, const struct block_acts *acts, const float *d_mixed,
-                               float *d_qkv)
+static void attention_backward(struct model *m, const struct block_acts *acts, const float *d_mixed, float *d_qkv)
 {
     unsigned n = m->shape.seq_len, w = m->shape.width, n_heads = m->shape.n_heads;
 
@@ -566,8 +558,8 @@ static void attention_backward(struct model *m, const struct block_acts *acts, c
             size_t wide = (size_t)s * n * 3 * w + h * m->head_dim;
             size_t narrow = (size_t)s * n * w + h * m->head_dim;
 
-            head_backward(m, acts->qkv + wide, acts->probs + ((size_t)s * n_heads + h) * n * n,
-                          d_mixed + narrow, d_qkv + wide);
+            head_backward(m, acts->qkv + wide, acts->probs + ((size_t)s * n_heads + h) * n * n, d_mixed + narrow,
+                          d_qkv + wide);
         }
 }
 
@@ -675,8 +667,7 @@ static int segment_backward(const struct pass *p, unsigned segment, double scale
     return head_of_model_backward(p, scale);
 }
 
-int model_backward(struct model *m, const float *const *weights, const struct model_hooks *hooks,
-                   double scale)
+int model_backward(struct model *m, const float *const *weights, const struct model_hooks *hooks, double scale)
 {
     int r, left;
 

@@ -83,9 +83,8 @@ void model_init_weights(const struct model *m, uint64_t seed, unsigned i, float 
  * weights[i] is read only between enter and leave of its segment. tokens and targets: n_seqs x seq_len each,
  * below MODEL_VOCABULARY; they must stay until the backward is done.
  */
-int model_forward(struct model *m, const float *const *weights, const struct model_hooks *hooks,
-                  const uint8_t *tokens, const uint8_t *targets, double *loss);
+int model_forward(struct model *m, const float *const *weights, const struct model_hooks *hooks, const uint8_t *tokens,
+                  const uint8_t *targets, double *loss);
 
 /* Of the last forward's loss times scale. The activations stay, so it can be run again. */
-int model_backward(struct model *m, const float *const *weights, const struct model_hooks *hooks,
-                   double scale);
+int model_backward(struct model *m, const float *const *weights, const struct model_hooks *hooks, double scale);

@@ -99,9 +99,8 @@ void layernorm_forward(float *restrict out, float *mean, float *rstd, const floa
     }
 }
 
-void layernorm_backward_weight(float *restrict d_weight, const float *restrict d_out,
-                               const float *restrict in, const float *mean, const float *rstd, unsigned rows,
-                               unsigned cols)
+void layernorm_backward_weight(float *restrict d_weight, const float *restrict d_out, const float *restrict in,
+                               const float *mean, const float *rstd, unsigned rows, unsigned cols)
 {
     memset(d_weight, 0, cols * sizeof(*d_weight));
     for (unsigned i = 0; i < rows; i++, in += cols, d_out += cols)
@@ -110,8 +109,8 @@ void layernorm_backward_weight(float *restrict d_weight, const float *restrict d
 }
 
 void layernorm_backward_input(float *restrict d_in, const float *restrict d_out, const float *restrict in,
-                              const float *restrict weight, const float *mean, const float *rstd,
-                              unsigned rows, unsigned cols)
+                              const float *restrict weight, const float *mean, const float *rstd, unsigned rows,
+                              unsigned cols)
 {
     for (unsigned i = 0; i < rows; i++, in += cols, d_out += cols, d_in += cols) {
         float sum = 0, dot = 0;
@@ -197,8 +196,8 @@ double cross_entropy_forward(float *logits, const uint8_t *targets, unsigned row
     return loss / rows;
 }
 
-void cross_entropy_backward(float *restrict d_logits, const float *restrict probs, const uint8_t *targets,
-                            double scale, unsigned rows, unsigned cols)
+void cross_entropy_backward(float *restrict d_logits, const float *restrict probs, const uint8_t *targets, double scale,
+                            unsigned rows, unsigned cols)
 {
     float s = (float)(scale / rows);
 

@@ -25,10 +25,9 @@ struct mat {
 #define MATMUL_COLS 8
 
 struct matmul {
-    struct mat a; /* rows x depth, any strides */
-    struct mat b; /* depth x cols, col must be 1 */
-    struct mat
-        start; /* rows x cols, what the sums start from, col must be 1; at NULL: zeros; row 0: the same row */
+    struct mat a;     /* rows x depth, any strides */
+    struct mat b;     /* depth x cols, col must be 1 */
+    struct mat start; /* rows x cols, what the sums start from, col must be 1; at NULL: zeros; row 0: the same row */
     unsigned rows, depth, cols;
 };
 
@@ -45,16 +44,16 @@ void sum_rows(float *out, const float *in, unsigned rows, unsigned cols);
 void add_to(float *out, const float *in, size_t n_elems);
 
 /* Normalises each row; mean and rstd (rows each) are kept for the backward. */
-void layernorm_forward(float *out, float *mean, float *rstd, const float *in, const float *weight,
-                       const float *bias, unsigned rows, unsigned cols);
+void layernorm_forward(float *out, float *mean, float *rstd, const float *in, const float *weight, const float *bias,
+                       unsigned rows, unsigned cols);
 
 /* The bias's gradient is sum_rows() of d_out. */
 void layernorm_backward_weight(float *d_weight, const float *d_out, const float *in, const float *mean,
                                const float *rstd, unsigned rows, unsigned cols);
 
 /* d_in += gradient of the input. */
-void layernorm_backward_input(float *d_in, const float *d_out, const float *in, const float *weight,
-                              const float *mean, const float *rstd, unsigned rows, unsigned cols);
+void layernorm_backward_input(float *d_in, const float *d_out, const float *in, const float *weight, const float *mean,
+                              const float *rstd, unsigned rows, unsigned cols);
 
 /* In place on n x n scores: row i becomes the softmax of its first i + 1 entries times scale, the rest 0. */
 void softmax_causal_forward(float *scores, float scale, unsigned n);
@@ -71,5 +70,5 @@ void relu2_backward(float *d, const float *in, size_t n_elems);
 double cross_entropy_forward(float *logits, const uint8_t *targets, unsigned rows, unsigned cols);
 
 /* d_logits = (probs - one-hot of targets) * scale / rows. */
-void cross_entropy_backward(float *d_logits, const float *probs, const uint8_t *targets, double scale,
-                            unsigned rows, unsigned cols);
+void cross_entropy_backward(float *d_logits, const float *probs, const uint8_t *targets, double scale, unsigned rows,
+                            unsigned cols);

@@ -173,8 +173,7 @@ static int step(struct reference *f, uint64_t number, uint64_t *n_applied)
     report_count(f->report, "applied", applied);
     report_end(f->report);
     if ((number + 1) % f->log_every == 0)
-        printf("step %4llu/%llu  loss %.3f\n", (unsigned long long)number + 1, (unsigned long long)t->n_steps,
-               loss);
+        printf("step %4llu/%llu  loss %.3f\n", (unsigned long long)number + 1, (unsigned long long)t->n_steps, loss);
     return 0;
 }
 

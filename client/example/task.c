@@ -52,8 +52,8 @@ int task_parse_count(const char *option, const char *value, uint64_t min, uint64
     errno = 0;
     n = strtoull(value, &end, 10);
     if (errno || *end || value[0] < '0' || value[0] > '9' || n < min || n > max) {
-        fprintf(stderr, "--%s %s: a whole number from %llu to %llu is needed\n", option, value,
-                (unsigned long long)min, (unsigned long long)max);
+        fprintf(stderr, "--%s %s: a whole number from %llu to %llu is needed\n", option, value, (unsigned long long)min,
+                (unsigned long long)max);
         return -EINVAL;
     }
     *out = n;
@@ -155,14 +155,12 @@ int task_new_model(const struct task *t, struct model **out)
     int r = model_new(out, s);
 
     if (r == -EINVAL)
-        fprintf(stderr,
-                "no model has --width %u --heads %u --seq %u: width / heads and seq are multiples of 8\n",
+        fprintf(stderr, "no model has --width %u --heads %u --seq %u: width / heads and seq are multiples of 8\n",
                 s->width, s->n_heads, s->seq_len);
     return r;
 }
 
-static int dump_segments(FILE *f, const struct model *m, const float *const *weights,
-                         const struct model_hooks *hooks)
+static int dump_segments(FILE *f, const struct model *m, const float *const *weights, const struct model_hooks *hooks)
 {
     for (unsigned s = 0; s < model_n_segments(m); s++) {
         const struct model_segment *segment = model_segment(m, s);
@@ -179,8 +177,7 @@ static int dump_segments(FILE *f, const struct model *m, const float *const *wei
     return 0;
 }
 
-int task_dump(const struct task *t, const struct model *m, const float *const *weights,
-              const struct model_hooks *hooks)
+int task_dump(const struct task *t, const struct model *m, const float *const *weights, const struct model_hooks *hooks)
 {
     FILE *f = fopen(t->dump_path, "we");
     int r, error = 0;

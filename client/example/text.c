@@ -61,8 +61,7 @@ static int text_append_file(struct text *t, int folder, const char *name)
     return r;
 }
 
-static int text_load_entries(struct text *t, const char *folder, int folder_fd, struct dirent **entries,
-                             int n)
+static int text_load_entries(struct text *t, const char *folder, int folder_fd, struct dirent **entries, int n)
 {
     int r = 0;
 

@@ -192,8 +192,8 @@ static int attach(struct trainer *t)
     if (r == ZEROD_RESUMED) {
         struct zerod_position at = zerod_epoch(t->client);
 
-        printf("rank %d: resumed at step %llu, micro-batch %u\n", t->options.rank,
-               (unsigned long long)at.step, at.micro_batch);
+        printf("rank %d: resumed at step %llu, micro-batch %u\n", t->options.rank, (unsigned long long)at.step,
+               at.micro_batch);
         r = 0;
     }
     for (unsigned i = 0; r == 0 && i < model_n_params(t->model); i++)
@@ -284,8 +284,7 @@ static void show(struct trainer *t, uint64_t step, const struct zerod_step_resul
 
     t->shown_loss += t->loss;
     t->n_shown++;
-    if (t->options.rank == 0 &&
-        (step == 0 || (step + 1) % t->log_every == 0 || step + 1 == t->task.n_steps)) {
+    if (t->options.rank == 0 && (step == 0 || (step + 1) % t->log_every == 0 || step + 1 == t->task.n_steps)) {
         printf("step %4llu/%llu  loss %.3f  grad norm %.3f  %.1f steps/s%s\n", (unsigned long long)step + 1,
                (unsigned long long)t->task.n_steps, t->shown_loss / (double)t->n_shown, result->grad_norm,
                (double)t->n_shown / (at - t->shown_at), result->applied ? "" : "  skipped");
@@ -321,8 +320,7 @@ static int train_step(struct trainer *t, struct zerod_position at)
         if (r)
             return r;
     }
-    r = zerod_step(t->client, &args,
-                   &result); /* waits for the other ranks; then the weights are the new ones */
+    r = zerod_step(t->client, &args, &result); /* waits for the other ranks; then the weights are the new ones */
     if (r)
         return r;
     show(t, at.step, &result);

@@ -132,7 +132,8 @@ static int wait_for(struct zerod *c, short events, int64_t deadline_ms)
     if (r < 0)
         return client_fatal(c, -errno, "waiting for zerod: %s", strerror(errno));
     if (r == 0)
-        return client_fatal(c, -ETIMEDOUT, "zerod did not answer within %d ms; zerodctl status shows who waits for whom",
+        return client_fatal(c, -ETIMEDOUT,
+                            "zerod did not answer within %d ms; zerodctl status shows who waits for whom",
                             c->timeout_ms);
     return 0;
 }
@@ -293,16 +294,17 @@ static int say_hello(struct zerod *c, const struct zerod_options *options)
     int r = client_call(c,
                         &(struct request){
                             .type = REQUEST_HELLO,
-                            .hello = {
-                                .version_min = WIRE_VERSION,
-                                .version_max = WIRE_VERSION,
-                                .role = WIRE_ROLE_TRAINER,
-                                .rank = c->rank,
-                                .run_id = run_id ? run_id : "",
-                                .incarnation = c->incarnation,
-                                .on_duplicate = (enum wire_on_duplicate)options->on_duplicate,
-                                .client = options->client ? options->client : program_invocation_short_name,
-                            },
+                            .hello =
+                                {
+                                    .version_min = WIRE_VERSION,
+                                    .version_max = WIRE_VERSION,
+                                    .role = WIRE_ROLE_TRAINER,
+                                    .rank = c->rank,
+                                    .run_id = run_id ? run_id : "",
+                                    .incarnation = c->incarnation,
+                                    .on_duplicate = (enum wire_on_duplicate)options->on_duplicate,
+                                    .client = options->client ? options->client : program_invocation_short_name,
+                                },
                         },
                         REPLY_WELCOME, &reply);
 
@@ -320,7 +322,8 @@ static int init(struct zerod *c, const struct zerod_options *options)
     int r;
 
     if (!path || !*path)
-        return client_fail(NULL, -EINVAL, "no socket: set zerod_options.socket or the environment variable ZEROD_SOCKET");
+        return client_fail(NULL, -EINVAL,
+                           "no socket: set zerod_options.socket or the environment variable ZEROD_SOCKET");
     if (rank < 0)
         return client_fail(NULL, -EINVAL, "no rank: set zerod_options.rank or the environment variable RANK");
     c->rank = (unsigned)rank;
@@ -438,10 +441,11 @@ int zerod_user_state(struct zerod *c, const void **data, size_t *len)
 static int check_args(struct zerod *c, const struct zerod_step_args *args)
 {
     if (args && args->groups && args->n_groups != c->layout->n_groups)
-        return client_fail(c, -EINVAL, "zerod_step: n_groups is %u, but %u parameter groups were declared", args->n_groups,
-                           c->layout->n_groups);
+        return client_fail(c, -EINVAL, "zerod_step: n_groups is %u, but %u parameter groups were declared",
+                           args->n_groups, c->layout->n_groups);
     if (args && args->blob && args->blob_len > WIRE_MAX_BLOB_BYTES)
-        return client_fail(c, -EINVAL, "zerod_step: a blob of %zu bytes; at most %d", args->blob_len, WIRE_MAX_BLOB_BYTES);
+        return client_fail(c, -EINVAL, "zerod_step: a blob of %zu bytes; at most %d", args->blob_len,
+                           WIRE_MAX_BLOB_BYTES);
     return 0;
 }
 
@@ -455,8 +459,8 @@ static struct request_step step_request(const struct zerod *c, const struct zero
     for (unsigned g = 0; args->groups && g < args->n_groups; g++) {
         const struct zerod_hyper *h = &args->groups[g];
 
-        groups[g] = (struct wire_hyper){h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, h->momentum, h->dampening,
-                                        h->lr_decay, h->nesterov};
+        groups[g] = (struct wire_hyper){h->lr,       h->beta1,     h->beta2,    h->eps,     h->weight_decay,
+                                        h->momentum, h->dampening, h->lr_decay, h->nesterov};
     }
     request.groups = groups;
     request.n_groups = args->groups ? args->n_groups : 0;
@@ -480,8 +484,8 @@ int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod
         r = check_args(c, args);
     if (r != 0)
         return r;
-    r = client_call(c, &(struct request){.type = REQUEST_STEP, .step = step_request(c, args, groups)},
-                    REPLY_STEP_DONE, &reply);
+    r = client_call(c, &(struct request){.type = REQUEST_STEP, .step = step_request(c, args, groups)}, REPLY_STEP_DONE,
+                    &reply);
     if (r != 0)
         return r;
     c->position = reply.step_done.position;

@@ -63,7 +63,8 @@ static void explain(const struct zerod *c, uint64_t offset)
 
     if (released && param && c->gathered[param - c->layout->params] > 0)
         released = false; /* it is readable: this was a write */
-    say(released ? "E1110 read of a released weight\n  parameter  " : "E1106 write to published weights\n  parameter  ");
+    say(released ? "E1110 read of a released weight\n  parameter  "
+                 : "E1106 write to published weights\n  parameter  ");
     if (param)
         say_name(param);
     else

@@ -39,7 +39,9 @@ static int declare_one(struct zerod *c, const struct zerod_param *param, size_t 
 {
     struct layout_decl decl = {
         .name = param->name,
-        .name_len = param->name_len ? param->name_len : param->name ? strlen(param->name) : 0,
+        .name_len = param->name_len ? param->name_len
+                    : param->name   ? strlen(param->name)
+                                    : 0,
         .dtype = (enum dtype)param->dtype,
         .grad_dtype = (enum dtype)param->grad_dtype,
         .group = param->group,
@@ -165,8 +167,8 @@ static int take_blob(struct zerod *c, bool has_blob, const uint8_t *blob, size_t
 static int take_formed(struct zerod *c, const struct reply_formed *formed)
 {
     uint32_t bad;
-    int r = layout_new(&c->layout, c->manifest.decls, c->manifest.n, c->welcome.world_size, c->welcome.bucket_elems,
-                       &bad);
+    int r =
+        layout_new(&c->layout, c->manifest.decls, c->manifest.n, c->welcome.world_size, c->welcome.bucket_elems, &bad);
 
     if (r != 0)
         return client_fatal(c, r < 0 ? r : -EPROTO, "the layout cannot be computed");
@@ -193,9 +195,9 @@ static int send_init(struct zerod *c, uint32_t param)
         int r;
 
         memcpy(c->ring.base, (const uint8_t *)c->inits[param] + start * size, n * size);
-        r = client_call(c, &(struct request){.type = REQUEST_INIT,
-                                             .init = {.param = param, .start_elem = start, .n_elems = n}},
-                        REPLY_DONE, &reply);
+        r = client_call(
+            c, &(struct request){.type = REQUEST_INIT, .init = {.param = param, .start_elem = start, .n_elems = n}},
+            REPLY_DONE, &reply);
         if (r != 0)
             return r;
     }

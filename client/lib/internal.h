@@ -29,7 +29,7 @@ enum { CLIENT_MAX_FIELDS = DIAGNOSTIC_MAX_FIELDS, CLIENT_NO_TICKET = UINT32_MAX 
 struct mapping {
     uint8_t *base;
     size_t n_bytes;
-    int fd;                       /* -1: none */
+    int fd; /* -1: none */
 };
 
 #define MAPPING_NULL ((struct mapping){.fd = -1})
@@ -45,12 +45,12 @@ struct client_error {
 /* A slot of the ring or the overflow segment, as the client counts. */
 struct ticket {
     bool in_use;
-    bool pushed;                  /* the daemon knows of it: comes back as a credit */
+    bool pushed; /* the daemon knows of it: comes back as a credit */
     bool overflow;
     uint32_t use;
     uint32_t bucket, pass;
     uint64_t offset_bytes, n_bytes;
-    uint32_t next;                /* next ticket of the bucket in this micro-batch */
+    uint32_t next; /* next ticket of the bucket in this micro-batch */
 };
 
 struct interned {
@@ -60,12 +60,12 @@ struct interned {
 
 struct zerod {
     int fd;
-    bool *mine;                   /* a page of its own, which a forked child finds wiped */
-    int fatal;                    /* sticky -errno */
+    bool *mine; /* a page of its own, which a forked child finds wiped */
+    int fatal;  /* sticky -errno */
     int timeout_ms;
     unsigned flags;
     bool formed, left;
-    bool resumed, init_wanted;    /* as Formed said */
+    bool resumed, init_wanted; /* as Formed said */
     struct client_error error;
     struct frame_buffer in;
     struct wire_arena arena;
@@ -76,34 +76,34 @@ struct zerod {
     struct reply_welcome welcome; /* strings are gone */
     const struct kernels *kernels;
     struct manifest manifest;
-    const void **inits;           /* per parameter, until formed */
+    const void **inits; /* per parameter, until formed */
     struct layout *layout;
     struct wire_position position;
-    struct wire_position last;    /* of the last micro-batch that was ended */
+    struct wire_position last; /* of the last micro-batch that was ended */
     void *blob;
     size_t n_blob_bytes;
     double loss_scale;
 
     struct mapping ring, overflow, credit;
-    struct mapping weights;       /* shared weights, or the range of stage 3 */
-    uint8_t *private_weights;     /* the copy that the caller sees, or NULL */
+    struct mapping weights;   /* shared weights, or the range of stage 3 */
+    uint8_t *private_weights; /* the copy that the caller sees, or NULL */
     uint64_t ring_bytes;
-    uint32_t *gathered;           /* stage 3, per parameter */
+    uint32_t *gathered; /* stage 3, per parameter */
     bool in_window;
 
-    bool open;                    /* a micro-batch is */
+    bool open; /* a micro-batch is */
     uint32_t ordinal;
     uint64_t sequence;
-    uint16_t *n_pushed;           /* per parameter, in the open micro-batch */
-    bool *slotted;                /* per parameter: zerod_slot() said where the next push is to be written */
-    uint32_t *slots;              /* per bucket: first ticket of the open micro-batch */
+    uint16_t *n_pushed; /* per parameter, in the open micro-batch */
+    bool *slotted;      /* per parameter: zerod_slot() said where the next push is to be written */
+    uint32_t *slots;    /* per bucket: first ticket of the open micro-batch */
     struct ticket *tickets;
-    uint32_t *used;               /* tickets in use */
+    uint32_t *used; /* tickets in use */
     uint32_t n_used, n_tickets, next_ticket;
-    uint8_t *scratch;             /* where a duplicate's bytes go, so that they never overwrite the first's */
+    uint8_t *scratch; /* where a duplicate's bytes go, so that they never overwrite the first's */
     size_t n_scratch_bytes;
 
-    struct interned *strings;     /* open addressing, capacity a power of two */
+    struct interned *strings; /* open addressing, capacity a power of two */
     uint32_t n_strings, string_capacity;
 };
 
@@ -134,7 +134,7 @@ void mapping_deinit(struct mapping *mapping);
 
 int weights_init(struct zerod *c, enum wire_segment_kind kind, int fd, size_t n_bytes);
 void weights_deinit(struct zerod *c);
-void weights_refresh(struct zerod *c);   /* after a step or window: private copies follow */
+void weights_refresh(struct zerod *c); /* after a step or window: private copies follow */
 void weights_close_window(struct zerod *c);
 uint64_t weights_offset(const struct zerod *c, uint32_t param);
 

@@ -137,15 +137,15 @@ static uint32_t free_ticket(struct zerod *c)
 struct place {
     bool overflow;
     uint64_t offset_bytes;
-    uint32_t at;              /* index in used[] */
+    uint32_t at; /* index in used[] */
 };
 
 static int ask_for_place(struct zerod *c, uint32_t bucket, uint32_t pass, struct place *place, bool *retry)
 {
     struct reply reply;
-    int r = client_call(c, &(struct request){.type = REQUEST_SLOT_REQUEST,
-                                             .slot_request = {.bucket = bucket, .pass = pass}},
-                        REPLY_SLOT_GRANT, &reply);
+    int r = client_call(
+        c, &(struct request){.type = REQUEST_SLOT_REQUEST, .slot_request = {.bucket = bucket, .pass = pass}},
+        REPLY_SLOT_GRANT, &reply);
 
     if (r != 0)
         return r;
@@ -264,8 +264,7 @@ static uint32_t intern(struct zerod *c, const char *text)
     if (!c->strings[at].text)
         return 0;
     c->strings[at].id = ++c->n_strings;
-    (void)client_send(c, &(struct request){.type = REQUEST_INTERN,
-                                           .intern = {.id = c->strings[at].id, .text = text}});
+    (void)client_send(c, &(struct request){.type = REQUEST_INTERN, .intern = {.id = c->strings[at].id, .text = text}});
     return c->strings[at].id;
 }
 
@@ -283,13 +282,14 @@ int zerod_begin_backward(struct zerod *c, const struct zerod_backward *info)
     c->ordinal++;
     r = client_send(c, &(struct request){
                            .type = REQUEST_BEGIN_BACKWARD,
-                           .begin_backward = {
-                               .step = c->position.step,
-                               .micro_batch = c->position.micro_batch,
-                               .attempt = c->position.attempt,
-                               .n_forwards = info ? info->n_forwards : 0,
-                               .n_backwards = info ? info->n_backwards : 0,
-                           },
+                           .begin_backward =
+                               {
+                                   .step = c->position.step,
+                                   .micro_batch = c->position.micro_batch,
+                                   .attempt = c->position.attempt,
+                                   .n_forwards = info ? info->n_forwards : 0,
+                                   .n_backwards = info ? info->n_backwards : 0,
+                               },
                        });
     return MIN(r, 0);
 }
@@ -319,8 +319,8 @@ void *zerod_slot(struct zerod *c, unsigned param)
     if (client_check(c, true) != 0)
         return NULL;
     if (!c->open || param >= c->layout->n_params || !c->layout->params[param].trainable) {
-        client_fail(c, -EINVAL, c->open ? "zerod_slot: no trainable parameter %u" : "zerod_slot: no micro-batch is open",
-                    param);
+        client_fail(c, -EINVAL,
+                    c->open ? "zerod_slot: no trainable parameter %u" : "zerod_slot: no micro-batch is open", param);
         return NULL;
     }
     if (is_refused_duplicate(c, param))
@@ -334,8 +334,8 @@ void *zerod_slot(struct zerod *c, unsigned param)
 static struct request_push describe(struct zerod *c, const struct zerod_push *push)
 {
     /* Outside a micro-batch a push belongs to the last one: the daemon says that it comes too late. */
-    const struct wire_position *at = c->open || (c->position.micro_batch == 0 && c->position.step == 0) ? &c->position
-                                                                                                          : &c->last;
+    const struct wire_position *at =
+        c->open || (c->position.micro_batch == 0 && c->position.step == 0) ? &c->position : &c->last;
 
     return (struct request_push){
         .sequence = ++c->sequence,
@@ -396,7 +396,8 @@ int zerod_push(struct zerod *c, const struct zerod_push *push)
         return MIN(client_send(c, &request), 0);
     }
     if (!push->data && !c->slotted[push->param])
-        return client_fail(c, -EINVAL, "zerod_push: data is NULL, and zerod_slot() has not told where to write parameter %u",
+        return client_fail(c, -EINVAL,
+                           "zerod_push: data is NULL, and zerod_slot() has not told where to write parameter %u",
                            push->param);
     r = get_slot(c, c->layout->params[push->param].bucket, c->n_pushed[push->param], &ticket);
     if (r != 0)
@@ -440,14 +441,15 @@ int zerod_end_backward(struct zerod *c, const void *blob, size_t len)
         return client_fail(c, -EINVAL, "a blob of %zu bytes; at most %d", len, WIRE_MAX_BLOB_BYTES);
     return end_call(c, &(struct request){
                            .type = REQUEST_END_BACKWARD,
-                           .end_backward = {
-                               .step = c->position.step,
-                               .micro_batch = c->position.micro_batch,
-                               .attempt = c->position.attempt,
-                               .has_blob = blob != NULL,
-                               .blob = blob,
-                               .n_blob_bytes = blob ? len : 0,
-                           },
+                           .end_backward =
+                               {
+                                   .step = c->position.step,
+                                   .micro_batch = c->position.micro_batch,
+                                   .attempt = c->position.attempt,
+                                   .has_blob = blob != NULL,
+                                   .blob = blob,
+                                   .n_blob_bytes = blob ? len : 0,
+                               },
                        });
 }
 
@@ -459,11 +461,12 @@ int zerod_abandon_backward(struct zerod *c, const char *why)
         return r;
     return end_call(c, &(struct request){
                            .type = REQUEST_ABANDON_BACKWARD,
-                           .abandon_backward = {
-                               .step = c->position.step,
-                               .micro_batch = c->position.micro_batch,
-                               .attempt = c->position.attempt,
-                               .why = why ? why : "",
-                           },
+                           .abandon_backward =
+                               {
+                                   .step = c->position.step,
+                                   .micro_batch = c->position.micro_batch,
+                                   .attempt = c->position.attempt,
+                                   .why = why ? why : "",
+                               },
                        });
 }

@@ -57,8 +57,8 @@ static int reserve_range(struct zerod *c, int fd, size_t n_bytes)
 int weights_init(struct zerod *c, enum wire_segment_kind kind, int fd, size_t n_bytes)
 {
     void *copy;
-    int r = kind == WIRE_SEGMENT_POOL ? reserve_range(c, fd, n_bytes)
-                                      : mapping_init(&c->weights, fd, n_bytes, PROT_READ);
+    int r =
+        kind == WIRE_SEGMENT_POOL ? reserve_range(c, fd, n_bytes) : mapping_init(&c->weights, fd, n_bytes, PROT_READ);
 
     if (r < 0)
         return r;
@@ -171,13 +171,14 @@ int zerod_release(struct zerod *c, const unsigned *params, size_t n_params)
     /* Hidden first: the daemon may give the pages to another parameter as soon as it knows. */
     for (size_t i = 0; i < n_params; i++) {
         if (c->gathered[params[i]] == 0)
-            return client_fail(c, -EINVAL, "zerod_release: parameter %u is released more often than gathered", params[i]);
+            return client_fail(c, -EINVAL, "zerod_release: parameter %u is released more often than gathered",
+                               params[i]);
         if (--c->gathered[params[i]] == 0 && !c->in_window)
             hide(c, params[i]);
     }
-    return MIN(client_send(c, &(struct request){.type = REQUEST_RELEASE,
-                                                .release = {.params = params, .n_params = n_params}}),
-               0);
+    return MIN(
+        client_send(c, &(struct request){.type = REQUEST_RELEASE, .release = {.params = params, .n_params = n_params}}),
+        0);
 }
 
 /* ---- write windows ------------------------------------------------------------------------------------- */
@@ -277,8 +278,9 @@ int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, vo
         r = client_fail(c, -EINVAL, "zerod_read_state: no parameter %u of %u, or no such state", param,
                         c->layout->n_params);
     if (r == 0)
-        r = client_call(c, &(struct request){.type = REQUEST_READ_STATE,
-                                             .read_state = {.param = param, .kind = (enum wire_state_kind)which}},
+        r = client_call(c,
+                        &(struct request){.type = REQUEST_READ_STATE,
+                                          .read_state = {.param = param, .kind = (enum wire_state_kind)which}},
                         REPLY_STATE_IS, &reply);
     if (r != 0)
         return r;

@@ -173,8 +173,7 @@ static int child_wrap_argv(struct child *child)
     child->argv = calloc(WRAPPER_N_ARGS + n + 1, sizeof(*child->argv));
     if (!child->argv)
         return -ENOMEM;
-    if (asprintf(&child->argv_storage, "%s%c%d%c%d", WRAPPER_NAME, 0, (int)getpid(), 0,
-                 child->spec.death_signal) < 0) {
+    if (asprintf(&child->argv_storage, "%s%c%d%c%d", WRAPPER_NAME, 0, (int)getpid(), 0, child->spec.death_signal) < 0) {
         child->argv_storage = NULL;
         return -ENOMEM;
     }
@@ -186,8 +185,8 @@ static int child_wrap_argv(struct child *child)
 }
 
 /* The handle exists afterwards, also on failure. *write_fd: the child's end, the caller's. */
-static int child_stream_init(struct child_stream *stream, struct child *child, struct sink *sink,
-                             uv_loop_t *loop, int *write_fd)
+static int child_stream_init(struct child_stream *stream, struct child *child, struct sink *sink, uv_loop_t *loop,
+                             int *write_fd)
 {
     uv_file fds[2];
     int r;

@@ -65,8 +65,7 @@ static const char help_text[] =
     "ZEROD_SOCKET and ZEROD_RUN_ID. Returns the first failure's exit status (128 + signal).\n";
 
 /* Return: 0, or -EX_USAGE with a sentence. */
-static int parse_number(const char *name, const char *text, unsigned long min, unsigned long max,
-                        unsigned long *value)
+static int parse_number(const char *name, const char *text, unsigned long min, unsigned long max, unsigned long *value)
 {
     char *end;
 

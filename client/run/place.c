@@ -39,8 +39,7 @@ static int place_make_directory(struct place *place)
             return 0;
         free(steal_ptr(place->directory));
     }
-    fprintf(stderr,
-            "zerodrun: cannot make a directory for the socket in XDG_RUNTIME_DIR, TMPDIR or /tmp: %s\n",
+    fprintf(stderr, "zerodrun: cannot make a directory for the socket in XDG_RUNTIME_DIR, TMPDIR or /tmp: %s\n",
             strerror(errno));
     return -EX_CANTCREAT;
 }
@@ -86,8 +85,7 @@ static char *host_of(const char *address)
     return strndup(address, n);
 }
 
-static int place_from_config(struct place *place, const struct run_options *options,
-                             const struct config *config)
+static int place_from_config(struct place *place, const struct run_options *options, const struct config *config)
 {
     const struct config_world *world = &config->world;
 
@@ -97,8 +95,8 @@ static int place_from_config(struct place *place, const struct run_options *opti
     place->node = world->node;
     place->n_nodes = MAX(world->nodes.n_items, (size_t)1);
     if (options->n_ranks > 0 && options->n_ranks != place->n_ranks) {
-        fprintf(stderr, "zerodrun: -n %u, but %s has %u ranks on this node (world.size %u)\n",
-                options->n_ranks, options->config_path, place->n_ranks, world->size);
+        fprintf(stderr, "zerodrun: -n %u, but %s has %u ranks on this node (world.size %u)\n", options->n_ranks,
+                options->config_path, place->n_ranks, world->size);
         return -EX_USAGE;
     }
     place->socket = strdup(options->socket_path ? options->socket_path : config->listen.socket);
@@ -108,8 +106,8 @@ static int place_from_config(struct place *place, const struct run_options *opti
         return -EX_OSERR;
     if (strcmp(place->socket, config->listen.socket) == 0 || options->no_daemon || place_answers(place))
         return 0;
-    fprintf(stderr, "zerodrun: nobody answers on %s, and a daemon with %s would listen on %s\n",
-            place->socket, place->config_path, config->listen.socket);
+    fprintf(stderr, "zerodrun: nobody answers on %s, and a daemon with %s would listen on %s\n", place->socket,
+            place->config_path, config->listen.socket);
     return -EX_USAGE;
 }
 

@@ -63,8 +63,7 @@ struct run {
 };
 
 static void run_note(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void run_error(struct run *run, int exit_code, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+static void run_error(struct run *run, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static void run_stop_daemon(struct run *run);
 
 static void run_vsay(struct run *run, const char *format, va_list args)
@@ -104,8 +103,7 @@ static void run_error(struct run *run, int exit_code, const char *format, ...)
 static void run_describe_end(const struct child *child, char *text, size_t size)
 {
     if (child->term_signal)
-        snprintf(text, size, "was killed by signal %d (%s)", child->term_signal,
-                 strsignal(child->term_signal));
+        snprintf(text, size, "was killed by signal %d (%s)", child->term_signal, strsignal(child->term_signal));
     else
         snprintf(text, size, "exited with %d", (int)child->exit_status);
 }
@@ -133,8 +131,8 @@ static void run_finish(struct run *run)
     run->state = RUN_FLUSHING;
     uv_timer_stop(&run->probe);
     uv_timer_stop(&run->grace);
-    run_note(run, "%s after %.1f s%s", run->exit_code ? "failed" : "done",
-             (uv_now(&run->loop) - run->started_ms) / 1e3, run->interrupted ? ", interrupted" : "");
+    run_note(run, "%s after %.1f s%s", run->exit_code ? "failed" : "done", (uv_now(&run->loop) - run->started_ms) / 1e3,
+             run->interrupted ? ", interrupted" : "");
     run_check_flushed(run);
 }
 
@@ -237,8 +235,8 @@ static void rank_ended(struct child *child)
     run_describe_end(child, how, sizeof(how));
     if (code != 0 && rank_may_restart(rank)) {
         rank->n_restarts++;
-        run_note(run, "rank %s (pid %d) %s; restart %u of %u", rank->label, (int)child->pid, how,
-                 rank->n_restarts, run->options->n_restarts);
+        run_note(run, "rank %s (pid %d) %s; restart %u of %u", rank->label, (int)child->pid, how, rank->n_restarts,
+                 run->options->n_restarts);
         if (rank_start(rank) < 0)
             run_end_ranks(run);
         return;
@@ -259,8 +257,8 @@ static void run_start_ranks(struct run *run)
 
     run->state = RUN_RUNNING;
     uv_timer_stop(&run->probe);
-    run_note(run, "%u of %u ranks, run %s, socket %s", run->place->n_ranks, run->place->world_size,
-             run->place->run_id, run->place->socket ? run->place->socket : "none");
+    run_note(run, "%u of %u ranks, run %s, socket %s", run->place->n_ranks, run->place->world_size, run->place->run_id,
+             run->place->socket ? run->place->socket : "none");
     for (i = 0; i < run->place->n_ranks; i++) {
         if (rank_start(&run->ranks[i]) < 0) {
             run_end_ranks(run);
@@ -367,8 +365,8 @@ static void run_probe(uv_timer_t *timer)
     if (place_answers(run->place)) {
         run_start_ranks(run);
     } else if (uv_now(&run->loop) - run->started_ms > START_TIMEOUT_MS) {
-        run_error(run, EX_UNAVAILABLE, "zerod does not accept connections on %s after %d s",
-                  run->place->socket, START_TIMEOUT_MS / 1000);
+        run_error(run, EX_UNAVAILABLE, "zerod does not accept connections on %s after %d s", run->place->socket,
+                  START_TIMEOUT_MS / 1000);
         run_end_ranks(run);
     }
 }

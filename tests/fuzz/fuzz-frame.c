@@ -139,8 +139,7 @@ static void daemon_sends(struct talk *talk, const struct act *act)
     r = frame_queue_send(&talk->queue, talk->daemon, payload, sent->n_bytes, fds, sent->n_fds);
     for (size_t i = 0; i < sent->n_fds; i++)
         assert(fds[i] == -1);
-    assert(r == 0 || (r == FRAME_E_FULL && talk->queue.n_packets > 0) ||
-           (r == FRAME_EOF && talk->client < 0));
+    assert(r == 0 || (r == FRAME_E_FULL && talk->queue.n_packets > 0) || (r == FRAME_EOF && talk->client < 0));
     assert(talk->queue.n_packets <= QUEUE_PACKETS && talk->queue.n_bytes <= QUEUE_BYTES);
     talk->replies.n_sent += r == 0;
 }

@@ -55,8 +55,10 @@ static void attach(struct conversation *c)
         {.name = "c", .name_len = 1, .dtype = DTYPE_BF16, .grad_dtype = DTYPE_BF16, .n_dims = 1, .shape = shape},
     };
 
-    say(c, 0, &(struct request){.type = REQUEST_HELLO, .hello = {.version_min = 1, .version_max = 1, .incarnation = 7,
-                                                                 .run_id = "r", .client = "seed"}});
+    say(c, 0,
+        &(struct request){
+            .type = REQUEST_HELLO,
+            .hello = {.version_min = 1, .version_max = 1, .incarnation = 7, .run_id = "r", .client = "seed"}});
     say(c, 0, &(struct request){.type = REQUEST_DECLARE, .declare = {.params = decls, .n_params = 3}});
     say(c, 0, &(struct request){.type = REQUEST_FORM, .form = {.n_params = 3}});
     say(c, 0, &(struct request){.type = REQUEST_INIT, .init = {.param = 0, .n_elems = 64}});
@@ -66,9 +68,16 @@ static void attach(struct conversation *c)
 static void push(struct conversation *c, uint64_t step, uint32_t micro_batch, uint32_t param, uint32_t ticket,
                  uint32_t use)
 {
-    say(c, 0, &(struct request){.type = REQUEST_PUSH,
-                                .push = {.sequence = ++c->sequence, .step = step, .micro_batch = micro_batch,
-                                         .param = param, .ticket = ticket, .use = use, .ordinal = 1, .site = 1}});
+    say(c, 0,
+        &(struct request){.type = REQUEST_PUSH,
+                          .push = {.sequence = ++c->sequence,
+                                   .step = step,
+                                   .micro_batch = micro_batch,
+                                   .param = param,
+                                   .ticket = ticket,
+                                   .use = use,
+                                   .ordinal = 1,
+                                   .site = 1}});
 }
 
 static void step(struct conversation *c, uint64_t number, uint32_t use)
@@ -76,9 +85,10 @@ static void step(struct conversation *c, uint64_t number, uint32_t use)
     say(c, 0, &(struct request){.type = REQUEST_BEGIN_BACKWARD, .begin_backward = {.step = number}});
     push(c, number, 0, 1, 0, use);
     push(c, number, 0, 0, 0, use);
-    say(c, 0, &(struct request){.type = REQUEST_END_BACKWARD,
-                                .end_backward = {.step = number, .has_blob = true, .blob = (const uint8_t *)"x",
-                                                 .n_blob_bytes = 1}});
+    say(c, 0,
+        &(struct request){
+            .type = REQUEST_END_BACKWARD,
+            .end_backward = {.step = number, .has_blob = true, .blob = (const uint8_t *)"x", .n_blob_bytes = 1}});
     say(c, 0, &(struct request){.type = REQUEST_GRAD_NORM});
     say(c, 0, &(struct request){.type = REQUEST_STEP, .step = {.step = number}});
 }
@@ -125,14 +135,19 @@ static void faults(const char *folder)
 
 static void control(const char *folder)
 {
-    static const char *const commands[] = {"status", "ranks", "params", "diagnostics", "report", "abort-step",
-                                           "drop",   "drain", "nothing"};
+    static const char *const commands[] = {"status",     "ranks", "params", "diagnostics", "report",
+                                           "abort-step", "drop",  "drain",  "nothing"};
     struct conversation c;
 
     begin(&c, folder, "control");
     attach(&c);
-    say(&c, 1, &(struct request){.type = REQUEST_HELLO, .hello = {.version_min = 1, .version_max = 1, .incarnation = 9,
-                                                                  .role = WIRE_ROLE_CONTROL, .client = "zerodctl"}});
+    say(&c, 1,
+        &(struct request){.type = REQUEST_HELLO,
+                          .hello = {.version_min = 1,
+                                    .version_max = 1,
+                                    .incarnation = 9,
+                                    .role = WIRE_ROLE_CONTROL,
+                                    .client = "zerodctl"}});
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
         say(&c, 1, &(struct request){.type = REQUEST_ADMIN, .admin = {.command = commands[i]}});
     end(&c);

@@ -53,7 +53,7 @@ static inline uint64_t gradient_key(const struct gradient_place *place)
 /* The key of a parameter's initial value in the run with this seed. */
 static inline uint64_t gradient_weights_key(uint64_t seed, uint64_t param)
 {
-    struct gradient_place place = { .seed = seed ^ GRADIENT_WEIGHTS, .param = param };
+    struct gradient_place place = {.seed = seed ^ GRADIENT_WEIGHTS, .param = param};
 
     return gradient_key(&place);
 }

@@ -81,33 +81,34 @@ enum zerod_on_duplicate {
 };
 
 enum zerod_flags {
-    ZEROD_NO_SIGSEGV_HANDLER = 1 << 0, /* do not explain writes to published and reads of released weights (E1106, E1110) */
+    ZEROD_NO_SIGSEGV_HANDLER =
+        1 << 0, /* do not explain writes to published and reads of released weights (E1106, E1110) */
 };
 
 /* All fields may be zero; there has to be one. */
 struct zerod_options {
-    const char *socket;   /* path; NULL: environment ZEROD_SOCKET */
-    int rank;             /* from 0; below 0: environment RANK */
-    const char *run_id;   /* NULL: environment ZEROD_RUN_ID, or any */
-    int timeout_ms;       /* for connecting and for each answered call; 0: connect 10 s, calls wait for ever.
-                             A socket where nobody listens is an error at once. */
+    const char *socket; /* path; NULL: environment ZEROD_SOCKET */
+    int rank;           /* from 0; below 0: environment RANK */
+    const char *run_id; /* NULL: environment ZEROD_RUN_ID, or any */
+    int timeout_ms;     /* for connecting and for each answered call; 0: connect 10 s, calls wait for ever.
+                           A socket where nobody listens is an error at once. */
     enum zerod_on_duplicate on_duplicate;
-    unsigned flags;       /* enum zerod_flags */
-    const char *client;   /* program name for status; NULL: the process's */
+    unsigned flags;     /* enum zerod_flags */
+    const char *client; /* program name for status; NULL: the process's */
 };
 
 /* A parameter. Equal on all ranks but for init. */
 struct zerod_param {
-    const char *name;     /* any bytes, 1 to 1024 */
-    size_t name_len;      /* 0: strlen(name) */
+    const char *name;            /* any bytes, 1 to 1024 */
+    size_t name_len;             /* 0: strlen(name) */
     enum zerod_dtype dtype;      /* of the weights */
     enum zerod_dtype grad_dtype; /* of the gradients that will be pushed */
-    unsigned ndim;        /* at most 16; 0 is one element */
+    unsigned ndim;               /* at most 16; 0 is one element */
     const uint64_t *shape;
-    unsigned group;       /* index of its parameter group */
-    bool trainable;       /* false: frozen, published but never updated */
-    const void *init;     /* initial weights in dtype; rank 0's count, and only for a new run; NULL: zeros.
-                             Must stay valid until zerod_form() returns */
+    unsigned group;   /* index of its parameter group */
+    bool trainable;   /* false: frozen, published but never updated */
+    const void *init; /* initial weights in dtype; rank 0's count, and only for a new run; NULL: zeros.
+                         Must stay valid until zerod_form() returns */
 };
 
 /* Where a job stands: what a (re)starting trainer has to do next. */
@@ -126,17 +127,17 @@ struct zerod_backward {
 
 /* One gradient. Fields after data are evidence for diagnosis and may be zero. */
 struct zerod_push {
-    unsigned param;       /* index in the manifest */
-    const void *data;     /* grad_dtype, n_elems; NULL: already written where zerod_slot() said */
-    uint32_t ordinal;     /* outer backward of this micro-batch, from 1; 0: counted by zerod_begin_backward() */
-    uint64_t task;        /* graph task of the framework */
-    uint32_t depth;       /* nesting of graph tasks */
-    const char *segment;  /* checkpointed segment or module */
-    uint32_t call;        /* which call of it, from 1 */
-    const char *site;     /* call site of its forward, "file:line" */
-    unsigned flags;       /* enum zerod_push_flags */
-    size_t n_bytes;       /* 0, or the size of the gradient that the caller has: checked against the manifest */
-    int dtype_plus_one;   /* 0, or 1 + its enum zerod_dtype: checked too */
+    unsigned param;      /* index in the manifest */
+    const void *data;    /* grad_dtype, n_elems; NULL: already written where zerod_slot() said */
+    uint32_t ordinal;    /* outer backward of this micro-batch, from 1; 0: counted by zerod_begin_backward() */
+    uint64_t task;       /* graph task of the framework */
+    uint32_t depth;      /* nesting of graph tasks */
+    const char *segment; /* checkpointed segment or module */
+    uint32_t call;       /* which call of it, from 1 */
+    const char *site;    /* call site of its forward, "file:line" */
+    unsigned flags;      /* enum zerod_push_flags */
+    size_t n_bytes;      /* 0, or the size of the gradient that the caller has: checked against the manifest */
+    int dtype_plus_one;  /* 0, or 1 + its enum zerod_dtype: checked too */
 };
 
 enum zerod_push_flags {
@@ -155,27 +156,27 @@ struct zerod_hyper {
 struct zerod_step_args {
     const struct zerod_hyper *groups; /* NULL, or n_groups of them */
     unsigned n_groups;
-    const double *max_norm;   /* NULL: gradient_clipping; 0 switches it off */
-    double loss_scale;        /* that the gradients carry; 0: the daemon's (1 unless fp16 is enabled) */
-    bool found_inf;           /* skip this step */
-    const void *blob;         /* user state to be committed with the step; at most 64 KiB */
+    const double *max_norm; /* NULL: gradient_clipping; 0 switches it off */
+    double loss_scale;      /* that the gradients carry; 0: the daemon's (1 unless fp16 is enabled) */
+    bool found_inf;         /* skip this step */
+    const void *blob;       /* user state to be committed with the step; at most 64 KiB */
     size_t blob_len;
 };
 
 struct zerod_step_result {
-    uint64_t epoch;           /* steps committed, this one included */
-    bool applied;             /* false: skipped, state and weights unchanged */
-    double grad_norm;         /* of the unscaled gradient, before clipping */
-    double loss_scale;        /* to scale the next loss with */
-    double lr;                /* used for group 0 */
-    unsigned n_missing;       /* parameters that no rank pushed in this step: left alone */
+    uint64_t epoch;     /* steps committed, this one included */
+    bool applied;       /* false: skipped, state and weights unchanged */
+    double grad_norm;   /* of the unscaled gradient, before clipping */
+    double loss_scale;  /* to scale the next loss with */
+    double lr;          /* used for group 0 */
+    unsigned n_missing; /* parameters that no rank pushed in this step: left alone */
 };
 
 enum zerod_state {
     ZEROD_MASTER = 0,
     ZEROD_EXP_AVG = 1,
     ZEROD_EXP_AVG_SQ = 2,
-    ZEROD_GRAD_NORM = 3,      /* one double: the parameter's gradient norm in the last decided step */
+    ZEROD_GRAD_NORM = 3, /* one double: the parameter's gradient norm in the last decided step */
 };
 
 /* One labelled line of a diagnostic. */
@@ -186,15 +187,15 @@ struct zerod_field {
 
 /* The last error or refusal of a handle. Strings live until the next call on the handle. */
 struct zerod_error {
-    int status;               /* what the call returned */
-    int code;                 /* 1001 for E1001; 0 for a local error */
-    const char *text;         /* whole text, lines separated by \n, none at its end; never NULL */
-    const char *cause_class;  /* "D1"; "" if none */
-    long rank;                /* -1: none */
-    int64_t step;             /* -1: none */
-    long micro_batch;         /* -1: none */
+    int status;                /* what the call returned */
+    int code;                  /* 1001 for E1001; 0 for a local error */
+    const char *text;          /* whole text, lines separated by \n, none at its end; never NULL */
+    const char *cause_class;   /* "D1"; "" if none */
+    long rank;                 /* -1: none */
+    int64_t step;              /* -1: none */
+    long micro_batch;          /* -1: none */
     const char *const *params; /* names, at most 5 */
-    unsigned n_params;        /* how many in all */
+    unsigned n_params;         /* how many in all */
     const struct zerod_field *fields;
     unsigned n_fields;
 };
@@ -218,24 +219,27 @@ ZEROD_API int zerod_form(struct zerod *c);
 /* Where this rank stands; valid after zerod_form(). */
 ZEROD_API struct zerod_position zerod_epoch(const struct zerod *c);
 
-/* This rank's last blob, committed with a micro-batch or step; *data is NULL if there is none. Lives until zerod_close(). */
+/* This rank's last blob, committed with a micro-batch or step; *data is NULL if there is none. Lives until
+ * zerod_close(). */
 ZEROD_API int zerod_user_state(struct zerod *c, const void **data, size_t *len);
 
 /* Number of ranks; valid after zerod_connect(). */
 ZEROD_API unsigned zerod_world_size(const struct zerod *c);
 
-/* Opens the next micro-batch; called again before zerod_end_backward(): another backward of the same one. info may be NULL. */
+/* Opens the next micro-batch; called again before zerod_end_backward(): another backward of the same one. info may be
+ * NULL. */
 ZEROD_API int zerod_begin_backward(struct zerod *c, const struct zerod_backward *info);
 
 /*
- * Where the next gradient of parameter i may be written, to push it without a copy: n_elems of grad_dtype, 64-byte aligned
- * as the parameter lies in its bucket. NULL: no micro-batch is open, or zerod_error(). Valid until it is pushed, or the micro-batch ends.
+ * Where the next gradient of parameter i may be written, to push it without a copy: n_elems of grad_dtype, 64-byte
+ * aligned as the parameter lies in its bucket. NULL: no micro-batch is open, or zerod_error(). Valid until it is
+ * pushed, or the micro-batch ends.
  */
 ZEROD_API void *zerod_slot(struct zerod *c, unsigned param);
 
 /*
- * Hands one gradient over; an increment, never the running sum. One way: a refusal comes with the next call that is answered.
- * Return: 0, ZEROD_REFUSED (no slot: E1401), ZEROD_ABORTED, or fatal.
+ * Hands one gradient over; an increment, never the running sum. One way: a refusal comes with the next call that is
+ * answered. Return: 0, ZEROD_REFUSED (no slot: E1401), ZEROD_ABORTED, or fatal.
  */
 ZEROD_API int zerod_push(struct zerod *c, const struct zerod_push *push);
 
@@ -249,14 +253,15 @@ ZEROD_API int zerod_abandon_backward(struct zerod *c, const char *why);
 ZEROD_API int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod_step_result *result);
 
 /*
- * Collective: waits until everything pushed is reduced; the norm, unscaled if it is the daemon that scales (a scale of the
- * caller's own is known with zerod_step() only). Changes nothing.
+ * Collective: waits until everything pushed is reduced; the norm, unscaled if it is the daemon that scales (a scale of
+ * the caller's own is known with zerod_step() only). Changes nothing.
  */
 ZEROD_API int zerod_grad_norm(struct zerod *c, double *norm);
 
 /*
  * Current weights of parameter i in its dtype, read-only, at an address that never changes; valid until zerod_close().
- * They change only while all ranks are inside zerod_step() or zerod_write_end(). Stage 3: readable between gather and release only.
+ * They change only while all ranks are inside zerod_step() or zerod_write_end(). Stage 3: readable between gather and
+ * release only.
  */
 ZEROD_API const void *zerod_weight(struct zerod *c, unsigned param);
 
@@ -266,9 +271,9 @@ ZEROD_API int zerod_gather(struct zerod *c, const unsigned *params, size_t n_par
 ZEROD_API int zerod_release(struct zerod *c, const unsigned *params, size_t n_params);
 
 /*
- * Collective write window between steps. Between begin and end every rank may write through zerod_window(); zerod_write_end()
- * makes rank 0's weights the weights and, where bytes changed, the masters; what other ranks wrote is dropped. Moments stay.
- * zerod_write_forget() ends it without a change.
+ * Collective write window between steps. Between begin and end every rank may write through zerod_window();
+ * zerod_write_end() makes rank 0's weights the weights and, where bytes changed, the masters; what other ranks wrote is
+ * dropped. Moments stay. zerod_write_forget() ends it without a change.
  */
 ZEROD_API int zerod_write_begin(struct zerod *c);
 ZEROD_API int zerod_write_end(struct zerod *c);
@@ -277,7 +282,8 @@ ZEROD_API int zerod_write_forget(struct zerod *c);
 /* Writable weights of parameter i inside a window, NULL outside. The same address as zerod_weight(). */
 ZEROD_API void *zerod_window(struct zerod *c, unsigned param);
 
-/* Full state of a parameter into dst: n_elems floats, or one double for ZEROD_GRAD_NORM. Between steps; not a collective. */
+/* Full state of a parameter into dst: n_elems floats, or one double for ZEROD_GRAD_NORM. Between steps; not a
+ * collective. */
 ZEROD_API int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, void *dst);
 
 /* Aborts the step for all ranks; clears this rank's fault. Then begin at zerod_epoch(). */
