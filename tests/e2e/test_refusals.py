@@ -175,7 +175,7 @@ def test_duplicate_of_other_bytes(scene):
 
 def reduced(daemon):
     """No slot of rank 1 is in use any more."""
-    time.sleep(0.2)
+    time.sleep(0.2 * daemon.patience)
     return True
 
 
@@ -439,7 +439,7 @@ def test_abandoned_too_late(scene):
     for p in s.ranks:
         p.ok("begin")
         p.ok("push 7")
-    time.sleep(0.2)
+    time.sleep(0.2 * s.daemon.patience)
     s.aborted("e1007-aborted", s.guilty("abandon out-of-memory"))
     s.aborted("e1007-innocent", s.ranks[0]("end"))
     s.goes_on()
@@ -779,12 +779,13 @@ def test_successor_differs(scene):
     for p in s.ranks:
         p.ok("begin")
         p.ok("pushes")
-    time.sleep(0.3)  # it is reduced
+    time.sleep(0.3 * s.daemon.patience)  # it is reduced
     s.guilty.kill()
     s.ranks[1] = Puppet(s.daemon, 1).attach()
     assert s.guilty("form").r == RESUMED
     s.guilty.ok("begin")
     s.guilty.ok("push 1 value=0.25 at=700")
+    wait_for("it is compared", lambda: s.daemon.status()["counters"]["n_aborts"] == 1)
     s.aborted("e1302-differs", s.guilty("end"))
     s.aborted("e1302-differs-innocent", s.ranks[0]("end"))
     s.goes_on()
