@@ -93,8 +93,13 @@ struct zerod_options {
     int timeout_ms;     /* for connecting and for each answered call; 0: connect 10 s, calls wait for ever.
                            A socket where nobody listens is an error at once. */
     enum zerod_on_duplicate on_duplicate;
-    unsigned flags;     /* enum zerod_flags */
-    const char *client; /* program name for status; NULL: the process's */
+    unsigned flags; /* enum zerod_flags */
+    const char
+        *client; /* program name for status; NULL: the process's. One that names torch gets texts in its syntax */
+    /* Asked while a call waits: after a signal that interrupted the wait, and once a second for one that another
+       thread took. Not 0: the call fails with -EINTR, which is fatal. NULL: signals do not end a wait. */
+    int (*interrupted)(void *arg);
+    void *interrupted_arg;
 };
 
 /* A parameter. Equal on all ranks but for init. */
@@ -130,26 +135,67 @@ struct zerod_push {
     unsigned param;      /* index in the manifest */
     const void *data;    /* grad_dtype, n_elems; NULL: already written where zerod_slot() said */
     uint32_t ordinal;    /* outer backward of this micro-batch, from 1; 0: counted by zerod_begin_backward() */
-    uint64_t task;       /* graph task of the framework */
-    uint32_t depth;      /* nesting of graph tasks */
+    uint64_t task;       /* graph task, unique within its outer backward. Texts print it ("nested backward 29"), so
+                            count from 1 in each outer backward rather than send an id that grows with the process */
+    uint32_t depth;      /* nesting of graph tasks, 0: the outermost */
     const char *segment; /* checkpointed segment or module */
     uint32_t call;       /* which call of it, from 1 */
-    const char *site;    /* call site of its forward, "file:line" */
+    const char *site;    /* call site of its forward, "file:line"; see ZEROD_PUSH_SITE_IS_BACKWARD */
     unsigned flags;      /* enum zerod_push_flags */
     size_t n_bytes;      /* 0, or the size of the gradient that the caller has: checked against the manifest */
     int dtype_plus_one;  /* 0, or 1 + its enum zerod_dtype: checked too */
 };
 
 enum zerod_push_flags {
-    ZEROD_PUSH_NESTED = 1 << 0,
-    ZEROD_PUSH_HOOK_TWICE = 1 << 1,
-    ZEROD_PUSH_NEW_FORWARD = 1 << 2,
+    ZEROD_PUSH_NESTED = 1 << 0,           /* from a graph task inside another's */
+    ZEROD_PUSH_HOOK_TWICE = 1 << 1,       /* the hook has fired before in this graph task */
+    ZEROD_PUSH_NEW_FORWARD = 1 << 2,      /* a forward ran since the last backward */
+    ZEROD_PUSH_SITE_IS_BACKWARD = 1 << 3, /* site is where the backward was called */
 };
 
 /* Hyperparameters of one group, for one step. Only those of the configured optimizer count. */
 struct zerod_hyper {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening, lr_decay;
     bool nesterov;
+};
+
+/* What the daemon was configured to do. Strings live until zerod_close(). */
+struct zerod_job {
+    unsigned world_size;
+    unsigned stage; /* 1, 2 or 3 */
+    bool private_weights;
+    enum zerod_on_duplicate on_duplicate; /* that counts for this handle; never ZEROD_ON_DUPLICATE_DEFAULT */
+    const char *run_id;                   /* "": none was named yet */
+    const char *optimizer;                /* "AdamW" (Adam with adam_w_mode, too), "Adam", "SGD", "Lion", "Adagrad" */
+    struct zerod_hyper hyper; /* of every group, unless zerod_step_args has others; what the optimizer lacks is 0 */
+    bool has_scheduler;       /* hyper.lr is where it starts from; zerod_step_result has the one that was used */
+    double max_norm;          /* gradient_clipping; 0: off */
+    bool mean;                /* the sum over ranks is divided by their number */
+    bool fp16;                /* the daemon has a loss scale, static or dynamic */
+    unsigned accumulation;    /* gradient_accumulation_steps; 0: auto, zerod_step() is the boundary */
+    uint64_t max_live_elems;  /* stage3_max_live_parameters */
+};
+
+/*
+ * What the client knows of parameters that this step did not push. Everything may be zero, which says nothing; texts
+ * are cut to 1024 bytes.
+ */
+struct zerod_evidence {
+    const char *exception; /* that left the forward or the backward: "RuntimeError: CUDA out of memory" */
+    const char *raised_at; /* "trainer.py:12" */
+    const char
+        *swallowed_by; /* the frame that went on in spite of it: "gliner/training/trainer.py:216 training_step" */
+    bool in_forward;   /* the exception left the forward, not the backward */
+    bool requires_grad_changed; /* requires_grad of what is missing is not what was declared */
+    const char *dead_segment;   /* exactly whole checkpointed segments are missing, though they ran; one of them */
+    unsigned n_dead_segments;   /* how many */
+    const char *site;           /* call site of dead_segment's forward */
+    uint64_t n_forwards;        /* of this step */
+    uint64_t n_backwards;
+    const unsigned *not_called; /* parameters whose module was not called in this step; the first 16,384 count */
+    size_t n_not_called;
+    const unsigned *called; /* its module was called, and nothing of it reached the loss; the first 16,384 count */
+    size_t n_called;
 };
 
 /* All fields may be zero: everything as configured. Equal on all ranks but for the blob (E1108). */
@@ -226,6 +272,9 @@ ZEROD_API int zerod_user_state(struct zerod *c, const void **data, size_t *len);
 /* Number of ranks; valid after zerod_connect(). */
 ZEROD_API unsigned zerod_world_size(const struct zerod *c);
 
+/* Valid after zerod_connect(). */
+ZEROD_API int zerod_job(struct zerod *c, struct zerod_job *out);
+
 /* Opens the next micro-batch; called again before zerod_end_backward(): another backward of the same one. info may be
  * NULL. */
 ZEROD_API int zerod_begin_backward(struct zerod *c, const struct zerod_backward *info);
@@ -248,6 +297,20 @@ ZEROD_API int zerod_end_backward(struct zerod *c, const void *blob, size_t len);
 
 /* Gives the open micro-batch up (E1007). Return: 0 nothing was reduced, begin it again; ZEROD_ABORTED. */
 ZEROD_API int zerod_abandon_backward(struct zerod *c, const char *why);
+
+/*
+ * Says what is known of parameters that were not pushed, before zerod_step() asks for the step: texts of E1005 and of
+ * the warning under on_missing name it. One way, counts for this step; said again, it replaces what was said before.
+ */
+ZEROD_API int zerod_evidence(struct zerod *c, const struct zerod_evidence *e);
+
+/*
+ * A fault that only the client can see, with the parameters it concerns (before zerod_form(): none) and a sentence of
+ * what was found, cut to 1024 bytes: 1104 weights re-pointed, 1105 ranks drifted apart, 1106 write to published
+ * weights, 1107 reduced twice, 1110 released weight read. One way; sticky: the next answered call returns
+ * ZEROD_REFUSED.
+ */
+ZEROD_API int zerod_report(struct zerod *c, int code, const unsigned *params, size_t n_params, const char *detail);
 
 /* Asks for the step and waits until it is committed. args and result may be NULL. */
 ZEROD_API int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod_step_result *result);
