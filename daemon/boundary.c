@@ -59,6 +59,7 @@ void job_end_backward(struct job *job, struct job_rank *rank, const struct reque
         if (request->has_blob)
             blob_set(&rank->blob, request->blob, request->n_blob_bytes);
         rank->abandoned = false;
+        free(steal_ptr(rank->given_up_why));
         collect_close(job, rank);
         job_wait(job, rank, WAIT_END);
         collect_all(job);
@@ -97,6 +98,8 @@ void job_abandon_backward(struct job *job, struct job_rank *rank, const struct r
     diagnostic = cause_abandoned(&evidence);
     rank->abandoned = true;
     rank->n_given_up = n_pushed;
+    free(rank->given_up_why);
+    rank->given_up_why = *request->why ? strdup(request->why) : NULL;
     if (evidence.aborted) {
         job_wait(job, rank, WAIT_END);
         job_abort(job, rank->rank, diagnostic);
@@ -154,6 +157,7 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
     uint32_t trainable = job_n_trainable(job);
     struct params missing = missing_of(job, rank->rank, NULL);
     _cleanup_free_ uint32_t *ids = missing.ids;
+    _cleanup_free_ uint8_t *called = calloc(missing.n + 1, 1);
     struct evidence_missing evidence = {
         .at = job_at(job, rank),
         .params = missing.ids,
@@ -166,11 +170,13 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
         .n_backwards = rank->n_backwards - rank->n_backwards_at_step,
         .abandoned = rank->abandoned,
         .n_given_up = rank->n_given_up,
+        .why = rank->given_up_why,
         .same_on_all_ranks = missing_on_all(job, &missing),
         .same_every_step = never_pushed(job, &missing),
         .n_steps_seen = job->ledger.step + 1,
     };
 
+    rank_evidence_add(&rank->evidence, &evidence, called, true);
     if (configured && ledger->n_ended > configured)
         return cause_duplicate(&(struct evidence_duplicate){
             .at = job_at(job, rank), .n_micro_batches = ledger->n_ended, .n_configured = (uint32_t)configured});

@@ -43,7 +43,8 @@ static enum duplicate_class classify(const struct evidence_duplicate *e)
         return CLASS_D3;
     if (!e->first.present || !e->second.present)
         return CLASS_U;
-    if (tasks_known && first->task == second->task)
+    /* A task is known by its number only within its outer backward. */
+    if (tasks_known && first->task == second->task && (!ordinals_known || first->ordinal == second->ordinal))
         return CLASS_D3;
     if (!ordinals_known)
         return CLASS_U;
@@ -132,23 +133,30 @@ static void explain_no_mark(struct diagnostic *d, const struct evidence_duplicat
 static void explain_extra_backward(struct diagnostic *d, const struct evidence_duplicate *e)
 {
     bool new_forward = e->second.record.flags & PUSH_NEW_FORWARD;
-    const struct remedy remedies[] = {
-        {"fix", new_forward ? "opt.step() between the two" : "(loss_a + loss_b).backward()",
-         new_forward ? "if each has a step of its own" : "one gradient per parameter, same numbers"},
+    const struct remedy one_forward[] = {
+        {"fix", "(loss_a + loss_b).backward()", "one gradient per parameter, same numbers"},
+        {"or", e->accumulated ? NULL : ACCUMULATE, "the sum is exact"},
+    };
+    const struct remedy two_forwards[] = {
+        {"fix", "model(...)", "call the model, not a part of it: its forward begins a micro-batch"},
+        {"or", "opt.step() between the two", "if each has a step of its own"},
         {"or", e->accumulated ? NULL : ACCUMULATE, "the sum is exact"},
     };
 
     if (new_forward)
         diagnostic_field(d, "cause",
                          "backward %" PRIu32 " followed backward %" PRIu32
-                         " after a forward, but the client saw no end of the micro-batch between them",
+                         " after a forward, but not one of the model itself, which alone begins the next micro-batch",
                          e->second.record.ordinal, e->first.record.ordinal);
     else
         diagnostic_field(d, "cause",
-                         "backward %" PRIu32 " ran over the forward that backward %" PRIu32
-                         " had already been through; each makes a gradient of its own",
+                         "backward %" PRIu32 " followed backward %" PRIu32
+                         " without a forward in between: one micro-batch, two gradients",
                          e->second.record.ordinal, e->first.record.ordinal);
-    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+    if (new_forward)
+        cause_remedies(d, two_forwards, ARRAY_SIZE(two_forwards));
+    else
+        cause_remedies(d, one_forward, ARRAY_SIZE(one_forward));
     diagnostic_field(
         d, "not it",
         "retain_graph=True, which only permits the second backward; gradient checkpointing; number of GPUs");
@@ -196,13 +204,12 @@ static void advise_double_hook(struct diagnostic *d, const struct evidence_dupli
                          "the gradient hook fired twice in one graph task: it is attached to the parameter twice");
     else
         diagnostic_field(d, "cause",
-                         "both pushes come from graph task %" PRIu64 ", in which a parameter's gradient is "
-                         "ready once: it was pushed twice",
-                         e->second.record.task);
+                         "both pushes come from one graph task, in which a parameter's gradient is ready once: "
+                         "it was pushed twice");
     if (caller == CALLER_C)
         diagnostic_field(d, "fix", "call zerod_push once for each parameter of a backward");
     else
-        diagnostic_field(d, "fix", "make one zerod.Optimizer(model) in the process, once, and keep it");
+        diagnostic_field(d, "fix", "one zerod.Optimizer(model) in the process; opt.close() before there is another");
     diagnostic_field(d, "not it",
                      "gradient checkpointing, number of GPUs; on_duplicate: accumulate would count the same "
                      "gradient twice");
@@ -291,8 +298,8 @@ static void add_state(struct diagnostic *d, const struct evidence_duplicate *e, 
     else
         diagnostic_field(d, "state",
                          "the first gradient stands, the second was not added; going on would train on part of "
-                         "it: zerod_abort_step, or %s",
-                         caller == CALLER_C ? "zerod_clear_fault" : "clear the fault");
+                         "it: %s, or %s",
+                         caller_abort(caller), caller_clear(caller));
 }
 
 static void add_bytes(struct diagnostic *d, const struct evidence_duplicate *e)

@@ -20,6 +20,7 @@
 
 #include "daemon/base.h"
 #include "daemon/cause-text.h"
+#include "daemon/evidence.h"
 #include "daemon/layout.h"
 
 #define ON_MISSING_ZERO "diagnostics.on_missing: zero"
@@ -39,7 +40,7 @@ static enum missing_class classify(const struct evidence_missing *e)
 
     if (e->absent)
         return CLASS_M7;
-    if (is_none(e) && !e->warning && (e->in_forward || (!e->abandoned && e->n_backwards == 0)))
+    if (is_none(e) && !e->warning && (e->in_forward || (!e->abandoned && !e->exception && e->n_backwards == 0)))
         return CLASS_M3;
     if (e->abandoned || (e->exception && !e->in_forward))
         return CLASS_M4;
@@ -62,16 +63,30 @@ static const char *not_unused(enum caller caller)
 
 /* ---- M3, M4: the backward ------------------------------------------------------------------------------ */
 
-static void add_exception(struct diagnostic *d, const char *exception, const char *swallowed_by)
+static void add_exception(struct diagnostic *d, const struct evidence_missing *e)
+{
+    const struct {
+        const char *what, *where;
+    } lines[] = {{"raised at", e->raised_at}, {"swallowed by", e->swallowed_by}};
+    struct strbuf buf = {0};
+
+    strbuf_add_foreign(&buf, e->exception);
+    for (size_t i = 0; i < ARRAY_SIZE(lines); i++) {
+        if (!lines[i].where || !*lines[i].where)
+            continue;
+        strbuf_add(&buf, "%s%s ", buf.n_bytes ? "\n" : "", lines[i].what);
+        strbuf_add_foreign(&buf, lines[i].where);
+    }
+    diagnostic_field_take(d, "exception", &buf);
+}
+
+/* The client's words for giving a backward up: an exception, or what the program did instead. */
+static void add_reason(struct diagnostic *d, const char *why)
 {
     struct strbuf buf = {0};
 
-    strbuf_add_foreign(&buf, exception);
-    if (swallowed_by) {
-        strbuf_add(&buf, "%sswallowed by ", buf.n_bytes ? "\n" : "");
-        strbuf_add_foreign(&buf, swallowed_by);
-    }
-    diagnostic_field_take(d, "exception", &buf);
+    strbuf_add_foreign(&buf, why);
+    diagnostic_field_take(d, "reason", &buf);
 }
 
 static void explain_no_backward(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
@@ -104,16 +119,20 @@ static void explain_half_way(struct diagnostic *d, const struct evidence_missing
 {
     uint32_t n_arrived = e->n_trainable > e->n_params ? e->n_trainable - (uint32_t)e->n_params : 0;
 
+    if (!e->exception)
+        add_reason(d, e->why);
     diagnostic_field(d, "cause",
                      e->exception ? "an exception left a backward after %" PRIu32 " of %" PRIu32
                                     " gradients and was swallowed: the step was asked for all the same"
                                   : "a backward was given up after %" PRIu32 " of %" PRIu32
                                     " gradients, and the step was asked for all the same",
-                     e->n_given_up ? e->n_given_up : n_arrived, e->n_trainable);
+                     e->abandoned ? e->n_given_up : n_arrived, e->n_trainable);
     if (caller == CALLER_C)
         diagnostic_field(d, "fix", "zerod_begin_backward again and redo the micro-batch, or zerod_abort_step");
-    else
+    else if (e->exception)
         diagnostic_field(d, "fix", "let the exception through, or call opt.abort_step() in the handler that caught it");
+    else
+        diagnostic_field(d, "fix", "redo the micro-batch before opt.step(): forward and backward; or opt.abort_step()");
     diagnostic_field(d, "not it", "%s", not_unused(caller));
 }
 
@@ -145,14 +164,14 @@ static void print_called(struct strbuf *buf, const struct evidence_missing *e, u
         strbuf_add(buf, " and %zu more", n_left);
 }
 
-static void add_modules(struct diagnostic *d, const struct evidence_missing *e)
+static void add_modules(struct diagnostic *d, const struct evidence_missing *e, bool always)
 {
     struct strbuf buf = {0};
 
     if (!e->called || !e->at.layout || e->n_params == 0)
         return;
-    print_called(&buf, e, 1, "never called");
-    print_called(&buf, e, 2, "called, but the output does not reach the loss");
+    print_called(&buf, e, EVIDENCE_NOT_CALLED, always ? "never called" : "not called in this step");
+    print_called(&buf, e, EVIDENCE_CALLED, "called, but the output does not reach the loss");
     diagnostic_field_take(d, "module", &buf);
 }
 
@@ -261,12 +280,14 @@ static void explain_dead_segment(struct diagnostic *d, const struct evidence_mis
 static void explain_membership(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
     diagnostic_field(d, "cause",
-                     "they were declared trainable and have been frozen since: requires_grad changed after the "
-                     "model was attached");
-    diagnostic_field(d, "fix", "%s",
-                     caller == CALLER_C
-                         ? "declare .trainable as it will be; it cannot change while the job runs"
-                         : "freeze and unfreeze before zerod.Optimizer(model); attach again to change it");
+                     "they were declared trainable and have been frozen since: %s changed after the model was attached",
+                     caller == CALLER_C ? "what is trainable" : "requires_grad");
+    if (caller == CALLER_C)
+        diagnostic_field(d, "fix", "declare .trainable as it will be; it cannot change while the job runs");
+    else
+        add_freezing(d, e, caller);
+    if (caller != CALLER_C)
+        diagnostic_field(d, "or", "requires_grad_(True) on them again");
     if (!e->warning)
         diagnostic_field(d, "or", ON_MISSING_ZERO "   (they stay as they are)");
     diagnostic_field(d, "not it", "unused modules, gradient checkpointing");
@@ -380,6 +401,7 @@ static struct diagnostic *diagnose_count(const struct evidence_missing *e)
     };
 
     snprintf(number, sizeof(number), "gradient_accumulation_steps: %" PRIu32, e->n_micro_batches);
+    add_exception(d, e);
     diagnostic_field(d, "expected", "%" PRIu32 " micro-batch%s in a step (gradient_accumulation_steps: %" PRIu32 ")",
                      e->n_configured, e->n_configured == 1 ? "" : "es", e->n_configured);
     diagnostic_field(d, "got", "%" PRIu32, e->n_micro_batches);
@@ -422,7 +444,8 @@ struct diagnostic *cause_missing(const struct evidence_missing *e)
 
     if (e->wrapper_bypassed)
         return diagnose_bypass(e);
-    if (e->n_configured && e->n_micro_batches < e->n_configured)
+    /* With nothing at all, or half a backward, the count is the least of it. */
+    if (e->n_configured && e->n_micro_batches < e->n_configured && !is_none(e) && !e->abandoned)
         return diagnose_count(e);
 
     strbuf_add(&title, "%zu of %" PRIu32 " gradients missing, %s", e->n_params, e->n_trainable,
@@ -439,8 +462,8 @@ struct diagnostic *cause_missing(const struct evidence_missing *e)
         diagnostic_field(d, "ranks",
                          e->n_ranks_missing == e->world_size ? "missing on all %u" : "missing on some of %u",
                          e->world_size);
-    add_modules(d, e);
-    add_exception(d, e->exception, e->swallowed_by);
+    add_modules(d, e, class == CLASS_M1);
+    add_exception(d, e);
     explain(d, e, class);
     return diagnostic_finish(d);
 }
@@ -488,9 +511,9 @@ struct diagnostic *cause_abandoned(const struct evidence_abandoned *e)
     if (!e->aborted)
         diagnostic_warn(d);
     diagnostic_class(d, "M4");
-    add_exception(d, e->why, NULL);
     diagnostic_field(d, "got", "%" PRIu32 " gradient%s of this micro-batch before it was given up", e->n_dropped,
                      e->n_dropped == 1 ? "" : "s");
+    add_reason(d, e->why);
     diagnostic_field(d, "cause", "%s",
                      caller == CALLER_C ? "the program called zerod_abandon_backward"
                                         : "an exception left the backward, or zero_grad() came before opt.step()");

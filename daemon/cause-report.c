@@ -47,7 +47,7 @@ static const struct report_text texts[] = {
         .cause = "published weights are one read-only mapping for all ranks, and the program wrote to them "
                  "in place",
         .fix = {"zerod_write_begin() before and zerod_write_end() after, on every rank",
-                "with zerod.writable(model): around the write, on every rank"},
+                "with zerod.writable(model): ...   (around the write, on every rank)"},
         .alternative = {"weights: private   (a copy of its own for each rank)",
                         "weights: private   (a copy of its own for each rank)"},
         .not_it = "a broken build; the driver; memory that was freed",
@@ -68,7 +68,7 @@ static const struct report_text texts[] = {
         .code = E_RELEASED_READ,
         .cause = "stage 3 publishes a weight from zerod_gather to zerod_release, and it was read outside of that",
         .fix = {"zerod_gather() before the read, zerod_release() after it",
-                "zerod.stage3(model), and call modules rather than read their weights"},
+                "call the module, or with zerod.gathered(model): ...   (around the read)"},
         .alternative = {NULL, "zero_optimization.stage: 2   (weights are always there)"},
         .not_it = "a broken build; the driver; memory that was freed",
         .state = "no stale value was read; the process ends as it would have without zerod, the run can go "

@@ -94,7 +94,11 @@ static void print_push(struct strbuf *buf, const struct diagnostic_push *push)
         separator = ", ";
     }
     if (push->site && *push->site) {
-        strbuf_add(buf, "%sforward at ", separator);
+        if (record->flags & PUSH_SITE_IS_BACKWARD)
+            strbuf_add(buf, "%s%scalled at ", separator,
+                       is_nested(record) || (push->segment && *push->segment) ? "backward " : "");
+        else
+            strbuf_add(buf, "%sforward at ", separator);
         strbuf_add_foreign(buf, push->site);
     }
     if (buf->n_bytes == 0)
@@ -125,7 +129,7 @@ static void print_push_in_full(struct strbuf *buf, const struct diagnostic_push 
     else
         strbuf_add(buf, "not known");
     print_number(buf, "call", record->call);
-    strbuf_add(buf, ", forward at ");
+    strbuf_add(buf, record->flags & PUSH_SITE_IS_BACKWARD ? ", backward called at " : ", forward at ");
     if (push->site && *push->site)
         strbuf_add_foreign(buf, push->site);
     else

@@ -72,16 +72,18 @@ struct evidence_missing {
     bool prefix;                            /* what arrived is a prefix of the usual backward order */
     bool abandoned;
     uint32_t n_given_up; /* pushes of the backward that was abandoned */
+    const char *why;     /* it was abandoned, in the client's words */
     /* What the client may add. */
     bool absent;                /* the rank never opened the step (M7) */
     const char *exception;      /* that left the backward or the forward, as the client says */
+    const char *raised_at;      /* call site */
     const char *swallowed_by;   /* the frame that went on in spite of it */
     bool in_forward;            /* it left the forward (M3), not the backward (M4) */
     bool requires_grad_changed; /* requires_grad is not what was declared (M6) */
     const char *dead_segment;   /* exactly whole checkpointed segments are missing; one of them (M5) */
     uint32_t n_dead_segments;
     const char *site;      /* call site of that segment's forward */
-    const uint8_t *called; /* per entry of params: 1 module never called, 2 called in vain, 0 unknown */
+    const uint8_t *called; /* per entry of params: EVIDENCE_* (daemon/evidence.h) of its module, 0 unknown */
     /* An observer of DDP: all gradients arrived, but not through the wrapper (X1, E1105; params are none). */
     bool wrapper_bypassed;
 };

@@ -55,12 +55,21 @@ static double measure_norm(struct job *job)
     return sqrt(exact_sum_round(&total)) / (divisor(job) * step_loss_scale(job));
 }
 
+static bool misses_all(const struct job *job, unsigned rank, const uint32_t *ids, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (job->ledger.ranks[rank].pushed_in_step[ids[i]])
+            return false;
+    return true;
+}
+
 /* Which parameters are missing, on whom; a warning once per set. */
 static bool report_missing(struct job *job)
 {
     uint32_t n_params = job->layout->n_params;
     _cleanup_free_ uint8_t *flags = calloc(n_params + 1, 1);
     _cleanup_free_ uint32_t *ids = calloc(n_params + 1, sizeof(*ids));
+    _cleanup_free_ uint8_t *called = calloc(n_params + 1, 1);
     uint32_t n = 0, n_all = 0;
     uint64_t digest;
     struct evidence_missing evidence = {
@@ -97,6 +106,8 @@ static bool report_missing(struct job *job)
     job->missing_seen[job->n_missing_seen++ % ARRAY_SIZE(job->missing_seen)] = digest;
     evidence.params = ids;
     evidence.n_params = n;
+    for (unsigned r = 0; r < job->world_size; r++)
+        rank_evidence_add(&job->ranks[r].evidence, &evidence, called, misses_all(job, r, ids, n));
     evidence.same_on_all_ranks = n == n_all;
     evidence.n_ranks_missing = n == n_all ? job->world_size : 1;
     evidence.n_steps_seen = job->ledger.step + 1;
@@ -311,9 +322,7 @@ static void close_rank(struct job *job, struct job_rank *rank)
     }
     if (rank->blob.data)
         blob_set(&rank->blob_committed, rank->blob.data, rank->blob.n_bytes);
-    rank->proceed = rank->abandoned = false;
-    rank->n_forwards_at_step = rank->n_forwards;
-    rank->n_backwards_at_step = rank->n_backwards;
+    job_forget_step(rank);
     if (rank->rings[0])
         ring_trim(rank->rings[0]);
     (void)job;
@@ -380,7 +389,7 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
 {
     struct ring *ring = rank->rings[0];
 
-    rank->proceed = rank->abandoned = false;
+    job_forget_step(rank);
     blob_reset(&rank->blob);
     blob_reset(&rank->blob_step);
     if (rank->blob_committed.data)

@@ -20,6 +20,23 @@ static void refuse(struct session *session, const char *what)
 
 /* ---- hello --------------------------------------------------------------------------------------------- */
 
+/* What it computes: Adam with decoupled weight decay is AdamW. */
+static const char *optimizer_name(const struct config_optimizer *optimizer)
+{
+    static const char *const names[N_OPTIMIZERS] = {
+        [OPTIMIZER_ADAMW] = "AdamW", [OPTIMIZER_ADAM] = "Adam",       [OPTIMIZER_SGD] = "SGD",
+        [OPTIMIZER_LION] = "Lion",   [OPTIMIZER_ADAGRAD] = "Adagrad",
+    };
+
+    return names[optimizer->type == OPTIMIZER_ADAM && optimizer->hyper.adam_w_mode ? OPTIMIZER_ADAMW : optimizer->type];
+}
+
+static struct wire_hyper hyper_of(const struct hyper *h)
+{
+    return (struct wire_hyper){h->lr,       h->beta1,     h->beta2,    h->eps,     h->weight_decay,
+                               h->momentum, h->dampening, h->lr_decay, h->nesterov};
+}
+
 static void welcome(struct session *session)
 {
     const struct config *config = server_config(session->server);
@@ -46,6 +63,13 @@ static void welcome(struct session *session)
                     .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
                     .run_id = job->run_id,
                     .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
+                    .optimizer = optimizer_name(&config->optimizer),
+                    .hyper = hyper_of(&config->optimizer.hyper),
+                    .has_scheduler = config->scheduler.type != SCHEDULE_NONE,
+                    .max_norm = config->gradient_clipping,
+                    .mean = config->gradient_allreduce_op == CONFIG_ALLREDUCE_MEAN,
+                    .fp16 = config->fp16.enabled,
+                    .accumulation = (uint32_t)config->gradient_accumulation_steps,
                 },
         },
         NULL, 0);
@@ -229,6 +253,11 @@ static void on_report(struct session *s, const struct request *r)
     job_report(server_job(s->server), s->rank, &r->report);
 }
 
+static void on_evidence(struct session *s, const struct request *r)
+{
+    job_evidence(server_job(s->server), s->rank, &r->evidence);
+}
+
 static void on_leave(struct session *s, const struct request *r)
 {
     (void)r;
@@ -271,6 +300,7 @@ static const struct {
     [REQUEST_ABORT_SEEN] = {SESSION_FORMED, on_abort_seen},
     [REQUEST_CLEAR_FAULT] = {RANK, on_clear_fault},
     [REQUEST_REPORT] = {RANK, on_report},
+    [REQUEST_EVIDENCE] = {SESSION_FORMED, on_evidence},
     [REQUEST_LEAVE] = {RANK, on_leave},
     [REQUEST_ADMIN] = {SESSION_CONTROL, on_admin},
 };

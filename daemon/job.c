@@ -52,6 +52,16 @@ int job_new(struct job **out, const struct config *config, const struct kernels 
     return 0;
 }
 
+void job_forget_step(struct job_rank *rank)
+{
+    rank->proceed = rank->abandoned = false;
+    rank->n_given_up = 0;
+    free(steal_ptr(rank->given_up_why));
+    rank_evidence_reset(&rank->evidence);
+    rank->n_forwards_at_step = rank->n_forwards;
+    rank->n_backwards_at_step = rank->n_backwards;
+}
+
 static void rank_forget_strings(struct job_rank *rank)
 {
     for (uint32_t i = 0; i < rank->n_strings; i++)
@@ -75,6 +85,9 @@ static void rank_forget_incarnation(struct job_rank *rank)
     rank->declared = rank->formed = rank->ready = false;
     manifest_deinit(&rank->manifest);
     rank->n_pushes = 0;
+    rank_evidence_reset(&rank->evidence);
+    rank->n_forwards = rank->n_backwards = 0; /* a successor counts from 0 */
+    rank->n_forwards_at_step = rank->n_backwards_at_step = 0;
 }
 
 static void rank_deinit(struct job_rank *rank)
@@ -82,6 +95,7 @@ static void rank_deinit(struct job_rank *rank)
     rank_forget_incarnation(rank);
     ring_orphan(rank->rings[0]);
     ring_orphan(rank->rings[1]);
+    free(rank->given_up_why);
     free(rank->blob.data);
     free(rank->blob_committed.data);
     free(rank->blob_step.data);
@@ -574,6 +588,7 @@ void job_detach(struct job *job, struct job_rank *rank)
     rank->peer = NULL;
     rank->wait = WAIT_NONE; /* a request for the step stands: the ledger has it */
     job_fault_reset(&rank->fault);
+    rank_evidence_reset(&rank->evidence); /* of how this process came to push nothing */
     if (!job->layout) {
         rank_forget_incarnation(rank);
         rank->incarnation = 0;
@@ -740,19 +755,36 @@ void job_clear_fault(struct job *job, struct job_rank *rank)
     job_answer_done(job, rank);
 }
 
+static bool are_params(const struct job *job, const uint32_t *ids, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] >= job->layout->n_params)
+            return false;
+    return true;
+}
+
 void job_report(struct job *job, struct job_rank *rank, const struct request_report *request)
 {
     struct evidence_at at = job_at(job, rank);
 
-    for (size_t i = 0; i < request->n_params; i++) {
-        if (!job->layout || request->params[i] >= job->layout->n_params) {
-            job_drop_peer(job, rank, "Report.params: no such parameter");
-            return;
-        }
+    if (request->n_params > 0 && (!job->layout || !are_params(job, request->params, request->n_params))) {
+        job_drop_peer(job, rank, "Report.params: no such parameter");
+        return;
     }
     job_fault(
         job, rank,
         cause_report(&at, (enum diagnostic_code)request->code, request->params, request->n_params, request->detail));
+}
+
+void job_evidence(struct job *job, struct job_rank *rank, const struct request_evidence *request)
+{
+    if (!are_params(job, request->not_called, request->n_not_called) ||
+        !are_params(job, request->called, request->n_called)) {
+        job_drop_peer(job, rank, "Evidence: no such parameter");
+        return;
+    }
+    if (request->step == job->ledger.step && request->attempt == job->ledger.attempt)
+        rank_evidence_set(&rank->evidence, request, job->layout->n_params);
 }
 
 void job_settle(struct job *job)

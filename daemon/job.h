@@ -28,6 +28,7 @@
 #include "daemon/cause.h"
 #include "daemon/config.h"
 #include "daemon/diagnosis.h"
+#include "daemon/evidence.h"
 #include "daemon/layout.h"
 #include "daemon/ledger.h"
 #include "daemon/lossscale.h"
@@ -138,7 +139,9 @@ struct job_rank {
     struct step_args args;
     bool abandoned;      /* a backward was given up in this step */
     uint32_t n_given_up; /* and so many pushes with it */
-    bool proceed;        /* cleared a fault of the step request: ask again without judging it */
+    char *given_up_why;  /* in the client's words; owned, NULL: it said nothing */
+    struct rank_evidence evidence;
+    bool proceed; /* cleared a fault of the step request: ask again without judging it */
     uint64_t n_forwards, n_backwards, n_forwards_at_step, n_backwards_at_step;
     uint64_t asked_ns;
     uint64_t n_pushes;
@@ -293,6 +296,9 @@ void job_leave(struct job *job, struct job_rank *rank);
 void job_intern(struct job *job, struct job_rank *rank, const struct request_intern *request);
 void job_clear_fault(struct job *job, struct job_rank *rank);
 void job_report(struct job *job, struct job_rank *rank, const struct request_report *request);
+void job_evidence(struct job *job, struct job_rank *rank, const struct request_evidence *request);
+/* The step is committed or aborted: what the rank did and said of it is forgotten. */
+void job_forget_step(struct job_rank *rank);
 
 /* Answers whoever can be answered, posts what can be posted. */
 void job_settle(struct job *job);

@@ -205,7 +205,7 @@ static const struct wire_rule push_rules[] = {
     U32(Push, request_push, segment, .max = WIRE_MAX_STRING_ID),
     U32(Push, request_push, call),
     U32(Push, request_push, site, .max = WIRE_MAX_STRING_ID),
-    U32(Push, request_push, flags, .max = PUSH_NESTED | PUSH_HOOK_TWICE | PUSH_NEW_FORWARD),
+    U32(Push, request_push, flags, .max = PUSH_NESTED | PUSH_HOOK_TWICE | PUSH_NEW_FORWARD | PUSH_SITE_IS_BACKWARD),
     U64(Push, request_push, n_bytes),
     U32(Push, request_push, dtype_plus_one, .max = N_DTYPES),
 };
@@ -291,6 +291,24 @@ static bool report_check(const void *ours, struct wire_problem *problem)
     }
 }
 
+#define EVIDENCE_TEXT(field, ...) STRING(Evidence, request_evidence, field, .max = WIRE_MAX_TEXT_BYTES, __VA_ARGS__)
+static const struct wire_rule evidence_rules[] = {
+    U64(Evidence, request_evidence, step),
+    U32(Evidence, request_evidence, attempt),
+    EVIDENCE_TEXT(exception, .flags = WIRE_MULTILINE),
+    EVIDENCE_TEXT(raised_at),
+    EVIDENCE_TEXT(swallowed_by),
+    BOOL(Evidence, request_evidence, in_forward),
+    BOOL(Evidence, request_evidence, requires_grad_changed),
+    EVIDENCE_TEXT(dead_segment),
+    U32(Evidence, request_evidence, n_dead_segments),
+    EVIDENCE_TEXT(site),
+    U64(Evidence, request_evidence, n_forwards),
+    U64(Evidence, request_evidence, n_backwards),
+    U32S(Evidence, request_evidence, not_called, n_not_called, .max_count = WIRE_MAX_EVIDENCE_IDS),
+    U32S(Evidence, request_evidence, called, n_called, .max_count = WIRE_MAX_EVIDENCE_IDS),
+};
+
 static const struct wire_rule admin_rules[] = {
     STRING(Admin, request_admin, command, .min = 1, .max = MAX_LABEL),
     STRINGS(Admin, request_admin, args, n_args, .max = MAX_ARG, .max_count = WIRE_MAX_ARGS),
@@ -326,6 +344,7 @@ static const struct wire_table request_tables[N_REQUEST_TYPES] = {
     [REQUEST_REPORT] = WIRE_TABLE(report, request_report, report_rules, .check = report_check),
     [REQUEST_LEAVE] = TABLE_EMPTY(leave),
     [REQUEST_ADMIN] = WIRE_TABLE(admin, request_admin, admin_rules),
+    [REQUEST_EVIDENCE] = WIRE_TABLE(evidence, request_evidence, evidence_rules),
 };
 
 /* ---- daemon to client ---------------------------------------------------------------------------------- */
@@ -341,6 +360,13 @@ static const struct wire_rule welcome_rules[] = {
     BOOL(Welcome, reply_welcome, private_weights),
     STRING(Welcome, reply_welcome, run_id, .max = WIRE_MAX_RUN_ID_BYTES),
     U64(Welcome, reply_welcome, stage3_max_live_elems),
+    STRING(Welcome, reply_welcome, optimizer, .max = MAX_LABEL),
+    MESSAGE(Welcome, reply_welcome, hyper, .table = &hyper_table),
+    BOOL(Welcome, reply_welcome, has_scheduler),
+    DOUBLE(Welcome, reply_welcome, max_norm, .flags = WIRE_POSITIVE),
+    BOOL(Welcome, reply_welcome, mean),
+    BOOL(Welcome, reply_welcome, fp16),
+    U32(Welcome, reply_welcome, accumulation),
 };
 
 static const struct wire_rule formed_rules[] = {

@@ -40,11 +40,12 @@ enum {
     WIRE_MAX_RUN_ID_BYTES = 255, /* client's name, too */
     WIRE_MAX_GROUPS = 1024,
     WIRE_MAX_STRING_ID = 65535,
-    WIRE_MAX_SEGMENTS = 8,        /* descriptors in one packet */
-    WIRE_MAX_IDS = 65536,         /* of Gather, Release, Report; picked: more go in several messages */
-    WIRE_MAX_ARGS = 64,           /* of Admin; picked */
-    WIRE_PART_BYTES = 120 * 1024, /* an AdminPart with so much JSON fits into a packet */
-    WIRE_WHY_BYTES = 256,         /* a good size for the why of wire_unpack_*() */
+    WIRE_MAX_SEGMENTS = 8,         /* descriptors in one packet */
+    WIRE_MAX_IDS = 65536,          /* of Gather, Release, Report; picked: more go in several messages */
+    WIRE_MAX_EVIDENCE_IDS = 16384, /* of each list of Evidence: both and its texts fit into a packet; picked */
+    WIRE_MAX_ARGS = 64,            /* of Admin; picked */
+    WIRE_PART_BYTES = 120 * 1024,  /* an AdminPart with so much JSON fits into a packet */
+    WIRE_WHY_BYTES = 256,          /* a good size for the why of wire_unpack_*() */
 };
 
 enum {
@@ -278,6 +279,25 @@ struct request_report {
     const char *detail;
 };
 
+struct request_evidence {
+    uint64_t step;
+    uint32_t attempt;
+    const char *exception;
+    const char *raised_at;
+    const char *swallowed_by;
+    bool in_forward;
+    bool requires_grad_changed;
+    const char *dead_segment;
+    uint32_t n_dead_segments;
+    const char *site;
+    uint64_t n_forwards;
+    uint64_t n_backwards;
+    const uint32_t *not_called;
+    size_t n_not_called;
+    const uint32_t *called;
+    size_t n_called;
+};
+
 struct request_admin {
     const char *command;
     const char *const *args;
@@ -310,6 +330,7 @@ enum request_type {
     REQUEST_REPORT,
     REQUEST_LEAVE,
     REQUEST_ADMIN,
+    REQUEST_EVIDENCE,
     N_REQUEST_TYPES, /* one more than the last */
 };
 
@@ -335,6 +356,7 @@ struct request {
         struct request_abort_seen abort_seen;
         struct request_report report;
         struct request_admin admin;
+        struct request_evidence evidence;
     };
 };
 
@@ -351,6 +373,13 @@ struct reply_welcome {
     bool private_weights;
     const char *run_id;
     uint64_t stage3_max_live_elems;
+    const char *optimizer;
+    struct wire_hyper hyper;
+    bool has_scheduler;
+    double max_norm;
+    bool mean;
+    bool fp16;
+    uint32_t accumulation;
 };
 
 struct reply_formed {

@@ -2,6 +2,7 @@
 
 /* Gradients that did not come. */
 
+#include "daemon/evidence.h"
 #include "tests/cause-scenarios.h"
 
 /* ---- E1005 to E1007 ------------------------------------------------------------------------------------ */
@@ -24,7 +25,7 @@ static struct evidence_missing missing(const struct fixture *f, const char *clie
 
 static struct diagnostic *e1005_m1(const struct fixture *f)
 {
-    static const uint8_t called[] = {2, 2, 1, 1};
+    static const uint8_t called[] = {EVIDENCE_CALLED, EVIDENCE_CALLED, EVIDENCE_NOT_CALLED, EVIDENCE_NOT_CALLED};
     struct evidence_missing e = missing(f, TORCH);
 
     e.called = called;
@@ -77,11 +78,13 @@ static struct diagnostic *e1005_m1_single(const struct fixture *f)
 
 static struct diagnostic *e1005_m2(const struct fixture *f)
 {
+    static const uint8_t called[] = {0, 0, EVIDENCE_NOT_CALLED, EVIDENCE_NOT_CALLED};
     struct evidence_missing e = missing(f, TORCH);
 
     e.same_on_all_ranks = e.same_every_step = false;
     e.n_steps_seen = 31;
     e.at.step = 30;
+    e.called = called;
     return cause_missing(&e);
 }
 
@@ -163,8 +166,37 @@ static struct diagnostic *e1005_m4(const struct fixture *f)
     e.n_params = ARRAY_SIZE(f->encoder);
     e.n_backwards = 1;
     e.prefix = e.abandoned = true;
+    e.n_given_up = 5;
+    e.why = "RuntimeError: CUDA out of memory (injected)";
     e.exception = "RuntimeError: CUDA out of memory (injected)";
+    e.raised_at = "trainer.py:12";
     e.swallowed_by = "gliner/training/trainer.py:216 training_step";
+    return cause_missing(&e);
+}
+
+/* The client said why it gave the backward up, and nothing more. */
+static struct diagnostic *e1005_m4_reason(const struct fixture *f)
+{
+    struct evidence_missing e = nothing_arrived(f, TORCH);
+
+    e.params = f->encoder;
+    e.n_params = ARRAY_SIZE(f->encoder);
+    e.abandoned = true;
+    e.n_given_up = 5;
+    e.why = "zero_grad() came before opt.step()";
+    return cause_missing(&e);
+}
+
+/* An exception left the backward before its first gradient. */
+static struct diagnostic *e1005_m4_at_once(const struct fixture *f)
+{
+    struct evidence_missing e = nothing_arrived(f, TORCH);
+    uint32_t ids[32];
+
+    e.n_params = everything(f, ids);
+    e.params = ids;
+    e.exception = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn";
+    e.raised_at = "train.py:40";
     return cause_missing(&e);
 }
 
@@ -175,6 +207,7 @@ static struct diagnostic *e1005_m4_c(const struct fixture *f)
     e.params = f->encoder;
     e.n_params = ARRAY_SIZE(f->encoder);
     e.abandoned = true;
+    e.n_given_up = 5;
     return cause_missing(&e);
 }
 
@@ -209,6 +242,14 @@ static struct diagnostic *e1005_m6(const struct fixture *f)
     return cause_missing(&e);
 }
 
+static struct diagnostic *e1005_m6_c(const struct fixture *f)
+{
+    struct evidence_missing e = missing(f, "zerod-example");
+
+    e.requires_grad_changed = true;
+    return cause_missing(&e);
+}
+
 static struct diagnostic *e1005_m7(const struct fixture *f)
 {
     struct evidence_missing e = nothing_arrived(f, TORCH);
@@ -224,8 +265,11 @@ static struct diagnostic *e1005_u(const struct fixture *f)
 {
     struct evidence_missing e = missing(f, TORCH);
 
+    static const uint8_t called[] = {0, 0, EVIDENCE_NOT_CALLED, EVIDENCE_NOT_CALLED};
+
     e.world_size = 1;
     e.at.rank = 0;
+    e.called = called;
     return cause_missing(&e);
 }
 
@@ -248,6 +292,21 @@ static struct diagnostic *e1005_count(const struct fixture *f)
     e.n_params = 0;
     e.n_micro_batches = 3;
     e.n_configured = 4;
+    return cause_missing(&e);
+}
+
+/* The last micro-batch's forward failed, and the trainer went on. */
+static struct diagnostic *e1005_count_exception(const struct fixture *f)
+{
+    struct evidence_missing e = missing(f, TORCH);
+
+    e.params = NULL;
+    e.n_params = 0;
+    e.n_micro_batches = 3;
+    e.n_configured = 4;
+    e.exception = "IndexError: index out of range in self";
+    e.swallowed_by = "train.py:55 main";
+    e.in_forward = true;
     return cause_missing(&e);
 }
 
@@ -311,14 +370,18 @@ static const struct scenario scenarios[] = {
     {"e1005-m3-exception", e1005_m3_exception, "M3", false},
     {"e1005-m3-c", e1005_m3_c, "M3", false},
     {"e1005-m4", e1005_m4, "M4", false},
+    {"e1005-m4-reason", e1005_m4_reason, "M4", false},
+    {"e1005-m4-at-once", e1005_m4_at_once, "M4", false},
     {"e1005-m4-c", e1005_m4_c, "M4", false},
     {"e1005-m5", e1005_m5, "M5", false},
     {"e1005-m5-c", e1005_m5_c, "M5", false},
     {"e1005-m6", e1005_m6, "M6", false},
+    {"e1005-m6-c", e1005_m6_c, "M6", false},
     {"e1005-m7", e1005_m7, "M7", false},
     {"e1005-u", e1005_u, "U", false},
     {"e1005-u-nothing-reached", e1005_u_nothing_reached, "U", false},
     {"e1005-count", e1005_count, "", false},
+    {"e1005-count-exception", e1005_count_exception, "", false},
     {"e1006-extra", e1006_extra, "", false},
     {"e1006-missing", e1006_missing, "", false},
     {"e1006-twice", e1006_twice, "D2", false},

@@ -44,7 +44,8 @@ static struct diagnostic *e1001_d1_inside_and_outside(const struct fixture *f)
     e.params = &f->used;
     e.n_params = 1;
     e.first = push((struct push_record){.ordinal = 1, .task = 7, .flags = PUSH_NESTED}, "head", "train.py:20");
-    e.second = push((struct push_record){.sequence = 2, .ordinal = 1, .task = 6}, NULL, "train.py:31");
+    e.second = push((struct push_record){.sequence = 2, .ordinal = 1, .task = 1, .flags = PUSH_SITE_IS_BACKWARD}, NULL,
+                    "train.py:31");
     return cause_duplicate(&e);
 }
 
@@ -115,8 +116,8 @@ static struct diagnostic *e1001_d3_hook(const struct fixture *f)
 {
     struct evidence_duplicate e = two_backwards(f, TORCH, PUSH_HOOK_TWICE);
 
-    e.second.record.task = 11;
     e.second.record.ordinal = 1;
+    e.second.site = (char *)"gan.py:77";
     e.sums_equal = true;
     return cause_duplicate(&e);
 }
@@ -125,7 +126,7 @@ static struct diagnostic *e1001_d3_task(const struct fixture *f)
 {
     struct evidence_duplicate e = two_backwards(f, "zerod-example", 0);
 
-    e.second.record.task = 11;
+    e.first.record.task = e.second.record.task = 11;
     e.second.record.ordinal = 1;
     e.first.site = e.second.site = (char *)"train.c:88";
     return cause_duplicate(&e);
@@ -170,6 +171,7 @@ static struct diagnostic *e1001_u_torch(const struct fixture *f)
 {
     struct evidence_duplicate e = two_backwards(f, TORCH, 0);
 
+    e.second.record.task = 2;
     e.second.record.ordinal = 1; /* one backward, two tasks, none nested: the records contradict each other */
     e.first.record.step = e.second.record.step = 7;
     e.sums_known = false;

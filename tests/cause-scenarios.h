@@ -11,6 +11,8 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <string.h>
+
 #include "daemon/base.h"
 #include "daemon/cause.h"
 #include "daemon/layout.h"
@@ -64,16 +66,19 @@ static inline struct diagnostic_push push(struct push_record record, const char 
         .present = true, .record = record, .segment = (char *)segment, .site = (char *)site};
 }
 
-/* The encoder gets a gradient from two backwards of one micro-batch. */
+/* The encoder gets a gradient from two backwards of one micro-batch. torch says where they were called. */
 static inline struct evidence_duplicate two_backwards(const struct fixture *f, const char *client, unsigned flags)
 {
+    flags |= strstr(client, "torch") ? PUSH_SITE_IS_BACKWARD : 0;
     return (struct evidence_duplicate){
         .at = at(f->net, client, 2, 7, 0),
         .params = f->encoder,
         .n_params = ARRAY_SIZE(f->encoder),
-        .first = push((struct push_record){.sequence = 3, .ordinal = 1, .task = 11}, NULL, "gan.py:77"),
+        .first =
+            push((struct push_record){.sequence = 3, .ordinal = 1, .task = 1, .flags = flags & PUSH_SITE_IS_BACKWARD},
+                 NULL, "gan.py:77"),
         .second =
-            push((struct push_record){.sequence = 15, .ordinal = 2, .task = 12, .flags = flags}, NULL, "gan.py:77"),
+            push((struct push_record){.sequence = 15, .ordinal = 2, .task = 1, .flags = flags}, NULL, "gan.py:78"),
         .sums_known = true,
     };
 }

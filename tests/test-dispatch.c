@@ -177,7 +177,7 @@ static void test_unknown(void **userdata)
         size_t n_bytes;
     } packets[] = {
         {{0x9a, 0x06, 0x00}, 3},       /* field 99, no bytes */
-        {{0xca, 0x01, 0x00}, 3},       /* field 25: one beyond the last */
+        {{0xd2, 0x01, 0x00}, 3},       /* field 26: one beyond the last */
         {{0x08, 0x01}, 2},             /* field 1 as a number */
         {{0xff, 0xff, 0xff, 0xff}, 4}, /* no field at all */
         {{0x0a, 0x05, 0x00}, 3},       /* longer than it is */
@@ -235,7 +235,10 @@ static void test_welcome(void **userdata)
     (void)userdata;
     local_start(&local, 2,
                 "zero_optimization: {stage: 3, reduce_bucket_size: 1234, stage3_max_live_parameters: 777}\n"
-                "diagnostics: {on_duplicate: abort_step}\n");
+                "diagnostics: {on_duplicate: abort_step}\n"
+                "optimizer: {type: Adam, params: {lr: 0.25, betas: [0.5, 0.75], weight_decay: 0.125}}\n"
+                "gradient_accumulation_steps: 4\ngradient_clipping: 1.5\nfp16: {enabled: true}\n"
+                "scheduler: {type: WarmupLR, params: {warmup_num_steps: 10}}\n");
     request.hello.on_duplicate = WIRE_ON_DUPLICATE_ACCUMULATE;
     request.hello.run_id = "run-7";
     client_open(&c, &local);
@@ -249,6 +252,11 @@ static void test_welcome(void **userdata)
     assert_int_equal(c.reply.welcome.on_duplicate, WIRE_ON_DUPLICATE_ACCUMULATE);
     assert_string_equal(c.reply.welcome.server, server_version());
     assert_string_equal(c.reply.welcome.run_id, "run-7");
+    assert_string_equal(c.reply.welcome.optimizer, "AdamW"); /* what Adam is, unless adam_w_mode is false */
+    assert_true(c.reply.welcome.hyper.lr == 0.25 && c.reply.welcome.hyper.weight_decay == 0.125);
+    assert_true(c.reply.welcome.hyper.beta1 == 0.5 && c.reply.welcome.hyper.beta2 == 0.75);
+    assert_true(c.reply.welcome.has_scheduler && c.reply.welcome.mean && c.reply.welcome.fp16);
+    assert_true(c.reply.welcome.max_norm == 1.5 && c.reply.welcome.accumulation == 4);
     client_open(&control, &local);
     client_hello(&control, WIRE_ROLE_CONTROL, 0);
     assert_int_equal(control.reply.welcome.on_duplicate, WIRE_ON_DUPLICATE_ABORT_STEP);

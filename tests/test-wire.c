@@ -119,18 +119,23 @@ static void assert_declare_equal(const struct request_declare *a, const struct r
     }
 }
 
-static void assert_step_equal(const struct request_step *a, const struct request_step *b)
+static void assert_hypers_equal(const struct wire_hyper *a, const struct wire_hyper *b, size_t n)
 {
-    assert_int_equal(a->step, b->step);
-    assert_int_equal(a->attempt, b->attempt);
-    assert_int_equal(a->n_groups, b->n_groups);
-    for (size_t i = 0; i < a->n_groups; i++) {
-        const struct wire_hyper *g = &a->groups[i], *h = &b->groups[i];
+    for (size_t i = 0; i < n; i++) {
+        const struct wire_hyper *g = &a[i], *h = &b[i];
 
         assert_true(g->lr == h->lr && g->beta1 == h->beta1 && g->beta2 == h->beta2 && g->eps == h->eps);
         assert_true(g->weight_decay == h->weight_decay && g->momentum == h->momentum);
         assert_true(g->dampening == h->dampening && g->lr_decay == h->lr_decay && g->nesterov == h->nesterov);
     }
+}
+
+static void assert_step_equal(const struct request_step *a, const struct request_step *b)
+{
+    assert_int_equal(a->step, b->step);
+    assert_int_equal(a->attempt, b->attempt);
+    assert_int_equal(a->n_groups, b->n_groups);
+    assert_hypers_equal(a->groups, b->groups, a->n_groups);
     assert_true(a->has_max_norm == b->has_max_norm && a->max_norm == b->max_norm && a->loss_scale == b->loss_scale);
     assert_true(a->found_inf == b->found_inf && a->has_blob == b->has_blob);
     assert_int_equal(a->n_blob_bytes, b->n_blob_bytes);
@@ -141,6 +146,19 @@ static void assert_ids_equal(const uint32_t *a, size_t n_a, const uint32_t *b, s
 {
     assert_int_equal(n_a, n_b);
     assert_memory_equal(a, b, n_a * sizeof(*a));
+}
+
+static void assert_evidence_equal(const struct request_evidence *a, const struct request_evidence *b)
+{
+    const char *const ours[] = {a->exception, a->raised_at, a->swallowed_by, a->dead_segment, a->site};
+    const char *const theirs[] = {b->exception, b->raised_at, b->swallowed_by, b->dead_segment, b->site};
+
+    assert_texts_equal(ours, theirs, ARRAY_SIZE(ours));
+    assert_true(a->step == b->step && a->attempt == b->attempt && a->n_dead_segments == b->n_dead_segments);
+    assert_true(a->in_forward == b->in_forward && a->requires_grad_changed == b->requires_grad_changed);
+    assert_true(a->n_forwards == b->n_forwards && a->n_backwards == b->n_backwards);
+    assert_ids_equal(a->not_called, a->n_not_called, b->not_called, b->n_not_called);
+    assert_ids_equal(a->called, a->n_called, b->called, b->n_called);
 }
 
 /* Of those with pointers; b is the example. */
@@ -195,6 +213,9 @@ static void assert_request_equal(const struct request *a, const struct request *
         assert_int_equal(a->report.code, b->report.code);
         assert_ids_equal(a->report.params, a->report.n_params, b->report.params, b->report.n_params);
         assert_string_equal(a->report.detail, b->report.detail);
+        break;
+    case REQUEST_EVIDENCE:
+        assert_evidence_equal(&a->evidence, &b->evidence);
         break;
     case REQUEST_ADMIN:
         assert_string_equal(a->admin.command, b->admin.command);
@@ -301,6 +322,11 @@ static void assert_reply_equal(const struct reply *a, const struct reply *b)
         assert_int_equal(a->welcome.private_weights, b->welcome.private_weights);
         assert_string_equal(a->welcome.run_id, b->welcome.run_id);
         assert_int_equal(a->welcome.stage3_max_live_elems, b->welcome.stage3_max_live_elems);
+        assert_string_equal(a->welcome.optimizer, b->welcome.optimizer);
+        assert_hypers_equal(&a->welcome.hyper, &b->welcome.hyper, 1);
+        assert_true(a->welcome.max_norm == b->welcome.max_norm && a->welcome.accumulation == b->welcome.accumulation);
+        assert_true(a->welcome.has_scheduler == b->welcome.has_scheduler && a->welcome.mean == b->welcome.mean);
+        assert_true(a->welcome.fp16 == b->welcome.fp16);
         break;
     case REPLY_FORMED:
         assert_formed_equal(&a->formed, &b->formed);
@@ -523,7 +549,7 @@ static void test_limits_of_backward(void **state)
     REQUEST_CASE(REQUEST_PUSH, q.push.offset_bytes = 32, "Push.offset_bytes: 32, expected a multiple of 64");
     REQUEST_CASE(REQUEST_PUSH, q.push.segment = 65536, "Push.segment: 65536, expected 0 to 65535");
     REQUEST_CASE(REQUEST_PUSH, q.push.site = 65536, "Push.site: 65536, expected 0 to 65535");
-    REQUEST_CASE(REQUEST_PUSH, q.push.flags = 8, "Push.flags: 8, expected 0 to 7");
+    REQUEST_CASE(REQUEST_PUSH, q.push.flags = 16, "Push.flags: 16, expected 0 to 15");
     REQUEST_CASE(REQUEST_PUSH, q.push.dtype_plus_one = 4, "Push.dtype_plus_one: 4, expected 0 to 3");
     REQUEST_CASE(REQUEST_END_BACKWARD, (q.end_backward.blob = large_blob, q.end_backward.n_blob_bytes = 65536), NULL);
     REQUEST_CASE(REQUEST_END_BACKWARD, (q.end_backward.blob = large_blob, q.end_backward.n_blob_bytes = 65537),
@@ -576,6 +602,22 @@ static void test_limits_of_other_requests(void **state)
                  "Report.params: 65537 values, expected at most 65536");
     REQUEST_CASE(REQUEST_REPORT, q.report.detail = text_of(1025), "Report.detail: 1025 bytes, expected 0 to 1024");
 
+    REQUEST_CASE(REQUEST_EVIDENCE, q.evidence.exception = text_of(1024), NULL);
+    REQUEST_CASE(REQUEST_EVIDENCE, q.evidence.exception = text_of(1025),
+                 "Evidence.exception: 1025 bytes, expected 0 to 1024");
+    REQUEST_CASE(REQUEST_EVIDENCE, q.evidence.raised_at = text_of(1025),
+                 "Evidence.raised_at: 1025 bytes, expected 0 to 1024");
+    REQUEST_CASE(REQUEST_EVIDENCE, q.evidence.swallowed_by = text_of(1025),
+                 "Evidence.swallowed_by: 1025 bytes, expected 0 to 1024");
+    REQUEST_CASE(REQUEST_EVIDENCE, q.evidence.dead_segment = text_of(1025),
+                 "Evidence.dead_segment: 1025 bytes, expected 0 to 1024");
+    REQUEST_CASE(REQUEST_EVIDENCE, q.evidence.site = text_of(1025), "Evidence.site: 1025 bytes, expected 0 to 1024");
+    REQUEST_CASE(REQUEST_EVIDENCE, (q.evidence.not_called = many_ids, q.evidence.n_not_called = 16384), NULL);
+    REQUEST_CASE(REQUEST_EVIDENCE, (q.evidence.not_called = many_ids, q.evidence.n_not_called = 16385),
+                 "Evidence.not_called: 16385 values, expected at most 16384");
+    REQUEST_CASE(REQUEST_EVIDENCE, (q.evidence.called = many_ids, q.evidence.n_called = 16385),
+                 "Evidence.called: 16385 values, expected at most 16384");
+
     for (size_t i = 0; i < ARRAY_SIZE(args); i++)
         args[i] = "x";
     REQUEST_CASE(REQUEST_ADMIN, q.admin.command = "", "Admin.command: 0 bytes, expected 1 to 64");
@@ -601,6 +643,9 @@ static void test_limits_of_replies(void **state)
     REPLY_CASE(REPLY_WELCOME, q.welcome.bucket_elems = 0, "Welcome.bucket_elems: 0, expected at least 1");
     REPLY_CASE(REPLY_WELCOME, q.welcome.on_duplicate = 9, "Welcome.on_duplicate: 9, expected 0 to 3");
     REPLY_CASE(REPLY_WELCOME, q.welcome.server = text_of(256), "Welcome.server: 256 bytes, expected 0 to 255");
+    REPLY_CASE(REPLY_WELCOME, q.welcome.optimizer = text_of(65), "Welcome.optimizer: 65 bytes, expected 0 to 64");
+    REPLY_CASE(REPLY_WELCOME, q.welcome.hyper.lr = INFINITY, "Welcome.hyper.lr: inf, expected a finite number");
+    REPLY_CASE(REPLY_WELCOME, q.welcome.max_norm = -1, "Welcome.max_norm: -1, expected at least 0");
     REPLY_CASE(REPLY_WELCOME, q.welcome.run_id = text_of(256), "Welcome.run_id: 256 bytes, expected 0 to 255");
     REPLY_CASE(REPLY_FORMED, (q.formed.segments = segments, q.formed.n_segments = 8), NULL);
     REPLY_CASE(REPLY_FORMED, (q.formed.segments = segments, q.formed.n_segments = 9),

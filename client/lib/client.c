@@ -120,17 +120,33 @@ static int64_t now_ms(void)
     return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
 }
 
-/* Return: 0 when the socket is ready, or a fatal error. */
+/*
+ * How long one poll() may last. A signal that comes before it, or that another thread takes, does not end it: so
+ * the caller is asked in between, too.
+ */
+static int poll_ms(const struct zerod *c, int64_t left_ms)
+{
+    enum { ASK_EVERY_MS = 1000 };
+
+    if (c->interrupted && (left_ms < 0 || left_ms > ASK_EVERY_MS))
+        return ASK_EVERY_MS;
+    return (int)MIN(left_ms, (int64_t)INT32_MAX);
+}
+
+/* Return: 0 when the socket may be ready, or a fatal error. */
 static int wait_for(struct zerod *c, short events, int64_t deadline_ms)
 {
     struct pollfd pollfd = {.fd = c->fd, .events = events};
     int64_t left = deadline_ms < 0 ? -1 : MAX(deadline_ms - now_ms(), (int64_t)0);
-    int r = poll(&pollfd, 1, (int)MIN(left, (int64_t)INT32_MAX));
+    int ms = poll_ms(c, left), r = poll(&pollfd, 1, ms);
 
-    if (r < 0 && errno == EINTR)
-        return 0;
-    if (r < 0)
+    if (r < 0 && errno != EINTR)
         return client_fatal(c, -errno, "waiting for zerod: %s", strerror(errno));
+    if (r <= 0 && c->interrupted && c->interrupted(c->interrupted_arg) != 0)
+        return client_fatal(c, -EINTR, "interrupted while %s %s",
+                            events == POLLIN ? "waiting for zerod's answer to" : "sending", c->waits_for);
+    if (r < 0 || (r == 0 && ms != left))
+        return 0;
     if (r == 0)
         return client_fatal(c, -ETIMEDOUT,
                             "zerod did not answer within %d ms; zerodctl status shows who waits for whom",
@@ -154,6 +170,7 @@ int client_send(struct zerod *c, const struct request *request)
 
     if (c->left)
         return client_fail(c, -EINVAL, "zerod_leave was called: only zerod_close is left");
+    c->waits_for = request_type_name(request->type);
     n = wire_pack_request(&c->arena, request, c->out, FRAME_MAX_BYTES);
     if (n < 0)
         return client_fatal(c, n, "%s does not fit into a packet", request_type_name(request->type));
@@ -287,6 +304,22 @@ static long number_from(const char *variable)
     return text && *text && !*end && n >= 0 && n <= INT32_MAX ? n : -1;
 }
 
+static int keep_welcome(struct zerod *c, const struct reply_welcome *welcome)
+{
+    c->welcome = *welcome;
+    c->run_id = strdup(welcome->run_id);
+    c->optimizer = strdup(welcome->optimizer);
+    c->welcome.server = NULL;
+    c->welcome.run_id = c->run_id;
+    c->welcome.optimizer = c->optimizer;
+    return c->run_id && c->optimizer ? 0 : client_fatal(c, -ENOMEM, "out of memory");
+}
+
+static const char *client_name(const struct zerod_options *options)
+{
+    return options->client ? options->client : program_invocation_short_name;
+}
+
 static int say_hello(struct zerod *c, const struct zerod_options *options)
 {
     const char *run_id = options->run_id ? options->run_id : getenv("ZEROD_RUN_ID");
@@ -303,15 +336,12 @@ static int say_hello(struct zerod *c, const struct zerod_options *options)
                                     .run_id = run_id ? run_id : "",
                                     .incarnation = c->incarnation,
                                     .on_duplicate = (enum wire_on_duplicate)options->on_duplicate,
-                                    .client = options->client ? options->client : program_invocation_short_name,
+                                    .client = client_name(options),
                                 },
                         },
                         REPLY_WELCOME, &reply);
 
-    if (r == 0)
-        c->welcome = reply.welcome;
-    c->welcome.server = c->welcome.run_id = NULL;
-    return r;
+    return r == 0 ? keep_welcome(c, &reply.welcome) : r;
 }
 
 static int init(struct zerod *c, const struct zerod_options *options)
@@ -328,6 +358,9 @@ static int init(struct zerod *c, const struct zerod_options *options)
         return client_fail(NULL, -EINVAL, "no rank: set zerod_options.rank or the environment variable RANK");
     c->rank = (unsigned)rank;
     c->flags = options->flags;
+    c->interrupted = options->interrupted;
+    c->interrupted_arg = options->interrupted_arg;
+    c->is_torch = strcasestr(client_name(options), "torch") != NULL;
     c->out = malloc(FRAME_MAX_BYTES);
     if (!c->out || frame_buffer_init(&c->in) < 0 || wire_arena_init(&c->arena) < 0)
         return client_fail(NULL, -ENOMEM, "out of memory");
@@ -392,6 +425,8 @@ void zerod_close(struct zerod *c)
     layout_free(c->layout);
     manifest_deinit(&c->manifest);
     free(c->inits);
+    free(c->run_id);
+    free(c->optimizer);
     free(c->blob);
     free(c->out);
     frame_buffer_deinit(&c->in);
@@ -415,6 +450,32 @@ const char *zerod_version(void)
 unsigned zerod_world_size(const struct zerod *c)
 {
     return c->welcome.world_size;
+}
+
+int zerod_job(struct zerod *c, struct zerod_job *out)
+{
+    const struct reply_welcome *w = &c->welcome;
+    const struct wire_hyper *h = &w->hyper;
+
+    if (!w->run_id)
+        return client_fail(c, -EINVAL, "zerod_job: zerod_connect was refused");
+    *out = (struct zerod_job){
+        .world_size = w->world_size,
+        .stage = w->stage,
+        .private_weights = w->private_weights,
+        .on_duplicate = (enum zerod_on_duplicate)w->on_duplicate,
+        .run_id = w->run_id,
+        .optimizer = w->optimizer,
+        .hyper = {h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, h->momentum, h->dampening, h->lr_decay,
+                  h->nesterov},
+        .has_scheduler = w->has_scheduler,
+        .max_norm = w->max_norm,
+        .mean = w->mean,
+        .fp16 = w->fp16,
+        .accumulation = w->accumulation,
+        .max_live_elems = w->stage3_max_live_elems,
+    };
+    return 0;
 }
 
 struct zerod_position zerod_epoch(const struct zerod *c)
@@ -517,12 +578,14 @@ int zerod_grad_norm(struct zerod *c, double *norm)
 
 int zerod_abort_step(struct zerod *c, const char *why)
 {
+    struct client_text room;
     struct reply reply;
     int r = client_check(c, true);
 
     if (r == 0)
-        r = client_call(c, &(struct request){.type = REQUEST_ABORT_STEP, .abort_step = {.why = why ? why : ""}},
-                        REPLY_DONE, &reply);
+        r = client_call(
+            c, &(struct request){.type = REQUEST_ABORT_STEP, .abort_step = {.why = client_fitting(&room, why)}},
+            REPLY_DONE, &reply);
     if (r != 0)
         return r;
     c->position = reply.done.position;

@@ -55,6 +55,14 @@ static const struct layout_param *find_param(const struct zerod *c, uint64_t off
     return NULL;
 }
 
+/* [was it released][is it torch] */
+static const char *const fixes[2][2] = {
+    {"\n  fix        write between zerod_write_begin(c) and zerod_write_end(c), on all ranks",
+     "\n  fix        with zerod.writable(model): ...   (around the write, on all ranks)"},
+    {"\n  fix        zerod_gather(c, ids, n) before it is read, zerod_release after",
+     "\n  fix        call the module, or with zerod.gathered(model): ...   (around the read)"},
+};
+
 static void explain(const struct zerod *c, uint64_t offset)
 {
     bool released = c->welcome.stage == 3;
@@ -70,9 +78,8 @@ static void explain(const struct zerod *c, uint64_t offset)
     else
         say("(padding between parameters)");
     say(released ? "\n  cause      stage 3: the parameter is not gathered here, its memory is not mapped"
-                   "\n  fix        zerod_gather(c, ids, n) before it is read, zerod_release after"
-                 : "\n  cause      weights are published read-only: only the optimizer changes them"
-                   "\n  fix        write between zerod_write_begin(c) and zerod_write_end(c), on all ranks");
+                 : "\n  cause      weights are published read-only: only the optimizer changes them");
+    say(fixes[released][c->is_torch]);
     say("\n  state      the process ends with SIGSEGV, as it would have\n  call site\n");
     backtrace_symbols_fd(frames, backtrace(frames, MAX_FRAMES), STDERR_FILENO);
 }

@@ -7,6 +7,7 @@
  *   client.c   the handle's life, one request and its answer, errors, small calls
  *   form.c     declaring, forming, initial weights
  *   push.c     slots, pushes, micro-batches
+ *   report.c   what the client knows of faults: evidence, reports
  *   weights.c  weights, gather and release, write windows, state
  *   fault.c    explains a SIGSEGV inside the weights (E1106, E1110)
  */
@@ -66,6 +67,10 @@ struct zerod {
     unsigned flags;
     bool formed, left;
     bool resumed, init_wanted; /* as Formed said */
+    const char *waits_for;     /* name of the request whose answer a call waits for, or that it sends; static */
+    int (*interrupted)(void *arg);
+    void *interrupted_arg;
+    bool is_torch; /* whose syntax texts are in */
     struct client_error error;
     struct frame_buffer in;
     struct wire_arena arena;
@@ -73,7 +78,8 @@ struct zerod {
 
     unsigned rank;
     uint64_t incarnation;
-    struct reply_welcome welcome; /* strings are gone */
+    struct reply_welcome welcome; /* its strings are run_id and optimizer */
+    char *run_id, *optimizer;
     const struct kernels *kernels;
     struct manifest manifest;
     const void **inits; /* per parameter, until formed */
@@ -122,6 +128,13 @@ int client_check(struct zerod *c, bool needs_formed);
 /* Notes a local error. Return: status. */
 int client_fail(struct zerod *c, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 int client_fatal(struct zerod *c, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+struct client_text {
+    char bytes[WIRE_MAX_TEXT_BYTES + 1];
+};
+
+/* Return: text (NULL is ""), or as much of it as a message may hold, in room. */
+const char *client_fitting(struct client_text *room, const char *text);
 
 /* Forgets what the open micro-batch holds: it has ended, or was aborted. */
 void push_close(struct zerod *c);

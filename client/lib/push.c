@@ -349,7 +349,7 @@ static struct request_push describe(struct zerod *c, const struct zerod_push *pu
         .segment = intern(c, push->segment),
         .call = push->call,
         .site = intern(c, push->site),
-        .flags = push->flags & (PUSH_NESTED | PUSH_HOOK_TWICE | PUSH_NEW_FORWARD),
+        .flags = push->flags & (PUSH_NESTED | PUSH_HOOK_TWICE | PUSH_NEW_FORWARD | PUSH_SITE_IS_BACKWARD),
         .n_bytes = push->n_bytes,
         .dtype_plus_one = push->dtype_plus_one >= 0 && push->dtype_plus_one <= 3 ? (uint32_t)push->dtype_plus_one : 0,
     };
@@ -455,6 +455,7 @@ int zerod_end_backward(struct zerod *c, const void *blob, size_t len)
 
 int zerod_abandon_backward(struct zerod *c, const char *why)
 {
+    struct client_text room;
     int r = client_check(c, true);
 
     if (r != 0)
@@ -466,7 +467,7 @@ int zerod_abandon_backward(struct zerod *c, const char *why)
                                    .step = c->position.step,
                                    .micro_batch = c->position.micro_batch,
                                    .attempt = c->position.attempt,
-                                   .why = why ? why : "",
+                                   .why = client_fitting(&room, why),
                                },
                        });
 }

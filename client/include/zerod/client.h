@@ -93,9 +93,8 @@ struct zerod_options {
     int timeout_ms;     /* for connecting and for each answered call; 0: connect 10 s, calls wait for ever.
                            A socket where nobody listens is an error at once. */
     enum zerod_on_duplicate on_duplicate;
-    unsigned flags; /* enum zerod_flags */
-    const char
-        *client; /* program name for status; NULL: the process's. One that names torch gets texts in its syntax */
+    unsigned flags;     /* enum zerod_flags */
+    const char *client; /* program name for status; NULL: the process's. If torch is in it, texts are in its syntax */
     /* Asked while a call waits: after a signal that interrupted the wait, and once a second for one that another
        thread took. Not 0: the call fails with -EINTR, which is fatal. NULL: signals do not end a wait. */
     int (*interrupted)(void *arg);
@@ -181,11 +180,10 @@ struct zerod_job {
  * are cut to 1024 bytes.
  */
 struct zerod_evidence {
-    const char *exception; /* that left the forward or the backward: "RuntimeError: CUDA out of memory" */
-    const char *raised_at; /* "trainer.py:12" */
-    const char
-        *swallowed_by; /* the frame that went on in spite of it: "gliner/training/trainer.py:216 training_step" */
-    bool in_forward;   /* the exception left the forward, not the backward */
+    const char *exception;      /* that left the forward or the backward: "RuntimeError: CUDA out of memory" */
+    const char *raised_at;      /* "trainer.py:12" */
+    const char *swallowed_by;   /* the frame that went on in spite of it: "training/trainer.py:216 training_step" */
+    bool in_forward;            /* the exception left the forward, not the backward */
     bool requires_grad_changed; /* requires_grad of what is missing is not what was declared */
     const char *dead_segment;   /* exactly whole checkpointed segments are missing, though they ran; one of them */
     unsigned n_dead_segments;   /* how many */
