@@ -26,7 +26,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+pytest_plugins = ["ranks"]  # for tests with PyTorch
+
+ROOT = Path(__file__).resolve().parents[1]
 SANITIZER = re.compile(r"(ERROR|WARNING): \w+Sanitizer|runtime error: |SUMMARY: \w+Sanitizer")
 DEFAULTS = {
     "job": "test",

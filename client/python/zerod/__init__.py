@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+zerod for PyTorch: the optimizer of a data-parallel job, run as a service.
+
+    import zerod
+
+    opt = zerod.Optimizer(model)      # ZEROD_SOCKET and RANK are set by zerodrun
+    for batch in data:
+        loss = model(batch).loss
+        loss.backward()               # gradients leave as they become ready
+        opt.step()
+        opt.zero_grad()
+
+docs/pytorch.md has the whole story.
+"""
+
+import torch
+
+if tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in torch.__version__.split(".")[:2]) < (2, 6):
+    raise ImportError(
+        f"zerod needs torch 2.6 or newer, and this is {torch.__version__}; it is made with 2.13: pip install 'torch>=2.6'"
+    )
+
+from .client import Position, StepResult
+from .errors import (
+    BackwardAbandoned,
+    BadMessage,
+    ConnectionLost,
+    DuplicateGradient,
+    Error,
+    GradientFault,
+    GraphChanged,
+    ManifestMismatch,
+    MissingGradient,
+    NonFiniteGradient,
+    NotAllowed,
+    OtherRun,
+    OverQuota,
+    RankLost,
+    RanksDrifted,
+    RankTaken,
+    ReducedTwice,
+    StaleGradient,
+    Stalled,
+    StepAborted,
+    StepArgumentsDiffer,
+    WeightsRepointed,
+    WrongGradient,
+)
+from .optimizer import Optimizer
+from .window import gathered, writable
+
+__version__ = "0.2.0"
+__all__ = [name for name in dir() if name[0].isupper() or name in ("gathered", "writable")]

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The parameters of a model and their places in the daemon.
+
+Every parameter of the model is declared, frozen ones too, in the order of named_parameters(), and its .data is
+pointed at the published weights: memory of the daemon, mapped read-only, at an address that never changes. Each
+parameter gets a storage of its own, so that saving and sharing look as they did.
+
+A parameter whose strides are not those of a contiguous tensor (channels_last) keeps them: what is declared is the
+shape in the order of memory, so that ranks that disagree about it are told (E1101).
+
+Buffers travel once: their bytes are declared as one frozen parameter, and every rank copies rank 0's when the job
+is formed. Afterwards each rank's buffers are its own, as under DDP with broadcast_buffers=False.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _lib
+from .client import Client, Declaration
+
+BUFFERS = "(buffers)"
+
+
+class Bound:
+    """One declared parameter. strides are None for a contiguous one."""
+
+    __slots__ = ("address", "group", "index", "n_bytes", "name", "order", "param", "shape", "strides", "trainable")
+
+    def __init__(self, index: int, name: str, param: nn.Parameter, group: int, trainable: bool) -> None:
+        self.index, self.name, self.param, self.group, self.trainable = index, name, param, group, trainable
+        self.shape = tuple(param.shape)
+        self.n_bytes = param.numel() * param.element_size()
+        self.address = 0
+        self.order = _memory_order(param)
+        self.strides = None if self.order is None else _strides(self.shape, self.order)
+
+    def declared_shape(self) -> tuple[int, ...]:
+        return self.shape if self.order is None else tuple(self.shape[d] for d in self.order)
+
+    def view(self, flat: torch.Tensor) -> torch.Tensor:
+        """A flat tensor in the order of memory as a tensor of this parameter's shape."""
+        return flat.view(self.shape) if self.strides is None else flat.as_strided(self.shape, self.strides)
+
+    def flatten(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Any tensor of this shape as a flat contiguous one in the order of memory."""
+        return (tensor if self.order is None else tensor.permute(self.order)).contiguous().view(-1)
+
+
+def _memory_order(param: torch.Tensor) -> list[int] | None:
+    """Dimensions from the slowest to the fastest, or None if that is the usual order (or no order will do)."""
+    if param.is_contiguous():
+        return None
+    order = sorted(range(param.dim()), key=lambda d: (-param.stride(d), d))
+    return order if param.permute(order).is_contiguous() else None
+
+
+def _strides(shape: tuple[int, ...], order: list[int]) -> tuple[int, ...]:
+    strides, step = [0] * len(shape), 1
+    for d in reversed(order):
+        strides[d] = step
+        step *= shape[d]
+    return tuple(strides)
+
+
+# ---- what can be declared -------------------------------------------------------------------------------
+
+
+def check_parameter(name: str, param: Any) -> None:
+    """Raises TypeError or ValueError that names the parameter and says what to do."""
+    if not isinstance(param, torch.Tensor):
+        raise TypeError(f"{name} is a {type(param).__name__}, not a parameter: pass the model, or groups of its parameters")
+    if not param.is_leaf:
+        raise ValueError(f"{name} is not a leaf of autograd: only parameters can be trained, not what is computed from them")
+    if param.layout != torch.strided:
+        raise TypeError(f"{name} is {param.layout}: zerod holds dense parameters only")
+    if str(param.dtype) not in _lib.DTYPES:
+        raise TypeError(
+            f"{name} is {param.dtype}: zerod holds float32, bfloat16 and float16; "
+            + ("split it into a real and an imaginary parameter" if param.is_complex() else "model.float() before zerod.Optimizer(model)")
+        )
+    if param.device.type not in ("cpu", "meta"):
+        raise TypeError(
+            f"{name} is on {param.device}: this version of zerod trains models in host memory; "
+            "model.cpu() before zerod.Optimizer(model)"
+        )
+    grad_dtype = getattr(param, "grad_dtype", None)
+    if grad_dtype is not None and param.requires_grad and grad_dtype != param.dtype:
+        raise TypeError(f"{name} has gradients of {grad_dtype} (grad_dtype): zerod takes them in the parameter's own {param.dtype}")
+
+
+def _named(model: nn.Module) -> dict[nn.Parameter, str]:
+    """Tied parameters once, under their first name."""
+    return {param: name for name, param in model.named_parameters()}
+
+
+def bind(model: nn.Module, groups: list[dict[str, Any]]) -> list[Bound]:
+    """All parameters of the model in the order of declaration. Those in no group are declared frozen."""
+    names = _named(model)
+    group_of = {param: g for g, group in enumerate(groups) for param in group["params"]}
+
+    for g, group in enumerate(groups):
+        for i, param in enumerate(group["params"]):
+            if param not in names:
+                raise ValueError(
+                    f"parameter {i} of group {g}, of shape {tuple(param.shape)}, is not a parameter of the model: "
+                    "zerod publishes the weights of one model; put several into one torch.nn.ModuleList"
+                )
+    bound = []
+    for index, (param, name) in enumerate(names.items()):
+        check_parameter(name, param)
+        trainable = param.requires_grad and param in group_of
+        bound.append(Bound(index, name, param, group_of.get(param, 0), trainable))
+    if not any(b.trainable for b in bound):
+        raise ValueError("no parameter of the model is trainable: every requires_grad is False, or the groups are empty")
+    return bound
+
+
+# ---- buffers --------------------------------------------------------------------------------------------
+
+
+def _buffers(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
+    found, seen = [], set()
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) not in seen:
+                seen.add(id(buffer))
+                found.append((module, name, buffer))
+    return found
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def pack_buffers(model: nn.Module) -> torch.Tensor:
+    """All buffers one after the other, in whole floats; zeros where a buffer is on the meta device."""
+    sizes = [b.numel() * b.element_size() for _, _, b in _buffers(model)]
+    packed = torch.zeros((sum(sizes) + 3) // 4 * 4, dtype=torch.uint8)
+    start = 0
+
+    for (_, _, buffer), size in zip(_buffers(model), sizes, strict=True):
+        if buffer.device.type != "meta":
+            packed[start : start + size] = _bytes_of(buffer)
+        start += size
+    return packed
+
+
+def unpack_buffers(model: nn.Module, packed: torch.Tensor) -> None:
+    start = 0
+
+    for module, name, buffer in _buffers(model):
+        size = buffer.numel() * buffer.element_size()
+        value = packed[start : start + size].clone().view(buffer.dtype).view(buffer.shape)
+        start += size
+        if buffer.device.type == "meta":
+            module._buffers[name] = value
+        else:
+            buffer.copy_(value)
+
+
+# ---- forming --------------------------------------------------------------------------------------------
+
+
+def declarations(bound: Iterable[Bound], buffers: torch.Tensor, rank: int) -> tuple[list[Declaration], list[torch.Tensor]]:
+    """The manifest, and the tensors whose memory it points to: keep them until the job is formed."""
+    result, keep = [], []
+
+    for b in bound:
+        init = 0
+        if rank == 0:
+            if b.param.device.type == "meta":
+                raise ValueError(f"{b.name} is on the meta device: rank 0 brings the initial weights, so its model has to be real")
+            keep.append(b.flatten(b.param.detach()))
+            init = keep[-1].data_ptr()
+        result.append(Declaration(b.name, _lib.DTYPES[str(b.param.dtype)], b.declared_shape(), b.group, b.trainable, init))
+    if buffers.numel():
+        keep.append(buffers)
+        result.append(Declaration(BUFFERS, 0, (buffers.numel() // 4,), 0, False, buffers.data_ptr() if rank == 0 else 0))
+    return result, keep
+
+
+def published(client: Client, b: Bound) -> torch.Tensor:
+    """The daemon's weights as a tensor of the parameter's shape, with a storage of its own."""
+    if b.n_bytes == 0:
+        return torch.empty(b.shape, dtype=b.param.dtype)
+    return b.view(torch.frombuffer(client.weights(b.index, b.n_bytes), dtype=b.param.dtype))
+
+
+@torch.no_grad()
+def attach(client: Client, b: Bound) -> None:
+    weights = published(client, b)
+    if b.param.device.type == "meta":
+        # The same Parameter object, so that tied weights and optimizers' groups still refer to it.
+        torch.utils.swap_tensors(b.param, nn.Parameter(weights, requires_grad=b.param.requires_grad))
+    else:
+        b.param.data = weights
+    b.address = weights.data_ptr()
+
+
+@torch.no_grad()
+def detach(b: Bound) -> None:
+    """Back to memory of the process's own."""
+    if b.param.data_ptr() == b.address:
+        b.param.data = b.param.detach().clone(memory_format=torch.preserve_format)
+
+
+def read_frozen(client: Client, index: int, n_bytes: int) -> torch.Tensor:
+    """A copy of a parameter's published bytes, gathered for the time of the copy."""
+    with client.gathered([index]):
+        return torch.frombuffer(bytearray(ctypes.string_at(client.weight_address(index), n_bytes)), dtype=torch.uint8)

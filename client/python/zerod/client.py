@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+One connection to the daemon: libzerod's calls with Python's values, and its errors as exceptions.
+
+The handle is freed when nobody refers to the Client any more. The weights of the model do, through weights(), so
+they stay readable after the optimizer is gone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import errno
+import faulthandler
+import os
+import signal
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from ctypes import byref, c_char, c_double, c_size_t, c_uint, c_uint64, c_void_p
+from typing import Any, NamedTuple
+
+from . import _lib
+from ._lib import lib
+from .errors import CLASSES, ConnectionLost, Error, GradientFault, StepAborted
+
+
+class Position(NamedTuple):
+    """Where a rank stands: what it has to do next. Steps and micro-batches count from 0."""
+
+    step: int
+    micro_batch: int
+    attempt: int
+    n_windows: int
+
+
+class StepResult(NamedTuple):
+    """What a step came to; see struct zerod_step_result."""
+
+    epoch: int
+    applied: bool
+    grad_norm: float
+    loss_scale: float
+    lr: float
+    n_missing: int
+
+
+class Declaration(NamedTuple):
+    """One entry of the manifest. init: address of the initial weights, or 0."""
+
+    name: str
+    dtype: int
+    shape: tuple[int, ...]
+    group: int
+    trainable: bool
+    init: int
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
+
+
+def fault_from(fault: Any, aborted: bool = False) -> GradientFault:
+    """The exception for a struct zerod_error."""
+    kind = StepAborted if aborted else CLASSES.get(fault.code, GradientFault)
+    return kind(
+        _text(fault.text),
+        code=fault.code,
+        cause_class=_text(fault.cause_class),
+        rank=fault.rank if fault.rank >= 0 else None,
+        step=fault.step if fault.step >= 0 else None,
+        micro_batch=fault.micro_batch if fault.micro_batch >= 0 else None,
+        params=[_text(fault.params[i]) for i in range(min(fault.n_params, 5))],
+        n_params=fault.n_params,
+        fields=[(_text(fault.fields[i].label), _text(fault.fields[i].text)) for i in range(fault.n_fields)],
+    )
+
+
+def _interrupt_check() -> Any:
+    """
+    Ctrl-C while a call waits. The check must not run Python code: a pending handler would raise in the callback,
+    where nobody could catch it. check() lets the handler run afterwards.
+    """
+    occurred = ctypes.pythonapi.PyOS_InterruptOccurred
+    occurred.restype, occurred.argtypes = ctypes.c_int, [c_void_p]
+    return _lib.INTERRUPTED(occurred)
+
+
+_interrupted = _interrupt_check()
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _program() -> str:
+    """Whose syntax the daemon gives fixes in: it looks for these names."""
+    version = sys.modules["torch"].__version__
+    callers = [name for name in ("swift", "transformers", "lightning", "fastNLP") if name in sys.modules]
+    return " ".join([os.path.basename(sys.argv[0]) or "python", "zerod", f"torch {version}", *callers])
+
+
+def _rank(rank: int | None) -> int:
+    text = os.environ.get("RANK", "") if rank is None else str(rank)
+    if not text.isdigit():
+        raise ValueError(
+            f"the rank is {text!r}: it counts from 0; start the program with zerodrun or torchrun, which set RANK, or pass rank="
+        )
+    return int(text)
+
+
+def _check_world(size: int) -> None:
+    world = os.environ.get("WORLD_SIZE", "")
+    if world.isdigit() and int(world) != size:
+        raise ValueError(
+            f"WORLD_SIZE is {world}, and the daemon's job has {size} ranks (world.size): they have to be the same"
+        )
+
+
+class Client:
+    def __init__(
+        self,
+        socket: str | None,
+        rank: int | None,
+        run_id: str | None,
+        timeout: float | None,
+        on_duplicate: str | None,
+    ) -> None:
+        self._handle = c_void_p()
+        self._pid = os.getpid()
+        self.rank = _rank(rank)
+        self.left = False
+        if on_duplicate not in _lib.ON_DUPLICATE:
+            raise ValueError(f"on_duplicate is {on_duplicate!r}; it may be 'reject', 'accumulate' or 'abort_step'")
+        if not faulthandler.is_enabled():
+            faulthandler.enable()  # prints the Python frames when a published weight is written to (E1106)
+        options = _lib.Options(
+            socket=os.fsencode(socket) if socket else None,
+            rank=self.rank,
+            run_id=run_id.encode() if run_id else None,
+            timeout_ms=int(timeout * 1000) if timeout else 0,
+            on_duplicate=_lib.ON_DUPLICATE[on_duplicate],
+            client=_program().encode(),
+            interrupted=_interrupted,
+        )
+        status = lib.connect(byref(self._handle), byref(options))
+        try:
+            self.check(status)
+        except BaseException:
+            self.close()
+            raise
+        self.job = _lib.Job()
+        lib.job(self._handle, byref(self.job))
+        _check_world(int(self.job.world_size))
+        _open_clients.add(self)
+
+    # ---- life ------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Frees the handle: weights() are unmapped."""
+        handle, self._handle = self._handle, c_void_p()
+        if handle and lib is not None:
+            lib.close(handle)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            self.close()
+
+    def leave(self) -> None:
+        """This rank is done for good."""
+        if not self.left:
+            self.left = True
+            self.check(lib.leave(self._handle))
+
+    @property
+    def is_mine(self) -> bool:
+        """False in a forked child, such as a worker of a DataLoader."""
+        return self._pid == os.getpid()
+
+    @property
+    def handle(self) -> c_void_p:
+        return self._handle
+
+    # ---- errors ----------------------------------------------------------------------------------------
+
+    def check(self, status: int) -> int:
+        """Raises what a call returned; returns 0 or _lib.RESUMED."""
+        if status in (_lib.OK, _lib.RESUMED):
+            return status
+        fault = lib.error(self._handle).contents
+        if status in (_lib.REFUSED, _lib.ABORTED):
+            if fault.code == 0:
+                raise Error(_text(fault.text))
+            raise fault_from(fault, status == _lib.ABORTED)
+        if status == -errno.EINTR:
+            signal.raise_signal(signal.SIGINT)  # its handler has not run yet; Python's own raises KeyboardInterrupt
+        if status == -errno.ECHILD:
+            raise ConnectionLost("this is a forked child: its copy of the connection to zerod is closed; only the process "
+                                 "that made zerod.Optimizer can use it")
+        if status == -errno.ETIMEDOUT:
+            raise TimeoutError(_text(fault.text))
+        if status == -errno.EINVAL:
+            raise Error(_text(fault.text))
+        raise ConnectionLost(_text(fault.text))
+
+    # ---- forming ---------------------------------------------------------------------------------------
+
+    def form(self, declarations: Sequence[Declaration]) -> bool:
+        """Declares all and waits for the other ranks. Returns True when the job resumed committed state."""
+        array = (_lib.Param * len(declarations))()
+        names = [d.name.encode() for d in declarations]
+        shapes = [(c_uint64 * len(d.shape))(*d.shape) for d in declarations]
+        for p, d, name, shape in zip(array, declarations, names, shapes, strict=True):
+            p.name, p.name_len, p.dtype, p.grad_dtype = name, len(name), d.dtype, d.dtype
+            p.ndim, p.shape = len(d.shape), ctypes.cast(shape, ctypes.POINTER(c_uint64))
+            p.group, p.trainable, p.init = d.group, d.trainable, d.init or None
+        self.check(lib.declare(self._handle, array, len(declarations)))
+        return self.check(lib.form(self._handle)) == _lib.RESUMED
+
+    @property
+    def position(self) -> Position:
+        at = lib.epoch(self._handle)
+        return Position(at.step, at.micro_batch, at.attempt, at.n_windows)
+
+    @property
+    def user_state(self) -> bytes | None:
+        """This rank's blob, as it was committed last before the job was formed."""
+        data, size = c_void_p(), c_size_t()
+        self.check(lib.user_state(self._handle, byref(data), byref(size)))
+        return ctypes.string_at(data, size.value) if data else None
+
+    def weight_address(self, index: int) -> int:
+        address = lib.weight(self._handle, index)
+        if not address:
+            raise ConnectionLost(_text(lib.error(self._handle).contents.text))
+        return address
+
+    def weights(self, index: int, n_bytes: int) -> Any:
+        """The published bytes of a parameter as a buffer that keeps this client alive. Read-only memory."""
+        buffer = (c_char * n_bytes).from_address(self.weight_address(index))
+        buffer.client = self
+        return buffer
+
+    # ---- backward and step -----------------------------------------------------------------------------
+
+    def begin_backward(self, n_forwards: int, n_backwards: int) -> None:
+        self.check(lib.begin_backward(self._handle, byref(_lib.Backward(n_forwards, n_backwards))))
+
+    def end_backward(self, blob: bytes | None) -> None:
+        self.check(lib.end_backward(self._handle, blob, len(blob or b"")))
+
+    def abandon_backward(self, why: str) -> None:
+        self.check(lib.abandon_backward(self._handle, why.encode()[:1000]))
+
+    def step(self, args: _lib.StepArgs) -> StepResult:
+        result = _lib.StepResult()
+        self.check(lib.step(self._handle, byref(args), byref(result)))
+        return StepResult(result.epoch, result.applied, result.grad_norm, result.loss_scale, result.lr, result.n_missing)
+
+    def grad_norm(self) -> float:
+        norm = c_double()
+        self.check(lib.grad_norm(self._handle, byref(norm)))
+        return norm.value
+
+    def evidence(self, evidence: _lib.Evidence) -> None:
+        self.check(lib.evidence(self._handle, byref(evidence)))
+
+    def report(self, code: int, params: Sequence[int], detail: str) -> None:
+        """Reports a fault that only this side sees; the next answered call raises it."""
+        self.check(lib.report(self._handle, code, (c_uint * len(params))(*params), len(params), detail.encode()[:1000]))
+
+    def abort_step(self, why: str) -> None:
+        self.check(lib.abort_step(self._handle, why.encode()[:1000]))
+
+    def clear_fault(self) -> None:
+        self.check(lib.clear_fault(self._handle))
+
+    # ---- weights and state -----------------------------------------------------------------------------
+
+    def gather(self, ids: Any, n: int) -> None:
+        """ids: an array of c_uint. No effect in stages 1 and 2, as release()."""
+        self.check(lib.gather(self._handle, ids, n))
+
+    def release(self, ids: Any, n: int) -> None:
+        self.check(lib.release(self._handle, ids, n))
+
+    @contextlib.contextmanager
+    def gathered(self, indices: Sequence[int]) -> Iterator[None]:
+        ids = (c_uint * len(indices))(*indices)
+        self.gather(ids, len(indices))
+        try:
+            yield
+        finally:
+            self.release(ids, len(indices))
+
+    def write_begin(self) -> None:
+        self.check(lib.write_begin(self._handle))
+
+    def write_end(self) -> None:
+        self.check(lib.write_end(self._handle))
+
+    def write_forget(self) -> None:
+        self.check(lib.write_forget(self._handle))
+
+    def read_state(self, index: int, which: int, address: int) -> None:
+        self.check(lib.read_state(self._handle, index, which, address))
+
+    def read_number(self, index: int, which: int) -> float:
+        number = c_double()
+        self.check(lib.read_state(self._handle, index, which, ctypes.addressof(number)))
+        return number.value
+
+    def write_state(self, index: int, which: int, address: int) -> None:
+        self.check(lib.write_state(self._handle, index, which, address))
+
+    def write_number(self, index: int, which: int, value: float) -> None:
+        number = c_double(value)
+        self.check(lib.write_state(self._handle, index, which, ctypes.addressof(number)))
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    """
+    A program that comes to its end is done; one that an exception ends is not: its rank may be started again. Python
+    keeps the exception that ends it in sys.last_value. Nothing is unmapped: other exit handlers may read weights.
+    """
+    if getattr(sys, "last_value", None) is not None:
+        return
+    for client in list(_open_clients):
+        if client.handle and client.is_mine:
+            try:
+                client.leave()
+            except (Error, TimeoutError):
+                pass

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What zerod raises.
+
+    Error
+      ConnectionLost          the daemon is gone, or was never there
+      GradientFault           a diagnostic of the daemon: code, cause, fix
+        DuplicateGradient ... one class for each kind, see CLASSES
+        StepAborted           any of them, when it ended in an abort for all ranks
+
+str() of a fault is the whole text, as the daemon's log has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Error(RuntimeError):
+    """Everything that zerod raises, but for wrong arguments (ValueError, TypeError)."""
+
+
+class ConnectionLost(Error):
+    """There is no daemon to talk to any more: only close() is left."""
+
+
+class GradientFault(Error):
+    """
+    A diagnostic. The attributes are those of the structured twin; what is not known is None, "" or [].
+
+    code         1001 for E1001
+    cause_class  "D1", "M4", ... (docs/diagnostics.md)
+    params       names, at most five; n_params is how many in all
+    rank, step, micro_batch
+    fields       the labelled lines of the text, in order: [("cause", "..."), ...]
+    first, second, cause, fix, state   those that programs ask for most
+    """
+
+    code: int = 0
+    cause_class: str = ""
+    rank: int | None = None
+    step: int | None = None
+    micro_batch: int | None = None
+
+    def __init__(self, text: str, **what: Any) -> None:
+        super().__init__(text)
+        self.text = text
+        self.params: list[str] = []
+        self.n_params = 0
+        self.fields: list[tuple[str, str]] = []
+        for name, value in what.items():
+            setattr(self, name, value)
+
+    def field(self, label: str) -> str:
+        """The first line with that label, or ""."""
+        return next((text for name, text in self.fields if name == label), "")
+
+    first = property(lambda self: self.field("1st push"))
+    second = property(lambda self: self.field("2nd push"))
+    cause = property(lambda self: self.field("cause"))
+    fix = property(lambda self: self.field("fix"))
+    state = property(lambda self: self.field("state"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.text, self.__dict__)
+
+
+def _rebuild(cls: type[GradientFault], text: str, attributes: dict[str, Any]) -> GradientFault:
+    return cls(text, **attributes)
+
+
+class DuplicateGradient(GradientFault):
+    """E1001"""
+
+
+class StaleGradient(GradientFault):
+    """E1002, E1003, E1004: not of the step or micro-batch that is open."""
+
+
+class MissingGradient(GradientFault):
+    """E1005"""
+
+
+class GraphChanged(GradientFault):
+    """E1006"""
+
+
+class BackwardAbandoned(GradientFault):
+    """E1007"""
+
+
+class ManifestMismatch(GradientFault):
+    """E1101"""
+
+
+class WrongGradient(GradientFault):
+    """E1102, E1103"""
+
+
+class WeightsRepointed(GradientFault):
+    """E1104"""
+
+
+class RanksDrifted(GradientFault):
+    """E1105"""
+
+
+class ReducedTwice(GradientFault):
+    """E1107"""
+
+
+class StepArgumentsDiffer(GradientFault):
+    """E1108"""
+
+
+class OtherRun(GradientFault):
+    """E1109"""
+
+
+class NonFiniteGradient(GradientFault):
+    """E1201, E1202"""
+
+
+class RankTaken(GradientFault):
+    """E1301"""
+
+
+class RankLost(GradientFault):
+    """E1302"""
+
+
+class Stalled(GradientFault):
+    """E1303"""
+
+
+class OverQuota(GradientFault):
+    """E1401"""
+
+
+class NotAllowed(GradientFault):
+    """E1402"""
+
+
+class BadMessage(GradientFault):
+    """E1403"""
+
+
+class StepAborted(GradientFault):
+    """The step was aborted for all ranks: weights and state are those before it. Begin it again with its first
+    micro-batch (opt.position)."""
+
+
+CLASSES: dict[int, type[GradientFault]] = {
+    1001: DuplicateGradient, 1002: StaleGradient, 1003: StaleGradient, 1004: StaleGradient, 1005: MissingGradient,
+    1006: GraphChanged, 1007: BackwardAbandoned, 1101: ManifestMismatch, 1102: WrongGradient, 1103: WrongGradient,
+    1104: WeightsRepointed, 1105: RanksDrifted, 1107: ReducedTwice, 1108: StepArgumentsDiffer, 1109: OtherRun,
+    1201: NonFiniteGradient, 1202: NonFiniteGradient, 1301: RankTaken, 1302: RankLost, 1303: Stalled,
+    1401: OverQuota, 1402: NotAllowed, 1403: BadMessage,
+}  # fmt: skip

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The way of the gradients out of one model: hooks, micro-batches, and what is raised when one is refused.
+
+A gradient leaves in its parameter's post-accumulate hook and .grad is cleared there, so every push is an increment.
+A micro-batch ends at the next forward with gradients enabled after a backward, or at the step: until then another
+backward belongs to it. What was refused is raised when the outermost backward ends, for raising in a hook would cut
+the backward off and show one of many; it is raised again by every later backward and step until it is cleared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _lib, sites, watch
+from ._lib import lib
+from .binding import Bound
+from .client import Client
+from .errors import Error, GradientFault, StepAborted
+from .evidence import Evidence, entry_modules
+from .stage3 import Sharding
+from .watch import now
+
+OUTERMOST = 2**32 - 1  # the graph task of an outermost backward, as records have it: nested ones count from 1
+SMALL_BYTES = 64 * 1024  # below, a push is over sooner than the interpreter lock could be given back and taken again
+
+
+class Gradients:
+    """A watch.Watcher. pack: gives the blob to be committed with a micro-batch, or None. sharding: of stage 3."""
+
+    def __init__(
+        self,
+        client: Client,
+        model: nn.Module,
+        bound: Sequence[Bound],
+        pack: Callable[[], bytes | None],
+        sharding: Sharding | None,
+    ) -> None:
+        self._client, self._model, self._bound, self._pack, self._sharding = client, model, bound, pack, sharding
+        self.evidence = Evidence(model, bound)
+        self._wanted = int.from_bytes(bytes(b.trainable for b in bound), "little")
+        self._pushed = bytearray(len(bound))  # in the open micro-batch
+        self._in_step = 0  # the same of ended ones, as one number: a byte for each parameter
+        self._n_ended = 0
+        self._open = False
+        self._refuses_again = client.job.on_duplicate != _lib.ON_DUPLICATE["accumulate"]
+        self._record = _lib.Push()
+        self._task = -2  # of the last hook; -2 is none: the next hook looks where it is
+        self._outer = 0  # number of the outermost backward that a hook fired in last
+        self._forward_since = True  # the last backward
+        self._sequence = 0  # autograd's count of nodes when the last backward ended
+        self._suspect = False  # a push of this backward was refused, or will be
+        self._error: BaseException | None = None  # of a push, until the backward ends
+        self.fault: GradientFault | None = None  # sticky
+        self._handles: list[Any] = []
+        self._install()
+
+    def _install(self) -> None:
+        self._handles = [
+            b.param.register_post_accumulate_grad_hook(self._hook(b)) for b in self._bound if b.trainable
+        ]
+        for module in entry_modules(self._model):
+            self._handles.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
+        self._handles.append(self._model.register_forward_hook(self._after_forward, always_call=True))
+        watch.add(self, self._model)
+
+    def close(self) -> None:
+        watch.remove(self)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.evidence.stop()
+
+    # ---- pushes --------------------------------------------------------------------------------------
+
+    def _hook(self, b: Bound) -> Callable[[torch.Tensor], None]:
+        """The hot path: what it needs are locals. It must not keep the optimizer alive."""
+        index, address, reorder = b.index, b.address, b.order is not None
+        pushed, record, reference = self._pushed, self._record, ctypes.byref(self._record)
+        send = lib.push_small if b.n_bytes < SMALL_BYTES else lib.push
+        handle, current_task, me = self._client.handle, watch.current_task, weakref.ref(self)
+
+        def push(param: torch.Tensor) -> None:
+            grad, gradients = param.grad, me()
+            if grad is None or gradients is None:  # torch calls hooks for gradients that are undefined, too
+                return
+            task = current_task()
+            if task != gradients._task:
+                gradients._enter(task)
+            if param.data_ptr() != address:  # so its dtype, device or size may be others as well
+                gradients._suspect = True
+                return
+            if pushed[index]:
+                gradients._suspect |= gradients._refuses_again
+            if reorder or not grad.is_contiguous():
+                grad = b.flatten(grad)
+            record.param = index
+            record.data = grad.data_ptr()
+            if send(handle, reference) != 0:
+                gradients._push_failed()
+            pushed[index] = 1
+            param.grad = None
+
+        return push
+
+    def _enter(self, task: int) -> None:
+        """The first hook of this graph task: the evidence of the pushes to come."""
+        record = self._record
+        self._task = task
+        if self._outer != now.outer:
+            self._outer = now.outer
+            self._open = True
+            self._client.begin_backward(self.evidence.n_forwards, self.evidence.n_backwards)
+        flags = _lib.PUSH_NEW_FORWARD if self._forward_since else 0
+        if now.passes:
+            segment = now.segments[-1]
+            record.task, record.depth, record.flags = now.passes[-1], len(now.passes), flags | _lib.PUSH_NESTED
+            record.segment, record.call, record.site = segment.name, segment.call, segment.site
+        else:
+            record.task, record.depth, record.flags = OUTERMOST, 0, flags | _lib.PUSH_SITE_IS_BACKWARD
+            record.segment, record.call, record.site = None, 0, now.site
+
+    def _push_failed(self) -> None:
+        """No slot (E1401), an abort, a lost connection."""
+        self._suspect = True
+        if self._error is None:
+            try:
+                self._client.check(lib.error(self._client.handle).contents.status)
+            except BaseException as e:
+                self._error = e
+
+    def push_frozen(self, index: int) -> None:
+        """A gradient of a parameter that was declared frozen: the daemon refuses it (E1103) with the next answer."""
+        self._record.param, self._record.data = index, None
+        self._client.check(lib.push(self._client.handle, ctypes.byref(self._record)))
+
+    # ---- forwards ------------------------------------------------------------------------------------
+
+    def _before_forward(self, module: nn.Module, _args: Any) -> None:
+        if now.inside or not torch.is_grad_enabled():
+            return
+        self._forward_since = True
+        if module is self._model:
+            self.evidence.n_forwards += 1
+        if self._open:
+            self.end_micro_batch()
+
+    def _after_forward(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        """Runs when the forward failed, too."""
+        error = sys.exc_info()[1]
+        if error is not None and not now.inside and torch.is_grad_enabled():
+            self.evidence.failure = watch.failure(error, in_forward=True)
+
+    # ---- backwards, as watch tells -------------------------------------------------------------------
+
+    def backward_begins(self, roots: Any) -> None:
+        self._task = -2
+        self.evidence.n_backwards += 1
+        if self._open and not self._forward_since and watch.newer_than(roots, self._sequence):
+            # The forward passed by every module that is watched, but its graph says that there was one.
+            self._forward_since = True
+            self.end_micro_batch()
+
+    def backward_ends(self, error: BaseException | None) -> None:
+        involved = self._outer == now.outer
+        self._task = -2
+        self._sequence = watch.sequence_number()
+        if self._sharding:
+            self._sharding.backward_ended()
+        if error is not None:
+            self._abandon(watch.failure(error, in_forward=False))
+            return
+        if involved:
+            self._forward_since = False
+            self.evidence.failure = None
+        if self._suspect:
+            self._raise_refusal()
+        if self.fault is not None:
+            raise self.fault
+
+    def _abandon(self, failure: watch.Failure) -> None:
+        """An exception leaves the backward: what it pushed is given up (E1007). An abort is told by the next call."""
+        self.evidence.failure = failure
+        self._suspect, self._error = False, None
+        if self._open and self.fault is None:
+            self._forget_micro_batch()
+            try:
+                self._client.abandon_backward(f"{failure.text}, raised at {failure.raised_at}")
+            except GradientFault as fault:
+                self._keep(fault)
+            except Error:
+                pass  # the next call says it
+
+    def _raise_refusal(self) -> None:
+        """Any answered call tells what was refused. When nothing was, this one has ended the micro-batch."""
+        error, self._error, self._suspect = self._error, None, False
+        self.report_storage()
+        if error is not None:
+            if isinstance(error, GradientFault):
+                self._keep(error)
+            raise error
+        self.end_micro_batch()
+
+    def _keep(self, fault: GradientFault) -> None:
+        if isinstance(fault, StepAborted):
+            self.forget_step()
+        else:
+            self.fault = fault
+
+    # ---- micro-batches and steps ---------------------------------------------------------------------
+
+    def answered(self, call: Callable[[], Any]) -> Any:
+        """Makes a call that the daemon may refuse, and remembers a refusal."""
+        try:
+            return call()
+        except GradientFault as fault:
+            self._keep(fault)
+            raise
+
+    def end_micro_batch(self) -> None:
+        self.answered(lambda: self._client.end_backward(self._pack()))
+        self._in_step |= int.from_bytes(self._pushed, "little")
+        self._n_ended += 1
+        self._forget_micro_batch()
+
+    def flush(self) -> None:
+        """Ends the open micro-batch; raises what was refused."""
+        if self.fault is not None:
+            raise self.fault
+        if self._error is not None or self._suspect:
+            self._raise_refusal()
+        if self._open:
+            self.end_micro_batch()
+
+    def finish(self) -> None:
+        """Before the step is asked for: ends the micro-batch, and says what is known of missing parameters."""
+        self.flush()
+        self.report_storage()
+        left = self._wanted & ~self._in_step
+        if left:
+            missing = [i for i, byte in enumerate(left.to_bytes(len(self._bound), "little")) if byte]
+            evidence = self.evidence.of(missing)
+            if evidence is not None:
+                self._client.evidence(evidence)
+
+    def report_storage(self) -> None:
+        """E1104 if a parameter no longer is the published weight; the next answered call raises it."""
+        moved = [b for b in self._bound if b.param.data_ptr() != b.address and b.n_bytes]
+        if moved:
+            what = f"{moved[0].name} is {moved[0].param.dtype} on {moved[0].param.device} in memory of its own"
+            self._client.report(1104, [b.index for b in moved], f"{what}, seen at {sites.user_site().decode()}")
+
+    def drop(self, why: str) -> None:
+        """zero_grad() before the step: what the step has is given up, for all ranks if it is in the sums already."""
+        if self.fault is not None:
+            return  # it stays until it is cleared
+        if self._n_ended:
+            self._client.abort_step(why)
+            self.forget_step()
+        elif self._open:
+            self._forget_micro_batch()
+            self.answered(lambda: self._client.abandon_backward(why))
+
+    @property
+    def has_any(self) -> bool:
+        return self._open or self._n_ended > 0
+
+    def _forget_micro_batch(self) -> None:
+        self._open = False
+        self._pushed[:] = bytes(len(self._pushed))
+
+    def forget_step(self) -> None:
+        self._forget_micro_batch()
+        self._in_step = self._n_ended = 0
+        self._suspect, self._error, self.fault = False, None, None
+        self.evidence.step_ended()

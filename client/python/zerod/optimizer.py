@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""zerod.Optimizer: a torch.optim.Optimizer whose state and step are the daemon's."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from . import _lib, binding, patches, state
+from .client import Client, Position, StepResult
+from .gradients import Gradients
+from .stage3 import Sharding
+
+# torch's names of a group's hyperparameters, for each optimizer of the daemon's.
+HYPERS = {
+    "AdamW": ("lr", "betas", "eps", "weight_decay"),
+    "Adam": ("lr", "betas", "eps", "weight_decay"),
+    "SGD": ("lr", "momentum", "dampening", "nesterov", "weight_decay"),
+    "Lion": ("lr", "betas", "weight_decay"),
+    "Adagrad": ("lr", "lr_decay", "eps", "weight_decay"),
+}
+
+_open: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+
+def owners_of(params: Iterable[torch.Tensor]) -> list[Optimizer]:
+    """The open optimizers that some of these parameters belong to."""
+    ids = {id(p) for p in params} if _open else set()
+    return [opt for opt in _open if not ids.isdisjoint(opt.param_ids)]
+
+
+def with_gradients(params: Iterable[torch.Tensor]) -> list[Optimizer]:
+    """Those of them that have gradients of a step that was not taken yet."""
+    return owners_of(params) if any(opt.has_gradients for opt in _open) else []
+
+
+class Optimizer(torch.optim.Optimizer):
+    """
+    Attaches this process to a zerod job as one rank, with all parameters of one model.
+
+    params        the model; or param groups of its parameters as torch takes them, then with model=
+    socket        of the daemon; default: environment ZEROD_SOCKET
+    rank          default: environment RANK, as zerodrun and torchrun set it
+    run_id        whose state it is: the same id resumes, another one is refused (E1109)
+    on_duplicate  "reject", "accumulate" or "abort_step"; default: as the daemon is configured
+    timeout       seconds to wait for an answer before TimeoutError; default: for ever, which stall_timeout bounds
+    hypers        lr, betas, eps, ... of the daemon's optimizer; default: as the daemon is configured. Its scheduler
+                  counts as long as none is given here or changed in param_groups
+
+    Waits until all ranks are there. Then rank 0's weights are everybody's, and the parameters of the model are the
+    daemon's published weights: read-only memory, see zerod.writable().
+
+    Raises GradientFault and its subclasses for what the daemon refuses; TypeError and ValueError for what cannot be
+    declared; ConnectionLost when there is no daemon.
+    """
+
+    _step_supports_amp_scaling = True  # torch's GradScaler leaves the verdict to step(), see patches.py
+
+    def __init__(
+        self,
+        params: nn.Module | Iterable[Any],
+        socket: str | None = None,
+        *,
+        model: nn.Module | None = None,
+        rank: int | None = None,
+        run_id: str | None = None,
+        on_duplicate: str | None = None,
+        timeout: float | None = None,
+        **hypers: Any,
+    ) -> None:
+        self._formed = False
+        self.model, groups = _model_and_groups(params, model)
+        _refuse_attached(self.model)
+        self._client = Client(socket, rank, run_id, timeout, on_duplicate)
+        try:
+            _refuse_wrapped(self.model, self._client)
+            self._init_groups(groups, hypers)
+            self._form()
+        except BaseException:
+            self._client.close()
+            raise
+
+    # ---- attaching -----------------------------------------------------------------------------------
+
+    def _init_groups(self, groups: list[Any], hypers: dict[str, Any]) -> None:
+        hyper, names = self._client.job.hyper, HYPERS[self.optimizer_type]
+        unknown = [name for name in hypers if name not in names]
+        if unknown:
+            raise TypeError(f"{unknown[0]}: the daemon's {self.optimizer_type} has {', '.join(names)}")
+        configured = {n: (hyper.beta1, hyper.beta2) if n == "betas" else getattr(hyper, n) for n in names}
+        super().__init__(groups, configured | hypers)
+        for group in self.param_groups:
+            for name in ("amsgrad", "maximize"):
+                if group.get(name):
+                    raise ValueError(f"{name}=True is not a thing of the daemon's {self.optimizer_type}")
+        # While groups are as configured nothing is sent, and the daemon's scheduler counts.
+        self._untouched = [self._hyper_of(configured)] * len(self.param_groups)
+
+    def _form(self) -> None:
+        client = self._client
+        self._bound = binding.bind(self.model, self.param_groups)
+        buffers = binding.pack_buffers(self.model)
+        declarations, keep = binding.declarations(self._bound, buffers, client.rank)
+        self.resumed = client.form(declarations)
+        del keep
+        for b in self._bound:
+            binding.attach(client, b)
+        if buffers.numel():
+            binding.unpack_buffers(self.model, binding.read_frozen(client, len(self._bound), buffers.numel()))
+        self._frozen = [b for b in self._bound if not b.trainable]
+        self._user_state: Any = None
+        self._in_window = False
+        self._amp: tuple[float, torch.Tensor] | None = None  # loss scale and found_inf of a GradScaler
+        self._max_norm: float | None = None  # of a clip_grad_norm_ before the next step
+        self.result: StepResult | None = None
+        self._sharding = Sharding(client, self.model, self._bound) if self.stage == 3 else None
+        self._gradients = Gradients(client, self.model, self._bound, self._pack, self._sharding)
+        self._guards = patches.attach(self)
+        self.state.update({b.param: state.LazyState(self, b) for b in self._bound if b.trainable})
+        self.param_ids = frozenset(id(b.param) for b in self._bound)
+        self._formed = True
+        _open.add(self)
+
+    def close(self) -> None:
+        """Leaves the job; the model's weights become ordinary memory of this process."""
+        if self._client.handle and self._formed:
+            self._formed = False
+            self._gradients.close()
+            for guard in self._guards:
+                guard.remove()
+            if self._client.is_mine:
+                self._give_back()
+            _open.discard(self)
+            self.state.clear()
+
+    def _give_back(self) -> None:
+        for b in self._bound:
+            with self._client.gathered([b.index]):
+                binding.detach(b)
+        if self._sharding:
+            self._sharding.close()
+        self._client.leave()
+
+    # ---- where it stands -----------------------------------------------------------------------------
+
+    @property
+    def optimizer_type(self) -> str:
+        """Of the daemon: "AdamW", "Adam", "SGD", "Lion" or "Adagrad"."""
+        return self._client.job.optimizer.decode()
+
+    @property
+    def rank(self) -> int:
+        return self._client.rank
+
+    @property
+    def world_size(self) -> int:
+        return int(self._client.job.world_size)
+
+    @property
+    def stage(self) -> int:
+        """ZeRO stage: 1, 2 or 3."""
+        return int(self._client.job.stage)
+
+    @property
+    def position(self) -> Position:
+        """What this rank has to do next; a program that was started again goes on from here."""
+        return self._client.position
+
+    @property
+    def epoch(self) -> int:
+        """Steps committed, skipped ones included."""
+        return self._client.position.step
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Did the last step leave the weights alone, because of non-finite gradients?"""
+        return self.result is not None and not self.result.applied
+
+    # ---- the step ------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """
+        Waits until all ranks have asked for the step and it is committed; then the weights are new, and `result` says
+        what it came to. A closure is called first, with gradients enabled, and its value returned.
+
+        Raises what a backward has raised and was not cleared; MissingGradient; NonFiniteGradient (on_nonfinite: error);
+        StepArgumentsDiffer; StepAborted.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        gradients = self._gradients
+        self._check_frozen()
+        gradients.finish()
+        args = self._step_args()
+        self.result = gradients.answered(lambda: self._client.step(args))
+        if self._amp is not None and not self.result.applied:
+            self._amp[1].fill_(1.0)  # GradScaler.update() reads it: all ranks' verdict, not this rank's
+        self._amp = self._max_norm = None
+        gradients.forget_step()
+        return loss
+
+    def _check_frozen(self) -> None:
+        """Thawed since it was declared: the daemon refuses its gradient (E1103)."""
+        for b in self._frozen:
+            if b.param.grad is not None:
+                self._gradients.push_frozen(b.index)
+                b.param.grad = None
+
+    def _hyper_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        names = HYPERS[self.optimizer_type]
+        return tuple(tuple(map(float, group[n])) if n == "betas" else float(group[n]) for n in names)
+
+    def _hyper_struct(self, values: tuple[Any, ...]) -> _lib.Hyper:
+        hyper = _lib.Hyper()
+        for name, value in zip(HYPERS[self.optimizer_type], values, strict=True):
+            if name == "betas":
+                hyper.beta1, hyper.beta2 = value
+            else:
+                setattr(hyper, name, value)
+        return hyper
+
+    def _step_args(self) -> _lib.StepArgs:
+        args = _lib.StepArgs(loss_scale=self._amp[0] if self._amp is not None else 0.0)
+        hypers = [self._hyper_of(group) for group in self.param_groups]
+        found_inf = getattr(self, "found_inf", None)
+        blob = self._pack()
+
+        if hypers != self._untouched:
+            self._untouched = None  # from now on this side's count
+            args.groups, args.n_groups = (_lib.Hyper * len(hypers))(*map(self._hyper_struct, hypers)), len(hypers)
+        if self._max_norm is not None:
+            args.max_norm = ctypes.pointer(ctypes.c_double(self._max_norm))
+        args.found_inf = found_inf is not None and bool(found_inf.item())
+        if blob is not None:
+            args.blob, args.blob_len = ctypes.cast(ctypes.c_char_p(blob), ctypes.c_void_p), len(blob)
+        return args
+
+    def _pack(self) -> bytes | None:
+        return self._user_state.pack() if self._user_state is not None else None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """After step() there is nothing to clear. Before it, what this rank pushed is given up (E1007)."""
+        if self.has_gradients:
+            self._gradients.drop("zero_grad() came before step()")
+        super().zero_grad(set_to_none=True)
+
+    # ---- norms ---------------------------------------------------------------------------------------
+
+    def grad_norm(self, name: str | None = None) -> float:
+        """
+        Of all gradients of this step so far, unscaled, as the step will see it: a collective. With a name, of that
+        parameter in the last step: not a collective.
+        """
+        if name is not None:
+            return self._client.read_number(self._index_of(name), _lib.GRAD_NORM)
+        if self._gradients.has_any:
+            self._gradients.flush()
+        norm = self._gradients.answered(self._client.grad_norm)
+        return norm / self._amp[0] if self._amp is not None else norm
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_, for all parameters: the next step() clips. Returns the norm before. A collective."""
+        if float(norm_type) != 2.0:
+            raise ValueError(f"norm_type {norm_type}: zerod clips by the 2-norm")
+        norm = self.grad_norm()
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise RuntimeError(f"the total norm of the gradients is {norm}, so it cannot be clipped")
+        self._max_norm = float(max_norm)
+        return torch.tensor(norm)
+
+    def _index_of(self, name: str) -> int:
+        for b in self._bound:
+            if b.name == name:
+                return b.index
+        raise KeyError(f"the model has no parameter {name!r}")
+
+    def take_scale(self, scale: float, found_inf: torch.Tensor) -> None:
+        """From GradScaler: what the gradients of this step were multiplied with, and where the verdict is to be put."""
+        self._amp = scale, found_inf
+
+    @property
+    def has_gradients(self) -> bool:
+        """Has this rank pushed anything for a step that was not taken yet?"""
+        return self._gradients.has_any
+
+    @property
+    def n_trainable(self) -> int:
+        return len(self._bound) - len(self._frozen)
+
+    # ---- weights -------------------------------------------------------------------------------------
+
+    @property
+    def is_writable(self) -> bool:
+        """Is a write window open?"""
+        return self._in_window
+
+    def open_window(self) -> None:
+        self._gradients.answered(self._client.write_begin)
+        self._in_window = True
+
+    def close_window(self, forget: bool = False) -> None:
+        self._in_window = False
+        self._gradients.answered(self._client.write_forget if forget else self._client.write_end)
+
+    def gathered(self, params: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
+        index = {b.param: b.index for b in self._bound}
+        return self._client.gathered(sorted({index[p] for p in params if p in index}))
+
+    # ---- faults --------------------------------------------------------------------------------------
+
+    def abort_step(self, why: str = "") -> None:
+        """Aborts the step for all ranks, and clears this rank's fault. Begin it again with its first micro-batch."""
+        self._client.abort_step(why)
+        self._gradients.forget_step()
+
+    def clear_fault(self) -> None:
+        """Goes on after a refusal, knowingly: what was refused stays out of the sum."""
+        self._client.clear_fault()
+        self._gradients.fault = None
+
+    # ---- state ---------------------------------------------------------------------------------------
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The whole state, fp32, in torch.optim.AdamW's form, on any rank, between steps. Not a collective."""
+        return state.full_state_dict(self)
+
+    def load_full_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Groups and state of a full_state_dict() or of torch's optimizer of this kind; rank 0's state counts. A collective."""
+        state.load_full_state_dict(self, state_dict)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """
+        What state_dict() gave, here or in a file. State of this very optimizer needs no loading, so that only groups
+        are taken, as accelerate's prepare() wants it; any other is loaded into the daemon, a collective then.
+        """
+        state.load_state_dict(self, state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self._formed:
+            raise ValueError(
+                "the layout of partitions is fixed when the job is formed: pass all groups to zerod.Optimizer(...), "
+                "with lr=0 for those that are to be trained later"
+            )
+        super().add_param_group(param_group)
+
+    def __deepcopy__(self, _memo: Any) -> Any:
+        raise TypeError("a zerod.Optimizer is a connection and cannot be copied; copy opt.full_state_dict()")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a zerod.Optimizer is a connection and cannot be pickled; save opt.full_state_dict()")
+
+
+def _model_and_groups(params: Any, model: nn.Module | None) -> tuple[nn.Module, list[Any]]:
+    if isinstance(params, nn.Module):
+        if model is not None and model is not params:
+            raise TypeError("two models: the first argument is the model, or groups of the parameters of model=")
+        return params, list(params.parameters())
+    if model is None:
+        raise TypeError(
+            "zerod publishes the weights of a whole model: zerod.Optimizer(model, ...), "
+            "or zerod.Optimizer(groups, model=model, ...)"
+        )
+    if isinstance(params, torch.Tensor):
+        raise TypeError("the parameters are one tensor: pass the model, or a list of groups and model=")
+    return model, list(params)
+
+
+def _refuse_attached(model: nn.Module) -> None:
+    for name, param in model.named_parameters():
+        if owners_of([param]):
+            raise ValueError(
+                f"{name} belongs to another zerod.Optimizer already: its gradient would be pushed twice. "
+                "Use one optimizer with several groups, or close() the first one"
+            )
+
+
+def _refuse_wrapped(model: nn.Module, client: Client) -> None:
+    """E1107, from the daemon, so that its log has it too."""
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel | FullyShardedDataParallel | FSDPModule | DataParallel):
+            where = f"{name} of the model" if name else "the model"
+            client.report(1107, [], f"{where} is a {type(module).__name__}")
+            client.form([])

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Where torch offers no hook, its functions are wrapped: once a process, and only parameters of a zerod.Optimizer notice.
+
+    clip_grad_norm_      finds cleared gradients and would clip nothing: clips in the daemon
+    clip_grad_value_     cannot be had: raises
+    GradScaler           finds no gradients to check: gets the scale to the daemon, and its verdict back
+    Module.zero_grad     is what many trainers call instead of the optimizer's
+    load_state_dict      writes into published weights: inside a write window
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+
+if TYPE_CHECKING:
+    from .optimizer import Optimizer
+
+
+def _owners(params: Iterable[torch.Tensor]) -> list[Optimizer]:
+    from .optimizer import owners_of  # which imports this module
+
+    return owners_of(params)
+
+
+# ---- clipping -------------------------------------------------------------------------------------------
+
+
+def _clip(parameters: list[torch.Tensor], max_norm: float, total_norm: torch.Tensor) -> bool:
+    """Clips in the daemon. Returns False when the parameters are none of zerod's."""
+    owners = _owners(parameters)
+    if not owners:
+        return False
+    if len(owners) > 1 or len({id(p) for p in parameters}) < owners[0].n_trainable:
+        raise ValueError(
+            "clip_grad_norm_ of some of the parameters: zerod clips by the norm of all of a job's gradients; "
+            "pass model.parameters(), or set gradient_clipping in the daemon's configuration"
+        )
+    total_norm.fill_(owners[0].clip_grad_norm_(max_norm))  # computed from cleared gradients, it is 0 so far
+    return True
+
+
+def _wrap_clipping() -> None:
+    clip, value = clip_grad._clip_grads_with_norm_, clip_grad.clip_grad_value_
+
+    @functools.wraps(clip)
+    def clip_grads_with_norm_(parameters: Any, max_norm: float, total_norm: torch.Tensor, foreach: Any = None) -> None:
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if not _clip(parameters, max_norm, total_norm):
+            clip(parameters, max_norm, total_norm, foreach)
+
+    @functools.wraps(value)
+    def clip_grad_value_(parameters: Any, clip_value: float, foreach: Any = None) -> None:
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if _owners(parameters):
+            raise ValueError("clip_grad_value_: the gradients are in zerod already; it clips by norm, clip_grad_norm_")
+        value(parameters, clip_value, foreach)
+
+    # clip_grad_norm_ looks this one up when it is called, so that earlier imports of clip_grad_norm_ are covered.
+    clip_grad._clip_grads_with_norm_ = clip_grads_with_norm_
+    clip_grad.clip_grad_value_ = nn.utils.clip_grad_value_ = clip_grad_value_
+
+
+# ---- GradScaler -----------------------------------------------------------------------------------------
+
+
+def _wrap_scaler() -> None:
+    unscale = torch.amp.GradScaler._unscale_grads_
+
+    @functools.wraps(unscale)
+    def unscale_grads_(scaler: Any, optimizer: Any, inv_scale: Any, found_inf: torch.Tensor, allow_fp16: bool) -> Any:
+        real = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        if not hasattr(real, "take_scale"):
+            return unscale(scaler, optimizer, inv_scale, found_inf, allow_fp16)
+        real.take_scale(scaler.get_scale(), found_inf)
+        return {found_inf.device: found_inf}
+
+    torch.amp.GradScaler._unscale_grads_ = unscale_grads_
+
+
+# ---- modules --------------------------------------------------------------------------------------------
+
+
+def _wrap_zero_grad() -> None:
+    zero_grad = nn.Module.zero_grad
+
+    @functools.wraps(zero_grad)
+    def watched(self: nn.Module, set_to_none: bool = True) -> None:
+        from .optimizer import with_gradients
+
+        for owner in with_gradients(self.parameters()):
+            owner.zero_grad()
+        zero_grad(self, set_to_none)
+
+    nn.Module.zero_grad = watched
+
+
+class _LoadGuard:
+    """
+    A write window around load_state_dict() of the model or of a part of it. The outermost module that is loaded opens
+    it; every rank has to load, as in any distributed program.
+    """
+
+    def __init__(self, opt: Optimizer) -> None:
+        self._opt = opt
+        self._outermost: nn.Module | None = None
+
+    def before(self, module: nn.Module, *_: Any) -> None:
+        if self._outermost is None and not self._opt.is_writable:
+            self._opt.open_window()
+            self._outermost = module
+
+    def after(self, module: nn.Module, *_: Any) -> None:
+        if self._outermost is module:
+            self._outermost = None
+            self._opt.close_window()
+
+
+def attach(opt: Optimizer) -> list[Any]:
+    """Installs what is process-wide, and guards the model. Returns handles to be removed."""
+    _install()
+    guard, handles = _LoadGuard(opt), []
+    for module in opt.model.modules():
+        handles.append(module.register_load_state_dict_pre_hook(guard.before))
+        handles.append(module.register_load_state_dict_post_hook(guard.after))
+    return handles
+
+
+@functools.cache
+def _install() -> None:
+    _wrap_clipping()
+    _wrap_scaler()
+    _wrap_zero_grad()

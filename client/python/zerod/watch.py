@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What the process is doing right now, as evidence for diagnosis: which backward, which nested pass, which segment.
+
+torch has no event for "the outermost backward has ended": the end of a nested graph task, which reentrant
+checkpointing makes, looks the same to a queued callback. So torch.autograd.backward is wrapped, which both
+Tensor.backward and CheckpointFunction.backward look up when they are called. Whoever wants to know registers a
+Watcher. Nothing here costs anything per parameter.
+
+All of it is process-wide and runs on the thread that calls backward; a hook reads `now` and never changes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.autograd.graph import Node
+from torch.utils import checkpoint
+
+from . import sites
+
+current_task = torch._C._current_graph_task_id
+sequence_number = torch._C._autograd._get_sequence_nr
+
+
+class Segment(NamedTuple):
+    """One run of a checkpointed segment, or of whatever else called backward inside a backward."""
+
+    name: bytes  # of the module, as in the model
+    call: int  # which run of it in this forward, from 1
+    site: bytes  # where its forward was called
+    module: weakref.ref[torch.nn.Module] | None
+
+
+class Failure(NamedTuple):
+    """An exception that left a backward or a forward."""
+
+    text: str  # "RuntimeError: out of memory"
+    raised_at: str
+    swallowed_by: str  # as far as its callers' sources tell
+    in_forward: bool
+
+
+class Watcher(Protocol):
+    """What the optimizer and the observer of DDP are told."""
+
+    def backward_begins(self, roots: Any) -> None: ...
+    def backward_ends(self, error: BaseException | None) -> None: ...
+
+
+class Now:
+    """outer: counts outermost backwards. nested: counts passes inside the present one; passes: numbers of those that are
+    open; segments: one for each of those, innermost last. site: where the outermost backward was called."""
+
+    def __init__(self) -> None:
+        self.outer = 0
+        self.inside = False
+        self.nested = 0
+        self.passes: list[int] = []
+        self.segments: list[Segment] = []
+        self.site = b""
+        self.calls: dict[bytes, int] = {}  # runs of each segment since the last backward
+        self.dead: dict[bytes, Segment] = {}  # segments that ran where no gradient can reach them, since the last step
+        self.alive: set[bytes] = set()  # and where one can
+
+
+now = Now()
+_watchers: weakref.WeakSet[Any] = weakref.WeakSet()
+_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+
+
+def add(watcher: Watcher, model: torch.nn.Module) -> None:
+    """From now on watcher is told of every outermost backward, and segments are named as in model."""
+    _install()
+    _watchers.add(watcher)
+    for name, module in model.named_modules():
+        _names.setdefault(module, name)
+
+
+def remove(watcher: Watcher) -> None:
+    _watchers.discard(watcher)
+
+
+def failure(error: BaseException, in_forward: bool) -> Failure:
+    """Call it from where the exception passes: the callers above are those that may swallow it."""
+    return Failure(
+        f"{type(error).__name__}: {error}".splitlines()[0][:300],
+        sites.raised_at(error),
+        sites.find_swallower(sites.stack()),
+        in_forward,
+    )
+
+
+# ---- backwards ------------------------------------------------------------------------------------------
+
+
+def _outermost(backward: Any, args: Any, kwargs: Any) -> Any:
+    watchers = list(_watchers)
+    roots = kwargs.get("tensors", args[0] if args else ())
+    error: BaseException | None = None
+
+    now.site = sites.user_site()
+    for watcher in watchers:
+        watcher.backward_begins(roots)
+    now.outer += 1
+    now.nested = 0
+    now.inside = True
+    try:
+        return backward(*args, **kwargs)
+    except BaseException as e:
+        error = e
+        raise
+    finally:
+        now.inside = False
+        now.calls.clear()
+        for watcher in watchers:
+            watcher.backward_ends(error)
+
+
+def _nested(backward: Any, args: Any, kwargs: Any) -> Any:
+    """A backward inside a backward. What checkpoints make has a segment already; the rest is named by its caller."""
+    plain = len(now.segments) == len(now.passes)
+    if plain:
+        now.segments.append(Segment(b"a backward inside the backward", 0, sites.user_site(), None))
+    now.nested += 1
+    now.passes.append(now.nested)
+    try:
+        return backward(*args, **kwargs)
+    finally:
+        now.passes.pop()
+        if plain:
+            now.segments.pop()
+
+
+def newer_than(roots: Any, sequence: int) -> bool:
+    """
+    Was the whole graph under roots made after autograd's node number `sequence`? Walks the graph: for the case only
+    that a second backward came and no forward of the model was seen.
+    """
+    stack: list[Node] = [r.grad_fn for r in ([roots] if isinstance(roots, torch.Tensor) else roots) if r.grad_fn is not None]
+    seen: set[Node] = set()
+
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.name() != "torch::autograd::AccumulateGrad" and node._sequence_nr() < sequence:
+            return False
+        stack.extend(following for following, _ in node.next_functions if following is not None)
+    return bool(seen)
+
+
+# ---- checkpointed segments ------------------------------------------------------------------------------
+
+
+def _module_of(function: Any) -> torch.nn.Module | None:
+    """The module that a checkpointed function runs: itself, its __self__, or in its closure."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, torch.nn.Module):
+        return function
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, torch.nn.Module):
+        return owner
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            found = _module_of(cell.cell_contents)
+        except ValueError:  # an empty cell
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _segment_of(function: Any, args: Any) -> Segment:
+    module = _module_of(function)
+    name = _names.get(module, "") if module is not None else ""
+    label = (name or getattr(function, "__qualname__", type(function).__name__)).encode()
+    now.calls[label] = call = now.calls.get(label, 0) + 1
+    return Segment(label, call, sites.user_site(), weakref.ref(module) if module is not None else None)
+
+
+def _wrap_checkpoint() -> None:
+    function = checkpoint.CheckpointFunction
+    forward, backward = function.forward, function.backward
+
+    @staticmethod
+    def watched_forward(ctx: Any, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
+        ctx.zerod_segment = segment = _segment_of(run_function, args)
+        if any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+            now.alive.add(segment.name)
+        else:
+            now.dead[segment.name] = segment
+        return forward(ctx, run_function, preserve_rng_state, *args)
+
+    @staticmethod
+    def watched_backward(ctx: Any, *grads: Any) -> Any:
+        now.segments.append(ctx.zerod_segment)
+        try:
+            return backward(ctx, *grads)
+        finally:
+            now.segments.pop()
+
+    function.forward, function.backward = watched_forward, watched_backward
+
+
+@functools.cache
+def _install() -> None:
+    """Once a process; what is wrapped stays so, and does nothing where nobody watches."""
+    backward = torch.autograd.backward
+
+    @functools.wraps(backward)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if not _watchers:
+            return backward(*args, **kwargs)
+        return (_outermost if current_task() == -1 else _nested)(backward, args, kwargs)
+
+    torch.autograd.backward = watched
+    _wrap_checkpoint()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading and writing weights outside of the step: zerod.writable() and zerod.gathered()."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from .optimizer import Optimizer, owners_of
+
+
+def _owner(model: nn.Module | torch.Tensor) -> Optimizer:
+    owners = owners_of(model.parameters() if isinstance(model, nn.Module) else [model])
+    if len(owners) != 1:
+        raise ValueError("not a model, part of a model or parameter of an open zerod.Optimizer")
+    return owners[0]
+
+
+@contextlib.contextmanager
+def writable(model: nn.Module) -> Iterator[None]:
+    """
+    Inside, the weights of the model may be written to, between two steps; on all ranks, a collective. At the end rank
+    0's become everybody's; moments stay. An exception forgets what was written.
+
+        with zerod.writable(model), torch.no_grad():
+            model.merge_adapter()
+    """
+    owner = _owner(model)
+    owner.open_window()
+    try:
+        yield
+    except BaseException:
+        owner.close_window(forget=True)
+        raise
+    owner.close_window()
+
+
+@contextlib.contextmanager
+def gathered(model: nn.Module | nn.Parameter) -> Iterator[None]:
+    """
+    Stage 3: inside, the weights of a model, of a part of it or one parameter can be read. Counts against
+    stage3_max_live_parameters. Not a collective; no effect in stages 1 and 2.
+    """
+    owner = _owner(model)
+    params = list(model.parameters()) if isinstance(model, nn.Module) else [model]
+    with owner.gathered(params):
+        yield

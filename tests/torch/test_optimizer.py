@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+zerod.Optimizer against torch's own: gradients of a torch run are recorded and replayed, so that both optimizers see the
+same numbers, and the weights are compared element by element.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+N_STEPS = 50
+TOLERANCE = 5e-6  # after 50 steps, relative to max(|x|, rms of the tensor): docs/numerics.md
+
+
+def make_model(dtype=torch.float32):
+    torch.manual_seed(7)
+    return nn.Sequential(
+        nn.Embedding(40, 24), nn.Linear(24, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 40, bias=False)
+    ).to(dtype)
+
+
+def make_groups(model):
+    """Two groups, as people have them: no decay for norms and biases."""
+    decay = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() <= 1]
+    return [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0, "lr": 2e-3}]
+
+
+def loss_of(model, step, micro_batch, rank):
+    generator = torch.Generator().manual_seed(1000 * step + 10 * micro_batch + rank)
+    tokens = torch.randint(0, 40, (4, 12), generator=generator)
+    return nn.functional.cross_entropy(model(tokens).float().view(-1, 40), tokens.roll(1, 1).view(-1))
+
+
+def torch_optimizer(kind, groups, hypers):
+    classes = {"AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD, "Adagrad": torch.optim.Adagrad}
+    return classes[kind](groups, **hypers)
+
+
+def replay(kind, hypers, n_micro=1, max_norm=None, use_groups=False, schedule=False, n_steps=N_STEPS):
+    """A rank: trains, and records what it pushed: {step: [gradients of each micro-batch]}."""
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(make_groups(model) if use_groups else model, model=model, **hypers)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, n_steps) if schedule else None
+    record = []
+    originals = list(model.parameters())
+    for step in range(n_steps):
+        for micro_batch in range(n_micro):
+            loss = loss_of(model, step, micro_batch, opt.rank)
+            record.append(torch.autograd.grad(loss, originals))
+            loss_of(model, step, micro_batch, opt.rank).backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        opt.step()
+        opt.zero_grad()
+        if scheduler:
+            scheduler.step()
+    weights = [p.detach().clone() for p in model.parameters()]
+    opt.close()
+    return record, weights
+
+
+def feed(kind, hypers, records, n_micro=1, max_norm=None, use_groups=False, schedule=False, n_steps=N_STEPS):
+    """
+    torch's optimizer on the mean over two ranks of the summed micro-batches, added up in the documented order: where
+    gradients all but cancel, another order is another sign, and Adam's first steps follow the sign.
+    """
+    model = make_model()
+    opt = torch_optimizer(kind, make_groups(model) if use_groups else model.parameters(), hypers)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, n_steps) if schedule else None
+    for step in range(n_steps):
+        for i, p in enumerate(model.parameters()):
+            total = torch.zeros_like(p)
+            for m in range(n_micro):
+                total += records[0][step * n_micro + m][i] + records[1][step * n_micro + m][i]
+            p.grad = total * 0.5
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        opt.step()
+        if scheduler:
+            scheduler.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def distance(a, b):
+    """The largest difference relative to max(|x|, rms of the tensor)."""
+    scale = torch.maximum(b.abs(), b.pow(2).mean().sqrt())
+    return ((a - b).abs() / scale).max().item()
+
+
+ADAM = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
+BARE = {"betas": None, "weight_decay": None}  # of the tests' usual configuration
+CASES = {
+    "adamw": ("AdamW", "AdamW", {}, ADAM, {}),
+    "adam": ("AdamW", "Adam", {"adam_w_mode": True}, ADAM, {}),
+    "sgd": ("SGD", "SGD", {"momentum": 0.9}, {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4}, {}),
+    "nesterov": ("SGD", "SGD", {"momentum": 0.9, "nesterov": True}, {"lr": 0.05, "momentum": 0.9, "nesterov": True}, {}),
+    "adagrad": ("Adagrad", "Adagrad", {}, {"lr": 0.02, "eps": 1e-10}, {}),
+    "groups": ("AdamW", "AdamW", {}, ADAM, {"use_groups": True}),
+    "scheduler": ("AdamW", "AdamW", {}, ADAM, {"schedule": True}),
+    "clipping": ("AdamW", "AdamW", {}, ADAM, {"max_norm": 0.3}),
+    "accumulation": ("AdamW", "AdamW", {}, ADAM, {"n_micro": 3}),
+    "all-of-it": ("SGD", "SGD", {"momentum": 0.9}, {"lr": 0.05, "momentum": 0.9},
+                  {"n_micro": 2, "max_norm": 0.5, "use_groups": True, "schedule": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_torch(zerod, run, name):
+    kind, type_, params, hypers, how = CASES[name]
+    daemon = zerod({"optimizer": {"type": type_, "params": BARE | {"lr": 1e-3} | params}, "zero_optimization": {"stage": 2}})
+    results = run(daemon, replay, kind=kind, hypers=hypers, **how)
+    expected = feed(kind, hypers, [record for record, _ in results], **how)
+    for a, b in zip(results[0][1], results[1][1], strict=True):
+        assert torch.equal(a, b), "ranks differ"
+    worst = max(distance(a, b) for a, b in zip(results[0][1], expected, strict=True))
+    assert worst < TOLERANCE
