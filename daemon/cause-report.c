@@ -66,7 +66,7 @@ static const struct report_text texts[] = {
     },
     {
         .code = E_RELEASED_READ,
-        .cause = "stage 3 publishes a weight from zerod_gather to zerod_release, and it was read outside of that",
+        .cause = "stage 3 publishes a weight only while it is gathered, and it was read outside of that",
         .fix = {"zerod_gather() before the read, zerod_release() after it",
                 "call the module, or with zerod.gathered(model): ...   (around the read)"},
         .alternative = {NULL, "zero_optimization.stage: 2   (weights are always there)"},

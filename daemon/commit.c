@@ -73,7 +73,11 @@ static bool report_missing(struct job *job)
     uint32_t n = 0, n_all = 0;
     uint64_t digest;
     struct evidence_missing evidence = {
-        .at = {.layout = job->layout, .rank = -1, .step = (int64_t)job->ledger.step, .micro_batch = -1},
+        .at = {.layout = job->layout,
+               .rank = -1,
+               .step = (int64_t)job->ledger.step,
+               .micro_batch = -1,
+               .client = job_client(job)},
         .warning = true,
         .skipped = job->config->diagnostics.on_missing == CONFIG_MISSING_SKIP,
         .n_trainable = job_n_trainable(job),
@@ -123,7 +127,8 @@ static struct evidence_nonfinite nonfinite_evidence(const struct job *job, bool 
         .at = {.layout = job->layout,
                .rank = finding->found && !finding->overflowed ? (int64_t)finding->rank : -1,
                .step = (int64_t)job->ledger.step,
-               .micro_batch = finding->found ? (int64_t)finding->micro_batch : -1},
+               .micro_batch = finding->found ? (int64_t)finding->micro_batch : -1,
+               .client = job_client(job)},
         .param = finding->param,
         .elem = finding->elem,
         .value = finding->value,
@@ -442,7 +447,8 @@ static void finish_abort(struct job *job)
                                .at = {.layout = job->layout,
                                       .rank = job->abort_rank,
                                       .step = (int64_t)job->ledger.step,
-                                      .micro_batch = -1},
+                                      .micro_batch = -1,
+                                      .client = job_client(job)},
                                .why = reason ? NULL : job->abort_why,
                                .new_attempt = job->ledger.attempt,
                                .reason = reason,

@@ -60,12 +60,21 @@ void form_refuse_all(struct job *job, struct diagnostic *diagnostic)
     }
 }
 
+/* A client that was refused declares everything again. */
+static bool is_held(struct job *job, struct job_rank *rank)
+{
+    if (!job_is_held(job, rank))
+        return false;
+    manifest_deinit(&rank->manifest);
+    return true;
+}
+
 void job_form(struct job *job, struct job_rank *rank, const struct request_form *request)
 {
     struct evidence_at at = at_forming(rank);
     char what[128];
 
-    if (job_is_held(job, rank))
+    if (is_held(job, rank))
         return;
     if (request->n_params != rank->manifest.n) {
         snprintf(what, sizeof(what), "Form.n_params: %u, but %u parameters were declared", request->n_params,
@@ -82,7 +91,7 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
                   cause_declare(&at, "the manifest is not the one that this run was formed with",
                                 "start the same model, or end the run: zerodctl drop"));
     }
-    if (job_is_held(job, rank))
+    if (is_held(job, rank))
         return;
     rank->declared = true;
     rank->resumes = job->has_weights; /* later, rank 0 of a new run may be ready before this one is answered */

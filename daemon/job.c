@@ -238,6 +238,14 @@ static struct diagnostic_push spell_out(const struct job_rank *rank, const struc
     };
 }
 
+const char *job_client(const struct job *job)
+{
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (job->ranks[r].client)
+            return job->ranks[r].client;
+    return NULL;
+}
+
 struct evidence_at job_at(const struct job *job, const struct job_rank *rank)
 {
     struct evidence_at at = {
@@ -493,6 +501,7 @@ static void start_incarnation(struct job *job, struct job_rank *rank, const stru
         return;
     if (ledger_attach(&job->ledger, rank->rank, hello->incarnation) == 1 && successor) {
         job->counters.reattaches++;
+        rank->proceed &= job->ledger.ranks[rank->rank].asked; /* what it did not ask with it has not chosen */
         collect_release_ring(job, rank, false);
     }
 }

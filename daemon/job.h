@@ -403,6 +403,8 @@ bool job_is_collective(enum job_wait wait);
 void job_fault(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic); /* takes it; sticky */
 /* The rank's client broke the protocol (E1403): a sentence says how. */
 void job_drop_peer(struct job *job, struct job_rank *rank, const char *what);
+/* The first rank's program, for texts that are about all ranks; NULL: not known. */
+const char *job_client(const struct job *job);
 struct evidence_at job_at(const struct job *job, const struct job_rank *rank);
 struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, struct fault *fault, bool accumulated);
 void job_fault_join(struct fault *fault, uint32_t param);

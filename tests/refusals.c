@@ -5,14 +5,17 @@
  * thereby has every rank's calls in its own order, right and wrong ones. Each line is answered with one line of JSON:
  * {"r": what the call returned, "position": ..., "error": zerod_error() unless r is 0 or 1, and what the call gave}.
  *
- *   connect rank=0 [run=ID] [timeout=MS] [duplicate=reject|accumulate|abort_step] [client=NAME]
+ *   connect rank=0 [run=ID] [timeout=MS] [duplicate=reject|accumulate|abort_step] [client=NAME] [interrupt=N]
  *   declare [first=N] [skip=I] [swap=I] [dtype=I] [grad=I] [shape=I] [group=I] [name=I] [freeze=I]   the odd model
  *   many N [elems=M]                     N parameters of M elements, p.0 p.1 ...
  *   param NAME N [bf16]                  one parameter of N elements; %41 in NAME is a byte
  *   huge                                 one of 2^36 elements
  *   form | begin | end [blob=TEXT] | abandon WHY | norm | abort WHY | clear | leave | close
  *   push I [data=none] [value=V at=E] [bytes=N] [dtype=D] [site=S] [segment=S] [task=N] [depth=N] [flags=N]
- *   pushes [but=I] [only=I]              all trainable parameters, in reverse order
+ *   evidence [exception=T] [raised=T] [swallowed=T] [forward=1] [grad=1] [segment=T segments=N] [site=T]
+ *            [forwards=N] [backwards=N] [not_called=I,I] [called=I,I]     _ in a T is a blank
+ *   report CODE [params=I,I] [detail=T] | job
+ *   pushes [but=I,I] [only=I]            all trainable parameters, in reverse order
  *   step [lr=X] [norm=X] [scale=X] [inf=1] [blob=TEXT]
  *   steps N [micro=M]                    whole steps, done again when they are aborted
  *   gather I | release I | window | write I VALUE | commit | forget
@@ -20,6 +23,8 @@
  *   touch I | peek I                     writes to, reads a weight: may be the end
  *   fork                                 a child that holds the socket and sleeps; its calls return -ECHILD
  *   maps | quit
+ *
+ * interrupt=N: the wait ends when it was asked for the N-th time whether to; SIGUSR1 interrupts system calls.
  */
 
 #include <errno.h>
@@ -58,6 +63,7 @@ struct puppet {
     char *words[MAX_WORDS];
     unsigned n_words;
     json_object *answer;
+    unsigned n_asked, interrupt; /* how often, and the time that counts; 0: never */
 };
 
 /* ---- words --------------------------------------------------------------------------------------------- */
@@ -86,6 +92,30 @@ static const char *word(const struct puppet *p, unsigned i)
         if (!strchr(p->words[k], '=') && i-- == 0)
             return p->words[k];
     return "";
+}
+
+/* A text of several words. */
+static const char *sentence(const struct puppet *p, const char *key)
+{
+    char *text = (char *)option(p, key, NULL);
+
+    for (char *c = text; c && *c; c++)
+        if (*c == '_')
+            *c = ' ';
+    return text;
+}
+
+/* "3,5,8". Return: how many. */
+static size_t list(const struct puppet *p, const char *key, unsigned ids[MAX_WORDS])
+{
+    const char *text = option(p, key, NULL);
+    size_t n = 0;
+
+    while (text && *text && n < MAX_WORDS) {
+        ids[n++] = (unsigned)strtoul(text, (char **)&text, 10);
+        text += *text == ',';
+    }
+    return n;
 }
 
 static uint32_t index_word(const struct puppet *p)
@@ -235,6 +265,18 @@ static int on_close(struct puppet *p)
     return 0;
 }
 
+static void on_signal(int number)
+{
+    (void)number;
+}
+
+static int is_interrupted(void *arg)
+{
+    struct puppet *p = arg;
+
+    return ++p->n_asked == p->interrupt;
+}
+
 static int on_connect(struct puppet *p)
 {
     static const char *const policies[] = {"", "reject", "accumulate", "abort_step"};
@@ -247,6 +289,12 @@ static int on_connect(struct puppet *p)
     };
 
     on_close(p);
+    p->n_asked = 0;
+    p->interrupt = (unsigned)number(p, "interrupt", 0);
+    if (option(p, "interrupt", NULL)) {
+        options.interrupted = is_interrupted;
+        options.interrupted_arg = p;
+    }
     for (int i = 0; i < 4; i++)
         if (strcmp(policies[i], policy) == 0)
             options.on_duplicate = (enum zerod_on_duplicate)i;
@@ -267,6 +315,72 @@ static int on_leave(struct puppet *p)
 static int on_clear(struct puppet *p)
 {
     return zerod_clear_fault(p->c);
+}
+
+static int on_evidence(struct puppet *p)
+{
+    unsigned not_called[MAX_WORDS], called[MAX_WORDS];
+
+    return zerod_evidence(p->c, &(struct zerod_evidence){
+                                    .exception = sentence(p, "exception"),
+                                    .raised_at = sentence(p, "raised"),
+                                    .swallowed_by = sentence(p, "swallowed"),
+                                    .in_forward = number(p, "forward", 0) != 0,
+                                    .requires_grad_changed = number(p, "grad", 0) != 0,
+                                    .dead_segment = sentence(p, "segment"),
+                                    .n_dead_segments = (unsigned)number(p, "segments", 0),
+                                    .site = sentence(p, "site"),
+                                    .n_forwards = (uint64_t)number(p, "forwards", 0),
+                                    .n_backwards = (uint64_t)number(p, "backwards", 0),
+                                    .not_called = not_called,
+                                    .n_not_called = list(p, "not_called", not_called),
+                                    .called = called,
+                                    .n_called = list(p, "called", called),
+                                });
+}
+
+static int on_report(struct puppet *p)
+{
+    unsigned params[MAX_WORDS];
+    size_t n = list(p, "params", params);
+
+    return zerod_report(p->c, (int)strtol(word(p, 0), NULL, 10), params, n, sentence(p, "detail"));
+}
+
+static int on_job(struct puppet *p)
+{
+    struct zerod_job job = {0};
+    int r = zerod_job(p->c, &job);
+    const struct {
+        const char *name;
+        double value;
+    } numbers[] = {
+        {"world_size", job.world_size},
+        {"stage", job.stage},
+        {"private_weights", job.private_weights},
+        {"on_duplicate", job.on_duplicate},
+        {"lr", job.hyper.lr},
+        {"beta1", job.hyper.beta1},
+        {"beta2", job.hyper.beta2},
+        {"eps", job.hyper.eps},
+        {"weight_decay", job.hyper.weight_decay},
+        {"momentum", job.hyper.momentum},
+        {"nesterov", job.hyper.nesterov},
+        {"has_scheduler", job.has_scheduler},
+        {"max_norm", job.max_norm},
+        {"mean", job.mean},
+        {"fp16", job.fp16},
+        {"accumulation", job.accumulation},
+        {"max_live_elems", (double)job.max_live_elems},
+    };
+
+    if (r != 0)
+        return r;
+    say(p, "run_id", json_object_new_string(job.run_id));
+    say(p, "optimizer", json_object_new_string(job.optimizer));
+    for (size_t i = 0; i < ARRAY_SIZE(numbers); i++)
+        say(p, numbers[i].name, json_object_new_double(numbers[i].value));
+    return 0;
 }
 
 static int on_abort(struct puppet *p)
@@ -322,12 +436,19 @@ static int on_push(struct puppet *p)
 
 static int push_all(struct puppet *p)
 {
-    uint32_t but = (uint32_t)number(p, "but", UINT32_MAX), only = (uint32_t)number(p, "only", UINT32_MAX);
+    uint32_t only = (uint32_t)number(p, "only", UINT32_MAX);
+    unsigned but[MAX_WORDS];
+    size_t n_but = list(p, "but", but);
     int r = 0;
 
-    for (uint32_t i = p->n_params; r == 0 && i-- > 0;)
-        if (!p->params[i].frozen && i != but && (only == UINT32_MAX || i == only))
+    for (uint32_t i = p->n_params; r == 0 && i-- > 0;) {
+        bool wanted = !p->params[i].frozen && (only == UINT32_MAX || i == only);
+
+        for (size_t k = 0; k < n_but; k++)
+            wanted = wanted && i != but[k];
+        if (wanted)
             r = push(p, i);
+    }
     return r;
 }
 
@@ -580,17 +701,18 @@ static const struct {
     bool needs_connection;
     int (*run)(struct puppet *p);
 } commands[] = {
-    {"connect", false, on_connect}, {"close", false, on_close},  {"maps", false, on_maps},
-    {"declare", true, on_declare},  {"many", true, on_many},     {"param", true, on_param},
-    {"huge", true, on_huge},        {"form", true, on_form},     {"begin", true, on_begin},
-    {"push", true, on_push},        {"pushes", true, on_pushes}, {"end", true, on_end},
-    {"abandon", true, on_abandon},  {"step", true, on_step},     {"steps", true, on_steps},
-    {"norm", true, on_norm},        {"abort", true, on_abort},   {"clear", true, on_clear},
-    {"leave", true, on_leave},      {"gather", true, on_gather}, {"release", true, on_release},
-    {"window", true, on_window},    {"write", true, on_write},   {"commit", true, on_commit},
-    {"forget", true, on_forget},    {"read", true, on_read},     {"state", true, on_state},
-    {"user", true, on_user},        {"touch", true, on_touch},   {"peek", true, on_peek},
-    {"fork", true, on_fork},
+    {"connect", false, on_connect},  {"close", false, on_close},  {"maps", false, on_maps},
+    {"declare", true, on_declare},   {"many", true, on_many},     {"param", true, on_param},
+    {"huge", true, on_huge},         {"form", true, on_form},     {"begin", true, on_begin},
+    {"push", true, on_push},         {"pushes", true, on_pushes}, {"end", true, on_end},
+    {"abandon", true, on_abandon},   {"step", true, on_step},     {"steps", true, on_steps},
+    {"norm", true, on_norm},         {"abort", true, on_abort},   {"clear", true, on_clear},
+    {"leave", true, on_leave},       {"gather", true, on_gather}, {"release", true, on_release},
+    {"window", true, on_window},     {"write", true, on_write},   {"commit", true, on_commit},
+    {"forget", true, on_forget},     {"read", true, on_read},     {"state", true, on_state},
+    {"user", true, on_user},         {"touch", true, on_touch},   {"peek", true, on_peek},
+    {"fork", true, on_fork},         {"job", true, on_job},       {"report", true, on_report},
+    {"evidence", true, on_evidence},
 };
 
 static json_object *describe_error(const struct zerod_error *e)
@@ -652,6 +774,7 @@ int main(void)
     size_t size = 0;
 
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* with the test that holds the strings */
+    sigaction(SIGUSR1, &(struct sigaction){.sa_handler = on_signal}, NULL);
     while (p.params && getline(&line, &size, stdin) > 0) {
         split(&p, line);
         if (p.n_words == 0 || strcmp(p.words[0], "quit") == 0)

@@ -613,6 +613,110 @@ static void test_read_state(void **userdata)
     fixture_finish(f);
 }
 
+/* What the client said stands in the text of that step and attempt, and in no other. */
+static void test_evidence(void **userdata)
+{
+    static const uint32_t ids[] = {1, 2};
+    struct fixture *f = fixture_new(quiet);
+    struct peer *a = &f->peers[0], *b = &f->peers[1];
+    struct request_evidence evidence = {.exception = "MemoryError: later",
+                                        .raised_at = "train.py:7",
+                                        .swallowed_by = "train.py:9 main",
+                                        .in_forward = true,
+                                        .not_called = ids,
+                                        .n_not_called = ARRAY_SIZE(ids)};
+
+    (void)userdata;
+    fixture_form(f, "run");
+    evidence.attempt++;
+    job_evidence(f->job, a->rank, &evidence); /* of an attempt that is not the open one */
+    assert_false(a->rank->evidence.present);
+    evidence.attempt--;
+    evidence.exception = "MemoryError: first";
+    job_evidence(f->job, a->rank, &evidence);
+    evidence.exception = "MemoryError: second";
+    job_evidence(f->job, a->rank, &evidence);
+    peer_ask_step(a);
+    peer_expect_refused(a, E_MISSING, false);
+    assert_non_null(strstr(a->text, "MemoryError: second\n             raised at train.py:7\n"));
+    assert_null(strstr(a->text, "first"));
+    assert_non_null(strstr(a->text, "not called in this step: h.0.attn"));
+    job_abort_step(f->job, a->rank, "test");
+    peer_expect(a, REPLY_DONE);
+    a->at = a->reply.done.position;
+    job_abort_seen(f->job, a->rank, a->at.attempt);
+    assert_false(a->rank->evidence.present);
+    peer_begin(b);
+    peer_push_all(b);
+    peer_ask_end(b);
+    peer_expect_abort(b, "test");
+
+    evidence.attempt = a->at.attempt;
+    job_evidence(f->job, a->rank, &evidence);
+    fixture_steps(f, 1, FIXTURE_MICRO); /* nothing was missing after all */
+    assert_false(a->rank->evidence.present);
+    evidence.step++;
+    job_evidence(f->job, a->rank, &evidence);
+    assert_true(a->rank->evidence.present);
+    peer_die(a);
+    peer_return(a, "run");
+    assert_false(a->rank->evidence.present);
+    fixture_finish(f);
+}
+
+static void test_evidence_of_nothing(void **userdata)
+{
+    static const uint32_t ids[] = {0, PUPPET_PARAMS};
+    struct fixture *f = fixture_start(quiet);
+    struct peer *a = &f->peers[0];
+
+    (void)userdata;
+    job_evidence(f->job, a->rank,
+                 &(struct request_evidence){
+                     .step = a->at.step, .attempt = a->at.attempt, .called = ids, .n_called = ARRAY_SIZE(ids)});
+    peer_expect_dropped(a, E_BAD_MESSAGE);
+    fixture_free(f);
+}
+
+/* A successor's counters begin anew, those of an aborted attempt are not the step's. */
+static void test_counters_of_backwards(void **userdata)
+{
+    struct fixture *f = fixture_start(quiet);
+    struct peer *a = &f->peers[0], *b = &f->peers[1];
+    struct request_begin_backward begin = {.step = a->at.step, .n_forwards = 900, .n_backwards = 900};
+
+    (void)userdata;
+    job_begin_backward(f->job, a->rank, &begin);
+    job_abort_step(f->job, a->rank, "test");
+    peer_expect(a, REPLY_DONE);
+    a->at = a->reply.done.position;
+    job_abort_seen(f->job, a->rank, a->at.attempt);
+    peer_ask_step(a);
+    peer_expect_refused(a, E_MISSING, false);
+    assert_non_null(strstr(a->text, "no gradient reached zerod in this step"));
+    job_clear_fault(f->job, a->rank);
+    peer_expect(a, REPLY_DONE);
+    peer_die(a);
+    peer_return(a, "run");
+    begin.attempt = a->at.attempt;
+    begin.n_forwards = 2;
+    begin.n_backwards = 0;
+    job_begin_backward(f->job, a->rank, &begin);
+    job_abandon_backward(f->job, a->rank, &(struct request_abandon_backward){.why = "zero_grad() came first"});
+    peer_expect(a, REPLY_DONE);
+    assert_int_equal(a->rank->n_forwards - a->rank->n_forwards_at_step, 2);
+    peer_ask_step(a);
+    peer_expect_refused(a, E_MISSING, false);
+    assert_non_null(strstr(a->text, "  reason     zero_grad() came first\n"));
+    job_clear_fault(f->job, a->rank);
+    peer_expect(a, REPLY_DONE);
+    peer_begin(b);
+    peer_push_all(b);
+    peer_ask_end(b);
+    peer_expect_abort(b, "test");
+    fixture_finish(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -636,6 +740,9 @@ int main(void)
         cmocka_unit_test(test_stall_while_forming),
         cmocka_unit_test(test_intern_limit),
         cmocka_unit_test(test_read_state),
+        cmocka_unit_test(test_evidence),
+        cmocka_unit_test(test_evidence_of_nothing),
+        cmocka_unit_test(test_counters_of_backwards),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -9,6 +9,7 @@
 
 #include "daemon/base.h"
 #include "daemon/frame.h"
+#include "daemon/manifest.h"
 #include "daemon/wire.h"
 #include "proto/zerod.pb-c.h"
 #include "tests/wire-examples.h"
@@ -913,7 +914,7 @@ static void test_diagnostic_view(void **state)
 
 static void test_envelopes(void **state)
 {
-    static const uint8_t kind_25[] = {0xca, 0x01, 0x00};   /* key 25, a message of no bytes */
+    static const uint8_t kind_26[] = {0xd2, 0x01, 0x00};   /* key 26, a message of no bytes */
     static const uint8_t two[] = {0x2a, 0x00, 0x2a, 0x00}; /* Ready, Ready */
     static const uint8_t extra[] = {0x2a, 0x00, 0xa2, 0x06, 0x01, 0x41, 0xa8, 0x06, 0x05}; /* Ready; fields 100, 101 */
     static const uint8_t inner[] = {0x2a, 0x03, 0xa8, 0x06, 0x05};                         /* Ready with a field 101 */
@@ -929,8 +930,8 @@ static void test_envelopes(void **state)
 
     assert_request_refused("", 0, "ClientMessage: an empty packet, expected one message");
     assert_reply_refused("", 0, "ServerMessage: an empty packet, expected one message");
-    assert_request_refused(kind_25, sizeof(kind_25), "ClientMessage: message of kind 25, expected 1 to 24");
-    assert_reply_refused(kind_25, sizeof(kind_25), "ServerMessage: message of kind 25, expected 1 to 8");
+    assert_request_refused(kind_26, sizeof(kind_26), "ClientMessage: message of kind 26, expected 1 to 25");
+    assert_reply_refused(kind_26, sizeof(kind_26), "ServerMessage: message of kind 26, expected 1 to 8");
     assert_request_refused(two, sizeof(two), "ClientMessage: 2 messages in one packet, expected one");
     assert_request_refused(hidden, sizeof(hidden), "ClientMessage: 2 messages in one packet, expected one");
     assert_request_refused(short_length, sizeof(short_length),
@@ -1016,6 +1017,24 @@ static void test_too_small_a_buffer(void **state)
     step.step.n_blob_bytes = WIRE_MAX_BLOB_BYTES;
     assert_int_equal(wire_pack_request(&arena, &step, packet, sizeof(packet)), -EMSGSIZE);
     assert_null(arena.chunks);
+}
+
+/* As much evidence as there may be fits into a packet. */
+static void test_largest_evidence(void **state)
+{
+    static uint32_t ids[WIRE_MAX_EVIDENCE_IDS];
+    struct request request = example_requests[REQUEST_EVIDENCE], out;
+    size_t n;
+
+    for (size_t i = 0; i < ARRAY_SIZE(ids); i++)
+        ids[i] = MANIFEST_MAX_PARAMS - 1;
+    request.evidence.exception = request.evidence.raised_at = request.evidence.swallowed_by = text_of(1024);
+    request.evidence.dead_segment = request.evidence.site = text_of(1024);
+    request.evidence.not_called = request.evidence.called = ids;
+    request.evidence.n_not_called = request.evidence.n_called = ARRAY_SIZE(ids);
+    n = pack_request(&request);
+    assert_int_equal(wire_unpack_request(&arena, packet, n, &out, why, sizeof(why)), 0);
+    assert_evidence_equal(&out.evidence, &request.evidence);
 }
 
 /* A Declare of so many equal parameters; the length is padded to four bytes, as protobuf allows. */
@@ -1221,6 +1240,7 @@ int main(void)
         cmocka_unit_test(test_short_why),
         cmocka_unit_test(test_packing_keeps_the_request),
         cmocka_unit_test(test_too_small_a_buffer),
+        cmocka_unit_test(test_largest_evidence),
         cmocka_unit_test(test_arena_limits),
         cmocka_unit_test(test_arena),
         cmocka_unit_test(test_param_bytes),

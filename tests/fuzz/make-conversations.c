@@ -115,6 +115,7 @@ static void training(const char *folder)
 
 static void faults(const char *folder)
 {
+    static const uint32_t ids[] = {0, 1};
     struct conversation c;
 
     begin(&c, folder, "faults");
@@ -128,6 +129,19 @@ static void faults(const char *folder)
     say(&c, 0, &(struct request){.type = REQUEST_ABANDON_BACKWARD, .abandon_backward = {.why = "oom"}});
     say(&c, 0, &(struct request){.type = REQUEST_ABORT_STEP, .abort_step = {.why = "test"}});
     say(&c, 0, &(struct request){.type = REQUEST_ABORT_SEEN, .abort_seen = {.attempt = 1}});
+    say(&c, 0,
+        &(struct request){.type = REQUEST_EVIDENCE,
+                          .evidence = {.attempt = 1,
+                                       .exception = "RuntimeError: out of memory",
+                                       .swallowed_by = "train.py:9 main",
+                                       .dead_segment = "a",
+                                       .n_dead_segments = 1,
+                                       .site = "model.py:3",
+                                       .n_forwards = 1,
+                                       .not_called = ids,
+                                       .n_not_called = 1,
+                                       .called = ids + 1,
+                                       .n_called = 1}});
     say(&c, 0, &(struct request){.type = REQUEST_STEP, .step = {.attempt = 1}});
     say(&c, 0, &(struct request){.type = REQUEST_REPORT, .report = {.code = 1104, .detail = "moved"}});
     end(&c);
