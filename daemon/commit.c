@@ -158,14 +158,20 @@ static bool proceeds(const struct job_rank *rank)
     return rank->proceed;
 }
 
+/* A trainer that scales its loss itself lowers the scale when a step is skipped; at 1 there is none to lower. */
+static bool scales_itself(const struct job_rank *rank)
+{
+    return rank->args.loss_scale > 1;
+}
+
 /* A dynamic loss scale skips such steps by itself, as long as it can be lowered. */
 static bool holds_nonfinite(const struct job *job)
 {
     const struct step_finding *finding = &job->step->finding;
 
     return job->config->diagnostics.on_nonfinite == CONFIG_NONFINITE_ERROR &&
-           (!job->lossscale.dynamic || lossscale_is_at_minimum(&job->lossscale)) && finding->found &&
-           !job->ranks[finding->rank].left && !anybody(job, proceeds);
+           (!job->lossscale.dynamic || lossscale_is_at_minimum(&job->lossscale)) && !anybody(job, scales_itself) &&
+           finding->found && !job->ranks[finding->rank].left && !anybody(job, proceeds);
 }
 
 /* on_nonfinite: error. The guilty rank's request is taken back and refused; the others wait on. */
@@ -278,7 +284,7 @@ static void decide(struct job *job)
     job->last_norm = norm;
     job->has_norm = true;
     job->applying = isfinite(norm) && !inf && !(missing && job->config->diagnostics.on_missing == CONFIG_MISSING_SKIP);
-    if (!isfinite(norm) && !inf && !dynamic) {
+    if (!isfinite(norm) && !inf && !dynamic && !anybody(job, scales_itself)) {
         evidence = nonfinite_evidence(job, false);
         job_keep(job, cause_nonfinite(&evidence));
     }

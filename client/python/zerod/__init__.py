@@ -48,7 +48,9 @@ from .errors import (
     WrongGradient,
 )
 from .optimizer import Optimizer
+from .stage3 import stage3
+from .userstate import user_state
 from .window import gathered, writable
 
 __version__ = "0.2.0"
-__all__ = [name for name in dir() if name[0].isupper() or name in ("gathered", "writable")]
+__all__ = [name for name in dir() if name[0].isupper() or name in ("gathered", "stage3", "user_state", "writable")]

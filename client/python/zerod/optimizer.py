@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from . import _lib, binding, patches, state
 from .client import Client, Position, StepResult
 from .gradients import Gradients
+from .registry import open_optimizers, owners_of
 from .stage3 import Sharding
 
 # torch's names of a group's hyperparameters, for each optimizer of the daemon's.
@@ -28,20 +28,6 @@ HYPERS = {
     "Lion": ("lr", "betas", "weight_decay"),
     "Adagrad": ("lr", "lr_decay", "eps", "weight_decay"),
 }
-
-_open: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-
-
-def owners_of(params: Iterable[torch.Tensor]) -> list[Optimizer]:
-    """The open optimizers that some of these parameters belong to."""
-    ids = {id(p) for p in params} if _open else set()
-    return [opt for opt in _open if not ids.isdisjoint(opt.param_ids)]
-
-
-def with_gradients(params: Iterable[torch.Tensor]) -> list[Optimizer]:
-    """Those of them that have gradients of a step that was not taken yet."""
-    return owners_of(params) if any(opt.has_gradients for opt in _open) else []
-
 
 class Optimizer(torch.optim.Optimizer):
     """
@@ -122,13 +108,13 @@ class Optimizer(torch.optim.Optimizer):
         self._amp: tuple[float, torch.Tensor] | None = None  # loss scale and found_inf of a GradScaler
         self._max_norm: float | None = None  # of a clip_grad_norm_ before the next step
         self.result: StepResult | None = None
-        self._sharding = Sharding(client, self.model, self._bound) if self.stage == 3 else None
-        self._gradients = Gradients(client, self.model, self._bound, self._pack, self._sharding)
+        self.sharding = Sharding(client, self.model, self._bound) if self.stage == 3 else None
+        self._gradients = Gradients(client, self.model, self._bound, self._pack, self.sharding)
         self._guards = patches.attach(self)
         self.state.update({b.param: state.LazyState(self, b) for b in self._bound if b.trainable})
         self.param_ids = frozenset(id(b.param) for b in self._bound)
         self._formed = True
-        _open.add(self)
+        open_optimizers.add(self)
 
     def close(self) -> None:
         """Leaves the job; the model's weights become ordinary memory of this process."""
@@ -139,15 +125,15 @@ class Optimizer(torch.optim.Optimizer):
                 guard.remove()
             if self._client.is_mine:
                 self._give_back()
-            _open.discard(self)
+            open_optimizers.discard(self)
             self.state.clear()
 
     def _give_back(self) -> None:
         for b in self._bound:
             with self._client.gathered([b.index]):
                 binding.detach(b)
-        if self._sharding:
-            self._sharding.close()
+        if self.sharding:
+            self.sharding.close()
         self._client.leave()
 
     # ---- where it stands -----------------------------------------------------------------------------
@@ -248,6 +234,15 @@ class Optimizer(torch.optim.Optimizer):
 
     def _pack(self) -> bytes | None:
         return self._user_state.pack() if self._user_state is not None else None
+
+    def set_user_state(self, user_state: Any) -> None:
+        """user_state.pack() gives what is stored with each micro-batch and step; see zerod.user_state()."""
+        self._user_state = user_state
+
+    @property
+    def stored_user_state(self) -> bytes | None:
+        """What this rank's last incarnation stored."""
+        return self._client.user_state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """After step() there is nothing to clear. Before it, what this rank pushed is given up (E1007)."""

@@ -12,21 +12,16 @@ Where torch offers no hook, its functions are wrapped: once a process, and only 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
+from .registry import owners_of, with_gradients
+
 if TYPE_CHECKING:
     from .optimizer import Optimizer
-
-
-def _owners(params: Iterable[torch.Tensor]) -> list[Optimizer]:
-    from .optimizer import owners_of  # which imports this module
-
-    return owners_of(params)
 
 
 # ---- clipping -------------------------------------------------------------------------------------------
@@ -34,7 +29,7 @@ def _owners(params: Iterable[torch.Tensor]) -> list[Optimizer]:
 
 def _clip(parameters: list[torch.Tensor], max_norm: float, total_norm: torch.Tensor) -> bool:
     """Clips in the daemon. Returns False when the parameters are none of zerod's."""
-    owners = _owners(parameters)
+    owners = owners_of(parameters)
     if not owners:
         return False
     if len(owners) > 1 or len({id(p) for p in parameters}) < owners[0].n_trainable:
@@ -58,7 +53,7 @@ def _wrap_clipping() -> None:
     @functools.wraps(value)
     def clip_grad_value_(parameters: Any, clip_value: float, foreach: Any = None) -> None:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if _owners(parameters):
+        if owners_of(parameters):
             raise ValueError("clip_grad_value_: the gradients are in zerod already; it clips by norm, clip_grad_norm_")
         value(parameters, clip_value, foreach)
 
@@ -92,8 +87,6 @@ def _wrap_zero_grad() -> None:
 
     @functools.wraps(zero_grad)
     def watched(self: nn.Module, set_to_none: bool = True) -> None:
-        from .optimizer import with_gradients
-
         for owner in with_gradients(self.parameters()):
             owner.zero_grad()
         zero_grad(self, set_to_none)

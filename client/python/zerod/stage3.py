@@ -26,6 +26,7 @@ from torch import nn
 
 from .binding import Bound
 from .client import Client
+from .registry import owners_of
 
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
@@ -199,3 +200,20 @@ class Sharding:
             if param is not None and prefix + name in state_dict:
                 with self._client.gathered([self._index[param]]):
                     state_dict[prefix + name] = param.detach().clone()
+
+
+def stage3(model: nn.Module, prefetch: int = 1) -> Sharding:
+    """
+    The hooks that gather and release the weights of a model whose zerod.Optimizer is on a stage 3 daemon: the
+    optimizer has installed them already; here they can be tuned.
+
+    prefetch    how many modules are gathered ahead of the one that runs, in the order of the last time: each
+                costs the memory of its weights
+
+    Raises ValueError for a model without an open optimizer, or of a job in stage 1 or 2.
+    """
+    owners = owners_of(model.parameters())
+    if len(owners) != 1 or owners[0].sharding is None:
+        raise ValueError("not the model of an open zerod.Optimizer in stage 3 (zero_optimization.stage: 3)")
+    owners[0].sharding.prefetch = prefetch
+    return owners[0].sharding

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from .optimizer import Optimizer, owners_of
+from .optimizer import Optimizer
+from .registry import owners_of
 
 
 def _owner(model: nn.Module | torch.Tensor) -> Optimizer:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What a rank needs besides the weights to go on exactly where it was: its random number generators and the place in its
+data. The daemon keeps it with the rank's last micro-batch or step, and gives it to the rank's next incarnation.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+import sys
+import weakref
+from typing import Any, Protocol
+
+import torch
+
+from .optimizer import Optimizer
+
+MAX_BYTES = 64 * 1024  # of a blob: the daemon's limit
+
+
+class Stateful(Protocol):
+    """What can be stored: a sampler, a loader, the trainer's own counters."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+def _generators() -> dict[str, Any]:
+    numpy = sys.modules.get("numpy")
+    return {
+        "python": random.getstate(),
+        "torch": torch.get_rng_state(),
+        "numpy": numpy.random.get_state() if numpy else None,
+    }
+
+
+def _set_generators(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if states["numpy"] is not None:
+        import numpy
+
+        numpy.random.set_state(states["numpy"])
+
+
+class UserState:
+    """See user_state()."""
+
+    def __init__(self, opt: Optimizer, objects: dict[str, Stateful]) -> None:
+        self._objects = objects
+        for name, thing in objects.items():
+            if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
+                raise TypeError(f"{name} is a {type(thing).__name__}: it needs state_dict() and load_state_dict()")
+        self._opt = weakref.ref(opt)
+
+    def pack(self) -> bytes:
+        """Everything as it is now."""
+        file = io.BytesIO()
+        states = {"generators": _generators(), "objects": {name: o.state_dict() for name, o in self._objects.items()}}
+        pickle.dump(states, file, pickle.HIGHEST_PROTOCOL)
+        blob = file.getvalue()
+        if len(blob) > MAX_BYTES:
+            sizes = {name: len(pickle.dumps(s, pickle.HIGHEST_PROTOCOL)) for name, s in states["objects"].items()}
+            raise ValueError(
+                f"user state of {len(blob)} bytes, at most {MAX_BYTES} are kept: "
+                f"{', '.join(f'{name} {size}' for name, size in sizes.items())}; store positions, not data"
+            )
+        return blob
+
+    def unpack(self, blob: bytes) -> None:
+        """Puts everything back. The blob is this rank's own: nobody else could have stored it."""
+        states = pickle.loads(blob)
+        missing = set(states["objects"]) ^ set(self._objects)
+        if missing:
+            raise ValueError(
+                f"the stored user state has {sorted(states['objects'])}, this program gives {sorted(self._objects)}"
+            )
+        for name, thing in self._objects.items():
+            thing.load_state_dict(states["objects"][name])
+        _set_generators(states["generators"])
+
+
+def user_state(opt: Optimizer, **objects: Stateful) -> bool:
+    """
+    From now on the random number generators of random, numpy and torch, and objects with state_dict() and
+    load_state_dict(), are stored with every micro-batch and step of this rank, at most 64 KiB in all.
+
+    If the daemon has a state of an earlier incarnation of this rank it is restored now. Returns whether it did.
+    """
+    state = UserState(opt, objects)
+    opt.set_user_state(state)
+    blob = opt.stored_user_state
+    if blob:
+        state.unpack(blob)
+    return bool(blob)
