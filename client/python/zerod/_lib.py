@@ -123,7 +123,7 @@ _WAITING = {
     "zerod_read_state": (c_int, c_void_p, c_uint, c_int, c_void_p),
     "zerod_write_state": (c_int, c_void_p, c_uint, c_int, c_void_p),
     "zerod_evidence": (c_int, c_void_p, POINTER(Evidence)),
-    #"zerod_report": (c_int, c_void_p, c_int, POINTER(c_uint), c_size_t, c_char_p),
+    "zerod_report": (c_int, c_void_p, c_int, POINTER(c_uint), c_size_t, c_char_p),
     "zerod_abort_step": (c_int, c_void_p, c_char_p),
     "zerod_clear_fault": (c_int, c_void_p),
     "zerod_leave": (c_int, c_void_p),

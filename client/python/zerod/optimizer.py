@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from . import _lib, binding, patches, state
+from . import _lib, binding, callers, patches, state
 from .client import Client, Position, StepResult
 from .gradients import Gradients
 from .registry import open_optimizers, owners_of
@@ -111,6 +111,7 @@ class Optimizer(torch.optim.Optimizer):
         self.sharding = Sharding(client, self.model, self._bound) if self.stage == 3 else None
         self._gradients = Gradients(client, self.model, self._bound, self._pack, self.sharding)
         self._guards = patches.attach(self)
+        callers.install()
         self.state.update({b.param: state.LazyState(self, b) for b in self._bound if b.trainable})
         self.param_ids = frozenset(id(b.param) for b in self._bound)
         self._formed = True
@@ -323,6 +324,14 @@ class Optimizer(torch.optim.Optimizer):
         """Goes on after a refusal, knowingly: what was refused stays out of the sum."""
         self._client.clear_fault()
         self._gradients.fault = None
+
+    def refuse(self, code: int, what: str) -> None:
+        """Raises a fault of this side's, with the daemon's text, and goes on: nothing has been harmed."""
+        self._client.report(code, [], what)
+        try:
+            self._client.read_number(0, _lib.GRAD_NORM)
+        finally:
+            self._client.clear_fault()
 
     # ---- state ---------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Where torch offers no hook, its functions are wrapped: once a process, and only 
     clip_grad_value_     cannot be had: raises
     GradScaler           finds no gradients to check: gets the scale to the daemon, and its verdict back
     Module.zero_grad     is what many trainers call instead of the optimizer's
+    Module.to            copies on the way from host memory to host memory
     load_state_dict      writes into published weights: inside a write window
 """
 
@@ -94,6 +95,20 @@ def _wrap_zero_grad() -> None:
     nn.Module.zero_grad = watched
 
 
+def _wrap_to() -> None:
+    to = nn.Module.to
+
+    @functools.wraps(to)
+    def watched(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        owners = owners_of(self.parameters())
+        # torch copies from "cpu" to "cpu:0", where accelerate puts models: the copy would be trained by nobody.
+        stays = device is not None and device.type == "cpu" and dtype is None and memory_format is None
+        return self if owners and stays else to(self, *args, **kwargs)
+
+    nn.Module.to = watched
+
+
 class _LoadGuard:
     """
     A write window around load_state_dict() of the model or of a part of it. The outermost module that is loaded opens
@@ -130,3 +145,4 @@ def _install() -> None:
     _wrap_clipping()
     _wrap_scaler()
     _wrap_zero_grad()
+    _wrap_to()

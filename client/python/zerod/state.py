@@ -54,6 +54,10 @@ def _moments(opt: Optimizer) -> dict[str, int]:
 class LazyState(dict[str, torch.Tensor]):
     """One parameter's state as of the last step."""
 
+    def __new__(cls, *args: Any) -> Any:
+        # Those who rebuild nested dicts, as accelerate does, call type(x)({...}): what they get is a plain one.
+        return super().__new__(cls) if len(args) == 2 else dict(*args)
+
     def __init__(self, opt: Optimizer, b: Bound) -> None:
         super().__init__()
         self._opt, self._bound, self._epoch = opt, b, -1
