@@ -27,7 +27,7 @@
  *   fork                                     a child that holds the socket and sleeps; its calls return -ECHILD
  *   maps | quit
  *
- * interrupt=N: the wait ends when it was asked for the N-th time whether to; SIGUSR1 interrupts system calls.
+ * interrupt=N: the wait ends when it was asked for the N-th time whether to; SIGUSR1 interrupts a poll().
  */
 
 #include <errno.h>
@@ -841,7 +841,7 @@ int main(void)
     size_t size = 0;
 
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* with the test that holds the strings */
-    sigaction(SIGUSR1, &(struct sigaction){.sa_handler = on_signal}, NULL);
+    sigaction(SIGUSR1, &(struct sigaction){.sa_handler = on_signal, .sa_flags = SA_RESTART}, NULL);
     while (p.params && getline(&line, &size, stdin) > 0) {
         split(&p, line);
         if (p.n_words == 0 || strcmp(p.words[0], "quit") == 0)
