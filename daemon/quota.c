@@ -13,11 +13,17 @@
 int quota_charge(struct quota *quota, struct charge *charge, uint64_t amount)
 {
     assert(!charge->quota);
+    return quota_charge_more(quota, charge, amount);
+}
+
+int quota_charge_more(struct quota *quota, struct charge *charge, uint64_t amount)
+{
+    assert(!charge->quota || charge->quota == quota);
     if (amount > quota->limit - quota->used)
         return QUOTA_E_OVER;
     quota->used += amount;
     charge->quota = quota;
-    charge->amount = amount;
+    charge->amount += amount;
     return 0;
 }
 

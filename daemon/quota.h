@@ -28,6 +28,8 @@ enum {
 
 /* Asserts that charge is empty. Return: 0 or QUOTA_E_OVER, then nothing is charged. */
 int quota_charge(struct quota *quota, struct charge *charge, uint64_t amount);
+/* The same for what grows: adds to the charge, which may be empty. On QUOTA_E_OVER it stays as it is. */
+int quota_charge_more(struct quota *quota, struct charge *charge, uint64_t amount);
 void charge_deinit(struct charge *charge);
 
 /* Where the tightest bound on memory comes from. */

@@ -55,6 +55,26 @@ static void test_charge(void **state)
     assert_int_equal(quota.used, 0);
 }
 
+/* What grows: refused, it keeps what it had. */
+static void test_charge_more(void **state)
+{
+    struct quota quota = {.limit = 100};
+    struct charge charge = CHARGE_NULL, other = CHARGE_NULL;
+
+    (void)state;
+    assert_int_equal(quota_charge(&quota, &other, 20), 0);
+    assert_int_equal(quota_charge_more(&quota, &charge, 30), 0);
+    assert_int_equal(quota_charge_more(&quota, &charge, 50), 0);
+    assert_int_equal(quota.used, 100);
+    assert_int_equal(quota_charge_more(&quota, &charge, 1), QUOTA_E_OVER);
+    assert_int_equal(quota_charge_more(&quota, &charge, UINT64_MAX), QUOTA_E_OVER);
+    assert_int_equal(charge.amount, 80);
+    assert_int_equal(quota_charge_more(&quota, &charge, 0), 0);
+    charge_deinit(&charge);
+    assert_int_equal(quota.used, 20);
+    charge_deinit(&other);
+}
+
 static void test_charge_edges(void **state)
 {
     struct quota none = {.limit = UINT64_MAX}, nothing = {.limit = 0};
@@ -379,6 +399,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_charge),
+        cmocka_unit_test(test_charge_more),
         cmocka_unit_test(test_charge_edges),
         TEST(test_nothing_to_read),
         TEST(test_available),
