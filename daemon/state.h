@@ -59,6 +59,14 @@ struct state {
     uint64_t *frozen_offset_bytes; /* stage 3: per parameter, in the state segment */
 };
 
+/* The arrays of a bucket, by number. */
+enum state_kind {
+    STATE_MASTER = 0,
+    STATE_EXP_AVG = 1,
+    STATE_EXP_AVG_SQ = 2,
+    STATE_N_KINDS,
+};
+
 struct state_options {
     const struct layout *layout; /* not consumed, must outlive the state */
     unsigned stage;
@@ -99,6 +107,19 @@ static inline float *state_exp_avg_sq(const struct state *state, uint32_t bucket
     const struct state_bucket *b = &state->buckets[bucket];
 
     return b->exp_avg_sq ? b->exp_avg_sq + (elem - b->owned_start) : NULL;
+}
+
+/* NULL: the optimizer has no such moment. */
+static inline float *state_values(const struct state *state, enum state_kind kind, uint32_t bucket, uint64_t elem)
+{
+    switch (kind) {
+    case STATE_EXP_AVG:
+        return state_exp_avg(state, bucket, elem);
+    case STATE_EXP_AVG_SQ:
+        return state_exp_avg_sq(state, bucket, elem);
+    default:
+        return state_master(state, bucket, elem);
+    }
 }
 
 static inline float *state_acc(const struct state *state, uint32_t bucket, uint64_t elem)

@@ -89,3 +89,15 @@ void weights_store(const struct state *state, const struct kernels *kernels, uin
                      (const uint16_t *)from);
     }
 }
+
+void weights_store_masters(const struct state *state, const struct kernels *kernels, const struct layout_chunk *chunk,
+                           const float *src)
+{
+    const struct layout_param *p = &state->layout->params[chunk->param];
+    bool owned = state_owns(state, chunk->rank);
+
+    if (owned)
+        memcpy(state_master(state, p->bucket, p->offset_elems + chunk->start_elem), src, chunk->n_elems * sizeof(*src));
+    if (state->stage != 3 && (!owned || p->dtype != DTYPE_F32)) /* fp32 masters that are owned are the weights */
+        kernels->convert_from_f32(state_weights(state, chunk->param, chunk->start_elem), src, p->dtype, chunk->n_elems);
+}

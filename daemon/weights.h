@@ -16,6 +16,13 @@ void weights_fetch(const struct state *state, const struct kernels *kernels, uin
                    uint64_t n_elems, void *dst);
 
 /*
+ * The chunk takes these masters, and in stages 1 and 2 their roundings as published weights. Of a partition that
+ * is not owned only the weights.
+ */
+void weights_store_masters(const struct state *state, const struct kernels *kernels, const struct layout_chunk *chunk,
+                           const float *src);
+
+/*
  * The range takes these weights. A master changes only where its weight's bytes do, and is then the exact
  * value of the weight: what a 16-bit weight cannot show of its master survives when the weight is written back
  * unchanged.
