@@ -156,7 +156,8 @@ static const char *rank_word(const struct job *job, const struct job_rank *rank)
         [WAIT_FORM] = "forming",        [WAIT_INIT] = "initialising", [WAIT_READY] = "initialising",
         [WAIT_SLOT] = "slot",           [WAIT_END] = "boundary",      [WAIT_STEP] = "step",
         [WAIT_NORM] = "norm",           [WAIT_GATHER] = "gather",     [WAIT_READ] = "read",
-        [WAIT_WINDOW_BEGIN] = "window", [WAIT_WINDOW_END] = "window", [WAIT_ABORT] = "abort",
+        [WAIT_WINDOW_BEGIN] = "window", [WAIT_WINDOW_END] = "window", [WAIT_WRITE] = "window",
+        [WAIT_ABORT] = "abort",
     };
 
     if (rank->left)

@@ -427,7 +427,7 @@ static void tell_rank(struct job *job, struct job_rank *rank, struct diagnostic 
     }
     diagnostic_unref(rank->abort_notice);
     rank->abort_notice = diagnostic_ref(notice);
-    if (job_is_collective(rank->wait))
+    if (job_is_collective(rank->wait) || rank->wait == WAIT_WRITE) /* its window is gone */
         job_is_held(job, rank);
 }
 

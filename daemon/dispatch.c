@@ -232,6 +232,11 @@ static void on_read_state(struct session *s, const struct request *r)
     job_read_state(server_job(s->server), s->rank, &r->read_state);
 }
 
+static void on_write_state(struct session *s, const struct request *r)
+{
+    job_write_state(server_job(s->server), s->rank, &r->write_state);
+}
+
 static void on_abort_step(struct session *s, const struct request *r)
 {
     job_abort_step(server_job(s->server), s->rank, r->abort_step.why);
@@ -303,6 +308,7 @@ static const struct {
     [REQUEST_EVIDENCE] = {SESSION_FORMED, on_evidence},
     [REQUEST_LEAVE] = {RANK, on_leave},
     [REQUEST_ADMIN] = {SESSION_CONTROL, on_admin},
+    [REQUEST_WRITE_STATE] = {SESSION_FORMED, on_write_state},
 };
 
 static const char *state_word(enum session_state state)

@@ -377,16 +377,14 @@ struct reading {
     int result;
 };
 
-static const float *state_array(const struct job *job, uint32_t bucket, uint64_t elem, enum wire_state_kind kind)
+/* The wire's kinds of state that are arrays, by the state's own numbers. */
+_Static_assert((int)WIRE_STATE_MASTER == (int)STATE_MASTER && (int)WIRE_STATE_EXP_AVG == (int)STATE_EXP_AVG &&
+                   (int)WIRE_STATE_EXP_AVG_SQ == (int)STATE_EXP_AVG_SQ,
+               "kinds of state are numbered alike");
+
+static const float *array_of(const struct job *job, uint32_t bucket, uint64_t elem, enum wire_state_kind kind)
 {
-    switch (kind) {
-    case WIRE_STATE_EXP_AVG:
-        return state_exp_avg(job->state, bucket, elem);
-    case WIRE_STATE_EXP_AVG_SQ:
-        return state_exp_avg_sq(job->state, bucket, elem);
-    default:
-        return state_master(job->state, bucket, elem);
-    }
+    return state_values(job->state, (enum state_kind)kind, bucket, elem);
 }
 
 static void reading_run(struct work *work, uint32_t item)
@@ -405,7 +403,7 @@ static void reading_run(struct work *work, uint32_t item)
     for (uint32_t c = p->first_chunk; p->trainable && c < p->first_chunk + p->n_chunks; c++) {
         const struct layout_chunk *chunk = &job->layout->chunks[c];
 
-        memcpy(dst + chunk->start_elem, state_array(job, p->bucket, p->offset_elems + chunk->start_elem, reading->kind),
+        memcpy(dst + chunk->start_elem, array_of(job, p->bucket, p->offset_elems + chunk->start_elem, reading->kind),
                chunk->n_elems * sizeof(float));
     }
 }
@@ -448,6 +446,11 @@ static void reading_done(struct work *work)
     job_settle(job);
 }
 
+static bool has_array(enum wire_state_kind kind)
+{
+    return kind != WIRE_STATE_GRAD_NORM && kind != WIRE_STATE_STEP_COUNT;
+}
+
 static const char *check_read(const struct job *job, const struct request_read_state *request)
 {
     const struct layout_param *p;
@@ -459,8 +462,7 @@ static const char *check_read(const struct job *job, const struct request_read_s
         return NULL;
     if (!p->trainable)
         return "ReadState.kind: a frozen parameter has no optimizer state";
-    if (request->kind != WIRE_STATE_GRAD_NORM && p->n_elems > 0 &&
-        !state_array(job, p->bucket, p->offset_elems, request->kind))
+    if (has_array(request->kind) && p->n_elems > 0 && !array_of(job, p->bucket, p->offset_elems, request->kind))
         return "ReadState.kind: this optimizer has no such moment";
     return NULL;
 }
@@ -488,7 +490,7 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
         job_refuse(job, rank, job_keep(job, cause_bad_message(&at, wrong)), false);
         return;
     }
-    if (request->kind == WIRE_STATE_GRAD_NORM) {
+    if (!has_array(request->kind)) {
         job_answer(job, rank,
                    &(struct reply){
                        .type = REPLY_STATE_IS,

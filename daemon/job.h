@@ -70,6 +70,7 @@ enum job_wait {
     WAIT_READ,
     WAIT_WINDOW_BEGIN,
     WAIT_WINDOW_END,
+    WAIT_WRITE,
     WAIT_ABORT,
 };
 
@@ -378,6 +379,7 @@ void gather_detach(struct job *job, struct job_rank *rank);
 /* ---- write windows (window.c) -------------------------------------------------------------------------- */
 
 void job_write_begin(struct job *job, struct job_rank *rank);
+void job_write_state(struct job *job, struct job_rank *rank, const struct request_write_state *request);
 void job_write_end(struct job *job, struct job_rank *rank, bool forget);
 void window_detach(struct job *job, struct job_rank *rank);
 void window_settle(struct job *job);

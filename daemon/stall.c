@@ -141,6 +141,7 @@ const char *job_waits_for(const struct job *job, const struct job_rank *rank)
         [WAIT_READ] = "for state",
         [WAIT_WINDOW_BEGIN] = "to open a write window",
         [WAIT_WINDOW_END] = "to close a write window",
+        [WAIT_WRITE] = "for room in a write window",
         [WAIT_ABORT] = "for the abort",
     };
 

@@ -3,20 +3,37 @@
 /*
  * Write windows: between two steps rank 0 writes into a segment that shows the
  * weights; when all ranks end the window it becomes the weights and masters.
- * Until then nothing of the state has changed, so a window that is forgotten leaves no trace.
+ * Until then nothing of the state has changed, so a window that is forgotten leaves no trace. What 16-bit weights
+ * do not show, moments and step counts, is written beside it, into a rewrite, which shares the window's fate.
  */
 
 #include <stdio.h>
 #include <string.h>
 
 #include "daemon/base.h"
+#include "daemon/failpoint.h"
 #include "daemon/job.h"
+#include "daemon/rewrite.h"
 #include "daemon/transfer.h"
+
+/* Pages for a place of the rewrite. Rank 0 waits for them, or is gone. */
+struct writing {
+    struct work work;
+    struct job *job;
+    uint32_t param;
+    enum state_kind kind;
+    struct rewrite_place place;
+    int result;
+};
 
 struct window {
     struct segment segment;
+    struct charge charge;
+    struct rewrite *rewrite; /* NULL: nothing of the state was written yet */
+    struct charge rewrite_charge;
+    struct writing writing;
     bool ready;     /* shows the weights */
-    bool busy;      /* a transfer is under way */
+    bool busy;      /* a transfer, a rewrite or the reserving of its pages is under way */
     bool stale;     /* its writer died: to be filled again for the successor */
     bool forgotten; /* while a transfer was under way: goes when that ends */
 };
@@ -26,6 +43,9 @@ void window_free(struct window *window)
     if (!window)
         return;
     segment_deinit(&window->segment);
+    charge_deinit(&window->charge);
+    rewrite_free(window->rewrite);
+    charge_deinit(&window->rewrite_charge);
     free(window);
 }
 
@@ -48,6 +68,8 @@ static const struct misplaced inside_step = {"a write window",
                                              "zerod_write_begin before the step's first micro-batch, on all ranks"};
 static const struct misplaced not_open = {"the end of a write window", "no write window is open",
                                           "zerod_write_begin first, on all ranks"};
+static const struct misplaced written_outside = {"state to be written (zerod_write_state)", "no write window is open",
+                                                 "zerod_write_begin first, on all ranks"};
 
 /* ---- begin --------------------------------------------------------------------------------------------- */
 
@@ -114,6 +136,9 @@ static int fill(struct job *job)
     job->window->ready = false;
     job->window->busy = r == 0;
     job->window->stale = false;
+    /* A successor begins with nothing written. */
+    rewrite_free(steal_ptr(job->window->rewrite));
+    charge_deinit(&job->window->rewrite_charge);
     return r;
 }
 
@@ -129,7 +154,7 @@ static void open_window(struct job *job)
     if (job->window)
         job->window->segment = SEGMENT_NULL;
     if (job->window && n_bytes <= headroom.available_bytes && n_bytes <= headroom.cgroup_bytes &&
-        n_bytes <= job->memory.limit - job->memory.used)
+        quota_charge(&job->memory, &job->window->charge, n_bytes) == 0)
         r = segment_init(&job->window->segment, "window", n_bytes);
     if (r == 0)
         r = fill(job);
@@ -151,6 +176,190 @@ void job_write_begin(struct job *job, struct job_rank *rank)
     }
     job_wait(job, rank, WAIT_WINDOW_BEGIN);
     job_settle(job);
+}
+
+/* ---- writing state ------------------------------------------------------------------------------------- */
+
+/* Return: NULL, or why it cannot be written; a sentence in what. */
+static const char *check_write(const struct job *job, const struct request_write_state *request, char *what,
+                               size_t size)
+{
+    static const char *const names[] = {[STATE_EXP_AVG] = "exp_avg", [STATE_EXP_AVG_SQ] = "exp_avg_sq"};
+    const struct layout_param *p;
+    char name[128];
+
+    if (request->param >= job->layout->n_params) {
+        snprintf(what, size, "WriteState.param: %u, expected 0 to %u", request->param, job->layout->n_params - 1);
+        return what;
+    }
+    p = &job->layout->params[request->param];
+    layout_print_name(name, sizeof(name), p->name, p->name_len);
+    if (!p->trainable) {
+        snprintf(what, size,
+                 "WriteState.param: %s is frozen and has no optimizer state; zerod_window() has its weights", name);
+        return what;
+    }
+    if (request->kind != WIRE_STATE_STEP_COUNT && p->n_elems > 0 &&
+        !state_values(job->state, (enum state_kind)request->kind, p->bucket, p->offset_elems)) {
+        snprintf(what, size, "WriteState.kind: %s, which the optimizer of this daemon does not keep",
+                 names[request->kind]);
+        return what;
+    }
+    return NULL;
+}
+
+static void refuse_write(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic)
+{
+    job_fault(job, rank, diagnostic); /* sticky: what is missing is not to be committed by mistake */
+    job_is_held(job, rank);
+}
+
+static void refuse_pages(struct job *job, struct job_rank *rank, const struct evidence_quota *bound, uint64_t n_bytes)
+{
+    struct evidence_quota evidence = *bound;
+
+    evidence.at = job_at(job, rank);
+    evidence.what = "state in a write window";
+    evidence.unit = "bytes";
+    evidence.asked = n_bytes;
+    if (!evidence.fix)
+        evidence.fix = "free memory on this machine";
+    refuse_write(job, rank, cause_quota(&evidence));
+}
+
+/* Return: true when so many bytes more may be held, and are charged; else the rank has been told. */
+static bool charge_pages(struct job *job, struct job_rank *rank, uint64_t n_bytes)
+{
+    struct memory_headroom headroom;
+    uint64_t free_bytes;
+
+    memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
+    free_bytes = MIN(headroom.available_bytes, headroom.cgroup_bytes);
+    if (n_bytes > free_bytes) {
+        refuse_pages(job, rank, &(struct evidence_quota){0}, n_bytes);
+        return false;
+    }
+    if (quota_charge_more(&job->memory, &job->window->rewrite_charge, n_bytes) == 0)
+        return true;
+    refuse_pages(job, rank,
+                 &(struct evidence_quota){.held = job->memory.used,
+                                          .allowed = job->memory.limit,
+                                          .fix = "raise limits.memory, or write the state in several windows"},
+                 n_bytes);
+    return false;
+}
+
+/* place: NULL when there is nothing to fill. */
+static void answer_write(struct job *job, struct job_rank *rank, uint32_t param, const struct rewrite_place *place)
+{
+    const struct segment *segment = place ? &job->window->rewrite->segment : NULL;
+    int fd = segment ? segment_open_rw(segment) : -1;
+
+    if (segment && fd < 0) {
+        refuse_pages(job, rank, &(struct evidence_quota){.fix = "raise the daemon's limit of open files"}, 0);
+        return;
+    }
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_STATE_IS,
+                   .state_is = {.segments = segment ? &(struct wire_segment){.kind = WIRE_SEGMENT_WINDOW_STATE,
+                                                                             .n_bytes = segment->n_bytes}
+                                                    : NULL,
+                                .n_segments = segment != NULL,
+                                .n_elems = job->layout->params[param].n_elems,
+                                .count = state_journal(job->state)->counts[param],
+                                .offset_bytes = place ? place->offset_bytes : 0},
+               },
+               &fd, segment != NULL);
+}
+
+static void writing_run(struct work *work, uint32_t item)
+{
+    struct writing *writing = container_of(work, struct writing, work);
+
+    (void)item;
+    (void)failpoint("writing");
+    writing->result = rewrite_reserve(writing->job->window->rewrite, &writing->place);
+}
+
+static void writing_done(struct work *work)
+{
+    struct writing *writing = container_of(work, struct writing, work);
+    struct job *job = writing->job;
+    struct window *window = job->window;
+    struct job_rank *rank = &job->ranks[0];
+
+    job->n_io--;
+    window->busy = false;
+    if (window->forgotten) { /* by an abort, of which the rank is told */
+        window_free(steal_ptr(job->window));
+    } else if (rank->wait == WAIT_WRITE && writing->result < 0) {
+        refuse_pages(job, rank, &(struct evidence_quota){0}, writing->place.n_bytes);
+    } else if (rank->wait == WAIT_WRITE) {
+        rewrite_mark(window->rewrite, writing->param, writing->kind);
+        answer_write(job, rank, writing->param, &writing->place);
+    }
+    job_settle(job);
+}
+
+static void give_place(struct job *job, struct job_rank *rank, const struct request_write_state *request)
+{
+    struct window *window = job->window;
+    enum state_kind kind = (enum state_kind)request->kind;
+    struct rewrite_place place = rewrite_place(window->rewrite, request->param, kind);
+
+    if (rewrite_is_marked(window->rewrite, request->param, kind)) {
+        answer_write(job, rank, request->param, &place);
+        return;
+    }
+    if (!charge_pages(job, rank, place.n_bytes))
+        return;
+    window->writing = (struct writing){.work = {.run = writing_run, .done = writing_done, .n_items = 1},
+                                       .job = job,
+                                       .param = request->param,
+                                       .kind = kind,
+                                       .place = place};
+    window->busy = true;
+    job->n_io++;
+    job_wait(job, rank, WAIT_WRITE);
+    worker_post(job->pool, &window->writing.work);
+}
+
+/* Rank 0 inside a window whose weights it was given; a successor has to begin first. */
+static bool may_write(const struct job *job, const struct job_rank *rank)
+{
+    const struct window *window = job->window;
+
+    return job->phase == JOB_WINDOW && (rank->rank != 0 || (window->ready && !window->busy && !window->stale));
+}
+
+void job_write_state(struct job *job, struct job_rank *rank, const struct request_write_state *request)
+{
+    struct evidence_at at = job_at(job, rank);
+    char buffer[256];
+    const char *wrong;
+
+    if (job_is_held(job, rank))
+        return;
+    if (!may_write(job, rank)) {
+        job_refuse_early(job, rank, &written_outside);
+        return;
+    }
+    wrong = check_write(job, request, buffer, sizeof(buffer));
+    if (wrong) {
+        refuse_write(job, rank, cause_bad_message(&at, wrong));
+        return;
+    }
+    if (rank->rank == 0 && !job->window->rewrite && rewrite_new(&job->window->rewrite, job->state, job->kernels) < 0) {
+        refuse_pages(job, rank, &(struct evidence_quota){0}, 0);
+        return;
+    }
+    if (rank->rank == 0 && request->kind == WIRE_STATE_STEP_COUNT)
+        rewrite_set_count(job->window->rewrite, request->param, request->count);
+    if (rank->rank == 0 && request->kind != WIRE_STATE_STEP_COUNT && job->layout->params[request->param].n_elems > 0)
+        give_place(job, rank, request);
+    else
+        answer_write(job, rank, request->param, NULL);
 }
 
 /* ---- end ----------------------------------------------------------------------------------------------- */
@@ -179,14 +388,25 @@ static void committed(struct job *job)
     finish_window(job);
 }
 
+static void all_stored(void *userdata)
+{
+    struct job *job = userdata;
+
+    job->window->busy = false;
+    if (!pool_refresh(job, committed))
+        committed(job);
+}
+
+/* After the weights: a master that was written itself is the one that counts. */
 static void store_done(void *userdata, int result)
 {
     struct job *job = userdata;
 
     (void)result;
-    job->window->busy = false;
-    if (!pool_refresh(job, committed))
-        committed(job);
+    if (job->window->rewrite)
+        rewrite_store(job->window->rewrite, job->pool, all_stored, job);
+    else
+        all_stored(job);
 }
 
 static void commit_window(struct job *job)

@@ -30,7 +30,7 @@ enum {
 /* ---- both ways ----------------------------------------------------------------------------------------- */
 
 static const struct wire_rule segment_rules[] = {
-    ENUM(Segment, wire_segment, kind, .max = WIRE_SEGMENT_STATE),
+    ENUM(Segment, wire_segment, kind, .max = WIRE_SEGMENT_WINDOW_STATE),
     U64(Segment, wire_segment, n_bytes, .min = PAGE_ALIGN, .multiple_of = PAGE_ALIGN),
 };
 static const struct wire_table segment_table = WIRE_TABLE(segment, wire_segment, segment_rules);
@@ -257,8 +257,28 @@ static const struct wire_rule write_end_rules[] = {
 
 static const struct wire_rule read_state_rules[] = {
     U32(ReadState, request_read_state, param),
-    ENUM(ReadState, request_read_state, kind, .max = WIRE_STATE_GRAD_NORM),
+    ENUM(ReadState, request_read_state, kind, .max = WIRE_STATE_STEP_COUNT),
 };
+
+/* A count is read as a double. */
+static const struct wire_rule write_state_rules[] = {
+    U32(WriteState, request_write_state, param),
+    ENUM(WriteState, request_write_state, kind, .max = WIRE_STATE_STEP_COUNT),
+    U64(WriteState, request_write_state, count, .max = UINT64_C(1) << 53),
+};
+
+static bool write_state_check(const void *ours, struct wire_problem *problem)
+{
+    const struct request_write_state *write = ours;
+
+    if (write->kind == WIRE_STATE_GRAD_NORM)
+        wire_problem_set(problem, "kind: 3, expected 0 to 2, or 4");
+    else if (write->kind != WIRE_STATE_STEP_COUNT && write->count != 0)
+        wire_problem_set(problem, "count: %" PRIu64 ", expected 0 but with kind 4", write->count);
+    else
+        return true;
+    return false;
+}
 
 static const struct wire_rule abort_step_rules[] = {
     STRING(AbortStep, request_abort_step, why, .max = WIRE_MAX_TEXT_BYTES, .flags = WIRE_MULTILINE),
@@ -345,6 +365,7 @@ static const struct wire_table request_tables[N_REQUEST_TYPES] = {
     [REQUEST_LEAVE] = TABLE_EMPTY(leave),
     [REQUEST_ADMIN] = WIRE_TABLE(admin, request_admin, admin_rules),
     [REQUEST_EVIDENCE] = WIRE_TABLE(evidence, request_evidence, evidence_rules),
+    [REQUEST_WRITE_STATE] = WIRE_TABLE(write_state, request_write_state, write_state_rules, .check = write_state_check),
 };
 
 /* ---- daemon to client ---------------------------------------------------------------------------------- */
@@ -413,6 +434,7 @@ static const struct wire_rule state_is_rules[] = {
     U64(StateIs, reply_state_is, n_elems, .max = ELEMS_LIMIT - 1),
     DOUBLE(StateIs, reply_state_is, norm),
     U64(StateIs, reply_state_is, count),
+    U64(StateIs, reply_state_is, offset_bytes, .multiple_of = PAGE_ALIGN),
 };
 
 static const struct wire_rule refused_rules[] = {
@@ -465,7 +487,7 @@ static const struct envelope reply_envelope = {
 };
 
 _Static_assert((int)REQUEST_PUSH == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_PUSH &&
-                   (int)REQUEST_ADMIN == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_ADMIN &&
+                   (int)REQUEST_WRITE_STATE == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_WRITE_STATE &&
                    (int)REPLY_ADMIN_PART == (int)ZEROD__V1__SERVER_MESSAGE__KIND_ADMIN_PART,
                "types are numbered like the kinds of the proto");
 

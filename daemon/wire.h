@@ -72,6 +72,7 @@ enum wire_segment_kind {
     WIRE_SEGMENT_WINDOW = 4,
     WIRE_SEGMENT_POOL = 5,
     WIRE_SEGMENT_STATE = 6,
+    WIRE_SEGMENT_WINDOW_STATE = 7,
 };
 
 enum wire_state_kind {
@@ -79,6 +80,7 @@ enum wire_state_kind {
     WIRE_STATE_EXP_AVG = 1,
     WIRE_STATE_EXP_AVG_SQ = 2,
     WIRE_STATE_GRAD_NORM = 3,
+    WIRE_STATE_STEP_COUNT = 4,
 };
 
 /* ---- both ways ----------------------------------------------------------------------------------------- */
@@ -264,6 +266,12 @@ struct request_read_state {
     enum wire_state_kind kind;
 };
 
+struct request_write_state {
+    uint32_t param;
+    enum wire_state_kind kind;
+    uint64_t count;
+};
+
 struct request_abort_step {
     const char *why;
 };
@@ -331,6 +339,7 @@ enum request_type {
     REQUEST_LEAVE,
     REQUEST_ADMIN,
     REQUEST_EVIDENCE,
+    REQUEST_WRITE_STATE,
     N_REQUEST_TYPES, /* one more than the last */
 };
 
@@ -352,6 +361,7 @@ struct request {
         struct request_release release;
         struct request_write_end write_end;
         struct request_read_state read_state;
+        struct request_write_state write_state;
         struct request_abort_step abort_step;
         struct request_abort_seen abort_seen;
         struct request_report report;
@@ -430,6 +440,7 @@ struct reply_state_is {
     uint64_t n_elems;
     double norm; /* may be infinite or not a number */
     uint64_t count;
+    uint64_t offset_bytes;
 };
 
 struct reply_refused {

@@ -1119,6 +1119,9 @@ static struct request near_right(struct raw *c, uint64_t *random)
     case REQUEST_READ_STATE:
         request.read_state.param = ids[0];
         break;
+    case REQUEST_WRITE_STATE:
+        request.write_state = (struct request_write_state){.param = ids[0], .kind = draw(random) % 3};
+        break;
     case REQUEST_ABORT_SEEN:
         request.abort_seen.attempt = c->at.attempt;
         break;

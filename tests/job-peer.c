@@ -51,6 +51,8 @@ static void on_answer(void *userdata, void *peer, const struct reply *reply, int
         p->fds[i] = fds[i];
         if (reply->type == REPLY_FORMED)
             p->segments[i] = reply->formed.segments[i];
+        if (reply->type == REPLY_STATE_IS)
+            p->segments[i] = reply->state_is.segments[i];
     }
     p->code = 0;
     if (reply->type == REPLY_REFUSED) {

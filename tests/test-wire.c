@@ -342,6 +342,7 @@ static void assert_reply_equal(const struct reply *a, const struct reply *b)
                               b->state_is.n_segments);
         assert_true(a->state_is.n_elems == b->state_is.n_elems && a->state_is.norm == b->state_is.norm);
         assert_int_equal(a->state_is.count, b->state_is.count);
+        assert_int_equal(a->state_is.offset_bytes, b->state_is.offset_bytes);
         break;
     case REPLY_REFUSED:
         assert_diagnostics_equal(&a->refused.diagnostic, &b->refused.diagnostic);
@@ -594,7 +595,15 @@ static void test_limits_of_other_requests(void **state)
                  "Gather.params: 65537 values, expected at most 65536");
     REQUEST_CASE(REQUEST_RELEASE, (q.release.params = many_ids, q.release.n_params = 65537),
                  "Release.params: 65537 values, expected at most 65536");
-    REQUEST_CASE(REQUEST_READ_STATE, q.read_state.kind = 4, "ReadState.kind: 4, expected 0 to 3");
+    REQUEST_CASE(REQUEST_READ_STATE, q.read_state.kind = 5, "ReadState.kind: 5, expected 0 to 4");
+    REQUEST_CASE(REQUEST_WRITE_STATE, q.write_state.kind = 5, "WriteState.kind: 5, expected 0 to 4");
+    REQUEST_CASE(REQUEST_WRITE_STATE, q.write_state.kind = WIRE_STATE_GRAD_NORM,
+                 "WriteState.kind: 3, expected 0 to 2, or 4");
+    REQUEST_CASE(REQUEST_WRITE_STATE, q.write_state.kind = WIRE_STATE_EXP_AVG,
+                 "WriteState.count: 9007199254740992, expected 0 but with kind 4");
+    REQUEST_CASE(REQUEST_WRITE_STATE, (q.write_state.kind = WIRE_STATE_EXP_AVG, q.write_state.count = 0), NULL);
+    REQUEST_CASE(REQUEST_WRITE_STATE, q.write_state.count++,
+                 "WriteState.count: 9007199254740993, expected 0 to 9007199254740992");
     REQUEST_CASE(REQUEST_ABORT_STEP, q.abort_step.why = text_of(1025), "AbortStep.why: 1025 bytes, expected 0 to 1024");
     REQUEST_CASE(REQUEST_REPORT, q.report.code = 1103, "Report.code: 1103, expected 1104 to 1107 or 1110");
     REQUEST_CASE(REQUEST_REPORT, q.report.code = 1108, "Report.code: 1108, expected 1104 to 1107 or 1110");
@@ -651,9 +660,9 @@ static void test_limits_of_replies(void **state)
     REPLY_CASE(REPLY_FORMED, (q.formed.segments = segments, q.formed.n_segments = 8), NULL);
     REPLY_CASE(REPLY_FORMED, (q.formed.segments = segments, q.formed.n_segments = 9),
                "Formed.segments: 9 values, expected at most 8");
-    segments[1].kind = 7;
+    segments[1].kind = 8;
     REPLY_CASE(REPLY_FORMED, (q.formed.segments = segments, q.formed.n_segments = 8),
-               "Formed.segments[1].kind: 7, expected 0 to 6");
+               "Formed.segments[1].kind: 8, expected 0 to 7");
     segments[1].kind = WIRE_SEGMENT_STATE;
     segments[1].n_bytes = 0;
     REPLY_CASE(REPLY_DONE, (q.done.segments = segments, q.done.n_segments = 2),
@@ -914,7 +923,7 @@ static void test_diagnostic_view(void **state)
 
 static void test_envelopes(void **state)
 {
-    static const uint8_t kind_26[] = {0xd2, 0x01, 0x00};   /* key 26, a message of no bytes */
+    static const uint8_t kind_99[] = {0x9a, 0x06, 0x00};   /* key 99, a message of no bytes */
     static const uint8_t two[] = {0x2a, 0x00, 0x2a, 0x00}; /* Ready, Ready */
     static const uint8_t extra[] = {0x2a, 0x00, 0xa2, 0x06, 0x01, 0x41, 0xa8, 0x06, 0x05}; /* Ready; fields 100, 101 */
     static const uint8_t inner[] = {0x2a, 0x03, 0xa8, 0x06, 0x05};                         /* Ready with a field 101 */
@@ -930,8 +939,8 @@ static void test_envelopes(void **state)
 
     assert_request_refused("", 0, "ClientMessage: an empty packet, expected one message");
     assert_reply_refused("", 0, "ServerMessage: an empty packet, expected one message");
-    assert_request_refused(kind_26, sizeof(kind_26), "ClientMessage: message of kind 26, expected 1 to 25");
-    assert_reply_refused(kind_26, sizeof(kind_26), "ServerMessage: message of kind 26, expected 1 to 8");
+    assert_request_refused(kind_99, sizeof(kind_99), "ClientMessage: message of kind 99, expected 1 to 26");
+    assert_reply_refused(kind_99, sizeof(kind_99), "ServerMessage: message of kind 99, expected 1 to 8");
     assert_request_refused(two, sizeof(two), "ClientMessage: 2 messages in one packet, expected one");
     assert_request_refused(hidden, sizeof(hidden), "ClientMessage: 2 messages in one packet, expected one");
     assert_request_refused(short_length, sizeof(short_length),

@@ -133,6 +133,8 @@ const struct request example_requests[N_REQUEST_TYPES] = {
                                        .called = ids + 2,
                                        .n_called = 1}},
     [REQUEST_ADMIN] = {.type = REQUEST_ADMIN, .admin = {.command = "status", .args = args, .n_args = ARRAY_SIZE(args)}},
+    [REQUEST_WRITE_STATE] = {.type = REQUEST_WRITE_STATE,
+                             .write_state = {.param = 9, .kind = WIRE_STATE_STEP_COUNT, .count = UINT64_C(1) << 53}},
 };
 
 static const struct wire_segment segments[] = {
@@ -212,9 +214,13 @@ const struct reply example_replies[N_REPLY_TYPES] = {
                                        .loss_scale = 4,
                                        .lr = 1e-4,
                                        .n_missing = 6}},
-    [REPLY_STATE_IS] =
-        {.type = REPLY_STATE_IS,
-         .state_is = {.segments = segments + 2, .n_segments = 1, .n_elems = 2048, .norm = 7, .count = 8}},
+    [REPLY_STATE_IS] = {.type = REPLY_STATE_IS,
+                        .state_is = {.segments = segments + 2,
+                                     .n_segments = 1,
+                                     .n_elems = 2048,
+                                     .norm = 7,
+                                     .count = 8,
+                                     .offset_bytes = 12288}},
     [REPLY_REFUSED] = {.type = REPLY_REFUSED,
                        .refused = {.diagnostic = {.code = 1001,
                                                   .cause_class = "D1",

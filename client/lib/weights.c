@@ -274,7 +274,7 @@ int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, vo
     struct reply reply;
     int r = client_check(c, true);
 
-    if (r == 0 && (which > ZEROD_GRAD_NORM || (which != ZEROD_GRAD_NORM && param >= c->layout->n_params)))
+    if (r == 0 && (which > ZEROD_STEP_COUNT || (which != ZEROD_GRAD_NORM && param >= c->layout->n_params)))
         r = client_fail(c, -EINVAL, "zerod_read_state: no parameter %u of %u, or no such state", param,
                         c->layout->n_params);
     if (r == 0)
@@ -288,6 +288,10 @@ int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, vo
         memcpy(dst, &reply.state_is.norm, sizeof(double));
         return 0;
     }
+    if (which == ZEROD_STEP_COUNT) {
+        memcpy(dst, &(double){(double)reply.state_is.count}, sizeof(double));
+        return 0;
+    }
     if (reply.state_is.n_segments == 0 || c->in.n_fds == 0)
         return 0; /* a parameter of no elements */
     r = mapping_init(&mapping, steal_fd(&c->in.fds[0]), reply.state_is.segments[0].n_bytes, PROT_READ);
@@ -296,4 +300,61 @@ int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, vo
     memcpy(dst, mapping.base, reply.state_is.n_elems * sizeof(float));
     mapping_deinit(&mapping);
     return 0;
+}
+
+/* Return: 0, or why it is no state that could be written. *count is set when it is one. */
+static int check_state(struct zerod *c, unsigned param, enum zerod_state which, const void *src, uint64_t *count)
+{
+    double n = 0;
+
+    if (param >= c->layout->n_params || which > ZEROD_STEP_COUNT || which == ZEROD_GRAD_NORM)
+        return client_fail(c, -EINVAL, "zerod_write_state: no parameter %u of %u, or no state that can be written",
+                           param, c->layout->n_params);
+    if (which == ZEROD_STEP_COUNT)
+        memcpy(&n, src, sizeof(n));
+    if (!(n >= 0 && n <= 0x1p53) || n != (double)(uint64_t)n)
+        return client_fail(c, -EINVAL, "zerod_write_state: a step count of %g; expected a whole number from 0 to 2^53",
+                           n);
+    *count = (uint64_t)n;
+    return 0;
+}
+
+/* Whatever becomes of it, the daemon may count what lies there: without the values only the end is left. */
+static int fill_place(struct zerod *c, const struct reply_state_is *place, uint64_t n_elems, const void *src)
+{
+    size_t n_bytes = n_elems * sizeof(float);
+    _cleanup_close_ int fd = steal_fd(&c->in.fds[0]);
+    void *base;
+
+    if (place->n_elems != n_elems || place->offset_bytes > place->segments[0].n_bytes ||
+        n_bytes > place->segments[0].n_bytes - place->offset_bytes)
+        return client_fatal(c, -EPROTO, "zerod gave a place for other state than was asked for");
+    base = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)place->offset_bytes);
+    if (base == MAP_FAILED)
+        return client_fatal(c, -errno, "mapping the state to be written: %s", strerror(errno));
+    (void)failpoint("state-mapped");
+    memcpy(base, src, n_bytes);
+    munmap(base, n_bytes);
+    return 0;
+}
+
+int zerod_write_state(struct zerod *c, unsigned param, enum zerod_state which, const void *src)
+{
+    struct reply reply;
+    uint64_t count = 0;
+    int r = client_check(c, true);
+
+    if (r == 0)
+        r = check_state(c, param, which, src, &count);
+    if (r == 0)
+        r = client_call(
+            c,
+            &(struct request){.type = REQUEST_WRITE_STATE,
+                              .write_state = {.param = param, .kind = (enum wire_state_kind)which, .count = count}},
+            REPLY_STATE_IS, &reply);
+    if (r != 0)
+        return r;
+    if (reply.state_is.n_segments == 0 || c->in.n_fds == 0)
+        return 0; /* a count, no elements, or another rank than 0 */
+    return fill_place(c, &reply.state_is, c->layout->params[param].n_elems, src);
 }

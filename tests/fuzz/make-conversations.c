@@ -93,6 +93,20 @@ static void step(struct conversation *c, uint64_t number, uint32_t use)
     say(c, 0, &(struct request){.type = REQUEST_STEP, .step = {.step = number}});
 }
 
+/* Inside a window; the last two are refused, and so is what comes before ClearFault. */
+static void write_state(struct conversation *c)
+{
+    static const struct request_write_state writes[] = {
+        {.param = 0, .kind = WIRE_STATE_MASTER},  {.param = 1, .kind = WIRE_STATE_EXP_AVG},
+        {.param = 1, .kind = WIRE_STATE_EXP_AVG}, {.param = 0, .kind = WIRE_STATE_STEP_COUNT, .count = 5},
+        {.param = 2, .kind = WIRE_STATE_MASTER},  {.param = 3, .kind = WIRE_STATE_MASTER},
+    };
+
+    for (size_t i = 0; i < sizeof(writes) / sizeof(writes[0]); i++)
+        say(c, 0, &(struct request){.type = REQUEST_WRITE_STATE, .write_state = writes[i]});
+    say(c, 0, &(struct request){.type = REQUEST_CLEAR_FAULT});
+}
+
 static void training(const char *folder)
 {
     static const uint32_t ids[] = {0, 1};
@@ -105,8 +119,9 @@ static void training(const char *folder)
     say(&c, 0, &(struct request){.type = REQUEST_GATHER, .gather = {.params = ids, .n_params = 2}});
     say(&c, 0, &(struct request){.type = REQUEST_RELEASE, .release = {.params = ids, .n_params = 2}});
     say(&c, 0, &(struct request){.type = REQUEST_WRITE_BEGIN});
+    write_state(&c);
     say(&c, 0, &(struct request){.type = REQUEST_WRITE_END});
-    for (enum wire_state_kind kind = WIRE_STATE_MASTER; kind <= WIRE_STATE_GRAD_NORM; kind++)
+    for (enum wire_state_kind kind = WIRE_STATE_MASTER; kind <= WIRE_STATE_STEP_COUNT; kind++)
         say(&c, 0, &(struct request){.type = REQUEST_READ_STATE, .read_state = {.param = 0, .kind = kind}});
     step(&c, 1, 1);
     say(&c, 0, &(struct request){.type = REQUEST_LEAVE});

@@ -220,7 +220,8 @@ enum zerod_state {
     ZEROD_MASTER = 0,
     ZEROD_EXP_AVG = 1,
     ZEROD_EXP_AVG_SQ = 2,
-    ZEROD_GRAD_NORM = 3, /* one double: the parameter's gradient norm in the last decided step */
+    ZEROD_GRAD_NORM = 3,  /* one double: the parameter's gradient norm in the last decided step */
+    ZEROD_STEP_COUNT = 4, /* one double: applied steps in which the parameter was pushed */
 };
 
 /* One labelled line of a diagnostic. */
@@ -334,7 +335,7 @@ ZEROD_API int zerod_release(struct zerod *c, const unsigned *params, size_t n_pa
 /*
  * Collective write window between steps. Between begin and end every rank may write through zerod_window();
  * zerod_write_end() makes rank 0's weights the weights and, where bytes changed, the masters; what other ranks wrote is
- * dropped. Moments stay. zerod_write_forget() ends it without a change.
+ * dropped. Moments stay, but for those of zerod_write_state(). zerod_write_forget() ends it without a change.
  */
 ZEROD_API int zerod_write_begin(struct zerod *c);
 ZEROD_API int zerod_write_end(struct zerod *c);
@@ -343,9 +344,37 @@ ZEROD_API int zerod_write_forget(struct zerod *c);
 /* Writable weights of parameter i inside a window, NULL outside. The same address as zerod_weight(). */
 ZEROD_API void *zerod_window(struct zerod *c, unsigned param);
 
-/* Full state of a parameter into dst: n_elems floats, or one double for ZEROD_GRAD_NORM. Between steps; not a
- * collective. */
+/*
+ * Full state of a parameter into dst: n_elems floats, or one double for ZEROD_GRAD_NORM and ZEROD_STEP_COUNT. Between
+ * steps; not a collective. Inside a write window it is still the committed state. Of a frozen parameter there is only
+ * ZEROD_MASTER; of moments there are those of the optimizer: Adam's both, the momentum of SGD and Lion as
+ * ZEROD_EXP_AVG, the sum of Adagrad as ZEROD_EXP_AVG_SQ. Refused, without sticking: E1403 no such state, E1401 no
+ * memory for the answer.
+ */
 ZEROD_API int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, void *dst);
+
+/*
+ * Writes state of a parameter, inside a write window and as a part of it: the counterpart of zerod_read_state(), to
+ * load a checkpoint.
+ *  - src: n_elems floats for ZEROD_MASTER, ZEROD_EXP_AVG and ZEROD_EXP_AVG_SQ; one double, a whole number from 0 to
+ *    2^53, for ZEROD_STEP_COUNT. It is copied before the call returns.
+ *  - zerod_write_end() makes it the state, together with the weights of the window; zerod_write_forget(), an abort, and
+ *    the death of rank 0 forget it, and whoever succeeds rank 0 begins the window again with nothing written. The last
+ *    write of a state in a window counts. What is not written stays as it is.
+ *  - A master that was written is the master, whatever zerod_window() holds of that parameter: an fp32 weight is
+ *    equal to it, a 16-bit weight its rounding to nearest even. zerod_window() and zerod_weight() show it after the
+ * end.
+ *  - Rank 0's values count. Other ranks may call it or not: what they write is judged alike and dropped, so that
+ *    all ranks may run the same code.
+ * Not part of the state, and not changed: the number of the step (zerod_epoch()), the place in the scheduler's and
+ * the loss scale's course, user state. Those of a new run begin anew.
+ * The daemon holds pages for what is written until the window ends; they count against limits.memory.
+ * Return: 0; -EINVAL (not sticky) for an unknown parameter or state, ZEROD_GRAD_NORM, or a count that is none.
+ * Refused: E1003 no window is open; E1403 the parameter is frozen, or the optimizer has no such moment; E1401 no
+ * memory. Nothing was written then, and zerod_write_end() is refused too until zerod_clear_fault(); what was written
+ * before in the window stays written. zerod_abort_step() ends the window for all ranks without a change.
+ */
+ZEROD_API int zerod_write_state(struct zerod *c, unsigned param, enum zerod_state which, const void *src);
 
 /* Aborts the step for all ranks; clears this rank's fault. Then begin at zerod_epoch(). */
 ZEROD_API int zerod_abort_step(struct zerod *c, const char *why);
