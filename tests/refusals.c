@@ -17,11 +17,12 @@
  *   report CODE [params=I,I] [detail=T] | job
  *   pushes [but=I,I] [only=I]            all trainable parameters, in reverse order
  *   step [lr=X] [norm=X] [scale=X] [inf=1] [blob=TEXT]
- *   steps N [micro=M]                    whole steps, done again when they are aborted
- *   gather I | release I | window | write I VALUE | commit | forget
- *   read I KIND | state | user           one state, a digest of all states and weights, the blob
- *   touch I | peek I                     writes to, reads a weight: may be the end
- *   fork                                 a child that holds the socket and sleeps; its calls return -ECHILD
+ *   steps N [micro=M] [from=S]           whole steps, done again when they are aborted; gradients as if they were S
+ * later gather I | release I | window | write I VALUE | commit | forget read I KIND | state [kinds=012] | user   one
+ * state, a digest of all states and weights, the blob put I KIND VALUE                     writes one state inside a
+ * window; KIND is a digit, enum zerod_state save FILE kinds=0124 | load FILE kinds=0124   states of all trainable
+ * parameters into a file; from it, inside a window touch I | peek I                     writes to, reads a weight: may
+ * be the end fork                                 a child that holds the socket and sleeps; its calls return -ECHILD
  *   maps | quit
  *
  * interrupt=N: the wait ends when it was asked for the N-th time whether to; SIGUSR1 interrupts system calls.
@@ -400,11 +401,11 @@ static void *make_gradient(const struct puppet *p, uint32_t i)
 {
     const struct declared *d = &p->params[i];
     struct zerod_position at = zerod_epoch(p->c);
-    uint64_t n = n_elems(d);
+    uint64_t n = n_elems(d), step = at.step + (uint64_t)number(p, "from", 0);
     void *data = malloc(n * puppet_dtype_size(d->grad_dtype) + 1);
 
     for (uint64_t k = 0; k < n; k++)
-        puppet_store(data, d->grad_dtype, k, puppet_gradient(at.step, at.micro_batch, p->rank, i, k));
+        puppet_store(data, d->grad_dtype, k, puppet_gradient(step, at.micro_batch, p->rank, i, k));
     return data;
 }
 
@@ -583,7 +584,12 @@ static uint64_t digest(uint64_t hash, const void *data, size_t n_bytes)
     return hash;
 }
 
-/* Master, moments and weights of one parameter join the digest. */
+static size_t state_bytes(const struct declared *d, enum zerod_state which)
+{
+    return which == ZEROD_STEP_COUNT ? sizeof(double) : n_elems(d) * sizeof(float);
+}
+
+/* Master, moments, if asked for step count, and weights of one parameter join the digest. */
 static int digest_param(struct puppet *p, uint32_t i, uint64_t *hash)
 {
     const struct declared *d = &p->params[i];
@@ -591,10 +597,12 @@ static int digest_param(struct puppet *p, uint32_t i, uint64_t *hash)
     _cleanup_free_ float *state = malloc(n * sizeof(float) + 8);
     int r = 0;
 
-    for (int which = ZEROD_MASTER; r == 0 && which <= (d->frozen ? ZEROD_MASTER : ZEROD_EXP_AVG_SQ); which++) {
-        r = zerod_read_state(p->c, i, (enum zerod_state)which, state);
+    for (const char *kind = d->frozen ? "0" : option(p, "kinds", "012"); r == 0 && *kind; kind++) {
+        enum zerod_state which = (enum zerod_state)(*kind - '0');
+
+        r = zerod_read_state(p->c, i, which, state);
         if (r == 0)
-            *hash = digest(*hash, state, n * sizeof(float));
+            *hash = digest(*hash, state, state_bytes(d, which));
     }
     if (r == 0)
         r = zerod_gather(p->c, &i, 1);
@@ -621,7 +629,63 @@ static int on_read(struct puppet *p)
     uint32_t i = index_word(p);
     _cleanup_free_ void *data = malloc((i < p->n_params ? n_elems(&p->params[i]) : 1) * 4 + 8);
 
-    return zerod_read_state(p->c, i, (enum zerod_state)strtol(word(p, 1), NULL, 10), data);
+    enum zerod_state which = (enum zerod_state)strtol(word(p, 1), NULL, 10);
+    int r = zerod_read_state(p->c, i, which, data);
+
+    if (r == 0 && (which == ZEROD_STEP_COUNT || which == ZEROD_GRAD_NORM))
+        say(p, "value", json_object_new_double(*(double *)data));
+    else if (r == 0 && i < p->n_params && n_elems(&p->params[i]) > 0)
+        say(p, "value", json_object_new_double((double)*(float *)data)); /* the first one */
+    return r;
+}
+
+static int on_put(struct puppet *p)
+{
+    uint32_t i = index_word(p);
+    enum zerod_state which = (enum zerod_state)strtol(word(p, 1), NULL, 10);
+    uint64_t n = i < p->n_params ? n_elems(&p->params[i]) : 1;
+    double value = strtod(word(p, 2), NULL);
+    _cleanup_free_ float *data = malloc(n * sizeof(float) + 8);
+
+    for (uint64_t k = 0; k < n; k++)
+        data[k] = (float)value;
+    return zerod_write_state(p->c, i, which, which == ZEROD_STEP_COUNT ? (const void *)&value : data);
+}
+
+/* All trainable parameters' states of these kinds, to or from a file. */
+static int move_states(struct puppet *p, FILE *file, bool save)
+{
+    int r = file ? 0 : -EIO;
+
+    for (uint32_t i = 0; r == 0 && i < p->n_params; i++) {
+        const struct declared *d = &p->params[i];
+        _cleanup_free_ void *data = malloc(n_elems(d) * sizeof(float) + 8);
+
+        for (const char *kind = option(p, "kinds", "0124"); r == 0 && !d->frozen && *kind; kind++) {
+            enum zerod_state which = (enum zerod_state)(*kind - '0');
+            size_t n = state_bytes(d, which);
+
+            if (save)
+                r = zerod_read_state(p->c, i, which, data);
+            if (r == 0 && (save ? fwrite(data, 1, n, file) : fread(data, 1, n, file)) != n)
+                r = -EIO;
+            if (r == 0 && !save)
+                r = zerod_write_state(p->c, i, which, data);
+        }
+    }
+    if (file && fclose(file) != 0 && r == 0)
+        r = -EIO;
+    return r;
+}
+
+static int on_save(struct puppet *p)
+{
+    return move_states(p, fopen(word(p, 0), "we"), true);
+}
+
+static int on_load(struct puppet *p)
+{
+    return move_states(p, fopen(word(p, 0), "re"), false);
 }
 
 static int on_user(struct puppet *p)
@@ -712,7 +776,8 @@ static const struct {
     {"forget", true, on_forget},     {"read", true, on_read},     {"state", true, on_state},
     {"user", true, on_user},         {"touch", true, on_touch},   {"peek", true, on_peek},
     {"fork", true, on_fork},         {"job", true, on_job},       {"report", true, on_report},
-    {"evidence", true, on_evidence},
+    {"evidence", true, on_evidence}, {"put", true, on_put},       {"save", true, on_save},
+    {"load", true, on_load},
 };
 
 static json_object *describe_error(const struct zerod_error *e)

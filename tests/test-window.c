@@ -332,7 +332,7 @@ static void test_refusals(void **userdata)
         expect_refusal(p, E_BAD_MESSAGE, "WriteState.param: 11, expected 0 to 10");
         ask(p, BIG, WIRE_STATE_EXP_AVG_SQ, 0);
         expect_refusal(p, E_BAD_MESSAGE,
-                       "WriteState.kind: exp_avg_sq, which the optimizer of this daemon does not keep");
+                       "WriteState.kind: exp_avg_sq, which the optimizer of this daemon (optimizer.type)");
     }
     end_window(f, false);
     assert_nothing(f, bits, used);

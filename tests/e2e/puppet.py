@@ -124,9 +124,9 @@ def steps(puppets, n=1, *options):
     return answers
 
 
-def state(puppets):
-    """The digest of masters, moments and weights, which all ranks must see alike."""
-    digests = {a.digest for a in all_do(puppets, "state")}
+def state(puppets, kinds="012"):
+    """The digest of masters, moments and weights, which all ranks must see alike; kinds: digits, enum zerod_state."""
+    digests = {a.digest for a in all_do(puppets, "state", f"kinds={kinds}")}
     assert len(digests) == 1, digests
     return digests.pop()
 

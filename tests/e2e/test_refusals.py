@@ -258,6 +258,7 @@ def test_stale_push(scene):
     ("e1003-norm", ["begin", "norm"]),
     ("e1003-window", ["begin", "window"]),
     ("e1003-window-end", ["commit"]),
+    ("e1003-window-state", ["put 1 1 0"]),
 ])
 def test_early(zerod, undisturbed, name, calls):
     """Before the first micro-batch of all, and in the middle of one."""
@@ -879,6 +880,27 @@ def test_a_world_that_does_not_come_together(zerod, undisturbed):
     assert state(ranks) == undisturbed({"world": {"size": 3}})
 
 
+SGD = {"type": "SGD", "params": {"lr": 1e-3, "betas": None, "momentum": 0.9}}
+
+
+@pytest.mark.parametrize("name, put, config", [
+    ("e1403-state-frozen", f"put {FROZEN} 0 1", {}),
+    ("e1403-state-moment", "put 1 2 1", {"optimizer": SGD}),
+])
+def test_state_that_is_none(scene, name, put, config):
+    """Every rank is told, though only rank 0's would count; the window ends without it, and can still be forgotten."""
+    s = scene(config)
+    all_do(s.ranks, "window")
+    assert s.ranks[0](put).error["code"] == 1403
+    answer = s.guilty(put)
+    assert answer.r == REFUSED and s.guilty("commit").error == answer.error
+    s.told(name, answer)
+    for p in s.ranks:
+        p.ok("clear")
+    all_do(s.ranks, "forget")
+    steps(s.ranks, AFTER - BEFORE)
+
+
 # ---- E1401 limits -----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -942,6 +964,27 @@ def test_memory_over_the_limit(zerod):
     refused_forming(daemon, puppet, "e1401-limits-memory")
     puppet.attach()
     form([puppet])
+    steps([puppet])
+
+
+def test_state_over_the_limit(zerod):
+    """Of the state in a window so much is taken as there is room for; the rest in another window."""
+    daemon = zerod({"world": {"size": 1}, "limits": {"memory": "27MiB"}})
+    puppet = Puppet(daemon).attach(declare=("param", "large", 1 << 20))
+    form([puppet])
+    steps([puppet])
+    before = memory(daemon)
+    puppet.ok("window")
+    answer = puppet("put 0 1 1")
+    assert answer.r == REFUSED and answer.error["code"] == 1401, answer
+    golden("e1401-state", re.sub(r"(?m)^(  held       )\d+ bytes", r"\1N bytes", answer.text))
+    said_alike(daemon, answer.text)
+    assert memory(daemon) == before
+    assert puppet("commit").error == answer.error
+    puppet.ok("clear")
+    puppet.ok("put 0 4 5")
+    puppet.ok("commit")
+    assert puppet.ok("read 0 4").value == 5
     steps([puppet])
 
 
