@@ -23,8 +23,9 @@
  *     Push.sent      after it was sent
  *     Step.wait      the same, of a request that is answered
  *     Step.answered  the answer has come and was not looked at
- * and there are connected, formed, slot, copy, window-mapped. The daemon has forming, reserve,
- * reduce, verify, transfer, decided, update, updated, answer. Look for failpoint( to see where they are.
+ * and there are connected, formed, slot, copy, window-mapped, state-mapped. The daemon has forming, reserve,
+ * reduce, verify, transfer, writing, rewrite, decided, update, updated, answer. Look for failpoint( to see where they
+ * are.
  *
  * Any thread.
  */

@@ -249,15 +249,15 @@ static bool charge_pages(struct job *job, struct job_rank *rank, uint64_t n_byte
     return false;
 }
 
-/* place: NULL when there is nothing to fill. */
-static void answer_write(struct job *job, struct job_rank *rank, uint32_t param, const struct rewrite_place *place)
+/* place: NULL when there is nothing to fill. Return: false when it could not be handed out, and the rank was told. */
+static bool answer_write(struct job *job, struct job_rank *rank, uint32_t param, const struct rewrite_place *place)
 {
     const struct segment *segment = place ? &job->window->rewrite->segment : NULL;
     int fd = segment ? segment_open_rw(segment) : -1;
 
     if (segment && fd < 0) {
         refuse_pages(job, rank, &(struct evidence_quota){.fix = "raise the daemon's limit of open files"}, 0);
-        return;
+        return false;
     }
     job_answer(job, rank,
                &(struct reply){
@@ -271,6 +271,7 @@ static void answer_write(struct job *job, struct job_rank *rank, uint32_t param,
                                 .offset_bytes = place ? place->offset_bytes : 0},
                },
                &fd, segment != NULL);
+    return true;
 }
 
 static void writing_run(struct work *work, uint32_t item)
@@ -278,8 +279,9 @@ static void writing_run(struct work *work, uint32_t item)
     struct writing *writing = container_of(work, struct writing, work);
 
     (void)item;
-    (void)failpoint("writing");
-    writing->result = rewrite_reserve(writing->job->window->rewrite, &writing->place);
+    writing->result = failpoint("writing");
+    if (writing->result == 0)
+        writing->result = rewrite_reserve(writing->job->window->rewrite, &writing->place);
 }
 
 static void writing_done(struct work *work)
@@ -296,8 +298,8 @@ static void writing_done(struct work *work)
     } else if (rank->wait == WAIT_WRITE && writing->result < 0) {
         refuse_pages(job, rank, &(struct evidence_quota){0}, writing->place.n_bytes);
     } else if (rank->wait == WAIT_WRITE) {
-        rewrite_mark(window->rewrite, writing->param, writing->kind);
-        answer_write(job, rank, writing->param, &writing->place);
+        if (answer_write(job, rank, writing->param, &writing->place)) /* else nobody fills it */
+            rewrite_mark(window->rewrite, writing->param, writing->kind);
     }
     job_settle(job);
 }

@@ -237,6 +237,26 @@ def test_ranks_die_while_it_is_committed(zerod, saved, stage):
     assert state(ranks, "0124") == then
 
 
+def test_no_pages(zerod, saved):
+    """The kernel gives none: refused, and not committed by mistake; asked for again it is written."""
+    path, then, _ = saved(configure())
+    daemon = zerod(configure(stage=2), env={"ZEROD_FAILPOINT": "writing:error@8"})
+    ranks = trainers(daemon)
+    steps(ranks)
+    before = memory(daemon)
+    all_do(ranks, "window")
+    ranks[1].tell("commit")
+    answer = ranks[0]("load", path)
+    assert answer.r == REFUSED and answer.error["code"] == 1401, answer
+    assert ranks[0]("commit").error == answer.error
+    assert memory(daemon) == before
+    ranks[0].ok("clear")
+    ranks[0].ok("load", path)
+    ranks[0].ok("commit")
+    assert ranks[1].answer().r == 0
+    assert state(ranks, "0124") == then
+
+
 # ---- what is no state ---------------------------------------------------------------------------------------------
 
 
