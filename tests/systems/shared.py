@@ -62,7 +62,7 @@ class Run:
         torch.manual_seed(0)
         self.batches: list[Any] = []
         self.losses: list[float] = []
-        self.fault: BaseException | None = None
+        self.gathered: dict[str, Any] | None = None  # where the parameters are not in the model at the end
 
     side: str
     variant: str
@@ -125,7 +125,9 @@ class Run:
         attached = getattr(self, "attached", None)
         outcome |= {"rank": self.rank, "losses": self.losses}
         # Before close(): what is saved are the published weights themselves. In stage 3 they are gathered for it.
-        if attached is not None and attached.stage == 3:
+        if self.gathered is not None:
+            params = self.gathered
+        elif attached is not None and attached.stage == 3:
             import zerod
 
             if outcome["outcome"] == "trained":
