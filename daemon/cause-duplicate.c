@@ -19,9 +19,6 @@
 #include "daemon/base.h"
 #include "daemon/cause-text.h"
 
-#define REENTRANT_KEYWORD "gradient_checkpointing_kwargs={\"use_reentrant\": False}"
-#define REENTRANT_OPTION "--gradient_checkpointing_kwargs '{\"use_reentrant\": false}'"
-#define REENTRANT_ARGUMENT "torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)"
 #define ACCUMULATE "diagnostics.on_duplicate: accumulate"
 #define NOT_REENTRANCE "batch size, LoRA rank, number of GPUs; ZeRO-3 elsewhere hides this, it does not cure it"
 
@@ -57,16 +54,8 @@ static enum duplicate_class classify(const struct evidence_duplicate *e)
 
 static const char *reentrant_fix(enum caller caller)
 {
-    switch (caller) {
-    case CALLER_SWIFT:
-        return REENTRANT_OPTION;
-    case CALLER_TRAINER:
-        return REENTRANT_KEYWORD;
-    case CALLER_TORCH:
-        return REENTRANT_ARGUMENT;
-    default:
-        return "sum the gradients of all runs of the segment, then zerod_push once";
-    }
+    return caller == CALLER_C ? "sum the gradients of all runs of the segment, then zerod_push once"
+                              : caller_not_reentrant(caller);
 }
 
 /* ---- D1 ------------------------------------------------------------------------------------------------ */
@@ -222,12 +211,8 @@ static struct diagnostic *diagnose_phantom(const struct evidence_duplicate *e)
     struct diagnostic *d = cause_new(&e->at, E_DUPLICATE, "DDP complains, but no gradient was computed twice");
     enum caller caller = caller_of(&e->at, &e->first);
     const struct remedy remedies[] = {
-        {"fix", caller == CALLER_C ? REENTRANT_ARGUMENT : reentrant_fix(caller), "always"},
-        {"or",
-         caller == CALLER_SWIFT     ? "--ddp_find_unused_parameters false"
-         : caller == CALLER_TRAINER ? "ddp_find_unused_parameters=False"
-                                    : "DistributedDataParallel(model, find_unused_parameters=False)",
-         "only if every parameter gets a gradient in every step"},
+        {"fix", caller_not_reentrant(caller), "always"},
+        {"or", caller_not_finding(caller), "only if every parameter gets a gradient in every step"},
     };
 
     diagnostic_warn(d);

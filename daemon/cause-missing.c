@@ -268,10 +268,8 @@ static void explain_dead_segment(struct diagnostic *d, const struct evidence_mis
                      "the backward",
                      e->n_dead_segments > 1 ? "s" : "", e->n_dead_segments > 1 ? "them" : "it");
     diagnostic_field(d, "fix", "%s",
-                     caller == CALLER_SWIFT     ? "--gradient_checkpointing_kwargs '{\"use_reentrant\": false}'"
-                     : caller == CALLER_TRAINER ? "gradient_checkpointing_kwargs={\"use_reentrant\": False}"
-                     : caller == CALLER_TORCH   ? "torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)"
-                                              : "recompute the segment with its parameters as inputs of the backward");
+                     caller == CALLER_C ? "recompute the segment with its parameters as inputs of the backward"
+                                        : caller_not_reentrant(caller));
     if (caller != CALLER_C)
         diagnostic_field(d, "or", "model.enable_input_require_grads()");
     diagnostic_field(d, "not it", "the learning rate; freezing more; find_unused_parameters=True");
