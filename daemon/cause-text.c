@@ -50,6 +50,18 @@ const char *caller_not_reentrant(enum caller caller)
     }
 }
 
+const char *caller_finding(enum caller caller)
+{
+    switch (caller) {
+    case CALLER_SWIFT:
+        return "--ddp_find_unused_parameters true";
+    case CALLER_TRAINER:
+        return "ddp_find_unused_parameters=True";
+    default:
+        return "DistributedDataParallel(model, find_unused_parameters=True)";
+    }
+}
+
 const char *caller_not_finding(enum caller caller)
 {
     switch (caller) {

@@ -202,13 +202,6 @@ static struct diagnostic *say_ready_once(const struct explain_message *m)
 #define FREEZE "module.requires_grad_(False) on them before DistributedDataParallel(model)"
 #define LET_THROUGH "let the exception through, or leave that batch out on all ranks before its forward"
 
-static const char *finding(enum caller caller)
-{
-    return caller == CALLER_SWIFT     ? "--ddp_find_unused_parameters true"
-           : caller == CALLER_TRAINER ? "ddp_find_unused_parameters=True"
-                                      : "DistributedDataParallel(model, find_unused_parameters=True)";
-}
-
 static void say_half_way(struct diagnostic *d, const struct explain_message *m)
 {
     diagnostic_class(d, "M4");
@@ -262,7 +255,7 @@ static void say_unused(struct diagnostic *d, const struct explain_message *m, bo
                          "an exception left the backward of this rank, and was swallowed (M4)",
                          m->from_start ? "these come first in the model" : "the first of the model are among them");
     diagnostic_field(d, "fix", FREEZE "   (M1)");
-    diagnostic_field(d, "or", "%s   (M2)", finding(caller));
+    diagnostic_field(d, "or", "%s   (M2)", caller_finding(caller));
     if (!all)
         diagnostic_field(d, "or", LET_THROUGH "   (M4)");
     diagnostic_field(d, "not it", "TORCH_DISTRIBUTED_DEBUG adds names, not a cause; " FOLK);
@@ -273,7 +266,7 @@ static void say_differs(struct diagnostic *d, const struct explain_message *m)
     diagnostic_class(d, "M2");
     diagnostic_field(d, "proves", "a backward began on each of these ranks, and reached other parameters on each");
     diagnostic_field(d, "cause", "what the forward uses depends on its data: ranks list different parameters");
-    diagnostic_field(d, "fix", "%s", finding(caller_of_clues(m->clues)));
+    diagnostic_field(d, "fix", "%s", caller_finding(caller_of_clues(m->clues)));
     diagnostic_field(d, "or", "loss = loss + 0 * sum(p.sum() for p in branch.parameters())");
     diagnostic_field(d, "not it", "freezing them; " FOLK);
 }
