@@ -19,9 +19,6 @@
 #include "daemon/base.h"
 #include "daemon/cause-text.h"
 
-#define REENTRANT_KEYWORD "gradient_checkpointing_kwargs={\"use_reentrant\": False}"
-#define REENTRANT_OPTION "--gradient_checkpointing_kwargs '{\"use_reentrant\": false}'"
-#define REENTRANT_ARGUMENT "torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)"
 #define ACCUMULATE "diagnostics.on_duplicate: accumulate"
 #define NOT_REENTRANCE "batch size, LoRA rank, number of GPUs; ZeRO-3 elsewhere hides this, it does not cure it"
 
@@ -57,16 +54,16 @@ static enum duplicate_class classify(const struct evidence_duplicate *e)
 
 static const char *reentrant_fix(enum caller caller)
 {
-    switch (caller) {
-    case CALLER_SWIFT:
-        return REENTRANT_OPTION;
-    case CALLER_TRAINER:
-        return REENTRANT_KEYWORD;
-    case CALLER_TORCH:
-        return REENTRANT_ARGUMENT;
-    default:
-        return "sum the gradients of all runs of the segment, then zerod_push once";
-    }
+    return caller == CALLER_C ? "sum the gradients of all runs of the segment, then zerod_push once"
+                              : caller_not_reentrant(caller);
+}
+
+/* The way to go on with more than one gradient of a parameter. */
+static struct remedy later_pass(const struct evidence_duplicate *e)
+{
+    if (e->at.observed)
+        return (struct remedy){"or", "DistributedDataParallel(model, static_graph=True)", "if the graph never changes"};
+    return (struct remedy){"or", e->accumulated ? NULL : ACCUMULATE, "the sum is exact"};
 }
 
 /* ---- D1 ------------------------------------------------------------------------------------------------ */
@@ -103,7 +100,7 @@ static void advise_reentrance(struct diagnostic *d, const struct evidence_duplic
 {
     const struct remedy remedies[] = {
         {"fix", reentrant_fix(caller), "one gradient per parameter, same numbers"},
-        {"or", e->accumulated ? NULL : ACCUMULATE, "the sum is exact"},
+        later_pass(e),
     };
 
     cause_remedies(d, remedies, ARRAY_SIZE(remedies));
@@ -119,7 +116,7 @@ static void explain_no_mark(struct diagnostic *d, const struct evidence_duplicat
     const struct remedy remedies[] = {
         {"fix", "zerod_end_backward after each backward", "if each has its own forward: a micro-batch each"},
         {"or", "one backward over the sum of the losses", "if both belong to one forward: same numbers"},
-        {"or", e->accumulated ? NULL : ACCUMULATE, "the sum is exact"},
+        later_pass(e),
     };
 
     diagnostic_field(d, "cause",
@@ -135,12 +132,12 @@ static void explain_extra_backward(struct diagnostic *d, const struct evidence_d
     bool new_forward = e->second.record.flags & PUSH_NEW_FORWARD;
     const struct remedy one_forward[] = {
         {"fix", "(loss_a + loss_b).backward()", "one gradient per parameter, same numbers"},
-        {"or", e->accumulated ? NULL : ACCUMULATE, "the sum is exact"},
+        later_pass(e),
     };
     const struct remedy two_forwards[] = {
         {"fix", "model(...)", "call the model, not a part of it: its forward begins a micro-batch"},
         {"or", "opt.step() between the two", "if each has a step of its own"},
-        {"or", e->accumulated ? NULL : ACCUMULATE, "the sum is exact"},
+        later_pass(e),
     };
 
     if (new_forward)
@@ -217,18 +214,42 @@ static void advise_double_hook(struct diagnostic *d, const struct evidence_dupli
 
 /* ---- D4 ------------------------------------------------------------------------------------------------ */
 
+static void explain_phantom(struct diagnostic *d, enum caller caller)
+{
+    const struct remedy remedies[] = {
+        {"fix", caller_not_reentrant(caller), "always"},
+        {"or", caller_not_finding(caller), "only if every parameter gets a gradient in every step"},
+    };
+
+    diagnostic_field(d, "cause",
+                     "DDP was built with find_unused_parameters=True, which cannot see into reentrant "
+                     "checkpoints:\nit took their parameters for unused, marked them ready, and failed on the first "
+                     "real gradient");
+    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+}
+
+/* Not in a checkpoint, and still DDP did not find it behind what forward returned. */
+static void explain_hidden(struct diagnostic *d, enum caller caller)
+{
+    const struct remedy remedies[] = {
+        {"fix", "use it inside forward, and return tensors, lists, tuples, dicts or dataclasses of them", "always"},
+        {"or", caller_not_finding(caller), "only if every parameter gets a gradient in every step"},
+    };
+
+    diagnostic_field(
+        d, "cause",
+        "DDP was built with find_unused_parameters=True, and did not find the parameter behind what forward "
+        "returned:\nit marked it ready as unused, and failed on its real gradient");
+    diagnostic_field(d, "tell apart",
+                     "the loss calls a part of the model behind forward, as model.module.head(x): used outside of it\n"
+                     "forward returns an object of a class of its own: DDP does not look into it");
+    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+}
+
 static struct diagnostic *diagnose_phantom(const struct evidence_duplicate *e)
 {
     struct diagnostic *d = cause_new(&e->at, E_DUPLICATE, "DDP complains, but no gradient was computed twice");
     enum caller caller = caller_of(&e->at, &e->first);
-    const struct remedy remedies[] = {
-        {"fix", caller == CALLER_C ? REENTRANT_ARGUMENT : reentrant_fix(caller), "always"},
-        {"or",
-         caller == CALLER_SWIFT     ? "--ddp_find_unused_parameters false"
-         : caller == CALLER_TRAINER ? "ddp_find_unused_parameters=False"
-                                    : "DistributedDataParallel(model, find_unused_parameters=False)",
-         "only if every parameter gets a gradient in every step"},
-    };
 
     diagnostic_warn(d);
     diagnostic_class(d, "D4");
@@ -236,11 +257,10 @@ static struct diagnostic *diagnose_phantom(const struct evidence_duplicate *e)
     diagnostic_params(d, e->at.layout, e->params, e->n_params);
     cause_push_field(d, "1st push", &e->first, false);
     diagnostic_field(d, "2nd push", "none: exactly 1 gradient arrived");
-    diagnostic_field(d, "cause",
-                     "DDP was built with find_unused_parameters=True, which cannot see into reentrant "
-                     "checkpoints:\nit took their parameters for unused, marked them ready, and failed on the first "
-                     "real gradient");
-    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+    if (e->first.present && !is_nested(&e->first))
+        explain_hidden(d, caller);
+    else
+        explain_phantom(d, caller);
     diagnostic_field(d, "not it",
                      "the parameter that DDP names: it is the first of the backward, never the culprit;\n"
                      "LoRA rank, batch size, number of GPUs: it fails with one process too");
@@ -270,7 +290,7 @@ static void admit_ignorance(struct diagnostic *d, const struct evidence_duplicat
                          "push each parameter once in a micro-batch: sum what belongs to it, then zerod_push");
     else
         diagnostic_field(d, "fix", "one backward for each forward, and one gradient for each parameter in it");
-    if (!e->accumulated && !same)
+    if (!e->accumulated && !same && !e->at.observed)
         diagnostic_field(d, "or", ACCUMULATE "   (if both are meant: the sum is exact)");
     diagnostic_field(d, "not it", "batch size, number of ranks%s",
                      same ? "; on_duplicate: accumulate would count the same gradient twice" : "");
@@ -282,6 +302,8 @@ static const char *title_of(const struct evidence_duplicate *e)
 {
     if (e->accumulated)
         return "duplicate gradient added as a later pass";
+    if (e->at.observed)
+        return "duplicate gradient refused by DDP";
     if (e->code == E_GRAPH_CHANGED)
         return e->abort_step ? "gradient that static_graph did not learn refused, step aborted"
                              : "gradient that static_graph did not learn refused";
@@ -290,7 +312,9 @@ static const char *title_of(const struct evidence_duplicate *e)
 
 static void add_state(struct diagnostic *d, const struct evidence_duplicate *e, enum caller caller)
 {
-    if (e->accumulated)
+    if (e->at.observed)
+        diagnostic_field(d, "state", "DDP stopped the backward half way, and cannot go on; zerod only observes here");
+    else if (e->accumulated)
         diagnostic_field(d, "state",
                          "every push was added as a pass of its own, in the order of passes; training goes on");
     else if (e->abort_step)

@@ -53,6 +53,20 @@ static enum missing_class classify(const struct evidence_missing *e)
     return same ? CLASS_M1 : CLASS_M2;
 }
 
+/* Freezing comes before this. */
+static const char *attaching(const struct evidence_missing *e)
+{
+    return e->at.observed ? "DistributedDataParallel(model)" : "zerod.Optimizer(model)";
+}
+
+/* What takes missing gradients as they are. */
+static void add_permission(struct diagnostic *d, const char *label, const struct evidence_missing *e,
+                           enum caller caller, const char *note)
+{
+    if (!e->warning)
+        diagnostic_field(d, label, "%s   (%s)", e->at.observed ? caller_finding(caller) : ON_MISSING_ZERO, note);
+}
+
 /* The remedy that everybody finds first. */
 static const char *not_unused(enum caller caller)
 {
@@ -101,7 +115,8 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
                          "differentiated",
                          e->n_forwards, e->n_forwards == 1 ? "" : "s");
     else
-        diagnostic_field(d, "cause", "no gradient reached zerod in this step, and the step was asked for all the same");
+        diagnostic_field(d, "cause", "no gradient %s in this step, and the step was asked for all the same",
+                         e->at.observed ? "came" : "reached zerod");
     if (caller != CALLER_C && !e->exception)
         diagnostic_field(d, "tell apart",
                          "loss.requires_grad is False: the forward ran under no_grad, or the loss was detached\n"
@@ -122,15 +137,19 @@ static void explain_half_way(struct diagnostic *d, const struct evidence_missing
     if (!e->exception)
         add_reason(d, e->why);
     diagnostic_field(d, "cause",
-                     e->exception ? "an exception left a backward after %" PRIu32 " of %" PRIu32
-                                    " gradients and was swallowed: the step was asked for all the same"
-                                  : "a backward was given up after %" PRIu32 " of %" PRIu32
-                                    " gradients, and the step was asked for all the same",
+                     e->exception && e->at.observed ? "an exception left a backward after %" PRIu32 " of %" PRIu32
+                                                      " gradients and was swallowed: the program went on all the same"
+                     : e->exception ? "an exception left a backward after %" PRIu32 " of %" PRIu32
+                                      " gradients and was swallowed: the step was asked for all the same"
+                                    : "a backward was given up after %" PRIu32 " of %" PRIu32
+                                      " gradients, and the step was asked for all the same",
                      e->abandoned ? e->n_given_up : n_arrived, e->n_trainable);
     if (caller == CALLER_C)
         diagnostic_field(d, "fix", "zerod_begin_backward again and redo the micro-batch, or zerod_abort_step");
     else if (e->exception)
-        diagnostic_field(d, "fix", "let the exception through, or call opt.abort_step() in the handler that caught it");
+        diagnostic_field(d, "fix", "let the exception through, or %s",
+                         e->at.observed ? "leave that batch out on all ranks before its forward"
+                                        : "call opt.abort_step() in the handler that caught it");
     else
         diagnostic_field(d, "fix", "redo the micro-batch before opt.step(): forward and backward; or opt.abort_step()");
     diagnostic_field(d, "not it", "%s", not_unused(caller));
@@ -207,13 +226,14 @@ static void add_freezing(struct diagnostic *d, const struct evidence_missing *e,
     struct strbuf buf = {0};
 
     if (caller == CALLER_C || !e->at.layout || e->n_params == 0) {
-        diagnostic_field(d, "fix", "%s",
-                         caller == CALLER_C ? ".trainable = false for them in zerod_declare"
-                                            : "requires_grad_(False) on them before zerod.Optimizer(model)");
+        if (caller == CALLER_C)
+            diagnostic_field(d, "fix", ".trainable = false for them in zerod_declare");
+        else
+            diagnostic_field(d, "fix", "requires_grad_(False) on them before %s", attaching(e));
         return;
     }
     print_freezing(&buf, e);
-    strbuf_add(&buf, "before zerod.Optimizer(model)");
+    strbuf_add(&buf, "before %s", attaching(e));
     diagnostic_field_take(d, "fix", &buf);
 }
 
@@ -225,12 +245,12 @@ static void explain_never_used(struct diagnostic *d, const struct evidence_missi
                      e->world_size > 1 ? "all " : "", e->world_size, e->world_size == 1 ? "" : "s", e->n_steps_seen);
     add_freezing(d, e, caller);
     diagnostic_field(d, "or", "make the loss use them, if they are meant to be trained");
-    if (!e->warning)
-        diagnostic_field(d, "or", ON_MISSING_ZERO "   (they stay as they are)");
+    add_permission(d, "or", e, caller, "they stay as they are");
     diagnostic_field(d, "not it", "%s",
-                     caller == CALLER_C ? "batch size, number of ranks, order of pushes"
-                                        : "find_unused_parameters=True: that is DDP's switch, and trains them no "
-                                          "more than this; number of GPUs");
+                     e->at.observed       ? "TORCH_DISTRIBUTED_DEBUG, which adds names only; number of GPUs"
+                     : caller == CALLER_C ? "batch size, number of ranks, order of pushes"
+                                          : "find_unused_parameters=True: that is DDP's switch, and trains them no "
+                                            "more than this; number of GPUs");
 }
 
 static void explain_data_dependent(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
@@ -238,9 +258,8 @@ static void explain_data_dependent(struct diagnostic *d, const struct evidence_m
     diagnostic_field(d, "cause",
                      "what the forward uses depends on its data: the set of missing gradients differs between %s",
                      !e->same_on_all_ranks && e->world_size > 1 ? "ranks" : "steps");
-    if (!e->warning)
-        diagnostic_field(d, "fix", ON_MISSING_ZERO "   (a missing gradient is no contribution)");
-    else
+    add_permission(d, "fix", e, caller, "a missing gradient is no contribution");
+    if (e->warning)
         diagnostic_field(d, "fix",
                          "none, if that is meant: a rank that did not use a parameter contributes nothing to it");
     if (caller == CALLER_C)
@@ -268,10 +287,8 @@ static void explain_dead_segment(struct diagnostic *d, const struct evidence_mis
                      "the backward",
                      e->n_dead_segments > 1 ? "s" : "", e->n_dead_segments > 1 ? "them" : "it");
     diagnostic_field(d, "fix", "%s",
-                     caller == CALLER_SWIFT     ? "--gradient_checkpointing_kwargs '{\"use_reentrant\": false}'"
-                     : caller == CALLER_TRAINER ? "gradient_checkpointing_kwargs={\"use_reentrant\": False}"
-                     : caller == CALLER_TORCH   ? "torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)"
-                                              : "recompute the segment with its parameters as inputs of the backward");
+                     caller == CALLER_C ? "recompute the segment with its parameters as inputs of the backward"
+                                        : caller_not_reentrant(caller));
     if (caller != CALLER_C)
         diagnostic_field(d, "or", "model.enable_input_require_grads()");
     diagnostic_field(d, "not it", "the learning rate; freezing more; find_unused_parameters=True");
@@ -288,8 +305,7 @@ static void explain_membership(struct diagnostic *d, const struct evidence_missi
         add_freezing(d, e, caller);
     if (caller != CALLER_C)
         diagnostic_field(d, "or", "requires_grad_(True) on them again");
-    if (!e->warning)
-        diagnostic_field(d, "or", ON_MISSING_ZERO "   (they stay as they are)");
+    add_permission(d, "or", e, caller, "they stay as they are");
     diagnostic_field(d, "not it", "unused modules, gradient checkpointing");
 }
 
@@ -317,11 +333,12 @@ static void admit_nothing_reached(struct diagnostic *d, const struct evidence_mi
         "the declared one did: its output was detached, or no push was made of its gradients (M3)");
     diagnostic_field(d, "fix", "%s",
                      caller == CALLER_C ? "declare and push the parameters of the model that computes the loss"
+                     : e->at.observed   ? "DistributedDataParallel(model) on the very model that is called"
                                         : "zerod.Optimizer(model) on the very model that is called");
     diagnostic_field(d, "not it", "unused modules; batch size; number of GPUs");
 }
 
-static void admit_one_sample(struct diagnostic *d, const struct evidence_missing *e)
+static void admit_one_sample(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
     diagnostic_field(d, "cause",
                      "not known: one rank in one step does not tell what is never used from what was not used "
@@ -329,10 +346,10 @@ static void admit_one_sample(struct diagnostic *d, const struct evidence_missing
     diagnostic_field(d, "tell apart",
                      "the same set on all ranks and in later steps: the loss never uses them (M1)\n"
                      "another set elsewhere or later: what is used depends on the data (M2)");
-    diagnostic_field(d, "fix", "%s",
-                     e->warning
-                         ? "none before that is known; if they are never used: freeze them before they are declared"
-                         : ON_MISSING_ZERO "   (a missing gradient is no contribution)");
+    add_permission(d, "fix", e, caller, "a missing gradient is no contribution");
+    if (e->warning)
+        diagnostic_field(d, "fix",
+                         "none before that is known; if they are never used: freeze them before they are declared");
     diagnostic_field(d, "not it", "batch size, gradient checkpointing, number of GPUs");
 }
 
@@ -368,10 +385,16 @@ static void explain(struct diagnostic *d, const struct evidence_missing *e, enum
         if (is_none(e))
             admit_nothing_reached(d, e, caller);
         else
-            admit_one_sample(d, e);
+            admit_one_sample(d, e, caller);
         break;
     }
-    if (e->warning && e->skipped)
+    if (e->at.observed)
+        diagnostic_field(d, "state",
+                         e->ddp_silent
+                             ? "zerod only observes here, and stopped before the optimizer's step; DDP does not "
+                               "notice, and other ranks may wait"
+                             : "DDP says so one forward late, and cannot go on; zerod only observes here");
+    else if (e->warning && e->skipped)
         diagnostic_field(d, "state",
                          "the step was skipped on all ranks (on_missing: skip): weights and optimizer state are "
                          "unchanged; said once for each set");
@@ -449,9 +472,11 @@ struct diagnostic *cause_missing(const struct evidence_missing *e)
         return diagnose_count(e);
 
     strbuf_add(&title, "%zu of %" PRIu32 " gradients missing, %s", e->n_params, e->n_trainable,
-               !e->warning  ? "step held"
-               : e->skipped ? "step skipped"
-                            : "step taken without them");
+               e->ddp_silent    ? "and DDP says nothing"
+               : e->at.observed ? "DDP cannot go on"
+               : !e->warning    ? "step held"
+               : e->skipped     ? "step skipped"
+                                : "step taken without them");
     d = cause_new(&e->at, E_MISSING, strbuf_text(&title));
     strbuf_deinit(&title);
     if (e->warning)

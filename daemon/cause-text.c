@@ -38,6 +38,42 @@ const char *caller_clear(enum caller caller)
     return caller == CALLER_C ? "zerod_clear_fault" : "opt.clear_fault()";
 }
 
+const char *caller_not_reentrant(enum caller caller)
+{
+    switch (caller) {
+    case CALLER_SWIFT:
+        return "--gradient_checkpointing_kwargs '{\"use_reentrant\": false}'";
+    case CALLER_TRAINER:
+        return "gradient_checkpointing_kwargs={\"use_reentrant\": False}";
+    default:
+        return "torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)";
+    }
+}
+
+const char *caller_finding(enum caller caller)
+{
+    switch (caller) {
+    case CALLER_SWIFT:
+        return "--ddp_find_unused_parameters true";
+    case CALLER_TRAINER:
+        return "ddp_find_unused_parameters=True";
+    default:
+        return "DistributedDataParallel(model, find_unused_parameters=True)";
+    }
+}
+
+const char *caller_not_finding(enum caller caller)
+{
+    switch (caller) {
+    case CALLER_SWIFT:
+        return "--ddp_find_unused_parameters false";
+    case CALLER_TRAINER:
+        return "ddp_find_unused_parameters=False";
+    default:
+        return "DistributedDataParallel(model, find_unused_parameters=False)";
+    }
+}
+
 /* ---- fields -------------------------------------------------------------------------------------------- */
 
 struct diagnostic *cause_new(const struct evidence_at *at, enum diagnostic_code code, const char *title)

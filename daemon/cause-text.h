@@ -24,6 +24,12 @@ enum caller caller_of(const struct evidence_at *at, const struct diagnostic_push
 const char *caller_abort(enum caller caller); /* what aborts the step */
 const char *caller_clear(enum caller caller); /* what clears the fault */
 
+/* Switches, for C that of torch: what makes checkpointing not reentrant; what has DDP look for unused parameters,
+ * or not. */
+const char *caller_not_reentrant(enum caller caller);
+const char *caller_finding(enum caller caller);
+const char *caller_not_finding(enum caller caller);
+
 struct diagnostic *cause_new(const struct evidence_at *at, enum diagnostic_code code, const char *title);
 
 /* One line of advice; note, in parentheses and in a column of its own, may be NULL. */

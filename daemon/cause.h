@@ -23,6 +23,7 @@ struct evidence_at {
     const struct layout *layout; /* may be NULL */
     int64_t rank, step, micro_batch;
     const char *client; /* program and version as its Hello says: whose syntax fixes are given in */
+    bool observed;      /* of a model in DDP, where zerod only looks on: DDP refused, and DDP's switches are fixes */
 };
 
 /* E1001, and E1006 for sets and counts of a static graph. */
@@ -84,6 +85,7 @@ struct evidence_missing {
     uint32_t n_dead_segments;
     const char *site;      /* call site of that segment's forward */
     const uint8_t *called; /* per entry of params: EVIDENCE_* (daemon/evidence.h) of its module, 0 unknown */
+    bool ddp_silent;       /* an observer of DDP: DDP did not notice; seen when the optimizer's step was asked for */
     /* An observer of DDP: all gradients arrived, but not through the wrapper (X1, E1105; params are none). */
     bool wrapper_bypassed;
 };

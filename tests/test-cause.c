@@ -186,10 +186,11 @@ static int teardown(void **state)
 
 /* Labels in the order in which every text has them; docs/diagnostics.md says the same. */
 static const char *const labels[] = {
-    "waits",    "on",     "parameter", "argument", "1st push",   "2nd push", "push",    "bytes",     "partition",
-    "declared", "ranks",  "missing",   "module",   "exception",  "segment",  "process", "owed",      "held by",
-    "what",     "asked",  "held",      "allowed",  "sum",        "expected", "got",     "elsewhere", "loss scale",
-    "minimum",  "guilty", "reason",    "cause",    "tell apart", "fix",      "or",      "not it",    "state",
+    "waits",      "on",        "parameter",  "argument", "1st push", "2nd push",  "push",    "bytes",
+    "partition",  "declared",  "ranks",      "missing",  "module",   "exception", "segment", "process",
+    "owed",       "held by",   "what",       "asked",    "held",     "allowed",   "sum",     "expected",
+    "got",        "elsewhere", "loss scale", "minimum",  "guilty",   "reason",    "proves",  "cause",
+    "tell apart", "fix",       "or",         "not it",   "state",
 };
 
 static size_t label_index(const char *label)

@@ -14,6 +14,7 @@
 #include <json-c/json.h>
 
 #include "client/ctl/control.h"
+#include "client/ctl/explain.h"
 #include "client/ctl/plan.h"
 #include "client/ctl/report.h"
 #include "client/ctl/show.h"
@@ -33,13 +34,14 @@ static const char help_text[] =
     "  drop                         forget the run and its state, when no rank is attached\n"
     "  plan --params N --ranks N [--stage N] [--config FILE] [--dtype T] [--grad-dtype T]\n"
     "                               what a model takes; needs no daemon\n"
+    "  explain [FILE]               what an error of DDP or DeepSpeed means; needs no daemon\n"
     "\n"
     "  --socket PATH                the daemon's socket (default: ZEROD_SOCKET)\n"
     "  --json                       the answer as JSON, as described in docs/schema/\n"
     "  -h, --help                   this text\n"
     "  -V, --version                the version\n"
     "\n"
-    "Exit status: 0, or 64 usage, 69 no daemon, 75 no answer, 77 not allowed, 78 bad configuration.\n";
+    "Exit status: 0, or 64 usage, 65 nothing to explain, 69 no daemon, 75 no answer, 77 not allowed, 78 bad configuration.\n";
 
 struct options {
     const char *socket;
@@ -262,7 +264,7 @@ static int run_subcommand(int argc, char **argv, struct options *options)
     if (strcmp(argv[0], "plan") == 0)
         return -plan_command(argc, argv, options->json);
     if (strcmp(argv[0], "explain") == 0)
-        return fail("explain belongs to a later version", EX_USAGE);
+        return explain_command(argc, argv, options->json);
     take_options(&argc, argv, options);
     if (strcmp(argv[0], "status") == 0) {
         r = parse_status(argc, argv, &seconds);

@@ -391,6 +391,37 @@ ZEROD_API void zerod_close(struct zerod *c);
 /* The last error. c may be NULL after a failed zerod_connect(). Never NULL. */
 ZEROD_API const struct zerod_error *zerod_error(const struct zerod *c);
 
+/* What a model's data parallelism complained of, or ought to have. */
+enum zerod_observed {
+    ZEROD_OBSERVED_TWICE = 0,    /* DDP: "mark a variable ready only once" */
+    ZEROD_OBSERVED_MISSING = 1,  /* DDP: "finished reduction in the prior iteration"; or the step was asked for */
+    ZEROD_OBSERVED_BYPASSED = 2, /* gradients came, and DDP's forward did not run */
+};
+
+/* What an observer of DDP has seen; no daemon is there. Everything but names may be zero. */
+struct zerod_observation {
+    enum zerod_observed what;
+    const char *client;       /* as in zerod_options: whose syntax fixes are in */
+    int64_t rank, step;       /* below 0: not known */
+    const char *const *names; /* of all trainable parameters */
+    size_t n_names;
+    const unsigned *params; /* that it concerns, as indices of names; TWICE: the one that DDP named */
+    size_t n_params;
+    struct zerod_push first, second; /* TWICE: of params[0]; without an ordinal it did not come */
+    unsigned world_size;
+    bool same_on_all_ranks, same_every_step; /* MISSING: the same set */
+    uint64_t n_steps_seen;
+    bool silent;                           /* MISSING: DDP did not notice */
+    const struct zerod_evidence *evidence; /* MISSING: what else is known; NULL: nothing; its ids are those of names */
+};
+
+/*
+ * Names the cause, as the daemon does for what it refuses. *out is to be freed with zerod_explain_free(). Return: 0,
+ * -EINVAL or -ENOMEM.
+ */
+ZEROD_API int zerod_explain(const struct zerod_observation *o, struct zerod_error **out);
+ZEROD_API void zerod_explain_free(struct zerod_error *error); /* NULL is fine */
+
 /* The connection, to be watched, not read. */
 ZEROD_API int zerod_fd(const struct zerod *c);
 

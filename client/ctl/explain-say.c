@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * From a message to its diagnostic. A text alone proves little, so each says what it proves, takes a cause only where
+ * the clues around the message leave one, and else says which observation separates those that are left.
+ */
+
+#include "client/ctl/explain.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/base.h"
+#include "daemon/cause-text.h"
+
+#define FOLK "batch size, LoRA rank, number of GPUs"
+#define STATE_DDP "DDP cannot go on from here: start again after the fix; zerod had no part in it"
+
+static enum caller caller_of_clues(unsigned clues)
+{
+    return clues & CLUE_SWIFT ? CALLER_SWIFT : clues & CLUE_TRAINER ? CALLER_TRAINER : CALLER_TORCH;
+}
+
+/* ---- what all begin with ------------------------------------------------------------------------------- */
+
+static struct diagnostic *begin(const struct explain_message *m, enum diagnostic_code code, const char *title)
+{
+    struct diagnostic *d = diagnostic_new(code, title);
+    struct strbuf ranks = {0};
+
+    diagnostic_warn(d); /* explaining refuses nothing */
+    cause_print_ranks(&ranks, m->ranks, EXPLAIN_MAX_RANKS);
+    if (m->n_ranks == 1)
+        diagnostic_at(d, strtol(strbuf_text(&ranks), NULL, 10), -1, -1);
+    strbuf_deinit(&ranks);
+    return d;
+}
+
+static void add_parameter(struct diagnostic *d, const struct explain_message *m, const char *whose)
+{
+    struct strbuf buf = {0};
+
+    strbuf_add_foreign(&buf, m->name);
+    if (m->index >= 0)
+        strbuf_add(&buf, "%sindex %" PRId64 " %s", *m->name ? ", " : "", m->index, whose);
+    diagnostic_field_take(d, "parameter", &buf);
+}
+
+/* At most as much of a list as a line holds. */
+static void add_list(struct diagnostic *d, const struct explain_message *m)
+{
+    enum { MAX_BYTES = 90 };
+    char shown[MAX_BYTES + 1];
+    size_t n = MIN(strlen(m->list), (size_t)MAX_BYTES);
+    struct strbuf buf = {0};
+
+    if (m->n_listed == 0)
+        return;
+    memcpy(shown, m->list, n);
+    shown[n] = '\0';
+    if (m->list[n]) {
+        char *end = strrchr(shown, ' ');
+
+        if (end)
+            *end = '\0';
+    }
+    strbuf_add(&buf, "%s", m->names ? "" : m->n_listed == 1 ? "index " : "indices ");
+    strbuf_add_foreign(&buf, shown);
+    strbuf_add(&buf, "%s", m->list[n] || m->list_cut ? " ..." : "");
+    diagnostic_field_take(d, "parameter", &buf);
+}
+
+static void add_ranks(struct diagnostic *d, const struct explain_message *m)
+{
+    struct strbuf buf = {0};
+
+    if (m->n_ranks < 2)
+        return;
+    cause_print_ranks(&buf, m->ranks, EXPLAIN_MAX_RANKS);
+    diagnostic_field_take(d, "ranks", &buf);
+}
+
+static void add_exception(struct diagnostic *d, const struct explain_message *m)
+{
+    struct strbuf buf = {0};
+
+    strbuf_add_foreign(&buf, m->exception);
+    diagnostic_field_take(d, "exception", &buf);
+}
+
+/* ---- DDP: ready only once ------------------------------------------------------------------------------ */
+
+#define NOT_THE_NAMED                                                                                                  \
+    "the parameter named: it is the first hook of the backward that came twice, and says nothing about its layer;\n"
+
+/* Trainer turns it on for every model that is no PreTrainedModel of its own, such as peft's. */
+static bool finding_by_default(const struct explain_message *m)
+{
+    return !(m->clues & CLUE_NOT_FIND) && (m->clues & (CLUE_TRAINER | CLUE_SWIFT)) &&
+           (strstr(m->name, "lora_") || strncmp(m->name, "base_model.", 11) == 0);
+}
+
+static void say_phantom(struct diagnostic *d, const struct explain_message *m)
+{
+    enum caller caller = caller_of_clues(m->clues);
+    const struct remedy remedies[] = {
+        {"fix", caller_not_reentrant(caller), "always"},
+        {"or", caller_not_finding(caller), "only if every parameter gets a gradient in every step"},
+    };
+
+    diagnostic_class(d, "D4");
+    diagnostic_field(d, "proves",
+                     "DDP marked the parameter ready twice, the second time inside a reentrant checkpoint");
+    diagnostic_field(d, "cause",
+                     "%s which cannot see into reentrant checkpoints:\n"
+                     "it took their parameters for unused, marked them ready, and failed on the first real gradient",
+                     m->clues & CLUE_FIND ? "DDP was built with find_unused_parameters=True,"
+                                          : "most likely DDP was built with find_unused_parameters=True,\n"
+                                            "as the Trainer does for a model that is no PreTrainedModel of its own,");
+    if (!(m->clues & CLUE_FIND))
+        diagnostic_field(
+            d, "tell apart",
+            "the error is the same with one process, one layer, and the module called once: so it is (D4)\n"
+            "ddp_find_unused_parameters=False was set all the same: a module ran twice (D1)");
+    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+    diagnostic_field(d, "not it", NOT_THE_NAMED FOLK ": it fails with one process too");
+}
+
+static void say_reentrant(struct diagnostic *d, const struct explain_message *m)
+{
+    enum caller caller = caller_of_clues(m->clues);
+    bool sure = m->clues & CLUE_NOT_FIND;
+    const struct remedy remedies[] = {
+        {"fix", caller_not_reentrant(caller), "right in both cases, same numbers"},
+        {"or", caller == CALLER_TORCH ? "DistributedDataParallel(model, static_graph=True)" : NULL,
+         "the graph never changes"},
+        {"or", sure ? NULL : caller_not_finding(caller), "for D4 only, if every parameter gets a gradient"},
+    };
+
+    diagnostic_class(d, sure ? "D1" : "U");
+    diagnostic_field(d, "proves",
+                     "DDP marked the parameter ready twice, the second time inside a reentrant checkpoint");
+    if (sure) {
+        diagnostic_field(
+            d, "cause",
+            "find_unused_parameters is off, so two gradients came: the parameter is used by two runs under\n"
+            "reentrant checkpointing, or by one and outside of it; each makes its own backward pass");
+    } else {
+        diagnostic_field(d, "cause",
+                         "not known: reentrant checkpointing, and either two gradients (D1) or unused detection (D4)");
+        diagnostic_field(d, "tell apart",
+                         "DDP was built with find_unused_parameters=True: one gradient came, nothing ran twice (D4)\n"
+                         "it was built without: the module ran twice in one forward, or is shared (D1)");
+    }
+    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+    diagnostic_field(d, "not it", NOT_THE_NAMED FOLK);
+}
+
+static void say_twice_elsewhere(struct diagnostic *d, const struct explain_message *m)
+{
+    diagnostic_class(d, "U");
+    diagnostic_field(d, "proves",
+                     "DDP marked the parameter ready twice, the second time outside of any reentrant checkpoint");
+    diagnostic_field(d, "cause",
+                     "not known: a second backward over one forward, or a parameter that DDP took for unused%s",
+                     m->clues & CLUE_NOT_FIND ? ";\nfind_unused_parameters is off, so it is the former" : "");
+    diagnostic_field(d, "tell apart",
+                     "two backward() over one forward, the first of which does not reach every parameter (D2)\n"
+                     "find_unused_parameters=True and the parameter is used behind forward: model.module.head(x) (D4)\n"
+                     "find_unused_parameters=True and forward returns a type that DDP does not look into (D4)");
+    diagnostic_field(d, "fix", "(loss_a + loss_b).backward()   (D2: one backward for each forward)");
+    diagnostic_field(d, "or",
+                     "use it inside forward, and return tensors, lists, tuples, dicts or dataclasses of them"
+                     "   (D4)");
+    diagnostic_field(d, "or", "%s   (D4: if every parameter gets a gradient)",
+                     caller_not_finding(caller_of_clues(m->clues)));
+    diagnostic_field(d, "not it", "gradient checkpointing: the traceback goes through none; " FOLK);
+}
+
+static struct diagnostic *say_ready_once(const struct explain_message *m)
+{
+    bool checkpoint = m->clues & CLUE_CHECKPOINT,
+         phantom = checkpoint && ((m->clues & CLUE_FIND) || finding_by_default(m));
+    struct diagnostic *d =
+        begin(m, E_DUPLICATE,
+              phantom ? "DDP complains, but no gradient was computed twice" : "DDP took a parameter for ready twice");
+
+    add_parameter(d, m, "of DDP's");
+    add_ranks(d, m);
+    if (phantom)
+        say_phantom(d, m);
+    else if (checkpoint)
+        say_reentrant(d, m);
+    else
+        say_twice_elsewhere(d, m);
+    diagnostic_field(d, "state", STATE_DDP);
+    return diagnostic_finish(d);
+}
+
+/* ---- DDP: reduction of the prior iteration ------------------------------------------------------------- */
+
+#define FREEZE "module.requires_grad_(False) on them before DistributedDataParallel(model)"
+#define LET_THROUGH "let the exception through, or leave that batch out on all ranks before its forward"
+
+static void say_half_way(struct diagnostic *d, const struct explain_message *m)
+{
+    diagnostic_class(d, "M4");
+    add_exception(d, m);
+    diagnostic_field(d, "proves", "a backward began on this rank and gave some gradients, but not those listed");
+    diagnostic_field(d, "cause",
+                     "most likely an exception left that backward half way and was swallowed: the log tells "
+                     "of one");
+    diagnostic_field(d, "tell apart",
+                     "only this rank complains, and those listed come first in the model: so it is (M4)\n"
+                     "all ranks complain of the same: the loss never uses them (M1)");
+    diagnostic_field(d, "fix", LET_THROUGH);
+    diagnostic_field(d, "not it", "find_unused_parameters=True would only hide this; unused layers; the other ranks");
+}
+
+static void say_dead_segment(struct diagnostic *d, const struct explain_message *m)
+{
+    diagnostic_class(d, "M5");
+    diagnostic_field(d, "proves",
+                     "the loss did not reach those listed, and torch warned that no input of a checkpoint "
+                     "requires grad");
+    diagnostic_field(d, "cause",
+                     "most likely reentrant checkpointing cut them out of the backward: no input of their "
+                     "segment requires grad");
+    diagnostic_field(d, "tell apart",
+                     "those listed are the parameters of whole checkpointed layers: so it is (M5)\n"
+                     "others are among them: the loss never uses those (M1)");
+    diagnostic_field(d, "fix", "%s", caller_not_reentrant(caller_of_clues(m->clues)));
+    diagnostic_field(d, "or", "model.enable_input_require_grads()");
+    diagnostic_field(d, "not it", "find_unused_parameters=True would only hide this; freezing more");
+}
+
+static void say_unused(struct diagnostic *d, const struct explain_message *m, bool all)
+{
+    enum caller caller = caller_of_clues(m->clues);
+
+    diagnostic_class(d, all ? "M1" : "U");
+    diagnostic_field(d, "proves", "a backward began on this rank and gave some gradients, but not those listed");
+    diagnostic_field(d, "cause", "%s",
+                     all ? "most likely the loss does not use them: the same are missing on all ranks that complain"
+                         : "not known: one rank's list does not tell never used from not used this time");
+    if (all)
+        diagnostic_field(d, "tell apart",
+                         "it was the first step: the loss never uses them (M1)\n"
+                         "earlier steps went well: what is used depends on the data (M2)");
+    else
+        diagnostic_field(d, "tell apart",
+                         "all ranks list the same, in the first step: the loss never uses them (M1)\n"
+                         "ranks list others, or earlier steps went well: what is used depends on the data (M2)\n"
+                         "no other rank complains, and %s:\n"
+                         "an exception left the backward of this rank, and was swallowed (M4)",
+                         m->from_start ? "these come first in the model" : "the first of the model are among them");
+    diagnostic_field(d, "fix", FREEZE "   (M1)");
+    diagnostic_field(d, "or", "%s   (M2)", caller_finding(caller));
+    if (!all)
+        diagnostic_field(d, "or", LET_THROUGH "   (M4)");
+    diagnostic_field(d, "not it", "TORCH_DISTRIBUTED_DEBUG adds names, not a cause; " FOLK);
+}
+
+static void say_differs(struct diagnostic *d, const struct explain_message *m)
+{
+    diagnostic_class(d, "M2");
+    diagnostic_field(d, "proves", "a backward began on each of these ranks, and reached other parameters on each");
+    diagnostic_field(d, "cause", "what the forward uses depends on its data: ranks list different parameters");
+    diagnostic_field(d, "fix", "%s", caller_finding(caller_of_clues(m->clues)));
+    diagnostic_field(d, "or", "loss = loss + 0 * sum(p.sum() for p in branch.parameters())");
+    diagnostic_field(d, "not it", "freezing them; " FOLK);
+}
+
+/* With the search on, DDP 2.x leaves out what forward's outputs do not reach; outputs that the loss drops count too. */
+static void say_not_reached(struct diagnostic *d)
+{
+    diagnostic_class(d, "U");
+    diagnostic_field(d, "proves",
+                     "a backward began and gave some gradients; forward's outputs depend on those listed, "
+                     "and none came");
+    diagnostic_field(d, "cause", "not known: the backward stopped half way, or was told to leave them out");
+    diagnostic_field(d, "tell apart",
+                     "one rank complains, and those listed come first in the model: an exception was swallowed (M4)\n"
+                     "backward(inputs=...) or torch.autograd.grad is used: it leaves the others out (M2)");
+    diagnostic_field(d, "fix", LET_THROUGH "   (M4)");
+    diagnostic_field(d, "not it", "outputs that the loss does not use: torch 2 takes those for used; " FOLK);
+}
+
+/* Of the ranks that complain: do they list the same? */
+static bool another_list(const struct explain_message *m, const struct explain_messages *all)
+{
+    for (size_t i = 0; i < all->n; i++)
+        if (all->items[i].kind == m->kind && strcmp(all->items[i].list, m->list) != 0 && all->items[i].n_listed)
+            return true;
+    return false;
+}
+
+static struct diagnostic *say_prior(const struct explain_message *m, const struct explain_messages *all)
+{
+    char title[96];
+    struct diagnostic *d;
+
+    snprintf(title, sizeof(title), "DDP missed %s%u gradient%s in the step before", m->list_cut ? "at least " : "",
+             m->n_listed, m->n_listed == 1 ? "" : "s");
+    d = begin(m, E_MISSING, m->n_listed ? title : "DDP missed gradients in the step before");
+    add_list(d, m);
+    add_ranks(d, m);
+    if (*m->exception)
+        say_half_way(d, m);
+    else if (m->kind == EXPLAIN_PRIOR_FIND)
+        say_not_reached(d);
+    else if (m->clues & CLUE_DEAD)
+        say_dead_segment(d, m);
+    else if (another_list(m, all))
+        say_differs(d, m);
+    else
+        say_unused(d, m, m->n_ranks > 1);
+    diagnostic_field(d, "state",
+                     "DDP says so one forward late, and cannot go on from here: start again after the fix;\n"
+                     "zerod had no part in it");
+    return diagnostic_finish(d);
+}
+
+static struct diagnostic *say_static(const struct explain_message *m)
+{
+    bool fewer = m->kind == EXPLAIN_PRIOR_STATIC;
+    struct diagnostic *d = begin(m, E_GRAPH_CHANGED,
+                                 fewer ? "gradients that DDP's static graph learnt are missing"
+                                       : "a gradient that DDP's static graph did not learn");
+
+    add_list(d, m);
+    add_ranks(d, m);
+    if (fewer)
+        add_exception(d, m);
+    diagnostic_field(d, "proves",
+                     fewer
+                         ? "DDP was built with static_graph=True; the first step gave gradients of those listed, this "
+                           "one none"
+                         : "DDP was built with static_graph=True, and a parameter without gradient in the first step "
+                           "has one now");
+    diagnostic_field(
+        d, "cause", "%s",
+        fewer && *m->exception
+            ? "most likely an exception left that backward half way and was swallowed: the log tells of one"
+            : "the set of parameters that the backward reaches has changed since the first step");
+    if (!fewer)
+        diagnostic_field(d, "tell apart",
+                         "DDP does not say which parameter: list those with .grad None after the first "
+                         "backward");
+    diagnostic_field(d, "fix", "DistributedDataParallel(model, static_graph=False, find_unused_parameters=True)");
+    diagnostic_field(d, "or",
+                     "use every module in every step; freeze and unfreeze before DistributedDataParallel(model)");
+    diagnostic_field(d, "not it", FOLK);
+    diagnostic_field(d, "state", STATE_DDP);
+    return diagnostic_finish(d);
+}
+
+/* ---- DeepSpeed ----------------------------------------------------------------------------------------- */
+
+/* Stage 3 asserts only where both fall into one bucket: it goes on silently otherwise. */
+static struct diagnostic *say_deepspeed(const struct explain_message *m)
+{
+    bool bare = m->kind == EXPLAIN_DEEPSPEED_BARE, checkpoint = m->clues & CLUE_CHECKPOINT;
+    enum caller caller = caller_of_clues(m->clues);
+    const struct remedy remedies[] = {
+        {"fix", caller_not_reentrant(caller), "one gradient per parameter, same numbers"},
+        {"or", caller == CALLER_TORCH ? "deepspeed.checkpointing.non_reentrant_checkpoint" : NULL,
+         "where deepspeed.checkpointing.checkpoint is called"},
+        {"or", "one forward over both inputs, one backward over the sum of the losses", "two forwards, two losses: D2"},
+    };
+    struct diagnostic *d = begin(m, E_DUPLICATE, "DeepSpeed found a second gradient of one parameter");
+
+    diagnostic_class(d, checkpoint ? "D1" : "U");
+    add_parameter(d, m, "in DeepSpeed's own order of trainable parameters");
+    add_ranks(d, m);
+    diagnostic_field(d, "proves", "%s",
+                     bare ? "stage 3: the hook of a parameter fired twice while one bucket was filled"
+                          : "stages 1 and 2: the hook of this parameter fired twice between two resets of the buckets");
+    diagnostic_field(d, "cause", "%s",
+                     checkpoint
+                         ? "a module ran twice in one forward under reentrant checkpointing, or is shared; each run "
+                           "makes its own backward pass"
+                         : "not known: reentrant checkpointing of what runs twice or is shared, or an extra "
+                           "backward");
+    if (!checkpoint)
+        diagnostic_field(d, "tell apart",
+                         "without gradient checkpointing the error is gone: recomputed in reentrant checkpoints (D1)\n"
+                         "it stays: two backwards over one forward (D2)");
+    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+    diagnostic_field(d, "not it", "%s" FOLK ";\nZeRO-%s",
+                     bare ? ""
+                          : "the parameter named: it is the first that came twice, and says nothing about its "
+                            "layer;\n",
+                     bare ? "2, which refuses the same, with a text"
+                          : "3 hides this where the two fall into different "
+                            "buckets, it does not cure it");
+    diagnostic_field(d, "state", "%s",
+                     bare ? "the step is lost; earlier ones may have trained on part of a gradient without a word"
+                          : "the step is lost: start again after the fix");
+    return diagnostic_finish(d);
+}
+
+/* ---- zerod's own --------------------------------------------------------------------------------------- */
+
+static struct diagnostic *say_ours(const struct explain_message *m)
+{
+    const struct diagnostic_info *info = diagnostic_info((enum diagnostic_code)m->code);
+    struct diagnostic *d = begin(m, info->code, NULL);
+
+    add_ranks(d, m);
+    diagnostic_field(d, "what",
+                     "zerod's own diagnostic: the lines below the code in the log name the parameters and the "
+                     "fix");
+    diagnostic_field(d, "cause", "%s", info->summary);
+    diagnostic_field(d, "fix", "docs/diagnostics.md#e%d", m->code);
+    diagnostic_field(d, "or", "zerodctl diagnostics   (the whole text, while the daemon runs)");
+    return diagnostic_finish(d);
+}
+
+struct diagnostic *explain_say(const struct explain_message *m, const struct explain_messages *all)
+{
+    switch (m->kind) {
+    case EXPLAIN_READY_ONCE:
+        return say_ready_once(m);
+    case EXPLAIN_PRIOR:
+    case EXPLAIN_PRIOR_FIND:
+        return say_prior(m, all);
+    case EXPLAIN_PRIOR_STATIC:
+    case EXPLAIN_GRAPH_CHANGED:
+        return say_static(m);
+    case EXPLAIN_DEEPSPEED_TWICE:
+    case EXPLAIN_DEEPSPEED_BARE:
+        return say_deepspeed(m);
+    case EXPLAIN_OURS:
+        break;
+    }
+    return say_ours(m);
+}

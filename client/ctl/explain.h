@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * `zerodctl explain`: what an error of DDP or DeepSpeed proves, what it can mean, and what to check. Pure: text in,
+ * diagnostics out, in the form of every other of ours; any bytes will do.
+ *
+ *   explain-read.c   finds the messages that are known, what they name, and clues around them
+ *   explain-say.c    from a message to its diagnostic
+ *   explain.c        the command
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+struct diagnostic;
+
+enum {
+    EXPLAIN_MAX_BYTES = (1 << 20) - 4096, /* what a strbuf holds; of a longer text the end is read */
+    EXPLAIN_MAX_FOUND = 16,
+    EXPLAIN_MAX_RANKS = 1024,
+    EXPLAIN_NAME_BYTES = 256,
+    EXPLAIN_LIST_BYTES = 4096,
+};
+
+enum explain_kind {
+    EXPLAIN_READY_ONCE,      /* DDP: "Expected to mark a variable ready only once" */
+    EXPLAIN_PRIOR,           /* DDP: "Expected to have finished reduction in the prior iteration" */
+    EXPLAIN_PRIOR_FIND,      /* the same with find_unused_parameters=True */
+    EXPLAIN_PRIOR_STATIC,    /* the same with static_graph=True: used first, then not */
+    EXPLAIN_GRAPH_CHANGED,   /* DDP: "Your training graph has changed": unused first, then used */
+    EXPLAIN_DEEPSPEED_TWICE, /* DeepSpeed, stages 1 and 2: "has already been reduced" */
+    EXPLAIN_DEEPSPEED_BARE,  /* DeepSpeed, stage 3: an assertion without text */
+    EXPLAIN_OURS,            /* a code of zerod */
+};
+
+enum explain_clue {
+    CLUE_CHECKPOINT = 1 << 0, /* the traceback goes through the backward of a reentrant checkpoint */
+    CLUE_FIND = 1 << 1,       /* somewhere: find_unused_parameters is on */
+    CLUE_NOT_FIND = 1 << 2,   /* somewhere: it is off */
+    CLUE_TRAINER = 1 << 3,    /* frames of transformers */
+    CLUE_SWIFT = 1 << 4,      /* frames of ms-swift */
+    CLUE_DEEPSPEED = 1 << 5,  /* frames of DeepSpeed */
+    CLUE_DEAD = 1 << 6,       /* torch warned that no input of a checkpoint requires grad */
+};
+
+struct explain_message {
+    enum explain_kind kind;
+    int code;                           /* EXPLAIN_OURS */
+    bool *ranks;                        /* EXPLAIN_MAX_RANKS, owned: who printed it */
+    unsigned n_ranks;                   /* 0: not said */
+    int64_t index;                      /* of the parameter named, in the library's own numbering; -1: not said */
+    char name[EXPLAIN_NAME_BYTES];      /* "": not said */
+    char list[EXPLAIN_LIST_BYTES];      /* the parameters that got no gradient, as printed */
+    bool names;                         /* list has names, not indices */
+    bool list_cut;                      /* there are more */
+    unsigned n_listed;                  /* 0: not said */
+    bool from_start;                    /* indices from 0 without a hole */
+    unsigned clues;                     /* enum explain_clue */
+    char exception[EXPLAIN_NAME_BYTES]; /* a line in which somebody tells of an error and goes on; "" */
+};
+
+struct explain_messages {
+    struct explain_message items[EXPLAIN_MAX_FOUND];
+    size_t n;
+};
+
+/* Return: 0 or -ENOMEM. */
+int explain_read(struct explain_messages *messages, const char *text, size_t n_bytes);
+void explain_messages_deinit(struct explain_messages *messages);
+
+/* messages: all of the text, as one rank's list may be told from another's. */
+struct diagnostic *explain_say(const struct explain_message *message, const struct explain_messages *messages);
+
+/* argv[0] is "explain". Return: a code of sysexits.h. */
+int explain_command(int argc, char **argv, bool json);
