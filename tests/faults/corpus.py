@@ -35,6 +35,7 @@ CONFIG: dict[str, Any] = {
 }
 
 ALL = -1  # Expect.rank: every rank says it, each of itself
+ANY = -2  # Expect.micro_batch, step: where a position belongs to no single micro-batch, it is not compared
 N_STEPS = 3
 
 
@@ -55,7 +56,6 @@ class Expect:
     told: int | None = None  # the rank that gets the exception, if it is not the one that is named
     sticky: bool = True  # the next step() says it again; the runner tries
     signal: int = 0  # the process dies of it, and the text is the last thing on its standard error
-    place: bool = True  # rank, step and micro-batch are compared (an observer of DDP counts for itself)
 
     def ranks(self, world: int) -> list[int]:
         """Those that are told."""

@@ -2,9 +2,9 @@
 """
 What was expected against what was said.
 
-Each run yields statements: exceptions of trainers, the last words of a process that died, what the daemon keeps. One of
-them has to be what the scenario expects, to the last name and number; echoes are what the innocent are told; anything else
-is a false alarm, and anything at all in a repaired program is.
+Each run yields statements: exceptions of trainers, the last words of a process that died, what the daemon keeps.
+One of them has to be what the scenario expects, to the last name and number; echoes are what the innocent are told;
+anything else is a false alarm, and anything at all in a repaired program is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import house
-from .corpus import ALL, Expect, Refused, Scenario
+from .corpus import ALL, ANY, Expect, Refused, Scenario
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 5e-6  # of max(|x|, rms of the tensor), against torch in fp32
@@ -121,8 +121,8 @@ def differences(expect: Expect, f: dict[str, Any], rank: int | None) -> list[str
     dying = expect.signal != 0
     if not dying:
         compare("class", expect.cause_class, f["cause_class"])
-        if expect.place:
-            for what, want in (("rank", rank), ("step", expect.step), ("micro_batch", expect.micro_batch)):
+        for what, want in (("rank", rank), ("step", expect.step), ("micro_batch", expect.micro_batch)):
+            if want != ANY:
                 compare(what, want, f[what] if known(f[what]) else None)
     compare("n_params", len(expect.params), f["n_params"])
     shown = set(f["params"])
@@ -132,9 +132,13 @@ def differences(expect: Expect, f: dict[str, Any], rank: int | None) -> list[str
     return found + [f"text: {x}" for x in text_differences(expect, f)]
 
 
+# The lines "fix" and "or", also of a reason inside of another text, with the lines that continue them.
+REMEDY = re.compile(r"^ +(?:fix|or) {2,}(.*(?:\n {13}.*)*)", re.M)
+
+
 def text_differences(expect: Expect, f: dict[str, Any]) -> list[str]:
     text = mask(f["text"])
-    remedies = "\n".join(value for label, value in f["fields"] if label in ("fix", "or"))
+    remedies = "\n".join(REMEDY.findall(text))
     return ([f"fix does not have {x!r}" for x in expect.fix if x not in remedies] +
             [f"does not say {x!r}" for x in expect.says if x not in text] +
             [f"says {x!r}" for x in expect.never_says if x in text])
@@ -204,6 +208,11 @@ def judge_expected(run: house.Run, expect: Expect) -> Verdict:
                    key=len, default=["the daemon has said nothing"])
         if best:
             verdict.worse("wrong", *best)
+    for f in said:
+        if f["teller"] not in (None, *expect.ranks(run.scenario.world)) and f["code"] == 1302 and known(expect.rank):
+            names = f"rank {expect.rank}"
+            if names not in f["text"]:
+                verdict.worse("wrong", f"rank {f['teller']}, which did nothing wrong, is not told of {names}")
     strangers = [f for f in said if f["code"] not in (expect.code, *run.scenario.echoes, *innocent_codes(expect))]
     if strangers:
         verdict.worse("false_alarm", *[f"also said: {brief(f)}" for f in strangers])
@@ -318,17 +327,15 @@ def judge_numbers(run: house.Run, alone: house.Rank) -> list[str]:
     if want is None:
         return [f"the reference failed: {alone.outcome().get('error', {}) or alone.err()[-500:]}"]
     found = []
-    for rank in {r.order.rank: r for r in run.ranks}.values():
-        got = rank.parameters()
-        if got is None:
-            continue
+    trained = {r.order.rank: got for r in run.ranks if (got := r.parameters()) is not None}  # the last life of each
+    for number, got in trained.items():
         if set(got) != set(want):
-            found.append(f"rank {rank.order.rank} has other parameters: {sorted(set(got) ^ set(want))}")
+            found.append(f"rank {number} has other parameters: {sorted(set(got) ^ set(want))}")
             continue
         worst, name = max((float(distance(np, got[n], want[n])), n) for n in want)
         if not worst <= TOLERANCE:
-            found.append(f"rank {rank.order.rank}: {name} is {worst:.2g} from the reference, {TOLERANCE:g} allowed")
-    return found or ([] if any(r.parameters() for r in run.ranks) else ["no rank has parameters to compare"])
+            found.append(f"rank {number}: {name} is {worst:.2g} from the reference, {TOLERANCE:g} allowed")
+    return found or ([] if trained else ["no rank has parameters to compare"])
 
 
 def distance(np: Any, got: Any, want: Any) -> Any:

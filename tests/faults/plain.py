@@ -3,8 +3,8 @@
 The programs in torch alone.
 
 The reference: all ranks are threads of one process, and at step() the gradients of all ranks are added and
-divided by their number, and one plain torch optimizer applies the result. Beside it, hooks are counted as zerod would see
-them, so that what a scenario expects is known to be what torch does.
+divided by their number, and one plain torch optimizer applies the result. Beside it, hooks are counted as zerod
+would see them, so that what a scenario expects is known to be what torch does.
 """
 
 from __future__ import annotations

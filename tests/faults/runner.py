@@ -2,9 +2,10 @@
 """
 Runs the corpus, a few scenarios at a time, and prints the table.
 
-    python -m faults.runner [NAME...] [--json] [--list] [--keep FOLDER]
+    python -m faults.runner [NAME...] [--systems] [--json] [--list] [--keep FOLDER]
 
-NAME is a scenario or NAME/stageN; a * matches. The exit status is 1 unless every row is right.
+NAME is a scenario or NAME/stageN; a * matches. With --systems the table of the real systems (tests/systems) is run too,
+and a NAME may be of either. The exit status is 1 unless every row is right.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import fnmatch
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -37,16 +39,19 @@ class Case(NamedTuple):
         return f"{self.scenario.name}/stage{self.stage}" if several else self.scenario.name
 
 
-def cases(patterns: Iterable[str] = ()) -> list[Case]:
-    found = [Case(s, stage) for s in corpus.load().values() for stage in s.stages]
-    patterns = list(patterns)
-    if not patterns:
-        return found
-    chosen = [c for c in found if any(fnmatch.fnmatch(n, p) for p in patterns for n in (c.name, c.scenario.name))]
-    unknown = [p for p in patterns if not any(fnmatch.fnmatch(n, p) for c in found for n in (c.name, c.scenario.name))]
-    if unknown:
-        sys.exit(f"no such scenario: {', '.join(unknown)} (--list shows them)")
-    return chosen
+    def is_meant(self, patterns: Iterable[str]) -> bool:
+        return any(fnmatch.fnmatch(n, p) for p in patterns for n in (self.name, self.scenario.name))
+
+
+def cases() -> list[Case]:
+    return [Case(s, stage) for s in corpus.load().values() for stage in s.stages]
+
+
+def choose(patterns: list[str]) -> tuple[list[Case], list[str]]:
+    """The cases that are meant, and the patterns that mean none."""
+    found = cases()
+    unknown = [p for p in patterns if not any(c.is_meant([p]) for c in found)]
+    return [c for c in found if not patterns or c.is_meant(patterns)], unknown
 
 
 def expected(expect: Expect | Refused | None) -> str:
@@ -128,30 +133,50 @@ def table(rows: list[judge.Row]) -> str:
     return "\n".join(text)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/faults", description="Runs the corpus of faults.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios, or NAME/stageN; a * matches")
-    parser.add_argument("--json", action="store_true", help="an array of {name, expected, said, verdict}")
-    parser.add_argument("--list", action="store_true", help="names and what they are")
-    parser.add_argument("--keep", metavar="FOLDER", help="keep what daemons and trainers wrote")
-    args = parser.parse_args()
-    chosen = cases(args.names)
-    if args.list:
-        for case in chosen:
-            print(f"{case.name:40} {case.scenario.doc.splitlines()[0]}")
-        return 0
+def run_cases(chosen: list[Case], keep: str | None, quiet: bool) -> list[judge.Row]:
     build = house.end_to_end().Build(os.environ.get("ZEROD_BUILD", house.ROOT / "build"))
-    folder = Path(args.keep or tempfile.mkdtemp(prefix="zerod-faults-"))
+    folder = Path(keep or tempfile.mkdtemp(prefix="zerod-faults-"))
     house.forks(build)
     try:
         with ThreadPoolExecutor(max_workers=max(2, min(8, os.cpu_count() or 2))) as pool:
             jobs = [pool.submit(run_case_safely, c, folder / c.name.replace("/", "-"), build) for c in chosen]
-            rows = [progress(job.result(), args.json) for job in jobs]
+            return [progress(job.result(), quiet) for job in jobs]
     finally:
-        if not args.keep:
+        if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_systems(names: list[str]) -> list[judge.Row]:
+    """The rows of the real systems; what cannot be run there says so in its row."""
+    command = [sys.executable, str(house.TESTS / "systems" / "run.py"), "--json", *names]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        found = json.loads(result.stdout)
+    except ValueError:
+        sys.exit(f"tests/systems/run.py ended with {result.returncode} and printed no table")
+    return [judge.Row(r["name"], r["expected"], r["said"], r["verdict"], r.get("why", [])) for r in found]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/faults", description="Runs the corpus of faults.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios, or NAME/stageN; a * matches")
+    parser.add_argument("--systems", action="store_true", help="the real systems of the reported faults too")
+    parser.add_argument("--json", action="store_true", help="an array of {name, expected, said, verdict}")
+    parser.add_argument("--list", action="store_true", help="names of scenarios, and what they are")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep what daemons and trainers wrote")
+    args = parser.parse_args()
+    chosen, unknown = choose(args.names)
+    if unknown and not args.systems:
+        sys.exit(f"no such scenario: {', '.join(unknown)} (--list shows them)")
+    if args.list:
+        for case in chosen:
+            print(f"{case.name:40} {case.scenario.doc.splitlines()[0]}")
+        return 0
+    rows = run_cases(chosen, args.keep, args.json) if chosen else []
+    if args.systems and (unknown or not args.names):
+        rows += run_systems(unknown)
     print(json.dumps([r.data() for r in rows], indent=2) if args.json else table(rows))
-    return 0 if all(r.verdict == "right" for r in rows) else 1
+    return 0 if rows and all(r.verdict == "right" for r in rows) else 1
 
 
 def progress(row: judge.Row, quiet: bool) -> judge.Row:

@@ -53,7 +53,7 @@ def checkpoint_twice(t: Any) -> None:
            says=("h.0 call 2", "h.0 call 1", HERE), exception="DuplicateGradient"),
     pattern="d")
 def checkpoint_twice_swallowed(t: Any) -> None:
-    """The same on all ranks, and the trainer catches the exception and goes on to the step: there it has to come again."""
+    """The same on all ranks, and the trainer catches the exception: at the step it has to come again."""
     model = t.model(TwiceNet)
     opt = t.attach(model)
     for step in t.steps(opt):

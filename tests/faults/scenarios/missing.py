@@ -362,7 +362,7 @@ def poison(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
            says=(OUT_OF_MEMORY, HERE, "train_with_explosion"), never_says=("zero_grad",), exception="MissingGradient"),
     pattern="1a", echoes=(1007,), stages=(1, 2, 3))
 def backward_raises_swallowed(t: Any) -> None:
-    """An exception leaves the backward of rank 1 after the head; rank 0 has pushed nothing yet, so all of it is dropped."""
+    """An exception leaves the backward of rank 1 after the head; rank 0 has pushed nothing, so all of it is dropped."""
     train_with_explosion(
         t,
         lambda step: t.await_mark("given-up") if t.faulty and t.rank == 0 and step == 1 else None,
@@ -374,7 +374,7 @@ def backward_raises_swallowed(t: Any) -> None:
            exception="GradientFault", sticky=False),
     pattern="1a", echoes=(1302,), direct=rank_1_last)
 def backward_raises_too_late(t: Any) -> None:
-    """The same when a part has been reduced with rank 0's already: the step is aborted for both, and both are told."""
+    """The same when a part has been reduced with rank 0's: the step is aborted for both, and both are told."""
     train_with_explosion(
         t, lambda step: t.await_mark("go") if t.faulty and t.rank == 1 and step == 1 else None)
 
@@ -419,7 +419,7 @@ def model_zero_grad_before_step(t: Any) -> None:
            sticky=False),
     pattern="exceptions", echoes=(1302,))
 def hook_raises(t: Any) -> None:
-    """A backward hook of the program raises, and nobody catches it: the program gets its own exception, not another."""
+    """A backward hook of the program raises: the program gets its own exception, not another."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -448,6 +448,10 @@ def interrupt(_grad: Tensor) -> None:
     raise KeyboardInterrupt
 
 
+def interrupt_there(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    inputs[0].register_hook(interrupt)
+
+
 @scenario(
     Expect(1007, "M4", rank=1, step=1, micro_batch=0, says=("KeyboardInterrupt",), exception="", sticky=False),
     pattern="exceptions", echoes=(1302,))
@@ -459,11 +463,10 @@ def keyboard_interrupt(t: Any) -> None:
         if t.faulty and t.rank == 0 and step == 1:
             t.await_mark("given-up")
         x, y = t.batch(step)
-        out = model(x)
         if t.goes_wrong(step):
-            out.register_hook(interrupt)
+            model.head.register_forward_pre_hook(interrupt_there)
         try:
-            mse_loss(out, y).backward()
+            mse_loss(model(x), y).backward()
         except KeyboardInterrupt:
             t.mark("given-up")
             opt.close()

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from ..corpus import Expect, scenario
-from ..models import Net, names
+from ..corpus import ALL, ANY, Expect, scenario
+from ..models import TRUNK, Net, names
 from .guards import Adapted
 from .missing import OUT_OF_MEMORY, poison
 
@@ -34,8 +34,8 @@ def observe(t: Any, make: Any, **options: Any) -> tuple[Any, Any, Any]:
 
 
 @scenario(
-    Expect(1001, "D4", params=("h.1.lora_b.weight",), rank=-1, says=("exactly 1 gradient", "find_unused_parameters"),
-           fix=("use_reentrant",), sticky=False),
+    Expect(1001, "D4", params=("h.1.lora_b.weight",), rank=ALL, step=0, micro_batch=ANY,
+           says=("exactly 1 gradient", "find_unused_parameters"), fix=("use_reentrant",), sticky=False),
     pattern="p, 3a", world=1, hooks=False)
 def ddp_finds_phantoms(t: Any) -> None:
     """LoRA, reentrant checkpoints and find_unused_parameters=True, with one process: no gradient is computed twice."""
@@ -54,7 +54,7 @@ class Spare(Net):
 
 
 @scenario(
-    Expect(1005, "M1", params=names("spare"), rank=-1, says=("spare",), sticky=False),
+    Expect(1005, "M1", params=names("spare"), rank=ALL, step=0, micro_batch=ANY, says=("spare",), sticky=False),
     pattern="2", hooks=False)
 def ddp_waits_for_unused(t: Any) -> None:
     """A head that the loss does not use, without find_unused_parameters."""
@@ -73,7 +73,8 @@ def ddp_waits_for_unused(t: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M4", rank=-1, says=(OUT_OF_MEMORY, "observed.py:"), sticky=False, place=False),
+    Expect(1005, "M4", params=TRUNK, rank=ALL, step=1, micro_batch=ANY, says=(OUT_OF_MEMORY, "observed.py:"),
+           sticky=False),
     pattern="1c", world=1)
 def ddp_after_a_swallowed_exception(t: Any) -> None:
     """An exception left a backward and was swallowed; DDP complains in the next forward, of parameters."""
@@ -94,7 +95,7 @@ def ddp_after_a_swallowed_exception(t: Any) -> None:
 
 
 @scenario(
-    Expect(1105, "X1", rank=-1, says=("model(**inputs)",), sticky=False, place=False),
+    Expect(1105, "X1", rank=ALL, step=0, micro_batch=ANY, says=("model(**inputs)",), sticky=False),
     pattern="X1", hooks=False)
 def ddp_bypassed(t: Any) -> None:
     """The loss is computed on the model inside the wrapper, so nothing is averaged."""
