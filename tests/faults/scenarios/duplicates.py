@@ -394,3 +394,42 @@ def one_micro_batch_too_many(t: Any) -> None:
 def one_micro_batch_short(t: Any) -> None:
     """Two are configured, and rank 1 asks for the step after one."""
     accumulate(t, 1)
+
+
+# ---- what a program may do about a fault --------------------------------------------------------------------
+
+
+@scenario(
+    Expect(1001, "D2", params=TRUNK, rank=1, step=1, micro_batch=0, fix=ONE_SUM, exception="GradientFault",
+           says=("step aborted",), sticky=False),
+    policy={"diagnostics": {"on_duplicate": "abort_step"}}, pattern="h", echoes=(1302,), twin=False)
+def two_losses_abort(t: Any) -> None:
+    """Where a duplicate aborts the step for all, all are told, and of whom."""
+    two_losses(t)
+
+
+@scenario(
+    Expect(1001, "D2", params=TRUNK, rank=1, step=1, micro_batch=0, fix=ONE_SUM, exception="", sticky=False),
+    pattern="h", trains=True, twin=False, echoes=(1302,), hooks=False)
+def aborted_and_redone(t: Any) -> None:
+    """The guilty rank aborts the step, all ranks begin it again, and the numbers are those of an undisturbed run."""
+    model = t.model(TwoHeads)
+    opt = t.attach(model)
+    spoilt = False
+    while opt.position.step < 3:
+        x, y = t.batch(opt.position.step)
+        try:
+            first, second = model(x)
+            loss_a, loss_b = mse_loss(first, y), mse_loss(second, 2 * y)
+            if t.real and not spoilt and t.goes_wrong(opt.position.step):
+                spoilt = True
+                loss_a.backward(retain_graph=True)
+                loss_b.backward()
+            else:
+                (loss_a + loss_b).backward()
+            opt.step()
+        except RuntimeError as error:
+            if type(error).__name__ != "StepAborted":
+                opt.abort_step("two losses")
+        opt.zero_grad()
+    opt.close()

@@ -551,3 +551,26 @@ def unfrozen_after_attach(t: Any) -> None:
         opt.step()
         opt.zero_grad()
     opt.close()
+
+
+# ---- what a program may do about a fault --------------------------------------------------------------------
+
+
+@scenario(
+    Expect(1005, "M1", params=IDLE, rank=ALL, step=0, micro_batch=0, exception="", sticky=False),
+    policy=HOLD, pattern="2", trains=True, twin=False, echoes=(1005,))
+def cleared_and_gone_on(t: Any) -> None:
+    """The program knows that gradients are missing, clears the fault and asks again: it trains what there is."""
+    model = t.model(Tagger)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        mse_loss(model(x), y).backward()
+        try:
+            opt.step()
+        except RuntimeError as error:
+            assert type(error).__name__ == "MissingGradient", repr(error)
+            opt.clear_fault()
+            opt.step()
+        opt.zero_grad()
+    opt.close()
