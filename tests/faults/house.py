@@ -8,7 +8,6 @@ interpreter asks for new ones.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -19,8 +18,9 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+import conftest  # the house of the other end-to-end tests: it knows how a daemon is started and stopped
 
 from . import trainer
 from .corpus import Scenario
@@ -28,17 +28,6 @@ from .corpus import Scenario
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 PACKAGE = ROOT / "client" / "python"
-
-
-def end_to_end() -> ModuleType:
-    """The house of the other end-to-end tests: it knows how a daemon is started and stopped."""
-    name = "zerod_end_to_end"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, TESTS / "e2e" / "conftest.py")
-        assert spec and spec.loader
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 def environment(build: Any) -> dict[str, str]:
@@ -56,6 +45,7 @@ def forks(build: Any) -> Any:
     global _forks
     if _forks is None:
         os.environ.update(environment(build))
+        sys.path[:0] = [path for path in (str(TESTS), str(PACKAGE)) if path not in sys.path]  # forks get it
         _forks = multiprocessing.get_context("forkserver")
         _forks.set_forkserver_preload(["faults.trainer"])
     return _forks
@@ -126,11 +116,12 @@ class Run:
     def begin(self) -> None:
         self.folder.mkdir(parents=True)
         config = self.scenario.config(self.stage, not self.faulty)
-        self.daemon = end_to_end().Daemon(self.build, self.folder, config)
+        self.daemon = conftest.Daemon(self.build, self.folder, config)
 
     def start(self, rank: int, life: int = 0, env: dict[str, str] | None = None) -> Rank:
-        more = {"RANK": str(rank), "WORLD_SIZE": str(self.scenario.world), "LOCAL_RANK": str(rank),
-                "ZEROD_SOCKET": str(self.daemon.socket), **(env or {})}
+        place = {"RANK": str(rank), "WORLD_SIZE": str(self.scenario.world), "LOCAL_RANK": str(rank),
+                 "ZEROD_SOCKET": str(self.daemon.socket)}
+        more = environment(self.build) | place | (env or {})
         order = trainer.Order(self.scenario.name, rank, self.faulty, self.stage, str(self.folder),
                               f"rank{rank}" + (f"-life{life}" if life else ""), more,
                               self.scenario.limit * self.build.patience, life)
@@ -194,7 +185,7 @@ class Run:
 
 def start(order: trainer.Order, build: Any, fresh: bool) -> Rank:
     if fresh:
-        env = end_to_end().environment(environment(build) | order.env)
+        env = conftest.environment(environment(build) | order.env)
         with open(order.path("out"), "wb") as out, open(order.path("err"), "wb") as err:
             return Rank(order, subprocess.Popen([sys.executable, "-m", "faults.trainer", trainer.text_of(order)],
                                                 stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env))

@@ -23,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import conftest
+
 from . import corpus, house, judge
 from .corpus import Expect, Refused, Scenario
 
@@ -134,7 +136,7 @@ def table(rows: list[judge.Row]) -> str:
 
 
 def run_cases(chosen: list[Case], keep: str | None, quiet: bool) -> list[judge.Row]:
-    build = house.end_to_end().Build(os.environ.get("ZEROD_BUILD", house.ROOT / "build"))
+    build = conftest.Build(os.environ.get("ZEROD_BUILD", house.ROOT / "build"))
     folder = Path(keep or tempfile.mkdtemp(prefix="zerod-faults-"))
     house.forks(build)
     try:

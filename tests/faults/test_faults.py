@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The corpus, one test for each row: what zerod says of each fault, and that nothing is said of what is right."""
 
-import os
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (scripts/faults installs it)")
 
-from faults import corpus, house, plain, runner  # noqa: E402
+from faults import corpus, plain, runner  # noqa: E402
 from faults.corpus import ALL, Expect  # noqa: E402
 
 CASES = runner.cases()
@@ -15,8 +13,7 @@ COUNTED = [s for s in corpus.load().values() if s.hooks]
 
 
 @pytest.fixture(scope="session")
-def fault_build():
-    build = house.end_to_end().Build(os.environ.get("ZEROD_BUILD", house.ROOT / "build"))
+def fault_build(build):
     if build.sanitize:
         pytest.skip("a libzerod with a sanitizer cannot be loaded into Python")
     return build
