@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What was expected against what was said.
+
+Each run yields statements: exceptions of trainers, the last words of a process that died, what the daemon keeps.
+One of them has to be what the scenario expects, to the last name and number; echoes are what the innocent are told;
+anything else is a false alarm, and anything at all in a repaired program is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import house
+from .corpus import ALL, ANY, Expect, Refused, Scenario
+
+GOLDEN = Path(__file__).parent / "golden"
+TOLERANCE = 5e-6  # of max(|x|, rms of the tensor), against torch in fp32
+MASKS = (
+    (re.compile(r"\bpid \d+"), "pid PID"),
+    (re.compile(r"\bkill \d+"), "kill PID"),
+    (re.compile(r"\b\d+(\.\d+)? (ms|s|min|h)( \d+ (s|min))?\b"), "TIME"),
+    (re.compile(r"(/[^\s:]*)?/tests/faults/"), "tests/faults/"),
+    (re.compile(r"/[^\s:]*/site-packages/"), ""),
+)
+
+
+def mask(text: str) -> str:
+    """The text without what differs from run to run."""
+    for pattern, word in MASKS:
+        text = pattern.sub(word, text)
+    return text
+
+
+@dataclass
+class Row:
+    name: str
+    expected: str
+    said: str
+    verdict: str  # right | wrong | silent | false_alarm
+    why: list[str] = field(default_factory=list)
+
+    def data(self) -> dict[str, Any]:
+        row = {"name": self.name, "expected": self.expected, "said": self.said, "verdict": self.verdict}
+        return row | ({"why": self.why} if self.why else {})
+
+
+# ---- statements ---------------------------------------------------------------------------------------------
+
+
+def brief(f: dict[str, Any]) -> str:
+    """E1001 D1 rank 0, step 1, micro-batch 0: h.0.fc.weight + 1"""
+    place = ", ".join(f"{label} {f[key]}" for label, key in (("rank", "rank"), ("step", "step"),
+                                                           ("micro-batch", "micro_batch")) if known(f[key]))
+    words = [f"E{f['code']}", f["cause_class"] or "", place]
+    text = " ".join(filter(None, words))
+    if f["n_params"]:
+        names = f["params"][:1]
+        text += ": " + " + ".join([*names, *([str(f["n_params"] - 1)] if f["n_params"] > 1 else [])])
+    return text
+
+
+def known(value: Any) -> bool:
+    return value is not None and value != -1
+
+
+def from_daemon(d: dict[str, Any]) -> dict[str, Any]:
+    return {"code": int(d["code"][1:]), "cause_class": d["cause_class"] or "", "params": d["params"],
+            "n_params": d["n_params"], "rank": d["rank"], "step": d["step"], "micro_batch": d["micro_batch"],
+            "fields": [[x["label"], x["text"]] for x in d["fields"]], "text": d["text"], "classes": [],
+            "warning": d["warning"], "teller": None}
+
+
+LAST_WORDS = re.compile(r"^E(\d{4}) .*(?:\n  .*)*", re.M)
+FIELD = re.compile(r"^  (\S(?:.{0,9}\S)?) +(.*(?:\n {13}.*)*)", re.M)
+
+
+def from_stderr(rank: house.Rank) -> list[dict[str, Any]]:
+    """What a dying process wrote, for its text is all there is."""
+    found = []
+    for match in LAST_WORDS.finditer(rank.err()):
+        text, head = match.group(), match.group().splitlines()[0]
+        fields = [[label, value] for label, value in FIELD.findall(text)]
+        params = [value for label, value in fields if label == "parameter"]
+        place = {key: int(m.group(1)) if (m := re.search(rf"\b{word} (\d+)", head)) else None
+                 for key, word in (("rank", "rank"), ("step", "step"), ("micro_batch", "micro-batch"))}
+        found.append({"code": int(match.group(1)), "cause_class": "", "params": params, "n_params": len(params),
+                      "fields": fields, "text": text, "classes": [], "warning": False,
+                      "teller": rank.order.rank} | place)
+    return found
+
+
+def statements(run: house.Run) -> list[dict[str, Any]]:
+    found = []
+    for rank in run.ranks:
+        for fault in rank.outcome().get("faults", []):
+            found.append(fault | {"teller": rank.order.rank})
+        if (rank.poll() or 0) < 0:
+            found += from_stderr(rank)
+    return found + [from_daemon(d) for d in run.diagnostics]
+
+
+# ---- one statement against one expectation ------------------------------------------------------------------
+
+
+def differences(expect: Expect, f: dict[str, Any], rank: int | None) -> list[str]:
+    """What is not as expected; rank: whose statement it has to be."""
+    found = []
+
+    def compare(what: str, want: Any, got: Any) -> None:
+        if want != got:
+            found.append(f"{what}: expected {want}, said {got}")
+
+    compare("code", expect.code, f["code"])
+    if found:
+        return found
+    dying = expect.signal != 0
+    if not dying:
+        compare("class", expect.cause_class, f["cause_class"])
+        for what, want in (("rank", rank), ("step", expect.step), ("micro_batch", expect.micro_batch)):
+            if want != ANY:
+                compare(what, want, f[what] if known(f[what]) else None)
+    compare("n_params", len(expect.params), f["n_params"])
+    shown = set(f["params"])
+    complete = f["teller"] is None or len(expect.params) <= 5
+    if (shown != set(expect.params)) if complete else not (shown and shown <= set(expect.params)):
+        found.append(f"params: expected {sorted(expect.params)}, said {f['params']}")
+    return found + [f"text: {x}" for x in text_differences(expect, f)]
+
+
+# The lines "fix" and "or", also of a reason inside of another text, with the lines that continue them.
+REMEDY = re.compile(r"^ +(?:fix|or) {2,}(.*(?:\n {13}.*)*)", re.M)
+
+
+def text_differences(expect: Expect, f: dict[str, Any]) -> list[str]:
+    text = mask(f["text"])
+    remedies = "\n".join(REMEDY.findall(text))
+    return ([f"fix does not have {x!r}" for x in expect.fix if x not in remedies] +
+            [f"does not say {x!r}" for x in expect.says if x not in text] +
+            [f"says {x!r}" for x in expect.never_says if x in text])
+
+
+def the_rank(expect: Expect, teller: int) -> int | None:
+    return teller if expect.rank == ALL else expect.rank
+
+
+# ---- the faulty run -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Verdict:
+    verdict: str = "right"
+    why: list[str] = field(default_factory=list)
+    said: dict[str, Any] | None = None
+
+    def worse(self, verdict: str, *why: str) -> None:
+        if self.verdict == "right":
+            self.verdict = verdict
+        self.why += why
+
+
+def judge_faulty(run: house.Run) -> Verdict:
+    expect = run.scenario.expect
+    verdict = judge_refused(run, expect) if isinstance(expect, Refused) else judge_expected(run, expect)
+    judge_ends(run, verdict)
+    return verdict
+
+
+def judge_refused(run: house.Run, expect: Refused) -> Verdict:
+    verdict = Verdict()
+    for number in expect.ranks(run.scenario.world):
+        outcome = next(r.outcome() for r in run.ranks if r.order.rank == number)
+        faults = outcome.get("faults") or []
+        error = faults[0] if faults else outcome.get("error")
+        if not error:
+            verdict.worse("silent", f"rank {number} was not refused")
+            continue
+        verdict.said = verdict.said or {"text": error["text"], "brief": f"{error['classes'][0]}: {first_line(error)}"}
+        if not set(error["classes"]) & set(expect.exceptions):
+            verdict.worse("wrong", f"rank {number}: {error['classes'][0]}, expected {' or '.join(expect.exceptions)}")
+        verdict.why += [f"rank {number}: does not say {x!r}" for x in expect.says if x not in error["text"]]
+    if verdict.why:
+        verdict.worse("wrong")
+    return verdict
+
+
+def first_line(error: dict[str, Any]) -> str:
+    return (error["text"].splitlines() or [""])[0][:160]
+
+
+def judge_expected(run: house.Run, expect: Expect) -> Verdict:
+    verdict = Verdict()
+    said = statements(run)
+    found = [f for f in said if f["code"] == expect.code] or said
+    if not found:
+        verdict.worse("silent", *where_they_are(run))
+        return verdict
+    verdict.said = found[0]
+    if expect.exception or expect.signal:
+        for number in expect.ranks(run.scenario.world):
+            judge_told(run, expect, number, verdict)
+    else:
+        best = min((differences(expect, f, the_rank(expect, 0)) for f in said if f["teller"] is None),
+                   key=len, default=["the daemon has said nothing"])
+        if best:
+            verdict.worse("wrong", *best)
+    for f in said:
+        if f["teller"] not in (None, *expect.ranks(run.scenario.world)) and f["code"] == 1302 and known(expect.rank):
+            names = f"rank {expect.rank}"
+            if names not in f["text"]:
+                verdict.worse("wrong", f"rank {f['teller']}, which did nothing wrong, is not told of {names}")
+    strangers = [f for f in said if f["code"] not in (expect.code, *run.scenario.echoes, *innocent_codes(expect))]
+    if strangers:
+        verdict.worse("false_alarm", *[f"also said: {brief(f)}" for f in strangers])
+    return verdict
+
+
+def innocent_codes(expect: Expect) -> tuple[int, ...]:
+    """Ranks that did nothing wrong are told of an abort, or that the guilty one has left, and by whom."""
+    return (1302,) if expect.exception else ()
+
+
+def judge_told(run: house.Run, expect: Expect, number: int, verdict: Verdict) -> None:
+    """The exception, or the last words, of one rank that has to be told."""
+    ranks = [r for r in run.ranks if r.order.rank == number]
+    told = [f for f in statements(run) if f["teller"] == number]
+    if not told:
+        verdict.worse("silent", f"rank {number} was not told", *where_they_are(run))
+        return
+    best = min(told, key=lambda f: len(differences(expect, unwrapped(f, expect), the_rank(expect, number))))
+    verdict.said = best
+    wrong = differences(expect, unwrapped(best, expect), the_rank(expect, number))
+    if expect.exception and expect.exception not in best["classes"]:
+        wrong.append(f"class of the exception: expected {expect.exception}, raised {best['classes'][:1]}")
+    if expect.signal and not any(r.poll() == -expect.signal for r in ranks):
+        wrong.append(f"expected the end by signal {expect.signal}, got {[r.poll() for r in ranks]}")
+    again = next((r.outcome().get("again") for r in ranks if r.outcome().get("faults")), None)
+    if expect.sticky and again != expect.code:
+        wrong.append(f"the next step() of rank {number} should say E{expect.code} again, it said {again}")
+    if wrong:
+        verdict.worse("wrong", *[f"rank {number}: {x}" for x in wrong])
+
+
+def unwrapped(f: dict[str, Any], expect: Expect) -> dict[str, Any]:
+    """Who is told that the step was aborted for all has the reason, whole, in the field cause."""
+    cause = next((value for label, value in f["fields"] if label == "cause"), "")
+    if f["code"] == expect.code or f["code"] != 1302 or not cause.startswith(f"E{expect.code} "):
+        return f
+    head = cause.splitlines()[0]
+    place = {key: int(m.group(1)) if (m := re.search(rf"\b{word} (\d+)", head)) else None
+             for key, word in (("rank", "rank"), ("step", "step"), ("micro_batch", "micro-batch"))}
+    named = re.search(r"^ *parameter +(\S+)$", cause, re.M)
+    params = [named.group(1)] if named else []
+    return f | place | {"code": expect.code, "cause_class": expect.cause_class, "params": params,
+                        "n_params": len(params)}
+
+
+def judge_ends(run: house.Run, verdict: Verdict) -> None:
+    """Nothing may hang, nothing may end otherwise than it should."""
+    expect = run.scenario.expect
+    if run.complaint:
+        verdict.worse("wrong", run.complaint)
+    told = isinstance(expect, (Expect, Refused))
+    for rank in run.ranks:
+        status, outcome = rank.poll(), rank.outcome()
+        if not outcome.get("ended") and status == 1:
+            verdict.worse("silent", f"rank {rank.order.rank} did not end: {waiting_place(rank)}")
+        elif outcome.get("error") and not isinstance(expect, Refused):
+            verdict.worse("wrong", f"rank {rank.order.rank}: {first_line_of(outcome['error'])}")
+        elif status and status > 0:
+            verdict.worse("wrong", f"rank {rank.order.rank} ended with {status}: {rank.err()[-300:]}")
+        elif not told and not outcome.get("done") and status == 0:
+            verdict.worse("wrong", f"rank {rank.order.rank} did not come to the end")
+
+
+def first_line_of(error: dict[str, Any]) -> str:
+    return f"{error['classes'][0]}: {first_line(error)}"
+
+
+FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+
+
+def waiting_place(rank: house.Rank) -> str:
+    """Where the time-out found the process."""
+    frames = [f"{Path(f).name}:{line} {name}" for f, line, name in FRAME.findall(rank.err())]
+    return "it was in " + " < ".join(frames[:4]) if frames else f"standard error: {rank.err()[-200:]!r}"
+
+
+def where_they_are(run: house.Run) -> list[str]:
+    return [f"rank {r.order.rank} ended with {r.poll()}" + ("" if r.outcome().get("ended") else ", " + waiting_place(r))
+            for r in run.ranks]
+
+
+# ---- runs that have to be clean -----------------------------------------------------------------------------
+
+
+def judge_clean(run: house.Run) -> Verdict:
+    """A twin or a guard: everybody trains to the end, and nothing is said."""
+    verdict = Verdict()
+    noise = [f for f in statements(run) if f["code"] not in run.scenario.tolerates or not f["warning"]]
+    if noise:
+        verdict.said = noise[0]
+        verdict.worse("false_alarm", *[f"it should be silent: {mask(brief(f))}" for f in noise])
+    if run.complaint:
+        verdict.worse("wrong", run.complaint)
+    last = {r.order.rank: r for r in run.ranks}  # the last life of each
+    for rank in last.values():
+        outcome = rank.outcome()
+        if outcome.get("error"):
+            verdict.worse("wrong", f"rank {rank.order.rank}: {first_line_of(outcome['error'])}")
+        elif not outcome.get("done") and not outcome.get("faults"):
+            verdict.worse("wrong", f"rank {rank.order.rank} did not end: {rank.poll()}, {waiting_place(rank)}")
+        elif rank.poll() != 0:
+            verdict.worse("wrong", f"rank {rank.order.rank} ended with {rank.poll()}: {rank.err()[-300:]}")
+    return verdict
+
+
+def judge_numbers(run: house.Run, alone: house.Rank) -> list[str]:
+    """The parameters of every rank that came to the end against those of torch alone."""
+    import numpy as np
+
+    want = alone.parameters()
+    if want is None:
+        return [f"the reference failed: {alone.outcome().get('error', {}) or alone.err()[-500:]}"]
+    found = []
+    trained = {r.order.rank: got for r in run.ranks if (got := r.parameters()) is not None}  # the last life of each
+    for number, got in trained.items():
+        if set(got) != set(want):
+            found.append(f"rank {number} has other parameters: {sorted(set(got) ^ set(want))}")
+            continue
+        worst, name = max((float(distance(np, got[n], want[n])), n) for n in want)
+        if not worst <= TOLERANCE:
+            found.append(f"rank {number}: {name} is {worst:.2g} from the reference, {TOLERANCE:g} allowed")
+    return found or ([] if trained else ["no rank has parameters to compare"])
+
+
+def distance(np: Any, got: Any, want: Any) -> Any:
+    """The largest difference, in units of max(|x|, rms of the tensor)."""
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    unit = np.maximum(np.abs(want), max(float(np.sqrt(np.mean(want**2))), 1e-30))
+    return np.max(np.abs(got - want) / unit) if np.all(np.isfinite(got)) else np.inf
+
+
+# ---- whole texts --------------------------------------------------------------------------------------------
+
+
+def judge_text(scenario: Scenario, text: str) -> list[str]:
+    """Against golden/NAME.txt; ZEROD_UPDATE_GOLDEN=1 writes it."""
+    path, text = GOLDEN / f"{scenario.name}.txt", mask(text).rstrip("\n") + "\n"
+    if os.environ.get("ZEROD_UPDATE_GOLDEN"):
+        GOLDEN.mkdir(exist_ok=True)
+        path.write_text(text)
+        return []
+    if not path.exists():
+        return [f"there is no golden text {path.name}"]
+    want = path.read_text().splitlines()
+    got = text.splitlines()
+    for i, (a, b) in enumerate(zip(want + [""] * len(got), got + [""] * len(want), strict=False)):
+        if a != b and i < max(len(want), len(got)):
+            return [f"{path.name}:{i + 1}: golden {a!r}, said {b!r}"]
+    return []

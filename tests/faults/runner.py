@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Runs the corpus, a few scenarios at a time, and prints the table.
+
+    python -m faults.runner [NAME...] [--systems] [--json] [--list] [--keep FOLDER]
+
+NAME is a scenario or NAME/stageN; a * matches. With --systems the table of the real systems (tests/systems) is run too,
+and a NAME may be of either. The exit status is 1 unless every row is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import conftest
+
+from . import corpus, house, judge
+from .corpus import Expect, Refused, Scenario
+
+
+class Case(NamedTuple):
+    """A scenario in one stage: a row of the table."""
+
+    scenario: Scenario
+    stage: int
+
+    @property
+    def name(self) -> str:
+        several = len(self.scenario.stages) > 1
+        return f"{self.scenario.name}/stage{self.stage}" if several else self.scenario.name
+
+
+    def is_meant(self, patterns: Iterable[str]) -> bool:
+        return any(fnmatch.fnmatch(n, p) for p in patterns for n in (self.name, self.scenario.name))
+
+
+def cases() -> list[Case]:
+    return [Case(s, stage) for s in corpus.load().values() for stage in s.stages]
+
+
+def choose(patterns: list[str]) -> tuple[list[Case], list[str]]:
+    """The cases that are meant, and the patterns that mean none."""
+    found = cases()
+    unknown = [p for p in patterns if not any(c.is_meant([p]) for c in found)]
+    return [c for c in found if not patterns or c.is_meant(patterns)], unknown
+
+
+def expected(expect: Expect | Refused | None) -> str:
+    if expect is None:
+        return "nothing"
+    if isinstance(expect, Refused):
+        return " or ".join(expect.exceptions)
+    rank: Any = "each" if expect.rank == corpus.ALL else expect.rank
+    return judge.brief({"code": expect.code, "cause_class": expect.cause_class, "rank": rank, "step": expect.step,
+                        "micro_batch": expect.micro_batch, "params": list(expect.params),
+                        "n_params": len(expect.params)})
+
+
+def said(verdict: judge.Verdict) -> str:
+    if verdict.said is None:
+        return "nothing"
+    return verdict.said.get("brief") or judge.brief(verdict.said)
+
+
+def run_case(case: Case, folder: Path, build: Any) -> judge.Row:
+    """The faulty program, its twin, and the references of both."""
+    scenario, stage = case
+    row = judge.Row(case.name, expected(scenario.expect), "nothing", "right")
+    if scenario.expect is not None:
+        run = house.Run(scenario, stage, True, folder / "faulty", build)
+        run.go()
+        verdict = judge.judge_faulty(run)
+        row.said = said(verdict)
+        add(row, verdict)
+        if verdict.said and stage == scenario.stages[0] and not isinstance(scenario.expect, Refused):
+            add_numbers(row, judge.judge_text(scenario, verdict.said["text"]))
+        if scenario.trains:
+            alone = house.reference(scenario, True, stage, folder / "faulty-alone", build)
+            add_numbers(row, [f"faulty: {x}" for x in judge.judge_numbers(run, alone)])
+    if scenario.twin or scenario.expect is None:
+        run = house.Run(scenario, stage, False, folder / "repaired", build)
+        run.go()
+        verdict = judge.judge_clean(run)
+        if scenario.expect is None:
+            row.said = said(verdict)
+        add(row, verdict, "" if scenario.expect is None else "repaired: ")
+        alone = house.reference(scenario, False, stage, folder / "alone", build)
+        add_numbers(row, judge.judge_numbers(run, alone))
+    return row
+
+
+def add(row: judge.Row, verdict: judge.Verdict, prefix: str = "") -> None:
+    if row.verdict == "right" or verdict.verdict == "false_alarm":
+        row.verdict = verdict.verdict if verdict.verdict != "right" else row.verdict
+    row.why += [prefix + w for w in verdict.why]
+
+
+def add_numbers(row: judge.Row, why: list[str]) -> None:
+    if why and row.verdict == "right":
+        row.verdict = "wrong"
+    row.why += why
+
+
+def run_case_safely(case: Case, folder: Path, build: Any) -> judge.Row:
+    """What breaks the runner itself is no row that holds."""
+    try:
+        return run_case(case, folder, build)
+    except Exception as error:
+        return judge.Row(case.name, expected(case.scenario.expect), "nothing", "wrong", [f"the runner: {error!r}"])
+
+
+def table(rows: list[judge.Row]) -> str:
+    heads = ("name", "expected", "said", "verdict")
+    lines = [heads, *[(r.name, r.expected, r.said, r.verdict) for r in rows]]
+    widths = [min(max(len(line[i]) for line in lines), (40, 74, 74, 11)[i]) for i in range(4)]
+    text = []
+    for i, line in enumerate(lines):
+        text.append("  ".join(judge.mask(cell)[:w].ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
+        text += [f"    {judge.mask(why)}" for why in (rows[i - 1].why if i else [])]
+    counts = {v: sum(r.verdict == v for r in rows) for v in ("right", "wrong", "silent", "false_alarm")}
+    text.append("")
+    text.append(f"{len(rows)} rows: {counts['right']} right, {counts['wrong']} wrong, {counts['silent']} silent; "
+                f"false alarms: {counts['false_alarm']}")
+    return "\n".join(text)
+
+
+def run_cases(chosen: list[Case], keep: str | None, quiet: bool) -> list[judge.Row]:
+    build = conftest.Build(os.environ.get("ZEROD_BUILD", house.ROOT / "build"))
+    folder = Path(keep or tempfile.mkdtemp(prefix="zerod-faults-"))
+    house.forks(build)
+    try:
+        with ThreadPoolExecutor(max_workers=max(2, min(8, os.cpu_count() or 2))) as pool:
+            jobs = [pool.submit(run_case_safely, c, folder / c.name.replace("/", "-"), build) for c in chosen]
+            return [progress(job.result(), quiet) for job in jobs]
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_systems(names: list[str]) -> list[judge.Row]:
+    """The rows of the real systems; what cannot be run there says so in its row."""
+    command = [sys.executable, str(house.TESTS / "systems" / "run.py"), "--json", *names]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        found = json.loads(result.stdout)
+    except ValueError:
+        sys.exit(f"tests/systems/run.py ended with {result.returncode} and printed no table")
+    return [judge.Row(r["name"], r["expected"], r["said"], r["verdict"], r.get("why", [])) for r in found]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/faults", description="Runs the corpus of faults.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios, or NAME/stageN; a * matches")
+    parser.add_argument("--systems", action="store_true", help="the real systems of the reported faults too")
+    parser.add_argument("--json", action="store_true", help="an array of {name, expected, said, verdict}")
+    parser.add_argument("--list", action="store_true", help="names of scenarios, and what they are")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep what daemons and trainers wrote")
+    args = parser.parse_args()
+    chosen, unknown = choose(args.names)
+    if unknown and not args.systems:
+        sys.exit(f"no such scenario: {', '.join(unknown)} (--list shows them)")
+    if args.list:
+        for case in chosen:
+            print(f"{case.name:40} {case.scenario.doc.splitlines()[0]}")
+        return 0
+    rows = run_cases(chosen, args.keep, args.json) if chosen else []
+    if args.systems and (unknown or not args.names):
+        rows += run_systems(unknown)
+    print(json.dumps([r.data() for r in rows], indent=2) if args.json else table(rows))
+    return 0 if rows and all(r.verdict == "right" for r in rows) else 1
+
+
+def progress(row: judge.Row, quiet: bool) -> judge.Row:
+    if not quiet and row.verdict != "right" and sys.stderr.isatty():
+        print(f"{row.name}: {row.verdict}", file=sys.stderr)
+    return row
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,576 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that do not come: E1005 to E1007, classes M1 to M7."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
+
+from ..corpus import ALL, Expect, scenario
+from ..models import BLOCKS, EVERYTHING, WIDTH, Net, names
+
+HOLD = {"diagnostics": {"on_missing": "error"}}
+STATIC = {"diagnostics": {"static_graph": True}}
+OUT_OF_MEMORY = "CUDA out of memory (injected)"
+HERE = "missing.py:"
+
+
+def rank_1_last(run: Any) -> None:
+    """Rank 1 waits for "go" before it does wrong; it gets it when rank 0 waits in the step."""
+    ranks = [run.start(r) for r in range(2)]
+    if run.faulty:
+        run.until_waiting(0, step=run.scenario.expect.step)
+        run.mark("go")
+    run.wait(*ranks)
+
+
+# ---- M1: never used -----------------------------------------------------------------------------------------
+
+
+class Bert(nn.Module):
+    """Its pooler is called in every forward; who needs the sequence only drops what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Net()
+        self.pooler = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.encoder.trunk(x)
+        return x, torch.tanh(self.pooler(x))
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = Bert()
+        self.bert.encoder.head.requires_grad_(False)
+        self.used = nn.Linear(WIDTH, 1)
+        self.unused = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, _ = self.bert(x)
+        return self.used(hidden)
+
+
+IDLE = names("bert.pooler", "unused")
+
+
+def tag(t: Any) -> None:
+    model = t.model(Tagger)
+    if not t.faulty:
+        model.get_submodule("bert.pooler").requires_grad_(False)
+        model.get_submodule("unused").requires_grad_(False)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        mse_loss(model(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+FREEZE = ('model.get_submodule("bert.pooler").requires_grad_(False)',
+          'model.get_submodule("unused").requires_grad_(False)')
+
+
+@scenario(
+    Expect(1005, "M1", params=IDLE, rank=ALL, step=0, micro_batch=0, fix=FREEZE,
+           says=("never called: unused", "called, but the output does not reach the loss: bert.pooler"),
+           exception="MissingGradient"),
+    policy=HOLD, pattern="1b, 2", stages=(1, 2, 3))
+def unused_head_and_pooler(t: Any) -> None:
+    """A pooler that is called in vain and a head that is never called."""
+    tag(t)
+
+
+@scenario(
+    Expect(1005, "M1", params=IDLE, step=0, fix=FREEZE,
+           says=("never called: unused", "called, but the output does not reach the loss: bert.pooler"),
+           exception="", sticky=False),
+    pattern="1b, 2", trains=True)
+def unused_head_and_pooler_warned(t: Any) -> None:
+    """The same by default: it trains what there is, and says so once."""
+    tag(t)
+
+
+class NoGradient(torch.autograd.Function):
+    """Adds a bias, and says in the backward that it has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        return x + bias
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class UndefinedNet(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor, reentrant: bool | None = None) -> Tensor:
+        return NoGradient.apply(super().forward(x), self.offset)
+
+
+@scenario(
+    Expect(1005, "M1", params=("offset",), step=0, exception="", sticky=False),
+    pattern="o", trains=True)
+def undefined_gradient(t: Any) -> None:
+    """The hook fires for a gradient that is not there: nothing is pushed, nothing stale is trained on."""
+    model = t.model(UndefinedNet)
+    if not t.faulty:
+        model.offset.requires_grad_(False)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        mse_loss(model(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+# ---- M2: data-dependent -------------------------------------------------------------------------------------
+
+
+class Experts(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor, chosen: int, all_of_them: bool = False) -> Tensor:
+        x = self.experts[chosen](self.trunk(x))
+        if all_of_them:
+            x = x + 0 * sum(p.sum() for p in self.experts.parameters())
+        return self.head(x)
+
+
+def route(t: Any, chosen: Any) -> None:
+    model = t.model(Experts)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        mse_loss(model(x, chosen(step), all_of_them=not t.faulty), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(
+    Expect(1005, "M2", params=names("experts.0"), rank=1, step=0, micro_batch=0, fix=("on_missing: zero",),
+           exception="MissingGradient"),
+    policy=HOLD, pattern="M2", direct=rank_1_last)
+def branch_by_rank(t: Any) -> None:
+    """Rank 1 has no tokens for one expert, rank 0 for neither, in the first step."""
+    model = t.model(Experts)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        out = model(x, 1)
+        if not t.goes_wrong(step):
+            out = out + model(x, 0)
+        else:
+            t.await_mark("go")
+        mse_loss(out, y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(
+    Expect(1005, "M2", params=names("experts.0", "experts.1"), step=0, exception="", sticky=False),
+    pattern="M2", trains=True, hooks=False, stages=(1, 2, 3))
+def branch_by_rank_warned(t: Any) -> None:
+    """Each rank uses an expert of its own; by default what is missing is no contribution."""
+    route(t, lambda step: t.rank)
+
+
+@scenario(
+    Expect(1005, "M2", params=names("experts.1"), rank=ALL, step=1, micro_batch=0, fix=("on_missing: zero",),
+           exception="MissingGradient"),
+    policy=HOLD, pattern="M2")
+def branch_by_step(t: Any) -> None:
+    """All ranks leave an expert out that the step before has used."""
+    model = t.model(Experts)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        out = model(x, 0)
+        if not t.goes_wrong(step):
+            out = out + model(x, 1)
+        mse_loss(out, y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+def change_graph(t: Any, used: Any) -> None:
+    model = t.model(Experts)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        out = model(x, 0)
+        if used(step):
+            out = out + model(x, 1)
+        mse_loss(out, y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(
+    Expect(1006, params=names("experts.1"), rank=1, step=1, micro_batch=0, fix=("static_graph: false",),
+           exception="GraphChanged"),
+    policy=STATIC, pattern="M2")
+def static_graph_left_out(t: Any) -> None:
+    """static_graph has learnt the first step's parameters, and rank 1 leaves two of them out."""
+    change_graph(t, lambda step: not t.goes_wrong(step))
+
+
+@scenario(
+    Expect(1006, params=names("experts.1"), rank=1, step=1, micro_batch=0, fix=("static_graph: false",),
+           exception="GraphChanged"),
+    policy=STATIC, repaired_policy={"diagnostics": {"static_graph": False, "on_missing": "zero"}}, pattern="M2",
+    tolerates=(1005,))
+def static_graph_one_more(t: Any) -> None:
+    """static_graph has learnt the first step's parameters, and rank 1 uses two more."""
+    change_graph(t, lambda step: t.rank == 1 and step == 1)
+
+
+# ---- M3: no backward ----------------------------------------------------------------------------------------
+
+
+def refuse(_module: nn.Module, _inputs: Any) -> None:
+    raise RuntimeError(OUT_OF_MEMORY)
+
+
+@scenario(
+    Expect(1005, "M3", params=EVERYTHING, rank=1, step=1, micro_batch=0, says=(OUT_OF_MEMORY, HERE),
+           never_says=("requires_grad is False",), exception="MissingGradient"),
+    pattern="1a'", stages=(1, 2, 3))
+def forward_raises_swallowed(t: Any) -> None:
+    """The forward raises on rank 1, and the trainer skips the batch but not the step."""
+    model = t.model(Net)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        handle = model.h[0].register_forward_pre_hook(refuse) if t.goes_wrong(step) else None
+        try:
+            mse_loss(model(x), y).backward()
+        except RuntimeError:
+            handle.remove()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(
+    Expect(1005, "M3", params=EVERYTHING, rank=ALL, step=0, micro_batch=0, says=("requires_grad",),
+           exception="MissingGradient"),
+    pattern="M3")
+def loss_detached(t: Any) -> None:
+    """The loss was rebuilt from a number, so its backward reaches nothing."""
+    model = t.model(Net)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        loss = mse_loss(model(x), y)
+        if t.faulty:
+            loss = torch.tensor(loss.item(), requires_grad=True)
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(
+    Expect(1005, "M3", params=EVERYTHING, rank=1, step=1, micro_batch=0, says=("requires_grad",),
+           exception="MissingGradient"),
+    pattern="M3")
+def forward_without_grad(t: Any) -> None:
+    """Rank 1 forgets to leave no_grad, and its trainer skips a backward that would raise."""
+    model = t.model(Net)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        with torch.set_grad_enabled(not t.goes_wrong(step)):
+            loss = mse_loss(model(x), y)
+        if loss.requires_grad:
+            loss.backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(
+    Expect(1005, "M3", params=EVERYTHING, rank=ALL, step=0, micro_batch=0, fix=("backward()",),
+           exception="MissingGradient"),
+    pattern="M3")
+def step_without_backward(t: Any) -> None:
+    """opt.step(), and nothing before it."""
+    model = t.model(Net)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        if not t.faulty:
+            mse_loss(model(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+# ---- M4: a backward that was given up -----------------------------------------------------------------------
+
+
+def explode(_grad: Tensor) -> Tensor:
+    raise RuntimeError(OUT_OF_MEMORY)
+
+
+def train_with_explosion(t: Any, before: Any = None, after: Any = None) -> None:
+    """Rank 1's backward stops between the head and the blocks; the trainer skips the batch but not the step."""
+    model = t.model(Net)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        if before:
+            before(step)
+        handle = model.head.register_forward_pre_hook(poison) if t.goes_wrong(step) else None
+        try:
+            mse_loss(model(x), y).backward()
+        except RuntimeError:
+            handle.remove()
+            model.zero_grad(set_to_none=True)
+            if after:
+                after(step)
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+def poison(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    inputs[0].register_hook(explode)
+
+
+@scenario(
+    Expect(1005, "M4", params=EVERYTHING, rank=1, step=1, micro_batch=0,
+           says=(OUT_OF_MEMORY, HERE, "train_with_explosion"), never_says=("zero_grad",), exception="MissingGradient"),
+    pattern="1a", echoes=(1007,), stages=(1, 2, 3))
+def backward_raises_swallowed(t: Any) -> None:
+    """An exception leaves the backward of rank 1 after the head; rank 0 has pushed nothing, so all of it is dropped."""
+    train_with_explosion(
+        t,
+        lambda step: t.await_mark("given-up") if t.faulty and t.rank == 0 and step == 1 else None,
+        lambda step: t.mark("given-up"))
+
+
+@scenario(
+    Expect(1007, "M4", rank=1, step=1, micro_batch=0, says=(OUT_OF_MEMORY, "step aborted"),
+           exception="GradientFault", sticky=False),
+    pattern="1a", echoes=(1302,), direct=rank_1_last)
+def backward_raises_too_late(t: Any) -> None:
+    """The same when a part has been reduced with rank 0's: the step is aborted for both, and both are told."""
+    train_with_explosion(
+        t, lambda step: t.await_mark("go") if t.faulty and t.rank == 1 and step == 1 else None)
+
+
+def zero_between(t: Any, zero: Any) -> None:
+    """zero_grad() stands between the backward and the step, on rank 1."""
+    model = t.model(Net)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        if t.faulty and t.rank == 0 and step == 1:
+            t.await_mark("given-up")
+        x, y = t.batch(step)
+        mse_loss(model(x), y).backward()
+        if t.goes_wrong(step):
+            zero(model, opt)
+            t.mark("given-up")
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(
+    Expect(1005, "M4", params=EVERYTHING, rank=1, step=1, micro_batch=0, says=("zero_grad()",),
+           exception="MissingGradient"),
+    pattern="zero_grad", echoes=(1007,))
+def zero_grad_before_step(t: Any) -> None:
+    """opt.zero_grad() between backward and step throws the gradients away, and the step is asked for all the same."""
+    zero_between(t, lambda _model, opt: opt.zero_grad())
+
+
+@scenario(
+    Expect(1005, "M4", params=EVERYTHING, rank=1, step=1, micro_batch=0, says=("zero_grad()",),
+           exception="MissingGradient"),
+    pattern="zero_grad", echoes=(1007,))
+def model_zero_grad_before_step(t: Any) -> None:
+    """The same with model.zero_grad()."""
+    zero_between(t, lambda model, _opt: model.zero_grad())
+
+
+@scenario(
+    Expect(1007, "M4", rank=1, step=1, micro_batch=0, says=("ValueError", "a hook of the user's"), exception="",
+           sticky=False),
+    pattern="exceptions", echoes=(1302,))
+def hook_raises(t: Any) -> None:
+    """A backward hook of the program raises: the program gets its own exception, not another."""
+    model = t.model(Net)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        if t.faulty and t.rank == 0 and step == 1:
+            t.await_mark("given-up")
+        x, y = t.batch(step)
+        if t.goes_wrong(step):
+            model.h[0].register_full_backward_hook(raise_value_error)
+        try:
+            mse_loss(model(x), y).backward()
+        except ValueError as error:
+            assert str(error) == "a hook of the user's", error
+            t.mark("given-up")
+            opt.close()
+            return
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+def raise_value_error(*_: Any) -> None:
+    raise ValueError("a hook of the user's")
+
+
+def interrupt(_grad: Tensor) -> None:
+    raise KeyboardInterrupt
+
+
+def interrupt_there(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    inputs[0].register_hook(interrupt)
+
+
+@scenario(
+    Expect(1007, "M4", rank=1, step=1, micro_batch=0, says=("KeyboardInterrupt",), exception="", sticky=False),
+    pattern="exceptions", echoes=(1302,))
+def keyboard_interrupt(t: Any) -> None:
+    """Ctrl-C in the middle of a backward comes out as KeyboardInterrupt."""
+    model = t.model(Net)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        if t.faulty and t.rank == 0 and step == 1:
+            t.await_mark("given-up")
+        x, y = t.batch(step)
+        if t.goes_wrong(step):
+            model.head.register_forward_pre_hook(interrupt_there)
+        try:
+            mse_loss(model(x), y).backward()
+        except KeyboardInterrupt:
+            t.mark("given-up")
+            opt.close()
+            return
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+# ---- M5: dead segments --------------------------------------------------------------------------------------
+
+
+class FrozenEmbedding(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed.requires_grad_(False)
+
+
+def train_segments(t: Any) -> None:
+    model = t.model(FrozenEmbedding)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        mse_loss(model(x, reentrant=t.faulty), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(
+    Expect(1005, "M5", params=BLOCKS, rank=ALL, step=0, micro_batch=0, fix=("use_reentrant",),
+           says=("h.0", "models.py:"), exception="MissingGradient"),
+    policy=HOLD, pattern="M5")
+def dead_segment(t: Any) -> None:
+    """No input of the reentrant segments requires grad, so they are cut out of the backward."""
+    train_segments(t)
+
+
+@scenario(
+    Expect(1005, "M5", params=BLOCKS, step=0, fix=("use_reentrant",), exception="", sticky=False),
+    pattern="M5", trains=True)
+def dead_segment_warned(t: Any) -> None:
+    """The same by default: the head alone is trained, and it is said."""
+    train_segments(t)
+
+
+# ---- M6: requires_grad changes ------------------------------------------------------------------------------
+
+
+@scenario(
+    Expect(1005, "M6", params=names("h.0.fc"), rank=ALL, step=1, micro_batch=0, exception="MissingGradient"),
+    policy=HOLD, pattern="M6")
+def frozen_after_attach(t: Any) -> None:
+    """A block is frozen between two steps."""
+    model = t.model(Net)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        if t.goes_wrong(step):
+            model.h[0].requires_grad_(False)
+        x, y = t.batch(step)
+        mse_loss(model(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+@scenario(
+    Expect(1103, "M6", params=names("h.0.fc"), rank=ALL, step=1, micro_batch=0,
+           fix=("unfreeze before zerod.Optimizer(model)",), exception="WrongGradient"),
+    pattern="M6")
+def unfrozen_after_attach(t: Any) -> None:
+    """A block that was declared frozen is to be trained from the second step on."""
+    model = t.model(Net)
+    if t.faulty:
+        model.h[0].requires_grad_(False)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        if t.goes_wrong(step):
+            model.h[0].requires_grad_(True)
+        x, y = t.batch(step)
+        mse_loss(model(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+
+
+# ---- what a program may do about a fault --------------------------------------------------------------------
+
+
+@scenario(
+    Expect(1005, "M1", params=IDLE, rank=ALL, step=0, micro_batch=0, exception="", sticky=False),
+    policy=HOLD, pattern="2", trains=True, twin=False, echoes=(1005,))
+def cleared_and_gone_on(t: Any) -> None:
+    """The program knows that gradients are missing, clears the fault and asks again: it trains what there is."""
+    model = t.model(Tagger)
+    opt = t.attach(model)
+    for step in t.steps(opt):
+        x, y = t.batch(step)
+        mse_loss(model(x), y).backward()
+        try:
+            opt.step()
+        except RuntimeError as error:
+            assert type(error).__name__ == "MissingGradient", repr(error)
+            opt.clear_fault()
+            opt.step()
+        opt.zero_grad()
+    opt.close()

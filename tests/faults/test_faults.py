@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The corpus, one test for each row: what zerod says of each fault, and that nothing is said of what is right."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (scripts/faults installs it)")
+
+from faults import corpus, plain, runner  # noqa: E402
+from faults.corpus import ALL, Expect  # noqa: E402
+
+CASES = runner.cases()
+COUNTED = [s for s in corpus.load().values() if s.hooks]
+
+
+@pytest.fixture(scope="session")
+def fault_build(build):
+    if build.sanitize:
+        pytest.skip("a libzerod with a sanitizer cannot be loaded into Python")
+    return build
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
+def test_row(case, fault_build, tmp_path):
+    row = runner.run_case(case, tmp_path, fault_build)
+    assert row.verdict == "right", "\n".join([f"expected {row.expected}", f"said     {row.said}", *row.why])
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("scenario", COUNTED, ids=[s.name for s in COUNTED])
+def test_torch_does_so(scenario):
+    """The parameters that a scenario expects are those whose hooks fire twice, or not at all, in torch alone."""
+    expect = scenario.expect
+    assert isinstance(expect, Expect)
+    trials = plain.run(scenario, faulty=True)
+    tellers = trials if expect.rank in (ALL, None) else [trials[expect.rank]]
+    if expect.cause_class in ("D1", "D2"):
+        for t in tellers:
+            assert t.hooks.twice(expect.step, expect.micro_batch or 0) == set(expect.params)
+            check_tasks(expect, t)
+    else:
+        for t in tellers:
+            trainable = {n for n, p in t.trained.named_parameters() if p.requires_grad}
+            assert trainable - t.hooks.seen(expect.step) == set(expect.params)
+    if "on_duplicate" not in scenario.config(2, repaired=True)["diagnostics"]:
+        for t in plain.run(scenario, faulty=False):
+            assert not any(t.hooks.twice(*place) for place in t.hooks.fired)
+
+
+def check_tasks(expect, trial):
+    """No graph task fires a parameter's hook twice."""
+    for tasks in trial.hooks.fired[expect.step, expect.micro_batch or 0].values():
+        assert len(set(tasks)) == len(tasks), "one graph task fired a hook twice"

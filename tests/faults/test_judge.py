@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The judge itself: a row of the corpus holds only when everything about it is right."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("torch", reason="PyTorch is not installed (scripts/faults installs it)")
+
+from faults import corpus, judge  # noqa: E402
+from faults.models import names  # noqa: E402
+
+TEXT = """E1001 duplicate gradient refused: rank 1, step 1, micro-batch 0
+  parameter  h.0.fc.bias, h.0.fc.weight
+  1st push   nested backward 3, h.0 call 2, forward at {site}
+  2nd push   nested backward 4, h.0 call 1, forward at {site}
+  cause      the module ran twice
+  fix        torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)
+  or         diagnostics.on_duplicate: accumulate
+  state      pid 4711 held it for 12.5 s""".format(site="/somewhere/tests/faults/scenarios/duplicates.py:45")
+
+FAULT = {
+    "code": 1001, "cause_class": "D1", "params": list(names("h.0.fc")), "n_params": 2, "rank": 1, "step": 1,
+    "micro_batch": 0, "text": TEXT, "classes": ["DuplicateGradient", "GradientFault", "Error"], "warning": False,
+    "fields": [["fix", "..."]],
+}
+
+
+@dataclass
+class FakeOrder:
+    rank: int
+
+
+@dataclass
+class FakeRank:
+    rank: int
+    facts: dict
+    status: int | None = 0
+    arrays: dict | None = None
+
+    @property
+    def order(self):
+        return FakeOrder(self.rank)
+
+    def poll(self):
+        return self.status
+
+    def outcome(self):
+        return {"faults": [], "error": None, "again": None, "done": False, "ended": True} | self.facts
+
+    def err(self):
+        return ""
+
+    def parameters(self):
+        return self.arrays
+
+
+@dataclass
+class FakeRun:
+    scenario: corpus.Scenario
+    ranks: list
+    diagnostics: list = field(default_factory=list)
+    complaint: str = ""
+
+
+def faulty(fault=None, again=1001, others=None):
+    """checkpoint-twice, where rank 1 was told this."""
+    told = {"faults": [FAULT | (fault or {})], "again": again}
+    return FakeRun(corpus.load()["checkpoint-twice"], [FakeRank(0, others or {"done": True}), FakeRank(1, told)])
+
+
+def test_right():
+    verdict = judge.judge_faulty(faulty())
+    assert (verdict.verdict, verdict.why) == ("right", [])
+
+
+@pytest.mark.parametrize("change", [
+    {"code": 1005}, {"cause_class": "D2"}, {"rank": 0}, {"step": 0}, {"micro_batch": 1}, {"params": ["h.0.fc.weight"]},
+    {"params": ["h.0.fc.weight", "h.1.fc.weight"]}, {"n_params": 3}, {"classes": ["GradientFault", "Error"]},
+    {"text": TEXT.replace("use_reentrant=False", "find_unused_parameters=True")},
+    {"text": TEXT.replace("  fix        ", "  not it     ")}, {"text": TEXT.replace("call 1", "call 2")},
+], ids=str)
+def test_wrong(change):
+    verdict = judge.judge_faulty(faulty(change))
+    assert verdict.verdict in ("wrong", "false_alarm") and verdict.why
+
+
+def test_silent():
+    run = FakeRun(corpus.load()["checkpoint-twice"], [FakeRank(0, {"done": True}), FakeRank(1, {"done": True})])
+    assert judge.judge_faulty(run).verdict == "silent"
+
+
+def test_told_to_another():
+    run = faulty()
+    run.ranks[0], run.ranks[1] = FakeRank(0, run.ranks[1].facts), FakeRank(1, {"done": True})
+    assert judge.judge_faulty(run).verdict != "right"
+
+
+def test_swallowed_for_good():
+    verdict = judge.judge_faulty(faulty(again="nothing: step() went on"))
+    assert verdict.verdict == "wrong" and "again" in verdict.why[0]
+
+
+def test_an_exception_of_another_kind():
+    error = {"classes": ["TypeError"], "text": "no", "trace": ""}
+    assert judge.judge_faulty(faulty(others={"error": error})).verdict == "wrong"
+
+
+def test_clean():
+    guard = corpus.load()["plain"]
+    run = FakeRun(guard, [FakeRank(0, {"done": True}), FakeRank(1, {"done": True})])
+    assert judge.judge_clean(run).verdict == "right"
+    run.ranks[1] = FakeRank(1, {"faults": [FAULT]})
+    assert judge.judge_clean(run).verdict == "false_alarm"
+    run.ranks[1] = FakeRank(1, {"done": False, "ended": False}, status=1)
+    assert judge.judge_clean(run).verdict == "wrong"
+    run.ranks[1] = FakeRank(1, {"done": True}, status=-9)
+    assert judge.judge_clean(run).verdict == "wrong"
+
+
+def test_numbers():
+    want = {"w": np.array([1.0, 1e-3], dtype=np.float32)}
+    alone, guard = FakeRank(-1, {}, arrays=want), corpus.load()["plain"]
+
+    def worst(**changes):
+        run = FakeRun(guard, [FakeRank(0, {}, arrays=changes or None)])
+        return judge.judge_numbers(run, alone)
+
+    assert worst(w=want["w"]) == []
+    assert worst(w=want["w"] + np.float32(1e-6)) == []
+    assert worst(w=want["w"] + np.float32(1e-5))
+    assert worst(w=np.array([1.0, np.nan], dtype=np.float32))
+    assert worst(v=want["w"])
+    assert worst()
+
+
+def test_mask():
+    assert judge.mask(TEXT).splitlines()[-1] == "  state      pid PID held it for TIME"
+    assert "forward at tests/faults/scenarios/duplicates.py:45" in judge.mask(TEXT)
+
+
+def test_every_expectation_can_be_met():
+    """Fix and text fragments do not contradict what must not be said; a told rank exists."""
+    for scenario in corpus.load().values():
+        expect = scenario.expect
+        if isinstance(expect, corpus.Expect):
+            assert not set(expect.says) & set(expect.never_says)
+        if expect is not None:
+            assert all(0 <= r < scenario.world for r in expect.ranks(scenario.world)), scenario.name
