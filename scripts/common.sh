@@ -16,6 +16,8 @@ ZEROD_TEST_PACKAGES=(python3-venv)
 ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml)
 # To train with PyTorch and to test that. Which build of torch it is, pip's own configuration decides; the CPU's will do.
 ZEROD_TORCH_MODULES=(torch==2.13.0 "${ZEROD_TEST_MODULES[@]}")
+# For the example that fine-tunes, with its model and its Trainer.
+ZEROD_LORA_MODULES=(torch==2.13.0 numpy "transformers<5" peft accelerate)
 
 say() {
     printf '%s\n' "$*"
@@ -126,4 +128,22 @@ make_venv() {
 # make_torch_venv: build/venv-torch with PyTorch, and what the tests with PyTorch use.
 make_torch_venv() {
     make_venv_of venv-torch "${ZEROD_TORCH_MODULES[@]}"
+}
+
+# install_python_package: client/python into build/venv-torch, again whenever it or the library has changed.
+install_python_package() {
+    local stamp=$ZEROD_BUILD/venv-torch/zerod-package sum
+    sum=$(cd "$ZEROD_ROOT/client/python" &&
+        find . "$ZEROD_BUILD/client/libzerod.so" -type f ! -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum)
+    [ "$(cat "$stamp" 2>/dev/null)" = "$sum" ] && return 0
+    say "installing client/python into build/venv-torch"
+    run_quietly "$ZEROD_BUILD/venv-torch.log" "$ZEROD_BUILD/venv-torch/bin/pip" install --quiet \
+        --disable-pip-version-check --force-reinstall --no-deps "$ZEROD_ROOT/client/python" ||
+        die "client/python could not be installed"
+    printf '%s\n' "$sum" >"$stamp"
+}
+
+# make_lora_venv: build/venv-lora for client/python/examples/lora.
+make_lora_venv() {
+    make_venv_of venv-lora "${ZEROD_LORA_MODULES[@]}"
 }
