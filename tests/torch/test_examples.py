@@ -47,7 +47,8 @@ def zerodrun(folder, stage, *command, **more):
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "betas": [0.9, 0.95], "weight_decay": 0.01}},
         **more,
     }))
-    return run([BUILD / "client/run/zerodrun", "-n", WORLD, "--config", config, "--", *command])
+    return run([BUILD / "client/run/zerodrun", "--zerod", BUILD / "daemon/zerod", "-n", WORLD, "--config", config, "--",
+                *command])
 
 
 def steps_of(folder, rank=0):

@@ -67,8 +67,8 @@ def command(args: argparse.Namespace, run: str, folder: Path) -> list[str]:
         start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD)]
     else:
         config = configuration(folder, int(run.removeprefix("stage")))
-        start = [str(args.build / "client/run/zerodrun"), "-n", str(WORLD), "--config", str(config), "--",
-                 sys.executable]
+        start = [str(args.build / "client/run/zerodrun"), "--zerod", str(args.build / "daemon/zerod"), "-n", str(WORLD),
+                 "--config", str(config), "--", sys.executable]
     return [*start, str(HERE / "train.py"), "--steps", str(args.steps), "--lr", LR, "--log-every", "20",
             "--out", str(folder), *(["--ddp"] if run == "ddp" else [])]
 
