@@ -108,9 +108,10 @@ def train(args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Opt
     progress = Progress(args, rank)
     for step in range(args.steps):
         loss = model(*text.batch(step, rank))
+        mistake = penalty(args, model, step, rank) if args.provoke_duplicate else None
         loss.backward()
-        if args.provoke_duplicate:
-            provoke_duplicate(args, model, optimizer, step, report)
+        if mistake is not None:
+            show_refusal(mistake, optimizer, report)
         norm = clip_grad_norm_(model.parameters(), args.clip) if schedule else None
         lr = optimizer.param_groups[0]["lr"]
         optimizer.step()
@@ -123,21 +124,26 @@ def train(args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Opt
         progress.add(step, loss.item(), float(norm))
 
 
-def provoke_duplicate(args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Optimizer, step: int,
-                      report: Report) -> None:
-    """A mistake, on purpose: a penalty on one parameter, with a backward of its own after that of the loss."""
+def penalty(args: argparse.Namespace, model: nn.Module, step: int, rank: int) -> torch.Tensor | None:
+    """For --provoke-duplicate, at its step: a second loss of the same forward, which reaches one parameter."""
     import zerod
     at_step, name, at_rank = args.provoke_duplicate.split(":")
-    if (step, os.environ["RANK"]) != (int(at_step), at_rank):
-        return
+    if (step, rank) != (int(at_step), int(at_rank)):
+        return None
+    with zerod.gathered(model):
+        return 1e-4 * model.get_parameter(name).sum()
+
+
+def show_refusal(mistake: torch.Tensor, optimizer: torch.optim.Optimizer, report: Report) -> None:
+    """A backward of its own for each of two losses: the second one makes a gradient that has been pushed already."""
+    import zerod
     try:
-        with zerod.gathered(model):
-            (1e-4 * model.get_parameter(name).square().sum()).backward()
+        mistake.backward()
     except zerod.DuplicateGradient as fault:
         print(fault, file=sys.stderr)
         report.add("provoked", code=fault.code, rank=fault.rank, step=fault.step, micro_batch=fault.micro_batch,
                    n_params=fault.n_params, param=fault.params[0], text=str(fault))
-        optimizer.clear_fault()  # the first gradient stands, and it was the whole one
+        optimizer.clear_fault()  # the first gradient stands, and it was the loss's
 
 
 def main() -> None:
