@@ -79,12 +79,12 @@ def test_gpt_is_ddp(tmp_path):
         folder.mkdir()
     train = [EXAMPLES / "gpt/train.py", *SMALL, "--lr", "3e-3", "--out"]
     zerodrun(tmp_path, 2, sys.executable, *train, folders["zerod"])
-    run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", WORLD, *train, folders["ddp"],
-         "--ddp"])
+    run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", WORLD, *train,
+         folders["ddp"], "--ddp"])
     for rank in range(WORLD):
         ours, theirs = (steps_of(folder, rank) for folder in folders.values())
         assert len(ours) == len(theirs) == 12
-        for a, b in zip(ours, theirs):
+        for a, b in zip(ours, theirs, strict=True):
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-3), a["step"]
             assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-2), a["step"]
             assert a["lr"] == b["lr"], a["step"]

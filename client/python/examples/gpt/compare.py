@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Trains the GPT of train.py four times, two ranks each, same weights, same batches: with DistributedDataParallel and
-AdamW, and with zerod in stages 1, 2 and 3. Draws the losses over each other and the memory side by side, and checks that
-the losses agree. Needs matplotlib beside torch and zerod.
+AdamW, and with zerod in stages 1, 2 and 3. Draws the losses over each other and the memory side by side, and checks
+that the losses agree. Needs matplotlib beside torch and zerod.
 
     compare.py --out FOLDER                 everything, then the plots
     compare.py --out FOLDER stage2          only this one again; what FOLDER holds of the others is used
@@ -29,6 +29,7 @@ WORLD = 2
 LR = "1e-3"
 RUNS = {"ddp": "DDP + AdamW", "stage1": "zerod, stage 1", "stage2": "zerod, stage 2", "stage3": "zerod, stage 3"}
 STAGES = [run for run in RUNS if run != "ddp"]
+PARTS = {"rank 0": "tab:blue", "rank 1": "tab:cyan", "daemon": "tab:orange"}
 LAST, MEAN_LIMIT, STEP_LIMIT = 100, 0.005, 0.02  # of the loss, relative
 MB = 1e6
 
@@ -150,11 +151,11 @@ def losses(args: argparse.Namespace, run: str) -> list[float]:
     steps = [events(args.out / run / f"rank{rank}.json", "step") for rank in range(WORLD)]
     if any([s["step"] for s in rank] != list(range(args.steps)) for rank in steps):
         raise SystemExit(f"{args.out / run}: not the steps 0 to {args.steps - 1}")
-    return [sum(s["loss"] for s in at) / WORLD for at in zip(*steps)]
+    return [sum(s["loss"] for s in at) / WORLD for at in zip(*steps, strict=True)]
 
 
 def differences(ours: list[float], ddp: list[float]) -> list[float]:
-    return [(o - d) / d for o, d in zip(ours, ddp)]
+    return [(o - d) / d for o, d in zip(ours, ddp, strict=True)]
 
 
 def check(curves: dict[str, list[float]], args: argparse.Namespace) -> bool:
@@ -202,11 +203,11 @@ def plot_memory(held: dict[str, dict[str, int]], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(8, 4))
     base = dict.fromkeys(RUNS, 0.0)
-    for part, color in {"rank 0": "tab:blue", "rank 1": "tab:cyan", "daemon": "tab:orange"}.items():
+    for part, color in PARTS.items():
         heights = [held[run].get(part, 0) / MB for run in RUNS]
         bars = axes.bar(list(RUNS.values()), heights, bottom=list(base.values()), color=color, label=part, width=0.6)
         axes.bar_label(bars, [f"{h:.0f}" if h else "" for h in heights], label_type="center")
-        base = {run: base[run] + h for run, h in zip(RUNS, heights)}
+        base = {run: base[run] + h for run, h in zip(RUNS, heights, strict=True)}
     axes.set_ylabel("proportional set size, MB")
     axes.legend()
     figure.tight_layout()
@@ -222,14 +223,14 @@ def main() -> int:
         raise SystemExit(f"{args.out} has no {', '.join(missing)} to compare with")
     curves = {run: losses(args, run) for run in RUNS}
     results = {run: json.loads((args.out / run / "result.json").read_text(encoding="utf-8")) for run in RUNS}
-    print(f"\n{'MB at the most':<20}{'rank 0':>10}{'rank 1':>10}{'daemon':>10}{'sum':>10}{'steps/s':>10}{'last loss':>11}")
+    print(f"\n{'MB at the most':<20}" + "".join(f"{name:>10}" for name in (*PARTS, "sum", "steps/s", "last loss")))
     for run, name in RUNS.items():
         held = results[run]["memory"]
-        cells = [held.get(part, 0) / MB for part in ("rank 0", "rank 1", "daemon")]
+        cells = [held.get(part, 0) / MB for part in PARTS]
         steps = events(args.out / run / "rank0.json", "step")
         pace = (len(steps) - 1) / (steps[-1]["seconds"] - steps[0]["seconds"])
         print(f"{name:<20}" + "".join(f"{c:>10.1f}" for c in [*cells, sum(cells)]) +
-              f"{pace:>10.2f}{sum(curves[run][-20:]) / 20:>11.4f}")
+              f"{pace:>10.2f}{sum(curves[run][-20:]) / 20:>10.4f}")
     args.plots.mkdir(parents=True, exist_ok=True)
     plot_loss(curves, args.plots / "gpt-loss.png")
     plot_memory({run: result["memory"] for run, result in results.items()}, args.plots / "gpt-memory.png")

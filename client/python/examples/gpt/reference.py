@@ -18,14 +18,14 @@ from task import Text, add_options, make_model
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "tests/golden"))
-from golden import adam, exact_sum, runs, tree  # noqa: E402
+from golden import adam, exact_sum, runs, tree
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The training of several ranks in one process, without zerod.")
     add_options(parser)
     adamw = parser.add_argument_group("AdamW, and clipping")
-    adamw.add_argument("--lr-file", type=Path, required=True, metavar="FILE", help="learning rates, a line for each step")
+    adamw.add_argument("--lr-file", type=Path, required=True, metavar="FILE", help="learning rates, one a step")
     adamw.add_argument("--beta1", type=float, default=0.9)
     adamw.add_argument("--beta2", type=float, default=0.999)
     adamw.add_argument("--eps", type=float, default=1e-8)
@@ -53,14 +53,14 @@ class Reference:
 
     def step(self, number: int, lr: float, by_rank: list[list[np.ndarray]]) -> float:
         """Return: the norm of the gradient."""
-        a = self.args
-        sums = [np.zeros_like(w) + tree(list(grads)) for w, grads in zip(self.weights, zip(*by_rank))]
+        a, by_param = self.args, zip(*by_rank, strict=True)
+        sums = [np.zeros_like(w) + tree(list(grads)) for w, grads in zip(self.weights, by_param, strict=True)]
         norm = math.sqrt(exact_sum(np.concatenate([runs(acc) for acc in sums]))) / a.world_size
         coef = min(1.0, a.clip / (norm + 1e-6)) if a.clip > 0 else 1.0
         scale = np.float32(coef / a.world_size)
         options = {"lr": lr, "betas": (a.beta1, a.beta2), "eps": a.eps, "weight_decay": a.weight_decay,
                    "adam_w_mode": True}
-        for i, (weight, acc) in enumerate(zip(self.weights, sums)):
+        for i, (weight, acc) in enumerate(zip(self.weights, sums, strict=True)):
             weight[:], *self.moments[i] = adam(weight, *self.moments[i], acc * scale, number + 1, options)
         return norm
 

@@ -35,7 +35,7 @@ WARMUP = 20  # steps
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="One rank of a small GPT in training.")
     add_options(parser)
-    parser.add_argument("--ddp", action="store_true", help="train with DistributedDataParallel and AdamW, not with zerod")
+    parser.add_argument("--ddp", action="store_true", help="with DistributedDataParallel and AdamW, not with zerod")
     parser.add_argument("--lr", type=float, help="highest learning rate, after a warm-up, then down along a cosine; "
                                                  "without it everything is as the daemon is configured")
     parser.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient, with --lr (%(default)s)")
