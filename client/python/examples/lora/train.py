@@ -67,6 +67,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
+    args.out.mkdir(parents=True, exist_ok=True)
     model = make_model()
     optimizer = zerod.Optimizer(model, lr=args.lr, weight_decay=0.0)
     before = digest(model, True), digest(model, False)
