@@ -14,6 +14,10 @@ ZEROD_PACKAGES=(gcc libc6-dev meson ninja-build pkg-config libuv1-dev libprotobu
 # To test; beyond those.
 ZEROD_TEST_PACKAGES=(python3-venv)
 ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml)
+# To train with PyTorch and to test that. Which build of torch it is, pip's own configuration decides; the CPU's will do.
+ZEROD_TORCH_MODULES=(torch==2.13.0 "${ZEROD_TEST_MODULES[@]}")
+# For the example that fine-tunes, with its model and its Trainer.
+ZEROD_LORA_MODULES=(torch==2.13.0 numpy "transformers<5" peft accelerate)
 
 say() {
     printf '%s\n' "$*"
@@ -102,16 +106,44 @@ build_tree() {
     run_quietly "$folder/compile.log" ninja -C "$folder" || die "compiling failed"
 }
 
+# make_venv_of NAME MODULE...: build/NAME with these Python modules.
+make_venv_of() {
+    local name=$1 venv=$ZEROD_BUILD/$1 stamp=$ZEROD_BUILD/$1/zerod-modules
+    shift
+    [ "$(cat "$stamp" 2>/dev/null)" = "$*" ] && return 0
+    install_packages "${ZEROD_TEST_PACKAGES[@]}"
+    say "installing into build/$name: $*"
+    mkdir -p "$ZEROD_BUILD"
+    run_quietly "$ZEROD_BUILD/$name.log" python3 -m venv "$venv" || die "no virtual environment in build/$name"
+    run_quietly "$ZEROD_BUILD/$name.log" "$venv/bin/pip" install --quiet --disable-pip-version-check "$@" ||
+        die "these Python modules could not be installed: $*"
+    printf '%s\n' "$*" >"$stamp"
+}
+
 # make_venv: build/venv with the Python modules that the tests use.
 make_venv() {
-    local venv=$ZEROD_BUILD/venv stamp=$ZEROD_BUILD/venv/zerod-modules
-    [ "$(cat "$stamp" 2>/dev/null)" = "${ZEROD_TEST_MODULES[*]}" ] && return 0
-    install_packages "${ZEROD_TEST_PACKAGES[@]}"
-    say "installing into build/venv: ${ZEROD_TEST_MODULES[*]}"
-    mkdir -p "$ZEROD_BUILD"
-    run_quietly "$ZEROD_BUILD/venv.log" python3 -m venv "$venv" || die "no virtual environment in build/venv"
-    run_quietly "$ZEROD_BUILD/venv.log" "$venv/bin/pip" install --quiet --disable-pip-version-check \
-        "${ZEROD_TEST_MODULES[@]}" ||
-        die "these Python modules could not be installed: ${ZEROD_TEST_MODULES[*]}"
-    printf '%s\n' "${ZEROD_TEST_MODULES[*]}" >"$stamp"
+    make_venv_of venv "${ZEROD_TEST_MODULES[@]}"
+}
+
+# make_torch_venv: build/venv-torch with PyTorch, and what the tests with PyTorch use.
+make_torch_venv() {
+    make_venv_of venv-torch "${ZEROD_TORCH_MODULES[@]}"
+}
+
+# install_python_package: client/python into build/venv-torch, again whenever it or the library has changed.
+install_python_package() {
+    local stamp=$ZEROD_BUILD/venv-torch/zerod-package sum
+    sum=$(cd "$ZEROD_ROOT/client/python" &&
+        sha256sum pyproject.toml setup.py zerod/*.py "$ZEROD_BUILD/client/libzerod.so")
+    [ "$(cat "$stamp" 2>/dev/null)" = "$sum" ] && return 0
+    say "installing client/python into build/venv-torch"
+    run_quietly "$ZEROD_BUILD/venv-torch.log" "$ZEROD_BUILD/venv-torch/bin/pip" install --quiet \
+        --disable-pip-version-check --force-reinstall --no-deps "$ZEROD_ROOT/client/python" ||
+        die "client/python could not be installed"
+    printf '%s\n' "$sum" >"$stamp"
+}
+
+# make_lora_venv: build/venv-lora for client/python/examples/lora.
+make_lora_venv() {
+    make_venv_of venv-lora "${ZEROD_LORA_MODULES[@]}"
 }

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The examples of client/python/examples, as their users start them: under zerodrun, two ranks.
+
+The fine-tuning needs transformers, peft and accelerate. It runs in build/venv-lora, which make_lora_venv of
+scripts/common.sh makes, or with the Python that ZEROD_LORA_PYTHON names; without them it is skipped.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("ZEROD_BUILD", ROOT / "build")).resolve()
+EXAMPLES = ROOT / "client/python/examples"
+LORA_PYTHON = Path(os.environ.get("ZEROD_LORA_PYTHON", ROOT / "build/venv-lora/bin/python"))
+WORLD = 2
+SMALL = ["--steps", "12", "--layers", "2", "--width", "32", "--heads", "2", "--context", "16", "--batch", "2"]
+
+
+def environment():
+    """Tests use the package as it lies in the tree, and this build's library."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("ZEROD_") and k not in ("RANK", "WORLD_SIZE")}
+    return env | {"PYTHONPATH": str(ROOT / "client/python"), "ZEROD_LIBRARY": str(BUILD / "client/libzerod.so"),
+                  "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def run(command, timeout=300):
+    result = subprocess.run([str(word) for word in command], env=environment(), text=True, timeout=timeout,
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
+def zerodrun(folder, stage, *command, **more):
+    """Runs command as the ranks of a job. more: further sections of the configuration."""
+    config = folder / "zerod.yaml"
+    config.write_text(json.dumps({
+        "job": "example",
+        "listen": {"socket": str(folder / "zerod.sock"), "mode": "0600"},
+        "world": {"size": WORLD},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 5000},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "betas": [0.9, 0.95], "weight_decay": 0.01}},
+        **more,
+    }))
+    return run([BUILD / "client/run/zerodrun", "--zerod", BUILD / "daemon/zerod", "-n", WORLD, "--config", config, "--",
+                *command])
+
+
+def steps_of(folder, rank=0):
+    lines = map(json.loads, (folder / f"rank{rank}.json").read_text().splitlines())
+    return [line for line in lines if line["event"] == "step"]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gpt_is_its_reference(tmp_path, stage):
+    """The weights are those of the same training in one process, bit for bit; hyperparameters are the daemon's."""
+    python, gpt = sys.executable, EXAMPLES / "gpt"
+    zerodrun(tmp_path, stage, python, gpt / "train.py", *SMALL, "--out", tmp_path, gradient_clipping=1.0,
+             scheduler={"type": "WarmupCosineLR", "params": {"warmup_num_steps": 4, "total_num_steps": 12}})
+    rates = [step["lr"] for step in steps_of(tmp_path)]
+    assert len(rates) == 12 and len(set(rates)) > 4, rates
+    (tmp_path / "rates").write_text("\n".join(map(repr, rates)))
+    run([python, gpt / "reference.py", *SMALL, "--world-size", WORLD, "--lr-file", tmp_path / "rates", "--beta2", 0.95,
+         "--weight-decay", 0.01, "--clip", 1.0, "--dump", tmp_path / "reference.weights"])
+    wanted = (tmp_path / "reference.weights").read_bytes()
+    for rank in range(WORLD):
+        assert (tmp_path / f"rank{rank}.weights").read_bytes() == wanted, f"rank {rank}"
+
+
+def test_gpt_is_ddp(tmp_path):
+    """With the hyperparameters in the trainer the losses are those of DistributedDataParallel and AdamW."""
+    folders = {name: tmp_path / name for name in ("zerod", "ddp")}
+    for folder in folders.values():
+        folder.mkdir()
+    train = [EXAMPLES / "gpt/train.py", *SMALL, "--lr", "3e-3", "--out"]
+    zerodrun(tmp_path, 2, sys.executable, *train, folders["zerod"])
+    run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", WORLD, *train,
+         folders["ddp"], "--ddp"])
+    for rank in range(WORLD):
+        ours, theirs = (steps_of(folder, rank) for folder in folders.values())
+        assert len(ours) == len(theirs) == 12
+        for a, b in zip(ours, theirs, strict=True):
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-3), a["step"]
+            assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-2), a["step"]
+            assert a["lr"] == b["lr"], a["step"]
+
+
+@pytest.mark.parametrize(("stage", "more"), [(2, []), (3, []), (2, ["--reentrant"])], ids=["2", "3", "2-reentrant"])
+def test_lora(tmp_path, stage, more):
+    """It trains, and it trains nothing but the adapter."""
+    if not LORA_PYTHON.exists():
+        pytest.skip(f"{LORA_PYTHON} is not there (make_lora_venv in scripts/common.sh)")
+    zerodrun(tmp_path, stage, LORA_PYTHON, EXAMPLES / "lora/train.py", "--out", tmp_path, *more)
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+    for rank in ranks:
+        assert rank["steps"] == 60
+        assert rank["base"][0] == rank["base"][1] and rank["adapter"][0] != rank["adapter"][1]
+        assert 0 < rank["n_trainable"] < 0.1 * rank["n_frozen"]
+    assert ranks[0]["base"] == ranks[1]["base"] and ranks[0]["adapter"] == ranks[1]["adapter"]
+    losses = ranks[0]["losses"]
+    assert len(losses) == 6 and losses[-1] < losses[0] - 1.0, losses
+    saved = tmp_path / "adapter/adapter_model.safetensors"
+    assert saved.stat().st_size > 4 * ranks[0]["n_trainable"]
