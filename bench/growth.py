@@ -147,7 +147,9 @@ def scaling(quick):
     table = [["parameters", "tensors", "ranks", "step, ms", "after the last push, ms", "daemon holds, MiB"]]
     table += [[f"{c['elems'] / MI:.0f} Mi", str(c["params"]), str(c["ranks"]), f"{c['ms']:.1f}", f"{c['tail_ms']:.1f}",
                f"{c['bytes'] / MI:.0f}"] for c in by_size + by_params + by_ranks]
-    return rows, {"growth": table, "plot": [by_size, by_params, by_ranks]}
+    cells = [by_size, by_params, by_ranks]
+    return rows, {"growth": table, "plot": (lambda path: plot(cells, path), "benchmarks-scaling.png",
+                                            "Time and memory as the work grows")}
 
 
 def plot(cells, path):

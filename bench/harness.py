@@ -101,7 +101,7 @@ class Process:
 class Daemon:
     """zerod on a private socket. What is not said is as in the default configuration, but clipping is on."""
 
-    def __init__(self, world, stage=2, extra="", zero="", cores=None):
+    def __init__(self, world, stage=2, extra="", zero="", cores=None, clipping=1.0):
         self.folder = tempfile.mkdtemp(prefix="zerod-bench-")
         self.socket = f"{self.folder}/s"
         self.config = f"{self.folder}/zerod.yaml"
@@ -109,7 +109,7 @@ class Daemon:
             file.write(
                 f"job: bench\nlisten: {{socket: {self.socket}}}\nworld: {{size: {world}}}\n"
                 f"zero_optimization: {{stage: {stage}{zero}}}\n"
-                "optimizer: {type: AdamW, params: {lr: 1.0e-3}}\ngradient_clipping: 1.0\n" + extra
+                f"optimizer: {{type: AdamW, params: {{lr: 1.0e-3}}}}\ngradient_clipping: {clipping}\n" + extra
             )
         self.log = open(f"{self.folder}/log", "w+b")
         self.popen = subprocess.Popen([program("zerod"), "--config", self.config], stdout=self.log, stderr=self.log,

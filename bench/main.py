@@ -15,12 +15,14 @@ import time
 import growth
 import latency
 import speed
+import torch_hook
+import training
 from harness import ROOT, Failure, available_bytes, n_cores, program, say
 
-BENCHMARKS = {b.__name__: b for b in (speed.kernels, speed.step, speed.overlap, speed.update, latency.push,
-                                      growth.memory, growth.scaling)}
+BENCHMARKS = {b.__name__.replace("_", "-"): b
+              for b in (speed.kernels, speed.step, speed.overlap, speed.update, latency.push, growth.memory,
+                        growth.scaling, training.torch, torch_hook.torch_hook)}
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
-PLOT = ROOT / "docs" / "benchmarks-scaling.png"
 
 
 def arguments():
@@ -96,8 +98,9 @@ def write_section(text, name, rows, details):
              markdown_table([HEAD] + [cells(row) for row in rows])]
     for title, table in details.items():
         if title == "plot":
-            growth.plot(table, PLOT)
-            parts += ["", f"![Time and memory as the work grows]({PLOT.name})"]
+            draw, file, caption = table
+            draw(DOCUMENT.with_name(file))
+            parts += ["", f"![{caption}]({file})"]
         else:
             parts += ["", f"{title[0].upper()}{title[1:]}:", "", markdown_table(table)]
     parts.append(f"<!-- end of {name} -->")
@@ -109,7 +112,7 @@ def main():
     args = arguments()
     if args.list:
         for name, function in BENCHMARKS.items():
-            print(f"{name:8}  {function.__doc__}")
+            print(f"{name:10}  {function.__doc__}")
         return 0
     load = os.getloadavg()[0]
     if load > 0.5:
