@@ -335,6 +335,10 @@ class Optimizer(torch.optim.Optimizer):
 
     # ---- state ---------------------------------------------------------------------------------------
 
+    def master(self, name: str) -> torch.Tensor:
+        """A parameter's fp32 master weights, on any rank, between steps. Not a collective."""
+        return state.read_master(self, self._bound[self._index_of(name)])
+
     def full_state_dict(self) -> dict[str, Any]:
         """The whole state, fp32, in torch.optim.AdamW's form, on any rank, between steps. Not a collective."""
         return state.full_state_dict(self)

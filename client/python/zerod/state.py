@@ -37,6 +37,10 @@ def _read(opt: Optimizer, b: Bound, which: int) -> torch.Tensor:
     return b.view(flat) if b.n_bytes else flat.view(b.shape)
 
 
+def read_master(opt: Optimizer, b: Bound) -> torch.Tensor:
+    return _read(opt, b, _lib.MASTER)
+
+
 def read(opt: Optimizer, b: Bound) -> dict[str, torch.Tensor]:
     """A parameter's state as torch's optimizer has it. Before its first step there are no moments."""
     step = torch.tensor(opt._client.read_number(b.index, _lib.STEP_COUNT))

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""16-bit parameters and GradScaler against torch's own optimizer on fp32 master weights."""
+
+import pytest
+import torch
+from test_optimizer import ADAM, TOLERANCE, distance
+from torch import nn
+
+N_STEPS = 50
+
+
+def make_model(dtype):
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(12, 48), nn.Tanh(), nn.Linear(48, 12)).to(dtype)
+
+
+def batch(step, rank):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    x = torch.randn(8, 12, generator=generator)
+    return x, x.flip(1) * 3
+
+
+def train(dtype, init_scale):
+    """A rank: returns scaled gradients as they were pushed, scales, verdicts, masters, weights."""
+    import zerod
+
+    model = make_model(dtype)
+    opt = zerod.Optimizer(model, **ADAM)
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=8)
+    record, scales, applied = [], [], []
+    for step in range(N_STEPS):
+        x, y = batch(step, opt.rank)
+        grads = [None] * 4
+        handles = [
+            p.register_hook(lambda g, i=i: grads.__setitem__(i, g.clone())) for i, p in enumerate(model.parameters())
+        ]
+        scales.append(scaler.get_scale())
+        scaler.scale((model(x.to(dtype)).float() - y).pow(2).mean()).backward()
+        for handle in handles:
+            handle.remove()
+        scaler.step(opt)
+        scaler.update()
+        opt.zero_grad()
+        record.append([g.float() for g in grads])
+        applied.append(not opt.step_was_skipped)
+    weights = [p.detach().clone() for p in model.parameters()]
+    masters = [opt.master(name) for name, _ in model.named_parameters()]
+    opt.close()
+    return record, scales, applied, masters, weights
+
+
+def feed(dtype, records, scales):
+    """fp32 masters under torch's AdamW and GradScaler's rule, on the sum of what two ranks recorded."""
+    params = [nn.Parameter(p.detach().float()) for p in make_model(dtype).parameters()]
+    opt, applied, expected_scales = torch.optim.AdamW(params, **ADAM), [], []
+    scale, good = scales[0], 0
+    for step in range(N_STEPS):
+        expected_scales.append(scale)
+        sums = [records[0][step][i] + records[1][step][i] for i in range(len(params))]
+        finite = all(torch.isfinite(s).all() for s in sums)
+        applied.append(finite)
+        if finite:
+            for p, s in zip(params, sums, strict=True):
+                p.grad = s * (0.5 / scale)
+            opt.step()
+        good = good + 1 if finite else 0
+        scale, good = (scale * 2, 0) if good == 8 else (scale if finite else scale / 2, good)
+    return [p.detach() for p in params], applied, expected_scales
+
+
+@pytest.mark.parametrize(("dtype", "init_scale"), [(torch.bfloat16, 1.0), (torch.float16, 2.0**16), (torch.float32, 8.0)])
+def test_scaled_training_equals_torch(zerod, run, dtype, init_scale):
+    daemon = zerod({"gradient_clipping": 0, "zero_optimization": {"stage": 2}})
+    results = run(daemon, train, dtype=dtype, init_scale=init_scale)
+    masters, applied, scales = feed(dtype, [r[0] for r in results], results[0][1])
+    for _, got_scales, got_applied, got_masters, weights in results:
+        assert got_applied == applied
+        assert got_scales == scales
+        assert max(distance(a, b) for a, b in zip(got_masters, masters, strict=True)) < TOLERANCE
+        for weight, master in zip(weights, got_masters, strict=True):
+            assert torch.equal(weight, master.to(dtype)), "16-bit weights are the rounded masters"
+    if dtype == torch.float16:
+        assert not all(applied), "the scale is meant to overflow"
+    assert "E1201" not in daemon.log(), "a skip under a trainer's own scale is no report"
