@@ -4,6 +4,7 @@ What README.md and docs/ show is true. Every fenced block has a kind, and the ki
 
     sh        run with bash -eu; blocks of a document share a folder and the exported variables
     console   run too, and what follows a line "$ COMMAND" must be what that command prints, times aside; "..." leaves lines out
+    python    a fragment must compile; a program, whose file is named in its first line, must be run by a later block
     c         compiled with -Wall -Werror; the name of the file stands in its first line. A program must be run by a later block
     yaml      must pass `zerod --check`; "# NAME" in the first line names the file
     text      only in documents where something else checks them: ELSEWHERE
@@ -16,6 +17,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +33,7 @@ ELSEWHERE = {
     "docs/diagnostics.md": "tests/test-diagnosis.c",
 }
 TIME = re.compile(r"\b\d+(\.\d+)? ?(ns|us|ms|s|min)\b")
-SCRIPT = re.compile(r"^scripts/.*$", re.MULTILINE)
+SCRIPT = re.compile(r"^(scripts/|pip install ).*$", re.MULTILINE)
 
 
 @dataclass
@@ -74,7 +76,12 @@ class Reader:
     def __init__(self, build, folder, home, literally=False):
         self.zerod, self.folder, self.literally = build.path("daemon/zerod"), folder, literally
         self.variables = folder / ".exported"
-        self.env = {"HOME": str(home), "PATH": "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+        # The Python that runs the tests is the reader's own; in place of pip install it finds the package in the tree.
+        path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+        self.env = {"HOME": str(home), "PATH": path, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+        if not literally:
+            library = str(build.path("client/libzerod.so"))
+            self.env |= {"PYTHONPATH": str(ROOT / "client/python"), "ZEROD_LIBRARY": library}
 
     def shell(self, block, text, timeout=60):
         if not self.literally:
@@ -86,7 +93,7 @@ class Reader:
         return result.stdout
 
     def follow(self, block, later):
-        handlers = {"sh": self.do_sh, "console": self.do_console, "c": self.do_c, "yaml": self.do_yaml, "text": self.do_text}
+        handlers = {"sh": self.do_sh, "console": self.do_console, "c": self.do_c, "python": self.do_python, "yaml": self.do_yaml, "text": self.do_text}
         assert block.kind in handlers, f"{block}: nobody checks blocks of this kind"
         handlers[block.kind](block, later)
 
@@ -107,6 +114,14 @@ class Reader:
         if re.search(r"\bmain\(", block.text):
             stem = re.escape(name.removesuffix(".c"))
             assert any(re.search(rf"\./{stem}\b", b.text) for b in later), f"{block}: nothing runs it"
+
+    def do_python(self, block, later):
+        compile(block.text, str(block), "exec")
+        name = block.file_name()
+        if name is not None:
+            pytest.importorskip("torch", reason="PyTorch is not installed")
+            (self.folder / name).write_text(block.text)
+            assert any(f"python {name}" in b.text for b in later), f"{block}: nothing runs it"
 
     def do_yaml(self, block, later):
         name = Path(block.file_name() or "fragment.yaml").name
@@ -140,6 +155,9 @@ def test_agree():
 def check_script(block, line):
     """The script is there and has the options. Return: what is run in its place."""
     words = line.split("#")[0].split()
+    if words[0] == "pip":
+        assert (ROOT / words[-1] / "pyproject.toml").exists(), f"{block}: nothing to install in {words[-1]}"
+        return ":"
     script = ROOT / words[0]
     assert os.access(script, os.X_OK), f"{block}: {words[0]} is no program"
     said = subprocess.run([script, "--help"], capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -16,6 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from . import _lib, binding, callers, patches, state
 from .client import Client, Position, StepResult
+from .errors import GradientFault
 from .gradients import Gradients
 from .registry import open_optimizers, owners_of
 from .stage3 import Sharding
@@ -186,16 +187,21 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        gradients = self._gradients
+        try:
+            self._take_step()
+        except GradientFault as fault:
+            raise fault.with_traceback(None) from fault.__cause__  # the frames in here help nobody
+        return loss
+
+    def _take_step(self) -> None:
         self._check_frozen()
-        gradients.finish()
+        self._gradients.finish()
         args = self._step_args()
-        self.result = gradients.answered(lambda: self._client.step(args))
+        self.result = self._gradients.answered(lambda: self._client.step(args))
         if self._amp is not None and not self.result.applied:
             self._amp[1].fill_(1.0)  # GradScaler.update() reads it: all ranks' verdict, not this rank's
         self._amp = self._max_norm = None
-        gradients.forget_step()
-        return loss
+        self._gradients.forget_step()
 
     def _check_frozen(self) -> None:
         """Thawed since it was declared: the daemon refuses its gradient (E1103)."""

@@ -21,6 +21,7 @@ from torch.autograd.graph import Node
 from torch.utils import checkpoint
 
 from . import sites
+from .errors import GradientFault
 
 current_task = torch._C._current_graph_task_id
 sequence_number = torch._C._autograd._get_sequence_nr
@@ -217,7 +218,10 @@ def _install() -> None:
     def watched(*args: Any, **kwargs: Any) -> Any:
         if not _watchers:
             return backward(*args, **kwargs)
-        return (_outermost if current_task() == -1 else _nested)(backward, args, kwargs)
+        try:
+            return (_outermost if current_task() == -1 else _nested)(backward, args, kwargs)
+        except GradientFault as fault:
+            raise fault.with_traceback(None) from fault.__cause__  # the frames in here help nobody
 
     torch.autograd.backward = watched
     _wrap_checkpoint()
