@@ -108,7 +108,8 @@ class Run:
         except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt from a signal is an outcome, too
             traceback.print_exc()
             outcome = {"outcome": "failed", **described(error)}
-            self.release(str(error))
+            if outcome["type"] != "StepAborted":
+                self.release(str(error))
         self.save(model, outcome)
         raise SystemExit(0 if outcome["outcome"] == "trained" else 3)
 

@@ -1,0 +1,408 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""
+Runs the systems table: the five reported faults, in the real packages, under zerod and under what the reporter used.
+
+    tests/systems/run.py [--list] [--only ROW]... [--json FILE] [--peers]
+
+Every row runs its faulty program and wants the right refusal, then its repaired one and wants the parameters of a
+single-process reference. Environments are those of tests/systems/environments; a row whose environment is missing is
+skipped, is printed as skipped, and does not hold. Needs a build (environment ZEROD_BUILD, default build/).
+Exit status: 0 when every row holds, 1 when one does not, 77 when none failed but some were skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+ENVIRONMENTS = ROOT / "build" / "systems"
+TOLERANCE = 5e-6  # relative to max(|x|, rms of the tensor)
+STEPS = 6
+TIMEOUT = 300.0  # seconds for one run: imports take most of it on a busy machine
+HANG = 90.0  # for a run that is expected to hang
+
+
+@dataclass
+class Trial:
+    """One run of a program: on one side, in one variant."""
+
+    program: str
+    side: str
+    variant: str
+    environment: str
+    stage: int = 2
+    optimizer: str = "AdamW"
+    arguments: tuple[str, ...] = ()
+    steps: int = STEPS
+    on_missing: str = "error"
+    hangs: bool = False
+
+
+@dataclass
+class Expected:
+    """What a refusal has to say. params: names or, with a star at the end, the prefix of all of them."""
+
+    codes: tuple[int, ...]
+    cause_class: str
+    params: tuple[str, ...] = ()
+    n_params: int | None = None
+    rank: int | None = None
+    step: int | None = None
+    says: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        who = "" if self.rank is None else f", rank {self.rank}"
+        return f"E{'/'.join(map(str, self.codes))} {self.cause_class}: {', '.join(self.params) or 'the rank'}{who}"
+
+
+@dataclass
+class Row:
+    """A row of the table. fault: has to be refused as expected; trains: have to end like the reference."""
+
+    name: str
+    what: str
+    fault: Trial | None = None
+    expected: Expected | None = None
+    trains: tuple[Trial, ...] = ()
+    peers: tuple[Trial, ...] = ()
+    substitute: str = ""
+
+
+def trial(environment: str, program: str, **common: Any) -> Any:
+    """A maker of trials of one program."""
+    return lambda side, variant, **more: Trial(program, side, variant, environment, **(common | more))
+
+
+gliner = trial("e1", "case1_gliner.py")
+old_gliner = trial("e1b", "case1_gliner.py")
+fastnlp = trial("e3", "case2_fastnlp.py")
+flag = trial("e1", "case3_flagembedding.py")
+swift = trial("e2", "case4_swift.py")
+qwen = trial("e2", "case4_qwen2vl.py")
+minicpm = trial("e2", "case5_minicpm.py")
+
+POOLER = "model.token_rep_layer.bert_layer.model.pooler.dense."
+FASTNLP_UNUSED = ("bert.pooler.dense.weight", "bert.pooler.dense.bias", "unused.weight", "unused.bias")
+ABANDONED = Expected((1007, 1005), "M4", rank=1, step=3, says=("CUDA out of memory (injected)", "training_step"))
+REUSED = Expected((1001,), "D1", ("vpm.encoder.layers.*",), 48, step=0, says=("use_reentrant", "case5_minicpm.py"))
+PHANTOM = Expected((0, 1001), "D4", says=("find_unused_parameters", "use_reentrant"))
+REPLICA = "replica of MiniCPM-V 2.6: its code is on a hub only"
+
+ROWS = [
+    Row("1a", "GLiNER: exception in the backward of rank 1, swallowed", gliner("zerod", "backward"), ABANDONED,
+        (gliner("zerod", "fixed"),), (gliner("ddp", "backward"),)),
+    Row("1a old", "the same with GLiNER 0.2.24, which swallows everything", old_gliner("zerod", "backward"), ABANDONED,
+        (old_gliner("zerod", "fixed"),), (old_gliner("ddp", "backward"),)),
+    Row("1a'", "GLiNER: exception in the forward of rank 1, swallowed", gliner("zerod", "forward"),
+        Expected((1005, 1007), "M3", rank=1, step=3), (gliner("zerod", "fixed"),),
+        (gliner("ddp", "forward", hangs=True),)),
+    Row("1b", "GLiNER: BERT's pooler is trainable", gliner("zerod", "pooler"),
+        Expected((1005,), "M1", (POOLER + "weight", POOLER + "bias"), 2, step=0, says=("requires_grad_(False)",)),
+        (gliner("zerod", "fixed"),), (gliner("ddp", "pooler"),)),
+    Row("1c", "GLiNER under DDP, observed: 1a's error is translated", gliner("observe", "backward"),
+        Expected((0, 1005, 1007), "M4", rank=1, says=("CUDA out of memory (injected)",)), (), ()),
+    Row("2", "fastNLP: a head and a pooler never used", fastnlp("zerod", "unused"),
+        Expected((1005,), "M1", FASTNLP_UNUSED, 4, step=0, says=("requires_grad_(False)",)),
+        (fastnlp("zerod", "frozen"),), (fastnlp("ddp", "unused"),)),
+    Row("3a", "FlagEmbedding reranker under DDP, observed", flag("observe", "reentrant"), PHANTOM,
+        (flag("ddp", "nonreentrant"), flag("ddp", "nofind")), (flag("ddp", "reentrant"),)),
+    Row("3b", "FlagEmbedding reranker, reentrant: no fault, so none is reported", None, None,
+        (flag("zerod", "reentrant"), flag("zerod", "nonreentrant")), ()),
+    Row("3c", "FlagEmbedding embedder: two forwards, reentrant", flag("zerod", "embedder"),
+        Expected((1001,), "D1", ("model.base_model.model.*",), 16, step=0, says=("modeling.py",)),
+        (flag("zerod", "embedder-nonreentrant"),), (flag("ddp", "embedder"),)),
+    Row("4a", "ms-swift, Qwen2-VL with LoRA under DDP, observed", swift("observe", "reentrant"), PHANTOM,
+        (swift("ddp", "nonreentrant"), swift("zerod", "reentrant")), (swift("ddp", "reentrant"),)),
+    Row("4b", "Qwen2-VL: an image and a video, reentrant", qwen("zerod", "reentrant"),
+        Expected((1001,), "D1", ("model.visual.blocks.*",), 24, step=0, says=("case4_qwen2vl.py",)),
+        (qwen("zerod", "nonreentrant"),), (qwen("ddp", "reentrant"),)),
+    *(Row(f"5a stage {stage}", f"MiniCPM-V 2.6, 20 slices, reentrant; zerod's stage {stage}",
+          minicpm("zerod", "reentrant", stage=stage), REUSED,
+          (minicpm("zerod", "nonreentrant", stage=stage), minicpm("zerod", "sixteen", stage=stage)),
+          (minicpm("ddp", "reentrant"),) if stage == 1 else (), REPLICA) for stage in (1, 2, 3)),
+    *(Row(f"5b stage {stage}", f"the same with on_duplicate: accumulate, 10 steps of SGD; stage {stage}", None, None,
+          (minicpm("zerod", "reentrant", stage=stage, optimizer="SGD", steps=10,
+                   arguments=("--on-duplicate", "accumulate")),), (), REPLICA) for stage in (1, 2, 3)),
+    Row("5c", "the same under DeepSpeed", None, None, (), tuple(
+        minicpm("deepspeed", variant, stage=stage, optimizer="SGD", arguments=("--bucket", bucket))
+        for stage in (2, 3) for variant, bucket in
+        (("reentrant", "1e3"), ("reentrant", "5e8"), ("nonreentrant", "5e8"))), REPLICA),
+]  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """What came of a trial."""
+
+    folder: Path
+    ranks: list[dict[str, Any]]
+    log: str
+    hung: bool
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def trained(self) -> bool:
+        return len(self.ranks) == 2 and all(r["outcome"] == "trained" for r in self.ranks)
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """Those of ranks that were the first to suffer come first: not the ones that only heard of it."""
+        echoes = ("StepAborted", "ConnectionLost")
+        found = [r for r in self.ranks if r["outcome"] == "failed"]
+        return sorted(found, key=lambda r: (r["type"] in echoes, "onnection closed by peer" in r["text"]))
+
+
+class Bench:
+    """Where trials run: the build, the environments, a temporary folder."""
+
+    def __init__(self, build: Path, folder: Path) -> None:
+        self.build, self.folder, self.n = build, folder, 0
+
+    def missing(self, environment: str) -> str:
+        """Why trials of an environment cannot run, or nothing."""
+        interpreter = ENVIRONMENTS / ("e1" if environment == "e1b" else environment) / "bin" / "python"
+        if not interpreter.exists() or not (ENVIRONMENTS / environment).exists():
+            return f"{environment} is not built: tests/systems/environments {environment}"
+        if not (self.build / "client" / "run" / "zerodrun").exists():
+            return "zerod is not built: scripts/build"
+        return ""
+
+    def environ(self, environment: str) -> dict[str, str]:
+        path = [str(ROOT / "client" / "python")]
+        if environment == "e1b":
+            path.insert(0, str(ENVIRONMENTS / "e1b"))
+        return os.environ | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+                             "ZEROD_LIBRARY": str(self.build / "client" / "libzerod.so")}  # fmt: skip
+
+    def run(self, t: Trial) -> Outcome:
+        self.n += 1
+        folder = self.folder / str(self.n)
+        folder.mkdir()
+        python = str(ENVIRONMENTS / ("e1" if t.environment == "e1b" else t.environment) / "bin" / "python")
+        program = [str(HERE / t.program), "--side", t.side, "--variant", t.variant, "--folder", str(folder), "--steps",
+                   str(t.steps), "--stage", str(t.stage), "--optimizer", t.optimizer, *t.arguments]  # fmt: skip
+        if t.side == "zerod":
+            launcher = self.zerodrun(t, folder, python)
+        else:
+            launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        log, hung = self.call([*launcher, *program], t, HANG if t.hangs else TIMEOUT)
+        ranks = [json.loads(p.read_text()) for p in sorted(folder.glob("rank*.json"))]
+        return Outcome(folder, ranks, log, hung)
+
+    def zerodrun(self, t: Trial, folder: Path, python: str) -> list[str]:
+        params = {"lr": 0.001} | ({"weight_decay": 0.01} if t.optimizer == "AdamW" else {})
+        config = {
+            "job": "systems", "listen": {"socket": str(folder / "s")}, "world": {"size": 2}, "threads": 1,
+            "zero_optimization": {"stage": t.stage, "reduce_bucket_size": 2000},
+            "optimizer": {"type": t.optimizer, "params": params}, "diagnostics": {"on_missing": t.on_missing},
+        }  # fmt: skip
+        (folder / "job.yaml").write_text(json.dumps(config))  # JSON is YAML
+        return [str(self.build / "client" / "run" / "zerodrun"), "--config", str(folder / "job.yaml"), "-n", "2", "--zerod",
+                str(self.build / "daemon" / "zerod"), "--grace", "20", "--", python]  # fmt: skip
+
+    def call(self, command: list[str], t: Trial, timeout: float) -> tuple[str, bool]:
+        """Runs it in a process group of its own, which ends with it. Returns the output and whether it hung."""
+        path = self.folder / f"{self.n}.log"
+        with path.open("w") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                                       env=self.environ(t.environment), start_new_session=True)  # fmt: skip
+            try:
+                process.wait(timeout)
+                hung = False
+            except subprocess.TimeoutExpired:
+                hung = True
+            finally:
+                end_group(process)
+        return path.read_text(errors="replace"), hung
+
+    def difference(self, t: Trial, outcome: Outcome) -> float | str:
+        """The largest difference of a trial's parameters from the reference's, or why there is none to tell."""
+        python = str(ENVIRONMENTS / ("e1" if t.environment == "e1b" else t.environment) / "bin" / "python")
+        program = [python, str(HERE / t.program), "--side", "reference", "--variant", t.variant, "--folder",
+                   str(outcome.folder), "--steps", str(t.steps), "--optimizer", t.optimizer]  # fmt: skip
+        log, hung = self.call(program, t, TIMEOUT)
+        if hung or not (outcome.folder / "reference.pt").exists():
+            return "no reference: " + (log.strip().splitlines() or ["it hung"])[-1]
+        said = subprocess.run([python, str(HERE / "compare.py"), str(outcome.folder)], capture_output=True, text=True)
+        return float(said.stdout) if said.returncode == 0 else "not compared: " + said.stderr.strip()[-200:]
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends what is left of a session: torchrun's workers have sessions of their own, and get it from torchrun."""
+    for number, patience in ((signal.SIGTERM, 40), (signal.SIGKILL, 10)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def first_line(outcome: Outcome) -> str:
+    if outcome.hung:
+        return "(hangs, says nothing)"
+    if not outcome.failures:
+        return "(trains, says nothing)" if outcome.trained else "(ended without a word)"
+    worst = outcome.failures[0]
+    return f"{worst['type']}: {worst['text'].splitlines()[0] if worst['text'] else '(no text)'}"
+
+
+def matches(names: list[str], wanted: tuple[str, ...]) -> bool:
+    """Every name said is one that was meant; without a star every one meant is said, too."""
+    prefixes = tuple(w[:-1] for w in wanted if w.endswith("*"))
+    exact = {w for w in wanted if not w.endswith("*")}
+    return all(n in exact or n.startswith(prefixes) for n in names) if prefixes else set(names) == exact
+
+
+def judge_fault(outcome: Outcome, e: Expected) -> tuple[str, str]:
+    """(verdict, why) of a run that had to be refused."""
+    if outcome.trained:
+        return "silent", "trained as if nothing had been wrong"
+    faults = [r for r in outcome.failures if "fault_code" in r and r["type"] != "StepAborted"]
+    if not faults:
+        return "silent" if outcome.hung else "wrong", first_line(outcome)
+    problems = [problem_with(f, e) for f in faults]
+    return ("right", "") if "" in problems else ("wrong", problems[0])
+
+
+def problem_with(fault: dict[str, Any], e: Expected) -> str:
+    checks = [
+        ("code", fault["fault_code"], fault["fault_code"] in e.codes),
+        ("class", fault["fault_cause_class"], fault["fault_cause_class"] == e.cause_class),
+        ("params", fault["fault_params"], not e.params or matches(fault["fault_params"] or [], e.params)),
+        ("count", fault["fault_n_params"], e.n_params in (None, fault["fault_n_params"])),
+        ("rank", fault["fault_rank"], e.rank in (None, fault["fault_rank"])),
+        ("step", fault["fault_step"], e.step in (None, fault["fault_step"])),
+        ("text", fault["text"][:300], all(s in fault["text"] for s in e.says)),
+    ]
+    return "; ".join(f"{name} is {said}" for name, said, good in checks if not good)
+
+
+def judge(bench: Bench, row: Row, peers: bool) -> dict[str, Any]:
+    """Runs a row. The result has what scripts/faults prints: name, expected, said, verdict."""
+    result: dict[str, Any] = {"name": row.name, "what": row.what, "expected": str(row.expected or "trains"), "said": "",
+                              "verdict": "right", "why": "", "substitute": row.substitute, "peers": []}  # fmt: skip
+    trials = [t for t in (row.fault, *row.trains, *row.peers) if t]
+    for environment in sorted({t.environment for t in trials}):
+        if why := bench.missing(environment):
+            return result | {"verdict": "skipped", "why": why}
+    if row.fault and row.expected:
+        outcome = bench.run(row.fault)
+        result["said"], result["text"] = first_line(outcome), outcome.failures[0]["text"] if outcome.failures else ""
+        result["verdict"], result["why"] = judge_fault(outcome, row.expected)
+        if result["verdict"] != "right":
+            result["log"] = outcome.log[-4000:]
+    for t in row.trains:
+        judge_training(bench, t, result)
+    if peers or not row.fault:
+        result["peers"] = [peer_of(bench, t) for t in row.peers]
+    if row.name == "5c" and result["verdict"] == "right":
+        judge_deepspeed(result)
+    return result
+
+
+def judge_training(bench: Bench, t: Trial, result: dict[str, Any]) -> None:
+    outcome = bench.run(t)
+    name = f"{t.side} {t.variant}"
+    if not outcome.trained:
+        verdict = "false_alarm" if any("fault_code" in r for r in outcome.failures) else "wrong"
+        result |= {"verdict": verdict, "why": f"{name}: {first_line(outcome)}", "log": outcome.log[-4000:]}
+        return
+    difference = bench.difference(t, outcome)
+    result.setdefault("differences", {})[name] = difference
+    result["said"] = result["said"] or f"trains; {difference} from the reference"
+    if isinstance(difference, str) or not difference <= TOLERANCE:
+        result |= {"verdict": "wrong", "why": f"{name}: {difference} from the reference"}
+
+
+def peer_of(bench: Bench, t: Trial) -> dict[str, Any]:
+    outcome = bench.run(t)
+    peer = {"side": t.side, "variant": t.variant, "stage": t.stage, "arguments": t.arguments, "hung": outcome.hung,
+            "said": masked(first_line(outcome)), "texts": [masked(r["text"]) for r in outcome.failures]}  # fmt: skip
+    if outcome.trained:
+        peer["difference"] = bench.difference(t, outcome)
+    return peer
+
+
+def judge_deepspeed(result: dict[str, Any]) -> None:
+    """Row 5c holds when DeepSpeed's own repaired runs are right: then what its faulty ones do is on record."""
+    repaired = [p for p in result["peers"] if p["variant"] == "nonreentrant"]
+    wrong = [p for p in repaired if not isinstance(p.get("difference"), float) or p["difference"] > TOLERANCE]
+    result["said"] = "; ".join(
+        f"stage {p['stage']} {p['variant']} bucket {p['arguments'][-1]}: "
+        + (f"trains, {p['difference']:.1e} from the reference" if isinstance(p.get("difference"), float) else p["said"])
+        for p in result["peers"])  # fmt: skip
+    if wrong:
+        result |= {"verdict": "wrong", "why": f"DeepSpeed's repaired run: {wrong[0].get('difference', wrong[0]['said'])}"}
+
+
+def masked(text: str) -> str:
+    """A text without what differs from run to run."""
+    text = re.sub(r"(/[\w.+-]+)+/(site-packages|tests/systems|third_party)/", r".../\2/", text)
+    text = re.sub(r"\[[\d.:a-f]+\]:\d+", "[address]", text)
+    return re.sub(r"\bpid[ :=]+\d+", "pid N", text)
+
+
+def print_row(result: dict[str, Any]) -> None:
+    print(f"{result['name']:<11} {result['verdict']:<11} {result['what']}"
+          + (f" ({result['substitute']})" if result["substitute"] else ""))  # fmt: skip
+    if result["verdict"] == "skipped":
+        print(f"            skipped: {result['why']}")
+        return
+    print(f"            zerod: {result['said'][:200]}")
+    for peer in result["peers"]:
+        said = f"trains, {peer['difference']} from the reference" if "difference" in peer else peer["said"][:200]
+        print(f"            {peer['side']} {peer['variant']}: {said}")
+    if result["verdict"] != "right":
+        print(f"            wanted: {result['expected']}\n            but: {result['why'][:600]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print the rows and end")
+    parser.add_argument("--only", action="append", metavar="ROW", help="run this row only; may be given again")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, with all texts")
+    parser.add_argument("--peers", action="store_true", help="run what the reporters used beside each row, too")
+    parser.add_argument("--keep", action="store_true", help="keep the folder of the runs")
+    options = parser.parse_args()
+    rows = [row for row in ROWS if not options.only or row.name in options.only]
+    if options.list or not rows:
+        print("\n".join(f"{row.name:<11} {row.what}" for row in ROWS))
+        return 0 if options.list else 2
+    folder = Path(tempfile.mkdtemp(prefix="zerod-systems-"))
+    bench = Bench(Path(os.environ.get("ZEROD_BUILD", ROOT / "build")).resolve(), folder)
+    results = []
+    for row in rows:
+        results.append(judge(bench, row, options.peers))
+        print_row(results[-1])
+        sys.stdout.flush()
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1))
+    if options.keep:
+        print(f"runs are in {folder}")
+    else:
+        shutil.rmtree(folder)
+    counts = {v: sum(r["verdict"] == v for r in results) for v in ("right", "wrong", "silent", "false_alarm", "skipped")}
+    failed = counts["wrong"] + counts["silent"] + counts["false_alarm"]
+    print(", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
+    return 1 if failed else 77 if counts["skipped"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
