@@ -47,8 +47,9 @@ from .errors import (
     WeightsRepointed,
     WrongGradient,
 )
+from .observe import observe, unobserve
 from .optimizer import Optimizer
 from .window import gathered, writable
 
 __version__ = "0.2.0"
-__all__ = [name for name in dir() if name[0].isupper() or name in ("gathered", "writable")]
+__all__ = [name for name in dir() if name[0].isupper() or name in ("gathered", "observe", "unobserve", "writable")]
