@@ -47,10 +47,12 @@ from .errors import (
     WeightsRepointed,
     WrongGradient,
 )
+from .observe import observe, unobserve
 from .optimizer import Optimizer
 from .stage3 import stage3
 from .userstate import user_state
 from .window import gathered, writable
 
 __version__ = "0.2.0"
-__all__ = [name for name in dir() if name[0].isupper() or name in ("gathered", "stage3", "user_state", "writable")]
+_FUNCTIONS = ("gathered", "observe", "stage3", "unobserve", "user_state", "writable")
+__all__ = [name for name in dir() if name[0].isupper() or name in _FUNCTIONS]

@@ -90,6 +90,15 @@ class Evidence(ctypes.Structure):
     ]  # fmt: skip
 
 
+class Observation(ctypes.Structure):
+    _fields_ = [
+        ("what", c_int), ("client", c_char_p), ("rank", c_int64), ("step", c_int64), ("names", POINTER(c_char_p)),
+        ("n_names", c_size_t), ("params", POINTER(c_uint)), ("n_params", c_size_t), ("first", Push), ("second", Push),
+        ("world_size", c_uint), ("same_on_all_ranks", c_bool), ("same_every_step", c_bool), ("n_steps_seen", c_uint64),
+        ("silent", c_bool), ("evidence", POINTER(Evidence)),
+    ]  # fmt: skip
+
+
 class Field(ctypes.Structure):
     _fields_ = [("label", c_char_p), ("text", c_char_p)]
 
@@ -138,6 +147,8 @@ _IMMEDIATE = {
     "zerod_weight": (c_void_p, c_void_p, c_uint),
     "zerod_error": (POINTER(Fault), c_void_p),
     "zerod_version": (c_char_p,),
+    "zerod_explain": (c_int, POINTER(Observation), POINTER(POINTER(Fault))),
+    "zerod_explain_free": (None, POINTER(Fault)),
 }
 
 

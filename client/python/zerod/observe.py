@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+DDP's errors, translated. There is no daemon in this: it watches a model in DistributedDataParallel, and where DDP
+complains of a parameter that is not to blame, it raises what really happened, from DDP's own error.
+
+    model = zerod.observe(DistributedDataParallel(model))
+
+    "mark a variable ready only once"        D4 one gradient came, D1 two in one backward, D2 in two backwards
+    "finished reduction in the prior ..."    M1 never used, M2 not this time, M4 an exception was swallowed, M5 cut off
+    nothing, though the step is asked for    M3 no backward, M4
+    nothing at all                           X1 the wrapper's forward was bypassed: ranks drift apart
+
+Observing changes nothing: gradients are neither read nor cleared. It costs a few attribute reads for each gradient.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import itertools
+import re
+import time
+import weakref
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from . import _lib, watch
+from ._lib import lib
+from .client import _program, fault_from
+from .errors import GradientFault
+from .evidence import Evidence
+from .gradients import OUTERMOST
+from .watch import now
+
+TWICE, MISSING, BYPASSED = range(3)  # enum zerod_observed
+
+_READY_TWICE = "mark a variable ready only once"
+_UNFINISHED = "finished reduction in the prior iteration"
+_NAMED = re.compile(r"Parameter at index (\d+)")
+_LISTED = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+?)\s*$", re.MULTILINE)
+_numbers = itertools.count()  # of observed models; equal on all ranks, as DDP models are
+
+
+class Watched(NamedTuple):
+    """What Evidence wants to know of a parameter."""
+
+    index: int
+    name: str
+    param: nn.Parameter
+    trainable: bool = True
+
+
+class Arrival(NamedTuple):
+    """A gradient that became ready: which outer backward, which nested pass of it (0: none), how deep, which segment."""
+
+    outer: int
+    nested: int
+    depth: int
+    segment: watch.Segment | None
+
+
+def observe(ddp_model: DistributedDataParallel, *, patience: float = 10.0) -> DistributedDataParallel:
+    """
+    Watches ddp_model, which is returned, until unobserve(). patience: when gradients are missing in the first step, how
+    many seconds to wait for the other ranks to say whether they miss the same.
+    """
+    if not isinstance(ddp_model, DistributedDataParallel):
+        raise TypeError(f"zerod.observe() takes a model in DistributedDataParallel, not {type(ddp_model).__name__}")
+    if _observer_of(ddp_model) is None:
+        ddp_model.__dict__["_zerod_observer"] = Observer(ddp_model, patience)
+    return ddp_model
+
+
+def unobserve(ddp_model: DistributedDataParallel) -> None:
+    observer = ddp_model.__dict__.pop("_zerod_observer", None)
+    if observer is not None:
+        observer.close()
+
+
+def _observer_of(ddp_model: DistributedDataParallel) -> Observer | None:
+    return ddp_model.__dict__.get("_zerod_observer")
+
+
+def _reduced_parameters(ddp: DistributedDataParallel) -> list[Watched]:
+    """In DDP's order, so that its indices are ours."""
+    ignored = ddp.parameters_to_ignore
+    named = [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad and name not in ignored]
+    return [Watched(i, name, p) for i, (name, p) in enumerate(named)]
+
+
+class Observer:
+    def __init__(self, ddp: DistributedDataParallel, patience: float) -> None:
+        self._ddp = weakref.ref(ddp)
+        self._patience = patience
+        self._number = next(_numbers)
+        self._params = _reduced_parameters(ddp)
+        self._ids = {id(w.param) for w in self._params}
+        self._evidence = Evidence(ddp.module, self._params)
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+        # Of this iteration, which begins when a forward of DDP ends.
+        self._counts = [0] * len(self._params)
+        self._first: list[Arrival | None] = [None] * len(self._params)
+        self._second: list[Arrival | None] = [None] * len(self._params)
+        self._base = now.outer
+        # Of the whole run.
+        self._n_steps = self._n_iterations = self._n_forwards = self._n_backwards = 0
+        self._reached = -1  # the last outer backward in which a gradient arrived
+        self._inside = False  # DDP's forward
+        self._wrapped = False  # has DDP's forward run since the last step?
+        self._bypassed = False  # has the module's own, outside of it?
+        self._alone: set[int] = set()  # gradients that came though DDP's has not
+        self._install(ddp)
+
+    def _install(self, ddp: DistributedDataParallel) -> None:
+        self._handles: list[Any] = [
+            w.param.register_post_accumulate_grad_hook(functools.partial(self._arrived, w.index)) for w in self._params
+        ]
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._handles.append(ddp.module.register_forward_pre_hook(self._before_module))
+        self._forward = ddp.forward
+        ddp.forward = self._watched_forward  # type: ignore[method-assign]
+        watch.add(self, ddp.module)
+
+    def close(self) -> None:
+        watch.remove(self)
+        for handle in self._handles:
+            handle.remove()
+        self._evidence.stop()
+        ddp = self._ddp()
+        if ddp is not None:
+            ddp.__dict__.pop("forward", None)
+
+    # ---- gradients -----------------------------------------------------------------------------------
+
+    def _arrived(self, index: int, _param: torch.Tensor) -> None:
+        """As DDP counts: a gradient that is undefined makes a parameter ready, too."""
+        self._counts[index] = count = self._counts[index] + 1
+        if count <= 2:
+            nested = now.passes[-1] if now.passes else 0
+            arrival = Arrival(now.outer, nested, len(now.passes), now.segments[-1] if now.passes else None)
+            (self._first if count == 1 else self._second)[index] = arrival
+        self._reached = now.outer
+        if not self._wrapped:
+            self._alone.add(index)
+
+    # ---- forwards ------------------------------------------------------------------------------------
+
+    def _watched_forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or now.inside:
+            return self._forward(*args, **kwargs)
+        self._n_forwards += 1
+        self._evidence.n_forwards += 1
+        self._inside = True
+        try:
+            output = self._forward(*args, **kwargs)
+        except GradientFault:
+            raise
+        except Exception as error:
+            if isinstance(error, RuntimeError) and _UNFINISHED in str(error):
+                raise self._unfinished(str(error)) from error
+            self._evidence.failure = watch.failure(error, in_forward=True)
+            raise
+        finally:
+            self._inside = False
+        self._begin_iteration()
+        return output
+
+    def _before_module(self, _module: nn.Module, _args: Any) -> None:
+        if not self._inside and not now.inside and torch.is_grad_enabled():
+            self._bypassed = True
+
+    def _begin_iteration(self) -> None:
+        """DDP has accepted the iteration before: nothing was missing in it."""
+        if any(self._counts):
+            self._n_iterations += 1
+            n = len(self._params)
+            self._counts, self._first, self._second = [0] * n, [None] * n, [None] * n
+        self._base = now.outer
+        self._wrapped = True
+        self._alone.clear()
+
+    def _unfinished(self, text: str) -> GradientFault:
+        listed = _LISTED.search(text)
+        missing = [i for i, count in enumerate(self._counts) if count == 0]
+        if listed:  # DDP leaves out what it took for unused, and what it did not list is beyond its hundred
+            missing = [i for i in map(int, listed[1].split()) if i < len(self._params)]
+        same = self._n_iterations == 0 and self._evidence.failure is None and self._agreed(missing)
+        return self._missing_fault(missing, same_on_all_ranks=same, silent=False)
+
+    def _agreed(self, missing: list[int]) -> bool:
+        """
+        Do all ranks miss the same? Those that miss nothing may be waiting for this one inside a collective, so it is not
+        asked through one, and whoever does not answer within self._patience misses something else, or nothing.
+        """
+        ddp = self._ddp()
+        ranks = dist.get_process_group_ranks(ddp.process_group) if ddp is not None else []
+        deadline = time.monotonic() + self._patience
+        digest = hashlib.sha256(repr(missing).encode()).digest()
+        key = f"zerod-observe-{self._number}-{ranks[0] if ranks else 0}"
+
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            store.set(f"{key}-{dist.get_rank()}", digest)
+            for rank in ranks:
+                left = max(deadline - time.monotonic(), 0.001)
+                store.wait([f"{key}-{rank}"], timedelta(seconds=left))
+                if store.get(f"{key}-{rank}") != digest:
+                    return False
+            # Whoever leaves first may take the store along: not before all have read.
+            store.set(f"{key}-{dist.get_rank()}-read", b"")
+            store.wait([f"{key}-{rank}-read" for rank in ranks], timedelta(seconds=1))
+        except RuntimeError:
+            return False
+        return True
+
+    # ---- backwards, as watch tells -------------------------------------------------------------------
+
+    def backward_begins(self, _roots: Any) -> None:
+        pass
+
+    def backward_ends(self, error: BaseException | None) -> None:
+        reached = self._reached == now.outer
+        if reached:
+            self._n_backwards += 1
+            self._evidence.n_backwards += 1
+        if isinstance(error, RuntimeError) and _READY_TWICE in str(error) and reached:
+            raise self._ready_twice(str(error)) from error
+        if error is not None:
+            if reached or self._wrapped:
+                self._evidence.failure = watch.failure(error, in_forward=False)
+        elif reached:
+            self._evidence.failure = None
+            if self._bypassed and len(self._alone) == len(self._params) and self._world_size() > 1:
+                raise self._fault(what=BYPASSED)
+
+    def _ready_twice(self, text: str) -> GradientFault:
+        named = _NAMED.search(text)
+        index = int(named[1]) if named and int(named[1]) < len(self._params) else -1
+        if index < 0 or self._counts[index] == 0:
+            return self._fault(what=TWICE)
+        return self._fault(
+            what=TWICE, params=[index], first=self._push(self._first[index]), second=self._push(self._second[index])
+        )
+
+    def _push(self, arrival: Arrival | None) -> _lib.Push:
+        push = _lib.Push()
+        if arrival is not None:
+            push.ordinal = max(arrival.outer - self._base, 1)
+            push.task, push.depth = arrival.nested or OUTERMOST, arrival.depth
+            push.flags = _lib.PUSH_NESTED if arrival.nested else _lib.PUSH_SITE_IS_BACKWARD
+            push.site = now.site
+            if arrival.segment is not None:
+                push.segment, push.call, push.site = arrival.segment.name, arrival.segment.call, arrival.segment.site
+        return push
+
+    # ---- the optimizer's step ------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if any(a is not None for a in args) or any(v is not None for v in kwargs.values()):
+            return  # a closure runs forward and backward inside the step
+        before = self._optimizers.get(optimizer)
+        if before is None:
+            if not any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"]):
+                return
+            before = (0, 0)
+        self._optimizers[optimizer] = (self._n_forwards, self._n_backwards)
+        failure = self._evidence.failure
+        if failure is not None and not failure.in_forward and self._counts_are_partial():
+            raise self._missing_fault([i for i, count in enumerate(self._counts) if count == 0], silent=True)
+        if self._n_forwards > before[0] and self._n_backwards == before[1]:
+            self._evidence.n_backwards = 0
+            raise self._missing_fault(list(range(len(self._params))), silent=True)
+        self._n_steps += 1
+        self._wrapped = self._bypassed = False
+        self._alone.clear()
+        self._evidence.step_ended()
+
+    def _counts_are_partial(self) -> bool:
+        return any(self._counts) and not all(self._counts)
+
+    # ---- faults --------------------------------------------------------------------------------------
+
+    def _world_size(self) -> int:
+        ddp = self._ddp()
+        return dist.get_world_size(ddp.process_group) if ddp is not None else 1
+
+    def _missing_fault(self, missing: list[int], *, silent: bool, same_on_all_ranks: bool = False) -> GradientFault:
+        evidence = self._evidence.of(missing)
+        return self._fault(
+            what=MISSING, params=missing, silent=silent, same_on_all_ranks=same_on_all_ranks,
+            same_every_step=self._n_iterations == 0, n_steps_seen=self._n_iterations + 1,
+            evidence=ctypes.pointer(evidence) if evidence is not None else None,
+        )  # fmt: skip
+
+    def _fault(self, *, what: int, params: list[int] | None = None, **fields: Any) -> GradientFault:
+        names = (ctypes.c_char_p * len(self._params))(*(w.name.encode() for w in self._params))
+        ids = (ctypes.c_uint * len(params or ()))(*(params or ()))
+        observation = _lib.Observation(
+            what=what, client=_program().encode(), rank=dist.get_rank(), step=self._n_steps, names=names,
+            n_names=len(names), params=ids, n_params=len(ids), world_size=self._world_size(), **fields,
+        )  # fmt: skip
+        error = ctypes.POINTER(_lib.Fault)()
+        status = lib.explain(ctypes.byref(observation), ctypes.byref(error))
+        if status != 0:
+            raise OSError(-status, "zerod_explain")
+        try:
+            return fault_from(error.contents)
+        finally:
+            lib.explain_free(error)
