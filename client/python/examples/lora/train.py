@@ -69,6 +69,8 @@ def main() -> None:
     torch.manual_seed(1)
     args.out.mkdir(parents=True, exist_ok=True)
     model = make_model()
+    if args.reentrant:  # such a segment makes no gradients when none of its inputs wants one, and the base is frozen
+        model.enable_input_require_grads()
     optimizer = zerod.Optimizer(model, lr=args.lr, weight_decay=0.0)
     before = digest(model, True), digest(model, False)
     trainer = Trainer(
