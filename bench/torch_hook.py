@@ -2,9 +2,9 @@
 """
 What zerod's hooks cost a backward when there is next to nothing to copy.
 
-The parent (function torch_hook) is one of scripts/bench's. As a program it is one rank: torch_hook.py SHAPE SOCKET, where
-no SOCKET means the model alone. It makes a forward and a backward for each line of standard input and prints how long
-both took together, and how long from one hook of ours to another, between which zerod's stands, at each parameter.
+The function torch_hook is one of scripts/bench's. As a program this is one rank: torch_hook.py SHAPE SOCKET, where an
+empty SOCKET means the model alone. It makes a forward and a backward for each line of standard input and prints how
+long both took, and at each parameter how long it was from one hook of ours to another, with zerod's between them.
 """
 
 import json

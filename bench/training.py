@@ -19,7 +19,8 @@ TIME_GOAL, MEMORY_GOAL = 1.8, 1 / 0.6
 NEEDED_BYTES = 17 << 30
 # The settings that might be the fastest here; each family's fastest is measured.
 DDP = {"DDP": "ddp", "DDP, gradients are views of buckets": "ddp:view",
-       "DDP, gradients are views of buckets, static graph": "ddp:view:static"}
+       "DDP, gradients are views of buckets, static graph": "ddp:view:static",
+       "DDP, gradients are views of buckets of 100 MiB": "ddp:view:cap=100"}
 DEEPSPEED = {
     "DeepSpeed ZeRO-2": "deepspeed",
     "DeepSpeed ZeRO-2, overlap_comm, buckets of 25 M": "deepspeed:overlap:bucket=25000000",
@@ -36,7 +37,7 @@ def rank_environment():
     python_path = [str(ROOT / "client" / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1",
                 MASTER_PORT="29500", PYTHONPATH=os.pathsep.join(python_path),
-                ZEROD_LIBRARY=str(BUILD / "client" / "lib" / "libzerod.so"),
+                ZEROD_LIBRARY=str(BUILD / "client" / "libzerod.so"),
                 TORCH_EXTENSIONS_DIR=str(ROOT / "build" / "torch-extensions"))
 
 
@@ -72,7 +73,7 @@ class Training:
         return [p.popen.pid for p in self.ranks + ([self.daemon] if self.daemon else [])]
 
     def held(self):
-        """Proportional set size of all processes, in MiB; of zerod's segments also the pages that nobody has touched."""
+        """Proportional set size of all processes in MiB, with the pages of zerod's segments that nobody has touched."""
         sizes = [proportional_set(pid) for pid in self.pids()]
         shared = sum(s["Pss_Shmem"] for s in sizes)
         if self.daemon:
@@ -120,7 +121,7 @@ def quartiles(values):
 
 
 def fastest_of(family, alone, n):
-    """The fastest setting of a peer, and a line of each setting's time beyond the model. A setting that fails is said."""
+    """The fastest setting of a peer, and lines for a table of each one's time beyond the model."""
     seen = {}
     for name, spec in family.items():
         say(f"  trying {name}")
@@ -160,7 +161,7 @@ def memory_of(side, n=2):
         nonlocal most
         while not over.is_set():
             most = max(most, side.held())
-            time.sleep(0.005)
+            time.sleep(0.02)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -245,11 +246,12 @@ def plot(cells, path):
     times.set(xlabel="ms of an iteration beyond the model alone; median and quartiles")
     whens = list(next(iter(cells.values()))[1])
     for i, when in enumerate(whens):
-        sizes.barh([k + 0.4 * i - 0.2 for k in range(len(cells))], [memory[when] for _, memory in cells.values()],
-                   height=0.4, color=colours, alpha=1 - 0.4 * i, label=when, edgecolor="black", linewidth=0.5)
+        sizes.barh([k + 0.35 * i - 0.175 for k in range(len(cells))], [memory[when] for _, memory in cells.values()],
+                   height=0.35, color=colours, alpha=1 - 0.4 * i, label=when, edgecolor="black", linewidth=0.5)
     sizes.set_yticks(range(len(cells)), names)
     sizes.set(xlabel="MiB of all processes beyond the model alone")
     sizes.legend(fontsize=8)
     for axes in (times, sizes):
+        axes.invert_yaxis()
         axes.grid(True, axis="x", alpha=0.3)
     figure.savefig(path, dpi=100)
