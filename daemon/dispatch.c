@@ -216,6 +216,11 @@ static void on_release(struct session *s, const struct request *r)
     job_release(server_job(s->server), s->rank, &r->release);
 }
 
+static void on_prefetch(struct session *s, const struct request *r)
+{
+    job_prefetch(server_job(s->server), s->rank, &r->prefetch);
+}
+
 static void on_write_begin(struct session *s, const struct request *r)
 {
     (void)r;
@@ -309,6 +314,7 @@ static const struct {
     [REQUEST_LEAVE] = {RANK, on_leave},
     [REQUEST_ADMIN] = {SESSION_CONTROL, on_admin},
     [REQUEST_WRITE_STATE] = {SESSION_FORMED, on_write_state},
+    [REQUEST_PREFETCH] = {SESSION_FORMED, on_prefetch},
 };
 
 static const char *state_word(enum session_state state)

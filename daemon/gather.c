@@ -4,7 +4,8 @@
  * Stage 3: whole parameters on request. The pool segment has the layout of the
  * range: a parameter's place in it never changes, what changes is whether its
  * pages are there. Ranks that gather the same parameter share its pages. Pages of
- * released parameters stay until others need the room, so gathering again within a step costs nothing.
+ * released parameters stay until others need the room, so gathering again within a step costs nothing. A hint
+ * (Prefetch) loads parameters as if they had been gathered and released: it is nobody's, so nothing has to be undone.
  *
  * Also here: reading a parameter's state.
  */
@@ -109,6 +110,7 @@ static void make_room(struct job *job, uint64_t n_bytes)
 
 struct load {
     struct job *job;
+    struct job_rank *hinted_by; /* NULL: a gather, a refresh */
     uint32_t n;
     uint32_t params[];
 };
@@ -127,6 +129,8 @@ static void load_done(void *userdata, int result)
         pool->params[load->params[i]].fresh = result == 0;
     }
     pool->n_loading -= load->n;
+    if (load->hinted_by)
+        load->hinted_by->prefetching = false;
     free(load);
     if (pool->n_loading == 0) {
         refreshed = pool->refreshed;
@@ -140,7 +144,7 @@ static void load_done(void *userdata, int result)
 }
 
 /* Return: 0 or -ENOMEM. */
-static int start_load(struct job *job, const uint32_t *params, uint32_t n)
+static int start_load(struct job *job, struct job_rank *hinted_by, const uint32_t *params, uint32_t n)
 {
     struct load *load = malloc(sizeof(*load) + n * sizeof(load->params[0]));
     struct pool *pool = job->gathered;
@@ -149,6 +153,7 @@ static int start_load(struct job *job, const uint32_t *params, uint32_t n)
     if (!load)
         return -ENOMEM;
     load->job = job;
+    load->hinted_by = hinted_by;
     load->n = n;
     memcpy(load->params, params, n * sizeof(*params));
     r = transfer_start(job->pool, &(struct transfer_options){
@@ -191,7 +196,7 @@ bool pool_refresh(struct job *job, void (*done)(struct job *job))
         if (params && pool->params[p].n_ranks > 0 && job->layout->params[p].n_elems > 0)
             params[n++] = p;
     }
-    if (n == 0 || start_load(job, params, n) < 0)
+    if (n == 0 || start_load(job, NULL, params, n) < 0)
         return false;
     pool->refreshed = done;
     return true;
@@ -279,27 +284,26 @@ static bool charge_gather(struct job *job, struct job_rank *rank, const struct r
     return false;
 }
 
-/* Of what was asked for: what is neither there nor on its way. Makes room for it. */
-static uint32_t find_absent(struct job *job, struct job_rank *rank, uint32_t *absent)
+/* What is neither there nor on its way, once each, and the bytes that its pages will take. Return: how many. */
+static uint32_t find_absent(struct job *job, const uint32_t *params, size_t n_params, uint32_t *absent,
+                            uint64_t *n_bytes)
 {
     struct pool *pool = job->gathered;
-    uint64_t n_bytes = 0;
     uint32_t n = 0;
 
-    for (uint32_t i = 0; i < rank->n_gathering; i++) {
-        uint32_t param = rank->gathering[i];
-        struct pool_param *p = &pool->params[param];
+    *n_bytes = 0;
+    for (size_t i = 0; i < n_params; i++) {
+        struct pool_param *p = &pool->params[params[i]];
 
-        if (p->fresh || p->loading || job->layout->params[param].n_elems == 0)
+        if (p->fresh || p->loading || job->layout->params[params[i]].n_elems == 0)
             continue;
         p->loading = true; /* so that a parameter named twice is loaded once */
         if (!p->resident)
-            n_bytes += param_bytes(job, param);
-        absent[n++] = param;
+            *n_bytes += param_bytes(job, params[i]);
+        absent[n++] = params[i];
     }
     for (uint32_t i = 0; i < n; i++)
         pool->params[absent[i]].loading = false;
-    make_room(job, n_bytes);
     return n;
 }
 
@@ -307,6 +311,7 @@ void job_gather(struct job *job, struct job_rank *rank, const struct request_gat
 {
     _cleanup_free_ uint32_t *absent = calloc(request->n_params + 1, sizeof(*absent));
     uint32_t *gathering, n;
+    uint64_t n_bytes;
 
     if (job_is_held(job, rank))
         return;
@@ -332,10 +337,11 @@ void job_gather(struct job *job, struct job_rank *rank, const struct request_gat
         job_is_held(job, rank);
         return;
     }
-    n = find_absent(job, rank, absent);
+    n = find_absent(job, rank->gathering, rank->n_gathering, absent, &n_bytes);
+    make_room(job, n_bytes);
     job_wait(job, rank, WAIT_GATHER);
     if (n > 0)
-        (void)start_load(job, absent, n); /* out of memory shows as "neither fresh nor loading" */
+        (void)start_load(job, NULL, absent, n); /* out of memory shows as "neither fresh nor loading" */
     answer_gathers(job);
 }
 
@@ -351,6 +357,36 @@ void job_release(struct job *job, struct job_rank *rank, const struct request_re
         if (job->gathered && --rank->gathered[param] == 0)
             let_go(job, rank, param);
     }
+}
+
+/* A load while weights change would be a mixture: outside of training a hint is dropped. So are all but one at a time.
+ */
+static bool takes_hints(const struct job *job, const struct job_rank *rank)
+{
+    return job->gathered && job->has_weights && job->phase == JOB_TRAINING && !rank->prefetching;
+}
+
+void job_prefetch(struct job *job, struct job_rank *rank, const struct request_prefetch *request)
+{
+    _cleanup_free_ uint32_t *absent = calloc(request->n_params + 1, sizeof(*absent));
+    uint64_t n_bytes;
+    uint32_t n;
+
+    for (size_t i = 0; i < request->n_params; i++) {
+        if (request->params[i] >= job->layout->n_params) {
+            job_drop_peer(job, rank, "Prefetch.params: no such parameter");
+            return;
+        }
+    }
+    if (!absent || !takes_hints(job, rank))
+        return;
+    n = find_absent(job, request->params, request->n_params, absent, &n_bytes);
+    make_room(job, n_bytes);
+    if (n == 0 || job->gathered->resident_bytes + n_bytes > job->gathered->bound_bytes)
+        return;
+    for (uint32_t i = 0; i < n; i++)
+        job->gathered->params[absent[i]].released = ++job->gathered->clock; /* as if it had just been in use */
+    rank->prefetching = start_load(job, rank, absent, n) == 0;
 }
 
 void gather_detach(struct job *job, struct job_rank *rank)

@@ -152,6 +152,7 @@ struct job_rank {
     uint64_t live_elems;
     uint32_t *gathering; /* parameters of the request under way; owned */
     uint32_t n_gathering;
+    bool prefetching; /* one hint at a time is loaded */
     bool forget; /* of its WriteEnd */
 };
 
@@ -365,6 +366,7 @@ void job_abort(struct job *job, int64_t rank, struct diagnostic *reason);
 
 void job_gather(struct job *job, struct job_rank *rank, const struct request_gather *request);
 void job_release(struct job *job, struct job_rank *rank, const struct request_release *request);
+void job_prefetch(struct job *job, struct job_rank *rank, const struct request_prefetch *request);
 void job_read_state(struct job *job, struct job_rank *rank, const struct request_read_state *request);
 int pool_new(struct pool **out, struct job *job);
 void pool_free(struct pool *pool);

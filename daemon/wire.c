@@ -251,6 +251,10 @@ static const struct wire_rule release_rules[] = {
     U32S(Release, request_release, params, n_params, .max_count = WIRE_MAX_IDS),
 };
 
+static const struct wire_rule prefetch_rules[] = {
+    U32S(Prefetch, request_prefetch, params, n_params, .max_count = WIRE_MAX_IDS),
+};
+
 static const struct wire_rule write_end_rules[] = {
     BOOL(WriteEnd, request_write_end, forget),
 };
@@ -366,6 +370,7 @@ static const struct wire_table request_tables[N_REQUEST_TYPES] = {
     [REQUEST_ADMIN] = WIRE_TABLE(admin, request_admin, admin_rules),
     [REQUEST_EVIDENCE] = WIRE_TABLE(evidence, request_evidence, evidence_rules),
     [REQUEST_WRITE_STATE] = WIRE_TABLE(write_state, request_write_state, write_state_rules, .check = write_state_check),
+    [REQUEST_PREFETCH] = WIRE_TABLE(prefetch, request_prefetch, prefetch_rules),
 };
 
 /* ---- daemon to client ---------------------------------------------------------------------------------- */

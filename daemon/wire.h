@@ -257,6 +257,11 @@ struct request_release {
     size_t n_params;
 };
 
+struct request_prefetch {
+    const uint32_t *params;
+    size_t n_params;
+};
+
 struct request_write_end {
     bool forget;
 };
@@ -340,6 +345,7 @@ enum request_type {
     REQUEST_ADMIN,
     REQUEST_EVIDENCE,
     REQUEST_WRITE_STATE,
+    REQUEST_PREFETCH,
     N_REQUEST_TYPES, /* one more than the last */
 };
 
@@ -359,6 +365,7 @@ struct request {
         struct request_step step;
         struct request_gather gather;
         struct request_release release;
+        struct request_prefetch prefetch;
         struct request_write_end write_end;
         struct request_read_state read_state;
         struct request_write_state write_state;

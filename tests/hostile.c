@@ -988,6 +988,18 @@ static void gather_unknown(unsigned n)
     raw_close(&c);
 }
 
+/* One way, so it is the next request that finds out. */
+static void prefetch_unknown(unsigned n)
+{
+    uint32_t ids[] = {0, PUPPET_PARAMS};
+    struct raw c;
+
+    raw_attach(&c, 1);
+    raw_say(&c, &(struct request){.type = REQUEST_PREFETCH, .prefetch = {.params = ids, .n_params = 2}});
+    raw_expect_dropped(&c, 1403, "Prefetch.params: no such parameter");
+    raw_close(&c);
+}
+
 /* Before rank 0's initial weights are there. */
 static void gather_early(unsigned n)
 {
@@ -1116,6 +1128,9 @@ static struct request near_right(struct raw *c, uint64_t *random)
     case REQUEST_RELEASE:
         request.release = (struct request_release){.params = ids, .n_params = 1};
         break;
+    case REQUEST_PREFETCH:
+        request.prefetch = (struct request_prefetch){.params = ids, .n_params = 1 + draw(random) % 4};
+        break;
     case REQUEST_READ_STATE:
         request.read_state.param = ids[0];
         break;
@@ -1139,6 +1154,7 @@ static bool is_answered(enum request_type type)
     case REQUEST_INTERN:
     case REQUEST_PUSH:
     case REQUEST_RELEASE:
+    case REQUEST_PREFETCH:
     case REQUEST_ABORT_SEEN:
     case REQUEST_REPORT:
         return false;
@@ -1272,6 +1288,7 @@ static const struct {
     {"rank", "taken-over", taken_over},
     {"stage3", "gather-many", gather_many},
     {"stage3", "gather-unknown", gather_unknown},
+    {"stage3", "prefetch-unknown", prefetch_unknown},
     {"stage3", "gather-and-die", gather_and_die},
     {"other", "gather-early", gather_early},
     {"other", "reconnects", reconnects},

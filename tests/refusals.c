@@ -18,7 +18,8 @@
  *   pushes [but=I,I] [only=I]            all trainable parameters, in reverse order
  *   step [lr=X] [norm=X] [scale=X] [inf=1] [blob=TEXT]
  *   steps N [micro=M] [from=S]           whole steps, done again when they are aborted; gradients as if they were S
- *   gather I | release I | window | write I VALUE | commit | forget
+ *   gather I.. | release I.. | prefetch I.. [times=N]   the first of them N times
+ *   window | write I VALUE | commit | forget
  *   read I KIND | state [kinds=012] | user   one state, a digest of all states and weights, the blob
  *   put I KIND VALUE                         writes one state inside a window; KIND is a digit, enum zerod_state
  *   save FILE kinds=0124                     states of all trainable parameters into a file
@@ -538,18 +539,40 @@ static int on_norm(struct puppet *p)
 
 /* ---- weights and state --------------------------------------------------------------------------------- */
 
+/* "7 2 2"; the first one times=N times. Return: how many. */
+static size_t ids_of(const struct puppet *p, unsigned **ids)
+{
+    size_t n_times = (size_t)number(p, "times", 1), n = 0;
+
+    *ids = calloc(n_times + MAX_WORDS, sizeof(**ids));
+    for (unsigned i = 0; *word(p, i); i++)
+        for (size_t k = 0; k < (i == 0 ? n_times : 1); k++)
+            (*ids)[n++] = (unsigned)strtoul(word(p, i), NULL, 10);
+    return n;
+}
+
 static int on_gather(struct puppet *p)
 {
-    unsigned i = index_word(p);
+    _cleanup_free_ unsigned *ids = NULL;
+    size_t n = ids_of(p, &ids);
 
-    return zerod_gather(p->c, &i, 1);
+    return zerod_gather(p->c, ids, n);
 }
 
 static int on_release(struct puppet *p)
 {
-    unsigned i = index_word(p);
+    _cleanup_free_ unsigned *ids = NULL;
+    size_t n = ids_of(p, &ids);
 
-    return zerod_release(p->c, &i, 1);
+    return zerod_release(p->c, ids, n);
+}
+
+static int on_prefetch(struct puppet *p)
+{
+    _cleanup_free_ unsigned *ids = NULL;
+    size_t n = ids_of(p, &ids);
+
+    return zerod_prefetch(p->c, ids, n);
 }
 
 static int on_window(struct puppet *p)
@@ -767,19 +790,19 @@ static const struct {
     bool needs_connection;
     int (*run)(struct puppet *p);
 } commands[] = {
-    {"connect", false, on_connect},  {"close", false, on_close},  {"maps", false, on_maps},
-    {"declare", true, on_declare},   {"many", true, on_many},     {"param", true, on_param},
-    {"huge", true, on_huge},         {"form", true, on_form},     {"begin", true, on_begin},
-    {"push", true, on_push},         {"pushes", true, on_pushes}, {"end", true, on_end},
-    {"abandon", true, on_abandon},   {"step", true, on_step},     {"steps", true, on_steps},
-    {"norm", true, on_norm},         {"abort", true, on_abort},   {"clear", true, on_clear},
-    {"leave", true, on_leave},       {"gather", true, on_gather}, {"release", true, on_release},
-    {"window", true, on_window},     {"write", true, on_write},   {"commit", true, on_commit},
-    {"forget", true, on_forget},     {"read", true, on_read},     {"state", true, on_state},
-    {"user", true, on_user},         {"touch", true, on_touch},   {"peek", true, on_peek},
-    {"fork", true, on_fork},         {"job", true, on_job},       {"report", true, on_report},
-    {"evidence", true, on_evidence}, {"put", true, on_put},       {"save", true, on_save},
-    {"load", true, on_load},
+    {"connect", false, on_connect},  {"close", false, on_close},      {"maps", false, on_maps},
+    {"declare", true, on_declare},   {"many", true, on_many},         {"param", true, on_param},
+    {"huge", true, on_huge},         {"form", true, on_form},         {"begin", true, on_begin},
+    {"push", true, on_push},         {"pushes", true, on_pushes},     {"end", true, on_end},
+    {"abandon", true, on_abandon},   {"step", true, on_step},         {"steps", true, on_steps},
+    {"norm", true, on_norm},         {"abort", true, on_abort},       {"clear", true, on_clear},
+    {"leave", true, on_leave},       {"gather", true, on_gather},     {"release", true, on_release},
+    {"window", true, on_window},     {"write", true, on_write},       {"commit", true, on_commit},
+    {"forget", true, on_forget},     {"read", true, on_read},         {"state", true, on_state},
+    {"user", true, on_user},         {"touch", true, on_touch},       {"peek", true, on_peek},
+    {"fork", true, on_fork},         {"job", true, on_job},           {"report", true, on_report},
+    {"evidence", true, on_evidence}, {"put", true, on_put},           {"save", true, on_save},
+    {"load", true, on_load},         {"prefetch", true, on_prefetch},
 };
 
 static json_object *describe_error(const struct zerod_error *e)

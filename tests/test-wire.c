@@ -207,6 +207,9 @@ static void assert_request_equal(const struct request *a, const struct request *
     case REQUEST_RELEASE:
         assert_ids_equal(a->release.params, a->release.n_params, b->release.params, b->release.n_params);
         break;
+    case REQUEST_PREFETCH:
+        assert_ids_equal(a->prefetch.params, a->prefetch.n_params, b->prefetch.params, b->prefetch.n_params);
+        break;
     case REQUEST_ABORT_STEP:
         assert_string_equal(a->abort_step.why, b->abort_step.why);
         break;
@@ -595,6 +598,8 @@ static void test_limits_of_other_requests(void **state)
                  "Gather.params: 65537 values, expected at most 65536");
     REQUEST_CASE(REQUEST_RELEASE, (q.release.params = many_ids, q.release.n_params = 65537),
                  "Release.params: 65537 values, expected at most 65536");
+    REQUEST_CASE(REQUEST_PREFETCH, (q.prefetch.params = many_ids, q.prefetch.n_params = 65537),
+                 "Prefetch.params: 65537 values, expected at most 65536");
     REQUEST_CASE(REQUEST_READ_STATE, q.read_state.kind = 5, "ReadState.kind: 5, expected 0 to 4");
     REQUEST_CASE(REQUEST_WRITE_STATE, q.write_state.kind = 5, "WriteState.kind: 5, expected 0 to 4");
     REQUEST_CASE(REQUEST_WRITE_STATE, q.write_state.kind = WIRE_STATE_GRAD_NORM,
@@ -939,7 +944,7 @@ static void test_envelopes(void **state)
 
     assert_request_refused("", 0, "ClientMessage: an empty packet, expected one message");
     assert_reply_refused("", 0, "ServerMessage: an empty packet, expected one message");
-    assert_request_refused(kind_99, sizeof(kind_99), "ClientMessage: message of kind 99, expected 1 to 26");
+    assert_request_refused(kind_99, sizeof(kind_99), "ClientMessage: message of kind 99, expected 1 to 27");
     assert_reply_refused(kind_99, sizeof(kind_99), "ServerMessage: message of kind 99, expected 1 to 8");
     assert_request_refused(two, sizeof(two), "ClientMessage: 2 messages in one packet, expected one");
     assert_request_refused(hidden, sizeof(hidden), "ClientMessage: 2 messages in one packet, expected one");

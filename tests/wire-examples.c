@@ -106,6 +106,7 @@ const struct request example_requests[N_REQUEST_TYPES] = {
     [REQUEST_GRAD_NORM] = {.type = REQUEST_GRAD_NORM},
     [REQUEST_GATHER] = {.type = REQUEST_GATHER, .gather = {.params = ids, .n_params = ARRAY_SIZE(ids)}},
     [REQUEST_RELEASE] = {.type = REQUEST_RELEASE, .release = {.params = ids, .n_params = 2}},
+    [REQUEST_PREFETCH] = {.type = REQUEST_PREFETCH, .prefetch = {.params = ids, .n_params = 3}},
     [REQUEST_WRITE_BEGIN] = {.type = REQUEST_WRITE_BEGIN},
     [REQUEST_WRITE_END] = {.type = REQUEST_WRITE_END, .write_end = {.forget = true}},
     [REQUEST_READ_STATE] = {.type = REQUEST_READ_STATE, .read_state = {.param = 9, .kind = WIRE_STATE_GRAD_NORM}},

@@ -6,7 +6,8 @@
  *   shared     the daemon's weight segment, read-only
  *   private    a copy of it, refreshed before zerod_step() returns
  *   stage 3    a reserved range; a parameter's pool pages are mapped at its place
- *              while it is gathered, PROT_NONE otherwise
+ *              while it is gathered, PROT_NONE otherwise. A prefetch maps nothing: a read
+ *              of what is not gathered stays an error, whatever was prefetched
  *
  * In a write window other memory is mapped over the same addresses.
  */
@@ -131,28 +132,63 @@ static void hide(struct zerod *c, uint32_t param)
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
-static int check_ids(struct zerod *c, const unsigned *params, size_t n_params, bool gathered)
+static int check_ids(struct zerod *c, const char *call, const unsigned *params, size_t n_params)
 {
-    for (size_t i = 0; i < n_params; i++) {
+    int r = client_check(c, true);
+
+    for (size_t i = 0; r == 0 && i < n_params; i++)
         if (params[i] >= c->layout->n_params)
-            return client_fail(c, -EINVAL, "no parameter %u", params[i]);
-        if (gathered && c->gathered[params[i]] == 0)
-            return client_fail(c, -EINVAL, "zerod_release: parameter %u is not gathered", params[i]);
+            r = client_fail(c, -EINVAL, "%s: no parameter %u", call, params[i]);
+    return r;
+}
+
+/* Ids travel in packets: any number of them in several. Return: how many of those that are left go into the next. */
+static size_t part_of(size_t n_left)
+{
+    enum { IDS_PER_PACKET = 16384 }; /* at most 5 bytes each */
+
+    return MIN(n_left, (size_t)IDS_PER_PACKET);
+}
+
+static int send_release(struct zerod *c, const unsigned *params, size_t n_params)
+{
+    int r = 0;
+
+    for (size_t i = 0, n; r == 0 && i < n_params; i += n) {
+        n = part_of(n_params - i);
+        r = MIN(client_send(
+                    c, &(struct request){.type = REQUEST_RELEASE, .release = {.params = params + i, .n_params = n}}),
+                0);
     }
-    return n_params > WIRE_MAX_IDS ? client_fail(c, -E2BIG, "more than %d parameters in one call", WIRE_MAX_IDS) : 0;
+    return r;
+}
+
+/* Return: as client_call(). When it is not 0, the daemon holds nothing of it for us. */
+static int ask_for(struct zerod *c, const unsigned *params, size_t n_params)
+{
+    struct reply reply;
+
+    for (size_t i = 0, n; i < n_params; i += n) {
+        int r, undone;
+
+        n = part_of(n_params - i);
+        r = client_call(c, &(struct request){.type = REQUEST_GATHER, .gather = {.params = params + i, .n_params = n}},
+                        REPLY_DONE, &reply);
+        if (r != 0) {
+            undone = r > 0 && !c->fatal ? send_release(c, params, i) : 0;
+            return undone < 0 ? undone : r;
+        }
+    }
+    return 0;
 }
 
 int zerod_gather(struct zerod *c, const unsigned *params, size_t n_params)
 {
-    struct reply reply;
-    int r = client_check(c, true);
+    int r = check_ids(c, "zerod_gather", params, n_params);
 
-    if (r == 0)
-        r = check_ids(c, params, n_params, false);
     if (r != 0 || !is_stage3(c) || n_params == 0)
         return r;
-    r = client_call(c, &(struct request){.type = REQUEST_GATHER, .gather = {.params = params, .n_params = n_params}},
-                    REPLY_DONE, &reply);
+    r = ask_for(c, params, n_params);
     for (size_t i = 0; r == 0 && i < n_params; i++)
         if (c->gathered[params[i]]++ == 0 && !c->in_window) /* a window shows all, and closing it these */
             r = show(c, params[i]);
@@ -161,24 +197,32 @@ int zerod_gather(struct zerod *c, const unsigned *params, size_t n_params)
 
 int zerod_release(struct zerod *c, const unsigned *params, size_t n_params)
 {
-    int r = client_check(c, true);
+    int r = check_ids(c, "zerod_release", params, n_params);
 
     if (r != 0 || !is_stage3(c))
         return r;
-    r = check_ids(c, params, n_params, true);
-    if (r != 0 || n_params == 0)
-        return r;
     /* Hidden first: the daemon may give the pages to another parameter as soon as it knows. */
     for (size_t i = 0; i < n_params; i++) {
-        if (c->gathered[params[i]] == 0)
-            return client_fail(c, -EINVAL, "zerod_release: parameter %u is released more often than gathered",
-                               params[i]);
+        if (c->gathered[params[i]] == 0) {
+            (void)send_release(c, params, i);
+            return client_fail(c, -EINVAL, "zerod_release: parameter %u is not gathered, or not as often", params[i]);
+        }
         if (--c->gathered[params[i]] == 0 && !c->in_window)
             hide(c, params[i]);
     }
-    return MIN(
-        client_send(c, &(struct request){.type = REQUEST_RELEASE, .release = {.params = params, .n_params = n_params}}),
-        0);
+    return send_release(c, params, n_params);
+}
+
+int zerod_prefetch(struct zerod *c, const unsigned *params, size_t n_params)
+{
+    int r = check_ids(c, "zerod_prefetch", params, n_params);
+
+    if (r != 0 || !is_stage3(c) || n_params == 0)
+        return r;
+    /* One packet: the daemon would drop a second one while it loads the first. */
+    return MIN(client_send(c, &(struct request){.type = REQUEST_PREFETCH,
+                                                .prefetch = {.params = params, .n_params = part_of(n_params)}}),
+               0);
 }
 
 /* ---- write windows ------------------------------------------------------------------------------------- */

@@ -117,6 +117,7 @@ static void training(const char *folder)
     say(&c, 0, &(struct request){.type = REQUEST_INTERN, .intern = {.id = 1, .text = "train.py:3"}});
     step(&c, 0, 0);
     say(&c, 0, &(struct request){.type = REQUEST_GATHER, .gather = {.params = ids, .n_params = 2}});
+    say(&c, 0, &(struct request){.type = REQUEST_PREFETCH, .prefetch = {.params = ids, .n_params = 2}});
     say(&c, 0, &(struct request){.type = REQUEST_RELEASE, .release = {.params = ids, .n_params = 2}});
     say(&c, 0, &(struct request){.type = REQUEST_WRITE_BEGIN});
     write_state(&c);

@@ -126,6 +126,7 @@ _WAITING = {
     "zerod_grad_norm": (c_int, c_void_p, POINTER(c_double)),
     "zerod_gather": (c_int, c_void_p, POINTER(c_uint), c_size_t),
     "zerod_release": (c_int, c_void_p, POINTER(c_uint), c_size_t),
+    "zerod_prefetch": (c_int, c_void_p, POINTER(c_uint), c_size_t),
     "zerod_write_begin": (c_int, c_void_p),
     "zerod_write_end": (c_int, c_void_p),
     "zerod_write_forget": (c_int, c_void_p),
