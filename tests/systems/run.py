@@ -208,6 +208,7 @@ class Bench:
             "job": "systems", "listen": {"socket": str(folder / "s")}, "world": {"size": 2}, "threads": 1,
             "zero_optimization": {"stage": t.stage, "reduce_bucket_size": 2000},
             "optimizer": {"type": t.optimizer, "params": params}, "diagnostics": {"on_missing": t.on_missing},
+            "gradient_clipping": 0,  # the reference does not clip
         }  # fmt: skip
         (folder / "job.yaml").write_text(json.dumps(config))  # JSON is YAML
         return [str(self.build / "client" / "run" / "zerodrun"), "--config", str(folder / "job.yaml"), "-n", "2", "--zerod",

@@ -146,7 +146,25 @@ class Run:
             attached.close()
 
     def reference(self, model: torch.nn.Module, loss_of: Callable[[Any], torch.Tensor]) -> None:
-        """The mean of the ranks' gradients, one optimizer step for each of their steps, in one process."""
+        """
+        The mean of the ranks' gradients, one optimizer step for each of their steps, in one process.
+
+        Then the same again from weights that differ in their last bit. What that does to a tensor is what rounding
+        alone does to it: much, where the gradient is nothing but rounding, as that of the bias of an attention's keys.
+        """
+        start = copy_of(dict(model.named_parameters()))
+        losses = self._reference_steps(model, loss_of)
+        torch.save(copy_of(dict(model.named_parameters())), self.folder / "reference.pt")
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                sign = torch.randint(0, 2, p.shape, generator=generator) * 2 - 1
+                p.copy_(start[name] * (1 + sign * 2.0**-23))
+        self._reference_steps(model, loss_of)
+        torch.save(copy_of(dict(model.named_parameters())), self.folder / "reference-perturbed.pt")
+        (self.folder / "reference.json").write_text(json.dumps({"losses": losses}))
+
+    def _reference_steps(self, model: torch.nn.Module, loss_of: Callable[[Any], torch.Tensor]) -> list[float]:
         ranks = [torch.load(self.folder / f"rank{r}-batches.pt", weights_only=False) for r in range(self.world)]
         optimizer = self.torch_optimizer(model)
         model.train()
@@ -161,8 +179,7 @@ class Run:
                 if p.grad is not None:
                     p.grad /= self.world
             optimizer.step()
-        torch.save(copy_of(dict(model.named_parameters())), self.folder / "reference.pt")
-        (self.folder / "reference.json").write_text(json.dumps({"losses": losses}))
+        return losses
 
 
 def copy_of(value: Any) -> Any:
