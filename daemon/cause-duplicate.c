@@ -232,8 +232,8 @@ static void explain_phantom(struct diagnostic *d, enum caller caller)
 static void explain_hidden(struct diagnostic *d, enum caller caller)
 {
     const struct remedy remedies[] = {
-        {"fix", "use it inside forward, and return tensors, lists, tuples, dicts or dataclasses of them", "always"},
-        {"or", caller_not_finding(caller), "only if every parameter gets a gradient in every step"},
+        {"fix", "use it inside forward, and return tensors, lists, tuples, dicts or dataclasses of them", NULL},
+        {"or", caller_not_finding(caller), "if every parameter gets a gradient in every step"},
     };
 
     diagnostic_field(

@@ -358,6 +358,69 @@ static struct diagnostic *e1105_x1(const struct fixture *f)
     return cause_missing(&e);
 }
 
+/* What an observer of DDP says. */
+static struct evidence_missing observed(const struct fixture *f, bool silent)
+{
+    struct evidence_missing e = missing(f, TORCH);
+
+    e.at.observed = true;
+    e.ddp_silent = silent;
+    return e;
+}
+
+static struct diagnostic *e1005_m1_observed(const struct fixture *f)
+{
+    struct evidence_missing e = observed(f, false);
+
+    return cause_missing(&e);
+}
+
+static struct diagnostic *e1005_m2_observed(const struct fixture *f)
+{
+    struct evidence_missing e = observed(f, false);
+
+    e.same_on_all_ranks = false;
+    return cause_missing(&e);
+}
+
+static struct diagnostic *e1005_m4_observed(const struct fixture *f)
+{
+    struct evidence_missing e = observed(f, false);
+
+    e.exception = "RuntimeError: CUDA out of memory (injected)";
+    e.swallowed_by = "gliner/training/trainer.py:216 training_step";
+    return cause_missing(&e);
+}
+
+static struct diagnostic *e1005_m3_observed(const struct fixture *f)
+{
+    static uint32_t all[17];
+    struct evidence_missing e = observed(f, true);
+
+    for (uint32_t i = 0; i < ARRAY_SIZE(all); i++)
+        all[i] = i;
+    e.params = all;
+    e.n_params = ARRAY_SIZE(all);
+    e.n_backwards = 0;
+    return cause_missing(&e);
+}
+
+static struct diagnostic *e1005_m6_observed(const struct fixture *f)
+{
+    struct evidence_missing e = observed(f, false);
+
+    e.requires_grad_changed = true;
+    return cause_missing(&e);
+}
+
+static struct diagnostic *e1005_u_observed(const struct fixture *f)
+{
+    struct evidence_missing e = observed(f, false);
+
+    e.world_size = 1;
+    return cause_missing(&e);
+}
+
 static const struct scenario scenarios[] = {
     {"e1005-m1", e1005_m1, "M1", false},
     {"e1005-m1-warning", e1005_m1_warning, "M1", true},
@@ -387,6 +450,12 @@ static const struct scenario scenarios[] = {
     {"e1006-twice", e1006_twice, "D2", false},
     {"e1007-dropped", e1007_dropped, "M4", true},
     {"e1007-aborted", e1007_aborted, "M4", false},
+    {"e1005-m1-observed", e1005_m1_observed, "M1", false},
+    {"e1005-m2-observed", e1005_m2_observed, "M2", false},
+    {"e1005-m3-observed", e1005_m3_observed, "M3", false},
+    {"e1005-m4-observed", e1005_m4_observed, "M4", false},
+    {"e1005-m6-observed", e1005_m6_observed, "M6", false},
+    {"e1005-u-observed", e1005_u_observed, "U", false},
     {"e1105-x1", e1105_x1, "X1", false},
 };
 

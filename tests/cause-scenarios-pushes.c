@@ -143,6 +143,28 @@ static struct diagnostic *e1001_d4(const struct fixture *f)
     return cause_duplicate(&e);
 }
 
+/* Behind a forward whose output DDP does not look into. */
+static struct diagnostic *e1001_d4_hidden(const struct fixture *f)
+{
+    struct evidence_duplicate e = tower_twice(f, TORCH);
+
+    e.params = f->tower;
+    e.n_params = 1;
+    e.first = push((struct push_record){.sequence = 3, .step = 7, .ordinal = 1}, NULL, NULL);
+    e.second = (struct diagnostic_push){0};
+    e.ddp_complained = true;
+    return cause_duplicate(&e);
+}
+
+static struct diagnostic *e1001_d1_observed(const struct fixture *f)
+{
+    struct evidence_duplicate e = tower_twice(f, TORCH);
+
+    e.at.observed = true;
+    e.n_params = 1;
+    return cause_duplicate(&e);
+}
+
 static struct diagnostic *e1001_u(const struct fixture *f)
 {
     struct evidence_duplicate e = two_backwards(f, "zerod-example", 0);
@@ -324,6 +346,8 @@ static const struct scenario scenarios[] = {
     {"e1001-d3-hook", e1001_d3_hook, "D3", false},
     {"e1001-d3-task", e1001_d3_task, "D3", false},
     {"e1001-d4", e1001_d4, "D4", true},
+    {"e1001-d4-hidden", e1001_d4_hidden, "D4", true},
+    {"e1001-d1-observed", e1001_d1_observed, "D1", false},
     {"e1001-u", e1001_u, "U", false},
     {"e1001-u-no-record", e1001_u_no_record, "U", false},
     {"e1001-u-torch", e1001_u_torch, "U", false},

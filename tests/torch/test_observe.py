@@ -218,7 +218,7 @@ def train(program: Program, model: Any, rank: int) -> None:
         try:
             (step_with_closure if program.closure else one_step)(program, model, optimizer, rank, step)
         except RuntimeError as error:
-            if not program.swallow or "(injected)" not in str(error):
+            if not program.swallow or type(error) is not RuntimeError:  # a GradientFault is one, too
                 raise
             if program.swallow == "step":
                 optimizer.step()
@@ -356,10 +356,10 @@ EXPECTED = {
                 "none: exactly 1 gradient arrived"),
     "two-losses": ([0, 1], "DuplicateGradient", 1001, "D2", 0, ["layers.2.bias"], True, "(loss_a + loss_b).backward()",
                    "backward 2 followed backward 1"),
-    "unused": ([0, 1], "MissingGradient", 1005, "M1", 1, HEAD, True, "requires_grad_(False)", "never called: head"),
-    "branch": ([1], "MissingGradient", 1005, "M2", 3, LAYERS[2:4], True, FIND, "differs between"),
-    "branch-first": ([1], "MissingGradient", 1005, "M2", 1, LAYERS[2:4], True, FIND, "differs between ranks"),
-    "cut-off": ([0, 1], "MissingGradient", 1005, "M5", 1, LAYERS[:2], True, NOT_REENTRANT, "no input of the checkpointed"),
+    "unused": ([0, 1], "MissingGradient", 1005, "M1", 0, HEAD, True, "requires_grad_(False)", "never called: head"),
+    "branch": ([1], "MissingGradient", 1005, "M2", 2, LAYERS[2:4], True, FIND, "differs between"),
+    "branch-first": ([1], "MissingGradient", 1005, "M2", 0, LAYERS[2:4], True, FIND, "differs between ranks"),
+    "cut-off": ([0, 1], "MissingGradient", 1005, "M5", 0, LAYERS[:2], True, NOT_REENTRANT, "no input of the checkpointed"),
     "half-way": ([1], "MissingGradient", 1005, "M4", 1, LAYERS[:2], True, "let the exception through",
                  "RuntimeError: out of memory (injected)"),
     "half-way-find": ([1], "MissingGradient", 1005, "M4", 1, LAYERS[:2], True, "let the exception through",

@@ -109,6 +109,7 @@ class Observer:
         self._first: list[Arrival | None] = [None] * len(self._params)
         self._second: list[Arrival | None] = [None] * len(self._params)
         self._base = now.outer
+        self._step = 0
         # Of the whole run.
         self._n_steps = self._n_iterations = self._n_forwards = self._n_backwards = 0
         self._reached = -1  # the last outer backward in which a gradient arrived
@@ -173,8 +174,14 @@ class Observer:
         return output
 
     def _before_module(self, _module: nn.Module, _args: Any) -> None:
-        if not self._inside and not now.inside and torch.is_grad_enabled():
+        if now.inside or not torch.is_grad_enabled():
+            return
+        if not self._inside:
             self._bypassed = True
+        elif any(self._counts):
+            # DDP has checked the iteration before, and found nothing: what is known of it can go.
+            self._evidence.step_ended()
+            self._evidence.n_forwards = 1
 
     def _begin_iteration(self) -> None:
         """DDP has accepted the iteration before: nothing was missing in it."""
@@ -183,6 +190,7 @@ class Observer:
             n = len(self._params)
             self._counts, self._first, self._second = [0] * n, [None] * n, [None] * n
         self._base = now.outer
+        self._step = self._n_steps
         self._wrapped = True
         self._alone.clear()
 
@@ -263,7 +271,7 @@ class Observer:
     # ---- the optimizer's step ------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if any(a is not None for a in args) or any(v is not None for v in kwargs.values()):
+        if any(a is not None for a in args[1:]) or any(v is not None for v in kwargs.values()):
             return  # a closure runs forward and backward inside the step
         before = self._optimizers.get(optimizer)
         if before is None:
@@ -275,12 +283,12 @@ class Observer:
         if failure is not None and not failure.in_forward and self._counts_are_partial():
             raise self._missing_fault([i for i, count in enumerate(self._counts) if count == 0], silent=True)
         if self._n_forwards > before[0] and self._n_backwards == before[1]:
+            self._step = self._n_steps  # which a forward that failed has not begun
             self._evidence.n_backwards = 0
             raise self._missing_fault(list(range(len(self._params))), silent=True)
         self._n_steps += 1
         self._wrapped = self._bypassed = False
         self._alone.clear()
-        self._evidence.step_ended()
 
     def _counts_are_partial(self) -> bool:
         return any(self._counts) and not all(self._counts)
@@ -303,7 +311,7 @@ class Observer:
         names = (ctypes.c_char_p * len(self._params))(*(w.name.encode() for w in self._params))
         ids = (ctypes.c_uint * len(params or ()))(*(params or ()))
         observation = _lib.Observation(
-            what=what, client=_program().encode(), rank=dist.get_rank(), step=self._n_steps, names=names,
+            what=what, client=_program().encode(), rank=dist.get_rank(), step=self._step, names=names,
             n_names=len(names), params=ids, n_params=len(ids), world_size=self._world_size(), **fields,
         )  # fmt: skip
         error = ctypes.POINTER(_lib.Fault)()
