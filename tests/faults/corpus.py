@@ -30,6 +30,7 @@ CONFIG: dict[str, Any] = {
         "type": "AdamW",
         "params": {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.01},
     },
+    "gradient_clipping": 0,
     "threads": 1,
     "diagnostics": {"stall_warning": "10min", "stall_timeout": "1h"},
 }
@@ -126,7 +127,7 @@ def scenario(expect: Expect | Refused | None = None, *, policy: Mapping[str, Any
              repaired_policy: Mapping[str, Any] | None = None, world: int = 2, stages: tuple[int, ...] = (2,),
              pattern: str = "", trains: bool = False, tolerates: tuple[int, ...] = (), echoes: tuple[int, ...] = (),
              direct: Callable[[Any], None] | None = None, twin: bool = True, hooks: bool | None = None,
-             fresh: bool = False, limit: float = 60) -> Callable[[Program], Program]:
+             fresh: bool = False, limit: float = 120) -> Callable[[Program], Program]:
     def register(program: Program) -> Program:
         name = program.__name__.replace("_", "-")
         assert name not in _corpus.scenarios, f"two scenarios are named {name}"

@@ -89,8 +89,8 @@ def from_stderr(rank: house.Rank) -> list[dict[str, Any]]:
         place = {key: int(m.group(1)) if (m := re.search(rf"\b{word} (\d+)", head)) else None
                  for key, word in (("rank", "rank"), ("step", "step"), ("micro_batch", "micro-batch"))}
         found.append({"code": int(match.group(1)), "cause_class": "", "params": params, "n_params": len(params),
-                      "fields": fields, "text": text, "classes": [], "warning": False,
-                      "teller": rank.order.rank} | place)
+                      "fields": fields, "text": text, "after": rank.err()[match.end():], "classes": [],
+                      "warning": False, "teller": rank.order.rank} | place)
     return found
 
 
@@ -137,7 +137,7 @@ REMEDY = re.compile(r"^ +(?:fix|or) {2,}(.*(?:\n {13}.*)*)", re.M)
 
 
 def text_differences(expect: Expect, f: dict[str, Any]) -> list[str]:
-    text = mask(f["text"])
+    text = mask(f["text"] + f.get("after", ""))
     remedies = "\n".join(REMEDY.findall(text))
     return ([f"fix does not have {x!r}" for x in expect.fix if x not in remedies] +
             [f"does not say {x!r}" for x in expect.says if x not in text] +

@@ -62,8 +62,9 @@ def expected(expect: Expect | Refused | None) -> str:
     if isinstance(expect, Refused):
         return " or ".join(expect.exceptions)
     rank: Any = "each" if expect.rank == corpus.ALL else expect.rank
+    micro_batch = None if expect.micro_batch == corpus.ANY else expect.micro_batch
     return judge.brief({"code": expect.code, "cause_class": expect.cause_class, "rank": rank, "step": expect.step,
-                        "micro_batch": expect.micro_batch, "params": list(expect.params),
+                        "micro_batch": micro_batch, "params": list(expect.params),
                         "n_params": len(expect.params)})
 
 
@@ -83,7 +84,7 @@ def run_case(case: Case, folder: Path, build: Any) -> judge.Row:
         verdict = judge.judge_faulty(run)
         row.said = said(verdict)
         add(row, verdict)
-        if verdict.said and stage == scenario.stages[0] and not isinstance(scenario.expect, Refused):
+        if verdict.said and verdict.verdict == "right" and not isinstance(scenario.expect, Refused):
             add_numbers(row, judge.judge_text(scenario, verdict.said["text"]))
         if scenario.trains:
             alone = house.reference(scenario, True, stage, folder / "faulty-alone", build)
@@ -135,12 +136,12 @@ def table(rows: list[judge.Row]) -> str:
     return "\n".join(text)
 
 
-def run_cases(chosen: list[Case], keep: str | None, quiet: bool) -> list[judge.Row]:
+def run_cases(chosen: list[Case], keep: str | None, quiet: bool, n_jobs: int) -> list[judge.Row]:
     build = conftest.Build(os.environ.get("ZEROD_BUILD", house.ROOT / "build"))
     folder = Path(keep or tempfile.mkdtemp(prefix="zerod-faults-"))
     house.forks(build)
     try:
-        with ThreadPoolExecutor(max_workers=max(2, min(8, os.cpu_count() or 2))) as pool:
+        with ThreadPoolExecutor(max_workers=n_jobs) as pool:
             jobs = [pool.submit(run_case_safely, c, folder / c.name.replace("/", "-"), build) for c in chosen]
             return [progress(job.result(), quiet) for job in jobs]
     finally:
@@ -165,6 +166,8 @@ def main() -> int:
     parser.add_argument("--systems", action="store_true", help="the real systems of the reported faults too")
     parser.add_argument("--json", action="store_true", help="an array of {name, expected, said, verdict}")
     parser.add_argument("--list", action="store_true", help="names of scenarios, and what they are")
+    parser.add_argument("--jobs", type=int, metavar="N", default=max(2, min(8, os.cpu_count() or 2)),
+                        help="so many scenarios at a time (default: one for each processor)")
     parser.add_argument("--keep", metavar="FOLDER", help="keep what daemons and trainers wrote")
     args = parser.parse_args()
     chosen, unknown = choose(args.names)
@@ -174,7 +177,7 @@ def main() -> int:
         for case in chosen:
             print(f"{case.name:40} {case.scenario.doc.splitlines()[0]}")
         return 0
-    rows = run_cases(chosen, args.keep, args.json) if chosen else []
+    rows = run_cases(chosen, args.keep, args.json, args.jobs) if chosen else []
     if args.systems and (unknown or not args.names):
         rows += run_systems(unknown)
     print(json.dumps([r.data() for r in rows], indent=2) if args.json else table(rows))

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # optimizers and checkpoints import it when they are first used: once for all forks
 
 from . import corpus, plain, trial
 

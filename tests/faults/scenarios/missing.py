@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
-from ..corpus import ALL, Expect, scenario
+from ..corpus import ALL, ANY, Expect, scenario
 from ..models import BLOCKS, EVERYTHING, WIDTH, Net, names
 
 HOLD = {"diagnostics": {"on_missing": "error"}}
@@ -79,7 +79,7 @@ FREEZE = ('model.get_submodule("bert.pooler").requires_grad_(False)',
 
 
 @scenario(
-    Expect(1005, "M1", params=IDLE, rank=ALL, step=0, micro_batch=0, fix=FREEZE,
+    Expect(1005, "M1", params=IDLE, rank=ALL, step=0, micro_batch=ANY, fix=FREEZE,
            says=("never called: unused", "called, but the output does not reach the loss: bert.pooler"),
            exception="MissingGradient"),
     policy=HOLD, pattern="1b, 2", stages=(1, 2, 3))
@@ -163,7 +163,7 @@ def route(t: Any, chosen: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M2", params=names("experts.0"), rank=1, step=0, micro_batch=0, fix=("on_missing: zero",),
+    Expect(1005, "M2", params=names("experts.0"), rank=1, step=0, micro_batch=ANY, fix=("on_missing: zero",),
            exception="MissingGradient"),
     policy=HOLD, pattern="M2", direct=rank_1_last)
 def branch_by_rank(t: Any) -> None:
@@ -192,7 +192,7 @@ def branch_by_rank_warned(t: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M2", params=names("experts.1"), rank=ALL, step=1, micro_batch=0, fix=("on_missing: zero",),
+    Expect(1005, "M2", params=names("experts.1"), rank=ALL, step=1, micro_batch=ANY, fix=("on_missing: zero",),
            exception="MissingGradient"),
     policy=HOLD, pattern="M2")
 def branch_by_step(t: Any) -> None:
@@ -225,7 +225,7 @@ def change_graph(t: Any, used: Any) -> None:
 
 
 @scenario(
-    Expect(1006, params=names("experts.1"), rank=1, step=1, micro_batch=0, fix=("static_graph: false",),
+    Expect(1006, params=names("experts.1"), rank=1, step=1, micro_batch=ANY, fix=("static_graph: false",),
            exception="GraphChanged"),
     policy=STATIC, pattern="M2")
 def static_graph_left_out(t: Any) -> None:
@@ -251,7 +251,7 @@ def refuse(_module: nn.Module, _inputs: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M3", params=EVERYTHING, rank=1, step=1, micro_batch=0, says=(OUT_OF_MEMORY, HERE),
+    Expect(1005, "M3", params=EVERYTHING, rank=1, step=1, micro_batch=ANY, says=(OUT_OF_MEMORY, HERE),
            never_says=("requires_grad is False",), exception="MissingGradient"),
     pattern="1a'", stages=(1, 2, 3))
 def forward_raises_swallowed(t: Any) -> None:
@@ -271,7 +271,7 @@ def forward_raises_swallowed(t: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M3", params=EVERYTHING, rank=ALL, step=0, micro_batch=0, says=("requires_grad",),
+    Expect(1005, "M3", params=EVERYTHING, rank=ALL, step=0, micro_batch=ANY, says=("requires_grad",),
            exception="MissingGradient"),
     pattern="M3")
 def loss_detached(t: Any) -> None:
@@ -290,7 +290,7 @@ def loss_detached(t: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M3", params=EVERYTHING, rank=1, step=1, micro_batch=0, says=("requires_grad",),
+    Expect(1005, "M3", params=EVERYTHING, rank=1, step=1, micro_batch=ANY, says=("requires_grad",),
            exception="MissingGradient"),
     pattern="M3")
 def forward_without_grad(t: Any) -> None:
@@ -309,7 +309,7 @@ def forward_without_grad(t: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M3", params=EVERYTHING, rank=ALL, step=0, micro_batch=0, fix=("backward()",),
+    Expect(1005, "M3", params=EVERYTHING, rank=ALL, step=0, micro_batch=ANY, fix=("backward()",),
            exception="MissingGradient"),
     pattern="M3")
 def step_without_backward(t: Any) -> None:
@@ -358,7 +358,7 @@ def poison(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
 
 @scenario(
-    Expect(1005, "M4", params=EVERYTHING, rank=1, step=1, micro_batch=0,
+    Expect(1005, "M4", params=EVERYTHING, rank=1, step=1, micro_batch=ANY,
            says=(OUT_OF_MEMORY, HERE, "train_with_explosion"), never_says=("zero_grad",), exception="MissingGradient"),
     pattern="1a", echoes=(1007,), stages=(1, 2, 3))
 def backward_raises_swallowed(t: Any) -> None:
@@ -397,7 +397,7 @@ def zero_between(t: Any, zero: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M4", params=EVERYTHING, rank=1, step=1, micro_batch=0, says=("zero_grad()",),
+    Expect(1005, "M4", params=EVERYTHING, rank=1, step=1, micro_batch=ANY, says=("zero_grad()",),
            exception="MissingGradient"),
     pattern="zero_grad", echoes=(1007,))
 def zero_grad_before_step(t: Any) -> None:
@@ -406,7 +406,7 @@ def zero_grad_before_step(t: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M4", params=EVERYTHING, rank=1, step=1, micro_batch=0, says=("zero_grad()",),
+    Expect(1005, "M4", params=EVERYTHING, rank=1, step=1, micro_batch=ANY, says=("zero_grad()",),
            exception="MissingGradient"),
     pattern="zero_grad", echoes=(1007,))
 def model_zero_grad_before_step(t: Any) -> None:
@@ -497,7 +497,7 @@ def train_segments(t: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M5", params=BLOCKS, rank=ALL, step=0, micro_batch=0, fix=("use_reentrant",),
+    Expect(1005, "M5", params=BLOCKS, rank=ALL, step=0, micro_batch=ANY, fix=("use_reentrant",),
            says=("h.0", "models.py:"), exception="MissingGradient"),
     policy=HOLD, pattern="M5")
 def dead_segment(t: Any) -> None:
@@ -517,7 +517,7 @@ def dead_segment_warned(t: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M6", params=names("h.0.fc"), rank=ALL, step=1, micro_batch=0, exception="MissingGradient"),
+    Expect(1005, "M6", params=names("h.0.fc"), rank=ALL, step=1, micro_batch=ANY, exception="MissingGradient"),
     policy=HOLD, pattern="M6")
 def frozen_after_attach(t: Any) -> None:
     """A block is frozen between two steps."""
@@ -557,7 +557,7 @@ def unfrozen_after_attach(t: Any) -> None:
 
 
 @scenario(
-    Expect(1005, "M1", params=IDLE, rank=ALL, step=0, micro_batch=0, exception="", sticky=False),
+    Expect(1005, "M1", params=IDLE, rank=ALL, step=0, micro_batch=ANY, exception="", sticky=False),
     policy=HOLD, pattern="2", trains=True, twin=False, echoes=(1005,))
 def cleared_and_gone_on(t: Any) -> None:
     """The program knows that gradients are missing, clears the fault and asks again: it trains what there is."""
