@@ -57,7 +57,8 @@ def configuration(folder: Path, stage: int) -> Path:
         "job": f"gpt-stage{stage}",
         "listen": {"socket": str(folder / "zerod.sock"), "mode": "0600"},
         "world": {"size": WORLD},
-        "zero_optimization": {"stage": stage},
+        # A twentieth of the model in a bucket: what is under way at one time takes memory, too.
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 500000},
         "optimizer": {"type": "AdamW", "params": {}},
     }, indent=2), encoding="utf-8")  # YAML knows JSON
     return path
