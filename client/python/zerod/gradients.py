@@ -50,6 +50,7 @@ class Gradients:
         self._in_step = 0  # the same of ended ones, as one number: a byte for each parameter
         self._n_ended = 0
         self._open = False
+        self._blob: bytes | None = None  # user state as the last backward left it
         self._refuses_again = client.job.on_duplicate != _lib.ON_DUPLICATE["accumulate"]
         self._record = _lib.Push()
         self._task = -2  # of the last hook; -2 is none: the next hook looks where it is
@@ -180,6 +181,9 @@ class Gradients:
         if involved:
             self._forward_since = False
             self.evidence.failure = None
+            # Now, and not when the micro-batch ends: before the next forward the program draws its next batch, and
+            # a successor that begins there has to draw the same one.
+            self._blob = self._pack()
         if self._suspect:
             self._raise_refusal()
         if self.fault is not None:
@@ -225,7 +229,7 @@ class Gradients:
             raise
 
     def end_micro_batch(self) -> None:
-        self.answered(lambda: self._client.end_backward(self._pack()))
+        self.answered(lambda: self._client.end_backward(self._blob))
         self._in_step |= int.from_bytes(self._pushed, "little")
         self._n_ended += 1
         self._forget_micro_batch()

@@ -89,8 +89,10 @@ class Optimizer(torch.optim.Optimizer):
             for name in ("amsgrad", "maximize"):
                 if group.get(name):
                     raise ValueError(f"{name}=True is not a thing of the daemon's {self.optimizer_type}")
-        # While groups are as configured nothing is sent, and the daemon's scheduler counts.
-        self._untouched = [self._hyper_of(configured)] * len(self.param_groups)
+        # While groups are as configured nothing is sent, and the daemon's scheduler counts. Without one they are always
+        # sent: a rank that was started again may find them as configured just when the others have changed theirs.
+        has_scheduler = self._client.job.has_scheduler
+        self._untouched = [self._hyper_of(configured)] * len(self.param_groups) if has_scheduler else None
 
     def _form(self) -> None:
         client = self._client

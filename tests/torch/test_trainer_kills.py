@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A torch trainer with user state, killed at random moments: a bit-equal end. scripts/soak torch-kills makes 50 of it."""
+
+import pytest
+import trainer_kills
+
+N_KILLS = 3
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+def test_killed_trainers_end_bit_equal(build, tmp_path):
+    n_steps = trainer_kills.n_steps_of(N_KILLS)
+    expected = trainer_kills.reference(build.folder, tmp_path / "reference", n_steps)
+    trainer_kills.killed(build.folder, tmp_path / "killed", 11, N_KILLS, expected, n_steps)
