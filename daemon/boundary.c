@@ -158,8 +158,9 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
     struct params missing = missing_of(job, rank->rank, NULL);
     _cleanup_free_ uint32_t *ids = missing.ids;
     _cleanup_free_ uint8_t *called = calloc(missing.n + 1, 1);
+    struct evidence_at at = job_at(job, rank);
     struct evidence_missing evidence = {
-        .at = job_at(job, rank),
+        .at = at,
         .params = missing.ids,
         .n_params = missing.n,
         .n_trainable = trainable,
@@ -177,9 +178,11 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
     };
 
     rank_evidence_add(&rank->evidence, &evidence, called, true);
+    if (ledger->n_ended > 0 && !rank->abandoned)
+        evidence.at.micro_batch = at.micro_batch = -1; /* it is about the step, not about one of its micro-batches */
     if (configured && ledger->n_ended > configured)
         return cause_duplicate(&(struct evidence_duplicate){
-            .at = job_at(job, rank), .n_micro_batches = ledger->n_ended, .n_configured = (uint32_t)configured});
+            .at = at, .n_micro_batches = ledger->n_ended, .n_configured = (uint32_t)configured});
     if (configured && ledger->n_ended < configured)
         return cause_missing(&evidence);
     evidence.n_configured = 0;
@@ -193,7 +196,7 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
 
         if (unlearnt.n > 0)
             return cause_graph_changed(
-                &(struct evidence_graph){.at = job_at(job, rank), .params = unlearnt.ids, .n_params = unlearnt.n});
+                &(struct evidence_graph){.at = at, .params = unlearnt.ids, .n_params = unlearnt.n});
     }
     return NULL;
 }
@@ -233,9 +236,9 @@ static void keep_args(struct job_rank *rank, const struct request_step *request,
         blob_set(&rank->blob_step, request->blob, request->n_blob_bytes);
 }
 
-/* Looks for a difference between two ranks' arguments. Return: true and what it is. */
-static bool args_differ(const struct step_args *a, const struct step_args *b, struct evidence_args *evidence,
-                        char *name, size_t name_size)
+/* Looks for a difference between what two ranks want of a group. Return: true and what it is. */
+static bool hypers_differ(const struct hyper *a, const struct hyper *b, struct evidence_args *evidence,
+                          const char **name)
 {
     static const struct {
         const char *name;
@@ -250,14 +253,33 @@ static bool args_differ(const struct step_args *a, const struct step_args *b, st
         {"dampening", offsetof(struct hyper, dampening)},
         {"lr_decay", offsetof(struct hyper, lr_decay)},
     };
+
+    for (size_t i = 0; i < ARRAY_SIZE(fields); i++) {
+        evidence->value = *(const double *)((const char *)a + fields[i].offset);
+        evidence->other_value = *(const double *)((const char *)b + fields[i].offset);
+        *name = fields[i].name;
+        if (evidence->value != evidence->other_value)
+            return true;
+    }
+    evidence->value = a->nesterov;
+    evidence->other_value = b->nesterov;
+    *name = "nesterov";
+    return a->nesterov != b->nesterov;
+}
+
+/* Looks for a difference between two ranks' arguments. What one gives and the other leaves as configured may be equal.
+ */
+static bool args_differ(const struct job *job, const struct step_args *a, const struct step_args *b,
+                        struct evidence_args *evidence, char *name, size_t name_size)
+{
     const struct {
         const char *name;
         double a, b;
     } scalars[] = {
-        {"number of groups", a->n_groups ? a->n_groups : NAN, b->n_groups ? b->n_groups : NAN},
         {"max_norm", a->has_max_norm ? a->max_norm : NAN, b->has_max_norm ? b->max_norm : NAN},
         {"loss_scale", a->loss_scale > 0 ? a->loss_scale : NAN, b->loss_scale > 0 ? b->loss_scale : NAN},
     };
+    const char *field;
 
     evidence->name = name;
     for (size_t i = 0; i < ARRAY_SIZE(scalars); i++) {
@@ -268,18 +290,11 @@ static bool args_differ(const struct step_args *a, const struct step_args *b, st
         evidence->other_value = scalars[i].b;
         return true;
     }
-    for (uint32_t g = 0; g < a->n_groups; g++) {
-        for (size_t i = 0; i < ARRAY_SIZE(fields); i++) {
-            evidence->value = *(const double *)((const char *)&a->groups[g] + fields[i].offset);
-            evidence->other_value = *(const double *)((const char *)&b->groups[g] + fields[i].offset);
-            snprintf(name, name_size, "%s of group %u", fields[i].name, g);
-            if (evidence->value != evidence->other_value)
-                return true;
-        }
-        if (a->groups[g].nesterov != b->groups[g].nesterov) {
-            evidence->value = a->groups[g].nesterov;
-            evidence->other_value = b->groups[g].nesterov;
-            snprintf(name, name_size, "nesterov of group %u", g);
+    for (uint32_t g = 0; (a->groups || b->groups) && g < job->layout->n_groups; g++) {
+        struct hyper of_a = job_hyper(job, a, g), of_b = job_hyper(job, b, g);
+
+        if (hypers_differ(&of_a, &of_b, evidence, &field)) {
+            snprintf(name, name_size, "%s of group %u", field, g);
             return true;
         }
     }
@@ -296,7 +311,7 @@ static struct diagnostic *compare_args(const struct job *job, const struct job_r
         if (r == rank->rank || !job->ledger.ranks[r].asked)
             continue;
         evidence.other_rank = r;
-        if (args_differ(&rank->args, &job->ranks[r].args, &evidence, name, sizeof(name)))
+        if (args_differ(job, &rank->args, &job->ranks[r].args, &evidence, name, sizeof(name)))
             return cause_step_args(&evidence);
         break;
     }

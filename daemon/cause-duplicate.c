@@ -66,6 +66,12 @@ static struct remedy later_pass(const struct evidence_duplicate *e)
     return (struct remedy){"or", e->accumulated ? NULL : ACCUMULATE, "the sum is exact"};
 }
 
+/* Nested, and no segment anywhere: not a checkpoint, but an autograd function of the program's own. */
+static bool is_function(const struct evidence_duplicate *e)
+{
+    return !(e->first.segment && *e->first.segment) && !(e->second.segment && *e->second.segment);
+}
+
 /* ---- D1 ------------------------------------------------------------------------------------------------ */
 
 static void explain_reentrance(struct diagnostic *d, const struct evidence_duplicate *e)
@@ -74,7 +80,10 @@ static void explain_reentrance(struct diagnostic *d, const struct evidence_dupli
     uint32_t n_runs = MAX(e->first.record.call, e->second.record.call);
     struct strbuf buf = {0};
 
-    if (is_nested(&e->first) != is_nested(&e->second)) {
+    if (is_function(e)) {
+        strbuf_add(&buf, "a function of the program runs a backward inside the backward, and each of those reaches the "
+                         "parameter");
+    } else if (is_nested(&e->first) != is_nested(&e->second)) {
         strbuf_add(&buf, "the parameter is used inside a reentrant checkpoint and outside of it; each has its own "
                          "backward pass");
     } else if (*a && *b && strcmp(a, b) != 0) {

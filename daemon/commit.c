@@ -207,19 +207,25 @@ static void update_is_done(void *userdata)
     commit(job);
 }
 
-static void choose_hypers(struct job *job, const struct step_args *args)
+struct hyper job_hyper(const struct job *job, const struct step_args *args, uint32_t group)
 {
     const struct config *config = job->config;
+    struct hyper hyper = args->groups ? args->groups[group] : config->optimizer.hyper;
     double base[WIRE_MAX_GROUPS];
 
+    if (args->groups || config->scheduler.type == SCHEDULE_NONE)
+        return hyper;
     for (uint32_t g = 0; g < job->layout->n_groups; g++)
         base[g] = config->optimizer.hyper.lr;
-    for (uint32_t g = 0; g < job->layout->n_groups; g++) {
-        job->hypers[g] = args->groups ? args->groups[g] : config->optimizer.hyper;
-        if (!args->groups && config->scheduler.type != SCHEDULE_NONE)
-            job->hypers[g].lr =
-                schedule_lr(&config->scheduler, base, job->layout->n_groups, g, state_journal(job->state)->n_applied);
-    }
+    hyper.lr =
+        schedule_lr(&config->scheduler, base, job->layout->n_groups, group, state_journal(job->state)->n_applied);
+    return hyper;
+}
+
+static void choose_hypers(struct job *job, const struct step_args *args)
+{
+    for (uint32_t g = 0; g < job->layout->n_groups; g++)
+        job->hypers[g] = job_hyper(job, args, g);
     job->last_lr = job->hypers[0].lr;
 }
 

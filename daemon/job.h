@@ -419,6 +419,9 @@ void job_refuse_early(struct job *job, struct job_rank *rank, const struct mispl
 void job_fault_reset(struct fault *fault);
 void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait);
 double job_loss_scale(const struct job *job);
+
+/* What a step with these arguments uses for a group: the arguments', or as configured and scheduled. */
+struct hyper job_hyper(const struct job *job, const struct step_args *args, uint32_t group);
 uint64_t job_now(const struct job *job);
 const char *job_waits_for(const struct job *job, const struct job_rank *rank); /* static text */
 

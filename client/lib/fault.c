@@ -43,6 +43,18 @@ static void say_name(const struct layout_param *param)
     }
 }
 
+/* printf() is not for handlers. */
+static void say_number(uint64_t number)
+{
+    char digits[20];
+    size_t i = sizeof(digits);
+
+    do
+        digits[--i] = (char)('0' + number % 10);
+    while (number /= 10);
+    (void)!write(STDERR_FILENO, digits + i, sizeof(digits) - i);
+}
+
 static const struct layout_param *find_param(const struct zerod *c, uint64_t offset)
 {
     for (uint32_t p = 0; p < c->layout->n_params; p++) {
@@ -71,8 +83,11 @@ static void explain(const struct zerod *c, uint64_t offset)
 
     if (released && param && c->gathered[param - c->layout->params] > 0)
         released = false; /* it is readable: this was a write */
-    say(released ? "E1110 read of a released weight\n  parameter  "
-                 : "E1106 write to published weights\n  parameter  ");
+    say(released ? "E1110 read of a released weight: rank " : "E1106 write to published weights: rank ");
+    say_number(c->rank);
+    say(", step ");
+    say_number(c->position.step);
+    say("\n  parameter  ");
     if (param)
         say_name(param);
     else

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from . import _lib, binding, callers, patches, state
+from . import _lib, binding, callers, patches, sites, state
 from .client import Client, Position, StepResult
 from .errors import GradientFault
 from .gradients import Gradients
@@ -406,5 +406,6 @@ def _refuse_wrapped(model: nn.Module, client: Client) -> None:
     for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel | FullyShardedDataParallel | FSDPModule | DataParallel):
             where = f"{name} of the model" if name else "the model"
-            client.report(1107, [], f"{where} is a {type(module).__name__}")
+            kind = "FSDP module (fully_shard)" if isinstance(module, FSDPModule) else type(module).__name__
+            client.report(1107, [], f"{where} is a {kind}; attached at {sites.user_site().decode()}")
             client.form([])

@@ -125,7 +125,7 @@ def _nested(backward: Any, args: Any, kwargs: Any) -> Any:
     """A backward inside a backward. What checkpoints make has a segment already; the rest is named by its caller."""
     plain = len(now.segments) == len(now.passes)
     if plain:
-        now.segments.append(Segment(b"a backward inside the backward", 0, sites.user_site(), None))
+        now.segments.append(Segment(b"", 0, sites.user_site(), None))
     now.nested += 1
     now.passes.append(now.nested)
     try:
