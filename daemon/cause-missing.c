@@ -32,6 +32,13 @@ static bool is_none(const struct evidence_missing *e)
     return e->n_trainable > 0 && e->n_params == e->n_trainable;
 }
 
+/* The model's forward ran, a backward ran, and the one did not lead to the other. */
+static bool is_cut_off(const struct evidence_missing *e)
+{
+    return is_none(e) && !e->warning && !e->abandoned && !e->exception && e->n_forwards > 0 && e->n_backwards > 0 &&
+           !e->requires_grad_changed && !e->dead_segment;
+}
+
 static enum missing_class classify(const struct evidence_missing *e)
 {
     bool same = e->same_on_all_ranks && e->same_every_step;
@@ -41,6 +48,8 @@ static enum missing_class classify(const struct evidence_missing *e)
     if (e->absent)
         return CLASS_M7;
     if (is_none(e) && !e->warning && (e->in_forward || (!e->abandoned && !e->exception && e->n_backwards == 0)))
+        return CLASS_M3;
+    if (is_cut_off(e))
         return CLASS_M3;
     if (e->abandoned || (e->exception && !e->in_forward))
         return CLASS_M4;
@@ -109,6 +118,10 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
         diagnostic_field(d, "cause",
                          "an exception left the forward and was swallowed; no backward ran, and the step was "
                          "asked for all the same");
+    else if (is_cut_off(e))
+        diagnostic_field(d, "cause",
+                         "the model's forward ran, a backward ran, and no gradient came: the loss is cut off from the "
+                         "model's output, by detach(), item() or no_grad");
     else if (e->n_forwards)
         diagnostic_field(d, "cause",
                          "%" PRIu64 " forward%s ran in this step and no backward: the loss was not "
@@ -117,7 +130,7 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
     else
         diagnostic_field(d, "cause", "no gradient %s in this step, and the step was asked for all the same",
                          e->at.observed ? "came" : "reached zerod");
-    if (caller != CALLER_C && !e->exception)
+    if (caller != CALLER_C && !e->exception && !is_cut_off(e))
         diagnostic_field(d, "tell apart",
                          "loss.requires_grad is False: the forward ran under no_grad, or the loss was detached\n"
                          "loss.requires_grad is True: backward() was not reached");
@@ -125,6 +138,8 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
         diagnostic_field(d, "fix", "zerod_begin_backward, zerod_push and zerod_end_backward before zerod_step");
     else if (e->exception)
         diagnostic_field(d, "fix", "let the exception through, or skip opt.step() in the handler that caught it");
+    else if (is_cut_off(e))
+        diagnostic_field(d, "fix", "compute the loss from the model's output itself: loss.grad_fn leads back to it");
     else
         diagnostic_field(d, "fix", "loss.backward() before opt.step(), on a loss with loss.requires_grad == True");
     diagnostic_field(d, "not it", "%s", not_unused(caller));
@@ -177,7 +192,7 @@ static void print_called(struct strbuf *buf, const struct evidence_missing *e, u
         strbuf_add(buf, "%s", g ? ", " : "");
         name_print(buf, first->name, groups[g].prefix_len);
         if (groups[g].n > 1)
-            strbuf_add(buf, ".*");
+            strbuf_add(buf, groups[g].prefix_len ? ".*" : "the model itself");
     }
     if (n_left)
         strbuf_add(buf, " and %zu more", n_left);
@@ -265,8 +280,11 @@ static void explain_data_dependent(struct diagnostic *d, const struct evidence_m
     if (caller == CALLER_C)
         diagnostic_field(d, "or", "push zeros for what the rank did not use");
     else
-        diagnostic_field(d, "or",
-                         "loss = loss + 0 * sum(p.sum() for p in branch.parameters())   (if each rank is to use them)");
+        diagnostic_field(
+            d, "or",
+            e->at.observed
+                ? "loss = loss + 0 * sum(p.sum() for p in branch.parameters())   (if each rank is to use them)"
+                : "loss = loss + 0 * branch(x).sum()   (if each rank is to use them)");
     diagnostic_field(d, "not it", "batch size, gradient checkpointing, number of GPUs");
 }
 

@@ -280,7 +280,20 @@ static struct diagnostic *e1005_u_nothing_reached(const struct fixture *f)
 
     e.n_params = everything(f, ids);
     e.params = ids;
+    e.n_forwards = 0;
     e.n_backwards = 1;
+    return cause_missing(&e);
+}
+
+/* loss = torch.tensor(loss.item(), requires_grad=True) */
+static struct diagnostic *e1005_m3_cut_off(const struct fixture *f)
+{
+    struct evidence_missing e = nothing_arrived(f, TORCH);
+    uint32_t ids[32];
+
+    e.n_params = everything(f, ids);
+    e.params = ids;
+    e.n_forwards = e.n_backwards = 1;
     return cause_missing(&e);
 }
 
@@ -443,6 +456,7 @@ static const struct scenario scenarios[] = {
     {"e1005-m7", e1005_m7, "M7", false},
     {"e1005-u", e1005_u, "U", false},
     {"e1005-u-nothing-reached", e1005_u_nothing_reached, "U", false},
+    {"e1005-m3-cut-off", e1005_m3_cut_off, "M3", false},
     {"e1005-count", e1005_count, "", false},
     {"e1005-count-exception", e1005_count_exception, "", false},
     {"e1006-extra", e1006_extra, "", false},

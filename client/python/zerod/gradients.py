@@ -186,8 +186,15 @@ class Gradients:
             self._blob = self._pack()
         if self._suspect:
             self._raise_refusal()
-        if self.fault is not None:
-            raise self.fault
+        self._raise_fault()
+
+    def _raise_fault(self) -> None:
+        """What stands is raised again and again; an abort once, for its step is over."""
+        fault = self.fault
+        if isinstance(fault, StepAborted):
+            self.fault = None
+        if fault is not None:
+            raise fault
 
     def _abandon(self, failure: watch.Failure) -> None:
         """An exception leaves the backward: what it pushed is given up (E1007). An abort is told by the next call."""
@@ -199,6 +206,7 @@ class Gradients:
                 self._client.abandon_backward(f"{failure.text}, raised at {failure.raised_at}")
             except GradientFault as fault:
                 self._keep(fault)
+                self.fault = fault
             except Error:
                 pass  # the next call says it
 
@@ -236,8 +244,7 @@ class Gradients:
 
     def flush(self) -> None:
         """Ends the open micro-batch; raises what was refused."""
-        if self.fault is not None:
-            raise self.fault
+        self._raise_fault()
         if self._error is not None or self._suspect:
             self._raise_refusal()
         if self._open:

@@ -88,7 +88,7 @@ def remove(watcher: Watcher) -> None:
 def failure(error: BaseException, in_forward: bool) -> Failure:
     """Call it from where the exception passes: the callers above are those that may swallow it."""
     return Failure(
-        f"{type(error).__name__}: {error}".splitlines()[0][:300],
+        f"{type(error).__name__}: {error}".removesuffix(": ").splitlines()[0][:300],
         sites.raised_at(error),
         sites.find_swallower(sites.stack()),
         in_forward,
