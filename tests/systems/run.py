@@ -3,7 +3,7 @@
 """
 Runs the systems table: the five reported faults, in the real packages, under zerod and under what the reporter used.
 
-    tests/systems/run.py [--list] [--only ROW]... [--json FILE] [--peers]
+    tests/systems/run.py [--list] [--only ROW]... [--json FILE] [--peers [--record]]
 
 Every row runs its faulty program and wants the right refusal, then its repaired one and wants the parameters of a
 single-process reference. Environments are those of tests/systems/environments; a row whose environment is missing is
@@ -360,6 +360,32 @@ def masked(text: str) -> str:
     return re.sub(r"\bpid[ :=]+\d+", "pid N", text)
 
 
+def versions(environment: str) -> str:
+    """The pins of what matters in an environment."""
+    matter = ("torch", "transformers", "accelerate", "peft", "gliner", "FlagEmbedding", "FastNLP", "ms_swift", "deepspeed")
+    pins = (HERE / f"{environment[:2]}.txt").read_text().splitlines()
+    named = [pin.replace("==", " ") for pin in pins if pin.split("==")[0] in matter]
+    if environment == "e1b":
+        named = ["gliner 0.2.24" if pin.startswith("gliner ") else pin for pin in named]
+    return ", ".join(named)
+
+
+def record(row: Row, result: dict[str, Any]) -> None:
+    """Writes peers/ROW.txt: what the reporter's system said, every rank's text as it came."""
+    if not result["peers"]:
+        return
+    lines = [f"{row.name}: {row.what}", versions(row.peers[0].environment), ""]
+    for t, peer in zip(row.peers, result["peers"], strict=True):
+        how = f"ZeRO-{t.stage}, reduce_bucket_size {t.arguments[-1]}" if t.side == "deepspeed" else "DDP over gloo"
+        lines.append(f"--- {how}, variant {t.variant}: {peer['said'].splitlines()[0][:100]}")
+        if "difference" in peer:
+            lines.append(f"largest difference from the reference, relative: {peer['difference']}")
+        lines += [*peer["texts"], ""]
+    (HERE / "peers").mkdir(exist_ok=True)
+    name = row.name.replace("'", "-forward").replace(" ", "-")
+    (HERE / "peers" / f"{name}.txt").write_text("\n".join(lines))
+
+
 def print_row(result: dict[str, Any]) -> None:
     print(f"{result['name']:<11} {result['verdict']:<11} {result['what']}"
           + (f" ({result['substitute']})" if result["substitute"] else ""))  # fmt: skip
@@ -380,6 +406,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="ROW", help="run this row only; may be given again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, with all texts")
     parser.add_argument("--peers", action="store_true", help="run what the reporters used beside each row, too")
+    parser.add_argument("--record", action="store_true", help="with --peers: write what they said to peers/")
     parser.add_argument("--keep", action="store_true", help="keep the folder of the runs")
     options = parser.parse_args()
     rows = [row for row in ROWS if not options.only or row.name in options.only]
@@ -392,6 +419,8 @@ def main() -> int:
     for row in rows:
         results.append(judge(bench, row, options.peers))
         print_row(results[-1])
+        if options.record:
+            record(row, results[-1])
         sys.stdout.flush()
         if options.json:
             options.json.write_text(json.dumps(results, indent=1))
