@@ -101,7 +101,20 @@ def after_a_fault(t: trial.Trial, outcome: Outcome) -> None:
             outcome.note(again=int(fault.code or 0))
         except Exception as error:
             outcome.note(again=repr(error))
+    elif t.opt is not None and expect is not None:
+        let_the_guilty_speak(t)
+    t.mark(f"spoken-{t.rank}")
     leave(t)
+
+
+def let_the_guilty_speak(t: trial.Trial) -> None:
+    """Who was told only because of another does not leave before that one has been told: leaving ends the step."""
+    for rank in t.scenario.expect.ranks(t.world):
+        if rank != t.rank:
+            try:
+                t.await_mark(f"spoken-{rank}", 20)
+            except TimeoutError:
+                print(f"rank {rank} was not told anything", file=sys.stderr)
 
 
 def leave(t: trial.Trial) -> None:
