@@ -120,8 +120,8 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
                          "asked for all the same");
     else if (is_cut_off(e))
         diagnostic_field(d, "cause",
-                         "the model's forward ran, a backward ran, and no gradient came: the loss is cut off from the "
-                         "model's output, by detach(), item() or no_grad");
+                         "the model's forward ran, a backward ran, and no gradient came: the loss is cut off from "
+                         "the model's output");
     else if (e->n_forwards)
         diagnostic_field(d, "cause",
                          "%" PRIu64 " forward%s ran in this step and no backward: the loss was not "
@@ -139,7 +139,7 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
     else if (e->exception)
         diagnostic_field(d, "fix", "let the exception through, or skip opt.step() in the handler that caught it");
     else if (is_cut_off(e))
-        diagnostic_field(d, "fix", "compute the loss from the model's output itself: loss.grad_fn leads back to it");
+        diagnostic_field(d, "fix", "compute the loss from the model's output itself, without detach(), item() or no_grad");
     else
         diagnostic_field(d, "fix", "loss.backward() before opt.step(), on a loss with loss.requires_grad == True");
     diagnostic_field(d, "not it", "%s", not_unused(caller));
