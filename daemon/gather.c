@@ -307,13 +307,20 @@ static uint32_t find_absent(struct job *job, const uint32_t *params, size_t n_pa
     return n;
 }
 
+/* A push of the backward that is running was refused. Refusing its gathers would cut it off, and show one fault of
+ * many: the boundary tells. */
+static bool is_told_later(const struct job *job, const struct job_rank *rank)
+{
+    return rank->fault.code && !rank->fault.told && !rank->abort_notice && job->ledger.ranks[rank->rank].open;
+}
+
 void job_gather(struct job *job, struct job_rank *rank, const struct request_gather *request)
 {
     _cleanup_free_ uint32_t *absent = calloc(request->n_params + 1, sizeof(*absent));
     uint32_t *gathering, n;
     uint64_t n_bytes;
 
-    if (job_is_held(job, rank))
+    if (!is_told_later(job, rank) && job_is_held(job, rank))
         return;
     if (!job->has_weights) { /* what would be loaded now would be taken for the weights later */
         job_drop_peer(job, rank, "Gather: before Ready was answered");

@@ -395,6 +395,7 @@ bool job_is_held(struct job *job, struct job_rank *rank)
     }
     if (!rank->fault.code)
         return false;
+    rank->fault.told = true;
     job_refuse(job, rank, job_fault_diagnostic(job, rank, &rank->fault, false), false);
     return true;
 }

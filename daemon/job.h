@@ -90,6 +90,7 @@ struct fault {
     char detail[192];
     const struct misplaced *misplaced; /* a request, not a push */
     struct diagnostic *diagnostic;     /* set once the text has been needed; then nothing joins */
+    bool told;                         /* by a refusal: from then on gathers are refused, too */
 };
 
 /* What a rank asked the step with. */
@@ -153,7 +154,7 @@ struct job_rank {
     uint32_t *gathering; /* parameters of the request under way; owned */
     uint32_t n_gathering;
     bool prefetching; /* one hint at a time is loaded */
-    bool forget; /* of its WriteEnd */
+    bool forget;      /* of its WriteEnd */
 };
 
 /* A redone push: compared with its predecessor's sum once both are known. */
