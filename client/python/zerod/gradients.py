@@ -153,10 +153,10 @@ class Gradients:
         if self._open:
             self.end_micro_batch()
 
-    def _after_forward(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        """Runs when the forward failed, too."""
+    def _after_forward(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        """Runs when the forward failed, too; without output then. A forward inside an except block has an error, too."""
         error = sys.exc_info()[1]
-        if error is not None and not now.inside and torch.is_grad_enabled():
+        if error is not None and output is None and not now.inside and torch.is_grad_enabled():
             self.evidence.failure = watch.failure(error, in_forward=True)
 
     # ---- backwards, as watch tells -------------------------------------------------------------------
