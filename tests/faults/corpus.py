@@ -91,7 +91,7 @@ class Scenario:
     stages: tuple[int, ...]
     pattern: str  # of the tables in the documentation of torch's hooks and of the five cases
     trains: bool  # the faulty run goes on to the end, and its parameters are compared too
-    tolerates: tuple[int, ...]  # codes of warnings that a guard or a twin may draw, because they are true
+    tolerates: tuple[int, ...]  # codes that the daemon may write down of a guard or a twin, because they are true
     echoes: tuple[int, ...]  # what else may be said in the faulty run
     direct: Callable[[Any], None] | None  # the runner's part, where it is more than starting all ranks
     twin: bool  # there is a repaired program

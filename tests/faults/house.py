@@ -149,10 +149,15 @@ class Run:
 
         self._until(f"rank {rank} waiting in step {step}", waits)
 
-    def until_said(self, code: int) -> None:
-        self._until(f"E{code}", lambda: any(d["code"] == f"E{code}" for d in self.daemon.json("diagnostics")))
+    def until_said(self, code: int, words: str) -> None:
+        """Until the daemon has said this in a diagnostic of that code."""
 
-    def _until(self, what: str, condition: Any, seconds: float = 30) -> None:
+        def is_said() -> bool:
+            return any(d["code"] == f"E{code}" and words in d["text"] for d in self.daemon.json("diagnostics"))
+
+        self._until(f"E{code}", is_said)
+
+    def _until(self, what: str, condition: Any, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds * self.build.patience
         while not condition():
             if time.monotonic() > deadline:

@@ -234,6 +234,11 @@ def judge_told(run: house.Run, expect: Expect, number: int, verdict: Verdict) ->
     best = min(told, key=lambda f: len(differences(expect, unwrapped(f, expect), the_rank(expect, number))))
     verdict.said = best
     wrong = differences(expect, unwrapped(best, expect), the_rank(expect, number))
+    if not wrong and best["code"] != expect.code:
+        # The text of an abort has no room for the class of its reason; the daemon's record of the reason has it.
+        records = [f for f in statements(run) if f["teller"] is None and f["code"] == expect.code]
+        wrong += min((differences(expect, f, the_rank(expect, number)) for f in records), key=len,
+                     default=[f"the daemon has no record of E{expect.code}"])
     if expect.exception and expect.exception not in best["classes"]:
         wrong.append(f"class of the exception: expected {expect.exception}, raised {best['classes'][:1]}")
     if expect.signal and not any(r.poll() == -expect.signal for r in ranks):
@@ -301,7 +306,7 @@ def where_they_are(run: house.Run) -> list[str]:
 def judge_clean(run: house.Run) -> Verdict:
     """A twin or a guard: everybody trains to the end, and nothing is said."""
     verdict = Verdict()
-    noise = [f for f in statements(run) if f["code"] not in run.scenario.tolerates or not f["warning"]]
+    noise = [f for f in statements(run) if f["code"] not in run.scenario.tolerates or f["teller"] is not None]
     if noise:
         verdict.said = noise[0]
         verdict.worse("false_alarm", *[f"it should be silent: {mask(brief(f))}" for f in noise])

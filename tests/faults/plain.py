@@ -214,7 +214,7 @@ class PlainTrial(Base):
     def mark(self, word: str) -> None:
         pass
 
-    def await_mark(self, word: str, seconds: float = 30) -> None:
+    def await_mark(self, word: str, seconds: float = 60) -> None:
         pass
 
     def marked(self, word: str) -> bool:

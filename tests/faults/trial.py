@@ -90,7 +90,7 @@ class Trial(Base):
     def mark(self, word: str) -> None:
         (self.folder / f"mark-{word}").touch()
 
-    def await_mark(self, word: str, seconds: float = 30) -> None:
+    def await_mark(self, word: str, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while not (self.folder / f"mark-{word}").exists():
             if time.monotonic() > deadline:

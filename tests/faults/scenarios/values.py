@@ -82,7 +82,8 @@ def sum_overflows(t: Any) -> None:
 @scenario(
     Expect(1202, params=("h.1.fc.weight",), rank=1, step=1, micro_batch=0, says=("NaN", "minimum"),
            exception="NonFiniteGradient", told=1),
-    policy={"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 0, "hysteresis": 1, "min_loss_scale": 1}},
+    policy=STOP_AT_NONFINITE | {
+        "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 0, "hysteresis": 1, "min_loss_scale": 1}},
     pattern="E1202", echoes=(1202, 1302))
 def loss_scale_at_minimum(t: Any) -> None:
     """A NaN cannot be scaled away: the loss scale is at its minimum already."""
