@@ -26,6 +26,7 @@ from . import _lib
 from .client import Client, Declaration
 
 BUFFERS = "(buffers)"
+SPARSE = "zerod takes dense gradients only; make it with sparse=False"
 
 
 class Bound:
@@ -112,6 +113,7 @@ def bind(model: nn.Module, groups: list[dict[str, Any]]) -> list[Bound]:
                     f"parameter {i} of group {g}, of shape {tuple(param.shape)}, is not a parameter of the model: "
                     "zerod publishes the weights of one model; put several into one torch.nn.ModuleList"
                 )
+    _refuse_sparse(model)
     bound = []
     for index, (param, name) in enumerate(names.items()):
         check_parameter(name, param)
@@ -120,6 +122,12 @@ def bind(model: nn.Module, groups: list[dict[str, Any]]) -> list[Bound]:
     if not any(b.trainable for b in bound):
         raise ValueError("no parameter of the model is trainable: every requires_grad is False, or the groups are empty")
     return bound
+
+
+def _refuse_sparse(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise TypeError(f"{name or 'the model'} is {type(module).__name__}(sparse=True): " + SPARSE)
 
 
 # ---- buffers --------------------------------------------------------------------------------------------

@@ -2,25 +2,29 @@
 """
 Programs that would wrap the model in DDP, as they do under torchrun: accelerate, and with it the Trainer of
 transformers. For a model that zerod owns the wrap is left out; everything else about a distributed run stays as it is.
-Who wraps it in DDP himself is refused (E1107).
+Who wraps it in DDP or FSDP himself is refused (E1107).
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from .registry import owners_of
 
+_fully_shard = sys.modules.get("torch.distributed.fsdp._fully_shard._fully_shard")
+
 
 def install() -> None:
     """At every attach: accelerate may have been imported since the last one."""
-    _refuse_ddp()
+    _refuse_wrappers()
     _restore_to_numbered_cpu()
     if "accelerate" in sys.modules:
         _leave_out_ddp()
@@ -48,14 +52,33 @@ def _restore_to_numbered_cpu() -> None:
     )
 
 
-@functools.cache
-def _refuse_ddp() -> None:
-    init = DistributedDataParallel.__init__
+def _refuse(modules: Iterable[nn.Module], wrapper: str) -> None:
+    for module in modules:
+        for owner in owners_of(module.parameters()):
+            owner.refuse(1107, f"the model is wrapped in {wrapper} after zerod.Optimizer(model)")
+
+
+def _refuse_in(wrapper: type[nn.Module]) -> None:
+    init = wrapper.__init__
 
     @functools.wraps(init)
     def watched(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        for owner in owners_of(module.parameters()):
-            owner.refuse(1107, "the model is wrapped in DistributedDataParallel after zerod.Optimizer(model)")
+        _refuse([module], wrapper.__name__)
         init(self, module, *args, **kwargs)
 
-    DistributedDataParallel.__init__ = watched
+    wrapper.__init__ = watched
+
+
+@functools.cache
+def _refuse_wrappers() -> None:
+    for wrapper in (DistributedDataParallel, FullyShardedDataParallel, nn.DataParallel):
+        _refuse_in(wrapper)
+    # fully_shard() has no class, and may have been imported by name; this is what it calls before it changes anything.
+    validate = getattr(_fully_shard, "_validate_module", None)
+    if validate is not None:
+
+        def watched(module: Any, *args: Any) -> None:
+            _refuse([module] if isinstance(module, nn.Module) else module, "fully_shard()")
+            validate(module, *args)
+
+        _fully_shard._validate_module = watched

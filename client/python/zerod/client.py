@@ -111,8 +111,16 @@ def _check_world(size: int) -> None:
     world = os.environ.get("WORLD_SIZE", "")
     if world.isdigit() and int(world) != size:
         raise ValueError(
-            f"WORLD_SIZE is {world}, and the daemon's job has {size} ranks (world.size): they have to be the same"
+            f"WORLD_SIZE is {world}, and the daemon's job has {size} (world.size): start as many ranks as the job has, "
+            "or configure as many as you start"
         )
+
+
+def _socket(socket: str | None) -> bytes:
+    path = socket or os.environ.get("ZEROD_SOCKET", "")
+    if not path:
+        raise ValueError("no socket: start the program with zerodrun, which sets ZEROD_SOCKET, or pass socket=")
+    return os.fsencode(path)
 
 
 class Client:
@@ -133,7 +141,7 @@ class Client:
         if not faulthandler.is_enabled():
             faulthandler.enable()  # prints the Python frames when a published weight is written to (E1106)
         options = _lib.Options(
-            socket=os.fsencode(socket) if socket else None,
+            socket=_socket(socket),
             rank=self.rank,
             run_id=run_id.encode() if run_id else None,
             timeout_ms=int(timeout * 1000) if timeout else 0,
@@ -142,14 +150,14 @@ class Client:
             interrupted=_interrupted,
         )
         status = lib.connect(byref(self._handle), byref(options))
+        self.job = _lib.Job()
         try:
             self.check(status)
+            lib.job(self._handle, byref(self.job))
+            _check_world(int(self.job.world_size))
         except BaseException:
             self.close()
             raise
-        self.job = _lib.Job()
-        lib.job(self._handle, byref(self.job))
-        _check_world(int(self.job.world_size))
         _open_clients.add(self)
 
     # ---- life ------------------------------------------------------------------------------------------

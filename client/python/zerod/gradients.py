@@ -21,10 +21,11 @@ from torch import nn
 
 from . import _lib, sites, watch
 from ._lib import lib
-from .binding import Bound
+from .binding import SPARSE, Bound
 from .client import Client
 from .errors import Error, GradientFault, StepAborted
 from .evidence import Evidence, entry_modules
+from .registry import Attached
 from .stage3 import Sharding
 from .watch import now
 
@@ -68,8 +69,8 @@ class Gradients:
             b.param.register_post_accumulate_grad_hook(self._hook(b)) for b in self._bound if b.trainable
         ]
         for module in entry_modules(self._model):
-            self._handles.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
-        self._handles.append(self._model.register_forward_hook(self._after_forward, always_call=True))
+            self._handles.append(module.register_forward_pre_hook(Attached(self._before_forward), prepend=True))
+        self._handles.append(self._model.register_forward_hook(Attached(self._after_forward), always_call=True))
         watch.add(self, self._model)
 
     def close(self) -> None:
@@ -100,8 +101,11 @@ class Gradients:
                 return
             if pushed[index]:
                 gradients._suspect |= gradients._refuses_again
-            if reorder or not grad.is_contiguous():
-                grad = b.flatten(grad)
+            try:
+                if reorder or not grad.is_contiguous():
+                    grad = b.flatten(grad)
+            except RuntimeError:  # what is sparse cannot be asked that
+                raise TypeError(f"the gradient of {b.name} is {grad.layout}: {SPARSE}") from None
             record.param = index
             record.data = grad.data_ptr()
             if send(handle, reference) != 0:
@@ -277,7 +281,10 @@ class Gradients:
             self.forget_step()
         elif self._open:
             self._forget_micro_batch()
-            self.answered(lambda: self._client.abandon_backward(why))
+            try:
+                self.answered(lambda: self._client.abandon_backward(why))
+            except StepAborted:
+                pass  # some of it was in the sums: the others are told, and this rank wanted it
 
     @property
     def has_any(self) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -88,7 +89,7 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for name in ("amsgrad", "maximize"):
                 if group.get(name):
-                    raise ValueError(f"{name}=True is not a thing of the daemon's {self.optimizer_type}")
+                    raise ValueError(f"{name}=True: the daemon's {self.optimizer_type} has none; leave it out")
         # While groups are as configured nothing is sent, and the daemon's scheduler counts. Without one they are always
         # sent: a rank that was started again may find them as configured just when the others have changed theirs.
         has_scheduler = self._client.job.has_scheduler
@@ -117,6 +118,7 @@ class Optimizer(torch.optim.Optimizer):
         callers.install()
         self.state.update({b.param: state.LazyState(self, b) for b in self._bound if b.trainable})
         self.param_ids = frozenset(id(b.param) for b in self._bound)
+        self.modules = weakref.WeakSet(self.model.modules())
         self._formed = True
         open_optimizers.add(self)
 
@@ -333,9 +335,10 @@ class Optimizer(torch.optim.Optimizer):
         self._client.clear_fault()
         self._gradients.fault = None
 
-    def refuse(self, code: int, what: str) -> None:
+    def refuse(self, code: int, what: str, params: Iterable[torch.Tensor] = ()) -> None:
         """Raises a fault of this side's, with the daemon's text, and goes on: nothing has been harmed."""
-        self._client.report(code, [], what)
+        index = {b.param: b.index for b in self._bound}
+        self._client.report(code, [index[p] for p in params], what)
         try:
             self._client.read_number(0, _lib.GRAD_NORM)
         finally:
@@ -368,6 +371,7 @@ class Optimizer(torch.optim.Optimizer):
                 "the layout of partitions is fixed when the job is formed: pass all groups to zerod.Optimizer(...), "
                 "with lr=0 for those that are to be trained later"
             )
+        _check_group(self.model, self.param_groups, param_group)
         super().add_param_group(param_group)
 
     def __deepcopy__(self, _memo: Any) -> Any:
@@ -381,7 +385,7 @@ def _model_and_groups(params: Any, model: nn.Module | None) -> tuple[nn.Module, 
     if isinstance(params, nn.Module):
         if model is not None and model is not params:
             raise TypeError("two models: the first argument is the model, or groups of the parameters of model=")
-        return params, list(params.parameters())
+        return params, _some(list(params.parameters()), "the model has no parameters")
     if model is None:
         raise TypeError(
             "zerod publishes the weights of a whole model: zerod.Optimizer(model, ...), "
@@ -389,7 +393,26 @@ def _model_and_groups(params: Any, model: nn.Module | None) -> tuple[nn.Module, 
         )
     if isinstance(params, torch.Tensor):
         raise TypeError("the parameters are one tensor: pass the model, or a list of groups and model=")
-    return model, list(params)
+    return model, _some(list(params), "the list of parameters is empty: pass the model, or groups of its parameters and model=")
+
+
+def _some(params: list[Any], otherwise: str) -> list[Any]:
+    if not params:
+        raise ValueError(otherwise)
+    return params
+
+
+def _check_group(model: nn.Module, groups: list[dict[str, Any]], group: dict[str, Any]) -> None:
+    """Before torch's own checks, which do not say which parameter it is."""
+    params = group["params"] = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
+    names = {id(param): name for name, param in model.named_parameters()}
+    seen = {id(param): g for g, other in enumerate(groups) for param in other["params"]}
+
+    for i, param in enumerate(entry[1] if isinstance(entry, tuple) else entry for entry in params):
+        name = names.get(id(param), f"parameter {i} of group {len(groups)}")
+        binding.check_parameter(name, param)
+        if seen.setdefault(id(param), len(groups)) != len(groups):
+            raise ValueError(f"{name} is in group {seen[id(param)]} and in group {len(groups)}: it can have one learning rate only")
 
 
 def _refuse_attached(model: nn.Module) -> None:

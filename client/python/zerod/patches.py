@@ -4,6 +4,7 @@ Where torch offers no hook, its functions are wrapped: once a process, and only 
 
     clip_grad_norm_      finds cleared gradients and would clip nothing: clips in the daemon
     clip_grad_value_     cannot be had: raises
+    register_parameter   a parameter that comes later, or replaces one, would be trained by nobody: raises
     GradScaler           finds no gradients to check: gets the scale to the daemon, and its verdict back
     Module.zero_grad     is what many trainers call instead of the optimizer's
     Module.to            copies on the way from host memory to host memory
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
 from torch.nn.utils import clip_grad
 
-from .registry import owners_of, with_gradients
+from .registry import Attached, open_optimizers, owners_of, with_gradients
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 # ---- clipping -------------------------------------------------------------------------------------------
 
 
-def _clip(parameters: list[torch.Tensor], max_norm: float, total_norm: torch.Tensor) -> bool:
-    """Clips in the daemon. Returns False when the parameters are none of zerod's."""
+def _clip(parameters: list[torch.Tensor], max_norm: float, total_norm: torch.Tensor, how: dict[str, Any]) -> bool:
+    """Clips in the daemon; how: further arguments of clip_grad_norm_. Returns False when the parameters are none of zerod's."""
     owners = owners_of(parameters)
     if not owners:
         return False
@@ -38,17 +40,25 @@ def _clip(parameters: list[torch.Tensor], max_norm: float, total_norm: torch.Ten
             "clip_grad_norm_ of some of the parameters: zerod clips by the norm of all of a job's gradients; "
             "pass model.parameters(), or set gradient_clipping in the daemon's configuration"
         )
-    total_norm.fill_(owners[0].clip_grad_norm_(max_norm))  # computed from cleared gradients, it is 0 so far
+    total_norm.fill_(owners[0].clip_grad_norm_(max_norm, **how))  # computed from cleared gradients, it is 0 so far
     return True
 
 
 def _wrap_clipping() -> None:
-    clip, value = clip_grad._clip_grads_with_norm_, clip_grad.clip_grad_value_
+    clip, value, norm = clip_grad._clip_grads_with_norm_, clip_grad.clip_grad_value_, clip_grad._get_total_norm
+    asked: dict[str, Any] = {}  # of the clip_grad_norm_ that is running
+
+    @functools.wraps(norm)
+    def get_total_norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: Any = None) -> Any:
+        asked.update(norm_type=norm_type, error_if_nonfinite=error_if_nonfinite)
+        return norm(tensors, norm_type, error_if_nonfinite, foreach)
 
     @functools.wraps(clip)
     def clip_grads_with_norm_(parameters: Any, max_norm: float, total_norm: torch.Tensor, foreach: Any = None) -> None:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if not _clip(parameters, max_norm, total_norm):
+        how = dict(asked)
+        asked.clear()
+        if not _clip(parameters, max_norm, total_norm, how):
             clip(parameters, max_norm, total_norm, foreach)
 
     @functools.wraps(value)
@@ -58,7 +68,8 @@ def _wrap_clipping() -> None:
             raise ValueError("clip_grad_value_: the gradients are in zerod already; it clips by norm, clip_grad_norm_")
         value(parameters, clip_value, foreach)
 
-    # clip_grad_norm_ looks this one up when it is called, so that earlier imports of clip_grad_norm_ are covered.
+    # clip_grad_norm_ looks these up when it is called, so that earlier imports of clip_grad_norm_ are covered.
+    clip_grad._get_total_norm = get_total_norm
     clip_grad._clip_grads_with_norm_ = clip_grads_with_norm_
     clip_grad.clip_grad_value_ = nn.utils.clip_grad_value_ = clip_grad_value_
 
@@ -119,7 +130,10 @@ class _LoadGuard:
         self._opt = opt
         self._outermost: nn.Module | None = None
 
-    def before(self, module: nn.Module, *_: Any) -> None:
+    def before(self, module: nn.Module, _state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+        if metadata.get("assign_to_params_buffers"):
+            what = f"load_state_dict(assign=True) would replace the parameters of {prefix.removesuffix('.') or 'the model'}"
+            self._opt.refuse(1104, what)
         if self._outermost is None and not self._opt.is_writable:
             self._opt.open_window()
             self._outermost = module
@@ -130,13 +144,43 @@ class _LoadGuard:
             self._opt.close_window()
 
 
+# ---- parameters that come late --------------------------------------------------------------------------
+
+
+def _late(module: nn.Module, name: str, param: torch.Tensor) -> None:
+    for opt in list(open_optimizers):
+        if module in opt.modules and id(param) not in opt.param_ids:
+            full_name = next(f"{path}.{name}" if path else name for path, m in opt.model.named_modules() if m is module)
+            old = module._parameters.get(name.split(".")[0])
+            if old is not None and id(old) in opt.param_ids:
+                opt.refuse(1104, f"another parameter is about to take the place of {full_name}", [old])
+            raise ValueError(
+                f"{full_name} comes after zerod.Optimizer(model): the parameters of a job are fixed when it is formed, so "
+                "nobody would train it. Add it before, or opt.close() and attach again"
+            )
+
+
+def _watch_registrations() -> None:
+    def parameter(module: nn.Module, name: str, param: torch.Tensor | None) -> None:
+        if open_optimizers and param is not None and param.requires_grad:
+            _late(module, name, param)
+
+    def child(module: nn.Module, name: str, new: nn.Module | None) -> None:
+        for path, param in new.named_parameters() if open_optimizers and new is not None else ():
+            if param.requires_grad:
+                _late(module, f"{name}.{path}", param)
+
+    register_module_parameter_registration_hook(parameter)
+    register_module_module_registration_hook(child)
+
+
 def attach(opt: Optimizer) -> list[Any]:
     """Installs what is process-wide, and guards the model. Returns handles to be removed."""
     _install()
     guard, handles = _LoadGuard(opt), []
     for module in opt.model.modules():
-        handles.append(module.register_load_state_dict_pre_hook(guard.before))
-        handles.append(module.register_load_state_dict_post_hook(guard.after))
+        handles.append(module.register_load_state_dict_pre_hook(Attached(guard.before)))
+        handles.append(module.register_load_state_dict_post_hook(Attached(guard.after)))
     return handles
 
 
@@ -146,3 +190,4 @@ def _install() -> None:
     _wrap_scaler()
     _wrap_zero_grad()
     _wrap_to()
+    _watch_registrations()

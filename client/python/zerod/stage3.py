@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch import nn
 
 from .binding import Bound
 from .client import Client
-from .registry import owners_of
+from .registry import Attached, owners_of
 
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
@@ -92,9 +91,9 @@ class Sharding:
     def _install(self, module: nn.Module) -> None:
         module._parameters = _Parameters(self, module._parameters)
         self._handles += [
-            module.register_forward_pre_hook(self._before, prepend=True),
-            module.register_forward_hook(self._after, always_call=True),
-            module.register_state_dict_post_hook(functools.partial(self._fill_state_dict)),  # torch marks it
+            module.register_forward_pre_hook(Attached(self._before), prepend=True),
+            module.register_forward_hook(Attached(self._after), always_call=True),
+            module.register_state_dict_post_hook(Attached(self._fill_state_dict)),
         ]
 
     def close(self) -> None:

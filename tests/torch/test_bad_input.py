@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What bad input gets: the exception and its whole text against tests/torch/texts (ZEROD_UPDATE_GOLDEN=1 writes them), what
+the other rank is told, and that training goes on where it can. Every wait is bounded: ranks.py and the processes here
+give up with a failure.
+"""
+
+import copy
+import os
+import pickle
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import wait_for
+from torch import nn
+
+TEXTS = Path(__file__).with_name("texts")
+EXITS = Path(__file__).with_name("exits.py")
+ONE = {"world": {"size": 1}}
+
+
+def caught(call, *args, **kwargs):
+    """Class and text of what a call raises."""
+    try:
+        call(*args, **kwargs)
+    except BaseException as e:
+        return f"{type(e).__name__}: {e}"
+    return "nothing was raised"
+
+
+def same(name, text):
+    """Compares with the text of that name, without what is another one in each run."""
+    text = re.sub(r"/\S*/(nobody|zerod|plain)\.sock", r"/run/\1.sock", text)
+    text = re.sub(r"test_bad_input\.py:\d+", "test_bad_input.py:LINE", text)
+    text = re.sub(r"pid \d+|kill \d+", lambda m: m[0].split()[0] + " PID", text)
+    text = re.sub(r"attached [0-9.]+ s ago", "attached T ago", text)
+    text = re.sub(r"\d+ ms ago", "T ago", text).rstrip() + "\n"
+    path = TEXTS / f"{name}.txt"
+    if os.environ.get("ZEROD_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert path.exists(), f"{path} is missing; this was said:\n{text}"
+    assert text == path.read_text()
+
+
+def all_same(texts):
+    for name, text in texts.items():
+        same(name, text)
+
+
+def make_model():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 6))
+
+
+def batch(seed=0):
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def train(model, opt, n_steps=1):
+    """Steps that have to work. Return: how many were committed."""
+    before = opt.epoch
+    for _ in range(n_steps):
+        model(batch()).pow(2).mean().backward()
+        opt.step()
+        opt.zero_grad()
+    return opt.epoch - before
+
+
+# ---- what cannot be attached ----------------------------------------------------------------------------
+
+
+def import_with(version):
+    real = torch.__version__
+    torch.__version__ = version
+    try:
+        return caught(__import__, "zerod")
+    finally:
+        torch.__version__ = real
+        for name in [n for n in sys.modules if n.split(".")[0] == "zerod"]:
+            del sys.modules[name]
+
+
+def wrong_places(zerod, folder):
+    """Daemon, socket, rank, number of ranks."""
+    model, said = make_model(), {}
+    (folder / "plain.sock").write_text("")
+
+    said["no-daemon"] = caught(zerod.Optimizer, model, socket=str(folder / "nobody.sock"))
+    said["not-a-socket"] = caught(zerod.Optimizer, model, socket=str(folder / "plain.sock"))
+    socket = os.environ.pop("ZEROD_SOCKET")
+    said["no-socket"] = caught(zerod.Optimizer, model)
+    os.environ["ZEROD_SOCKET"] = socket
+    said["rank-not-a-number"] = caught(zerod.Optimizer, model, rank="two")
+    said["rank-negative"] = caught(zerod.Optimizer, model, rank=-1)
+    said["rank-beyond"] = caught(zerod.Optimizer, model, rank=7)
+    rank = os.environ.pop("RANK")
+    said["no-rank"] = caught(zerod.Optimizer, model)
+    os.environ.update(RANK=rank, WORLD_SIZE="4")
+    said["world-size"] = caught(zerod.Optimizer, model)
+    os.environ["WORLD_SIZE"] = "1"
+    return said
+
+
+def wrapped_models(zerod):
+    from torch import distributed
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    said = {"wrapped-ddp": caught(zerod.Optimizer, DistributedDataParallel(make_model()))}
+    inside = nn.ModuleDict({"student": DistributedDataParallel(make_model()), "head": nn.Linear(2, 2)})
+    said["wrapped-inside"] = caught(zerod.Optimizer, inside)
+    said["wrapped-fully-shard"] = caught(zerod.Optimizer, fully_shard(make_model()))
+    said["wrapped-fsdp"] = caught(zerod.Optimizer, FullyShardedDataParallel(make_model(), device_id=torch.device("cpu")))
+    return said
+
+
+def wrong_parameters(zerod):
+    said = {}
+
+    def refused(name, model, params=None, **kwargs):
+        said[name] = caught(zerod.Optimizer, *([model] if params is None else [params]),
+                            **({} if params is None else {"model": model}), **kwargs)
+
+    with_complex, not_leaf, model = make_model(), make_model(), make_model()
+    with_complex.register_parameter("phase", nn.Parameter(torch.zeros(3, dtype=torch.complex64)))
+    computed = not_leaf[0].weight * 2
+    refused("float64", make_model().double())
+    refused("complex", with_complex)
+    refused("meta", make_model().to("meta"))
+    refused("not-leaf", not_leaf, [computed])
+    refused("sparse-parameter", nn.ParameterList([nn.Parameter(torch.eye(3).to_sparse())]))
+    refused("sparse-gradient", nn.Sequential(nn.Embedding(5, 6, sparse=True), make_model()))
+    refused("empty-list", model, [])
+    refused("no-trainable", make_model().requires_grad_(False))
+    refused("no-parameters", nn.Tanh())
+    refused("foreign", model, [make_model()[0].weight])
+    refused("twice-in-groups", model, [{"params": [model[0].weight]}, {"params": [model[0].weight]}])
+    refused("not-a-parameter", model, ["0.weight"])
+    refused("one-tensor", model, model[0].weight)
+    said["no-model"] = caught(zerod.Optimizer, list(model.parameters()))
+    refused("unknown-hyper", model, momentum=0.9)
+    refused("amsgrad", model, [{"params": list(model.parameters()), "amsgrad": True}])
+    refused("on-duplicate", model, on_duplicate="add")
+    return said
+
+
+def cannot_attach(folder):
+    """After each refusal the rank is free again: at the end it trains."""
+    said = {"torch-version": import_with("2.5.1+cpu")}
+    import zerod
+
+    said |= wrong_places(zerod, folder) | wrapped_models(zerod) | wrong_parameters(zerod)
+    model = make_model()
+    opt = zerod.Optimizer(model)
+    said["rank-taken"] = caught(zerod.Optimizer, make_model())
+    said["two-optimizers"] = caught(zerod.Optimizer, nn.Sequential(model[0]))
+    n_steps = train(model, opt, 2)
+    opt.close()
+    return said, n_steps
+
+
+def test_what_cannot_be_attached(zerod, start, tmp_path):
+    said, n_steps = start(zerod(ONE), cannot_attach, folder=tmp_path).result()
+    assert n_steps == 2
+    all_same(said)
+
+
+# ---- misuse of what is attached --------------------------------------------------------------------------
+
+
+def copies(zerod, model, opt, said):
+    said["deepcopy-optimizer"] = caught(copy.deepcopy, opt)
+    said["pickle-optimizer"] = caught(pickle.dumps, opt)
+    other = copy.deepcopy(model)
+    ordinary = torch.optim.SGD(other.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    for _ in range(2):
+        other(batch()).pow(2).mean().backward()
+        ordinary.step()
+        ordinary.zero_grad()
+    assert not opt.has_gradients, "the copy's gradients were pushed"
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)), "the copy wrote to the model"
+    assert not any(torch.equal(a, b) for a, b in zip(before, other.parameters(), strict=True)), "the copy did not train"
+    again = pickle.loads(pickle.dumps(model))
+    again(batch()).pow(2).mean().backward()
+    assert not opt.has_gradients and again[0].weight.grad is not None
+
+
+def additions(model, opt, said):
+    """Parameters that come after the job was formed."""
+    said["group-added"] = caught(opt.add_param_group, {"params": [nn.Parameter(torch.zeros(2))]})
+    said["parameter-added"] = caught(model[0].register_parameter, "scale", nn.Parameter(torch.ones(1)))
+    said["module-added"] = caught(model.append, nn.Linear(6, 2))
+    said["parameter-replaced"] = caught(setattr, model[0], "weight", nn.Parameter(torch.zeros(10, 6)))
+    model[0].register_parameter("frozen", nn.Parameter(torch.ones(1), requires_grad=False))  # is fine: nobody trains it
+    del model[0].frozen
+
+
+def orders(model, opt, said):
+    """step() and backward() in other orders than usual."""
+    said["step-without-backward"] = caught(opt.step)
+    opt.abort_step()
+    model(batch()).pow(2).mean().backward()
+    loss = model(batch(1)).pow(2).mean()
+    loss.backward(retain_graph=True)
+    said["backward-twice"] = caught(loss.backward)
+    said["backward-twice-again"] = caught(opt.step)
+    opt.abort_step("the test wants it")
+    model(batch()).pow(2).mean().backward()
+    said["zero-grad-between"] = caught(opt.zero_grad)
+    opt.clear_fault()
+    model(batch()).pow(2).mean().backward()
+    model(batch(1)).pow(2).mean().backward()
+    said["zero-grad-after-micro-batch"] = caught(model.zero_grad)
+
+
+def clips(model, opt, said):
+    model(batch()).pow(2).mean().backward()
+    said["clip-part"] = caught(nn.utils.clip_grad_norm_, model[0].parameters(), 1.0)
+    said["clip-value"] = caught(nn.utils.clip_grad_value_, model.parameters(), 1.0)
+    said["clip-infinity-norm"] = caught(nn.utils.clip_grad_norm_, model.parameters(), 1.0, norm_type=float("inf"))
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    opt.step()
+    assert norm > 1e-3 and abs(opt.result.grad_norm - norm.item()) < 1e-6
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ArithmeticError("out of luck")
+
+
+def fail(*_):
+    raise ArithmeticError("out of luck")
+
+
+def exceptions(model, opt, said):
+    """The caller's own exception arrives as it is; the step says what it has left behind."""
+    handle = model[2].register_forward_hook(fail)
+    said["in-forward"] = caught(model, batch())
+    handle.remove()
+    train(model, opt)
+
+    said["in-backward"] = caught(lambda: model[2](Fails.apply(model[:2](batch()))).pow(2).mean().backward())
+    said["in-backward-step"] = caught(opt.step)
+    opt.clear_fault()
+    train(model, opt)
+
+    handle = model[0].weight.register_hook(fail)
+    said["in-hook"] = caught(lambda: model(batch()).pow(2).mean().backward())
+    said["in-hook-next"] = caught(lambda: model(batch()).pow(2).mean().backward())
+    handle.remove()
+    opt.abort_step("the test wants it")
+    train(model, opt)
+
+
+def storage(zerod, model, opt, said):
+    said["assign"] = caught(model.load_state_dict, make_model().state_dict(), assign=True)
+    train(model, opt)
+    model.load_state_dict(make_model().state_dict())
+    assert torch.equal(model[0].weight, make_model()[0].weight)
+    model.to(memory_format=torch.channels_last)  # changes nothing of matrices
+    train(model, opt)
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    said["ddp-afterwards"] = caught(DistributedDataParallel, model)
+    said["fully-shard-afterwards"] = caught(fully_shard, model)
+    said["data-parallel-afterwards"] = caught(nn.DataParallel, model)
+    train(model, opt)
+    model.half()
+    said["half"] = caught(lambda: model(batch().half()).pow(2).mean().backward())
+    said["half-again"] = caught(opt.step)
+
+
+class SparseWeight(nn.Module):
+    """Its gradient is sparse, and no module says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5, 6))
+
+    def forward(self, x):
+        return nn.functional.embedding(torch.tensor([0, 1, 2, 3]), self.weight, sparse=True) * x
+
+
+def sparse_gradient():
+    import zerod
+
+    model = SparseWeight()
+    opt = zerod.Optimizer(model)
+    said = caught(lambda: model(batch()).sum().backward())
+    opt.close()
+    return said
+
+
+def test_sparse_gradient(zerod, start):
+    same("sparse-gradient-pushed", start(zerod(ONE), sparse_gradient).result())
+
+
+def misuse():
+    """Steps in between show that everything goes on."""
+    import zerod
+
+    said, model = {}, make_model()
+    opt = zerod.Optimizer(model)
+    for what in (lambda: copies(zerod, model, opt, said), lambda: additions(model, opt, said),
+                 lambda: orders(model, opt, said), lambda: clips(model, opt, said),
+                 lambda: exceptions(model, opt, said), lambda: storage(zerod, model, opt, said)):
+        assert train(model, opt, 2) == 2
+        what()
+    opt.close()
+    return said
+
+
+def test_misuse(zerod, start):
+    all_same(start(zerod(ONE), misuse).result())
