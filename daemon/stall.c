@@ -149,11 +149,48 @@ const char *job_waits_for(const struct job *job, const struct job_rank *rank)
     return waits[rank->wait];
 }
 
+/* Have those who are waited for done nothing of this step yet? */
+static bool all_are_absent(const struct job *job)
+{
+    bool any = false;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        const struct ledger_rank *ledger = &job->ledger.ranks[r];
+
+        if (!is_blocking(job, &job->ranks[r]))
+            continue;
+        if (ledger->open || ledger->n_ended > 0)
+            return false;
+        any = true;
+    }
+    return any;
+}
+
+/* What the first of them that is inside a backward has not pushed yet. Return: how many; ids has room for all. */
+static uint32_t find_awaited(const struct job *job, uint32_t *ids)
+{
+    uint32_t n = 0;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        const struct ledger_rank *ledger = &job->ledger.ranks[r];
+
+        if (!is_blocking(job, &job->ranks[r]) || !ledger->open)
+            continue;
+        for (uint32_t p = 0; p < job->layout->n_params; p++)
+            if (job->layout->params[p].trainable && ledger->entries[p].n_pushed == 0)
+                ids[n++] = p;
+        break;
+    }
+    return n;
+}
+
 static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, bool aborted)
 {
     char ranks[256] = "", waiting[384], blocking[1024] = "";
     const struct job_rank *one = first_waiting(job);
     struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
+    _cleanup_free_ uint32_t *awaited = job->layout ? calloc(job->layout->n_params + 1, sizeof(*awaited)) : NULL;
+    uint32_t n_awaited = awaited ? find_awaited(job, awaited) : 0;
 
     if (one)
         at = job_at(job, one);
@@ -166,6 +203,9 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         .at = at,
         .waiting = waiting,
         .blocking = blocking,
+        .params = awaited,
+        .n_params = n_awaited,
+        .absent = job->has_weights && all_are_absent(job),
         .since_ms = since_ms,
         .aborted = aborted,
         .forming = !job->has_weights,
