@@ -14,10 +14,10 @@ ZEROD_PACKAGES=(gcc libc6-dev meson ninja-build pkg-config libuv1-dev libprotobu
 # To test; beyond those.
 ZEROD_TEST_PACKAGES=(python3-venv)
 ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml)
-# To train with PyTorch and to test that. Which build of torch it is, pip's own configuration decides; the CPU's will do.
-ZEROD_TORCH_MODULES=(torch==2.13.0 "${ZEROD_TEST_MODULES[@]}")
-# For the example that fine-tunes, with its model and its Trainer.
-ZEROD_LORA_MODULES=(torch==2.13.0 numpy "transformers<5" peft accelerate)
+# To train with PyTorch. Which build of torch it is, pip's own configuration decides; the CPU's will do.
+ZEROD_TORCH_MODULES=(torch==2.13.0 numpy)
+# To test that, beside the callers that people use.
+ZEROD_CALLERS=(transformers==4.57.6 accelerate==1.15.0 peft==0.21.2 lightning==2.6.6)
 
 say() {
     printf '%s\n' "$*"
@@ -120,12 +120,12 @@ make_venv_of() {
     printf '%s\n' "$*" >"$stamp"
 }
 
-# make_venv: build/venv with the Python modules that the tests use.
+# make_venv: build/venv with the Python modules that the tests use, PyTorch and its callers among them.
 make_venv() {
-    make_venv_of venv "${ZEROD_TEST_MODULES[@]}"
+    make_venv_of venv "${ZEROD_TEST_MODULES[@]}" "${ZEROD_TORCH_MODULES[@]}" "${ZEROD_CALLERS[@]}"
 }
 
-# make_torch_venv: build/venv-torch with PyTorch, and what the tests with PyTorch use.
+# make_torch_venv: build/venv-torch with PyTorch alone, for scripts/quickstart --torch.
 make_torch_venv() {
     make_venv_of venv-torch "${ZEROD_TORCH_MODULES[@]}"
 }
@@ -141,9 +141,4 @@ install_python_package() {
         --disable-pip-version-check --force-reinstall --no-deps "$ZEROD_ROOT/client/python" ||
         die "client/python could not be installed"
     printf '%s\n' "$sum" >"$stamp"
-}
-
-# make_lora_venv: build/venv-lora for client/python/examples/lora.
-make_lora_venv() {
-    make_venv_of venv-lora "${ZEROD_LORA_MODULES[@]}"
 }

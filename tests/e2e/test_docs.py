@@ -83,6 +83,13 @@ class Reader:
             library = str(build.path("client/libzerod.so"))
             self.env |= {"PYTHONPATH": str(ROOT / "client/python"), "ZEROD_LIBRARY": library}
 
+    def give_python(self, folder):
+        """A Python of his own to install into, in which torch is there already."""
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        site = next(folder.glob("lib/python*/site-packages"))
+        (site / "tests.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
+        self.env["PATH"] = f"{folder / 'bin'}:{self.env['PATH']}"
+
     def shell(self, block, text, timeout=60):
         if not self.literally:
             text = SCRIPT.sub(lambda line: check_script(block, line[0]), text)
@@ -276,6 +283,8 @@ def test_newcomer(build, tmp_path):
     tree = tmp_path / "zerod"
     fresh_copy(tree)
     reader = Reader(build, tree, tmp_path, literally=True)
-    said = reader.shell("scripts/quickstart", "scripts/quickstart", timeout=1800)
-    assert "FAILED" not in said and re.search(r"^== checks$", said, re.MULTILINE), said
+    reader.give_python(tmp_path / "venv")
+    for quickstart in ("scripts/quickstart", "scripts/quickstart --torch"):
+        said = reader.shell(quickstart, quickstart, timeout=1800)
+        assert "FAILED" not in said and re.search(r"^== checks$", said, re.MULTILINE), said
     follow_all(reader, "README.md")
