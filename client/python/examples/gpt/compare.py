@@ -86,9 +86,12 @@ def events(report: Path, name: str) -> list[dict]:
 
 
 def pss_bytes(pid: int) -> int:
-    """Proportional set size: pages that several processes map count for each of them in part."""
+    """
+    Proportional set size: pages that several processes map count for each of them in part. Without those of files,
+    which are programs and libraries: the same in all runs, and shared with whoever else runs torch at the moment.
+    """
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
-    return int(re.search(r"^Pss:\s+(\d+)", rollup, re.MULTILINE)[1]) * 1024
+    return 1024 * sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+)", rollup, re.MULTILINE)))
 
 
 class Memory:
@@ -209,7 +212,7 @@ def plot_memory(held: dict[str, dict[str, int]], path: Path) -> None:
         bars = axes.bar(list(RUNS.values()), heights, bottom=list(base.values()), color=color, label=part, width=0.6)
         axes.bar_label(bars, [f"{h:.0f}" if h else "" for h in heights], label_type="center")
         base = {run: base[run] + h for run, h in zip(RUNS, heights, strict=True)}
-    axes.set_ylabel("proportional set size, MB")
+    axes.set_ylabel("proportional set size without files, MB")
     axes.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=100)
