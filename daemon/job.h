@@ -153,7 +153,7 @@ struct job_rank {
     uint32_t *gathering; /* parameters of the request under way; owned */
     uint32_t n_gathering;
     bool prefetching; /* one hint at a time is loaded */
-    bool forget; /* of its WriteEnd */
+    bool forget;      /* of its WriteEnd */
 };
 
 /* A redone push: compared with its predecessor's sum once both are known. */

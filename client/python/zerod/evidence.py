@@ -17,6 +17,7 @@ from torch import nn
 
 from . import _lib, watch
 from .binding import Bound
+from .hooks import Hook
 from .watch import Failure, Segment, now
 
 
@@ -51,7 +52,7 @@ class Evidence:
         if not self._hooks:
             called = self._called
             owners = {owner for owners in self._owners for owner in owners}
-            self._hooks = [m.register_forward_pre_hook(lambda module, _: called.add(module)) for m in owners]
+            self._hooks = [m.register_forward_pre_hook(Hook(lambda module, _: called.add(module))) for m in owners]
 
     def stop(self) -> None:
         for hook in self._hooks:

@@ -25,6 +25,7 @@ from .binding import Bound
 from .client import Client
 from .errors import Error, GradientFault, StepAborted
 from .evidence import Evidence, entry_modules
+from .hooks import Hook
 from .stage3 import Sharding
 from .watch import now
 
@@ -67,8 +68,10 @@ class Gradients:
             b.param.register_post_accumulate_grad_hook(self._hook(b)) for b in self._bound if b.trainable
         ]
         for module in entry_modules(self._model):
-            self._handles.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
-        self._handles.append(self._model.register_forward_hook(self._after_forward, always_call=True))
+            self._handles.append(module.register_forward_pre_hook(Hook(self._before_forward), prepend=True))
+        self._handles.append(self._model.register_forward_hook(Hook(self._after_forward), always_call=True))
+        if self._sharding:
+            self._sharding.on_fault = self._keep
         watch.add(self, self._model)
 
     def close(self) -> None:
@@ -167,6 +170,8 @@ class Gradients:
             # The forward passed by every module that is watched, but its graph says that there was one.
             self._forward_since = True
             self.end_micro_batch()
+        if self._sharding:
+            self._sharding.backward_begins()
 
     def backward_ends(self, error: BaseException | None) -> None:
         involved = self._outer == now.outer
@@ -241,6 +246,8 @@ class Gradients:
 
     def finish(self) -> None:
         """Before the step is asked for: ends the micro-batch, and says what is known of missing parameters."""
+        if self._sharding:
+            self._sharding.reset()
         self.flush()
         self.report_storage()
         left = self._wanted & ~self._in_step

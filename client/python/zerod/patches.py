@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
+from .hooks import Hook
 from .registry import owners_of, with_gradients
 
 if TYPE_CHECKING:
@@ -135,8 +136,8 @@ def attach(opt: Optimizer) -> list[Any]:
     _install()
     guard, handles = _LoadGuard(opt), []
     for module in opt.model.modules():
-        handles.append(module.register_load_state_dict_pre_hook(guard.before))
-        handles.append(module.register_load_state_dict_post_hook(guard.after))
+        handles.append(module.register_load_state_dict_pre_hook(Hook(guard.before)))
+        handles.append(module.register_load_state_dict_post_hook(Hook(guard.after)))
     return handles
 
 
