@@ -322,7 +322,7 @@ static const struct config_key table[] = {
     INERT("zero_optimization.ignore_unused_parameters", "diagnostics.on_missing decides what happens to them."),
     INERT("zero_optimization.round_robin_gradients", "All owners are served by one pool of threads."),
     INERT("zero_optimization.sub_group_size", "The update runs in pieces that fit a processor's cache."),
-    INERT("zero_optimization.stage3_prefetch_bucket_size", "Gathering is a local copy; there is nothing to prefetch."),
+    INERT("zero_optimization.stage3_prefetch_bucket_size", "Gathering is a local copy; the trainers say what is gathered next."),
     INERT("zero_optimization.stage3_param_persistence_threshold",
           "Gathering is a local copy, cheap for small parameters too."),
     INERT("zero_optimization.stage3_model_persistence_threshold",

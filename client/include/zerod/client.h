@@ -333,11 +333,11 @@ ZEROD_API int zerod_gather(struct zerod *c, const unsigned *params, size_t n_par
 ZEROD_API int zerod_release(struct zerod *c, const unsigned *params, size_t n_params);
 
 /*
- * Stage 3: says what will be gathered soon, so that the daemon copies it while the caller computes, and the zerod_gather()
- * that follows need not wait. A hint, as madvise(MADV_WILLNEED) is one: it waits for nothing, is never refused, makes
- * nothing readable, counts against no quota, and there is nothing to release. While an earlier hint of this rank is
- * being carried out, or if the pool of gathered weights has no room left, it is forgotten; of very many parameters the
- * first 16,384 count. One way.
+ * Stage 3: says what will be gathered soon, so that the daemon copies it while the caller computes, and the
+ * zerod_gather() that follows need not wait. A hint, as madvise(MADV_WILLNEED) is one: it waits for nothing, is never
+ * refused, makes nothing readable, counts against no quota, and there is nothing to release. While an earlier hint of
+ * this rank is being carried out, or if the pool of gathered weights has no room left, it is forgotten; of very many
+ * parameters the first 16,384 count. One way.
  */
 ZEROD_API int zerod_prefetch(struct zerod *c, const unsigned *params, size_t n_params);
 

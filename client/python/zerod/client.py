@@ -290,6 +290,10 @@ class Client:
     def release(self, ids: Any, n: int) -> None:
         self.check(lib.release(self._handle, ids, n))
 
+    def prefetch(self, ids: Any, n: int) -> None:
+        """A hint of what will be gathered: nothing is held."""
+        self.check(lib.prefetch(self._handle, ids, n))
+
     @contextlib.contextmanager
     def gathered(self, indices: Sequence[int]) -> Iterator[None]:
         ids = (c_uint * len(indices))(*indices)

@@ -25,7 +25,11 @@ from .binding import SPARSE, Bound
 from .client import Client
 from .errors import Error, GradientFault, StepAborted
 from .evidence import Evidence, entry_modules
+<<<<<<< HEAD
 from .registry import Attached
+=======
+from .hooks import Hook
+>>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
 from .stage3 import Sharding
 from .watch import now
 
@@ -69,8 +73,15 @@ class Gradients:
             b.param.register_post_accumulate_grad_hook(self._hook(b)) for b in self._bound if b.trainable
         ]
         for module in entry_modules(self._model):
+<<<<<<< HEAD
             self._handles.append(module.register_forward_pre_hook(Attached(self._before_forward), prepend=True))
         self._handles.append(self._model.register_forward_hook(Attached(self._after_forward), always_call=True))
+=======
+            self._handles.append(module.register_forward_pre_hook(Hook(self._before_forward), prepend=True))
+        self._handles.append(self._model.register_forward_hook(Hook(self._after_forward), always_call=True))
+        if self._sharding:
+            self._sharding.on_fault = self._keep
+>>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
         watch.add(self, self._model)
 
     def close(self) -> None:
@@ -172,6 +183,8 @@ class Gradients:
             # The forward passed by every module that is watched, but its graph says that there was one.
             self._forward_since = True
             self.end_micro_batch()
+        if self._sharding:
+            self._sharding.backward_begins()
 
     def backward_ends(self, error: BaseException | None) -> None:
         involved = self._outer == now.outer
@@ -256,6 +269,8 @@ class Gradients:
 
     def finish(self) -> None:
         """Before the step is asked for: ends the micro-batch, and says what is known of missing parameters."""
+        if self._sharding:
+            self._sharding.reset()
         self.flush()
         self.report_storage()
         left = self._wanted & ~self._in_step

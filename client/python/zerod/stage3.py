@@ -3,34 +3,58 @@
 Stage 3 in torch: weights are gathered before a module's forward, released after it, and gathered again for the
 nodes of the backward that saved them.
 
-Addresses are fixed: a parameter's tensor always points to the same place, which can be read while it is gathered. So
-nothing that autograd saved has to be replaced. What is saved inside a module's forward passes through a pair of hooks: a
-weight is kept as itself, and when its node runs, unpacking gathers it. A node's work is over before the next one unpacks,
-so what was gathered for an earlier node can be released then. Anything else goes on to the hooks that stood there
-before, such as a checkpoint's.
+The unit is a module with its direct parameters; a tied parameter belongs to the first module that has it. Addresses are
+fixed: a parameter's tensor always points to the same place, which can be read while it is gathered. So nothing
+that autograd saved has to be replaced. What is saved inside a module's forward passes through a pair of hooks: a weight is
+kept as itself, and when its node runs, unpacking gathers its unit. A node's work is over before the next one
+unpacks, so the units of earlier nodes can be released then, all but one that is wanted again. Anything else that is
+saved goes on to the hooks that stood there before, such as a checkpoint's.
 
 A module that reads another one's weight while it runs (a tied head, nn.MultiheadAttention) is noticed where it reads
 module.weight, and has it until its own forward ends.
+
+So a process maps one unit at a time, and what the modules around it hold: their own direct parameters and what they read of
+others. The daemon is told which units came next the last time, and copies them while this process computes. That holds no
+memory here, and needs no care: if it was wrong, the next gather takes as long as it would have.
 """
 
 from __future__ import annotations
 
 import bisect
 import ctypes
+<<<<<<< HEAD
 from collections.abc import Sequence
 from typing import Any
+=======
+import functools
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+>>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
 
 import torch
 from torch import nn
 
 from .binding import Bound
 from .client import Client
+<<<<<<< HEAD
 from .registry import Attached, owners_of
+=======
+from .errors import GradientFault
+from .hooks import Hook
+from .registry import owners_of
+>>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
 
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 _current_node = torch._C._current_autograd_node
+_current_task = torch._C._current_graph_task_id
+
+Unit = tuple[int, ...]  # indices of parameters
+
+
+# ---- what is saved for the backward ---------------------------------------------------------------------
 
 
 class _Saved:
@@ -42,163 +66,307 @@ class _Saved:
         self.tensor, self.index = tensor, index
 
 
-class _Parameters(dict[str, nn.Parameter]):
+class _Saving:
+    """The pair of hooks for what autograd saves. below: the pair that it stands above, or None."""
+
+    def __init__(self, sharding: Sharding, below: Any) -> None:
+        self.sharding = sharding
+        self._pack_below, self._unpack_below = below if below is not None else (None, None)
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        index = self.sharding.find(tensor)
+        if index is not None:
+            return _Saved(tensor, index)
+        return self._pack_below(tensor) if self._pack_below else tensor
+
+    def unpack(self, saved: Any) -> torch.Tensor:
+        if type(saved) is _Saved:
+            self.sharding.need(saved.index)
+            return saved.tensor
+        return self._unpack_below(saved) if self._unpack_below else saved
+
+
+# ---- what runs ------------------------------------------------------------------------------------------
+
+
+class _Parameters(dict[str, Any]):
     """A module's _parameters, which tells who reads one."""
 
     def __init__(self, sharding: Sharding, parameters: dict[str, Any]) -> None:
         super().__init__(parameters)
         self._sharding = sharding
 
-    def __getitem__(self, name: str) -> nn.Parameter:
+    def __getitem__(self, name: str) -> Any:
         param = super().__getitem__(name)
-        if param is not None and self._sharding.running:
+        if param is not None:
             self._sharding.borrow(param)
         return param
 
     def __reduce__(self) -> Any:
-        return dict, (dict(self),)
+        return dict, (dict(self),)  # a copy of the module is nobody's
 
 
-class _Frame:
+class _Frame(NamedTuple):
     """A module's forward that is running: what it holds, and whether it has pushed hooks."""
 
-    __slots__ = ("hooked", "indices", "module")
+    module: nn.Module
+    indices: list[int]
+    hooked: bool
 
-    def __init__(self, module: nn.Module, indices: list[int]) -> None:
-        self.module, self.indices, self.hooked = module, indices, False
+
+class _Order:
+    """Which unit followed which, the last time."""
+
+    def __init__(self) -> None:
+        self._next: dict[Unit, Unit] = {}
+        self._last: Unit = ()
+
+    def passed(self, unit: Unit, n: int) -> set[int]:
+        """Notes that unit is needed now. Returns the parameters of the n units that are to be expected."""
+        self._next[self._last] = unit
+        self._last = unit
+        expected: set[int] = set()
+        for _ in range(n):
+            unit = self._next.get(unit, ())
+            expected.update(unit)
+        return expected
+
+    def begin(self) -> None:
+        self._last = ()
+
+
+def _ids(indices: Sequence[int]) -> Any:
+    return (ctypes.c_uint * len(indices))(*indices)
 
 
 class Sharding:
     """
-    prefetch: how many modules that are to be needed next are gathered along, as learnt from the last time.
+    prefetch: how many units ahead the daemon is told of. on_fault: told of a refusal before it is raised.
     """
 
     def __init__(self, client: Client, model: nn.Module, bound: Sequence[Bound], prefetch: int = 1) -> None:
         self._client, self._model, self._bound, self.prefetch = client, model, bound, prefetch
+        self.on_fault: Any = None
         self._index = {b.param: b.index for b in bound}
         self._places = sorted((b.address, b.index) for b in bound if b.n_bytes)
         self._starts = [start for start, _ in self._places]
-        self._end = max(b.address + b.n_bytes for b in bound)
         self._n_held = [0] * len(bound)
-        self.running: list[_Frame] = []
-        self._for_nodes: list[int] = []  # gathered for the backward, oldest first
+        self._direct: dict[nn.Module, Unit] = {}
+        self._unit_of: dict[int, Unit] = {}
+        self._running: list[_Frame] = []
+        self._backwards: list[bool] = []  # those that are running; has each pushed hooks?
+        self._for_nodes: list[Unit] = []  # gathered for the node of the backward that runs
         self._node: Any = None
+        self._forward, self._backward = _Order(), _Order()
         self._handles: list[Any] = []
-        for module in model.modules():
+        for name, module in model.named_modules():
             if any(True for _ in module.parameters()):
-                self._install(module)
+                self._install(name, module)
+        _wrap_grad()
+        _open.add(self)
 
-    def _install(self, module: nn.Module) -> None:
+    def _install(self, name: str, module: nn.Module) -> None:
+        self._direct[module] = unit = tuple(self._index[p] for p in module._parameters.values() if p is not None)
+        for index in unit:
+            self._unit_of.setdefault(index, unit)
         module._parameters = _Parameters(self, module._parameters)
         self._handles += [
+<<<<<<< HEAD
             module.register_forward_pre_hook(Attached(self._before), prepend=True),
             module.register_forward_hook(Attached(self._after), always_call=True),
             module.register_state_dict_post_hook(Attached(self._fill_state_dict)),
+=======
+            module.register_forward_pre_hook(Hook(self._before), prepend=True),
+            module.register_forward_hook(Hook(self._after), always_call=True),
+            module.register_state_dict_post_hook(Hook(functools.partial(self._fill_state_dict, name))),
+>>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
         ]
 
     def close(self) -> None:
+        _open.discard(self)
+        self.reset()
         for handle in self._handles:
             handle.remove()
-        for module in self._model.modules():
+        for module in self._direct:
             if isinstance(module._parameters, _Parameters):
                 module._parameters = dict(module._parameters)
 
     # ---- gathering -----------------------------------------------------------------------------------
 
-    def _gather(self, indices: Sequence[int]) -> None:
-        new = [i for i in indices if self._n_held[i] == 0]
+    def _gather(self, indices: Sequence[int]) -> bool:
+        """Returns False when all of them were gathered already."""
+        new = [i for i in dict.fromkeys(indices) if self._n_held[i] == 0]
         if new:
-            self._client.gather((ctypes.c_uint * len(new))(*new), len(new))
+            try:
+                self._client.gather(_ids(new), len(new))
+            except GradientFault as fault:
+                if self.on_fault:
+                    self.on_fault(fault)
+                raise
         for i in indices:
             self._n_held[i] += 1
+        return bool(new)
 
-    def _release(self, indices: Sequence[int]) -> None:
+    def _release(self, indices: Iterable[int]) -> None:
+        free = []
         for i in indices:
             self._n_held[i] -= 1
-        free = [i for i in indices if self._n_held[i] == 0]
+            if self._n_held[i] == 0:
+                free.append(i)
         if free:
-            self._client.release((ctypes.c_uint * len(free))(*free), len(free))
+            self._client.release(_ids(free), len(free))
+
+    def _gather_unit(self, unit: Unit, order: _Order) -> None:
+        """Gathers a unit, and tells the daemon of those that will follow."""
+        if unit and self._gather(unit) and self.prefetch > 0:
+            ahead = [i for i in order.passed(unit, self.prefetch) if self._n_held[i] == 0]
+            if ahead:
+                self._client.prefetch(_ids(ahead), len(ahead))
 
     # ---- forward -------------------------------------------------------------------------------------
 
     def _before(self, module: nn.Module, _args: Any) -> None:
-        frame = _Frame(module, [self._index[p] for p in module._parameters.values() if p is not None])
-        self._gather(frame.indices)
-        self.running.append(frame)
-        if torch.is_grad_enabled():
-            _push_hooks(*self._hooks(_top_hooks(True)))
-            frame.hooked = True
+        if not self._running:
+            self._forward.begin()
+        self._enter_node(())
+        self._gather_unit(self._direct[module], self._forward)
+        self._running.append(_Frame(module, list(self._direct[module]), self._push()))
 
     def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        while self.running:  # more than one when an exception passed by a module whose hooks it never reached
-            frame = self.running.pop()
+        if not any(frame.module is module for frame in self._running):
+            return  # it could not begin
+        while True:  # more than one when an exception passed by a module whose hooks it never reached
+            frame = self._running.pop()
             if frame.hooked:
                 _pop_hooks()
             self._release(frame.indices)
             if frame.module is module:
                 return
 
-    def borrow(self, param: nn.Parameter) -> None:
+    def borrow(self, param: torch.Tensor) -> None:
+        """Somebody reads module.weight: inside a forward, or in a function that a checkpoint runs again."""
+        if not self._running and _current_task() == -1:
+            return
         index = self._index.get(param)
-        if index is not None and self._n_held[index] == 0:
-            self._gather([index])
-            self.running[-1].indices.append(index)
+        if index is None:
+            return
+        if not self._running:
+            self.need(index)
+        elif self._n_held[index] == 0:
+            self._gather_unit((index,), self._forward)
+            self._running[-1].indices.append(index)
 
     # ---- backward ------------------------------------------------------------------------------------
 
-    def _find(self, address: int) -> int | None:
+    def find(self, tensor: torch.Tensor) -> int | None:
+        """The parameter in whose place a tensor lies."""
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return None
+        address = tensor.data_ptr()
         at = bisect.bisect_right(self._starts, address) - 1
         if at < 0:
             return None
         start, index = self._places[at]
         return index if address < start + self._bound[index].n_bytes else None
 
-    def _hooks(self, below: Any) -> tuple[Any, Any]:
-        """Hooks for what is saved from now on. below: the pair that they stand above, or None."""
-        pack_below, unpack_below = below if below is not None else (None, None)
+    def _top_is_ours(self) -> bool:
+        top = _top_hooks(True)
+        saving = getattr(top[0], "__self__", None) if top is not None else None
+        return isinstance(saving, _Saving) and saving.sharding is self
 
-        def pack(tensor: torch.Tensor) -> Any:
-            index = self._find(tensor.data_ptr()) if tensor.device.type == "cpu" and tensor.layout == torch.strided else None
-            if index is not None:
-                return _Saved(tensor, index)
-            return pack_below(tensor) if pack_below else tensor
+    def _push(self) -> bool:
+        """From now on what is saved passes through our hooks. Returns False when it did already."""
+        if self._top_is_ours():
+            return False
+        saving = _Saving(self, _top_hooks(True))
+        _push_hooks(saving.pack, saving.unpack)
+        return True
 
-        def unpack(saved: Any) -> torch.Tensor:
-            if type(saved) is _Saved:
-                self._need(saved.index)
-                return saved.tensor
-            return unpack_below(saved) if unpack_below else saved
+    def need(self, index: int) -> None:
+        """A node that runs unpacks this weight."""
+        unit = self._unit_of[index]
+        self._enter_node(unit)
+        if unit not in self._for_nodes:
+            self._gather_unit(unit, self._backward)
+            self._for_nodes.append(unit)
 
-        return pack, unpack
-
-    def _need(self, index: int) -> None:
-        """A node that is about to run unpacks this weight."""
+    def _enter_node(self, unit: Unit) -> None:
+        """If another node runs than the last time, the units that were gathered for it are released, but for this one."""
         node = _current_node()
         if node is not self._node:
             self._node = node
-            self._release_old(index)
-        if index not in self._for_nodes:
-            self._gather([index])
-            self._for_nodes.append(index)
+            old, self._for_nodes = self._for_nodes, [u for u in self._for_nodes if u == unit]
+            for other in old:
+                if other != unit:
+                    self._release(other)
 
-    def _release_old(self, index: int) -> None:
-        keep = [i for i in self._for_nodes if i == index]
-        self._release([i for i in self._for_nodes if i != index])
-        self._for_nodes = keep
+    def backward_begins(self) -> None:
+        """What is saved inside a backward, with create_graph, are weights, too."""
+        self._backward.begin()
+        self._backwards.append(self._push())
 
     def backward_ended(self) -> None:
-        self._release(self._for_nodes)
-        self._for_nodes = []
-        self._node = None
+        if self._backwards and self._backwards.pop():
+            _pop_hooks()
+        self._release_nodes()
+
+    def _release_nodes(self) -> None:
+        old, self._for_nodes, self._node = self._for_nodes, [], None
+        for unit in old:
+            self._release(unit)
+
+    def reset(self) -> None:
+        """Between steps nothing runs: what a KeyboardInterrupt left behind, for which torch calls no hooks, is given back."""
+        while self._top_is_ours():
+            _pop_hooks()
+        running, self._running, self._backwards = self._running, [], []
+        for frame in running:
+            self._release(frame.indices)
+        self._release_nodes()
 
     # ---- the whole -----------------------------------------------------------------------------------
 
-    def _fill_state_dict(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, _metadata: Any) -> None:
-        """state_dict() is whole: copies, one parameter at a time."""
-        for name, param in module._parameters.items():
-            if param is not None and prefix + name in state_dict:
-                with self._client.gathered([self._index[param]]):
-                    state_dict[prefix + name] = param.detach().clone()
+    def _fill_state_dict(self, name: str, module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
+        """
+        state_dict() is whole: copies, one parameter at a time, and one of a tied parameter. With keep_vars it holds the
+        parameters themselves, as it says: zerod.gathered() makes them readable.
+        """
+        outside = prefix.removesuffix(f"{name}." if name else "")
+        for key, param in module._parameters.items():
+            found = state_dict.get(prefix + key)
+            if param is None or found is None or found is param or self.find(found) is None:
+                continue
+            index = self._index[param]
+            first = outside + self._bound[index].name  # of the names of a tied parameter
+            first = first if first in state_dict else prefix + key
+            if self.find(state_dict[first]) is not None:
+                with self._client.gathered([index]):
+                    state_dict[first] = found.clone()
+            state_dict[prefix + key] = state_dict[first]
+
+
+# ---- torch.autograd.grad --------------------------------------------------------------------------------
+
+_open: weakref.WeakSet[Sharding] = weakref.WeakSet()
+
+
+@functools.cache
+def _wrap_grad() -> None:
+    """torch.autograd.backward is watched anyway (watch.py); this is the other way into a backward."""
+    grad = torch.autograd.grad
+
+    @functools.wraps(grad)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        shardings = list(_open) if _current_task() == -1 else []
+        for sharding in shardings:
+            sharding.backward_begins()
+        try:
+            return grad(*args, **kwargs)
+        finally:
+            for sharding in reversed(shardings):
+                sharding.backward_ended()
+
+    torch.autograd.grad = watched
 
 
 def stage3(model: nn.Module, prefetch: int = 1) -> Sharding:
@@ -206,8 +374,9 @@ def stage3(model: nn.Module, prefetch: int = 1) -> Sharding:
     The hooks that gather and release the weights of a model whose zerod.Optimizer is on a stage 3 daemon: the
     optimizer has installed them already; here they can be tuned.
 
-    prefetch    how many modules are gathered ahead of the one that runs, in the order of the last time: each
-                costs the memory of its weights
+    prefetch    how many modules ahead, in the order of the last time, the daemon is told what will be gathered; it
+                copies them while the program computes, as far as there is room under stage3_max_live_parameters.
+                0: everything is copied when it is needed
 
     Raises ValueError for a model without an open optimizer, or of a job in stage 1 or 2.
     """
