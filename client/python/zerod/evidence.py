@@ -17,11 +17,7 @@ from torch import nn
 
 from . import _lib, watch
 from .binding import Bound
-<<<<<<< HEAD
-from .registry import Attached
-=======
 from .hooks import Hook
->>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
 from .watch import Failure, Segment, now
 
 
@@ -56,12 +52,7 @@ class Evidence:
         if not self._hooks:
             called = self._called
             owners = {owner for owners in self._owners for owner in owners}
-<<<<<<< HEAD
-            note = Attached(lambda module, _: called.add(module))
-            self._hooks = [m.register_forward_pre_hook(note) for m in owners]
-=======
             self._hooks = [m.register_forward_pre_hook(Hook(lambda module, _: called.add(module))) for m in owners]
->>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
 
     def stop(self) -> None:
         for hook in self._hooks:

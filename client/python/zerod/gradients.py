@@ -25,11 +25,7 @@ from .binding import SPARSE, Bound
 from .client import Client
 from .errors import Error, GradientFault, StepAborted
 from .evidence import Evidence, entry_modules
-<<<<<<< HEAD
-from .registry import Attached
-=======
 from .hooks import Hook
->>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
 from .stage3 import Sharding
 from .watch import now
 
@@ -73,15 +69,10 @@ class Gradients:
             b.param.register_post_accumulate_grad_hook(self._hook(b)) for b in self._bound if b.trainable
         ]
         for module in entry_modules(self._model):
-<<<<<<< HEAD
-            self._handles.append(module.register_forward_pre_hook(Attached(self._before_forward), prepend=True))
-        self._handles.append(self._model.register_forward_hook(Attached(self._after_forward), always_call=True))
-=======
             self._handles.append(module.register_forward_pre_hook(Hook(self._before_forward), prepend=True))
         self._handles.append(self._model.register_forward_hook(Hook(self._after_forward), always_call=True))
         if self._sharding:
             self._sharding.on_fault = self._keep
->>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
         watch.add(self, self._model)
 
     def close(self) -> None:

@@ -21,12 +21,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
 from torch.nn.utils import clip_grad
 
-<<<<<<< HEAD
-from .registry import Attached, open_optimizers, owners_of, with_gradients
-=======
 from .hooks import Hook
-from .registry import owners_of, with_gradients
->>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
+from .registry import open_optimizers, owners_of, with_gradients
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer
@@ -184,13 +180,8 @@ def attach(opt: Optimizer) -> list[Any]:
     _install()
     guard, handles = _LoadGuard(opt), []
     for module in opt.model.modules():
-<<<<<<< HEAD
-        handles.append(module.register_load_state_dict_pre_hook(Attached(guard.before)))
-        handles.append(module.register_load_state_dict_post_hook(Attached(guard.after)))
-=======
         handles.append(module.register_load_state_dict_pre_hook(Hook(guard.before)))
         handles.append(module.register_load_state_dict_post_hook(Hook(guard.after)))
->>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
     return handles
 
 

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,30 +13,6 @@ if TYPE_CHECKING:
     from .optimizer import Optimizer
 
 open_optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-
-
-def _do_nothing(*_: Any) -> None:
-    """What a copy of a model has in the place of an Attached."""
-
-
-def _copied() -> Callable[..., None]:
-    return _do_nothing
-
-
-class Attached:
-    """A hook of a module of the model. Copies and pickles of the module are independent of zerod: theirs does nothing."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call = call
-
-    def __call__(self, *args: Any) -> Any:
-        return self.call(*args)
-
-    def __deepcopy__(self, _memo: Any) -> Any:
-        return _do_nothing
-
-    def __reduce__(self) -> Any:
-        return _copied, ()
 
 
 def owners_of(params: Iterable[torch.Tensor]) -> list[Optimizer]:

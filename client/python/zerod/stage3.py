@@ -22,28 +22,19 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-<<<<<<< HEAD
-from collections.abc import Sequence
-from typing import Any
-=======
 import functools
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
->>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
 
 import torch
 from torch import nn
 
 from .binding import Bound
 from .client import Client
-<<<<<<< HEAD
-from .registry import Attached, owners_of
-=======
 from .errors import GradientFault
 from .hooks import Hook
 from .registry import owners_of
->>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
 
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
@@ -171,15 +162,9 @@ class Sharding:
             self._unit_of.setdefault(index, unit)
         module._parameters = _Parameters(self, module._parameters)
         self._handles += [
-<<<<<<< HEAD
-            module.register_forward_pre_hook(Attached(self._before), prepend=True),
-            module.register_forward_hook(Attached(self._after), always_call=True),
-            module.register_state_dict_post_hook(Attached(self._fill_state_dict)),
-=======
             module.register_forward_pre_hook(Hook(self._before), prepend=True),
             module.register_forward_hook(Hook(self._after), always_call=True),
             module.register_state_dict_post_hook(Hook(functools.partial(self._fill_state_dict, name))),
->>>>>>> 87782b1a2fd356bf3d7e7ee74a07b666f0599b14
         ]
 
     def close(self) -> None:
