@@ -17,6 +17,7 @@ from harness import BUILD, MI, ROOT, Daemon, Failure, Process, available_bytes, 
 WORLD, BATCH, LENGTH = 2, 1, 128
 TIME_GOAL, MEMORY_GOAL = 1.8, 1 / 0.6
 NEEDED_BYTES = 17 << 30
+EXTENSIONS = ROOT / "build" / "torch-extensions"  # the kernels that DeepSpeed compiles
 # The settings that might be the fastest here; each family's fastest is measured.
 DDP = {"DDP": "ddp", "DDP, gradients are views of buckets": "ddp:view",
        "DDP, gradients are views of buckets, static graph": "ddp:view:static",
@@ -38,7 +39,13 @@ def rank_environment():
     return dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1",
                 MASTER_PORT="29500", PYTHONPATH=os.pathsep.join(python_path),
                 ZEROD_LIBRARY=str(BUILD / "client" / "libzerod.so"),
-                TORCH_EXTENSIONS_DIR=str(ROOT / "build" / "torch-extensions"))
+                TORCH_EXTENSIONS_DIR=str(EXTENSIONS))
+
+
+def forget_broken_builds():
+    """What was ended while DeepSpeed compiled left a lock behind, for which the next one would wait for ever."""
+    for lock in EXTENSIONS.glob("*/lock"):
+        lock.unlink()
 
 
 class Training:
@@ -203,6 +210,7 @@ def torch(quick):
     """Training of GPT-2's shape, 124 M, 2 ranks, beside DDP with fused AdamW and DeepSpeed ZeRO-2."""
     if available_bytes() < NEEDED_BYTES:
         raise Failure(f"{NEEDED_BYTES >> 30} GiB of memory are needed, for all sides are alive at the same time")
+    forget_broken_builds()
     sides = {}
     try:
         sides["model alone"] = Training("none")
