@@ -14,6 +14,17 @@
 #define STEP_ABORTED                                                                                                   \
     "step aborted on all ranks, weights and optimizer state are unchanged: begin it again at micro-batch 0"
 
+static bool is_c(const struct evidence_at *at)
+{
+    return caller_of(at, NULL) == CALLER_C;
+}
+
+/* How a rank says that it is done. */
+static const char *leave(const struct evidence_at *at)
+{
+    return is_c(at) ? "zerod_leave" : "opt.close()";
+}
+
 static void add_foreign(struct diagnostic *d, const char *label, const char *text)
 {
     struct strbuf buf = {0};
@@ -49,7 +60,8 @@ struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, u
     strbuf_add(&buf, " ago");
     diagnostic_field_take(d, "held by", &buf);
     diagnostic_field(d, "cause", "two processes claim one rank, and the one that holds it is alive");
-    diagnostic_field(d, "fix", "a rank of its own for each process: RANK in its environment, or zerod_options.rank");
+    diagnostic_field(d, "fix", "a rank of its own for each process: RANK in its environment, or %s",
+                     is_c(at) ? "zerod_options.rank" : "zerod.Optimizer(..., rank=)");
     if (pid > 0)
         diagnostic_field(d, "or", "kill %" PRId64 "   (if it is a leftover: the rank is free as soon as it is gone)",
                          pid);
@@ -76,22 +88,26 @@ static void add_process(struct diagnostic *d, const struct evidence_lost *e)
 
 static void explain_left(struct diagnostic *d, const struct evidence_lost *e)
 {
-    diagnostic_field(d, "cause", "the rank said that it is done (zerod_leave), and diagnostics.on_leave is stop");
+    diagnostic_field(d, "cause", "the rank said that it is done (%s), and diagnostics.on_leave is stop",
+                     is_c(&e->at) ? "zerod_leave" : "opt.close(), or the end of its program");
     diagnostic_field(d, "fix", "the same number of steps on every rank");
     diagnostic_field(d, "or", "diagnostics.on_leave: continue   (the others go on without it)");
     diagnostic_field(d, "not it", "a crash: the rank ended in order");
     diagnostic_field(d, "state", "steps that were committed stand; no further one is begun");
 }
 
-static void explain_difference(struct diagnostic *d)
+static void explain_difference(struct diagnostic *d, const struct evidence_lost *e)
 {
     diagnostic_field(d, "cause",
                      "the successor redid the micro-batch with another result than its predecessor's, which "
                      "is in the sums");
-    diagnostic_field(d, "fix",
-                     "store loader position and RNG state with each micro-batch and step (the blob of "
-                     "zerod_end_backward),\n"
-                     "and restore them from zerod_user_state");
+    diagnostic_field(d, "fix", "%s",
+                     is_c(&e->at)
+                         ? "store loader position and RNG state with each micro-batch and step (the blob of "
+                           "zerod_end_backward),\n"
+                           "and restore them from zerod_user_state"
+                         : "zerod.user_state(opt, sampler=...): it keeps RNG and loader position and restores them;\n"
+                           "draw a batch right before its forward");
     diagnostic_field(d, "not it", "rounding in zerod: gradients are compared as they were pushed");
     diagnostic_field(d, "state", STEP_ABORTED);
 }
@@ -114,10 +130,15 @@ static void explain_nobody_came(struct diagnostic *d, const struct evidence_lost
 
 static void explain_gone(struct diagnostic *d, const struct evidence_lost *e)
 {
+    struct remedy remedies[] = {
+        {"or", is_c(&e->at) ? "zerod_leave before the process ends" : "opt.close() before the process ends",
+         "if it was done"},
+        {"or", "zerodctl abort-step", "to give the step up"},
+    };
+
     diagnostic_field(d, "cause", "its process ended, or closed its connection, without having left");
     diagnostic_field(d, "fix", "start the rank again with the same run id; zerodrun --restarts N does it by itself");
-    diagnostic_field(d, "or", "zerod_leave before the process ends   (if it was done)");
-    diagnostic_field(d, "or", "zerodctl abort-step                   (to give the step up)");
+    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
     diagnostic_field(d, "not it", "the other ranks: they wait, redo nothing and lose nothing");
     diagnostic_field(d, "state", "the others wait for a successor; the step is aborted after limits.reattach_timeout");
 }
@@ -138,7 +159,7 @@ struct diagnostic *cause_rank_lost(const struct evidence_lost *e)
     if (e->left)
         explain_left(d, e);
     else if (e->differs)
-        explain_difference(d);
+        explain_difference(d, e);
     else if (e->aborted)
         explain_nobody_came(d, e);
     else
@@ -150,9 +171,9 @@ struct diagnostic *cause_rank_back(const struct evidence_at *at)
 {
     struct diagnostic *d = cause_new(at, E_RANK_LOST, "a rank that had left is back, step aborted");
 
-    diagnostic_field(d, "cause", "it had left (zerod_leave), and gradients of this step were added up without it");
+    diagnostic_field(d, "cause", "it had left (%s), and gradients of this step were added up without it", leave(at));
     diagnostic_field(d, "fix", "none is needed: the step begins again with all ranks");
-    diagnostic_field(d, "or", "zerod_leave after the last step only   (if it was not to come back)");
+    diagnostic_field(d, "or", "%s after the last step only   (if it was not to come back)", leave(at));
     diagnostic_field(d, "not it", "the ranks that went on: they lose the step and nothing else");
     diagnostic_field(d, "state", STEP_ABORTED);
     return diagnostic_finish(d);
@@ -219,9 +240,9 @@ static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
         return;
     }
     if (e->gone) {
-        diagnostic_field(d, "cause", "the process that is waited for has ended without zerod_leave");
+        diagnostic_field(d, "cause", "the process that is waited for has ended without %s", leave(&e->at));
         diagnostic_field(d, "fix", "start it again with the same run id; zerodrun --restarts N does it by itself");
-        diagnostic_field(d, "or", "zerod_leave before the process ends   (if it was done)");
+        diagnostic_field(d, "or", "%s before the process ends   (if it was done)", leave(&e->at));
         diagnostic_field(d, "not it", "the ranks that wait; bucket size; a longer stall_timeout");
         return;
     }

@@ -436,7 +436,8 @@ static struct diagnostic *check_run(struct job *job, const struct evidence_at *a
 static struct diagnostic *check_attach(struct job *job, const struct job_attach *attach)
 {
     const struct request_hello *hello = attach->hello;
-    struct evidence_at at = {.layout = job->layout, .rank = hello->rank, .step = -1, .micro_batch = -1};
+    struct evidence_at at = {
+        .layout = job->layout, .rank = hello->rank, .step = -1, .micro_batch = -1, .client = hello->client};
     struct job_rank *rank;
     char what[128];
 
@@ -485,10 +486,12 @@ static void end_leave(struct job *job, struct job_rank *rank)
         back->left = false;
     }
     if (missed)
-        job_abort(
-            job, rank->rank,
-            cause_rank_back(&(struct evidence_at){
-                .layout = job->layout, .rank = rank->rank, .step = (int64_t)job->ledger.step, .micro_batch = -1}));
+        job_abort(job, rank->rank,
+                  cause_rank_back(&(struct evidence_at){.layout = job->layout,
+                                                        .rank = rank->rank,
+                                                        .step = (int64_t)job->ledger.step,
+                                                        .micro_batch = -1,
+                                                        .client = rank->client}));
 }
 
 static void start_incarnation(struct job *job, struct job_rank *rank, const struct request_hello *hello)
@@ -630,7 +633,7 @@ static bool stands_half(const struct job *job, const struct job_rank *rank)
 static void give_up_open(struct job *job, struct job_rank *rank)
 {
     struct evidence_abandoned evidence = {.at = job_at(job, rank),
-                                          .why = "the rank left (zerod_leave) inside a backward",
+                                          .why = "the rank left inside a backward",
                                           .n_dropped = job->ledger.ranks[rank->rank].n_pushed_open,
                                           .aborted = true};
 

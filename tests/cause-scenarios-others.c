@@ -303,6 +303,13 @@ static struct diagnostic *e1301(const struct fixture *f)
     return cause_rank_taken(&place, 4242, UINT64_C(1000000000), UINT64_C(126000000000));
 }
 
+static struct diagnostic *e1301_torch(const struct fixture *f)
+{
+    struct evidence_at place = at(f->net, TORCH, 2, -1, -1);
+
+    return cause_rank_taken(&place, 4242, UINT64_C(1000000000), UINT64_C(126000000000));
+}
+
 static struct evidence_lost lost(const struct fixture *f)
 {
     return (struct evidence_lost){
@@ -342,6 +349,42 @@ static struct diagnostic *e1302_differs(const struct fixture *f)
 static struct diagnostic *e1302_left(const struct fixture *f)
 {
     struct evidence_lost e = lost(f);
+
+    e.left = true;
+    e.last_message = "Leave";
+    e.owed = NULL;
+    return cause_rank_lost(&e);
+}
+
+/* What a PyTorch program is told. */
+static struct evidence_lost lost_by_torch(const struct fixture *f)
+{
+    struct evidence_lost e = lost(f);
+
+    e.at.client = TORCH;
+    return e;
+}
+
+static struct diagnostic *e1302_waiting_torch(const struct fixture *f)
+{
+    struct evidence_lost e = lost_by_torch(f);
+
+    return cause_rank_lost(&e);
+}
+
+static struct diagnostic *e1302_differs_torch(const struct fixture *f)
+{
+    struct evidence_lost e = lost_by_torch(f);
+
+    e.aborted = e.differs = true;
+    e.param = f->used;
+    e.owed = NULL;
+    return cause_rank_lost(&e);
+}
+
+static struct diagnostic *e1302_left_torch(const struct fixture *f)
+{
+    struct evidence_lost e = lost_by_torch(f);
 
     e.left = true;
     e.last_message = "Leave";
@@ -525,10 +568,14 @@ static const struct scenario scenarios[] = {
     {"e1202", e1202, "", false},
     {"e1202-skipped", e1202_skipped, "", true},
     {"e1301", e1301, "", false},
+    {"e1301-torch", e1301_torch, "", false},
     {"e1302-waiting", e1302_waiting, "", true},
     {"e1302-aborted", e1302_aborted, "", false},
     {"e1302-differs", e1302_differs, "", false},
     {"e1302-left", e1302_left, "", false},
+    {"e1302-waiting-torch", e1302_waiting_torch, "", true},
+    {"e1302-differs-torch", e1302_differs_torch, "", false},
+    {"e1302-left-torch", e1302_left_torch, "", false},
     {"e1302-back", e1302_back, "", false},
     {"e1302-step-aborted", e1302_step_aborted, "", false},
     {"e1302-asked-for", e1302_asked_for, "", false},

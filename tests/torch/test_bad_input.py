@@ -327,3 +327,313 @@ def misuse():
 
 def test_misuse(zerod, start):
     all_same(start(zerod(ONE), misuse).result())
+
+
+# ---- models of other shapes ------------------------------------------------------------------------------
+
+
+class Oddities(nn.Module):
+    """Parameters without elements and without dimensions, tied ones, channels_last; buffers of any size."""
+
+    def __init__(self, rank):
+        super().__init__()
+        torch.manual_seed(50 + rank)  # only rank 0's count
+        self.conv = nn.Conv2d(3, 4, 3, padding=1).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm2d(4)  # its counter is an int64
+        self.scale = nn.Parameter(torch.tensor(1.5 + rank))
+        self.nothing = nn.Parameter(torch.zeros(0, 7))
+        self.up, self.down = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.down.weight = self.up.weight
+        self.register_buffer("flags", torch.rand(5) < 0.5)
+        self.register_buffer("counts", torch.randint(0, 99, (3,)))
+        self.register_buffer("odd", torch.randint(0, 99, (7,), dtype=torch.uint8))
+        self.register_buffer("unsaved", torch.randn(2), persistent=False)
+
+    def forward(self, x):
+        x = self.norm(self.conv(x)).mean((2, 3))
+        return self.down(torch.tanh(self.up(x)) * self.scale) + self.nothing.sum()
+
+
+def odd_shapes(stage):
+    import zerod
+
+    rank = int(os.environ["RANK"])
+    model = Oddities(rank)
+    expected = [Oddities(0).state_dict()[n] for n in ("flags", "counts", "odd")] + [Oddities(0).unsaved]
+    opt = zerod.Optimizer(model, lr=0.1)
+    for buffer, value in zip((model.flags, model.counts, model.odd, model.unsaved), expected, strict=True):
+        assert buffer.dtype == value.dtype and torch.equal(buffer, value), "buffers are rank 0's"
+    assert model.up.weight is model.down.weight
+    reference = Oddities(0)
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step in range(3):
+        x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(step))
+        for m, o in ((model, opt), (reference, plain)):
+            m(x).pow(2).mean().backward()
+            o.step()
+            o.zero_grad()
+        model.to(memory_format=torch.channels_last)  # what it is already
+    with zerod.gathered(model):
+        assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+        for (name, a), b in zip(model.named_parameters(), reference.parameters(), strict=True):
+            assert torch.allclose(a, b, rtol=1e-5, atol=1e-6), name
+    said = caught(model.to, memory_format=torch.contiguous_format) if stage < 3 else ""
+    moved = caught(lambda: model(torch.randn(2, 3, 5, 5)).mean().backward()) if stage < 3 else ""
+    return {"contiguous": said, "contiguous-backward": moved} if stage < 3 and rank == 0 else {}
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_odd_shapes(zerod, run, stage):
+    daemon = zerod({"zero_optimization": {"stage": stage}, "optimizer": {"type": "SGD", "params": {"betas": None, "weight_decay": None}}})
+    all_same(run(daemon, odd_shapes, stage=stage)[0])
+
+
+# ---- what the other rank notices -------------------------------------------------------------------------
+
+
+def guilty():
+    """Rank 1: throws a step away in several ways."""
+    import zerod
+
+    model, said = make_model(), {}
+    opt = zerod.Optimizer(model)
+    model(batch()).pow(2).mean().backward()
+    model(batch(1)).pow(2).mean().backward()
+    opt.zero_grad()  # the first micro-batch is in the sums: an abort for all
+    train(model, opt)
+    model(batch()).pow(2).mean().backward()
+    said["asked-for-abort"] = caught(opt.abort_step, "the batch was bad")
+    train(model, opt)
+    handle = model[0].weight.register_hook(fail)
+    said["hook-of-two"] = caught(lambda: model(batch()).pow(2).mean().backward())
+    handle.remove()
+    train(model, opt)  # the micro-batch is redone, and nobody else notices
+    opt.close()
+    return said
+
+
+def innocent():
+    """Rank 0: begins again what was aborted."""
+    import zerod
+
+    model, said = make_model(), {}
+    opt = zerod.Optimizer(model)
+    for name in ("told-of-zero-grad", "told-of-abort", "told-of-exception"):
+        model(batch()).pow(2).mean().backward()
+        if name == "told-of-zero-grad":
+            model(batch(1)).pow(2).mean().backward()
+        said[name] = caught(opt.step)
+        if said[name] != "nothing was raised":
+            train(model, opt)
+    n_steps = opt.epoch
+    opt.close()
+    return said, n_steps
+
+
+def test_the_other_rank_is_told(zerod, start):
+    daemon = zerod()
+    ranks = [start(daemon, innocent, 0), start(daemon, guilty, 1)]
+    said, n_steps = ranks[0].result()
+    assert n_steps == 3
+    told = said.pop("told-of-exception")  # only if some of what was given up was in the sums already
+    assert told == "nothing was raised" or ("rank 1" in told and "out of luck" in told), told
+    all_same(said | ranks[1].result())
+
+
+# ---- how programs end ------------------------------------------------------------------------------------
+
+
+def go_on(until):
+    """Another rank, up to step `until`; what its next step says."""
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(model)
+    try:
+        while opt.epoch < until:
+            train(model, opt)
+        model(batch()).pow(2).mean().backward()
+        return caught(opt.step)
+    except zerod.Error as e:
+        return f"{type(e).__name__}: {e}"
+
+
+def ends(daemon, build, rank, how):
+    """Starts exits.py as a program of its own."""
+    root = TEXTS.parents[2]
+    env = {"PYTHONPATH": root / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"), "OMP_NUM_THREADS": 1,
+           "WORLD_SIZE": 2}
+    return daemon.spawn(sys.executable, EXITS, how, rank=rank, env=env)
+
+
+LONG = 180  # seconds: a program with torch takes its time to start on a busy machine
+
+
+@pytest.mark.parametrize("how", ["done", "backward", "early"])
+def test_a_rank_that_ends_early_has_left(zerod, start, build, how):
+    daemon = zerod()
+    other = start(daemon, go_on, 0, until=4)
+    program = ends(daemon, build, 1, how)
+    assert program.wait(LONG) == 0, program.err()
+    assert "the end" in program.out() and program.err() == ""
+    said = other.result(LONG)
+    if how == "backward":  # rank 0 hears of the abort or of the end, whichever comes first
+        assert "rank 1" in said and ("the rank left inside a backward" in said or "a rank has left" in said), said
+    else:
+        same("others-left", re.sub("micro-batch [01]", "micro-batch M", said))
+
+
+def test_a_rank_that_an_exception_ends_comes_back(zerod, start, build):
+    daemon = zerod()
+    other = start(daemon, go_on, 0, until=3)
+    program = ends(daemon, build, 1, "raises")
+    assert program.wait(LONG) == 1
+    assert program.err().endswith("ArithmeticError: out of luck\n")
+    wait_for("the loss is noticed", lambda: "E1302 warning, rank lost" in daemon.log(), 10)
+    assert "or         opt.close() before the process ends" in daemon.log()
+    successor = ends(daemon, build, 1, "successor")
+    assert successor.wait(LONG) == 0, successor.err()
+    assert other.result(LONG) == "nothing was raised"
+
+
+def never_asks(folder):
+    """Two steps, then nothing until the file `go` is there; then the third."""
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(model)
+    train(model, opt, 2)
+    wait_for("go", (folder / "go").exists, 2 * LONG)
+    train(model, opt, 2)
+    opt.close()
+    return opt.epoch
+
+
+def test_interrupted_in_a_step(zerod, start, build, tmp_path):
+    """As Ctrl-C does it, in a call that waits for a rank that never comes. It is no end in order: a successor may come."""
+    daemon = zerod()
+    other = start(daemon, never_asks, 0, folder=tmp_path)
+    program = ends(daemon, build, 1, "waits")
+    wait_for(program.err, lambda: "waits" in program.out(), LONG)
+    time.sleep(0.5)  # it is in step() now, or soon: both have to work
+    began = time.monotonic()
+    program.signal(signal.SIGINT)
+    assert program.wait(60) in (130, -signal.SIGINT), program.err()
+    assert time.monotonic() - began < 15 * build.patience
+    assert program.err().rstrip().endswith("KeyboardInterrupt")
+    wait_for("the loss is noticed", lambda: "E1302 warning, rank lost" in daemon.log(), 10)
+    successor = ends(daemon, build, 1, "successor")
+    (tmp_path / "go").touch()
+    assert successor.wait(LONG) == 0, successor.err()
+    assert other.result(LONG) == 4
+
+
+def test_write_to_a_published_weight(zerod, start, build):
+    """The process ends as it would have without zerod, and says where."""
+    daemon = zerod(ONE)
+    root = TEXTS.parents[2]
+    program = daemon.spawn(sys.executable, EXITS, "writes", rank=0, env={
+        "PYTHONPATH": root / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"), "WORLD_SIZE": 1})
+    assert program.wait(LONG) == -signal.SIGSEGV
+    said = program.err()
+    assert re.search(r'exits\.py", line \d+ in careless', said), said
+    same("write", said[: said.index("  call site")])
+
+
+# ---- forks -----------------------------------------------------------------------------------------------
+
+
+class Data(torch.utils.data.Dataset):
+    """Its workers inherit the connection, and are curious."""
+
+    def __init__(self, opt):
+        self.opt, self.main = opt, os.getpid()
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        said = caught(self.opt.abort_step) if os.getpid() != self.main else "not in a worker"
+        return torch.full((6,), i / 6.0), said
+
+
+def in_child(call):
+    """What the call raises in a forked child."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(theirs, caught(call).encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as pipe:
+        said = pipe.read().decode()
+    assert os.waitpid(pid, 0)[1] == 0
+    return said
+
+
+def forks():
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(model)
+    train(model, opt)
+    said = {
+        "fork-backward": in_child(lambda: model(batch()).pow(2).mean().backward()),
+        "fork-step": in_child(opt.step),
+    }
+    assert in_child(opt.close) == "nothing was raised"
+    train(model, opt)
+    opt.zero_grad()
+    for x, from_worker in torch.utils.data.DataLoader(
+        Data(opt), batch_size=2, num_workers=2, multiprocessing_context="fork"
+    ):
+        said["fork-worker"] = from_worker[0]
+        model(x).pow(2).mean().backward()
+        opt.step()
+    n_steps = opt.epoch
+    opt.close()
+    return said, n_steps
+
+
+def test_forked_children(zerod, start):
+    said, n_steps = start(zerod(ONE), forks).result()
+    assert n_steps == 5
+    all_same(said)
+
+
+def with_lingering_child(folder):
+    """A child holds the socket as a worker does whose parent was killed."""
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(model)
+    train(model, opt)
+    if os.fork() == 0:
+        for _ in range(600):
+            if (folder / "enough").exists():
+                break
+            time.sleep(0.1)
+        os._exit(0)
+    (folder / "forked").touch()
+    time.sleep(600)
+
+
+def succeed():
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(model)
+    train(model, opt)
+    n_steps = opt.epoch
+    opt.close()
+    return n_steps
+
+
+def test_killed_while_a_worker_holds_the_socket(zerod, start, tmp_path):
+    daemon = zerod(ONE)
+    killed = start(daemon, with_lingering_child, folder=tmp_path)
+    wait_for("forked", (tmp_path / "forked").exists, LONG)
+    killed.kill()
+    wait_for("the loss is noticed", lambda: "E1302 warning, rank lost" in daemon.log(), 5)
+    assert start(daemon, succeed).result() == 2
+    (tmp_path / "enough").touch()

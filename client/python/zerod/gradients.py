@@ -90,6 +90,7 @@ class Gradients:
         pushed, record, reference = self._pushed, self._record, ctypes.byref(self._record)
         send = lib.push_small if b.n_bytes < SMALL_BYTES else lib.push
         handle, current_task, me = self._client.handle, watch.current_task, weakref.ref(self)
+        nowhere = ctypes.addressof(record)  # of a gradient without elements: NULL has another meaning
 
         def push(param: torch.Tensor) -> None:
             grad, gradients = param.grad, me()
@@ -109,7 +110,7 @@ class Gradients:
             except RuntimeError:  # what is sparse cannot be asked that
                 raise TypeError(f"the gradient of {b.name} is {grad.layout}: {SPARSE}") from None
             record.param = index
-            record.data = grad.data_ptr()
+            record.data = grad.data_ptr() or nowhere
             if send(handle, reference) != 0:
                 gradients._push_failed()
             pushed[index] = 1

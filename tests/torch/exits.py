@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+How a program with zerod.Optimizer ends, for test_bad_input.py: exits.py HOW. Each trains up to the step that it names.
+
+    done         comes to its end without close()
+    backward     the same, with a backward that no step followed
+    raises       is ended by an exception of its own
+    waits        waits in step() for another rank, until somebody interrupts it
+    writes       writes to a published weight
+    early        closes after two steps
+    successor    trains to the end and closes
+"""
+
+import sys
+
+import torch
+from torch import nn
+
+import zerod
+
+N_STEPS = 4
+
+
+def careless(weight):
+    weight.data[0] = 1.0
+
+
+def train(model, opt, until):
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    while opt.epoch < until:
+        model(x).pow(2).mean().backward()
+        opt.step()
+        opt.zero_grad()
+    return model(x).pow(2).mean()
+
+
+def main(how):
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 6))
+    opt = zerod.Optimizer(model)
+    loss = train(model, opt, N_STEPS if how == "successor" else 2)
+    if how == "backward":
+        loss.backward()
+    elif how == "raises":
+        loss.backward()
+        raise ArithmeticError("out of luck")
+    elif how == "waits":
+        loss.backward()
+        print("waits", flush=True)
+        opt.step()
+    elif how == "writes":
+        careless(model[2].weight)
+    elif how != "done":
+        opt.close()
+    print("the end", flush=True)
+
+
+main(sys.argv[1])
