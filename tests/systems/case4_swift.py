@@ -70,6 +70,7 @@ def main() -> None:
 
     class Training(SwiftSft):
         def train(self, trainer: Any) -> Any:
+            run.trained = trainer.model
             trainer.data_collator = run.recorded(trainer.data_collator)
             if run.side == "reference":
                 return run.reference(trainer.model, lambda batch: trainer.compute_loss(trainer.model, batch))

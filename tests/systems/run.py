@@ -185,6 +185,7 @@ class Bench:
         if environment == "e1b":
             path.insert(0, str(ENVIRONMENTS / "e1b"))
         return os.environ | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+                             "PYTHONHASHSEED": "0",  # GLiNER orders the types of entities by hash
                              "ZEROD_LIBRARY": str(self.build / "client" / "libzerod.so")}  # fmt: skip
 
     def run(self, t: Trial) -> Outcome:

@@ -62,6 +62,7 @@ class Run:
         torch.manual_seed(0)
         self.batches: list[Any] = []
         self.losses: list[float] = []
+        self.trained: torch.nn.Module | None = None  # where the package wraps the model while it runs, as with LoRA
         self.gathered: dict[str, Any] | None = None  # where the parameters are not in the model at the end
 
     side: str
@@ -124,6 +125,7 @@ class Run:
 
     def save(self, model: torch.nn.Module, outcome: dict[str, Any]) -> None:
         attached = getattr(self, "attached", None)
+        model = self.trained or model
         outcome |= {"rank": self.rank, "losses": self.losses}
         # Before close(): what is saved are the published weights themselves. In stage 3 they are gathered for it.
         if self.gathered is not None:
