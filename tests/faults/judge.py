@@ -118,12 +118,10 @@ def differences(expect: Expect, f: dict[str, Any], rank: int | None) -> list[str
     compare("code", expect.code, f["code"])
     if found:
         return found
-    dying = expect.signal != 0
-    if not dying:
-        compare("class", expect.cause_class, f["cause_class"])
-        for what, want in (("rank", rank), ("step", expect.step), ("micro_batch", expect.micro_batch)):
-            if want != ANY:
-                compare(what, want, f[what] if known(f[what]) else None)
+    compare("class", expect.cause_class, f["cause_class"])
+    for what, want in (("rank", rank), ("step", expect.step), ("micro_batch", expect.micro_batch)):
+        if want != ANY:
+            compare(what, want, f[what] if known(f[what]) else None)
     compare("n_params", len(expect.params), f["n_params"])
     shown = set(f["params"])
     complete = f["teller"] is None or len(expect.params) <= 5
