@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -84,10 +84,7 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError(f"{unknown[0]}: the daemon's {self.optimizer_type} has {', '.join(names)}")
         configured = {n: (hyper.beta1, hyper.beta2) if n == "betas" else getattr(hyper, n) for n in names}
         super().__init__(groups, configured | hypers)
-        for group in self.param_groups:
-            for name in ("amsgrad", "maximize"):
-                if group.get(name):
-                    raise ValueError(f"{name}=True is not a thing of the daemon's {self.optimizer_type}")
+        state.check_groups(self, self.param_groups)
         # While groups are as configured nothing is sent, and the daemon's scheduler counts.
         self._untouched = [self._hyper_of(configured)] * len(self.param_groups)
 
@@ -112,7 +109,8 @@ class Optimizer(torch.optim.Optimizer):
         self._gradients = Gradients(client, self.model, self._bound, self._pack, self.sharding)
         self._guards = patches.attach(self)
         callers.install()
-        self.state.update({b.param: state.LazyState(self, b) for b in self._bound if b.trainable})
+        self.state = state.States(self)
+        self.register_state_dict_post_hook(state.finish_state_dict, prepend=True)
         self.param_ids = frozenset(id(b.param) for b in self._bound)
         self._formed = True
         open_optimizers.add(self)
@@ -309,6 +307,20 @@ class Optimizer(torch.optim.Optimizer):
         self._in_window = False
         self._gradients.answered(self._client.write_forget if forget else self._client.write_end)
 
+    @contextlib.contextmanager
+    def window(self) -> Iterator[None]:
+        """A write window; inside another one it is that one. An exception forgets what was written."""
+        if self._in_window:
+            yield
+            return
+        self.open_window()
+        try:
+            yield
+        except BaseException:
+            self.close_window(forget=True)
+            raise
+        self.close_window()
+
     def gathered(self, params: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
         index = {b.param: b.index for b in self._bound}
         return self._client.gathered(sorted({index[p] for p in params if p in index}))
@@ -396,3 +408,6 @@ def _refuse_wrapped(model: nn.Module, client: Client) -> None:
             where = f"{name} of the model" if name else "the model"
             client.report(1107, [], f"{where} is a {type(module).__name__}")
             client.form([])
+    if callers.is_inside_ddp(model):
+        client.report(1107, [], "the model is inside a DistributedDataParallel")
+        client.form([])
