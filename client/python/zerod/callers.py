@@ -3,11 +3,16 @@
 Programs that would wrap the model in DDP, as they do under torchrun: accelerate, and with it the Trainer of
 transformers. For a model that zerod owns the wrap is left out; everything else about a distributed run stays as it is.
 Who wraps it in DDP or FSDP himself is refused (E1107).
+
+Lightning has a subclass of its strategy for that, see docs/pytorch.md, and broadcasts weights before it validates.
+accelerate also moves the state of every optimizer to its device and loads it again, which zerod's need not, and knows
+a skipped step by step() not having been called.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +22,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from .registry import owners_of
+from .registry import open_optimizers, owners_of
 
 _fully_shard = sys.modules.get("torch.distributed.fsdp._fully_shard._fully_shard")
 
@@ -25,9 +30,33 @@ _fully_shard = sys.modules.get("torch.distributed.fsdp._fully_shard._fully_shard
 def install() -> None:
     """At every attach: accelerate may have been imported since the last one."""
     _refuse_wrappers()
+    _broadcast_buffers_only()
     _restore_to_numbered_cpu()
     if "accelerate" in sys.modules:
         _leave_out_ddp()
+        _leave_state_alone()
+
+
+def is_ours(optimizer: Any) -> bool:
+    return any(optimizer is opt for opt in open_optimizers)
+
+
+@functools.cache
+def _leave_state_alone() -> None:
+    accelerate = sys.modules["accelerate"]
+    prepare_optimizer = accelerate.Accelerator.prepare_optimizer
+    skipped = accelerate.optimizer.AcceleratedOptimizer.step_was_skipped.fget
+
+    @functools.wraps(prepare_optimizer)
+    def prepare(self: Any, optimizer: Any, device_placement: bool | None = None) -> Any:
+        return prepare_optimizer(self, optimizer, False if is_ours(optimizer) else device_placement)
+
+    def step_was_skipped(self: Any) -> bool:
+        """Whether or not the optimizer step was skipped."""
+        return self.optimizer.step_was_skipped if is_ours(self.optimizer) else skipped(self)
+
+    accelerate.Accelerator.prepare_optimizer = prepare
+    accelerate.optimizer.AcceleratedOptimizer.step_was_skipped = property(step_was_skipped)
 
 
 @functools.cache
@@ -50,6 +79,43 @@ def _restore_to_numbered_cpu() -> None:
     torch.serialization.register_package(
         100, lambda _storage: None, lambda storage, where: storage if where.startswith("cpu:") else None
     )
+
+
+@functools.cache
+def _broadcast_buffers_only() -> None:
+    """Published weights are the same everywhere, and cannot be written to."""
+    sync = torch.distributed.utils._sync_module_states
+
+    @functools.wraps(sync)
+    def watched(
+        module: nn.Module,
+        process_group: Any,
+        broadcast_bucket_size: int,
+        src: int,
+        params_and_buffers_to_ignore: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        ids = frozenset().union(*(opt.param_ids for opt in open_optimizers))
+        ours = {name for name, param in module.named_parameters() if id(param) in ids}
+        ignored = ours.union(params_and_buffers_to_ignore)
+        return sync(module, process_group, broadcast_bucket_size, src, ignored, *args, **kwargs)
+
+    torch.distributed.utils._sync_module_states = watched
+
+
+def _ddps_of(ids: set[int]) -> list[DistributedDataParallel]:
+    ddps = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+    return [ddp for ddp in ddps if any(id(param) in ids for param in ddp.parameters())]
+
+
+def is_inside_ddp(model: nn.Module) -> bool:
+    """Does a DDP hold the model, or a part of it? Nothing in a model tells, and both would reduce its gradients."""
+    ids = {id(param) for param in model.parameters()}
+    if not _ddps_of(ids):
+        return False
+    gc.collect()  # it may be one that was given up
+    return bool(_ddps_of(ids))
 
 
 def _refuse(modules: Iterable[nn.Module], wrapper: str) -> None:

@@ -73,7 +73,7 @@ class Evidence:
 
     def of(self, missing: Sequence[int]) -> _lib.Evidence | None:
         """For parameters that this step did not push; None when that has been said and nothing is new."""
-        if self.failure is None and self.n_backwards > 0 and self._said == (said := frozenset(missing)):
+        if self.failure is None and self.n_backwards > 0 and self._said == frozenset(missing):
             return None
         self._said = frozenset(missing)
         evidence = _lib.Evidence(n_forwards=self.n_forwards, n_backwards=self.n_backwards)

@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -86,10 +86,7 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError(f"{unknown[0]}: the daemon's {self.optimizer_type} has {', '.join(names)}")
         configured = {n: (hyper.beta1, hyper.beta2) if n == "betas" else getattr(hyper, n) for n in names}
         super().__init__(groups, configured | hypers)
-        for group in self.param_groups:
-            for name in ("amsgrad", "maximize"):
-                if group.get(name):
-                    raise ValueError(f"{name}=True: the daemon's {self.optimizer_type} has none; leave it out")
+        state.check_groups(self, self.param_groups)
         # While groups are as configured nothing is sent, and the daemon's scheduler counts. Without one they are always
         # sent: a rank that was started again may find them as configured just when the others have changed theirs.
         has_scheduler = self._client.job.has_scheduler
@@ -116,7 +113,8 @@ class Optimizer(torch.optim.Optimizer):
         self._gradients = Gradients(client, self.model, self._bound, self._pack, self.sharding)
         self._guards = patches.attach(self)
         callers.install()
-        self.state.update({b.param: state.LazyState(self, b) for b in self._bound if b.trainable})
+        self.state = state.States(self)
+        self.register_state_dict_post_hook(state.finish_state_dict, prepend=True)
         self.param_ids = frozenset(id(b.param) for b in self._bound)
         self.modules = weakref.WeakSet(self.model.modules())
         self._formed = True
@@ -282,7 +280,7 @@ class Optimizer(torch.optim.Optimizer):
         norm = self.grad_norm()
         if error_if_nonfinite and not math.isfinite(norm):
             raise RuntimeError(f"the total norm of the gradients is {norm}, so it cannot be clipped")
-        self._max_norm = float(max_norm)
+        self._max_norm = float(max_norm) if math.isfinite(max_norm) else 0.0  # inf: only the norm is wanted
         return torch.tensor(norm)
 
     def _index_of(self, name: str) -> int:
@@ -318,6 +316,20 @@ class Optimizer(torch.optim.Optimizer):
     def close_window(self, forget: bool = False) -> None:
         self._in_window = False
         self._gradients.answered(self._client.write_forget if forget else self._client.write_end)
+
+    @contextlib.contextmanager
+    def window(self) -> Iterator[None]:
+        """A write window; inside another one it is that one. An exception forgets what was written."""
+        if self._in_window:
+            yield
+            return
+        self.open_window()
+        try:
+            yield
+        except BaseException:
+            self.close_window(forget=True)
+            raise
+        self.close_window()
 
     def gathered(self, params: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
         index = {b.param: b.index for b in self._bound}
@@ -432,3 +444,6 @@ def _refuse_wrapped(model: nn.Module, client: Client) -> None:
             kind = "FSDP module (fully_shard)" if isinstance(module, FSDPModule) else type(module).__name__
             client.report(1107, [], f"{where} is a {kind}; attached at {sites.user_site().decode()}")
             client.form([])
+    if callers.is_inside_ddp(model):
+        client.report(1107, [], "the model is inside a DistributedDataParallel")
+        client.form([])

@@ -2,15 +2,19 @@
 """
 Optimizer state in torch's form, read from the daemon when somebody looks.
 
-opt.state[p] is a LazyState: a dict that is never empty and fetches its tensors when they are asked for, or when it is
-pickled, as torch.save(opt.state_dict()) does. So state_dict() costs nothing, and what lands in a file is whole and is
-plain tensors.
+opt.state[p] is a dict that is never empty, holds nothing and fetches a tensor whenever it is asked for one. What
+state_dict() gives is read when it is looked at, or when it is pickled, as torch.save() does. So state_dict() costs
+nothing, and what lands in a file is whole and is plain tensors.
+
+16-bit weights have an entry that torch does not have, "master": the fp32 value that they are the rounding of. torch's
+optimizers carry it along and ignore it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,32 +35,41 @@ MOMENTS = {
 }
 
 
-def _read(opt: Optimizer, b: Bound, which: int) -> torch.Tensor:
-    flat = torch.empty(b.param.numel(), dtype=torch.float32)
-    opt._client.read_state(b.index, which, flat.data_ptr())
-    return b.view(flat) if b.n_bytes else flat.view(b.shape)
-
-
-def read_master(opt: Optimizer, b: Bound) -> torch.Tensor:
-    return _read(opt, b, _lib.MASTER)
-
-
-def read(opt: Optimizer, b: Bound) -> dict[str, torch.Tensor]:
-    """A parameter's state as torch's optimizer has it. Before its first step there are no moments."""
-    step = torch.tensor(opt._client.read_number(b.index, _lib.STEP_COUNT))
-    if step == 0:
-        return {"step": step}
-    return {"step": step} | {name: _read(opt, b, which) for name, which in _moments(opt).items()}
-
-
 def _moments(opt: Optimizer) -> dict[str, int]:
     if opt.optimizer_type == "SGD" and not opt._client.job.hyper.momentum:
         return {}
     return MOMENTS[opt.optimizer_type]
 
 
-class LazyState(dict[str, torch.Tensor]):
-    """One parameter's state as of the last step."""
+def _kinds(opt: Optimizer, b: Bound) -> dict[str, int]:
+    """The entries of a parameter's state, but for its step."""
+    return _moments(opt) | ({"master": _lib.MASTER} if b.param.dtype != torch.float32 else {})
+
+
+def _steps(opt: Optimizer, b: Bound) -> float:
+    return opt._client.read_number(b.index, _lib.STEP_COUNT)
+
+
+def _read_kind(opt: Optimizer, b: Bound, kind: int) -> torch.Tensor:
+    flat = torch.zeros(b.param.numel(), dtype=torch.float32)
+    if b.n_bytes:
+        opt._client.read_state(b.index, kind, flat.data_ptr())
+    return b.view(flat) if b.n_bytes else flat.view(b.shape)
+
+
+def _read(opt: Optimizer, b: Bound, name: str) -> torch.Tensor:
+    return torch.tensor(_steps(opt, b)) if name == "step" else _read_kind(opt, b, _kinds(opt, b)[name])
+
+
+def read_master(opt: Optimizer, b: Bound) -> torch.Tensor:
+    return _read_kind(opt, b, _lib.MASTER)
+
+
+class Handle(dict[str, torch.Tensor]):
+    """
+    opt.state[p]: one parameter's state as of the last step, to be read. There are moments before the first step, too:
+    DCP loads into what it finds.
+    """
 
     def __new__(cls, *args: Any) -> Any:
         # Those who rebuild nested dicts, as accelerate does, call type(x)({...}): what they get is a plain one.
@@ -64,47 +77,45 @@ class LazyState(dict[str, torch.Tensor]):
 
     def __init__(self, opt: Optimizer, b: Bound) -> None:
         super().__init__()
-        self._opt, self._bound, self._epoch = opt, b, -1
+        self._opt, self._bound, self._names = opt, b, ("step", *_kinds(opt, b))
 
-    def _fill(self) -> LazyState:
-        if self._epoch != self._opt.epoch:
-            super().clear()
-            super().update(read(self._opt, self._bound))
-            self._epoch = self._opt.epoch
-        return self
-
-    def belongs_to(self, opt: Optimizer) -> bool:
-        return self._opt is opt
-
-    def __bool__(self) -> bool:
-        return True
+    def lazy(self) -> LazyState:
+        return LazyState(self._opt, self._bound)
 
     def __len__(self) -> int:
-        return super(LazyState, self._fill()).__len__()
+        return len(self._names)
 
     def __iter__(self) -> Iterator[str]:
-        return super(LazyState, self._fill()).__iter__()
+        return iter(self._names)
 
     def __contains__(self, name: object) -> bool:
-        return super(LazyState, self._fill()).__contains__(name)
+        return name in self._names
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return super(LazyState, self._fill()).__getitem__(name)
+        if name not in self._names:
+            raise KeyError(name)
+        return _read(self._opt, self._bound, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """The state is the daemon's. Lightning moves it to a device and puts back what it got."""
 
     def get(self, name: str, default: Any = None) -> Any:
-        return super(LazyState, self._fill()).get(name, default)
+        return self[name] if name in self else default
 
     def keys(self) -> Any:
-        return super(LazyState, self._fill()).keys()
+        return dict.fromkeys(self).keys()
 
     def values(self) -> Any:
-        return super(LazyState, self._fill()).values()
+        return self.copy().values()
 
     def items(self) -> Any:
-        return super(LazyState, self._fill()).items()
+        return self.copy().items()
 
     def copy(self) -> dict[str, torch.Tensor]:
-        return dict(self.items())
+        return {name: self[name] for name in self}
+
+    def __repr__(self) -> str:
+        return f"<state of {self._bound.name} in zerod: {', '.join(self)}>"
 
     def __deepcopy__(self, _memo: Any) -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in self.items()}
@@ -112,6 +123,63 @@ class LazyState(dict[str, torch.Tensor]):
     def __reduce_ex__(self, _protocol: Any) -> Any:
         # A type that torch.load(weights_only=True) knows.
         return OrderedDict, (), None, None, iter(list(self.items()))
+
+
+class LazyState(Handle):
+    """The same in a state_dict(): read once, when it is looked at, and then the holder's, who may load into it."""
+
+    _filled = False
+
+    def _fill(self) -> None:
+        if not self._filled:
+            dict.update(self, {name: super(LazyState, self).__getitem__(name) for name in self._names})
+            self._filled = True
+
+    def is_untouched(self, opt: Optimizer) -> bool:
+        return self._opt is opt and not self._filled
+
+    def __len__(self) -> int:
+        return dict.__len__(self) if self._filled else super().__len__()
+
+    def __iter__(self) -> Iterator[str]:
+        return dict.__iter__(self) if self._filled else super().__iter__()
+
+    def __contains__(self, name: object) -> bool:
+        return dict.__contains__(self, name) if self._filled else super().__contains__(name)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self._fill()
+        return dict.__getitem__(self, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._fill()
+        dict.__setitem__(self, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        self._fill()
+        dict.__delitem__(self, name)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self._fill()
+        return dict.pop(self, name, *default)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        self._fill()
+        dict.update(self, *args, **kwargs)
+
+
+class States(defaultdict[torch.Tensor, Any]):
+    """opt.state. What is there stays, as in a Handle."""
+
+    def __init__(self, opt: Optimizer) -> None:
+        super().__init__(dict)
+        for b in opt._bound:
+            if b.trainable:
+                super().__setitem__(b.param, Handle(opt, b))
+
+    def __setitem__(self, param: torch.Tensor, value: Any) -> None:
+        if param not in self:
+            super().__setitem__(param, value)
 
 
 # ---- the whole ------------------------------------------------------------------------------------------
@@ -132,32 +200,62 @@ def _in_order(opt: Optimizer) -> list[Bound]:
     return [by_param[p] for group in opt.param_groups for p in group["params"]]
 
 
+def finish_state_dict(opt: Optimizer, state_dict: dict[str, Any]) -> None:
+    """torch's Optimizer.state_dict() has put handles into it; a hook."""
+    state_dict["state"] = {i: entry.lazy() for i, entry in state_dict["state"].items() if isinstance(entry, Handle)}
+    state_dict["names"] = [b.name for b in _in_order(opt)]
+
+
 def full_state_dict(opt: Optimizer) -> dict[str, Any]:
-    states = {i: read(opt, b) for i, b in enumerate(_in_order(opt)) if b.trainable}
+    """As torch has it: a parameter that never took a step has no state."""
+    trained = {i: b for i, b in enumerate(_in_order(opt)) if b.trainable and _steps(opt, b) > 0}
     return {
-        "state": {i: s for i, s in states.items() if s["step"] > 0},
+        "state": {i: Handle(opt, b).copy() for i, b in trained.items()},
         "param_groups": _packed_groups(opt),
         "names": [b.name for b in _in_order(opt)],
     }
 
 
-def _check(opt: Optimizer, state_dict: dict[str, Any]) -> None:
-    """torch matches by order alone; shapes are checked here, and names where there are any."""
-    order = _in_order(opt)
-    sizes = [len(g["params"]) for g in state_dict["param_groups"]]
-    if sizes != [len(g["params"]) for g in opt.param_groups]:
-        raise ValueError(
-            f"the state has groups of {sizes} parameters, this optimizer of {[len(g['params']) for g in opt.param_groups]}"
-        )
+# ---- loading --------------------------------------------------------------------------------------------
+
+
+def _entries(opt: Optimizer, state_dict: dict[str, Any]) -> list[tuple[Bound, dict[str, Any]]]:
+    """
+    Every trainable parameter with its state, {} for none. As in torch the n-th of the saved groups is the n-th here,
+    whatever it is called: DCP calls them by name.
+    """
+    order, groups = _in_order(opt), state_dict["param_groups"]
+    sizes, ours = [len(g["params"]) for g in groups], [len(g["params"]) for g in opt.param_groups]
+    if sizes != ours:
+        raise ValueError(f"the state has groups of {sizes} parameters, this optimizer of {ours}: another model, or other groups")
     for i, name in enumerate(state_dict.get("names", [])):
         if name != order[i].name:
             raise ValueError(f"parameter {i} of the state is {name}, here it is {order[i].name}: another model, or another order")
-    for i, entry in state_dict["state"].items():
-        for name, value in entry.items():
-            if isinstance(value, torch.Tensor) and value.dim() > 0 and tuple(value.shape) != order[int(i)].shape:
-                raise ValueError(
-                    f"{name} of {order[int(i)].name} has shape {tuple(value.shape)}, expected {order[int(i)].shape}"
-                )
+    keys = list(chain.from_iterable(g["params"] for g in groups))
+    strange = [key for key in state_dict["state"] if key not in set(keys)]
+    if strange:
+        raise ValueError(f"the state has an entry {strange[0]!r}, which is in none of its groups: it is not one of an optimizer")
+    return [(b, state_dict["state"].get(key, {})) for b, key in zip(order, keys, strict=True) if b.trainable]
+
+
+def _check_entry(opt: Optimizer, b: Bound, entry: dict[str, Any]) -> None:
+    wanted = set(_moments(opt))
+    there = {name for name, value in entry.items() if value is not None} - {"step", "master"}
+    # SGD's buffer is there from its first step on; torch's SGD does not count steps.
+    if there - wanted or (there != wanted and float(entry.get("step", 0)) > 0 and opt.optimizer_type != "SGD"):
+        raise ValueError(
+            f"the state of {b.name} has {', '.join(sorted(there)) or 'no moments'}: the daemon's {opt.optimizer_type} "
+            f"(optimizer.type) keeps {', '.join(sorted(wanted)) or 'none'}"
+        )
+    for name in there | ({"master"} & set(entry)):
+        if tuple(entry[name].shape) != b.shape:
+            raise ValueError(f"{name} of {b.name} has shape {tuple(entry[name].shape)}, expected {b.shape}: another model")
+
+
+def check_groups(opt: Optimizer, groups: list[dict[str, Any]]) -> None:
+    for name in ("amsgrad", "maximize"):
+        if any(group.get(name) for group in groups):
+            raise ValueError(f"{name}=True is not a thing of the daemon's {opt.optimizer_type}")
 
 
 def _load_groups(opt: Optimizer, groups: list[dict[str, Any]]) -> None:
@@ -166,28 +264,41 @@ def _load_groups(opt: Optimizer, groups: list[dict[str, Any]]) -> None:
         group.update({k: v for k, v in saved.items() if k != "params"})
 
 
+def _write_tensor(opt: Optimizer, b: Bound, which: int, value: torch.Tensor) -> None:
+    if b.n_bytes:
+        flat = b.flatten(value.detach().to("cpu", torch.float32))
+        opt._client.write_state(b.index, which, flat.data_ptr())
+
+
+def _is_rounded(opt: Optimizer, b: Bound, master: torch.Tensor) -> bool:
+    """Is the weight this master's? A state may be loaded beside other weights than those it was saved with."""
+    with opt._client.gathered([b.index]):
+        return torch.equal(b.param.detach(), master.detach().to("cpu", b.param.dtype))
+
+
 def _write(opt: Optimizer, b: Bound, entry: dict[str, Any]) -> None:
-    # torch's SGD does not count; its buffer is there from the first step on.
-    opt._client.write_number(b.index, _lib.STEP_COUNT, float(entry.get("step", 1)))
-    for name, which in _moments(opt).items():
-        value = entry.get(name)
-        if value is not None and b.n_bytes:
-            flat = b.flatten(value.detach().to("cpu", torch.float32))
-            opt._client.write_state(b.index, which, flat.data_ptr())
+    moments = {which: entry.get(name) for name, which in _moments(opt).items()}
+    steps = float(entry.get("step", 1 if any(v is not None for v in moments.values()) else 0))
+    master = entry.get("master")
+
+    if steps == 0 and _steps(opt, b) == 0:
+        moments = {}  # zeros in the place of zeros
+    else:
+        opt._client.write_number(b.index, _lib.STEP_COUNT, steps)
+    for which, value in moments.items():
+        _write_tensor(opt, b, which, torch.zeros(b.shape) if value is None else value)
+    if master is not None and b.param.dtype != torch.float32 and _is_rounded(opt, b, master):
+        _write_tensor(opt, b, _lib.MASTER, master)
 
 
 def load_full_state_dict(opt: Optimizer, state_dict: dict[str, Any]) -> None:
-    _check(opt, state_dict)
-    order = _in_order(opt)
-    opt._client.write_begin()
-    try:
-        for i, entry in state_dict["state"].items():
-            if order[int(i)].trainable:
-                _write(opt, order[int(i)], entry)
-    except BaseException:
-        opt._client.write_forget()
-        raise
-    opt._client.write_end()
+    entries = _entries(opt, state_dict)
+    for b, entry in entries:
+        _check_entry(opt, b, entry)
+    check_groups(opt, state_dict["param_groups"])
+    with opt.window():
+        for b, entry in entries:
+            _write(opt, b, entry)
     _load_groups(opt, state_dict["param_groups"])
 
 
@@ -196,6 +307,7 @@ def load_state_dict(opt: Optimizer, state_dict: dict[str, Any]) -> None:
         changed = hook(opt, state_dict)
         state_dict = changed if changed is not None else state_dict
     if _is_own(opt, state_dict):
+        check_groups(opt, state_dict["param_groups"])
         _load_groups(opt, state_dict["param_groups"])
     else:
         load_full_state_dict(opt, state_dict)
@@ -204,8 +316,9 @@ def load_state_dict(opt: Optimizer, state_dict: dict[str, Any]) -> None:
 
 
 def _is_own(opt: Optimizer, state_dict: dict[str, Any]) -> bool:
-    """Handles of this optimizer's own state, or what a copy of them looks like before the first step."""
-    entries = list(state_dict["state"].values())
-    if all(isinstance(e, LazyState) and e.belongs_to(opt) for e in entries):
+    """Handles of this optimizer's own state, or a copy of a state that has nothing in it yet."""
+    entries = [entry for _, entry in _entries(opt, state_dict)]
+    if all(isinstance(e, LazyState) and e.is_untouched(opt) for e in entries):
         return True
-    return opt.epoch == 0 and all(set(e) == {"step"} and float(e["step"]) == 0 for e in entries)
+    untouched = opt.epoch == 0 and opt.position.n_windows == 0
+    return untouched and all(float(e.get("step", len(e))) == 0 for e in entries)

@@ -29,14 +29,8 @@ def writable(model: nn.Module) -> Iterator[None]:
         with zerod.writable(model), torch.no_grad():
             model.merge_adapter()
     """
-    owner = _owner(model)
-    owner.open_window()
-    try:
+    with _owner(model).window():
         yield
-    except BaseException:
-        owner.close_window(forget=True)
-        raise
-    owner.close_window()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The trainers that people use, with zerod.Optimizer as their optimizer: as documented in docs/pytorch.md, started as
+their users start them, beside the same training with DDP and torch's AdamW.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import environment
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+WORLD = 2
+# DDP adds micro-batches up on each rank and then over ranks, zerod all ranks of each micro-batch: the sums differ in
+# their last bits, and Adam's first steps make more of it. Relative to max(|x|, rms), after 6 steps.
+TOLERANCE = 1e-5
+QUIET = re.compile(r".*\b(ready|stopping|stopped)\b")
+
+
+def needs(name):
+    return pytest.importorskip(name, reason=f"{name} is not installed (ZEROD_TORCH_MODULES in scripts/common.sh)")
+
+
+@pytest.fixture
+def launch(build, tmp_path):
+    """launch(launcher, program, runs): two ranks; what they wrote into files is read by outcome()."""
+
+    def go(launcher, program, runs, socket=None):
+        file = tmp_path / "runs.json"
+        file.write_text(json.dumps(runs))
+        start = {
+            "zerodrun": [build.path("client/run/zerodrun"), "--socket", socket, "-n", WORLD, "--", sys.executable],
+            "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", WORLD],
+        }[launcher]
+        variables = {"PYTHONPATH": ROOT / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"),
+                     "OMP_NUM_THREADS": 1, "PYTHONDONTWRITEBYTECODE": 1, "HF_HUB_OFFLINE": 1}
+        result = subprocess.run([str(word) for word in [*start, HERE / program, file]], env=environment(variables),
+                                text=True, timeout=900, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT)
+        assert result.returncode == 0, result.stdout[-8000:]
+        return {name: [torch.load(tmp_path / f"{name}.rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
+                for name in runs}
+
+    return go
+
+
+def distance(ours, theirs):
+    def of(a, b):
+        scale = torch.maximum(b.abs(), b.pow(2).mean().sqrt())
+        return ((a - b).abs() / scale).max().item()
+
+    assert ours.keys() == theirs.keys()
+    return max(of(ours[name], theirs[name]) for name in ours if ours[name].is_floating_point())
+
+
+def same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def check_quiet(daemon):
+    """No false alarm: the daemon said that it was ready, and nothing else."""
+    strange = [line for line in daemon.log().splitlines() if not QUIET.match(line)]
+    assert not strange, strange
+    assert daemon.json("diagnostics") == []
+
+
+# ---- Hugging Face Trainer -------------------------------------------------------------------------------
+
+WAYS = {
+    "plain": {},
+    "accumulation": {"args": {"gradient_accumulation_steps": 2}},
+    "bf16": {"args": {"bf16": True}},
+    "evaluation": {"args": {"eval_strategy": "steps", "eval_steps": 2}},
+    "reentrant": {"reentrant": True},
+    "non-reentrant": {"reentrant": False},
+    "clipping": {"args": {"max_grad_norm": 0.05}},
+}
+
+
+def check_trainer(name, ours, theirs):
+    """Both ranks of a run with zerod against the same with DDP."""
+    assert theirs[0]["wrapped"], name
+    for rank, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        assert not our["wrapped"] and our["backend"] == "gloo" and our["rank"] == rank, name
+        assert our["environment"] == str(rank) and our["step"] == 6, name
+        assert same(our["weights"], ours[0]["weights"]), f"{name}: ranks differ"
+        assert distance(our["weights"], their["weights"]) < (100 if name == "bf16" else 1) * TOLERANCE, name
+    a, b = ours[0]["log"], theirs[0]["log"]
+    assert [line.keys() for line in a] == [line.keys() for line in b], name
+    for mine, other in zip(a, b, strict=True):
+        for key in mine.keys() & {"loss", "grad_norm", "eval_loss"}:
+            assert mine[key] == pytest.approx(other[key], rel=2e-2 if name == "bf16" else 1e-3), (name, key)
+        assert mine.get("learning_rate") == other.get("learning_rate"), name
+
+
+def daemon_config(stage, **more):
+    return {"zero_optimization": {"stage": stage}, "gradient_clipping": 0, **more}
+
+
+def test_trainer_is_ddp(zerod, launch):
+    needs("transformers")
+    needs("accelerate")
+    daemons = {name: zerod(daemon_config(stage)) for name, stage in zip(WAYS, [2, 1, 2, 3, 2, 3, 1], strict=True)}
+    runs = {f"zerod-{name}": WAYS[name] | {"socket": str(daemon.socket)} for name, daemon in daemons.items()}
+    results = launch("torchrun", "run_trainer.py", runs | {f"ddp-{name}": WAYS[name] for name in WAYS})
+    for name, daemon in daemons.items():
+        check_trainer(name, results[f"zerod-{name}"], results[f"ddp-{name}"])
+        check_quiet(daemon)
+    norms = [line["grad_norm"] for line in results["zerod-plain"][0]["log"] if "grad_norm" in line]
+    assert max(norms) > 0.05, "nothing to clip"
+
+
+def test_trainer_saves_and_resumes(zerod, launch, tmp_path):
+    """Under zerodrun. A fresh daemon in another stage ends with the bits of the run that was not interrupted."""
+    needs("transformers")
+    needs("accelerate")
+    folder = tmp_path / "checkpoints"
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    daemons = [zerod(daemon_config(stage)) for stage in (2, 3, 1)]
+    whole, resumed, each = (str(daemon.socket) for daemon in daemons)
+    results = launch("zerodrun", "run_trainer.py", {
+        "whole": {"socket": whole, "args": saving | {"output_dir": str(folder)}, "save": str(tmp_path / "model")},
+        "resumed": {"socket": resumed, "resume": str(folder / "checkpoint-3")},
+        "each": {"socket": each, "args": saving},  # a folder for each rank, to see who writes
+    }, socket=whole)
+    for run in ("resumed", "each"):
+        for result in results[run]:
+            assert same(result["weights"], results["whole"][0]["weights"]), run
+    for result in results["whole"]:
+        assert distance(result["again"], result["weights"]) == 0
+    zero, one = (result["files"] for result in results["each"])
+    assert {"checkpoint-3/optimizer.pt", "checkpoint-3/scheduler.pt", "checkpoint-3/model.safetensors"} <= set(zero)
+    assert {Path(name).name for name in one} <= {"rng_state_1.pth"}, one
+    state = torch.load(folder / "checkpoint-3/optimizer.pt", weights_only=True)
+    assert {float(entry["step"]) for entry in state["state"].values()} == {3.0}
+    assert all(entry["exp_avg"].shape == entry["exp_avg_sq"].shape for entry in state["state"].values())
+    assert len(state["state"]) == len(state["names"]) == len(state["param_groups"][0]["params"])
+    for daemon in daemons:
+        check_quiet(daemon)
+
+
+# ---- accelerate by hand ---------------------------------------------------------------------------------
+
+PIECES = 32  # of text, in an epoch
+
+
+def accelerated(runs, address):
+    """A rank: several trainings one after the other, {name: result}."""
+    import os
+
+    os.environ.update(address)
+    torch.manual_seed(1)
+    return {name: one_accelerated(**how) for name, how in runs.items()}
+
+
+def one_accelerated(socket=None, precision="no", save=None, load=None, spoil=None):
+    import os
+
+    import accelerate
+    import zerod
+    from test_optimizer import make_model
+    from torch.utils.data import DataLoader, TensorDataset
+
+    accelerate.state.AcceleratorState._reset_state()  # the precision is the process's
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
+    model = make_model()
+    adam = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-5, "weight_decay": 0.01}
+    plain = zerod.Optimizer(model, socket, **adam) if socket else torch.optim.AdamW(model.parameters(), **adam)
+    tokens = torch.randint(0, 40, (PIECES, 12), generator=torch.Generator().manual_seed(2))
+    model, opt, loader, scheduler = accelerator.prepare(
+        model, plain, DataLoader(TensorDataset(tokens), batch_size=4), torch.optim.lr_scheduler.StepLR(plain, 3, 0.7))
+    result = {"norms": [], "rates": [], "skipped": []}
+    if load:
+        accelerator.load_state(load)
+    for epoch in range(1 if load else 0, 2):
+        for n, (batch,) in enumerate(loader):
+            with accelerator.accumulate(model):
+                loss = torch.nn.functional.cross_entropy(model(batch).float().view(-1, 40), batch.roll(1, 1).view(-1))
+                if [epoch, n] == spoil:
+                    loss = loss * float("nan")
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    result["norms"].append(float(accelerator.clip_grad_norm_(model.parameters(), 0.4)))
+                opt.step()
+                scheduler.step()
+                opt.zero_grad()
+            if accelerator.sync_gradients:
+                result["rates"].append(scheduler.get_last_lr()[0])
+                result["skipped"].append(accelerator.optimizer_step_was_skipped)
+        if save and epoch == 0:
+            accelerator.save_state(save)
+    result["weights"] = {k: v.clone() for k, v in accelerator.unwrap_model(model).state_dict().items()}
+    result["rank"], result["processes"] = accelerator.process_index, accelerator.num_processes
+    if socket:
+        plain.close()
+        result["files"] = sorted(os.listdir(save)) if save else []
+    return result
+
+
+def test_accelerate(zerod, run, tmp_path):
+    needs("accelerate")
+    from test_state import free_port
+
+    daemons = [zerod(daemon_config(stage)) for stage in (2, 3, 1, 2)]
+    whole, bf16, resumed, skipping = (str(daemon.socket) for daemon in daemons)
+    folder = str(tmp_path / "state")
+    results = run(daemons[0], accelerated, address={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}, runs={
+        "ddp": {}, "zerod": {"socket": whole, "save": folder},
+        "ddp-bf16": {"precision": "bf16"}, "zerod-bf16": {"socket": bf16, "precision": "bf16"},
+        "resumed": {"socket": resumed, "load": folder},
+        "skipping": {"socket": skipping, "spoil": [0, 3]},
+    })
+    for rank, result in enumerate(results):
+        for end in ("", "-bf16"):
+            ours, theirs = result[f"zerod{end}"], result[f"ddp{end}"]
+            assert (ours["rank"], ours["processes"]) == (rank, WORLD)
+            assert distance(ours["weights"], theirs["weights"]) < TOLERANCE
+            assert ours["norms"] == pytest.approx(theirs["norms"], rel=1e-4) and max(ours["norms"]) > 0.4
+            assert ours["rates"] == theirs["rates"] and len(set(ours["rates"])) > 1
+            assert not any(ours["skipped"])
+        assert same(result["resumed"]["weights"], result["zerod"]["weights"])
+        skipped, rates = result["skipping"]["skipped"], result["skipping"]["rates"]
+        assert skipped == [False, True, False, False]
+        assert rates[0] == rates[1] != rates[2], "accelerate leaves the scheduler alone after a skipped step"
+        assert "optimizer.bin" in result["zerod"]["files"]
+    for daemon in daemons[:3]:
+        check_quiet(daemon)
+
+
+# ---- Lightning ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", ["zerodrun", "torchrun"])
+def test_lightning(zerod, launch, tmp_path, launcher):
+    needs("lightning")
+    daemons = [zerod(daemon_config(stage)) for stage in (2, 3, 1)]
+    whole, both, resumed = (str(daemon.socket) for daemon in daemons)
+    args = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}
+    runs = {"whole": {"socket": whole}, "ddp": {}, "both": {"socket": both, "args": args}, "ddp-both": {"args": args},
+            "resumed": {"socket": resumed, "resume": str(tmp_path / "whole.checkpoints/step=8.ckpt")}}
+    results = launch(launcher, "run_lightning.py", runs, socket=whole)
+    for ours, theirs in (("whole", "ddp"), ("both", "ddp-both")):
+        for rank in range(WORLD):
+            mine, other = results[ours][rank], results[theirs][rank]
+            assert not mine["wrapped"] and mine["rank"] == rank and mine["sampler"] == "DistributedSampler"
+            assert mine["n_steps"] == other["n_steps"] == mine["step"] == (16 if ours == "whole" else 8)
+            assert mine["rates"] == other["rates"]
+            assert distance(mine["weights"], other["weights"]) < TOLERANCE, ours
+            for key in ("loss", "val_loss", "validated"):
+                assert mine[key] == pytest.approx(other[key], rel=1e-3), (ours, key)
+    assert results["both"][0]["norm"] > 0.1, "nothing was clipped"
+    for rank in range(WORLD):
+        assert same(results["resumed"][rank]["weights"], results["whole"][0]["weights"])
+        assert results["resumed"][rank]["step"] == 8
+    for daemon in daemons:
+        check_quiet(daemon)

@@ -1,0 +1,577 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Optimizer state in torch's form: what lands in files, what is loaded from them, and who goes on with it. Gradients are
+the same on all ranks and made from the step's number, so that any two runs can be compared.
+"""
+
+import io
+import socket
+import sys
+
+import pytest
+import torch
+from ranks import Crash
+from test_optimizer import ADAM, BARE, TOLERANCE, distance, make_groups, make_model, torch_optimizer
+from torch import nn
+
+HALF = 6  # steps before and after a change of hands
+
+
+def train(model, opt, steps, scaler=None, spoil=()):
+    """Steps with gradients of the given numbers. spoil: steps whose gradient is not finite."""
+    results = []
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        loss = 0
+        for p in model.parameters():
+            if p.requires_grad:
+                g = torch.randn(p.shape, generator=generator)
+                loss = loss + (p * (g * float("inf") if step in spoil else g).to(p.dtype)).sum()
+        (scaler.scale(loss) if scaler else loss).backward()
+        if scaler:
+            scaler.step(opt)
+            scaler.update()
+        else:
+            opt.step()
+        opt.zero_grad()
+        results.append(getattr(opt, "result", None))
+    return results
+
+
+def weights_of(model):
+    if "zerod" not in sys.modules:
+        return [p.detach().clone() for p in model.parameters()]
+    with sys.modules["zerod"].gathered(model):
+        return [p.detach().clone() for p in model.parameters()]
+
+
+def packed(thing):
+    file = io.BytesIO()
+    torch.save(thing, file)
+    return file.getvalue()
+
+
+def unpacked(data):
+    return torch.load(io.BytesIO(data), weights_only=True)
+
+
+def worst(ours, theirs):
+    return max(distance(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def same(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def config(type_="AdamW", params=None, stage=2, **more):
+    return {"optimizer": {"type": type_, "params": BARE | {"lr": 1e-3} | (params or {})}, "gradient_clipping": 0,
+            "zero_optimization": {"stage": stage}, **more}
+
+
+# ---- to and from torch ----------------------------------------------------------------------------------
+
+KINDS = {
+    "adamw": ("AdamW", "AdamW", {}, ADAM),
+    "adam": ("AdamW", "Adam", {"adam_w_mode": True}, ADAM),
+    "sgd": ("SGD", "SGD", {"momentum": 0.9}, {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4}),
+    "adagrad": ("Adagrad", "Adagrad", {}, {"lr": 0.02, "eps": 1e-10}),
+}
+
+
+def begins(hypers, form):
+    """A rank: trains, saves, trains on."""
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(make_groups(model), model=model, **hypers)
+    train(model, opt, range(HALF))
+    whole = {"model": model.state_dict(), "optimizer": getattr(opt, form)()}
+    data = packed(whole)
+    train(model, opt, range(HALF, 2 * HALF))
+    return data, weights_of(model)
+
+
+def goes_on(hypers, data, dtype=torch.float32, n_more=HALF):
+    """A rank: loads and trains on."""
+    import zerod
+
+    model = make_model(dtype)
+    opt = zerod.Optimizer(make_groups(model), model=model, **hypers)
+    whole = unpacked(data)
+    model.load_state_dict(whole["model"])
+    opt.load_state_dict(whole["optimizer"])
+    train(model, opt, range(HALF, HALF + n_more))
+    return weights_of(model), packed(opt.full_state_dict())
+
+
+@pytest.mark.parametrize("form", ["state_dict", "full_state_dict"])
+@pytest.mark.parametrize("name", KINDS)
+def test_torch_goes_on(zerod, run, name, form):
+    kind, type_, params, hypers = KINDS[name]
+    daemon = zerod(config(type_, params))
+    data, ours = run(daemon, begins, hypers=hypers, form=form)[1]  # of the rank that writes no files
+    whole, model = unpacked(data), make_model()
+    opt = torch_optimizer(kind, make_groups(model), hypers)
+    model.load_state_dict(whole["model"])
+    opt.load_state_dict(whole["optimizer"])
+    train(model, opt, range(HALF, 2 * HALF))
+    assert worst(ours, weights_of(model)) < TOLERANCE
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("name", KINDS)
+def test_goes_on_from_torch(zerod, run, name, stage):
+    kind, type_, params, hypers = KINDS[name]
+    model = make_model()
+    opt = torch_optimizer(kind, make_groups(model), hypers)
+    train(model, opt, range(HALF))
+    data = packed({"model": model.state_dict(), "optimizer": opt.state_dict()})
+    train(model, opt, range(HALF, 2 * HALF))
+    for ours, full in run(zerod(config(type_, params, stage)), goes_on, hypers=hypers, data=data):
+        assert worst(ours, weights_of(model)) < TOLERANCE
+        for i, entry in unpacked(full)["state"].items():
+            assert kind == "SGD" or entry["step"] == 2 * HALF
+            for moment, value in opt.state_dict()["state"][i].items():
+                if moment != "step":
+                    assert distance(entry[moment], value) < TOLERANCE, (i, moment)
+
+
+# ---- files ----------------------------------------------------------------------------------------------
+
+
+def interrupted(hypers, dtype):
+    import zerod
+
+    model = make_model(dtype)
+    opt = zerod.Optimizer(make_groups(model), model=model, **hypers)
+    train(model, opt, range(HALF))
+    data = packed({"model": model.state_dict(), "optimizer": opt.state_dict()})
+    train(model, opt, range(HALF, 2 * HALF))
+    return data, weights_of(model), packed(opt.full_state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_fresh_daemon_goes_on_bit_for_bit(zerod, run, name, dtype):
+    """In another stage, too; 16-bit weights with the masters that they are the rounding of."""
+    _, type_, params, hypers = KINDS[name]
+    data, wanted, state = run(zerod(config(type_, params, 1)), interrupted, hypers=hypers, dtype=dtype)[0]
+    for stage in (2, 3):
+        for ours, ours_state in run(zerod(config(type_, params, stage)), goes_on, hypers=hypers, data=data, dtype=dtype):
+            assert same(ours, wanted), f"stage {stage}"
+            for i, entry in unpacked(state)["state"].items():
+                for key, value in entry.items():
+                    assert torch.equal(unpacked(ours_state)["state"][i][key], value), (stage, i, key)
+
+
+def beside_other_weights(data):
+    import zerod
+
+    model = make_model(torch.bfloat16)
+    opt = zerod.Optimizer(model)
+    opt.load_state_dict(unpacked(data))
+    before = weights_of(model)
+    train(model, opt, [100])
+    return before, weights_of(model)
+
+
+def trained_bf16():
+    import zerod
+
+    model = make_model(torch.bfloat16)
+    opt = zerod.Optimizer(model)
+    train(model, opt, range(HALF))
+    return packed(opt.state_dict())
+
+
+def test_masters_of_other_weights_are_left_out(zerod, run):
+    """A state that is loaded without the weights it belongs to brings moments, and leaves the weights alone."""
+    data = run(zerod(config()), trained_bf16)[0]
+    before, after = run(zerod(config()), beside_other_weights, data=data)[0]
+    assert same(before, list(make_model(torch.bfloat16).parameters()))
+    assert not same(before, after)
+
+
+# ---- laziness -------------------------------------------------------------------------------------------
+
+
+def counts_requests():
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(model)
+    count, said = {"read_state": 0, "read_number": 0}, []
+    for name in count:
+        def counted(*args, name=name, real=getattr(opt._client, name)):
+            count[name] += 1
+            return real(*args)
+        setattr(opt._client, name, counted)
+    for _ in range(2):
+        state_dict = opt.state_dict()
+        assert len(opt.state) == len(state_dict["state"]) == len(list(model.parameters())) and all(opt.state.values())
+        assert set(opt.state[next(model.parameters())]) == {"step", "exp_avg", "exp_avg_sq"}
+        said.append(dict(count))
+        train(model, opt, range(2))
+    exp_avg = state_dict["state"][3]["exp_avg"]
+    said.append(dict(count))
+    opt.state[next(model.parameters())] = {"step": torch.tensor(77.0)}  # Lightning puts back what it has moved
+    assert float(opt.state[next(model.parameters())]["step"]) == 4
+    plain = unpacked(packed(state_dict))["state"][3]
+    return said, exp_avg, plain
+
+
+def test_state_dict_reads_nothing_until_it_is_looked_at(zerod, run):
+    for said, exp_avg, plain in run(zerod(config()), counts_requests):
+        assert said == [{"read_state": 0, "read_number": 0}] * 2 + [{"read_state": 2, "read_number": 1}]
+        assert torch.equal(exp_avg, plain["exp_avg"]) and exp_avg.abs().sum() > 0
+        assert float(plain["step"]) == 4 and type(plain["exp_avg"]) is torch.Tensor
+
+
+def goes_back():
+    """Loads what was before the first step, after some steps."""
+    import copy
+
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(model)
+    first, lazy = copy.deepcopy(opt.full_state_dict()), copy.deepcopy(opt.state_dict())
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    train(model, opt, range(HALF))
+    wanted = weights_of(model)
+    results = []
+    for state_dict in (first, lazy):
+        model.load_state_dict(weights)
+        opt.load_state_dict(state_dict)
+        n_steps = [float(entry["step"]) for entry in opt.state.values()]
+        train(model, opt, range(HALF))
+        results.append((n_steps, same(weights_of(model), wanted)))
+    return results
+
+
+def test_state_without_entries_begins_anew(zerod, run):
+    for results in run(zerod(config()), goes_back):
+        for n_steps, as_first in results:
+            assert set(n_steps) == {0.0} and as_first
+
+
+# ---- refusals -------------------------------------------------------------------------------------------
+
+
+def refused():
+    import copy
+
+    import zerod
+
+    def text(change):
+        state_dict = copy.deepcopy(good)
+        change(state_dict)
+        try:
+            opt.load_state_dict(state_dict)
+        except ValueError as e:
+            return str(e)
+        return "accepted"
+
+    model = make_model()
+    opt = zerod.Optimizer(model)
+    train(model, opt, range(2))
+    good = opt.state_dict()
+    before = weights_of(model)
+    texts = {
+        "name": text(lambda s: s["names"].__setitem__(1, "encoder.weight")),
+        "shape": text(lambda s: s["state"][1].__setitem__("exp_avg", torch.zeros(64, 25))),
+        "kind": text(lambda s: [e.update(momentum_buffer=e.pop("exp_avg")) for e in s["state"].values()]),
+        "half": text(lambda s: [e.pop("exp_avg_sq") for e in s["state"].values()]),
+        "amsgrad": text(lambda s: s["param_groups"][0].update(amsgrad=True)),
+        "groups": text(lambda s: s["param_groups"].append({"params": []})),
+        "more": text(lambda s: s["param_groups"][0]["params"].append(6)),
+        "strange": text(lambda s: s["state"].update(note="hello")),
+        "good": text(lambda s: None),
+    }
+    unchanged = same(before, weights_of(model))
+    train(model, opt, range(2, 4))
+    return texts, unchanged
+
+
+def test_other_models_state_is_refused(zerod, run):
+    daemon = zerod(config())
+    for texts, unchanged in run(daemon, refused):
+        assert "parameter 1 of the state is encoder.weight, here it is 1.weight" in texts["name"]
+        assert "exp_avg of 1.weight has shape (64, 25), expected (64, 24)" in texts["shape"]
+        assert "has exp_avg_sq, momentum_buffer: the daemon's AdamW (optimizer.type) keeps exp_avg, exp_avg_sq" in texts["kind"]
+        assert "has exp_avg: the daemon's AdamW" in texts["half"]
+        assert "amsgrad=True" in texts["amsgrad"]
+        assert "groups of [6, 0] parameters, this optimizer of [6]" in texts["groups"]
+        assert "groups of [7] parameters, this optimizer of [6]" in texts["more"]
+        assert "an entry 'note'" in texts["strange"]
+        assert texts["good"] == "accepted" and unchanged
+    assert daemon.json("diagnostics") == [] and daemon.status()["step"] == 4
+
+
+def alone(loads):
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(model)
+    train(model, opt, range(2))
+    if opt.rank == loads:
+        opt.load_state_dict(opt.full_state_dict())
+    train(model, opt, range(2, 4))
+
+
+@pytest.mark.parametrize("loads", [0, 1])
+def test_load_on_one_rank_only_ends(zerod, start, loads):
+    """With a text that says who waits for whom."""
+    daemon = zerod(config(diagnostics={"stall_warning": "500ms", "stall_timeout": "2s"}))
+    ranks = [start(daemon, alone, rank, loads=loads) for rank in range(2)]
+    texts = []
+    for rank in ranks:
+        with pytest.raises(Crash) as caught:
+            rank.result()
+        texts.append(str(caught.value))
+    print("\n".join(texts))
+    assert "write window" in texts[loads] and f"rank {1 - loads}" in texts[loads], texts
+
+
+# ---- learning rates -------------------------------------------------------------------------------------
+
+N_RATES = 12
+L = torch.optim.lr_scheduler
+SCHEDULERS = {
+    "LambdaLR": lambda o: L.LambdaLR(o, lambda n: 0.9**n),
+    "MultiplicativeLR": lambda o: L.MultiplicativeLR(o, lambda n: 0.8),
+    "StepLR": lambda o: L.StepLR(o, 3, 0.5),
+    "MultiStepLR": lambda o: L.MultiStepLR(o, [2, 7], 0.1),
+    "ConstantLR": lambda o: L.ConstantLR(o, 0.3, 4),
+    "LinearLR": lambda o: L.LinearLR(o, 0.1, 1.0, 5),
+    "ExponentialLR": lambda o: L.ExponentialLR(o, 0.7),
+    "PolynomialLR": lambda o: L.PolynomialLR(o, 10, 2.0),
+    "CosineAnnealingLR": lambda o: L.CosineAnnealingLR(o, 10),
+    "CosineAnnealingWarmRestarts": lambda o: L.CosineAnnealingWarmRestarts(o, 4),
+    "CyclicLR": lambda o: L.CyclicLR(o, 1e-4, 1e-2, 3, cycle_momentum=False),
+    "OneCycleLR": lambda o: L.OneCycleLR(o, 1e-2, total_steps=N_RATES + 1),
+    "SequentialLR": lambda o: L.SequentialLR(o, [L.LinearLR(o, 0.1, 1.0, 3), L.ExponentialLR(o, 0.5)], [3]),
+    "ChainedScheduler": lambda o: L.ChainedScheduler([L.ConstantLR(o, 0.5, 2), L.ExponentialLR(o, 0.9)]),
+    "ReduceLROnPlateau": lambda o: L.ReduceLROnPlateau(o, factor=0.5, patience=1),
+}
+
+
+def scheduled(opt, scheduler, step):
+    """What the step was taken with, all hyperparameters of the first group."""
+    step()
+    rate = float(opt.param_groups[0]["lr"])
+    scheduler.step(1.0) if isinstance(scheduler, L.ReduceLROnPlateau) else scheduler.step()
+    return rate, tuple(opt.param_groups[0]["betas"])
+
+
+def with_schedulers(names):
+    import warnings
+
+    import zerod
+
+    warnings.simplefilter("error")  # torch warns of a scheduler that is stepped before the optimizer
+    model = make_model()
+    opt = zerod.Optimizer(model, lr=2e-3)
+    rates = {}
+    for name in names:
+        for group in opt.param_groups:
+            group.update(lr=2e-3, betas=(0.9, 0.95))
+            group.pop("initial_lr", None)
+        scheduler = SCHEDULERS[name](opt)
+        rates[name] = []
+        for i in range(N_RATES):
+            rates[name].append(scheduled(opt, scheduler, lambda i=i: train(model, opt, [i])))
+            assert opt.result.lr == rates[name][-1][0], name
+    return rates
+
+
+def test_schedulers(zerod, run):
+    """The daemon takes every step with the rate, and the betas, that torch's scheduler has set."""
+    ours = run(zerod(config()), with_schedulers, names=list(SCHEDULERS))
+    for name, make in SCHEDULERS.items():
+        p = nn.Parameter(torch.zeros(1))
+        opt = torch.optim.AdamW([p], lr=2e-3, betas=(0.9, 0.95))
+        scheduler, rates = make(opt), []
+        for _ in range(N_RATES):
+            p.grad = torch.ones(1)
+            rates.append(scheduled(opt, scheduler, opt.step))
+        assert len(set(rates)) > 1
+        for rank in ours:
+            assert rank[name] == rates, name
+
+
+def without_rates(lr=None):
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(model, **({} if lr is None else {"lr": lr}))
+    results = train(model, opt, range(4))
+    state_dict = opt.state_dict()
+    opt.load_state_dict(state_dict)  # values that nobody has changed are not the client's
+    return [r.lr for r in results + train(model, opt, range(4, 8))]
+
+
+def test_daemons_scheduler(zerod, run):
+    """Counts as long as the program does not set a rate."""
+    more = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 6, "warmup_min_lr": 0, "warmup_max_lr": 0.01,
+                                                         "warmup_type": "linear"}}}
+    ours, theirs = run(zerod(config(**more)), without_rates)
+    assert ours == theirs and ours == sorted(ours) and len(set(ours)) >= 6, ours
+    assert run(zerod(config(**more)), without_rates, lr=5e-4) == [[5e-4] * 8] * 2
+
+
+# ---- GradScaler -----------------------------------------------------------------------------------------
+
+N_SCALED = 14
+SCALER = {"init_scale": 2.0**8, "growth_interval": 3, "growth_factor": 2.0, "backoff_factor": 0.5}
+
+
+def scaled_gradients(model, step, scale, spoilt):
+    """One gradient for each parameter, as a backward in that precision leaves it."""
+    generator = torch.Generator().manual_seed(500 + step)
+    result = []
+    for p in model.parameters():
+        g = (torch.randn(p.shape, generator=generator).to(p.dtype) * torch.tensor(scale).to(p.dtype))
+        result.append(g * float("inf") if spoilt else g)
+    return result
+
+
+def scaled(dtype, unscale, max_norm, spoilt):
+    import zerod
+
+    model = make_model(dtype)
+    opt = zerod.Optimizer(model, **ADAM)
+    scaler = torch.amp.GradScaler("cpu", **SCALER)
+    course = []
+    for step in range(N_SCALED):
+        scale = scaler.get_scale()
+        loss = sum((p * g).sum() for p, g in zip(
+            model.parameters(), scaled_gradients(model, step, 1.0, [opt.rank, step] in spoilt), strict=True))
+        scaler.scale(loss.float()).backward()
+        norm = None
+        if unscale:
+            scaler.unscale_(opt)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm).item()
+        scaler.step(opt)
+        scaler.update()
+        opt.zero_grad()
+        course.append((scale, scaler.get_scale(), opt.step_was_skipped, norm, opt.result.loss_scale))
+    state = unpacked(packed(opt.state_dict()))["state"]
+    masters = [state[i]["master"] if "master" in state[i] else p.detach().clone() for i, p in enumerate(model.parameters())]
+    return course, masters
+
+
+def scaled_reference(dtype, unscale, max_norm, spoilt):
+    """torch's AdamW and GradScaler on fp32 weights that see the same gradients."""
+    model, seen = make_model(dtype).float(), make_model(dtype)
+    opt = torch.optim.AdamW(model.parameters(), **ADAM)
+    scaler = torch.amp.GradScaler("cpu", **SCALER)
+    scaler.scale(torch.zeros(1))
+    course = []
+    for step in range(N_SCALED):
+        scale = scaler.get_scale()
+        bad = any(step == s for _, s in spoilt)
+        for p, g in zip(model.parameters(), scaled_gradients(seen, step, scale, bad), strict=True):
+            p.grad = g.float()
+        norm = None
+        if unscale:
+            scaler.unscale_(opt)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm).item()
+        scaler.step(opt)
+        scaler.update()
+        course.append((scale, scaler.get_scale(), bad, norm, scale))
+    return course, [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("unscale", [False, True], ids=["step", "unscale-clip"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_grad_scaler(zerod, run, dtype, unscale):
+    """Growth, backoff and skips are torch's; what one rank has to skip all ranks skip."""
+    how = {"dtype": dtype, "unscale": unscale, "max_norm": 5.0, "spoilt": [[1, 4], [0, 9], [1, 10]]}
+    daemon = zerod(config())
+    ours = run(daemon, scaled, **how)
+    course, wanted = scaled_reference(**how)
+    for rank_course, masters in ours:
+        for mine, theirs in zip(rank_course, course, strict=True):
+            assert mine[:3] == theirs[:3] and mine[4] == theirs[4], (mine, theirs)
+            if unscale and not theirs[2]:
+                assert mine[3] == pytest.approx(theirs[3], rel=1e-5)
+            elif unscale:
+                assert not mine[3] < float("inf")  # inf or nan
+        assert worst(masters, wanted) < TOLERANCE
+
+
+# ---- torch.distributed.checkpoint -----------------------------------------------------------------------
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return str(s.getsockname()[1])
+
+
+def dcp_saves(folder, full):
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    import zerod
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    dist.init_process_group("gloo")
+    model = make_model()
+    opt = zerod.Optimizer(make_groups(model), model=model, **ADAM)
+    options = StateDictOptions(full_state_dict=full, cpu_offload=full)
+    get_state_dict(model, opt, options=options)  # before the first step it must not take one
+    epochs = [opt.epoch]
+    train(model, opt, range(HALF))
+    weights, state = get_state_dict(model, opt, options=options)
+    epochs.append(opt.epoch)
+    if not full:
+        dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    elif opt.rank == 0:
+        torch.save({"model": weights, "optimizer": state}, folder)
+    train(model, opt, range(HALF, 2 * HALF))
+    dist.barrier()
+    dist.destroy_process_group()
+    return epochs, weights_of(model)
+
+
+def dcp_loads(folder, full, broadcast):
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    import zerod
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+    dist.init_process_group("gloo")
+    model = make_model()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0)
+    opt = zerod.Optimizer(make_groups(model), model=model, **ADAM)
+    if full:
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast)
+        whole = torch.load(folder, weights_only=True) if opt.rank == 0 or not broadcast else {"model": {}, "optimizer": {}}
+    else:
+        options = StateDictOptions()
+        weights, state = get_state_dict(model, opt)
+        whole = {"model": {k: v.clone() for k, v in weights.items()}, "optimizer": state}
+        dcp.load(whole, checkpoint_id=folder)
+    set_state_dict(model, opt, model_state_dict=whole["model"], optim_state_dict=whole["optimizer"], options=options)
+    epoch = opt.epoch
+    train(model, opt, range(HALF, 2 * HALF))
+    dist.destroy_process_group()
+    return epoch, weights_of(model)
+
+
+@pytest.mark.parametrize(("full", "broadcast"), [(False, False), (True, False), (True, True)],
+                         ids=["sharded", "full", "broadcast"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_dcp(zerod, run, tmp_path, stage, full, broadcast):
+    folder = tmp_path / "checkpoint"
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    saved = run(zerod(config(stage=stage)), dcp_saves, variables=address, folder=folder, full=full)
+    address["MASTER_PORT"] = free_port()
+    loaded = run(zerod(config(stage=5 - stage)), dcp_loads, variables=address, folder=folder, full=full,
+                 broadcast=broadcast)
+    for (epochs, wanted), (epoch, ours) in zip(saved, loaded, strict=True):
+        assert epochs == [0, HALF] and epoch == 0  # nothing of this has taken a step
+        assert same(ours, wanted)
