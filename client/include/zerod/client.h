@@ -434,7 +434,7 @@ ZEROD_API void zerod_explain_free(struct zerod_error *error); /* NULL is fine */
 /* The connection, to be watched, not read. */
 ZEROD_API int zerod_fd(const struct zerod *c);
 
-/* "0.1.0" */
+/* "0.2.0" */
 ZEROD_API const char *zerod_version(void);
 
 #ifdef __cplusplus
