@@ -101,14 +101,14 @@ def after_a_fault(t: trial.Trial, outcome: Outcome) -> None:
             outcome.note(again=int(fault.code or 0))
         except Exception as error:
             outcome.note(again=repr(error))
-    elif t.opt is not None and expect is not None:
-        let_the_guilty_speak(t)
     t.mark(f"spoken-{t.rank}")
+    if t.opt is not None and expect is not None:
+        let_the_others_speak(t)
     leave(t)
 
 
-def let_the_guilty_speak(t: trial.Trial) -> None:
-    """Who was told only because of another does not leave before that one has been told: leaving ends the step."""
+def let_the_others_speak(t: trial.Trial) -> None:
+    """Nobody leaves before all that have to be told were told: leaving ends the step for them."""
     for rank in t.scenario.expect.ranks(t.world):
         if rank != t.rank:
             try:

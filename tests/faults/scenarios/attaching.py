@@ -177,7 +177,7 @@ def group_added_later(t: Any) -> None:
 # ---- arguments ----------------------------------------------------------------------------------------------
 
 
-@scenario(Refused(("ValueError",), says=("non-leaf",)), pattern="non-leaf")
+@scenario(Refused(("ValueError",), says=("leaf",)), pattern="non-leaf")
 def non_leaf(t: Any) -> None:
     """A tensor that autograd made is no parameter."""
     train(t, Net, lambda model: t.attach([model.head.weight * 1] if t.faulty else model, model=model))

@@ -118,22 +118,21 @@ def other_lr_on_one_rank(t: Any) -> None:
 
 
 class Lookup(nn.Module):
-    def __init__(self, sparse: bool) -> None:
+    """declared: the module says that its gradients are sparse; called: only the call does."""
+
+    def __init__(self, declared: bool, called: bool) -> None:
         super().__init__()
-        self.emb = nn.Embedding(16, WIDTH, sparse=sparse)
+        self.emb = nn.Embedding(16, WIDTH, sparse=declared)
         self.head = nn.Linear(WIDTH, 1)
+        self.sparse = declared or called
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.emb((x * 4).long().abs() % 16).mean(1))
+        rows = (x * 4).long().abs() % 16
+        return self.head(nn.functional.embedding(rows, self.emb.weight, sparse=self.sparse).mean(1))
 
 
-@scenario(
-    Expect(1102, params=("emb.weight",), rank=ALL, step=0, micro_batch=0, says=("sparse",), fix=("sparse=False",),
-           exception="WrongGradient"),
-    pattern="sparse")
-def sparse_gradient(t: Any) -> None:
-    """An embedding with sparse gradients."""
-    model = t.model(lambda: Lookup(sparse=t.faulty))
+def look_up(t: Any, declared: bool, called: bool) -> None:
+    model = t.model(lambda: Lookup(declared, called))
     opt = t.attach(model)
     for step in t.steps(opt):
         x, y = t.batch(step)
@@ -141,6 +140,21 @@ def sparse_gradient(t: Any) -> None:
         opt.step()
         opt.zero_grad()
     opt.close()
+
+
+@scenario(Refused(("Error", "TypeError"), says=("emb", "sparse=False")), pattern="sparse")
+def sparse_embedding(t: Any) -> None:
+    """An embedding that says of itself that its gradients are sparse is refused when the model is attached."""
+    look_up(t, declared=t.faulty, called=False)
+
+
+@scenario(
+    Expect(1102, params=("emb.weight",), rank=ALL, step=0, micro_batch=0, says=("sparse",), fix=("sparse=False",),
+           exception="WrongGradient"),
+    pattern="sparse")
+def sparse_gradient(t: Any) -> None:
+    """A gradient that turns out to be sparse."""
+    look_up(t, declared=False, called=t.faulty)
 
 
 class Phases(Net):
