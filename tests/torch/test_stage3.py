@@ -220,25 +220,33 @@ def digest(tensor):
 # ---- what is mapped -------------------------------------------------------------------------------------
 
 
-def mapped_bytes():
-    """Pages of the pool of gathered weights that this process has mapped."""
+def pool_bytes(resident=False):
+    """
+    The pool of gathered weights in this process: what is mapped, or the resident pages of it, which take the kernel
+    long to count.
+    """
     total, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            inside = "/memfd:zerod.pool" in line
-        elif inside and line.startswith("Rss:"):
-            total += int(line.split()[1]) * 1024
+    with open("/proc/self/smaps" if resident else "/proc/self/maps") as file:
+        for line in file:
+            if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+                inside = "/memfd:zerod.pool" in line
+                if inside and not resident:
+                    total += int(match[2], 16) - int(match[1], 16)
+            elif inside and line.startswith("Rss:"):
+                total += int(line.split()[1]) * 1024
     return total
 
 
 def nothing_left(opt):
     """No weight is mapped, and autograd's hooks are as they were."""
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-    assert mapped_bytes() == 0 and (opt.sharding is None or not any(opt.sharding._n_held))
+    if opt.stage < 3:
+        return
+    assert pool_bytes() == 0 and (opt.sharding is None or not any(opt.sharding._n_held))
 
 
 def count_gathers(opt):
-    """[(messages of gathers, of hints)] so far."""
+    """[messages of gathers, of hints] so far."""
     client, counts = opt._client, [0, 0]
     for i, name in enumerate(("gather", "prefetch")):
         def counted(*args, call=getattr(client, name), i=i):
@@ -252,8 +260,8 @@ def count_gathers(opt):
 # ---- bits -----------------------------------------------------------------------------------------------
 
 
-def use_parts(only=None):
-    """A rank: every part is a step of two micro-batches. Returns what it saw, as {what: digest}."""
+def use_parts(names):
+    """A rank: every part is two steps of two micro-batches. Returns what it saw, as {what: digest}."""
     import zerod
 
     model, seen = Parts(), {}
@@ -263,7 +271,8 @@ def use_parts(only=None):
             p.register_post_accumulate_grad_hook(
                 lambda p, name=name: seen.__setitem__((*where, name, len(seen)), digest(p.grad)))
     opt = zerod.Optimizer(model, lr=1e-2, on_duplicate="accumulate")
-    for step, (name, (_, loss_of)) in enumerate(PARTS.items()):
+    for step, name in enumerate(names):
+        loss_of = PARTS[name][1]
         for round_ in range(2):
             for micro_batch in range(2):
                 where[:] = name, 2 * round_ + micro_batch
@@ -284,14 +293,14 @@ def use_parts(only=None):
     return seen
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_the_same_bits_in_all_stages(zerod, run, world):
+@pytest.mark.parametrize("world, names", [(1, list(PARTS)), (2, ["tied", "lora", "reentrant"]), (4, ["nested"])])
+def test_the_same_bits_in_all_stages(zerod, run, world, names):
     results = {}
     for stage in (1, 2, 3):
         daemon = zerod({"world": {"size": world}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 500}})
-        results[stage] = run(daemon, use_parts)
+        results[stage] = run(daemon, use_parts, names=names)
     for rank in range(world):
-        assert len(results[2][rank]) > 400
+        assert len(results[2][rank]) > 30 * len(names)
         for stage in (1, 3):
             assert list(results[stage][rank]) == list(results[2][rank])
             differing = [what for what, value in results[2][rank].items() if results[stage][rank][what] != value]
@@ -308,7 +317,7 @@ class Unequal(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.wide = nn.Linear(256, 1024), nn.Linear(1024, 1024)
-        self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(256, 4, 512, batch_first=True) for _ in range(3)])
+        self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(256, 4, 512, batch_first=True) for _ in range(2)])
         self.back, self.last, self.scale = nn.Linear(1024, 256), nn.Linear(256, 256), nn.Parameter(torch.ones(256))
 
     def forward(self, x, checkpointed=False):
@@ -329,20 +338,21 @@ def measure(prefetch):
     phase = ["forward"]
 
     def look(*_):
-        peak[phase[0]] = max(peak[phase[0]], mapped_bytes())
+        if step == 1:
+            peak[phase[0]] = max(peak[phase[0]], pool_bytes(resident=True))
 
     for module in model.modules():
-        module.register_forward_pre_hook(look)
-    for param in model.parameters():
-        param.register_post_accumulate_grad_hook(look)
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(look)
+            module.weight.register_post_accumulate_grad_hook(look)
     counts, gather = count_gathers(opt), opt._client.gather
 
     def gather_and_look(*args):
         gather(*args)
-        look()
+        peak[phase[0]] = max(peak[phase[0]], pool_bytes())
 
     opt._client.gather = gather_and_look
-    for step in range(3):
+    for step in range(2):
         counts[:] = 0, 0
         for checkpointed in (False, True):
             phase[0] = "forward"
@@ -354,8 +364,9 @@ def measure(prefetch):
     with torch.no_grad():
         model.eval()(torch.randn(2, 4, 256))
     largest = max(sum(p.numel() * 4 for p in m._parameters.values() if p is not None) for m in model.modules())
+    opt._client.gather = gather
     with zerod.gathered(model):
-        assert mapped_bytes() >= sum(p.numel() * 4 for p in model.parameters())  # it does measure something
+        assert pool_bytes(resident=True) >= sum(p.numel() * 4 for p in model.parameters())  # it does measure something
     nothing_left(opt)
     opt.close()
     return largest, peak, counts
@@ -369,7 +380,7 @@ def test_few_weights_are_mapped(zerod, run, prefetch):
     # What is prefetched is not mapped, so that one module's worth is the bound whatever is prefetched.
     assert largest <= peak["forward"] <= 1.05 * largest, peak
     assert largest <= peak["backward"] <= 1.05 * largest, peak
-    assert peak["eval"] <= (1 + prefetch) * 1.05 * largest
+    assert largest <= peak["eval"] <= 1.05 * largest, peak
     assert (n_hints > n_gathers / 2) == (prefetch > 0), (n_gathers, n_hints)
 
 
@@ -473,11 +484,11 @@ def over_the_bound():
 
 
 def test_over_the_bound(zerod, run):
-    daemon = zerod({"world": {"size": 1}, "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 300}})
+    daemon = zerod({"world": {"size": 1}, "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 330}})
     faults, epoch = run(daemon, over_the_bound)[0]
     assert [code for code, _ in faults] == [1401, 1401] and epoch == 2
     text = faults[0][1]
-    assert "live parameters (stage3_max_live_parameters)" in text and "360" in text and "300" in text
+    assert "live parameters (stage3_max_live_parameters)" in text and "360" in text and "330" in text
     assert "raise zero_optimization.stage3_max_live_parameters" in text
 
 
@@ -504,4 +515,4 @@ def test_a_released_weight_is_read(zerod, build, tmp_path):
     text = process.err()
     assert "E1110 read of a released weight\n  parameter  0.weight\n" in text
     assert "with zerod.gathered(model): ..." in text
-    assert re.search(r'File ".*peek\.py", line 6 in (peeks|<listcomp>)', text), text
+    assert re.search(r'File ".*peek\.py", line 7 in (peeks|<listcomp>)', text), text

@@ -205,8 +205,9 @@ def published(client: Client, b: Bound) -> torch.Tensor:
 def attach(client: Client, b: Bound) -> None:
     weights = published(client, b)
     if b.param.device.type == "meta":
-        # The same Parameter object, so that tied weights and optimizers' groups still refer to it.
-        torch.utils.swap_tensors(b.param, nn.Parameter(weights, requires_grad=b.param.requires_grad))
+        # The same Parameter object, so that tied weights, optimizers' groups and nn.LSTM's weak references, for which
+        # torch.utils.swap_tensors() refuses, still refer to it.
+        torch._C._swap_tensor_impl(b.param, nn.Parameter(weights, requires_grad=b.param.requires_grad))
     else:
         b.param.data = weights
     b.address = weights.data_ptr()
