@@ -11,7 +11,7 @@ import time
 import pytest
 
 from conftest import wait_for
-from puppet import ABORTED, N_PARAMS, REFUSED, RESUMED, Puppet, all_do, form, state, steps, trainers
+from puppet import ABORTED, N_PARAMS, REFUSED, RESUMED, Puppet, all_do, state, steps, trainers
 
 pytestmark = pytest.mark.threads
 

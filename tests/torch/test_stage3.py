@@ -2,8 +2,8 @@
 """
 Stage 3: the program that runs in stages 1 and 2 runs with the same bits, and maps few weights at a time.
 
-One model has a part for each way of using weights that we know. Every part is one step; gradients are recorded before they
-leave, and compared bit by bit between the stages.
+One model has a part for each way of using weights that we know. Every part has its steps; gradients are recorded before
+they leave, and compared bit by bit between the stages.
 """
 
 import contextlib
@@ -194,8 +194,9 @@ PARTS = {
     "mlp": (mlp, plain), "nested": (Nested, plain), "twice": (Nested, twice), "tied": (Tied, plain),
     "attention": (Attention, plain), "checkpoint": (lambda: Checkpointed(False), plain),
     "reentrant": (lambda: Checkpointed(True), plain), "two-of-others": (TwoOfOthers, plain), "lora": (Lora, plain),
-    "recovers": (Recovers, plain), "recurrent": (Recurrent, plain), "lists": (Lists, plain), "autocast": (mlp, autocast),
-    "penalty": (mlp, penalty), "offloaded": (Nested, offloaded), "retained": (Nested, plain),
+    "recovers": (Recovers, plain), "recurrent": (Recurrent, plain), "lists": (Lists, plain),
+    "autocast": (mlp, autocast), "penalty": (mlp, penalty),
+    "offloaded": (Nested, offloaded), "retained": (Nested, plain),
     "bf16": (lambda: mlp().bfloat16(), lambda part, x: plain(part, x.bfloat16())),
 }  # fmt: skip
 
@@ -283,7 +284,8 @@ def use_parts(names):
                 seen[name, where[1], "loss"] = loss.item()
             nothing_left(opt)
             with torch.no_grad():
-                seen[name, round_, "eval"] = loss_of(model.parts[name], batch(step, 9, 0)).item() if name != "penalty" else 0
+                if name != "penalty":
+                    seen[name, round_, "eval"] = loss_of(model.parts[name], batch(step, 9, 0)).item()
             nothing_left(opt)
             opt.step()
             nothing_left(opt)
@@ -509,10 +511,11 @@ def test_a_released_weight_is_read(zerod, build, tmp_path):
     script = tmp_path / "peek.py"
     script.write_text(READS_RELEASED)
     process = daemon.spawn(sys.executable, script, rank=0, env={
-        "PYTHONPATH": ROOT / "client" / "python", "ZEROD_LIBRARY": build.path("client/libzerod.so"), "OMP_NUM_THREADS": "1"})
+        "PYTHONPATH": ROOT / "client" / "python", "ZEROD_LIBRARY": build.path("client/libzerod.so"),
+        "OMP_NUM_THREADS": "1"})
     assert process.wait(120) == -signal.SIGSEGV, process.err()
     assert "it was read" not in process.out()
     text = process.err()
-    assert "E1110 read of a released weight\n  parameter  0.weight\n" in text
+    assert "E1110 read of a released weight: rank 0, step 0\n  parameter  0.weight\n" in text
     assert "with zerod.gathered(model): ..." in text
     assert re.search(r'File ".*peek\.py", line 7 in (peeks|<listcomp>)', text), text

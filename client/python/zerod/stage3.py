@@ -3,19 +3,19 @@
 Stage 3 in torch: weights are gathered before a module's forward, released after it, and gathered again for the
 nodes of the backward that saved them.
 
-The unit is a module with its direct parameters; a tied parameter belongs to the first module that has it. Addresses are
-fixed: a parameter's tensor always points to the same place, which can be read while it is gathered. So nothing
-that autograd saved has to be replaced. What is saved inside a module's forward passes through a pair of hooks: a weight is
-kept as itself, and when its node runs, unpacking gathers its unit. A node's work is over before the next one
+The unit is a module with its direct parameters; a tied parameter belongs to the first module that has it. Addresses
+are fixed: a parameter's tensor always points to the same place, which can be read while it is gathered. So nothing
+that autograd saved has to be replaced. What is saved inside a module's forward passes through a pair of hooks: a weight
+is kept as itself, and when its node runs, unpacking gathers its unit. A node's work is over before the next one
 unpacks, so the units of earlier nodes can be released then, all but one that is wanted again. Anything else that is
 saved goes on to the hooks that stood there before, such as a checkpoint's.
 
 A module that reads another one's weight while it runs (a tied head, nn.MultiheadAttention) is noticed where it reads
 module.weight, and has it until its own forward ends.
 
-So a process maps one unit at a time, and what the modules around it hold: their own direct parameters and what they read of
-others. The daemon is told which units came next the last time, and copies them while this process computes. That holds no
-memory here, and needs no care: if it was wrong, the next gather takes as long as it would have.
+So a process maps one unit at a time, and what the modules around it hold: their own direct parameters and what they
+read of others. The daemon is told which units came next the last time, and copies them while this process computes.
+That holds no memory here, and needs no care: if it was wrong, the next gather takes as long as it would have.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class Sharding:
             self._for_nodes.append(unit)
 
     def _enter_node(self, unit: Unit) -> None:
-        """If another node runs than the last time, the units that were gathered for it are released, but for this one."""
+        """If another node runs than the last time, what was gathered for that one is released, but for this unit."""
         node = _current_node()
         if node is not self._node:
             self._node = node
@@ -301,7 +301,7 @@ class Sharding:
             self._release(unit)
 
     def reset(self) -> None:
-        """Between steps nothing runs: what a KeyboardInterrupt left behind, for which torch calls no hooks, is given back."""
+        """Between steps nothing runs: what KeyboardInterrupt left behind is given back. torch calls no hooks for it."""
         while self._top_is_ours():
             _pop_hooks()
         running, self._running, self._backwards = self._running, [], []
