@@ -5,6 +5,7 @@ file of runs, {name: how}:
 
     socket      of the daemon; without one it is DDP with torch's AdamW
     resume      the checkpoint to go on from
+    clip        through what self.optimizers() gives
     args        more of Lightning's Trainer
 
 What came of a run is in FOLDER/NAME.rankN.pt.
@@ -35,9 +36,9 @@ class Zerod(DDPStrategy):
 
 
 class Net(lightning.LightningModule):
-    def __init__(self, socket):
+    def __init__(self, socket, clip):
         super().__init__()
-        self.socket, self.norms, self.rates = socket, [], []
+        self.socket, self.clip, self.rates = socket, clip, []
         self.net = nn.Sequential(nn.Embedding(40, 24), nn.Linear(24, 64), nn.GELU(), nn.Linear(64, 40, bias=False))
 
     def loss(self, batch):
@@ -50,6 +51,10 @@ class Net(lightning.LightningModule):
 
     def validation_step(self, batch, _):
         self.log("val_loss", self.loss(batch), sync_dist=True)
+
+    def on_before_optimizer_step(self, _):
+        if self.clip:
+            self.optimizers().clip_grad_norm_(self.clip)
 
     def on_before_zero_grad(self, optimizer):
         self.rates.append(optimizer.param_groups[0]["lr"])
@@ -64,9 +69,9 @@ def loader(n):
     return DataLoader(TensorDataset(tokens), batch_size=4, shuffle=n > 8)
 
 
-def run(name, folder, rank, world, socket=None, resume=None, args=None):
+def run(name, folder, rank, world, socket=None, resume=None, clip=None, args=None):
     lightning.seed_everything(11, verbose=False)
-    net = Net(socket)
+    net = Net(socket, clip)
     checkpoint = ModelCheckpoint(folder / f"{name}.checkpoints", filename="{step}", every_n_train_steps=4, save_top_k=-1)
     trainer = lightning.Trainer(
         accelerator="cpu", devices=world, strategy=Zerod() if socket else DDPStrategy(),

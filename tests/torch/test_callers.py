@@ -239,10 +239,11 @@ def test_accelerate(zerod, run, tmp_path):
 @pytest.mark.parametrize("launcher", ["zerodrun", "torchrun"])
 def test_lightning(zerod, launch, tmp_path, launcher):
     needs("lightning")
-    daemons = [zerod(daemon_config(stage)) for stage in (2, 3, 1)]
-    whole, both, resumed = (str(daemon.socket) for daemon in daemons)
+    daemons = [zerod(daemon_config(stage)) for stage in (2, 3, 1, 2)]
+    whole, both, resumed, wrapper = (str(daemon.socket) for daemon in daemons)
     args = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}
     runs = {"whole": {"socket": whole}, "ddp": {}, "both": {"socket": both, "args": args}, "ddp-both": {"args": args},
+            "wrapper": {"socket": wrapper, "clip": 0.1, "args": {"accumulate_grad_batches": 2}},
             "resumed": {"socket": resumed, "resume": str(tmp_path / "whole.checkpoints/step=8.ckpt")}}
     results = launch(launcher, "run_lightning.py", runs, socket=whole)
     for ours, theirs in (("whole", "ddp"), ("both", "ddp-both")):
@@ -258,5 +259,42 @@ def test_lightning(zerod, launch, tmp_path, launcher):
     for rank in range(WORLD):
         assert same(results["resumed"][rank]["weights"], results["whole"][0]["weights"])
         assert results["resumed"][rank]["step"] == 8
+        assert same(results["wrapper"][rank]["weights"], results["both"][0]["weights"])
     for daemon in daemons:
         check_quiet(daemon)
+
+
+# ---- DDP around it --------------------------------------------------------------------------------------
+
+
+def inside_ddp(address):
+    import os
+
+    import zerod
+    from test_optimizer import loss_of, make_model
+
+    os.environ.update(address)
+    torch.distributed.init_process_group("gloo")
+    model = make_model()
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    try:
+        zerod.Optimizer(model)
+        text = "accepted"
+    except zerod.ReducedTwice as e:
+        text = str(e)
+    del ddp
+    opt = zerod.Optimizer(model)
+    loss_of(model, 0, 0, opt.rank).backward()
+    opt.step()
+    torch.distributed.destroy_process_group()
+    return text, opt.epoch
+
+
+def test_model_inside_ddp_is_refused(zerod, run):
+    """As Lightning has it without the documented lines: nothing in the model tells. A DDP that is gone does no harm."""
+    from test_state import free_port
+
+    for text, epoch in run(zerod(daemon_config(2)), inside_ddp,
+                           address={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}):
+        assert "E1107" in text and "inside a DistributedDataParallel" in text
+        assert epoch == 1

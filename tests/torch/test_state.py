@@ -4,6 +4,7 @@ Optimizer state in torch's form: what lands in files, what is loaded from them, 
 the same on all ranks and made from the step's number, so that any two runs can be compared.
 """
 
+import contextlib
 import io
 import socket
 import sys
@@ -17,31 +18,27 @@ from torch import nn
 HALF = 6  # steps before and after a change of hands
 
 
-def train(model, opt, steps, scaler=None, spoil=()):
-    """Steps with gradients of the given numbers. spoil: steps whose gradient is not finite."""
+def readable(model):
+    """Where zerod was imported the model is zerod's, in stage 3 perhaps."""
+    return sys.modules["zerod"].gathered(model) if "zerod" in sys.modules else contextlib.nullcontext()
+
+
+def train(model, opt, steps):
+    """Steps of these numbers, with the gradients that belong to them."""
     results = []
     for step in steps:
         generator = torch.Generator().manual_seed(step)
-        loss = 0
-        for p in model.parameters():
-            if p.requires_grad:
-                g = torch.randn(p.shape, generator=generator)
-                loss = loss + (p * (g * float("inf") if step in spoil else g).to(p.dtype)).sum()
-        (scaler.scale(loss) if scaler else loss).backward()
-        if scaler:
-            scaler.step(opt)
-            scaler.update()
-        else:
-            opt.step()
+        with readable(model):
+            loss = sum((p * torch.randn(p.shape, generator=generator).to(p.dtype)).sum() for p in model.parameters())
+        loss.backward()
+        opt.step()
         opt.zero_grad()
         results.append(getattr(opt, "result", None))
     return results
 
 
 def weights_of(model):
-    if "zerod" not in sys.modules:
-        return [p.detach().clone() for p in model.parameters()]
-    with sys.modules["zerod"].gathered(model):
+    with readable(model):
         return [p.detach().clone() for p in model.parameters()]
 
 
@@ -290,6 +287,7 @@ def refused():
     }
     unchanged = same(before, weights_of(model))
     train(model, opt, range(2, 4))
+    opt.close()
     return texts, unchanged
 
 
@@ -455,7 +453,7 @@ def scaled(dtype, unscale, max_norm, spoilt):
         scaler.step(opt)
         scaler.update()
         opt.zero_grad()
-        course.append((scale, scaler.get_scale(), opt.step_was_skipped, norm, opt.result.loss_scale))
+        course.append((scale, scaler.get_scale(), opt.step_was_skipped, norm))
     state = unpacked(packed(opt.state_dict()))["state"]
     masters = [state[i]["master"] if "master" in state[i] else p.detach().clone() for i, p in enumerate(model.parameters())]
     return course, masters
@@ -479,7 +477,7 @@ def scaled_reference(dtype, unscale, max_norm, spoilt):
             norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm).item()
         scaler.step(opt)
         scaler.update()
-        course.append((scale, scaler.get_scale(), bad, norm, scale))
+        course.append((scale, scaler.get_scale(), bad, norm))
     return course, [p.detach() for p in model.parameters()]
 
 
@@ -493,7 +491,7 @@ def test_grad_scaler(zerod, run, dtype, unscale):
     course, wanted = scaled_reference(**how)
     for rank_course, masters in ours:
         for mine, theirs in zip(rank_course, course, strict=True):
-            assert mine[:3] == theirs[:3] and mine[4] == theirs[4], (mine, theirs)
+            assert mine[:3] == theirs[:3], (mine, theirs)
             if unscale and not theirs[2]:
                 assert mine[3] == pytest.approx(theirs[3], rel=1e-5)
             elif unscale:
@@ -516,7 +514,7 @@ def dcp_saves(folder, full):
     import zerod
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo"); import faulthandler; faulthandler.dump_traceback_later(50, file=open(f"/tmp/z/s3/h8/trace{dist.get_rank()}", "w"))
     model = make_model()
     opt = zerod.Optimizer(make_groups(model), model=model, **ADAM)
     options = StateDictOptions(full_state_dict=full, cpu_offload=full)
@@ -541,7 +539,7 @@ def dcp_loads(folder, full, broadcast):
     import zerod
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo"); import faulthandler; faulthandler.dump_traceback_later(50, file=open(f"/tmp/z/s3/h8/trace{dist.get_rank()}", "w"))
     model = make_model()
     with torch.no_grad():
         for p in model.parameters():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,17 @@ HYPERS = {
     "Lion": ("lr", "betas", "weight_decay"),
     "Adagrad": ("lr", "lr_decay", "eps", "weight_decay"),
 }
+
+
+@dataclasses.dataclass
+class _Aside:
+    """What methods set. Not attributes of the optimizer: Lightning's wrapper has its methods, and only sees its attributes."""
+
+    user_state: Any = None
+    in_window: bool = False
+    amp: tuple[float, torch.Tensor] | None = None  # loss scale and found_inf of a GradScaler
+    max_norm: float | None = None  # of a clip_grad_norm_ before the next step
+
 
 class Optimizer(torch.optim.Optimizer):
     """
@@ -104,10 +116,7 @@ class Optimizer(torch.optim.Optimizer):
         if buffers.numel():
             binding.unpack_buffers(self.model, binding.read_frozen(client, len(self._bound), buffers.numel()))
         self._frozen = [b for b in self._bound if not b.trainable]
-        self._user_state: Any = None
-        self._in_window = False
-        self._amp: tuple[float, torch.Tensor] | None = None  # loss scale and found_inf of a GradScaler
-        self._max_norm: float | None = None  # of a clip_grad_norm_ before the next step
+        self._aside = _Aside()
         self.result: StepResult | None = None
         self.sharding = Sharding(client, self.model, self._bound) if self.stage == 3 else None
         self._gradients = Gradients(client, self.model, self._bound, self._pack, self.sharding)
@@ -200,9 +209,9 @@ class Optimizer(torch.optim.Optimizer):
         self._gradients.finish()
         args = self._step_args()
         self.result = self._gradients.answered(lambda: self._client.step(args))
-        if self._amp is not None and not self.result.applied:
-            self._amp[1].fill_(1.0)  # GradScaler.update() reads it: all ranks' verdict, not this rank's
-        self._amp = self._max_norm = None
+        if self._aside.amp is not None and not self.result.applied:
+            self._aside.amp[1].fill_(1.0)  # GradScaler.update() reads it: all ranks' verdict, not this rank's
+        self._aside.amp = self._aside.max_norm = None
         self._gradients.forget_step()
 
     def _check_frozen(self) -> None:
@@ -226,7 +235,7 @@ class Optimizer(torch.optim.Optimizer):
         return hyper
 
     def _step_args(self) -> _lib.StepArgs:
-        args = _lib.StepArgs(loss_scale=self._amp[0] if self._amp is not None else 0.0)
+        args = _lib.StepArgs(loss_scale=self._aside.amp[0] if self._aside.amp is not None else 0.0)
         hypers = [self._hyper_of(group) for group in self.param_groups]
         found_inf = getattr(self, "found_inf", None)
         blob = self._pack()
@@ -234,19 +243,19 @@ class Optimizer(torch.optim.Optimizer):
         if hypers != self._untouched:
             self._untouched = None  # from now on this side's count
             args.groups, args.n_groups = (_lib.Hyper * len(hypers))(*map(self._hyper_struct, hypers)), len(hypers)
-        if self._max_norm is not None:
-            args.max_norm = ctypes.pointer(ctypes.c_double(self._max_norm))
+        if self._aside.max_norm is not None:
+            args.max_norm = ctypes.pointer(ctypes.c_double(self._aside.max_norm))
         args.found_inf = found_inf is not None and bool(found_inf.item())
         if blob is not None:
             args.blob, args.blob_len = ctypes.cast(ctypes.c_char_p(blob), ctypes.c_void_p), len(blob)
         return args
 
     def _pack(self) -> bytes | None:
-        return self._user_state.pack() if self._user_state is not None else None
+        return self._aside.user_state.pack() if self._aside.user_state is not None else None
 
     def set_user_state(self, user_state: Any) -> None:
         """user_state.pack() gives what is stored with each micro-batch and step; see zerod.user_state()."""
-        self._user_state = user_state
+        self._aside.user_state = user_state
 
     @property
     def stored_user_state(self) -> bytes | None:
@@ -271,7 +280,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._gradients.has_any:
             self._gradients.flush()
         norm = self._gradients.answered(self._client.grad_norm)
-        return norm / self._amp[0] if self._amp is not None else norm
+        return norm / self._aside.amp[0] if self._aside.amp is not None else norm
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
         """As torch.nn.utils.clip_grad_norm_, for all parameters: the next step() clips. Returns the norm before. A collective."""
@@ -280,7 +289,7 @@ class Optimizer(torch.optim.Optimizer):
         norm = self.grad_norm()
         if error_if_nonfinite and not math.isfinite(norm):
             raise RuntimeError(f"the total norm of the gradients is {norm}, so it cannot be clipped")
-        self._max_norm = float(max_norm) if math.isfinite(max_norm) else 0.0  # inf: only the norm is wanted
+        self._aside.max_norm = float(max_norm) if math.isfinite(max_norm) else 0.0  # inf: only the norm is wanted
         return torch.tensor(norm)
 
     def _index_of(self, name: str) -> int:
@@ -291,7 +300,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def take_scale(self, scale: float, found_inf: torch.Tensor) -> None:
         """From GradScaler: what the gradients of this step were multiplied with, and where the verdict is to be put."""
-        self._amp = scale, found_inf
+        self._aside.amp = scale, found_inf
 
     @property
     def has_gradients(self) -> bool:
@@ -307,20 +316,20 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def is_writable(self) -> bool:
         """Is a write window open?"""
-        return self._in_window
+        return self._aside.in_window
 
     def open_window(self) -> None:
         self._gradients.answered(self._client.write_begin)
-        self._in_window = True
+        self._aside.in_window = True
 
     def close_window(self, forget: bool = False) -> None:
-        self._in_window = False
+        self._aside.in_window = False
         self._gradients.answered(self._client.write_forget if forget else self._client.write_end)
 
     @contextlib.contextmanager
     def window(self) -> Iterator[None]:
         """A write window; inside another one it is that one. An exception forgets what was written."""
-        if self._in_window:
+        if self._aside.in_window:
             yield
             return
         self.open_window()

@@ -18,6 +18,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree
 
 from . import _lib
 from .binding import Bound
@@ -166,6 +167,14 @@ class LazyState(Handle):
     def update(self, *args: Any, **kwargs: Any) -> None:
         self._fill()
         dict.update(self, *args, **kwargs)
+
+
+# DCP maps functions over trees of dicts, and takes what it does not know for a leaf.
+_pytree.register_pytree_node(
+    LazyState,
+    lambda state: (list(state.values()), list(state)),
+    lambda values, names: dict(zip(names, values, strict=True)),
+)
 
 
 class States(defaultdict[torch.Tensor, Any]):
