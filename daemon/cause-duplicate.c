@@ -107,8 +107,12 @@ static void explain_reentrance(struct diagnostic *d, const struct evidence_dupli
 
 static void advise_reentrance(struct diagnostic *d, const struct evidence_duplicate *e, enum caller caller)
 {
+    bool function = is_function(e) && caller != CALLER_C;
     const struct remedy remedies[] = {
-        {"fix", reentrant_fix(caller), "one gradient per parameter, same numbers"},
+        {"fix",
+         function ? "return the gradients from the function's backward; it must not call backward() itself"
+                  : reentrant_fix(caller),
+         function ? NULL : "one gradient per parameter, same numbers"},
         later_pass(e),
     };
 

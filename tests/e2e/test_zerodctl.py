@@ -432,15 +432,14 @@ def test_usage_errors(args):
     assert not result.stdout
 
 
-def test_help_version_and_what_comes_later():
+def test_help_version_and_what_is_no_command():
     result = zerodctl("--help")
     assert result.returncode == 0 and not result.stderr
-    for word in ("status", "ranks", "params", "diagnostics", "drain", "abort-step", "drop", "plan", "report"):
+    for word in ("status", "ranks", "params", "diagnostics", "drain", "abort-step", "drop", "plan", "explain", "report"):
         assert re.search(rf"^  {word}\b", result.stdout, re.M), word
-    assert "explain" not in result.stdout
     assert zerodctl("status", "--help").stdout == zerodctl("plan", "--help").stdout == result.stdout
     assert re.fullmatch(r"zerodctl \d+\.\d+\.\d+\n", zerodctl("--version").stdout)
-    result = zerodctl("explain")
+    result = zerodctl("top")
     assert result.returncode == os.EX_USAGE and result.stderr.count("\n") == 1
 
 

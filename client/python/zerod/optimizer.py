@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import dataclasses
 import math
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from . import _lib, binding, callers, patches, sites, state
 from .client import Client, Position, StepResult
-from .errors import GradientFault
+from .errors import ConnectionLost, GradientFault
 from .gradients import Gradients
 from .registry import open_optimizers, owners_of
 from .stage3 import Sharding
@@ -142,12 +143,17 @@ class Optimizer(torch.optim.Optimizer):
             self.state.clear()
 
     def _give_back(self) -> None:
-        for b in self._bound:
-            with self._client.gathered([b.index]):
-                binding.detach(b)
+        """What can be: a lost daemon's weights are still mapped, but in stage 3 nothing can be gathered any more."""
+        try:
+            for b in self._bound:
+                with self._client.gathered([b.index]) if self.sharding else contextlib.nullcontext():
+                    binding.detach(b)
+            self._client.leave()
+        except ConnectionLost as lost:
+            if self.sharding:
+                warnings.warn(f"the weights stay with the daemon, nobody can read them here: {lost}", stacklevel=3)
         if self.sharding:
             self.sharding.close()
-        self._client.leave()
 
     # ---- where it stands -----------------------------------------------------------------------------
 
@@ -359,7 +365,7 @@ class Optimizer(torch.optim.Optimizer):
     def refuse(self, code: int, what: str, params: Iterable[torch.Tensor] = ()) -> None:
         """Raises a fault of this side's, with the daemon's text, and goes on: nothing has been harmed."""
         index = {b.param: b.index for b in self._bound}
-        self._client.report(code, [index[p] for p in params], what)
+        self._client.report(code, [index[p] for p in params if p in index], what)
         try:
             self._client.read_number(0, _lib.GRAD_NORM)
         finally:

@@ -134,7 +134,7 @@ class _LoadGuard:
     def before(self, module: nn.Module, _state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
         if metadata.get("assign_to_params_buffers"):
             what = f"load_state_dict(assign=True) would replace the parameters of {prefix.removesuffix('.') or 'the model'}"
-            self._opt.refuse(1104, what)
+            self._opt.refuse(1104, what, module.parameters())
         if self._outermost is None and not self._opt.is_writable:
             self._opt.open_window()
             self._outermost = module

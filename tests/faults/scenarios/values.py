@@ -148,10 +148,8 @@ def sparse_embedding(t: Any) -> None:
     look_up(t, declared=t.faulty, called=False)
 
 
-@scenario(
-    Expect(1102, params=("emb.weight",), rank=ALL, step=0, micro_batch=0, says=("sparse",), fix=("sparse=False",),
-           exception="WrongGradient"),
-    pattern="sparse")
+# The error of the hook takes the backward with it, so the daemon hears of one that was given up (E1007).
+@scenario(Refused(("Error", "TypeError"), says=("emb.weight", "sparse=False")), pattern="sparse", tolerates=(1007,))
 def sparse_gradient(t: Any) -> None:
     """A gradient that turns out to be sparse."""
     look_up(t, declared=False, called=t.faulty)
