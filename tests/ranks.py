@@ -23,6 +23,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+# For tests that import zerod themselves: pytest.ini has its path.
+os.environ.setdefault("ZEROD_LIBRARY", str(Path(os.environ.get("ZEROD_BUILD", ROOT / "build")) / "client/libzerod.so"))
 
 
 class Crash(Exception):

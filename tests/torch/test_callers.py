@@ -205,7 +205,7 @@ def one_accelerated(socket=None, precision="no", save=None, load=None, spoil=Non
 
 def test_accelerate(zerod, run, tmp_path):
     needs("accelerate")
-    from test_state import free_port
+    from test_optimizer_state import free_port
 
     daemons = [zerod(daemon_config(stage)) for stage in (2, 3, 1, 2)]
     whole, bf16, resumed, skipping = (str(daemon.socket) for daemon in daemons)
@@ -292,7 +292,7 @@ def inside_ddp(address):
 
 def test_model_inside_ddp_is_refused(zerod, run):
     """As Lightning has it without the documented lines: nothing in the model tells. A DDP that is gone does no harm."""
-    from test_state import free_port
+    from test_optimizer_state import free_port
 
     for text, epoch in run(zerod(daemon_config(2)), inside_ddp,
                            address={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}):
