@@ -35,7 +35,7 @@ struct span {
 
 static const char *find_in(struct span span, const char *needle)
 {
-    return span.n ? memmem(span.data, span.n, needle, strlen(needle)) : NULL;
+    return span.data && span.n ? memmem(span.data, span.n, needle, strlen(needle)) : NULL;
 }
 
 static bool has(struct span span, const char *needle)
