@@ -133,8 +133,8 @@ def table(rows: list[judge.Row]) -> str:
     counts = collections.Counter(r.verdict for r in rows)
     skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
     text.append("")
-    text.append(f"{len(rows)} rows: {counts['right']} right, {counts['wrong']} wrong, {counts['silent']} silent{skipped}; "
-                f"false alarms: {counts['false_alarm']}")
+    text.append(f"{len(rows)} rows: {counts['right']} right, {counts['wrong']} wrong, {counts['silent']} silent"
+                f"{skipped}; false alarms: {counts['false_alarm']}")
     return "\n".join(text)
 
 
