@@ -202,10 +202,7 @@ def judge_expected(run: house.Run, expect: Expect) -> Verdict:
         for number in expect.ranks(run.scenario.world):
             judge_told(run, expect, number, verdict)
     else:
-        best = min((differences(expect, f, the_rank(expect, 0)) for f in said if f["teller"] is None),
-                   key=len, default=["the daemon has said nothing"])
-        if best:
-            verdict.worse("wrong", *best)
+        judge_record(said, expect, verdict)
     for f in said:
         if f["teller"] not in (None, *expect.ranks(run.scenario.world)) and f["code"] == 1302 and known(expect.rank):
             names = f"rank {expect.rank}"
@@ -215,6 +212,16 @@ def judge_expected(run: house.Run, expect: Expect) -> Verdict:
     if strangers:
         verdict.worse("false_alarm", *[f"also said: {brief(f)}" for f in strangers])
     return verdict
+
+
+def judge_record(said: list[dict[str, Any]], expect: Expect, verdict: Verdict) -> None:
+    """What the daemon alone has said; of several ranks that it may be of, rank 0 counts."""
+    records = [f for f in said if f["teller"] is None]
+    if not records:
+        return verdict.worse("wrong", "the daemon has said nothing")
+    verdict.said = min(records, key=lambda f: len(differences(expect, f, the_rank(expect, 0))))
+    if wrong := differences(expect, verdict.said, the_rank(expect, 0)):
+        verdict.worse("wrong", *wrong)
 
 
 def innocent_codes(expect: Expect) -> tuple[int, ...]:

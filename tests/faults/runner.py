@@ -11,6 +11,7 @@ and a NAME may be of either. The exit status is 1 unless every row is right.
 from __future__ import annotations
 
 import argparse
+import collections
 import fnmatch
 import json
 import os
@@ -129,10 +130,11 @@ def table(rows: list[judge.Row]) -> str:
     for i, line in enumerate(lines):
         text.append("  ".join(judge.mask(cell)[:w].ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
         text += [f"    {judge.mask(why)}" for why in (rows[i - 1].why if i else [])]
-    counts = {v: sum(r.verdict == v for r in rows) for v in ("right", "wrong", "silent", "false_alarm")}
+    counts = collections.Counter(r.verdict for r in rows)
+    skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
     text.append("")
-    text.append(f"{len(rows)} rows: {counts['right']} right, {counts['wrong']} wrong, {counts['silent']} silent; "
-                f"false alarms: {counts['false_alarm']}")
+    text.append(f"{len(rows)} rows: {counts['right']} right, {counts['wrong']} wrong, {counts['silent']} silent"
+                f"{skipped}; false alarms: {counts['false_alarm']}")
     return "\n".join(text)
 
 
@@ -150,14 +152,18 @@ def run_cases(chosen: list[Case], keep: str | None, quiet: bool, n_jobs: int) ->
 
 
 def run_systems(names: list[str]) -> list[judge.Row]:
-    """The rows of the real systems; what cannot be run there says so in its row."""
-    command = [sys.executable, str(house.TESTS / "systems" / "run.py"), "--json", *names]
-    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    try:
-        found = json.loads(result.stdout)
-    except ValueError:
-        sys.exit(f"tests/systems/run.py ended with {result.returncode} and printed no table")
-    return [judge.Row(r["name"], r["expected"], r["said"], r["verdict"], r.get("why", [])) for r in found]
+    """The rows of the real systems, in their environments; what could not be run is no row that holds."""
+    systems = house.TESTS / "systems"
+    with tempfile.TemporaryDirectory(prefix="zerod-systems-") as folder:
+        path = Path(folder) / "rows.json"
+        subprocess.run([systems / "environments"], stdout=sys.stderr, check=False)  # a row says what is missing
+        only = [word for name in names for word in ("--only", name)]
+        result = subprocess.run([sys.executable, systems / "run.py", "--json", path, *only], stdout=sys.stderr,
+                                check=False)
+        if not path.exists():
+            sys.exit(f"tests/systems/run.py ended with {result.returncode} and left no table")
+        found = json.loads(path.read_text())
+    return [judge.Row(r["name"], r["expected"], r["said"], r["verdict"], [r["why"]] if r["why"] else []) for r in found]
 
 
 def main() -> int:
