@@ -18,7 +18,8 @@ import torch
 
 if tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in torch.__version__.split(".")[:2]) < (2, 6):
     raise ImportError(
-        f"zerod needs torch 2.6 or newer, and this is {torch.__version__}; it is made with 2.13: pip install 'torch>=2.6'"
+        f"zerod needs torch 2.6 or newer, and this is {torch.__version__}; it is made with 2.13: "
+        "pip install 'torch>=2.6'"
     )
 
 from .client import Position, StepResult

@@ -2,14 +2,27 @@
 """
 libzerod through ctypes: structures and prototypes of zerod/client.h, and nothing else.
 
-The library is the one beside this file, which the wheel brings; the environment variable ZEROD_LIBRARY names another one.
+The library is the one beside this file, which the wheel brings; the environment variable ZEROD_LIBRARY names another.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_bool, c_char_p, c_double, c_int, c_int64, c_long, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    c_bool,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int64,
+    c_long,
+    c_size_t,
+    c_uint,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from pathlib import Path
 
 OK, RESUMED, REFUSED, ABORTED = range(4)
@@ -55,8 +68,10 @@ class Push(ctypes.Structure):
 
 
 class Hyper(ctypes.Structure):
-    _fields_ = [(name, c_double) for name in
-                ("lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening", "lr_decay")] + [("nesterov", c_bool)]
+    _fields_ = [
+        (name, c_double)
+        for name in ("lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening", "lr_decay")
+    ] + [("nesterov", c_bool)]
 
 
 class StepArgs(ctypes.Structure):
@@ -77,7 +92,8 @@ class Job(ctypes.Structure):
     _fields_ = [
         ("world_size", c_uint), ("stage", c_uint), ("private_weights", c_bool), ("on_duplicate", c_int),
         ("run_id", c_char_p), ("optimizer", c_char_p), ("hyper", Hyper), ("has_scheduler", c_bool),
-        ("max_norm", c_double), ("mean", c_bool), ("fp16", c_bool), ("accumulation", c_uint), ("max_live_elems", c_uint64),
+        ("max_norm", c_double), ("mean", c_bool), ("fp16", c_bool), ("accumulation", c_uint),
+        ("max_live_elems", c_uint64),
     ]  # fmt: skip
 
 
@@ -85,7 +101,8 @@ class Evidence(ctypes.Structure):
     _fields_ = [
         ("exception", c_char_p), ("raised_at", c_char_p), ("swallowed_by", c_char_p), ("in_forward", c_bool),
         ("requires_grad_changed", c_bool), ("dead_segment", c_char_p), ("n_dead_segments", c_uint), ("site", c_char_p),
-        ("n_forwards", c_uint64), ("n_backwards", c_uint64), ("not_called", POINTER(c_uint)), ("n_not_called", c_size_t),
+        ("n_forwards", c_uint64), ("n_backwards", c_uint64), ("not_called", POINTER(c_uint)),
+        ("n_not_called", c_size_t),
         ("called", POINTER(c_uint)), ("n_called", c_size_t),
     ]  # fmt: skip
 

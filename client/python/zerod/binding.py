@@ -76,15 +76,23 @@ def _strides(shape: tuple[int, ...], order: list[int]) -> tuple[int, ...]:
 def check_parameter(name: str, param: Any) -> None:
     """Raises TypeError or ValueError that names the parameter and says what to do."""
     if not isinstance(param, torch.Tensor):
-        raise TypeError(f"{name} is a {type(param).__name__}, not a parameter: pass the model, or groups of its parameters")
+        raise TypeError(
+            f"{name} is a {type(param).__name__}, not a parameter: pass the model, or groups of its parameters"
+        )
     if not param.is_leaf:
-        raise ValueError(f"{name} is not a leaf of autograd: only parameters can be trained, not what is computed from them")
+        raise ValueError(
+            f"{name} is not a leaf of autograd: only parameters can be trained, not what is computed from them"
+        )
     if param.layout != torch.strided:
         raise TypeError(f"{name} is {param.layout}: zerod holds dense parameters only")
     if str(param.dtype) not in _lib.DTYPES:
         raise TypeError(
             f"{name} is {param.dtype}: zerod holds float32, bfloat16 and float16; "
-            + ("split it into a real and an imaginary parameter" if param.is_complex() else "model.float() before zerod.Optimizer(model)")
+            + (
+                "split it into a real and an imaginary parameter"
+                if param.is_complex()
+                else "model.float() before zerod.Optimizer(model)"
+            )
         )
     if param.device.type not in ("cpu", "meta"):
         raise TypeError(
@@ -93,7 +101,9 @@ def check_parameter(name: str, param: Any) -> None:
         )
     grad_dtype = getattr(param, "grad_dtype", None)
     if grad_dtype is not None and param.requires_grad and grad_dtype != param.dtype:
-        raise TypeError(f"{name} has gradients of {grad_dtype} (grad_dtype): zerod takes them in the parameter's own {param.dtype}")
+        raise TypeError(
+            f"{name} has gradients of {grad_dtype} (grad_dtype): zerod takes them in the parameter's own {param.dtype}"
+        )
 
 
 def _named(model: nn.Module) -> dict[nn.Parameter, str]:
@@ -120,7 +130,9 @@ def bind(model: nn.Module, groups: list[dict[str, Any]]) -> list[Bound]:
         trainable = param.requires_grad and param in group_of
         bound.append(Bound(index, name, param, group_of.get(param, 0), trainable))
     if not any(b.trainable for b in bound):
-        raise ValueError("no parameter of the model is trainable: every requires_grad is False, or the groups are empty")
+        raise ValueError(
+            "no parameter of the model is trainable: every requires_grad is False, or the groups are empty"
+        )
     return bound
 
 
@@ -176,7 +188,9 @@ def unpack_buffers(model: nn.Module, packed: torch.Tensor) -> None:
 # ---- forming --------------------------------------------------------------------------------------------
 
 
-def declarations(bound: Iterable[Bound], buffers: torch.Tensor, rank: int) -> tuple[list[Declaration], list[torch.Tensor]]:
+def declarations(
+    bound: Iterable[Bound], buffers: torch.Tensor, rank: int
+) -> tuple[list[Declaration], list[torch.Tensor]]:
     """The manifest, and the tensors whose memory it points to: keep them until the job is formed."""
     result, keep = [], []
 
@@ -184,13 +198,19 @@ def declarations(bound: Iterable[Bound], buffers: torch.Tensor, rank: int) -> tu
         init = 0
         if rank == 0:
             if b.param.device.type == "meta":
-                raise ValueError(f"{b.name} is on the meta device: rank 0 brings the initial weights, so its model has to be real")
+                raise ValueError(
+                    f"{b.name} is on the meta device: rank 0 brings the initial weights, so its model has to be real"
+                )
             keep.append(b.flatten(b.param.detach()))
             init = keep[-1].data_ptr()
-        result.append(Declaration(b.name, _lib.DTYPES[str(b.param.dtype)], b.declared_shape(), b.group, b.trainable, init))
+        result.append(
+            Declaration(b.name, _lib.DTYPES[str(b.param.dtype)], b.declared_shape(), b.group, b.trainable, init)
+        )
     if buffers.numel():
         keep.append(buffers)
-        result.append(Declaration(BUFFERS, 0, (buffers.numel() // 4,), 0, False, buffers.data_ptr() if rank == 0 else 0))
+        result.append(
+            Declaration(BUFFERS, 0, (buffers.numel() // 4,), 0, False, buffers.data_ptr() if rank == 0 else 0)
+        )
     return result, keep
 
 

@@ -65,7 +65,9 @@ def _leave_out_ddp() -> None:
     prepare_model = accelerator.prepare_model
 
     @functools.wraps(prepare_model)
-    def prepare(self: Any, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
+    def prepare(
+        self: Any, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> Any:
         # Of a model in evaluation mode accelerate does the same but for the wrap.
         owned = bool(owners_of(model.parameters()))
         return prepare_model(self, model, device_placement, evaluation_mode or owned)

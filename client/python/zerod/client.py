@@ -102,7 +102,8 @@ def _rank(rank: int | None) -> int:
     text = os.environ.get("RANK", "") if rank is None else str(rank)
     if not text.isdigit():
         raise ValueError(
-            f"the rank is {text!r}: it counts from 0; start the program with zerodrun or torchrun, which set RANK, or pass rank="
+            f"the rank is {text!r}: it counts from 0; start the program with zerodrun or torchrun, which set RANK, "
+            "or pass rank="
         )
     return int(text)
 
@@ -201,8 +202,10 @@ class Client:
         if status == -errno.EINTR:
             signal.raise_signal(signal.SIGINT)  # its handler has not run yet; Python's own raises KeyboardInterrupt
         if status == -errno.ECHILD:
-            raise ConnectionLost("this is a forked child: its copy of the connection to zerod is closed; only the process "
-                                 "that made zerod.Optimizer can use it")
+            raise ConnectionLost(
+                "this is a forked child: its copy of the connection to zerod is closed; only the process "
+                "that made zerod.Optimizer can use it"
+            )
         if status == -errno.ETIMEDOUT:
             raise TimeoutError(_text(fault.text))
         if status == -errno.EINVAL:
@@ -261,7 +264,9 @@ class Client:
     def step(self, args: _lib.StepArgs) -> StepResult:
         result = _lib.StepResult()
         self.check(lib.step(self._handle, byref(args), byref(result)))
-        return StepResult(result.epoch, result.applied, result.grad_norm, result.loss_scale, result.lr, result.n_missing)
+        return StepResult(
+            result.epoch, result.applied, result.grad_norm, result.loss_scale, result.lr, result.n_missing
+        )
 
     def grad_norm(self) -> float:
         norm = c_double()

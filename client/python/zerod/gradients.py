@@ -65,9 +65,7 @@ class Gradients:
         self._install()
 
     def _install(self) -> None:
-        self._handles = [
-            b.param.register_post_accumulate_grad_hook(self._hook(b)) for b in self._bound if b.trainable
-        ]
+        self._handles = [b.param.register_post_accumulate_grad_hook(self._hook(b)) for b in self._bound if b.trainable]
         for module in entry_modules(self._model):
             self._handles.append(module.register_forward_pre_hook(Hook(self._before_forward), prepend=True))
         self._handles.append(self._model.register_forward_hook(Hook(self._after_forward), always_call=True))
@@ -161,7 +159,7 @@ class Gradients:
             self.end_micro_batch()
 
     def _after_forward(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        """Runs when the forward failed, too; without output then. A forward inside an except block has an error, too."""
+        """Runs when the forward failed, too: without output. A forward inside an except block has an error, too."""
         error = sys.exc_info()[1]
         if error is not None and output is None and not now.inside and torch.is_grad_enabled():
             self.evidence.failure = watch.failure(error, in_forward=True)

@@ -58,7 +58,7 @@ class Watched(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A gradient that became ready: which outer backward, which nested pass of it (0: none), how deep, which segment."""
+    """A gradient that became ready: in which outer backward and nested pass (0: none), how deep, which segment."""
 
     outer: int
     nested: int
@@ -204,7 +204,7 @@ class Observer:
 
     def _agreed(self, missing: list[int]) -> bool:
         """
-        Do all ranks miss the same? Those that miss nothing may be waiting for this one inside a collective, so it is not
+        Do all ranks miss the same? Those that miss nothing may wait for this one inside a collective, so it is not
         asked through one, and whoever does not answer within self._patience misses something else, or nothing.
         """
         ddp = self._ddp()

@@ -36,7 +36,7 @@ HYPERS = {
 
 @dataclasses.dataclass
 class _Aside:
-    """What methods set. Not attributes of the optimizer: Lightning's wrapper has its methods, and only sees its attributes."""
+    """What methods set. Lightning's wrapper has the optimizer's methods, but its attributes are copies."""
 
     user_state: Any = None
     in_window: bool = False
@@ -288,8 +288,10 @@ class Optimizer(torch.optim.Optimizer):
         norm = self._gradients.answered(self._client.grad_norm)
         return norm / self._aside.amp[0] if self._aside.amp is not None else norm
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
-        """As torch.nn.utils.clip_grad_norm_, for all parameters: the next step() clips. Returns the norm before. A collective."""
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_ of all parameters: the next step() clips. Returns the norm. Collective."""
         if float(norm_type) != 2.0:
             raise ValueError(f"norm_type {norm_type}: zerod clips by the 2-norm")
         norm = self.grad_norm()
@@ -382,7 +384,7 @@ class Optimizer(torch.optim.Optimizer):
         return state.full_state_dict(self)
 
     def load_full_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Groups and state of a full_state_dict() or of torch's optimizer of this kind; rank 0's state counts. A collective."""
+        """A full_state_dict(), or the state of torch's optimizer of this kind; rank 0's counts. A collective."""
         state.load_full_state_dict(self, state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -420,7 +422,9 @@ def _model_and_groups(params: Any, model: nn.Module | None) -> tuple[nn.Module, 
         )
     if isinstance(params, torch.Tensor):
         raise TypeError("the parameters are one tensor: pass the model, or a list of groups and model=")
-    return model, _some(list(params), "the list of parameters is empty: pass the model, or groups of its parameters and model=")
+    return model, _some(
+        list(params), "the list of parameters is empty: pass the model, or groups of its parameters and model="
+    )
 
 
 def _some(params: list[Any], otherwise: str) -> list[Any]:
@@ -439,7 +443,9 @@ def _check_group(model: nn.Module, groups: list[dict[str, Any]], group: dict[str
         name = names.get(id(param), f"parameter {i} of group {len(groups)}")
         binding.check_parameter(name, param)
         if seen.setdefault(id(param), len(groups)) != len(groups):
-            raise ValueError(f"{name} is in group {seen[id(param)]} and in group {len(groups)}: it can have one learning rate only")
+            raise ValueError(
+                f"{name} is in group {seen[id(param)]} and in group {len(groups)}: it can have one learning rate only"
+            )
 
 
 def _refuse_attached(model: nn.Module) -> None:

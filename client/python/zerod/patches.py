@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.nn.utils import clip_grad
 
 from .hooks import Hook
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def _clip(parameters: list[torch.Tensor], max_norm: float, total_norm: torch.Tensor, how: dict[str, Any]) -> bool:
-    """Clips in the daemon; how: further arguments of clip_grad_norm_. Returns False when the parameters are none of zerod's."""
+    """Clips in the daemon; how: further arguments of clip_grad_norm_. False: the parameters are none of zerod's."""
     owners = owners_of(parameters)
     if not owners:
         return False
@@ -50,7 +53,9 @@ def _wrap_clipping() -> None:
     asked: dict[str, Any] = {}  # of the clip_grad_norm_ that is running
 
     @functools.wraps(norm)
-    def get_total_norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: Any = None) -> Any:
+    def get_total_norm(
+        tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: Any = None
+    ) -> Any:
         asked.update(norm_type=norm_type, error_if_nonfinite=error_if_nonfinite)
         return norm(tensors, norm_type, error_if_nonfinite, foreach)
 
@@ -133,7 +138,8 @@ class _LoadGuard:
 
     def before(self, module: nn.Module, _state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
         if metadata.get("assign_to_params_buffers"):
-            what = f"load_state_dict(assign=True) would replace the parameters of {prefix.removesuffix('.') or 'the model'}"
+            whose = prefix.removesuffix(".") or "the model"
+            what = f"load_state_dict(assign=True) would replace the parameters of {whose}"
             self._opt.refuse(1104, what, module.parameters())
         if self._outermost is None and not self._opt.is_writable:
             self._opt.open_window()
@@ -156,8 +162,8 @@ def _late(module: nn.Module, name: str, param: torch.Tensor) -> None:
             if old is not None and id(old) in opt.param_ids:
                 opt.refuse(1104, f"another parameter is about to take the place of {full_name}", [old])
             raise ValueError(
-                f"{full_name} comes after zerod.Optimizer(model): the parameters of a job are fixed when it is formed, so "
-                "nobody would train it. Add it before, or opt.close() and attach again"
+                f"{full_name} comes after zerod.Optimizer(model): the parameters of a job are fixed when it is formed, "
+                "so nobody would train it. Add it before, or opt.close() and attach again"
             )
 
 

@@ -236,14 +236,20 @@ def _entries(opt: Optimizer, state_dict: dict[str, Any]) -> list[tuple[Bound, di
     order, groups = _in_order(opt), state_dict["param_groups"]
     sizes, ours = [len(g["params"]) for g in groups], [len(g["params"]) for g in opt.param_groups]
     if sizes != ours:
-        raise ValueError(f"the state has groups of {sizes} parameters, this optimizer of {ours}: another model, or other groups")
+        raise ValueError(
+            f"the state has groups of {sizes} parameters, this optimizer of {ours}: another model, or other groups"
+        )
     for i, name in enumerate(state_dict.get("names", [])):
         if name != order[i].name:
-            raise ValueError(f"parameter {i} of the state is {name}, here it is {order[i].name}: another model, or another order")
+            raise ValueError(
+                f"parameter {i} of the state is {name}, here it is {order[i].name}: another model, or another order"
+            )
     keys = list(chain.from_iterable(g["params"] for g in groups))
     strange = [key for key in state_dict["state"] if key not in set(keys)]
     if strange:
-        raise ValueError(f"the state has an entry {strange[0]!r}, which is in none of its groups: it is not one of an optimizer")
+        raise ValueError(
+            f"the state has an entry {strange[0]!r}, which is in none of its groups: it is not one of an optimizer"
+        )
     return [(b, state_dict["state"].get(key, {})) for b, key in zip(order, keys, strict=True) if b.trainable]
 
 
@@ -258,7 +264,9 @@ def _check_entry(opt: Optimizer, b: Bound, entry: dict[str, Any]) -> None:
         )
     for name in there | ({"master"} & set(entry)):
         if tuple(entry[name].shape) != b.shape:
-            raise ValueError(f"{name} of {b.name} has shape {tuple(entry[name].shape)}, expected {b.shape}: another model")
+            raise ValueError(
+                f"{name} of {b.name} has shape {tuple(entry[name].shape)}, expected {b.shape}: another model"
+            )
 
 
 def check_groups(opt: Optimizer, groups: list[dict[str, Any]]) -> None:

@@ -53,8 +53,8 @@ class Watcher(Protocol):
 
 
 class Now:
-    """outer: counts outermost backwards. nested: counts passes inside the present one; passes: numbers of those that are
-    open; segments: one for each of those, innermost last. site: where the outermost backward was called."""
+    """outer: counts outermost backwards. nested: counts passes inside the present one; passes: numbers of the open
+    ones; segments: one for each of those, innermost last. site: where the outermost backward was called."""
 
     def __init__(self) -> None:
         self.outer = 0
@@ -141,7 +141,9 @@ def newer_than(roots: Any, sequence: int) -> bool:
     Was the whole graph under roots made after autograd's node number `sequence`? Walks the graph: for the case only
     that a second backward came and no forward of the model was seen.
     """
-    stack: list[Node] = [r.grad_fn for r in ([roots] if isinstance(roots, torch.Tensor) else roots) if r.grad_fn is not None]
+    stack: list[Node] = [
+        r.grad_fn for r in ([roots] if isinstance(roots, torch.Tensor) else roots) if r.grad_fn is not None
+    ]
     seen: set[Node] = set()
 
     while stack:

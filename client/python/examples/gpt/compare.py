@@ -53,14 +53,20 @@ def arguments() -> argparse.Namespace:
 def configuration(folder: Path, stage: int) -> Path:
     """Hyperparameters come with train.py's steps; the daemon has to know the stage and how many ranks there are."""
     path = folder / "zerod.yaml"
-    path.write_text(json.dumps({
-        "job": f"gpt-stage{stage}",
-        "listen": {"socket": str(folder / "zerod.sock"), "mode": "0600"},
-        "world": {"size": WORLD},
-        # A twentieth of the model in a bucket: what is under way at one time takes memory, too.
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": 500000},
-        "optimizer": {"type": "AdamW", "params": {}},
-    }, indent=2), encoding="utf-8")  # YAML knows JSON
+    path.write_text(
+        json.dumps(
+            {
+                "job": f"gpt-stage{stage}",
+                "listen": {"socket": str(folder / "zerod.sock"), "mode": "0600"},
+                "world": {"size": WORLD},
+                # A twentieth of the model in a bucket: what is under way at one time takes memory, too.
+                "zero_optimization": {"stage": stage, "reduce_bucket_size": 500000},
+                "optimizer": {"type": "AdamW", "params": {}},
+            },
+            indent=2,
+        ),
+        encoding="utf-8",
+    )  # YAML knows JSON
     return path
 
 
@@ -69,10 +75,30 @@ def command(args: argparse.Namespace, run: str, folder: Path) -> list[str]:
         start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD)]
     else:
         config = configuration(folder, int(run.removeprefix("stage")))
-        start = [str(args.build / "client/run/zerodrun"), "--zerod", str(args.build / "daemon/zerod"), "-n", str(WORLD),
-                 "--config", str(config), "--", sys.executable]
-    return [*start, str(HERE / "train.py"), "--steps", str(args.steps), "--lr", LR, "--log-every", "20",
-            "--out", str(folder), *(["--ddp"] if run == "ddp" else [])]
+        start = [
+            str(args.build / "client/run/zerodrun"),
+            "--zerod",
+            str(args.build / "daemon/zerod"),
+            "-n",
+            str(WORLD),
+            "--config",
+            str(config),
+            "--",
+            sys.executable,
+        ]
+    return [
+        *start,
+        str(HERE / "train.py"),
+        "--steps",
+        str(args.steps),
+        "--lr",
+        LR,
+        "--log-every",
+        "20",
+        "--out",
+        str(folder),
+        *(["--ddp"] if run == "ddp" else []),
+    ]
 
 
 # ---- what the processes hold ---------------------------------------------------------------------------------------
@@ -81,8 +107,11 @@ def command(args: argparse.Namespace, run: str, folder: Path) -> list[str]:
 def events(report: Path, name: str) -> list[dict]:
     with report.open(encoding="utf-8") as lines:
         # Somebody may be writing the last line just now.
-        return [event for event in map(json.loads, (line for line in lines if line.endswith("\n")))
-                if event["event"] == name]
+        return [
+            event
+            for event in map(json.loads, (line for line in lines if line.endswith("\n")))
+            if event["event"] == name
+        ]
 
 
 def pss_bytes(pid: int) -> int:
@@ -109,8 +138,9 @@ class Memory:
             return False
         self.pids = {f"rank {rank}": events(report, "start")[0]["pid"] for rank, report in enumerate(reports)}
         if self.socket:
-            status = subprocess.run([self.zerodctl, "--socket", self.socket, "--json", "status"], capture_output=True,
-                                    text=True, check=True)
+            status = subprocess.run(
+                [self.zerodctl, "--socket", self.socket, "--json", "status"], capture_output=True, text=True, check=True
+            )
             self.pids["daemon"] = json.loads(status.stdout)["pid"]
         return True
 
@@ -173,9 +203,11 @@ def check(curves: dict[str, list[float]], args: argparse.Namespace) -> bool:
     for run in STAGES:
         off = [abs(d) for d in differences(curves[run], curves["ddp"])]
         mean = sum(off[-LAST:]) / LAST
-        say(f"{RUNS[run]}: the loss is {100 * mean:.4f} % off DDP's in the mean of the last {LAST} steps (limit "
+        say(
+            f"{RUNS[run]}: the loss is {100 * mean:.4f} % off DDP's in the mean of the last {LAST} steps (limit "
             f"{100 * MEAN_LIMIT} %), {100 * max(off):.4f} % at the worst step (limit {100 * STEP_LIMIT} %)",
-            mean < MEAN_LIMIT and max(off) < STEP_LIMIT)
+            mean < MEAN_LIMIT and max(off) < STEP_LIMIT,
+        )
     weights = {(args.out / run / f"rank{rank}.weights").read_bytes() for run in STAGES for rank in range(WORLD)}
     say("the stages' losses are the same, bit for bit", all(curves[run] == curves["stage1"] for run in STAGES))
     say("so are the final weights of all ranks in all stages", len(weights) == 1)
@@ -186,14 +218,19 @@ def plot_loss(curves: dict[str, list[float]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 6), height_ratios=(3, 1))
-    styles = {"ddp": ("black", 3.0, "-"), "stage1": ("tab:orange", 2.0, "-"), "stage2": ("tab:blue", 1.4, "--"),
-              "stage3": ("tab:green", 1.4, ":")}
+    styles = {
+        "ddp": ("black", 3.0, "-"),
+        "stage1": ("tab:orange", 2.0, "-"),
+        "stage2": ("tab:blue", 1.4, "--"),
+        "stage3": ("tab:green", 1.4, ":"),
+    }
     for run, name in RUNS.items():
         color, width, line = styles[run]
         above.plot(curves[run], color=color, linewidth=width, linestyle=line, label=name)
         if run != "ddp":
-            below.plot([100 * d for d in differences(curves[run], curves["ddp"])], color=color, linewidth=width,
-                       linestyle=line)
+            below.plot(
+                [100 * d for d in differences(curves[run], curves["ddp"])], color=color, linewidth=width, linestyle=line
+            )
     above.set_ylabel("loss, mean of the ranks")
     above.legend()
     below.set_ylabel("off DDP's (%)")
@@ -233,8 +270,11 @@ def main() -> int:
         cells = [held.get(part, 0) / MB for part in PARTS]
         steps = events(args.out / run / "rank0.json", "step")
         pace = (len(steps) - 1) / (steps[-1]["seconds"] - steps[0]["seconds"])
-        print(f"{name:<20}" + "".join(f"{c:>10.1f}" for c in [*cells, sum(cells)]) +
-              f"{pace:>10.2f}{sum(curves[run][-20:]) / 20:>10.4f}")
+        print(
+            f"{name:<20}"
+            + "".join(f"{c:>10.1f}" for c in [*cells, sum(cells)])
+            + f"{pace:>10.2f}{sum(curves[run][-20:]) / 20:>10.4f}"
+        )
     args.plots.mkdir(parents=True, exist_ok=True)
     plot_loss(curves, args.plots / "gpt-loss.png")
     plot_memory({run: result["memory"] for run, result in results.items()}, args.plots / "gpt-memory.png")

@@ -58,8 +58,13 @@ class Reference:
         norm = math.sqrt(exact_sum(np.concatenate([runs(acc) for acc in sums]))) / a.world_size
         coef = min(1.0, a.clip / (norm + 1e-6)) if a.clip > 0 else 1.0
         scale = np.float32(coef / a.world_size)
-        options = {"lr": lr, "betas": (a.beta1, a.beta2), "eps": a.eps, "weight_decay": a.weight_decay,
-                   "adam_w_mode": True}
+        options = {
+            "lr": lr,
+            "betas": (a.beta1, a.beta2),
+            "eps": a.eps,
+            "weight_decay": a.weight_decay,
+            "adam_w_mode": True,
+        }
         for i, (weight, acc) in enumerate(zip(self.weights, sums, strict=True)):
             weight[:], *self.moments[i] = adam(weight, *self.moments[i], acc * scale, number + 1, options)
         return norm

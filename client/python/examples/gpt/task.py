@@ -20,8 +20,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     task.add_argument("--context", type=int, default=64, metavar="N", help="length of a sequence (%(default)s)")
     task.add_argument("--batch", type=int, default=4, metavar="N", help="sequences per rank and step (%(default)s)")
     task.add_argument("--seed", type=int, default=1, metavar="N", help="of weights and batches (%(default)s)")
-    task.add_argument("--text", type=Path, default="/usr/share/common-licenses", metavar="FOLDER",
-                      help="its files are the text (%(default)s)")
+    task.add_argument(
+        "--text",
+        type=Path,
+        default="/usr/share/common-licenses",
+        metavar="FOLDER",
+        help="its files are the text (%(default)s)",
+    )
 
 
 def make_model(args: argparse.Namespace) -> GPT:

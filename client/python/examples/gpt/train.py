@@ -36,14 +36,25 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="One rank of a small GPT in training.")
     add_options(parser)
     parser.add_argument("--ddp", action="store_true", help="with DistributedDataParallel and AdamW, not with zerod")
-    parser.add_argument("--lr", type=float, help="highest learning rate, after a warm-up, then down along a cosine; "
-                                                 "without it everything is as the daemon is configured")
+    parser.add_argument(
+        "--lr",
+        type=float,
+        help="highest learning rate, after a warm-up, then down along a cosine; "
+        "without it everything is as the daemon is configured",
+    )
     parser.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient, with --lr (%(default)s)")
     parser.add_argument("--log-every", type=int, default=10, metavar="N", help="steps between two lines (%(default)s)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write rankN.json, an object a line for each step, "
-                                                                  "and in the end rankN.weights, one after the other")
-    parser.add_argument("--provoke-duplicate", metavar="STEP:PARAMETER:RANK",
-                        help="push one gradient twice, show what zerod says, and go on")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="write rankN.json, an object a line for each step, and in the end rankN.weights, one after the other",
+    )
+    parser.add_argument(
+        "--provoke-duplicate",
+        metavar="STEP:PARAMETER:RANK",
+        help="push one gradient twice, show what zerod says, and go on",
+    )
     args = parser.parse_args()
     if args.ddp and args.lr is None:
         parser.error("--ddp needs --lr: there is no daemon to say it")
@@ -55,9 +66,12 @@ def attach(args: argparse.Namespace, model: nn.Module) -> tuple[nn.Module, torch
     if args.ddp:
         distributed.init_process_group("gloo")
         # The thriftiest that torch has: gradients live in the buckets, the update needs no temporaries.
-        return (nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True),
-                torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True))
+        return (
+            nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True),
+            torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True),
+        )
     import zerod
+
     if args.lr is None:
         return model, zerod.Optimizer(model)
     return model, zerod.Optimizer(model, lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
@@ -88,8 +102,11 @@ class Progress:
         if self.rank != 0 or not (step == 0 or done % self.every == 0 or done == self.n_steps):
             return
         now, n = time.monotonic(), len(self.losses)
-        print(f"step {done:4}/{self.n_steps}  loss {sum(self.losses) / n:.3f}  grad norm {norm:.3f}  "
-              f"{n / (now - self.began):.1f} steps/s", flush=True)
+        print(
+            f"step {done:4}/{self.n_steps}  loss {sum(self.losses) / n:.3f}  grad norm {norm:.3f}  "
+            f"{n / (now - self.began):.1f} steps/s",
+            flush=True,
+        )
         self.losses, self.began = [], now
 
 
@@ -127,6 +144,7 @@ def train(args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Opt
 def penalty(args: argparse.Namespace, model: nn.Module, step: int, rank: int) -> torch.Tensor | None:
     """For --provoke-duplicate, at its step: a second loss of the same forward, which reaches one parameter."""
     import zerod
+
     at_step, name, at_rank = args.provoke_duplicate.split(":")
     if (step, rank) != (int(at_step), int(at_rank)):
         return None
@@ -137,12 +155,21 @@ def penalty(args: argparse.Namespace, model: nn.Module, step: int, rank: int) ->
 def show_refusal(mistake: torch.Tensor, optimizer: torch.optim.Optimizer, report: Report) -> None:
     """A backward of its own for each of two losses: the second one makes a gradient that has been pushed already."""
     import zerod
+
     try:
         mistake.backward()
     except zerod.DuplicateGradient as fault:
         print(fault, file=sys.stderr)
-        report.add("provoked", code=fault.code, rank=fault.rank, step=fault.step, micro_batch=fault.micro_batch,
-                   n_params=fault.n_params, param=fault.params[0], text=str(fault))
+        report.add(
+            "provoked",
+            code=fault.code,
+            rank=fault.rank,
+            step=fault.step,
+            micro_batch=fault.micro_batch,
+            n_params=fault.n_params,
+            param=fault.params[0],
+            text=str(fault),
+        )
         optimizer.clear_fault()  # the first gradient stands, and it was the loss's
 
 

@@ -42,9 +42,17 @@ class Text(Dataset):
 
 def make_model() -> nn.Module:
     # An adapter can do little with the small random weights that are the default for a start of training.
-    config = LlamaConfig(vocab_size=256, hidden_size=128, intermediate_size=352, num_hidden_layers=4,
-                         num_attention_heads=4, max_position_embeddings=CONTEXT, use_cache=False,
-                         tie_word_embeddings=False, initializer_range=0.15)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=CONTEXT,
+        use_cache=False,
+        tie_word_embeddings=False,
+        initializer_range=0.15,
+    )
     return get_peft_model(LlamaForCausalLM(config), LoraConfig(r=8, lora_alpha=32, target_modules="all-linear"))
 
 
@@ -76,23 +84,38 @@ def main() -> None:
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
-            output_dir=str(args.out / "trainer"), max_steps=args.steps, per_device_train_batch_size=8, use_cpu=True,
-            gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": args.reentrant},
-            lr_scheduler_type="constant", logging_steps=10, save_strategy="no", report_to="none", disable_tqdm=True),
+            output_dir=str(args.out / "trainer"),
+            max_steps=args.steps,
+            per_device_train_batch_size=8,
+            use_cpu=True,
+            gradient_checkpointing=True,
+            gradient_checkpointing_kwargs={"use_reentrant": args.reentrant},
+            lr_scheduler_type="constant",
+            logging_steps=10,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        ),
         train_dataset=Text(Path("/usr/share/common-licenses")),
-        optimizers=(optimizer, None))
+        optimizers=(optimizer, None),
+    )
     trainer.train()
     after = digest(model, True), digest(model, False)
     if optimizer.rank == 0:
         model.save_pretrained(args.out / "adapter")
-    (args.out / f"rank{optimizer.rank}.json").write_text(json.dumps({
-        "adapter": [before[0], after[0]],
-        "base": [before[1], after[1]],
-        "n_trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "n_frozen": sum(p.numel() for p in model.parameters() if not p.requires_grad),
-        "steps": optimizer.position.step,
-        "losses": [line["loss"] for line in trainer.state.log_history if "loss" in line],
-    }), encoding="utf-8")
+    (args.out / f"rank{optimizer.rank}.json").write_text(
+        json.dumps(
+            {
+                "adapter": [before[0], after[0]],
+                "base": [before[1], after[1]],
+                "n_trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
+                "n_frozen": sum(p.numel() for p in model.parameters() if not p.requires_grad),
+                "steps": optimizer.position.step,
+                "losses": [line["loss"] for line in trainer.state.log_history if "loss" in line],
+            }
+        ),
+        encoding="utf-8",
+    )
     optimizer.close()
 
 
