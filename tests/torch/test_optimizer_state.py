@@ -514,7 +514,7 @@ def dcp_saves(folder, full):
     import zerod
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
-    dist.init_process_group("gloo"); import faulthandler; faulthandler.dump_traceback_later(50, file=open(f"/tmp/z/s3/h8/trace{dist.get_rank()}", "w"))
+    dist.init_process_group("gloo")
     model = make_model()
     opt = zerod.Optimizer(make_groups(model), model=model, **ADAM)
     options = StateDictOptions(full_state_dict=full, cpu_offload=full)
@@ -537,9 +537,14 @@ def dcp_loads(folder, full, broadcast):
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     import zerod
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_state_dict,
+        set_model_state_dict,
+        set_optimizer_state_dict,
+    )
 
-    dist.init_process_group("gloo"); import faulthandler; faulthandler.dump_traceback_later(50, file=open(f"/tmp/z/s3/h8/trace{dist.get_rank()}", "w"))
+    dist.init_process_group("gloo")
     model = make_model()
     with torch.no_grad():
         for p in model.parameters():
@@ -553,7 +558,8 @@ def dcp_loads(folder, full, broadcast):
         weights, state = get_state_dict(model, opt)
         whole = {"model": {k: v.clone() for k, v in weights.items()}, "optimizer": state}
         dcp.load(whole, checkpoint_id=folder)
-    set_state_dict(model, opt, model_state_dict=whole["model"], optim_state_dict=whole["optimizer"], options=options)
+    set_model_state_dict(model, whole["model"], options=options)
+    set_optimizer_state_dict(model, opt, whole["optimizer"], options=options)
     epoch = opt.epoch
     train(model, opt, range(HALF, 2 * HALF))
     dist.destroy_process_group()
