@@ -12,6 +12,7 @@ All of it is process-wide and runs on the thread that calls backward; a hook rea
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from typing import Any, NamedTuple, Protocol
@@ -117,8 +118,9 @@ def _outermost(backward: Any, args: Any, kwargs: Any) -> Any:
     finally:
         now.inside = False
         now.calls.clear()
-        for watcher in watchers:
-            watcher.backward_ends(error)
+        with contextlib.ExitStack() as told:  # all of them, also when one raises what was refused
+            for watcher in reversed(watchers):
+                told.callback(watcher.backward_ends, error)
 
 
 def _nested(backward: Any, args: Any, kwargs: Any) -> Any:
@@ -179,7 +181,7 @@ def _module_of(function: Any) -> torch.nn.Module | None:
     return None
 
 
-def _segment_of(function: Any, args: Any) -> Segment:
+def _segment_of(function: Any) -> Segment:
     module = _module_of(function)
     name = _names.get(module, "") if module is not None else ""
     label = (name or getattr(function, "__qualname__", type(function).__name__)).encode()
@@ -193,7 +195,7 @@ def _wrap_checkpoint() -> None:
 
     @staticmethod
     def watched_forward(ctx: Any, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
-        ctx.zerod_segment = segment = _segment_of(run_function, args)
+        ctx.zerod_segment = segment = _segment_of(run_function)
         if any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
             now.alive.add(segment.name)
         else:
