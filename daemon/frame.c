@@ -222,6 +222,33 @@ int frame_send(int fd, const void *data, size_t n_bytes, const int *fds, size_t 
     return n < 0 ? frame_error(errno) : 0;
 }
 
+int frame_send_many(int fd, const struct frame_packet *packets, size_t n_packets, size_t *n_sent)
+{
+    struct iovec places[FRAME_BATCH];
+    struct mmsghdr messages[FRAME_BATCH];
+    int n;
+
+    assert(n_packets > 0 && n_packets <= FRAME_BATCH);
+
+    *n_sent = 0;
+    if (n_packets == 1) {
+        n = frame_send(fd, packets->data, packets->n_bytes, NULL, 0);
+        *n_sent = n == 0;
+        return n;
+    }
+    for (size_t i = 0; i < n_packets; i++) {
+        places[i] = (struct iovec){.iov_base = (void *)packets[i].data, .iov_len = packets[i].n_bytes};
+        messages[i] = (struct mmsghdr){.msg_hdr = {.msg_iov = &places[i], .msg_iovlen = 1}};
+    }
+    while (*n_sent < n_packets) {
+        n = sendmmsg(fd, messages + *n_sent, (unsigned)(n_packets - *n_sent), MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n < 0 && errno != EINTR)
+            return frame_error(errno);
+        *n_sent += n > 0 ? (size_t)n : 0;
+    }
+    return 0;
+}
+
 static void frame_out_free(struct frame_out *out)
 {
     fds_close(out->fds, out->n_fds);

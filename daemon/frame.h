@@ -103,6 +103,12 @@ int frame_receive_fds(int fd, struct frame_buffer *buffer);
  */
 int frame_send(int fd, const void *data, size_t n_bytes, const int *fds, size_t n_fds);
 
+/*
+ * Sends packets in order, without descriptors, as many as there is room for; status is not looked at. At most
+ * FRAME_BATCH of them. *n_sent: how many are on their way. Return: 0, all are; FRAME_AGAIN; FRAME_EOF; -errno.
+ */
+int frame_send_many(int fd, const struct frame_packet *packets, size_t n_packets, size_t *n_sent);
+
 /* The limits count what is queued, not what the kernel holds. An empty queue takes any one packet. */
 void frame_queue_init(struct frame_queue *queue, size_t max_packets, size_t max_bytes);
 /* Drops what was not sent, and closes its descriptors. */

@@ -16,6 +16,7 @@
  *            [forwards=N] [backwards=N] [not_called=I,I] [called=I,I]     _ in a T is a blank
  *   report CODE [params=I,I] [detail=T] | job
  *   pushes [but=I,I] [only=I]            all trainable parameters, in reverse order
+ *   flush
  *   step [lr=X] [norm=X] [scale=X] [inf=1] [blob=TEXT]
  *   steps N [micro=M] [from=S]           whole steps, done again when they are aborted; gradients as if they were S
  *   gather I.. | release I.. | prefetch I.. [times=N]   the first of them N times
@@ -456,6 +457,11 @@ static int push_all(struct puppet *p)
     return r;
 }
 
+static int on_flush(struct puppet *p)
+{
+    return zerod_flush(p->c);
+}
+
 static int on_end(struct puppet *p)
 {
     const char *blob = option(p, "blob", NULL);
@@ -802,7 +808,7 @@ static const struct {
     {"user", true, on_user},         {"touch", true, on_touch},       {"peek", true, on_peek},
     {"fork", true, on_fork},         {"job", true, on_job},           {"report", true, on_report},
     {"evidence", true, on_evidence}, {"put", true, on_put},           {"save", true, on_save},
-    {"load", true, on_load},         {"prefetch", true, on_prefetch},
+    {"load", true, on_load},         {"prefetch", true, on_prefetch}, {"flush", true, on_flush},
 };
 
 static json_object *describe_error(const struct zerod_error *e)

@@ -401,6 +401,52 @@ static void test_send_whole_or_not(void **state)
     assert_int_equal(frame_receive(f->ours, &f->batch), FRAME_AGAIN);
 }
 
+static void test_send_many(void **state)
+{
+    static const char *const texts[] = {"push 1", "push 22", "push 333"};
+    struct frame_packet packets[ARRAY_SIZE(texts)];
+    struct fixture *f = *state;
+    size_t n_sent;
+
+    for (size_t i = 0; i < ARRAY_SIZE(texts); i++)
+        packets[i] = (struct frame_packet){.data = (const uint8_t *)texts[i], .n_bytes = strlen(texts[i])};
+    for (size_t n = 1; n <= ARRAY_SIZE(texts); n++) {
+        assert_int_equal(frame_send_many(f->peer, packets, n, &n_sent), 0);
+        assert_int_equal(n_sent, n);
+        assert_int_equal(frame_receive(f->ours, &f->batch), 0);
+        assert_int_equal(f->batch.n_packets, n);
+        for (size_t i = 0; i < n; i++)
+            assert_packet(&f->batch.packets[i], texts[i]);
+    }
+}
+
+/* What does not fit says how much did: the rest can follow, and nothing comes twice. */
+static void test_send_many_into_a_full_socket(void **state)
+{
+    struct frame_packet packets[FRAME_BATCH];
+    struct fixture *f = *state;
+    uint8_t data[5000];
+    size_t n = 0, n_sent, n_received = 0;
+    int r = 0;
+
+    memset(data, 7, sizeof(data));
+    for (size_t i = 0; i < FRAME_BATCH; i++)
+        packets[i] = (struct frame_packet){.data = data, .n_bytes = sizeof(data) - i};
+    for (; r == 0; n += n_sent)
+        r = frame_send_many(f->peer, packets, FRAME_BATCH, &n_sent);
+    assert_int_equal(r, FRAME_AGAIN);
+    assert_int_equal(frame_send_many(f->peer, packets, FRAME_BATCH, &n_sent), FRAME_AGAIN);
+    assert_int_equal(n_sent, 0);
+    for (; n_received < n; n_received += f->batch.n_packets) {
+        assert_int_equal(frame_receive(f->ours, &f->batch), 0);
+        for (size_t k = 0; k < f->batch.n_packets; k++)
+            assert_int_equal(f->batch.packets[k].n_bytes, sizeof(data) - (n_received + k) % FRAME_BATCH);
+    }
+    assert_int_equal(frame_receive(f->ours, &f->batch), FRAME_AGAIN);
+    hang_up(&f->ours);
+    assert_int_equal(frame_send_many(f->peer, packets, FRAME_BATCH, &n_sent), FRAME_EOF);
+}
+
 static void test_send_without_signal(void **state)
 {
     struct fixture *f = *state;
@@ -572,6 +618,8 @@ int main(void)
         TEST(test_buffer_sizes),
         TEST(test_buffer_reset),
         TEST(test_send_whole_or_not),
+        TEST(test_send_many),
+        TEST(test_send_many_into_a_full_socket),
         TEST(test_send_without_signal),
         TEST(test_queue_keeps_order),
         TEST(test_queue_goes_first),

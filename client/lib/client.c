@@ -164,31 +164,83 @@ static int lost(struct zerod *c)
     return client_fatal(c, -ECONNRESET, "zerod has closed the connection: it was stopped or killed; see its log");
 }
 
-int client_send(struct zerod *c, const struct request *request)
+/* Packs into out, from *n_bytes on. */
+static int pack(struct zerod *c, const struct request *request, size_t *n_bytes, struct frame_packet *packet)
 {
-    int n, r;
+    int n = wire_pack_request(&c->arena, request, c->out + *n_bytes, FRAME_MAX_BYTES - *n_bytes);
 
-    if (c->left)
-        return client_fail(c, -EINVAL, "zerod_leave was called: only zerod_close is left");
     c->waits_for = request_type_name(request->type);
-    n = wire_pack_request(&c->arena, request, c->out, FRAME_MAX_BYTES);
     if (n < 0)
         return client_fatal(c, n, "%s does not fit into a packet", request_type_name(request->type));
+    *packet = (struct frame_packet){.data = c->out + *n_bytes, .n_bytes = (size_t)n};
+    *n_bytes += (size_t)n;
     (void)failpoint_at(request_type_name(request->type), "send");
+    return 0;
+}
+
+static int send_packets(struct zerod *c, const struct frame_packet *packets, size_t n_packets)
+{
+    size_t n_sent;
+    int r;
+
     for (;;) {
-        r = frame_send(c->fd, c->out, (size_t)n, NULL, 0);
+        r = frame_send_many(c->fd, packets, n_packets, &n_sent);
         if (r == 0) {
-            (void)failpoint_at(request_type_name(request->type), "sent");
+            (void)failpoint_at(c->waits_for, "sent");
             return 0;
         }
         if (r == FRAME_EOF)
             return 1; /* the daemon may have said why: the caller reads it */
         if (r < 0)
-            return client_fatal(c, r, "sending %s: %s", request_type_name(request->type), strerror(-r));
+            return client_fatal(c, r, "sending %s: %s", c->waits_for, strerror(-r));
         r = wait_for(c, POLLOUT, deadline(c));
         if (r < 0)
             return r;
+        packets += n_sent;
+        n_packets -= n_sent;
     }
+}
+
+static int check_left(struct zerod *c)
+{
+    return c->left ? client_fail(c, -EINVAL, "zerod_leave was called: only zerod_close is left") : 0;
+}
+
+int client_flush(struct zerod *c)
+{
+    struct frame_packet packets[CLIENT_MAX_HELD];
+    size_t n_bytes = 0, n = c->n_held;
+    int r = 0;
+
+    c->n_held = 0;
+    c->n_held_grad_bytes = 0;
+    for (size_t i = 0; i < n && r == 0; i++)
+        r = pack(c, &(struct request){.type = REQUEST_PUSH, .push = c->held[i]}, &n_bytes, &packets[i]);
+    return r == 0 && n > 0 ? send_packets(c, packets, n) : r;
+}
+
+int client_hold(struct zerod *c, const struct request_push *push, uint64_t n_grad_bytes)
+{
+    int r = check_left(c);
+
+    if (r != 0)
+        return r;
+    c->held[c->n_held++] = *push;
+    c->n_held_grad_bytes += n_grad_bytes;
+    return c->n_held == CLIENT_MAX_HELD || c->n_held_grad_bytes >= CLIENT_HOLD_BYTES ? client_flush(c) : 0;
+}
+
+int client_send(struct zerod *c, const struct request *request)
+{
+    struct frame_packet packet;
+    size_t n_bytes = 0;
+    int r = check_left(c);
+
+    if (r == 0)
+        r = client_flush(c);
+    if (r == 0)
+        r = pack(c, request, &n_bytes, &packet);
+    return r == 0 ? send_packets(c, &packet, 1) : r;
 }
 
 static int receive(struct zerod *c, struct reply *reply)

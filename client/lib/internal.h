@@ -25,7 +25,12 @@
 #include "proto/credit.h"
 #include "zerod/client.h"
 
-enum { CLIENT_MAX_FIELDS = DIAGNOSTIC_MAX_FIELDS, CLIENT_NO_TICKET = UINT32_MAX };
+enum {
+    CLIENT_MAX_FIELDS = DIAGNOSTIC_MAX_FIELDS,
+    CLIENT_NO_TICKET = UINT32_MAX,
+    CLIENT_MAX_HELD = 8,           /* measured: 16 are not faster */
+    CLIENT_HOLD_BYTES = 64 * 1024, /* of gradients: copying that many takes longer than to send */
+};
 
 struct mapping {
     uint8_t *base;
@@ -74,7 +79,10 @@ struct zerod {
     struct client_error error;
     struct frame_buffer in;
     struct wire_arena arena;
-    uint8_t *out;
+    uint8_t *out;                              /* FRAME_MAX_BYTES */
+    struct request_push held[CLIENT_MAX_HELD]; /* not sent yet; packed when they are: side by side that is faster */
+    size_t n_held;
+    uint64_t n_held_grad_bytes;
 
     unsigned rank;
     uint64_t incarnation;
@@ -113,8 +121,17 @@ struct zerod {
     uint32_t n_strings, string_capacity;
 };
 
-/* Sends without waiting for an answer. Return: 0 or a sticky fatal error. */
+/*
+ * Sends without waiting for an answer, after what is held. Return: 0; 1 when the daemon has hung up, perhaps with
+ * an answer that says why; or a sticky fatal error.
+ */
 int client_send(struct zerod *c, const struct request *request);
+
+/* The same for a push that others follow at once: several are sent with one system call. */
+int client_hold(struct zerod *c, const struct request_push *push, uint64_t n_grad_bytes);
+
+/* Sends what is held. Return: as client_send(). */
+int client_flush(struct zerod *c);
 
 /*
  * One request and its answer of that type. On ZEROD_ABORTED the abort has been acknowledged and

@@ -380,41 +380,63 @@ static void add_sum(struct zerod *c, const struct zerod_push *push, struct reque
     request->sum = position_sum_finish(&sum, gradient_bytes(c, push->param));
 }
 
-int zerod_push(struct zerod *c, const struct zerod_push *push)
+static int push_record(struct zerod *c, const struct zerod_push *push)
 {
-    struct request request = {.type = REQUEST_PUSH};
+    struct request request = {.type = REQUEST_PUSH, .push = describe(c, push)};
+
+    request.push.record_only = true;
+    if (c->open && push->param < c->layout->n_params && is_refused_duplicate(c, push->param))
+        add_sum(c, push, &request.push);
+    return client_send(c, &request);
+}
+
+static int push_gradient(struct zerod *c, const struct zerod_push *push)
+{
+    struct request_push request;
+    const struct ticket *slot;
     uint32_t ticket;
-    int r = client_check(c, true);
+    int r = get_slot(c, c->layout->params[push->param].bucket, c->n_pushed[push->param], &ticket);
 
     if (r != 0)
         return r;
-    if (is_record_only(c, push)) {
-        request.push = describe(c, push);
-        request.push.record_only = true;
-        if (c->open && push->param < c->layout->n_params && is_refused_duplicate(c, push->param))
-            add_sum(c, push, &request.push);
-        return MIN(client_send(c, &request), 0);
-    }
-    if (!push->data && !c->slotted[push->param])
-        return client_fail(c, -EINVAL,
-                           "zerod_push: data is NULL, and zerod_slot() has not told where to write parameter %u",
-                           push->param);
-    r = get_slot(c, c->layout->params[push->param].bucket, c->n_pushed[push->param], &ticket);
-    if (r != 0)
-        return r;
-    request.push = describe(c, push);
-    request.push.ticket = ticket;
-    request.push.use = c->tickets[ticket].use;
-    request.push.offset_bytes = c->tickets[ticket].offset_bytes;
-    request.push.overflow = c->tickets[ticket].overflow;
-    request.push.pass = c->tickets[ticket].pass;
+    slot = &c->tickets[ticket];
+    request = describe(c, push);
+    request.ticket = ticket;
+    request.use = slot->use;
+    request.offset_bytes = slot->offset_bytes;
+    request.overflow = slot->overflow;
+    request.pass = slot->pass;
     if (push->data)
         memcpy(slot_data(c, ticket, push->param), push->data, gradient_bytes(c, push->param));
     (void)failpoint("copy");
     c->tickets[ticket].pushed = true;
     c->n_pushed[push->param]++;
     c->slotted[push->param] = false;
-    return MIN(client_send(c, &request), 0);
+    if (push->flags & ZEROD_PUSH_MORE)
+        return client_hold(c, &request, gradient_bytes(c, push->param));
+    return client_send(c, &(struct request){.type = REQUEST_PUSH, .push = request});
+}
+
+int zerod_push(struct zerod *c, const struct zerod_push *push)
+{
+    int r = client_check(c, true);
+
+    if (r != 0)
+        return r;
+    if (is_record_only(c, push))
+        return MIN(push_record(c, push), 0);
+    if (!push->data && !c->slotted[push->param])
+        return client_fail(c, -EINVAL,
+                           "zerod_push: data is NULL, and zerod_slot() has not told where to write parameter %u",
+                           push->param);
+    return MIN(push_gradient(c, push), 0);
+}
+
+int zerod_flush(struct zerod *c)
+{
+    int r = client_check(c, true);
+
+    return r != 0 ? r : MIN(client_flush(c), 0);
 }
 
 static int end_call(struct zerod *c, const struct request *request)

@@ -150,6 +150,7 @@ enum zerod_push_flags {
     ZEROD_PUSH_HOOK_TWICE = 1 << 1,       /* the hook has fired before in this graph task */
     ZEROD_PUSH_NEW_FORWARD = 1 << 2,      /* a forward ran since the last backward */
     ZEROD_PUSH_SITE_IS_BACKWARD = 1 << 3, /* site is where the backward was called */
+    ZEROD_PUSH_MORE = 1 << 4,             /* another call follows at once: a small gradient's message may wait for it */
 };
 
 /* Hyperparameters of one group, for one step. Only those of the configured optimizer count. */
@@ -290,6 +291,14 @@ ZEROD_API void *zerod_slot(struct zerod *c, unsigned param);
  * answered. Return: 0, ZEROD_REFUSED (no slot: E1401), ZEROD_ABORTED, or fatal.
  */
 ZEROD_API int zerod_push(struct zerod *c, const struct zerod_push *push);
+
+/*
+ * Sends what pushes with ZEROD_PUSH_MORE have left waiting: at most 8 messages, for less than 64 KiB of gradients.
+ * Every other call does that, too; this one is for the end of a backward after which the caller computes on. A rank
+ * that hangs while some wait is reported as owing them.
+ * Return: 0 or fatal.
+ */
+ZEROD_API int zerod_flush(struct zerod *c);
 
 /* Ends the micro-batch, and stores blob (may be NULL) with it. Returns when all that this rank pushed is reduced. */
 ZEROD_API int zerod_end_backward(struct zerod *c, const void *blob, size_t len);

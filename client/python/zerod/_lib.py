@@ -30,7 +30,7 @@ OK, RESUMED, REFUSED, ABORTED = range(4)
 DTYPES = {"torch.float32": 0, "torch.bfloat16": 1, "torch.float16": 2}
 ON_DUPLICATE = {None: 0, "reject": 1, "accumulate": 2, "abort_step": 3}
 
-PUSH_NESTED, PUSH_HOOK_TWICE, PUSH_NEW_FORWARD, PUSH_SITE_IS_BACKWARD = 1, 2, 4, 8
+PUSH_NESTED, PUSH_HOOK_TWICE, PUSH_NEW_FORWARD, PUSH_SITE_IS_BACKWARD, PUSH_MORE = 1, 2, 4, 8, 16
 
 MASTER, EXP_AVG, EXP_AVG_SQ, GRAD_NORM, STEP_COUNT = range(5)
 
@@ -137,6 +137,7 @@ _WAITING = {
     "zerod_form": (c_int, c_void_p),
     "zerod_begin_backward": (c_int, c_void_p, POINTER(Backward)),
     "zerod_push": (c_int, c_void_p, c_void_p),
+    "zerod_flush": (c_int, c_void_p),
     "zerod_end_backward": (c_int, c_void_p, c_char_p, c_size_t),
     "zerod_abandon_backward": (c_int, c_void_p, c_char_p),
     "zerod_step": (c_int, c_void_p, POINTER(StepArgs), POINTER(StepResult)),
@@ -197,8 +198,10 @@ class _Library:
             setattr(self, name.removeprefix("zerod_"), _prototype(waiting, name, prototype))
         for name, prototype in _IMMEDIATE.items():
             setattr(self, name.removeprefix("zerod_"), _prototype(immediate, name, prototype))
-        # A small push is over sooner than the interpreter could be handed to another thread and back.
+        # A small push is over sooner than the interpreter could be handed to another thread and back, or arguments
+        # be checked: it wants a c_void_p and a byref().
         self.push_small = _prototype(immediate, "zerod_push", _WAITING["zerod_push"])
+        self.push_small.argtypes = None
 
 
 lib = _Library()

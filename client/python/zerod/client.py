@@ -255,6 +255,9 @@ class Client:
     def begin_backward(self, n_forwards: int, n_backwards: int) -> None:
         self.check(lib.begin_backward(self._handle, byref(_lib.Backward(n_forwards, n_backwards))))
 
+    def flush(self) -> None:
+        self.check(lib.flush(self._handle))
+
     def end_backward(self, blob: bytes | None) -> None:
         self.check(lib.end_backward(self._handle, blob, len(blob or b"")))
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from . import _lib, sites, watch
 from ._lib import lib
-from .binding import SPARSE, Bound
+from .binding import Bound
 from .client import Client
 from .errors import Error, GradientFault, StepAborted
 from .evidence import Evidence, entry_modules
@@ -30,7 +30,24 @@ from .stage3 import Sharding
 from .watch import now
 
 OUTERMOST = 2**32 - 1  # the graph task of an outermost backward, as records have it: nested ones count from 1
+MOVED = 2  # in _pushed: the parameter no longer lies where its weight is published, so it may be of another size
 SMALL_BYTES = 64 * 1024  # below, a push is over sooner than the interpreter lock could be given back and taken again
+
+
+class _Hot:
+    """What hooks share with their Gradients without keeping them alive."""
+
+    __slots__ = ("task",)
+
+    def __init__(self) -> None:
+        self.task = -2  # of the last hook; -2 is none: the next hook looks where it is
+
+
+def _enters(gradients: Gradients | None) -> bool:
+    """The first hook of a graph task. False: the optimizer is gone."""
+    if gradients is not None:
+        gradients._enter(watch.current_task())
+    return gradients is not None
 
 
 class Gradients:
@@ -54,7 +71,7 @@ class Gradients:
         self._blob: bytes | None = None  # user state as the last backward left it
         self._refuses_again = client.job.on_duplicate != _lib.ON_DUPLICATE["accumulate"]
         self._record = _lib.Push()
-        self._task = -2  # of the last hook; -2 is none: the next hook looks where it is
+        self._hot = _Hot()
         self._outer = 0  # number of the outermost backward that a hook fired in last
         self._forward_since = True  # the last backward
         self._sequence = 0  # autograd's count of nodes when the last backward ended
@@ -84,47 +101,56 @@ class Gradients:
 
     def _hook(self, b: Bound) -> Callable[[torch.Tensor], None]:
         """The hot path: what it needs are locals. It must not keep the optimizer alive."""
-        index, address, reorder = b.index, b.address, b.order is not None
+        index, reorder, hot = b.index, b.order is not None, self._hot
         pushed, record, reference = self._pushed, self._record, ctypes.byref(self._record)
         send = lib.push_small if b.n_bytes < SMALL_BYTES else lib.push
         handle, current_task, me = self._client.handle, watch.current_task, weakref.ref(self)
         nowhere = ctypes.addressof(record)  # of a gradient without elements: NULL has another meaning
 
         def push(param: torch.Tensor) -> None:
-            grad, gradients = param.grad, me()
-            if grad is None or gradients is None:  # torch calls hooks for gradients that are undefined, too
+            grad = param.grad
+            if grad is None:  # torch calls hooks for gradients that are undefined, too
                 return
-            task = current_task()
-            if task != gradients._task:
-                gradients._enter(task)
-            if param.data_ptr() != address:  # so its dtype, device or size may be others as well
-                gradients._suspect = True
+            if current_task() != hot.task and not _enters(me()):
                 return
-            if pushed[index]:
-                gradients._suspect |= gradients._refuses_again
+            if pushed[index] and not me()._may_push_again(index):
+                return
             try:
                 if reorder or not grad.is_contiguous():
                     grad = b.flatten(grad)
             except RuntimeError:  # what is sparse cannot be asked that
-                raise TypeError(f"the gradient of {b.name} is {grad.layout}: {SPARSE}") from None
+                me()._refuse(b, grad)
+                return
             record.param = index
             record.data = grad.data_ptr() or nowhere
-            if send(handle, reference) != 0:
-                gradients._push_failed()
+            if send(handle, reference):
+                me()._push_failed()
             pushed[index] = 1
             param.grad = None
 
         return push
 
+    def _may_push_again(self, index: int) -> bool:
+        self._suspect |= self._refuses_again or self._pushed[index] == MOVED
+        return self._pushed[index] != MOVED
+
+    def _refuse(self, b: Bound, grad: torch.Tensor) -> None:
+        """The daemon takes dense gradients only (E1102): this one never reaches it."""
+        self._suspect = True
+        b.param.grad = None
+        self._client.report(1102, [b.index], f"a gradient that is {grad.layout}, in a backward from {now.site.decode()}")
+
     def _enter(self, task: int) -> None:
         """The first hook of this graph task: the evidence of the pushes to come."""
         record = self._record
-        self._task = task
+        self._hot.task = task
         if self._outer != now.outer:
             self._outer = now.outer
             self._open = True
+            for b in self._moved():
+                self._pushed[b.index] = MOVED
             self._client.begin_backward(self.evidence.n_forwards, self.evidence.n_backwards)
-        flags = _lib.PUSH_NEW_FORWARD if self._forward_since else 0
+        flags = _lib.PUSH_MORE | (_lib.PUSH_NEW_FORWARD if self._forward_since else 0)
         if now.passes:
             segment = now.segments[-1]
             record.task, record.depth, record.flags = now.passes[-1], len(now.passes), flags | _lib.PUSH_NESTED
@@ -167,7 +193,7 @@ class Gradients:
     # ---- backwards, as watch tells -------------------------------------------------------------------
 
     def backward_begins(self, roots: Any) -> None:
-        self._task = -2
+        self._hot.task = -2
         self.evidence.n_backwards += 1
         if self._open and not self._forward_since and watch.newer_than(roots, self._sequence):
             # The forward passed by every module that is watched, but its graph says that there was one.
@@ -178,7 +204,7 @@ class Gradients:
 
     def backward_ends(self, error: BaseException | None) -> None:
         involved = self._outer == now.outer
-        self._task = -2
+        self._hot.task = -2
         self._sequence = watch.sequence_number()
         if self._sharding:
             self._sharding.backward_ended()
@@ -191,6 +217,7 @@ class Gradients:
             # Now, and not when the micro-batch ends: before the next forward the program draws its next batch, and
             # a successor that begins there has to draw the same one.
             self._blob = self._pack()
+            self._client.flush()
         if self._suspect:
             self._raise_refusal()
         self._raise_fault()
@@ -270,9 +297,12 @@ class Gradients:
             if evidence is not None:
                 self._client.evidence(evidence)
 
+    def _moved(self) -> list[Bound]:
+        return [b for b in self._bound if b.param.data_ptr() != b.address and b.n_bytes]
+
     def report_storage(self) -> None:
         """E1104 if a parameter no longer is the published weight; the next answered call raises it."""
-        moved = [b for b in self._bound if b.param.data_ptr() != b.address and b.n_bytes]
+        moved = self._moved()
         if moved:
             what = f"{moved[0].name} is {moved[0].param.dtype} on {moved[0].param.device} in memory of its own"
             self._client.report(1104, [b.index for b in moved], f"{what}, seen at {sites.user_site().decode()}")
