@@ -39,7 +39,7 @@
 /* Frees what a local pointer owns when it leaves scope: _cleanup_free_ char *s = strdup(t); */
 #define _cleanup_free_ _cleanup_(freep)
 #define _cleanup_close_ _cleanup_(closep)
-#define _cleanup_(f) __attribute__((cleanup(f)))
+#define _cleanup_(f) __attribute__((cleanup(f), unused))
 
 /* DEFINE_CLEANUP(struct x *, x_free) makes _cleanup_(x_freep) usable on a local of that type. */
 #define DEFINE_CLEANUP(type, func)                                                                                     \

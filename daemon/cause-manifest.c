@@ -257,8 +257,8 @@ static void add_cause(struct diagnostic *d, struct comparison *c)
         [DIFFERENT_ORDER] = "declare in an order that is the same in every process: model.named_parameters(), no sets",
         [DIFFERENT_NAME] = "build the model from the same configuration and the same code on every rank",
         [DIFFERENT_LENGTH] = "build the model from the same configuration and the same code on every rank",
-        [DIFFERENT_SHAPE] = "the same configuration on every rank; resize vocabularies and heads before "
-                            "declaring, everywhere alike",
+        [DIFFERENT_SHAPE] = ("the same configuration on every rank; resize vocabularies and heads before "
+                             "declaring, everywhere alike"),
         [DIFFERENT_DTYPE] = "cast the model before declaring it, on every rank alike",
         [DIFFERENT_GROUP] = "make parameter groups by name or module, on every rank alike",
         [DIFFERENT_TRAINABLE] = "freeze the same parameters on every rank before declaring them",

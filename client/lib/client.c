@@ -44,7 +44,8 @@ static void error_publish(struct client_error *error, int status)
     e->fields = error->fields;
 }
 
-static void error_print(struct client_error *error, int status, const char *format, va_list args)
+__attribute__((format(printf, 3, 0))) static void error_print(struct client_error *error, int status,
+                                                              const char *format, va_list args)
 {
     error_reset(error);
     error->public.rank = error->public.micro_batch = -1;

@@ -66,7 +66,7 @@ static void run_note(struct run *run, const char *format, ...) __attribute__((fo
 static void run_error(struct run *run, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static void run_stop_daemon(struct run *run);
 
-static void run_vsay(struct run *run, const char *format, va_list args)
+__attribute__((format(printf, 2, 0))) static void run_vsay(struct run *run, const char *format, va_list args)
 {
     _cleanup_free_ char *text = NULL;
 
