@@ -29,7 +29,7 @@ int ring_new(struct ring **out, const struct ring_options *options)
         ring->heads[b] = RING_NONE;
 
     snprintf(name, sizeof(name), "ring.%u", options->rank);
-    r = segment_init(&ring->ring, name, options->ring_bytes);
+    r = segment_init(&ring->ring, name, held_pushes_offset(options->ring_bytes) + sizeof(struct held_pushes));
     snprintf(name, sizeof(name), "overflow.%u", options->rank);
     if (r == 0)
         r = segment_init(&ring->overflow, name, options->overflow_bytes);
@@ -80,6 +80,18 @@ void ring_orphan(struct ring *ring)
     ring->orphaned = true;
     if (ring->n_readers == 0)
         ring_free(ring);
+}
+
+bool ring_is_held_back(const struct ring *ring, uint32_t param)
+{
+    const struct held_pushes *held =
+        (const struct held_pushes *)(ring->ring.map + held_pushes_offset(ring->ring_bytes));
+    uint32_t n = MIN(atomic_load_explicit(&held->n, memory_order_acquire), (uint32_t)HELD_PUSHES);
+
+    for (uint32_t i = 0; i < n; i++)
+        if (atomic_load_explicit(&held->params[i], memory_order_relaxed) == param)
+            return true;
+    return false;
 }
 
 struct credit_page *ring_credit_page(const struct ring *ring)

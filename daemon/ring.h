@@ -101,6 +101,9 @@ void ring_orphan(struct ring *ring);
 
 struct credit_page *ring_credit_page(const struct ring *ring);
 
+/* Does the client say that a push of this parameter waits to be sent with others? For texts only. */
+bool ring_is_held_back(const struct ring *ring, uint32_t param);
+
 /* The slot that a push goes to, opened if it is the first of it. Return: 0, RING_E_TICKET, RING_E_PLACE. */
 int ring_open_slot(struct ring *ring, const struct ring_use *use, struct ring_slot **out);
 

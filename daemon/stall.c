@@ -173,11 +173,13 @@ static uint32_t find_awaited(const struct job *job, uint32_t *ids)
 
     for (unsigned r = 0; r < job->world_size; r++) {
         const struct ledger_rank *ledger = &job->ledger.ranks[r];
+        const struct ring *ring = job->ranks[r].rings[0];
 
         if (!is_blocking(job, &job->ranks[r]) || !ledger->open)
             continue;
         for (uint32_t p = 0; p < job->layout->n_params; p++)
-            if (job->layout->params[p].trainable && ledger->entries[p].n_pushed == 0)
+            if (job->layout->params[p].trainable && ledger->entries[p].n_pushed == 0 &&
+                !(ring && ring_is_held_back(ring, p)))
                 ids[n++] = p;
         break;
     }

@@ -21,3 +21,20 @@ static inline uint64_t credit_page_bytes(uint32_t n_tickets)
 {
     return sizeof(struct credit_page) + (uint64_t)n_tickets * sizeof(uint32_t);
 }
+
+/*
+ * Held pushes: behind the ring, in its segment, written by the client alone. Parameters whose gradients lie in
+ * the ring while their messages wait to be sent together: a rank that hangs just then is not said to owe them.
+ * Nothing else may depend on what stands here.
+ */
+enum { HELD_PUSHES = 8 };
+
+struct held_pushes {
+    _Atomic uint32_t n;
+    _Atomic uint32_t params[HELD_PUSHES];
+};
+
+static inline uint64_t held_pushes_offset(uint64_t ring_bytes)
+{
+    return (ring_bytes + 63) / 64 * 64;
+}

@@ -108,6 +108,23 @@ static struct ring_use use_of(uint32_t ticket, uint32_t bucket, uint32_t micro_b
 
 /* ---- making one ---------------------------------------------------------------------------------------- */
 
+static void test_held_pushes(void **state)
+{
+    const struct ring *ring = ((struct fixture *)*state)->ring;
+    struct held_pushes *held = (struct held_pushes *)(ring->ring.map + held_pushes_offset(RING_BYTES));
+
+    assert_true((uint8_t *)(held + 1) <= ring->ring.map + ring->ring.n_bytes);
+    assert_false(ring_is_held_back(ring, 0)); /* zeroes: there are none */
+    held->params[0] = 5;
+    held->n = 1;
+    assert_true(ring_is_held_back(ring, 5));
+    assert_false(ring_is_held_back(ring, 0));
+    held->params[HELD_PUSHES - 1] = 9;
+    held->n = UINT32_MAX; /* whatever a client writes, nothing beyond is read */
+    assert_true(ring_is_held_back(ring, 9));
+    assert_false(ring_is_held_back(ring, 10));
+}
+
 static void test_new(void **state)
 {
     const struct ring *ring = ((struct fixture *)*state)->ring;
@@ -853,6 +870,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_new),
+        TEST(test_held_pushes),
         TEST(test_new_fails),
         TEST(test_without_overflow),
         TEST(test_open),

@@ -207,17 +207,32 @@ static int check_left(struct zerod *c)
     return c->left ? client_fail(c, -EINVAL, "zerod_leave was called: only zerod_close is left") : 0;
 }
 
+/* What a rank that hangs now does not owe. */
+static void note_held(struct zerod *c)
+{
+    struct held_pushes *held = (struct held_pushes *)(c->ring.base + held_pushes_offset(c->ring_bytes));
+
+    if (c->n_held > 0)
+        atomic_store_explicit(&held->params[c->n_held - 1], c->held[c->n_held - 1].param, memory_order_relaxed);
+    atomic_store_explicit(&held->n, (uint32_t)c->n_held, memory_order_release);
+}
+
 int client_flush(struct zerod *c)
 {
-    struct frame_packet packets[CLIENT_MAX_HELD];
+    struct frame_packet packets[HELD_PUSHES];
     size_t n_bytes = 0, n = c->n_held;
     int r = 0;
 
+    if (n == 0)
+        return 0;
     c->n_held = 0;
     c->n_held_grad_bytes = 0;
     for (size_t i = 0; i < n && r == 0; i++)
         r = pack(c, &(struct request){.type = REQUEST_PUSH, .push = c->held[i]}, &n_bytes, &packets[i]);
-    return r == 0 && n > 0 ? send_packets(c, packets, n) : r;
+    if (r == 0)
+        r = send_packets(c, packets, n);
+    note_held(c);
+    return r;
 }
 
 int client_hold(struct zerod *c, const struct request_push *push, uint64_t n_grad_bytes)
@@ -228,7 +243,8 @@ int client_hold(struct zerod *c, const struct request_push *push, uint64_t n_gra
         return r;
     c->held[c->n_held++] = *push;
     c->n_held_grad_bytes += n_grad_bytes;
-    return c->n_held == CLIENT_MAX_HELD || c->n_held_grad_bytes >= CLIENT_HOLD_BYTES ? client_flush(c) : 0;
+    note_held(c);
+    return c->n_held == HELD_PUSHES || c->n_held_grad_bytes >= CLIENT_HOLD_BYTES ? client_flush(c) : 0;
 }
 
 int client_send(struct zerod *c, const struct request *request)

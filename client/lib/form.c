@@ -143,7 +143,8 @@ static int map_segments(struct zerod *c, const struct reply_formed *formed)
             return client_fatal(c, r, "mapping zerod's memory (%llu bytes): %s",
                                 (unsigned long long)formed->segments[i].n_bytes, strerror(-r));
     }
-    if (!c->ring.base || !c->credit.base)
+    if (!c->ring.base || !c->credit.base ||
+        c->ring.n_bytes < held_pushes_offset(formed->ring_bytes) + sizeof(struct held_pushes))
         return client_fatal(c, -EPROTO, "zerod sent no ring");
     (void)madvise(c->ring.base, c->ring.n_bytes, MADV_POPULATE_WRITE);
     return 0;

@@ -28,7 +28,6 @@
 enum {
     CLIENT_MAX_FIELDS = DIAGNOSTIC_MAX_FIELDS,
     CLIENT_NO_TICKET = UINT32_MAX,
-    CLIENT_MAX_HELD = 8,           /* measured: 16 are not faster */
     CLIENT_HOLD_BYTES = 64 * 1024, /* of gradients: copying that many takes longer than to send */
 };
 
@@ -79,8 +78,8 @@ struct zerod {
     struct client_error error;
     struct frame_buffer in;
     struct wire_arena arena;
-    uint8_t *out;                              /* FRAME_MAX_BYTES */
-    struct request_push held[CLIENT_MAX_HELD]; /* not sent yet; packed when they are: side by side that is faster */
+    uint8_t *out;                          /* FRAME_MAX_BYTES */
+    struct request_push held[HELD_PUSHES]; /* not sent yet; packed when they are: side by side that is faster */
     size_t n_held;
     uint64_t n_held_grad_bytes;
 

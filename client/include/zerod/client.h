@@ -294,8 +294,7 @@ ZEROD_API int zerod_push(struct zerod *c, const struct zerod_push *push);
 
 /*
  * Sends what pushes with ZEROD_PUSH_MORE have left waiting: at most 8 messages, for less than 64 KiB of gradients.
- * Every other call does that, too; this one is for the end of a backward after which the caller computes on. A rank
- * that hangs while some wait is reported as owing them.
+ * Every other call does that, too; this one is for the end of a backward after which the caller computes on.
  * Return: 0 or fatal.
  */
 ZEROD_API int zerod_flush(struct zerod *c);
