@@ -2,7 +2,7 @@
 
 /*
  * What only the client can see: it reports the code, the parameters and a sentence, and the text is made here
- * so that the daemon's log, the exception and the manual agree: E1104 to E1107, E1110.
+ * so that the daemon's log, the exception and the manual agree: E1102, E1104 to E1107, E1110.
  */
 
 #include <string.h>
@@ -18,9 +18,21 @@ struct report_text {
     const char *alternative[2]; /* or NULL */
     const char *not_it;
     const char *state;
+    bool leaves_gap; /* the step lacks what was refused: the ways on are said */
 };
 
 static const struct report_text texts[] = {
+    {
+        .code = E_GRADIENT,
+        .cause = "a partition has one place for each element of a parameter, and a sparse gradient says only at run "
+                 "time which elements it has",
+        .fix = {"push every element of the parameter, zeros where it has no gradient",
+                "sparse=False of nn.Embedding and F.embedding, sparse_grad=False of torch.gather   (the same numbers, "
+                "dense)"},
+        .not_it = "the learning rate, batch size; torch.optim.SparseAdam is no cure, its step is not zerod's",
+        .state = "it was not taken; nothing has changed",
+        .leaves_gap = true,
+    },
     {
         .code = E_REPOINTED,
         .cause = "the parameter no longer lies in the memory that zerod publishes weights in: the step would "
@@ -90,7 +102,8 @@ struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_co
 {
     const struct report_text *text = text_of(code);
     struct diagnostic *d = cause_new(at, code, NULL);
-    size_t language = caller_of(at, &(struct diagnostic_push){.site = (char *)detail}) == CALLER_C ? 0 : 1;
+    enum caller caller = caller_of(at, &(struct diagnostic_push){.site = (char *)detail});
+    size_t language = caller == CALLER_C ? 0 : 1;
     struct strbuf buf = {0};
 
     diagnostic_params(d, at->layout, params, n_params);
@@ -102,7 +115,11 @@ struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_co
         if (text->alternative[language])
             diagnostic_field(d, "or", "%s", text->alternative[language]);
         diagnostic_field(d, "not it", "%s", text->not_it);
-        diagnostic_field(d, "state", "%s", text->state);
+        if (text->leaves_gap)
+            diagnostic_field(d, "state", "%s; going on would train without it: %s, or %s", text->state,
+                             caller_abort(caller), caller_clear(caller));
+        else
+            diagnostic_field(d, "state", "%s", text->state);
     } else {
         diagnostic_field(d, "cause", "reported by the client, which alone can see it");
         diagnostic_field(d, "fix", "see the entry of this code in the manual");

@@ -303,6 +303,7 @@ static bool report_check(const void *ours, struct wire_problem *problem)
     const struct request_report *report = ours;
 
     switch (report->code) {
+    case E_GRADIENT:
     case E_REPOINTED:
     case E_DRIFTED:
     case E_WEIGHT_WRITTEN:
@@ -310,7 +311,7 @@ static bool report_check(const void *ours, struct wire_problem *problem)
     case E_RELEASED_READ:
         return true;
     default:
-        wire_problem_set(problem, "code: %" PRIu32 ", expected 1104 to 1107 or 1110", report->code);
+        wire_problem_set(problem, "code: %" PRIu32 ", expected 1102, 1104 to 1107 or 1110", report->code);
         return false;
     }
 }

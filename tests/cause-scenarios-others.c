@@ -156,7 +156,7 @@ static struct diagnostic *e1101_declare(const struct fixture *f)
                          "start the same model, or end the run: zerodctl drop");
 }
 
-/* ---- E1104 to E1110 ------------------------------------------------------------------------------------ */
+/* ---- E1102, E1104 to E1110 as clients report them ------------------------------------------------------- */
 
 static struct diagnostic *report(const struct fixture *f, enum diagnostic_code code, const char *client,
                                  const char *detail)
@@ -164,6 +164,16 @@ static struct diagnostic *report(const struct fixture *f, enum diagnostic_code c
     struct evidence_at place = at(f->net, client, 1, 12, -1);
 
     return cause_report(&place, code, f->encoder, 1, detail);
+}
+
+static struct diagnostic *e1102_sparse(const struct fixture *f)
+{
+    return report(f, E_GRADIENT, TORCH, "a gradient that is torch.sparse_coo, in a backward from train.py:61");
+}
+
+static struct diagnostic *e1102_sparse_c(const struct fixture *f)
+{
+    return report(f, E_GRADIENT, "zerod-example", "a gradient of 3 rows");
 }
 
 static struct diagnostic *e1104(const struct fixture *f)
@@ -552,6 +562,8 @@ static const struct scenario scenarios[] = {
     {"e1101-trainable", e1101_trainable, "", false},
     {"e1101-group", e1101_group, "", false},
     {"e1101-declare", e1101_declare, "", false},
+    {"e1102-sparse", e1102_sparse, "", false},
+    {"e1102-sparse-c", e1102_sparse_c, "", false},
     {"e1104", e1104, "", false},
     {"e1105", e1105, "", false},
     {"e1106", e1106, "", false},

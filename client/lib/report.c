@@ -76,6 +76,7 @@ int zerod_evidence(struct zerod *c, const struct zerod_evidence *e)
 static bool is_reported(int code)
 {
     switch (code) {
+    case E_GRADIENT:
     case E_REPOINTED:
     case E_DRIFTED:
     case E_WEIGHT_WRITTEN:
@@ -93,7 +94,7 @@ int zerod_report(struct zerod *c, int code, const unsigned *params, size_t n_par
     int r = client_check(c, false);
 
     if (r == 0 && !is_reported(code))
-        r = client_fail(c, -EINVAL, "zerod_report: %d, expected 1104 to 1107 or 1110", code);
+        r = client_fail(c, -EINVAL, "zerod_report: %d, expected 1102, 1104 to 1107 or 1110", code);
     if (r == 0)
         r = check_params(c, "zerod_report", params, n_params);
     if (r != 0)

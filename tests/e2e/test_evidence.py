@@ -120,6 +120,7 @@ def test_evidence_is_cut(scene):  # noqa: F811
 
 
 @pytest.mark.parametrize("name, call", [
+    ("e1102-torch", "report 1102 params=3 detail=a_gradient_that_is_torch.sparse_coo"),
     ("e1104-torch", "report 1104 params=3,9 detail=data_ptr_of_h.0.mlp.weight_is_not_where_zerod_publishes_it"),
     ("e1105-torch", "report 1105 params=3 detail=the_checksum_differs_from_rank_0's"),
     ("e1106-torch", "report 1106 params=3"), ("e1107-torch", "report 1107"), ("e1110-torch", "report 1110 params=1"),
@@ -150,7 +151,7 @@ def test_report_before_forming(zerod):
 
 def test_report_of_another_code(scene):  # noqa: F811
     s = scene()
-    assert s.guilty("report 1001").error["text"] == "zerod_report: 1001, expected 1104 to 1107 or 1110"
+    assert s.guilty("report 1001").error["text"] == "zerod_report: 1001, expected 1102, 1104 to 1107 or 1110"
     assert s.guilty("report 1104 params=11").r == -errno.EINVAL
     s.goes_on()
 

@@ -296,17 +296,29 @@ class SparseWeight(nn.Module):
 
 
 def sparse_gradient():
+    """One text for both, again until it is cleared, and then the step can do without them."""
     import zerod
 
-    model = SparseWeight()
+    model = nn.ModuleList([SparseWeight(), SparseWeight(), make_model()])
     opt = zerod.Optimizer(model)
-    said = caught(lambda: model(batch()).sum().backward())
+
+    def backward():
+        return (model[2](model[0](batch()) * model[1](batch()))).sum().backward()
+
+    said, before = {"sparse-gradient-pushed": caught(backward)}, [p.clone() for p in model.parameters()]
+    assert caught(opt.step) == caught(opt.step) == said["sparse-gradient-pushed"]
+    opt.clear_fault()
+    opt.step()
+    assert [torch.equal(b, p) for b, p in zip(before, model.parameters(), strict=True)] == [True] * 2 + [False] * 4
+    assert caught(backward).replace("step 1", "step 0") == said["sparse-gradient-pushed"]
+    opt.abort_step()
+    train(model[2], opt)
     opt.close()
     return said
 
 
 def test_sparse_gradient(zerod, start):
-    same("sparse-gradient-pushed", start(zerod(ONE), sparse_gradient).result())
+    all_same(start(zerod(ONE), sparse_gradient).result())
 
 
 def misuse():

@@ -313,9 +313,9 @@ ZEROD_API int zerod_evidence(struct zerod *c, const struct zerod_evidence *e);
 
 /*
  * A fault that only the client can see, with the parameters it concerns (before zerod_form(): none) and a sentence of
- * what was found, cut to 1024 bytes: 1104 weights re-pointed, 1105 ranks drifted apart, 1106 write to published
- * weights, 1107 reduced twice, 1110 released weight read. One way; sticky: the next answered call returns
- * ZEROD_REFUSED.
+ * what was found, cut to 1024 bytes: 1102 gradient that cannot be pushed (sparse), 1104 weights re-pointed, 1105 ranks
+ * drifted apart, 1106 write to published weights, 1107 reduced twice, 1110 released weight read. One way; sticky: the
+ * next answered call returns ZEROD_REFUSED.
  */
 ZEROD_API int zerod_report(struct zerod *c, int code, const unsigned *params, size_t n_params, const char *detail);
 

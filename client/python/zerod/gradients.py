@@ -77,6 +77,8 @@ class Gradients:
         self._sequence = 0  # autograd's count of nodes when the last backward ended
         self._suspect = False  # a push of this backward was refused, or will be
         self._error: BaseException | None = None  # of a push, until the backward ends
+        self._not_dense: list[int] = []  # whose gradients of this backward were sparse
+        self._layout: Any = None  # of the last of them
         self.fault: GradientFault | None = None  # sticky
         self._handles: list[Any] = []
         self._install()
@@ -135,10 +137,17 @@ class Gradients:
         return self._pushed[index] != MOVED
 
     def _refuse(self, b: Bound, grad: torch.Tensor) -> None:
-        """The daemon takes dense gradients only (E1102): this one never reaches it."""
+        """The daemon takes dense gradients only (E1102): this one never reaches it. Told when the backward ends."""
         self._suspect = True
+        self._not_dense.append(b.index)
+        self._layout = grad.layout
         b.param.grad = None
-        self._client.report(1102, [b.index], f"a gradient that is {grad.layout}, in a backward from {now.site.decode()}")
+
+    def _report_not_dense(self) -> None:
+        indices, self._not_dense = self._not_dense, []
+        if indices:
+            what = f"a gradient that is {self._layout}, in a backward from {now.site.decode()}"
+            self._client.report(1102, indices, what)
 
     def _enter(self, task: int) -> None:
         """The first hook of this graph task: the evidence of the pushes to come."""
@@ -233,7 +242,7 @@ class Gradients:
     def _abandon(self, failure: watch.Failure) -> None:
         """An exception leaves the backward: what it pushed is given up (E1007). An abort is told by the next call."""
         self.evidence.failure = failure
-        self._suspect, self._error = False, None
+        self._suspect, self._error, self._not_dense = False, None, []
         if self._open and self.fault is None:
             self._forget_micro_batch()
             try:
@@ -248,6 +257,7 @@ class Gradients:
         """Any answered call tells what was refused. When nothing was, this one has ended the micro-batch."""
         error, self._error, self._suspect = self._error, None, False
         self.report_storage()
+        self._report_not_dense()
         if error is not None:
             if isinstance(error, GradientFault):
                 self._keep(error)
@@ -332,5 +342,5 @@ class Gradients:
     def forget_step(self) -> None:
         self._forget_micro_batch()
         self._in_step = self._n_ended = 0
-        self._suspect, self._error, self.fault = False, None, None
+        self._suspect, self._error, self._not_dense, self.fault = False, None, [], None
         self.evidence.step_ended()

@@ -148,10 +148,12 @@ def sparse_embedding(t: Any) -> None:
     look_up(t, declared=t.faulty, called=False)
 
 
-# The error of the hook takes the backward with it, so the daemon hears of one that was given up (E1007).
-@scenario(Refused(("Error", "TypeError"), says=("emb.weight", "sparse=False")), pattern="sparse", tolerates=(1007,))
+@scenario(
+    Expect(1102, params=("emb.weight",), rank=ALL, step=0, micro_batch=0, fix=("sparse=False",),
+           says=("torch.sparse_coo",), exception="WrongGradient"),
+    pattern="sparse")
 def sparse_gradient(t: Any) -> None:
-    """A gradient that turns out to be sparse."""
+    """A gradient that turns out to be sparse: no module said so."""
     look_up(t, declared=False, called=t.faulty)
 
 
