@@ -18,7 +18,8 @@ struct report_text {
     const char *alternative[2]; /* or NULL */
     const char *not_it;
     const char *state;
-    bool leaves_gap; /* the step lacks what was refused: the ways on are said */
+    const char *title_later, *state_later; /* NULL, or as said of a rank that is attached already */
+    bool leaves_gap;                       /* the step lacks what was refused: the ways on are said */
 };
 
 static const struct report_text texts[] = {
@@ -75,6 +76,8 @@ static const struct report_text texts[] = {
         .alternative = {NULL, "zerod.observe(ddp_model)   (watch and explain only)"},
         .not_it = "gradient_allreduce_op: no setting makes two reductions one",
         .state = "attach refused; nothing has changed",
+        .title_later = "gradients would be reduced twice, wrapper refused",
+        .state_later = "the model is attached as before; without the wrapper it trains on",
     },
     {
         .code = E_RELEASED_READ,
@@ -96,12 +99,21 @@ static const struct report_text *text_of(enum diagnostic_code code)
     return NULL;
 }
 
+static void add_state(struct diagnostic *d, const struct report_text *text, enum caller caller, bool attached)
+{
+    if (text->leaves_gap)
+        diagnostic_field(d, "state", "%s; going on would train without it: %s, or %s", text->state,
+                         caller_abort(caller), caller_clear(caller));
+    else
+        diagnostic_field(d, "state", "%s", attached && text->state_later ? text->state_later : text->state);
+}
+
 /* The client's sentence may name the call site: its first line is what happened. */
 struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_code code, const uint32_t *params,
-                                size_t n_params, const char *detail)
+                                size_t n_params, const char *detail, bool attached)
 {
     const struct report_text *text = text_of(code);
-    struct diagnostic *d = cause_new(at, code, NULL);
+    struct diagnostic *d = cause_new(at, code, text && attached ? text->title_later : NULL);
     enum caller caller = caller_of(at, &(struct diagnostic_push){.site = (char *)detail});
     size_t language = caller == CALLER_C ? 0 : 1;
     struct strbuf buf = {0};
@@ -115,11 +127,7 @@ struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_co
         if (text->alternative[language])
             diagnostic_field(d, "or", "%s", text->alternative[language]);
         diagnostic_field(d, "not it", "%s", text->not_it);
-        if (text->leaves_gap)
-            diagnostic_field(d, "state", "%s; going on would train without it: %s, or %s", text->state,
-                             caller_abort(caller), caller_clear(caller));
-        else
-            diagnostic_field(d, "state", "%s", text->state);
+        add_state(d, text, caller, attached);
     } else {
         diagnostic_field(d, "cause", "reported by the client, which alone can see it");
         diagnostic_field(d, "fix", "see the entry of this code in the manual");

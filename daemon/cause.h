@@ -199,8 +199,11 @@ struct evidence_quota {
 };
 struct diagnostic *cause_quota(const struct evidence_quota *evidence);
 
-/* E1402, E1403, and client reports E1104 to E1107, E1110: a sentence and a fix. */
+/*
+ * E1402, E1403, and client reports E1102, E1104 to E1107, E1110: a sentence and a fix. attached: the job was formed
+ * with this client before it reported.
+ */
 struct diagnostic *cause_not_allowed(const struct evidence_at *at, uint32_t uid, uint32_t gid, const char *what);
 struct diagnostic *cause_bad_message(const struct evidence_at *at, const char *what);
 struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_code code, const uint32_t *params,
-                                size_t n_params, const char *detail);
+                                size_t n_params, const char *detail, bool attached);

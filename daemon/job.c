@@ -784,9 +784,9 @@ void job_report(struct job *job, struct job_rank *rank, const struct request_rep
         job_drop_peer(job, rank, "Report.params: no such parameter");
         return;
     }
-    job_fault(
-        job, rank,
-        cause_report(&at, (enum diagnostic_code)request->code, request->params, request->n_params, request->detail));
+    job_fault(job, rank,
+              cause_report(&at, (enum diagnostic_code)request->code, request->params, request->n_params,
+                           request->detail, rank->formed));
 }
 
 void job_evidence(struct job *job, struct job_rank *rank, const struct request_evidence *request)

@@ -163,7 +163,7 @@ static struct diagnostic *report(const struct fixture *f, enum diagnostic_code c
 {
     struct evidence_at place = at(f->net, client, 1, 12, -1);
 
-    return cause_report(&place, code, f->encoder, 1, detail);
+    return cause_report(&place, code, f->encoder, 1, detail, true);
 }
 
 static struct diagnostic *e1102_sparse(const struct fixture *f)
@@ -201,8 +201,16 @@ static struct diagnostic *e1107(const struct fixture *f)
     struct evidence_at place = at(NULL, TRAINER, 0, -1, -1);
 
     (void)f;
+    return cause_report(&place, E_REDUCED_TWICE, NULL, 0, "the model is a DistributedDataParallel, made at train.py:40",
+                        false);
+}
+
+static struct diagnostic *e1107_later(const struct fixture *f)
+{
+    struct evidence_at place = at(f->net, TORCH, 1, 12, 0);
+
     return cause_report(&place, E_REDUCED_TWICE, NULL, 0,
-                        "the model is a DistributedDataParallel, made at train.py:40");
+                        "the model is wrapped in DistributedDataParallel after zerod.Optimizer(model)", true);
 }
 
 static struct diagnostic *e1108(const struct fixture *f)
@@ -569,6 +577,7 @@ static const struct scenario scenarios[] = {
     {"e1106", e1106, "", false},
     {"e1106-c", e1106_c, "", false},
     {"e1107", e1107, "", false},
+    {"e1107-later", e1107_later, "", false},
     {"e1108", e1108, "", false},
     {"e1108-not-given", e1108_not_given, "", false},
     {"e1109", e1109, "", false},
