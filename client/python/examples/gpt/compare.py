@@ -250,7 +250,8 @@ def plot_memory(held: dict[str, dict[str, int]], path: Path) -> None:
         axes.bar_label(bars, [f"{h:.0f}" if h else "" for h in heights], label_type="center")
         base = {run: base[run] + h for run, h in zip(RUNS, heights, strict=True)}
     axes.set_ylabel("proportional set size without files, MB")
-    axes.legend()
+    axes.set_ylim(top=1.15 * max(base.values()))
+    axes.legend(loc="upper center", ncols=len(PARTS))
     figure.tight_layout()
     figure.savefig(path, dpi=100)
 
