@@ -441,8 +441,8 @@ static struct diagnostic *e1302_by_administrator(const struct fixture *f)
 static struct evidence_stall stall(const struct fixture *f)
 {
     return (struct evidence_stall){
-        .at = at(f->net, "zerod-example", 0, 4711, -1),
-        .waiting = "rank 0, 2, in the step",
+        .at = at(f->net, "zerod-example", 0, 4711, 0),
+        .waiting = "rank 0, 2, at the end of a micro-batch",
         .blocking = "rank 1 (pid 1234, last message Push 12300 ms ago)",
         .since_ms = 12300,
     };
