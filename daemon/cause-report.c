@@ -10,18 +10,6 @@
 #include "daemon/base.h"
 #include "daemon/cause-text.h"
 
-/* One row per code; [0] is said to callers of the C API, [1] to those of the Python package. */
-struct report_text {
-    enum diagnostic_code code;
-    const char *cause;
-    const char *fix[2];
-    const char *alternative[2]; /* or NULL */
-    const char *not_it;
-    const char *state;
-    const char *title_later, *state_later; /* NULL, or as said of a rank that is attached already */
-    bool leaves_gap;                       /* the step lacks what was refused: the ways on are said */
-};
-
 static const struct report_text texts[] = {
     {
         .code = E_GRADIENT,
@@ -61,9 +49,8 @@ static const struct report_text texts[] = {
                  "in place",
         .fix = {"zerod_write_begin() before and zerod_write_end() after, on every rank",
                 "with zerod.writable(model): ...   (around the write, on every rank)"},
-        .alternative = {"weights: private   (a copy of its own for each rank)",
-                        "weights: private   (a copy of its own for each rank)"},
-        .not_it = "a broken build; the driver; memory that was freed",
+        .alternative = {NULL, "copy.deepcopy(model)   (memory of its own, for what is not trained)"},
+        .not_it = "a broken build; the driver; weights: private, whose copies are read-only as well",
         .state = "the write did not happen; the process ends as it would have without zerod, the run can go "
                  "on with a successor",
     },
@@ -91,7 +78,7 @@ static const struct report_text texts[] = {
     },
 };
 
-static const struct report_text *text_of(enum diagnostic_code code)
+const struct report_text *cause_report_text(enum diagnostic_code code)
 {
     for (size_t i = 0; i < ARRAY_SIZE(texts); i++)
         if (texts[i].code == code)
@@ -112,7 +99,7 @@ static void add_state(struct diagnostic *d, const struct report_text *text, enum
 struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_code code, const uint32_t *params,
                                 size_t n_params, const char *detail, bool attached)
 {
-    const struct report_text *text = text_of(code);
+    const struct report_text *text = cause_report_text(code);
     struct diagnostic *d = cause_new(at, code, text && attached ? text->title_later : NULL);
     enum caller caller = caller_of(at, &(struct diagnostic_push){.site = (char *)detail});
     size_t language = caller == CALLER_C ? 0 : 1;

@@ -199,6 +199,21 @@ struct evidence_quota {
 };
 struct diagnostic *cause_quota(const struct evidence_quota *evidence);
 
+/* What is said of a report, one row per code; [0] to callers of the C API, [1] to those of the Python package. */
+struct report_text {
+    enum diagnostic_code code;
+    const char *cause;
+    const char *fix[2];
+    const char *alternative[2]; /* or NULL */
+    const char *not_it;
+    const char *state;
+    const char *title_later, *state_later; /* NULL, or as said of a rank that is attached already */
+    bool leaves_gap;                       /* the step lacks what was refused: the ways on are said */
+};
+
+/* NULL: no code that clients report. Constant, so that a signal handler may say it. */
+const struct report_text *cause_report_text(enum diagnostic_code code);
+
 /*
  * E1402, E1403, and client reports E1102, E1104 to E1107, E1110: a sentence and a fix. attached: the job was formed
  * with this client before it reported.

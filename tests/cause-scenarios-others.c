@@ -188,12 +188,12 @@ static struct diagnostic *e1105(const struct fixture *f)
 
 static struct diagnostic *e1106(const struct fixture *f)
 {
-    return report(f, E_WEIGHT_WRITTEN, TORCH, "write at offset 128, from ema.py:31");
+    return report(f, E_WEIGHT_WRITTEN, TORCH, "write to its byte 128");
 }
 
 static struct diagnostic *e1106_c(const struct fixture *f)
 {
-    return report(f, E_WEIGHT_WRITTEN, "zerod-example", "write at offset 128");
+    return report(f, E_WEIGHT_WRITTEN, "zerod-example", "write to its byte 128");
 }
 
 static struct diagnostic *e1107(const struct fixture *f)
@@ -241,7 +241,7 @@ static struct diagnostic *e1109(const struct fixture *f)
 
 static struct diagnostic *e1110(const struct fixture *f)
 {
-    return report(f, E_RELEASED_READ, TORCH, "read at offset 0, from probe.py:9");
+    return report(f, E_RELEASED_READ, TORCH, "access to its byte 0");
 }
 
 /* ---- E1201, E1202 -------------------------------------------------------------------------------------- */
@@ -441,8 +441,8 @@ static struct diagnostic *e1302_by_administrator(const struct fixture *f)
 static struct evidence_stall stall(const struct fixture *f)
 {
     return (struct evidence_stall){
-        .at = at(f->net, "zerod-example", 0, 4711, -1),
-        .waiting = "rank 0, 2, in the step",
+        .at = at(f->net, "zerod-example", 0, 4711, 0),
+        .waiting = "rank 0, 2, at the end of a micro-batch",
         .blocking = "rank 1 (pid 1234, last message Push 12300 ms ago)",
         .since_ms = 12300,
     };

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -681,4 +682,16 @@ int zerod_leave(struct zerod *c)
         r = client_call(c, &(struct request){.type = REQUEST_LEAVE}, REPLY_DONE, &reply);
     c->left = r == 0;
     return r;
+}
+
+static void leave_if_done(int status, void *c)
+{
+    if (status == 0)
+        (void)zerod_leave(c);
+}
+
+int zerod_leave_at_exit(struct zerod *c)
+{
+    c->interrupted = NULL; /* whoever was asked is gone by then */
+    return on_exit(leave_if_done, c) == 0 ? 0 : -ENOMEM;
 }

@@ -14,6 +14,7 @@
 
 #include "client/lib/internal.h"
 #include "daemon/base.h"
+#include "daemon/cause.h"
 
 enum { MAX_RANGES = 64, MAX_FRAMES = 12 };
 
@@ -67,13 +68,22 @@ static const struct layout_param *find_param(const struct zerod *c, uint64_t off
     return NULL;
 }
 
-/* [was it released][is it torch] */
-static const char *const fixes[2][2] = {
-    {"\n  fix        write between zerod_write_begin(c) and zerod_write_end(c), on all ranks",
-     "\n  fix        with zerod.writable(model): ...   (around the write, on all ranks)"},
-    {"\n  fix        zerod_gather(c, ids, n) before it is read, zerod_release after",
-     "\n  fix        call the module, or with zerod.gathered(model): ...   (around the read)"},
-};
+/* The lines of the daemon's text, which it cannot be asked for any more. */
+static void say_text(const struct report_text *text, size_t language)
+{
+    say("\n  cause      ");
+    say(text->cause);
+    say("\n  fix        ");
+    say(text->fix[language]);
+    if (text->alternative[language]) {
+        say("\n  or         ");
+        say(text->alternative[language]);
+    }
+    say("\n  not it     ");
+    say(text->not_it);
+    say("\n  state      ");
+    say(text->state);
+}
 
 static void explain(const struct zerod *c, uint64_t offset)
 {
@@ -88,14 +98,15 @@ static void explain(const struct zerod *c, uint64_t offset)
     say(", step ");
     say_number(c->position.step);
     say("\n  parameter  ");
-    if (param)
+    if (param) {
         say_name(param);
-    else
+        say(released ? "\n  got        access to its byte " : "\n  got        write to its byte ");
+        say_number(offset - weights_offset(c, (uint32_t)(param - c->layout->params)));
+    } else {
         say("(padding between parameters)");
-    say(released ? "\n  cause      stage 3: the parameter is not gathered here, its memory is not mapped"
-                 : "\n  cause      weights are published read-only: only the optimizer changes them");
-    say(fixes[released][c->is_torch]);
-    say("\n  state      the process ends with SIGSEGV, as it would have\n  call site\n");
+    }
+    say_text(cause_report_text(released ? E_RELEASED_READ : E_WEIGHT_WRITTEN), c->is_torch ? 1 : 0);
+    say("\n  call site\n");
     backtrace_symbols_fd(frames, backtrace(frames, MAX_FRAMES), STDERR_FILENO);
 }
 

@@ -5,6 +5,8 @@ How a program with zerod.Optimizer ends, for test_bad_input.py: exits.py HOW. Ea
     done         comes to its end without close()
     backward     the same, with a backward that no step followed
     raises       is ended by an exception of its own
+    fails        exits with status 3, and Python knows of no exception
+    exits        exits with status 0 from the middle of it
     waits        waits in step() for another rank, until somebody interrupts it
     writes       writes to a published weight
     early        closes after two steps
@@ -45,6 +47,11 @@ def main(how):
     elif how == "raises":
         loss.backward()
         raise ArithmeticError("out of luck")
+    elif how == "fails":
+        loss.backward()
+        sys.exit(3)
+    elif how == "exits":
+        sys.exit(0)
     elif how == "waits":
         loss.backward()
         print("waits", flush=True)

@@ -480,13 +480,13 @@ def ends(daemon, build, rank, how):
 LONG = 180  # seconds: a program with torch takes its time to start on a busy machine
 
 
-@pytest.mark.parametrize("how", ["done", "backward", "early"])
+@pytest.mark.parametrize("how", ["done", "backward", "early", "exits"])
 def test_a_rank_that_ends_early_has_left(zerod, start, build, how):
     daemon = zerod()
     other = start(daemon, go_on, 0, until=4)
     program = ends(daemon, build, 1, how)
     assert program.wait(LONG) == 0, program.err()
-    assert "the end" in program.out() and program.err() == ""
+    assert ("the end" in program.out()) == (how != "exits") and program.err() == ""
     said = other.result(LONG)
     if how == "backward":  # rank 0 hears of the abort or of the end, whichever comes first
         assert "rank 1" in said and ("the rank left inside a backward" in said or "a rank has left" in said), said
@@ -494,12 +494,13 @@ def test_a_rank_that_ends_early_has_left(zerod, start, build, how):
         same("others-left", re.sub("micro-batch [01]", "micro-batch M", said))
 
 
-def test_a_rank_that_an_exception_ends_comes_back(zerod, start, build):
+@pytest.mark.parametrize("how, status, last_words", [("raises", 1, "ArithmeticError: out of luck\n"), ("fails", 3, "")])
+def test_a_rank_that_fails_comes_back(zerod, start, build, how, status, last_words):
     daemon = zerod()
     other = start(daemon, go_on, 0, until=3)
-    program = ends(daemon, build, 1, "raises")
-    assert program.wait(LONG) == 1
-    assert program.err().endswith("ArithmeticError: out of luck\n")
+    program = ends(daemon, build, 1, how)
+    assert program.wait(LONG) == status
+    assert program.err().endswith(last_words) and (last_words or not program.err())
     wait_for("the loss is noticed", lambda: "E1302 warning, rank lost" in daemon.log(), 10)
     assert "or         opt.close() before the process ends" in daemon.log()
     successor = ends(daemon, build, 1, "successor")

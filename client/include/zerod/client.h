@@ -402,6 +402,12 @@ ZEROD_API int zerod_clear_fault(struct zerod *c);
 /* This rank is done for good; the others go on or stop, by diagnostics.on_leave. Only zerod_close() is left. */
 ZEROD_API int zerod_leave(struct zerod *c);
 
+/*
+ * For languages that end before the process does: takes c over. When the process exits with status 0 the rank leaves;
+ * with another one it is lost, as after a crash. Nobody is asked whether to interrupt that. Return: 0 or -ENOMEM.
+ */
+ZEROD_API int zerod_leave_at_exit(struct zerod *c);
+
 /* Closes and frees; c may be NULL. Without zerod_leave() the rank may attach again, as after a crash. */
 ZEROD_API void zerod_close(struct zerod *c);
 

@@ -51,9 +51,9 @@ from .errors import (
 from .observe import observe, unobserve
 from .optimizer import Optimizer
 from .stage3 import stage3
-from .userstate import user_state
+from .userstate import buffers, user_state
 from .window import gathered, writable
 
 __version__ = "0.2.0"
-_FUNCTIONS = ("gathered", "observe", "stage3", "unobserve", "user_state", "writable")
+_FUNCTIONS = ("buffers", "gathered", "observe", "stage3", "unobserve", "user_state", "writable")
 __all__ = [name for name in dir() if name[0].isupper() or name in _FUNCTIONS]

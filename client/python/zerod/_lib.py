@@ -161,6 +161,7 @@ _WAITING = {
 # Calls that never wait.
 _IMMEDIATE = {
     "zerod_job": (c_int, c_void_p, POINTER(Job)),
+    "zerod_leave_at_exit": (c_int, c_void_p),
     "zerod_epoch": (Position, c_void_p),
     "zerod_user_state": (c_int, c_void_p, POINTER(c_void_p), POINTER(c_size_t)),
     "zerod_weight": (c_void_p, c_void_p, c_uint),

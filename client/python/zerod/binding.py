@@ -145,10 +145,13 @@ def _refuse_sparse(model: nn.Module) -> None:
 # ---- buffers --------------------------------------------------------------------------------------------
 
 
-def _buffers(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
+def _buffers(model: nn.Module, saved: bool) -> list[tuple[nn.Module, str, torch.Tensor]]:
+    """saved: only those that state_dict() has."""
     found, seen = [], set()
     for module in model.modules():
         for name, buffer in module._buffers.items():
+            if saved and name in module._non_persistent_buffers_set:
+                continue
             if buffer is not None and id(buffer) not in seen:
                 seen.add(id(buffer))
                 found.append((module, name, buffer))
@@ -159,23 +162,23 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def pack_buffers(model: nn.Module) -> torch.Tensor:
+def pack_buffers(model: nn.Module, saved: bool = False) -> torch.Tensor:
     """All buffers one after the other, in whole floats; zeros where a buffer is on the meta device."""
-    sizes = [b.numel() * b.element_size() for _, _, b in _buffers(model)]
+    sizes = [b.numel() * b.element_size() for _, _, b in _buffers(model, saved)]
     packed = torch.zeros((sum(sizes) + 3) // 4 * 4, dtype=torch.uint8)
     start = 0
 
-    for (_, _, buffer), size in zip(_buffers(model), sizes, strict=True):
+    for (_, _, buffer), size in zip(_buffers(model, saved), sizes, strict=True):
         if buffer.device.type != "meta":
             packed[start : start + size] = _bytes_of(buffer)
         start += size
     return packed
 
 
-def unpack_buffers(model: nn.Module, packed: torch.Tensor) -> None:
+def unpack_buffers(model: nn.Module, packed: torch.Tensor, saved: bool = False) -> None:
     start = 0
 
-    for module, name, buffer in _buffers(model):
+    for module, name, buffer in _buffers(model, saved):
         size = buffer.numel() * buffer.element_size()
         value = packed[start : start + size].clone().view(buffer.dtype).view(buffer.shape)
         start += size

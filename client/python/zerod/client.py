@@ -179,6 +179,12 @@ class Client:
             self.left = True
             self.check(lib.leave(self._handle))
 
+    def leave_at_exit(self) -> None:
+        """The same when the process exits, if its status is 0. The handle is libzerod's from now on."""
+        handle, self._handle = self._handle, c_void_p()
+        if handle and not self.left:
+            lib.leave_at_exit(handle)
+
     @property
     def is_mine(self) -> bool:
         """False in a forked child, such as a worker of a DataLoader."""
@@ -339,14 +345,9 @@ class Client:
 @atexit.register
 def _leave_at_exit() -> None:
     """
-    A program that comes to its end is done; one that an exception ends is not: its rank may be started again. Python
-    keeps the exception that ends it in sys.last_value. Nothing is unmapped: other exit handlers may read weights.
+    A program that exits with status 0 is done; one that ends otherwise is not: its rank may be started again. Python
+    does not know its status here, libzerod will. Nothing is unmapped: other exit handlers may read weights.
     """
-    if getattr(sys, "last_value", None) is not None:
-        return
     for client in list(_open_clients):
-        if client.handle and client.is_mine:
-            try:
-                client.leave()
-            except (Error, TimeoutError):
-                pass
+        if client.is_mine:
+            client.leave_at_exit()

@@ -14,7 +14,9 @@ import weakref
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
+from . import binding
 from .optimizer import Optimizer
 
 MAX_BYTES = 64 * 1024  # of a blob: the daemon's limit
@@ -25,6 +27,31 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any) -> None: ...
+
+
+class Buffers:
+    """See buffers()."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def state_dict(self) -> bytes:
+        return binding.pack_buffers(self._model, saved=True).numpy().tobytes()
+
+    def load_state_dict(self, state: bytes) -> None:
+        size = binding.pack_buffers(self._model, saved=True).numel()
+        if len(state) != size:
+            raise ValueError(f"{len(state)} bytes of buffers were stored, this model has {size}")
+        if size:
+            binding.unpack_buffers(self._model, torch.frombuffer(bytearray(state), dtype=torch.uint8), saved=True)
+
+
+def buffers(model: nn.Module) -> Stateful:
+    """
+    For user_state(): the buffers that model.state_dict() has, such as the running statistics of BatchNorm. Each rank has
+    its own, and only a rank that keeps them goes on with them when it is started again.
+    """
+    return Buffers(model)
 
 
 def _generators() -> dict[str, Any]:
