@@ -8,7 +8,7 @@ Runs the systems table: the five reported faults, in the real packages, under ze
 ROW is a name, or a name without its last part: 5a is 5a/stage1 to 5a/stage3; a * matches.
 
 Every row runs its faulty program and wants the right refusal, then its repaired one and wants the parameters of a
-single-process reference. What the reporter's system says of it stands in peers/, and --peers runs that again.
+single-process reference. What the reporter's system says of it stands in texts/, and --peers runs that again.
 Environments are those of tests/systems/environments; a row whose environment is missing is
 skipped, is printed as skipped, and does not hold. Needs a build (environment ZEROD_BUILD, default build/).
 Exit status: 0 when every row holds, 1 when one does not, 77 when none failed but some were skipped.
@@ -37,7 +37,7 @@ TOLERANCE = 5e-6  # relative to max(|x|, rms of the tensor)
 STEPS = 6
 TIMEOUT = 300.0  # seconds for one run: imports take most of it on a busy machine
 HANG = 90.0  # for a run that is expected to hang
-RUN, DIFFERENCE = "--- ", "largest difference from the reference, relative: "  # lines of the files in peers/
+RUN, DIFFERENCE = "--- ", "largest difference from the reference, relative: "  # lines of the files in texts/
 
 
 @dataclass
@@ -95,8 +95,8 @@ class Row:
 
     @property
     def record(self) -> Path:
-        """Where the peers' own texts are."""
-        return HERE / "peers" / (self.name.replace("'", "-forward").replace("/", "-") + ".txt")
+        """What zerod said of it, and what the peers did, as it came."""
+        return HERE / "texts" / (self.name.replace("'", "-forward").replace("/", "-") + ".txt")
 
     def is_meant(self, pattern: str) -> bool:
         return any(fnmatch.fnmatch(name, pattern) for name in (self.name, self.name.split("/")[0]))
@@ -119,7 +119,7 @@ POOLER = "model.token_rep_layer.bert_layer.model.pooler.dense."
 FASTNLP_UNUSED = ("bert.pooler.dense.weight", "bert.pooler.dense.bias", "unused.weight", "unused.bias")
 # Were some of the gradients in the sums with rank 0's already? Then the step is aborted for both, else rank 1's is held.
 ABANDONED = Expected((1302, 1005), "M4", rank=1, step=3, says=("CUDA out of memory (injected)", "training_step"))
-REUSED = Expected((1001,), "D1", ("vpm.encoder.layers.*",), 48, step=0, says=("use_reentrant", "case5_minicpm.py"))
+REUSED = Expected((1001,), "D1", ("vpm.encoder.layers.*",), 48, step=0, says=("use_reentrant", "case5_minicpm.py", "47 more under"))
 PHANTOM = Expected((0, 1001), "D4", says=("find_unused_parameters", "use_reentrant"))
 REPLICA = "replica of MiniCPM-V 2.6: its code is on a hub only"
 
@@ -145,12 +145,14 @@ ROWS = [
     Row("3b", "FlagEmbedding reranker, reentrant: no fault, so none is reported", None, None,
         (flag("zerod", "reentrant"), flag("zerod", "nonreentrant")), (), beside=("3a",)),
     Row("3c", "FlagEmbedding embedder: two forwards, reentrant", flag("zerod", "embedder"),
-        Expected((1001,), "D1", ("model.base_model.model.*",), 16, step=0, says=("modeling.py",)),
+        Expected((1001,), "D1", ("model.base_model.model.*",), 16, step=0,
+                 says=("AbsModeling.py:261", "AbsModeling.py:262")),  # queries, passages
         (flag("zerod", "embedder-nonreentrant"),), (flag("ddp", "embedder"),)),
     Row("4a", "ms-swift, Qwen2-VL with LoRA under DDP, observed", swift("observe", "reentrant"), PHANTOM,
         (swift("ddp", "nonreentrant"), swift("zerod", "reentrant")), (swift("ddp", "reentrant"),)),
     Row("4b", "Qwen2-VL: an image and a video, reentrant", qwen("zerod", "reentrant"),
-        Expected((1001,), "D1", ("model.visual.blocks.*",), 24, step=0, says=("case4_qwen2vl.py",)),
+        Expected((1001,), "D1", ("model.visual.blocks.*",), 24, step=0,
+                 says=("23 more under model.visual.blocks.*", "modeling_qwen2_vl.py:1163", "modeling_qwen2_vl.py:1171")),
         (qwen("zerod", "nonreentrant"),), (qwen("ddp", "reentrant"),)),
     *(Row(f"5a/stage{stage}", f"MiniCPM-V 2.6, 20 slices, reentrant; zerod's stage {stage}",
           minicpm("zerod", "reentrant", stage=stage), REUSED,
@@ -413,10 +415,12 @@ def versions(environment: str) -> str:
 
 
 def recorded(row: Row) -> list[str]:
-    """What peers/ has for a row: how each was run and the first line of what it said."""
+    """What texts/ has of the peers of a row: how each was run and the first line of what it said."""
     files = [row.record, *(other.record for other in ROWS if other.name in row.beside)]
     said: list[str] = []
     for line in (line for path in files if path.exists() for line in path.read_text().splitlines()):
+        if line.startswith(RUN + "zerod"):
+            continue
         if line.startswith(RUN):
             said.append(line.removeprefix(RUN))
         elif line.startswith(DIFFERENCE):
@@ -425,18 +429,19 @@ def recorded(row: Row) -> list[str]:
 
 
 def record(row: Row, result: dict[str, Any]) -> None:
-    """Writes peers/ROW.txt: what the reporter's system said, every rank's text as it came."""
-    if not result["peers"]:
-        return
-    lines = [f"{row.name}: {row.what}", versions(row.peers[0].environment), ""]
+    """Writes texts/ROW.txt: what zerod said, and what the reporter's system did, every rank's text as it came."""
+    lines = [f"{row.name}: {row.what}", versions(row.trials[0].environment), ""]
+    if row.fault and result.get("text"):
+        lines += [f"{RUN}zerod, variant {row.fault.variant}:", masked(result["text"]), ""]
     for t, peer in zip(row.peers, result["peers"], strict=True):
         how = f"ZeRO-{t.stage}, reduce_bucket_size {t.arguments[-1]}" if t.side == "deepspeed" else "DDP over gloo"
         lines.append(f"{RUN}{how}, variant {t.variant}: {peer['said'].splitlines()[0][:100]}")
         if "difference" in peer:
             lines.append(f"{DIFFERENCE}{peer['difference']}")
         lines += [*peer["texts"], ""]
-    row.record.parent.mkdir(exist_ok=True)
-    row.record.write_text("\n".join(lines))
+    if len(lines) > 3:
+        row.record.parent.mkdir(exist_ok=True)
+        row.record.write_text("\n".join(lines))
 
 
 def print_row(result: dict[str, Any]) -> None:
@@ -461,7 +466,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="ROW", help="run this row only; may be given again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, with all texts")
     parser.add_argument("--peers", action="store_true", help="run what the reporters used beside each row, too")
-    parser.add_argument("--record", action="store_true", help="with --peers: write what they said to peers/")
+    parser.add_argument("--record", action="store_true", help="with --peers: write what was said to texts/")
     parser.add_argument("--keep", action="store_true", help="keep the folder of the runs")
     options = parser.parse_args()
     rows, unknown = choose(options.only or [])
