@@ -127,7 +127,7 @@ ROWS = [
     Row("1a", "GLiNER: exception in the backward of rank 1, swallowed", gliner("zerod", "backward"), ABANDONED,
         (gliner("zerod", "fixed"),), (gliner("ddp", "backward"),)),
     Row("1a/old", "the same with GLiNER 0.2.24, which swallows everything", old_gliner("zerod", "backward"), ABANDONED,
-        (old_gliner("zerod", "fixed"),), (old_gliner("ddp", "backward"),)),
+        (old_gliner("zerod", "fixed"),), (old_gliner("ddp", "backward", hangs=True),)),
     Row("1a'", "GLiNER: exception in the forward of rank 1, swallowed", gliner("zerod", "forward"),
         Expected((1005, 1007), "M3", rank=1, step=3), (gliner("zerod", "fixed"),),
         (gliner("ddp", "forward", hangs=True),)),
@@ -401,6 +401,7 @@ def masked(text: str) -> str:
     """A text without what differs from run to run."""
     text = re.sub(r"(/[\w.+-]+)+/(site-packages|tests/systems|third_party)/", r".../\2/", text)
     text = re.sub(r"\[[\d.:a-f]+\]:\d+", "[address]", text)
+    text = re.sub(r" This is typically caused by a remote worker crashing\..*", "", text)  # gloo's advice
     return re.sub(r"\bpid[ :=]+\d+", "pid N", text)
 
 
