@@ -264,7 +264,6 @@ static struct diagnostic *diagnose_phantom(const struct evidence_duplicate *e)
     struct diagnostic *d = cause_new(&e->at, E_DUPLICATE, "DDP complains, but no gradient was computed twice");
     enum caller caller = caller_of(&e->at, &e->first);
 
-    diagnostic_warn(d);
     diagnostic_class(d, "D4");
     diagnostic_pushes(d, &e->first, NULL);
     diagnostic_params(d, e->at.layout, e->params, e->n_params);

@@ -197,6 +197,8 @@ struct diagnostic *cause_aborted(const struct evidence_abort *e)
     enum caller caller = caller_of(&e->at, NULL);
     struct strbuf buf = {0};
 
+    if (e->reason)
+        diagnostic_class(d, e->reason->cause_class);
     if (e->at.rank >= 0)
         diagnostic_field(d, "guilty", "rank %" PRId64, e->at.rank);
     add_foreign(d, "reason", e->why);

@@ -598,7 +598,7 @@ static const struct scenario scenarios[] = {
     {"e1302-differs-torch", e1302_differs_torch, "", false},
     {"e1302-left-torch", e1302_left_torch, "", false},
     {"e1302-back", e1302_back, "", false},
-    {"e1302-step-aborted", e1302_step_aborted, "", false},
+    {"e1302-step-aborted", e1302_step_aborted, "D2", false},
     {"e1302-asked-for", e1302_asked_for, "", false},
     {"e1302-by-administrator", e1302_by_administrator, "", false},
     {"e1303", e1303, "", true},

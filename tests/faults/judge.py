@@ -41,12 +41,13 @@ class Row:
     name: str
     expected: str
     said: str
-    verdict: str  # right | wrong | silent | false_alarm
+    verdict: str  # right | wrong | silent | false_alarm, and skipped of a real system
     why: list[str] = field(default_factory=list)
+    peers: list[str] = field(default_factory=list)  # what others say of it, of a real system
 
     def data(self) -> dict[str, Any]:
         row = {"name": self.name, "expected": self.expected, "said": self.said, "verdict": self.verdict}
-        return row | ({"why": self.why} if self.why else {})
+        return row | {key: lines for key, lines in (("why", self.why), ("peers", self.peers)) if lines}
 
 
 # ---- statements ---------------------------------------------------------------------------------------------

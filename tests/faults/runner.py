@@ -5,7 +5,7 @@ Runs the corpus, a few scenarios at a time, and prints the table.
     python -m faults.runner [NAME...] [--systems] [--json] [--list] [--keep FOLDER]
 
 NAME is a scenario or NAME/stageN; a * matches. With --systems the table of the real systems (tests/systems) is run too,
-and a NAME may be of either. The exit status is 1 unless every row is right.
+and a NAME may be of either. The exit status is 1 unless every row is right: one that was skipped is not.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import conftest
+from systems import run as table_of_systems
 
 from . import corpus, house, judge
 from .corpus import Expect, Refused, Scenario
@@ -129,7 +130,9 @@ def table(rows: list[judge.Row]) -> str:
     text = []
     for i, line in enumerate(lines):
         text.append("  ".join(judge.mask(cell)[:w].ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
-        text += [f"    {judge.mask(why)}" for why in (rows[i - 1].why if i else [])]
+        if i:
+            text += [f"    {judge.mask(why)}" for why in rows[i - 1].why]
+            text += [f"    peer: {peer}" for peer in rows[i - 1].peers]
     counts = collections.Counter(r.verdict for r in rows)
     skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
     text.append("")
@@ -151,25 +154,31 @@ def run_cases(chosen: list[Case], keep: str | None, quiet: bool, n_jobs: int) ->
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_systems(names: list[str]) -> list[judge.Row]:
+def run_systems(rows: list[table_of_systems.Row], keep: str | None) -> list[judge.Row]:
     """The rows of the real systems, in their environments; what could not be run is no row that holds."""
-    systems = house.TESTS / "systems"
+    for environment in sorted({t.environment for row in rows for t in row.trials}):
+        # Where it cannot be built its rows are skipped, and say so.
+        subprocess.run([house.TESTS / "systems" / "environments", environment], stdout=sys.stderr, check=False)
     with tempfile.TemporaryDirectory(prefix="zerod-systems-") as folder:
         path = Path(folder) / "rows.json"
-        subprocess.run([systems / "environments"], stdout=sys.stderr, check=False)  # a row says what is missing
-        only = [word for name in names for word in ("--only", name)]
-        result = subprocess.run([sys.executable, systems / "run.py", "--json", path, *only], stdout=sys.stderr,
-                                check=False)
+        command = [sys.executable, house.TESTS / "systems" / "run.py", "--json", path, *(["--keep"] if keep else [])]
+        result = subprocess.run([*command, *(word for row in rows for word in ("--only", row.name))],
+                                stdout=sys.stderr, check=False)  # fmt: skip
         if not path.exists():
             sys.exit(f"tests/systems/run.py ended with {result.returncode} and left no table")
-        found = json.loads(path.read_text())
-    return [judge.Row(r["name"], r["expected"], r["said"], r["verdict"], [r["why"]] if r["why"] else []) for r in found]
+        return [row_of_system(found) for found in json.loads(path.read_text())]
+
+
+def row_of_system(found: dict[str, Any]) -> judge.Row:
+    peers = [f"{p['side']} {p['variant']}: {p['said']}" for p in found["peers"]] + found.get("recorded", [])
+    why = [found["why"]] if found["why"] else []
+    return judge.Row(found["name"], found["expected"], found["said"], found["verdict"], why, peers)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/faults", description="Runs the corpus of faults.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios, or NAME/stageN; a * matches")
-    parser.add_argument("--systems", action="store_true", help="the real systems of the reported faults too")
+    parser.add_argument("--systems", action="store_true", help="the real systems of the reported faults too: rows 1a to 5c")
     parser.add_argument("--json", action="store_true", help="an array of {name, expected, said, verdict}")
     parser.add_argument("--list", action="store_true", help="names of scenarios, and what they are")
     parser.add_argument("--jobs", type=int, metavar="N", default=max(2, min(8, os.cpu_count() or 2)),
@@ -177,15 +186,18 @@ def main() -> int:
     parser.add_argument("--keep", metavar="FOLDER", help="keep what daemons and trainers wrote")
     args = parser.parse_args()
     chosen, unknown = choose(args.names)
-    if unknown and not args.systems:
+    systems: list[table_of_systems.Row] = []
+    if args.systems:
+        systems, no_systems = table_of_systems.choose(args.names)
+        unknown = [name for name in unknown if name in no_systems]
+    if unknown:
         sys.exit(f"no such scenario: {', '.join(unknown)} (--list shows them)")
     if args.list:
-        for case in chosen:
-            print(f"{case.name:40} {case.scenario.doc.splitlines()[0]}")
+        for name, what in [(c.name, c.scenario.doc) for c in chosen] + [(row.name, row.what) for row in systems]:
+            print(f"{name:40} {what.splitlines()[0]}")
         return 0
     rows = run_cases(chosen, args.keep, args.json, args.jobs) if chosen else []
-    if args.systems and (unknown or not args.names):
-        rows += run_systems(unknown)
+    rows += run_systems(systems, args.keep) if systems else []
     print(json.dumps([r.data() for r in rows], indent=2) if args.json else table(rows))
     return 0 if rows and all(r.verdict == "right" for r in rows) else 1
 

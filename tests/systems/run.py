@@ -5,8 +5,11 @@ Runs the systems table: the five reported faults, in the real packages, under ze
 
     tests/systems/run.py [--list] [--only ROW]... [--json FILE] [--peers [--record]]
 
+ROW is a name, or a name without its last part: 5a is 5a/stage1 to 5a/stage3; a * matches.
+
 Every row runs its faulty program and wants the right refusal, then its repaired one and wants the parameters of a
-single-process reference. Environments are those of tests/systems/environments; a row whose environment is missing is
+single-process reference. What the reporter's system says of it stands in texts/, and --peers runs that again.
+Environments are those of tests/systems/environments; a row whose environment is missing is
 skipped, is printed as skipped, and does not hold. Needs a build (environment ZEROD_BUILD, default build/).
 Exit status: 0 when every row holds, 1 when one does not, 77 when none failed but some were skipped.
 """
@@ -14,6 +17,7 @@ Exit status: 0 when every row holds, 1 when one does not, 77 when none failed bu
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import os
 import re
@@ -33,6 +37,7 @@ TOLERANCE = 5e-6  # relative to max(|x|, rms of the tensor)
 STEPS = 6
 TIMEOUT = 300.0  # seconds for one run: imports take most of it on a busy machine
 HANG = 90.0  # for a run that is expected to hang
+RUN, DIFFERENCE = "--- ", "largest difference from the reference, relative: "  # lines of the files in texts/
 
 
 @dataclass
@@ -70,7 +75,10 @@ class Expected:
 
 @dataclass
 class Row:
-    """A row of the table. fault: has to be refused as expected; trains: have to end like the reference."""
+    """
+    A row of the table. fault: has to be refused as expected; trains: have to end like the reference; peers: what the
+    reporter used; beside: rows whose peers' texts belong to this one, too.
+    """
 
     name: str
     what: str
@@ -79,6 +87,19 @@ class Row:
     trains: tuple[Trial, ...] = ()
     peers: tuple[Trial, ...] = ()
     substitute: str = ""
+    beside: tuple[str, ...] = ()
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [t for t in (self.fault, *self.trains, *self.peers) if t]
+
+    @property
+    def record(self) -> Path:
+        """What zerod said of it, and what the peers did, as it came."""
+        return HERE / "texts" / (self.name.replace("'", "-forward").replace("/", "-") + ".txt")
+
+    def is_meant(self, pattern: str) -> bool:
+        return any(fnmatch.fnmatch(name, pattern) for name in (self.name, self.name.split("/")[0]))
 
 
 def trial(environment: str, program: str, **common: Any) -> Any:
@@ -96,16 +117,17 @@ minicpm = trial("e2", "case5_minicpm.py")
 
 POOLER = "model.token_rep_layer.bert_layer.model.pooler.dense."
 FASTNLP_UNUSED = ("bert.pooler.dense.weight", "bert.pooler.dense.bias", "unused.weight", "unused.bias")
-ABANDONED = Expected((1007, 1005), "M4", rank=1, step=3, says=("CUDA out of memory (injected)", "training_step"))
-REUSED = Expected((1001,), "D1", ("vpm.encoder.layers.*",), 48, step=0, says=("use_reentrant", "case5_minicpm.py"))
+# Were some of the gradients in the sums with rank 0's already? Then the step is aborted for both, else rank 1's is held.
+ABANDONED = Expected((1302, 1005), "M4", rank=1, step=3, says=("CUDA out of memory (injected)", "training_step"))
+REUSED = Expected((1001,), "D1", ("vpm.encoder.layers.*",), 48, step=0, says=("use_reentrant", "case5_minicpm.py", "47 more under"))
 PHANTOM = Expected((0, 1001), "D4", says=("find_unused_parameters", "use_reentrant"))
 REPLICA = "replica of MiniCPM-V 2.6: its code is on a hub only"
 
 ROWS = [
     Row("1a", "GLiNER: exception in the backward of rank 1, swallowed", gliner("zerod", "backward"), ABANDONED,
         (gliner("zerod", "fixed"),), (gliner("ddp", "backward"),)),
-    Row("1a old", "the same with GLiNER 0.2.24, which swallows everything", old_gliner("zerod", "backward"), ABANDONED,
-        (old_gliner("zerod", "fixed"),), (old_gliner("ddp", "backward"),)),
+    Row("1a/old", "the same with GLiNER 0.2.24, which swallows everything", old_gliner("zerod", "backward"), ABANDONED,
+        (old_gliner("zerod", "fixed"),), (old_gliner("ddp", "backward", hangs=True),)),
     Row("1a'", "GLiNER: exception in the forward of rank 1, swallowed", gliner("zerod", "forward"),
         Expected((1005, 1007), "M3", rank=1, step=3), (gliner("zerod", "fixed"),),
         (gliner("ddp", "forward", hangs=True),)),
@@ -113,34 +135,44 @@ ROWS = [
         Expected((1005,), "M1", (POOLER + "weight", POOLER + "bias"), 2, step=0, says=("requires_grad_(False)",)),
         (gliner("zerod", "fixed"),), (gliner("ddp", "pooler"),)),
     Row("1c", "GLiNER under DDP, observed: 1a's error is translated", gliner("observe", "backward"),
-        Expected((0, 1005, 1007), "M4", rank=1, says=("CUDA out of memory (injected)",)), (), ()),
+        Expected((0, 1005, 1007), "M4", rank=1, says=("CUDA out of memory (injected)",)), (), (),
+        beside=("1a",)),
     Row("2", "fastNLP: a head and a pooler never used", fastnlp("zerod", "unused"),
         Expected((1005,), "M1", FASTNLP_UNUSED, 4, step=0, says=("requires_grad_(False)",)),
         (fastnlp("zerod", "frozen"),), (fastnlp("ddp", "unused"),)),
     Row("3a", "FlagEmbedding reranker under DDP, observed", flag("observe", "reentrant"), PHANTOM,
         (flag("ddp", "nonreentrant"), flag("ddp", "nofind")), (flag("ddp", "reentrant"),)),
     Row("3b", "FlagEmbedding reranker, reentrant: no fault, so none is reported", None, None,
-        (flag("zerod", "reentrant"), flag("zerod", "nonreentrant")), ()),
+        (flag("zerod", "reentrant"), flag("zerod", "nonreentrant")), (), beside=("3a",)),
     Row("3c", "FlagEmbedding embedder: two forwards, reentrant", flag("zerod", "embedder"),
-        Expected((1001,), "D1", ("model.base_model.model.*",), 16, step=0, says=("modeling.py",)),
+        Expected((1001,), "D1", ("model.base_model.model.*",), 16, step=0,
+                 says=("AbsModeling.py:261", "AbsModeling.py:262")),  # queries, passages
         (flag("zerod", "embedder-nonreentrant"),), (flag("ddp", "embedder"),)),
     Row("4a", "ms-swift, Qwen2-VL with LoRA under DDP, observed", swift("observe", "reentrant"), PHANTOM,
         (swift("ddp", "nonreentrant"), swift("zerod", "reentrant")), (swift("ddp", "reentrant"),)),
     Row("4b", "Qwen2-VL: an image and a video, reentrant", qwen("zerod", "reentrant"),
-        Expected((1001,), "D1", ("model.visual.blocks.*",), 24, step=0, says=("case4_qwen2vl.py",)),
+        Expected((1001,), "D1", ("model.visual.blocks.*",), 24, step=0,
+                 says=("23 more under model.visual.blocks.*", "modeling_qwen2_vl.py:1163", "modeling_qwen2_vl.py:1171")),
         (qwen("zerod", "nonreentrant"),), (qwen("ddp", "reentrant"),)),
-    *(Row(f"5a stage {stage}", f"MiniCPM-V 2.6, 20 slices, reentrant; zerod's stage {stage}",
+    *(Row(f"5a/stage{stage}", f"MiniCPM-V 2.6, 20 slices, reentrant; zerod's stage {stage}",
           minicpm("zerod", "reentrant", stage=stage), REUSED,
           (minicpm("zerod", "nonreentrant", stage=stage), minicpm("zerod", "sixteen", stage=stage)),
-          (minicpm("ddp", "reentrant"),) if stage == 1 else (), REPLICA) for stage in (1, 2, 3)),
-    *(Row(f"5b stage {stage}", f"the same with on_duplicate: accumulate, 10 steps of SGD; stage {stage}", None, None,
+          (minicpm("ddp", "reentrant"),) if stage == 1 else (), REPLICA,
+          beside=("5c",) if stage == 1 else ("5a/stage1", "5c")) for stage in (1, 2, 3)),
+    *(Row(f"5b/stage{stage}", f"the same with on_duplicate: accumulate, 10 steps of SGD; stage {stage}", None, None,
           (minicpm("zerod", "reentrant", stage=stage, optimizer="SGD", steps=10,
-                   arguments=("--on-duplicate", "accumulate")),), (), REPLICA) for stage in (1, 2, 3)),
+                   arguments=("--on-duplicate", "accumulate")),), (), REPLICA, beside=("5c",)) for stage in (1, 2, 3)),
     Row("5c", "the same under DeepSpeed", None, None, (), tuple(
         minicpm("deepspeed", variant, stage=stage, optimizer="SGD", arguments=("--bucket", bucket))
         for stage in (2, 3) for variant, bucket in
         (("reentrant", "1e3"), ("reentrant", "5e8"), ("nonreentrant", "5e8"))), REPLICA),
 ]  # fmt: skip
+
+
+def choose(patterns: list[str]) -> tuple[list[Row], list[str]]:
+    """The rows that are meant, all without a pattern; and the patterns that mean none."""
+    unknown = [p for p in patterns if not any(row.is_meant(p) for row in ROWS)]
+    return [row for row in ROWS if not patterns or any(row.is_meant(p) for p in patterns)], unknown
 
 
 @dataclass
@@ -160,9 +192,14 @@ class Outcome:
     @property
     def failures(self) -> list[dict[str, Any]]:
         """Those of ranks that were the first to suffer come first: not the ones that only heard of it."""
-        echoes = ("StepAborted", "ConnectionLost")
         found = [r for r in self.ranks if r["outcome"] == "failed"]
-        return sorted(found, key=lambda r: (r["type"] in echoes, "onnection closed by peer" in r["text"]))
+        return sorted(found, key=lambda r: (is_echo(r), "onnection closed by peer" in r["text"]))
+
+
+def is_echo(failure: dict[str, Any]) -> bool:
+    """Another rank's fault: an abort that names it, or that nobody is left."""
+    return failure["type"] == "ConnectionLost" or (
+        failure["type"] == "StepAborted" and failure["fault_rank"] != failure["rank"])  # fmt: skip
 
 
 class Bench:
@@ -276,11 +313,11 @@ def judge_fault(outcome: Outcome, e: Expected) -> tuple[str, str]:
     """(verdict, why) of a run that had to be refused."""
     if outcome.trained:
         return "silent", "trained as if nothing had been wrong"
-    faults = [r for r in outcome.failures if "fault_code" in r and r["type"] != "StepAborted"]
+    faults = [r for r in outcome.failures if "fault_code" in r and not is_echo(r)]
     if not faults:
         return "silent" if outcome.hung else "wrong", first_line(outcome)
-    problems = [problem_with(f, e) for f in faults]
-    return ("right", "") if "" in problems else ("wrong", problems[0])
+    problems = [problem for f in faults if (problem := problem_with(f, e))]
+    return ("wrong", problems[0]) if problems else ("right", "")
 
 
 def problem_with(fault: dict[str, Any], e: Expected) -> str:
@@ -296,12 +333,16 @@ def problem_with(fault: dict[str, Any], e: Expected) -> str:
     return "; ".join(f"{name} is {said}" for name, said, good in checks if not good)
 
 
+def expected(row: Row) -> str:
+    trains = "; ".join(f"{t.side} {t.variant} trains" for t in row.trains)
+    return "; ".join(filter(None, (str(row.expected or ""), trains))) or "the repaired runs train"
+
+
 def judge(bench: Bench, row: Row, peers: bool) -> dict[str, Any]:
     """Runs a row. The result has what scripts/faults prints: name, expected, said, verdict."""
-    result: dict[str, Any] = {"name": row.name, "what": row.what, "expected": str(row.expected or "trains"), "said": "",
+    result: dict[str, Any] = {"name": row.name, "what": row.what, "expected": expected(row), "said": "",
                               "verdict": "right", "why": "", "substitute": row.substitute, "peers": []}  # fmt: skip
-    trials = [t for t in (row.fault, *row.trains, *row.peers) if t]
-    for environment in sorted({t.environment for t in trials}):
+    for environment in sorted({t.environment for t in row.trials}):
         if why := bench.missing(environment):
             return result | {"verdict": "skipped", "why": why}
     if row.fault and row.expected:
@@ -312,8 +353,10 @@ def judge(bench: Bench, row: Row, peers: bool) -> dict[str, Any]:
             result["log"] = outcome.log[-4000:]
     for t in row.trains:
         judge_training(bench, t, result)
-    if peers or not row.fault:
+    if row.peers and (peers or not row.fault):
         result["peers"] = [peer_of(bench, t) for t in row.peers]
+    else:
+        result["recorded"] = recorded(row)
     if row.name == "5c" and result["verdict"] == "right":
         judge_deepspeed(result)
     return result
@@ -327,8 +370,8 @@ def judge_training(bench: Bench, t: Trial, result: dict[str, Any]) -> None:
         result |= {"verdict": verdict, "why": f"{name}: {first_line(outcome)}", "log": outcome.log[-4000:]}
         return
     difference = bench.difference(t, outcome)
-    result.setdefault("differences", {})[name] = difference
-    result["said"] = result["said"] or f"trains; {difference} from the reference"
+    said = f"{name} trains, {difference if isinstance(difference, str) else format(difference, '.2e')} from the reference"
+    result["said"] = "; ".join(filter(None, (result["said"], said)))
     if isinstance(difference, str) or not difference <= TOLERANCE:
         result |= {"verdict": "wrong", "why": f"{name}: {difference} from the reference"}
 
@@ -358,6 +401,7 @@ def masked(text: str) -> str:
     """A text without what differs from run to run."""
     text = re.sub(r"(/[\w.+-]+)+/(site-packages|tests/systems|third_party)/", r".../\2/", text)
     text = re.sub(r"\[[\d.:a-f]+\]:\d+", "[address]", text)
+    text = re.sub(r" This is typically caused by a remote worker crashing\..*", "", text)  # gloo's advice
     return re.sub(r"\bpid[ :=]+\d+", "pid N", text)
 
 
@@ -371,20 +415,34 @@ def versions(environment: str) -> str:
     return ", ".join(named)
 
 
+def recorded(row: Row) -> list[str]:
+    """What texts/ has of the peers of a row: how each was run and the first line of what it said."""
+    files = [row.record, *(other.record for other in ROWS if other.name in row.beside)]
+    said: list[str] = []
+    for line in (line for path in files if path.exists() for line in path.read_text().splitlines()):
+        if line.startswith(RUN + "zerod"):
+            continue
+        if line.startswith(RUN):
+            said.append(line.removeprefix(RUN))
+        elif line.startswith(DIFFERENCE):
+            said[-1] += f", {line.removeprefix(DIFFERENCE)} from the reference"
+    return said
+
+
 def record(row: Row, result: dict[str, Any]) -> None:
-    """Writes peers/ROW.txt: what the reporter's system said, every rank's text as it came."""
-    if not result["peers"]:
-        return
-    lines = [f"{row.name}: {row.what}", versions(row.peers[0].environment), ""]
+    """Writes texts/ROW.txt: what zerod said, and what the reporter's system did, every rank's text as it came."""
+    lines = [f"{row.name}: {row.what}", versions(row.trials[0].environment), ""]
+    if row.fault and result.get("text"):
+        lines += [f"{RUN}zerod, variant {row.fault.variant}:", masked(result["text"]), ""]
     for t, peer in zip(row.peers, result["peers"], strict=True):
         how = f"ZeRO-{t.stage}, reduce_bucket_size {t.arguments[-1]}" if t.side == "deepspeed" else "DDP over gloo"
-        lines.append(f"--- {how}, variant {t.variant}: {peer['said'].splitlines()[0][:100]}")
+        lines.append(f"{RUN}{how}, variant {t.variant}: {peer['said'].splitlines()[0][:100]}")
         if "difference" in peer:
-            lines.append(f"largest difference from the reference, relative: {peer['difference']}")
+            lines.append(f"{DIFFERENCE}{peer['difference']}")
         lines += [*peer["texts"], ""]
-    (HERE / "peers").mkdir(exist_ok=True)
-    name = row.name.replace("'", "-forward").replace(" ", "-")
-    (HERE / "peers" / f"{name}.txt").write_text("\n".join(lines))
+    if len(lines) > 3:
+        row.record.parent.mkdir(exist_ok=True)
+        row.record.write_text("\n".join(lines))
 
 
 def print_row(result: dict[str, Any]) -> None:
@@ -393,10 +451,12 @@ def print_row(result: dict[str, Any]) -> None:
     if result["verdict"] == "skipped":
         print(f"            skipped: {result['why']}")
         return
-    print(f"            zerod: {result['said'][:200]}")
+    print(f"            said: {result['said'][:600]}")
     for peer in result["peers"]:
         said = f"trains, {peer['difference']} from the reference" if "difference" in peer else peer["said"][:200]
         print(f"            {peer['side']} {peer['variant']}: {said}")
+    for line in result.get("recorded", ()):
+        print(f"            on record: {line}")
     if result["verdict"] != "right":
         print(f"            wanted: {result['expected']}\n            but: {result['why'][:600]}")
 
@@ -407,13 +467,15 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="ROW", help="run this row only; may be given again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, with all texts")
     parser.add_argument("--peers", action="store_true", help="run what the reporters used beside each row, too")
-    parser.add_argument("--record", action="store_true", help="with --peers: write what they said to peers/")
+    parser.add_argument("--record", action="store_true", help="with --peers: write what was said to texts/")
     parser.add_argument("--keep", action="store_true", help="keep the folder of the runs")
     options = parser.parse_args()
-    rows = [row for row in ROWS if not options.only or row.name in options.only]
-    if options.list or not rows:
-        print("\n".join(f"{row.name:<11} {row.what}" for row in ROWS))
-        return 0 if options.list else 2
+    rows, unknown = choose(options.only or [])
+    if unknown:
+        parser.error(f"no such row: {', '.join(unknown)} (--list shows them)")
+    if options.list:
+        print("\n".join(f"{row.name:<11} {row.what}" for row in rows))
+        return 0
     folder = Path(tempfile.mkdtemp(prefix="zerod-systems-"))
     bench = Bench(Path(os.environ.get("ZEROD_BUILD", ROOT / "build")).resolve(), folder)
     results = []

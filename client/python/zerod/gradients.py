@@ -246,7 +246,8 @@ class Gradients:
         if self._open and self.fault is None:
             self._forget_micro_batch()
             try:
-                self._client.abandon_backward(f"{failure.text}, raised at {failure.raised_at}")
+                caught = f", caught by {failure.swallowed_by}" if failure.swallowed_by else ""
+                self._client.abandon_backward(f"{failure.text}, raised at {failure.raised_at}{caught}")
             except GradientFault as fault:
                 self._keep(fault)
                 self.fault = fault

@@ -69,6 +69,22 @@ def stack() -> list[tuple[CodeType, int]]:
     return callers
 
 
+def parting(one: list[tuple[CodeType, int]], other: list[tuple[CodeType, int]]) -> tuple[bytes, bytes] | None:
+    """
+    Of two calls from one line: the outermost callers, of two stack()s, in which they are not from one line. A model
+    that encodes queries and then passages has the segments' line in common, and these two not.
+    """
+    pairs = list(zip(reversed(one), reversed(other), strict=False))
+    parted = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if parted is None:
+        return None
+    first, second = (
+        next((_site(code, line) for code, line in stack[::-1][parted:] if _place(code.co_filename)[0] < 2), UNKNOWN)
+        for stack in (one, other)
+    )
+    return (first, second) if UNKNOWN != first != second != UNKNOWN else None
+
+
 @lru_cache(maxsize=64)
 def _handled_lines(filename: str) -> list[tuple[int, int]]:
     """Ranges of lines inside a try whose handlers do not raise again."""

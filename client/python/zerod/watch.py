@@ -13,6 +13,7 @@ All of it is process-wide and runs on the thread that calls backward; a hook rea
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import weakref
 from typing import Any, NamedTuple, Protocol
@@ -28,7 +29,8 @@ current_task = torch._C._current_graph_task_id
 sequence_number = torch._C._autograd._get_sequence_nr
 
 
-class Segment(NamedTuple):
+@dataclasses.dataclass(eq=False, slots=True)
+class Segment:
     """One run of a checkpointed segment, or of whatever else called backward inside a backward."""
 
     name: bytes  # of the module, as in the model
@@ -65,6 +67,7 @@ class Now:
         self.segments: list[Segment] = []
         self.site = b""
         self.calls: dict[bytes, int] = {}  # runs of each segment since the last backward
+        self.firsts: dict[bytes, tuple[Segment, bytes, list[Any]]] = {}  # the first of these, its site, its callers
         self.dead: dict[bytes, Segment] = {}  # segments that ran where no gradient can reach them, since the last step
         self.alive: set[bytes] = set()  # and where one can
 
@@ -118,6 +121,7 @@ def _outermost(backward: Any, args: Any, kwargs: Any) -> Any:
     finally:
         now.inside = False
         now.calls.clear()
+        now.firsts.clear()
         with contextlib.ExitStack() as told:  # all of them, also when one raises what was refused
             for watcher in reversed(watchers):
                 told.callback(watcher.backward_ends, error)
@@ -186,7 +190,20 @@ def _segment_of(function: Any) -> Segment:
     name = _names.get(module, "") if module is not None else ""
     label = (name or getattr(function, "__qualname__", type(function).__name__)).encode()
     now.calls[label] = call = now.calls.get(label, 0) + 1
-    return Segment(label, call, sites.user_site(), weakref.ref(module) if module is not None else None)
+    segment = Segment(label, call, sites.user_site(), weakref.ref(module) if module is not None else None)
+    if call == 1:
+        now.firsts[label] = (segment, segment.site, sites.stack())
+    else:
+        _tell_apart(*now.firsts[label], segment)
+    return segment
+
+
+def _tell_apart(first: Segment, site: bytes, stack: list[Any], later: Segment) -> None:
+    """One line names both runs: take the callers' lines in which they differ, if there are such."""
+    if later.site == site:
+        parted = sites.parting(stack, sites.stack())
+        if parted is not None:
+            first.site, later.site = parted
 
 
 def _wrap_checkpoint() -> None:
