@@ -205,8 +205,8 @@ def test_orphan_floods(world):
 def test_killed_control_clients(world):
     world.ranks[0].tell("steps 1")
     for i in range(20):
-        client = subprocess.Popen([world.daemon.build.path("client/ctl/zerodctl"), "--socket", world.daemon.socket, "report", "-"],
-                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        client = subprocess.Popen([world.daemon.build.path("client/ctl/zerodctl"), "--socket", world.daemon.socket,
+                                   "report", "-"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(i * 0.0007)
         client.kill()
         client.wait()
