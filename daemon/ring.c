@@ -11,6 +11,7 @@
 int ring_new(struct ring **out, const struct ring_options *options)
 {
     struct ring *ring = calloc(1, sizeof(*ring));
+    uint64_t n_bytes = held_pushes_offset(options->ring_bytes) + sizeof(struct held_pushes);
     char name[32];
     int r = -ENOMEM;
 
@@ -29,7 +30,7 @@ int ring_new(struct ring **out, const struct ring_options *options)
         ring->heads[b] = RING_NONE;
 
     snprintf(name, sizeof(name), "ring.%u", options->rank);
-    r = segment_init(&ring->ring, name, held_pushes_offset(options->ring_bytes) + sizeof(struct held_pushes));
+    r = n_bytes < options->ring_bytes ? -EOVERFLOW : segment_init(&ring->ring, name, n_bytes);
     snprintf(name, sizeof(name), "overflow.%u", options->rank);
     if (r == 0)
         r = segment_init(&ring->overflow, name, options->overflow_bytes);

@@ -387,7 +387,7 @@ static int push_record(struct zerod *c, const struct zerod_push *push)
     request.push.record_only = true;
     if (c->open && push->param < c->layout->n_params && is_refused_duplicate(c, push->param))
         add_sum(c, push, &request.push);
-    return client_send(c, &request);
+    return MIN(client_send(c, &request), 0);
 }
 
 static int push_gradient(struct zerod *c, const struct zerod_push *push)
@@ -413,8 +413,8 @@ static int push_gradient(struct zerod *c, const struct zerod_push *push)
     c->n_pushed[push->param]++;
     c->slotted[push->param] = false;
     if (push->flags & ZEROD_PUSH_MORE)
-        return client_hold(c, &request, gradient_bytes(c, push->param));
-    return client_send(c, &(struct request){.type = REQUEST_PUSH, .push = request});
+        return MIN(client_hold(c, &request, gradient_bytes(c, push->param)), 0);
+    return MIN(client_send(c, &(struct request){.type = REQUEST_PUSH, .push = request}), 0);
 }
 
 int zerod_push(struct zerod *c, const struct zerod_push *push)
@@ -424,12 +424,12 @@ int zerod_push(struct zerod *c, const struct zerod_push *push)
     if (r != 0)
         return r;
     if (is_record_only(c, push))
-        return MIN(push_record(c, push), 0);
+        return push_record(c, push);
     if (!push->data && !c->slotted[push->param])
         return client_fail(c, -EINVAL,
                            "zerod_push: data is NULL, and zerod_slot() has not told where to write parameter %u",
                            push->param);
-    return MIN(push_gradient(c, push), 0);
+    return push_gradient(c, push);
 }
 
 int zerod_flush(struct zerod *c)
