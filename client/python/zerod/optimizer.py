@@ -212,6 +212,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _take_step(self) -> None:
         self._check_frozen()
+        self._push_by_hand()
         self._gradients.finish()
         args = self._step_args()
         self.result = self._gradients.answered(lambda: self._client.step(args))
@@ -226,6 +227,15 @@ class Optimizer(torch.optim.Optimizer):
             if b.param.grad is not None:
                 self._gradients.push_frozen(b.index)
                 b.param.grad = None
+
+    def _push_by_hand(self) -> None:
+        """What the program put into .grad itself, as from torch.func.grad: no backward has pushed it."""
+        params = [b.param for b in self._bound if b.trainable and b.param.grad is not None]
+        if params and self._gradients.fault is None:
+            grads = [param.grad for param in params]
+            for param in params:
+                param.grad = None
+            torch.autograd.backward(params, grads)
 
     def _hyper_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
         names = HYPERS[self.optimizer_type]
@@ -283,6 +293,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         if name is not None:
             return self._client.read_number(self._index_of(name), _lib.GRAD_NORM)
+        self._push_by_hand()
         if self._gradients.has_any:
             self._gradients.flush()
         norm = self._gradients.answered(self._client.grad_norm)

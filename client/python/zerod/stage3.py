@@ -39,6 +39,7 @@ from .registry import owners_of
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
+_why_no_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
 _current_node = torch._C._current_autograd_node
 _current_task = torch._C._current_graph_task_id
 
@@ -211,6 +212,9 @@ class Sharding:
     # ---- forward -------------------------------------------------------------------------------------
 
     def _before(self, module: nn.Module, _args: Any) -> None:
+        if _why_no_hooks() is not None:
+            self._refuse_transformed(module)
+            return
         if not self._running:
             self._forward.begin()
         self._enter_node(())
@@ -227,6 +231,15 @@ class Sharding:
             self._release(frame.indices)
             if frame.module is module:
                 return
+
+    def _refuse_transformed(self, module: nn.Module) -> None:
+        """Inside torch.func.grad and its like: what they save passes no hooks, so nobody would gather it for them."""
+        if any(param in self._index for param in module._parameters.values() if param is not None):
+            raise RuntimeError(
+                "stage 3: transforms of torch.func compute with weights of their own: functional_call(model, weights, "
+                "args) inside them, and before with zerod.gathered(model): weights = {name: p.detach().clone() for "
+                "name, p in model.named_parameters()}"
+            )
 
     def borrow(self, param: torch.Tensor) -> None:
         """Somebody reads module.weight: inside a forward, or in a function that a checkpoint runs again."""
@@ -260,8 +273,8 @@ class Sharding:
         return isinstance(saving, _Saving) and saving.sharding is self
 
     def _push(self) -> bool:
-        """From now on what is saved passes through our hooks. Returns False when it did already."""
-        if self._top_is_ours():
+        """From now on what is saved passes through our hooks. False: it did already, or torch.func forbids it."""
+        if self._top_is_ours() or _why_no_hooks() is not None:
             return False
         saving = _Saving(self, _top_hooks(True))
         _push_hooks(saving.pack, saving.unpack)

@@ -48,8 +48,8 @@ class Buffers:
 
 def buffers(model: nn.Module) -> Stateful:
     """
-    For user_state(): the buffers that model.state_dict() has, such as the running statistics of BatchNorm. Each rank has
-    its own, and only a rank that keeps them goes on with them when it is started again.
+    For user_state(): the buffers that model.state_dict() has, such as the running statistics of BatchNorm. Each rank
+    has its own, and only a rank that keeps them goes on with them when it is started again.
     """
     return Buffers(model)
 

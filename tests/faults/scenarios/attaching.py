@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import torch
@@ -205,6 +206,20 @@ def nobody_listens(t: Any) -> None:
 
     def attach(model: Net) -> Any:
         return t.attach(model, socket=os.path.join("/nonexistent", "nobody.sock")) if t.faulty else t.attach(model)
+
+    train(t, Net, attach)
+
+
+@scenario(Refused(("ImportError",), says=("2.6", "2.5.1", "pip install")), pattern="torch's version")
+def old_torch(t: Any) -> None:
+    """A torch that is too old is refused where zerod is imported."""
+
+    def attach(model: Net) -> Any:
+        if t.faulty:
+            torch.__version__ = "2.5.1+cpu"
+            for name in [name for name in sys.modules if name.split(".")[0] == "zerod"]:
+                del sys.modules[name]
+        return t.attach(model)
 
     train(t, Net, attach)
 
