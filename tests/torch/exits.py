@@ -6,19 +6,23 @@ How a program with zerod.Optimizer ends, for test_bad_input.py: exits.py HOW. Ea
     backward     the same, with a backward that no step followed
     raises       is ended by an exception of its own
     fails        exits with status 3, and Python knows of no exception
-    exits        exits with status 0 from the middle of it
+    exits        exits with status 0 from the middle of it, and reads state in an exit handler
     waits        waits in step() for another rank, until somebody interrupts it
     writes       writes to a published weight
     early        closes after two steps
     successor    trains to the end and closes
 """
 
+import atexit
 import sys
 
-import torch
-from torch import nn
+kept = []
+atexit.register(lambda: [print("saved", opt.full_state_dict()["state"][0]["step"]) for opt in kept])  # after zerod's own
 
-import zerod
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+import zerod  # noqa: E402
 
 N_STEPS = 4
 
@@ -51,6 +55,7 @@ def main(how):
         loss.backward()
         sys.exit(3)
     elif how == "exits":
+        kept.append(opt)
         sys.exit(0)
     elif how == "waits":
         loss.backward()

@@ -403,8 +403,8 @@ ZEROD_API int zerod_clear_fault(struct zerod *c);
 ZEROD_API int zerod_leave(struct zerod *c);
 
 /*
- * For languages that end before the process does: takes c over. When the process exits with status 0 the rank leaves;
- * with another one it is lost, as after a crash. Nobody is asked whether to interrupt that. Return: 0 or -ENOMEM.
+ * For languages that end before the process does: when it exits with status 0 the rank leaves; with another one it is
+ * lost, as after a crash. c must not be closed any more, and interrupted is no longer asked. Return: 0 or -ENOMEM.
  */
 ZEROD_API int zerod_leave_at_exit(struct zerod *c);
 

@@ -134,6 +134,7 @@ class Client:
         on_duplicate: str | None,
     ) -> None:
         self._handle = c_void_p()
+        self._is_kept = False  # the handle, until the process exits
         self._pid = os.getpid()
         self.rank = _rank(rank)
         self.left = False
@@ -165,6 +166,8 @@ class Client:
 
     def close(self) -> None:
         """Frees the handle: weights() are unmapped."""
+        if self._is_kept:
+            return
         handle, self._handle = self._handle, c_void_p()
         if handle and lib is not None:
             lib.close(handle)
@@ -180,10 +183,10 @@ class Client:
             self.check(lib.leave(self._handle))
 
     def leave_at_exit(self) -> None:
-        """The same when the process exits, if its status is 0. The handle is libzerod's from now on."""
-        handle, self._handle = self._handle, c_void_p()
-        if handle and not self.left:
-            lib.leave_at_exit(handle)
+        """The same when the process exits, if its status is 0. Until then calls may be made, but nothing is freed."""
+        if self._handle and not self.left:
+            self._is_kept = True
+            lib.leave_at_exit(self._handle)
 
     @property
     def is_mine(self) -> bool:
