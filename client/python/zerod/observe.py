@@ -10,7 +10,8 @@ complains of a parameter that is not to blame, it raises what really happened, f
     nothing, though the step is asked for    M3 no backward, M4
     nothing at all                           X1 the wrapper's forward was bypassed: ranks drift apart
 
-Observing changes nothing: gradients are neither read nor cleared. It costs a few attribute reads for each gradient.
+A trainer that swallows what is raised gets it again from the next step, until unobserve(). Observing changes nothing:
+gradients are neither read nor cleared. It costs a few attribute reads for each gradient.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ class Observer:
         self._base = now.outer
         self._step = 0
         # Of the whole run.
+        self._told: GradientFault | None = None
         self._n_steps = self._n_iterations = self._n_forwards = self._n_backwards = 0
         self._reached = -1  # the last outer backward in which a gradient arrived
         self._inside = False  # DDP's forward
@@ -278,6 +280,8 @@ class Observer:
             if not any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"]):
                 return
             before = (0, 0)
+        if self._told is not None:
+            raise self._told.with_traceback(None)
         self._optimizers[optimizer] = (self._n_forwards, self._n_backwards)
         failure = self._evidence.failure
         if failure is not None and not failure.in_forward and self._counts_are_partial():
@@ -319,6 +323,7 @@ class Observer:
         if status != 0:
             raise OSError(-status, "zerod_explain")
         try:
-            return fault_from(error.contents)
+            self._told = fault_from(error.contents)
+            return self._told
         finally:
             lib.explain_free(error)
