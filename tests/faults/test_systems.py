@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runner of the systems table, without the systems: which rows are meant, and how a run is judged."""
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,7 +41,7 @@ def test_which_rows_are_meant():
 def test_every_row_stands_beside_what_a_peer_said():
     for r in systems.ROWS:
         assert len(systems.recorded(r)) >= max(1, len(r.peers)), r.name
-        assert not r.peers or len(r.record.read_text().split(systems.RUN)) == len(r.peers) + 1, r.name
+        assert len(systems.recorded(dataclasses.replace(r, beside=()))) == len(r.peers), r.name
 
 
 def test_a_fault_is_judged_by_all_who_tell_it():
@@ -83,3 +85,21 @@ def test_rows_that_hold_are_told_as_such(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["faults", "3a", "--systems"])
     assert runner.main() == 0
     assert "peer: DDP over gloo" in capsys.readouterr().out
+
+
+ONE_SPACE = re.compile(r"\s+")
+BLOCKS = re.findall(r"<!-- texts: ([^>]+) -->\n```text\n(.*?)```", (systems.ROOT / "docs" / "faults.md").read_text(), re.S)
+
+
+@pytest.mark.parametrize(("rows", "block"), BLOCKS, ids=[f"{i}-{rows}" for i, (rows, _) in enumerate(BLOCKS)])
+def test_docs_quote_what_was_said(rows, block):
+    """A block may wrap lines, and leave out what [...] stands for."""
+    for name in rows.split(", "):
+        said = ONE_SPACE.sub(" ", (systems.HERE / "texts" / f"{name}.txt").read_text())
+        for part in block.split("[...]"):
+            assert ONE_SPACE.sub(" ", part).strip() in said, name
+
+
+def test_docs_have_all_rows():
+    text = (systems.ROOT / "docs" / "faults.md").read_text()
+    assert [r.name for r in systems.ROWS if f"\n| {r.name} | " not in text] == [] and len(BLOCKS) > 10
