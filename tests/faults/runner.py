@@ -178,7 +178,7 @@ def row_of_system(found: dict[str, Any]) -> judge.Row:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/faults", description="Runs the corpus of faults.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios, or NAME/stageN; a * matches")
-    parser.add_argument("--systems", action="store_true", help="the real systems of the reported faults too: rows 1a to 5c")
+    parser.add_argument("--systems", action="store_true", help="the real systems of the reported faults too, 1a to 5c")
     parser.add_argument("--json", action="store_true", help="an array of {name, expected, said, verdict}")
     parser.add_argument("--list", action="store_true", help="names of scenarios, and what they are")
     parser.add_argument("--jobs", type=int, metavar="N", default=max(2, min(8, os.cpu_count() or 2)),

@@ -88,7 +88,8 @@ def test_rows_that_hold_are_told_as_such(monkeypatch, capsys):
 
 
 ONE_SPACE = re.compile(r"\s+")
-BLOCKS = re.findall(r"<!-- texts: ([^>]+) -->\n```text\n(.*?)```", (systems.ROOT / "docs" / "faults.md").read_text(), re.S)
+DOC = (systems.ROOT / "docs" / "faults.md").read_text()
+BLOCKS = re.findall(r"<!-- texts: ([^>]+) -->\n```text\n(.*?)```", DOC, re.S)
 
 
 @pytest.mark.parametrize(("rows", "block"), BLOCKS, ids=[f"{i}-{rows}" for i, (rows, _) in enumerate(BLOCKS)])
@@ -101,5 +102,4 @@ def test_docs_quote_what_was_said(rows, block):
 
 
 def test_docs_have_all_rows():
-    text = (systems.ROOT / "docs" / "faults.md").read_text()
-    assert [r.name for r in systems.ROWS if f"\n| {r.name} | " not in text] == [] and len(BLOCKS) > 10
+    assert [r.name for r in systems.ROWS if f"\n| {r.name} | " not in DOC] == [] and len(BLOCKS) > 10

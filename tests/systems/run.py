@@ -117,9 +117,10 @@ minicpm = trial("e2", "case5_minicpm.py")
 
 POOLER = "model.token_rep_layer.bert_layer.model.pooler.dense."
 FASTNLP_UNUSED = ("bert.pooler.dense.weight", "bert.pooler.dense.bias", "unused.weight", "unused.bias")
-# Were some of the gradients in the sums with rank 0's already? Then the step is aborted for both, else rank 1's is held.
+# Were some gradients in the sums with rank 0's already? Then the step is aborted for both, else rank 1's is held.
 ABANDONED = Expected((1302, 1005), "M4", rank=1, step=3, says=("CUDA out of memory (injected)", "training_step"))
-REUSED = Expected((1001,), "D1", ("vpm.encoder.layers.*",), 48, step=0, says=("use_reentrant", "case5_minicpm.py", "47 more under"))
+REUSED = Expected((1001,), "D1", ("vpm.encoder.layers.*",), 48, step=0,
+                  says=("use_reentrant", "case5_minicpm.py", "47 more under"))  # fmt: skip
 PHANTOM = Expected((0, 1001), "D4", says=("find_unused_parameters", "use_reentrant"))
 REPLICA = "replica of MiniCPM-V 2.6: its code is on a hub only"
 
@@ -152,7 +153,7 @@ ROWS = [
         (swift("ddp", "nonreentrant"), swift("zerod", "reentrant")), (swift("ddp", "reentrant"),)),
     Row("4b", "Qwen2-VL: an image and a video, reentrant", qwen("zerod", "reentrant"),
         Expected((1001,), "D1", ("model.visual.blocks.*",), 24, step=0,
-                 says=("23 more under model.visual.blocks.*", "modeling_qwen2_vl.py:1163", "modeling_qwen2_vl.py:1171")),
+                 says=("23 more under model.visual.blocks.*", "qwen2_vl.py:1163", "qwen2_vl.py:1171")),  # image, video
         (qwen("zerod", "nonreentrant"),), (qwen("ddp", "reentrant"),)),
     *(Row(f"5a/stage{stage}", f"MiniCPM-V 2.6, 20 slices, reentrant; zerod's stage {stage}",
           minicpm("zerod", "reentrant", stage=stage), REUSED,
@@ -249,8 +250,8 @@ class Bench:
             "gradient_clipping": 0,  # the reference does not clip
         }  # fmt: skip
         (folder / "job.yaml").write_text(json.dumps(config))  # JSON is YAML
-        return [str(self.build / "client" / "run" / "zerodrun"), "--config", str(folder / "job.yaml"), "-n", "2", "--zerod",
-                str(self.build / "daemon" / "zerod"), "--grace", "20", "--", python]  # fmt: skip
+        return [str(self.build / "client" / "run" / "zerodrun"), "--config", str(folder / "job.yaml"), "-n", "2",
+                "--zerod", str(self.build / "daemon" / "zerod"), "--grace", "20", "--", python]  # fmt: skip
 
     def call(self, command: list[str], t: Trial, timeout: float) -> tuple[str, bool]:
         """Runs it in a process group of its own, which ends with it. Returns the output and whether it hung."""
@@ -370,8 +371,8 @@ def judge_training(bench: Bench, t: Trial, result: dict[str, Any]) -> None:
         result |= {"verdict": verdict, "why": f"{name}: {first_line(outcome)}", "log": outcome.log[-4000:]}
         return
     difference = bench.difference(t, outcome)
-    said = f"{name} trains, {difference if isinstance(difference, str) else format(difference, '.2e')} from the reference"
-    result["said"] = "; ".join(filter(None, (result["said"], said)))
+    distance = difference if isinstance(difference, str) else f"{difference:.2e}"
+    result["said"] = "; ".join(filter(None, (result["said"], f"{name} trains, {distance} from the reference")))
     if isinstance(difference, str) or not difference <= TOLERANCE:
         result |= {"verdict": "wrong", "why": f"{name}: {difference} from the reference"}
 
@@ -394,7 +395,8 @@ def judge_deepspeed(result: dict[str, Any]) -> None:
         + (f"trains, {p['difference']:.1e} from the reference" if isinstance(p.get("difference"), float) else p["said"])
         for p in result["peers"])  # fmt: skip
     if wrong:
-        result |= {"verdict": "wrong", "why": f"DeepSpeed's repaired run: {wrong[0].get('difference', wrong[0]['said'])}"}
+        why = wrong[0].get("difference", wrong[0]["said"])
+        result |= {"verdict": "wrong", "why": f"DeepSpeed's repaired run: {why}"}
 
 
 def masked(text: str) -> str:
@@ -407,7 +409,8 @@ def masked(text: str) -> str:
 
 def versions(environment: str) -> str:
     """The pins of what matters in an environment."""
-    matter = ("torch", "transformers", "accelerate", "peft", "gliner", "FlagEmbedding", "FastNLP", "ms_swift", "deepspeed")
+    matter = ("torch", "transformers", "accelerate", "peft", "gliner", "FlagEmbedding", "FastNLP", "ms_swift",
+              "deepspeed")  # fmt: skip
     pins = (HERE / f"{environment[:2]}.txt").read_text().splitlines()
     named = [pin.replace("==", " ") for pin in pins if pin.split("==")[0] in matter]
     if environment == "e1b":
@@ -462,7 +465,7 @@ def print_row(result: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     parser.add_argument("--only", action="append", metavar="ROW", help="run this row only; may be given again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, with all texts")
@@ -491,7 +494,8 @@ def main() -> int:
         print(f"runs are in {folder}")
     else:
         shutil.rmtree(folder)
-    counts = {v: sum(r["verdict"] == v for r in results) for v in ("right", "wrong", "silent", "false_alarm", "skipped")}
+    verdicts = ("right", "wrong", "silent", "false_alarm", "skipped")
+    counts = {v: sum(r["verdict"] == v for r in results) for v in verdicts}
     failed = counts["wrong"] + counts["silent"] + counts["false_alarm"]
     print(", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
     return 1 if failed else 77 if counts["skipped"] else 0
