@@ -170,7 +170,9 @@ def run_systems(rows: list[table_of_systems.Row], keep: str | None) -> list[judg
 
 
 def row_of_system(found: dict[str, Any]) -> judge.Row:
-    peers = [f"{p['side']} {p['variant']}: {p['said']}" for p in found["peers"]] + found.get("recorded", [])
+    peers = [f"{p['side']} {p['variant']}: {p['said']}"
+             + (f", {p['difference']} from the reference" if "difference" in p else "")
+             for p in found["peers"]] + found.get("recorded", [])  # fmt: skip
     why = [found["why"]] if found["why"] else []
     return judge.Row(found["name"], found["expected"], found["said"], found["verdict"], why, peers)
 
