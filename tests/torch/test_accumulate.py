@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+`on_duplicate: accumulate` where peers can only refuse: a tower that runs twice in a forward under reentrant
+checkpoints, as MiniCPM-V's does with more than 16 slices. Each of its gradients comes in two pushes; with
+use_reentrant=False it comes in one.
+"""
+
+import pytest
+import torch
+from test_optimizer import BARE
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+STEPS, SLICES, CHUNK, WIDTH = 10, 20, 16, 24
+
+
+class Slices(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(12, WIDTH)
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU())
+                                    for _ in range(3))
+        self.head = nn.Linear(WIDTH, 4)
+
+    def tower(self, x, reentrant):
+        for layer in self.layers:
+            x = x + checkpoint(layer, x, use_reentrant=reentrant)
+        return x
+
+    def forward(self, x, reentrant):
+        return self.head(torch.cat([self.tower(self.embed(chunk), reentrant) for chunk in x.split(CHUNK)]))
+
+
+def trained(reentrant):
+    import zerod
+
+    torch.manual_seed(5)
+    model = Slices()
+    opt = zerod.Optimizer(model)
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(100 * step + opt.rank)
+        x, y = torch.randn(SLICES, 12, generator=generator), torch.randn(SLICES, 4, generator=generator)
+        nn.functional.mse_loss(model(x, reentrant), y).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.close()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def job(world_size, stage, on_duplicate):
+    return {"world": {"size": world_size}, "zero_optimization": {"stage": stage}, "gradient_clipping": 0,
+            "optimizer": {"type": "SGD", "params": BARE | {"lr": 0.05}}, "diagnostics": {"on_duplicate": on_duplicate}}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_two_pushes_are_their_sum(zerod, run, world_size):
+    """With one rank the order of two terms does not matter, so the bits are the same; with two it is another order."""
+    wanted = run(zerod(job(world_size, 2, "reject")), trained, reentrant=False)[0]
+    results = [weights for stage in (1, 2, 3)
+               for weights in run(zerod(job(world_size, stage, "accumulate")), trained, reentrant=True)]
+    for weights in results:
+        assert all(torch.equal(a, b) for a, b in zip(weights, results[0], strict=True))
+        if world_size == 1:
+            assert all(torch.equal(a, b) for a, b in zip(weights, wanted, strict=True))
+        off = sum((a - b).square().sum() for a, b in zip(weights, wanted, strict=True)).sqrt()
+        assert off <= 1e-5 * sum(b.square().sum() for b in wanted).sqrt()
