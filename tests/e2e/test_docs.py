@@ -31,6 +31,7 @@ ELSEWHERE = {
     "docs/architecture.md": "a picture",
     "docs/configuration.md": "tests/test-config-docs.c",
     "docs/diagnostics.md": "tests/test-diagnosis.c",
+             "docs/faults.md": "tests/faults/test_systems.py",
 }
 TIME = re.compile(r"\b\d+(\.\d+)? ?(ns|us|ms|s|min)\b")
 SCRIPT = re.compile(r"^(scripts/|pip install ).*$", re.MULTILINE)

@@ -88,7 +88,7 @@ def test_rows_that_hold_are_told_as_such(monkeypatch, capsys):
 
 
 ONE_SPACE = re.compile(r"\s+")
-DOC = (systems.ROOT / "docs" / "faults.md").read_text()
+DOC = (systems.ROOT / "docs/faults.md").read_text()
 BLOCKS = re.findall(r"<!-- texts: ([^>]+) -->\n```text\n(.*?)```", DOC, re.S)
 
 

@@ -52,9 +52,9 @@ def job(world_size, stage, on_duplicate):
             "optimizer": {"type": "SGD", "params": BARE | {"lr": 0.05}}, "diagnostics": {"on_duplicate": on_duplicate}}
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_two_pushes_are_their_sum(zerod, run, world_size):
-    """With one rank the order of two terms does not matter, so the bits are the same; with two it is another order."""
+    """With one rank the order of two terms does not matter, so the bits are the same; with more it is another order."""
     wanted = run(zerod(job(world_size, 2, "reject")), trained, reentrant=False)[0]
     results = [weights for stage in (1, 2, 3)
                for weights in run(zerod(job(world_size, stage, "accumulate")), trained, reentrant=True)]
