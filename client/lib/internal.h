@@ -28,7 +28,7 @@
 enum {
     CLIENT_MAX_FIELDS = DIAGNOSTIC_MAX_FIELDS,
     CLIENT_NO_TICKET = UINT32_MAX,
-    CLIENT_HOLD_BYTES = 64 * 1024, /* of gradients: copying that many takes longer than to send */
+    CLIENT_HOLD_BYTES = 64 * 1024, /* of gradients. Picked: beside such a copy a send costs little */
 };
 
 struct mapping {
