@@ -101,18 +101,19 @@ class Process:
 class Daemon:
     """zerod on a private socket. What is not said is as in the default configuration, but clipping is on."""
 
-    def __init__(self, world, stage=2, extra="", zero="", cores=None, clipping=1.0):
+    def __init__(self, world, stage=2, extra="", zero="", cores=None, clipping=1.0, prefix=(), nodes=""):
         self.folder = tempfile.mkdtemp(prefix="zerod-bench-")
         self.socket = f"{self.folder}/s"
         self.config = f"{self.folder}/zerod.yaml"
         with open(self.config, "w") as file:
             file.write(
-                f"job: bench\nlisten: {{socket: {self.socket}}}\nworld: {{size: {world}}}\n"
+                f"job: bench\nlisten: {{socket: {self.socket}}}\nworld: {{size: {world}{nodes}}}\n"
                 f"zero_optimization: {{stage: {stage}{zero}}}\n"
                 f"optimizer: {{type: AdamW, params: {{lr: 1.0e-3}}}}\ngradient_clipping: {clipping}\n" + extra
             )
         self.log = open(f"{self.folder}/log", "w+b")
-        self.popen = subprocess.Popen([program("zerod"), "--config", self.config], stdout=self.log, stderr=self.log,
+        self.popen = subprocess.Popen([*prefix, program("zerod"), "--config", self.config], stdout=self.log,
+                                      stderr=self.log,
                                       preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None)
         until = time.monotonic() + 10
         while not os.path.exists(self.socket):
@@ -188,16 +189,17 @@ class ZerodJob:
 class TorchJob:
     """torch on gloo, or alone, with the same number of processes; runs one of its chains on demand."""
 
-    def __init__(self, world, elems=64 * MI, params=64, threads=None):
+    def __init__(self, world, elems=64 * MI, params=64, threads=None, network=None):
         self.ranks = []
         self.folder = tempfile.mkdtemp(prefix="zerod-bench-")
         threads = threads or max(1, n_cores() // world)
-        env = dict(os.environ, OMP_NUM_THREADS=str(threads), GLOO_SOCKET_IFNAME="lo")
+        env = dict(os.environ, OMP_NUM_THREADS=str(threads), GLOO_SOCKET_IFNAME="eth0" if network else "lo")
         script = str(ROOT / "bench" / "torch_rank.py")
         try:
             for rank in range(world):
-                self.ranks.append(Process([sys.executable, script, str(rank), str(world), str(elems), str(params),
-                                           str(threads), f"{self.folder}/store"], env=env))
+                inside = network.inside(rank) if network else []
+                self.ranks.append(Process([*inside, sys.executable, script, str(rank), str(world), str(elems),
+                                           str(params), str(threads), f"{self.folder}/store"], env=env))
             self.chains = [json.loads(rank.receive(180)) for rank in self.ranks][0]
         except BaseException:
             self.stop()

@@ -14,6 +14,7 @@ import time
 
 import growth
 import latency
+import nodes
 import speed
 import torch_hook
 import training
@@ -21,7 +22,7 @@ from harness import ROOT, Failure, available_bytes, n_cores, program, say
 
 BENCHMARKS = {b.__name__.replace("_", "-"): b
               for b in (speed.kernels, speed.step, speed.overlap, speed.update, latency.push, growth.memory,
-                        growth.scaling, training.torch, torch_hook.torch_hook)}
+                        growth.scaling, nodes.nodes, training.torch, torch_hook.torch_hook)}
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 
 

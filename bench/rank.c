@@ -6,12 +6,13 @@
  * iteration with CLOCK_MONOTONIC times in ns, which are comparable between processes.
  *
  *     bench-rank --rank R --socket PATH --elems N --params P [--iterations I | --on-demand]
- *                [--buffer-elems B] [--compute-us U] [--in-slot] [--gather]
+ *                [--buffer-elems B] [--compute-us U] [--in-slot] [--gather] [--bf16]
  *
  * --on-demand: an iteration for each line on standard input, until it ends, so that others can take turns.
  * --buffer-elems: gradients of at most so many elements are kept and pushed again and again within one
  * iteration, for models whose gradients of all ranks would not fit into this machine beside the model.
  * --gather: stage 3, all parameters are gathered and stay so.
+ * --bf16: weights and gradients are bf16; else fp32.
  */
 
 #include <getopt.h>
@@ -35,6 +36,7 @@ struct options {
     bool in_slot;
     bool on_demand;
     bool gather;
+    bool bf16;
 };
 
 static uint64_t now_ns(void)
@@ -54,17 +56,10 @@ static int fail(const struct zerod *c, const char *what)
 static struct options parse(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"rank", 1, NULL, 'r'},
-        {"socket", 1, NULL, 's'},
-        {"elems", 1, NULL, 'e'},
-        {"params", 1, NULL, 'p'},
-        {"iterations", 1, NULL, 'i'},
-        {"compute-us", 1, NULL, 'c'},
-        {"in-slot", 0, NULL, 'd'},
-        {"buffer-elems", 1, NULL, 'b'},
-        {"on-demand", 0, NULL, 'o'},
-        {"gather", 0, NULL, 'g'},
-        {0},
+        {"rank", 1, NULL, 'r'},    {"socket", 1, NULL, 's'},       {"elems", 1, NULL, 'e'},
+        {"params", 1, NULL, 'p'},  {"iterations", 1, NULL, 'i'},   {"compute-us", 1, NULL, 'c'},
+        {"in-slot", 0, NULL, 'd'}, {"buffer-elems", 1, NULL, 'b'}, {"on-demand", 0, NULL, 'o'},
+        {"gather", 0, NULL, 'g'},  {"bf16", 0, NULL, 'h'},         {0},
     };
     struct options o = {.n_elems = 1 << 20, .n_buffer_elems = UINT64_MAX, .n_params = 16, .n_iterations = 5};
     int c;
@@ -101,6 +96,9 @@ static struct options parse(int argc, char **argv)
         case 'g':
             o.gather = true;
             break;
+        case 'h':
+            o.bf16 = true;
+            break;
         default:
             exit(64);
         }
@@ -120,12 +118,16 @@ static struct options parse(int argc, char **argv)
 static int declare(struct zerod *c, const struct options *o)
 {
     uint64_t shape = o->n_elems / o->n_params;
+    enum zerod_dtype dtype = o->bf16 ? ZEROD_BF16 : ZEROD_F32;
     char name[32];
 
     for (unsigned i = 0; i < o->n_params; i++) {
         snprintf(name, sizeof(name), "layers.%u.weight", i);
-        if (zerod_declare(c, &(struct zerod_param){.name = name, .ndim = 1, .shape = &shape, .trainable = true}, 1) !=
-            0)
+        if (zerod_declare(
+                c,
+                &(struct zerod_param){
+                    .name = name, .ndim = 1, .shape = &shape, .dtype = dtype, .grad_dtype = dtype, .trainable = true},
+                1) != 0)
             return fail(c, "declare");
     }
     return zerod_form(c) < 0 ? fail(c, "form") : 0;
@@ -145,13 +147,32 @@ static int gather_all(struct zerod *c, const struct options *o)
 }
 
 /* Small numbers of both signs that are different each time; a multiplication and a few shifts per element. */
-static void refill(float *grads, uint64_t n, uint64_t seed)
+static float small_number(uint64_t i, uint64_t seed)
 {
-    for (uint64_t i = 0; i < n; i++) {
-        uint32_t x = (uint32_t)(i * 2654435761u + seed * 40503u);
+    uint32_t x = (uint32_t)(i * 2654435761u + seed * 40503u);
 
-        grads[i] = (float)(int32_t)(x ^ x >> 15) * 0x1p-40f;
+    return (float)(int32_t)(x ^ x >> 15) * 0x1p-40f;
+}
+
+static void refill(void *grads, const struct options *o, uint64_t seed)
+{
+    float *fp32 = grads;
+    uint16_t *bf16 = grads;
+
+    for (uint64_t i = 0; !o->bf16 && i < o->n_buffer_elems; i++)
+        fp32[i] = small_number(i, seed);
+    for (uint64_t i = 0; o->bf16 && i < o->n_buffer_elems; i++) {
+        float x = small_number(i, seed);
+        uint32_t bits;
+
+        memcpy(&bits, &x, sizeof(bits));
+        bf16[i] = (uint16_t)(bits >> 16);
     }
+}
+
+static size_t elem_bytes(const struct options *o)
+{
+    return o->bf16 ? 2 : 4;
 }
 
 static void pretend_to_compute(unsigned us)
@@ -162,12 +183,12 @@ static void pretend_to_compute(unsigned us)
         ;
 }
 
-static int iterate(struct zerod *c, const struct options *o, float *grads, unsigned iteration)
+static int iterate(struct zerod *c, const struct options *o, uint8_t *grads, unsigned iteration)
 {
     uint64_t n = o->n_elems / o->n_params, n_kept = o->n_buffer_elems / n, start, pushed, ended, done;
     double norm;
 
-    refill(grads, o->n_buffer_elems, iteration * 64u + (unsigned)o->rank);
+    refill(grads, o, iteration * 64u + (unsigned)o->rank);
     if (zerod_grad_norm(c, &norm) != 0) /* the ranks start together */
         return fail(c, "grad_norm");
     start = now_ns();
@@ -176,7 +197,8 @@ static int iterate(struct zerod *c, const struct options *o, float *grads, unsig
         pretend_to_compute(o->compute_us);
         if (o->in_slot)
             memset(zerod_slot(c, i), 0, 64);
-        if (zerod_push(c, &(struct zerod_push){.param = i, .data = o->in_slot ? NULL : grads + i % n_kept * n}) != 0)
+        if (zerod_push(c, &(struct zerod_push){
+                              .param = i, .data = o->in_slot ? NULL : grads + i % n_kept * n * elem_bytes(o)}) != 0)
             return fail(c, "push");
     }
     pushed = now_ns();
@@ -193,7 +215,7 @@ static int iterate(struct zerod *c, const struct options *o, float *grads, unsig
     return 0;
 }
 
-static int iterate_on_demand(struct zerod *c, const struct options *o, float *grads)
+static int iterate_on_demand(struct zerod *c, const struct options *o, uint8_t *grads)
 {
     char line[64];
     int r = 0;
@@ -209,8 +231,8 @@ int main(int argc, char **argv)
 {
     struct options o = parse(argc, argv);
     struct zerod *c;
-    float *grads = mmap(NULL, o.n_buffer_elems * sizeof(float), PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    uint8_t *grads = mmap(NULL, o.n_buffer_elems * elem_bytes(&o), PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     int r = 0;
 
     if (grads == MAP_FAILED || zerod_connect(&c, &(struct zerod_options){.rank = o.rank, .socket = o.socket}) != 0)

@@ -160,8 +160,11 @@ def check_losses(results):
 # ---- memory -------------------------------------------------------------------------------------------------------
 
 
-def memory_of(side, n=2):
-    """MiB between iterations, and the most in the course of one."""
+def memory_of(side, n=8):
+    """
+    MiB between iterations, and the most in the course of one: medians of n, for what a C library keeps of memory that
+    was freed varies by tens of MiB from one iteration to the next.
+    """
     most, over = 0, threading.Event()
 
     def watch():
@@ -170,15 +173,19 @@ def memory_of(side, n=2):
             most = max(most, side.held())
             time.sleep(0.02)
 
+    between, at_most = [], []
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
         for _ in range(n):
+            most = 0
             side.iterate()
+            at_most.append(most)
+            between.append(side.held())
     finally:
         over.set()
         watcher.join()
-    return {"between iterations": side.held(), "at most": most}
+    return {"between iterations": median(between), "at most": median(at_most)}
 
 
 # ---- what is found ------------------------------------------------------------------------------------------------

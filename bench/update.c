@@ -139,7 +139,7 @@ static void iterate(struct bench *bench)
 
     memset(bench->step->contributed, 1, bench->layout->n_params);
     start = now_ns();
-    step_update(bench->step, &(struct step_update){.groups = &hyper, .s = 0.5, .norm_scale = 0.5}, set_done, bench);
+    step_update(bench->step, &(struct step_update){.groups = &hyper, .s = 0.5}, set_done, bench);
     wait_done(bench);
     step_commit(bench->step);
     printf("{\"ns\": %" PRIu64 "}\n", now_ns() - start);

@@ -10,8 +10,12 @@
 #include "daemon/base.h"
 #include "daemon/cause.h"
 #include "daemon/config.h"
+#include "daemon/devices.h"
 #include "daemon/job.h"
 #include "daemon/log.h"
+#include "daemon/membership.h"
+#include "daemon/nodes.h"
+#include "daemon/param-norm.h"
 #include "daemon/server.h"
 #include "daemon/session.h"
 #include "daemon/status.h"
@@ -43,7 +47,7 @@ static uint64_t ring_bytes_held(const struct job *job, bool overflow)
 {
     uint64_t n = 0;
 
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
         for (size_t i = 0; i < ARRAY_SIZE(job->ranks[r].rings); i++) {
             const struct ring *ring = job->ranks[r].rings[i];
 
@@ -52,6 +56,27 @@ static uint64_t ring_bytes_held(const struct job *job, bool overflow)
         }
     }
     return n;
+}
+
+/* What the engine has allocated: none of it is this process's. */
+static void fill_device_memory(const struct job *job, struct status_bytes *memory)
+{
+    static const struct {
+        enum status_memory memory;
+        enum device_piece_kind kind;
+    } classes[] = {{STATUS_MEMORY_STATE, DEVICE_STATE},
+                   {STATUS_MEMORY_STATE, DEVICE_UNDO},
+                   {STATUS_MEMORY_GRADIENT, DEVICE_GRADIENT},
+                   {STATUS_MEMORY_RING, DEVICE_RING},
+                   {STATUS_MEMORY_WEIGHTS, DEVICE_WEIGHTS}};
+    const struct device_keep *keep = devices_keep(job->devices);
+
+    for (size_t i = 0; i < ARRAY_SIZE(classes); i++)
+        memory[classes[i].memory] =
+            (struct status_bytes){.planned_bytes = memory[classes[i].memory].planned_bytes, .on_device = true};
+    for (size_t i = 0; i < ARRAY_SIZE(classes); i++)
+        for (unsigned local = 0; local < job_n_local(job); local++)
+            memory[classes[i].memory].held_bytes += keep->n_bytes[local][classes[i].kind];
 }
 
 static void fill_memory(const struct job *job, struct status_bytes *memory)
@@ -69,6 +94,8 @@ static void fill_memory(const struct job *job, struct status_bytes *memory)
     memory[STATUS_MEMORY_POOL] =
         (struct status_bytes){job->gathered ? pool_held_bytes(job->gathered) : 0, planned->pool};
     memory[STATUS_MEMORY_FIXED] = (struct status_bytes){planned->fixed, planned->fixed};
+    if (job->devices && job->phase != JOB_RESERVING) /* then it is being made */
+        fill_device_memory(job, memory);
 }
 
 static void fill_counters(const struct job *job, struct status *status)
@@ -76,7 +103,7 @@ static void fill_counters(const struct job *job, struct status *status)
     const struct job_counters *c = &job->counters;
     uint64_t overflows = 0;
 
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         overflows += job->ranks[r].rings[0] ? job->ranks[r].rings[0]->n_overflows : 0;
     status->counters = (struct status_counters){
         .n_pushes_admitted = c->admitted,
@@ -114,8 +141,74 @@ static void fill_step(const struct job *job, struct status *status)
     status->slowest_behind_ns = t->slowest_behind_ns;
 }
 
-/* refused is the caller's array of ARRAY_SIZE(job->refused). */
-static struct status make_status(struct server *server, struct status_refused *refused)
+/* What a snapshot of the nodes points to. */
+struct nodes_view {
+    struct status_nodes nodes;
+    struct status_node list[CONFIG_MAX_NODES];
+    char whys[CONFIG_MAX_NODES][256];
+};
+
+static void view_node(struct nodes_view *view, struct server *server, unsigned i)
+{
+    const struct config *config = server_config(server);
+    struct membership_node node = membership_node(server_membership(server), i);
+
+    snprintf(view->whys[i], sizeof(view->whys[i]), "%s", node.why ? node.why : "");
+    view->list[i] = (struct status_node){
+        .address = node.address,
+        .first_rank = config_first_rank_of(config, i),
+        .n_ranks = config->world.nodes.items[i].ranks,
+        .known = config->world.node == 0 || i == 0 || i == config->world.node,
+        .reached = node.up,
+        .why = view->whys[i],
+        .silent_ns = node.silent_ms == UINT64_MAX ? UINT64_MAX : node.silent_ms * UINT64_C(1000000),
+    };
+}
+
+/* Return: NULL for one node, or when memory is out; to be freed. */
+static struct nodes_view *view_nodes(struct server *server)
+{
+    const struct job *job = server_job(server);
+    struct nodes_view *view = job->nodes ? calloc(1, sizeof(*view)) : NULL;
+    struct nodes_status status;
+
+    if (!view)
+        return NULL;
+    status = nodes_status(job->nodes);
+    view->nodes = (struct status_nodes){
+        .node = status.node,
+        .list = view->list,
+        .n = status.n_nodes,
+        .engine = "gloo",
+        .generation = status.generation,
+        .connected = status.connected,
+        .n_orders = status.totals.n_orders,
+        .n_bytes_sent = status.totals.n_bytes_sent,
+        .n_bytes_received = status.totals.n_bytes_received,
+        .busy_ns = status.totals.busy_ns,
+        .waits_for = status.waits_for,
+        .waits_to = status.waits_to,
+    };
+    for (unsigned i = 0; i < status.n_nodes; i++)
+        view_node(view, server, i);
+    return view;
+}
+
+static struct status_device view_device(const struct job *job)
+{
+    struct devices_status status = job->devices ? devices_status(job->devices) : (struct devices_status){0};
+
+    return (struct status_device){
+        .ready = status.ready,
+        .pid = status.pid,
+        .generation = status.generation,
+        .n_failures = status.n_failures,
+        .versions = status.versions && status.versions[0] ? status.versions : NULL,
+    };
+}
+
+/* refused is the caller's array of ARRAY_SIZE(job->refused); view may be NULL. */
+static struct status make_status(struct server *server, struct status_refused *refused, const struct nodes_view *view)
 {
     const struct config *config = server_config(server);
     const struct job *job = server_job(server);
@@ -136,9 +229,12 @@ static struct status make_status(struct server *server, struct status_refused *r
         .limit_bytes = config->limits.memory_bytes,
         .refused = refused,
         .n_refused = job->n_refused,
+        .nodes = view ? &view->nodes : NULL,
+        .has_device = job->devices != NULL,
+        .device = view_device(job),
     };
 
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         status.n_attached += job->ranks[r].peer != NULL;
     for (size_t i = 0; i < job->n_refused; i++)
         refused[i] = (struct status_refused){.code = job->refused[i].code, .n = job->refused[i].n};
@@ -153,11 +249,11 @@ static struct status make_status(struct server *server, struct status_refused *r
 static const char *rank_word(const struct job *job, const struct job_rank *rank)
 {
     static const char *const words[] = {
-        [WAIT_FORM] = "forming",        [WAIT_INIT] = "initialising", [WAIT_READY] = "initialising",
-        [WAIT_SLOT] = "slot",           [WAIT_END] = "boundary",      [WAIT_STEP] = "step",
-        [WAIT_NORM] = "norm",           [WAIT_GATHER] = "gather",     [WAIT_READ] = "read",
-        [WAIT_WINDOW_BEGIN] = "window", [WAIT_WINDOW_END] = "window", [WAIT_WRITE] = "window",
-        [WAIT_ABORT] = "abort",
+        [WAIT_FORM] = "forming", [WAIT_INIT] = "initialising",   [WAIT_READY] = "initialising",
+        [WAIT_SLOT] = "slot",    [WAIT_END] = "boundary",        [WAIT_OTHERS] = "step",
+        [WAIT_STEP] = "step",    [WAIT_NORM] = "norm",           [WAIT_GATHER] = "gather",
+        [WAIT_READ] = "read",    [WAIT_WINDOW_BEGIN] = "window", [WAIT_WINDOW_END] = "window",
+        [WAIT_WRITE] = "window", [WAIT_ABANDON] = "boundary",    [WAIT_ABORT] = "abort",
     };
 
     if (rank->left)
@@ -197,10 +293,10 @@ static struct status_rank make_rank(const struct job *job, const struct job_rank
 
 static struct status_rank *make_ranks(const struct job *job)
 {
-    struct status_rank *ranks = calloc(job->world_size, sizeof(*ranks));
+    struct status_rank *ranks = calloc(job_n_local(job), sizeof(*ranks));
 
-    for (unsigned r = 0; ranks && r < job->world_size; r++)
-        ranks[r] = make_rank(job, &job->ranks[r]);
+    for (unsigned r = job->first_rank; ranks && r < job->end_rank; r++)
+        ranks[r - job->first_rank] = make_rank(job, &job->ranks[r]);
     return ranks;
 }
 
@@ -211,8 +307,8 @@ static struct status_param *make_params(const struct job *job)
     for (uint32_t p = 0; params && p < job->layout->n_params; p++)
         params[p] = (struct status_param){
             .n_steps = state_journal(job->state)->counts[p],
-            .has_grad_norm = job->has_norm,
-            .grad_norm = job->step->norms[p],
+            .has_grad_norm = job->has_norm && param_norm_is_here(job, p),
+            .grad_norm = step_param_norm(job->step, step_squares(job->step, p)),
         };
     return params;
 }
@@ -232,7 +328,8 @@ static size_t list_diagnostics(const struct job *job, const struct diagnostic **
 static char *on_status(struct server *server)
 {
     struct status_refused refused[ARRAY_SIZE(server_job(server)->refused)];
-    struct status status = make_status(server, refused);
+    _cleanup_free_ struct nodes_view *view = view_nodes(server);
+    struct status status = make_status(server, refused, view);
 
     return status_json(&status);
 }
@@ -241,7 +338,7 @@ static char *on_ranks(struct server *server)
 {
     _cleanup_free_ struct status_rank *ranks = make_ranks(server_job(server));
 
-    return ranks ? ranks_json(ranks, server_job(server)->world_size, server_now_ns(server)) : NULL;
+    return ranks ? ranks_json(ranks, job_n_local(server_job(server)), server_now_ns(server)) : NULL;
 }
 
 static char *on_params(struct server *server)
@@ -277,7 +374,8 @@ static char *on_report(struct server *server)
 {
     const struct job *job = server_job(server);
     struct status_refused refused[ARRAY_SIZE(job->refused)];
-    struct status status = make_status(server, refused);
+    _cleanup_free_ struct nodes_view *view = view_nodes(server);
+    struct status status = make_status(server, refused, view);
     _cleanup_free_ struct status_rank *ranks = make_ranks(job);
     _cleanup_free_ struct status_param *params = make_params(job);
     _cleanup_free_ char *config = print_config(server_config(server));
@@ -286,7 +384,7 @@ static char *on_report(struct server *server)
     return report_json(&(struct report){
         .status = &status,
         .ranks = ranks,
-        .n_ranks = ranks ? job->world_size : 0,
+        .n_ranks = ranks ? job_n_local(job) : 0,
         .ledger = job->layout ? &job->ledger : NULL,
         .params = params,
         .diagnostics = list,

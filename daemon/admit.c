@@ -6,7 +6,11 @@
  *     is it well formed      parameter, size, dtype               (E1103, E1102)
  *     its slot               opened with the first push into it   (E1403)
  *     the ledger             admits or refuses; refused: nothing else changes
- *     its bucket             when the slot is full it may be complete: collect.c
+ *     its parcel             when the slot is full it may be complete: collect.c
+ *
+ * A large gradient comes in parts, one Push each, in order and with no other between them; what is said
+ * of its first part goes for all. One that ends before its last part (there was no room for a slot) leaves a torn
+ * micro-batch, which can be given up but not ended.
  *
  * And of those who need a slot and have no room: ring, for a moment; then overflow, then E1401.
  */
@@ -15,10 +19,14 @@
 #include <stdio.h>
 
 #include "daemon/base.h"
+#include "daemon/devices.h"
 #include "daemon/job.h"
 
-/* For a slot of the ring, before overflow is granted. Picked: some slices of the scheduler. */
-enum { SLOT_PATIENCE_MS = 15 };
+/*
+ * For a slot of the ring, before overflow is granted. Picked: longer than ranks usually differ; and when that was in
+ * vain, some slices of the scheduler.
+ */
+enum { SLOT_PATIENCE_MS = 250, SLOT_LITTLE_PATIENCE_MS = 15 };
 
 /* ---- opening a micro-batch ----------------------------------------------------------------------------- */
 
@@ -80,6 +88,8 @@ static struct push_record make_record(const struct job *job, const struct job_ra
         .attempt = request->attempt,
         .micro_batch = request->micro_batch,
         .param = request->param,
+        .part = request->param < job->layout->n_params ? job->layout->params[request->param].first_part + request->part
+                                                       : UINT32_MAX,
         .ordinal = request->ordinal,
         .depth = request->depth,
         .segment = request->segment,
@@ -119,12 +129,36 @@ static bool has_declared_form(struct job *job, struct job_rank *rank, const stru
     return true;
 }
 
+/* The part is one of the parameter's, and the first or next one of a gradient. */
+static bool is_next_part(const struct job *job, const struct job_rank *rank, const struct request_push *request)
+{
+    const struct partial_push *partial = &rank->partial;
+
+    if (request->part >= job->layout->params[request->param].n_parts)
+        return false;
+    if (request->attempt < job->ledger.attempt || request->sequence <= job->ledger.ranks[rank->rank].last_sequence)
+        return true; /* the ledger does not look at it */
+    return request->part == 0 || (request->part == partial->next && request->param == partial->param);
+}
+
+static void note_part(const struct job *job, struct job_rank *rank, const struct request_push *request, bool refused)
+{
+    struct partial_push *partial = &rank->partial;
+
+    if (request->part == 0 && partial->next > 0)
+        partial->torn |= !partial->refused;
+    partial->param = request->param;
+    partial->next = request->part + 1;
+    partial->refused = refused;
+    if (request->record_only || partial->next == job->layout->params[request->param].n_parts)
+        partial->next = 0;
+}
+
 /* Return: 0 and *slot (NULL when the push has no data), or positive: the connection is being dropped. */
-static int open_slot(struct job *job, struct job_rank *rank, const struct request_push *request,
+static int open_slot(struct job *job, struct job_rank *rank, const struct request_push *request, uint32_t part,
                      struct ring_slot **slot)
 {
-    const struct layout_param *param = &job->layout->params[request->param];
-    const struct layout_bucket *bucket = &job->layout->buckets[param->bucket];
+    uint32_t parcel = job->layout->parts[part].parcel;
     int r;
 
     *slot = NULL;
@@ -134,12 +168,12 @@ static int open_slot(struct job *job, struct job_rank *rank, const struct reques
                        &(struct ring_use){
                            .ticket = request->ticket,
                            .use = request->use,
-                           .bucket = param->bucket,
+                           .parcel = parcel,
                            .micro_batch = request->micro_batch,
                            .pass = request->pass,
                            .attempt = request->attempt,
                            .offset_bytes = request->offset_bytes,
-                           .n_bytes = bucket->n_elems * dtype_size(bucket->grad_dtype),
+                           .n_bytes = layout_parcel_bytes(job->layout, parcel),
                            .overflow = request->overflow,
                        },
                        slot);
@@ -160,7 +194,7 @@ static void note_again(struct job *job, struct job_rank *rank, const struct push
     job->counters.accumulated++;
     if (!again->code) {
         again->code = E_DUPLICATE;
-        again->first = ledger_entry(&job->ledger, rank->rank, record->param)->first;
+        again->first = ledger_entry(&job->ledger, rank->rank, record->part)->first;
         again->second = *record;
     }
     if (!again->diagnostic)
@@ -170,30 +204,44 @@ static void note_again(struct job *job, struct job_rank *rank, const struct push
 static void admit(struct job *job, struct job_rank *rank, const struct push_record *record, struct ring_slot *slot,
                   uint16_t pass)
 {
-    uint32_t bucket = job->layout->params[record->param].bucket;
+    const struct layout_part *part = &job->layout->parts[record->part];
+    bool last = layout_is_last_part(job->layout, record->part);
 
     if (!slot || slot->pass != pass) {
         job_drop_peer(job, rank, slot ? "Push.pass: not the pass of this push" : "Push.record_only: not a duplicate");
         return;
     }
-    job->counters.admitted++;
-    rank->n_pushes++;
-    if (pass > 0)
+    job->counters.admitted += last;
+    rank->n_pushes += last;
+    if (pass > 0 && last)
         note_again(job, rank, record);
     slot->n_pushed++;
-    if (slot->n_pushed == job->layout->buckets[bucket].n_params)
-        collect_bucket(job, bucket);
+    if (slot->n_pushed == job->layout->parcels[part->parcel].n_parts)
+        collect_parcel(job, part->parcel);
+}
+
+/* As the client sums a duplicate: over the parts, which have sums of their own. Return: false when it is not known. */
+static bool find_sum(const struct job *job, const struct job_rank *rank, uint32_t param, uint64_t *sum)
+{
+    const struct layout_param *p = &job->layout->params[param];
+    uint64_t of_part;
+
+    *sum = 0;
+    for (uint32_t i = 0; i < p->n_parts; i++, *sum += of_part)
+        if (!ledger_find_sum(&job->ledger, rank->rank, p->first_part + i, 0, &of_part))
+            return false;
+    return true;
 }
 
 static void refuse_duplicate(struct job *job, struct job_rank *rank, const struct push_record *record,
                              const struct request_push *request)
 {
-    const struct ledger_entry *entry = ledger_entry(&job->ledger, rank->rank, record->param);
+    const struct ledger_entry *entry = ledger_entry(&job->ledger, rank->rank, record->part);
     bool first = !rank->fault.code;
     uint64_t sum;
 
     job_fault_push(job, rank, E_DUPLICATE, &entry->first, record, NULL);
-    if (first && request->record_only && ledger_find_sum(&job->ledger, rank->rank, record->param, 0, &sum)) {
+    if (first && request->record_only && find_sum(job, rank, record->param, &sum)) {
         rank->fault.sums_known = true;
         rank->fault.sums_equal = sum == request->sum;
     }
@@ -210,6 +258,12 @@ static void close_empty(struct job_rank *rank, struct ring_slot *slot)
         ring_credit(rank->rings[0], slot);
 }
 
+static bool knows_event(const struct job *job, const struct job_rank *rank, const struct request_push *request)
+{
+    return request->event_plus_one == 0 ||
+           (job->devices && devices_has_event(job->devices, rank->rank - job->first_rank, request->event_plus_one - 1));
+}
+
 void job_push(struct job *job, struct job_rank *rank, const struct request_push *request)
 {
     struct push_record record = make_record(job, rank, request);
@@ -217,17 +271,37 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
     uint16_t pass = 0;
     int r;
 
-    if (!has_declared_form(job, rank, request, &record) || open_slot(job, rank, request, &slot) != 0)
+    if (!has_declared_form(job, rank, request, &record))
         return;
+    if (!knows_event(job, rank, request)) {
+        job_drop_peer(job, rank, "Push.event_plus_one: no such event");
+        return;
+    }
+    if (!is_next_part(job, rank, request)) {
+        job_drop_peer(job, rank, "Push.part: not the part that comes next");
+        return;
+    }
+    if (open_slot(job, rank, request, record.part, &slot) != 0)
+        return;
+    if (slot && request->event_plus_one > 0) /* recorded behind all that the slot has, the last one counts */
+        slot->event_plus_one = request->event_plus_one;
     if (rank->abort_notice && request->attempt >= job->ledger.attempt) {
         job_drop_peer(job, rank, "Push.attempt: newer than what this rank was told");
         return;
     }
+    if (request->part > 0 && rank->partial.refused) {
+        note_part(job, rank, request, true);
+        close_empty(rank, slot);
+        return;
+    }
     if (job->has_learnt && !job->learnt[request->param] && request->attempt == job->ledger.attempt) {
+        note_part(job, rank, request, true);
         job_fault_push(job, rank, E_GRAPH_CHANGED, NULL, &record, NULL);
         return;
     }
     r = ledger_push(&job->ledger, rank->rank, &record, &pass);
+    if (r != LEDGER_RETRY && r != LEDGER_DROPPED)
+        note_part(job, rank, request, r != LEDGER_ADMITTED && r != LEDGER_REDO);
     switch (r) {
     case LEDGER_ADMITTED:
         admit(job, rank, &record, slot, pass);
@@ -239,7 +313,7 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
         }
         slot->redo = true;
         slot->n_pushed++;
-        collect_verify(job, rank, slot, request->param, pass);
+        collect_verify(job, rank, slot, record.part, pass);
         break;
     case LEDGER_RETRY:
         job->counters.retried++;
@@ -258,6 +332,22 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
     }
 }
 
+void job_event(struct job *job, struct job_rank *rank, const struct request_event *request)
+{
+    const struct ring *ring = rank->rings[0];
+
+    if (!job->devices) {
+        job_drop_peer(job, rank, "Event: the job's gradients lie in host memory");
+        return;
+    }
+    for (uint32_t i = 0; ring && ring->n_held > 0 && i < ring->n_tickets; i++)
+        if (ring->slots[i].held && ring->slots[i].event_plus_one == request->number + 1) {
+            job_drop_peer(job, rank, "Event.number: pushes that name it are not reduced yet");
+            return;
+        }
+    devices_event(job->devices, rank->rank - job->first_rank, request->number, request->handle);
+}
+
 /* ---- room for a slot ----------------------------------------------------------------------------------- */
 
 struct extent_start {
@@ -273,7 +363,7 @@ static uint64_t overflow_bytes(const struct job *job)
 {
     uint64_t n = 0;
 
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         for (size_t i = 0; i < ARRAY_SIZE(job->ranks[r].rings); i++)
             n += job->ranks[r].rings[i] ? job->ranks[r].rings[i]->overflow_bytes : 0;
     return n;
@@ -335,9 +425,9 @@ static void extent_run(struct work *work, uint32_t item)
 
 static uint64_t wanted_bytes(const struct job *job, const struct job_rank *rank)
 {
-    const struct layout_bucket *bucket = &job->layout->buckets[rank->slot_wanted.bucket];
+    const struct request_slot_request *wanted = &rank->slot_wanted;
 
-    return bucket->n_elems * dtype_size(bucket->grad_dtype);
+    return layout_parcel_bytes(job->layout, job->layout->buckets[wanted->bucket].first_parcel + wanted->parcel);
 }
 
 static void extent_done(struct work *work)
@@ -384,23 +474,22 @@ static void start_extent(struct job *job, struct job_rank *rank, uint64_t offset
     worker_post(job->pool, &start->work);
 }
 
-/* A rank that has completed a later bucket but not this one has a parameter that comes late, or never. */
+/* A rank that has completed a later parcel but not this one has a parameter that comes late, or never. */
 static bool find_late(const struct job *job, uint32_t *late_rank, uint32_t *late_param)
 {
-    for (uint32_t b = 0; b + 1 < job->layout->n_buckets; b++) {
-        const struct layout_bucket *bucket = &job->layout->buckets[b];
+    for (uint32_t i = 0; i + 1 < job->layout->n_parcels; i++) {
+        const struct layout_parcel *parcel = &job->layout->parcels[i], *next = parcel + 1;
 
-        for (unsigned r = 0; r < job->world_size; r++) {
+        for (unsigned r = job->first_rank; r < job->end_rank; r++) {
             const struct ledger_rank *ledger = &job->ledger.ranks[r];
-            const struct layout_bucket *next = &job->layout->buckets[b + 1];
             bool later = true;
 
-            for (uint32_t i = 0; i < next->n_params; i++)
-                later &= ledger->entries[job->layout->bucket_params[next->first_param + i]].n_pushed > 0;
-            for (uint32_t i = 0; later && ledger->open && i < bucket->n_params; i++) {
-                *late_param = job->layout->bucket_params[bucket->first_param + i];
+            for (uint32_t k = 0; k < next->n_parts; k++)
+                later &= ledger->entries[next->first_part + k].n_pushed > 0;
+            for (uint32_t k = 0; later && ledger->open && k < parcel->n_parts; k++) {
+                *late_param = job->layout->parts[parcel->first_part + k].param;
                 *late_rank = r;
-                if (ledger->entries[*late_param].n_pushed == 0)
+                if (ledger->entries[parcel->first_part + k].n_pushed == 0)
                     return true;
             }
         }
@@ -429,30 +518,49 @@ static void warn_late(struct job *job)
     job_keep(job, diagnostic_finish(d));
 }
 
-/* A slot is full, and its bucket waits for ranks that are behind. */
+/* A slot is full, and its parcel waits for ranks that are behind. */
 static bool has_full_slot(const struct job *job, const struct ring *ring)
 {
     for (uint32_t i = 0; ring->n_held > 0 && i < ring->n_tickets; i++) {
         const struct ring_slot *slot = &ring->slots[i];
 
         if (slot->held && !slot->overflow && !slot->redo &&
-            slot->n_pushed == job->layout->buckets[slot->bucket].n_params)
+            slot->n_pushed == job->layout->parcels[slot->parcel].n_parts)
             return true;
     }
     return false;
 }
 
+/* No rank has pushed in this micro-batch what this one has not: so far they come the same way, behind it. */
+static bool others_follow(const struct job *job, const struct job_rank *rank)
+{
+    const struct ledger_rank *own = &job->ledger.ranks[rank->rank];
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        const struct ledger_rank *other = &job->ledger.ranks[r];
+
+        for (uint32_t i = 0; other->open && other->n_ended == own->n_ended && i < job->layout->n_parts; i++)
+            if (other->entries[i].n_pushed > own->entries[i].n_pushed)
+                return false;
+    }
+    return true;
+}
+
 /*
  * A rank that is ahead by a whole ring gains nothing by more memory when the others are about to follow, and
- * loses time: fresh pages, out of every cache. Once in a micro-batch it finds out that they are not.
+ * loses time: fresh pages, out of every cache. Once in a micro-batch it finds out that they are not: perhaps what
+ * it does next is what they wait for.
  */
 static bool is_patient(struct job *job, struct job_rank *rank)
 {
-    if (rank->impatient || !has_full_slot(job, rank->rings[0]))
+    unsigned patience_ms = rank->waited_in_vain ? SLOT_LITTLE_PATIENCE_MS : SLOT_PATIENCE_MS;
+
+    if (rank->impatient || !has_full_slot(job, rank->rings[0]) || !others_follow(job, rank))
         return false;
-    rank->impatient = job_now(job) - rank->wait_ns >= SLOT_PATIENCE_MS * UINT64_C(1000000);
-    if (!rank->impatient)
-        job->ops.soon(job->ops.userdata, SLOT_PATIENCE_MS);
+    if (job_now(job) - rank->wait_ns >= patience_ms * UINT64_C(1000000))
+        rank->impatient = rank->waited_in_vain = true;
+    else
+        job->ops.soon(job->ops.userdata, patience_ms);
     return !rank->impatient;
 }
 
@@ -465,7 +573,7 @@ void admit_settle(struct job *job, struct job_rank *rank)
     if (rank->wait != WAIT_SLOT || rank->reserving || job_is_held(job, rank))
         return;
     if (rank->slot_credited) { /* perhaps after the client looked */
-        rank->slot_credited = false;
+        rank->slot_credited = rank->waited_in_vain = false;
         grant(job, rank, true, 0);
         return;
     }
@@ -497,8 +605,11 @@ void admit_settle(struct job *job, struct job_rank *rank)
 
 void job_slot_request(struct job *job, struct job_rank *rank, const struct request_slot_request *request)
 {
-    if (request->bucket >= job->layout->n_buckets) {
-        job_drop_peer(job, rank, "SlotRequest.bucket: no such bucket");
+    if (request->bucket >= job->layout->n_buckets ||
+        request->parcel >= job->layout->buckets[request->bucket].n_parcels) {
+        job_drop_peer(job, rank,
+                      request->bucket >= job->layout->n_buckets ? "SlotRequest.bucket: no such bucket"
+                                                                : "SlotRequest.parcel: the bucket has fewer");
         return;
     }
     rank->slot_wanted = *request;

@@ -13,6 +13,10 @@
 
 #include "daemon/base.h"
 #include "daemon/job.h"
+#include "daemon/nodes.h"
+
+/* How long a refusal waits for what would explain it. Picked: a rank's first iteration may be slower by seconds. */
+enum { OTHERS_MS = 30000 };
 
 /* ---- end of a micro-batch ------------------------------------------------------------------------------ */
 
@@ -50,10 +54,33 @@ static void refuse_position(struct job *job, struct job_rank *rank, enum diagnos
     job_is_held(job, rank);
 }
 
+static bool is_torn(const struct job_rank *rank)
+{
+    return rank->partial.torn || (rank->partial.next > 0 && !rank->partial.refused);
+}
+
+/* Some parts of a gradient may be in the sums, and the others will not come. */
+static void abort_torn(struct job *job, struct job_rank *rank)
+{
+    job_wait(job, rank, WAIT_END);
+    job_abort(job, rank->rank,
+              cause_abandoned(&(struct evidence_abandoned){
+                  .at = job_at(job, rank),
+                  .why = "the rest of a large gradient was not pushed",
+                  .n_dropped = job_n_pushed_open(job, rank),
+                  .aborted = true,
+              }));
+    job_settle(job);
+}
+
 void job_end_backward(struct job *job, struct job_rank *rank, const struct request_end_backward *request)
 {
     if (job_is_stopped(job, rank))
         return;
+    if (is_torn(rank)) {
+        abort_torn(job, rank);
+        return;
+    }
     switch (ledger_end(&job->ledger, rank->rank, request->step, request->micro_batch)) {
     case LEDGER_ADMITTED:
         if (request->has_blob)
@@ -85,21 +112,18 @@ void job_end_backward(struct job *job, struct job_rank *rank, const struct reque
     job_settle(job);
 }
 
-void job_abandon_backward(struct job *job, struct job_rank *rank, const struct request_abandon_backward *request)
+/* Dropped, or if any of it is in a sum already, the step begins again without it. */
+static void abandon(struct job *job, struct job_rank *rank)
 {
-    uint32_t n_pushed = job->ledger.ranks[rank->rank].n_pushed_open;
-    struct evidence_abandoned evidence = {.at = job_at(job, rank), .why = request->why, .n_dropped = n_pushed};
+    uint32_t n_pushed = job_n_pushed_open(job, rank);
+    struct evidence_abandoned evidence = {
+        .at = job_at(job, rank), .why = rank->given_up_why ? rank->given_up_why : "", .n_dropped = n_pushed};
     struct diagnostic *diagnostic;
 
-    job_fault_reset(&rank->fault); /* the pushes that it is about are given up */
-    if (job_is_held(job, rank))
-        return;
     evidence.aborted = ledger_abandon(&job->ledger, rank->rank) == LEDGER_MUST_ABORT;
     diagnostic = cause_abandoned(&evidence);
     rank->abandoned = true;
     rank->n_given_up = n_pushed;
-    free(rank->given_up_why);
-    rank->given_up_why = *request->why ? strdup(request->why) : NULL;
     if (evidence.aborted) {
         job_wait(job, rank, WAIT_END);
         job_abort(job, rank->rank, diagnostic);
@@ -109,6 +133,35 @@ void job_abandon_backward(struct job *job, struct job_rank *rank, const struct r
     job_keep(job, diagnostic);
     collect_drop_open(job, rank);
     job_answer_done(job, rank);
+}
+
+void job_abandon_backward(struct job *job, struct job_rank *rank, const struct request_abandon_backward *request)
+{
+    job_fault_reset(&rank->fault); /* the pushes that it is about are given up */
+    rank->partial = (struct partial_push){0};
+    if (job_is_held(job, rank))
+        return;
+    free(rank->given_up_why);
+    rank->given_up_why = *request->why ? strdup(request->why) : NULL;
+    if (!collect_has_promised(job, rank)) {
+        abandon(job, rank);
+        return;
+    }
+    job_wait(job, rank, WAIT_ABANDON);
+    nodes_withdraw(job->nodes);
+}
+
+void job_withdrawn(struct job *job)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (rank->wait == WAIT_ABANDON)
+            abandon(job, rank);
+        else if (rank->left && job->ledger.ranks[r].open)
+            job_give_up_open(job, rank);
+    }
+    collect_all(job);
 }
 
 /* ---- asking for the step ------------------------------------------------------------------------------- */
@@ -122,20 +175,19 @@ struct params {
 static struct params missing_of(const struct job *job, unsigned rank, const uint8_t *among)
 {
     struct params params = {.ids = calloc(job->layout->n_params + 1, sizeof(uint32_t))};
-    const uint8_t *pushed = job->ledger.ranks[rank].pushed_in_step;
 
     for (uint32_t p = 0; params.ids && p < job->layout->n_params; p++)
-        if (job->layout->params[p].trainable && !pushed[p] && (!among || among[p]))
+        if (job->layout->params[p].trainable && !job_has_pushed(job, rank, p) && (!among || among[p]))
             params.ids[params.n++] = p;
     return params;
 }
 
-/* Do the other ranks that have come as far miss these parameters too? */
+/* Has no other rank pushed any of these parameters in this step, so far? */
 static bool missing_on_all(const struct job *job, const struct params *missing)
 {
     for (unsigned r = 0; r < job->world_size; r++)
-        for (uint32_t i = 0; job->ledger.ranks[r].n_ended > 0 && i < missing->n; i++)
-            if (job->ledger.ranks[r].pushed_in_step[missing->ids[i]])
+        for (uint32_t i = 0; i < missing->n; i++)
+            if (job_has_pushed(job, r, missing->ids[i]))
                 return false;
     return true;
 }
@@ -149,6 +201,19 @@ static bool never_pushed(const struct job *job, const struct params *missing)
     return true;
 }
 
+/* Another rank that is here may still push what it has not pushed yet. */
+static bool others_are_behind(const struct job *job, const struct job_rank *rank)
+{
+    for (unsigned r = 0; r < job->world_size; r++) {
+        const struct ledger_rank *other = &job->ledger.ranks[r];
+
+        if (job_rank_is_here(&job->ranks[r]) && !job->ranks[r].left && !other->asked &&
+            other->n_ended < job->ledger.ranks[rank->rank].n_ended)
+            return true;
+    }
+    return false;
+}
+
 /* Return: NULL when this rank may ask, else why not. */
 static struct diagnostic *judge_request(const struct job *job, const struct job_rank *rank)
 {
@@ -156,6 +221,7 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
     uint64_t configured = job->config->gradient_accumulation_steps;
     uint32_t trainable = job_n_trainable(job);
     struct params missing = missing_of(job, rank->rank, NULL);
+    bool on_all = missing_on_all(job, &missing);
     _cleanup_free_ uint32_t *ids = missing.ids;
     _cleanup_free_ uint8_t *called = calloc(missing.n + 1, 1);
     struct evidence_at at = job_at(job, rank);
@@ -164,7 +230,7 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
         .params = missing.ids,
         .n_params = missing.n,
         .n_trainable = trainable,
-        .world_size = job->world_size,
+        .world_size = on_all && others_are_behind(job, rank) ? 1 : job->world_size, /* of which something is known */
         .n_micro_batches = ledger->n_ended,
         .n_configured = (uint32_t)configured,
         .n_forwards = rank->n_forwards - rank->n_forwards_at_step,
@@ -172,7 +238,7 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
         .abandoned = rank->abandoned,
         .n_given_up = rank->n_given_up,
         .why = rank->given_up_why,
-        .same_on_all_ranks = missing_on_all(job, &missing),
+        .same_on_all_ranks = on_all,
         .same_every_step = never_pushed(job, &missing),
         .n_steps_seen = job->ledger.step + 1,
     };
@@ -201,39 +267,55 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
     return NULL;
 }
 
-static void keep_args(struct job_rank *rank, const struct request_step *request, const struct config *config)
+struct hyper job_plain_hyper(const struct config *config, const struct wire_hyper *h)
 {
-    struct step_args *args = &rank->args;
+    return (struct hyper){
+        .lr = h->lr,
+        .beta1 = h->beta1,
+        .beta2 = h->beta2,
+        .eps = h->eps,
+        .weight_decay = h->weight_decay,
+        .momentum = h->momentum,
+        .dampening = h->dampening,
+        .lr_decay = h->lr_decay,
+        .nesterov = h->nesterov,
+        .adam_w_mode = config->optimizer.hyper.adam_w_mode,
+    };
+}
 
+struct wire_hyper job_wire_hyper(const struct hyper *h)
+{
+    return (struct wire_hyper){h->lr,       h->beta1,     h->beta2,    h->eps,     h->weight_decay,
+                               h->momentum, h->dampening, h->lr_decay, h->nesterov};
+}
+
+void job_describe_args(const struct job *job, const struct step_args *args, struct request_step *request,
+                       struct wire_hyper *groups)
+{
+    *request = (struct request_step){.has_max_norm = args->has_max_norm,
+                                     .max_norm = args->max_norm,
+                                     .loss_scale = args->loss_scale,
+                                     .found_inf = args->found_inf,
+                                     .groups = groups};
+    for (uint32_t g = 0; args->groups && g < job->layout->n_groups; g++)
+        groups[request->n_groups++] = job_wire_hyper(&args->groups[g]);
+}
+
+void job_keep_args(const struct job *job, struct step_args *args, const struct request_step *request)
+{
     free(args->groups);
-    blob_reset(&rank->blob_step);
     *args = (struct step_args){
         .has_max_norm = request->has_max_norm,
         .max_norm = request->max_norm,
         .loss_scale = request->loss_scale,
         .found_inf = request->found_inf,
     };
-    if (request->n_groups > 0)
+    if (request->n_groups == job->layout->n_groups)
         args->groups = calloc(request->n_groups, sizeof(*args->groups));
     for (size_t i = 0; args->groups && i < request->n_groups; i++) {
-        const struct wire_hyper *h = &request->groups[i];
-
-        args->groups[i] = (struct hyper){
-            .lr = h->lr,
-            .beta1 = h->beta1,
-            .beta2 = h->beta2,
-            .eps = h->eps,
-            .weight_decay = h->weight_decay,
-            .momentum = h->momentum,
-            .dampening = h->dampening,
-            .lr_decay = h->lr_decay,
-            .nesterov = h->nesterov,
-            .adam_w_mode = config->optimizer.hyper.adam_w_mode,
-        };
+        args->groups[i] = job_plain_hyper(job->config, &request->groups[i]);
         args->n_groups++;
     }
-    if (request->has_blob)
-        blob_set(&rank->blob_step, request->blob, request->n_blob_bytes);
 }
 
 /* Looks for a difference between what two ranks want of a group. Return: true and what it is. */
@@ -301,8 +383,7 @@ static bool args_differ(const struct job *job, const struct step_args *a, const 
     return false;
 }
 
-/* Return: NULL when the arguments agree with those of the ranks that asked before. */
-static struct diagnostic *compare_args(const struct job *job, const struct job_rank *rank)
+struct diagnostic *job_compare_args(const struct job *job, const struct job_rank *rank)
 {
     struct evidence_args evidence = {.at = job_at(job, rank)};
     char name[64];
@@ -350,10 +431,54 @@ static const char *check_step(const struct job *job, const struct request_step *
     return NULL;
 }
 
+/* A rank may come here a moment before the others have pushed what it misses; that they do is the cause then. */
+static bool needs_others(const struct job *job, const struct job_rank *rank)
+{
+    _cleanup_free_ uint32_t *ids = NULL;
+    struct params missing;
+
+    if (job->config->diagnostics.on_missing != CONFIG_MISSING_ERROR || rank->abandoned ||
+        job->ledger.ranks[rank->rank].n_pushed == 0 || !others_are_behind(job, rank))
+        return false;
+    missing = missing_of(job, rank->rank, NULL);
+    ids = missing.ids;
+    return missing.n > 0 && missing_on_all(job, &missing);
+}
+
+static void judge_and_ask(struct job *job, struct job_rank *rank)
+{
+    struct diagnostic *refusal = rank->proceed ? NULL : judge_request(job, rank);
+
+    if (!refusal)
+        refusal = job_compare_args(job, rank);
+    if (refusal) {
+        job_fault(job, rank, refusal);
+        job_is_held(job, rank);
+        return;
+    }
+    if (ledger_ask(&job->ledger, rank->rank) == LEDGER_E_EARLY) {
+        job_refuse_early(job, rank, &step_before_redo);
+        return;
+    }
+    rank->asked_ns = job_now(job);
+    job_wait(job, rank, WAIT_STEP);
+    collect_all(job);
+}
+
+void boundary_settle(struct job *job)
+{
+    for (unsigned r = job->first_rank; job->phase == JOB_TRAINING && r < job->end_rank; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (rank->wait == WAIT_OTHERS &&
+            (!needs_others(job, rank) || job_now(job) - rank->wait_ns >= OTHERS_MS * UINT64_C(1000000)))
+            judge_and_ask(job, rank);
+    }
+}
+
 void job_step(struct job *job, struct job_rank *rank, const struct request_step *request)
 {
     const char *wrong;
-    struct diagnostic *refusal;
 
     if (job_is_stopped(job, rank))
         return;
@@ -370,22 +495,16 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
         job_drop_peer(job, rank, "Step: AbortSeen was not sent after the last abort");
         return;
     }
-    keep_args(rank, request, job->config);
-    refusal = rank->proceed ? NULL : judge_request(job, rank);
-    if (!refusal)
-        refusal = compare_args(job, rank);
-    if (refusal) {
-        job_fault(job, rank, refusal);
-        job_is_held(job, rank);
+    job_keep_args(job, &rank->args, request);
+    blob_reset(&rank->blob_step);
+    if (request->has_blob)
+        blob_set(&rank->blob_step, request->blob, request->n_blob_bytes);
+    if (!rank->proceed && needs_others(job, rank)) {
+        job_wait(job, rank, WAIT_OTHERS);
+        job->ops.soon(job->ops.userdata, OTHERS_MS);
         return;
     }
-    if (ledger_ask(&job->ledger, rank->rank) == LEDGER_E_EARLY) {
-        job_refuse_early(job, rank, &step_before_redo);
-        return;
-    }
-    rank->asked_ns = job_now(job);
-    job_wait(job, rank, WAIT_STEP);
-    collect_all(job);
+    judge_and_ask(job, rank);
     job_settle(job);
 }
 

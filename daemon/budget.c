@@ -4,23 +4,32 @@
 
 #include "daemon/base.h"
 #include "daemon/config.h"
+#include "daemon/devices.h"
+#include "daemon/exchange.h"
 #include "daemon/ledger.h"
 #include "daemon/ring.h"
 #include "daemon/step.h"
 
 enum { MAX_TICKETS = 65536 };
 
-/* Each bucket once in this micro-batch and once in a later pass, and some; picked, not measured. */
-uint32_t budget_n_tickets(uint64_t n_buckets)
+/* Each parcel once in this micro-batch and once in a later pass, and some; picked, not measured. */
+uint32_t budget_n_tickets(uint64_t n_parcels)
 {
-    n_buckets = MIN(n_buckets, (uint64_t)MAX_TICKETS); /* twice any number may be small again */
-    return (uint32_t)MIN(2 * n_buckets + 64, (uint64_t)MAX_TICKETS);
+    n_parcels = MIN(n_parcels, (uint64_t)MAX_TICKETS); /* twice any number may be small again */
+    return (uint32_t)MIN(2 * n_parcels + 64, (uint64_t)MAX_TICKETS);
+}
+
+bool budget_ring_holds_all(const struct config *config, const struct layout *layout, unsigned n_local)
+{
+    return step_sends_any_slots(layout, n_local, config->communication_data_type);
 }
 
 struct plan_options budget_options(const struct config *config, const struct layout *layout, struct budget_ranks ranks,
-                                   uint64_t n_buckets)
+                                   uint64_t n_parcels)
 {
-    uint32_t n_tickets = budget_n_tickets(n_buckets);
+    uint32_t n_tickets = budget_n_tickets(n_parcels);
+    bool on_devices = config->device == CONFIG_DEVICE_CUDA;
+    struct device_plan_options device = {.layout = layout, .first_local = ranks.first_local, .n_local = ranks.n_local};
 
     return (struct plan_options){
         .stage = (unsigned)config->zero.stage,
@@ -29,11 +38,14 @@ struct plan_options budget_options(const struct config *config, const struct lay
         .overlap_comm = config->zero.overlap_comm,
         .first_local_rank = ranks.first_local,
         .n_local_ranks = ranks.n_local,
+        .on_devices = on_devices,
+        .ring_holds_all = budget_ring_holds_all(config, layout, ranks.n_local),
+        .staging_bytes = on_devices ? devices_bounce_bytes() : exchange_bytes(config, layout),
         .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
-        .param_rank_bytes = sizeof(struct ledger_entry),
-        .bucket_bytes = sizeof(uint32_t) * ranks.n_local,
+        .part_rank_bytes = sizeof(struct ledger_entry),
+        .parcel_bytes = sizeof(uint32_t) * ranks.n_local,
         .rank_bytes = n_tickets * (sizeof(struct ring_slot) + sizeof(struct ring_extent)),
         .credit_bytes = credit_page_bytes(n_tickets),
-        .fixed_bytes = step_fixed_bytes(layout, ranks.n_local),
+        .fixed_bytes = step_fixed_bytes(layout, ranks.n_local) + (on_devices ? devices_table_bytes(&device) : 0),
     };
 }

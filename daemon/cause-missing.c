@@ -139,7 +139,8 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
     else if (e->exception)
         diagnostic_field(d, "fix", "let the exception through, or skip opt.step() in the handler that caught it");
     else if (is_cut_off(e))
-        diagnostic_field(d, "fix", "compute the loss from the model's output itself, without detach(), item() or no_grad");
+        diagnostic_field(d, "fix",
+                         "compute the loss from the model's output itself, without detach(), item() or no_grad");
     else
         diagnostic_field(d, "fix", "loss.backward() before opt.step(), on a loss with loss.requires_grad == True");
     diagnostic_field(d, "not it", "%s", not_unused(caller));

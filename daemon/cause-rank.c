@@ -182,28 +182,30 @@ struct diagnostic *cause_rank_back(const struct evidence_at *at)
 /* ---- the abort of a step ------------------------------------------------------------------------------- */
 
 /* All of it: whoever is told of the abort needs to look nowhere else. */
-static void print_reason(struct strbuf *buf, const struct diagnostic *reason)
+static void print_reason(struct strbuf *buf, const char *text)
 {
-    size_t n = strlen(reason->text);
+    size_t n = strlen(text);
 
-    while (n > 0 && reason->text[n - 1] == '\n')
+    while (n > 0 && text[n - 1] == '\n')
         n--;
-    strbuf_add_bytes(buf, reason->text, n);
+    strbuf_add_bytes(buf, text, n);
 }
 
 struct diagnostic *cause_aborted(const struct evidence_abort *e)
 {
     struct diagnostic *d = cause_new(&e->at, E_RANK_LOST, "step aborted for all ranks");
     enum caller caller = caller_of(&e->at, NULL);
+    const char *reason = e->reason ? e->reason->text : e->reason_text;
+    const char *class = e->reason ? e->reason->cause_class : e->reason_class;
     struct strbuf buf = {0};
 
-    if (e->reason)
-        diagnostic_class(d, e->reason->cause_class);
+    if (class && class[0])
+        diagnostic_class(d, class);
     if (e->at.rank >= 0)
         diagnostic_field(d, "guilty", "rank %" PRId64, e->at.rank);
     add_foreign(d, "reason", e->why);
-    if (e->reason && e->reason->text) {
-        print_reason(&buf, e->reason);
+    if (reason) {
+        print_reason(&buf, reason);
         diagnostic_field_take(d, "cause", &buf);
     } else if (e->at.rank >= 0) {
         diagnostic_field(d, "cause", "rank %" PRId64 " asked for it", e->at.rank);
@@ -215,7 +217,7 @@ struct diagnostic *cause_aborted(const struct evidence_abort *e)
                                         : "begin the step again with its first micro-batch");
     diagnostic_field(d, "not it", "%s",
                      e->at.rank >= 0 ? "the other ranks: they lose the step and nothing else"
-                     : e->reason     ? "the ranks that waited: they lose the step and nothing else"
+                     : reason        ? "the ranks that waited: they lose the step and nothing else"
                                      : "any rank: it came from outside the job");
     diagnostic_field(d, "state",
                      "gradients of the step are dropped on all ranks, weights and optimizer state are unchanged; "
@@ -226,8 +228,23 @@ struct diagnostic *cause_aborted(const struct evidence_abort *e)
 
 /* ---- E1303 --------------------------------------------------------------------------------------------- */
 
+static void explain_other_node(struct diagnostic *d, const struct evidence_stall *e)
+{
+    if (e->forming)
+        diagnostic_field(d, "cause", "the job forms when all ranks of all nodes have attached and declared");
+    else
+        diagnostic_field(d, "cause", "a step needs every node; here all ranks wait, and there one has not come as far");
+    diagnostic_field(d, "fix", "look on that node: zerodctl ranks there shows which rank, and which it waits for");
+    diagnostic_field(d, "or", "zerodctl status on node 0   (whether that node is reached, and why not)");
+    diagnostic_field(d, "not it", "the ranks of this node; bucket size; a longer stall_timeout");
+}
+
 static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
 {
+    if (e->elsewhere) {
+        explain_other_node(d, e);
+        return;
+    }
     if (e->forming) {
         diagnostic_field(d, "cause", "the job forms when all ranks have attached and declared, and some have not");
         diagnostic_field(d, "fix", "start every rank of world.size; zerodctl ranks shows which are missing");

@@ -110,6 +110,8 @@ struct evidence_abandoned {
 struct diagnostic *cause_abandoned(const struct evidence_abandoned *evidence);
 
 /* E1101; ranks' manifests, NULL entries for ranks that have not declared. */
+/* Another node has refused to form the job: with that code and text. */
+struct diagnostic *cause_refused_elsewhere(const struct evidence_at *at, unsigned code, const char *text);
 struct diagnostic *cause_manifest(const struct manifest *const *manifests, unsigned world_size);
 
 /* E1101 on attach to a formed job, or E1103 etc. of declaring: one sentence says what. */
@@ -127,6 +129,8 @@ struct diagnostic *cause_step_args(const struct evidence_args *evidence);
 /* E1109 */
 struct diagnostic *cause_other_run(const struct evidence_at *at, const char *held_run, const char *asked_run,
                                    uint64_t epoch);
+/* The same between nodes, before there is state: a sentence says which node has which. */
+struct diagnostic *cause_runs_differ(const struct evidence_at *at, const char *who);
 
 /* E1201 */
 struct evidence_nonfinite {
@@ -168,9 +172,26 @@ struct evidence_abort {
     struct evidence_at at; /* rank: who caused it */
     const char *why;
     uint32_t new_attempt;
-    const struct diagnostic *reason; /* may be NULL */
+    const struct diagnostic *reason;        /* may be NULL */
+    const char *reason_text, *reason_class; /* of one that another node made, instead; may be NULL */
 };
 struct diagnostic *cause_aborted(const struct evidence_abort *evidence);
+
+/* E1501, E1502, E1503 */
+struct evidence_node {
+    struct evidence_at at;
+    /* E1501: the node. Of the others the sentence says which it is: they are told to all nodes. */
+    unsigned node, first_rank, n_ranks;
+    const char *address, *waits; /* waits: who waits for it to do what; may be NULL */
+    const char *why;             /* a sentence; E1501: what follows the colon behind one */
+    uint32_t generation;         /* E1502: the next one */
+};
+struct diagnostic *cause_node_silent(const struct evidence_node *evidence); /* it may come back */
+struct diagnostic *cause_engine(const struct evidence_node *evidence);
+/* E1502 of an engine of GPUs: generation is of the next one; or none was ever ready, and the job is not formed. */
+struct diagnostic *cause_device(const struct evidence_node *evidence);
+struct diagnostic *cause_device_unformed(const struct evidence_at *at, const char *why);
+struct diagnostic *cause_node_reborn(const struct evidence_node *evidence); /* and what it held is gone */
 
 /* E1303 */
 struct evidence_stall {
@@ -185,6 +206,7 @@ struct evidence_stall {
     bool absent;     /* who is waited for never opened the step (M7) */
     bool deadlocked; /* ranks wait in different calls, so for each other */
     bool gone;       /* the processes of all who are waited for have ended */
+    bool elsewhere;  /* who is waited for is on another node */
 };
 struct diagnostic *cause_stalled(const struct evidence_stall *evidence);
 

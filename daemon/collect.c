@@ -3,10 +3,10 @@
 /*
  * Collecting: what all ranks have pushed is reduced, what is reduced is credited.
  *
- * Each bucket has a cursor, the (micro-batch, pass) that is reduced next. It is
- * complete when every rank has pushed all of the bucket's parameters there, or has
+ * Each parcel has a cursor, the (micro-batch, pass) that is reduced next. It is
+ * complete when every rank has pushed all of the parcel's parts there, or has
  * ended that micro-batch. So the order of sums is that of docs/numerics.md
- * whatever the order of arrival, and a bucket is reduced as early as it can be.
+ * whatever the order of arrival, and a parcel is reduced as early as it can be.
  */
 
 #include <assert.h>
@@ -14,8 +14,10 @@
 
 #include "daemon/base.h"
 #include "daemon/cause.h"
+#include "daemon/device-job.h"
 #include "daemon/failpoint.h"
 #include "daemon/job.h"
+#include "daemon/nodes.h"
 
 /* ---- what is complete ---------------------------------------------------------------------------------- */
 
@@ -27,10 +29,10 @@ static bool has_ended(const struct job *job, const struct job_rank *rank, uint32
     return ledger->asked || rank->left || ledger->n_ended > micro_batch;
 }
 
-static struct ring_slot *find_slot(const struct job_rank *rank, uint32_t bucket, struct cursor at, struct ring **ring)
+static struct ring_slot *find_slot(const struct job_rank *rank, uint32_t parcel, struct cursor at, struct ring **ring)
 {
     for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++) {
-        struct ring_slot *slot = rank->rings[i] ? ring_find(rank->rings[i], bucket, at.micro_batch, at.pass) : NULL;
+        struct ring_slot *slot = rank->rings[i] ? ring_find(rank->rings[i], parcel, at.micro_batch, at.pass) : NULL;
 
         if (slot && slot->n_pushed > 0 && !slot->redo) {
             *ring = rank->rings[i];
@@ -42,16 +44,16 @@ static struct ring_slot *find_slot(const struct job_rank *rank, uint32_t bucket,
 
 enum completeness { OPEN, COMPLETE, EMPTY };
 
-static enum completeness look_at(const struct job *job, uint32_t bucket, struct cursor at)
+static enum completeness look_at(const struct job *job, uint32_t parcel, struct cursor at)
 {
     bool any = false;
 
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
         const struct job_rank *rank = &job->ranks[r];
         struct ring *ring;
-        const struct ring_slot *slot = find_slot(rank, bucket, at, &ring);
+        const struct ring_slot *slot = find_slot(rank, parcel, at, &ring);
 
-        if (!has_ended(job, rank, at.micro_batch) && (!slot || slot->n_pushed < job->layout->buckets[bucket].n_params))
+        if (!has_ended(job, rank, at.micro_batch) && (!slot || slot->n_pushed < job->layout->parcels[parcel].n_parts))
             return OPEN;
         any |= slot != NULL;
     }
@@ -63,7 +65,7 @@ static uint32_t furthest(const struct job *job)
 {
     uint32_t most = 0;
 
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         most = MAX(most, job->ledger.ranks[r].n_ended);
     return most;
 }
@@ -93,114 +95,239 @@ static void count_overlap(struct job *job, const struct reduction *reduction, ui
         counters->batch = reduction->micro_batch;
         counters->batch_bytes = counters->batch_reduced_bytes = 0;
     }
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         overlapped |= !has_ended(job, &job->ranks[r], reduction->micro_batch);
     counters->batch_bytes += n_bytes;
     if (overlapped)
         counters->batch_reduced_bytes += n_bytes;
 }
 
+/* Those of a micro-batch that was ended meanwhile nobody will ask for. */
 static void record_sums(struct job *job, const struct reduction *reduction, unsigned rank)
 {
-    const struct layout_bucket *bucket = &job->layout->buckets[reduction->bucket];
+    const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
 
-    for (uint32_t i = 0; i < bucket->n_params; i++) {
-        uint32_t param = job->layout->bucket_params[bucket->first_param + i];
+    unsigned local = rank - job->first_rank;
 
-        if (reduction->masks[i] >> rank & 1)
-            (void)ledger_sum(&job->ledger, rank, param, step_sum(job->step, reduction, rank, param));
+    for (uint32_t i = 0; i < parcel->n_parts; i++) {
+        uint32_t part = parcel->first_part + i;
+        const struct ledger_entry *entry = ledger_entry(&job->ledger, rank, part);
+
+        if (reduction->masks[i] >> local & 1 && entry->n_summed < entry->n_posted)
+            (void)ledger_sum(&job->ledger, rank, part, step_sum(job->step, reduction, local, part));
     }
+}
+
+static bool sends_slots(const struct job *job, uint32_t parcel)
+{
+    return job->nodes && step_sends_slots(job->step, parcel);
+}
+
+/* Part of its 64-bit sum is taken when the pieces of all nodes are added. */
+static bool is_summed_later(const struct job *job, uint32_t parcel)
+{
+    return sends_slots(job, parcel) && exchange_owns_any(nodes_exchange(job->nodes), parcel);
+}
+
+void collect_combined(struct job *job, uint32_t parcel)
+{
+    for (unsigned r = job->first_rank; is_summed_later(job, parcel) && r < job->end_rank; r++)
+        record_sums(job, &job->step->reductions[parcel], r);
+    collect_settle(job);
+}
+
+/* What was read is given back, unless it is sent straight from there: then when all have it, or its rank is gone. */
+static void give_back(struct job *job, struct job_rank *rank, struct ring *ring, struct ring_slot *slot)
+{
+    if (sends_slots(job, slot->parcel) && ring == rank->rings[0]) {
+        ring_lend(ring, slot);
+        return;
+    }
+    ring_credit(ring, slot);
+    rank->slot_credited = true;
 }
 
 static void reduction_is_done(void *userdata, struct reduction *reduction)
 {
     struct job *job = userdata;
-    struct cursor *cursor = &job->cursors[reduction->bucket];
-    const struct layout_bucket *bucket = &job->layout->buckets[reduction->bucket];
+    struct cursor *cursor = &job->cursors[reduction->parcel];
+    const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
     uint64_t n_bytes = 0;
 
     clock_stop(job);
-    for (uint32_t i = 0; i < bucket->n_params; i++)
+    for (uint32_t i = 0; i < parcel->n_parts; i++)
         n_bytes += (uint64_t)__builtin_popcountll(reduction->masks[i]) *
-                   job->layout->params[job->layout->bucket_params[bucket->first_param + i]].n_elems *
-                   dtype_size(bucket->grad_dtype);
-    for (unsigned r = 0; r < job->world_size; r++) {
+                   layout_part_bytes(job->layout, parcel->first_part + i);
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
         struct job_rank *rank = &job->ranks[r];
         struct ring *ring;
-        struct ring_slot *slot = find_slot(rank, reduction->bucket, *cursor, &ring);
+        struct ring_slot *slot = find_slot(rank, reduction->parcel, *cursor, &ring);
 
         if (job->phase == JOB_ABORTING || !slot || !slot->posted)
             continue;
-        record_sums(job, reduction, r);
-        ring_credit(ring, slot);
-        rank->slot_credited = true;
+        if (!is_summed_later(job, reduction->parcel))
+            record_sums(job, reduction, r);
+        give_back(job, rank, ring, slot);
     }
-    for (unsigned r = 0; r < job->world_size; r++)
-        if (reduction->held[r])
-            ring_unhold(reduction->held[r]);
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (reduction->held[r - job->first_rank])
+            ring_unhold(reduction->held[r - job->first_rank]);
     if (job->phase != JOB_ABORTING) {
         count_overlap(job, reduction, n_bytes);
-        cursor->pass++;
+        if (!job->nodes) /* else it stays until what is sent is everywhere */
+            cursor->pass++;
         collect_settle(job);
-        collect_bucket(job, reduction->bucket);
-        for (unsigned r = 0; r < job->world_size; r++)
+        collect_parcel(job, reduction->parcel);
+        for (unsigned r = job->first_rank; r < job->end_rank; r++)
             admit_settle(job, &job->ranks[r]);
     }
+    if (job->nodes)
+        exchange_summed(nodes_exchange(job->nodes), reduction->parcel);
     job_settle(job);
+}
+
+void collect_settled(struct job *job, uint32_t parcel)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        struct job_rank *rank = &job->ranks[r];
+        struct ring *ring;
+        struct ring_slot *slot = find_slot(rank, parcel, job->cursors[parcel], &ring);
+
+        if (!slot || !slot->lent)
+            continue;
+        ring_credit(ring, slot);
+        rank->slot_credited = true;
+        admit_settle(job, rank);
+    }
+    job->cursors[parcel].pass++;
+    collect_parcel(job, parcel);
 }
 
 static void fill_masks(struct job *job, struct reduction *reduction, unsigned rank)
 {
-    const struct layout_bucket *bucket = &job->layout->buckets[reduction->bucket];
+    const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
 
-    for (uint32_t i = 0; i < bucket->n_params; i++) {
-        uint32_t param = job->layout->bucket_params[bucket->first_param + i];
-
-        if (ledger_entry(&job->ledger, rank, param)->n_pushed <= reduction->pass)
-            continue;
-        reduction->masks[i] |= UINT64_C(1) << rank;
-        ledger_post(&job->ledger, rank, param);
-    }
+    for (uint32_t i = 0; i < parcel->n_parts; i++)
+        if (ledger_entry(&job->ledger, rank, parcel->first_part + i)->n_pushed > reduction->pass)
+            reduction->masks[i] |= UINT64_C(1) << (rank - job->first_rank);
 }
 
-static void post(struct job *job, uint32_t bucket, struct cursor at)
+/* Who has pushed what at the cursor. */
+static struct reduction *prepare(struct job *job, uint32_t parcel, struct cursor at)
 {
-    struct reduction *reduction = step_prepare(job->step, bucket, at.micro_batch, at.pass);
+    struct reduction *reduction = step_prepare(job->step, parcel, at.micro_batch, at.pass);
 
-    for (unsigned r = 0; r < job->world_size; r++) {
-        struct ring *ring = NULL;
-        struct ring_slot *slot = find_slot(&job->ranks[r], bucket, at, &ring);
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        struct ring *ring;
+        struct ring_slot *slot = find_slot(&job->ranks[r], parcel, at, &ring);
 
-        reduction->sources[r] = slot ? slot->data : NULL;
-        reduction->held[r] = ring;
-        if (!slot)
-            continue;
-        slot->posted = true;
-        ring_hold(ring);
-        fill_masks(job, reduction, r);
+        reduction->sources[r - job->first_rank] = slot ? slot->data : NULL;
+        if (slot)
+            fill_masks(job, reduction, r);
     }
+    return reduction;
+}
+
+static void post_rank(struct job *job, struct reduction *reduction, unsigned rank)
+{
+    const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
+    unsigned local = rank - job->first_rank;
+    struct ring *ring = NULL;
+
+    if (reduction->sources[local])
+        find_slot(&job->ranks[rank], reduction->parcel, job->cursors[reduction->parcel], &ring)->posted = true;
+    reduction->held[local] = ring;
+    if (!ring)
+        return;
+    ring_hold(ring);
+    if (sends_slots(job, reduction->parcel))
+        exchange_lend(nodes_exchange(job->nodes), reduction->parcel, ring);
+    for (uint32_t i = 0; i < parcel->n_parts; i++)
+        if (reduction->masks[i] >> local & 1)
+            ledger_post(&job->ledger, rank, parcel->first_part + i);
+}
+
+/* From here on it is in the sum. */
+static void post(struct job *job, struct reduction *reduction)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        post_rank(job, reduction, r);
     clock_start(job);
-    step_post(reduction, reduction_is_done, job);
 }
 
-void collect_bucket(struct job *job, uint32_t bucket)
+/* What is taken, once nothing else of the parcel is being summed. */
+static void sum_promised(struct job *job, uint32_t parcel)
 {
-    struct cursor *cursor = &job->cursors[bucket];
+    if (!step_is_busy(job->step, parcel) && exchange_start_sum(nodes_exchange(job->nodes), parcel))
+        step_post(&job->step->reductions[parcel], reduction_is_done, job);
+}
+
+void collect_take(struct job *job, uint32_t parcel)
+{
+    exchange_take(nodes_exchange(job->nodes), parcel);
+    post(job, &job->step->reductions[parcel]);
+    sum_promised(job, parcel);
+}
+
+/* Is anything that the rank has pushed announced to the other nodes, but not in a sum yet? */
+static bool is_promised(const struct job *job, const struct job_rank *rank, uint32_t parcel)
+{
+    return exchange_is_promised(nodes_exchange(job->nodes), parcel) &&
+           job->step->reductions[parcel].sources[rank->rank - job->first_rank];
+}
+
+bool collect_has_promised(const struct job *job, const struct job_rank *rank)
+{
+    for (uint32_t p = 0; job->nodes && p < job->layout->n_parcels; p++)
+        if (is_promised(job, rank, p))
+            return true;
+    return false;
+}
+
+void collect_keep_promises(struct job *job, const struct job_rank *rank)
+{
+    for (uint32_t p = 0; job->nodes && job->phase == JOB_TRAINING && p < job->layout->n_parcels; p++)
+        if (is_promised(job, rank, p))
+            collect_take(job, p);
+}
+
+/* Between nodes it is announced, and summed when all have it: until then a backward can be taken back. */
+static void reduce(struct job *job, uint32_t parcel, struct cursor at)
+{
+    struct reduction *reduction = prepare(job, parcel, at);
+
+    if (!job->nodes) {
+        post(job, reduction);
+        step_post(reduction, reduction_is_done, job);
+        return;
+    }
+    exchange_keep(nodes_exchange(job->nodes), reduction);
+    nodes_ready(job->nodes, reduction);
+}
+
+void collect_parcel(struct job *job, uint32_t parcel)
+{
+    struct cursor *cursor = &job->cursors[parcel];
     uint32_t last;
 
-    if (job->phase != JOB_TRAINING || job->step->reductions[bucket].busy)
+    if (job->nodes)
+        sum_promised(job, parcel);
+    if (job->phase != JOB_TRAINING || job->step->reductions[parcel].busy ||
+        (job->nodes && (exchange_keeps(nodes_exchange(job->nodes), parcel) || nodes_withdraws(job->nodes))))
         return;
     last = furthest(job);
     while (cursor->micro_batch <= last) {
-        switch (look_at(job, bucket, *cursor)) {
+        switch (look_at(job, parcel, *cursor)) {
         case OPEN:
             return;
         case COMPLETE:
-            post(job, bucket, *cursor);
+            reduce(job, parcel, *cursor);
             return;
         case EMPTY:
             if (cursor->micro_batch == last)
                 return; /* of ranks that left a successor may still come and push there */
+            if (job->nodes)
+                nodes_passed(job->nodes, parcel, cursor->micro_batch);
             *cursor = (struct cursor){.micro_batch = cursor->micro_batch + 1};
             break;
         }
@@ -209,8 +336,8 @@ void collect_bucket(struct job *job, uint32_t bucket)
 
 void collect_all(struct job *job)
 {
-    for (uint32_t b = 0; b < job->layout->n_buckets; b++)
-        collect_bucket(job, b);
+    for (uint32_t i = 0; i < job->layout->n_parcels; i++)
+        collect_parcel(job, i);
 }
 
 bool collect_is_done(const struct job *job, const struct job_rank *rank)
@@ -219,7 +346,10 @@ bool collect_is_done(const struct job *job, const struct job_rank *rank)
     for (const struct verification *v = job->verifications; v; v = v->next)
         if (v->rank == rank->rank && v->attempt == job->ledger.attempt)
             return false;
-    return (!rank->rings[0] || rank->rings[0]->n_held == 0) && (!rank->rings[1] || rank->rings[1]->n_held == 0);
+    for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++)
+        if (rank->rings[i] && rank->rings[i]->n_held > rank->rings[i]->n_lent)
+            return false;
+    return true;
 }
 
 /* ---- what a successor pushes again --------------------------------------------------------------------- */
@@ -227,13 +357,15 @@ bool collect_is_done(const struct job *job, const struct job_rank *rank)
 static void verify_run(struct work *work, uint32_t item)
 {
     struct verification *v = container_of(work, struct verification, work);
-    const struct layout_param *param = &v->job->layout->params[v->param];
+    const struct layout *layout = v->job->layout;
+    const struct layout_part *part = &layout->parts[v->part];
     struct position_sum sum = {0};
 
     (void)item;
     (void)failpoint("verify");
-    v->job->kernels->position_sum_update(&sum, param->grad_dtype, v->data, param->n_elems, 0);
-    v->sum = position_sum_finish(&sum, param->n_elems * dtype_size(param->grad_dtype));
+    v->job->kernels->position_sum_update(&sum, layout->params[part->param].grad_dtype, v->data, part->n_elems,
+                                         part->start_elem);
+    v->sum = position_sum_finish(&sum, layout_part_bytes(layout, v->part));
 }
 
 static void verify_done(struct work *work)
@@ -249,7 +381,7 @@ static void verify_done(struct work *work)
 /* A redo slot is given back when all that it can hold has been compared, or its micro-batch has ended. */
 static void credit_redo(struct job *job, struct job_rank *rank, struct ring *ring, struct ring_slot *slot)
 {
-    bool full = slot->n_pushed == job->layout->buckets[slot->bucket].n_params;
+    bool full = slot->n_pushed == job->layout->parcels[slot->parcel].n_parts;
 
     if (slot->held && slot->redo && slot->n_pending == 0 && (full || has_ended(job, rank, slot->micro_batch))) {
         ring_credit(ring, slot);
@@ -271,7 +403,7 @@ static void successor_differs(struct job *job, const struct verification *v)
                   .pid = rank->pid,
                   .aborted = true,
                   .differs = true,
-                  .param = v->param,
+                  .param = job->layout->parts[v->part].param,
                   .last_message = rank->last_request,
               }));
 }
@@ -285,7 +417,7 @@ void collect_settle(struct job *job)
         struct verification *v = *link;
         bool stale = v->attempt != job->ledger.attempt || job->phase == JOB_ABORTING;
 
-        if (!v->summed || (!stale && !ledger_find_sum(&job->ledger, v->rank, v->param, v->pass, &expected))) {
+        if (!v->summed || (!stale && !ledger_find_sum(&job->ledger, v->rank, v->part, v->pass, &expected))) {
             link = &v->next;
             continue;
         }
@@ -299,17 +431,19 @@ void collect_settle(struct job *job)
                 successor_differs(job, v);
         }
         ring_unhold(v->ring);
+        free(v->copy);
         free(v);
         link = &job->verifications; /* an abort may have changed the list */
     }
 }
 
-void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *slot, uint32_t param, uint16_t pass)
+void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *slot, uint32_t part, uint16_t pass)
 {
-    const struct layout_param *p = &job->layout->params[param];
     struct verification *v = calloc(1, sizeof(*v));
+    uint8_t *copy = v && job->devices ? malloc(layout_part_bytes(job->layout, part) + 1) : NULL;
 
-    if (!v) {
+    if (!v || (job->devices && !copy)) {
+        free(v);
         job_abort(job, rank->rank, NULL); /* cannot compare: rather redo the step than trust it */
         return;
     }
@@ -319,18 +453,22 @@ void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *sl
         .ring = rank->rings[0],
         .slot = slot,
         .rank = rank->rank,
-        .param = param,
+        .part = part,
         .pass = pass,
         .attempt = job->ledger.attempt,
-        .data = slot->data + p->offset_elems * dtype_size(p->grad_dtype),
+        .copy = copy,
+        .data = copy ? copy : slot->data + layout_part_offset_bytes(job->layout, part),
         .next = job->verifications,
     };
     job->verifications = v;
-    job->counters.redone++;
+    job->counters.redone += layout_is_last_part(job->layout, part);
     slot->n_pending++;
     ring_hold(v->ring);
     clock_start(job);
-    worker_post(job->pool, &v->work);
+    if (job->devices)
+        device_job_verify(v);
+    else
+        worker_post(job->pool, &v->work);
 }
 
 /* ---- slots that nothing will come of ------------------------------------------------------------------- */
@@ -374,6 +512,7 @@ void collect_drop_open(struct job *job, struct job_rank *rank)
         return;
     drop_open_slots(job, rank, rank->rings[0], false);
     ring_reclaim(rank->rings[0]);
+    rank->impatient = false;
 }
 
 void collect_release_ring(struct job *job, struct job_rank *rank, bool abort)
@@ -386,6 +525,7 @@ void collect_release_ring(struct job *job, struct job_rank *rank, bool abort)
     if (!ring)
         return;
     drop_open_slots(job, rank, ring, abort);
+    ring_credit_lent(ring);
     /* An incarnation gets no ring before its predecessor's is empty, so there is never a third. */
     if (ring->n_held > 0 && !abort)
         rank->rings[1] = ring;

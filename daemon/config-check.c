@@ -5,6 +5,7 @@
 #include "daemon/base.h"
 #include "daemon/config-table.h"
 #include "daemon/config.h"
+#include "daemon/subtree.h"
 
 #include <math.h>
 #include <string.h>
@@ -69,6 +70,33 @@ static void check_engine(const struct config_check *check)
         REFUSE(check, "device", "collective", "cuda needs collective: nccl");
 }
 
+/* What an engine of GPUs cannot do yet, or in another way only. */
+static void check_device(const struct config_check *check)
+{
+    const struct config *config = check->config;
+
+    if (!sound(check, "device") || config->device != CONFIG_DEVICE_CUDA ||
+        config->collective != CONFIG_COLLECTIVE_NCCL || !check->build->have_nccl)
+        return;
+    if (sound(check, "zero_optimization.stage") && config->zero.stage == 3)
+        REFUSE(check, "zero_optimization.stage", "device",
+               "3 with device: cuda is not served; allowed: 1 and 2, or device: cpu");
+    if (sound(check, "zero_optimization.offload_optimizer.device") &&
+        config->zero.offload_optimizer == CONFIG_OFFLOAD_CPU)
+        REFUSE(check, "zero_optimization.offload_optimizer.device", "device",
+               "cpu with device: cuda is not served; allowed: none, or device: cpu, where a trainer may have its "
+               "parameters on a GPU");
+    if (sound(check, "weights") && config->weights == CONFIG_WEIGHTS_PRIVATE)
+        REFUSE(check, "weights", "device",
+               "with device: cuda each rank has a copy of the weights on its GPU anyway; allowed: shared");
+    if (sound(check, "world.nodes") && config->world.nodes.n_items > 1)
+        REFUSE(check, "device", "world.nodes", "cuda is for one node; several need device: cpu and collective: gloo");
+    else if (sound(check, "world.size") && config->world.nodes.n_items <= 1 &&
+             config->world.size > CONFIG_MAX_LOCAL_GPUS)
+        REFUSE(check, "world.size", "device", "%u ranks with a GPU each on one node; allowed: at most %d",
+               config->world.size, CONFIG_MAX_LOCAL_GPUS);
+}
+
 static void check_addresses(const struct config_check *check)
 {
     const struct config_nodes *nodes = &check->config->world.nodes;
@@ -81,6 +109,40 @@ static void check_addresses(const struct config_check *check)
                    nodes->items[i].address);
             return;
         }
+    }
+}
+
+/* Who has a gradient is one mask over all nodes' pieces. */
+static void check_pieces(const struct config_check *check)
+{
+    const struct config_nodes *nodes = &check->config->world.nodes;
+    struct subtree pieces[SUBTREE_MAX];
+    unsigned n_pieces = 0, first = 0;
+
+    for (size_t i = 0; i < nodes->n_items; i++) {
+        n_pieces += subtree_find(check->config->world.size, first, nodes->items[i].ranks, pieces);
+        first += nodes->items[i].ranks;
+    }
+    if (n_pieces > CONFIG_MAX_PIECES)
+        REFUSE(check, "world.nodes", "world.nodes",
+               "the nodes would send %u partial sums for each gradient; allowed: at most %d. A node sends one if its "
+               "ranks are a whole subtree of the sum over all ranks, as with one power of two of ranks on every node, "
+               "else one for each subtree that they hold",
+               n_pieces, CONFIG_MAX_PIECES);
+}
+
+/* What several nodes do in one way only. */
+static void check_wire(const struct config_check *check)
+{
+    const struct config *config = check->config;
+
+    if (sound(check, "deterministic") && !config->deterministic && config->collective == CONFIG_COLLECTIVE_GLOO) {
+        struct config_spot spot = spot_of(check, "deterministic");
+
+        config_problems_note(
+            check->problems, check->text, &spot, "deterministic",
+            "false changes nothing with gloo: in stage 1, too, slices travel with every micro-batch and "
+            "are added in the order of numerics.md");
     }
 }
 
@@ -100,6 +162,7 @@ static void check_several_nodes(const struct config_check *check)
     if (sound(check, "world.key_file") && !config->world.key_file)
         REFUSE(check, "world.key_file", "world.nodes", "more than one node needs world.key_file");
     check_addresses(check);
+    check_wire(check);
 }
 
 static void check_world(const struct config_check *check)
@@ -116,6 +179,8 @@ static void check_world(const struct config_check *check)
     if (nodes->n_items > 0 && sound(check, "world.size") && n_ranks != config->world.size)
         REFUSE(check, "world.size", "world.nodes", "%u ranks in all, but the ranks of world.nodes add up to %u",
                config->world.size, n_ranks);
+    else if (nodes->n_items > 0 && sound(check, "world.size"))
+        check_pieces(check);
     if (nodes->n_items == 0 && sound(check, "world.size") && config->world.size > CONFIG_MAX_LOCAL_RANKS)
         REFUSE(check, "world.size", "world.size", "%u ranks on one node; allowed: at most %d", config->world.size,
                CONFIG_MAX_LOCAL_RANKS);
@@ -194,6 +259,7 @@ static void check_rest(const struct config_check *check)
 void config_check(const struct config_check *check)
 {
     check_engine(check);
+    check_device(check);
     check_world(check);
     check_optimizer(check);
     check_scheduler(check);

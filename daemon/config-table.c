@@ -21,6 +21,7 @@
 
 #define REQUIRED .flags = CONFIG_REQUIRED
 #define DEEPSPEED .flags = CONFIG_DEEPSPEED
+#define OWN .flags = CONFIG_OWN
 #define RANGE(min_, max_) .min = (min_), .max = (max_)
 
 #define FIELD(struct_, member) .offset = offsetof(struct struct_, member), .size = sizeof(((struct struct_ *)0)->member)
@@ -84,21 +85,22 @@ static const struct config_choice on_leave[] = {{"stop", CONFIG_LEAVE_STOP}, {"c
 
 static const struct config_key table[] = {
     KEY("job", NAME, job, "Name of the job, in segment names, in the log and in status.", .def = "train"),
-    KEY("log_level", CHOICE, log_level, "Least severity that is logged.", .def = "info", .choices = log_levels),
+    KEY("log_level", CHOICE, log_level, "Least severity that is logged.", OWN, .def = "info", .choices = log_levels),
 
     SECTION("listen", "Where trainers connect and who may."),
     KEY("listen.socket", SOCKET, listen.socket,
-        "Path of the Unix socket, absolute, at most 107 bytes. Its folder must exist.", REQUIRED),
-    KEY("listen.mode", MODE, listen.mode, "Permissions of the socket, octal.", .def = "0660"),
+        "Path of the Unix socket, absolute, at most 107 bytes. Its folder must exist.",
+        .flags = CONFIG_REQUIRED | CONFIG_OWN),
+    KEY("listen.mode", MODE, listen.mode, "Permissions of the socket, octal.", OWN, .def = "0660"),
     KEY("listen.allow_users", NAMES, listen.allow_users,
         "Users (names or ids) that may attach, besides root and the daemon's own user; listen.mode has to let them "
         "open the socket.",
-        .max_items = 64),
-    KEY("listen.allow_groups", NAMES, listen.allow_groups, "Groups (names or ids) whose members may attach.",
+        OWN, .max_items = 64),
+    KEY("listen.allow_groups", NAMES, listen.allow_groups, "Groups (names or ids) whose members may attach.", OWN,
         .max_items = 64),
     KEY("listen.admin_users", NAMES, listen.admin_users,
-        "Users that may abort-step, drain and drop, besides root and the daemon's own user.", .max_items = 64),
-    KEY("listen.admin_groups", NAMES, listen.admin_groups, "Groups whose members may abort-step, drain and drop.",
+        "Users that may abort-step, drain and drop, besides root and the daemon's own user.", OWN, .max_items = 64),
+    KEY("listen.admin_groups", NAMES, listen.admin_groups, "Groups whose members may abort-step, drain and drop.", OWN,
         .max_items = 64),
 
     SECTION("world", "The ranks of the job and the nodes they run on."),
@@ -106,22 +108,23 @@ static const struct config_key table[] = {
         .unit = "ranks", RANGE(1, CONFIG_MAX_RANKS)),
     KEY("world.nodes", NODES, world.nodes,
         "The nodes in rank order, each as {address, ranks}; left out when there is one.", .flags = CONFIG_NULLABLE,
-        .max_items = CONFIG_MAX_RANKS),
+        .max_items = CONFIG_MAX_NODES),
     NODE_KEY("world.nodes[].address", ADDRESS, address, "Where this node's daemon is reached by the others, host:port.",
              REQUIRED),
     NODE_KEY("world.nodes[].ranks", WHOLE, ranks, "Ranks that run on this node; all nodes' together are world.size.",
              REQUIRED, .unit = "ranks", RANGE(1, CONFIG_MAX_LOCAL_RANKS)),
-    KEY("world.node", WHOLE, world.node, "Which of the nodes this is, counted from 0.", .def = "0",
-        RANGE(0, CONFIG_MAX_RANKS - 1)),
+    KEY("world.node", WHOLE, world.node, "Which of the nodes this is, counted from 0.", OWN, .def = "0",
+        RANGE(0, CONFIG_MAX_NODES - 1)),
     KEY("world.key_file", PATH, world.key_file,
-        "File with the key that the nodes' daemons share; needed with more than one node.", .flags = CONFIG_NULLABLE),
+        "File with the key that the nodes' daemons share; needed with more than one node.",
+        .flags = CONFIG_NULLABLE | CONFIG_OWN),
 
     SECTION("zero_optimization", "How state, gradients and weights are partitioned."),
     KEY("zero_optimization.stage", WHOLE, zero.stage,
         "What is partitioned: 1 optimizer state, 2 gradients too, 3 weights too.", DEEPSPEED, .def = "2", RANGE(1, 3)),
     KEY("zero_optimization.reduce_bucket_size", WHOLE, zero.reduce_bucket_size,
-        "Largest bucket; a larger parameter is its own bucket.", DEEPSPEED, .unit = "elements", .def = "2000000",
-        RANGE(1, MAX_ELEMS)),
+        "Largest bucket; a larger parameter is its own bucket, pushed in parts of this size.", DEEPSPEED,
+        .unit = "elements", .def = "2000000", RANGE(1, MAX_ELEMS)),
     KEY("zero_optimization.overlap_comm", BOOL, zero.overlap_comm,
         "Room for several buckets in the ring, so that reductions hide behind the backward; false: for two, less "
         "memory.",
@@ -225,7 +228,7 @@ static const struct config_key table[] = {
     KEY("gradient_allreduce_op", CHOICE, gradient_allreduce_op, "mean divides the sum over the ranks by world.size.",
         DEEPSPEED, .def = "mean", .choices = allreduce_ops),
     KEY("communication_data_type", CHOICE, communication_data_type,
-        "Type of gradients on the wire between nodes; on one node nothing is converted.",
+        "Type of gradients between nodes: each node's sum is rounded to it once. On one node nothing is converted.",
         .flags = CONFIG_DEEPSPEED | CONFIG_NULLABLE, .def = "fp32", .choices = wire_types),
 
     SECTION("fp16", "Loss scaling."),
@@ -249,7 +252,7 @@ static const struct config_key table[] = {
         "Stages 1 and 2: one mapping of the weights for all ranks of a node, or one copy for each.", .def = "shared",
         .choices = weights),
     KEY("threads", WHOLE, threads, "Worker threads; auto: one for each CPU that the daemon may run on.",
-        .flags = CONFIG_AUTO, .unit = "threads", .def = "auto", RANGE(1, 1024)),
+        .flags = CONFIG_AUTO | CONFIG_OWN, .unit = "threads", .def = "auto", RANGE(1, 1024)),
 
     SECTION("diagnostics", "What happens when a training program breaks a rule."),
     KEY("diagnostics.on_duplicate", CHOICE, diagnostics.on_duplicate,
@@ -275,14 +278,14 @@ static const struct config_key table[] = {
 
     SECTION("limits", "What the daemon may hold and how long it waits."),
     KEY("limits.memory", SIZE, limits.memory_bytes,
-        "Most memory for the job on this node; 0: bounded by what is free and by the cgroup.", .def = "0",
+        "Most memory for the job on this node; 0: bounded by what is free and by the cgroup.", OWN, .def = "0",
         RANGE(0, 0x1p50)),
-    KEY("limits.clients", WHOLE, limits.clients, "Connections at one time.", .unit = "connections", .def = "64",
+    KEY("limits.clients", WHOLE, limits.clients, "Connections at one time.", OWN, .unit = "connections", .def = "64",
         RANGE(1, 65536)),
     KEY("limits.handshake_timeout", DURATION, limits.handshake_timeout_ms,
-        "A connection that has not said by then who it is, is closed.", .def = "10s", RANGE(100, MAX_MS)),
+        "A connection that has not said by then who it is, is closed.", OWN, .def = "10s", RANGE(100, MAX_MS)),
     KEY("limits.reattach_timeout", DURATION, limits.reattach_timeout_ms,
-        "A lost rank's successor must come within this time, else the step is aborted.", .def = "10min",
+        "A lost rank's successor must come within this time, else the step is aborted.", OWN, .def = "10min",
         RANGE(1000, MAX_MS)),
 
     /* DeepSpeed's keys that have no effect here, in the order of its manual. */
@@ -322,7 +325,8 @@ static const struct config_key table[] = {
     INERT("zero_optimization.ignore_unused_parameters", "diagnostics.on_missing decides what happens to them."),
     INERT("zero_optimization.round_robin_gradients", "All owners are served by one pool of threads."),
     INERT("zero_optimization.sub_group_size", "The update runs in pieces that fit a processor's cache."),
-    INERT("zero_optimization.stage3_prefetch_bucket_size", "Gathering is a local copy; the trainers say what is gathered next."),
+    INERT("zero_optimization.stage3_prefetch_bucket_size",
+          "Gathering is a local copy; the trainers say what is gathered next."),
     INERT("zero_optimization.stage3_param_persistence_threshold",
           "Gathering is a local copy, cheap for small parameters too."),
     INERT("zero_optimization.stage3_model_persistence_threshold",

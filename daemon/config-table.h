@@ -46,6 +46,7 @@ enum {
     CONFIG_AUTO = 1 << 3,      /* whole: "auto" is stored as 0 */
     CONFIG_ABOVE_MIN = 1 << 4, /* min itself is not allowed */
     CONFIG_BELOW_MAX = 1 << 5, /* max itself is not allowed */
+    CONFIG_OWN = 1 << 6,       /* each node's own: need not be alike on all nodes */
 };
 
 /* Bits of `only`: 1 << enum optimizer, and 1 << (8 + enum schedule_type). 0: always. */

@@ -51,15 +51,18 @@ unsigned config_local_ranks(const struct config *config)
     return config->world.nodes.items[config->world.node].ranks;
 }
 
-unsigned config_first_rank(const struct config *config)
+unsigned config_first_rank_of(const struct config *config, unsigned node)
 {
     unsigned first = 0;
 
-    if (config->world.nodes.n_items == 0)
-        return 0;
-    for (unsigned i = 0; i < config->world.node; i++)
+    for (unsigned i = 0; i < node && i < config->world.nodes.n_items; i++)
         first += config->world.nodes.items[i].ranks;
     return first;
+}
+
+unsigned config_first_rank(const struct config *config)
+{
+    return config_first_rank_of(config, config->world.node);
 }
 
 int config_load_string(struct config **out, const struct config_source *source, struct config_problems *problems)

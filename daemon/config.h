@@ -31,6 +31,9 @@ enum {
     CONFIG_MAX_SOCKET_BYTES = 107, /* sun_path without its NUL */
     CONFIG_MAX_RANKS = 1024,       /* picked; what is kept per rank stays small next to the state */
     CONFIG_MAX_LOCAL_RANKS = 64,   /* on one node: who pushed a parameter is one mask */
+    CONFIG_MAX_LOCAL_GPUS = 16,    /* likewise, each with a GPU: what an engine is told of in one message */
+    CONFIG_MAX_NODES = 64,         /* which of them have something is one mask */
+    CONFIG_MAX_PIECES = 64,        /* of all nodes (subtree.h): and so is which of them have pushed */
 };
 
 enum config_device { CONFIG_DEVICE_CPU, CONFIG_DEVICE_CUDA };
@@ -165,6 +168,7 @@ const struct config_build *config_build_own(void);
 
 /* Ranks on this node, and the first of them. */
 unsigned config_local_ranks(const struct config *config);
+unsigned config_first_rank_of(const struct config *config, unsigned node);
 unsigned config_first_rank(const struct config *config);
 
 /*
@@ -172,6 +176,19 @@ unsigned config_first_rank(const struct config *config);
  * comments. Return: 0, or -errno when the stream failed.
  */
 int config_print(FILE *file, const struct config *config);
+
+/*
+ * The effective values of all keys that every node must have alike, one line "key: value" each, in the order of the
+ * table. Return: the caller's (free), or NULL without memory.
+ */
+char *config_shared_text(const struct config *config);
+
+/*
+ * Compares such a text of ours with another node's, which may be of another version and is not trusted to be well
+ * formed. sentence names the first keys that differ, with both values: "weights is private there and shared here".
+ * Return: how many keys differ; with 0 the sentence is empty.
+ */
+size_t config_shared_difference(const char *here, const char *there, char *sentence, size_t size);
 
 /* Help on one key or, with a section or NULL, on all below it. Return: 0, or CONFIG_E_INVALID: no such key.
  */

@@ -54,7 +54,7 @@ enum { LABEL_WIDTH = 11 };
     X(1403, E_BAD_MESSAGE, "bad message refused", "A message breaks the protocol.")                                    \
     X(1501, E_NODE_LOST, "peer node lost", "Another node of the job does not answer.")                                 \
     X(1502, E_ENGINE, "engine failed", "The process that talks to other nodes or the GPU failed.")                     \
-    X(1503, E_GENERATION, "generation mismatch", "A node speaks for an older membership of the job.")                  \
+    X(1503, E_GENERATION, "generation mismatch", "A node came back without what it held of the run.")                  \
     X(1601, E_CONFIG, "configuration refused", "The configuration does not say what zerod understands.")
 
 #define INFO(number, name, title, summary) {name, title, summary},

@@ -31,12 +31,6 @@ static const char *optimizer_name(const struct config_optimizer *optimizer)
     return names[optimizer->type == OPTIMIZER_ADAM && optimizer->hyper.adam_w_mode ? OPTIMIZER_ADAMW : optimizer->type];
 }
 
-static struct wire_hyper hyper_of(const struct hyper *h)
-{
-    return (struct wire_hyper){h->lr,       h->beta1,     h->beta2,    h->eps,     h->weight_decay,
-                               h->momentum, h->dampening, h->lr_decay, h->nesterov};
-}
-
 static void welcome(struct session *session)
 {
     const struct config *config = server_config(session->server);
@@ -64,12 +58,13 @@ static void welcome(struct session *session)
                     .run_id = job->run_id,
                     .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
                     .optimizer = optimizer_name(&config->optimizer),
-                    .hyper = hyper_of(&config->optimizer.hyper),
+                    .hyper = job_wire_hyper(&config->optimizer.hyper),
                     .has_scheduler = config->scheduler.type != SCHEDULE_NONE,
                     .max_norm = config->gradient_clipping,
                     .mean = config->gradient_allreduce_op == CONFIG_ALLREDUCE_MEAN,
                     .fp16 = config->fp16.enabled,
                     .accumulation = (uint32_t)config->gradient_accumulation_steps,
+                    .cuda = config->device == CONFIG_DEVICE_CUDA,
                 },
         },
         NULL, 0);
@@ -178,6 +173,11 @@ static void on_intern(struct session *s, const struct request *r)
 static void on_push(struct session *s, const struct request *r)
 {
     job_push(server_job(s->server), s->rank, &r->push);
+}
+
+static void on_event(struct session *s, const struct request *r)
+{
+    job_event(server_job(s->server), s->rank, &r->event);
 }
 
 static void on_slot_request(struct session *s, const struct request *r)
@@ -315,6 +315,7 @@ static const struct {
     [REQUEST_ADMIN] = {SESSION_CONTROL, on_admin},
     [REQUEST_WRITE_STATE] = {SESSION_FORMED, on_write_state},
     [REQUEST_PREFETCH] = {SESSION_FORMED, on_prefetch},
+    [REQUEST_EVENT] = {SESSION_FORMED, on_event},
 };
 
 static const char *state_word(enum session_state state)

@@ -16,7 +16,10 @@
 #include <string.h>
 
 #include "daemon/base.h"
+#include "daemon/device-job.h"
 #include "daemon/job.h"
+#include "daemon/nodes.h"
+#include "daemon/param-norm.h"
 #include "daemon/transfer.h"
 
 struct pool_param {
@@ -111,6 +114,8 @@ static void make_room(struct job *job, uint64_t n_bytes)
 struct load {
     struct job *job;
     struct job_rank *hinted_by; /* NULL: a gather, a refresh */
+    unsigned n_waiting;         /* for what is here, and for what other nodes have */
+    int result;
     uint32_t n;
     uint32_t params[];
 };
@@ -124,9 +129,13 @@ static void load_done(void *userdata, int result)
     struct pool *pool = job->gathered;
     void (*refreshed)(struct job * job) = NULL;
 
+    if (result < 0)
+        load->result = result;
+    if (--load->n_waiting > 0)
+        return;
     for (uint32_t i = 0; i < load->n; i++) {
         pool->params[load->params[i]].loading = false;
-        pool->params[load->params[i]].fresh = result == 0;
+        pool->params[load->params[i]].fresh = load->result == 0;
     }
     pool->n_loading -= load->n;
     if (load->hinted_by)
@@ -143,6 +152,23 @@ static void load_done(void *userdata, int result)
         job_settle(job);
 }
 
+/* What other nodes own of it. */
+static void load_remote(struct load *load)
+{
+    struct job *job = load->job;
+    int r = job->nodes ? exchange_fetch(nodes_exchange(job->nodes), &(struct exchange_fetch){.kind = EXCHANGE_PUBLISHED,
+                                                                                             .params = load->params,
+                                                                                             .n_params = load->n,
+                                                                                             .done = load_done,
+                                                                                             .userdata = load})
+                       : 1;
+
+    if (r == 0)
+        load->n_waiting++;
+    else if (r < 0)
+        load->result = r;
+}
+
 /* Return: 0 or -ENOMEM. */
 static int start_load(struct job *job, struct job_rank *hinted_by, const uint32_t *params, uint32_t n)
 {
@@ -155,6 +181,8 @@ static int start_load(struct job *job, struct job_rank *hinted_by, const uint32_
     load->job = job;
     load->hinted_by = hinted_by;
     load->n = n;
+    load->n_waiting = 1;
+    load->result = 0;
     memcpy(load->params, params, n * sizeof(*params));
     r = transfer_start(job->pool, &(struct transfer_options){
                                       .state = job->state,
@@ -171,6 +199,7 @@ static int start_load(struct job *job, struct job_rank *hinted_by, const uint32_
         free(load);
         return r;
     }
+    load_remote(load);
     for (uint32_t i = 0; i < n; i++) {
         struct pool_param *p = &pool->params[params[i]];
 
@@ -224,7 +253,7 @@ static void undo_gather(struct job *job, struct job_rank *rank)
 
 static void answer_gathers(struct job *job)
 {
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
         struct job_rank *rank = &job->ranks[r];
         bool loading = false, lost = false;
 
@@ -417,10 +446,14 @@ struct reading {
     struct segment segment;
     uint32_t param;
     enum wire_state_kind kind;
+    unsigned n_waiting; /* for what is here, and for what other nodes have */
     int result;
 };
 
 /* The wire's kinds of state that are arrays, by the state's own numbers. */
+_Static_assert((int)EXCHANGE_MASTER == (int)STATE_MASTER && (int)EXCHANGE_EXP_AVG == (int)STATE_EXP_AVG &&
+                   (int)EXCHANGE_EXP_AVG_SQ == (int)STATE_EXP_AVG_SQ,
+               "and of what is fetched");
 _Static_assert((int)WIRE_STATE_MASTER == (int)STATE_MASTER && (int)WIRE_STATE_EXP_AVG == (int)STATE_EXP_AVG &&
                    (int)WIRE_STATE_EXP_AVG_SQ == (int)STATE_EXP_AVG_SQ,
                "kinds of state are numbered alike");
@@ -438,22 +471,37 @@ static void reading_run(struct work *work, uint32_t item)
     float *dst = (float *)reading->segment.map;
 
     (void)item;
-    reading->result = segment_reserve(&reading->segment, 0, reading->segment.n_bytes);
-    if (reading->result < 0)
+    if (segment_reserve(&reading->segment, 0, reading->segment.n_bytes) < 0) {
+        reading->result = -ENOMEM;
         return;
+    }
+    if (job->devices)
+        return; /* it is copied there */
     if (!p->trainable)
         job->kernels->convert_to_f32(dst, state_frozen(job->state, reading->param), p->dtype, p->n_elems);
     for (uint32_t c = p->first_chunk; p->trainable && c < p->first_chunk + p->n_chunks; c++) {
         const struct layout_chunk *chunk = &job->layout->chunks[c];
 
+        if (!state_owns(job->state, chunk->rank))
+            continue; /* it comes from its owner */
         memcpy(dst + chunk->start_elem, array_of(job, p->bucket, p->offset_elems + chunk->start_elem, reading->kind),
                chunk->n_elems * sizeof(float));
     }
 }
 
-static void reading_done(struct work *work)
+static void refuse_reading(struct job *job, struct job_rank *rank, uint64_t n_bytes)
 {
-    struct reading *reading = container_of(work, struct reading, work);
+    struct evidence_quota evidence = {.at = job_at(job, rank),
+                                      .what = "state to be read",
+                                      .unit = "bytes",
+                                      .asked = n_bytes,
+                                      .fix = "free memory on this machine"};
+
+    job_refuse(job, rank, job_keep(job, cause_quota(&evidence)), false);
+}
+
+static void finish_reading(struct reading *reading)
+{
     struct job *job = reading->job;
     struct job_rank *rank = reading->rank;
     struct wire_segment segment = {.kind = WIRE_SEGMENT_STATE, .n_bytes = reading->segment.n_bytes};
@@ -473,20 +521,65 @@ static void reading_done(struct work *work)
                    },
                    &fd, n);
     } else if (asks) {
-        struct diagnostic *d =
-            job_keep(job, cause_quota(&(struct evidence_quota){.at = job_at(job, rank),
-                                                               .what = "state to be read",
-                                                               .unit = "bytes",
-                                                               .asked = reading->segment.n_bytes,
-                                                               .fix = "free memory on this machine"}));
-
-        job_refuse(job, rank, d, false);
+        refuse_reading(job, rank, reading->segment.n_bytes);
     } else if (fd >= 0) {
         close(fd);
     }
     segment_deinit(&reading->segment);
     free(reading);
     job_settle(job);
+}
+
+static void reading_fetched(void *userdata, int result);
+
+static void reading_done(struct work *work)
+{
+    struct reading *reading = container_of(work, struct reading, work);
+    struct job *job = reading->job;
+
+    if (job->devices && reading->result == 0 &&
+        device_job_read(job, reading->param, reading->kind, (float *)(void *)reading->segment.map, reading_fetched,
+                        reading) == 0)
+        return;
+    if (job->devices)
+        reading->result = -ENOMEM;
+    if (--reading->n_waiting == 0)
+        finish_reading(reading);
+}
+
+static void reading_fetched(void *userdata, int result)
+{
+    struct reading *reading = userdata;
+
+    if (result == -ECANCELED && reading->job->devices) { /* with the job */
+        segment_deinit(&reading->segment);
+        free(reading);
+        return;
+    }
+    if (result < 0)
+        reading->result = result;
+    if (--reading->n_waiting == 0)
+        finish_reading(reading);
+}
+
+/* What other nodes own of it. */
+static void read_remote(struct reading *reading)
+{
+    struct job *job = reading->job;
+    int r = job->nodes && job->layout->params[reading->param].trainable
+                ? exchange_fetch(nodes_exchange(job->nodes),
+                                 &(struct exchange_fetch){.kind = (enum exchange_kind)reading->kind,
+                                                          .params = &reading->param,
+                                                          .n_params = 1,
+                                                          .segment = &reading->segment,
+                                                          .done = reading_fetched,
+                                                          .userdata = reading})
+                : 1;
+
+    if (r == 0)
+        reading->n_waiting++;
+    else if (r < 0)
+        reading->result = r;
 }
 
 static bool has_array(enum wire_state_kind kind)
@@ -520,6 +613,23 @@ static bool has_room(uint64_t n_bytes)
     return n_bytes <= headroom.available_bytes && n_bytes <= headroom.cgroup_bytes;
 }
 
+/* Norms and counts. Return: 0 or -ENOMEM. */
+static int read_figure(struct job *job, struct job_rank *rank, const struct request_read_state *request)
+{
+    uint32_t param = request->param;
+
+    if (request->kind == WIRE_STATE_GRAD_NORM && !param_norm_is_here(job, param))
+        return param_norm_ask(job, rank, param);
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_STATE_IS,
+                   .state_is = {.norm = step_param_norm(job->step, step_squares(job->step, param)),
+                                .count = state_journal(job->state)->counts[param]},
+               },
+               NULL, 0);
+    return 0;
+}
+
 void job_read_state(struct job *job, struct job_rank *rank, const struct request_read_state *request)
 {
     const char *wrong = check_read(job, request);
@@ -534,26 +644,15 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
         return;
     }
     if (!has_array(request->kind)) {
-        job_answer(job, rank,
-                   &(struct reply){
-                       .type = REPLY_STATE_IS,
-                       .state_is = {.norm = job->step->norms[request->param],
-                                    .count = state_journal(job->state)->counts[request->param]},
-                   },
-                   NULL, 0);
+        if (read_figure(job, rank, request) < 0)
+            refuse_reading(job, rank, 0);
         return;
     }
     n_bytes = job->layout->params[request->param].n_elems * sizeof(float);
     reading = has_room(n_bytes) ? calloc(1, sizeof(*reading)) : NULL;
     if (!reading || segment_init(&reading->segment, "read", n_bytes) < 0) {
         free(reading);
-        job_refuse(job, rank,
-                   job_keep(job, cause_quota(&(struct evidence_quota){.at = at,
-                                                                      .what = "state to be read",
-                                                                      .unit = "bytes",
-                                                                      .asked = n_bytes,
-                                                                      .fix = "free memory on this machine"})),
-                   false);
+        refuse_reading(job, rank, n_bytes);
         return;
     }
     reading->job = job;
@@ -563,7 +662,9 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
     reading->param = request->param;
     reading->kind = request->kind;
     reading->work = (struct work){.run = reading_run, .done = reading_done, .n_items = 1};
+    reading->n_waiting = 1;
     job->n_io++;
     job_wait(job, rank, WAIT_READ);
+    read_remote(reading);
     worker_post(job->pool, &reading->work);
 }

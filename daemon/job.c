@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include "daemon/job.h"
+#include "daemon/mirror.h"
+#include "daemon/nodes.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -9,6 +11,7 @@
 
 #include "daemon/base.h"
 #include "daemon/cause.h"
+#include "daemon/devices.h"
 
 uint64_t job_now(const struct job *job)
 {
@@ -32,12 +35,14 @@ int job_new(struct job **out, const struct config *config, const struct kernels 
 
     if (!job)
         return -ENOMEM;
-    assert(config->world.size <= STEP_MAX_RANKS);
     job->config = config;
     job->kernels = kernels;
     job->pool = pool;
     job->ops = *ops;
     job->world_size = config->world.size;
+    job->first_rank = config_first_rank(config);
+    job->end_rank = job->first_rank + config_local_ranks(config);
+    assert(job_n_local(job) <= STEP_MAX_RANKS);
     job->abort_rank = -1;
     job->memory.limit = config->limits.memory_bytes ? config->limits.memory_bytes : UINT64_MAX;
     job->ranks = calloc(job->world_size, sizeof(*job->ranks));
@@ -45,11 +50,27 @@ int job_new(struct job **out, const struct config *config, const struct kernels 
         free(job);
         return -ENOMEM;
     }
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         job->ranks[r].rank = r;
     reset_loss_scale(job);
     *out = job;
     return 0;
+}
+
+void job_note_engine(struct job *job, uint32_t generation, const char *why)
+{
+    job_keep(job, cause_engine(&(struct evidence_node){
+                      .at = {.rank = -1, .step = job->layout ? (int64_t)job->ledger.step : -1, .micro_batch = -1},
+                      .generation = generation,
+                      .why = why,
+                  }));
+}
+
+int job_join(struct job *job, const struct nodes_ops *ops)
+{
+    int r = mirror_new(&job->mirror, job);
+
+    return r < 0 ? r : nodes_new(&job->nodes, job, ops);
 }
 
 void job_forget_step(struct job_rank *rank)
@@ -85,6 +106,7 @@ static void rank_forget_incarnation(struct job_rank *rank)
     rank->declared = rank->formed = rank->ready = false;
     manifest_deinit(&rank->manifest);
     rank->n_pushes = 0;
+    rank->partial = (struct partial_push){0};
     rank_evidence_reset(&rank->evidence);
     rank->n_forwards = rank->n_backwards = 0; /* a successor counts from 0 */
     rank->n_forwards_at_step = rank->n_backwards_at_step = 0;
@@ -109,6 +131,8 @@ void job_free(struct job *job)
     if (!job)
         return;
     form_drop(job);
+    nodes_free(job->nodes);
+    mirror_free(job->mirror);
     for (unsigned r = 0; r < job->world_size; r++)
         rank_deinit(&job->ranks[r]);
     for (size_t i = 0; i < ARRAY_SIZE(job->kept); i++)
@@ -116,6 +140,9 @@ void job_free(struct job *job)
     diagnostic_unref(job->abort_reason);
     charge_deinit(&job->charge);
     free(job->abort_why);
+    free(job->abort_text);
+    free(job->abort_class);
+    free(job->doom);
     free(job->run_id);
     free(job->ranks);
     free(job);
@@ -240,7 +267,7 @@ static struct diagnostic_push spell_out(const struct job_rank *rank, const struc
 
 const char *job_client(const struct job *job)
 {
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         if (job->ranks[r].client)
             return job->ranks[r].client;
     return NULL;
@@ -313,8 +340,8 @@ struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, 
 
 bool job_is_collective(enum job_wait wait)
 {
-    return wait == WAIT_SLOT || wait == WAIT_END || wait == WAIT_STEP || wait == WAIT_NORM ||
-           wait == WAIT_WINDOW_BEGIN || wait == WAIT_WINDOW_END;
+    return wait == WAIT_SLOT || wait == WAIT_END || wait == WAIT_OTHERS || wait == WAIT_STEP || wait == WAIT_NORM ||
+           wait == WAIT_WINDOW_BEGIN || wait == WAIT_WINDOW_END || wait == WAIT_ABANDON;
 }
 
 void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait)
@@ -439,15 +466,23 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
     struct evidence_at at = {
         .layout = job->layout, .rank = hello->rank, .step = -1, .micro_batch = -1, .client = hello->client};
     struct job_rank *rank;
-    char what[128];
+    char what[160];
 
     if (hello->rank >= job->world_size) {
         snprintf(what, sizeof(what), "Hello.rank: %u, expected 0 to %u (world.size is %u)", hello->rank,
                  job->world_size - 1, job->world_size);
         return cause_bad_message(&at, what);
     }
+    if (job->doom)
+        return cause_not_allowed(&at, attach->uid, attach->gid,
+                                 "the run has ended on another node, and is being dropped");
     if (job->draining)
         return cause_not_allowed(&at, attach->uid, attach->gid, "the job is being drained: no rank may attach");
+    if (hello->rank < job->first_rank || hello->rank >= job->end_rank) {
+        snprintf(what, sizeof(what), "Hello.rank: %u runs on another node; this is node %u, with ranks %u to %u",
+                 hello->rank, job->config->world.node, job->first_rank, job->end_rank - 1);
+        return cause_bad_message(&at, what);
+    }
     rank = &job->ranks[hello->rank];
     if (rank->peer && rank->incarnation != hello->incarnation)
         return cause_rank_taken(&at, rank->pid, rank->attached_ns, job_now(job));
@@ -455,29 +490,40 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
 }
 
 /*
- * A rank that has left is waited for no more: buckets of the open step are reduced, or passed over, without it.
+ * A rank that has left is waited for no more: parcels of the open step are reduced, or passed over, without it.
  * Gradients that it pushes there when it has come back would lie behind the cursors, and it would wait for ever.
  */
 static bool was_passed_over(const struct job *job, const struct job_rank *rank)
 {
     const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
 
-    for (uint32_t b = 0; !ledger->asked && b < job->layout->n_buckets; b++) {
-        const struct cursor *cursor = &job->cursors[b];
+    for (uint32_t i = 0; !ledger->asked && i < job->layout->n_parcels; i++) {
+        const struct cursor *cursor = &job->cursors[i];
 
         if (cursor->micro_batch > ledger->n_ended ||
-            (cursor->micro_batch == ledger->n_ended && (cursor->pass > 0 || job->step->reductions[b].busy)))
+            (cursor->micro_batch == ledger->n_ended && (cursor->pass > 0 || job->step->reductions[i].busy ||
+                                                        (job->nodes && exchange_keeps(nodes_exchange(job->nodes), i)))))
             return true;
     }
     return false;
 }
 
+void job_is_back_late(struct job *job, struct job_rank *rank)
+{
+    job_abort(job, rank->rank,
+              cause_rank_back(&(struct evidence_at){.layout = job->layout,
+                                                    .rank = rank->rank,
+                                                    .step = (int64_t)job->ledger.step,
+                                                    .micro_batch = -1,
+                                                    .client = rank->client}));
+}
+
 /* The rank is back; when all had left they are all expected back. */
 static void end_leave(struct job *job, struct job_rank *rank)
 {
-    bool all = everybody_left(job), missed = false;
+    bool all = everybody_left(job), was_left = rank->left, missed = false;
 
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
         struct job_rank *back = &job->ranks[r];
 
         if (!back->left || (!all && back != rank))
@@ -485,13 +531,18 @@ static void end_leave(struct job *job, struct job_rank *rank)
         missed |= job->layout && was_passed_over(job, back);
         back->left = false;
     }
-    if (missed)
-        job_abort(job, rank->rank,
-                  cause_rank_back(&(struct evidence_at){.layout = job->layout,
-                                                        .rank = rank->rank,
-                                                        .step = (int64_t)job->ledger.step,
-                                                        .micro_batch = -1,
-                                                        .client = rank->client}));
+    if (was_left && job->nodes && job->phase == JOB_TRAINING)
+        nodes_back(job->nodes, rank->rank, all, missed);
+    else if (missed)
+        job_is_back_late(job, rank);
+}
+
+void job_all_are_back(struct job *job, bool own)
+{
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (own || r < job->first_rank || r >= job->end_rank)
+            job->ranks[r].left = false;
+    mirror_repeat(job->mirror);
 }
 
 static void start_incarnation(struct job *job, struct job_rank *rank, const struct request_hello *hello)
@@ -503,6 +554,10 @@ static void start_incarnation(struct job *job, struct job_rank *rank, const stru
     rank->incarnation = hello->incarnation;
     if (!job->layout)
         return;
+    if (successor)
+        collect_keep_promises(job, rank);
+    if (successor && job->devices)
+        devices_forget_events(job->devices, rank->rank - job->first_rank);
     if (ledger_attach(&job->ledger, rank->rank, hello->incarnation) == 1 && successor) {
         job->counters.reattaches++;
         rank->proceed &= job->ledger.ranks[rank->rank].asked; /* what it did not ask with it has not chosen */
@@ -534,6 +589,8 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
     start_incarnation(job, rank, hello);
     if (rank->formed) /* a reconnect goes on where it was */
         rank->lost_ns = 0;
+    if (rank->formed && job->devices)
+        devices_found_trainer(job->devices, rank->rank - job->first_rank);
     rank->peer = attach->peer;
     rank->pid = attach->pid;
     rank->uid = attach->uid;
@@ -558,6 +615,33 @@ uint32_t job_n_trainable(const struct job *job)
     return n;
 }
 
+bool job_has_pushed(const struct job *job, unsigned rank, uint32_t param)
+{
+    return job->ledger.ranks[rank].pushed_in_step[layout_last_part(job->layout, param)];
+}
+
+bool job_has_pushed_now(const struct job *job, unsigned rank, uint32_t param)
+{
+    return ledger_entry(&job->ledger, rank, layout_last_part(job->layout, param))->n_pushed > 0;
+}
+
+bool job_awaits(const struct job *job, const struct job_rank *rank, uint32_t param)
+{
+    const struct ring *ring = rank->rings[0];
+
+    return job->layout->params[param].trainable && !job_has_pushed_now(job, rank->rank, param) &&
+           !(ring && ring_is_held_back(ring, param));
+}
+
+uint32_t job_n_pushed_open(const struct job *job, const struct job_rank *rank)
+{
+    uint32_t n = 0;
+
+    for (uint32_t p = 0; p < job->layout->n_params; p++)
+        n += job->layout->params[p].trainable && job_has_pushed_now(job, rank->rank, p);
+    return n;
+}
+
 static void describe_debt(const struct job *job, const struct job_rank *rank, char *dst, size_t size)
 {
     const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
@@ -569,8 +653,8 @@ static void describe_debt(const struct job *job, const struct job_rank *rank, ch
         snprintf(dst, size, "the request for the step, or more micro-batches than the %u it had ended",
                  ledger->n_ended);
     else
-        snprintf(dst, size, "%u of %u parameters of micro-batch %u",
-                 n_trainable - MIN(ledger->n_pushed_open, n_trainable), n_trainable, ledger->n_ended);
+        snprintf(dst, size, "%u of %u parameters of micro-batch %u", n_trainable - job_n_pushed_open(job, rank),
+                 n_trainable, ledger->n_ended);
 }
 
 static void report_lost(struct job *job, struct job_rank *rank)
@@ -590,7 +674,7 @@ static void report_lost(struct job *job, struct job_rank *rank)
 
 static bool anybody_is_here(const struct job *job)
 {
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         if (job->ranks[r].peer)
             return true;
     return false;
@@ -600,6 +684,8 @@ void job_detach(struct job *job, struct job_rank *rank)
 {
     rank->peer = NULL;
     rank->wait = WAIT_NONE; /* a request for the step stands: the ledger has it */
+    if (job->devices && rank->formed)
+        devices_lost_trainer(job->devices, rank->rank - job->first_rank);
     job_fault_reset(&rank->fault);
     rank_evidence_reset(&rank->evidence); /* of how this process came to push nothing */
     if (!job->layout) {
@@ -613,7 +699,8 @@ void job_detach(struct job *job, struct job_rank *rank)
         /* A successor that dies before it is formed does not give its rank more time. */
         if (!rank->left && job->has_weights && !rank->lost_ns)
             rank->lost_ns = job_now(job);
-        if (!rank->left && rank->formed && !job->stopping)
+        /* Nobody waits for the successor of one that was sent away with all the others. */
+        if (!rank->left && rank->formed && !job->stopping && !job->doom)
             report_lost(job, rank);
     }
     job_settle(job);
@@ -622,21 +709,25 @@ void job_detach(struct job *job, struct job_rank *rank)
 /* What a predecessor's death left added up of a micro-batch that nobody has ended. */
 static bool stands_half(const struct job *job, const struct job_rank *rank)
 {
-    for (uint32_t p = 0; p < job->layout->n_params; p++)
-        if (ledger_entry(&job->ledger, rank->rank, p)->n_redo > 0)
+    for (uint32_t part = 0; part < job->layout->n_parts; part++)
+        if (ledger_entry(&job->ledger, rank->rank, part)->n_redo > 0)
             return true;
     return false;
 }
 
 /* Half a backward is no contribution: it is taken back, or if it was added already, the step begins again without it.
  */
-static void give_up_open(struct job *job, struct job_rank *rank)
+void job_give_up_open(struct job *job, struct job_rank *rank)
 {
     struct evidence_abandoned evidence = {.at = job_at(job, rank),
                                           .why = "the rank left inside a backward",
-                                          .n_dropped = job->ledger.ranks[rank->rank].n_pushed_open,
+                                          .n_dropped = job_n_pushed_open(job, rank),
                                           .aborted = true};
 
+    if (collect_has_promised(job, rank)) {
+        nodes_withdraw(job->nodes); /* then again */
+        return;
+    }
     if (stands_half(job, rank) || ledger_abandon(&job->ledger, rank->rank) == LEDGER_MUST_ABORT) {
         job_abort(job, rank->rank, cause_abandoned(&evidence));
         return;
@@ -647,9 +738,9 @@ static void give_up_open(struct job *job, struct job_rank *rank)
 
 /* on_leave: stop. Those who wait are told now; a step that they had asked for is not taken without the one that left.
  */
-static void stop_waiting(struct job *job)
+void job_stop_waiting(struct job *job)
 {
-    for (unsigned r = 0; who_left(job) && r < job->world_size; r++) {
+    for (unsigned r = job->first_rank; who_left(job) && r < job->end_rank; r++) {
         struct job_rank *rank = &job->ranks[r];
 
         if (!job_is_collective(rank->wait) || (rank->wait == WAIT_STEP && job->phase == JOB_UPDATING))
@@ -665,17 +756,17 @@ void job_leave(struct job *job, struct job_rank *rank)
     rank->left = true;
     rank->lost_ns = 0; /* nobody waits for it any more */
     if (job->layout)
-        give_up_open(job, rank);
+        job_give_up_open(job, rank);
     rank->abort_notice = (diagnostic_unref(rank->abort_notice), NULL);
     job_fault_reset(&rank->fault);
     job_answer_done(job, rank);
-    stop_waiting(job);
+    job_stop_waiting(job);
     job_settle(job);
 }
 
 bool job_is_idle(const struct job *job)
 {
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         if (job->ranks[r].peer)
             return false;
     if (job->n_under_way > 0 || job->n_io > 0 || pool_is_busy(job->gathered) || window_is_busy(job->window))
@@ -691,16 +782,21 @@ int job_drop(struct job *job, char **why)
         *why = strdup("trainers are still attached: end them first (zerodctl ranks lists them)");
         return 1;
     }
+    job_reset(job);
+    return 0;
+}
+
+void job_reset(struct job *job)
+{
     form_drop(job);
     reset_loss_scale(job);
     free(job->run_id);
     job->run_id = NULL;
     job->draining = false;
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
         rank_deinit(&job->ranks[r]);
         job->ranks[r] = (struct job_rank){.rank = r};
     }
-    return 0;
 }
 
 /* ---- small requests ------------------------------------------------------------------------------------ */
@@ -802,11 +898,16 @@ void job_evidence(struct job *job, struct job_rank *rank, const struct request_e
 
 void job_settle(struct job *job)
 {
+    if (job->mirror) /* before what is settled is reported: others judge by it */
+        mirror_tell(job->mirror, false);
     if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING || job->phase == JOB_INITIALISING) {
         form_settle(job);
         return;
     }
+    boundary_settle(job);
     commit_settle(job);
     window_settle(job);
     form_settle(job); /* successors */
+    if (job->mirror)
+        mirror_tell(job->mirror, false);
 }

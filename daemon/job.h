@@ -8,13 +8,17 @@
  *
  *   job.c        life, ranks coming and going, faults, time       (this header, first part)
  *   form.c       manifests -> layout, memory, segments, initial weights
- *   admit.c      the way of a push: slot, ledger, bucket
+ *   admit.c      the way of a push: slot, ledger, parcel
  *   collect.c    what is complete is reduced, what is reduced is credited
  *   boundary.c   end of micro-batch, asking for the step
  *   commit.c     the step: decision, update, commit; abort
  *   gather.c     stage 3, reading of state
+ *   param-norm.c the norm of one parameter, over nodes   (param-norm.h)
  *   window.c     write windows
+ *   exchange.c   what this node's engine moves                     (exchange.h)
+ *   nodes.c      this node among others: reports, and what node 0 says (nodes.h)
  *   stall.c      who waits for whom, time-outs
+ *   device-job.c memory that lies on GPUs                          (device-job.h)
  *
  * A verb answers at once, or notes in rank->wait what the rank waits for; job_settle() answers
  * whoever can be answered, and is called after everything that may have changed that.
@@ -42,7 +46,18 @@
 #include "daemon/wire.h"
 #include "daemon/worker.h"
 
+struct devices;
+struct exact_sum;
+struct exchange_said;
 struct job;
+struct leader_merged;
+struct mirror;
+struct node_finding;
+struct node_message;
+struct node_verdict;
+struct nodes;
+struct nodes_ops;
+struct param_norm;
 struct pool;
 struct window;
 
@@ -64,6 +79,7 @@ enum job_wait {
     WAIT_READY,
     WAIT_SLOT,
     WAIT_END,
+    WAIT_OTHERS, /* has asked for the step and misses gradients: what the others push tells why */
     WAIT_STEP,
     WAIT_NORM,
     WAIT_GATHER,
@@ -71,6 +87,7 @@ enum job_wait {
     WAIT_WINDOW_BEGIN,
     WAIT_WINDOW_END,
     WAIT_WRITE,
+    WAIT_ABANDON, /* several nodes: until what is announced of it is taken back */
     WAIT_ABORT,
 };
 
@@ -103,6 +120,14 @@ struct step_args {
     bool found_inf;
 };
 
+/* A gradient of which some parts have been pushed. */
+struct partial_push {
+    uint32_t param;
+    uint32_t next; /* part; 0: nothing is partly pushed */
+    bool refused;  /* what was said of the first part goes for the others */
+    bool torn;     /* one before it has lacked its last parts, in this micro-batch */
+};
+
 struct job_rank {
     unsigned rank;
     void *peer; /* its session; NULL while nobody is attached */
@@ -126,10 +151,11 @@ struct job_rank {
     enum job_wait wait;
     uint64_t wait_ns;
     struct request_slot_request slot_wanted;
-    bool slot_credited; /* since the client was last told to look */
-    bool impatient;     /* has waited in vain for a slot, in this micro-batch */
-    bool reserving;     /* an overflow extent */
-    struct fault again; /* on_duplicate: accumulate: what was pushed again, for one warning */
+    bool slot_credited;  /* since the client was last told to look */
+    bool impatient;      /* has waited in vain for a slot, in this micro-batch */
+    bool waited_in_vain; /* and no wait since has brought one */
+    bool reserving;      /* an overflow extent */
+    struct fault again;  /* on_duplicate: accumulate: what was pushed again, for one warning */
     bool again_reported;
 
     struct fault fault;
@@ -147,6 +173,7 @@ struct job_rank {
     uint64_t n_forwards, n_backwards, n_forwards_at_step, n_backwards_at_step;
     uint64_t asked_ns;
     uint64_t n_pushes;
+    struct partial_push partial;
     uint32_t n_verifying; /* redone pushes whose sums are being computed */
 
     uint32_t *gathered; /* stage 3: per parameter, how often; owned */
@@ -164,16 +191,17 @@ struct verification {
     struct ring *ring;
     struct ring_slot *slot;
     unsigned rank;
-    uint32_t param;
+    uint32_t part;
     uint16_t pass;
     uint32_t attempt;
     const uint8_t *data;
+    uint8_t *copy; /* owned; of a job on GPUs: what data is */
     uint64_t sum;
     bool summed;
     struct verification *next;
 };
 
-/* What the next reduction of a bucket is. */
+/* What the next reduction of a parcel is. */
 struct cursor {
     uint32_t micro_batch, pass;
 };
@@ -189,7 +217,10 @@ struct job_ops {
     uint64_t (*now_ns)(void *userdata);
     /* Asks for job_tick() in delay_ms at the latest. */
     void (*soon)(void *userdata, unsigned delay_ms);
+    /* After something came from an engine of GPUs, not from a peer or a worker. May be NULL. */
+    void (*after)(void *userdata);
     void *userdata;
+    struct uv_loop_s *loop; /* for that engine; NULL: jobs on GPUs are not served */
 };
 
 struct job_times {
@@ -223,46 +254,59 @@ struct job {
     enum job_phase phase;
     char *run_id; /* owned; NULL: none yet */
     unsigned world_size;
-    struct job_rank *ranks;
+    unsigned first_rank, end_rank; /* those of this node */
+    struct job_rank *ranks;        /* by rank; other nodes' are mirrored: mirror.h */
 
     struct layout *layout;
     struct ledger ledger;
     struct state *state;
     struct step *step;
-    struct pool *gathered; /* stage 3 */
+    struct devices *devices; /* NULL: all is in host memory */
+    struct nodes *nodes;     /* NULL: one node */
+    struct mirror *mirror;   /* likewise */
+    struct pool *gathered;   /* stage 3 */
     struct window *window;
     struct lossscale lossscale;
     struct hyper *hypers; /* per group, of the step under way */
     uint64_t digest;
-    bool has_weights; /* initial weights are complete */
+    bool given_weights; /* rank 0 has given all initial weights */
+    bool has_weights;   /* and they are on all nodes */
     struct plan_bytes planned;
     struct quota memory;
     struct charge charge;
     struct work reserve_work;
     int reserve_result; /* written by workers, atomically */
 
-    struct cursor *cursors; /* per bucket */
+    struct cursor *cursors; /* per parcel */
     unsigned n_under_way;   /* reductions and verifications */
     unsigned n_io;          /* other works: reserving, initial weights, gathering, reading */
     unsigned n_inits;       /* of these: initial weights */
     struct verification *verifications;
+    struct param_norm *param_norms; /* several nodes: questions under way, param-norm.h */
+    uint64_t n_param_norms;         /* asked so far */
     struct diagnostic *abort_reason;
     int64_t abort_rank;
-    char *abort_why; /* of zerod_abort_step; owned */
+    char *abort_why;                /* of zerod_abort_step; owned */
+    char *abort_text, *abort_class; /* of the diagnostic that is the reason, when another node made it; owned */
+    uint32_t said_attempt;          /* several nodes: the one that node 0 has said last */
+    bool aborts_next;               /* node 0 has aborted the step after the one that is being committed */
 
     uint64_t missing_seen[64]; /* digests of the sets of missing parameters that were reported */
     unsigned n_missing_seen;
-    uint64_t last_missing;   /* digest of the last step's set, 0: none was missing */
-    uint64_t n_last_missing; /* steps in a row with that set */
-    uint32_t n_missing;      /* parameters that no rank pushed in the step under way */
-    bool applying;           /* the step under way: decided to be applied */
-    uint8_t *learnt;         /* static_graph: per parameter, pushed in the first step */
+    uint64_t last_missing;       /* digest of the last step's set, 0: none was missing */
+    uint64_t n_last_missing;     /* steps in a row with that set */
+    uint32_t n_missing;          /* parameters that no rank pushed in the step under way */
+    bool applying;               /* the step under way: decided to be applied */
+    struct step_finding finding; /* of all nodes: what the decision was told */
+    uint8_t *learnt;             /* static_graph: per parameter, pushed in the first step */
     bool has_learnt;
 
     double last_norm, last_lr;
     bool has_norm;
     bool draining;
     bool stopping;                 /* the daemon ends: that connections close is no loss */
+    unsigned doom_code;            /* of the diagnostic with which another node has refused it; 0: none */
+    char *doom;                    /* why the job is to be dropped when nothing is under way any more; owned */
     uint64_t overflow_warned_step; /* epoch + 1 in which a late parameter was named */
     uint64_t stall_reported_ns, stall_interval_ns;
     struct job_times times;
@@ -280,6 +324,8 @@ struct job {
 
 int job_new(struct job **out, const struct config *config, const struct kernels *kernels, struct worker_pool *pool,
             const struct job_ops *ops);
+/* Before anybody attaches, if the configuration has several nodes. Return: 0 or -ENOMEM. */
+int job_join(struct job *job, const struct nodes_ops *ops);
 /* The pool must be idle. */
 void job_free(struct job *job);
 
@@ -308,6 +354,8 @@ void job_settle(struct job *job);
 
 /* For zerodctl. Return: 0, or positive with *why a sentence to be freed by the caller. */
 int job_drop(struct job *job, char **why);
+/* Everything of the run is forgotten; nobody is attached, nothing under way. */
+void job_reset(struct job *job);
 bool job_is_idle(const struct job *job); /* nobody is attached */
 
 /* ---- time (stall.c) ------------------------------------------------------------------------------------ */
@@ -323,6 +371,12 @@ void job_init(struct job *job, struct job_rank *rank, const struct request_init 
 void job_ready(struct job *job, struct job_rank *rank);
 void form_settle(struct job *job);
 void form_drop(struct job *job);
+/* What the layout needs is there, and the ranks can be told; or it is not, and they are told that. Takes the
+ * diagnostic. */
+void job_formed(struct job *job);
+void job_unformed(struct job *job, struct diagnostic *diagnostic);
+/* There is no memory for a piece of the initial weights. */
+void job_refuse_init(struct job *job, struct job_rank *rank, const struct request_init *request);
 /* Whoever waits to form is told why not, and may declare again; takes the diagnostic. */
 void form_refuse_all(struct job *job, struct diagnostic *diagnostic);
 
@@ -330,30 +384,39 @@ void form_refuse_all(struct job *job, struct diagnostic *diagnostic);
 
 void job_begin_backward(struct job *job, struct job_rank *rank, const struct request_begin_backward *request);
 void job_push(struct job *job, struct job_rank *rank, const struct request_push *request);
+void job_event(struct job *job, struct job_rank *rank, const struct request_event *request);
 void job_slot_request(struct job *job, struct job_rank *rank, const struct request_slot_request *request);
 void admit_settle(struct job *job, struct job_rank *rank);
 
 /* ---- reductions (collect.c) ---------------------------------------------------------------------------- */
 
-void collect_bucket(struct job *job, uint32_t bucket);
+void collect_parcel(struct job *job, uint32_t parcel);
 void collect_all(struct job *job);
 /* Draws conclusions from comparisons that are done; those of an aborted attempt are forgotten. */
 void collect_settle(struct job *job);
-void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *slot, uint32_t param, uint16_t pass);
+void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *slot, uint32_t part, uint16_t pass);
 /* Everything that the rank pushed in micro-batches it has ended is reduced or compared. */
 bool collect_is_done(const struct job *job, const struct job_rank *rank);
 /* Slots of a micro-batch that has ended: what nothing was admitted into is given back. */
 void collect_close(struct job *job, struct job_rank *rank);
 /* Slots of the open micro-batch that are not posted are given back. */
 void collect_drop_open(struct job *job, struct job_rank *rank);
+/* Several nodes: is anything that the rank has pushed announced to the others, and in no sum yet? */
+bool collect_has_promised(const struct job *job, const struct job_rank *rank);
+/* Sums it now, as the rank's slots will go. */
+void collect_keep_promises(struct job *job, const struct job_rank *rank);
 void collect_release_ring(struct job *job, struct job_rank *rank, bool abort);
 
 /* ---- boundaries (boundary.c) --------------------------------------------------------------------------- */
 
 void job_end_backward(struct job *job, struct job_rank *rank, const struct request_end_backward *request);
 void job_abandon_backward(struct job *job, struct job_rank *rank, const struct request_abandon_backward *request);
+/* Of a rank that has left inside a backward. */
+void job_give_up_open(struct job *job, struct job_rank *rank);
 void job_step(struct job *job, struct job_rank *rank, const struct request_step *request);
 void job_grad_norm(struct job *job, struct job_rank *rank);
+/* Judges requests for the step that waited for what other ranks push. */
+void boundary_settle(struct job *job);
 void job_abort_step(struct job *job, struct job_rank *rank, const char *why);
 void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt);
 
@@ -362,6 +425,52 @@ void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt);
 void commit_settle(struct job *job);
 /* Aborts the step for all; reason is taken (may be NULL); rank < 0: nobody in particular. */
 void job_abort(struct job *job, int64_t rank, struct diagnostic *reason);
+
+/* ---- what node 0 says (form.c, collect.c, commit.c); only in a job of several nodes --------------------- */
+
+/* All ranks of all nodes have declared the same, under that run id; empty: none has one. */
+void job_form_now(struct job *job, const char *run_id);
+/* Another node cannot form the job, or has lost what it held of it: the ranks are told, the job is dropped. */
+void job_give_up(struct job *job, unsigned code, const char *why); /* code: of another node's diagnostic, 0: of none */
+void form_settle_doom(struct job *job);
+/* Initial weights are everywhere. */
+void job_train(struct job *job);
+/* What was lent of a parcel is added here to what this node owns. */
+void collect_combined(struct job *job, uint32_t parcel);
+/* A parcel's partial sums have arrived everywhere: its next ones may be made. */
+void collect_settled(struct job *job, uint32_t parcel);
+/* A promised parcel of this node is awaited: it is summed now. */
+void collect_take(struct job *job, uint32_t parcel);
+/* What was announced and is not awaited is taken back: ranks that wait for that can give up their backward. */
+void job_withdrawn(struct job *job);
+/* Fills what this node's ranks ask the step with; groups: room for one hyper per group. */
+/* This node's exact sum of squares, and where a value came from that is not finite. */
+void job_describe_sum(struct job *job, struct exact_sum *squares, struct node_finding *finding);
+void job_describe_request(const struct job *job, struct node_message *message, struct wire_hyper *groups);
+/*
+ * Node 0: the verdict on what all know together; groups: room likewise. Return: false when the step is to be held, and
+ * hold says for whom.
+ */
+bool job_judge(struct job *job, const struct leader_merged *merged, struct node_verdict *verdict,
+               struct wire_hyper *groups, struct node_message *hold);
+void job_carry_out(struct job *job, const struct node_verdict *verdict);
+void job_hold(struct job *job, const struct node_message *message);
+/* Of what is accumulated, unscaled. */
+void job_norm_is(struct job *job, double norm);
+void job_commit(struct job *job);
+/* The step is aborted everywhere, under that new attempt. */
+void job_aborted(struct job *job, const struct node_message *message);
+/* The write window: is open; goes to its owners (NULL, or why not: static); is stored; is done with. */
+void job_window_open(struct job *job);
+const char *job_window_write(struct job *job, const struct exchange_said *said, const uint64_t *written, size_t n);
+void job_window_store(struct job *job);
+void job_window_closed(struct job *job);
+/* All had left, and all are expected back; own: this node's too, of which it does not know better. */
+void job_all_are_back(struct job *job, bool own);
+/* A rank that had left is back, and the step was added up without it. */
+void job_is_back_late(struct job *job, struct job_rank *rank);
+/* The engines begin again, under this generation. */
+void job_note_engine(struct job *job, uint32_t generation, const char *why);
 
 /* ---- stage 3, state (gather.c) ------------------------------------------------------------------------- */
 
@@ -423,11 +532,45 @@ double job_loss_scale(const struct job *job);
 
 /* What a step with these arguments uses for a group: the arguments', or as configured and scheduled. */
 struct hyper job_hyper(const struct job *job, const struct step_args *args, uint32_t group);
+struct hyper job_plain_hyper(const struct config *config, const struct wire_hyper *h);
+struct wire_hyper job_wire_hyper(const struct hyper *h);
 uint64_t job_now(const struct job *job);
 const char *job_waits_for(const struct job *job, const struct job_rank *rank); /* static text */
 
+/* on_leave: stop. Those who wait are told. */
+void job_stop_waiting(struct job *job);
+
+/* What a rank asks the step with, to another node and from there. groups: room for one per group. */
+/* NULL: the rank's arguments agree with those of the ranks that have asked. */
+struct diagnostic *job_compare_args(const struct job *job, const struct job_rank *rank);
+void job_describe_args(const struct job *job, const struct step_args *args, struct request_step *request,
+                       struct wire_hyper *groups);
+void job_keep_args(const struct job *job, struct step_args *args, const struct request_step *request);
+
+/* Has the rank pushed all of a trainable parameter's gradient in this step / in the micro-batch of the entries? */
+bool job_has_pushed(const struct job *job, unsigned rank, uint32_t param);
+/* Is the parameter still to come in the open backward of a rank of this node? */
+bool job_awaits(const struct job *job, const struct job_rank *rank, uint32_t param);
+bool job_has_pushed_now(const struct job *job, unsigned rank, uint32_t param);
+/* How many of them in that micro-batch. */
+uint32_t job_n_pushed_open(const struct job *job, const struct job_rank *rank);
+
+/* A bit per parameter: has any rank of this node pushed it in this step, have all? Frozen ones: none has, all have. */
+void job_find_pushed(const struct job *job, uint8_t *any, uint8_t *all);
+
 /* Trainable parameters of the model. */
 uint32_t job_n_trainable(const struct job *job);
+
+/* Of a set with a bit per parameter; never 0. */
+static inline size_t job_bits_bytes(const struct job *job)
+{
+    return job->layout->n_params / 8 + 1;
+}
+
+static inline unsigned job_n_local(const struct job *job)
+{
+    return job->end_rank - job->first_rank;
+}
 
 static inline bool job_rank_is_here(const struct job_rank *rank)
 {

@@ -212,16 +212,13 @@ static void close_buckets(struct layout *layout)
 
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         struct layout_bucket *bucket = &layout->buckets[b];
-        uint64_t n_bytes;
 
         bucket->n_elems = align_up(bucket->n_elems, align);
         bucket->arena_offset_bytes = layout->arena_bytes;
         bucket->first_param = first_param;
-        n_bytes = bucket->n_elems * dtype_size(bucket->grad_dtype);
 
         layout->padded_elems += bucket->n_elems;
-        layout->arena_bytes += n_bytes;
-        layout->largest_bucket_bytes = MAX(layout->largest_bucket_bytes, n_bytes);
+        layout->arena_bytes += bucket->n_elems * dtype_size(bucket->grad_dtype);
         first_param += bucket->n_params;
     }
 
@@ -364,6 +361,105 @@ static int make_chunks(struct builder *builder)
     return 0;
 }
 
+/* ---- parcels ------------------------------------------------------------------------------------------- */
+
+/* The parcel of the bucket that begins with first_chunk, but for its parts. */
+static struct layout_parcel cut_parcel(const struct layout *layout, uint32_t b, uint32_t first_chunk)
+{
+    const struct layout_bucket *bucket = &layout->buckets[b];
+    uint32_t end = bucket->first_chunk + bucket->n_chunks, c = first_chunk;
+    struct layout_parcel parcel = {.bucket = b, .first_chunk = first_chunk};
+
+    /* All parameters but a large one of its own fit into bucket_elems, and so begin with the bucket. */
+    if (first_chunk > bucket->first_chunk)
+        parcel.offset_elems = layout->chunks[first_chunk].start_elem;
+    if (bucket->n_params > 1)
+        c = end;
+    while (c < end && (c == first_chunk || parcel.n_elems + layout->chunks[c].n_elems <= layout->bucket_elems))
+        parcel.n_elems += layout->chunks[c++].n_elems;
+    if (c == end)
+        parcel.n_elems = bucket->n_elems - parcel.offset_elems;
+    parcel.n_chunks = c - first_chunk;
+    return parcel;
+}
+
+/* The share of a parameter that lies in a parcel. */
+static void add_part(struct layout *layout, struct layout_parcel *parcel, uint32_t id)
+{
+    struct layout_param *param = &layout->params[id];
+    uint32_t first = MAX(param->first_chunk, parcel->first_chunk);
+    uint32_t end = MIN(param->first_chunk + param->n_chunks, parcel->first_chunk + parcel->n_chunks);
+    struct layout_part part = {
+        .param = id,
+        .parcel = (uint32_t)(parcel - layout->parcels),
+        .first_chunk = first,
+        .n_chunks = end - first,
+    };
+
+    if (part.n_chunks > 0)
+        part.start_elem = layout->chunks[first].start_elem;
+    for (uint32_t c = first; c < end; c++) {
+        layout->chunks[c].part = layout->n_parts;
+        part.n_elems += layout->chunks[c].n_elems;
+    }
+    if (param->n_parts++ == 0) {
+        param->first_part = layout->n_parts;
+        param->first_parcel = part.parcel;
+    }
+    parcel->n_parts++;
+    layout->parts[layout->n_parts++] = part;
+}
+
+static void make_parcel(struct layout *layout, const struct layout_parcel *cut)
+{
+    const struct layout_bucket *bucket = &layout->buckets[cut->bucket];
+    struct layout_parcel *parcel = &layout->parcels[layout->n_parcels++];
+
+    *parcel = *cut;
+    parcel->first_part = layout->n_parts;
+    for (uint32_t i = 0; i < bucket->n_params; i++)
+        add_part(layout, parcel, layout->bucket_params[bucket->first_param + i]);
+    layout->largest_parcel_bytes = MAX(layout->largest_parcel_bytes, parcel->n_elems * dtype_size(bucket->grad_dtype));
+}
+
+/* All parcels of a bucket, made or, without room for them, only counted. Return: how many. */
+static uint32_t cut_bucket(struct layout *layout, uint32_t b)
+{
+    const struct layout_bucket *bucket = &layout->buckets[b];
+    uint32_t end = bucket->first_chunk + bucket->n_chunks, at = bucket->first_chunk, n = 0;
+
+    do {
+        struct layout_parcel parcel = cut_parcel(layout, b, at);
+
+        if (layout->parcels)
+            make_parcel(layout, &parcel);
+        at += parcel.n_chunks;
+        n++;
+    } while (at < end);
+    return n;
+}
+
+static int make_parcels(struct layout *layout)
+{
+    uint32_t n_parcels = 0, n_parts = 0;
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++) {
+        struct layout_bucket *bucket = &layout->buckets[b];
+
+        bucket->first_parcel = n_parcels;
+        bucket->n_parcels = cut_bucket(layout, b);
+        n_parcels += bucket->n_parcels;
+        n_parts += MAX(bucket->n_parcels, bucket->n_params); /* one of them is 1 */
+    }
+    layout->parcels = calloc(MAX(n_parcels, 1u), sizeof(*layout->parcels));
+    layout->parts = calloc(MAX(n_parts, 1u), sizeof(*layout->parts));
+    if (!layout->parcels || !layout->parts)
+        return -ENOMEM;
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        cut_bucket(layout, b);
+    return 0;
+}
+
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
 DEFINE_CLEANUP(struct layout *, layout_free);
@@ -397,6 +493,8 @@ int layout_new(struct layout **out, const struct layout_decl *decls, uint32_t n_
         r = make_chunks(&builder);
     }
     if (r == 0)
+        r = make_parcels(layout);
+    if (r == 0)
         *out = steal_ptr(layout);
     return r;
 }
@@ -411,6 +509,8 @@ void layout_free(struct layout *layout)
     free(layout->buckets);
     free(layout->bucket_params);
     free(layout->chunks);
+    free(layout->parts);
+    free(layout->parcels);
     free(layout);
 }
 

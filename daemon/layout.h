@@ -15,6 +15,12 @@
  * Chunk: the unit of work: a piece of one parameter inside one partition, at most
  * CHUNK_ELEMS elements, starting at a multiple of 64 elements from the parameter's start.
  *
+ * Parcel: what travels, and is reduced, at a time: a bucket; or, of a bucket larger than bucket_elems (one large
+ * parameter), as many whole chunks as make at most bucket_elems elements, at least one. Parcels are numbered along
+ * the buckets.
+ * Part: what one push carries: a parameter's gradient, or as much of a large one as lies in one parcel. Parts are
+ * numbered along the parcels, so those of a parameter follow one another.
+ *
  * Segments of bytes that the layout describes:
  *  - arena of a rank: all buckets behind one another in gradient dtype (arena_offset_bytes);
  *  - weights, stages 1 and 2: buckets in weight dtype, each from a multiple of 4096 bytes, then frozen
@@ -49,6 +55,8 @@ struct layout_param {
     uint64_t n_elems;
     uint32_t bucket; /* LAYOUT_NO_BUCKET when frozen */
     uint32_t index_in_bucket;
+    uint32_t first_part, n_parts; /* no parts when frozen */
+    uint32_t first_parcel;        /* of its first part; the others lie in those that follow */
     uint64_t offset_elems;        /* from the bucket's start */
     uint64_t weight_offset_bytes; /* in the weight segment */
     uint64_t range_offset_bytes;  /* in the range of stage 3 */
@@ -64,27 +72,45 @@ struct layout_bucket {
     uint64_t arena_offset_bytes;
     uint64_t weight_offset_bytes;
     uint32_t first_param, n_params; /* into layout.bucket_params */
+    uint32_t first_parcel, n_parcels;
     uint32_t first_chunk, n_chunks; /* chunks of a bucket are contiguous */
 };
 
 struct layout_chunk {
-    uint32_t param;
-    uint32_t rank;       /* owner */
-    uint64_t start_elem; /* from the parameter's start, multiple of 64 */
+    uint32_t param, part;
+    uint32_t rank; /* owner */
     uint32_t n_elems;
+    uint64_t start_elem; /* from the parameter's start, multiple of 64 */
+};
+
+struct layout_part {
+    uint32_t param, parcel;
+    uint64_t start_elem; /* from the parameter's start, multiple of 64 */
+    uint64_t n_elems;
+    uint32_t first_chunk, n_chunks;
+};
+
+struct layout_parcel {
+    uint32_t bucket;
+    uint64_t offset_elems; /* from the bucket's start, multiple of 64 */
+    uint64_t n_elems;      /* the parcels of a bucket have all of its elements, padding too */
+    uint32_t first_part, n_parts;
+    uint32_t first_chunk, n_chunks;
 };
 
 struct layout {
     unsigned world_size;
     uint64_t bucket_elems;
-    uint32_t n_params, n_buckets, n_chunks, n_groups;
+    uint32_t n_params, n_buckets, n_chunks, n_parts, n_parcels, n_groups;
     struct layout_param *params;
     struct layout_bucket *buckets;
     uint32_t *bucket_params; /* parameter ids, bucket after bucket */
     struct layout_chunk *chunks;
+    struct layout_part *parts;
+    struct layout_parcel *parcels;
     uint64_t trainable_elems, frozen_elems, padded_elems; /* padded: sum of buckets' n_elems */
     uint64_t arena_bytes;                                 /* all buckets of one rank in gradient dtype */
-    uint64_t largest_bucket_bytes;                        /* in gradient dtype */
+    uint64_t largest_parcel_bytes;                        /* in gradient dtype */
     uint64_t weight_bytes;                                /* of the weight segment */
     uint64_t range_bytes;                                 /* of the range of stage 3 */
 };
@@ -121,6 +147,50 @@ uint64_t layout_digest(const struct layout *layout);
 static inline uint64_t layout_partition_elems(const struct layout *layout, uint32_t bucket)
 {
     return layout->buckets[bucket].n_elems / layout->world_size;
+}
+
+/* What a slot for the parcel takes, in gradient dtype. */
+static inline uint64_t layout_parcel_bytes(const struct layout *layout, uint32_t parcel)
+{
+    const struct layout_parcel *p = &layout->parcels[parcel];
+
+    return p->n_elems * dtype_size(layout->buckets[p->bucket].grad_dtype);
+}
+
+/* Where in its parcel's slot a part begins. */
+static inline uint64_t layout_part_offset_bytes(const struct layout *layout, uint32_t part)
+{
+    const struct layout_part *p = &layout->parts[part];
+    const struct layout_param *param = &layout->params[p->param];
+    uint64_t elem = param->offset_elems + p->start_elem - layout->parcels[p->parcel].offset_elems;
+
+    return elem * dtype_size(param->grad_dtype);
+}
+
+static inline uint64_t layout_part_bytes(const struct layout *layout, uint32_t part)
+{
+    const struct layout_part *p = &layout->parts[part];
+
+    return p->n_elems * dtype_size(layout->params[p->param].grad_dtype);
+}
+
+/* Where in the weight segment the buckets end and frozen parameters begin. */
+static inline uint64_t layout_frozen_offset_bytes(const struct layout *layout)
+{
+    const struct layout_bucket *last = &layout->buckets[layout->n_buckets - 1];
+
+    return layout->n_buckets == 0 ? 0 : last->weight_offset_bytes + last->n_elems * dtype_size(last->dtype);
+}
+
+/* A parameter has been pushed when its last part has: they come in order. Trainable parameters only. */
+static inline uint32_t layout_last_part(const struct layout *layout, uint32_t param)
+{
+    return layout->params[param].first_part + layout->params[param].n_parts - 1;
+}
+
+static inline bool layout_is_last_part(const struct layout *layout, uint32_t part)
+{
+    return part == layout_last_part(layout, layout->parts[part].param);
 }
 
 /* "layers.3.mlp.w1" as printable text: other bytes than printable ASCII become \xNN; truncated with "..." to fit. */

@@ -16,28 +16,31 @@ enum {
     PUSHED_OPEN = 1 << 1,  /* in the open one, or what stands of a predecessor in the next one */
 };
 
-int ledger_init(struct ledger *ledger, unsigned n_ranks, uint32_t n_params, const uint8_t *trainable, bool accumulate)
+int ledger_init(struct ledger *ledger, struct ledger_ranks ranks, uint32_t n_parts, const uint8_t *trainable,
+                bool accumulate)
 {
     /* calloc(0) may be NULL without being short of memory. */
-    size_t n = MAX(n_params, 1u);
+    size_t n = MAX(n_parts, 1u);
 
-    *ledger = (struct ledger){.n_params = n_params};
+    *ledger = (struct ledger){.n_parts = n_parts, .first_rank = ranks.first};
 
     ledger->trainable = calloc(n, sizeof(*ledger->trainable));
-    ledger->ranks = calloc(MAX(n_ranks, 1u), sizeof(*ledger->ranks));
+    ledger->ranks = calloc(MAX(ranks.n, 1u), sizeof(*ledger->ranks));
     if (!ledger->trainable || !ledger->ranks)
         goto no_memory;
-    ledger->n_ranks = n_ranks;
-    if (n_params)
-        memcpy(ledger->trainable, trainable, n_params * sizeof(*trainable));
+    ledger->end_rank = ranks.end;
+    ledger->n_ranks = ranks.n;
+    if (n_parts)
+        memcpy(ledger->trainable, trainable, n_parts * sizeof(*trainable));
 
-    for (unsigned i = 0; i < n_ranks; i++) {
+    for (unsigned i = 0; i < ranks.n; i++) {
         struct ledger_rank *rank = &ledger->ranks[i];
+        bool own = i >= ranks.first && i < ranks.end;
 
         rank->accumulate = accumulate;
-        rank->entries = calloc(n, sizeof(*rank->entries));
+        rank->entries = own ? calloc(n, sizeof(*rank->entries)) : NULL;
         rank->pushed_in_step = calloc(n, sizeof(*rank->pushed_in_step));
-        if (!rank->entries || !rank->pushed_in_step)
+        if ((own && !rank->entries) || !rank->pushed_in_step)
             goto no_memory;
     }
     return 0;
@@ -52,7 +55,7 @@ void ledger_deinit(struct ledger *ledger)
     for (unsigned i = 0; i < ledger->n_ranks; i++) {
         struct ledger_rank *rank = &ledger->ranks[i];
 
-        for (uint32_t p = 0; rank->entries && p < ledger->n_params; p++)
+        for (uint32_t p = 0; rank->entries && p < ledger->n_parts; p++)
             free(rank->entries[p].more_sums);
         free(rank->entries);
         free(rank->pushed_in_step);
@@ -60,6 +63,12 @@ void ledger_deinit(struct ledger *ledger)
     free(ledger->ranks);
     free(ledger->trainable);
     *ledger = (struct ledger){};
+}
+
+struct ledger_rank *ledger_mirror(struct ledger *ledger, unsigned rank)
+{
+    assert(rank < ledger->n_ranks && !ledger->ranks[rank].entries);
+    return &ledger->ranks[rank];
 }
 
 static bool position_equal(struct ledger_position a, struct ledger_position b)
@@ -79,7 +88,7 @@ static struct ledger_position position(uint64_t step, uint32_t micro_batch)
 
 static struct ledger_rank *get_rank(const struct ledger *ledger, unsigned rank)
 {
-    assert(rank < ledger->n_ranks);
+    assert(rank >= ledger->first_rank && rank < ledger->end_rank);
     return &ledger->ranks[rank];
 }
 
@@ -108,10 +117,10 @@ static int classify(const struct ledger *ledger, unsigned rank, struct ledger_po
     return LEDGER_ADMITTED;
 }
 
-/* Takes everything of the parameter out of the micro-batch that the entries describe. */
-static void clear_entry(struct ledger_rank *rank, uint32_t param)
+/* Takes everything of the part out of the micro-batch that the entries describe. */
+static void clear_entry(struct ledger_rank *rank, uint32_t part)
 {
-    struct ledger_entry *entry = &rank->entries[param];
+    struct ledger_entry *entry = &rank->entries[part];
 
     if (entry->n_pushed == 0)
         return;
@@ -122,13 +131,13 @@ static void clear_entry(struct ledger_rank *rank, uint32_t param)
 }
 
 /* The same, and as if it had never been pushed. Only for a micro-batch that was not ended. */
-static void withdraw_entry(struct ledger_rank *rank, uint32_t param)
+static void withdraw_entry(struct ledger_rank *rank, uint32_t part)
 {
-    clear_entry(rank, param);
+    clear_entry(rank, part);
 
-    if (rank->pushed_in_step[param] == PUSHED_OPEN)
+    if (rank->pushed_in_step[part] == PUSHED_OPEN)
         rank->n_pushed--;
-    rank->pushed_in_step[param] &= (uint8_t)~PUSHED_OPEN;
+    rank->pushed_in_step[part] &= (uint8_t)~PUSHED_OPEN;
 }
 
 int ledger_attach(struct ledger *ledger, unsigned rank, uint64_t incarnation)
@@ -145,7 +154,7 @@ int ledger_attach(struct ledger *ledger, unsigned rank, uint64_t incarnation)
     if (!r->open)
         return 1;
 
-    for (uint32_t p = 0; p < ledger->n_params; p++) {
+    for (uint32_t p = 0; p < ledger->n_parts; p++) {
         struct ledger_entry *entry = &r->entries[p];
 
         if (entry->n_posted == 0) {
@@ -176,8 +185,8 @@ int ledger_begin(struct ledger *ledger, unsigned rank, uint64_t step, uint32_t m
 
 static void admit(struct ledger_rank *rank, const struct push_record *record, uint16_t *pass)
 {
-    struct ledger_entry *entry = &rank->entries[record->param];
-    uint8_t *pushed = &rank->pushed_in_step[record->param];
+    struct ledger_entry *entry = &rank->entries[record->part];
+    uint8_t *pushed = &rank->pushed_in_step[record->part];
 
     *pass = entry->n_pushed++;
     rank->last_sequence = record->sequence;
@@ -197,7 +206,7 @@ int ledger_push(struct ledger *ledger, unsigned rank, const struct push_record *
     struct ledger_entry *entry;
     int verdict;
 
-    if (record->param >= ledger->n_params || !ledger->trainable[record->param])
+    if (record->part >= ledger->n_parts || !ledger->trainable[record->part])
         return LEDGER_E_PARAM;
     if (record->incarnation != r->incarnation)
         return LEDGER_E_STALE;
@@ -212,7 +221,7 @@ int ledger_push(struct ledger *ledger, unsigned rank, const struct push_record *
     if (verdict != LEDGER_ADMITTED)
         return verdict;
 
-    entry = &r->entries[record->param];
+    entry = &r->entries[record->part];
     if (entry->n_redo > 0) {
         *pass = entry->n_pushed - entry->n_redo--;
         r->last_sequence = record->sequence;
@@ -225,15 +234,15 @@ int ledger_push(struct ledger *ledger, unsigned rank, const struct push_record *
     return LEDGER_ADMITTED;
 }
 
-static struct ledger_entry *get_entry(const struct ledger *ledger, unsigned rank, uint32_t param)
+static struct ledger_entry *get_entry(const struct ledger *ledger, unsigned rank, uint32_t part)
 {
-    assert(param < ledger->n_params);
-    return &get_rank(ledger, rank)->entries[param];
+    assert(part < ledger->n_parts);
+    return &get_rank(ledger, rank)->entries[part];
 }
 
-void ledger_post(struct ledger *ledger, unsigned rank, uint32_t param)
+void ledger_post(struct ledger *ledger, unsigned rank, uint32_t part)
 {
-    struct ledger_entry *entry = get_entry(ledger, rank, param);
+    struct ledger_entry *entry = get_entry(ledger, rank, part);
 
     assert(entry->n_posted < entry->n_pushed);
     entry->n_posted++;
@@ -257,9 +266,9 @@ static int grow_more_sums(struct ledger_entry *entry, size_t n)
     return 0;
 }
 
-int ledger_sum(struct ledger *ledger, unsigned rank, uint32_t param, uint64_t sum)
+int ledger_sum(struct ledger *ledger, unsigned rank, uint32_t part, uint64_t sum)
 {
-    struct ledger_entry *entry = get_entry(ledger, rank, param);
+    struct ledger_entry *entry = get_entry(ledger, rank, part);
     int r;
 
     assert(entry->n_summed < entry->n_posted);
@@ -276,9 +285,9 @@ int ledger_sum(struct ledger *ledger, unsigned rank, uint32_t param, uint64_t su
     return 0;
 }
 
-bool ledger_find_sum(const struct ledger *ledger, unsigned rank, uint32_t param, uint16_t pass, uint64_t *sum)
+bool ledger_find_sum(const struct ledger *ledger, unsigned rank, uint32_t part, uint16_t pass, uint64_t *sum)
 {
-    const struct ledger_entry *entry = get_entry(ledger, rank, param);
+    const struct ledger_entry *entry = get_entry(ledger, rank, part);
 
     if (pass >= entry->n_summed)
         return false;
@@ -288,7 +297,7 @@ bool ledger_find_sum(const struct ledger *ledger, unsigned rank, uint32_t param,
 
 static bool stands(const struct ledger *ledger, const struct ledger_rank *rank)
 {
-    for (uint32_t p = 0; rank->n_pushed_open > 0 && p < ledger->n_params; p++)
+    for (uint32_t p = 0; rank->n_pushed_open > 0 && p < ledger->n_parts; p++)
         if (rank->entries[p].n_redo > 0)
             return true;
     return false;
@@ -307,7 +316,7 @@ int ledger_end(struct ledger *ledger, unsigned rank, uint64_t step, uint32_t mic
     if (stands(ledger, r))
         return LEDGER_E_INCOMPLETE;
 
-    for (uint32_t p = 0; p < ledger->n_params; p++)
+    for (uint32_t p = 0; p < ledger->n_parts; p++)
         if (r->pushed_in_step[p])
             r->pushed_in_step[p] = PUSHED_ENDED;
     r->last_ended = at;
@@ -324,7 +333,7 @@ void ledger_forget(struct ledger *ledger, unsigned rank)
         return;
 
     /* Nothing of an ended micro-batch waits to be pushed again, and all that stands of a predecessor does. */
-    for (uint32_t p = 0; p < ledger->n_params; p++)
+    for (uint32_t p = 0; p < ledger->n_parts; p++)
         if (r->entries[p].n_redo == 0)
             clear_entry(r, p);
 }
@@ -336,11 +345,11 @@ int ledger_abandon(struct ledger *ledger, unsigned rank)
     if (!r->open)
         return 0;
 
-    for (uint32_t p = 0; p < ledger->n_params; p++)
+    for (uint32_t p = 0; p < ledger->n_parts; p++)
         if (r->entries[p].n_posted > 0)
             return LEDGER_MUST_ABORT;
 
-    for (uint32_t p = 0; p < ledger->n_params; p++)
+    for (uint32_t p = 0; p < ledger->n_parts; p++)
         withdraw_entry(r, p);
     r->open = false;
     return 0;
@@ -362,9 +371,9 @@ int ledger_ask(struct ledger *ledger, unsigned rank)
 /* Leaves the rank as one that has done nothing in this step. */
 static void rewind_rank(const struct ledger *ledger, struct ledger_rank *rank)
 {
-    for (uint32_t p = 0; rank->n_pushed_open > 0 && p < ledger->n_params; p++)
+    for (uint32_t p = 0; rank->n_pushed_open > 0 && p < ledger->n_parts; p++)
         clear_entry(rank, p);
-    memset(rank->pushed_in_step, 0, ledger->n_params * sizeof(*rank->pushed_in_step));
+    memset(rank->pushed_in_step, 0, ledger->n_parts * sizeof(*rank->pushed_in_step));
     rank->open = false;
     rank->asked = false;
     rank->n_ended = 0;

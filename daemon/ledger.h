@@ -2,10 +2,13 @@
 #pragma once
 
 /*
- * The ledger: which (step, micro-batch, parameter, rank) has been pushed, by
+ * The ledger: which (step, micro-batch, part, rank) has been pushed, by
  * whom, when. It is the only judge of duplicates. Pure: input in, verdict out,
  * no I/O, no clock, no allocation inside a step (but the sums of second and
  * later passes).
+ *
+ * A part is what one push carries (layout.h): the gradient of a parameter, or a share of a large one. The ledger
+ * knows parts by number only, and no order among them.
  *
  * Positions. A position is (step, micro-batch), compared in that order. Per
  * rank the ledger knows the *last ended* position (none at first), the *open*
@@ -25,24 +28,24 @@
  * (LEDGER_E_EARLY after the two checks before it).
  *
  * Judging a push, in this order:
- *   parameter unknown or not trainable              LEDGER_E_PARAM            E1103
+ *   part unknown or not trainable                   LEDGER_E_PARAM            E1103
  *   incarnation is not the rank's                   LEDGER_E_STALE            E1002
  *   attempt older than the job's                    LEDGER_DROPPED            silence
  *   attempt newer than the job's                    LEDGER_E_EARLY            E1003
  *   sequence <= highest *admitted* of this
  *   incarnation (sequences grow with every push)    LEDGER_RETRY              silence
  *   the position                                    as above
- *   fewer pushes of the parameter than a dead
+ *   fewer pushes of the part than a dead
  *   predecessor left behind as posted               LEDGER_REDO               compare
  *   not pushed yet in this micro-batch              LEDGER_ADMITTED, pass 0
  *   pushed, policy accumulate                       LEDGER_ADMITTED, next pass
  *   pushed, otherwise                               LEDGER_E_DUPLICATE        E1001
  * Only ADMITTED and REDO change anything; both raise the highest admitted sequence.
  * Sequences count from 1 in each incarnation and go on over abort() and commit().
- * A parameter has at most 65,535 passes; the push after them is LEDGER_E_DUPLICATE
+ * A part has at most 65,535 passes; the push after them is LEDGER_E_DUPLICATE
  * under any policy.
  *
- * Passes. The k-th push of a parameter by a rank in a micro-batch is its pass k
+ * Passes. The k-th push of a part by a rank in a micro-batch is its pass k
  * (from 0). A pass goes from pushed to *posted* (its reduction was handed to the
  * workers and can no longer be withdrawn) in order; later its 64-bit sum becomes known.
  *
@@ -54,7 +57,7 @@
  * A successor. attach() with a new incarnation: passes of the open micro-batch
  * that are posted stand, the others leave the ledger; what stands must be pushed
  * again (REDO, in pass order) to be compared by its sum, before anything new of that
- * parameter is admitted. The position stays open only in the sense that it is the
+ * part is admitted. The position stays open only in the sense that it is the
  * next one: the successor begins it again. Ended micro-batches and a request
  * for the step stand. attach() with the same incarnation changes nothing. While
  * something stands that was not pushed again, the rank may not ask for the step
@@ -70,7 +73,7 @@
  * opened. commit(): step + 1; the ledger of the step is closed, the last ended
  * positions stay.
  *
- * Memory: about n_ranks x n_params x sizeof(struct ledger_entry).
+ * Memory: about (end_rank - first_rank) x n_parts x sizeof(struct ledger_entry).
  */
 
 #include <stdbool.h>
@@ -107,7 +110,8 @@ struct push_record {
     uint64_t time_ns; /* when the daemon saw it, CLOCK_MONOTONIC */
     uint32_t attempt;
     uint32_t micro_batch;
-    uint32_t param;
+    uint32_t param; /* for texts */
+    uint32_t part;
     uint32_t ordinal; /* outer backward of the micro-batch, from 1 */
     uint32_t depth;   /* nesting of graph tasks, 0 = outermost */
     uint32_t segment; /* string id of the checkpointed segment or module */
@@ -141,23 +145,33 @@ struct ledger_rank {
     bool asked;                   /* for the step */
     bool accumulate;              /* on_duplicate: accumulate; the caller may change it between micro-batches */
     uint32_t n_ended;             /* micro-batches ended in this step */
-    uint32_t n_pushed;            /* parameters pushed at least once in this step, this micro-batch included */
-    uint32_t n_pushed_open;       /* parameters with a push among the entries */
-    struct ledger_entry *entries; /* n_params, of the open micro-batch, or of the last ended one; owned */
-    uint8_t *pushed_in_step;      /* n_params, not 0 when pushed in this step; owned */
+    uint32_t n_pushed;            /* parts pushed at least once in this step, this micro-batch included */
+    uint32_t n_pushed_open;       /* parts with a push among the entries */
+    struct ledger_entry *entries; /* n_parts, of the open micro-batch, or of the last ended one; owned */
+    uint8_t *pushed_in_step;      /* n_parts, not 0 when pushed in this step; owned */
 };
 
 struct ledger {
-    unsigned n_ranks;
-    uint32_t n_params;
+    unsigned first_rank, end_rank; /* those of this node */
+    unsigned n_ranks;              /* in all */
+    uint32_t n_parts;
     uint64_t step;
     uint32_t attempt;
-    uint8_t *trainable; /* n_params flags; owned copy */
-    struct ledger_rank *ranks;
+    uint8_t *trainable;        /* n_parts flags; owned copy */
+    struct ledger_rank *ranks; /* by rank; other nodes' are mirrored: see ledger_mirror() */
+};
+
+/* Ranks of this node, [first, end), of n in all. */
+struct ledger_ranks {
+    unsigned first, end, n;
 };
 
 /* trainable is copied. Return: 0 or -ENOMEM. */
-int ledger_init(struct ledger *ledger, unsigned n_ranks, uint32_t n_params, const uint8_t *trainable, bool accumulate);
+int ledger_init(struct ledger *ledger, struct ledger_ranks ranks, uint32_t n_parts, const uint8_t *trainable,
+                bool accumulate);
+
+/* What is known of another node's rank in the open step: flags, and pushed_in_step to be filled in. No entries. */
+struct ledger_rank *ledger_mirror(struct ledger *ledger, unsigned rank);
 void ledger_deinit(struct ledger *ledger);
 
 /* Return: 0 = same incarnation, 1 = a new one (see "A successor"). */
@@ -172,14 +186,14 @@ int ledger_begin(struct ledger *ledger, unsigned rank, uint64_t step, uint32_t m
 /* Judges a push; on ADMITTED pass 0 keeps the record. *pass is set on ADMITTED and REDO. */
 int ledger_push(struct ledger *ledger, unsigned rank, const struct push_record *record, uint16_t *pass);
 
-/* The next unposted pass of the parameter is posted. Asserts that there is one. */
-void ledger_post(struct ledger *ledger, unsigned rank, uint32_t param);
+/* The next unposted pass of the part is posted. Asserts that there is one. */
+void ledger_post(struct ledger *ledger, unsigned rank, uint32_t part);
 
 /* The sum of the next posted pass without one is known. Return: 0 or -ENOMEM. */
-int ledger_sum(struct ledger *ledger, unsigned rank, uint32_t param, uint64_t sum);
+int ledger_sum(struct ledger *ledger, unsigned rank, uint32_t part, uint64_t sum);
 
 /* Return: true and the sum of that pass when it is known. */
-bool ledger_find_sum(const struct ledger *ledger, unsigned rank, uint32_t param, uint16_t pass, uint64_t *sum);
+bool ledger_find_sum(const struct ledger *ledger, unsigned rank, uint32_t part, uint16_t pass, uint64_t *sum);
 
 /*
  * Ends the open micro-batch (of that position). All of its passes are taken
@@ -207,7 +221,7 @@ int ledger_ask(struct ledger *ledger, unsigned rank);
 void ledger_abort(struct ledger *ledger);
 void ledger_commit(struct ledger *ledger);
 
-static inline const struct ledger_entry *ledger_entry(const struct ledger *ledger, unsigned rank, uint32_t param)
+static inline const struct ledger_entry *ledger_entry(const struct ledger *ledger, unsigned rank, uint32_t part)
 {
-    return &ledger->ranks[rank].entries[param];
+    return &ledger->ranks[rank].entries[part];
 }

@@ -10,7 +10,8 @@
 enum {
     OPTIMIZER_BYTES = 12, /* K of the paper: fp32 master, exp_avg, exp_avg_sq */
     RING_MIN_BYTES = 1 << 20,
-    RING_SPARE_BUCKETS = 4,
+    RING_SPARE_PARCELS = 4,
+    UNDO_LANES = 3, /* DEVICE_LANES */
     FROZEN_ALIGN_BYTES = 64,
 };
 
@@ -72,15 +73,6 @@ static uint64_t owned_elems(const struct layout *layout, const struct plan_optio
     return layout_partition_elems(layout, bucket) * options->n_local_ranks;
 }
 
-/* n_bytes x L / R rounded up, without a product that could wrap. */
-static uint64_t owned_share(const struct layout *layout, const struct plan_options *options, uint64_t n_bytes)
-{
-    uint64_t whole = n_bytes / layout->world_size, rest = n_bytes % layout->world_size;
-
-    return whole * options->n_local_ranks +
-           (rest * options->n_local_ranks + layout->world_size - 1) / layout->world_size;
-}
-
 static uint64_t state_bytes(const struct layout *layout, const struct plan_options *options)
 {
     uint64_t sum = 0;
@@ -95,42 +87,55 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
         const struct layout_param *param = &layout->params[p];
 
         if (!param->trainable)
-            sum = add(sum, align(owned_share(layout, options, param->n_elems * dtype_size(param->dtype)),
-                                 FROZEN_ALIGN_BYTES));
+            sum = add(sum, align(param->n_elems * dtype_size(param->dtype), FROZEN_ALIGN_BYTES));
     }
     return pages(sum);
+}
+
+/* What an engine saves before it changes it. */
+static uint64_t undo_bytes(const struct layout *layout, const struct plan_options *options)
+{
+    uint64_t largest = 0;
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        largest = MAX(largest, layout_partition_elems(layout, b));
+    return mul(mul(largest, sizeof(float)), (uint64_t)UNDO_LANES * (1 + options->n_moments) * options->n_local_ranks);
 }
 
 static uint64_t gradient_bytes(const struct layout *layout, const struct plan_options *options)
 {
     uint64_t n_elems = 0;
 
-    if (options->stage == 1)
-        n_elems = layout->padded_elems;
-    else
-        for (uint32_t b = 0; b < layout->n_buckets; b++)
-            n_elems = add(n_elems, owned_elems(layout, options, b));
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        n_elems = add(n_elems, owned_elems(layout, options, b));
     return pages(mul(n_elems, sizeof(float)));
 }
 
-uint64_t plan_ring_bytes(const struct layout *layout, bool overlap_comm)
+uint64_t plan_ring_bytes(const struct layout *layout, bool overlap_comm, bool holds_all)
 {
-    uint64_t largest = layout->largest_bucket_bytes;
+    uint64_t largest = layout->largest_parcel_bytes;
     uint64_t elem_bytes = 0, typical, n_bytes;
 
     for (uint32_t b = 0; b < layout->n_buckets; b++)
         elem_bytes = MAX(elem_bytes, (uint64_t)dtype_size(layout->buckets[b].grad_dtype));
 
     typical = MIN(largest, mul(layout->bucket_elems, elem_bytes));
-    n_bytes = add(largest, mul(typical, overlap_comm ? RING_SPARE_BUCKETS : 1));
-    n_bytes = MIN(n_bytes, layout->arena_bytes);
+    n_bytes = add(largest, mul(typical, overlap_comm ? RING_SPARE_PARCELS : 1));
+    n_bytes = holds_all ? layout->arena_bytes : MIN(n_bytes, layout->arena_bytes);
     return pages(MAX(n_bytes, (uint64_t)RING_MIN_BYTES));
+}
+
+uint64_t plan_device_ring_bytes(const struct layout *layout, bool overlap_comm)
+{
+    return pages(add(layout->arena_bytes, plan_ring_bytes(layout, overlap_comm, false)));
 }
 
 static uint64_t weight_bytes(const struct layout *layout, const struct plan_options *options)
 {
     uint64_t n_copies = 1 + (options->private_weights ? (uint64_t)options->n_local_ranks : 0);
 
+    if (options->on_devices)
+        n_copies = options->n_local_ranks;
     return options->stage == 3 ? 0 : mul(pages(layout->weight_bytes), n_copies);
 }
 
@@ -148,6 +153,8 @@ static uint64_t layout_bytes(const struct layout *layout)
     n_bytes += layout->n_params * (sizeof(*layout->params) + sizeof(*layout->bucket_params));
     n_bytes += layout->n_buckets * sizeof(*layout->buckets);
     n_bytes += layout->n_chunks * sizeof(*layout->chunks);
+    n_bytes += layout->n_parts * sizeof(*layout->parts);
+    n_bytes += layout->n_parcels * sizeof(*layout->parcels);
     for (uint32_t p = 0; p < layout->n_params; p++)
         n_bytes += layout->params[p].name_len + 1;
     return n_bytes;
@@ -157,13 +164,13 @@ static uint64_t fixed_bytes(const struct layout *layout, const struct plan_optio
 {
     uint64_t n_local = options->n_local_ranks;
     uint64_t per_chunk = add(options->chunk_bytes, mul(options->chunk_rank_bytes, n_local));
-    uint64_t per_param = add(options->param_bytes, mul(options->param_rank_bytes, n_local));
     uint64_t per_rank = add(options->rank_bytes, pages(options->credit_bytes));
     uint64_t sum = add(layout_bytes(layout), options->fixed_bytes);
 
     sum = add(sum, mul(layout->n_chunks, per_chunk));
-    sum = add(sum, mul(layout->n_params, per_param));
-    sum = add(sum, mul(layout->n_buckets, options->bucket_bytes));
+    sum = add(sum, mul(layout->n_params, options->param_bytes));
+    sum = add(sum, mul(layout->n_parts, mul(options->part_rank_bytes, n_local)));
+    sum = add(sum, mul(layout->n_parcels, options->parcel_bytes));
     return add(sum, mul(n_local, per_rank));
 }
 
@@ -177,14 +184,22 @@ void plan_bytes_by_class(const struct layout *layout, const struct plan_options 
     *out = (struct plan_bytes){
         .state = state_bytes(layout, options),
         .gradient = gradient_bytes(layout, options),
-        .ring = mul(n_local, plan_ring_bytes(layout, options->overlap_comm)),
-        .overflow = mul(n_local, pages(layout->arena_bytes)),
+        .ring =
+            mul(n_local, options->on_devices ? plan_device_ring_bytes(layout, options->overlap_comm)
+                                             : plan_ring_bytes(layout, options->overlap_comm, options->ring_holds_all)),
+        .overflow = options->on_devices ? 0 : mul(n_local, pages(layout->arena_bytes)),
         .staging = options->staging_bytes,
         .weights = weight_bytes(layout, options),
         .pool = pool_bytes(layout, options),
         .fixed = fixed_bytes(layout, options),
     };
-    out->needed = add(add(add(out->state, out->gradient), add(out->ring, out->staging)),
-                      add(out->weights, add(out->pool, out->fixed)));
+    if (options->on_devices)
+        out->state = add(out->state, undo_bytes(layout, options));
+    out->device = add(add(out->state, out->gradient), add(out->ring, out->weights));
+    out->needed = add(out->staging, add(out->pool, out->fixed));
+    if (!options->on_devices) {
+        out->needed = add(out->needed, out->device);
+        out->device = 0;
+    }
     out->total = add(out->needed, out->overflow);
 }

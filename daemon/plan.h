@@ -38,17 +38,19 @@ struct plan_options {
     unsigned n_moments;   /* fp32 arrays of the optimizer beside the master: AdamW 2, plain SGD 0 */
     bool private_weights; /* weights: private, one copy for each local rank beside the node's */
     bool overlap_comm;
+    bool on_devices;           /* device: cuda: state, gradient, ring and weights are on the node's GPUs */
     unsigned first_local_rank; /* the ranks of this node, whose partitions it owns */
     unsigned n_local_ranks;
     uint64_t stage3_max_live_elems; /* per rank */
+    bool ring_holds_all;            /* a ring has room for every parcel: they are sent from there */
     uint64_t staging_bytes;         /* of the exchange between nodes; 0: one node, collective: local */
 
     /* For the class "fixed", what other modules keep; each may be 0. */
     size_t chunk_bytes;      /* per chunk */
     size_t chunk_rank_bytes; /* per chunk and local rank */
     size_t param_bytes;      /* per parameter */
-    size_t param_rank_bytes; /* per parameter and local rank: ledger entry, flags */
-    size_t bucket_bytes;     /* per bucket */
+    size_t part_rank_bytes;  /* per part and local rank: ledger entry */
+    size_t parcel_bytes;     /* per parcel */
     size_t rank_bytes;       /* per local rank */
     size_t credit_bytes;     /* credit page of a local rank, rounded up to pages */
     uint64_t fixed_bytes;    /* in all: what depends on none of these, or is known otherwise */
@@ -59,16 +61,18 @@ struct plan_options {
  * the owned partitions, exact in every bucket:
  *
  *   state      stages 1, 2: 4 O of the buckets with 16-bit weights, where fp32 weights are their own
- *              masters and lie under weights; stage 3: 4 O, and of each frozen parameter its bytes
- *              x L / R from a multiple of 64; n_moments x 4 O in any stage
- *   gradient   fp32 accumulators: stage 1: 4 E; stages 2, 3: 4 O
+ *              masters and lie under weights; stage 3: 4 O, and the bytes of each frozen
+ *              parameter, which every node has whole, from a multiple of 64; n_moments x 4 O in any stage
+ *   gradient   fp32 accumulators of the owned partitions: 4 O
  *   ring       L x plan_ring_bytes()
- *   overflow   L x arena: a bound, of which only what is granted is ever held
+ *   overflow   L x arena: a bound, of which only what is granted is ever held; none on GPUs
  *   staging    as given
  *   weights    stages 1, 2: the weight segment, L + 1 times if private; stage 3: 0
  *   pool       stage 3: L x stage3_max_live_elems x 4, at most the range; else 0
- *   fixed      the layout's own tables and names, what the options say per chunk, parameter, bucket and
- *              local rank, L credit pages, fixed_bytes
+ *              On GPUs: a copy for each local rank; and the state has what an engine keeps to undo what it was at
+ *              when it ended: three times a slice of the largest bucket in fp32 and its moments, for each local rank
+ *   fixed      the layout's own tables and names, what the options say per chunk, parameter, part, parcel
+ *              and local rank, L credit pages, fixed_bytes
  */
 struct plan_bytes {
     uint64_t state;
@@ -79,16 +83,24 @@ struct plan_bytes {
     uint64_t weights;
     uint64_t pool;
     uint64_t fixed;
-    uint64_t needed; /* all of them but overflow: what forming takes */
-    uint64_t total;  /* the most that is ever held */
+    uint64_t needed; /* all of them but overflow: what forming takes of the host's memory */
+    uint64_t total;  /* the most that is ever held of it */
+    uint64_t device; /* those that are on GPUs, in none of the two sums */
 };
 
 void plan_bytes_by_class(const struct layout *layout, const struct plan_options *options, struct plan_bytes *out);
 
 /*
- * The ring of one rank, before overflow: the largest bucket, and another four typical ones with overlap_comm,
- * one without, so that a backward writes while earlier buckets are reduced. A typical bucket has
+ * The ring of one rank, before overflow: the largest parcel, and another four typical ones with overlap_comm,
+ * one without, so that a backward writes while earlier parcels are reduced. A typical parcel has
  * bucket_elems elements, but is no larger than the largest. Never more than the
- * arena, never less than 1 MiB; whole pages.
+ * arena, never less than 1 MiB; whole pages. holds_all: the arena, so that a backward does not wait for the network.
  */
-uint64_t plan_ring_bytes(const struct layout *layout, bool overlap_comm);
+uint64_t plan_ring_bytes(const struct layout *layout, bool overlap_comm, bool holds_all);
+
+/*
+ * The ring of one rank in device memory, where there is no overflow: room for all of a micro-batch, so that no order of
+ * pushes can block one, and for what plan_ring_bytes() says beside, so that the places that are free are near enough to
+ * each other. A rank's micro-batch begins with an empty ring.
+ */
+uint64_t plan_device_ring_bytes(const struct layout *layout, bool overlap_comm);

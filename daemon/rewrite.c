@@ -145,3 +145,22 @@ void rewrite_store(struct rewrite *rewrite, struct worker_pool *pool, void (*don
         (struct work){.run = rewrite_run, .done = rewrite_done, .n_items = rewrite->state->layout->n_chunks};
     worker_post(pool, &rewrite->work);
 }
+
+size_t rewrite_list(const struct rewrite *rewrite, uint64_t *numbers)
+{
+    size_t n = 0;
+
+    for (uint32_t p = 0; p < rewrite->state->layout->n_params; p++) {
+        for (unsigned kind = 0; kind <= STATE_N_KINDS; kind++) {
+            if (!(rewrite->written[p] & 1 << kind))
+                continue;
+            if (numbers)
+                numbers[n] = (uint64_t)p << 8 | (kind == STATE_N_KINDS ? REWRITE_COUNT_FOLLOWS : kind);
+            n++;
+            if (kind == STATE_N_KINDS && numbers)
+                numbers[n] = rewrite->counts[p];
+            n += kind == STATE_N_KINDS;
+        }
+    }
+    return n;
+}

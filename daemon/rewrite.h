@@ -52,6 +52,14 @@ bool rewrite_is_marked(const struct rewrite *rewrite, uint32_t param, enum state
 void rewrite_set_count(struct rewrite *rewrite, uint32_t param, uint64_t count);
 
 /*
+ * What is marked and counted, as numbers that another rewrite of the same layout can be given: parameter << 8 | kind
+ * for an array; parameter << 8 | REWRITE_COUNT_FOLLOWS, and then the count. Return: how many, at most 2 + STATE_N_KINDS
+ * per parameter; numbers may be NULL, to count.
+ */
+enum { REWRITE_COUNT_FOLLOWS = 0xff };
+size_t rewrite_list(const struct rewrite *rewrite, uint64_t *numbers);
+
+/*
  * Stores what is marked on the workers, partition by partition of those that are owned, then the counts; what is
  * not marked stays. Needs no memory and cannot fail. done on the thread that reaps.
  */

@@ -5,8 +5,20 @@
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "daemon/base.h"
+
+/* What is on a GPU is not read here: whoever tries is stopped at once. */
+static int make_places(struct ring *ring)
+{
+    void *places = mmap(NULL, ring->ring_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (places == MAP_FAILED)
+        return -errno;
+    ring->places = places;
+    return 0;
+}
 
 int ring_new(struct ring **out, const struct ring_options *options)
 {
@@ -20,25 +32,30 @@ int ring_new(struct ring **out, const struct ring_options *options)
     ring->ring = ring->overflow = ring->credit = SEGMENT_NULL;
     ring->ring_bytes = options->ring_bytes;
     ring->n_tickets = options->n_tickets;
-    ring->n_buckets = options->n_buckets;
+    ring->n_parcels = options->n_parcels;
     ring->slots = calloc(options->n_tickets, sizeof(*ring->slots));
     ring->extents = calloc(options->n_tickets, sizeof(*ring->extents));
-    ring->heads = malloc(sizeof(*ring->heads) * MAX(options->n_buckets, 1u));
+    ring->heads = malloc(sizeof(*ring->heads) * MAX(options->n_parcels, 1u));
     if (!ring->slots || !ring->heads || !ring->extents)
         goto fail;
-    for (uint32_t b = 0; b < options->n_buckets; b++)
+    for (uint32_t b = 0; b < options->n_parcels; b++)
         ring->heads[b] = RING_NONE;
 
     snprintf(name, sizeof(name), "ring.%u", options->rank);
-    r = n_bytes < options->ring_bytes ? -EOVERFLOW : segment_init(&ring->ring, name, n_bytes);
+    if (options->on_device)
+        r = make_places(ring);
+    else
+        r = n_bytes < options->ring_bytes ? -EOVERFLOW : segment_init(&ring->ring, name, n_bytes);
     snprintf(name, sizeof(name), "overflow.%u", options->rank);
-    if (r == 0)
+    if (r == 0 && !options->on_device)
         r = segment_init(&ring->overflow, name, options->overflow_bytes);
     snprintf(name, sizeof(name), "credit.%u", options->rank);
     if (r == 0)
         r = segment_init(&ring->credit, name, credit_page_bytes(options->n_tickets));
     if (r < 0)
         goto fail;
+    ring->freed = options->freed;
+    ring->userdata = options->userdata;
     *out = ring;
     return 0;
 
@@ -52,6 +69,10 @@ void ring_free(struct ring *ring)
     if (!ring)
         return;
     assert(ring->n_readers == 0);
+    if (ring->freed)
+        ring->freed(ring->userdata, ring);
+    if (ring->places)
+        munmap(ring->places, ring->ring_bytes);
     segment_deinit(&ring->ring);
     segment_deinit(&ring->overflow);
     segment_deinit(&ring->credit);
@@ -85,9 +106,13 @@ void ring_orphan(struct ring *ring)
 
 bool ring_is_held_back(const struct ring *ring, uint32_t param)
 {
-    const struct held_pushes *held =
-        (const struct held_pushes *)(ring->ring.map + held_pushes_offset(ring->ring_bytes));
-    uint32_t n = MIN(atomic_load_explicit(&held->n, memory_order_acquire), (uint32_t)HELD_PUSHES);
+    const struct held_pushes *held;
+    uint32_t n;
+
+    if (ring->places) /* nobody can look there */
+        return false;
+    held = (const struct held_pushes *)(ring->ring.map + held_pushes_offset(ring->ring_bytes));
+    n = MIN(atomic_load_explicit(&held->n, memory_order_acquire), (uint32_t)HELD_PUSHES);
 
     for (uint32_t i = 0; i < n; i++)
         if (atomic_load_explicit(&held->params[i], memory_order_relaxed) == param)
@@ -122,18 +147,25 @@ static bool place_is_valid(struct ring *ring, const struct ring_use *use)
     const struct ring_extent *extent;
 
     if (!use->overflow)
-        return use->offset_bytes % 64 == 0 && use->n_bytes <= ring->ring_bytes &&
+        return use->offset_bytes % (ring->places ? 128 : 64) == 0 && use->n_bytes <= ring->ring_bytes &&
                use->offset_bytes <= ring->ring_bytes - use->n_bytes;
     extent = find_extent(ring, use->offset_bytes);
     return extent && extent->busy && !extent->reserving && use->n_bytes <= extent->n_bytes && !holds_slot(ring, extent);
 }
 
-/* A second slot of one bucket and pass: each would hold a part of its gradients, and one be reduced. */
+/* A second slot of one parcel and pass: each would hold a part of its gradients, and one be reduced. */
 static bool is_open_already(const struct ring *ring, const struct ring_use *use)
 {
-    const struct ring_slot *slot = ring_find(ring, use->bucket, use->micro_batch, use->pass);
+    const struct ring_slot *slot = ring_find(ring, use->parcel, use->micro_batch, use->pass);
 
     return slot && slot->attempt == use->attempt;
+}
+
+static uint8_t *memory_of(const struct ring *ring, bool overflow)
+{
+    if (overflow)
+        return ring->overflow.map;
+    return ring->places ? ring->places : ring->ring.map;
 }
 
 int ring_open_slot(struct ring *ring, const struct ring_use *use, struct ring_slot **out)
@@ -145,7 +177,7 @@ int ring_open_slot(struct ring *ring, const struct ring_use *use, struct ring_sl
         return RING_E_TICKET;
     slot = &ring->slots[use->ticket];
     if (slot->held) {
-        if (slot->use != use->use || slot->bucket != use->bucket || slot->micro_batch != use->micro_batch ||
+        if (slot->use != use->use || slot->parcel != use->parcel || slot->micro_batch != use->micro_batch ||
             slot->pass != use->pass || slot->attempt != use->attempt || slot->overflow != use->overflow ||
             slot->offset_bytes != use->offset_bytes)
             return RING_E_TICKET;
@@ -161,24 +193,24 @@ int ring_open_slot(struct ring *ring, const struct ring_use *use, struct ring_sl
     *slot = (struct ring_slot){
         .held = true,
         .overflow = use->overflow,
-        .bucket = use->bucket,
+        .parcel = use->parcel,
         .micro_batch = use->micro_batch,
         .pass = use->pass,
         .attempt = use->attempt,
         .use = use->use,
         .offset_bytes = use->offset_bytes,
-        .data = (use->overflow ? ring->overflow.map : ring->ring.map) + use->offset_bytes,
-        .next = ring->heads[use->bucket],
+        .data = memory_of(ring, use->overflow) + use->offset_bytes,
+        .next = ring->heads[use->parcel],
     };
-    ring->heads[use->bucket] = use->ticket;
+    ring->heads[use->parcel] = use->ticket;
     ring->n_held++;
     *out = slot;
     return 0;
 }
 
-struct ring_slot *ring_find(const struct ring *ring, uint32_t bucket, uint32_t micro_batch, uint32_t pass)
+struct ring_slot *ring_find(const struct ring *ring, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
 {
-    for (uint32_t i = ring->heads[bucket]; i != RING_NONE; i = ring->slots[i].next) {
+    for (uint32_t i = ring->heads[parcel]; i != RING_NONE; i = ring->slots[i].next) {
         struct ring_slot *slot = &ring->slots[i];
 
         if (slot->micro_batch == micro_batch && slot->pass == pass)
@@ -190,19 +222,34 @@ struct ring_slot *ring_find(const struct ring *ring, uint32_t bucket, uint32_t m
 static void unlink_slot(struct ring *ring, struct ring_slot *slot)
 {
     uint32_t ticket = (uint32_t)(slot - ring->slots);
-    uint32_t *link = &ring->heads[slot->bucket];
+    uint32_t *link = &ring->heads[slot->parcel];
 
     while (*link != ticket)
         link = &ring->slots[*link].next;
     *link = slot->next;
 }
 
+void ring_lend(struct ring *ring, struct ring_slot *slot)
+{
+    assert(slot->held && !slot->lent);
+    slot->lent = true;
+    ring->n_lent++;
+}
+
+void ring_credit_lent(struct ring *ring)
+{
+    for (uint32_t i = 0; ring->n_lent > 0 && i < ring->n_tickets; i++)
+        if (ring->slots[i].lent)
+            ring_credit(ring, &ring->slots[i]);
+}
+
 void ring_credit(struct ring *ring, struct ring_slot *slot)
 {
     assert(slot->held);
     unlink_slot(ring, slot);
+    ring->n_lent -= slot->lent;
     slot->held = false;
-    slot->posted = false;
+    slot->posted = slot->lent = false;
     ring->n_held--;
     if (slot->overflow) {
         struct ring_extent *extent = find_extent(ring, slot->offset_bytes);
@@ -276,12 +323,12 @@ int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uin
     uint64_t offset;
     uint32_t at;
 
-    /* Not whole pages: thousands of buckets of a few elements would not fit below the bound. */
+    /* Not whole pages: thousands of parcels of a few elements would not fit below the bound. */
     n_bytes = round_up(MAX(n_bytes, (uint64_t)1), 64);
     for (uint32_t i = 0; i < ring->n_extents; i++) {
         struct ring_extent *extent = &ring->extents[i];
 
-        /* Of this very size: a small bucket in a large one's extent would cost the large one its room. */
+        /* Of this very size: a small parcel in a large one's extent would cost the large one its room. */
         if (extent->busy || extent->n_bytes != n_bytes)
             continue;
         extent->busy = extent->used = true;

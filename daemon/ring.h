@@ -5,16 +5,18 @@
  * The ring of one incarnation of a rank: the shared memory in which its gradients wait to
  * be reduced, and the tickets by which both sides count what is in use.
  *
- * A slot holds the gradients of one bucket, micro-batch and pass. The client
+ * A slot holds the gradients of one parcel (layout.h), micro-batch and pass. The client
  * chooses its place in the ring (or uses an overflow extent that it was
  * granted), names it by a ticket, and may use the ticket again when the credit page says so.
- * Slots of a bucket are found by (bucket, micro-batch, pass).
+ * Slots of a parcel are found by (parcel, micro-batch, pass).
  *
  * The ring itself is bounds and bookkeeping; what a client writes into its
  * slots, or where it lets them overlap, harms only its own gradients.
  *
  * Overflow extents: pages of the overflow segment that are reserved on demand,
  * kept for the next time, and given back by ring_trim() when a whole step did not need them.
+ *
+ * In a job on GPUs the ring lies in device memory: it has room for all of a micro-batch, so there is no overflow.
  *
  * Loop thread only, but ring_reserve_overflow().
  */
@@ -28,7 +30,7 @@
 enum {
     RING_NONE = UINT32_MAX,
     RING_E_FULL = 1,   /* the overflow bound is reached */
-    RING_E_TICKET = 2, /* a ticket out of range, not free, of another use, or a second one for a bucket and pass */
+    RING_E_TICKET = 2, /* a ticket out of range, not free, of another use, or a second one for a parcel and pass */
     RING_E_PLACE = 3,  /* outside the segment, or in no extent that was granted */
 };
 
@@ -36,17 +38,19 @@ struct ring_slot {
     bool held;
     bool overflow;
     bool posted; /* its reduction is under way, or it waits for a verdict of the workers */
-    uint32_t bucket;
+    bool lent;   /* posted and reduced, but still read by others (ring_lend) */
+    uint32_t parcel;
     uint32_t micro_batch;
     uint32_t pass;
     uint32_t attempt;
     uint32_t use;
-    uint32_t n_pushed;  /* parameters in it */
+    uint32_t n_pushed;  /* parts in it */
     bool redo;          /* pushed again by a successor: to be compared, not reduced */
     uint32_t n_pending; /* comparisons under way */
     uint64_t offset_bytes;
-    uint8_t *data;
-    uint32_t next; /* next slot of the bucket, or RING_NONE */
+    uint8_t *data;           /* in a job on GPUs a name for the place, and no memory */
+    uint32_t event_plus_one; /* in a job on GPUs: the trainer's, behind what is in it; 0: none */
+    uint32_t next;           /* next slot of the parcel, or RING_NONE */
 };
 
 struct ring_extent {
@@ -58,26 +62,30 @@ struct ring_extent {
 
 struct ring {
     struct segment ring, overflow, credit;
+    uint8_t *places;     /* in a job on GPUs: as many addresses as the ring has bytes, and no memory behind them */
     uint64_t ring_bytes; /* usable */
-    uint32_t n_tickets, n_buckets;
+    uint32_t n_tickets, n_parcels;
     struct ring_slot *slots;     /* by ticket */
-    uint32_t *heads;             /* per bucket: first slot, or RING_NONE */
+    uint32_t *heads;             /* per parcel: first slot, or RING_NONE */
     struct ring_extent *extents; /* sorted by offset */
     uint32_t n_extents;
     uint64_t overflow_bytes; /* reserved now */
     uint64_t n_overflows;    /* grants since the beginning */
     uint32_t n_held;
+    uint32_t n_lent;    /* of those */
     unsigned n_readers; /* workers that still touch it */
     bool ready;         /* its pages are reserved */
     bool orphaned;      /* nobody will ask for it again: freed with the last reader */
+    void (*freed)(void *userdata, const struct ring *ring);
+    void *userdata;
 };
 
 /* What a push says about its slot. */
 struct ring_use {
     uint32_t ticket, use;
-    uint32_t bucket, micro_batch, pass, attempt;
+    uint32_t parcel, micro_batch, pass, attempt;
     uint64_t offset_bytes;
-    uint64_t n_bytes; /* of the bucket in gradient dtype */
+    uint64_t n_bytes; /* of the parcel in gradient dtype */
     bool overflow;
 };
 
@@ -85,8 +93,11 @@ struct ring_options {
     unsigned rank;
     uint64_t ring_bytes;
     uint64_t overflow_bytes; /* the bound: the arena */
-    uint32_t n_buckets;
+    uint32_t n_parcels;
     uint32_t n_tickets;
+    bool on_device; /* the ring lies on a GPU, and is not the daemon's to make; there is no overflow */
+    void (*freed)(void *userdata, const struct ring *ring); /* before it is; may be NULL */
+    void *userdata;
 };
 
 /* Pages of ring and credit page are to be reserved by the caller, off the loop. Return: 0 or -errno. */
@@ -107,7 +118,12 @@ bool ring_is_held_back(const struct ring *ring, uint32_t param);
 /* The slot that a push goes to, opened if it is the first of it. Return: 0, RING_E_TICKET, RING_E_PLACE. */
 int ring_open_slot(struct ring *ring, const struct ring_use *use, struct ring_slot **out);
 
-struct ring_slot *ring_find(const struct ring *ring, uint32_t bucket, uint32_t micro_batch, uint32_t pass);
+struct ring_slot *ring_find(const struct ring *ring, uint32_t parcel, uint32_t micro_batch, uint32_t pass);
+
+/* The slot has been reduced, so its rank need not wait for it; it is given back later. */
+void ring_lend(struct ring *ring, struct ring_slot *slot);
+/* The rank is gone, and nobody will write into its slots again: those lent are its no more. */
+void ring_credit_lent(struct ring *ring);
 
 /* Gives a slot back to the client. */
 void ring_credit(struct ring *ring, struct ring_slot *slot);

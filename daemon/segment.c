@@ -120,6 +120,33 @@ int segment_reserve(const struct segment *segment, size_t offset_bytes, size_t n
     return 0;
 }
 
+/* A worker zeroes this much in about 20 ms: short enough to share a core with, long enough to need few of them. */
+#define RESERVE_PIECE_BYTES (UINT64_C(64) << 20)
+
+uint32_t segments_n_pieces(const struct segment *const *segments, size_t n_segments)
+{
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < n_segments; i++)
+        n += segments[i] ? div_round_up(segments[i]->n_bytes, RESERVE_PIECE_BYTES) : 0;
+    return (uint32_t)n;
+}
+
+int segments_reserve(const struct segment *const *segments, size_t n_segments, uint32_t piece)
+{
+    for (size_t i = 0; i < n_segments; i++) {
+        uint64_t n = segments[i] ? div_round_up(segments[i]->n_bytes, RESERVE_PIECE_BYTES) : 0;
+
+        if (piece < n) {
+            uint64_t offset = piece * RESERVE_PIECE_BYTES;
+
+            return segment_reserve(segments[i], offset, MIN(RESERVE_PIECE_BYTES, segments[i]->n_bytes - offset));
+        }
+        piece -= (uint32_t)n;
+    }
+    return 0;
+}
+
 void segment_punch(const struct segment *segment, size_t offset_bytes, size_t n_bytes)
 {
     if (n_bytes > 0)

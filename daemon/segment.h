@@ -33,6 +33,13 @@ void segment_deinit(struct segment *segment);
 /* Any thread. Return: 0, -ENOMEM (memory or cgroup exhausted), other -errno. */
 int segment_reserve(const struct segment *segment, size_t offset_bytes, size_t n_bytes);
 
+/*
+ * Reserves several segments, piece by piece in any order and on any threads: segments_n_pieces() calls of
+ * segments_reserve(). NULL among them: none. Return: as segment_reserve().
+ */
+uint32_t segments_n_pieces(const struct segment *const *segments, size_t n_segments);
+int segments_reserve(const struct segment *const *segments, size_t n_segments, uint32_t piece);
+
 /* Gives whole pages back; they read as zeroes afterwards. Any thread. */
 void segment_punch(const struct segment *segment, size_t offset_bytes, size_t n_bytes);
 

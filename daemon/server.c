@@ -15,6 +15,7 @@
 #include "daemon/job.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
+#include "daemon/membership.h"
 #include "daemon/notify.h"
 #include "daemon/session.h"
 #include "daemon/wire-arena.h"
@@ -37,6 +38,7 @@ struct server {
     struct listener listener;
     struct worker_pool *pool;
     struct job *job;
+    struct membership *membership; /* NULL: one node */
     struct session *sessions;
     unsigned n_sessions;
     bool some_doomed;
@@ -86,6 +88,11 @@ const struct config *server_config(const struct server *server)
 const char *server_isa(const struct server *server)
 {
     return server->kernels->isa;
+}
+
+const struct membership *server_membership(const struct server *server)
+{
+    return server->membership;
 }
 
 uint64_t server_started_ns(const struct server *server)
@@ -275,10 +282,10 @@ static void tell_status(struct server *server, uint64_t now)
     if (now - server->status_ns < UINT64_C(2000000000))
         return;
     server->status_ns = now;
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         n_here += job->ranks[r].peer != NULL;
-    snprintf(text, sizeof(text), "STATUS=%s, %u of %u ranks, step %" PRIu64, words[job->phase], n_here, job->world_size,
-             job->layout ? job->ledger.step : 0);
+    snprintf(text, sizeof(text), "STATUS=%s, %u of %u ranks, step %" PRIu64, words[job->phase], n_here,
+             job_n_local(job), job->layout ? job->ledger.step : 0);
     notify_state(text);
 }
 
@@ -335,7 +342,7 @@ static void job_wants_tick(void *userdata, unsigned delay_ms)
 {
     struct server *server = userdata;
 
-    if (!uv_is_active((uv_handle_t *)&server->soon))
+    if (!uv_is_active((uv_handle_t *)&server->soon) || uv_timer_get_due_in(&server->soon) > delay_ms)
         (void)uv_timer_start(&server->soon, on_soon, delay_ms, 0);
 }
 
@@ -415,6 +422,11 @@ static int start_handles(struct server *server)
     return r;
 }
 
+static void after_engine(void *userdata)
+{
+    server_reap(userdata);
+}
+
 static int start(struct server *server, char *why, size_t why_size)
 {
     const struct job_ops ops = {.answer = job_answers,
@@ -422,6 +434,8 @@ static int start(struct server *server, char *why, size_t why_size)
                                 .log = job_logs,
                                 .now_ns = job_clock,
                                 .soon = job_wants_tick,
+                                .after = after_engine,
+                                .loop = &server->loop,
                                 .userdata = server};
     int r;
 
@@ -438,6 +452,11 @@ static int start(struct server *server, char *why, size_t why_size)
         return r;
     }
     r = job_new(&server->job, server->config, server->kernels, server->pool, &ops);
+    if (r == 0 && server->config->world.nodes.n_items > 1)
+        r = membership_new(&server->membership,
+                           &(struct membership_options){
+                               .loop = &server->loop, .job = server->job, .after = after_engine, .userdata = server},
+                           why, why_size);
     if (r == 0)
         r = wire_arena_init(&server->arena);
     if (r == 0)
@@ -479,10 +498,11 @@ int server_new(struct server **out, const struct config *config, char *why, size
     return 0;
 }
 
+/* An engine has been killed, and is freed when its process has ended: that is the loop's to see. */
 static void close_handle(uv_handle_t *handle, void *userdata)
 {
     (void)userdata;
-    if (!uv_is_closing(handle))
+    if (!uv_is_closing(handle) && handle->type != UV_PROCESS)
         uv_close(handle, NULL);
 }
 
@@ -500,11 +520,12 @@ void server_free(struct server *server)
         ;
     server_reap(server);
     worker_pool_free(server->pool);
+    job_free(server->job); /* it stops its engine: before the membership goes, whose callbacks end with it */
+    membership_close(server->membership);
     listener_deinit(&server->listener);
     uv_walk(&server->loop, close_handle, NULL);
     uv_run(&server->loop, UV_RUN_DEFAULT);
     uv_loop_close(&server->loop);
-    job_free(server->job);
     frame_batch_deinit(&server->batch);
     wire_arena_deinit(&server->arena);
     free(server->buffer);

@@ -16,6 +16,7 @@ struct frame_batch;
 struct job;
 struct job_rank;
 struct listener_peer;
+struct membership;
 struct server;
 struct session;
 struct wire_arena;
@@ -35,6 +36,7 @@ uint64_t server_now_ns(const struct server *server);
 struct job *server_job(struct server *server);
 const struct config *server_config(const struct server *server);
 const char *server_isa(const struct server *server);
+const struct membership *server_membership(const struct server *server); /* NULL: one node */
 uint64_t server_started_ns(const struct server *server);
 struct wire_arena *server_arena(struct server *server);
 struct frame_batch *server_batch(struct server *server);

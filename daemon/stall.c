@@ -7,6 +7,8 @@
 
 #include "daemon/base.h"
 #include "daemon/job.h"
+#include "daemon/mirror.h"
+#include "daemon/nodes.h"
 
 static uint64_t median_step_ns(const struct job *job)
 {
@@ -127,6 +129,34 @@ static void describe_blocking(const struct job *job, char *dst, size_t size)
     }
 }
 
+/* All ranks here wait, and node 0 says for whom, if this is node 0; else all that is known is that it decides. */
+static bool waits_elsewhere(const struct job *job)
+{
+    struct nodes_status status;
+
+    if (!job->nodes || (job->phase != JOB_WAITING && job->phase != JOB_TRAINING))
+        return false;
+    status = nodes_status(job->nodes);
+    return status.node != 0 || (status.waits_for & ~UINT64_C(1));
+}
+
+static void describe_elsewhere(const struct job *job, char *dst, size_t size)
+{
+    const struct config_nodes *nodes = &job->config->world.nodes;
+    struct nodes_status status = nodes_status(job->nodes);
+    size_t at = 0;
+
+    if (status.node != 0) {
+        snprintf(dst, size, "node 0 (%s), which decides what comes next; it knows for whom it waits",
+                 nodes->items[0].address);
+        return;
+    }
+    for (unsigned i = 1; i < status.n_nodes && at < size - 1; i++)
+        if (status.waits_for >> i & 1)
+            at += (size_t)snprintf(dst + at, size - at, "%snode %u (%s), %s", at ? "; " : "", i,
+                                   nodes->items[i].address, status.waits_to);
+}
+
 const char *job_waits_for(const struct job *job, const struct job_rank *rank)
 {
     static const char *const waits[] = {
@@ -135,6 +165,7 @@ const char *job_waits_for(const struct job *job, const struct job_rank *rank)
         [WAIT_READY] = "for initial weights",
         [WAIT_SLOT] = "for a gradient slot",
         [WAIT_END] = "at the end of a micro-batch",
+        [WAIT_OTHERS] = "in the step",
         [WAIT_STEP] = "in the step",
         [WAIT_NORM] = "for the gradient norm",
         [WAIT_GATHER] = "for gathered weights",
@@ -142,6 +173,7 @@ const char *job_waits_for(const struct job *job, const struct job_rank *rank)
         [WAIT_WINDOW_BEGIN] = "to open a write window",
         [WAIT_WINDOW_END] = "to close a write window",
         [WAIT_WRITE] = "for room in a write window",
+        [WAIT_ABANDON] = "to give up a backward",
         [WAIT_ABORT] = "for the abort",
     };
 
@@ -166,27 +198,30 @@ static bool all_are_absent(const struct job *job)
     return any;
 }
 
+static bool awaits(const struct job *job, unsigned rank, uint32_t param)
+{
+    bool local = rank >= job->first_rank && rank < job->end_rank;
+
+    return local ? job_awaits(job, &job->ranks[rank], param) : mirror_awaits(job->mirror, rank, param);
+}
+
 /* What the first of them that is inside a backward has not pushed yet. Return: how many; ids has room for all. */
 static uint32_t find_awaited(const struct job *job, uint32_t *ids)
 {
     uint32_t n = 0;
 
     for (unsigned r = 0; r < job->world_size; r++) {
-        const struct ledger_rank *ledger = &job->ledger.ranks[r];
-        const struct ring *ring = job->ranks[r].rings[0];
-
-        if (!is_blocking(job, &job->ranks[r]) || !ledger->open)
+        if (!is_blocking(job, &job->ranks[r]) || !job->ledger.ranks[r].open)
             continue;
         for (uint32_t p = 0; p < job->layout->n_params; p++)
-            if (job->layout->params[p].trainable && ledger->entries[p].n_pushed == 0 &&
-                !(ring && ring_is_held_back(ring, p)))
+            if (awaits(job, r, p))
                 ids[n++] = p;
         break;
     }
     return n;
 }
 
-static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, bool aborted)
+static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, bool aborted, bool elsewhere)
 {
     char ranks[256] = "", waiting[384], blocking[1024] = "";
     const struct job_rank *one = first_waiting(job);
@@ -200,7 +235,10 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         at.micro_batch--; /* it is at the end of that one, which counts as ended already */
     list_ranks(job, is_deadlocked(job) ? waits_like_first : is_waiting, ranks, sizeof(ranks));
     snprintf(waiting, sizeof(waiting), "%s, %s", ranks, one ? job_waits_for(job, one) : "");
-    describe_blocking(job, blocking, sizeof(blocking));
+    if (elsewhere)
+        describe_elsewhere(job, blocking, sizeof(blocking));
+    else
+        describe_blocking(job, blocking, sizeof(blocking));
     return cause_stalled(&(struct evidence_stall){
         .at = at,
         .waiting = waiting,
@@ -213,6 +251,7 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         .forming = !job->has_weights,
         .deadlocked = is_deadlocked(job),
         .gone = all_are_gone(job),
+        .elsewhere = elsewhere,
     });
 }
 
@@ -237,19 +276,24 @@ static void check_stall(struct job *job, uint64_t now)
     uint64_t warning_ns = job->config->diagnostics.stall_warning_ms * UINT64_C(1000000);
     uint64_t timeout_ns = job->config->diagnostics.stall_timeout_ms * UINT64_C(1000000);
     uint64_t longest = 0;
-    bool blocked = false;
+    bool blocked = false, elsewhere;
 
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
         if (job->ranks[r].wait != WAIT_NONE)
             longest = MAX(longest, now - job->ranks[r].wait_ns);
-        blocked |= is_blocking(job, &job->ranks[r]);
     }
-    if (longest == 0 || !(blocked || is_deadlocked(job))) {
+    for (unsigned r = 0; r < job->world_size; r++)
+        blocked |= is_blocking(job, &job->ranks[r]);
+    elsewhere = !blocked && !is_deadlocked(job) && waits_elsewhere(job);
+    if (longest == 0 || !(blocked || is_deadlocked(job) || elsewhere)) {
         job->stall_interval_ns = 0;
         return;
     }
-    if (timeout_ns && longest > timeout_ns) {
-        struct diagnostic *diagnostic = describe_stall(job, longest / 1000000, true);
+    if (job->abort_reason)
+        return; /* asked for; node 0 is to agree */
+    /* On account of other nodes it is node 0 that gives up: it knows on whose. */
+    if (timeout_ns && longest > timeout_ns && !(elsewhere && job->config->world.node != 0)) {
+        struct diagnostic *diagnostic = describe_stall(job, longest / 1000000, true, elsewhere);
 
         if (job->has_weights)
             job_abort(job, find_guilty(job), diagnostic);
@@ -263,7 +307,7 @@ static void check_stall(struct job *job, uint64_t now)
         return;
     job->stall_interval_ns = MAX(job->stall_interval_ns * 2, warning_ns);
     job->stall_reported_ns = now;
-    job_keep(job, describe_stall(job, longest / 1000000, false));
+    job_keep(job, describe_stall(job, longest / 1000000, false, elsewhere));
 }
 
 static void check_lost(struct job *job, uint64_t now)
@@ -271,7 +315,7 @@ static void check_lost(struct job *job, uint64_t now)
     uint64_t timeout_ns = job->config->limits.reattach_timeout_ms * UINT64_C(1000000);
     char waiting[256];
 
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
         struct job_rank *rank = &job->ranks[r];
 
         if (!rank->lost_ns || rank->peer || now - rank->lost_ns < timeout_ns)
@@ -293,11 +337,14 @@ static void check_lost(struct job *job, uint64_t now)
 
 void job_tick(struct job *job)
 {
+    if (job->mirror)
+        mirror_tell(job->mirror, true);
     uint64_t now = job_now(job);
 
     check_lost(job, now);
     check_stall(job, now);
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         if (job->ranks[r].wait == WAIT_SLOT)
             admit_settle(job, &job->ranks[r]);
+    boundary_settle(job);
 }

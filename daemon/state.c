@@ -4,9 +4,6 @@
 
 #include "daemon/base.h"
 
-/* A worker zeroes this much in about 20 ms: short enough to share a core with, long enough to need few of them. */
-#define RESERVE_PIECE_BYTES (UINT64_C(64) << 20)
-
 struct placement {
     uint64_t master, exp_avg, exp_avg_sq; /* offsets in the state segment, UINT64_MAX: not there */
     uint64_t acc;                         /* in the gradient segment */
@@ -37,16 +34,14 @@ static void plan_places(struct state *state, const struct state_options *options
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         uint64_t slice = layout_partition_elems(layout, b);
         struct state_bucket *bucket = &state->buckets[b];
-        bool whole = options->stage == 1;
 
         bucket->owned_start = slice * options->first_rank;
         bucket->owned_elems = slice * options->n_ranks;
-        bucket->acc_start = whole ? 0 : bucket->owned_start;
         places[b].master =
             take(state_bytes, bucket->owned_elems, options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
         places[b].exp_avg = take(state_bytes, bucket->owned_elems, options->moments.m);
         places[b].exp_avg_sq = take(state_bytes, bucket->owned_elems, options->moments.v);
-        places[b].acc = take(gradient_bytes, whole ? layout->buckets[b].n_elems : bucket->owned_elems, true);
+        places[b].acc = take(gradient_bytes, bucket->owned_elems, true);
     }
     for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];
@@ -106,6 +101,7 @@ int state_new(struct state **out, const struct state_options *options)
     state->state = state->gradient = state->weights = state->journal = SEGMENT_NULL;
     state->layout = options->layout;
     state->stage = options->stage;
+    state->mirror = options->mirror;
     state->first_rank = options->first_rank;
     state->n_ranks = options->n_ranks;
     state->buckets = calloc(options->layout->n_buckets + 1, sizeof(*state->buckets));
@@ -143,26 +139,13 @@ void state_free(struct state *state)
 uint32_t state_n_reserve_pieces(const struct state *state)
 {
     const struct segment *segments[] = {&state->journal, &state->state, &state->gradient, &state->weights};
-    uint64_t n = 0;
 
-    for (size_t i = 0; i < ARRAY_SIZE(segments); i++)
-        n += div_round_up(segments[i]->n_bytes, RESERVE_PIECE_BYTES);
-    return (uint32_t)n;
+    return segments_n_pieces(segments, state->mirror ? 1 : ARRAY_SIZE(segments));
 }
 
 int state_reserve(const struct state *state, uint32_t piece)
 {
     const struct segment *segments[] = {&state->journal, &state->state, &state->gradient, &state->weights};
 
-    for (size_t i = 0; i < ARRAY_SIZE(segments); i++) {
-        uint64_t n = div_round_up(segments[i]->n_bytes, RESERVE_PIECE_BYTES);
-
-        if (piece < n) {
-            uint64_t offset = piece * RESERVE_PIECE_BYTES;
-
-            return segment_reserve(segments[i], offset, MIN(RESERVE_PIECE_BYTES, segments[i]->n_bytes - offset));
-        }
-        piece -= (uint32_t)n;
-    }
-    return 0;
+    return segments_reserve(segments, state->mirror ? 1 : ARRAY_SIZE(segments), piece);
 }

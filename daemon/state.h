@@ -14,12 +14,14 @@
  *  master      fp32 weights: the weight segment     state segment
  *              16-bit weights: state segment
  *  moments     state segment                        state segment
- *  gradient    stage 1: whole buckets               owned partitions
- *              stage 2: owned partitions
+ *  gradient    owned partitions                     owned partitions
  *  weights     weight segment, all buckets          none: gathered from masters into the pool
  *  frozen      weight segment                       state segment, in their own dtype
  *
  * Pages are reserved by a work on the workers (state_reserve_*), never on the loop.
+ *
+ * A mirror is the same of a state that lies on GPUs: places without pages, but for the journal. Whoever needs some of
+ * it here reserves those pages, copies (device-job.h), and gives them back.
  */
 
 #include <stdbool.h>
@@ -44,16 +46,16 @@ struct state_journal {
 
 struct state_bucket {
     uint64_t owned_start, owned_elems; /* elements from the bucket's start */
-    uint64_t acc_start;                /* first element that acc holds */
     float *master;                     /* at owned_start */
     float *exp_avg;                    /* at owned_start; NULL if the optimizer has none */
     float *exp_avg_sq;
-    float *acc; /* at acc_start */
+    float *acc; /* at owned_start */
 };
 
 struct state {
     const struct layout *layout;
     unsigned stage, first_rank, n_ranks;
+    bool mirror;
     struct segment state, gradient, weights, journal;
     struct state_bucket *buckets;
     uint64_t *frozen_offset_bytes; /* stage 3: per parameter, in the state segment */
@@ -72,6 +74,7 @@ struct state_options {
     unsigned stage;
     unsigned first_rank, n_ranks; /* owned */
     struct optimizer_moments moments;
+    bool mirror; /* the state lies on GPUs: only the journal is reserved */
 };
 
 /* Creates the segments, sparse. Return: 0 or -errno. */
@@ -126,7 +129,7 @@ static inline float *state_acc(const struct state *state, uint32_t bucket, uint6
 {
     const struct state_bucket *b = &state->buckets[bucket];
 
-    return b->acc + (elem - b->acc_start);
+    return b->acc + (elem - b->owned_start);
 }
 
 static inline bool state_owns(const struct state *state, unsigned rank)

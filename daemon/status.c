@@ -285,21 +285,25 @@ static struct json_object *bytes_object(struct json *j, struct status_bytes byte
 
     json_put_u64(j, o, "held_bytes", bytes.held_bytes);
     json_put_u64(j, o, "planned_bytes", bytes.planned_bytes);
+    json_put_bool(j, o, "on_device", bytes.on_device);
     return o;
 }
 
 static struct json_object *memory_object(struct json *j, const struct status *s)
 {
     struct json_object *o = json_new_object(j);
-    struct status_bytes total = {};
+    struct status_bytes total = {}, device = {.on_device = true};
     size_t i;
 
     for (i = 0; i < N_STATUS_MEMORY; i++) {
+        struct status_bytes *sum = s->memory[i].on_device ? &device : &total;
+
         json_put(j, o, memory_words[i], bytes_object(j, s->memory[i]));
-        total.held_bytes += s->memory[i].held_bytes;
-        total.planned_bytes += s->memory[i].planned_bytes;
+        sum->held_bytes += s->memory[i].held_bytes;
+        sum->planned_bytes += s->memory[i].planned_bytes;
     }
     json_put(j, o, "total", bytes_object(j, total));
+    json_put(j, o, "device_total", bytes_object(j, device));
     return o;
 }
 
@@ -349,6 +353,85 @@ static void put_slowest(struct json *j, struct json_object *parent, const struct
     json_put(j, parent, "slowest_rank", o);
 }
 
+static struct json_object *node_object(struct json *j, const struct status_nodes *nodes, size_t i)
+{
+    const struct status_node *node = &nodes->list[i];
+    struct json_object *o = json_new_object(j);
+
+    json_put_u64(j, o, "node", i);
+    json_put_string(j, o, "address", node->address);
+    json_put_u64(j, o, "first_rank", node->first_rank);
+    json_put_u64(j, o, "n_ranks", node->n_ranks);
+    if (node->known)
+        json_put_bool(j, o, "reached", node->reached);
+    else
+        json_put_null(j, o, "reached");
+    if (node->known && node->silent_ns != UINT64_MAX)
+        json_put_u64(j, o, "silent_ns", node->silent_ns);
+    else
+        json_put_null(j, o, "silent_ns");
+    json_put_string(j, o, "why", node->known && !node->reached ? node->why : NULL);
+    return o;
+}
+
+static void put_traffic(struct json *j, struct json_object *o, const struct status_nodes *nodes)
+{
+    json_put_u64(j, o, "n_orders", nodes->n_orders);
+    json_put_u64(j, o, "sent_bytes", nodes->n_bytes_sent);
+    json_put_u64(j, o, "received_bytes", nodes->n_bytes_received);
+    json_put_u64(j, o, "busy_ns", nodes->busy_ns);
+    if (nodes->busy_ns > 0)
+        json_put_double(j, o, "bytes_per_s",
+                        (double)(nodes->n_bytes_sent + nodes->n_bytes_received) * 1e9 / (double)nodes->busy_ns);
+    else
+        json_put_null(j, o, "bytes_per_s");
+}
+
+static void put_nodes(struct json *j, struct json_object *parent, const struct status_nodes *nodes)
+{
+    struct json_object *o, *list, *waits;
+    size_t i;
+
+    if (!nodes) {
+        json_put_null(j, parent, "nodes");
+        return;
+    }
+    o = json_new_object(j);
+    list = json_new_array(j);
+    waits = json_new_array(j);
+    json_put_u64(j, o, "node", nodes->node);
+    json_put_string(j, o, "engine", nodes->engine);
+    json_put_u64(j, o, "generation", nodes->generation);
+    json_put_bool(j, o, "connected", nodes->connected);
+    put_traffic(j, o, nodes);
+    for (i = 0; i < nodes->n; i++) {
+        json_push(j, list, node_object(j, nodes, i));
+        if (nodes->waits_for >> i & 1)
+            json_push_u64(j, waits, i);
+    }
+    json_put(j, o, "waits_for", waits);
+    json_put_string(j, o, "waits_to", nodes->waits_for ? nodes->waits_to : NULL);
+    json_put(j, o, "list", list);
+    json_put(j, parent, "nodes", o);
+}
+
+static void put_device(struct json *j, struct json_object *parent, const struct status_device *device)
+{
+    struct json_object *o;
+
+    if (!device) {
+        json_put_null(j, parent, "device");
+        return;
+    }
+    o = json_new_object(j);
+    json_put_bool(j, o, "ready", device->ready);
+    json_put_u64(j, o, "pid", (uint64_t)device->pid);
+    json_put_u64(j, o, "generation", device->generation);
+    json_put_u64(j, o, "n_failures", device->n_failures);
+    json_put_string(j, o, "versions", device->versions);
+    json_put(j, parent, "device", o);
+}
+
 static struct json_object *status_object(struct json *j, const struct status *s)
 {
     struct json_object *o = json_new_object(j);
@@ -364,6 +447,8 @@ static struct json_object *status_object(struct json *j, const struct status *s)
     json_put(j, o, "refused", refused_array(j, s));
     put_slowest(j, o, s);
     put_summary(j, o, "last_diagnostic", s->last_diagnostic, s->now_ns);
+    put_nodes(j, o, s->nodes);
+    put_device(j, o, s->has_device ? &s->device : NULL);
     return o;
 }
 
@@ -452,13 +537,15 @@ static struct json_object *owners_array(struct json *j, const struct layout *lay
 }
 
 /* Ranks that have pushed the parameter in the open step. */
-static struct json_object *pushed_array(struct json *j, const struct ledger *ledger, uint32_t param)
+static struct json_object *pushed_array(struct json *j, const struct ledger *ledger, const struct layout *layout,
+                                        uint32_t param)
 {
     struct json_object *array = json_new_array(j);
     unsigned rank;
 
-    for (rank = 0; ledger && rank < ledger->n_ranks; rank++)
-        if (ledger->ranks[rank].pushed_in_step[param])
+    for (rank = ledger ? ledger->first_rank : 0; ledger && layout->params[param].trainable && rank < ledger->end_rank;
+         rank++)
+        if (ledger->ranks[rank].pushed_in_step[layout_last_part(layout, param)])
             json_push_u64(j, array, rank);
     return array;
 }
@@ -493,7 +580,7 @@ static struct json_object *param_object(struct json *j, const struct layout *lay
     json_put_u64(j, o, "id", id);
     put_declared(j, o, &layout->params[id]);
     json_put(j, o, "owners", owners_array(j, layout, &layout->params[id]));
-    json_put(j, o, "pushed_by", pushed_array(j, ledger, id));
+    json_put(j, o, "pushed_by", pushed_array(j, ledger, layout, id));
     json_put_u64(j, o, "n_steps", dynamic ? dynamic->n_steps : 0);
     if (dynamic && dynamic->has_grad_norm)
         json_put_double(j, o, "grad_norm", dynamic->grad_norm);

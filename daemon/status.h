@@ -48,6 +48,7 @@ enum status_phase {
 struct status_bytes {
     uint64_t held_bytes;
     uint64_t planned_bytes; /* 0 until the job is formed */
+    bool on_device;         /* of the node's GPUs, not of the host */
 };
 
 struct status_time {
@@ -73,6 +74,38 @@ struct status_counters {
     uint64_t n_warnings;
 };
 
+/* A node of a job that runs on several. */
+struct status_node {
+    const char *address;
+    unsigned first_rank, n_ranks;
+    bool known;         /* node 0 knows of all nodes, another one of itself and node 0 */
+    bool reached;       /* itself, or the link to its daemon stands */
+    const char *why;    /* not reached: a sentence or the end of one */
+    uint64_t silent_ns; /* since it was last heard; UINT64_MAX: never */
+};
+
+struct status_nodes {
+    unsigned node; /* this one */
+    const struct status_node *list;
+    size_t n;
+    const char *engine; /* "gloo" */
+    uint32_t generation;
+    bool connected; /* the engines of that generation to each other */
+    uint64_t n_orders, n_bytes_sent, n_bytes_received;
+    uint64_t busy_ns;     /* of all orders together: those under way at one time count each */
+    uint64_t waits_for;   /* node 0: the nodes that it waits for, as a mask */
+    const char *waits_to; /* what they are to do; NULL: not node 0 */
+};
+
+/* The engine of a job whose state lies on GPUs. */
+struct status_device {
+    bool ready;
+    int64_t pid; /* 0: none runs */
+    uint32_t generation;
+    uint64_t n_failures;  /* engines that have failed */
+    const char *versions; /* as the last one that was ready has said; NULL: none was */
+};
+
 /* The job at a glance. All fields may be zero but now_ns, job, state, version. */
 struct status {
     uint64_t now_ns;
@@ -89,7 +122,7 @@ struct status {
 
     unsigned stage;
     unsigned world_size;
-    unsigned n_attached;         /* ranks with a connection */
+    unsigned n_attached;         /* ranks of this node with a connection */
     const struct layout *layout; /* NULL until formed */
 
     uint64_t step;    /* = epoch: steps committed, skipped ones included */
@@ -115,6 +148,9 @@ struct status {
     int64_t slowest_rank;                     /* came last to the last step; negative: none */
     uint64_t slowest_behind_ns;               /* behind the first one */
     const struct diagnostic *last_diagnostic; /* NULL: none */
+    const struct status_nodes *nodes;         /* NULL: one node */
+    bool has_device;                          /* else host memory */
+    struct status_device device;
 };
 
 /* One rank, attached or not. */

@@ -9,56 +9,32 @@
 #include "daemon/base.h"
 #include "daemon/failpoint.h"
 #include "daemon/config.h"
+#include "daemon/step-device.h"
 
 _Static_assert((int)STEP_MAX_RANKS == (int)CONFIG_MAX_LOCAL_RANKS, "what config admits, a mask must hold");
-
-/* ---- the tree over ranks ------------------------------------------------------------------------------- */
-
-static unsigned find_pieces(unsigned lo, unsigned n, unsigned first, unsigned end, struct step_piece *pieces,
-                            unsigned n_pieces)
-{
-    unsigned left = 1;
-
-    if (n == 0 || lo + n <= first || lo >= end)
-        return n_pieces;
-    if (lo >= first && lo + n <= end) {
-        assert(n_pieces < STEP_MAX_PIECES);
-        pieces[n_pieces] = (struct step_piece){.first = lo, .n = n};
-        return n_pieces + 1;
-    }
-    while (left * 2 < n)
-        left *= 2;
-    n_pieces = find_pieces(lo, left, first, end, pieces, n_pieces);
-    return find_pieces(lo + left, n - left, first, end, pieces, n_pieces);
-}
-
-unsigned step_find_pieces(unsigned world, unsigned first, unsigned n, struct step_piece *pieces)
-{
-    return find_pieces(0, world, first, first + n, pieces, 0);
-}
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
 static void reduction_run(struct work *work, uint32_t item);
 static void reduction_done(struct work *work);
 
-static int make_reductions(struct step *step)
+static int make_reductions(struct step *step, struct reduction **reductions)
 {
     const struct layout *layout = step->layout;
     uint64_t before = 0;
 
-    step->reductions = calloc(layout->n_buckets + 1, sizeof(*step->reductions));
-    if (!step->reductions)
+    *reductions = calloc(layout->n_parcels + 1, sizeof(**reductions));
+    if (!*reductions)
         return -ENOMEM;
-    for (uint32_t b = 0; b < layout->n_buckets; b++) {
-        struct reduction *reduction = &step->reductions[b];
+    for (uint32_t i = 0; i < layout->n_parcels; i++) {
+        struct reduction *reduction = &(*reductions)[i];
 
         reduction->step = step;
-        reduction->bucket = b;
+        reduction->parcel = i;
         reduction->staging_elems = before * step->n_pieces;
-        before += layout->buckets[b].n_elems;
+        before += step_sends_slots(step, i) ? 0 : layout->parcels[i].n_elems;
         reduction->work = (struct work){.run = reduction_run, .done = reduction_done};
-        reduction->masks = calloc(layout->buckets[b].n_params, sizeof(*reduction->masks));
+        reduction->masks = calloc(layout->parcels[i].n_parts, sizeof(*reduction->masks));
         reduction->sources = calloc(STEP_MAX_RANKS, sizeof(*reduction->sources));
         if (!reduction->masks || !reduction->sources)
             return -ENOMEM;
@@ -66,12 +42,64 @@ static int make_reductions(struct step *step)
     return 0;
 }
 
+static void free_reductions(const struct step *step, struct reduction *reductions)
+{
+    for (uint32_t i = 0; reductions && i < step->layout->n_parcels; i++) {
+        assert(!reductions[i].busy);
+        free(reductions[i].masks);
+        free(reductions[i].sources);
+    }
+    free(reductions);
+}
+
+static bool is_alone(const struct step *step)
+{
+    return step->n_local == step->layout->world_size;
+}
+
+/* One rank is a sum already, if its gradients are of the type that travels. */
+static bool sends_slots(const struct layout *layout, unsigned n_local, enum dtype wire, uint32_t bucket)
+{
+    return n_local == 1 && layout->world_size > 1 && layout->buckets[bucket].grad_dtype == wire;
+}
+
+bool step_gets_slots(const struct step *step, unsigned n_ranks, uint32_t parcel)
+{
+    return sends_slots(step->layout, n_ranks, step->wire, step->layout->parcels[parcel].bucket);
+}
+
+bool step_sends_slots(const struct step *step, uint32_t parcel)
+{
+    return step_gets_slots(step, step->n_local, parcel);
+}
+
+bool step_sends_any_slots(const struct layout *layout, unsigned n_local, enum dtype wire)
+{
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        if (sends_slots(layout, n_local, wire, b))
+            return true;
+    return false;
+}
+
+uint64_t step_staging_bytes(const struct layout *layout, unsigned n_local, unsigned n_pieces, enum dtype wire)
+{
+    uint64_t n_elems = 0;
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        n_elems += sends_slots(layout, n_local, wire, b) ? 0 : layout->buckets[b].n_elems;
+    return n_elems * n_pieces * dtype_size(wire);
+}
+
 static int make_staging(struct step *step)
 {
-    if (step->n_local == step->layout->world_size)
+    int r;
+
+    if (is_alone(step))
         return 0;
-    step->staging = calloc(step->layout->padded_elems * step->n_pieces + 1, sizeof(float));
-    return step->staging ? 0 : -ENOMEM;
+    r = segment_init(&step->staging_segment, "staging",
+                     step_staging_bytes(step->layout, step->n_local, step->n_pieces, step->wire));
+    step->staging = step->staging_segment.map;
+    return r;
 }
 
 int step_new(struct step **out, const struct step_options *options)
@@ -83,6 +111,7 @@ int step_new(struct step **out, const struct step_options *options)
         return -ENOMEM;
     assert(options->n_local <= STEP_MAX_RANKS && layout->world_size <= STEP_MAX_WORLD);
     pthread_mutex_init(&step->finding_lock, NULL);
+    step->staging_segment = SEGMENT_NULL;
     step->layout = layout;
     step->state = options->state;
     step->kernels = options->kernels;
@@ -90,14 +119,19 @@ int step_new(struct step **out, const struct step_options *options)
     step->first_local = options->first_local;
     step->n_local = options->n_local;
     step->optimizer = options->optimizer;
-    step->n_pieces = step_find_pieces(layout->world_size, step->first_local, step->n_local, step->pieces);
+    step->devices = options->devices;
+    step->wire = options->wire;
+    step->n_pieces = subtree_find(layout->world_size, step->first_local, step->n_local, step->pieces);
     step->results = calloc(layout->n_chunks + 1, sizeof(*step->results));
     step->sums = calloc((size_t)layout->n_chunks * options->n_local + 1, sizeof(*step->sums));
+    step->begun = calloc(layout->n_parts + 1, 1);
     step->contributed = calloc(layout->n_params, 1);
-    step->norms = calloc(layout->n_params, sizeof(*step->norms));
+    step->measured = calloc(layout->n_params, sizeof(*step->measured));
+    step->squares = calloc(layout->n_params, sizeof(*step->squares));
     step->scalars = calloc(layout->n_params, sizeof(*step->scalars));
-    if (!step->results || !step->sums || !step->contributed || !step->norms || !step->scalars ||
-        make_reductions(step) < 0 || make_staging(step) < 0) {
+    if (!step->results || !step->sums || !step->begun || !step->contributed || !step->measured || !step->squares ||
+        !step->scalars || make_reductions(step, &step->reductions) < 0 || make_staging(step) < 0 ||
+        (!is_alone(step) && make_reductions(step, &step->combinations) < 0)) {
         step_free(step);
         return -ENOMEM;
     }
@@ -109,18 +143,16 @@ void step_free(struct step *step)
 {
     if (!step)
         return;
-    for (uint32_t b = 0; step->reductions && b < step->layout->n_buckets; b++) {
-        assert(!step->reductions[b].busy);
-        free(step->reductions[b].masks);
-        free(step->reductions[b].sources);
-    }
-    free(step->reductions);
+    free_reductions(step, step->reductions);
+    free_reductions(step, step->combinations);
     free(step->results);
     free(step->sums);
+    free(step->begun);
     free(step->contributed);
-    free(step->norms);
+    free(step->measured);
+    free(step->squares);
     free(step->scalars);
-    free(step->staging);
+    segment_deinit(&step->staging_segment);
     pthread_mutex_destroy(&step->finding_lock);
     free(step);
 }
@@ -128,14 +160,18 @@ void step_free(struct step *step)
 uint64_t step_fixed_bytes(const struct layout *layout, unsigned n_local)
 {
     uint64_t per_chunk = sizeof(struct reduce_result) + n_local * sizeof(struct position_sum);
-    uint64_t per_param = 1 + sizeof(double) + sizeof(struct update_scalars) + sizeof(uint64_t);
-    uint64_t per_bucket = sizeof(struct reduction) + STEP_MAX_RANKS * sizeof(void *);
+    uint64_t per_param = 1 + 2 * sizeof(struct exact_sum) + sizeof(struct update_scalars);
+    uint64_t n_kinds = n_local < layout->world_size ? 2 : 1;
+    uint64_t per_part = 1 + n_kinds * sizeof(uint64_t);
+    uint64_t per_parcel = n_kinds * (sizeof(struct reduction) + STEP_MAX_RANKS * sizeof(void *));
 
-    return layout->n_chunks * per_chunk + layout->n_params * per_param + layout->n_buckets * per_bucket;
+    return layout->n_chunks * per_chunk + layout->n_params * per_param + layout->n_parts * per_part +
+           layout->n_parcels * per_parcel;
 }
 
 void step_open(struct step *step)
 {
+    memset(step->begun, 0, step->layout->n_parts);
     memset(step->contributed, 0, step->layout->n_params);
     step->finding = (struct step_finding){0};
     step->n_reduced_bytes = 0;
@@ -151,22 +187,26 @@ struct leaves {
     unsigned n;
 };
 
-/* Sources [first, first + n) that are in mask. */
-static void find_leaves(const struct reduction *reduction, const struct layout_param *param, uint64_t start_elem,
-                        uint64_t mask, unsigned first, unsigned n, struct leaves *leaves)
+static unsigned rank_of(const struct reduction *reduction, unsigned source)
+{
+    return reduction->combining ? reduction->source_ranks[source] : reduction->step->first_local + source;
+}
+
+/* Sources [first, first + n) that are in the mask of a part; elem: from the parcel's start. */
+static void find_leaves(const struct reduction *reduction, uint64_t elem, size_t elem_bytes, uint64_t mask,
+                        unsigned first, unsigned n, struct leaves *leaves)
 {
     const struct step *step = reduction->step;
-    size_t elem_bytes = reduction->combining ? sizeof(float) : dtype_size(param->grad_dtype);
     bool present[STEP_MAX_WORLD];
 
     leaves->n = 0;
     memset(present, 0, step->layout->world_size);
     for (unsigned i = first; i < first + n; i++) {
-        unsigned rank = reduction->combining ? reduction->source_ranks[i] : step->first_local + i;
+        unsigned rank = rank_of(reduction, i);
 
         if (!(mask >> i & 1))
             continue;
-        leaves->data[leaves->n] = reduction->sources[i] + (param->offset_elems + start_elem) * elem_bytes;
+        leaves->data[leaves->n] = reduction->sources[i] + elem * elem_bytes;
         leaves->source[leaves->n] = i;
         leaves->n++;
         present[rank] = true;
@@ -184,7 +224,7 @@ static bool finding_is_before(const struct step_finding *a, const struct step_fi
     return a->elem < b->elem;
 }
 
-static void keep_finding(struct step *step, const struct step_finding *finding)
+void step_keep_finding(struct step *step, const struct step_finding *finding)
 {
     pthread_mutex_lock(&step->finding_lock);
     if (!step->finding.found || finding_is_before(finding, &step->finding))
@@ -206,21 +246,42 @@ static void blame(struct reduction *reduction, const struct reduce_args *args, c
 
         if (f->n_nan + f->n_inf == 0)
             continue;
-        /* Which of a piece's ranks it was, the node knows that has reduced them. */
-        if (reduction->combining && i < leaves->n)
+        /* Which of a piece's ranks it was, the node knows that has reduced them; a slot is of one rank. */
+        if (reduction->combining && i < leaves->n && !(reduction->slots >> source & 1))
             continue;
-        keep_finding(step, &(struct step_finding){
-                               .found = true,
-                               .overflowed = i == leaves->n,
-                               .micro_batch = reduction->micro_batch,
-                               .param = param,
-                               .rank = step->first_local + source,
-                               .elem = f->first_elem,
-                               .value = f->first_value,
-                               .n_nan = f->n_nan,
-                               .n_inf = f->n_inf,
-                           });
+        step_keep_finding(step, &(struct step_finding){
+                                    .found = true,
+                                    .overflowed = i == leaves->n,
+                                    .micro_batch = reduction->micro_batch,
+                                    .param = param,
+                                    .rank = rank_of(reduction, source),
+                                    .elem = f->first_elem,
+                                    .value = f->first_value,
+                                    .n_nan = f->n_nan,
+                                    .n_inf = f->n_inf,
+                                });
     }
+}
+
+/* Who pushed it, of the sources [first, first + n); args: n_leaves 0 when nobody did. */
+static void make_args(const struct reduction *reduction, const struct layout_chunk *chunk, unsigned first, unsigned n,
+                      struct leaves *leaves, struct reduce_args *args)
+{
+    const struct step *step = reduction->step;
+    const struct layout_param *param = &step->layout->params[chunk->param];
+    const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
+    enum dtype dtype = reduction->combining ? step->wire : param->grad_dtype;
+
+    find_leaves(reduction, param->offset_elems + chunk->start_elem - parcel->offset_elems, dtype_size(dtype),
+                reduction->masks[chunk->part - parcel->first_part], first, n, leaves);
+    *args = (struct reduce_args){
+        .dtype = dtype,
+        .n_leaves = leaves->n,
+        .leaves = leaves->data,
+        .joins = leaves->joins,
+        .n_elems = chunk->n_elems,
+        .start_elem = chunk->start_elem,
+    };
 }
 
 /* One chunk, the sources [first, first + n), into target. */
@@ -228,100 +289,202 @@ static void reduce_into(struct reduction *reduction, const struct layout_chunk *
                         unsigned first, unsigned n, float *target, bool first_contribution)
 {
     struct step *step = reduction->step;
-    const struct layout_param *param = &step->layout->params[chunk->param];
     struct position_sum sums[STEP_MAX_RANKS];
     struct reduce_result *result = &step->results[chunk_id];
     struct leaves leaves;
     struct reduce_args args;
 
-    find_leaves(reduction, param, chunk->start_elem, reduction->masks[param->index_in_bucket], first, n, &leaves);
+    make_args(reduction, chunk, first, n, &leaves, &args);
     if (leaves.n == 0)
         return;
-    args = (struct reduce_args){
-        .dtype = reduction->combining ? DTYPE_F32 : param->grad_dtype,
-        .n_leaves = leaves.n,
-        .leaves = leaves.data,
-        .joins = leaves.joins,
-        .acc = target,
-        .first = first_contribution,
-        .n_elems = chunk->n_elems,
-        .start_elem = chunk->start_elem,
-    };
-    result->sums = reduction->combining ? NULL : sums;
+    args.acc = target;
+    args.first = first_contribution;
+    result->sums = sums;
     step->kernels->reduce(&args, result);
     if (result->nonfinite)
         blame(reduction, &args, &leaves, chunk->param);
-    for (unsigned i = 0; !reduction->combining && i < leaves.n; i++)
-        step->sums[(size_t)chunk_id * step->n_local + leaves.source[i]] = sums[i];
+    for (unsigned i = 0; i < leaves.n; i++) {
+        unsigned source = leaves.source[i];
+
+        if (!reduction->combining)
+            step->sums[(size_t)chunk_id * step->n_local + source] = sums[i];
+        else if (reduction->slots >> source & 1 && rank_of(reduction, source) == step->first_local)
+            step->sums[chunk_id] = sums[i]; /* the only local rank's own */
+    }
+}
+
+/* What is sent straight from the slot, and summed by other nodes: of its own part this one takes the sum in passing. */
+static void look_at(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id)
+{
+    struct step *step = reduction->step;
+    struct position_sum *sum = &step->sums[chunk_id];
+    struct leaves leaves;
+    struct reduce_args args;
+
+    make_args(reduction, chunk, 0, 1, &leaves, &args);
+    if (leaves.n == 0 || state_owns(step->state, chunk->rank))
+        return;
+    *sum = (struct position_sum){0};
+    step->kernels->position_sum_update(sum, args.dtype, args.leaves[0], args.n_elems, args.start_elem);
+}
+
+enum { BF16_OVERFLOW_EXPONENT = 127 }; /* only from 2^127 on rounding can make a value infinite */
+
+/* Finite sums that rounding has made infinite. */
+static void blame_rounding(struct reduction *reduction, const struct reduce_args *args, const uint16_t *rounded,
+                           uint32_t param)
+{
+    struct step_finding finding = {
+        .overflowed = true, .micro_batch = reduction->micro_batch, .param = param, .value = INFINITY};
+
+    for (size_t i = 0; i < args->n_elems; i++) {
+        if (!isfinite(args->acc[i]) || (rounded[i] & 0x7fff) != 0x7f80)
+            continue;
+        if (!finding.found)
+            finding.elem = args->start_elem + i;
+        finding.found = true;
+        finding.n_inf++;
+    }
+    if (finding.found)
+        step_keep_finding(reduction->step, &finding);
+}
+
+/* As reduce_into(), rounded to bf16; by blocks that stay in the nearest cache. */
+static void reduce_rounded(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id,
+                           unsigned first, unsigned n, uint16_t *target)
+{
+    enum { BLOCK_ELEMS = 2048 };
+
+    struct step *step = reduction->step;
+    struct position_sum sums[STEP_MAX_RANKS], *totals = &step->sums[(size_t)chunk_id * step->n_local];
+    struct reduce_result *result = &step->results[chunk_id];
+    float block[BLOCK_ELEMS];
+    struct leaves leaves;
+    struct reduce_args args;
+
+    make_args(reduction, chunk, first, n, &leaves, &args);
+    args.acc = block;
+    args.first = true;
+    result->sums = sums;
+    for (unsigned i = 0; i < leaves.n; i++)
+        totals[leaves.source[i]] = (struct position_sum){0};
+    for (uint64_t at = 0; leaves.n > 0 && at < chunk->n_elems; at += args.n_elems) {
+        args.n_elems = MIN((size_t)BLOCK_ELEMS, chunk->n_elems - at);
+        args.start_elem = chunk->start_elem + at;
+        step->kernels->reduce(&args, result);
+        step->kernels->convert_from_f32(target + at, block, step->wire, args.n_elems);
+        if (result->nonfinite)
+            blame(reduction, &args, &leaves, chunk->param);
+        if (exact_sum_may_reach(&result->squares, 2 * BF16_OVERFLOW_EXPONENT))
+            blame_rounding(reduction, &args, target + at, chunk->param);
+        for (unsigned i = 0; i < leaves.n; i++) {
+            position_sum_add(&totals[leaves.source[i]], &sums[i]);
+            leaves.data[i] = (const uint8_t *)leaves.data[i] + args.n_elems * dtype_size(args.dtype);
+        }
+    }
+}
+
+/* The partial sums of one of this node's pieces. */
+static void reduce_piece(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id, unsigned i)
+{
+    struct step *step = reduction->step;
+    const struct subtree *piece = &step->pieces[i];
+    uint64_t elem = step->layout->params[chunk->param].offset_elems + chunk->start_elem -
+                    step->layout->parcels[reduction->parcel].offset_elems;
+    uint8_t *target = (uint8_t *)step_staging(step, reduction->parcel, i) + elem * dtype_size(step->wire);
+
+    if (step->wire == DTYPE_F32)
+        reduce_into(reduction, chunk, chunk_id, piece->first - step->first_local, piece->n, (float *)(void *)target,
+                    true);
+    else
+        reduce_rounded(reduction, chunk, chunk_id, piece->first - step->first_local, piece->n,
+                       (uint16_t *)(void *)target);
 }
 
 static void reduction_run(struct work *work, uint32_t item)
 {
     struct reduction *reduction = container_of(work, struct reduction, work);
     struct step *step = reduction->step;
-    uint32_t chunk_id = step->layout->buckets[reduction->bucket].first_chunk + item;
+    const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
+    uint32_t chunk_id = parcel->first_chunk + item;
     const struct layout_chunk *chunk = &step->layout->chunks[chunk_id];
     const struct layout_param *param = &step->layout->params[chunk->param];
     uint64_t elem = param->offset_elems + chunk->start_elem;
-    bool direct = !step->staging; /* all ranks are local: no partial sums */
-    bool kept = step->state->stage == 1 || state_owns(step->state, chunk->rank); /* the accumulator is here */
+    bool kept = state_owns(step->state, chunk->rank); /* the accumulator is here */
 
     (void)failpoint("reduce");
-    if (direct || reduction->combining) {
+    if (is_alone(step) || reduction->combining) {
         if (kept)
             reduce_into(reduction, chunk, chunk_id, 0, reduction->n_sources,
-                        state_acc(step->state, reduction->bucket, elem), !step->contributed[chunk->param]);
+                        state_acc(step->state, parcel->bucket, elem), !step->begun[chunk->part]);
+        return;
+    }
+    if (step_sends_slots(step, reduction->parcel)) {
+        look_at(reduction, chunk, chunk_id);
         return;
     }
     for (unsigned i = 0; i < step->n_pieces; i++)
-        reduce_into(reduction, chunk, chunk_id, step->pieces[i].first - step->first_local, step->pieces[i].n,
-                    step_staging(step, reduction->bucket, i) + elem, true);
+        reduce_piece(reduction, chunk, chunk_id, i);
 }
 
 static void reduction_done(struct work *work)
 {
-    struct reduction *reduction = container_of(work, struct reduction, work);
+    step_reduced(container_of(work, struct reduction, work));
+}
+
+void step_reduced(struct reduction *reduction)
+{
     struct step *step = reduction->step;
-    const struct layout_bucket *bucket = &step->layout->buckets[reduction->bucket];
+    const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
 
     reduction->busy = false;
-    for (uint32_t i = 0; i < bucket->n_params; i++) {
-        uint32_t param = step->layout->bucket_params[bucket->first_param + i];
+    for (uint32_t i = 0; i < parcel->n_parts; i++) {
+        uint32_t part = parcel->first_part + i;
         unsigned n = (unsigned)__builtin_popcountll(reduction->masks[i]);
 
         if (n == 0)
             continue;
-        if (!step->staging || reduction->combining)
-            step->contributed[param] = 1;
+        if (is_alone(step) || reduction->combining)
+            step->begun[part] = step->contributed[step->layout->parts[part].param] = 1;
         if (!reduction->combining)
-            step->n_reduced_bytes +=
-                n * step->layout->params[param].n_elems * dtype_size(step->layout->params[param].grad_dtype);
+            step->n_reduced_bytes += n * layout_part_bytes(step->layout, part);
     }
     reduction->done(reduction->userdata, reduction);
 }
 
-struct reduction *step_prepare(struct step *step, uint32_t bucket, uint32_t micro_batch, uint32_t pass)
+static struct reduction *prepare(struct reduction *reduction, uint32_t micro_batch, uint32_t pass)
 {
-    struct reduction *reduction = &step->reductions[bucket];
+    const struct step *step = reduction->step;
+    const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
 
     assert(!reduction->busy);
     reduction->micro_batch = micro_batch;
     reduction->pass = pass;
     reduction->combining = false;
     reduction->n_sources = step->n_local;
-    reduction->work.n_items = step->layout->buckets[bucket].n_chunks;
-    memset(reduction->masks, 0, step->layout->buckets[bucket].n_params * sizeof(*reduction->masks));
+    reduction->work.n_items = parcel->n_chunks;
+    memset(reduction->masks, 0, parcel->n_parts * sizeof(*reduction->masks));
     return reduction;
 }
 
-struct reduction *step_combine(struct step *step, uint32_t bucket, uint32_t micro_batch, uint32_t pass)
+struct reduction *step_prepare(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
 {
-    struct reduction *reduction = step_prepare(step, bucket, micro_batch, pass);
+    return prepare(&step->reductions[parcel], micro_batch, pass);
+}
 
-    assert(step->staging);
+struct reduction *step_combine(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
+{
+    struct reduction *reduction = prepare(&step->combinations[parcel], micro_batch, pass);
+
     reduction->combining = true;
+    reduction->slots = 0;
     reduction->n_sources = 0;
     return reduction;
+}
+
+bool step_is_busy(const struct step *step, uint32_t parcel)
+{
+    return step->reductions[parcel].busy || (step->combinations && step->combinations[parcel].busy);
 }
 
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata)
@@ -329,23 +492,37 @@ void step_post(struct reduction *reduction, void (*done)(void *userdata, struct 
     reduction->busy = true;
     reduction->done = done;
     reduction->userdata = userdata;
-    worker_post(reduction->step->pool, &reduction->work);
+    if (reduction->step->devices)
+        step_device_reduce(reduction);
+    else
+        worker_post(reduction->step->pool, &reduction->work);
 }
 
-uint64_t step_sum(const struct step *step, const struct reduction *reduction, unsigned local_rank, uint32_t param)
+uint64_t step_sum(const struct step *step, const struct reduction *reduction, unsigned local_rank, uint32_t part)
 {
-    const struct layout_param *p = &step->layout->params[param];
+    const struct layout_part *p = &step->layout->parts[part];
     struct position_sum total = {0};
 
-    assert(reduction->masks[p->index_in_bucket] >> local_rank & 1);
+    assert(reduction->masks[part - step->layout->parcels[p->parcel].first_part] >> local_rank & 1);
     for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++)
         position_sum_add(&total, &step->sums[(size_t)c * step->n_local + local_rank]);
-    return position_sum_finish(&total, p->n_elems * dtype_size(p->grad_dtype));
+    return position_sum_finish(&total, layout_part_bytes(step->layout, part));
 }
 
-float *step_staging(const struct step *step, uint32_t bucket, unsigned piece)
+const uint8_t *step_piece(const struct step *step, uint32_t parcel, unsigned piece)
 {
-    return step->staging + step->reductions[bucket].staging_elems + step->layout->buckets[bucket].n_elems * piece;
+    return step_sends_slots(step, parcel) ? step->reductions[parcel].sources[0] : step_staging(step, parcel, piece);
+}
+
+void *step_staging(const struct step *step, uint32_t parcel, unsigned piece)
+{
+    return step->staging + (step->reductions[parcel].staging_elems + step->layout->parcels[parcel].n_elems * piece) *
+                               dtype_size(step->wire);
+}
+
+void step_contribute(struct step *step, uint32_t part)
+{
+    step->contributed[step->layout->parts[part].param] = 1;
 }
 
 /* ---- norm ---------------------------------------------------------------------------------------------- */
@@ -356,18 +533,36 @@ void step_norm(struct step *step, struct exact_sum *total)
 
     for (uint32_t p = 0; p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];
-        struct exact_sum sum;
+        struct exact_sum *sum = &step->measured[p];
 
-        step->norms[p] = 0;
+        exact_sum_reset(sum);
         if (!step->contributed[p])
             continue;
-        exact_sum_reset(&sum);
         for (uint32_t c = param->first_chunk; c < param->first_chunk + param->n_chunks; c++)
             if (state_owns(step->state, layout->chunks[c].rank))
-                exact_sum_merge(&sum, &step->results[c].squares);
-        step->norms[p] = sqrt(exact_sum_round(&sum));
-        exact_sum_merge(total, &sum);
+                exact_sum_merge(sum, &step->results[c].squares);
+        exact_sum_carry(sum);
+        exact_sum_merge(total, sum);
     }
+}
+
+void step_decide(struct step *step, double norm_scale)
+{
+    struct exact_sum *measured = step->measured;
+
+    step->measured = step->squares;
+    step->squares = measured;
+    step->norm_scale = norm_scale;
+}
+
+const struct exact_sum *step_squares(const struct step *step, uint32_t param)
+{
+    return &step->squares[param];
+}
+
+double step_param_norm(const struct step *step, const struct exact_sum *squares)
+{
+    return sqrt(exact_sum_round(squares)) * step->norm_scale;
 }
 
 /* ---- update -------------------------------------------------------------------------------------------- */
@@ -416,7 +611,6 @@ void step_update(struct step *step, const struct step_update *update, void (*don
 
         if (!step->contributed[p])
             continue;
-        step->norms[p] *= update->norm_scale;
         /* pow() is what costs here; neighbours nearly always share group and count. */
         if (last && last_group == group && last_count == journal->counts[p])
             step->scalars[p] = *last;
@@ -430,7 +624,10 @@ void step_update(struct step *step, const struct step_update *update, void (*don
     step->update_done = done;
     step->update_userdata = userdata;
     step->update_work = (struct work){.run = update_run, .done = update_done, .n_items = step->layout->n_chunks};
-    worker_post(step->pool, &step->update_work);
+    if (step->devices && step->layout->n_buckets > 0)
+        step_device_update(step);
+    else
+        worker_post(step->pool, &step->update_work);
 }
 
 void step_commit(struct step *step)

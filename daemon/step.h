@@ -5,7 +5,7 @@
  * The data path of a step, in the order in which it happens:
  *
  *     step_open               a new step: nothing has contributed yet
- *     step_prepare, step_post per bucket, micro-batch, pass: slots -> accumulators   (workers)
+ *     step_prepare, step_post per parcel, micro-batch, pass: slots -> accumulators   (workers)
  *     step_combine, step_post between nodes only: partial sums -> accumulators       (workers)
  *     step_norm               the exact norm over all that contributed
  *     step_update             unscale + clip + optimizer + 16-bit weights            (workers)
@@ -20,6 +20,10 @@
  * the accumulators at once. Else a reduction writes one partial sum per *piece* (a maximal
  * subtree of the rank tree whose ranks are all local) into staging, pieces of all
  * nodes travel to the owners, and step_combine() adds them there. The bits are the same.
+ *
+ * Where there is one local rank, and its gradients are of the type that travels, its slot is
+ * the piece, and staging has no place for it: a reduction then only takes the 64-bit sums of what
+ * others own. Those of what is owned here come of step_combine(), and so does what is not finite.
  */
 
 #include <pthread.h>
@@ -27,30 +31,33 @@
 #include <stdint.h>
 
 #include "daemon/layout.h"
+#include "daemon/segment.h"
 #include "daemon/state.h"
+#include "daemon/subtree.h"
 #include "daemon/worker.h"
 #include "kernels/kernels.h"
 
 enum {
     STEP_MAX_WORLD = 1024,
     STEP_MAX_RANKS = 64, /* of one node: a parameter's pushers fit in one mask */
-    STEP_MAX_PIECES = 12,
 };
 
+struct devices;
 struct ring;
 struct step;
 
-/* One reduction under way; there is at most one per bucket. */
+/* One reduction; at most one per parcel is under way. */
 struct reduction {
     struct work work;
     struct step *step;
-    uint64_t staging_elems; /* where the bucket's pieces begin in staging */
-    uint32_t bucket, micro_batch, pass;
+    uint64_t staging_elems; /* where the parcel's pieces begin in staging */
+    uint32_t parcel, micro_batch, pass;
     bool combining;
     bool busy;
-    uint64_t *masks;         /* per parameter of the bucket: bit i = local rank i (or piece i) takes part */
-    const uint8_t **sources; /* per local rank: its slot; combining: per piece, fp32 from the bucket's start */
+    uint64_t *masks;         /* per part of the parcel: bit i = local rank i (or piece i) takes part */
+    const uint8_t **sources; /* per local rank: its slot; combining: per piece, as in staging */
     unsigned n_sources;
+    uint64_t slots;                        /* combining: bit i when source i is the slot of one rank */
     struct ring *held[STEP_MAX_RANKS];     /* for the caller: what keeps the sources readable */
     unsigned source_ranks[STEP_MAX_RANKS]; /* combining: first rank of each piece, in order */
     void (*done)(void *userdata, struct reduction *reduction);
@@ -68,10 +75,6 @@ struct step_finding {
     uint64_t n_nan, n_inf; /* in that parameter's piece by that rank */
 };
 
-struct step_piece {
-    unsigned first, n; /* ranks */
-};
-
 struct step {
     const struct layout *layout;
     struct state *state;
@@ -79,15 +82,23 @@ struct step {
     struct worker_pool *pool;
     unsigned first_local, n_local; /* ranks whose slots are here */
     enum optimizer optimizer;
+    struct devices *devices;         /* that hold what is computed with: step-device.c; NULL: it is here */
+    unsigned n_updating, n_to_order; /* orders of the update: not done yet, and of these not given yet */
 
-    struct reduction *reductions;   /* per bucket */
+    struct reduction *reductions;   /* per parcel */
+    struct reduction *combinations; /* per parcel; NULL when all ranks are local */
     struct reduce_result *results;  /* per chunk: squares of the accumulator; sums unused */
     struct position_sum *sums;      /* per chunk and local rank */
-    uint8_t *contributed;           /* per parameter: its accumulator holds something of this step */
-    double *norms;                  /* per parameter: of the last decided step, scaled */
+    uint8_t *begun;                 /* per part: its accumulator holds something of this step */
+    uint8_t *contributed;           /* per parameter: the same of any part */
+    struct exact_sum *measured;     /* per parameter: squares of what is owned here, as step_norm() found them */
+    struct exact_sum *squares;      /* likewise: those of the last decided step */
+    double norm_scale;              /* of that step */
     struct update_scalars *scalars; /* per parameter */
-    float *staging;                 /* pieces x padded elements; NULL when all ranks are local */
-    struct step_piece pieces[STEP_MAX_PIECES];
+    enum dtype wire;                /* of staging, and of the pieces of other nodes */
+    struct segment staging_segment; /* pieces x padded elements of what is not sent from slots; may be empty */
+    uint8_t *staging;               /* its start */
+    struct subtree pieces[SUBTREE_MAX];
     unsigned n_pieces;
     pthread_mutex_t finding_lock;
     struct step_finding finding;
@@ -104,45 +115,74 @@ struct step_options {
     struct worker_pool *pool;
     unsigned first_local, n_local;
     enum optimizer optimizer;
+    struct devices *devices; /* NULL: host memory. Else its ranks are all ranks, and the state is a mirror (state.h) */
+    enum dtype
+        wire; /* partial sums are rounded to it, once: DTYPE_F32 or DTYPE_BF16; unused when all ranks are local */
 };
 
-/* Return: 0 or -ENOMEM. */
+/* The pages of staging_segment are the caller's to reserve. Return: 0 or -errno. */
 int step_new(struct step **out, const struct step_options *options);
 void step_free(struct step *step);
 
 /* Bytes that step_new() would take, for the class "fixed". */
 uint64_t step_fixed_bytes(const struct layout *layout, unsigned n_local);
 
+/* Of staging_segment: each piece's partial sums of all buckets that are not sent from slots. */
+uint64_t step_staging_bytes(const struct layout *layout, unsigned n_local, unsigned n_pieces, enum dtype wire);
+
+/* Are the parcel's slots themselves what travels? From a node of n_ranks? And those of any bucket? */
+bool step_sends_slots(const struct step *step, uint32_t parcel);
+bool step_gets_slots(const struct step *step, unsigned n_ranks, uint32_t parcel);
+bool step_sends_any_slots(const struct layout *layout, unsigned n_local, enum dtype wire);
+
 /* Forgets what was accumulated: for a new step, and after an abort. Nothing may be under way. */
 void step_open(struct step *step);
 
 /*
- * Prepares bucket's reduction: the caller fills masks[] and sources[] of the result, then posts it.
- * Sources must stay readable until done(). Only one per bucket at a time.
+ * Prepares a parcel's reduction: the caller fills masks[] and sources[] of the result, then posts it.
+ * Sources must stay readable until done(). Until it is posted it stays as it is, whatever is combined meanwhile.
  */
-struct reduction *step_prepare(struct step *step, uint32_t bucket, uint32_t micro_batch, uint32_t pass);
+struct reduction *step_prepare(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass);
+/* Is one of either kind under way? Then none is to be posted. */
+bool step_is_busy(const struct step *step, uint32_t parcel);
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata);
 
 /*
- * As step_prepare(), but for the sum over the pieces of all nodes into the accumulators of the owned partitions, in
- * stage 1 of all. The caller fills sources[], source_ranks[] and n_sources (at most STEP_MAX_RANKS) in rank order,
- * and masks[]: bit i when source i holds something of the parameter. Of a source only what is added here is read.
+ * As step_prepare(), but for the sum over the pieces of all nodes into the accumulators of the owned partitions. The
+ * caller fills sources[], source_ranks[] and n_sources (at most STEP_MAX_RANKS) in rank order,
+ * and masks[]: bit i when source i holds something of the part; and slots. Of a source only what is added here is read.
  */
-struct reduction *step_combine(struct step *step, uint32_t bucket, uint32_t micro_batch, uint32_t pass);
+struct reduction *step_combine(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass);
 
-/* After done(): the 64-bit sum of what local rank pushed of a parameter in that reduction. */
-uint64_t step_sum(const struct step *step, const struct reduction *reduction, unsigned local_rank, uint32_t param);
+/* After done(), and where slots are sent also after that of step_combine() if anything of the parcel is owned here: the
+ * 64-bit sum of what local rank pushed as that part in that reduction. */
+uint64_t step_sum(const struct step *step, const struct reduction *reduction, unsigned local_rank, uint32_t part);
 
-/* Partial sums of piece i of a bucket, fp32 from the bucket's start; several nodes only. */
-float *step_staging(const struct step *step, uint32_t bucket, unsigned piece);
+/* Partial sums of piece i of a parcel, from the parcel's start, of type wire; several nodes only. Of what is sent from
+ * slots it is the slot, from step_prepare()'s sources[] on. */
+const uint8_t *step_piece(const struct step *step, uint32_t parcel, unsigned piece);
 
-/* Adds the squares of all owned contributions to *total and sets norms[] unscaled. */
+/* Where they are written, if they are not in a slot. */
+void *step_staging(const struct step *step, uint32_t parcel, unsigned piece);
+
+/* The part has contributed to the step, whoever owns it: its parameter's count will advance here, too. */
+void step_contribute(struct step *step, uint32_t part);
+
+/* Adds the squares of all owned contributions to *total. */
 void step_norm(struct step *step, struct exact_sum *total);
+
+/* What was measured is that of the decided step. norm_scale: 1 / (D x L), the factor of the norms of parameters. */
+void step_decide(struct step *step, double norm_scale);
+
+/* In the last decided step, of what is owned here. Carried: no limb holds more than 32 bits. */
+const struct exact_sum *step_squares(const struct step *step, uint32_t param);
+
+/* The norm of a parameter's gradient in the last decided step; squares: of all of it. */
+double step_param_norm(const struct step *step, const struct exact_sum *squares);
 
 struct step_update {
     const struct hyper *groups; /* per group */
     double s;                   /* numerics.md section 3 */
-    double norm_scale;          /* 1 / (D x L): scales norms[] */
 };
 
 /* The step is decided: from here it only rolls forward. done() when masters, moments and weights are written. */
@@ -150,6 +190,3 @@ void step_update(struct step *step, const struct step_update *update, void (*don
 
 /* Advances the counts of what contributed. */
 void step_commit(struct step *step);
-
-/* Maximal subtrees of the tree over world ranks inside [first, first + n). Return: how many, in rank order. */
-unsigned step_find_pieces(unsigned world, unsigned first, unsigned n, struct step_piece *pieces);

@@ -34,7 +34,7 @@ void weights_fetch(const struct state *state, const struct kernels *kernels, uin
     for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
         struct part part = intersect(&state->layout->chunks[c], start, n_elems);
 
-        if (part.n > 0)
+        if (part.n > 0 && state_owns(state, state->layout->chunks[c].rank))
             kernels->convert_from_f32((uint8_t *)dst + (part.start - start) * size,
                                       state_master(state, p->bucket, p->offset_elems + part.start), p->dtype, part.n);
     }
@@ -81,7 +81,10 @@ void weights_store(const struct state *state, const struct kernels *kernels, uin
 
         if (part.n == 0)
             continue;
-        if (p->dtype == DTYPE_F32)
+        if (!state_owns(state, state->layout->chunks[c].rank)) {
+            if (state->stage != 3)
+                memcpy(state_weights(state, param, part.start), from, part.n * size);
+        } else if (p->dtype == DTYPE_F32)
             memcpy(state_master(state, p->bucket, p->offset_elems + part.start), from, part.n * size);
         else
             store_16(state, kernels, p, part,
@@ -100,4 +103,22 @@ void weights_store_masters(const struct state *state, const struct kernels *kern
         memcpy(state_master(state, p->bucket, p->offset_elems + chunk->start_elem), src, chunk->n_elems * sizeof(*src));
     if (state->stage != 3 && (!owned || p->dtype != DTYPE_F32)) /* fp32 masters that are owned are the weights */
         kernels->convert_from_f32(state_weights(state, chunk->param, chunk->start_elem), src, p->dtype, chunk->n_elems);
+}
+
+void weights_adopt(const struct state *state, const struct kernels *kernels, uint32_t param, const void *src)
+{
+    const struct layout_param *p = &state->layout->params[param];
+    size_t size = dtype_size(p->dtype);
+
+    if (!p->trainable) {
+        memcpy(state_frozen(state, param), src, p->n_elems * size);
+        return;
+    }
+    for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
+        const struct layout_chunk *chunk = &state->layout->chunks[c];
+
+        if (state_owns(state, chunk->rank))
+            kernels->convert_to_f32(state_master(state, p->bucket, p->offset_elems + chunk->start_elem),
+                                    (const uint8_t *)src + chunk->start_elem * size, p->dtype, chunk->n_elems);
+    }
 }

@@ -11,8 +11,10 @@
 #include <string.h>
 
 #include "daemon/base.h"
+#include "daemon/device-job.h"
 #include "daemon/failpoint.h"
 #include "daemon/job.h"
+#include "daemon/nodes.h"
 #include "daemon/rewrite.h"
 #include "daemon/transfer.h"
 
@@ -31,11 +33,17 @@ struct window {
     struct charge charge;
     struct rewrite *rewrite; /* NULL: nothing of the state was written yet */
     struct charge rewrite_charge;
+    struct charge mirror_charge; /* jobs on GPUs: while it is committed */
+    struct job *job;             /* likewise */
+    struct work again;
     struct writing writing;
-    bool ready;     /* shows the weights */
-    bool busy;      /* a transfer, a rewrite or the reserving of its pages is under way */
-    bool stale;     /* its writer died: to be filled again for the successor */
-    bool forgotten; /* while a transfer was under way: goes when that ends */
+    bool ready;         /* shows the weights */
+    bool stores;        /* node 0 has said so: when nothing is under way in it */
+    bool busy;          /* a transfer, a rewrite or the reserving of its pages is under way */
+    bool stale;         /* its writer died: to be filled again for the successor */
+    bool forgotten;     /* while a transfer was under way: goes when that ends */
+    unsigned n_filling; /* what is here, and what other nodes have */
+    int fill_result;
 };
 
 void window_free(struct window *window)
@@ -46,6 +54,7 @@ void window_free(struct window *window)
     charge_deinit(&window->charge);
     rewrite_free(window->rewrite);
     charge_deinit(&window->rewrite_charge);
+    charge_deinit(&window->mirror_charge);
     free(window);
 }
 
@@ -54,12 +63,25 @@ bool window_is_busy(const struct window *window)
     return window && window->busy;
 }
 
-void window_forget(struct job *job)
+static void share_window(struct job *job, const struct segment *segment)
 {
+    if (job->nodes)
+        exchange_window(nodes_exchange(job->nodes), segment);
+}
+
+/* What is under way in it frees it at its end. */
+static void let_go(struct job *job)
+{
+    share_window(job, NULL);
     if (job->window && job->window->busy)
         job->window->forgotten = true;
     else
         window_free(steal_ptr(job->window));
+}
+
+void window_forget(struct job *job)
+{
+    let_go(job);
     job->phase = JOB_TRAINING;
 }
 
@@ -100,11 +122,17 @@ static void fill_done(void *userdata, int result)
     struct job *job = userdata;
     struct window *window = job->window;
 
+    if (result == -ECANCELED && job->devices)
+        return; /* with the job */
+    if (result < 0)
+        window->fill_result = result;
+    if (--window->n_filling > 0)
+        return;
     window->busy = false;
     if (window->forgotten) {
         window_free(steal_ptr(job->window));
-    } else if (result < 0) {
-        for (unsigned r = 0; r < job->world_size; r++)
+    } else if (window->fill_result < 0) {
+        for (unsigned r = job->first_rank; r < job->end_rank; r++)
             if (job->ranks[r].wait == WAIT_WINDOW_BEGIN)
                 job_refuse(job, &job->ranks[r],
                            job_keep(job, cause_quota(&(struct evidence_quota){.at = job_at(job, &job->ranks[r]),
@@ -120,19 +148,53 @@ static void fill_done(void *userdata, int result)
     job_settle(job);
 }
 
+/* Stage 3: what other nodes own. Return: 0, or -ENOMEM. */
+static int fill_remote(struct job *job)
+{
+    _cleanup_free_ uint32_t *params = calloc(job->layout->n_params, sizeof(*params));
+    int r;
+
+    for (uint32_t p = 0; params && p < job->layout->n_params; p++)
+        params[p] = p;
+    r = params ? exchange_fetch(nodes_exchange(job->nodes), &(struct exchange_fetch){.kind = EXCHANGE_PUBLISHED,
+                                                                                     .window = true,
+                                                                                     .params = params,
+                                                                                     .n_params = job->layout->n_params,
+                                                                                     .done = fill_done,
+                                                                                     .userdata = job})
+               : -ENOMEM;
+    if (r == 0)
+        job->window->n_filling++;
+    return MIN(r, 0);
+}
+
+/* Between the state of this node and the window. */
+static int start_transfer(struct job *job, enum transfer_direction direction, void (*done)(void *userdata, int result))
+{
+    return transfer_start(job->pool, &(struct transfer_options){
+                                         .state = job->state,
+                                         .kernels = job->kernels,
+                                         .segment = &job->window->segment,
+                                         .n_params = job->layout->n_params,
+                                         .range = job->config->zero.stage == 3,
+                                         .direction = direction,
+                                         .done = done,
+                                         .userdata = job,
+                                     });
+}
+
 static int fill(struct job *job)
 {
-    int r = transfer_start(job->pool, &(struct transfer_options){
-                                          .state = job->state,
-                                          .kernels = job->kernels,
-                                          .segment = &job->window->segment,
-                                          .n_params = job->layout->n_params,
-                                          .range = job->config->zero.stage == 3,
-                                          .direction = TRANSFER_FETCH,
-                                          .done = fill_done,
-                                          .userdata = job,
-                                      });
+    int r;
 
+    job->window->n_filling = 1;
+    job->window->fill_result = 0;
+    share_window(job, &job->window->segment);
+    r = job->devices ? device_job_fill(job, &job->window->segment, fill_done, job)
+                     : start_transfer(job, TRANSFER_FETCH, fill_done);
+
+    if (r == 0 && job->nodes && job->config->zero.stage == 3 && fill_remote(job) < 0)
+        job->window->fill_result = -ENOMEM;
     job->window->ready = false;
     job->window->busy = r == 0;
     job->window->stale = false;
@@ -158,9 +220,10 @@ static void open_window(struct job *job)
         r = segment_init(&job->window->segment, "window", n_bytes);
     if (r == 0)
         r = fill(job);
-    if (r < 0 && job->window)
+    if (r < 0 && job->window) {
+        job->window->n_filling = 1;
         fill_done(job, r);
-    else if (r < 0)
+    } else if (r < 0)
         job->phase = JOB_TRAINING;
 }
 
@@ -368,17 +431,17 @@ void job_write_state(struct job *job, struct job_rank *rank, const struct reques
 
 static void set_generations(struct job *job)
 {
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         if (job->ranks[r].rings[0] && job->ranks[r].rings[0]->ready)
             atomic_fetch_add_explicit(&ring_credit_page(job->ranks[r].rings[0])->generation, 1, memory_order_acq_rel);
 }
 
 static void finish_window(struct job *job)
 {
+    let_go(job); /* a node whose ranks have all left may still be filling it when the others have forgotten it */
     state_journal(job->state)->n_windows++; /* a forgotten one too: a successor must not wait for it again */
-    window_free(steal_ptr(job->window));
     job->phase = JOB_TRAINING;
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         if (job->ranks[r].wait == WAIT_WINDOW_END)
             job_answer_done(job, &job->ranks[r]);
     job_settle(job);
@@ -390,12 +453,58 @@ static void committed(struct job *job)
     finish_window(job);
 }
 
+static void stored(void *userdata);
+
+/* What was stored in the mirror has come to the GPUs. */
+static void mirror_stored(void *userdata, int result)
+{
+    struct job *job = userdata;
+
+    if (result == -ECANCELED) /* with the job */
+        return;
+    device_job_empty(job);
+    charge_deinit(&job->window->mirror_charge);
+    stored(job);
+}
+
+static void store_again(struct work *work)
+{
+    struct window *window = container_of(work, struct window, again);
+
+    if (device_job_store(window->job, mirror_stored, window->job) < 0)
+        worker_post(window->job->pool, &window->again);
+}
+
+static void do_nothing(struct work *work, uint32_t item)
+{
+    (void)work;
+    (void)item;
+}
+
+/* There is no way back from here: for want of a few KiB it is tried until there are. */
 static void all_stored(void *userdata)
 {
     struct job *job = userdata;
 
+    if (!job->devices) {
+        stored(job);
+        return;
+    }
+    job->window->job = job;
+    job->window->again = (struct work){.run = do_nothing, .done = store_again, .n_items = 1};
+    store_again(&job->window->again);
+}
+
+static void stored(void *userdata)
+{
+    struct job *job = userdata;
+
     job->window->busy = false;
-    if (!pool_refresh(job, committed))
+    if (job->window->forgotten) /* node 0 has said that it is over before it could be */
+        window_free(steal_ptr(job->window));
+    else if (job->nodes)
+        nodes_stored(job->nodes); /* it is committed when it is stored everywhere */
+    else if (!pool_refresh(job, committed))
         committed(job);
 }
 
@@ -411,37 +520,56 @@ static void store_done(void *userdata, int result)
         all_stored(job);
 }
 
+/* There is no memory for it: nothing was written, everybody is told. */
+static void refuse_commit(struct job *job)
+{
+    if (job->devices) {
+        device_job_empty(job);
+        charge_deinit(&job->window->mirror_charge);
+    }
+    job->window->busy = false;
+    set_generations(job);
+    job->phase = JOB_WINDOW;
+    for (unsigned i = job->first_rank; i < job->end_rank; i++)
+        if (job->ranks[i].wait == WAIT_WINDOW_END)
+            job_refuse(job, &job->ranks[i],
+                       job_keep(job, cause_quota(&(struct evidence_quota){
+                                         .at = job_at(job, &job->ranks[i]),
+                                         .what = "write window",
+                                         .unit = "bytes",
+                                         .asked = job->devices ? device_job_mirror_bytes(job) : 0,
+                                         .fix = "free memory, then end the window again"})),
+                       false);
+}
+
+/* The mirror shows what is on the GPUs: the window is stored there as if it were the state. */
+static void mirror_loaded(void *userdata, int result)
+{
+    struct job *job = userdata;
+
+    if (result != -ECANCELED && (result < 0 || start_transfer(job, TRANSFER_STORE, store_done) < 0))
+        refuse_commit(job);
+}
+
+static int load_mirror(struct job *job)
+{
+    uint64_t n_bytes = device_job_mirror_bytes(job);
+    struct memory_headroom headroom;
+
+    memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
+    if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes ||
+        quota_charge(&job->memory, &job->window->mirror_charge, n_bytes) != 0)
+        return -ENOMEM;
+    return device_job_load(job, mirror_loaded, job);
+}
+
 static void commit_window(struct job *job)
 {
-    int r;
-
     job->phase = JOB_COMMITTING_WINDOW;
     job->window->busy = true;
     set_generations(job);
-    r = transfer_start(job->pool, &(struct transfer_options){
-                                      .state = job->state,
-                                      .kernels = job->kernels,
-                                      .segment = &job->window->segment,
-                                      .n_params = job->layout->n_params,
-                                      .range = job->config->zero.stage == 3,
-                                      .direction = TRANSFER_STORE,
-                                      .done = store_done,
-                                      .userdata = job,
-                                  });
-    if (r < 0) { /* a few KiB for the list of pieces are not to be had: nothing was written, everybody is told */
-        job->window->busy = false;
-        set_generations(job);
-        job->phase = JOB_WINDOW;
-        for (unsigned i = 0; i < job->world_size; i++)
-            if (job->ranks[i].wait == WAIT_WINDOW_END)
-                job_refuse(job, &job->ranks[i],
-                           job_keep(job, cause_quota(&(struct evidence_quota){
-                                             .at = job_at(job, &job->ranks[i]),
-                                             .what = "write window",
-                                             .unit = "bytes",
-                                             .fix = "free memory, then end the window again"})),
-                           false);
-    }
+    if ((job->devices ? load_mirror(job) : start_transfer(job, TRANSFER_STORE, store_done)) < 0)
+        refuse_commit(job);
 }
 
 void job_write_end(struct job *job, struct job_rank *rank, bool forget)
@@ -470,7 +598,7 @@ static bool all_wait(const struct job *job, enum job_wait wait)
 {
     bool any = false;
 
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
         if (job->ranks[r].wait != wait && !job->ranks[r].left)
             return false;
         any |= job->ranks[r].wait == wait;
@@ -488,7 +616,7 @@ static void settle_open(struct job *job)
     }
     if (!job->window->ready)
         return;
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
         if (job->ranks[r].wait == WAIT_WINDOW_BEGIN && (r != 0 || !job->window->stale))
             answer_begin(job, &job->ranks[r]);
 }
@@ -496,17 +624,88 @@ static void settle_open(struct job *job)
 void window_settle(struct job *job)
 {
     if (job->phase == JOB_TRAINING && !job->window && all_wait(job, WAIT_WINDOW_BEGIN)) {
-        open_window(job);
+        if (job->nodes)
+            nodes_want_window(job->nodes);
+        else
+            open_window(job);
         return;
     }
     if (job->phase != JOB_WINDOW || job->window->busy)
         return;
+    if (job->window->stores) {
+        commit_window(job);
+        return;
+    }
     settle_open(job);
     /* What loads while weights change would be a mixture. */
     if (job->phase != JOB_WINDOW || pool_is_busy(job->gathered) || !all_wait(job, WAIT_WINDOW_END))
         return;
-    if (job->ranks[0].forget || job->ranks[0].left)
+    if (job->nodes)
+        nodes_end_window(job->nodes, job->window->rewrite, job->ranks[0].forget || job->ranks[0].left);
+    else if (job->ranks[0].forget || job->ranks[0].left)
         finish_window(job);
     else
         commit_window(job);
+}
+
+/* ---- what node 0 says ---------------------------------------------------------------------------------- */
+
+void job_window_open(struct job *job)
+{
+    if (job->phase == JOB_TRAINING && !job->window)
+        open_window(job);
+}
+
+/* Another node's rank 0 has written it: a rewrite of the same, for what comes in. Return: 0 or -ENOMEM. */
+static int copy_rewrite(struct job *job, const uint64_t *written, size_t n)
+{
+    int r = job->window->rewrite ? 0 : rewrite_new(&job->window->rewrite, job->state, job->kernels);
+
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        uint64_t param = written[i] >> 8, kind = written[i] & 0xff;
+
+        if (param >= job->layout->n_params || !job->layout->params[param].trainable)
+            return -EINVAL;
+        if (kind == REWRITE_COUNT_FOLLOWS && i + 1 < n)
+            rewrite_set_count(job->window->rewrite, (uint32_t)param, written[++i]);
+        else if (kind < STATE_N_KINDS)
+            rewrite_mark(job->window->rewrite, (uint32_t)param, (enum state_kind)kind);
+        else
+            return -EINVAL;
+    }
+    return r;
+}
+
+const char *job_window_write(struct job *job, const struct exchange_said *said, const uint64_t *written, size_t n)
+{
+    _cleanup_free_ uint64_t *arrays = calloc(n + 1, sizeof(*arrays));
+    size_t n_arrays = 0;
+
+    if (job->phase != JOB_WINDOW || !job->window)
+        return "WRITE: no write window is open";
+    if (!arrays || (n > 0 && job->first_rank > 0 && copy_rewrite(job, written, n) < 0))
+        return "out of memory for what was written in the window";
+    for (size_t i = 0; i < n; i++) {
+        if ((written[i] & 0xff) == REWRITE_COUNT_FOLLOWS)
+            i++;
+        else
+            arrays[n_arrays++] = written[i];
+    }
+    return exchange_write(nodes_exchange(job->nodes), said, arrays, n_arrays, job->window->rewrite);
+}
+
+void job_window_store(struct job *job)
+{
+    if (job->phase != JOB_WINDOW || !job->window)
+        return;
+    job->window->stores = true;
+    window_settle(job); /* a node whose ranks have all left may still be filling it */
+}
+
+void job_window_closed(struct job *job)
+{
+    if (job->phase == JOB_COMMITTING_WINDOW && !pool_refresh(job, committed))
+        committed(job);
+    else if (job->phase == JOB_WINDOW)
+        finish_window(job);
 }

@@ -138,9 +138,9 @@ static int check_number(const struct wire_rule *rule, uint64_t v, struct wire_pr
 /* A protobuf enum is signed on the wire. */
 static int check_enum(const struct wire_rule *rule, int32_t v, struct wire_problem *problem)
 {
-    if (v >= 0 && (uint64_t)v <= rule->max)
+    if (v >= 0 && (uint64_t)v >= rule->min && (uint64_t)v <= rule->max)
         return 0;
-    wire_problem_set(problem, ": %" PRId32 ", expected 0 to %" PRIu64, v, rule->max);
+    wire_problem_set(problem, ": %" PRId32 ", expected %" PRIu64 " to %" PRIu64, v, rule->min, rule->max);
     return WIRE_E_INVALID;
 }
 

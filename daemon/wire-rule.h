@@ -78,6 +78,9 @@ struct wire_table {
     bool (*check)(const void *ours, struct wire_problem *problem);
 };
 
+/* Messages that more than one protocol has. */
+extern const struct wire_table wire_hyper_table, wire_step_table;
+
 void wire_problem_set(struct wire_problem *problem, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void wire_problem_prefix(struct wire_problem *problem, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -32,6 +32,7 @@ enum {
 static const struct wire_rule segment_rules[] = {
     ENUM(Segment, wire_segment, kind, .max = WIRE_SEGMENT_WINDOW_STATE),
     U64(Segment, wire_segment, n_bytes, .min = PAGE_ALIGN, .multiple_of = PAGE_ALIGN),
+    BOOL(Segment, wire_segment, cuda),
 };
 static const struct wire_table segment_table = WIRE_TABLE(segment, wire_segment, segment_rules);
 
@@ -105,7 +106,7 @@ static const struct wire_rule hyper_rules[] = {
     DOUBLE(GroupHyper, wire_hyper, lr_decay, .flags = WIRE_FINITE),
     BOOL(GroupHyper, wire_hyper, nesterov),
 };
-static const struct wire_table hyper_table = WIRE_TABLE(group_hyper, wire_hyper, hyper_rules);
+const struct wire_table wire_hyper_table = WIRE_TABLE(group_hyper, wire_hyper, hyper_rules);
 
 /* ---- client to daemon ---------------------------------------------------------------------------------- */
 
@@ -208,10 +209,18 @@ static const struct wire_rule push_rules[] = {
     U32(Push, request_push, flags, .max = PUSH_NESTED | PUSH_HOOK_TWICE | PUSH_NEW_FORWARD | PUSH_SITE_IS_BACKWARD),
     U64(Push, request_push, n_bytes),
     U32(Push, request_push, dtype_plus_one, .max = N_DTYPES),
+    U32(Push, request_push, part),
+    U32(Push, request_push, event_plus_one, .max = WIRE_MAX_EVENTS),
+};
+
+static const struct wire_rule event_rules[] = {
+    U32(Event, request_event, number, .max = WIRE_MAX_EVENTS - 1),
+    BYTES(Event, request_event, handle, n_handle_bytes, .min = WIRE_EVENT_BYTES, .max = WIRE_EVENT_BYTES),
 };
 
 static const struct wire_rule slot_request_rules[] = {
     U32(SlotRequest, request_slot_request, bucket),
+    U32(SlotRequest, request_slot_request, parcel),
     U32(SlotRequest, request_slot_request, pass),
 };
 
@@ -234,7 +243,7 @@ static const struct wire_rule abandon_backward_rules[] = {
 static const struct wire_rule step_rules[] = {
     U64(Step, request_step, step),
     U32(Step, request_step, attempt),
-    MESSAGES(Step, request_step, groups, n_groups, .table = &hyper_table, .max_count = WIRE_MAX_GROUPS),
+    MESSAGES(Step, request_step, groups, n_groups, .table = &wire_hyper_table, .max_count = WIRE_MAX_GROUPS),
     BOOL(Step, request_step, has_max_norm),
     DOUBLE(Step, request_step, max_norm, .flags = WIRE_POSITIVE, HAS(Step, request_step, has_max_norm)),
     DOUBLE(Step, request_step, loss_scale, .flags = WIRE_POSITIVE),
@@ -242,6 +251,8 @@ static const struct wire_rule step_rules[] = {
     BOOL(Step, request_step, has_blob),
     BYTES(Step, request_step, blob, n_blob_bytes, .max = WIRE_MAX_BLOB_BYTES, HAS(Step, request_step, has_blob)),
 };
+
+const struct wire_table wire_step_table = WIRE_TABLE(step, request_step, step_rules);
 
 static const struct wire_rule gather_rules[] = {
     U32S(Gather, request_gather, params, n_params, .max_count = WIRE_MAX_IDS),
@@ -372,6 +383,7 @@ static const struct wire_table request_tables[N_REQUEST_TYPES] = {
     [REQUEST_EVIDENCE] = WIRE_TABLE(evidence, request_evidence, evidence_rules),
     [REQUEST_WRITE_STATE] = WIRE_TABLE(write_state, request_write_state, write_state_rules, .check = write_state_check),
     [REQUEST_PREFETCH] = WIRE_TABLE(prefetch, request_prefetch, prefetch_rules),
+    [REQUEST_EVENT] = WIRE_TABLE(event, request_event, event_rules),
 };
 
 /* ---- daemon to client ---------------------------------------------------------------------------------- */
@@ -388,12 +400,13 @@ static const struct wire_rule welcome_rules[] = {
     STRING(Welcome, reply_welcome, run_id, .max = WIRE_MAX_RUN_ID_BYTES),
     U64(Welcome, reply_welcome, stage3_max_live_elems),
     STRING(Welcome, reply_welcome, optimizer, .max = MAX_LABEL),
-    MESSAGE(Welcome, reply_welcome, hyper, .table = &hyper_table),
+    MESSAGE(Welcome, reply_welcome, hyper, .table = &wire_hyper_table),
     BOOL(Welcome, reply_welcome, has_scheduler),
     DOUBLE(Welcome, reply_welcome, max_norm, .flags = WIRE_POSITIVE),
     BOOL(Welcome, reply_welcome, mean),
     BOOL(Welcome, reply_welcome, fp16),
     U32(Welcome, reply_welcome, accumulation),
+    BOOL(Welcome, reply_welcome, cuda),
 };
 
 static const struct wire_rule formed_rules[] = {
@@ -407,7 +420,18 @@ static const struct wire_rule formed_rules[] = {
     U64(Formed, reply_formed, ring_bytes),
     U64(Formed, reply_formed, digest),
     DOUBLE(Formed, reply_formed, loss_scale, .flags = WIRE_POSITIVE),
+    BYTES(Formed, reply_formed, gpu, n_gpu_bytes, .max = WIRE_GPU_BYTES),
 };
+
+static bool formed_check(const void *ours, struct wire_problem *problem)
+{
+    const struct reply_formed *formed = ours;
+
+    if (formed->n_gpu_bytes == 0 || formed->n_gpu_bytes == WIRE_GPU_BYTES)
+        return true;
+    wire_problem_set(problem, "gpu: %zu bytes, expected none or %d", formed->n_gpu_bytes, WIRE_GPU_BYTES);
+    return false;
+}
 
 /* A norm is what it is: of a skipped step it is not finite. */
 static const struct wire_rule done_rules[] = {
@@ -458,7 +482,7 @@ static const struct wire_rule admin_part_rules[] = {
 
 static const struct wire_table reply_tables[N_REPLY_TYPES] = {
     [REPLY_WELCOME] = WIRE_TABLE(welcome, reply_welcome, welcome_rules),
-    [REPLY_FORMED] = WIRE_TABLE(formed, reply_formed, formed_rules),
+    [REPLY_FORMED] = WIRE_TABLE(formed, reply_formed, formed_rules, .check = formed_check),
     [REPLY_DONE] = WIRE_TABLE(done, reply_done, done_rules),
     [REPLY_SLOT_GRANT] = WIRE_TABLE(slot_grant, reply_slot_grant, slot_grant_rules),
     [REPLY_STEP_DONE] = WIRE_TABLE(step_done, reply_step_done, step_done_rules),
@@ -493,7 +517,7 @@ static const struct envelope reply_envelope = {
 };
 
 _Static_assert((int)REQUEST_PUSH == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_PUSH &&
-                   (int)REQUEST_WRITE_STATE == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_WRITE_STATE &&
+                   (int)REQUEST_EVENT == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_EVENT &&
                    (int)REPLY_ADMIN_PART == (int)ZEROD__V1__SERVER_MESSAGE__KIND_ADMIN_PART,
                "types are numbered like the kinds of the proto");
 

@@ -33,7 +33,7 @@
 #include "kernels/dtype.h"
 
 enum {
-    WIRE_VERSION = 1,
+    WIRE_VERSION = 2,
     WIRE_MAX_BLOB_BYTES = 64 * 1024,
     WIRE_MAX_TEXT_BYTES = 1024,  /* interned text, why, detail */
     WIRE_MAX_NAME_BYTES = 1024,  /* of a parameter */
@@ -44,8 +44,11 @@ enum {
     WIRE_MAX_IDS = 65536,          /* of Gather, Release, Report; picked: more go in several messages */
     WIRE_MAX_EVIDENCE_IDS = 16384, /* of each list of Evidence: both and its texts fit into a packet; picked */
     WIRE_MAX_ARGS = 64,            /* of Admin; picked */
-    WIRE_PART_BYTES = 120 * 1024,  /* an AdminPart with so much JSON fits into a packet */
-    WIRE_WHY_BYTES = 256,          /* a good size for the why of wire_unpack_*() */
+    WIRE_MAX_EVENTS = 256,
+    WIRE_EVENT_BYTES = 64,        /* cudaIpcEventHandle_t */
+    WIRE_GPU_BYTES = 16,          /* CUuuid */
+    WIRE_PART_BYTES = 120 * 1024, /* an AdminPart with so much JSON fits into a packet */
+    WIRE_WHY_BYTES = 256,         /* a good size for the why of wire_unpack_*() */
 };
 
 enum {
@@ -88,6 +91,7 @@ enum wire_state_kind {
 struct wire_segment {
     enum wire_segment_kind kind;
     uint64_t n_bytes;
+    bool cuda;
 };
 
 struct wire_position {
@@ -210,10 +214,18 @@ struct request_push {
     uint32_t flags; /* PUSH_* of daemon/ledger.h */
     uint64_t n_bytes;
     uint32_t dtype_plus_one;
+    uint32_t part;
+    uint32_t event_plus_one;
+};
+
+struct request_event {
+    uint32_t number;
+    const uint8_t *handle; /* WIRE_EVENT_BYTES */
+    size_t n_handle_bytes;
 };
 
 struct request_slot_request {
-    uint32_t bucket;
+    uint32_t bucket, parcel;
     uint32_t pass;
 };
 
@@ -346,6 +358,7 @@ enum request_type {
     REQUEST_EVIDENCE,
     REQUEST_WRITE_STATE,
     REQUEST_PREFETCH,
+    REQUEST_EVENT,
     N_REQUEST_TYPES, /* one more than the last */
 };
 
@@ -359,6 +372,7 @@ struct request {
         struct request_begin_backward begin_backward;
         struct request_intern intern;
         struct request_push push;
+        struct request_event event;
         struct request_slot_request slot_request;
         struct request_end_backward end_backward;
         struct request_abandon_backward abandon_backward;
@@ -397,6 +411,7 @@ struct reply_welcome {
     bool mean;
     bool fp16;
     uint32_t accumulation;
+    bool cuda;
 };
 
 struct reply_formed {
@@ -412,6 +427,8 @@ struct reply_formed {
     uint64_t ring_bytes;
     uint64_t digest;
     double loss_scale;
+    const uint8_t *gpu; /* none, or WIRE_GPU_BYTES */
+    size_t n_gpu_bytes;
 };
 
 struct reply_done {

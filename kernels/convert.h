@@ -11,6 +11,7 @@
  */
 
 #include "kernels/dtype.h"
+#include "kernels/element.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -21,7 +22,7 @@
 void convert_to_f32(float *dst, const void *src, enum dtype dtype, size_t n_elems);
 void convert_from_f32(void *dst, const float *src, enum dtype dtype, size_t n_elems);
 
-static inline uint32_t f32_bits(float x)
+ELEMENT_FN uint32_t f32_bits(float x)
 {
     uint32_t bits;
 
@@ -29,7 +30,7 @@ static inline uint32_t f32_bits(float x)
     return bits;
 }
 
-static inline float f32_from_bits(uint32_t bits)
+ELEMENT_FN float f32_from_bits(uint32_t bits)
 {
     float x;
 
@@ -37,12 +38,12 @@ static inline float f32_from_bits(uint32_t bits)
     return x;
 }
 
-static inline float f32_from_bf16(uint16_t h)
+ELEMENT_FN float f32_from_bf16(uint16_t h)
 {
     return f32_from_bits((uint32_t)h << 16);
 }
 
-static inline uint16_t bf16_from_f32(float x)
+ELEMENT_FN uint16_t bf16_from_f32(float x)
 {
     uint32_t u = f32_bits(x);
     uint32_t half_up = isnan(x) ? 0 : 0x7fff + (u >> 16 & 1);
@@ -51,7 +52,7 @@ static inline uint16_t bf16_from_f32(float x)
     return (uint16_t)(((u | quiet) + half_up) >> 16);
 }
 
-static inline float f32_from_f16(uint16_t h)
+ELEMENT_FN float f32_from_f16(uint16_t h)
 {
     uint32_t magnitude = (uint32_t)(h & 0x7fff) << 13; /* exponent and mantissa at their fp32 places */
     uint32_t sign = (uint32_t)(h & 0x8000) << 16;
@@ -66,7 +67,7 @@ static inline float f32_from_f16(uint16_t h)
     return f32_from_bits(sign | bits);
 }
 
-static inline uint16_t f16_from_f32(float x)
+ELEMENT_FN uint16_t f16_from_f32(float x)
 {
     uint32_t u = f32_bits(x);
     uint32_t magnitude = u & 0x7fffffff;

@@ -50,6 +50,17 @@ bool exact_sum_is_zero(const struct exact_sum *sum)
     return any == 0;
 }
 
+bool exact_sum_may_reach(const struct exact_sum *sum, int exponent)
+{
+    struct exact_sum carried = *sum;
+    uint64_t found = sum->nonfinite;
+
+    exact_sum_carry(&carried);
+    for (unsigned i = (unsigned)(exponent + 352) / 32; i < EXACT_N_LIMBS; i++)
+        found |= carried.limb[i];
+    return found;
+}
+
 double exact_sum_round(const struct exact_sum *sum)
 {
     struct exact_sum carried = *sum;

@@ -42,6 +42,9 @@ void exact_sum_carry(struct exact_sum *sum);
 void exact_sum_merge(struct exact_sum *into, const struct exact_sum *from);
 bool exact_sum_is_zero(const struct exact_sum *sum); /* false when nonfinite */
 
+/* Return: false only when the sum is below 2^exponent (-352 to 383); a few dozen powers below, it may be either. */
+bool exact_sum_may_reach(const struct exact_sum *sum, int exponent);
+
 /* Return: the sum rounded once to the nearest double, ties to even; NaN when a value was not finite. */
 double exact_sum_round(const struct exact_sum *sum);
 

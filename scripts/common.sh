@@ -9,8 +9,8 @@ ZEROD_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 ZEROD_BUILD=$ZEROD_ROOT/build
 
 # To build; Debian's names.
-ZEROD_PACKAGES=(gcc libc6-dev meson ninja-build pkg-config libuv1-dev libprotobuf-c-dev protobuf-c-compiler
-    libfyaml-dev libcmocka-dev libsystemd-dev libxxhash-dev libjson-c-dev python3)
+ZEROD_PACKAGES=(gcc g++ libc6-dev meson ninja-build pkg-config libuv1-dev libprotobuf-c-dev protobuf-c-compiler
+    libfyaml-dev libsodium-dev libcmocka-dev libsystemd-dev libxxhash-dev libjson-c-dev libgloo-dev python3)
 # To test; beyond those.
 ZEROD_TEST_PACKAGES=(python3-venv)
 ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml)
@@ -94,8 +94,10 @@ configure_tree() {
     if [ ! -f "$folder/build.ninja" ]; then
         run_quietly "$folder/configure.log" meson setup "$folder" "$ZEROD_ROOT" "$@" ||
             die "configuring failed"
-    elif [ $# -gt 0 ]; then
-        run_quietly "$folder/configure.log" meson configure "$folder" "$@" || die "configuring failed"
+    elif [ $# -gt 0 ] && ! meson configure "$folder" "$@" >"$folder/configure.log" 2>&1; then
+        # A folder that was set up when there was no such option.
+        run_quietly "$folder/configure.log" meson setup --reconfigure "$folder" "$ZEROD_ROOT" "$@" ||
+            die "configuring failed"
     fi
 }
 

@@ -239,6 +239,13 @@ static struct diagnostic *e1109(const struct fixture *f)
     return cause_other_run(&place, "pretrain-7b", "pretrain-7b-lr2", 4711);
 }
 
+static struct diagnostic *e1109_nodes(const struct fixture *f)
+{
+    (void)f;
+    return cause_runs_differ(&(struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1},
+                             "the ranks of node 1 have the run id tuesday, those of node 0 have monday");
+}
+
 static struct diagnostic *e1110(const struct fixture *f)
 {
     return report(f, E_RELEASED_READ, TORCH, "access to its byte 0");
@@ -487,6 +494,30 @@ static struct diagnostic *e1303_forming(const struct fixture *f)
     return cause_stalled(&e);
 }
 
+static struct diagnostic *e1303_other_node(const struct fixture *f)
+{
+    struct evidence_stall e = stall(f);
+
+    e.at.rank = 0;
+    e.waiting = "rank 0, 1, in the step";
+    e.blocking = "node 1 (10.0.0.2:7700), to push gradients, or to end a backward";
+    e.n_params = 0;
+    e.elsewhere = true;
+    return cause_stalled(&e);
+}
+
+static struct diagnostic *e1303_other_node_forming(const struct fixture *f)
+{
+    struct evidence_stall e = stall(f);
+
+    e.at = at(NULL, NULL, 2, -1, -1);
+    e.waiting = "rank 2, to form the job";
+    e.blocking = "node 0 (10.0.0.1:7700), which decides what comes next; it knows for whom it waits";
+    e.n_params = 0;
+    e.elsewhere = e.forming = true;
+    return cause_stalled(&e);
+}
+
 /* ---- E1401 to E1403 ------------------------------------------------------------------------------------ */
 
 static struct diagnostic *e1401_memory(const struct fixture *f)
@@ -560,6 +591,80 @@ static struct diagnostic *e1403(const struct fixture *f)
     return cause_bad_message(&place, "Hello.rank: 9, expected 0 to 3 (world.size is 4)");
 }
 
+/* ---- E1501 to E1503 ------------------------------------------------------------------------------------ */
+
+/* As node 0 says it of a node that it waits for; of one that it does not wait for; and as the others say it of node 0.
+ */
+static struct diagnostic *e1501(const struct fixture *f)
+{
+    return cause_node_silent(&(struct evidence_node){
+        .at = at(f->net, NULL, -1, 7, -1),
+        .node = 1,
+        .first_rank = 4,
+        .n_ranks = 4,
+        .address = "10.0.0.2:7700",
+        .waits = "node 0, for it to ask for the step",
+        .why = "has not been heard for 2.5 s",
+    });
+}
+
+static struct diagnostic *e1501_forming(const struct fixture *f)
+{
+    (void)f;
+    return cause_node_silent(&(struct evidence_node){
+        .at = at(NULL, NULL, -1, -1, -1),
+        .node = 2,
+        .first_rank = 2,
+        .n_ranks = 1,
+        .address = "[fd00::2]:7700",
+        .waits = "nobody at this moment",
+        .why = "the connection was lost: connection reset by peer",
+    });
+}
+
+static struct diagnostic *e1501_node_0(const struct fixture *f)
+{
+    return cause_node_silent(&(struct evidence_node){
+        .at = at(f->net, NULL, -1, 7, -1),
+        .node = 0,
+        .first_rank = 0,
+        .n_ranks = 4,
+        .address = "10.0.0.1:7700",
+        .waits = "this node, for all that node 0 decides",
+        .why = "nobody answers at 10.0.0.1:7700 (connection refused)",
+    });
+}
+
+static struct diagnostic *engine_failed(const struct fixture *f, const char *why)
+{
+    return cause_engine(&(struct evidence_node){.at = at(f->net, NULL, -1, 7, -1), .generation = 3, .why = why});
+}
+
+static struct diagnostic *e1502(const struct fixture *f)
+{
+    return engine_failed(f, "the engine of node 1 (10.0.0.2:7700) was killed by signal 9 (Killed)");
+}
+
+static struct diagnostic *e1502_said(const struct fixture *f)
+{
+    return engine_failed(f, "the engine of node 0 (10.0.0.1:7700) says: waited 2000 ms for node 1 to send 4096 bytes "
+                            "(move 1 of 2)");
+}
+
+static struct diagnostic *e1502_not_started(const struct fixture *f)
+{
+    return engine_failed(f, "node 1 (10.0.0.2:7700) has no engine: the engine cannot be set up: Too many open files");
+}
+
+static struct diagnostic *e1503(const struct fixture *f)
+{
+    return cause_node_reborn(&(struct evidence_node){
+        .at = at(f->net, NULL, -1, 7, -1),
+        .why = "the daemon of node 1 (10.0.0.2:7700) was started anew, and what the one before it held of the run is "
+               "gone",
+    });
+}
+
 static const struct scenario scenarios[] = {
     {"e1101-dtype", e1101_dtype, "", false},
     {"e1101-order", e1101_order, "", false},
@@ -581,6 +686,7 @@ static const struct scenario scenarios[] = {
     {"e1108", e1108, "", false},
     {"e1108-not-given", e1108_not_given, "", false},
     {"e1109", e1109, "", false},
+    {"e1109-nodes", e1109_nodes, "", false},
     {"e1110", e1110, "", false},
     {"e1201-skipped", e1201_skipped, "", true},
     {"e1201-held", e1201_held, "", false},
@@ -605,6 +711,8 @@ static const struct scenario scenarios[] = {
     {"e1303-m7-aborted", e1303_m7_aborted, "M7", false},
     {"e1303-deadlocked", e1303_deadlocked, "", true},
     {"e1303-forming", e1303_forming, "", false},
+    {"e1303-other-node", e1303_other_node, "", true},
+    {"e1303-other-node-forming", e1303_other_node_forming, "", true},
     {"e1401-memory", e1401_memory, "", false},
     {"e1401-live", e1401_live, "", false},
     {"e1401-machine", e1401_machine, "", false},
@@ -612,6 +720,13 @@ static const struct scenario scenarios[] = {
     {"e1402-admin", e1402_admin, "", false},
     {"e1402-draining", e1402_draining, "", false},
     {"e1403", e1403, "", false},
+    {"e1501", e1501, "", true},
+    {"e1501-forming", e1501_forming, "", true},
+    {"e1501-node-0", e1501_node_0, "", true},
+    {"e1502", e1502, "", true},
+    {"e1502-said", e1502_said, "", true},
+    {"e1502-not-started", e1502_not_started, "", true},
+    {"e1503", e1503, "", false},
 };
 
 struct scenario_list scenarios_others(void)

@@ -19,6 +19,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -151,10 +152,30 @@ class Process:
         assert not found, f"{shlex.join(self.command)}\n{self.err()[max(found.start() - 500, 0):][:8000]}"
 
 
-class Daemon(Process):
-    """zerod, with a configuration laid over DEFAULTS; it listens when the constructor returns."""
+def gpu_environment(build):
+    """For trainers whose jobs may lie on GPUs: the driver that they open is the stand-in."""
+    return {"ZEROD_LIBCUDA": build.folder / "tests/sim/libcuda-sim.so", "ZEROD_SIM": "devices=16"}
 
-    def __init__(self, build, folder, config=None, env=None, wait=True):
+
+def place(build, config, env):
+    """
+    With ZEROD_DEVICE=cuda every job that may lie on GPUs does: on those of the stand-ins, in the engine's process.
+    """
+    gpus = {"device": "cuda", "collective": "nccl", "weights": "shared", "deterministic": True}
+    engine = {"ZEROD_DEVICE_ENGINE": build.folder / "tests/sim/zerod-engine-nccl-sim", "ZEROD_SIM": "devices=16"}
+    if (os.environ.get("ZEROD_DEVICE") != "cuda" or config["zero_optimization"]["stage"] == 3 or "nodes" in
+            config["world"] or config["world"]["size"] > 16 or {"device", "collective"} & set(config)):
+        return config, env
+    return merge(config, gpus), engine | env
+
+
+class Daemon(Process):
+    """
+    zerod, with a configuration laid over DEFAULTS; it listens when the constructor returns. prefix: what it is started
+    with, and which becomes it.
+    """
+
+    def __init__(self, build, folder, config=None, env=None, wait=True, prefix=()):
         self.build, self.folder = build, Path(folder)
         self.socket = self.folder / "zerod.sock"
         self.private = None
@@ -162,27 +183,35 @@ class Daemon(Process):
             self.private = tempfile.TemporaryDirectory(prefix="zerod-")
             self.socket = Path(self.private.name) / "zerod.sock"
         config = merge(merge(DEFAULTS, config or {}), {"listen": {"socket": str(self.socket)}})
+        config, env = place(build, config, env or {})
         self.world_size = config["world"]["size"]
         self.config_path = self.folder / "zerod.yaml"
         self.config_path.write_text(json.dumps(config, indent=2))  # JSON is YAML
         self.others = []
         self.checked = False
-        super().__init__([build.path("daemon/zerod"), "--config", self.config_path], self.folder, env, build.patience,
-                         "zerod")
+        super().__init__([*prefix, build.path("daemon/zerod"), "--config", self.config_path], self.folder, env,
+                         build.patience, "zerod")
         if wait:
             wait_for(lambda: f"the daemon does not listen\n{self.err()}",
                      lambda: not self.running() or self.listens(), 20 * self.patience)
             assert self.running(), self.err()
 
+    def socket_of(self, rank):
+        return self.socket  # of a job on one node
+
     def listens(self):
-        """The socket's file is there a little before it listens: flag __SO_ACCEPTCON."""
-        lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+        """The socket's file is there a little before it listens: flag __SO_ACCEPTCON. Its network may not be ours."""
+        try:
+            lines = [line.split() for line in Path(f"/proc/{self.pid}/net/unix").read_text().splitlines()]
+        except OSError:  # it has ended
+            return False
         return any(line[-1] == str(self.socket) and int(line[3], 16) & 0x10000 for line in lines[1:])
 
     def spawn(self, program, *args, rank=None, env=None, failpoint=None):
         """Starts a program that finds this daemon, as rank; failpoint: see daemon/failpoint.h."""
-        more = {"ZEROD_SOCKET": self.socket, **({} if rank is None else {"RANK": rank}),
-                **({} if failpoint is None else {"ZEROD_FAILPOINT": failpoint}), **(env or {})}
+        more = {"ZEROD_SOCKET": self.socket_of(rank), **({} if rank is None else {"RANK": rank}),
+                **({} if failpoint is None else {"ZEROD_FAILPOINT": failpoint}), **gpu_environment(self.build),
+                **(env or {})}
         process = Process([program, *args], self.folder, more, self.patience,
                           None if rank is None else f"{Path(program).name}.rank{rank}")
         self.others.append(process)
@@ -204,6 +233,10 @@ class Daemon(Process):
 
     def log(self):
         return self.err()
+
+    def describe(self):
+        """For a test that failed."""
+        return f"daemon (pid {self.pid}): {self.poll()}\n{self.log()[-6000:]}"
 
     def stop(self, number=signal.SIGTERM, timeout=10):
         """Ends it and checks that the end was clean."""
@@ -243,16 +276,97 @@ def spawn(build, tmp_path):
         process.check_sanitizers()
 
 
+class Spread:
+    """
+    A job whose ranks are spread over several nodes, each with a daemon on this machine's loopback. It stands for one
+    Daemon: what is asked of it, its first node is asked, but for sockets and logs.
+    """
+
+    def __init__(self, start, folder, config, env, n_nodes):
+        size = merge(DEFAULTS, config)["world"]["size"]
+        self.ranks = [size // n_nodes + (i < size % n_nodes) for i in range(n_nodes)]
+        nodes = [{"address": f"127.0.0.1:{port}", "ranks": n} for port, n in zip(free_ports(n_nodes), self.ranks)]
+        key = folder / "job.key"
+        key.write_bytes(os.urandom(48))
+        key.chmod(0o600)
+        self.daemons = [start(merge(config, {"collective": "gloo", "world": {"nodes": nodes, "node": i, "size": size,
+                                                                             "key_file": str(key)}}), env)
+                        for i in range(n_nodes)]
+
+    def __getattr__(self, name):
+        return getattr(self.daemons[0], name)
+
+    def of(self, rank):
+        for daemon, n in zip(self.daemons, self.ranks):
+            if rank < n:
+                return daemon
+            rank -= n
+        return self.daemons[0]  # whoever has no such rank says so
+
+    def socket_of(self, rank):
+        return self.of(rank).socket
+
+    def spawn(self, program, *args, rank=None, **more):
+        return self.of(rank or 0).spawn(program, *args, rank=rank, **more)
+
+    def json(self, *args):
+        """Of all nodes where it is a list of ranks or diagnostics; what several nodes say counts once."""
+        if args[0] not in ("ranks", "diagnostics"):
+            return self.daemons[0].json(*args)
+        said = [item for daemon in self.daemons for item in daemon.json(*args)]
+        texts = [item.get("text", i) for i, item in enumerate(said)]
+        return [item for i, item in enumerate(said) if texts.index(texts[i]) == i]
+
+    def log(self):
+        return "".join(daemon.log() for daemon in self.daemons)
+
+    err = log
+
+    def stop(self, *args, **more):
+        for daemon in self.daemons:
+            daemon.stop(*args, **more)
+
+    def kill(self):
+        for daemon in self.daemons:
+            daemon.kill()
+
+
+def start_job(start, folder, config=None, env=None):
+    """With ZEROD_NODES=2 a job of several ranks is spread over as many nodes. start(config, env) -> Daemon."""
+    n_nodes, world = int(os.environ.get("ZEROD_NODES", "1")), merge(DEFAULTS, config or {})["world"]
+    if n_nodes == 1 or world["size"] < n_nodes or "nodes" in world:
+        return start(config, env)
+    folder.mkdir(exist_ok=True)
+    return Spread(start, folder, config or {}, env, n_nodes)
+
+
+def free_ports(n):
+    """Ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(n)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
 @pytest.fixture
 def zerod(build, tmp_path):
-    """zerod(config, env={}) -> Daemon, listening; stopped and checked when the test ends."""
+    """
+    zerod(config, env={}) -> Daemon, listening; stopped and checked when the test ends. With ZEROD_NODES=2 jobs of
+    several ranks are spread over as many nodes.
+    """
     daemons = []
 
-    def start(config=None, env=None):
+    def start_one(config=None, env=None, prefix=()):
         folder = tmp_path / f"daemon{len(daemons)}"
         folder.mkdir()
-        daemons.append(Daemon(build, folder, config, env))
+        daemons.append(Daemon(build, folder, config, env, prefix=prefix))
         return daemons[-1]
+
+    def start(config=None, env=None, **more):
+        return start_job(lambda c, e: start_one(c, e, **more), tmp_path / f"nodes{len(daemons)}", config, env)
 
     yield start
     try:

@@ -25,6 +25,7 @@
 
 #include "daemon/base.h"
 #include "tests/golden-case.h"
+#include "tests/trainer-memory.h"
 
 struct push {
     unsigned param, pass;
@@ -71,16 +72,16 @@ static int declare(struct rank *rank, unsigned i)
             return -ENOMEM;
         golden_case_weights(rank->c, i, rank->inits[i]);
     }
-    return zerod_declare(rank->client,
-                         &(struct zerod_param){.name = p->name,
-                                               .dtype = (enum zerod_dtype)p->dtype,
-                                               .grad_dtype = (enum zerod_dtype)p->grad_dtype,
-                                               .ndim = p->n_dims,
-                                               .shape = p->shape,
-                                               .group = p->group,
-                                               .trainable = p->trainable,
-                                               .init = rank->inits[i]},
-                         1);
+    return memory_declare(rank->client, (int)rank->rank,
+                          &(struct zerod_param){.name = p->name,
+                                                .dtype = (enum zerod_dtype)p->dtype,
+                                                .grad_dtype = (enum zerod_dtype)p->grad_dtype,
+                                                .ndim = p->n_dims,
+                                                .shape = p->shape,
+                                                .group = p->group,
+                                                .trainable = p->trainable,
+                                                .init = rank->inits[i]},
+                          p->n_elems * dtype_size(p->dtype));
 }
 
 static int attach(struct rank *rank)
@@ -146,6 +147,8 @@ static int order_pushes(struct rank *rank, unsigned step, unsigned micro)
 
 static int push(struct rank *rank, const struct golden_place *at)
 {
+    const struct golden_param *p = &rank->c->params[at->param];
+    size_t n_bytes = p->n_elems * dtype_size(p->grad_dtype);
     bool in_place = json_object_get_boolean(get(rank, "in_place"));
     void *dst = rank->scratch;
     uint64_t waited_ns = 0, began_ns;
@@ -153,14 +156,14 @@ static int push(struct rank *rank, const struct golden_place *at)
 
     if (in_place) {
         began_ns = now_ns();
-        dst = zerod_slot(rank->client, at->param);
+        dst = memory_slot(rank->client, at->param, n_bytes);
         waited_ns = now_ns() - began_ns;
     }
     if (!dst)
         return zerod_error(rank->client)->status;
     golden_case_gradient(rank->c, at, dst);
     began_ns = now_ns();
-    r = zerod_push(rank->client, &(struct zerod_push){.param = at->param, .data = in_place ? NULL : dst});
+    r = memory_push(rank->client, &(struct zerod_push){.param = at->param, .data = in_place ? NULL : dst}, n_bytes);
     rank->slowest_push_ns = MAX(rank->slowest_push_ns, waited_ns + now_ns() - began_ns);
     return r;
 }
@@ -212,7 +215,9 @@ static int write_weights(struct rank *rank, const char *name, unsigned index, un
 {
     const struct golden_param *p = &rank->c->params[param];
 
-    return golden_write(rank->out, name, index, zerod_weight(rank->client, param), p->n_elems * dtype_size(p->dtype));
+    size_t n_bytes = p->n_elems * dtype_size(p->dtype);
+
+    return golden_write(rank->out, name, index, memory_weight(rank->client, param, n_bytes), n_bytes);
 }
 
 static int run_step(struct rank *rank, unsigned step)

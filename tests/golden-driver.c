@@ -45,10 +45,10 @@ struct core {
     unsigned first, n; /* its ranks */
     struct state *state;
     struct step *step;
-    float *received; /* the other core's pieces, at their places in its staging */
+    float *received; /* the other core's pieces, each at its place in an arena */
 };
 
-/* A bucket's place in the micro-batch. */
+/* A parcel's place in the micro-batch. */
 struct cursor {
     unsigned pass;
     unsigned n_under_way; /* cores that are reducing or combining it */
@@ -74,7 +74,7 @@ struct run {
     unsigned *n_pushed; /* and how many of them are done */
     unsigned *n_left;   /* per rank */
     struct push *pushes;
-    struct cursor *cursors; /* per bucket */
+    struct cursor *cursors; /* per parcel */
     unsigned n_under_way;
     FILE *out;
 };
@@ -112,7 +112,7 @@ static int make_layout(struct run *run)
 static int make_core(struct run *run, unsigned first, unsigned n)
 {
     struct core *core = &run->cores[run->n_cores++];
-    const struct step_piece *last;
+    const struct subtree *last;
     int r;
 
     core->first = first;
@@ -175,7 +175,7 @@ static int make_pushers(struct run *run)
     run->n_pushed = calloc(n, sizeof(*run->n_pushed));
     run->n_left = calloc(run->c->world_size, sizeof(*run->n_left));
     run->pushes = calloc(n * run->n_slots, sizeof(*run->pushes));
-    run->cursors = calloc(run->layout->n_buckets + 1, sizeof(*run->cursors));
+    run->cursors = calloc(run->layout->n_parcels + 1, sizeof(*run->cursors));
     return run->slots && run->n_passes && run->n_pushed && run->n_left && run->pushes && run->cursors ? 0 : -ENOMEM;
 }
 
@@ -271,63 +271,67 @@ static bool has_pushed(const struct run *run, unsigned rank, unsigned param, uns
     return run->n_pushed[rank * run->c->n_params + param] > pass;
 }
 
-/* How many parameters of a bucket at least one of ranks [first, first + n) has pushed in that pass. */
-static uint32_t count_pushed(const struct run *run, uint32_t b, unsigned pass, unsigned first, unsigned n)
+/* How many parts of a parcel at least one of ranks [first, first + n) has pushed in that pass. */
+static uint32_t count_pushed(const struct run *run, uint32_t at, unsigned pass, unsigned first, unsigned n)
 {
-    const struct layout_bucket *bucket = &run->layout->buckets[b];
+    const struct layout_parcel *parcel = &run->layout->parcels[at];
     uint32_t n_pushed = 0;
 
-    for (uint32_t i = 0; i < bucket->n_params; i++) {
+    for (uint32_t i = 0; i < parcel->n_parts; i++) {
         bool any = false;
 
         for (unsigned rank = first; rank < first + n; rank++)
-            any |= has_pushed(run, rank, run->layout->bucket_params[bucket->first_param + i], pass);
+            any |= has_pushed(run, rank, run->layout->parts[parcel->first_part + i].param, pass);
         n_pushed += any;
     }
     return n_pushed;
 }
 
-/* Every rank has pushed all of the bucket, or has ended; and there is something to add. */
-static bool is_complete(const struct run *run, uint32_t b, unsigned pass)
+/* Every rank has pushed all of the parcel, or has ended; and there is something to add. */
+static bool is_complete(const struct run *run, uint32_t at, unsigned pass)
 {
     for (unsigned rank = 0; rank < run->c->world_size; rank++)
-        if (run->n_left[rank] > 0 && count_pushed(run, b, pass, rank, 1) < run->layout->buckets[b].n_params)
+        if (run->n_left[rank] > 0 && count_pushed(run, at, pass, rank, 1) < run->layout->parcels[at].n_parts)
             return false;
-    return count_pushed(run, b, pass, 0, run->c->world_size) > 0;
+    return count_pushed(run, at, pass, 0, run->c->world_size) > 0;
 }
 
-/* Bit `bit` for the parameters that a rank of [first, first + n) has pushed. */
+/* Bit `bit` for the parts that a rank of [first, first + n) has pushed. */
 static void set_masks(const struct run *run, struct reduction *reduction, unsigned bit, unsigned first, unsigned n)
 {
-    const struct layout_bucket *bucket = &run->layout->buckets[reduction->bucket];
+    const struct layout_parcel *parcel = &run->layout->parcels[reduction->parcel];
 
-    for (uint32_t i = 0; i < bucket->n_params; i++)
+    for (uint32_t i = 0; i < parcel->n_parts; i++)
         for (unsigned rank = first; rank < first + n; rank++)
-            if (has_pushed(run, rank, run->layout->bucket_params[bucket->first_param + i], reduction->pass))
+            if (has_pushed(run, rank, run->layout->parts[parcel->first_part + i].param, reduction->pass))
                 reduction->masks[i] |= UINT64_C(1) << bit;
 }
 
-/* What a core gets of another's piece: its own partitions; in stage 1 it keeps all accumulators. */
-static const float *receive(struct run *run, struct core *core, const struct core *from, uint32_t b, unsigned piece)
+/* What a core gets of another's piece: its own partitions. */
+static const float *receive(struct run *run, struct core *core, const struct core *from, uint32_t at, unsigned piece)
 {
-    const float *staging = step_staging(from->step, b, piece);
-    float *received = core->received + (staging - from->step->staging);
-    uint64_t n_elems = run->layout->buckets[b].n_elems, slice = layout_partition_elems(run->layout, b);
+    const float *sent = (const float *)(const void *)step_piece(from->step, at, piece);
+    const struct layout_parcel *parcel = &run->layout->parcels[at];
+    float *received = core->received + run->layout->padded_elems * piece + parcel->offset_elems;
+    uint64_t slice = layout_partition_elems(run->layout, parcel->bucket), first = slice * core->first;
+    uint64_t start = MAX(first, parcel->offset_elems), whole_end = parcel->offset_elems + parcel->n_elems;
+    uint64_t end = MIN(first + slice * core->n, whole_end);
 
-    memset(received, 0xff, n_elems * sizeof(float)); /* NaN */
-    if (run->how.stage == 1)
-        memcpy(received, staging, n_elems * sizeof(float));
-    else
-        memcpy(received + slice * core->first, staging + slice * core->first, slice * core->n * sizeof(float));
+    for (uint32_t b = 0; b < parcel->bucket; b++)
+        received += run->layout->buckets[b].n_elems;
+    memset(received, 0xff, parcel->n_elems * sizeof(float)); /* NaN */
+    if (sent && start < end)
+        memcpy(received + start - parcel->offset_elems, sent + start - parcel->offset_elems,
+               (end - start) * sizeof(float));
     return received;
 }
 
-static void post_bucket(struct run *run, uint32_t b);
+static void post_parcel(struct run *run, uint32_t at);
 
-static void bucket_is_done(struct run *run, uint32_t b)
+static void parcel_is_done(struct run *run, uint32_t at)
 {
-    run->cursors[b].pass++;
-    post_bucket(run, b);
+    run->cursors[at].pass++;
+    post_parcel(run, at);
 }
 
 static void combine_is_done(void *userdata, struct reduction *reduction)
@@ -335,31 +339,33 @@ static void combine_is_done(void *userdata, struct reduction *reduction)
     struct run *run = userdata;
 
     run->n_under_way--;
-    if (--run->cursors[reduction->bucket].n_under_way == 0)
-        bucket_is_done(run, reduction->bucket);
+    if (--run->cursors[reduction->parcel].n_under_way == 0)
+        parcel_is_done(run, reduction->parcel);
 }
 
-static void combine_bucket(struct run *run, uint32_t b)
+static void combine_parcel(struct run *run, uint32_t at)
 {
     for (unsigned i = 0; i < run->n_cores; i++) {
         struct core *core = &run->cores[i];
-        struct reduction *reduction = step_combine(core->step, b, run->micro, run->cursors[b].pass);
+        struct reduction *reduction = step_combine(core->step, at, run->micro, run->cursors[at].pass);
 
         for (unsigned k = 0; k < run->n_cores; k++) {
             const struct core *from = &run->cores[k];
 
             for (unsigned piece = 0; piece < from->step->n_pieces; piece++) {
-                const struct step_piece *ranks = &from->step->pieces[piece];
+                const struct subtree *ranks = &from->step->pieces[piece];
                 unsigned source = reduction->n_sources++;
 
                 set_masks(run, reduction, source, ranks->first, ranks->n);
                 reduction->source_ranks[source] = ranks->first;
                 reduction->sources[source] =
-                    (const uint8_t *)(k == i ? step_staging(core->step, b, piece) : receive(run, core, from, b, piece));
+                    k == i ? step_piece(core->step, at, piece) : (const uint8_t *)receive(run, core, from, at, piece);
+                if (step_gets_slots(core->step, from->step->n_local, at))
+                    reduction->slots |= UINT64_C(1) << source;
             }
         }
         run->n_under_way++;
-        run->cursors[b].n_under_way++;
+        run->cursors[at].n_under_way++;
         step_post(reduction, combine_is_done, run);
     }
 }
@@ -367,33 +373,35 @@ static void combine_bucket(struct run *run, uint32_t b)
 static void reduction_is_done(void *userdata, struct reduction *reduction)
 {
     struct run *run = userdata;
-    uint32_t b = reduction->bucket;
+    uint32_t at = reduction->parcel;
 
     run->n_under_way--;
-    if (--run->cursors[b].n_under_way > 0)
+    if (--run->cursors[at].n_under_way > 0)
         return;
     if (run->n_cores == 1)
-        bucket_is_done(run, b);
+        parcel_is_done(run, at);
     else
-        combine_bucket(run, b);
+        combine_parcel(run, at);
 }
 
-static void post_bucket(struct run *run, uint32_t b)
+static void post_parcel(struct run *run, uint32_t at)
 {
-    const struct layout_bucket *bucket = &run->layout->buckets[b];
-    struct cursor *cursor = &run->cursors[b];
+    const struct layout_parcel *parcel = &run->layout->parcels[at];
+    const struct layout_bucket *bucket = &run->layout->buckets[parcel->bucket];
+    uint64_t offset_bytes = bucket->arena_offset_bytes + parcel->offset_elems * dtype_size(bucket->grad_dtype);
+    struct cursor *cursor = &run->cursors[at];
 
-    if (cursor->n_under_way > 0 || !is_complete(run, b, cursor->pass))
+    if (cursor->n_under_way > 0 || !is_complete(run, at, cursor->pass))
         return;
     for (unsigned i = 0; i < run->n_cores; i++) {
         struct core *core = &run->cores[i];
-        struct reduction *reduction = step_prepare(core->step, b, run->micro, cursor->pass);
+        struct reduction *reduction = step_prepare(core->step, at, run->micro, cursor->pass);
 
         for (unsigned local = 0; local < core->n; local++) {
             unsigned rank = core->first + local;
-            bool any = count_pushed(run, b, cursor->pass, rank, 1) > 0;
+            bool any = count_pushed(run, at, cursor->pass, rank, 1) > 0;
 
-            reduction->sources[local] = any ? slot_of(run, rank, cursor->pass) + bucket->arena_offset_bytes : NULL;
+            reduction->sources[local] = any ? slot_of(run, rank, cursor->pass) + offset_bytes : NULL;
             set_masks(run, reduction, local, rank, 1);
         }
         run->n_under_way++;
@@ -404,8 +412,8 @@ static void post_bucket(struct run *run, uint32_t b)
 
 static void post_all(struct run *run)
 {
-    for (uint32_t b = 0; b < run->layout->n_buckets; b++)
-        post_bucket(run, b);
+    for (uint32_t at = 0; at < run->layout->n_parcels; at++)
+        post_parcel(run, at);
 }
 
 /* ---- a micro-batch ------------------------------------------------------------------------------------- */
@@ -449,7 +457,8 @@ static void do_push(struct run *run, const struct push *push)
     if (--run->n_left[push->rank] == 0)
         post_all(run); /* this rank has ended */
     else
-        post_bucket(run, p->bucket);
+        for (uint32_t i = 0; i < p->n_parts; i++)
+            post_parcel(run, run->layout->parts[p->first_part + i].parcel);
 }
 
 static void run_micro_batch(struct run *run, uint64_t *random)
@@ -459,7 +468,7 @@ static void run_micro_batch(struct run *run, uint64_t *random)
     /* NaN in all dtypes. */
     memset(run->slots, 0xff, run->c->world_size * run->n_slots * run->layout->arena_bytes);
     memset(run->n_pushed, 0, (size_t)run->c->world_size * run->c->n_params * sizeof(*run->n_pushed));
-    memset(run->cursors, 0, run->layout->n_buckets * sizeof(*run->cursors));
+    memset(run->cursors, 0, run->layout->n_parcels * sizeof(*run->cursors));
     for (unsigned i = 0; i < n; i++) {
         do_push(run, &run->pushes[i]);
         if (golden_random(random, 4) == 0)
@@ -510,9 +519,8 @@ static int apply(struct run *run, double norm, double scale)
         groups[g] = golden_case_hyper(run->c, g, run->step);
     for (unsigned i = 0; i < run->n_cores; i++) {
         run->n_under_way++;
-        step_update(run->cores[i].step,
-                    &(struct step_update){.groups = groups, .s = coef / scale, .norm_scale = 1.0 / scale},
-                    update_is_done, run);
+        step_update(run->cores[i].step, &(struct step_update){.groups = groups, .s = coef / scale}, update_is_done,
+                    run);
     }
     while (run->n_under_way > 0)
         worker_pool_wait(run->pool);

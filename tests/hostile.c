@@ -54,11 +54,11 @@ static void other_version(unsigned n)
     struct request request = hello(WIRE_ROLE_TRAINER, 1);
     struct raw c;
 
-    request.hello.version_min = 2;
+    request.hello.version_min = WIRE_VERSION + 1;
     request.hello.version_max = 9;
     raw_open(&c);
     raw_say(&c, &request);
-    raw_expect_dropped(&c, 1403, "Hello.version: the client speaks 2 to 9, this daemon 1");
+    raw_expect_dropped(&c, 1403, "Hello.version: the client speaks 3 to 9, this daemon 2");
     raw_close(&c);
 }
 
@@ -1000,6 +1000,35 @@ static void prefetch_unknown(unsigned n)
     raw_close(&c);
 }
 
+/* What only a job on GPUs has. There: one that is no event, and another in its place while a push still names it. */
+static void event_replaced(unsigned n)
+{
+    struct raw c;
+    struct request push = attack(&c);
+
+    raw_say(&c, &example_requests[REQUEST_EVENT]);
+    if (c.welcome.cuda) {
+        push.push.event_plus_one = example_requests[REQUEST_EVENT].event.number + 1;
+        raw_say(&c, &push);
+        raw_say(&c, &example_requests[REQUEST_EVENT]);
+    }
+    raw_expect_dropped(&c, 1403,
+                       c.welcome.cuda ? "Event.number: pushes that name it are not reduced yet"
+                                      : "Event: the job's gradients lie in host memory");
+    raw_close(&c);
+}
+
+static void event_unknown(unsigned n)
+{
+    struct raw c;
+    struct request push = attack(&c);
+
+    push.push.event_plus_one = 1;
+    raw_say(&c, &push);
+    raw_expect_dropped(&c, 1403, "Push.event_plus_one: no such event");
+    raw_close(&c);
+}
+
 /* Before rank 0's initial weights are there. */
 static void gather_early(unsigned n)
 {
@@ -1100,6 +1129,7 @@ static struct request near_right(struct raw *c, uint64_t *random)
             .step = c->at.step,
             .micro_batch = (uint32_t)(draw(random) % 3),
             .param = ids[0],
+            .part = draw(random) % 8 == 0,
             .ticket = (uint32_t)(draw(random) % 20),
             .offset_bytes = draw(random) % 1024 * 64,
             .pass = draw(random) % 8 == 0,
@@ -1110,6 +1140,7 @@ static struct request near_right(struct raw *c, uint64_t *random)
         break;
     case REQUEST_SLOT_REQUEST:
         request.slot_request.bucket = (uint32_t)(draw(random) % c->layout->n_buckets);
+        request.slot_request.parcel = draw(random) % 8 == 0;
         break;
     case REQUEST_END_BACKWARD:
         request = raw_end(c);
@@ -1155,6 +1186,7 @@ static bool is_answered(enum request_type type)
     case REQUEST_PUSH:
     case REQUEST_RELEASE:
     case REQUEST_PREFETCH:
+    case REQUEST_EVENT:
     case REQUEST_ABORT_SEEN:
     case REQUEST_REPORT:
         return false;
@@ -1190,8 +1222,8 @@ static void monkey_life(unsigned rank, uint64_t *random)
     raw_open(&c);
     raw_say(&c, &(struct request){
                     .type = REQUEST_HELLO,
-                    .hello = {.version_min = 1,
-                              .version_max = 1,
+                    .hello = {.version_min = WIRE_VERSION,
+                              .version_max = WIRE_VERSION,
                               .rank = rank,
                               .incarnation = c.incarnation,
                               .on_duplicate = (enum wire_on_duplicate)(draw(random) % 4)},
@@ -1261,6 +1293,8 @@ static const struct {
     {"rank", "offset-unaligned", offset_unaligned},
     {"rank", "overflow-not-granted", overflow_not_granted},
     {"rank", "wrong-pass", wrong_pass},
+    {"rank", "event-replaced", event_replaced},
+    {"rank", "event-unknown", event_unknown},
     {"rank", "record-only-first", record_only_first},
     {"rank", "newer-attempt", newer_attempt},
     {"rank", "unknown-bucket", unknown_bucket},

@@ -96,18 +96,18 @@ static void ignore_notice(void *userdata)
     (void)userdata;
 }
 
-static struct config *load(const char *more)
+static struct config *load(const struct fixture_options *options)
 {
     static const char format[] = "listen: {socket: /run/zerod/unused.sock}\n"
-                                 "world: {size: %d}\n"
-                                 "zero_optimization: {stage: 2, reduce_bucket_size: 2000}\n"
+                                 "world: %s\n"
+                                 "zero_optimization: {stage: %u, reduce_bucket_size: 2000}\n"
                                  "%s";
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config = NULL;
     char text[1024];
     int r;
 
-    snprintf(text, sizeof(text), format, PEERS, more);
+    snprintf(text, sizeof(text), format, options->world, options->stage, options->more);
     r = config_load_string(&config, &(struct config_source){.text = {"f.yaml", text, strlen(text)}}, &problems);
     if (r != 0)
         config_problems_print(stderr, &problems);
@@ -118,6 +118,11 @@ static struct config *load(const char *more)
 
 struct fixture *fixture_new(const char *more)
 {
+    return fixture_new_with(&(struct fixture_options){.world = "{size: 2}", .n = PEERS, .stage = 2, .more = more});
+}
+
+struct fixture *fixture_new_with(const struct fixture_options *options)
+{
     struct fixture *f = calloc(1, sizeof(*f));
     const struct job_ops ops = {
         .answer = on_answer, .drop = on_drop, .log = on_log, .now_ns = on_now, .soon = on_soon, .userdata = f};
@@ -125,26 +130,31 @@ struct fixture *fixture_new(const char *more)
     char why[128];
 
     assert_non_null(f);
-    f->config = load(more);
+    f->config = load(options);
     f->now_ns = UINT64_C(1000000000);
     assert_int_equal(kernels_select(&kernels, NULL, why, sizeof(why)), 0);
     assert_int_equal(worker_pool_new(&f->pool, 2, ignore_notice, NULL), 0);
     assert_int_equal(job_new(&f->job, f->config, kernels, f->pool, &ops), 0);
-    for (unsigned i = 0; i < PEERS; i++)
-        f->peers[i] = (struct peer){.fixture = f, .number = i};
+    for (unsigned i = 0; i < options->n; i++)
+        f->peers[i] = (struct peer){.fixture = f, .number = options->first + i};
     return f;
+}
+
+static bool advance(struct fixture *f)
+{
+    return f->advance ? f->advance(f->advance_userdata) : worker_pool_wait(f->pool) > 0;
 }
 
 void fixture_drain(struct fixture *f)
 {
-    while (worker_pool_wait(f->pool) > 0)
+    while (advance(f))
         ;
 }
 
 void fixture_free(struct fixture *f)
 {
     f->job->stopping = true;
-    for (unsigned i = 0; i < PEERS; i++)
+    for (unsigned i = 0; i < FIXTURE_MAX_PEERS; i++)
         if (f->peers[i].rank)
             peer_die(&f->peers[i]);
     fixture_drain(f);
@@ -182,7 +192,7 @@ unsigned fixture_n_kept(const struct fixture *f, unsigned code)
 void peer_expect(struct peer *p, enum reply_type type)
 {
     while (p->n_answers == p->n_heard)
-        if (worker_pool_wait(p->fixture->pool) == 0)
+        if (!advance(p->fixture))
             fail_msg("rank %u: no %s, and nothing is under way", p->number, reply_type_name(type));
     p->n_heard++;
     if (p->reply.type != type)
@@ -322,13 +332,15 @@ void peer_take_formed(struct peer *p)
             p->credit = map(p->fds[i], p->credit_bytes = n, PROT_READ);
             break;
         default:
-            assert_int_equal(p->segments[i].kind, WIRE_SEGMENT_WEIGHTS);
+            assert_int_equal(p->segments[i].kind,
+                             p->fixture->config->zero.stage == 3 ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS);
         }
     }
     p->n_tickets = p->reply.formed.n_tickets;
-    p->next_ticket = p->n_places = 0;
+    p->next_ticket = 0;
+    p->next_place_bytes = 0;
     assert_int_equal(p->credit->n_tickets, p->n_tickets);
-    assert_true(p->fixture->job->layout->n_buckets <= PEER_MAX_BUCKETS);
+    assert_true(p->fixture->job->layout->n_parcels <= PEER_MAX_PARCELS);
     memset(p->slots, 0, sizeof(p->slots));
 }
 
@@ -383,48 +395,58 @@ static const struct layout *layout_of(const struct peer *p)
     return p->fixture->job->layout;
 }
 
-static uint64_t slot_bytes(const struct peer *p, uint32_t bucket)
-{
-    const struct layout_bucket *b = &layout_of(p)->buckets[bucket];
-
-    return b->n_elems * dtype_size(b->grad_dtype);
-}
-
 /* Slots follow each other around the ring, which is far larger than what is in use at one time. */
-static void open_slot(struct peer *p, uint32_t bucket, uint32_t pass)
+static void open_slot(struct peer *p, uint32_t parcel, uint32_t pass)
 {
-    uint64_t stride = round_up(layout_of(p)->largest_bucket_bytes, 64), places = p->ring_bytes / stride;
+    uint64_t n_bytes = round_up(layout_parcel_bytes(layout_of(p), parcel), 64);
     uint32_t ticket = p->next_ticket++ % p->n_tickets;
 
-    assert_true(slot_bytes(p, bucket) <= stride);
-    p->slots[bucket] = (struct peer_slot){
+    if (p->next_place_bytes + n_bytes > p->ring_bytes)
+        p->next_place_bytes = 0;
+    p->slots[parcel] = (struct peer_slot){
         .open = true,
         .ticket = ticket,
         .use = atomic_load(&p->credit->credits[ticket]),
         .pass = pass,
-        .offset_bytes = p->n_places++ % places * stride,
+        .offset_bytes = p->next_place_bytes,
     };
+    p->next_place_bytes += n_bytes;
 }
 
-static void push(struct peer *p, uint32_t param, bool other)
+void peer_push_part(struct peer *p, uint32_t part, bool other)
 {
-    const struct layout_param *lp = &layout_of(p)->params[param];
-    const struct peer_slot *slot = &p->slots[lp->bucket];
-    uint8_t *data = p->ring + slot->offset_bytes + lp->offset_elems * dtype_size(lp->grad_dtype);
+    const struct layout_part *lp = &layout_of(p)->parts[part];
+    uint32_t param = lp->param, first = layout_of(p)->params[param].first_part;
+    const struct peer_slot *slot;
+    uint8_t *data;
 
+    if (!p->slots[lp->parcel].open)
+        open_slot(p, lp->parcel, 0);
+    slot = &p->slots[lp->parcel];
+    data = p->ring + slot->offset_bytes + layout_part_offset_bytes(layout_of(p), part);
     for (uint64_t i = 0; i < lp->n_elems; i++)
-        puppet_store(data, (int)lp->grad_dtype, i,
-                     puppet_gradient(p->at.step, p->at.micro_batch, p->number, param, i) + (other ? 0.25f : 0));
+        puppet_store(data, (int)layout_of(p)->params[param].grad_dtype, i,
+                     puppet_gradient(p->at.step, p->at.micro_batch, p->number, param, lp->start_elem + i) +
+                         (other ? 0.25f : 0));
     job_push(p->fixture->job, p->rank,
              &(struct request_push){.sequence = ++p->sequence,
                                     .attempt = p->at.attempt,
                                     .step = p->at.step,
                                     .micro_batch = p->at.micro_batch,
                                     .param = param,
+                                    .part = part - first,
                                     .ticket = slot->ticket,
                                     .use = slot->use,
                                     .offset_bytes = slot->offset_bytes,
                                     .pass = slot->pass});
+}
+
+static void push(struct peer *p, uint32_t param, bool other)
+{
+    const struct layout_param *lp = &layout_of(p)->params[param];
+
+    for (uint32_t i = 0; i < lp->n_parts; i++)
+        peer_push_part(p, lp->first_part + i, other);
 }
 
 void peer_begin(struct peer *p)
@@ -435,21 +457,13 @@ void peer_begin(struct peer *p)
                            .step = p->at.step, .micro_batch = p->at.micro_batch, .attempt = p->at.attempt});
 }
 
-static void need_slot(struct peer *p, uint32_t param)
-{
-    if (!p->slots[layout_of(p)->params[param].bucket].open)
-        open_slot(p, layout_of(p)->params[param].bucket, 0);
-}
-
 void peer_push(struct peer *p, uint32_t param)
 {
-    need_slot(p, param);
     push(p, param, false);
 }
 
 void peer_push_other(struct peer *p, uint32_t param)
 {
-    need_slot(p, param);
     push(p, param, true);
 }
 
@@ -470,9 +484,13 @@ void peer_push_all(struct peer *p)
 
 void peer_push_again(struct peer *p, uint32_t param)
 {
-    uint32_t bucket = layout_of(p)->params[param].bucket;
+    const struct layout_param *lp = &layout_of(p)->params[param];
 
-    open_slot(p, bucket, p->slots[bucket].pass + 1);
+    for (uint32_t i = 0; i < lp->n_parts; i++) {
+        uint32_t parcel = layout_of(p)->parts[lp->first_part + i].parcel;
+
+        open_slot(p, parcel, p->slots[parcel].pass + 1);
+    }
     push(p, param, false);
 }
 
@@ -581,7 +599,7 @@ uint32_t fixture_bucket(const struct fixture *f, bool several)
     const struct layout *layout = f->job->layout;
 
     for (uint32_t b = 0; b < layout->n_buckets; b++)
-        if ((layout->buckets[b].n_params > 1) == several)
+        if ((layout->buckets[b].n_params > 1) == several && layout->buckets[b].n_parcels == 1)
             return b;
     fail_msg("the model has no such bucket");
     return 0;

@@ -28,7 +28,7 @@
 /* A whole run. */
 enum { FIXTURE_STEPS = 3, FIXTURE_MICRO = 2 };
 
-enum { PEERS = 2, PEER_MAX_BUCKETS = 16, PEER_MAX_SEGMENTS = 4 };
+enum { PEERS = 2, FIXTURE_MAX_PEERS = 4, PEER_MAX_PARCELS = 32, PEER_MAX_SEGMENTS = 4 };
 
 struct peer_slot {
     bool open, overflow;
@@ -57,8 +57,9 @@ struct peer {
     uint8_t *ring, *overflow;
     uint64_t ring_bytes, overflow_bytes, credit_bytes;
     const struct credit_page *credit;
-    uint32_t n_tickets, next_ticket, n_places;
-    struct peer_slot slots[PEER_MAX_BUCKETS]; /* of the open micro-batch, per bucket: the latest pass */
+    uint32_t n_tickets, next_ticket;
+    uint64_t next_place_bytes;
+    struct peer_slot slots[PEER_MAX_PARCELS]; /* of the open micro-batch, per parcel: the latest pass */
 };
 
 struct fixture {
@@ -68,11 +69,22 @@ struct fixture {
     uint64_t now_ns;
     unsigned n_soon; /* how often a tick was asked for */
     uint64_t n_incarnations;
-    struct peer peers[PEERS];
+    struct peer peers[FIXTURE_MAX_PEERS];
+    /* Lets something happen, and says whether anything did; NULL: waits for the job's own workers. */
+    bool (*advance)(void *userdata);
+    void *advance_userdata;
+};
+
+struct fixture_options {
+    const char *world; /* of the configuration; its value */
+    unsigned first, n; /* ranks of this node */
+    unsigned stage;
+    const char *more; /* appended to the configuration */
 };
 
 /* A job of two ranks; more is appended to its configuration. */
 struct fixture *fixture_new(const char *more);
+struct fixture *fixture_new_with(const struct fixture_options *options);
 void fixture_free(struct fixture *f);
 /* Waits for all that is under way. */
 void fixture_drain(struct fixture *f);
@@ -112,6 +124,7 @@ void peer_expect_dropped(struct peer *p, unsigned code);
 void peer_begin(struct peer *p);
 /* The gradient of where the peer stands, in the latest slot of its bucket. */
 void peer_push(struct peer *p, uint32_t param);
+void peer_push_part(struct peer *p, uint32_t part, bool other);
 /* The same with other bits. */
 void peer_push_other(struct peer *p, uint32_t param);
 void peer_push_bucket(struct peer *p, uint32_t bucket);

@@ -37,6 +37,7 @@
 #include <zerod/client.h>
 
 #include "tests/golden/gradients.h"
+#include "tests/trainer-memory.h"
 
 enum { MAX_ACTIONS = 8, MAX_PASSES = 3, CHUNK = 5, EXIT_REFUSED = 3, EXIT_FATAL = 4, EXIT_WRONG = 5, AGAIN = 100 };
 
@@ -203,18 +204,18 @@ static int declare(struct trainer *t)
         int r;
 
         generate(gradient_weights_key(t->seed, i), model[i].dtype, init[i], n_elems(i));
-        r = zerod_declare(t->client,
-                          &(struct zerod_param){
-                              .name = model[i].name,
-                              .dtype = model[i].dtype,
-                              .grad_dtype = model[i].grad_dtype,
-                              .ndim = model[i].ndim,
-                              .shape = model[i].shape,
-                              .group = model[i].group,
-                              .trainable = !model[i].frozen,
-                              .init = t->options.rank == 0 ? init[i] : NULL,
-                          },
-                          1);
+        r = memory_declare(t->client, t->options.rank,
+                           &(struct zerod_param){
+                               .name = model[i].name,
+                               .dtype = model[i].dtype,
+                               .grad_dtype = model[i].grad_dtype,
+                               .ndim = model[i].ndim,
+                               .shape = model[i].shape,
+                               .group = model[i].group,
+                               .trainable = !model[i].frozen,
+                               .init = t->options.rank == 0 ? init[i] : NULL,
+                           },
+                           weight_bytes(i));
         if (r)
             return r;
     }
@@ -357,7 +358,7 @@ static int hash_weights(struct trainer *t, uint64_t *h)
         if (r)
             return r;
         for (unsigned i = 0; i < n; i++)
-            *h = hash(*h, zerod_weight(t->client, ids[i]), weight_bytes(ids[i]));
+            *h = hash(*h, memory_weight(t->client, ids[i], weight_bytes(ids[i])), weight_bytes(ids[i]));
         r = zerod_release(t->client, ids, n);
         if (r)
             return r;
@@ -374,14 +375,15 @@ static int push(struct trainer *t, struct zerod_position at, unsigned param, uns
                                    .rank = (uint64_t)t->options.rank,
                                    .param = param};
     bool in_place = (param + at.step) % 2 == 0;
-    void *dst = in_place ? zerod_slot(t->client, param) : t->bytes;
+    size_t n_bytes = n_elems(param) * (model[param].grad_dtype == ZEROD_F32 ? 4 : 2);
+    void *dst = in_place ? memory_slot(t->client, param, n_bytes) : t->bytes;
 
     if (!dst)
         return zerod_error(t->client)->status ?: wrong("there is no slot");
     generate(gradient_key(&place), model[param].grad_dtype, dst, n_elems(param));
     if (t->differs && n_elems(param) > 0)
         ((uint8_t *)dst)[0] ^= 1;
-    return zerod_push(t->client, &(struct zerod_push){.param = param, .data = in_place ? NULL : dst});
+    return memory_push(t->client, &(struct zerod_push){.param = param, .data = in_place ? NULL : dst}, n_bytes);
 }
 
 /* Pushes in an order that is another one on each rank and in each micro-batch; later passes follow the first. */

@@ -97,7 +97,7 @@ static void run_push(struct ledger *ledger, const uint64_t *args)
         .step = args[3],
         .micro_batch = (uint32_t)args[4],
         .sequence = args[5],
-        .param = (uint32_t)args[6],
+        .part = (uint32_t)args[6],
     };
     uint16_t pass = 0;
     int verdict = ledger_push(ledger, (unsigned)args[0], &record, &pass);
@@ -113,7 +113,7 @@ static void run_push(struct ledger *ledger, const uint64_t *args)
 /* NULL when there is no such parameter. */
 static const struct ledger_entry *find_entry(const struct ledger *ledger, const uint64_t *args)
 {
-    return args[1] < ledger->n_params ? ledger_entry(ledger, (unsigned)args[0], (uint32_t)args[1]) : NULL;
+    return args[1] < ledger->n_parts ? ledger_entry(ledger, (unsigned)args[0], (uint32_t)args[1]) : NULL;
 }
 
 static void run_post(struct ledger *ledger, const uint64_t *args)
@@ -245,7 +245,8 @@ static bool run_init(struct ledger *ledger, char *at)
         trainable[i] = flags[i] == '1';
 
     ledger_deinit(ledger);
-    if (ledger_init(ledger, (unsigned)n_ranks, (uint32_t)n_params, trainable, accumulate) < 0)
+    if (ledger_init(ledger, (struct ledger_ranks){.end = (unsigned)n_ranks, .n = (unsigned)n_ranks}, (uint32_t)n_params,
+                    trainable, accumulate) < 0)
         return false;
     puts("ok");
     return true;
@@ -259,7 +260,7 @@ static bool run_line(struct ledger *ledger, char *line)
 
     if (len == 4 && !memcmp(line, "init", 4))
         return run_init(ledger, at);
-    if (ledger->n_ranks == 0)
+    if (ledger->end_rank == 0)
         return false;
 
     for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
@@ -270,7 +271,7 @@ static bool run_line(struct ledger *ledger, char *line)
         for (unsigned k = 0; k < command->n_args; k++)
             if (!take_number(&at, &args[k]))
                 return false;
-        if (at[strspn(at, " ")] != '\0' || args[0] >= ledger->n_ranks)
+        if (at[strspn(at, " ")] != '\0' || args[0] >= ledger->end_rank)
             return false;
         command->run(ledger, args);
         return true;

@@ -3,9 +3,9 @@
 
 /*
  * The model of the programs that misbehave on purpose: small, and everything about it is odd. Several groups
- * and dtypes, a parameter larger than a bucket of 2,000 elements, one of one element, one of none, one with a
- * name of odd bytes, a frozen one. Its gradients are a function of where they belong, so that whoever redoes a
- * micro-batch pushes the same bits.
+ * and dtypes, a parameter larger than a bucket of 2,000 elements (it is pushed in parts), one of one element, one of
+ * none, one with a name of odd bytes, a frozen one. Its gradients are a function of where they belong, so that
+ * whoever redoes a micro-batch pushes the same bits.
  */
 
 #include <stdbool.h>

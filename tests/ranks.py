@@ -65,7 +65,7 @@ def start(server, build):
         ours, theirs = server.Pipe(duplex=False)
         environment = {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(daemon.world_size),
-            "ZEROD_SOCKET": str(daemon.socket), "ZEROD_LIBRARY": str(build.path("client/libzerod.so")),
+            "ZEROD_SOCKET": str(daemon.socket_of(rank)), "ZEROD_LIBRARY": str(build.path("client/libzerod.so")),
             "OMP_NUM_THREADS": "1",
         } | (variables or {})
         path = [str(ROOT / "client" / "python"), str(Path(sys.modules[function.__module__].__file__).parent)]

@@ -243,7 +243,7 @@ static void take_formed(struct raw *c)
     make_decls(decls);
     EXPECT(layout_new(&c->layout, decls, PUPPET_PARAMS, c->welcome.world_size, c->welcome.bucket_elems, &bad) == 0,
            "the layout cannot be computed");
-    EXPECT(c->layout->n_buckets <= ARRAY_SIZE(c->slots), "more buckets than slots");
+    EXPECT(c->layout->n_parcels <= ARRAY_SIZE(c->slots), "more parcels than slots");
     c->ring_bytes = c->reply.formed.ring_bytes;
     c->n_tickets = c->reply.formed.n_tickets;
     c->at = c->reply.formed.position;
@@ -287,11 +287,10 @@ void raw_begin(struct raw *c)
     memset(c->slots, 0, sizeof(c->slots));
 }
 
-static struct raw_slot *get_slot(struct raw *c, uint32_t bucket)
+static struct raw_slot *get_slot(struct raw *c, uint32_t parcel)
 {
-    const struct layout_bucket *b = &c->layout->buckets[bucket];
-    struct raw_slot *slot = &c->slots[bucket];
-    uint64_t n_bytes = round_up(b->n_elems * dtype_size(b->grad_dtype), 64);
+    struct raw_slot *slot = &c->slots[parcel];
+    uint64_t n_bytes = round_up(layout_parcel_bytes(c->layout, parcel), 64);
 
     if (slot->open)
         return slot;
@@ -301,25 +300,40 @@ static struct raw_slot *get_slot(struct raw *c, uint32_t bucket)
     return slot;
 }
 
-struct request raw_push(struct raw *c, uint32_t param)
+static struct request push_part(struct raw *c, uint32_t part)
 {
-    const struct layout_param *p = &c->layout->params[param];
-    const struct raw_slot *slot = get_slot(c, p->bucket);
-    uint8_t *data = c->ring + slot->offset_bytes + p->offset_elems * dtype_size(p->grad_dtype);
+    const struct layout_part *p = &c->layout->parts[part];
+    const struct layout_param *param = &c->layout->params[p->param];
+    const struct raw_slot *slot = get_slot(c, p->parcel);
+    uint8_t *data = c->ring + slot->offset_bytes + layout_part_offset_bytes(c->layout, part);
 
     for (uint64_t i = 0; i < p->n_elems; i++)
-        puppet_store(data, (int)p->grad_dtype, i, puppet_gradient(c->at.step, c->at.micro_batch, c->rank, param, i));
+        puppet_store(data, (int)param->grad_dtype, i,
+                     puppet_gradient(c->at.step, c->at.micro_batch, c->rank, p->param, p->start_elem + i));
     return (struct request){
         .type = REQUEST_PUSH,
         .push = {.sequence = ++c->sequence,
                  .attempt = c->at.attempt,
                  .step = c->at.step,
                  .micro_batch = c->at.micro_batch,
-                 .param = param,
+                 .param = p->param,
+                 .part = part - param->first_part,
                  .ticket = slot->ticket,
                  .use = atomic_load(&c->credit->credits[slot->ticket]),
                  .offset_bytes = slot->offset_bytes},
     };
+}
+
+struct request raw_push(struct raw *c, uint32_t param)
+{
+    uint32_t part = c->layout->params[param].first_part;
+
+    for (; !layout_is_last_part(c->layout, part); part++) {
+        struct request push = push_part(c, part);
+
+        raw_say(c, &push);
+    }
+    return push_part(c, part);
 }
 
 void raw_push_all(struct raw *c)

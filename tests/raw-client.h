@@ -41,7 +41,7 @@ struct raw {
         bool open;
         uint32_t ticket;
         uint64_t offset_bytes;
-    } slots[64]; /* per bucket, of the open micro-batch */
+    } slots[64]; /* per parcel, of the open micro-batch */
 };
 
 /* Prints a sentence and ends the program. */
@@ -82,7 +82,8 @@ bool raw_try_form(struct raw *c);
 void raw_attach(struct raw *c, unsigned rank);
 
 void raw_begin(struct raw *c);
-/* A push of the parameter with its gradient in a slot of its bucket, not sent yet. */
+/* A push of the parameter with its gradient in a slot of its parcel, not sent yet; of one in parts all but the last
+ * have been sent. */
 struct request raw_push(struct raw *c, uint32_t param);
 void raw_push_all(struct raw *c);
 struct request raw_end(const struct raw *c);

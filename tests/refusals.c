@@ -44,6 +44,7 @@
 
 #include "daemon/base.h"
 #include "tests/puppet-model.h"
+#include "tests/trainer-memory.h"
 #include "zerod/client.h"
 
 enum { MAX_WORDS = 32, MAX_PARAMS = 65536 };
@@ -167,19 +168,19 @@ static int declare(struct puppet *p, uint32_t first)
         d->init = malloc(n * puppet_dtype_size(d->dtype) + 1);
         for (uint64_t k = 0; k < n; k++)
             puppet_store(d->init, d->dtype, k, puppet_initial(i, k));
-        r = zerod_declare(p->c,
-                          &(struct zerod_param){
-                              .name = d->name,
-                              .name_len = d->name_len,
-                              .dtype = (enum zerod_dtype)d->dtype,
-                              .grad_dtype = (enum zerod_dtype)d->grad_dtype,
-                              .ndim = d->n_dims,
-                              .shape = d->shape,
-                              .group = d->group,
-                              .trainable = !d->frozen,
-                              .init = d->init,
-                          },
-                          1);
+        r = memory_declare(p->c, (int)p->rank,
+                           &(struct zerod_param){
+                               .name = d->name,
+                               .name_len = d->name_len,
+                               .dtype = (enum zerod_dtype)d->dtype,
+                               .grad_dtype = (enum zerod_dtype)d->grad_dtype,
+                               .ndim = d->n_dims,
+                               .shape = d->shape,
+                               .group = d->group,
+                               .trainable = !d->frozen,
+                               .init = d->init,
+                           },
+                           n * puppet_dtype_size(d->dtype));
     }
     return r;
 }
@@ -431,7 +432,8 @@ static int push(struct puppet *p, uint32_t i)
 
     if (option(p, "value", NULL))
         puppet_store(data, p->params[i].grad_dtype, (uint64_t)number(p, "at", 0), (float)number(p, "value", 0));
-    return zerod_push(p->c, &request);
+    return memory_push(p->c, &request,
+                       i < p->n_params ? n_elems(&p->params[i]) * puppet_dtype_size(p->params[i].grad_dtype) : 16);
 }
 
 static int on_push(struct puppet *p)
@@ -638,7 +640,7 @@ static int digest_param(struct puppet *p, uint32_t i, uint64_t *hash)
     if (r == 0)
         r = zerod_gather(p->c, &i, 1);
     if (r == 0 && n > 0)
-        *hash = digest(*hash, zerod_weight(p->c, i), n * puppet_dtype_size(d->dtype));
+        *hash = digest(*hash, memory_weight(p->c, i, n * puppet_dtype_size(d->dtype)), n * puppet_dtype_size(d->dtype));
     return r == 0 ? zerod_release(p->c, &i, 1) : r;
 }
 

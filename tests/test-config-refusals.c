@@ -22,7 +22,8 @@ static void expect_refusal(const struct refusal *refusal, const char *text, size
     struct config *config;
     const struct config_problem *problem;
     char place[64];
-    int r = load(&config, text, NULL, &problems);
+    /* not what this build happens to have */
+    int r = load(&config, text, &(const struct config_build){.have_gloo = false}, &problems);
 
     if (r != CONFIG_E_INVALID || problems.n_errors != n_problems) {
         config_problems_print(stderr, &problems);
@@ -192,6 +193,8 @@ static void test_refusals_of_worlds(void **state)
         {"listen: {socket: /a}\nworld: {size: 2, key_file: /k, nodes: [{address: \"a:1\", ranks: 1}, "
          "{address: \"b:1\", ranks: 1}]}\n",
          "2:32", "world.nodes", "2 nodes need an engine"},
+        {"listen: {socket: /a}\nworld: {size: 2, node: 64}\n", "2:24", "world.node",
+         "is out of range; allowed: a whole number from 0 to 63"},
         {"- a\n", "1:1", "", "is no configuration"},
         {"", "", "", "is empty; needed at least: listen.socket, world.size"},
         {"# nothing\n", "", "", "is empty"},
@@ -212,6 +215,7 @@ static void test_several_nodes(void **state)
         {"collective: local\n", "collective", "local does not reach other nodes"},
         {"collective: nccl\n", "collective", "nccl needs device: cuda"},
         {"collective: gloo\ndevice: cuda\n", "device", "cuda needs collective: nccl"},
+        {"collective: nccl\ndevice: cuda\n", "device", "cuda is for one node"},
     };
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config;
@@ -241,6 +245,107 @@ static void test_several_nodes(void **state)
     config_problems_deinit(&problems);
 
     config_free(load_valid_with(MINIMAL "device: cuda\ncollective: nccl\n", &both_engines));
+}
+
+/* What is served in host memory alone. */
+static void test_device(void **state)
+{
+    static const struct {
+        const char *rest, *key, *text;
+    } cases[] = {
+        {"zero_optimization: {stage: 3}\nworld: {size: 2}\n", "zero_optimization.stage",
+         "3 with device: cuda is not served; allowed: 1 and 2"},
+        {"zero_optimization: {offload_optimizer: {device: cpu}}\nworld: {size: 2}\n",
+         "zero_optimization.offload_optimizer.device", "cpu with device: cuda is not served"},
+        {"weights: private\nworld: {size: 2}\n", "weights", "each rank has a copy of the weights on its GPU anyway"},
+        {"world: {size: 17}\n", "world.size", "17 ranks with a GPU each on one node; allowed: at most 16"},
+    };
+    struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    struct config *config;
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char text[256];
+
+        snprintf(text, sizeof(text), "listen: {socket: /a}\ndevice: cuda\ncollective: nccl\n%s", cases[i].rest);
+        assert_int_equal(load(&config, text, &both_engines, &problems), CONFIG_E_INVALID);
+        assert_int_equal(problems.n_errors, 1);
+        assert_string_equal(problems.items[0].key, cases[i].key);
+        assert_non_null(strstr(problems.items[0].text, cases[i].text));
+        config_problems_deinit(&problems);
+    }
+}
+
+/* One node more than a mask holds, more pieces than it holds, and as many. */
+static void test_too_many_nodes(void **state)
+{
+    struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    static const struct {
+        unsigned n_nodes, n_ranks; /* on each node */
+        const char *text;
+    } cases[] = {
+        {65, 1, "has too many items; allowed: a list of at most 64 nodes, each {address, ranks}"},
+        {64, 3,
+         "the nodes would send 128 partial sums for each gradient; allowed: at most 64. A node sends one if its ranks "
+         "are a whole subtree of the sum over all ranks, as with one power of two of ranks on every node, else one for "
+         "each subtree that they hold"},
+        {32, 3, NULL},
+        {64, 16, NULL},
+        {64, 1, NULL},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char text[8192];
+        struct config *config;
+        int n = snprintf(text, sizeof(text),
+                         "listen: {socket: /a}\ncollective: gloo\nworld: {size: %u, key_file: /k, nodes: [",
+                         cases[i].n_nodes * cases[i].n_ranks);
+
+        for (unsigned k = 0; k < cases[i].n_nodes; k++)
+            n += snprintf(text + n, sizeof(text) - (size_t)n, "%s{address: \"n%u:1\", ranks: %u}", k ? ", " : "", k,
+                          cases[i].n_ranks);
+        snprintf(text + n, sizeof(text) - (size_t)n, "]}\n");
+        assert_int_equal(load(&config, text, &both_engines, &problems), cases[i].text ? CONFIG_E_INVALID : 0);
+        if (cases[i].text) {
+            assert_int_equal(problems.n_errors, 1);
+            assert_string_equal(problems.items[0].key, "world.nodes");
+            assert_non_null(strstr(problems.items[0].text, cases[i].text));
+        }
+        config_problems_deinit(&problems);
+        config_free(config);
+    }
+}
+
+/* What travels between nodes: fp32 or bf16; what changes nothing is said. */
+static void test_wire_between_nodes(void **state)
+{
+    static const char nodes[] = "listen: {socket: /a}\ncollective: gloo\nworld: {size: 3, key_file: /k, nodes: "
+                                "[{address: \"a:1\", ranks: 1}, {address: \"b:1\", ranks: 2}]}\n";
+    struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    struct config *config;
+    char text[512];
+
+    snprintf(text, sizeof(text), "%scommunication_data_type: bf16\n", nodes);
+    assert_int_equal(load(&config, text, &both_engines, &problems), 0);
+    assert_int_equal(problems.n_errors, 0);
+    assert_int_equal(config->communication_data_type, DTYPE_BF16);
+    config_free(config);
+    config_problems_deinit(&problems);
+
+    for (unsigned stage = 1; stage <= 3; stage++) {
+        snprintf(text, sizeof(text), "%sdeterministic: false\nzero_optimization: {stage: %u}\n", nodes, stage);
+        assert_int_equal(load(&config, text, &both_engines, &problems), 0);
+        assert_int_equal(problems.n_items, 1);
+        assert_true(problems.items[0].note);
+        assert_string_equal(problems.items[0].place, "f.yaml:4:16");
+        assert_string_equal(problems.items[0].text,
+                            "false changes nothing with gloo: in stage 1, too, slices travel with every micro-batch "
+                            "and are added in the order of numerics.md");
+        config_problems_deinit(&problems);
+        config_free(config);
+    }
+    assert_int_equal(load(&config, nodes, &both_engines, &problems), 0);
+    assert_int_equal(problems.n_items, 0);
+    config_free(config);
 }
 
 static void test_socket_length(void **state)
@@ -396,13 +501,11 @@ static void test_distance(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_refusals_of_worlds),
-        cmocka_unit_test(test_several_nodes),
-        cmocka_unit_test(test_socket_length),
-        cmocka_unit_test(test_all_problems_at_once),
-        cmocka_unit_test(test_hostile_texts),
-        cmocka_unit_test(test_distance),
+        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_refusals_of_worlds),
+        cmocka_unit_test(test_several_nodes),  cmocka_unit_test(test_device),
+        cmocka_unit_test(test_too_many_nodes), cmocka_unit_test(test_wire_between_nodes),
+        cmocka_unit_test(test_socket_length),  cmocka_unit_test(test_all_problems_at_once),
+        cmocka_unit_test(test_hostile_texts),  cmocka_unit_test(test_distance),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

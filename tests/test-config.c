@@ -84,7 +84,7 @@ static void test_every_section(void **state)
         "scheduler: {type: WarmupDecayLR, params: {warmup_min_lr: [0, 1e-5], warmup_max_lr: [1e-3, 2e-3],\n"
         "  warmup_num_steps: 10, total_num_steps: 1e4, warmup_type: linear}}\n"
         "gradient_accumulation_steps: 8\ngradient_clipping: 0\ngradient_allreduce_op: sum\n"
-        "communication_data_type: bf16\n"
+        "communication_data_type: fp32\n"
         "fp16: {enabled: true, loss_scale: 128, initial_scale_power: 12, loss_scale_window: 500, hysteresis: "
         "1,\n"
         "  consecutive_hysteresis: true, min_loss_scale: 0.25}\nweights: shared\nthreads: 3\n"
@@ -128,7 +128,7 @@ static void test_every_section(void **state)
     assert_int_equal(c->gradient_accumulation_steps, 8);
     assert_true(c->gradient_clipping == 0);
     assert_int_equal(c->gradient_allreduce_op, CONFIG_ALLREDUCE_SUM);
-    assert_int_equal(c->communication_data_type, DTYPE_BF16);
+    assert_int_equal(c->communication_data_type, DTYPE_F32);
     assert_true(c->fp16.enabled && c->fp16.scale.static_scale == 128 && c->fp16.scale.min_scale == 0.25);
     assert_int_equal(c->fp16.scale.initial_power, 12);
     assert_int_equal(c->fp16.scale.window, 500);

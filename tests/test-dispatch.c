@@ -203,7 +203,7 @@ static void test_versions(void **userdata)
     static const struct {
         uint32_t min, max;
         bool fits;
-    } cases[] = {{1, 1, true}, {1, 9, true}, {2, 9, false}};
+    } cases[] = {{2, 2, true}, {1, 9, true}, {1, 1, false}, {3, 9, false}};
     struct local local;
 
     (void)userdata;
@@ -219,7 +219,8 @@ static void test_versions(void **userdata)
         if (cases[i].fits)
             client_expect(&c, REPLY_WELCOME);
         else
-            client_expect_dropped(&c, E_BAD_MESSAGE, "the client speaks 2 to 9, this daemon 1");
+            client_expect_dropped(&c, E_BAD_MESSAGE,
+                                  cases[i].min == 1 ? "speaks 1 to 1, this daemon 2" : "speaks 3 to 9, this daemon 2");
         client_close(&c);
     }
     local_stop(&local);

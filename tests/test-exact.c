@@ -185,12 +185,30 @@ static void test_exact_nonfinite(void **state)
     }
 }
 
+static void test_may_reach(void **state)
+{
+    (void)state;
+    for (int e = -290; e < 300; e++) {
+        struct exact_sum sum = {0};
+
+        assert_false(exact_sum_may_reach(&sum, e));
+        exact_sum_add(&sum, ldexp(1.5, e));
+        assert_true(exact_sum_may_reach(&sum, e));
+        assert_false(exact_sum_may_reach(&sum, e + 65));
+        exact_sum_reset(&sum);
+        for (unsigned i = 0; i < 8; i++) /* carries that are still to be moved */
+            exact_sum_add(&sum, ldexp(1.0, e - 3));
+        assert_true(exact_sum_may_reach(&sum, e));
+        exact_sum_add(&sum, INFINITY);
+        assert_true(exact_sum_may_reach(&sum, 383));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exact_random),
-        cmocka_unit_test(test_exact_adversarial),
-        cmocka_unit_test(test_exact_many),
+        cmocka_unit_test(test_may_reach),         cmocka_unit_test(test_exact_random),
+        cmocka_unit_test(test_exact_adversarial), cmocka_unit_test(test_exact_many),
         cmocka_unit_test(test_exact_nonfinite),
     };
 

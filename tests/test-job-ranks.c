@@ -79,7 +79,7 @@ static void lose_rank_1(struct fixture *f)
     peer_push_bucket(b, bucket);
     peer_push_all(a);
     fixture_drain(f);
-    assert_int_equal(f->job->cursors[bucket].pass, 1);
+    assert_int_equal(f->job->cursors[f->job->layout->buckets[bucket].first_parcel].pass, 1);
     peer_push(b, fixture_first_param(f, fixture_bucket(f, false))); /* or not yet in them */
     peer_die(b);
     assert_int_equal(fixture_n_kept(f, E_RANK_LOST), 1);

@@ -254,14 +254,15 @@ static void test_cursor(void **userdata)
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0], *b = &f->peers[1];
     uint32_t bucket = fixture_bucket(f, true), ticket, use;
-    const struct cursor *cursor = &f->job->cursors[bucket];
+    uint32_t parcel = f->job->layout->buckets[bucket].first_parcel;
+    const struct cursor *cursor = &f->job->cursors[parcel];
 
     (void)userdata;
     peer_begin(a);
     peer_begin(b);
     peer_push_bucket(a, bucket);
-    ticket = a->slots[bucket].ticket;
-    use = a->slots[bucket].use;
+    ticket = a->slots[parcel].ticket;
+    use = a->slots[parcel].use;
     peer_push(b, fixture_first_param(f, bucket));
     fixture_drain(f);
     assert_int_equal(cursor->pass, 0);
@@ -357,6 +358,71 @@ static void test_duplicate(void **userdata)
     fixture_finish(f);
 }
 
+/* ---- requests for the step ------------------------------------------------------------------------------ */
+
+/* Rank 0 asks for the first step without a gradient that rank 1, which is behind, may still push. */
+static struct fixture *start_missing(void)
+{
+    struct fixture *f = fixture_new("diagnostics: {on_missing: error, stall_warning: 0, stall_timeout: 0}\n");
+    struct peer *a = &f->peers[0], *b = &f->peers[1];
+    uint32_t missing;
+
+    fixture_form(f, "run");
+    missing = fixture_first_param(f, fixture_bucket(f, false));
+    peer_begin(a);
+    peer_begin(b);
+    for (uint32_t i = 0; i < PUPPET_PARAMS; i++) {
+        if (puppet_model[i].frozen || i == missing)
+            continue;
+        peer_push(a, i);
+        peer_push(b, i);
+    }
+    peer_ask_end(a);
+    peer_expect(a, REPLY_DONE);
+    peer_ask_step(a);
+    peer_expect_silence(a);
+    return f;
+}
+
+/* What it is refused for is told by what the other does next. */
+static void test_others_tell_why(void **userdata)
+{
+    static const char *const causes[] = {"differs between ranks", "is missing on all 2 ranks", "one rank in one step",
+                                         "differs between ranks"};
+
+    (void)userdata;
+    for (unsigned i = 0; i < ARRAY_SIZE(causes); i++) {
+        struct fixture *f = start_missing();
+        struct peer *a = &f->peers[0], *b = &f->peers[1];
+
+        if (i == 0 || i == 3) /* then within its backward, and that is enough */
+            peer_push(b, fixture_first_param(f, fixture_bucket(f, false)));
+        if (i < 2) {
+            peer_ask_end(b);
+            peer_expect(b, REPLY_DONE);
+        } else if (i == 2) {
+            fixture_tick(f, 29900);
+            peer_expect_silence(a);
+            fixture_tick(f, 100); /* long enough */
+        }
+        peer_expect_refused(a, E_MISSING, false);
+        if (!strstr(a->text, causes[i]))
+            fail_msg("\"%s\" is not in:\n%s", causes[i], a->text);
+        fixture_free(f);
+    }
+}
+
+/* The others may do something else: then that is said. */
+static void test_abort_while_others_are_awaited(void **userdata)
+{
+    struct fixture *f = start_missing();
+
+    (void)userdata;
+    job_abort_step(f->job, f->peers[1].rank, "why not");
+    peer_expect_abort(&f->peers[0], "why not");
+    fixture_free(f);
+}
+
 /* ---- room for gradients -------------------------------------------------------------------------------- */
 
 /* Passes of one parameter, until each ticket names a slot that only the other rank could empty. */
@@ -425,11 +491,61 @@ static void test_tickets_used_up_by_full_slots(void **userdata)
     peer_ask_slot(a, bucket);
     peer_expect_silence(a);
     assert_true(f->n_soon > n_soon);
-    fixture_tick(f, 1);
-    peer_expect_silence(a);
     fixture_tick(f, 100);
+    peer_expect_silence(a);
+    fixture_tick(f, 200);
     peer_expect_refused(a, E_QUOTA, false);
     give_up(f);
+}
+
+/* Waiting in vain makes it short, until a slot comes back in time. */
+static void test_little_patience(void **userdata)
+{
+    struct fixture *f = fixture_start(quiet);
+    struct peer *a = &f->peers[0], *b = &f->peers[1];
+    uint32_t bucket = fixture_bucket(f, false);
+
+    (void)userdata;
+    for (unsigned i = 0; i < 3; i++) { /* micro-batches: in vain, in vain but short, in time */
+        peer_begin(a);
+        peer_begin(b);
+        peer_push_bucket(a, bucket);
+        peer_ask_slot(a, bucket);
+        fixture_tick(f, i == 0 ? 200 : 10);
+        peer_expect_silence(a);
+        if (i == 2)
+            peer_push_bucket(b, bucket);
+        else
+            fixture_tick(f, i == 0 ? 100 : 10);
+        peer_expect(a, REPLY_SLOT_GRANT);
+        assert_int_equal(a->reply.slot_grant.in_ring, i == 2);
+        assert_int_equal(a->rank->waited_in_vain, i < 2);
+        for (unsigned k = 0; k < PEERS; k++) {
+            job_abandon_backward(f->job, f->peers[k].rank,
+                                 &(struct request_abandon_backward){.step = 1, .why = "enough"});
+            if (i < 2)
+                peer_expect(&f->peers[k], REPLY_DONE);
+        }
+    }
+    fixture_free(f);
+}
+
+/* Where the other has pushed what this rank has not, it may wait for just that: no patience then. */
+static void test_others_come_another_way(void **userdata)
+{
+    struct fixture *f = fixture_start(quiet);
+    struct peer *a = &f->peers[0], *b = &f->peers[1];
+    uint32_t bucket = fixture_bucket(f, false), other = fixture_bucket(f, true);
+
+    (void)userdata;
+    peer_begin(a);
+    peer_begin(b);
+    peer_push_bucket(b, other);
+    peer_push_bucket(a, bucket);
+    peer_ask_slot(a, bucket);
+    peer_expect(a, REPLY_SLOT_GRANT);
+    assert_false(a->reply.slot_grant.in_ring);
+    fixture_free(f);
 }
 
 /* The other rank follows: its gradient empties a slot, and the client is told to look again. */
@@ -731,8 +847,12 @@ int main(void)
         cmocka_unit_test(test_cursor),
         cmocka_unit_test(test_bucket_of_one_rank),
         cmocka_unit_test(test_duplicate),
+        cmocka_unit_test(test_others_tell_why),
+        cmocka_unit_test(test_abort_while_others_are_awaited),
         cmocka_unit_test(test_tickets_used_up),
         cmocka_unit_test(test_tickets_used_up_by_full_slots),
+        cmocka_unit_test(test_little_patience),
+        cmocka_unit_test(test_others_come_another_way),
         cmocka_unit_test(test_room_comes_back),
         cmocka_unit_test(test_overflow),
         cmocka_unit_test(test_bad_places),

@@ -163,7 +163,7 @@ static void check_bytes(const struct layout *layout)
     _cleanup_free_ struct interval *arena = calloc(layout->n_buckets + 1, sizeof(*arena));
     _cleanup_free_ struct interval *weights = calloc(layout->n_buckets + layout->n_params, sizeof(*weights));
     _cleanup_free_ struct interval *range = calloc(layout->n_params, sizeof(*range));
-    uint64_t largest = 0, total = 0;
+    uint64_t total = 0;
 
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         const struct layout_bucket *bucket = &layout->buckets[b];
@@ -175,7 +175,6 @@ static void check_bytes(const struct layout *layout)
         assert_int_equal(at % 4096, 0);
         assert_int_equal(bucket->arena_offset_bytes, total); /* behind one another */
         total += n_bytes;
-        largest = MAX(largest, n_bytes);
     }
     for (uint32_t p = 0; p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];
@@ -194,14 +193,69 @@ static void check_bytes(const struct layout *layout)
         }
     }
     assert_int_equal(layout->arena_bytes, total);
-    assert_int_equal(layout->largest_bucket_bytes, largest);
     check_disjoint(arena, n, layout->arena_bytes);
     check_disjoint(weights, n_weights, layout->weight_bytes);
     check_disjoint(range, n_range, layout->range_bytes);
 }
 
+/* A part lies in its parcel, and holds all of the parameter that the parcel's chunks do. */
+static void check_part(const struct layout *layout, uint32_t parcel, uint32_t id)
+{
+    const struct layout_parcel *in = &layout->parcels[parcel];
+    const struct layout_part *part = &layout->parts[id];
+    const struct layout_param *param = &layout->params[part->param];
+    uint64_t n_elems = 0;
+
+    assert_int_equal(part->parcel, parcel);
+    assert_in_range(id, param->first_part, layout_last_part(layout, part->param));
+    assert_int_equal(layout_is_last_part(layout, id), id + 1 == param->first_part + param->n_parts);
+    assert_true(part->n_chunks == 0 || part->start_elem == layout->chunks[part->first_chunk].start_elem);
+    assert_true(part->first_chunk >= in->first_chunk || part->n_chunks == 0);
+    for (uint32_t c = part->first_chunk; c < part->first_chunk + part->n_chunks; c++) {
+        assert_int_equal(layout->chunks[c].part, id);
+        assert_int_equal(layout->chunks[c].param, part->param);
+        n_elems += layout->chunks[c].n_elems;
+    }
+    assert_int_equal(part->n_elems, n_elems);
+    assert_int_equal(layout_part_bytes(layout, id), n_elems * dtype_size(param->grad_dtype));
+    assert_true(layout_part_offset_bytes(layout, id) + layout_part_bytes(layout, id) <=
+                layout_parcel_bytes(layout, parcel));
+    assert_int_equal(layout_part_offset_bytes(layout, id) % 64, 0);
+}
+
+/* The parcels of a bucket hold it end to end; there are several of one large parameter only. */
+static void check_parcels(const struct layout *layout, uint32_t b)
+{
+    const struct layout_bucket *bucket = &layout->buckets[b];
+    uint64_t most = layout->bucket_elems, at = 0;
+    uint32_t n_parts = 0, n_chunks = 0;
+
+    for (uint32_t i = bucket->first_parcel; i < bucket->first_parcel + bucket->n_parcels; i++) {
+        const struct layout_parcel *parcel = &layout->parcels[i];
+        uint64_t n_elems = 0;
+
+        assert_int_equal(parcel->bucket, b);
+        assert_int_equal(parcel->offset_elems, at);
+        assert_int_equal(parcel->first_chunk, bucket->first_chunk + n_chunks);
+        for (uint32_t k = parcel->first_part; k < parcel->first_part + parcel->n_parts; k++) {
+            check_part(layout, i, k);
+            n_elems += layout->parts[k].n_elems;
+        }
+        assert_true(n_elems <= most || parcel->n_chunks == 1);
+        assert_true(layout_parcel_bytes(layout, i) <= layout->largest_parcel_bytes);
+        at += parcel->n_elems;
+        n_parts += parcel->n_parts;
+        n_chunks += parcel->n_chunks;
+    }
+    assert_int_equal(at, bucket->n_elems);
+    assert_int_equal(n_chunks, bucket->n_chunks);
+    assert_int_equal(n_parts, MAX(bucket->n_params, bucket->n_parcels));
+    assert_true(bucket->n_parcels == 1 || (bucket->n_params == 1 && bucket->used_elems > most));
+}
+
 static void check_layout(const struct layout *layout)
 {
+    uint32_t n_parcels = 0, n_parts = 0;
     uint64_t trainable = 0, frozen = 0, padded = 0;
     uint32_t n_in_buckets = 0, n_chunks = 0, n_trainable = 0;
 
@@ -210,6 +264,10 @@ static void check_layout(const struct layout *layout)
         assert_int_equal(layout->buckets[b].first_chunk, n_chunks);
         check_bucket(layout, b);
         check_full(layout, b);
+        assert_int_equal(layout->buckets[b].first_parcel, n_parcels);
+        check_parcels(layout, b);
+        n_parcels += layout->buckets[b].n_parcels;
+        n_parts += MAX(layout->buckets[b].n_params, layout->buckets[b].n_parcels);
         n_in_buckets += layout->buckets[b].n_params;
         n_chunks += layout->buckets[b].n_chunks;
         padded += layout->buckets[b].n_elems;
@@ -229,6 +287,8 @@ static void check_layout(const struct layout *layout)
     }
     assert_int_equal(n_in_buckets, n_trainable);
     assert_int_equal(layout->n_chunks, n_chunks);
+    assert_int_equal(layout->n_parcels, n_parcels);
+    assert_int_equal(layout->n_parts, n_parts);
     assert_int_equal(layout->trainable_elems, trainable);
     assert_int_equal(layout->frozen_elems, frozen);
     assert_int_equal(layout->padded_elems, padded);
@@ -324,7 +384,7 @@ static void test_one_bucket(void **state)
     assert_int_equal(layout->frozen_elems, 7);
     assert_int_equal(layout->padded_elems, 256);
     assert_int_equal(layout->arena_bytes, 1024);
-    assert_int_equal(layout->largest_bucket_bytes, 1024);
+    assert_int_equal(layout->largest_parcel_bytes, 1024);
     assert_int_equal(layout->weight_bytes, 1024 + 14);
     assert_int_equal(layout->range_bytes, 4 * page_bytes());
 

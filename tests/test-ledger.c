@@ -146,7 +146,7 @@ static int64_t push(struct ledger *ledger, const struct op *op)
         .step = op->step,
         .micro_batch = op->micro_batch,
         .sequence = op->sequence,
-        .param = op->param,
+        .part = op->param,
     };
     uint16_t pass = UINT16_MAX;
     int verdict = ledger_push(ledger, op->rank, &record, &pass);
@@ -268,7 +268,8 @@ static void check(bool accumulate, const struct op *ops, const int64_t *answers,
     static const uint8_t trainable[N_PARAMS] = {1, 1, 1, 0};
     struct ledger ledger;
 
-    assert_int_equal(ledger_init(&ledger, N_RANKS, N_PARAMS, trainable, accumulate), 0);
+    assert_int_equal(
+        ledger_init(&ledger, (struct ledger_ranks){.end = N_RANKS, .n = N_RANKS}, N_PARAMS, trainable, accumulate), 0);
     for (size_t i = 0; i < n; i++) {
         int64_t answer = run(&ledger, &ops[i]);
 
@@ -1185,7 +1186,7 @@ static void test_record(void **state)
     struct ledger ledger;
     uint16_t pass;
 
-    assert_int_equal(ledger_init(&ledger, 1, 1, trainable, true), 0);
+    assert_int_equal(ledger_init(&ledger, (struct ledger_ranks){.end = 1, .n = 1}, 1, trainable, true), 0);
     ledger_attach(&ledger, 0, 7);
     assert_int_equal(ledger_begin(&ledger, 0, 0, 0), LEDGER_ADMITTED);
     assert_int_equal(ledger_push(&ledger, 0, &record, &pass), LEDGER_ADMITTED);
@@ -1210,7 +1211,7 @@ static void test_most_passes(void **state)
     uint64_t sum;
     uint16_t pass;
 
-    assert_int_equal(ledger_init(&ledger, 1, 1, trainable, true), 0);
+    assert_int_equal(ledger_init(&ledger, (struct ledger_ranks){.end = 1, .n = 1}, 1, trainable, true), 0);
     ledger_attach(&ledger, 0, 7);
     assert_int_equal(ledger_begin(&ledger, 0, 0, 0), LEDGER_ADMITTED);
     for (uint32_t k = 0; k < UINT16_MAX; k++) {
@@ -1237,7 +1238,7 @@ static void test_policy_of_one_rank(void **state)
     struct ledger ledger;
     uint16_t pass;
 
-    assert_int_equal(ledger_init(&ledger, 2, 1, trainable, false), 0);
+    assert_int_equal(ledger_init(&ledger, (struct ledger_ranks){.end = 2, .n = 2}, 1, trainable, false), 0);
     ledger.ranks[1].accumulate = true;
     ledger_attach(&ledger, 0, 7);
     ledger_attach(&ledger, 1, 7);
@@ -1259,7 +1260,7 @@ static void test_deinit_of_nothing(void **state)
     struct ledger ledger = {};
 
     ledger_deinit(&ledger);
-    assert_int_equal(ledger_init(&ledger, 3, 0, NULL, false), 0);
+    assert_int_equal(ledger_init(&ledger, (struct ledger_ranks){.end = 3, .n = 3}, 0, NULL, false), 0);
     assert_int_equal(ledger_begin(&ledger, 2, 0, 0), LEDGER_ADMITTED);
     assert_int_equal(ledger_end(&ledger, 2, 0, 0), LEDGER_ADMITTED);
     ledger_deinit(&ledger);

@@ -160,7 +160,7 @@ static void test_stages(void **state)
     /* Moments of both, masters of b. Weights: b, a from the next multiple of 4096 on, f. */
     bytes = plan(layout, options);
     assert_int_equal(bytes.state, pages(2 * 4 * (10112 + 5120) + 4 * 10112));
-    assert_int_equal(bytes.gradient, pages(4 * (20224 + 10240)));
+    assert_int_equal(bytes.gradient, pages(4 * (10112 + 5120)));
     assert_int_equal(bytes.ring, 2 << 20);
     assert_int_equal(bytes.overflow, 2 * pages(2 * 20224 + 4 * 10240));
     assert_int_equal(bytes.staging, 0);
@@ -177,7 +177,8 @@ static void test_stages(void **state)
     options.stage = 3;
     options.stage3_max_live_elems = 2000;
     bytes = plan(layout, options);
-    assert_int_equal(bytes.state, pages(3 * 4 * (10112 + 5120) + 5056)); /* half of 10,006 bytes, in 64s */
+    assert_int_equal(bytes.state,
+                     pages(3 * 4 * (10112 + 5120) + 10048)); /* 10,006 bytes, in 64s: every node has them */
     assert_int_equal(bytes.gradient, pages(4 * (10112 + 5120)));
     assert_int_equal(bytes.weights, 0);
     assert_int_equal(bytes.pool, pages(2 * 2000 * 4));
@@ -209,10 +210,9 @@ static void check_frozen(uint64_t n_elems, unsigned world_size, unsigned n_local
 
 static void test_frozen(void **state)
 {
-    check_frozen(96, 3, 1, 64);  /* 192 / 3 exactly */
-    check_frozen(97, 3, 1, 128); /* 64 2/3 */
-    check_frozen(45, 7, 5, 128); /* 90 x 5/7 = 64.3 */
-    check_frozen(44, 7, 5, 64);  /* 62.9 */
+    check_frozen(96, 3, 1, 192); /* whole, whatever the node's share */
+    check_frozen(97, 3, 1, 256); /* 194 */
+    check_frozen(45, 7, 5, 128); /* 90 */
     check_frozen(32, 7, 7, 64);
     check_frozen(0, 7, 7, 0);
 }
@@ -275,8 +275,7 @@ static void test_nodes_add_up(void **state)
             sum.overflow += part.overflow;
         }
         assert_in_range(sum.state, all.state, all.state + 3 * page);
-        assert_in_range(sum.gradient, stage == 1 ? 3 * all.gradient : all.gradient,
-                        (stage == 1 ? 3 : 1) * all.gradient + 3 * page);
+        assert_in_range(sum.gradient, all.gradient, all.gradient + 3 * page);
         assert_int_equal(sum.ring, all.ring);
         assert_int_equal(sum.overflow, all.overflow);
     }
@@ -289,11 +288,12 @@ static void check_ring(const struct layout_decl *decls, uint32_t n, bool overlap
 {
     struct layout *layout = make(decls, n, 2, 1000000);
 
-    assert_int_equal(plan_ring_bytes(layout, overlap_comm), pages(expected));
+    assert_int_equal(plan_ring_bytes(layout, overlap_comm, false), pages(expected));
+    assert_int_equal(plan_ring_bytes(layout, overlap_comm, true), pages(layout->arena_bytes));
     layout_free(layout);
 }
 
-/* Buckets of 1,000,064 elements (a multiple of 128), 4,000,256 bytes, where a typical one has 4,000,000. */
+/* Parcels of 1,000,064 elements (a multiple of 128), 4,000,256 bytes, where a typical one has 4,000,000. */
 static void test_ring(void **state)
 {
     struct layout_decl decls[] = {
@@ -311,19 +311,19 @@ static void test_ring(void **state)
     check_ring(decls, 3, true, 3 * 4000256);
     check_ring(decls, 3, false, 4000256 + 4000000);
 
-    /* One large parameter does not make every bucket large, and neither does a limit that nothing reaches. */
+    /* A large parameter travels in parts, and a limit that nothing reaches makes no parcel large. */
     decls[2].shape = &large;
-    check_ring(decls, 6, true, 28000256 + 4 * 4000000);
+    check_ring(decls, 6, true, 4000256 + 4 * 4000000);
     layout = make(decls, 2, 2, UINT64_MAX);
-    assert_int_equal(plan_ring_bytes(layout, true), pages(layout->arena_bytes));
+    assert_int_equal(plan_ring_bytes(layout, true, false), pages(layout->arena_bytes));
     layout_free(layout);
 
-    /* 16-bit gradients halve it all: 2 x 7,000,064, and four of 2,000,000. */
+    /* 16-bit gradients halve it all. */
     for (size_t i = 0; i < ARRAY_SIZE(decls); i++)
         decls[i].grad_dtype = DTYPE_BF16;
-    check_ring(decls, 6, true, 14000128 + 4 * 2000000);
+    check_ring(decls, 6, true, 2000128 + 4 * 2000000);
 
-    /* Where some are fp32, be it in the first bucket or in the last, a typical bucket is one of fp32. */
+    /* Where some are fp32, be it in the first parcel or in the last, a typical one is of fp32. */
     decls[2].shape = decls[0].shape;
     decls[5].grad_dtype = DTYPE_F32;
     check_ring(decls, 6, false, 4000256 + 4000000);
@@ -337,12 +337,12 @@ static void test_small_ring(void **state)
     const struct layout_decl decls[] = {DECL("w", 10, .trainable = true), DECL("f", 10)};
     struct layout *layout = make(decls, 2, 2, 1000);
 
-    assert_int_equal(plan_ring_bytes(layout, true), 1 << 20);
-    assert_int_equal(plan_ring_bytes(layout, false), 1 << 20);
+    assert_int_equal(plan_ring_bytes(layout, true, false), 1 << 20);
+    assert_int_equal(plan_ring_bytes(layout, false, false), 1 << 20);
     layout_free(layout);
 
     layout = make(&decls[1], 1, 2, 1000); /* nothing to train */
-    assert_int_equal(plan_ring_bytes(layout, true), 1 << 20);
+    assert_int_equal(plan_ring_bytes(layout, true, false), 1 << 20);
     assert_int_equal(plan(layout, (struct plan_options){.stage = 1, .n_local_ranks = 2}).state, 0);
     assert_int_equal(plan(layout, (struct plan_options){.stage = 2, .n_local_ranks = 2}).gradient, 0);
     layout_free(layout);
@@ -356,10 +356,11 @@ static void test_fixed(void **state)
     const struct plan_options none = {.stage = 1, .n_local_ranks = 3};
     uint64_t tables = plan(layout, none).fixed;
 
-    /* 2 buckets, 3 parameters; one chunk in each partition. */
+    /* 2 buckets, 3 parameters; one chunk in each partition, and each a parcel, for buckets are of 1,024 elements. */
     assert_int_equal(layout->n_chunks, 8);
     assert_int_equal(tables, sizeof(struct layout) + 3 * (sizeof(struct layout_param) + 4 + 2) +
-                                 2 * sizeof(struct layout_bucket) + 8 * sizeof(struct layout_chunk));
+                                 2 * sizeof(struct layout_bucket) + 8 * sizeof(struct layout_chunk) +
+                                 8 * (sizeof(struct layout_parcel) + sizeof(struct layout_part)));
 
 #define CHECK_FIXED(field_, value, expected)                                                                           \
     do {                                                                                                               \
@@ -372,8 +373,8 @@ static void test_fixed(void **state)
     CHECK_FIXED(chunk_bytes, 10, 8 * 10);
     CHECK_FIXED(chunk_rank_bytes, 10, 8 * 3 * 10);
     CHECK_FIXED(param_bytes, 10, 3 * 10);
-    CHECK_FIXED(param_rank_bytes, 10, 3 * 3 * 10);
-    CHECK_FIXED(bucket_bytes, 10, 2 * 10);
+    CHECK_FIXED(part_rank_bytes, 10, 8 * 3 * 10);
+    CHECK_FIXED(parcel_bytes, 10, 8 * 10);
     CHECK_FIXED(rank_bytes, 10, 3 * 10);
     CHECK_FIXED(credit_bytes, 10, 3 * pages(10));
     CHECK_FIXED(fixed_bytes, 10, 10);
@@ -396,7 +397,7 @@ static void test_no_wrap(void **state)
         .n_moments = UINT32_MAX,
         .n_local_ranks = 9,
         .private_weights = true,
-        .param_rank_bytes = SIZE_MAX / 4,
+        .part_rank_bytes = SIZE_MAX / 4,
         .staging_bytes = UINT64_MAX - 1,
     };
     struct plan_bytes bytes;

@@ -287,7 +287,7 @@ static void test_hybrid(void **state)
 static void test_tickets(void **state)
 {
     (void)state;
-    /* A bucket may wait in one micro-batch while it is filled in the next. */
+    /* A parcel may wait in one micro-batch while it is filled in the next. */
     for (uint64_t n = 0; n < 30000; n += 999)
         assert_true(budget_n_tickets(n) > 2 * n);
     assert_true(budget_n_tickets(0) > 0);
@@ -317,7 +317,7 @@ static struct layout *make_layout(void)
 static struct plan_options options_of(const char *text, const struct layout *layout, struct budget_ranks ranks)
 {
     struct config *config = load_valid(text);
-    struct plan_options options = budget_options(config, layout, ranks, layout->n_buckets);
+    struct plan_options options = budget_options(config, layout, ranks, layout->n_parcels);
 
     config_free(config);
     return options;
@@ -336,6 +336,9 @@ static void test_budget_settings(void **state)
     assert_int_equal(options.first_local_rank, 1);
     assert_int_equal(options.n_local_ranks, 2);
     assert_int_equal(options.staging_bytes, 0);
+    assert_false(options.ring_holds_all);
+    options = options_of(MINIMAL, layout, (struct budget_ranks){.n_local = 1});
+    assert_true(options.ring_holds_all); /* a node's only rank of several: its slots travel */
 
     options = options_of(MINIMAL "zero_optimization: {stage: 2, overlap_comm: false}\nweights: private\n"
                                  "optimizer: {type: SGD, params: {lr: 0.1}}\n",
@@ -362,17 +365,17 @@ static void test_budget_tables(void **state)
     struct layout *layout = make_layout();
     const struct budget_ranks ranks = {.n_local = 4};
     struct plan_options options = options_of(MINIMAL, layout, ranks);
-    uint32_t n_tickets = budget_n_tickets(layout->n_buckets);
+    uint32_t n_tickets = budget_n_tickets(layout->n_parcels);
     struct ring_options ring_options = {
-        .ring_bytes = 4096, .overflow_bytes = 4096, .n_buckets = layout->n_buckets, .n_tickets = n_tickets};
+        .ring_bytes = 4096, .overflow_bytes = 4096, .n_parcels = layout->n_parcels, .n_tickets = n_tickets};
     struct ring *ring;
 
     (void)state;
     assert_int_equal(ring_new(&ring, &ring_options), 0);
     assert_int_equal(round_up(options.credit_bytes, page_size()), ring->credit.n_bytes);
     assert_int_equal(options.rank_bytes, n_tickets * (sizeof(*ring->slots) + sizeof(*ring->extents)));
-    assert_int_equal(options.bucket_bytes, ranks.n_local * sizeof(*ring->heads));
-    assert_int_equal(options.param_rank_bytes, sizeof(struct ledger_entry));
+    assert_int_equal(options.parcel_bytes, ranks.n_local * sizeof(*ring->heads));
+    assert_int_equal(options.part_rank_bytes, sizeof(struct ledger_entry));
     assert_int_equal(options.fixed_bytes, step_fixed_bytes(layout, ranks.n_local));
     ring_free(ring);
     layout_free(layout);

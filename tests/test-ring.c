@@ -51,7 +51,7 @@ static struct ring_options small_ring(void)
     return (struct ring_options){.rank = RANK,
                                  .ring_bytes = RING_BYTES,
                                  .overflow_bytes = N_OVERFLOW_PAGES * page_size(),
-                                 .n_buckets = N_BUCKETS,
+                                 .n_parcels = N_BUCKETS,
                                  .n_tickets = N_TICKETS};
 }
 
@@ -101,9 +101,9 @@ static struct ring_slot *open_slot(struct ring *ring, const struct ring_use *use
 }
 
 /* The first use of a ticket, in the ring. */
-static struct ring_use use_of(uint32_t ticket, uint32_t bucket, uint32_t micro_batch)
+static struct ring_use use_of(uint32_t ticket, uint32_t parcel, uint32_t micro_batch)
 {
-    return (struct ring_use){.ticket = ticket, .bucket = bucket, .micro_batch = micro_batch, .n_bytes = SLOT_BYTES};
+    return (struct ring_use){.ticket = ticket, .parcel = parcel, .micro_batch = micro_batch, .n_bytes = SLOT_BYTES};
 }
 
 /* ---- making one ---------------------------------------------------------------------------------------- */
@@ -177,7 +177,7 @@ static void test_new_fails(void **state)
 
 static void test_without_overflow(void **state)
 {
-    struct ring_options options = {.ring_bytes = 4096, .n_buckets = 0, .n_tickets = 1};
+    struct ring_options options = {.ring_bytes = 4096, .n_parcels = 0, .n_tickets = 1};
     struct ring *ring = make(&options);
     uint64_t offset, n_bytes;
 
@@ -194,7 +194,7 @@ static void test_open(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
     const struct ring_use use = {.ticket = 5,
-                                 .bucket = 2,
+                                 .parcel = 2,
                                  .micro_batch = 7,
                                  .pass = 1,
                                  .attempt = 4,
@@ -202,7 +202,7 @@ static void test_open(void **state)
                                  .n_bytes = SLOT_BYTES};
     struct ring_slot *slot = open_slot(ring, &use);
 
-    assert_int_equal(slot->bucket, 2);
+    assert_int_equal(slot->parcel, 2);
     assert_int_equal(slot->micro_batch, 7);
     assert_int_equal(slot->pass, 1);
     assert_int_equal(slot->attempt, 4);
@@ -240,7 +240,7 @@ static void test_credit(void **state)
     for (uint32_t t = 0; t < N_TICKETS; t++)
         assert_int_equal(credits_of(ring, t), t == 5);
 
-    /* Its second use, of another bucket: nothing is left of the first one. */
+    /* Its second use, of another parcel: nothing is left of the first one. */
     assert_refused(ring, &use, RING_E_TICKET);
     use = use_of(5, 1, 9);
     use.use = 1;
@@ -279,12 +279,12 @@ static void test_ticket_of_another_use(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
     const struct ring_use use = {
-        .ticket = 1, .bucket = 1, .micro_batch = 1, .pass = 1, .attempt = 1, .offset_bytes = 64, .n_bytes = SLOT_BYTES};
+        .ticket = 1, .parcel = 1, .micro_batch = 1, .pass = 1, .attempt = 1, .offset_bytes = 64, .n_bytes = SLOT_BYTES};
     struct ring_use others[] = {use, use, use, use, use, use, use};
     struct ring_slot *slot = open_slot(ring, &use);
 
     others[0].use = 1;
-    others[1].bucket = 0;
+    others[1].parcel = 0;
     others[2].micro_batch = 0;
     others[3].pass = 0;
     others[4].attempt = 0;
@@ -312,7 +312,7 @@ static void test_uses_wrap(void **state)
     open_slot(ring, &use);
 }
 
-/* One slot each for a bucket, micro-batch and pass: of two, one would be reduced and one forgotten. */
+/* One slot each for a parcel, micro-batch and pass: of two, one would be reduced and one forgotten. */
 static void test_one_slot_each(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -353,7 +353,7 @@ static void test_attempts(void **state)
     assert_null(ring_find(ring, 1, 0, 0));
 }
 
-/* Slots of a bucket go back in any order. */
+/* Slots of a parcel go back in any order. */
 static void test_credit_order(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -497,7 +497,7 @@ static void test_grant(void **state)
     assert_refused(ring, &use, RING_E_PLACE); /* and nobody was granted it since */
 }
 
-/* Whatever a bucket's size, kernels get cache lines. */
+/* Whatever a parcel's size, kernels get cache lines. */
 static void test_extents_are_aligned(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -542,7 +542,7 @@ static void test_reserving_fails(void **state)
     open_slot(ring, &use);
 }
 
-/* Extents are kept for buckets of their size; a small bucket does not take a large one's. */
+/* Extents are kept for parcels of their size; a small parcel does not take a large one's. */
 static void test_reuse(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -826,6 +826,72 @@ static void test_credit_is_near(void **state)
     assert_false(ring_credit_is_near(ring));
 }
 
+/* A slot that was reduced but is still read: its rank need not wait for it, and it comes back once. */
+static void test_lending(void **state)
+{
+    struct ring *ring = ((struct fixture *)*state)->ring;
+    const struct credit_page *page = ring_credit_page(ring);
+    struct ring_use uses[] = {use_of(0, 0, 0), use_of(1, 1, 0), use_of(2, 2, 0)};
+    struct ring_slot *slots[ARRAY_SIZE(uses)];
+
+    for (size_t i = 0; i < ARRAY_SIZE(uses); i++) {
+        uses[i].offset_bytes = i * SLOT_BYTES;
+        slots[i] = open_slot(ring, &uses[i]);
+        slots[i]->posted = true;
+    }
+    ring_lend(ring, slots[0]);
+    ring_lend(ring, slots[2]);
+    assert_int_equal(ring->n_held, 3);
+    assert_int_equal(ring->n_lent, 2);
+    assert_true(slots[0]->held && slots[0]->lent && !slots[1]->lent);
+    assert_int_equal(page->credits[0], 0);
+
+    ring_credit(ring, slots[0]);
+    assert_int_equal(ring->n_held, 2);
+    assert_int_equal(ring->n_lent, 1);
+    assert_false(slots[0]->lent);
+    assert_int_equal(page->credits[0], 1);
+
+    ring_credit_lent(ring);
+    assert_int_equal(ring->n_held, 1);
+    assert_int_equal(ring->n_lent, 0);
+    assert_true(slots[1]->held && !slots[2]->held);
+    assert_int_equal(page->credits[1], 0);
+    assert_int_equal(page->credits[2], 1);
+    ring_credit(ring, slots[1]);
+}
+
+static void note_freed(void *userdata, const struct ring *ring)
+{
+    const struct ring **freed = userdata;
+
+    assert_null(*freed);
+    *freed = ring;
+}
+
+/* Who has made it is told, once, whoever frees it. */
+static void test_freed(void **state)
+{
+    const struct ring *freed = NULL, *expected;
+    struct ring_options options = small_ring();
+    struct ring *ring;
+
+    (void)state;
+    options.freed = note_freed;
+    options.userdata = &freed;
+    expected = ring = make(&options);
+    ring_hold(ring);
+    ring_orphan(ring);
+    assert_null(freed);
+    ring_unhold(ring);
+    assert_ptr_equal(freed, expected);
+
+    freed = NULL;
+    options.ring_bytes = UINT64_MAX;
+    assert_true(ring_new(&ring, &options) < 0);
+    assert_null(freed); /* nobody has had it */
+}
+
 static void test_orphan(void **state)
 {
     struct fixture *f = *state;
@@ -896,6 +962,8 @@ int main(void)
         TEST(test_trim_shared_pages),
         TEST(test_random_extents),
         TEST(test_credit_is_near),
+        TEST(test_lending),
+        TEST(test_freed),
         TEST(test_orphan),
         TEST(test_orphan_with_readers),
         TEST(test_readers_come_and_go),

@@ -158,10 +158,7 @@ static void check_buckets(const struct state *s, const struct state_options *o, 
             add(e, &s->state, state_exp_avg_sq(s, b, start), owned_bytes);
         else
             assert_null(state_exp_avg_sq(s, b, start));
-        if (o->stage == 1)
-            add(e, &s->gradient, state_acc(s, b, 0), layout->buckets[b].n_elems * sizeof(float));
-        else
-            add(e, &s->gradient, state_acc(s, b, start), owned_bytes);
+        add(e, &s->gradient, state_acc(s, b, start), owned_bytes);
         assert_ptr_equal(state_acc(s, b, start + 5), state_acc(s, b, start) + 5);
         assert_ptr_equal(state_master(s, b, start + 5), state_master(s, b, start) + 5);
     }

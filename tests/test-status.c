@@ -63,16 +63,20 @@ static void example_layout(struct example *e)
 
 static void example_ledger(struct example *e)
 {
-    const uint8_t trainable[N_PARAMS] = {1, 1, 1, 0};
+    const uint8_t trainable[N_PARAMS] = {1, 1, 1};
+    uint32_t part = e->layout->params[1].first_part;
     uint16_t pass;
     unsigned rank;
 
-    assert_int_equal(ledger_init(&e->ledger, N_RANKS, N_PARAMS, trainable, false), 0);
+    assert_int_equal(ledger_init(&e->ledger, (struct ledger_ranks){.end = N_RANKS, .n = N_RANKS}, e->layout->n_parts,
+                                 trainable, false),
+                     0);
     for (rank = 1; rank <= 3; rank += 2) {
         ledger_attach(&e->ledger, rank, rank);
         ledger_begin(&e->ledger, rank, 0, 0);
         assert_int_equal(
-            ledger_push(&e->ledger, rank, &(struct push_record){.incarnation = rank, .sequence = 1, .param = 1}, &pass),
+            ledger_push(&e->ledger, rank,
+                        &(struct push_record){.incarnation = rank, .sequence = 1, .param = 1, .part = part}, &pass),
             LEDGER_ADMITTED);
     }
 }
@@ -162,6 +166,13 @@ static void example_status(struct example *e)
         e->status.phases[i] = (struct status_time){.total_ns = (i + 1) * 1000, .last_ns = (i + 1) * 10};
     for (i = 0; i < N_STATUS_MEMORY; i++)
         e->status.memory[i] = (struct status_bytes){.held_bytes = i << 20, .planned_bytes = 2 * (i << 20)};
+    e->status.memory[STATUS_MEMORY_RING].on_device = true;
+    e->status.has_device = true;
+    e->status.device = (struct status_device){.ready = true,
+                                              .pid = 4711,
+                                              .generation = 3,
+                                              .n_failures = 2,
+                                              .versions = "CUDA 13.0, driver 13.0, NCCL 2.28.9"};
 }
 
 static void example_ranks(struct example *e)
@@ -227,6 +238,47 @@ static char *minimal_status(void)
                                         .loss_scale = 1});
 }
 
+/* As node 0 of three prints it, or node 1, which knows less. */
+static char *nodes_status_of(const struct example *e, unsigned node)
+{
+    const struct status_node list[] = {
+        {.address = "10.0.0.1:7700", .n_ranks = 2, .known = true, .reached = true},
+        {.address = "10.0.0.2:7700",
+         .first_rank = 2,
+         .n_ranks = 1,
+         .known = true,
+         .reached = node == 1,
+         .why = "has not been heard for 3.1 s",
+         .silent_ns = node == 1 ? 0 : 3100000000},
+        {.address = "[fd00::3]:7700",
+         .first_rank = 3,
+         .n_ranks = 1,
+         .known = node == 0,
+         .why = "not heard of yet",
+         .silent_ns = UINT64_MAX},
+    };
+    const struct status_nodes nodes = {
+        .node = node,
+        .list = list,
+        .n = ARRAY_SIZE(list),
+        .engine = "gloo",
+        .generation = 3,
+        .connected = node == 0,
+        .n_orders = 120,
+        .n_bytes_sent = 3 << 20,
+        .n_bytes_received = 1 << 20,
+        .busy_ns = node == 0 ? 500000000 : 0,
+        .waits_for = node == 0 ? 6 : 0,
+        .waits_to = node == 0 ? "to ask for the step" : NULL,
+    };
+    struct status status = e->status;
+
+    status.nodes = &nodes;
+    status.has_device = false;
+    status.n_attached = 1;
+    return status_json(&status);
+}
+
 static char *example_report(const struct example *e)
 {
     return report_json(&(struct report){.status = &e->status,
@@ -245,6 +297,10 @@ static char *example_print(const struct example *e, const char *name)
         return status_json(&e->status);
     if (strcmp(name, "status-minimal") == 0)
         return minimal_status();
+    if (strcmp(name, "status-nodes") == 0)
+        return nodes_status_of(e, 0);
+    if (strcmp(name, "status-node-1") == 0)
+        return nodes_status_of(e, 1);
     if (strcmp(name, "ranks") == 0)
         return ranks_json(e->ranks, N_RANKS, e->status.now_ns);
     if (strcmp(name, "params") == 0)
@@ -321,7 +377,12 @@ static void test_status(void **state)
         {"memory.state.held_bytes", "0"},
         {"memory.fixed.held_bytes", "7340032"},
         {"memory.fixed.planned_bytes", "14680064"},
-        {"memory.total.held_bytes", "29360128"},
+        {"memory.total.held_bytes", "27262976"},
+        {"memory.total.on_device", "false"},
+        {"memory.ring.on_device", "true"},
+        {"memory.device_total.held_bytes", "2097152"},
+        {"device.generation", "3"},
+        {"device.versions", "\"CUDA 13.0, driver 13.0, NCCL 2.28.9\""},
         {"limit_bytes", "68719476736"},
         {"counters.n_pushes_accumulated", "3"},
         {"refused", "[{\"code\":\"E1001\",\"n\":2},{\"code\":\"E1302\",\"n\":1}]"},
@@ -356,6 +417,53 @@ static void test_status_of_a_new_daemon(void **state)
     for (i = 0; i < ARRAY_SIZE(expected); i++)
         assert_text(root, expected[i][0], expected[i][1]);
     json_object_put(root);
+}
+
+static void test_status_of_several_nodes(void **state)
+{
+    static const char *const expected[][2] = {
+        {"nodes.node", "0"},
+        {"nodes.engine", "\"gloo\""},
+        {"nodes.generation", "3"},
+        {"nodes.connected", "true"},
+        {"nodes.n_orders", "120"},
+        {"nodes.sent_bytes", "3145728"},
+        {"nodes.received_bytes", "1048576"},
+        {"nodes.busy_ns", "500000000"},
+        {"nodes.bytes_per_s", "8388608"},
+        {"nodes.waits_for", "[1,2]"},
+        {"nodes.waits_to", "\"to ask for the step\""},
+        {"nodes.list.0",
+         "{\"node\":0,\"address\":\"10.0.0.1:7700\",\"first_rank\":0,\"n_ranks\":2,\"reached\":true,\"silent_ns\":0,"
+         "\"why\":null}"},
+        {"nodes.list.1", "{\"node\":1,\"address\":\"10.0.0.2:7700\",\"first_rank\":2,\"n_ranks\":1,\"reached\":false,"
+                         "\"silent_ns\":3100000000,\"why\":\"has not been heard for 3.1 s\"}"},
+        {"nodes.list.2", "{\"node\":2,\"address\":\"[fd00::3]:7700\",\"first_rank\":3,\"n_ranks\":1,\"reached\":false,"
+                         "\"silent_ns\":null,"
+                         "\"why\":\"not heard of yet\"}"},
+    };
+    static const char *const of_node_1[][2] = {
+        {"nodes.connected", "false"},       {"nodes.bytes_per_s", "null"}, {"nodes.waits_for", "[]"},
+        {"nodes.waits_to", "null"},         {"nodes.list.1.why", "null"},  {"nodes.list.2.reached", "null"},
+        {"nodes.list.2.silent_ns", "null"}, {"nodes.list.2.why", "null"},
+    };
+    struct example e;
+    struct json_object *root;
+    size_t i;
+
+    example_init(&e);
+    root = parse(nodes_status_of(&e, 0));
+    for (i = 0; i < ARRAY_SIZE(expected); i++)
+        assert_text(root, expected[i][0], expected[i][1]);
+    json_object_put(root);
+    root = parse(nodes_status_of(&e, 1));
+    for (i = 0; i < ARRAY_SIZE(of_node_1); i++)
+        assert_text(root, of_node_1[i][0], of_node_1[i][1]);
+    json_object_put(root);
+    root = parse(status_json(&e.status));
+    assert_text(root, "nodes", "null");
+    json_object_put(root);
+    example_deinit(&e);
 }
 
 static void test_values_that_json_lacks(void **state)
@@ -613,6 +721,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_status),
         cmocka_unit_test(test_status_of_a_new_daemon),
+        cmocka_unit_test(test_status_of_several_nodes),
         cmocka_unit_test(test_values_that_json_lacks),
         cmocka_unit_test(test_doubles_read_back),
         cmocka_unit_test(test_ranks),

@@ -43,10 +43,10 @@ static bool is_inside(unsigned first, unsigned n, unsigned outer_first, unsigned
 /* The pieces follow each other, are subtrees, and no piece's parent would fit. */
 static void check_pieces(const struct node *nodes, unsigned world, unsigned first, unsigned n)
 {
-    struct step_piece pieces[STEP_MAX_PIECES];
-    unsigned n_pieces = step_find_pieces(world, first, n, pieces), at = first;
+    struct subtree pieces[SUBTREE_MAX];
+    unsigned n_pieces = subtree_find(world, first, n, pieces), at = first;
 
-    assert_true(n_pieces >= 1 && n_pieces <= STEP_MAX_PIECES);
+    assert_true(n_pieces >= 1 && n_pieces <= SUBTREE_MAX);
     for (unsigned i = 0; i < n_pieces; i++) {
         const struct node *node = NULL;
 
@@ -84,19 +84,19 @@ static void test_pieces(void **userdata)
 
 static void test_known_pieces(void **userdata)
 {
-    struct step_piece pieces[STEP_MAX_PIECES];
+    struct subtree pieces[SUBTREE_MAX];
 
     (void)userdata;
-    assert_int_equal(step_find_pieces(6, 0, 6, pieces), 1);
+    assert_int_equal(subtree_find(6, 0, 6, pieces), 1);
     assert_int_equal(pieces[0].n, 6);
-    assert_int_equal(step_find_pieces(6, 2, 4, pieces), 2); /* ((0+1)+(2+3))+(4+5) */
+    assert_int_equal(subtree_find(6, 2, 4, pieces), 2); /* ((0+1)+(2+3))+(4+5) */
     assert_int_equal(pieces[0].first, 2);
     assert_int_equal(pieces[0].n, 2);
     assert_int_equal(pieces[1].first, 4);
-    assert_int_equal(step_find_pieces(4, 0, 3, pieces), 2);
+    assert_int_equal(subtree_find(4, 0, 3, pieces), 2);
     assert_int_equal(pieces[0].n, 2);
-    assert_int_equal(step_find_pieces(3, 1, 2, pieces), 2); /* (0+1)+2: 1 and 2 do not meet */
-    assert_int_equal(step_find_pieces(5, 1, 0, pieces), 0);
+    assert_int_equal(subtree_find(3, 1, 2, pieces), 2); /* (0+1)+2: 1 and 2 do not meet */
+    assert_int_equal(subtree_find(5, 1, 0, pieces), 0);
 }
 
 /* ---- a model and its gradients ------------------------------------------------------------------------- */
@@ -120,6 +120,7 @@ struct core {
 struct fixture {
     struct layout *layout;
     struct worker_pool *pool;
+    enum dtype wire;       /* between the halves */
     struct core whole;     /* all ranks */
     struct core halves[2]; /* ranks before the split, and from there on */
     uint8_t *slots[WORLD]; /* an arena each */
@@ -150,17 +151,18 @@ static void make_core(struct core *core, struct fixture *f, unsigned stage, unsi
                                                                   .pool = f->pool,
                                                                   .first_local = first,
                                                                   .n_local = n,
+                                                                  .wire = f->wire,
                                                                   .optimizer = OPTIMIZER_ADAMW}),
                      0);
 }
 
-static void make(struct fixture *f, unsigned stage, unsigned split)
+static void make_with(struct fixture *f, unsigned stage, unsigned split, enum dtype wire)
 {
     struct layout_decl decls[N_PARAMS];
     char names[N_PARAMS][8];
     uint32_t bad;
 
-    *f = (struct fixture){0};
+    *f = (struct fixture){.wire = wire};
     for (unsigned p = 0; p < N_PARAMS; p++) {
         snprintf(names[p], sizeof(names[p]), "p%u", p);
         decls[p] = (struct layout_decl){.name = names[p],
@@ -182,6 +184,11 @@ static void make(struct fixture *f, unsigned stage, unsigned split)
         f->slots[rank] = malloc(f->layout->arena_bytes);
         memset(f->slots[rank], 0xff, f->layout->arena_bytes); /* NaN */
     }
+}
+
+static void make(struct fixture *f, unsigned stage, unsigned split)
+{
+    make_with(f, stage, split, DTYPE_F32);
 }
 
 static void done_with(struct fixture *f)
@@ -266,18 +273,20 @@ static void wait_for(struct fixture *f, unsigned n_done)
         assert_true(worker_pool_wait(f->pool) > 0);
 }
 
-/* A core sums what its ranks have pushed of a bucket. */
-static void reduce(struct fixture *f, struct core *core, uint32_t b, uint32_t micro)
+/* A core sums what its ranks have pushed of a parcel. */
+static void reduce(struct fixture *f, struct core *core, uint32_t at, uint32_t micro)
 {
-    const struct layout_bucket *bucket = &f->layout->buckets[b];
-    struct reduction *reduction = step_prepare(core->step, b, micro, 0);
+    const struct layout_parcel *parcel = &f->layout->parcels[at];
+    const struct layout_bucket *bucket = &f->layout->buckets[parcel->bucket];
+    uint64_t offset_bytes = bucket->arena_offset_bytes + parcel->offset_elems * dtype_size(bucket->grad_dtype);
+    struct reduction *reduction = step_prepare(core->step, at, micro, 0);
 
     for (unsigned i = 0; i < core->step->n_local; i++) {
         unsigned rank = core->step->first_local + i;
 
-        reduction->sources[i] = f->slots[rank] + bucket->arena_offset_bytes;
-        for (uint32_t k = 0; k < bucket->n_params; k++)
-            if (f->pushed[rank][f->layout->bucket_params[bucket->first_param + k]])
+        reduction->sources[i] = f->slots[rank] + offset_bytes;
+        for (uint32_t k = 0; k < parcel->n_parts; k++)
+            if (f->pushed[rank][f->layout->parts[parcel->first_part + k].param])
                 reduction->masks[k] |= UINT64_C(1) << i;
     }
     step_post(reduction, note_done, f);
@@ -286,15 +295,24 @@ static void reduce(struct fixture *f, struct core *core, uint32_t b, uint32_t mi
 
 static void reduce_whole(struct fixture *f, uint32_t micro)
 {
-    for (uint32_t b = 0; b < f->layout->n_buckets; b++)
-        reduce(f, &f->whole, b, micro);
+    for (uint32_t at = 0; at < f->layout->n_parcels; at++)
+        reduce(f, &f->whole, at, micro);
 }
 
-/* Both halves have reduced the bucket; `core` adds the pieces of both to what it owns. */
-static void combine(struct fixture *f, struct core *core, uint32_t b, uint32_t micro)
+/* All parcels of a parameter. */
+static void reduce_param(struct fixture *f, uint32_t param, uint32_t micro)
 {
-    const struct layout_bucket *bucket = &f->layout->buckets[b];
-    struct reduction *reduction = step_combine(core->step, b, micro, 0);
+    const struct layout_param *p = &f->layout->params[param];
+
+    for (uint32_t i = 0; i < p->n_parts; i++)
+        reduce(f, &f->whole, f->layout->parts[p->first_part + i].parcel, micro);
+}
+
+/* Both halves have reduced the parcel; `core` adds the pieces of both to what it owns. */
+static void combine(struct fixture *f, struct core *core, uint32_t at, uint32_t micro)
+{
+    const struct layout_parcel *parcel = &f->layout->parcels[at];
+    struct reduction *reduction = step_combine(core->step, at, micro, 0);
 
     for (unsigned h = 0; h < 2; h++) {
         const struct step *from = f->halves[h].step;
@@ -302,11 +320,13 @@ static void combine(struct fixture *f, struct core *core, uint32_t b, uint32_t m
         for (unsigned i = 0; i < from->n_pieces; i++) {
             unsigned source = reduction->n_sources++;
 
-            reduction->sources[source] = (const uint8_t *)step_staging(from, b, i);
+            reduction->sources[source] = step_piece(from, at, i);
+            if (step_gets_slots(from, from->n_local, at))
+                reduction->slots |= UINT64_C(1) << source;
             reduction->source_ranks[source] = from->pieces[i].first;
-            for (uint32_t k = 0; k < bucket->n_params; k++)
+            for (uint32_t k = 0; k < parcel->n_parts; k++)
                 for (unsigned r = from->pieces[i].first; r < from->pieces[i].first + from->pieces[i].n; r++)
-                    if (f->pushed[r][f->layout->bucket_params[bucket->first_param + k]])
+                    if (f->pushed[r][f->layout->parts[parcel->first_part + k].param])
                         reduction->masks[k] |= UINT64_C(1) << source;
         }
     }
@@ -316,11 +336,11 @@ static void combine(struct fixture *f, struct core *core, uint32_t b, uint32_t m
 
 static void reduce_halves(struct fixture *f, uint32_t micro)
 {
-    for (uint32_t b = 0; b < f->layout->n_buckets; b++) {
-        reduce(f, &f->halves[0], b, micro);
-        reduce(f, &f->halves[1], b, micro);
-        combine(f, &f->halves[0], b, micro);
-        combine(f, &f->halves[1], b, micro);
+    for (uint32_t at = 0; at < f->layout->n_parcels; at++) {
+        reduce(f, &f->halves[0], at, micro);
+        reduce(f, &f->halves[1], at, micro);
+        combine(f, &f->halves[0], at, micro);
+        combine(f, &f->halves[1], at, micro);
     }
 }
 
@@ -427,22 +447,26 @@ static void test_open_forgets(void **userdata)
 
 static void check_sums(struct fixture *f, struct core *core)
 {
-    for (uint32_t b = 0; b < f->layout->n_buckets; b++) {
-        const struct layout_bucket *bucket = &f->layout->buckets[b];
+    for (uint32_t at = 0; at < f->layout->n_parcels; at++) {
+        const struct layout_parcel *parcel = &f->layout->parcels[at];
 
-        reduce(f, core, b, 0);
-        for (uint32_t k = 0; k < bucket->n_params; k++) {
-            uint32_t param = f->layout->bucket_params[bucket->first_param + k];
+        reduce(f, core, at, 0);
+        for (uint32_t k = 0; k < parcel->n_parts; k++) {
+            uint32_t number = parcel->first_part + k;
+            const struct layout_part *part = &f->layout->parts[number];
+            uint32_t param = part->param;
+            size_t size = dtype_size(grad_dtypes[param]);
 
             for (unsigned i = 0; i < core->step->n_local; i++) {
                 unsigned rank = core->step->first_local + i;
                 struct position_sum sum = {0};
                 uint64_t expected;
 
-                position_sum_update(&sum, grad_dtypes[param], gradient_of(f, rank, param), shapes[param], 0);
-                expected = position_sum_finish(&sum, shapes[param] * dtype_size(grad_dtypes[param]));
+                position_sum_update(&sum, grad_dtypes[param], gradient_of(f, rank, param) + part->start_elem * size,
+                                    part->n_elems, part->start_elem);
+                expected = position_sum_finish(&sum, part->n_elems * size);
                 if (f->pushed[rank][param])
-                    assert_true(step_sum(core->step, f->last, i, param) == expected);
+                    assert_true(step_sum(core->step, f->last, i, number) == expected);
             }
         }
     }
@@ -464,11 +488,17 @@ static void test_sums(void **userdata)
     done_with(&f);
 }
 
+static double norm_of(const struct fixture *f, uint32_t param)
+{
+    return step_param_norm(f->whole.step, step_squares(f->whole.step, param));
+}
+
 static void test_norm_of_each_parameter(void **userdata)
 {
     struct exact_sum total = {0};
     long double whole = 0;
     struct fixture f;
+    double norm;
 
     (void)userdata;
     make(&f, 3, 0);
@@ -477,39 +507,43 @@ static void test_norm_of_each_parameter(void **userdata)
         f.pushed[rank][4] = false;
     reduce_whole(&f, 0);
     step_norm(f.whole.step, &total);
+    step_decide(f.whole.step, 1);
     for (unsigned param = 0; param < 4; param++) {
         long double sum = 0;
 
         for (uint64_t i = 0; i < shapes[param]; i++)
             sum += (long double)acc_of(&f, &f.whole, param, i) * acc_of(&f, &f.whole, param, i);
-        assert_true(fabsl(sqrtl(sum) - f.whole.step->norms[param]) <= 1e-14L * sqrtl(sum));
+        assert_true(fabsl(sqrtl(sum) - norm_of(&f, param)) <= 1e-14L * sqrtl(sum));
         whole += sum;
     }
-    assert_true(f.whole.step->norms[4] == 0);
+    assert_true(norm_of(&f, 4) == 0);
     assert_true(fabsl(whole - exact_sum_round(&total)) <= 1e-14L * whole);
 
-    /* Of this step alone: what was pushed in an earlier one has none. */
+    /* Of the step that is decided alone: what was pushed in an earlier one has none. */
     step_open(f.whole.step);
     for (unsigned rank = 0; rank < WORLD; rank++)
         f.pushed[rank][3] = false;
     reduce_whole(&f, 0);
     exact_sum_reset(&total);
     step_norm(f.whole.step, &total);
-    assert_true(f.whole.step->norms[2] > 0);
-    assert_true(f.whole.step->norms[3] == 0);
+    assert_true(norm_of(&f, 3) > 0);
+    norm = norm_of(&f, 2);
+    step_decide(f.whole.step, 0.5);
+    assert_true(norm_of(&f, 2) > 0 && norm_of(&f, 2) != norm);
+    assert_true(norm_of(&f, 3) == 0);
     done_with(&f);
 }
 
 /* ---- two cores ----------------------------------------------------------------------------------------- */
 
-/* A core's accumulators are the whole's: of what it owns, in stage 1 of everything. */
-static void check_half(struct fixture *f, struct core *half, unsigned stage)
+/* A core's accumulators are the whole's, of what it owns. */
+static void check_half(struct fixture *f, struct core *half)
 {
     for (uint32_t c = 0; c < f->layout->n_chunks; c++) {
         const struct layout_chunk *chunk = &f->layout->chunks[c];
 
         assert_int_equal(half->step->contributed[chunk->param], f->whole.step->contributed[chunk->param]);
-        if (!half->step->contributed[chunk->param] || (stage > 1 && !state_owns(half->state, chunk->rank)))
+        if (!half->step->contributed[chunk->param] || !state_owns(half->state, chunk->rank))
             continue;
         for (uint64_t i = chunk->start_elem; i < chunk->start_elem + chunk->n_elems; i++)
             assert_int_equal(gradient_bits(acc_of(f, half, chunk->param, i)),
@@ -518,14 +552,16 @@ static void check_half(struct fixture *f, struct core *half, unsigned stage)
 }
 
 /* What another node keeps is not for this one to read: its copy may not even be there. */
-static void poison_foreign(struct fixture *f, struct core *half, uint32_t b)
+static void poison_foreign(struct fixture *f, struct core *half, uint32_t at)
 {
-    uint64_t slice = layout_partition_elems(f->layout, b);
+    const struct layout_parcel *parcel = &f->layout->parcels[at];
+    uint64_t slice = layout_partition_elems(f->layout, parcel->bucket);
 
     for (unsigned i = 0; i < half->step->n_pieces; i++)
         for (unsigned rank = 0; rank < WORLD; rank++)
-            if (!state_owns(half->state, rank))
-                memset(step_staging(half->step, b, i) + slice * rank, 0xff, slice * sizeof(float));
+            for (uint64_t k = slice * rank; !state_owns(half->state, rank) && k < slice * (rank + 1); k++)
+                if (k >= parcel->offset_elems && k - parcel->offset_elems < parcel->n_elems)
+                    ((float *)(void *)step_piece(half->step, at, i))[k - parcel->offset_elems] = NAN;
 }
 
 static void check_two_cores(unsigned stage, unsigned split)
@@ -539,8 +575,8 @@ static void check_two_cores(unsigned stage, unsigned split)
         reduce_whole(&f, micro);
         reduce_halves(&f, micro);
     }
-    check_half(&f, &f.halves[0], stage);
-    check_half(&f, &f.halves[1], stage);
+    check_half(&f, &f.halves[0]);
+    check_half(&f, &f.halves[1]);
 
     step_norm(f.whole.step, &one);
     step_norm(f.halves[0].step, &two);
@@ -560,7 +596,7 @@ static void test_two_cores(void **userdata)
             check_two_cores(stage, split);
 }
 
-/* In stages 2 and 3 a combine reads its own partitions of a piece and nothing else. */
+/* A combine reads its own partitions of a piece and nothing else. */
 static void test_combine_reads_what_it_owns(void **userdata)
 {
     struct fixture f;
@@ -569,11 +605,11 @@ static void test_combine_reads_what_it_owns(void **userdata)
     make(&f, 2, 4);
     fill_all(&f, 3);
     reduce_whole(&f, 0);
-    for (uint32_t b = 0; b < f.layout->n_buckets; b++) {
-        reduce(&f, &f.halves[0], b, 0);
-        reduce(&f, &f.halves[1], b, 0);
-        poison_foreign(&f, &f.halves[0], b);
-        combine(&f, &f.halves[0], b, 0);
+    for (uint32_t at = 0; at < f.layout->n_parcels; at++) {
+        reduce(&f, &f.halves[0], at, 0);
+        reduce(&f, &f.halves[1], at, 0);
+        poison_foreign(&f, &f.halves[0], at);
+        combine(&f, &f.halves[0], at, 0);
     }
     assert_false(f.halves[0].step->finding.found);
     for (uint32_t c = 0; c < f.layout->n_chunks; c++) {
@@ -631,10 +667,10 @@ static void test_finding(void **userdata)
     set(&f, 1, 0, CHUNK_ELEMS + 3, INFINITY);
     reduce_whole(&f, 2);
     check_finding(f.whole.step, 3, 1, 2, 60);
-    reduce(&f, &f.whole, f.layout->params[0].bucket, 1);
+    reduce_param(&f, 0, 1);
     check_finding(f.whole.step, 1, 1, 0, CHUNK_ELEMS + 3);
     set(&f, 5, 0, 9, NAN);
-    reduce(&f, &f.whole, f.layout->params[0].bucket, 1);
+    reduce_param(&f, 0, 1);
     check_finding(f.whole.step, 5, 1, 0, 9);
 
     step_open(f.whole.step);
@@ -684,22 +720,143 @@ static void test_finding_on_two_cores(void **userdata)
     (void)userdata;
     make(&f, 1, 4);
     fill_all(&f, 1);
-    set(&f, 5, 3, 129, NAN);
+    set(&f, 5, 3, 1, NAN); /* of the other node's partition */
     reduce_halves(&f, 2);
-    check_finding(f.halves[1].step, 5, 2, 3, 129);
+    check_finding(f.halves[1].step, 5, 2, 3, 1);
     assert_false(f.halves[0].step->finding.found);
-    assert_true(isnan(acc_of(&f, &f.halves[0], 3, 129)));
+    assert_true(isnan(acc_of(&f, &f.halves[0], 3, 1)));
 
-    /* Each piece is finite, their sum is not. */
+    /* Each piece is finite, their sum is not: the owner knows. */
     step_open(f.halves[0].step);
     step_open(f.halves[1].step);
     fill_all(&f, 1);
     set(&f, 0, 0, 5, -3e38f);
     set(&f, 4, 0, 5, -3e38f);
     reduce_halves(&f, 0);
-    for (unsigned i = 0; i < 2; i++) {
-        assert_true(f.halves[i].step->finding.found && f.halves[i].step->finding.overflowed);
-        assert_int_equal(f.halves[i].step->finding.elem, 5);
+    assert_true(f.halves[0].step->finding.found && f.halves[0].step->finding.overflowed);
+    assert_int_equal(f.halves[0].step->finding.elem, 5);
+    assert_false(f.halves[1].step->finding.found);
+    done_with(&f);
+}
+
+/* ---- slots that travel --------------------------------------------------------------------------------- */
+
+static uint64_t sum_of(const struct fixture *f, unsigned rank, const struct layout_part *part)
+{
+    enum dtype dtype = grad_dtypes[part->param];
+    struct position_sum sum = {0};
+
+    position_sum_update(&sum, dtype, gradient_of(f, rank, part->param) + part->start_elem * dtype_size(dtype),
+                        part->n_elems, part->start_elem);
+    return position_sum_finish(&sum, part->n_elems * dtype_size(dtype));
+}
+
+/* The only rank of a node: half of its sums are taken when pieces are added, half before. */
+static void check_sums_of_one(const struct fixture *f, const struct core *core)
+{
+    for (uint32_t k = 0; k < f->layout->n_parts; k++) {
+        const struct layout_part *part = &f->layout->parts[k];
+
+        assert_true(step_sum(core->step, &core->step->reductions[part->parcel], 0, k) ==
+                    sum_of(f, core->step->first_local, part));
+    }
+}
+
+/* Only fp32 gradients travel as they are on a wire of fp32; what is rounded or widened first has its place in staging.
+ */
+static void check_places(const struct fixture *f, const struct core *core)
+{
+    uint64_t n_elems = 0;
+
+    for (uint32_t at = 0; at < f->layout->n_parcels; at++) {
+        bool same = f->layout->buckets[f->layout->parcels[at].bucket].grad_dtype == f->wire;
+
+        assert_int_equal(step_sends_slots(core->step, at), same);
+        assert_true((step_piece(core->step, at, 0) == core->step->reductions[at].sources[0]) == same);
+        n_elems += same ? 0 : f->layout->parcels[at].n_elems;
+    }
+    assert_true(n_elems > 0 && n_elems < f->layout->padded_elems);
+    assert_int_equal(step_staging_bytes(f->layout, 1, 1, f->wire), n_elems * sizeof(float));
+    assert_int_equal(core->step->staging_segment.n_bytes, round_up(n_elems * sizeof(float), page_size()));
+}
+
+static void test_slots_travel(void **userdata)
+{
+    struct fixture f;
+    uint8_t *before;
+
+    (void)userdata;
+    for (unsigned alone = 0; alone < 2; alone++) {
+        make(&f, 2, alone == 0 ? 1 : WORLD - 1);
+        fill_all(&f, 9);
+        before = malloc(f.layout->arena_bytes);
+        memcpy(before, f.slots[alone == 0 ? 0 : WORLD - 1], f.layout->arena_bytes);
+        reduce_halves(&f, 0);
+        check_places(&f, &f.halves[alone]);
+        check_sums_of_one(&f, &f.halves[alone]);
+        assert_memory_equal(before, f.slots[alone == 0 ? 0 : WORLD - 1], f.layout->arena_bytes);
+        for (uint32_t at = 0; at < f.layout->n_parcels; at++)
+            assert_false(step_sends_slots(f.halves[1 - alone].step, at) || step_sends_slots(f.whole.step, at));
+        assert_true(step_sends_any_slots(f.layout, 1, DTYPE_F32));
+        assert_false(step_sends_any_slots(f.layout, 2, DTYPE_F32));
+        free(before);
+        done_with(&f);
+    }
+}
+
+/* Whoever adds a slot knows whose it is. */
+static void test_finding_in_a_slot(void **userdata)
+{
+    struct fixture f;
+
+    (void)userdata;
+    make(&f, 2, 1);
+    fill_all(&f, 1);
+    set(&f, 0, 0, 7, INFINITY);                /* of rank 0's own partition */
+    set(&f, 0, 0, LARGE_ELEMS - 3, -INFINITY); /* of another node's */
+    reduce_halves(&f, 1);
+    check_finding(f.halves[0].step, 0, 1, 0, 7);
+    check_finding(f.halves[1].step, 0, 1, 0, LARGE_ELEMS - 3);
+    assert_true(f.halves[1].step->finding.value == -INFINITY);
+    assert_int_equal(f.halves[1].step->finding.n_inf, 1);
+
+    /* Several ranks' sum is not: which of them it was, their own node has found. */
+    step_open(f.halves[0].step);
+    step_open(f.halves[1].step);
+    fill_all(&f, 1);
+    set(&f, 3, 0, 7, NAN);
+    reduce_halves(&f, 1);
+    assert_false(f.halves[0].step->finding.found);
+    check_finding(f.halves[1].step, 3, 1, 0, 7);
+    done_with(&f);
+}
+
+/* What each rank has pushed is judged before it is rounded; that rounding makes a sum infinite is nobody's fault. */
+static void test_rounded_pieces(void **userdata)
+{
+    static const uint64_t elems[] = {0, 2047, 2048, CHUNK_ELEMS + 2049};
+    struct fixture f;
+
+    (void)userdata;
+    make_with(&f, 2, 4, DTYPE_BF16);
+    fill_all(&f, 1);
+    check_sums(&f, &f.halves[0]);
+    check_sums(&f, &f.halves[1]);
+    for (size_t i = 0; i < ARRAY_SIZE(elems); i++) {
+        step_open(f.halves[0].step);
+        fill_all(&f, 1);
+        set(&f, 2, 0, elems[i], NAN);
+        reduce_halves(&f, 0);
+        check_finding(f.halves[0].step, 2, 0, 0, elems[i]);
+
+        step_open(f.halves[0].step);
+        fill_all(&f, 1);
+        set(&f, 0, 0, elems[i], 3.4e38f); /* the largest bf16 is 3.39e38 */
+        reduce_halves(&f, 0);
+        assert_true(f.halves[0].step->finding.found && f.halves[0].step->finding.overflowed);
+        assert_int_equal(f.halves[0].step->finding.param, 0);
+        assert_int_equal(f.halves[0].step->finding.elem, elems[i]);
+        assert_int_equal(f.halves[0].step->finding.n_inf, 1);
     }
     done_with(&f);
 }
@@ -719,6 +876,9 @@ int main(void)
         cmocka_unit_test(test_finding_leaves_absent_ranks_out),
         cmocka_unit_test(test_overflow_is_nobodys),
         cmocka_unit_test(test_finding_on_two_cores),
+        cmocka_unit_test(test_slots_travel),
+        cmocka_unit_test(test_finding_in_a_slot),
+        cmocka_unit_test(test_rounded_pieces),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

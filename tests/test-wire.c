@@ -210,6 +210,11 @@ static void assert_request_equal(const struct request *a, const struct request *
     case REQUEST_PREFETCH:
         assert_ids_equal(a->prefetch.params, a->prefetch.n_params, b->prefetch.params, b->prefetch.n_params);
         break;
+    case REQUEST_EVENT:
+        assert_int_equal(a->event.number, b->event.number);
+        assert_int_equal(a->event.n_handle_bytes, b->event.n_handle_bytes);
+        assert_memory_equal(a->event.handle, b->event.handle, b->event.n_handle_bytes);
+        break;
     case REQUEST_ABORT_STEP:
         assert_string_equal(a->abort_step.why, b->abort_step.why);
         break;
@@ -266,7 +271,7 @@ static void assert_segments_equal(const struct wire_segment *a, size_t n_a, cons
 {
     assert_int_equal(n_a, n_b);
     for (size_t i = 0; i < n_a; i++)
-        assert_true(a[i].kind == b[i].kind && a[i].n_bytes == b[i].n_bytes);
+        assert_true(a[i].kind == b[i].kind && a[i].n_bytes == b[i].n_bytes && a[i].cuda == b[i].cuda);
 }
 
 static void assert_records_equal(const struct wire_push_record *a, const struct wire_push_record *b)
@@ -310,6 +315,8 @@ static void assert_formed_equal(const struct reply_formed *a, const struct reply
     assert_memory_equal(a->blob, b->blob, b->n_blob_bytes);
     assert_true(a->n_tickets == b->n_tickets && a->ring_bytes == b->ring_bytes && a->digest == b->digest);
     assert_true(a->loss_scale == b->loss_scale);
+    assert_int_equal(a->n_gpu_bytes, b->n_gpu_bytes);
+    assert_memory_equal(a->gpu, b->gpu, b->n_gpu_bytes);
 }
 
 static void assert_reply_equal(const struct reply *a, const struct reply *b)
@@ -330,7 +337,7 @@ static void assert_reply_equal(const struct reply *a, const struct reply *b)
         assert_hypers_equal(&a->welcome.hyper, &b->welcome.hyper, 1);
         assert_true(a->welcome.max_norm == b->welcome.max_norm && a->welcome.accumulation == b->welcome.accumulation);
         assert_true(a->welcome.has_scheduler == b->welcome.has_scheduler && a->welcome.mean == b->welcome.mean);
-        assert_true(a->welcome.fp16 == b->welcome.fp16);
+        assert_true(a->welcome.fp16 == b->welcome.fp16 && a->welcome.cuda == b->welcome.cuda);
         break;
     case REPLY_FORMED:
         assert_formed_equal(&a->formed, &b->formed);
@@ -392,6 +399,7 @@ static void test_empty_round_trip(void **state)
     static const char *const request_faults[N_REQUEST_TYPES] = {
         [REQUEST_HELLO] = "Hello.version_min: 0, expected at least 1",
         [REQUEST_INTERN] = "Intern.id: 0, expected 1 to 65535",
+        [REQUEST_EVENT] = "Event.handle: 0 bytes, expected 64 to 64",
         [REQUEST_REPORT] = "Report.code: 0, expected 1102, 1104 to 1107 or 1110",
         [REQUEST_ADMIN] = "Admin.command: 0 bytes, expected 1 to 64",
     };
@@ -600,6 +608,9 @@ static void test_limits_of_other_requests(void **state)
                  "Release.params: 65537 values, expected at most 65536");
     REQUEST_CASE(REQUEST_PREFETCH, (q.prefetch.params = many_ids, q.prefetch.n_params = 65537),
                  "Prefetch.params: 65537 values, expected at most 65536");
+    REQUEST_CASE(REQUEST_EVENT, q.event.number = 256, "Event.number: 256, expected 0 to 255");
+    REQUEST_CASE(REQUEST_EVENT, q.event.n_handle_bytes = 63, "Event.handle: 63 bytes, expected 64 to 64");
+    REQUEST_CASE(REQUEST_PUSH, q.push.event_plus_one = 257, "Push.event_plus_one: 257, expected 0 to 256");
     REQUEST_CASE(REQUEST_READ_STATE, q.read_state.kind = 5, "ReadState.kind: 5, expected 0 to 4");
     REQUEST_CASE(REQUEST_WRITE_STATE, q.write_state.kind = 5, "WriteState.kind: 5, expected 0 to 4");
     REQUEST_CASE(REQUEST_WRITE_STATE, q.write_state.kind = WIRE_STATE_GRAD_NORM,
@@ -663,6 +674,8 @@ static void test_limits_of_replies(void **state)
     REPLY_CASE(REPLY_WELCOME, q.welcome.hyper.lr = INFINITY, "Welcome.hyper.lr: inf, expected a finite number");
     REPLY_CASE(REPLY_WELCOME, q.welcome.max_norm = -1, "Welcome.max_norm: -1, expected at least 0");
     REPLY_CASE(REPLY_WELCOME, q.welcome.run_id = text_of(256), "Welcome.run_id: 256 bytes, expected 0 to 255");
+    REPLY_CASE(REPLY_FORMED, q.formed.n_gpu_bytes = 0, NULL);
+    REPLY_CASE(REPLY_FORMED, q.formed.n_gpu_bytes = 15, "Formed.gpu: 15 bytes, expected none or 16");
     REPLY_CASE(REPLY_FORMED, (q.formed.segments = segments, q.formed.n_segments = 8), NULL);
     REPLY_CASE(REPLY_FORMED, (q.formed.segments = segments, q.formed.n_segments = 9),
                "Formed.segments: 9 values, expected at most 8");
@@ -945,7 +958,7 @@ static void test_envelopes(void **state)
 
     assert_request_refused("", 0, "ClientMessage: an empty packet, expected one message");
     assert_reply_refused("", 0, "ServerMessage: an empty packet, expected one message");
-    assert_request_refused(kind_99, sizeof(kind_99), "ClientMessage: message of kind 99, expected 1 to 27");
+    assert_request_refused(kind_99, sizeof(kind_99), "ClientMessage: message of kind 99, expected 1 to 28");
     assert_reply_refused(kind_99, sizeof(kind_99), "ServerMessage: message of kind 99, expected 1 to 8");
     assert_request_refused(two, sizeof(two), "ClientMessage: 2 messages in one packet, expected one");
     assert_request_refused(hidden, sizeof(hidden), "ClientMessage: 2 messages in one packet, expected one");

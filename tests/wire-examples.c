@@ -4,6 +4,8 @@
 #include "daemon/base.h"
 
 static const uint8_t blob[] = {0, 1, 2, 254, 255};
+static const uint8_t handle[64] = {1, 2, [63] = 255};
+static const uint8_t gpu[16] = {0x12, 0x34, [15] = 0xef};
 static const uint32_t ids[] = {0, 127, 128, 70000, UINT32_MAX};
 static const uint64_t matrix[] = {4096, 1, UINT64_C(1) << 40};
 
@@ -79,8 +81,12 @@ const struct request example_requests[N_REQUEST_TYPES] = {
                                .site = 65535,
                                .flags = 15,
                                .n_bytes = 20,
-                               .dtype_plus_one = 3}},
-    [REQUEST_SLOT_REQUEST] = {.type = REQUEST_SLOT_REQUEST, .slot_request = {.bucket = 1, .pass = 2}},
+                               .dtype_plus_one = 3,
+                               .part = 22,
+                               .event_plus_one = 256}},
+    [REQUEST_EVENT] = {.type = REQUEST_EVENT,
+                       .event = {.number = 255, .handle = handle, .n_handle_bytes = sizeof(handle)}},
+    [REQUEST_SLOT_REQUEST] = {.type = REQUEST_SLOT_REQUEST, .slot_request = {.bucket = 1, .pass = 2, .parcel = 3}},
     [REQUEST_END_BACKWARD] = {.type = REQUEST_END_BACKWARD,
                               .end_backward = {.step = 1,
                                                .micro_batch = 2,
@@ -139,9 +145,9 @@ const struct request example_requests[N_REQUEST_TYPES] = {
 };
 
 static const struct wire_segment segments[] = {
-    {.kind = WIRE_SEGMENT_WEIGHTS, .n_bytes = UINT64_C(4096) << 30},
+    {.kind = WIRE_SEGMENT_WEIGHTS, .n_bytes = UINT64_C(4096) << 30, .cuda = true},
     {.kind = WIRE_SEGMENT_RING, .n_bytes = 4096},
-    {.kind = WIRE_SEGMENT_STATE, .n_bytes = 8192},
+    {.kind = WIRE_SEGMENT_STATE, .n_bytes = 8192, .cuda = true},
 };
 
 static const struct diagnostic_field fields[] = {
@@ -182,7 +188,8 @@ const struct reply example_replies[N_REPLY_TYPES] = {
                                    .max_norm = 1.5,
                                    .mean = true,
                                    .fp16 = true,
-                                   .accumulation = 4}},
+                                   .accumulation = 4,
+                                   .cuda = true}},
     [REPLY_FORMED] = {.type = REPLY_FORMED,
                       .formed = {.resumed = true,
                                  .init_wanted = true,
@@ -195,7 +202,9 @@ const struct reply example_replies[N_REPLY_TYPES] = {
                                  .n_tickets = 64,
                                  .ring_bytes = 1 << 20,
                                  .digest = UINT64_C(0x0123456789abcdef),
-                                 .loss_scale = 65536}},
+                                 .loss_scale = 65536,
+                                 .gpu = gpu,
+                                 .n_gpu_bytes = sizeof(gpu)}},
     [REPLY_DONE] = {.type = REPLY_DONE,
                     .done = {.position = POSITION,
                              .norm = 2.5,

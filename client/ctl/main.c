@@ -41,7 +41,8 @@ static const char help_text[] =
     "  -h, --help                   this text\n"
     "  -V, --version                the version\n"
     "\n"
-    "Exit status: 0, or 64 usage, 65 nothing to explain, 69 no daemon, 75 no answer, 77 not allowed, 78 bad configuration.\n";
+    "Exit status: 0, or 64 usage, 65 nothing to explain, 69 no daemon, 75 no answer, 77 not allowed, 78 bad "
+    "configuration.\n";
 
 struct options {
     const char *socket;

@@ -143,11 +143,12 @@ static int parse(struct plan_request *request, int argc, char **argv, bool *json
 static const struct {
     const char *word;
     size_t offset;
+    bool on_device; /* with device: cuda */
 } classes[] = {
-    {"state", offsetof(struct plan_bytes, state)},     {"gradient", offsetof(struct plan_bytes, gradient)},
-    {"ring", offsetof(struct plan_bytes, ring)},       {"overflow", offsetof(struct plan_bytes, overflow)},
-    {"staging", offsetof(struct plan_bytes, staging)}, {"weights", offsetof(struct plan_bytes, weights)},
-    {"pool", offsetof(struct plan_bytes, pool)},       {"fixed", offsetof(struct plan_bytes, fixed)},
+    {"state", offsetof(struct plan_bytes, state), true}, {"gradient", offsetof(struct plan_bytes, gradient), true},
+    {"ring", offsetof(struct plan_bytes, ring), true},   {"overflow", offsetof(struct plan_bytes, overflow)},
+    {"staging", offsetof(struct plan_bytes, staging)},   {"weights", offsetof(struct plan_bytes, weights), true},
+    {"pool", offsetof(struct plan_bytes, pool)},         {"fixed", offsetof(struct plan_bytes, fixed)},
 };
 
 static int load_config(const struct plan_request *request, struct config **config)
@@ -237,6 +238,7 @@ static int plan_sum(struct plan *plan, uint64_t n_full)
     uint64_t chunks_per_bucket = plan->bucket_elems / CHUNK_ELEMS + plan->request.n_ranks;
     uint64_t n_b = MAX(MAX_CHUNKS / chunks_per_bucket, (uint64_t)32), n_a = n_b / 2, i;
     uint64_t max_pool = plan->config->zero.stage3_max_live_parameters * sizeof(float) * plan->n_local_ranks;
+    uint64_t on_device = 0;
     struct plan_bytes a;
     int r = plan_layout(plan, MIN(n_full, n_b), &plan->bytes);
 
@@ -252,8 +254,12 @@ static int plan_sum(struct plan *plan, uint64_t n_full)
         *n_bytes = extrapolate(*class_of(&a, i), n_a, *n_bytes, n_b, n_full);
         if (n_bytes == &plan->bytes.pool)
             *n_bytes = MIN(*n_bytes, round_up(max_pool, sysconf(_SC_PAGESIZE)));
-        plan->bytes.total += *n_bytes;
+        if (plan->bytes.device > 0 && classes[i].on_device)
+            on_device += *n_bytes;
+        else
+            plan->bytes.total += *n_bytes;
     }
+    plan->bytes.device = on_device;
     plan->bytes.needed = plan->bytes.total - plan->bytes.overflow;
     return 0;
 }
@@ -310,6 +316,7 @@ static int print_json(struct plan *plan)
     json_put(&j, o, "bytes_by_class", by_class);
     json_put_u64(&j, o, "needed_bytes", plan->bytes.needed);
     json_put_u64(&j, o, "total_bytes", plan->bytes.total);
+    json_put_u64(&j, o, "device_bytes", plan->bytes.device);
     text = json_text(&j, o);
     if (!text)
         return -EX_OSERR;
@@ -334,12 +341,16 @@ static void print_text(struct plan *plan)
            plan->n_local_ranks, request->stage, dtype_words[request->dtype], dtype_words[request->grad_dtype]);
     printf("in %" PRIu64 " buckets of at most %" PRIu64 " elements\n", plan->n_buckets, plan->bucket_elems);
     for (i = 0; i < ARRAY_SIZE(classes); i++)
-        printf("  %-10s %16" PRIu64 "   %s\n", classes[i].word, *class_of(&plan->bytes, i),
-               print_bytes(text, *class_of(&plan->bytes, i)));
+        printf("  %-10s %16" PRIu64 "   %s%s\n", classes[i].word, *class_of(&plan->bytes, i),
+               print_bytes(text, *class_of(&plan->bytes, i)),
+               plan->bytes.device > 0 && classes[i].on_device ? ", on the GPUs" : "");
     printf("  %-10s %16" PRIu64 "   %s, what forming the job takes\n", "needed", plan->bytes.needed,
            print_bytes(text, plan->bytes.needed));
     printf("  %-10s %16" PRIu64 "   %s, if all of overflow is ever used\n", "total", plan->bytes.total,
            print_bytes(text, plan->bytes.total));
+    if (plan->bytes.device > 0)
+        printf("  %-10s %16" PRIu64 "   %s, of all GPUs of the node together; the sums above are of host memory\n",
+               "GPUs", plan->bytes.device, print_bytes(text, plan->bytes.device));
 }
 
 int plan_command(int argc, char **argv, bool json)

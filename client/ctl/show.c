@@ -63,12 +63,25 @@ static char *join(struct json_object *array, const char *separator, const char *
 
 /* ---- status -------------------------------------------------------------------------------------------- */
 
+/* Ranks of this node. */
+static uint64_t n_local(struct json_object *o)
+{
+    struct json_object *nodes = get(o, "nodes"), *list = get(nodes, "list");
+
+    return nodes ? get_u64(json_object_array_get_idx(list, get_u64(nodes, "node")), "n_ranks")
+                 : get_u64(o, "world_size");
+}
+
 static void show_daemon(FILE *file, struct json_object *o)
 {
     char up[PRINT_SIZE];
 
-    fprintf(file, "%s: %s, stage %" PRIu64 ", %" PRIu64 " of %" PRIu64 " ranks attached\n", get_string(o, "job"),
-            get_string(o, "state"), get_u64(o, "stage"), get_u64(o, "n_attached"), get_u64(o, "world_size"));
+    fprintf(file, "%s: %s, stage %" PRIu64 ", %" PRIu64 " of %" PRIu64 " ranks ", get_string(o, "job"),
+            get_string(o, "state"), get_u64(o, "stage"), get_u64(o, "n_attached"), n_local(o));
+    if (get(o, "nodes"))
+        fprintf(file, "of this node attached, %" PRIu64 " ranks in all\n", get_u64(o, "world_size"));
+    else
+        fputs("attached\n", file);
     fprintf(file, "daemon    zerod %s (%s), pid %" PRIu64 ", up %s\n", get_string(o, "version"), get_string(o, "isa"),
             get_u64(o, "pid"), print_duration(up, get_u64(o, "uptime_ns")));
 }
@@ -134,26 +147,39 @@ static void show_overlap(FILE *file, struct json_object *o)
             print_bytes(all, get_u64(overlap, "micro_batch_bytes")));
 }
 
+/* Those in the host's memory, or those on GPUs. */
+static void show_classes(FILE *file, struct json_object *memory, bool on_device)
+{
+    const char *separator = ": ";
+    char text[PRINT_SIZE];
+
+    if (!memory)
+        return;
+    json_object_object_foreach(memory, key, value)
+    {
+        uint64_t held = get_u64(value, "held_bytes");
+
+        if (held == 0 || strstr(key, "total") || json_object_get_boolean(get(value, "on_device")) != on_device)
+            continue;
+        fprintf(file, "%s%s %s", separator, key, print_bytes(text, held));
+        separator = ", ";
+    }
+}
+
 static void show_memory(FILE *file, struct json_object *o)
 {
     struct json_object *memory = get(o, "memory");
-    uint64_t held;
     char text[PRINT_SIZE];
-    const char *separator = ": ";
 
     fprintf(file, "memory    %s", print_bytes(text, get_u64(get(memory, "total"), "held_bytes")));
     if (get_u64(o, "limit_bytes") > 0)
         fprintf(file, " of at most %s", print_bytes(text, get_u64(o, "limit_bytes")));
-    if (memory) {
-        json_object_object_foreach(memory, key, value)
-        {
-            held = get_u64(value, "held_bytes");
-            if (held == 0 || strcmp(key, "total") == 0)
-                continue;
-            fprintf(file, "%s%s %s", separator, key, print_bytes(text, held));
-            separator = ", ";
-        }
-    }
+    show_classes(file, memory, false);
+    fputc('\n', file);
+    if (get_u64(get(memory, "device_total"), "held_bytes") == 0)
+        return;
+    fprintf(file, "on GPUs   %s", print_bytes(text, get_u64(get(memory, "device_total"), "held_bytes")));
+    show_classes(file, memory, true);
     fputc('\n', file);
 }
 
@@ -201,6 +227,69 @@ static void show_trouble(FILE *file, struct json_object *o)
         fputs("last      no diagnostic\n", file);
 }
 
+static void show_node(FILE *file, struct json_object *node, bool self)
+{
+    uint64_t first = get_u64(node, "first_rank"), n = get_u64(node, "n_ranks");
+    char text[PRINT_SIZE];
+
+    fprintf(file, "%10snode %s at %s, rank", "", get_string(node, "node"), get_string(node, "address"));
+    if (n > 1)
+        fprintf(file, "s %" PRIu64 " to %" PRIu64 ": ", first, first + n - 1);
+    else
+        fprintf(file, " %" PRIu64 ": ", first);
+    if (self)
+        fputs("this one\n", file);
+    else if (!get(node, "reached"))
+        fputs("known to node 0\n", file);
+    else if (json_object_get_boolean(get(node, "reached")))
+        fputs("reached\n", file);
+    else if (get(node, "silent_ns"))
+        fprintf(file, "not reached, last heard %s ago: %s\n", get_duration(node, "silent_ns", text),
+                get_string(node, "why"));
+    else
+        fprintf(file, "not reached yet: %s\n", get_string(node, "why"));
+}
+
+static void show_nodes(FILE *file, struct json_object *o)
+{
+    struct json_object *nodes = get(o, "nodes"), *list = get(nodes, "list");
+    _cleanup_free_ char *waits = join(get(nodes, "waits_for"), ", ", "");
+    char sent[PRINT_SIZE], received[PRINT_SIZE], rate[PRINT_SIZE];
+
+    if (!nodes)
+        return;
+    fprintf(file, "nodes     %s engines of generation %s %s: %s sent, %s received", get_string(nodes, "engine"),
+            get_string(nodes, "generation"),
+            json_object_get_boolean(get(nodes, "connected")) ? "connected" : "not connected",
+            print_bytes(sent, get_u64(nodes, "sent_bytes")), print_bytes(received, get_u64(nodes, "received_bytes")));
+    if (get(nodes, "bytes_per_s"))
+        fprintf(file, " in %s orders, %s/s", get_string(nodes, "n_orders"),
+                print_bytes(rate, (uint64_t)get_double(nodes, "bytes_per_s")));
+    fputc('\n', file);
+    for (size_t i = 0; i < array_length(list); i++)
+        show_node(file, json_object_array_get_idx(list, i), i == get_u64(nodes, "node"));
+    if (waits && *waits)
+        fprintf(file, "%10snode 0 waits for node%s %s %s\n", "", strchr(waits, ',') ? "s" : "", waits,
+                get_string(nodes, "waits_to"));
+}
+
+static void show_device(FILE *file, struct json_object *o)
+{
+    struct json_object *device = get(o, "device");
+
+    if (!device)
+        return;
+    fprintf(file, "engine    nccl, generation %s, %s", get_string(device, "generation"),
+            json_object_get_boolean(get(device, "ready")) ? "ready" : "not ready");
+    if (get_u64(device, "pid") > 0)
+        fprintf(file, ", pid %s", get_string(device, "pid"));
+    if (get(device, "versions"))
+        fprintf(file, ": %s", get_string(device, "versions"));
+    if (get_u64(device, "n_failures") > 0)
+        fprintf(file, "; %s failed", get_string(device, "n_failures"));
+    fputc('\n', file);
+}
+
 int show_status(FILE *file, struct json_object *answer)
 {
     show_daemon(file, answer);
@@ -210,6 +299,8 @@ int show_status(FILE *file, struct json_object *answer)
     show_overlap(file, answer);
     show_memory(file, answer);
     show_counters(file, answer);
+    show_nodes(file, answer);
+    show_device(file, answer);
     show_trouble(file, answer);
     return 0;
 }

@@ -7,7 +7,8 @@
  * Read main() last. The story is in attach(), train(), train_step() and
  * train_micro_batch(), in this order; what the model asks for while it computes
  * is in the four hooks before them: its weights lie in zerod's memory and its gradients
- * are written straight into zerod's slots, so this process has no copy of either.
+ * are written straight into zerod's slots, so this process has no copy of either. With --device cuda both lie in
+ * memory of a GPU; this model computes on the host all the same, so it needs copies then (struct on_gpu).
  *
  * A trainer may be killed at any time and started again with the same options:
  * zerod says where it stood, and batches depend on nothing else.
@@ -23,6 +24,7 @@
 
 #include <zerod/client.h>
 
+#include "client/example/gpu.h"
 #include "client/example/model.h"
 #include "client/example/task.h"
 #include "client/example/text.h"
@@ -37,8 +39,22 @@ struct provocation {
     float *kept; /* its gradient, to be pushed a second time */
 };
 
+/*
+ * --device cuda. Gradients go there in two ways, as real trainers do it: every other parameter's into zerod's slot, the
+ * others' into memory of the program's own, from where zerod copies them on the stream.
+ */
+struct on_gpu {
+    bool wanted;
+    struct gpu *gpu;
+    float *host_weights, *host_grad; /* of all parameters; of the one that is being computed */
+    float *grads;                    /* on the GPU: of all parameters, also their initial weights */
+    float *duplicate;                /* on the GPU: of the provoked one */
+    size_t *offsets;                 /* where a parameter's elements begin */
+};
+
 struct trainer {
     struct task task;
+    struct on_gpu on_gpu;
     struct zerod_options options;
     struct provocation provocation;
     uint64_t log_every;
@@ -110,6 +126,10 @@ static int on_grad(void *ctx, unsigned param, float **out)
 {
     struct trainer *t = ctx;
 
+    if (t->on_gpu.gpu) {
+        *out = t->slot = t->on_gpu.host_grad;
+        return 0;
+    }
     *out = t->slot = zerod_slot(t->client, param);
     if (t->slot)
         return 0;
@@ -129,6 +149,19 @@ static int push(struct trainer *t, unsigned param, const float *data)
                                  });
 }
 
+static int push_to_gpu(struct trainer *t, unsigned param)
+{
+    struct on_gpu *g = &t->on_gpu;
+    bool in_slot = param % 2 == 0;
+    float *to = in_slot ? zerod_slot(t->client, param) : g->grads + g->offsets[param];
+    int r;
+
+    if (!to)
+        return zerod_error(t->client)->status ? zerod_error(t->client)->status : -EPROTO;
+    r = gpu_put(g->gpu, to, t->slot, model_param(t->model, param)->n_elems * sizeof(float));
+    return r ? r : push(t, param, in_slot ? NULL : to);
+}
+
 /* It is final: zerod may add it while the rest of the backward runs. */
 static int on_grad_ready(void *ctx, unsigned param)
 {
@@ -137,7 +170,7 @@ static int on_grad_ready(void *ctx, unsigned param)
 
     if (p->armed && p->param == param)
         memcpy(p->kept, t->slot, model_param(t->model, param)->n_elems * sizeof(float));
-    return push(t, param, NULL);
+    return t->on_gpu.gpu ? push_to_gpu(t, param) : push(t, param, NULL);
 }
 
 static struct model_hooks hooks_of(struct trainer *t)
@@ -172,20 +205,97 @@ static int declare(struct trainer *t, float *init)
     return 0;
 }
 
+/* The same, when they have to lie on the GPU. */
+static int declare_on_gpu(struct trainer *t)
+{
+    struct on_gpu *g = &t->on_gpu;
+    int r;
+
+    for (unsigned i = 0; i < model_n_params(t->model); i++)
+        model_init_weights(t->model, t->task.seed, i, g->host_weights + g->offsets[i]);
+    r = gpu_put(g->gpu, g->grads, g->host_weights, model_n_elems(t->model) * sizeof(float));
+    for (unsigned i = 0; r == 0 && i < model_n_params(t->model); i++) {
+        const struct model_param *p = model_param(t->model, i);
+
+        r = zerod_declare(t->client,
+                          &(struct zerod_param){
+                              .name = p->name,
+                              .ndim = p->ndim,
+                              .shape = p->shape,
+                              .trainable = true,
+                              .init = t->options.rank == 0 ? g->grads + g->offsets[i] : NULL,
+                          },
+                          1);
+    }
+    return r;
+}
+
+/* Local rank n takes GPU n of those that are visible. */
+static int open_gpu(struct trainer *t)
+{
+    const char *local_rank = getenv("LOCAL_RANK");
+    size_t n_bytes = model_n_elems(t->model) * sizeof(float), offset = 0;
+    unsigned n_params = model_n_params(t->model);
+    struct on_gpu *g = &t->on_gpu;
+    int r = gpu_open(&g->gpu, local_rank ? atoi(local_rank) : t->options.rank);
+
+    if (r)
+        return r;
+    g->host_weights = malloc(n_bytes);
+    g->host_grad = malloc(n_bytes);
+    g->offsets = calloc(n_params, sizeof(*g->offsets));
+    g->grads = gpu_alloc(g->gpu, n_bytes);
+    g->duplicate = gpu_alloc(g->gpu, n_bytes);
+    if (!g->host_weights || !g->host_grad || !g->offsets || !g->grads || !g->duplicate)
+        return -ENOMEM;
+    for (unsigned i = 0; i < n_params; i++) {
+        g->offsets[i] = offset;
+        offset += model_param(t->model, i)->n_elems;
+    }
+    return zerod_set_stream(t->client, gpu_stream(g->gpu));
+}
+
+/* The model computes with a copy. */
+static int get_weights(struct trainer *t)
+{
+    struct on_gpu *g = &t->on_gpu;
+    int r = 0;
+
+    for (unsigned i = 0; g->gpu && r == 0 && i < model_n_params(t->model); i++)
+        r = gpu_get(g->gpu, g->host_weights + g->offsets[i], zerod_weight(t->client, i),
+                    model_param(t->model, i)->n_elems * sizeof(float));
+    return r;
+}
+
+static int check_device(struct trainer *t)
+{
+    struct zerod_job job;
+    int r = zerod_job(t->client, &job);
+
+    if (r == 0 && job.cuda != t->on_gpu.wanted) {
+        fprintf(stderr, "zerod-example: the daemon's job has device: %s; start with --device %s\n",
+                job.cuda ? "cuda" : "cpu", job.cuda ? "cuda" : "cpu");
+        r = -EINVAL;
+    }
+    return r == 0 && job.cuda ? open_gpu(t) : r;
+}
+
 static int attach(struct trainer *t)
 {
     float *init = NULL;
     int r;
 
     r = zerod_connect(&t->client, &t->options);
+    if (r == 0)
+        r = check_device(t);
     if (r)
         return r;
-    if (t->options.rank == 0) {
+    if (t->options.rank == 0 && !t->on_gpu.gpu) {
         init = malloc(model_n_elems(t->model) * sizeof(*init));
         if (!init)
             return -ENOMEM;
     }
-    r = declare(t, init);
+    r = t->on_gpu.gpu ? declare_on_gpu(t) : declare(t, init);
     if (r == 0)
         r = zerod_form(t->client); /* waits for the other ranks */
     free(init);
@@ -197,8 +307,8 @@ static int attach(struct trainer *t)
         r = 0;
     }
     for (unsigned i = 0; r == 0 && i < model_n_params(t->model); i++)
-        t->weights[i] = zerod_weight(t->client, i);
-    return r;
+        t->weights[i] = t->on_gpu.gpu ? t->on_gpu.host_weights + t->on_gpu.offsets[i] : zerod_weight(t->client, i);
+    return r == 0 ? get_weights(t) : r;
 }
 
 /* A second backward through the same forward, as far as it concerns one parameter. */
@@ -210,7 +320,11 @@ static int provoke(struct trainer *t)
     t->holds_duplicate = true;
     t->n_backwards++;
     r = zerod_begin_backward(t->client, &(struct zerod_backward){t->n_forwards, t->n_backwards});
-    return r ? r : push(t, t->provocation.param, t->provocation.kept);
+    if (r || !t->on_gpu.gpu)
+        return r ? r : push(t, t->provocation.param, t->provocation.kept);
+    r = gpu_put(t->on_gpu.gpu, t->on_gpu.duplicate, t->provocation.kept,
+                model_param(t->model, t->provocation.param)->n_elems * sizeof(float));
+    return r ? r : push(t, t->provocation.param, t->on_gpu.duplicate);
 }
 
 /*
@@ -321,6 +435,8 @@ static int train_step(struct trainer *t, struct zerod_position at)
             return r;
     }
     r = zerod_step(t->client, &args, &result); /* waits for the other ranks; then the weights are the new ones */
+    if (r == 0)
+        r = get_weights(t);
     if (r)
         return r;
     show(t, at.step, &result);
@@ -440,6 +556,10 @@ static int run(struct trainer *t)
 static void clean_up(struct trainer *t)
 {
     zerod_close(t->client);
+    gpu_close(t->on_gpu.gpu);
+    free(t->on_gpu.host_weights);
+    free(t->on_gpu.host_grad);
+    free(t->on_gpu.offsets);
     model_free(t->model);
     text_deinit(&t->text);
     free(t->tokens);
@@ -459,6 +579,7 @@ static const char help[] =
     "  --run-id ID          whose state to resume (environment ZEROD_RUN_ID, or any)\n"
     "  --on-duplicate reject|accumulate|abort_step   (as the daemon is configured)\n"
     "  --provoke-duplicate STEP:PARAMETER[:RANK]     push one gradient twice, show the diagnosis, go on\n"
+    "  --device cpu|cuda    where zerod holds gradients and weights, as the daemon is configured (cpu)\n"
     "  --log-every N        steps between two lines of rank 0 (10)\n";
 
 static int parse_provocation(struct provocation *p, char *value)
@@ -497,6 +618,15 @@ static int parse_on_duplicate(struct zerod_options *o, const char *value)
     return -EINVAL;
 }
 
+static int parse_device(struct trainer *t, const char *value)
+{
+    t->on_gpu.wanted = strcmp(value, "cuda") == 0;
+    if (t->on_gpu.wanted || strcmp(value, "cpu") == 0)
+        return 0;
+    fprintf(stderr, "--device %s: cpu or cuda is needed\n", value);
+    return -EINVAL;
+}
+
 static int parse_rank(struct trainer *t, const char *value)
 {
     uint64_t n;
@@ -507,7 +637,7 @@ static int parse_rank(struct trainer *t, const char *value)
     return r;
 }
 
-enum option_value { HELP = 1, SOCKET, RANK, RUN_ID, ON_DUPLICATE, PROVOKE, LOG_EVERY };
+enum option_value { HELP = 1, SOCKET, RANK, RUN_ID, ON_DUPLICATE, PROVOKE, LOG_EVERY, DEVICE };
 
 static int parse_one(struct trainer *t, int option, char *value)
 {
@@ -526,6 +656,8 @@ static int parse_one(struct trainer *t, int option, char *value)
         return parse_provocation(&t->provocation, value);
     case LOG_EVERY:
         return task_parse_count("log-every", value, 1, UINT32_MAX, &t->log_every);
+    case DEVICE:
+        return parse_device(t, value);
     case '?':
         return -EINVAL;
     default:
@@ -544,6 +676,7 @@ static int parse(struct trainer *t, int argc, char **argv)
         {"on-duplicate", required_argument, NULL, ON_DUPLICATE},
         {"provoke-duplicate", required_argument, NULL, PROVOKE},
         {"log-every", required_argument, NULL, LOG_EVERY},
+        {"device", required_argument, NULL, DEVICE},
         TASK_LONG_OPTIONS,
         {0},
     };

@@ -320,6 +320,27 @@ int client_call(struct zerod *c, const struct request *request, enum reply_type 
     return 0;
 }
 
+int client_cuda_failed(struct zerod *c, int r)
+{
+    return client_fatal(c, r, "the GPU: %s", cuda_why(c->cuda));
+}
+
+int client_wait_for_stream(struct zerod *c)
+{
+    int r = c->cuda ? cuda_wait(c->cuda, c->stream) : 0;
+
+    return r == 0 ? 0 : client_cuda_failed(c, r);
+}
+
+int zerod_set_stream(struct zerod *c, void *stream)
+{
+    int r = client_check(c, false);
+
+    if (r == 0)
+        c->stream = stream;
+    return r;
+}
+
 /* A push is too short for getpid(), which is a system call. */
 static int watch_forks(struct zerod *c)
 {
@@ -453,7 +474,7 @@ int zerod_connect(struct zerod **out, const struct zerod_options *options)
     if (!c)
         return client_fail(NULL, -ENOMEM, "out of memory");
     c->fd = -1;
-    c->ring = c->overflow = c->credit = c->weights = MAPPING_NULL;
+    c->ring = c->overflow = c->credit = c->weights = c->window = MAPPING_NULL;
     c->in = FRAME_BUFFER_NULL;
     r = watch_forks(c);
     if (r == 0)
@@ -475,6 +496,22 @@ int zerod_connect(struct zerod **out, const struct zerod_options *options)
     return r;
 }
 
+/* What the stream still does with this memory has to end; and a forked child must not call the driver at all. */
+static void give_up_gpu(struct zerod *c)
+{
+    if (!c->cuda)
+        return;
+    if (*c->mine) {
+        (void)cuda_wait(c->cuda, c->stream);
+        return;
+    }
+    c->ring = c->weights = MAPPING_NULL;
+    c->device_scratch = NULL;
+    for (uint32_t i = 0; c->places && i < c->layout->n_params; i++)
+        c->places[i] = NULL;
+    c->cuda = NULL;
+}
+
 void zerod_close(struct zerod *c)
 {
     if (!c)
@@ -485,11 +522,13 @@ void zerod_close(struct zerod *c)
         (void)shutdown(c->fd, SHUT_RDWR);
     if (c->fd >= 0)
         close(c->fd);
+    give_up_gpu(c);
     weights_deinit(c);
     push_deinit(c);
     mapping_deinit(&c->ring);
     mapping_deinit(&c->overflow);
     mapping_deinit(&c->credit);
+    cuda_free(c->cuda);
     if (c->mine)
         munmap(c->mine, (size_t)sysconf(_SC_PAGESIZE));
     layout_free(c->layout);
@@ -544,6 +583,7 @@ int zerod_job(struct zerod *c, struct zerod_job *out)
         .fp16 = w->fp16,
         .accumulation = w->accumulation,
         .max_live_elems = w->stage3_max_live_elems,
+        .cuda = w->cuda,
     };
     return 0;
 }
@@ -613,6 +653,8 @@ int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod
 
     if (r == 0)
         r = check_args(c, args);
+    if (r == 0)
+        r = client_wait_for_stream(c);
     if (r != 0)
         return r;
     r = client_call(c, &(struct request){.type = REQUEST_STEP, .step = step_request(c, args, groups)}, REPLY_STEP_DONE,

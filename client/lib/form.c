@@ -24,9 +24,21 @@ int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection
     return 0;
 }
 
+int mapping_init_device(struct mapping *mapping, struct cuda *cuda, int fd, size_t n_bytes, bool read_only)
+{
+    uint8_t *base;
+    int r = cuda_map(cuda, fd, n_bytes, read_only, &base);
+
+    if (r == 0)
+        *mapping = (struct mapping){.base = base, .n_bytes = n_bytes, .fd = -1, .cuda = cuda};
+    return r;
+}
+
 void mapping_deinit(struct mapping *mapping)
 {
-    if (mapping->base)
+    if (mapping->base && mapping->cuda)
+        cuda_unmap(mapping->cuda, mapping->base, mapping->n_bytes);
+    else if (mapping->base)
         munmap(mapping->base, mapping->n_bytes);
     if (mapping->fd >= 0)
         close(mapping->fd);
@@ -109,10 +121,25 @@ static int send_manifest(struct zerod *c)
 
 /* ---- forming ------------------------------------------------------------------------------------------- */
 
+static int map_device_segment(struct zerod *c, const struct wire_segment *segment, int fd)
+{
+    int r = -EPROTO;
+
+    if (c->cuda && segment->kind == WIRE_SEGMENT_RING && !c->ring.base)
+        r = mapping_init_device(&c->ring, c->cuda, fd, segment->n_bytes, false);
+    else if (c->cuda && segment->kind == WIRE_SEGMENT_WEIGHTS && !c->weights.base)
+        r = mapping_init_device(&c->weights, c->cuda, fd, segment->n_bytes, true);
+    else
+        close(fd);
+    return r;
+}
+
 static int map_segment(struct zerod *c, const struct wire_segment *segment, int fd)
 {
     int r;
 
+    if (segment->cuda)
+        return map_device_segment(c, segment, fd);
     switch (segment->kind) {
     case WIRE_SEGMENT_RING:
         r = mapping_init(&c->ring, fd, segment->n_bytes, PROT_READ | PROT_WRITE);
@@ -133,6 +160,12 @@ static int map_segment(struct zerod *c, const struct wire_segment *segment, int 
     }
 }
 
+/* Behind a ring in device memory nothing is told of pushes that wait to be sent: none does. */
+static uint64_t ring_needs(const struct zerod *c, const struct reply_formed *formed)
+{
+    return c->cuda ? formed->ring_bytes : held_pushes_offset(formed->ring_bytes) + sizeof(struct held_pushes);
+}
+
 static int map_segments(struct zerod *c, const struct reply_formed *formed)
 {
     for (size_t i = 0; i < formed->n_segments; i++) {
@@ -141,12 +174,13 @@ static int map_segments(struct zerod *c, const struct reply_formed *formed)
 
         if (r < 0)
             return client_fatal(c, r, "mapping zerod's memory (%llu bytes): %s",
-                                (unsigned long long)formed->segments[i].n_bytes, strerror(-r));
+                                (unsigned long long)formed->segments[i].n_bytes,
+                                r == -EIO && c->cuda ? cuda_why(c->cuda) : strerror(-r));
     }
-    if (!c->ring.base || !c->credit.base ||
-        c->ring.n_bytes < held_pushes_offset(formed->ring_bytes) + sizeof(struct held_pushes))
+    if (!c->ring.base || !c->credit.base || !c->ring.cuda != !c->cuda || c->ring.n_bytes < ring_needs(c, formed))
         return client_fatal(c, -EPROTO, "zerod sent no ring");
-    (void)madvise(c->ring.base, c->ring.n_bytes, MADV_POPULATE_WRITE);
+    if (!c->cuda)
+        (void)madvise(c->ring.base, c->ring.n_bytes, MADV_POPULATE_WRITE);
     return 0;
 }
 
@@ -165,6 +199,15 @@ static int take_blob(struct zerod *c, bool has_blob, const uint8_t *blob, size_t
     return 0;
 }
 
+static int check_gpu(struct zerod *c, const struct reply_formed *formed)
+{
+    int r = 0;
+
+    if (c->cuda && formed->n_gpu_bytes == CUDA_GPU_BYTES)
+        r = cuda_check_gpu(c->cuda, formed->gpu);
+    return r == 0 ? 0 : client_fatal(c, r, "%s", cuda_why(c->cuda));
+}
+
 static int take_formed(struct zerod *c, const struct reply_formed *formed)
 {
     uint32_t bad;
@@ -179,8 +222,24 @@ static int take_formed(struct zerod *c, const struct reply_formed *formed)
     c->loss_scale = formed->loss_scale;
     r = take_blob(c, formed->has_blob, formed->blob, formed->n_blob_bytes);
     if (r == 0)
+        r = check_gpu(c, formed);
+    if (r == 0)
         r = map_segments(c, formed);
     return r < 0 ? r : push_init(c, formed->n_tickets);
+}
+
+static int copy_init(struct zerod *c, const void *from, size_t n_bytes)
+{
+    int r;
+
+    if (!c->cuda) {
+        memcpy(c->ring.base, from, n_bytes);
+        return 0;
+    }
+    r = cuda_copy(c->cuda, c->ring.base, from, n_bytes, c->stream);
+    if (r == 0)
+        r = cuda_wait(c->cuda, c->stream);
+    return r == 0 ? 0 : client_cuda_failed(c, r);
 }
 
 /* One parameter's initial weights, in pieces that fit into the ring. */
@@ -195,7 +254,9 @@ static int send_init(struct zerod *c, uint32_t param)
         struct reply reply;
         int r;
 
-        memcpy(c->ring.base, (const uint8_t *)c->inits[param] + start * size, n * size);
+        r = copy_init(c, (const uint8_t *)c->inits[param] + start * size, n * size);
+        if (r != 0)
+            return r;
         r = client_call(
             c, &(struct request){.type = REQUEST_INIT, .init = {.param = param, .start_elem = start, .n_elems = n}},
             REPLY_DONE, &reply);
@@ -222,11 +283,32 @@ static int get_ready(struct zerod *c, bool init_wanted)
     return take_blob(c, reply.done.has_blob, reply.done.blob, reply.done.n_blob_bytes);
 }
 
+/* Before anything is declared, so that the other ranks do not wait for one that cannot come. */
+static int open_cuda(struct zerod *c)
+{
+    struct cuda *cuda;
+    int r;
+
+    if (!c->welcome.cuda || c->cuda)
+        return 0;
+    r = cuda_open(&cuda, c->is_torch);
+    if (r != 0) {
+        client_fail(c, r, "%s", cuda_why(cuda));
+        cuda_free(cuda);
+        return r;
+    }
+    c->cuda = cuda;
+    return 0;
+}
+
 static int get_formed(struct zerod *c)
 {
     struct reply reply;
-    int r = send_manifest(c);
+    int r = open_cuda(c);
 
+    if (r != 0)
+        return r;
+    r = send_manifest(c);
     if (r >= 0 && !c->fatal)
         r = client_call(c, &(struct request){.type = REQUEST_FORM, .form = {.n_params = c->manifest.n}}, REPLY_FORMED,
                         &reply);

@@ -7,6 +7,7 @@
  *   client.c   the handle's life, one request and its answer, errors, small calls
  *   form.c     declaring, forming, initial weights
  *   push.c     slots, pushes, micro-batches
+ *   cuda.c     jobs on GPUs: device memory, streams, events
  *   report.c   what the client knows of faults: evidence, reports
  *   weights.c  weights, gather and release, write windows, state
  *   fault.c    explains a SIGSEGV inside the weights (E1106, E1110)
@@ -16,6 +17,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "client/lib/cuda.h"
 #include "daemon/frame.h"
 #include "daemon/layout.h"
 #include "daemon/manifest.h"
@@ -28,13 +30,15 @@
 enum {
     CLIENT_MAX_FIELDS = DIAGNOSTIC_MAX_FIELDS,
     CLIENT_NO_TICKET = UINT32_MAX,
+    CLIENT_PLACE_ALIGN_BYTES = 64,
     CLIENT_HOLD_BYTES = 64 * 1024, /* of gradients. Picked: beside such a copy a send costs little */
 };
 
 struct mapping {
     uint8_t *base;
     size_t n_bytes;
-    int fd; /* -1: none */
+    int fd;            /* -1: none */
+    struct cuda *cuda; /* not NULL: it is device memory, which the host must not touch */
 };
 
 #define MAPPING_NULL ((struct mapping){.fd = -1})
@@ -53,9 +57,9 @@ struct ticket {
     bool pushed; /* the daemon knows of it: comes back as a credit */
     bool overflow;
     uint32_t use;
-    uint32_t bucket, pass;
+    uint32_t parcel, pass;
     uint64_t offset_bytes, n_bytes;
-    uint32_t next; /* next ticket of the bucket in this micro-batch */
+    uint32_t next; /* next ticket of the parcel in this micro-batch */
 };
 
 struct interned {
@@ -97,24 +101,30 @@ struct zerod {
     size_t n_blob_bytes;
     double loss_scale;
 
+    struct cuda *cuda; /* of a job on GPUs, else NULL: ring and weights are device memory */
+    void *stream;      /* on which gradients are computed; NULL: the default one */
     struct mapping ring, overflow, credit;
     struct mapping weights;   /* shared weights, or the range of stage 3 */
     uint8_t *private_weights; /* the copy that the caller sees, or NULL */
     uint64_t ring_bytes;
     uint32_t *gathered; /* stage 3, per parameter */
     bool in_window;
+    struct mapping window; /* of a job on GPUs: host memory beside the weights */
 
     bool open; /* a micro-batch is */
     uint32_t ordinal;
     uint64_t sequence;
     uint16_t *n_pushed; /* per parameter, in the open micro-batch */
     bool *slotted;      /* per parameter: zerod_slot() said where the next push is to be written */
-    uint32_t *slots;    /* per bucket: first ticket of the open micro-batch */
+    uint8_t **places;   /* per parameter: where zerod_slot() has a gradient of several parts written, or NULL */
+    uint32_t *slots;    /* per parcel: first ticket of the open micro-batch */
     struct ticket *tickets;
     uint32_t *used; /* tickets in use */
     uint32_t n_used, n_tickets, next_ticket;
     uint8_t *scratch; /* where a duplicate's bytes go, so that they never overwrite the first's */
     size_t n_scratch_bytes;
+    uint8_t *device_scratch; /* the same on a GPU; scratch then has the host's copy of it */
+    size_t n_device_scratch_bytes;
 
     struct interned *strings; /* open addressing, capacity a power of two */
     uint32_t n_strings, string_capacity;
@@ -157,8 +167,15 @@ void push_close(struct zerod *c);
 int push_init(struct zerod *c, uint32_t n_tickets);
 void push_deinit(struct zerod *c);
 
+/* What failed with the driver is the end of the connection: a slot may be half written. Return: r. */
+int client_cuda_failed(struct zerod *c, int r);
+
+/* Jobs on GPUs: waits until the caller's stream is done with the weights. Return: 0 or fatal. */
+int client_wait_for_stream(struct zerod *c);
+
 /* Maps a descriptor that came with the last answer; takes it. Return: 0 or -errno. */
 int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection);
+int mapping_init_device(struct mapping *mapping, struct cuda *cuda, int fd, size_t n_bytes, bool read_only);
 void mapping_deinit(struct mapping *mapping);
 
 int weights_init(struct zerod *c, enum wire_segment_kind kind, int fd, size_t n_bytes);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Slots and pushes. A slot holds a bucket's gradients of one micro-batch and
+ * Slots and pushes. A slot holds a parcel's gradients (daemon/layout.h) of one micro-batch and
  * pass; the client places it in the ring, first fit, and names it by a ticket
  * until the credit page says that it has been reduced. No room in the ring: the
  * daemon is asked for an overflow extent, the only wait there is in a backward.
+ * A large gradient is pushed in parts, so that the ring need not hold all of it.
  */
 
 #include <assert.h>
@@ -23,14 +24,15 @@ int push_init(struct zerod *c, uint32_t n_tickets)
     c->n_tickets = n_tickets;
     c->tickets = calloc(n_tickets, sizeof(*c->tickets));
     c->used = calloc(n_tickets, sizeof(*c->used));
-    c->slots = malloc((c->layout->n_buckets + 1) * sizeof(*c->slots));
+    c->slots = malloc((c->layout->n_parcels + 1) * sizeof(*c->slots));
+    c->places = calloc(c->layout->n_params, sizeof(*c->places));
     c->n_pushed = calloc(c->layout->n_params, sizeof(*c->n_pushed));
     c->slotted = calloc(c->layout->n_params, sizeof(*c->slotted));
     c->gathered = calloc(c->layout->n_params, sizeof(*c->gathered));
-    if (!c->tickets || !c->used || !c->slots || !c->n_pushed || !c->slotted || !c->gathered)
+    if (!c->tickets || !c->used || !c->slots || !c->places || !c->n_pushed || !c->slotted || !c->gathered)
         return client_fatal(c, -ENOMEM, "out of memory");
-    for (uint32_t b = 0; b < c->layout->n_buckets; b++)
-        c->slots[b] = CLIENT_NO_TICKET;
+    for (uint32_t i = 0; i < c->layout->n_parcels; i++)
+        c->slots[i] = CLIENT_NO_TICKET;
     return 0;
 }
 
@@ -43,6 +45,14 @@ void push_deinit(struct zerod *c)
     free(c->slotted);
     free(c->gathered);
     free(c->scratch);
+    cuda_release(c->cuda, c->device_scratch);
+    for (uint32_t i = 0; c->places && i < c->layout->n_params; i++) {
+        if (c->cuda)
+            cuda_release(c->cuda, c->places[i]);
+        else
+            free(c->places[i]);
+    }
+    free(c->places);
     for (uint32_t i = 0; i < c->string_capacity; i++)
         free(c->strings[i].text);
     free(c->strings);
@@ -57,7 +67,7 @@ static uint32_t credits(const struct zerod *c, uint32_t ticket)
 
 static void unlink_ticket(struct zerod *c, uint32_t ticket)
 {
-    uint32_t *link = &c->slots[c->tickets[ticket].bucket];
+    uint32_t *link = &c->slots[c->tickets[ticket].parcel];
 
     while (*link != CLIENT_NO_TICKET && *link != ticket)
         link = &c->tickets[*link].next;
@@ -75,7 +85,7 @@ static void reap(struct zerod *c)
 
         if (ticket->in_use && ticket->pushed && credits(c, c->used[i]) != ticket->use) {
             ticket->in_use = false;
-            unlink_ticket(c, c->used[i]); /* the bucket's list must not lead into another's */
+            unlink_ticket(c, c->used[i]); /* the parcel's list must not lead into another's */
         }
         if (ticket->in_use)
             c->used[n++] = c->used[i];
@@ -90,8 +100,8 @@ void push_close(struct zerod *c)
         return;
     memset(c->n_pushed, 0, c->layout->n_params * sizeof(*c->n_pushed));
     memset(c->slotted, 0, c->layout->n_params * sizeof(*c->slotted));
-    for (uint32_t b = 0; b < c->layout->n_buckets; b++)
-        c->slots[b] = CLIENT_NO_TICKET;
+    for (uint32_t i = 0; i < c->layout->n_parcels; i++)
+        c->slots[i] = CLIENT_NO_TICKET;
     for (uint32_t i = 0; i < c->n_used; i++)
         if (!c->tickets[c->used[i]].pushed)
             c->tickets[c->used[i]].in_use = false; /* the daemon never heard of it */
@@ -140,12 +150,15 @@ struct place {
     uint32_t at; /* index in used[] */
 };
 
-static int ask_for_place(struct zerod *c, uint32_t bucket, uint32_t pass, struct place *place, bool *retry)
+static int ask_for_place(struct zerod *c, uint32_t parcel, uint32_t pass, struct place *place, bool *retry)
 {
+    uint32_t bucket = c->layout->parcels[parcel].bucket;
+    struct request request = {
+        .type = REQUEST_SLOT_REQUEST,
+        .slot_request = {.bucket = bucket, .parcel = parcel - c->layout->buckets[bucket].first_parcel, .pass = pass},
+    };
     struct reply reply;
-    int r = client_call(
-        c, &(struct request){.type = REQUEST_SLOT_REQUEST, .slot_request = {.bucket = bucket, .pass = pass}},
-        REPLY_SLOT_GRANT, &reply);
+    int r = client_call(c, &request, REPLY_SLOT_GRANT, &reply);
 
     if (r != 0)
         return r;
@@ -154,7 +167,7 @@ static int ask_for_place(struct zerod *c, uint32_t bucket, uint32_t pass, struct
     return 0;
 }
 
-static int find_place(struct zerod *c, uint32_t bucket, uint32_t pass, uint64_t n_bytes, struct place *place)
+static int find_place(struct zerod *c, uint32_t parcel, uint32_t pass, uint64_t n_bytes, struct place *place)
 {
     bool retry = true;
     int r = 0;
@@ -164,26 +177,27 @@ static int find_place(struct zerod *c, uint32_t bucket, uint32_t pass, uint64_t 
         *place = (struct place){0};
         if (c->n_used < c->n_tickets && find_gap(c, n_bytes, &place->offset_bytes, &place->at))
             return 0;
-        r = ask_for_place(c, bucket, pass, place, &retry);
+        r = ask_for_place(c, parcel, pass, place, &retry);
     }
     return r;
 }
 
-/* The slot for a bucket's pass, opened if need be. Return: 0, ZEROD_REFUSED, ZEROD_ABORTED or fatal. */
-static int get_slot(struct zerod *c, uint32_t bucket, uint32_t pass, uint32_t *out)
+/* The slot for a parcel's pass, opened if need be. Return: 0, ZEROD_REFUSED, ZEROD_ABORTED or fatal. */
+static int get_slot(struct zerod *c, uint32_t parcel, uint32_t pass, uint32_t *out)
 {
-    const struct layout_bucket *b = &c->layout->buckets[bucket];
     struct place place;
+    uint64_t n_bytes;
     uint32_t ticket;
     int r;
 
-    for (ticket = c->slots[bucket]; ticket != CLIENT_NO_TICKET; ticket = c->tickets[ticket].next) {
+    for (ticket = c->slots[parcel]; ticket != CLIENT_NO_TICKET; ticket = c->tickets[ticket].next) {
         if (c->tickets[ticket].pass == pass) {
             *out = ticket;
             return 0;
         }
     }
-    r = find_place(c, bucket, pass, b->n_elems * dtype_size(b->grad_dtype), &place);
+    n_bytes = layout_parcel_bytes(c->layout, parcel);
+    r = find_place(c, parcel, pass, n_bytes, &place);
     if (r != 0)
         return r;
     ticket = free_ticket(c);
@@ -193,28 +207,29 @@ static int get_slot(struct zerod *c, uint32_t bucket, uint32_t pass, uint32_t *o
         .in_use = true,
         .overflow = place.overflow,
         .use = credits(c, ticket),
-        .bucket = bucket,
+        .parcel = parcel,
         .pass = pass,
         .offset_bytes = place.offset_bytes,
-        .n_bytes = b->n_elems * dtype_size(b->grad_dtype),
-        .next = c->slots[bucket],
+        .n_bytes = n_bytes,
+        .next = c->slots[parcel],
     };
     memmove(&c->used[place.at + 1], &c->used[place.at], (c->n_used - place.at) * sizeof(*c->used));
     c->used[place.at] = ticket;
     c->n_used++;
-    c->slots[bucket] = ticket;
+    c->slots[parcel] = ticket;
     *out = ticket;
     (void)failpoint("slot");
     return 0;
 }
 
+/* Where in its slot a parameter's part lies: a part of several is alone there. Looks at no more than it must. */
 static uint8_t *slot_data(const struct zerod *c, uint32_t ticket, uint32_t param)
 {
     const struct layout_param *p = &c->layout->params[param];
     const struct ticket *t = &c->tickets[ticket];
+    uint64_t offset = p->n_parts == 1 ? p->offset_elems * dtype_size(p->grad_dtype) : 0;
 
-    return (t->overflow ? c->overflow.base : c->ring.base) + t->offset_bytes +
-           p->offset_elems * dtype_size(p->grad_dtype);
+    return (t->overflow ? c->overflow.base : c->ring.base) + t->offset_bytes + offset;
 }
 
 static size_t gradient_bytes(const struct zerod *c, uint32_t param)
@@ -312,8 +327,51 @@ static bool is_refused_duplicate(const struct zerod *c, uint32_t param)
     return c->n_pushed[param] > 0 && c->welcome.on_duplicate != WIRE_ON_DUPLICATE_ACCUMULATE;
 }
 
+/* The same on the GPU. What is there may still be copied from: it goes when that is done. */
+static void *get_device_scratch(struct zerod *c, uint32_t param)
+{
+    size_t n_bytes = gradient_bytes(c, param) + 1;
+    int r = 0;
+
+    if (n_bytes <= c->n_device_scratch_bytes)
+        return c->device_scratch;
+    r = cuda_wait(c->cuda, c->stream);
+    if (r == 0) {
+        cuda_release(c->cuda, c->device_scratch);
+        c->n_device_scratch_bytes = 0;
+        r = cuda_alloc(c->cuda, n_bytes, &c->device_scratch);
+    }
+    if (r != 0) {
+        client_cuda_failed(c, r);
+        return NULL;
+    }
+    c->n_device_scratch_bytes = n_bytes;
+    return c->device_scratch;
+}
+
+/* Room for a gradient that its ring never holds as a whole; kept. Return: NULL when memory is out. */
+static void *get_place(struct zerod *c, uint32_t param)
+{
+    int r = 0;
+
+    if (!c->places[param] && c->cuda)
+        r = cuda_alloc(c->cuda, gradient_bytes(c, param), &c->places[param]);
+    else if (!c->places[param])
+        r = -posix_memalign((void **)&c->places[param], CLIENT_PLACE_ALIGN_BYTES, gradient_bytes(c, param));
+    if (r != 0) {
+        if (c->cuda)
+            client_cuda_failed(c, r);
+        else
+            client_fatal(c, r, "out of memory");
+        return NULL;
+    }
+    c->slotted[param] = true;
+    return c->places[param];
+}
+
 void *zerod_slot(struct zerod *c, unsigned param)
 {
+    const struct layout_param *p;
     uint32_t ticket;
 
     if (client_check(c, true) != 0)
@@ -324,8 +382,11 @@ void *zerod_slot(struct zerod *c, unsigned param)
         return NULL;
     }
     if (is_refused_duplicate(c, param))
-        return get_scratch(c, param);
-    if (get_slot(c, c->layout->params[param].bucket, c->n_pushed[param], &ticket) != 0)
+        return c->cuda ? get_device_scratch(c, param) : get_scratch(c, param);
+    p = &c->layout->params[param];
+    if (p->n_parts > 1)
+        return get_place(c, param);
+    if (get_slot(c, p->first_parcel, c->n_pushed[param], &ticket) != 0)
         return NULL;
     c->slotted[param] = true;
     return slot_data(c, ticket, param);
@@ -368,16 +429,37 @@ static bool is_record_only(const struct zerod *c, const struct zerod_push *push)
            is_refused_duplicate(c, push->param);
 }
 
+/* A duplicate's bytes in host memory; of a job on GPUs a copy. Return: NULL when there are none, or an error. */
+static const void *duplicate_bytes(struct zerod *c, const struct zerod_push *push)
+{
+    const void *from = push->data ? push->data : c->cuda ? c->device_scratch : c->scratch;
+    void *copy;
+    int r;
+
+    if (!c->cuda || !from)
+        return from;
+    copy = get_scratch(c, push->param);
+    if (!copy)
+        return NULL;
+    r = cuda_copy_to_host(c->cuda, copy, from, gradient_bytes(c, push->param), c->stream);
+    if (r != 0)
+        client_cuda_failed(c, r);
+    return r == 0 ? copy : NULL;
+}
+
 static void add_sum(struct zerod *c, const struct zerod_push *push, struct request_push *request)
 {
-    const void *data = push->data ? push->data : c->scratch;
+    const void *data = duplicate_bytes(c, push);
     const struct layout_param *p = &c->layout->params[push->param];
-    struct position_sum sum = {0};
 
-    if (!data)
-        return;
-    c->kernels->position_sum_update(&sum, p->grad_dtype, data, p->n_elems, 0);
-    request->sum = position_sum_finish(&sum, gradient_bytes(c, push->param));
+    for (uint32_t i = 0; data && i < p->n_parts; i++) {
+        const struct layout_part *part = &c->layout->parts[p->first_part + i];
+        const uint8_t *from = (const uint8_t *)data + part->start_elem * dtype_size(p->grad_dtype);
+        struct position_sum sum = {0};
+
+        c->kernels->position_sum_update(&sum, p->grad_dtype, from, part->n_elems, part->start_elem);
+        request->sum += position_sum_finish(&sum, layout_part_bytes(c->layout, p->first_part + i));
+    }
 }
 
 static int push_record(struct zerod *c, const struct zerod_push *push)
@@ -387,34 +469,95 @@ static int push_record(struct zerod *c, const struct zerod_push *push)
     request.push.record_only = true;
     if (c->open && push->param < c->layout->n_params && is_refused_duplicate(c, push->param))
         add_sum(c, push, &request.push);
-    return MIN(client_send(c, &request), 0);
+    return c->fatal ? c->fatal : MIN(client_send(c, &request), 0);
 }
 
-static int push_gradient(struct zerod *c, const struct zerod_push *push)
+/* Copies on the caller's stream, and names the event that is recorded behind; from: NULL when the bytes are there. */
+static int put_on_device(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes, struct request_push *request)
 {
-    struct request_push request;
-    const struct ticket *slot;
+    uint8_t handle[CUDA_EVENT_BYTES];
+    uint32_t number = 0;
+    bool is_new = false;
+    int r = from && n_bytes > 0 ? cuda_copy(c->cuda, to, from, n_bytes, c->stream) : 0;
+
+    if (r == 0)
+        r = cuda_record(c->cuda, c->stream, &number, &is_new, handle);
+    if (r != 0)
+        return client_cuda_failed(c, r);
+    request->event_plus_one = number + 1;
+    if (!is_new)
+        return 0;
+    return MIN(client_send(c, &(struct request){.type = REQUEST_EVENT, .event = {number, handle, sizeof(handle)}}), 0);
+}
+
+/* Puts part i of a parameter into its slot and names the slot; from: NULL when it is there. Return: as get_slot(). */
+static int place_part(struct zerod *c, uint32_t param, uint32_t i, const void *from, size_t n_bytes,
+                      struct request_push *request)
+{
     uint32_t ticket;
-    int r = get_slot(c, c->layout->params[push->param].bucket, c->n_pushed[push->param], &ticket);
+    int r = get_slot(c, c->layout->params[param].first_parcel + i, c->n_pushed[param], &ticket);
+    struct ticket *slot;
 
     if (r != 0)
         return r;
     slot = &c->tickets[ticket];
-    request = describe(c, push);
-    request.ticket = ticket;
-    request.use = slot->use;
-    request.offset_bytes = slot->offset_bytes;
-    request.overflow = slot->overflow;
-    request.pass = slot->pass;
-    if (push->data)
-        memcpy(slot_data(c, ticket, push->param), push->data, gradient_bytes(c, push->param));
+    request->part = i;
+    request->ticket = ticket;
+    request->use = slot->use;
+    request->offset_bytes = slot->offset_bytes;
+    request->overflow = slot->overflow;
+    request->pass = slot->pass;
+    if (c->cuda)
+        r = put_on_device(c, slot_data(c, ticket, param), from, n_bytes, request);
+    else if (from)
+        memcpy(slot_data(c, ticket, param), from, n_bytes);
     (void)failpoint("copy");
-    c->tickets[ticket].pushed = true;
-    c->n_pushed[push->param]++;
-    c->slotted[push->param] = false;
-    if (push->flags & ZEROD_PUSH_MORE)
-        return MIN(client_hold(c, &request, gradient_bytes(c, push->param)), 0);
-    return MIN(client_send(c, &(struct request){.type = REQUEST_PUSH, .push = request}), 0);
+    slot->pushed = r == 0;
+    return r;
+}
+
+static int push_in_parts(struct zerod *c, const struct zerod_push *push, struct request_push *request)
+{
+    const struct layout_param *p = &c->layout->params[push->param];
+    const uint8_t *data = push->data ? push->data : c->places[push->param];
+    int r = 0;
+
+    for (uint32_t i = 0; r == 0 && i < p->n_parts; i++) {
+        uint64_t offset = c->layout->parts[p->first_part + i].start_elem * dtype_size(p->grad_dtype);
+
+        r = place_part(c, push->param, i, data + offset, layout_part_bytes(c->layout, p->first_part + i), request);
+        if (r != 0)
+            return r;
+        if (i > 0)
+            request->sequence = ++c->sequence;
+        r = MIN(client_send(c, &(struct request){.type = REQUEST_PUSH, .push = *request}), 0);
+    }
+    return r;
+}
+
+static int push_whole(struct zerod *c, const struct zerod_push *push, struct request_push *request)
+{
+    size_t n_bytes = gradient_bytes(c, push->param);
+    int r = place_part(c, push->param, 0, push->data, n_bytes, request);
+
+    if (r != 0)
+        return r;
+    if (push->flags & ZEROD_PUSH_MORE && !c->cuda) /* what is held is told in the ring, which the host cannot write */
+        return MIN(client_hold(c, request, n_bytes), 0);
+    return MIN(client_send(c, &(struct request){.type = REQUEST_PUSH, .push = *request}), 0);
+}
+
+static int push_gradient(struct zerod *c, const struct zerod_push *push)
+{
+    struct request_push request = describe(c, push);
+    bool whole = c->layout->params[push->param].n_parts == 1;
+    int r = whole ? push_whole(c, push, &request) : push_in_parts(c, push, &request);
+
+    if (r == 0) {
+        c->n_pushed[push->param]++;
+        c->slotted[push->param] = false;
+    }
+    return r;
 }
 
 int zerod_push(struct zerod *c, const struct zerod_push *push)
@@ -457,10 +600,13 @@ int zerod_end_backward(struct zerod *c, const void *blob, size_t len)
 {
     int r = client_check(c, true);
 
+    if (r == 0 && blob && len > WIRE_MAX_BLOB_BYTES)
+        r = client_fail(c, -EINVAL, "a blob of %zu bytes; at most %d", len, WIRE_MAX_BLOB_BYTES);
+    /* An ended micro-batch outlives this process, but what its stream has not done yet would not. */
+    if (r == 0 && c->cuda && cuda_wait_for_recorded(c->cuda) != 0)
+        r = client_cuda_failed(c, -EIO);
     if (r != 0)
         return r;
-    if (blob && len > WIRE_MAX_BLOB_BYTES)
-        return client_fail(c, -EINVAL, "a blob of %zu bytes; at most %d", len, WIRE_MAX_BLOB_BYTES);
     return end_call(c, &(struct request){
                            .type = REQUEST_END_BACKWARD,
                            .end_backward =

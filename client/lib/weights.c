@@ -9,7 +9,9 @@
  *              while it is gathered, PROT_NONE otherwise. A prefetch maps nothing: a read
  *              of what is not gathered stays an error, whatever was prefetched
  *
- * In a write window other memory is mapped over the same addresses.
+ *   on a GPU   the daemon's piece of device memory for this rank
+ *
+ * In a write window other memory is mapped over the same addresses; of a job on GPUs it is host memory elsewhere.
  */
 
 #include <errno.h>
@@ -79,6 +81,7 @@ void weights_deinit(struct zerod *c)
     if (c->private_weights)
         munmap(c->private_weights, c->weights.n_bytes);
     c->private_weights = NULL;
+    mapping_deinit(&c->window);
     mapping_deinit(&c->weights);
 }
 
@@ -100,6 +103,27 @@ const void *zerod_weight(struct zerod *c, unsigned param)
         return NULL;
     }
     return visible(c) + weights_offset(c, param);
+}
+
+int zerod_memory(struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes)
+{
+    int r = client_check(c, true);
+    bool is_host = !c->cuda && !(which == ZEROD_MEMORY_WEIGHTS && is_stage3(c));
+
+    if (r == 0 && which != ZEROD_MEMORY_RING && which != ZEROD_MEMORY_WEIGHTS)
+        r = client_fail(c, -EINVAL, "zerod_memory: there is no memory %d", (int)which);
+    if (r != 0)
+        return r;
+    *base = NULL;
+    *n_bytes = 0;
+    if (is_host && which == ZEROD_MEMORY_RING) {
+        *base = c->ring.base;
+        *n_bytes = c->ring_bytes;
+    } else if (is_host) {
+        *base = visible(c);
+        *n_bytes = c->weights.n_bytes;
+    }
+    return 0;
 }
 
 /* ---- stage 3 ------------------------------------------------------------------------------------------- */
@@ -227,6 +251,26 @@ int zerod_prefetch(struct zerod *c, const unsigned *params, size_t n_params)
 
 /* ---- write windows ------------------------------------------------------------------------------------- */
 
+/* Rank 0 writes into the daemon's memory, which has the weights; the others into a copy that nobody reads. */
+static int map_host_window(struct zerod *c, int fd)
+{
+    bool writer = c->rank == 0;
+    int flags = writer ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    void *base;
+    int r = 0;
+
+    if (writer && fd < 0)
+        return client_fatal(c, -EPROTO, "zerod sent no write window");
+    base = mmap(NULL, c->weights.n_bytes, PROT_READ | PROT_WRITE, flags, writer ? fd : -1, 0);
+    if (base == MAP_FAILED)
+        return client_fatal(c, -errno, "mapping the write window: %s", strerror(errno));
+    c->window = (struct mapping){.base = base, .n_bytes = c->weights.n_bytes, .fd = -1};
+    c->in_window = true;
+    if (!writer)
+        r = cuda_copy_to_host(c->cuda, base, c->weights.base, c->weights.n_bytes, c->stream);
+    return r == 0 ? 0 : client_cuda_failed(c, r);
+}
+
 static int map_window(struct zerod *c, int fd)
 {
     bool writer = c->rank == 0;
@@ -247,7 +291,9 @@ void weights_close_window(struct zerod *c)
     if (!c->in_window)
         return;
     c->in_window = false;
-    if (is_stage3(c)) {
+    if (c->cuda) {
+        mapping_deinit(&c->window);
+    } else if (is_stage3(c)) {
         (void)mmap(base, c->weights.n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         for (uint32_t p = 0; p < c->layout->n_params; p++)
             if (c->gathered[p] > 0)
@@ -269,13 +315,15 @@ int zerod_write_begin(struct zerod *c)
     if (r == 0 && c->in_window)
         r = client_fail(c, -EBUSY, "a write window is open already");
     if (r == 0)
+        r = client_wait_for_stream(c);
+    if (r == 0)
         r = client_call(c, &(struct request){.type = REQUEST_WRITE_BEGIN}, REPLY_DONE, &reply);
     if (r != 0)
         return r;
     c->position = reply.done.position;
     if (reply.done.n_segments > 0 && c->in.n_fds > 0)
         fd = steal_fd(&c->in.fds[0]);
-    return map_window(c, fd);
+    return c->cuda ? map_host_window(c, fd) : map_window(c, fd);
 }
 
 static int end_window(struct zerod *c, bool forget)
@@ -283,6 +331,8 @@ static int end_window(struct zerod *c, bool forget)
     struct reply reply;
     int r = client_check(c, true);
 
+    if (r == 0)
+        r = client_wait_for_stream(c);
     if (r == 0)
         r = client_call(c, &(struct request){.type = REQUEST_WRITE_END, .write_end = {.forget = forget}}, REPLY_DONE,
                         &reply);
@@ -307,7 +357,7 @@ void *zerod_window(struct zerod *c, unsigned param)
 {
     if (client_check(c, true) != 0 || !c->in_window || param >= c->layout->n_params)
         return NULL;
-    return visible(c) + weights_offset(c, param);
+    return (c->cuda ? c->window.base : visible(c)) + weights_offset(c, param);
 }
 
 /* ---- state --------------------------------------------------------------------------------------------- */

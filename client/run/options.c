@@ -17,6 +17,7 @@ enum {
     OPTION_RUN_ID,
     OPTION_RESTARTS,
     OPTION_GRACE,
+    OPTION_MASTER_ADDR,
     OPTION_MASTER_PORT,
     OPTION_NO_DAEMON,
 };
@@ -32,6 +33,7 @@ static const struct option long_options[] = {
     {"restarts", required_argument, NULL, OPTION_RESTARTS},
     {"max-restarts", required_argument, NULL, OPTION_RESTARTS},
     {"grace", required_argument, NULL, OPTION_GRACE},
+    {"master-addr", required_argument, NULL, OPTION_MASTER_ADDR},
     {"master-port", required_argument, NULL, OPTION_MASTER_PORT},
     {"no-daemon", no_argument, NULL, OPTION_NO_DAEMON},
     {"quiet", no_argument, NULL, 'q'},
@@ -43,6 +45,7 @@ static const struct option long_options[] = {
 static const char help_text[] =
     "Usage: zerodrun [-n RANKS] [OPTIONS] -- PROGRAM [ARGUMENTS]\n"
     "Starts the ranks of a training job on this machine, and a zerod for them if none is running.\n"
+    "In a job of several nodes, those of this node: run it on every node, with its configuration.\n"
     "\n"
     "  -n, --ranks N        ranks on this node (default: as the configuration or the running daemon\n"
     "                       says, else 1);\n"
@@ -54,7 +57,9 @@ static const char help_text[] =
     "      --restarts N     start a rank that fails again, up to N times each (default 0);\n"
     "                       --max-restarts is the same\n"
     "      --grace SECONDS  from SIGTERM to SIGKILL when ranks have to end (default 30)\n"
-    "      --master-port P  MASTER_PORT of the ranks (default: a free port)\n"
+    "      --master-addr A  MASTER_ADDR of the ranks (default: on several nodes the host of node 0 in\n"
+    "                       the configuration, else 127.0.0.1)\n"
+    "      --master-port P  MASTER_PORT of the ranks (default: on several nodes 29500, else a free port)\n"
     "      --zerod PATH     the daemon to start (default: beside zerodrun, else in PATH)\n"
     "      --no-daemon      start no daemon\n"
     "  -q, --quiet          no word of its own but errors; ranks and daemon still speak\n"
@@ -115,6 +120,9 @@ static int parse_option(struct run_options *options, int option)
     case OPTION_ZEROD:
         options->zerod_path = optarg;
         return 0;
+    case OPTION_MASTER_ADDR:
+        options->master_addr = optarg;
+        return 0;
     case OPTION_RUN_ID:
         options->run_id = optarg;
         return 0;
@@ -156,6 +164,10 @@ int options_parse(struct run_options *options, int argc, char **argv)
     }
     if (options->run_id && (!*options->run_id || strlen(options->run_id) > 255)) {
         fputs("zerodrun: --run-id: 1 to 255 bytes are allowed\n", stderr);
+        return -EX_USAGE;
+    }
+    if (options->master_addr && !*options->master_addr) {
+        fputs("zerodrun: --master-addr: a host name or address is needed\n", stderr);
         return -EX_USAGE;
     }
     return 0;

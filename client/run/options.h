@@ -19,7 +19,8 @@ struct run_options {
     const char *run_id;      /* NULL: ZEROD_RUN_ID, else a random one */
     unsigned n_restarts;     /* of each rank */
     uint64_t grace_ms;       /* between SIGTERM and SIGKILL */
-    unsigned master_port;    /* 0: a free one */
+    const char *master_addr; /* NULL: node 0's host, on one node 127.0.0.1 */
+    unsigned master_port;    /* 0: on several nodes torchrun's, else a free one */
     bool no_daemon, quiet;
     char **command; /* program and arguments, NULL at the end */
 };

@@ -85,6 +85,15 @@ static char *host_of(const char *address)
     return strndup(address, n);
 }
 
+/* address: of node 0's daemon, rank 0 is on the same host. */
+static int place_choose_master(struct place *place, const struct run_options *options, const char *address)
+{
+    place->master_addr = options->master_addr ? strdup(options->master_addr)
+                         : address            ? host_of(address)
+                                              : strdup("127.0.0.1");
+    return place->master_addr ? 0 : -EX_OSERR;
+}
+
 static int place_from_config(struct place *place, const struct run_options *options, const struct config *config)
 {
     const struct config_world *world = &config->world;
@@ -101,8 +110,9 @@ static int place_from_config(struct place *place, const struct run_options *opti
     }
     place->socket = strdup(options->socket_path ? options->socket_path : config->listen.socket);
     place->config_path = strdup(options->config_path);
-    place->master_addr = place->n_nodes > 1 ? host_of(world->nodes.items[0].address) : strdup("127.0.0.1");
-    if (!place->socket || !place->config_path || !place->master_addr)
+    if (!place->socket || !place->config_path)
+        return -EX_OSERR;
+    if (place->n_nodes > 1 && place_choose_master(place, options, world->nodes.items[0].address) < 0)
         return -EX_OSERR;
     if (strcmp(place->socket, config->listen.socket) == 0 || options->no_daemon || place_answers(place))
         return 0;
@@ -127,12 +137,31 @@ static int place_load_config(struct place *place, const struct run_options *opti
     return r;
 }
 
+static unsigned get_number(struct json_object *o, const char *key)
+{
+    return (unsigned)json_object_get_int64(json_object_object_get(o, key));
+}
+
+/* What status says of a job of several nodes. Return: 0, or -sysexits.h. */
+static int place_from_nodes(struct place *place, const struct run_options *options, struct json_object *nodes)
+{
+    struct json_object *list = json_object_object_get(nodes, "list"), *own;
+
+    place->node = get_number(nodes, "node");
+    place->n_nodes = (unsigned)json_object_array_length(list);
+    own = json_object_array_get_idx(list, place->node);
+    place->first_rank = get_number(own, "first_rank");
+    place->n_ranks = get_number(own, "n_ranks");
+    return place_choose_master(
+        place, options, json_object_get_string(json_object_object_get(json_object_array_get_idx(list, 0), "address")));
+}
+
 /* The world of the daemon that answers. Return: 0, or -sysexits.h. */
 static int place_ask_daemon(struct place *place, const struct run_options *options)
 {
     struct control control;
     struct answer answer = ANSWER_NULL;
-    struct json_object *status = NULL, *size = NULL;
+    struct json_object *status = NULL, *nodes;
     int r = control_init(&control, place->socket);
 
     if (r == 0)
@@ -143,16 +172,21 @@ static int place_ask_daemon(struct place *place, const struct run_options *optio
     if (r < 0)
         return r;
     status = json_tokener_parse(answer.json);
-    if (json_object_object_get_ex(status, "world_size", &size))
-        place->n_ranks = place->world_size = (unsigned)json_object_get_int64(size);
+    place->n_ranks = place->world_size = get_number(status, "world_size");
+    nodes = json_object_object_get(status, "nodes");
+    if (nodes)
+        r = place_from_nodes(place, options, nodes);
     json_object_put(status);
     answer_deinit(&answer);
-    if (options->n_ranks > 0 && options->n_ranks != place->world_size) {
+    if (r < 0 || options->n_ranks == 0 || options->n_ranks == place->n_ranks)
+        return r;
+    if (place->n_nodes > 1)
+        fprintf(stderr, "zerodrun: -n %u, but the daemon on %s has %u ranks on this node (world.size %u)\n",
+                options->n_ranks, place->socket, place->n_ranks, place->world_size);
+    else
         fprintf(stderr, "zerodrun: -n %u, but the daemon on %s has world.size %u\n", options->n_ranks, place->socket,
                 place->world_size);
-        return -EX_USAGE;
-    }
-    return 0;
+    return -EX_USAGE;
 }
 
 static int place_without_config(struct place *place, const struct run_options *options)
@@ -162,7 +196,6 @@ static int place_without_config(struct place *place, const struct run_options *o
 
     place->n_ranks = place->world_size = MAX(options->n_ranks, 1u);
     place->n_nodes = 1;
-    place->master_addr = strdup("127.0.0.1");
     if (socket_path && *socket_path)
         place->socket = strdup(socket_path);
     if (place->socket && place_answers(place))
@@ -220,6 +253,8 @@ int place_init(struct place *place, const struct run_options *options)
 
     *place = (struct place){.master_port = options->master_port};
     r = options->config_path ? place_load_config(place, options) : place_without_config(place, options);
+    if (r == 0 && !place->master_addr)
+        r = place_choose_master(place, options, NULL);
     if (r < 0)
         return r;
     if (place->master_port == 0 && place->n_nodes > 1)

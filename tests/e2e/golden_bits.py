@@ -88,7 +88,7 @@ def make_case(world, optimizer="AdamW", **changes):
 
 
 _SUMS = {}
-_SUM_WORDS = ("world_size", "seed", "micro_batches", "missing", "passes", "nonfinite", "params")
+_SUM_WORDS = ("world_size", "seed", "micro_batches", "missing", "passes", "nonfinite", "params", "wire")
 
 
 @functools.lru_cache(maxsize=2)

@@ -114,7 +114,7 @@ def describe(ranks, daemon):
             special = rank.plan[life] if life < len(rank.plan) else "-"
             text.append(f"--- rank {rank.rank}, life {life} (pid {p.pid}, {special}): {p.poll()}\n"
                         + "\n".join(p.out().splitlines()[-6:]) + p.err()[-2000:])
-    return "\n".join(text) + f"\n--- daemon (pid {daemon.pid}): {daemon.poll()}\n{daemon.log()[-6000:]}"
+    return "\n".join(text) + f"\n--- {daemon.describe()}"
 
 
 def results(ranks):
@@ -206,13 +206,14 @@ class References:
     def __init__(self, build, folder):
         self.build, self.folder, self.known = build, Path(folder), {}
 
-    def get(self, world_size, accumulate=False, n_steps=N_STEPS):
-        key = (world_size, accumulate, n_steps)
+    def get(self, world_size, accumulate=False, n_steps=N_STEPS, window=WINDOW):
+        key = (world_size, accumulate, n_steps, window)
         if key not in self.known:
             folder = Path(tempfile.mkdtemp(prefix="reference-", dir=self.folder))
             config = {"world": {"size": world_size}, "gradient_clipping": 1.0}
             daemon = Daemon(self.build, folder, config)
-            ranks = train(daemon, [[]] * world_size, ["--accumulate"] if accumulate else [], n_steps)
+            args = ["--window", window, *(["--accumulate"] if accumulate else [])]
+            ranks = train(daemon, [[]] * world_size, args, n_steps)
             found = results(ranks)
             judge(ranks, daemon, found)
             for word in ("weights", "norm"):

@@ -76,6 +76,8 @@ mount -t tmpfs -o mode=1777 tmpfs /var/tmp
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 systemd-sysusers "$prefix/lib/sysusers.d/zerod.conf" /run/units/trainer.conf
 systemd-tmpfiles --create "$prefix/lib/tmpfiles.d/zerod.conf"
+# As process 1 would make it where it does not find itself in a container: credentials come to services that way.
+mount --make-rshared /
 exec env -i container=zerod-test PATH=/usr/sbin:/usr/bin:/sbin:/bin \
     SYSTEMD_UNIT_PATH="/run/units:$prefix/lib/systemd/system" SYSTEMD_LOG_TARGET=journal-or-kmsg \
     SYSTEMD_PROC_CMDLINE=systemd.unified_cgroup_hierarchy=1 /usr/lib/systemd/systemd --system

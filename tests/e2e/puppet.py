@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, SANITIZER, environment, wait_for
+from conftest import ROOT, SANITIZER, environment, gpu_environment, wait_for
 
 GOLDEN = ROOT / "tests" / "e2e" / "refusals"
 REFUSED, ABORTED, RESUMED = 2, 3, 1
@@ -40,7 +40,8 @@ class Puppet:
         with open(self.err_path, "wb") as err:
             self.popen = subprocess.Popen([*setpriv, daemon.build.path("tests/refusals")], stdin=subprocess.PIPE,
                                           stdout=subprocess.PIPE, stderr=err, text=True, errors="surrogateescape",
-                                          env=environment({"ZEROD_SOCKET": daemon.socket, **(env or {})}))
+                                          env=environment({"ZEROD_SOCKET": daemon.socket, **gpu_environment(daemon.build),
+                                                            **(env or {})}))
         self.pid = self.popen.pid
         self.lines = queue.Queue()
         threading.Thread(target=self.read, daemon=True).start()

@@ -179,7 +179,7 @@ def test_parameters_of_many_chunks(driver, world):
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("world, split", ((4, 0), (4, 2), (4, 1), (2, 1), (8, 3)))
 def test_memory_of_a_part(driver, stage, world, split):
-    """A core holds its ranks' part of the state; of the gradient in stages 2 and 3; of the weights in stage 3."""
+    """A core holds its ranks' part of the state; of the gradient; of the weights in stage 3."""
     n32, n16 = 3 * 2**17, 2 * 2**17  # parameters of 2^17 elements, a whole number of pages in each partition
     params = [{"shape": [2**17]}] * 3 + [{"shape": [2**17], "grad_dtype": "bf16", "weight_dtype": "bf16"}] * 2
     case = {"world_size": world, "seed": 5, "steps": 1, "params": params, "optimizer": make_case(world)["optimizer"]}
@@ -189,6 +189,6 @@ def test_memory_of_a_part(driver, stage, world, split):
         part = n_ranks / world
         masters = n32 + n16 if stage == 3 else n16  # of fp32 weights, the weights are the masters
         state = 4 * part * (masters + 2 * (n32 + n16))
-        gradient = 4 * (n32 + n16) * (1 if stage == 1 else part)
+        gradient = 4 * (n32 + n16) * part
         weights = 0 if stage == 3 else 4 * n32 + 2 * n16
         assert np.frombuffer(results[f"sizes.{core}"], np.uint64).tolist() == [state, gradient, weights]

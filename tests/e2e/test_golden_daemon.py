@@ -49,11 +49,13 @@ class Job:
 
     def __init__(self, zerod, build):
         self.zerod, self.client, self.patience = zerod, build.path("tests/golden-client"), build.patience
+        self.build, self.environment = build, {}
         self.isas = list_isas(build.path("tests/golden-driver"))
 
     def run(self, case, how=None, isa=-1, **config):
         """Return: the ranks' processes, which have ended, or one of which has failed."""
-        self.daemon = self.zerod(make_config(case, **config), {"ZEROD_ISA": self.isas[isa % len(self.isas)]})
+        self.daemon = self.zerod(make_config(case, **config),
+                                 {"ZEROD_ISA": self.isas[isa % len(self.isas)]} | self.environment)
         folder = self.daemon.folder
         (folder / "case.json").write_text(json.dumps(case))
         (folder / "how.json").write_text(json.dumps({"order": "random", "seed": 1} | (how or {})))

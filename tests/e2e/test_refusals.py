@@ -969,7 +969,7 @@ def test_memory_over_the_limit(zerod):
 
 def test_state_over_the_limit(zerod):
     """Of the state in a window so much is taken as there is room for; the rest in another window."""
-    daemon = zerod({"world": {"size": 1}, "limits": {"memory": "27MiB"}})
+    daemon = zerod({"world": {"size": 1}, "limits": {"memory": "24MiB"}})
     puppet = Puppet(daemon).attach(declare=("param", "large", 1 << 20))
     form([puppet])
     steps([puppet])

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Daemon, wait_for
+from conftest import ROOT, Daemon, wait_for
 from private_systemd import PrivateSystemd
 
 EX_CONFIG = 78
@@ -143,6 +143,43 @@ def check_watched_through_pidfds(systemd, unit, n_trainers):
     """The unit's system call filter and its view of /proc leave that open."""
     links = [os.readlink(fd) for fd in Path(f"/proc/{systemd.main_pid_outside(unit)}/fd").iterdir()]
     assert sum("pidfd" in link for link in links) == n_trainers, links
+
+
+def drop_in_of_the_manual():
+    """What docs/nodes.md gives a daemon that needs the network; the nodes are on this machine's loopback here."""
+    lines = (ROOT / "docs/nodes.md").read_text().splitlines()
+    first = lines.index("    [Unit]")
+    last = next(i for i in range(first, len(lines)) if "IPAddressAllow=" in lines[i])
+    text = "\n".join(line.strip() for line in lines[first:last + 1]) + "\n"
+    assert "IPAddressAllow=10.0.0.0/24" in text and "key_file: /run/credentials/zerod@" in "\n".join(lines)
+    return text.replace("10.0.0.0/24", "127.0.0.0/8")
+
+
+def test_two_nodes(systemd, job):
+    """Two daemons that are one job, with the drop-in of the manual and a key that only the service manager can read."""
+    systemd.run("ip", "link", "set", "lo", "up")
+    key = systemd.path("/etc/zerod/pretrain.key")
+    key.write_bytes(os.urandom(48))
+    key.chmod(0o600)
+    nodes = [{"address": f"127.77.1.{i + 1}:7700", "ranks": 1} for i in range(2)]
+    names = [f"{job}-{i}" for i in range(2)]
+    try:
+        for i, name in enumerate(names):
+            key_file = f"/run/credentials/zerod@{name}.service/pretrain.key"
+            systemd.configure(name, {"job": job, "collective": "gloo",
+                                     "world": {"size": 2, "nodes": nodes, "node": i, "key_file": key_file}},
+                              drop_in_of_the_manual())
+            started = systemd.ctl("start", service(name), check=False)
+            assert started.returncode == 0, systemd.run("journalctl", "--no-pager", "-n", "40").stdout
+        trainers = [systemd.trainer(name, i, "--steps", 3) for i, name in enumerate(names)]
+        assert [steps_of(trainer) for trainer in trainers][0][-1] == 3  # rank 0 says them
+        for i, name in enumerate(names):
+            seen = json.loads(systemd.zerodctl(name, "--json", "status").stdout)
+            assert seen["step"] == 3 and seen["nodes"]["connected"] and seen["nodes"]["list"][1 - i]["reached"]
+            assert systemd.main_pid(service(name)) and systemd.show(service(name), "NRestarts") == "0"
+    finally:
+        for name in names:
+            systemd.ctl("stop", service(name), check=False)
 
 
 def test_who_may_attach(systemd, job):

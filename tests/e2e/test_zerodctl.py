@@ -164,7 +164,8 @@ def examples(command):
 
 
 @pytest.mark.parametrize("name, schema", [
-    ("status", "status"), ("status-minimal", "status"), ("ranks", "ranks"), ("params", "params"),
+    ("status", "status"), ("status-minimal", "status"), ("status-nodes", "status"), ("status-node-1", "status"),
+    ("ranks", "ranks"), ("params", "params"),
     ("params-minimal", "params"), ("diagnostics", "diagnostics"), ("diagnostics-unformed", "diagnostics"),
 ])
 def test_the_daemons_json_fits_its_schema(name, schema):
@@ -233,14 +234,16 @@ def test_status(path):
         "values    grad norm 0.1, loss scale 65536, lr 0.001",
         "time      waiting for ranks 10 ns (0 %), reduce 20 ns (0 %), update 30 ns (0 %) of the last step",
         "overlap   75 % (3 B of 4 B) reduced before the last rank ended its backward",
-        "memory    28.0 MiB of at most 64.0 GiB: gradient 1.00 MiB, ring 2.00 MiB, overflow 3.00 MiB, "
-        "staging 4.00 MiB, weights 5.00 MiB, pool 6.00 MiB, fixed 7.00 MiB",
+        "memory    26.0 MiB of at most 64.0 GiB: gradient 1.00 MiB, overflow 3.00 MiB, staging 4.00 MiB, "
+        "weights 5.00 MiB, pool 6.00 MiB, fixed 7.00 MiB",
+        "on GPUs   2.00 MiB: ring 2.00 MiB",
         "pushes    1000 admitted, 3 accumulated, 1 warnings; refused: 2 E1001, 1 E1302",
+        "engine    nccl, generation 3, ready, pid 4711: CUDA 13.0, driver 13.0, NCCL 2.28.9; 2 failed",
         "slowest   rank 3, 1.50 ms behind the first",
         "last      E1001 duplicate gradient refused: rank 1, step 41, micro-batch 0 (5.00 s ago; zerodctl diagnostics)",
     ]
     (_, hello), (_, command) = seen
-    assert hello[4] == 1 and hello[7] != 0 and hello[9].startswith(b"zerodctl ") and hello[1] == hello[2] == 1
+    assert hello[4] == 1 and hello[7] != 0 and hello[9].startswith(b"zerodctl ") and hello[1] == hello[2] == 2
     assert command == "status"
 
 
@@ -252,6 +255,38 @@ def test_status_of_a_new_daemon(path):
     assert "no model declared" in result.stdout and "no diagnostic" in result.stdout
     assert "overlap" not in result.stdout
     assert len(result.stdout.splitlines()) <= 12
+
+
+def test_status_of_several_nodes(path):
+    with daemon(path, lambda _: parts(example("status-nodes"))):
+        result = zerodctl("--socket", path, "status")
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "pretrain: training, stage 2, 1 of 2 ranks of this node attached, 4 ranks in all"
+    at = next(i for i, line in enumerate(lines) if line.startswith("nodes "))
+    assert lines[at:at + 6] == [
+        "nodes     gloo engines of generation 3 connected: 3.00 MiB sent, 1.00 MiB received in 120 orders, 8.00 MiB/s",
+        "          node 0 at 10.0.0.1:7700, ranks 0 to 1: this one",
+        "          node 1 at 10.0.0.2:7700, rank 2: not reached, last heard 3.10 s ago: has not been heard for 3.1 s",
+        "          node 2 at [fd00::3]:7700, rank 3: not reached yet: not heard of yet",
+        "          node 0 waits for nodes 1, 2 to ask for the step",
+        "slowest   rank 3, 1.50 ms behind the first",
+    ]
+
+
+def test_status_of_another_node_than_0(path):
+    with daemon(path, lambda _: parts(example("status-node-1"))):
+        result = zerodctl("--socket", path, "status")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "pretrain: training, stage 2, 1 of 1 ranks of this node attached, 4 ranks in all"
+    at = next(i for i, line in enumerate(lines) if line.startswith("nodes "))
+    assert lines[at:at + 5] == [
+        "nodes     gloo engines of generation 3 not connected: 3.00 MiB sent, 1.00 MiB received",
+        "          node 0 at 10.0.0.1:7700, ranks 0 to 1: reached",
+        "          node 1 at 10.0.0.2:7700, rank 2: this one",
+        "          node 2 at [fd00::3]:7700, rank 3: known to node 0",
+        "slowest   rank 3, 1.50 ms behind the first",
+    ]
 
 
 def rows(result):

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from nodes import Nodes, free_ports
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("ZEROD_BUILD", ROOT / "build")).resolve()
 ZERODRUN = BUILD / "client" / "run" / "zerodrun"
@@ -608,6 +610,107 @@ def test_ranks_as_configured(env, tmp_path):
     result = run(["-n", 2, "--config", path, "--no-daemon", *python(ENVIRONMENT)], env)
     assert result.returncode == os.EX_USAGE
     assert "-n 2" in result.stderr and "3 ranks" in result.stderr
+
+
+def two_nodes(tmp_path, node, ports=(7700, 7700), ranks=(2, 3)):
+    """The configuration of one of two nodes, on this machine's loopback."""
+    folder = tmp_path / f"node{node}"
+    folder.mkdir()
+    key = folder / "job.key"
+    key.write_bytes(b"k" * 40)
+    key.chmod(0o600)
+    nodes = ", ".join(f'{{address: "127.0.0.{i + 1}:{port}", ranks: {n}}}'
+                      for i, (port, n) in enumerate(zip(ports, ranks)))
+    return config(folder, f"collective: gloo\nworld: {{size: {sum(ranks)}, node: {node}, key_file: '{key}', "
+                          f"nodes: [{nodes}]}}\n")
+
+
+@pytest.mark.parametrize("node, first, n", [(0, 0, 2), (1, 2, 3)])
+def test_ranks_of_a_node(env, tmp_path, node, first, n):
+    """Only this node's, under their numbers in the world; -n is not needed, and must be right."""
+    path = two_nodes(tmp_path, node)
+    to_it = ["--config", path, "--no-daemon"]
+    for options in ([], ["-n", n]):
+        ranks = environments(run([*options, *to_it, *python(ENVIRONMENT)], env))
+        assert sorted(ranks) == list(range(first, first + n))
+        for rank, got in ranks.items():
+            assert (got["RANK"], got["LOCAL_RANK"], got["GROUP_RANK"]) == (str(rank), str(rank - first), str(node))
+            assert (got["WORLD_SIZE"], got["LOCAL_WORLD_SIZE"]) == ("5", str(n))
+            assert (got["MASTER_ADDR"], got["MASTER_PORT"]) == ("127.0.0.1", "29500")
+            assert got["ZEROD_SOCKET"] == f"{path.parent}/job.sock"
+    ranks = environments(run([*to_it, "--master-addr", "head", "--master-port", 1234, *python(ENVIRONMENT)], env))
+    assert {(r["MASTER_ADDR"], r["MASTER_PORT"]) for r in ranks.values()} == {("head", "1234")}
+    result = run(["-n", 5, *to_it, *python(ENVIRONMENT)], env)
+    assert (result.returncode, result.stdout) == (os.EX_USAGE, "")
+    assert result.stderr == f"zerodrun: -n 5, but {path} has {n} ranks on this node (world.size 5)\n"
+
+
+TRAINER = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <zerod/client.h>
+
+/* One parameter, three steps; nothing is read after the last: by then another node's daemon may have ended. */
+int main(void)
+{
+    static const uint64_t shape[] = {300};
+    static float ones[300];
+    struct zerod *c = NULL;
+    struct zerod_step_result result = {0};
+    int r = zerod_connect(&c, &(struct zerod_options){.rank = atoi(getenv("RANK"))});
+
+    for (int i = 0; i < 300; i++)
+        ones[i] = 1;
+    if (r == 0)
+        r = zerod_declare(c, &(struct zerod_param){.name = "p", .ndim = 1, .shape = shape, .trainable = true}, 1);
+    if (r == 0)
+        r = zerod_form(c);
+    for (int step = 0; r == 0 && step < 3; step++) {
+        r = zerod_begin_backward(c, NULL);
+        if (r == 0)
+            r = zerod_push(c, &(struct zerod_push){.param = 0, .data = ones, .n_bytes = sizeof(ones)});
+        if (r == 0)
+            r = zerod_end_backward(c, NULL, 0);
+        if (r == 0)
+            r = zerod_step(c, NULL, &result);
+    }
+    if (r == 0)
+        printf("norm %.3f\n", result.grad_norm);
+    else
+        fprintf(stderr, "%s\n", zerod_error(c)->text);
+    zerod_close(c);
+    return r != 0;
+}
+"""
+
+
+def test_two_nodes_train(env, tmp_path, build):
+    """A zerodrun for each node, each with a daemon of its own: one job."""
+    env["ZEROD_ENGINE"] = str(build.path("daemon/zerod-engine-gloo"))
+    trainer = build.compile(TRAINER, tmp_path / "trainer")
+    ports = free_ports(2)
+    paths = [two_nodes(tmp_path, node, ports, (1, 2)) for node in range(2)]
+    runs = [start(["--config", path, "--run-id", "both", "--zerod", ZEROD, "--", trainer], env)
+            for path in paths]
+    for node, process in enumerate(runs):
+        out, err = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0, out + err
+        assert sorted(out.splitlines()) == [f"[{r}] norm 17.321" for r in ((0,), (1, 2))[node]]
+        assert f"zerodrun: {node + 1} of 3 ranks, run both, socket {paths[node].parent}/job.sock\n" in err
+
+
+def test_running_daemon_of_several_nodes_is_used(zerod, env, tmp_path):
+    """It knows which ranks are this node's, and where rank 0 is."""
+    nodes = Nodes(zerod, tmp_path, (1, 2))
+    to_it = ["--socket", nodes.daemons[1].socket, "--zerod", "/nowhere/zerod"]
+    ranks = environments(run([*to_it, *python(ENVIRONMENT)], env))
+    assert {r: (got["LOCAL_RANK"], got["WORLD_SIZE"], got["GROUP_RANK"]) for r, got in ranks.items()} == \
+        {1: ("0", "3", "1"), 2: ("1", "3", "1")}
+    assert {(r["MASTER_ADDR"], r["MASTER_PORT"]) for r in ranks.values()} == {("127.0.0.1", "29500")}
+    result = run(["-n", 3, *to_it, *python(ENVIRONMENT)], env)
+    assert (result.returncode, result.stdout) == (os.EX_USAGE, "")
+    assert result.stderr == (f"zerodrun: -n 3, but the daemon on {nodes.daemons[1].socket} has 2 ranks on this node "
+                             "(world.size 3)\n")
 
 
 def test_bad_configuration(env, tmp_path):

@@ -116,11 +116,17 @@ class Run:
     def begin(self) -> None:
         self.folder.mkdir(parents=True)
         config = self.scenario.config(self.stage, not self.faulty)
-        self.daemon = conftest.Daemon(self.build, self.folder, config)
+        self.daemon = conftest.start_job(self._start_daemon, self.folder, config)
+
+    def _start_daemon(self, config: dict[str, Any], env: dict[str, str] | None) -> Any:
+        several = "nodes" in config.get("world", {})
+        folder = self.folder / f"node{config['world']['node']}" if several else self.folder
+        folder.mkdir(exist_ok=True)
+        return conftest.Daemon(self.build, folder, config, env)
 
     def start(self, rank: int, life: int = 0, env: dict[str, str] | None = None) -> Rank:
         place = {"RANK": str(rank), "WORLD_SIZE": str(self.scenario.world), "LOCAL_RANK": str(rank),
-                 "ZEROD_SOCKET": str(self.daemon.socket)}
+                 "ZEROD_SOCKET": str(self.daemon.socket_of(rank))}
         more = environment(self.build) | place | (env or {})
         order = trainer.Order(self.scenario.name, rank, self.faulty, self.stage, str(self.folder),
                               f"rank{rank}" + (f"-life{life}" if life else ""), more,

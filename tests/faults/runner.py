@@ -185,8 +185,10 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="names of scenarios, and what they are")
     parser.add_argument("--jobs", type=int, metavar="N", default=max(2, min(8, os.cpu_count() or 2)),
                         help="so many scenarios at a time (default: one for each processor)")
+    parser.add_argument("--nodes", type=int, metavar="N", default=1, help="ranks are spread over N nodes (default: 1)")
     parser.add_argument("--keep", metavar="FOLDER", help="keep what daemons and trainers wrote")
     args = parser.parse_args()
+    os.environ["ZEROD_NODES"] = str(args.nodes)  # see conftest.start_job
     chosen, unknown = choose(args.names)
     systems: list[table_of_systems.Row] = []
     if args.systems:

@@ -45,23 +45,29 @@ static void end(struct conversation *c)
     wire_arena_deinit(&c->arena);
 }
 
-/* Three parameters: two of one bucket, one frozen. */
-static void attach(struct conversation *c)
+enum { SMALL_ROWS = 8, LARGE_ROWS = 8200 /* two chunks, so two parts */ };
+
+/* Three parameters: two of one bucket, or the first of its own, and one frozen. */
+static void attach(struct conversation *c, uint64_t rows)
 {
-    static const uint64_t shape[] = {8, 8};
+    static const uint64_t shape[] = {8};
+    const uint64_t matrix[] = {rows, 8};
     const struct layout_decl decls[] = {
-        {.name = "a.weight", .name_len = 8, .trainable = true, .n_dims = 2, .shape = shape},
+        {.name = "a.weight", .name_len = 8, .trainable = true, .n_dims = 2, .shape = matrix},
         {.name = "b.bias", .name_len = 6, .trainable = true, .n_dims = 1, .shape = shape},
         {.name = "c", .name_len = 1, .dtype = DTYPE_BF16, .grad_dtype = DTYPE_BF16, .n_dims = 1, .shape = shape},
     };
 
     say(c, 0,
-        &(struct request){
-            .type = REQUEST_HELLO,
-            .hello = {.version_min = 1, .version_max = 1, .incarnation = 7, .run_id = "r", .client = "seed"}});
+        &(struct request){.type = REQUEST_HELLO,
+                          .hello = {.version_min = WIRE_VERSION,
+                                    .version_max = WIRE_VERSION,
+                                    .incarnation = 7,
+                                    .run_id = "r",
+                                    .client = "seed"}});
     say(c, 0, &(struct request){.type = REQUEST_DECLARE, .declare = {.params = decls, .n_params = 3}});
     say(c, 0, &(struct request){.type = REQUEST_FORM, .form = {.n_params = 3}});
-    say(c, 0, &(struct request){.type = REQUEST_INIT, .init = {.param = 0, .n_elems = 64}});
+    say(c, 0, &(struct request){.type = REQUEST_INIT, .init = {.param = 0, .n_elems = (uint32_t)rows * 8}});
     say(c, 0, &(struct request){.type = REQUEST_READY});
 }
 
@@ -113,7 +119,7 @@ static void training(const char *folder)
     struct conversation c;
 
     begin(&c, folder, "training");
-    attach(&c);
+    attach(&c, SMALL_ROWS);
     say(&c, 0, &(struct request){.type = REQUEST_INTERN, .intern = {.id = 1, .text = "train.py:3"}});
     step(&c, 0, 0);
     say(&c, 0, &(struct request){.type = REQUEST_GATHER, .gather = {.params = ids, .n_params = 2}});
@@ -135,7 +141,7 @@ static void faults(const char *folder)
     struct conversation c;
 
     begin(&c, folder, "faults");
-    attach(&c);
+    attach(&c, SMALL_ROWS);
     say(&c, 0, &(struct request){.type = REQUEST_SLOT_REQUEST, .slot_request = {.bucket = 0}});
     say(&c, 0, &(struct request){.type = REQUEST_BEGIN_BACKWARD});
     push(&c, 0, 0, 0, 0, 0);
@@ -163,6 +169,34 @@ static void faults(const char *folder)
     end(&c);
 }
 
+static void push_part(struct conversation *c, uint32_t micro_batch, uint32_t part, uint32_t ticket)
+{
+    say(c, 0,
+        &(struct request){
+            .type = REQUEST_PUSH,
+            .push = {
+                .sequence = ++c->sequence, .micro_batch = micro_batch, .part = part, .ticket = ticket, .ordinal = 1}});
+}
+
+/* A gradient in two parts; then one part of it only, and the end of the micro-batch. */
+static void parts(const char *folder)
+{
+    struct conversation c;
+
+    begin(&c, folder, "parts");
+    attach(&c, LARGE_ROWS);
+    say(&c, 0, &(struct request){.type = REQUEST_BEGIN_BACKWARD});
+    say(&c, 0, &(struct request){.type = REQUEST_SLOT_REQUEST, .slot_request = {.bucket = 1, .parcel = 1}});
+    push_part(&c, 0, 0, 0);
+    push_part(&c, 0, 1, 1);
+    say(&c, 0, &(struct request){.type = REQUEST_END_BACKWARD});
+    say(&c, 0, &(struct request){.type = REQUEST_BEGIN_BACKWARD, .begin_backward = {.micro_batch = 1}});
+    push_part(&c, 1, 0, 2);
+    say(&c, 0, &(struct request){.type = REQUEST_END_BACKWARD, .end_backward = {.micro_batch = 1}});
+    say(&c, 0, &(struct request){.type = REQUEST_ABORT_SEEN, .abort_seen = {.attempt = 1}});
+    end(&c);
+}
+
 static void control(const char *folder)
 {
     static const char *const commands[] = {"status",     "ranks", "params", "diagnostics", "report",
@@ -170,11 +204,11 @@ static void control(const char *folder)
     struct conversation c;
 
     begin(&c, folder, "control");
-    attach(&c);
+    attach(&c, SMALL_ROWS);
     say(&c, 1,
         &(struct request){.type = REQUEST_HELLO,
-                          .hello = {.version_min = 1,
-                                    .version_max = 1,
+                          .hello = {.version_min = WIRE_VERSION,
+                                    .version_max = WIRE_VERSION,
                                     .incarnation = 9,
                                     .role = WIRE_ROLE_CONTROL,
                                     .client = "zerodctl"}});
@@ -191,6 +225,7 @@ int main(int argc, char **argv)
     }
     training(argv[1]);
     faults(argv[1]);
+    parts(argv[1]);
     control(argv[1]);
     return 0;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Writes the seeds of fuzz-wire and fuzz-frame: one packed example of every message, and a few
- * conversations. Usage: make-corpus DIRECTORY (which has the folders wire and frame).
+ * Writes the seeds of fuzz-wire, fuzz-engine, fuzz-device, fuzz-nodes, fuzz-frame and fuzz-seal: one packed example of
+ * every message, and a few conversations. Usage: make-corpus DIRECTORY (which has the folders wire, engine, device,
+ * nodes, frame and seal).
  */
 
 #include <errno.h>
@@ -11,7 +12,12 @@
 
 #include "daemon/base.h"
 #include "daemon/frame.h"
+#include "daemon/link-frame.h"
+#include "daemon/seal.h"
 #include "daemon/wire.h"
+#include "tests/device-examples.h"
+#include "tests/engine-examples.h"
+#include "tests/node-examples.h"
 #include "tests/wire-examples.h"
 
 static uint8_t packet[FRAME_MAX_BYTES];
@@ -55,6 +61,99 @@ static int write_messages(const char *directory)
     return r;
 }
 
+static int write_engine_messages(const char *directory)
+{
+    struct wire_arena arena;
+    char name[64];
+    int r;
+
+    r = wire_arena_init(&arena);
+    for (unsigned type = 1; type < N_ENGINE_COMMAND_TYPES && !r; type++) {
+        snprintf(name, sizeof(name), "command-%u", type);
+        r = write_seed(directory, "engine", name, packet,
+                       engine_pack_command(&arena, &engine_example_commands[type], packet, sizeof(packet)));
+    }
+    for (unsigned type = 1; type < N_ENGINE_REPORT_TYPES && !r; type++) {
+        snprintf(name, sizeof(name), "report-%u", type);
+        r = write_seed(directory, "engine", name, packet,
+                       engine_pack_report(&arena, &engine_example_reports[type], packet, sizeof(packet)));
+    }
+    wire_arena_deinit(&arena);
+    return r;
+}
+
+static int write_device_messages(const char *directory)
+{
+    struct wire_arena arena;
+    char name[64];
+    int r;
+
+    r = wire_arena_init(&arena);
+    for (unsigned type = 1; type < N_DEVICE_COMMAND_TYPES && !r; type++) {
+        snprintf(name, sizeof(name), "command-%u", type);
+        r = write_seed(directory, "device", name, packet,
+                       device_pack_command(&arena, &device_example_commands[type], packet, sizeof(packet)));
+    }
+    for (unsigned type = 1; type < N_DEVICE_REPORT_TYPES && !r; type++) {
+        snprintf(name, sizeof(name), "report-%u", type);
+        r = write_seed(directory, "device", name, packet,
+                       device_pack_report(&arena, &device_example_reports[type], packet, sizeof(packet)));
+    }
+    wire_arena_deinit(&arena);
+    return r;
+}
+
+/* As fuzz-nodes takes it. Return: bytes behind at, or -errno. */
+static int add_node_message(struct wire_arena *arena, size_t at, unsigned node, const struct node_message *message)
+{
+    int n = node_pack(arena, message, packet + at + 3, sizeof(packet) - at - 3);
+
+    if (n < 0)
+        return n;
+    packet[at] = (uint8_t)n;
+    packet[at + 1] = (uint8_t)(n >> 8);
+    packet[at + 2] = (uint8_t)node;
+    return (int)at + 3 + n;
+}
+
+/* Three nodes ask, measure and update: a step. */
+static int write_node_step(const char *directory, struct wire_arena *arena)
+{
+    static const enum node_kind kinds[] = {NODE_READY, NODE_MOVED, NODE_ASKED, NODE_SUM, NODE_UPDATED, NODE_MOVED};
+    static const uint8_t none[192]; /* the exact sum of nothing */
+    int n = 1;
+
+    packet[0] = 1;
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
+        for (unsigned node = 0; node < 3 && n > 0; node++)
+            n = add_node_message(arena, (size_t)n, node,
+                                 &(struct node_message){.kind = kinds[i],
+                                                        .tag = i < 3 ? 5 : 6,
+                                                        .has_rank = kinds[i] == NODE_ASKED,
+                                                        .bytes = none,
+                                                        .n_bytes = kinds[i] == NODE_SUM ? sizeof(none) : 0});
+    return n < 0 ? n : write_seed(directory, "nodes", "step", packet, n);
+}
+
+static int write_node_messages(const char *directory)
+{
+    struct wire_arena arena;
+    char name[64];
+    int r = wire_arena_init(&arena);
+
+    packet[0] = 1;
+    for (size_t i = 0; i < N_NODE_EXAMPLES && !r; i++) {
+        int n = add_node_message(&arena, 1, (unsigned)i % 3, &node_examples[i]);
+
+        snprintf(name, sizeof(name), "message-%s", node_kind_name(node_examples[i].kind));
+        r = n < 0 ? n : write_seed(directory, "nodes", name, packet, n);
+    }
+    if (!r)
+        r = write_node_step(directory, &arena);
+    wire_arena_deinit(&arena);
+    return r;
+}
+
 /* One act of fuzz-frame is four bytes: verb, descriptors, size. */
 static int write_talks(const char *directory)
 {
@@ -90,6 +189,78 @@ static int write_talks(const char *directory)
     return r;
 }
 
+/* What fuzz-seal.c takes: its first byte says what the rest is. */
+enum { FROM_STRANGER, TO_CONNECTING, CONVERSATION, OPENED_FRAME };
+
+/* A hello in pieces of up to 64 bytes, each behind its length less one, and something that is no frame. */
+static int write_strangers(const char *directory)
+{
+    struct seal_key key;
+    struct seal_options options = {.key = &key, .job = "train", .max_frame_bytes = 2048};
+    uint8_t said[SEAL_HELLO_BYTES + SEAL_HEADER_BYTES + 100] = {0};
+    struct seal seal;
+    uint8_t *p = packet;
+    int r = seal_key_init(&key, "fuzz", 4);
+
+    if (r)
+        return r;
+    seal_init(&seal, &options);
+    memcpy(said, seal.hello, SEAL_HELLO_BYTES);
+    said[SEAL_HELLO_BYTES + SEAL_HEADER_BYTES] = 50; /* a length */
+    seal_deinit(&seal);
+    *p++ = FROM_STRANGER;
+    for (size_t at = 0; at < sizeof(said); at += 64) {
+        size_t n = MIN(sizeof(said) - at, (size_t)64);
+
+        *p++ = (uint8_t)(n - 1);
+        memcpy(p, said + at, n);
+        p += n;
+    }
+    r = write_seed(directory, "seal", "hello", packet, p - packet);
+    packet[0] = TO_CONNECTING;
+    return r ? r : write_seed(directory, "seal", "answer", packet, p - packet);
+}
+
+/* Acts as in write_talks(); 8 more in the verb is the other direction. */
+static int write_sealed_talk(const char *directory)
+{
+    static const uint8_t verbs[] = {6, 14, 0, 8, 3, 11, 1, 6, 14, 6};
+    static const uint16_t sizes[] = {80, 80, 0, 2048, 20, 63, 300, 5000, 5000, 5000};
+    uint8_t *p = packet;
+
+    *p++ = CONVERSATION;
+    for (unsigned round = 0; round < 6; round++) {
+        for (size_t i = 0; i < ARRAY_SIZE(verbs); i++, p += 4) {
+            p[0] = round == 5 && i == 7 ? 135 : verbs[i]; /* a byte is spoilt in the end */
+            p[1] = (uint8_t)(round + 1);
+            memcpy(p + 2, &sizes[i], 2);
+        }
+    }
+    return write_seed(directory, "seal", "talk", packet, p - packet);
+}
+
+static int write_opened_frames(const char *directory)
+{
+    static const char text[] = "zerod version: 1\njob: \"other\"\nworld.nodes: [{address: \"b:1\", ranks: 1}]\n";
+    static const struct {
+        const char *name;
+        struct link_frame frame;
+    } frames[] = {
+        {"introduction", {LINK_FRAME_INTRODUCTION, {{1, 2, 3, 4}}, (const uint8_t *)text, sizeof(text) - 1}},
+        {"message", {.kind = LINK_FRAME_MESSAGE, .number = 1, .data = (const uint8_t *)"x", .n_bytes = 1}},
+        {"heartbeat", {.kind = LINK_FRAME_HEARTBEAT, .n_received = 1}},
+        {"farewell", {.kind = LINK_FRAME_FAREWELL, .data = (const uint8_t *)"why", .n_bytes = 3}},
+    };
+    int r = 0;
+
+    packet[0] = OPENED_FRAME;
+    for (size_t i = 0; i < ARRAY_SIZE(frames) && !r; i++) {
+        link_frame_pack(&frames[i].frame, packet + 1);
+        r = write_seed(directory, "seal", frames[i].name, packet, 1 + (int)link_frame_packed_bytes(&frames[i].frame));
+    }
+    return r;
+}
+
 int main(int argc, char **argv)
 {
     int r;
@@ -100,7 +271,19 @@ int main(int argc, char **argv)
     }
     r = write_messages(argv[1]);
     if (!r)
+        r = write_engine_messages(argv[1]);
+    if (!r)
+        r = write_device_messages(argv[1]);
+    if (!r)
+        r = write_node_messages(argv[1]);
+    if (!r)
         r = write_talks(argv[1]);
+    if (!r)
+        r = write_strangers(argv[1]);
+    if (!r)
+        r = write_sealed_talk(argv[1]);
+    if (!r)
+        r = write_opened_frames(argv[1]);
     if (r)
         fprintf(stderr, "make-corpus: %s\n", strerror(-r));
     return r ? 1 : 0;

@@ -13,7 +13,7 @@ SCALES = np.ldexp(F(1), -23 - np.arange(16)).astype(F)
 WORDS = set("""world_size seed steps optimizer type params groups micro_batches op max_norm loss_scale
     missing passes nonfinite lr betas eps weight_decay momentum dampening nesterov lr_decay adam_w_mode
     shape group grad_dtype weight_dtype trainable rank step micro param times AdamW Adam SGD Lion Adagrad
-    fp32 bf16 fp16 mean sum nan inf -inf""".split())
+    fp32 bf16 fp16 mean sum nan inf -inf wire nodes rounded_to""".split())
 
 # The generator: splitmix64 as a hash of the place where a gradient belongs; h is an int or a uint64 array.
 def mix(h):
@@ -70,12 +70,22 @@ def gradient(case, step, micro, k, rank, param):
     dtype = case["params"][param].get("grad_dtype", "fp32")
     return from_bits(to_bits(g, dtype), dtype)
 
-def tree(g):
-    """The sum of one array per rank: split at the largest power of two below their number."""
+def one_has_all(nodes, first, n):
+    """Does one node have the ranks [first, first + n)? nodes: how many each has."""
+    ends = np.cumsum(nodes)
+    return any(end - count <= first and first + n <= end for end, count in zip(ends, nodes))
+
+def tree(g, wire=None, first=0):
+    """
+    The sum of one array per rank: split at the largest power of two below their number. wire: {nodes, rounded_to}: the
+    sum of the largest subtree that a node has is rounded to that dtype before it is added to others'.
+    """
+    if wire and one_has_all(wire["nodes"], first, len(g)):
+        return from_bits(to_bits(tree(g), wire["rounded_to"]), wire["rounded_to"])
     if len(g) == 1:
         return g[0]
     split = 1 << ((len(g) - 1).bit_length() - 1)
-    return tree(g[:split]) + tree(g[split:])
+    return tree(g[:split], wire, first) + tree(g[split:], wire, first + split)
 
 def accumulate(case, step, param):
     """A parameter's accumulator in a step, flat; None if no rank pushed it."""
@@ -84,7 +94,7 @@ def accumulate(case, step, param):
         n = [n_passes(case, rank=r, step=step, micro=micro, param=param) for r in range(case["world_size"])]
         for k in range(max(n)):
             g = [gradient(case, step, micro, k, r, param) if k < n[r] else zero for r in range(len(n))]
-            acc = (zero if acc is None else acc) + tree(g)
+            acc = (zero if acc is None else acc) + tree(g, case.get("wire"))
     return acc
 
 # Section 2: the norm.

@@ -32,6 +32,20 @@ def run(command, timeout=300):
     return result.stdout
 
 
+def run_reference(command):
+    """
+    torch's own ranks, without zerod. When they have trained and destroyed their process group, one is seldom aborted
+    at its exit, with these words and no others (4 of some 60 runs of torch 2.13): that is tried again.
+    """
+    for _ in range(3):
+        try:
+            return run(command)
+        except AssertionError as error:
+            if "terminate called without an active exception" not in str(error):
+                raise
+    return run(command)
+
+
 def zerodrun(folder, stage, *command, **more):
     """Runs command as the ranks of a job. more: further sections of the configuration."""
     config = folder / "zerod.yaml"
@@ -75,8 +89,8 @@ def test_gpt_is_ddp(tmp_path):
         folder.mkdir()
     train = [EXAMPLES / "gpt/train.py", *SMALL, "--lr", "3e-3", "--out"]
     zerodrun(tmp_path, 2, sys.executable, *train, folders["zerod"])
-    run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", WORLD, *train,
-         folders["ddp"], "--ddp"])
+    run_reference([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", WORLD, *train,
+                   folders["ddp"], "--ddp"])
     for rank in range(WORLD):
         ours, theirs = (steps_of(folder, rank) for folder in folders.values())
         assert len(ours) == len(theirs) == 12

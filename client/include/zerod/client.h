@@ -34,6 +34,12 @@
  * Ownership. Strings and arrays given to a call are copied or used up before it
  * returns. What a call returns belongs to the handle and lives as long as it says.
  *
+ * GPUs. If zerod_job() says cuda, gradients and weights are device memory: what zerod_slot() and zerod_weight() return
+ * and what zerod_push() and zerod_param.init are given are device addresses, which the host must not follow. A push
+ * puts the copy on the stream of zerod_set_stream() and does not wait for it; the daemon does, and
+ * zerod_end_backward(), which waits for the daemon anyhow. Before zerod_form() a context of the rank's GPU has to be
+ * current (cudaSetDevice, cuCtxSetCurrent). There is no link to CUDA: the driver is opened when it is needed.
+ *
  * Threads. A handle is used by one thread at a time; different handles are
  * independent. There are no globals, but one SIGSEGV handler (see zerod_options.flags).
  *
@@ -112,7 +118,8 @@ struct zerod_param {
     unsigned group;   /* index of its parameter group */
     bool trainable;   /* false: frozen, published but never updated */
     const void *init; /* initial weights in dtype; rank 0's count, and only for a new run; NULL: zeros.
-                         Must stay valid until zerod_form() returns */
+                         Must stay valid until zerod_form() returns. Of a job on GPUs in device memory, written on the
+                         stream of zerod_set_stream() */
 };
 
 /* Where a job stands: what a (re)starting trainer has to do next. */
@@ -174,6 +181,7 @@ struct zerod_job {
     bool fp16;                /* the daemon has a loss scale, static or dynamic */
     unsigned accumulation;    /* gradient_accumulation_steps; 0: auto, zerod_step() is the boundary */
     uint64_t max_live_elems;  /* stage3_max_live_parameters */
+    bool cuda;                /* gradients and weights lie in device memory */
 };
 
 /*
@@ -275,6 +283,15 @@ ZEROD_API unsigned zerod_world_size(const struct zerod *c);
 /* Valid after zerod_connect(). */
 ZEROD_API int zerod_job(struct zerod *c, struct zerod_job *out);
 
+/*
+ * A job on GPUs: the CUstream (cudaStream_t) on which the gradients that are pushed from now on are computed; NULL, as
+ * at the beginning, is the default stream. Work of the streams that were given before is waited for on the new one, not
+ * by the caller. zerod_step(), zerod_write_begin() and zerod_write_end() wait until this stream is done, for it may
+ * read weights; streams of the caller's that read weights and that this one does not wait for are the caller's to wait
+ * for. No effect in host memory. Return: 0 or fatal.
+ */
+ZEROD_API int zerod_set_stream(struct zerod *c, void *stream);
+
 /* Opens the next micro-batch; called again before zerod_end_backward(): another backward of the same one. info may be
  * NULL. */
 ZEROD_API int zerod_begin_backward(struct zerod *c, const struct zerod_backward *info);
@@ -282,9 +299,22 @@ ZEROD_API int zerod_begin_backward(struct zerod *c, const struct zerod_backward 
 /*
  * Where the next gradient of parameter i may be written, to push it without a copy: n_elems of grad_dtype, 64-byte
  * aligned as the parameter lies in its bucket. NULL: no micro-batch is open, or zerod_error(). Valid until it is
- * pushed, or the micro-batch ends.
+ * pushed, or the micro-batch ends. A gradient of more than reduce_bucket_size elements has a place of the process's
+ * own, and zerod_push() copies it from there, part by part.
  */
 ZEROD_API void *zerod_slot(struct zerod *c, unsigned param);
+
+enum zerod_memory {
+    ZEROD_MEMORY_RING = 0,    /* where zerod_slot() has its places as a rule; writable */
+    ZEROD_MEMORY_WEIGHTS = 1, /* where zerod_weight() points to; read-only */
+};
+
+/*
+ * Memory shared with the daemon, for a caller that registers it with a GPU's driver, so that copies from and to the GPU
+ * need not wait. Valid after zerod_form(), until zerod_close(). *base is NULL for memory of a device, and for weights
+ * of stage 3, which are not always there. Return: 0, -EINVAL or fatal.
+ */
+ZEROD_API int zerod_memory(struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes);
 
 /*
  * Hands one gradient over; an increment, never the running sum. One way: a refusal comes with the next call that is
@@ -358,7 +388,8 @@ ZEROD_API int zerod_write_begin(struct zerod *c);
 ZEROD_API int zerod_write_end(struct zerod *c);
 ZEROD_API int zerod_write_forget(struct zerod *c);
 
-/* Writable weights of parameter i inside a window, NULL outside. The same address as zerod_weight(). */
+/* Writable weights of parameter i inside a window, NULL outside. The same address as zerod_weight(); of a job on GPUs
+ * host memory, and what zerod_weight() has changes only when the window ends. */
 ZEROD_API void *zerod_window(struct zerod *c, unsigned param);
 
 /*

@@ -32,6 +32,8 @@ ON_DUPLICATE = {None: 0, "reject": 1, "accumulate": 2, "abort_step": 3}
 
 PUSH_NESTED, PUSH_HOOK_TWICE, PUSH_NEW_FORWARD, PUSH_SITE_IS_BACKWARD, PUSH_MORE = 1, 2, 4, 8, 16
 
+MEMORY_RING, MEMORY_WEIGHTS = range(2)
+
 MASTER, EXP_AVG, EXP_AVG_SQ, GRAD_NORM, STEP_COUNT = range(5)
 
 INTERRUPTED = ctypes.CFUNCTYPE(c_int, c_void_p)
@@ -93,7 +95,7 @@ class Job(ctypes.Structure):
         ("world_size", c_uint), ("stage", c_uint), ("private_weights", c_bool), ("on_duplicate", c_int),
         ("run_id", c_char_p), ("optimizer", c_char_p), ("hyper", Hyper), ("has_scheduler", c_bool),
         ("max_norm", c_double), ("mean", c_bool), ("fp16", c_bool), ("accumulation", c_uint),
-        ("max_live_elems", c_uint64),
+        ("max_live_elems", c_uint64), ("cuda", c_bool),
     ]  # fmt: skip
 
 
@@ -135,7 +137,9 @@ _WAITING = {
     "zerod_connect": (c_int, POINTER(c_void_p), POINTER(Options)),
     "zerod_declare": (c_int, c_void_p, POINTER(Param), c_size_t),
     "zerod_form": (c_int, c_void_p),
+    "zerod_set_stream": (c_int, c_void_p, c_void_p),
     "zerod_begin_backward": (c_int, c_void_p, POINTER(Backward)),
+    "zerod_slot": (c_void_p, c_void_p, c_uint),
     "zerod_push": (c_int, c_void_p, c_void_p),
     "zerod_flush": (c_int, c_void_p),
     "zerod_end_backward": (c_int, c_void_p, c_char_p, c_size_t),
@@ -165,6 +169,8 @@ _IMMEDIATE = {
     "zerod_epoch": (Position, c_void_p),
     "zerod_user_state": (c_int, c_void_p, POINTER(c_void_p), POINTER(c_size_t)),
     "zerod_weight": (c_void_p, c_void_p, c_uint),
+    "zerod_window": (c_void_p, c_void_p, c_uint),
+    "zerod_memory": (c_int, c_void_p, c_int, POINTER(c_void_p), POINTER(c_size_t)),
     "zerod_error": (POINTER(Fault), c_void_p),
     "zerod_version": (c_char_p,),
     "zerod_explain": (c_int, POINTER(Observation), POINTER(POINTER(Fault))),

@@ -16,7 +16,7 @@ is formed. Afterwards each rank's buffers are its own, as under DDP with broadca
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -94,9 +94,9 @@ def check_parameter(name: str, param: Any) -> None:
                 else "model.float() before zerod.Optimizer(model)"
             )
         )
-    if param.device.type not in ("cpu", "meta"):
+    if param.device.type not in ("cpu", "meta", "cuda"):
         raise TypeError(
-            f"{name} is on {param.device}: this version of zerod trains models in host memory; "
+            f"{name} is on {param.device}: zerod trains models in host memory and on NVIDIA GPUs; "
             "model.cpu() before zerod.Optimizer(model)"
         )
     grad_dtype = getattr(param, "grad_dtype", None)
@@ -175,7 +175,10 @@ def pack_buffers(model: nn.Module, saved: bool = False) -> torch.Tensor:
     return packed
 
 
-def unpack_buffers(model: nn.Module, packed: torch.Tensor, saved: bool = False) -> None:
+def unpack_buffers(
+    model: nn.Module, packed: torch.Tensor, saved: bool = False, device: torch.device | None = None
+) -> None:
+    """device: where those on the meta device come to lie; None: host memory."""
     start = 0
 
     for module, name, buffer in _buffers(model, saved):
@@ -183,7 +186,7 @@ def unpack_buffers(model: nn.Module, packed: torch.Tensor, saved: bool = False) 
         value = packed[start : start + size].clone().view(buffer.dtype).view(buffer.shape)
         start += size
         if buffer.device.type == "meta":
-            module._buffers[name] = value
+            module._buffers[name] = value if device is None else value.to(device)
         else:
             buffer.copy_(value)
 
@@ -192,9 +195,12 @@ def unpack_buffers(model: nn.Module, packed: torch.Tensor, saved: bool = False) 
 
 
 def declarations(
-    bound: Iterable[Bound], buffers: torch.Tensor, rank: int
+    bound: Iterable[Bound], buffers: torch.Tensor, rank: int, initial: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[list[Declaration], list[torch.Tensor]]:
-    """The manifest, and the tensors whose memory it points to: keep them until the job is formed."""
+    """
+    The manifest, and the tensors whose memory it points to: keep them until the job is formed. initial: a flat tensor
+    where the daemon can read it.
+    """
     result, keep = [], []
 
     for b in bound:
@@ -204,15 +210,15 @@ def declarations(
                 raise ValueError(
                     f"{b.name} is on the meta device: rank 0 brings the initial weights, so its model has to be real"
                 )
-            keep.append(b.flatten(b.param.detach()))
+            keep.append(initial(b.flatten(b.param.detach())))
             init = keep[-1].data_ptr()
         result.append(
             Declaration(b.name, _lib.DTYPES[str(b.param.dtype)], b.declared_shape(), b.group, b.trainable, init)
         )
     if buffers.numel():
-        keep.append(buffers)
+        keep.append(initial(buffers))
         result.append(
-            Declaration(BUFFERS, 0, (buffers.numel() // 4,), 0, False, buffers.data_ptr() if rank == 0 else 0)
+            Declaration(BUFFERS, 0, (buffers.numel() // 4,), 0, False, keep[-1].data_ptr() if rank == 0 else 0)
         )
     return result, keep
 
@@ -225,8 +231,8 @@ def published(client: Client, b: Bound) -> torch.Tensor:
 
 
 @torch.no_grad()
-def attach(client: Client, b: Bound) -> None:
-    weights = published(client, b)
+def attach(b: Bound, weights: torch.Tensor) -> None:
+    """Makes these the parameter's, of its shape."""
     if b.param.device.type == "meta":
         # The same Parameter object, so that tied weights, optimizers' groups and nn.LSTM's weak references, for which
         # torch.utils.swap_tensors() refuses, still refer to it.

@@ -138,6 +138,7 @@ class Client:
         self._pid = os.getpid()
         self.rank = _rank(rank)
         self.left = False
+        self.before_close: list[Any] = []  # called when the handle is about to be freed
         if on_duplicate not in _lib.ON_DUPLICATE:
             raise ValueError(f"on_duplicate is {on_duplicate!r}; it may be 'reject', 'accumulate' or 'abort_step'")
         if not faulthandler.is_enabled():
@@ -170,6 +171,9 @@ class Client:
             return
         handle, self._handle = self._handle, c_void_p()
         if handle and lib is not None:
+            for call in self.before_close if self.is_mine else ():
+                call()
+            self.before_close = []
             lib.close(handle)
 
     def __del__(self) -> None:
@@ -217,7 +221,7 @@ class Client:
             )
         if status == -errno.ETIMEDOUT:
             raise TimeoutError(_text(fault.text))
-        if status == -errno.EINVAL:
+        if status in (-errno.EINVAL, -errno.ENODEV):
             raise Error(_text(fault.text))
         raise ConnectionLost(_text(fault.text))
 
@@ -252,6 +256,23 @@ class Client:
         if not address:
             raise ConnectionLost(_text(lib.error(self._handle).contents.text))
         return address
+
+    def window_address(self, index: int) -> int:
+        """Inside a write window."""
+        address = lib.window(self._handle, index)
+        if not address:
+            raise Error("no write window is open")
+        return address
+
+    def memory(self, kind: int) -> tuple[int, int]:
+        """Address and size of memory shared with the daemon; (0, 0): there is none in host memory."""
+        base, n_bytes = c_void_p(), c_size_t()
+        self.check(lib.memory(self._handle, kind, byref(base), byref(n_bytes)))
+        return base.value or 0, n_bytes.value
+
+    def set_stream(self, stream: int) -> None:
+        """A job on GPUs: the CUstream that gradients are computed on."""
+        self.check(lib.set_stream(self._handle, stream))
 
     def weights(self, index: int, n_bytes: int) -> Any:
         """The published bytes of a parameter as a buffer that keeps this client alive. Read-only memory."""

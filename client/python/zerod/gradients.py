@@ -26,20 +26,21 @@ from .client import Client
 from .errors import Error, GradientFault, StepAborted
 from .evidence import Evidence, entry_modules
 from .hooks import Hook
+from .placement import InHost
 from .stage3 import Sharding
 from .watch import now
 
 OUTERMOST = 2**32 - 1  # the graph task of an outermost backward, as records have it: nested ones count from 1
 MOVED = 2  # in _pushed: the parameter no longer lies where its weight is published, so it may be of another size
-SMALL_BYTES = 64 * 1024  # below, a push is over sooner than the interpreter lock could be given back and taken again
 
 
 class _Hot:
     """What hooks share with their Gradients without keeping them alive."""
 
-    __slots__ = ("task",)
+    __slots__ = ("task", "texts")
 
     def __init__(self) -> None:
+        self.texts: Any = None  # what those of the record lie in
         self.task = -2  # of the last hook; -2 is none: the next hook looks where it is
 
 
@@ -60,8 +61,10 @@ class Gradients:
         bound: Sequence[Bound],
         pack: Callable[[], bytes | None],
         sharding: Sharding | None,
+        place: InHost,
     ) -> None:
         self._client, self._model, self._bound, self._pack, self._sharding = client, model, bound, pack, sharding
+        self._place = place
         self.evidence = Evidence(model, bound)
         self._wanted = int.from_bytes(bytes(b.trainable for b in bound), "little")
         self._pushed = bytearray(len(bound))  # in the open micro-batch
@@ -104,10 +107,8 @@ class Gradients:
     def _hook(self, b: Bound) -> Callable[[torch.Tensor], None]:
         """The hot path: what it needs are locals. It must not keep the optimizer alive."""
         index, reorder, hot = b.index, b.order is not None, self._hot
-        pushed, record, reference = self._pushed, self._record, ctypes.byref(self._record)
-        send = lib.push_small if b.n_bytes < SMALL_BYTES else lib.push
-        handle, current_task, me = self._client.handle, watch.current_task, weakref.ref(self)
-        nowhere = ctypes.addressof(record)  # of a gradient without elements: NULL has another meaning
+        pushed, send = self._pushed, self._place.pusher(b, self._record)
+        current_task, me = watch.current_task, weakref.ref(self)
 
         def push(param: torch.Tensor) -> None:
             grad = param.grad
@@ -123,9 +124,7 @@ class Gradients:
             except RuntimeError:  # what is sparse cannot be asked that
                 me()._refuse(b, grad)
                 return
-            record.param = index
-            record.data = grad.data_ptr() or nowhere
-            if send(handle, reference):
+            if send(grad, hot.texts, pushed[index] != 0):
                 me()._push_failed()
             pushed[index] = 1
             param.grad = None
@@ -154,6 +153,8 @@ class Gradients:
         record = self._record
         self._hot.task = task
         if self._outer != now.outer:
+            if self._place.drain():  # of the backward before, whose number they would get
+                self._push_failed()
             self._outer = now.outer
             self._open = True
             for b in self._moved():
@@ -164,9 +165,11 @@ class Gradients:
             segment = now.segments[-1]
             record.task, record.depth, record.flags = now.passes[-1], len(now.passes), flags | _lib.PUSH_NESTED
             record.segment, record.call, record.site = segment.name, segment.call, segment.site
+            self._hot.texts = segment.name, segment.site
         else:
             record.task, record.depth, record.flags = OUTERMOST, 0, flags | _lib.PUSH_SITE_IS_BACKWARD
             record.segment, record.call, record.site = None, 0, now.site
+            self._hot.texts = now.site
 
     def _push_failed(self) -> None:
         """No slot (E1401), an abort, a lost connection."""
@@ -226,6 +229,8 @@ class Gradients:
             # Now, and not when the micro-batch ends: before the next forward the program draws its next batch, and
             # a successor that begins there has to draw the same one.
             self._blob = self._pack()
+            if self._place.poll():
+                self._push_failed()
             self._client.flush()
         if self._suspect:
             self._raise_refusal()
@@ -282,6 +287,12 @@ class Gradients:
             raise
 
     def end_micro_batch(self) -> None:
+        if self._place.drain():
+            self._push_failed()
+            self._suspect, error, self._error = False, self._error, None
+            if isinstance(error, GradientFault):
+                self._keep(error)
+            raise error
         self.answered(lambda: self._client.end_backward(self._blob))
         self._in_step |= int.from_bytes(self._pushed, "little")
         self._n_ended += 1
@@ -337,6 +348,7 @@ class Gradients:
         return self._open or self._n_ended > 0
 
     def _forget_micro_batch(self) -> None:
+        self._place.forget()
         self._open = False
         self._pushed[:] = bytes(len(self._pushed))
 

@@ -16,6 +16,7 @@ gradients are neither read nor cleared. It costs a few attribute reads for each 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -223,11 +224,12 @@ class Observer:
                 store.wait([f"{key}-{rank}"], timedelta(seconds=left))
                 if store.get(f"{key}-{rank}") != digest:
                     return False
-            # Whoever leaves first may take the store along: not before all have read.
-            store.set(f"{key}-{dist.get_rank()}-read", b"")
-            store.wait([f"{key}-{rank}-read" for rank in ranks], timedelta(seconds=1))
         except RuntimeError:
             return False
+        # Whoever leaves first may take the store along: not before all have read. If one did, it had read all.
+        with contextlib.suppress(RuntimeError):
+            store.set(f"{key}-{dist.get_rank()}-read", b"")
+            store.wait([f"{key}-{rank}-read" for rank in ranks], timedelta(seconds=1))
         return True
 
     # ---- backwards, as watch tells -------------------------------------------------------------------

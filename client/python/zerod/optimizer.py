@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from . import _lib, binding, callers, patches, sites, state
+from . import _lib, binding, callers, patches, placement, sites, state
 from .client import Client, Position, StepResult
 from .errors import ConnectionLost, GradientFault
 from .gradients import Gradients
@@ -108,19 +108,21 @@ class Optimizer(torch.optim.Optimizer):
     def _form(self) -> None:
         client = self._client
         self._bound = binding.bind(self.model, self.param_groups)
+        self._place = place = placement.place(client, self._bound)
         buffers = binding.pack_buffers(self.model)
-        declarations, keep = binding.declarations(self._bound, buffers, client.rank)
-        self.resumed = client.form(declarations)
-        del keep
-        for b in self._bound:
-            binding.attach(client, b)
+        with place.context():
+            declarations, keep = binding.declarations(self._bound, buffers, client.rank, place.initial)
+            self.resumed = client.form(declarations)
+            del keep
+            place.attach()
         if buffers.numel():
-            binding.unpack_buffers(self.model, binding.read_frozen(client, len(self._bound), buffers.numel()))
+            packed = place.read_frozen(len(self._bound), buffers.numel())
+            binding.unpack_buffers(self.model, packed, device=place.device)
         self._frozen = [b for b in self._bound if not b.trainable]
         self._aside = _Aside()
         self.result: StepResult | None = None
         self.sharding = Sharding(client, self.model, self._bound) if self.stage == 3 else None
-        self._gradients = Gradients(client, self.model, self._bound, self._pack, self.sharding)
+        self._gradients = Gradients(client, self.model, self._bound, self._pack, self.sharding, place)
         self._guards = patches.attach(self)
         callers.install()
         self.state = state.States(self)
@@ -147,7 +149,7 @@ class Optimizer(torch.optim.Optimizer):
         try:
             for b in self._bound:
                 with self._client.gathered([b.index]) if self.sharding else contextlib.nullcontext():
-                    binding.detach(b)
+                    self._place.detach(b)
             self._client.leave()
         except ConnectionLost as lost:
             if self.sharding:
@@ -174,6 +176,11 @@ class Optimizer(torch.optim.Optimizer):
     def stage(self) -> int:
         """ZeRO stage: 1, 2 or 3."""
         return int(self._client.job.stage)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Of the model; None: host memory."""
+        return self._place.device
 
     @property
     def position(self) -> Position:
@@ -215,7 +222,10 @@ class Optimizer(torch.optim.Optimizer):
         self._push_by_hand()
         self._gradients.finish()
         args = self._step_args()
+        self._place.before_step()
         self.result = self._gradients.answered(lambda: self._client.step(args))
+        if self.result.applied:
+            self._place.after_step()
         if self._aside.amp is not None and not self.result.applied:
             self._aside.amp[1].fill_(1.0)  # GradScaler.update() reads it: all ranks' verdict, not this rank's
         self._aside.amp = self._aside.max_norm = None
@@ -338,12 +348,24 @@ class Optimizer(torch.optim.Optimizer):
         return self._aside.in_window
 
     def open_window(self) -> None:
-        self._gradients.answered(self._client.write_begin)
+        self._place.before_step()
+        self._place.window_opens()
+        try:
+            self._gradients.answered(self._client.write_begin)
+        except BaseException:
+            self._place.window_closed()
+            raise
         self._aside.in_window = True
+        self._place.window_opened()
 
     def close_window(self, forget: bool = False) -> None:
         self._aside.in_window = False
-        self._gradients.answered(self._client.write_forget if forget else self._client.write_end)
+        try:
+            if not forget:
+                self._place.window_closes()
+            self._gradients.answered(self._client.write_forget if forget else self._client.write_end)
+        finally:
+            self._place.window_closed()
 
     @contextlib.contextmanager
     def window(self) -> Iterator[None]:

@@ -121,6 +121,7 @@ def _wrap_to() -> None:
         owners = owners_of(self.parameters())
         # torch copies from "cpu" to "cpu:0", where accelerate puts models: the copy would be trained by nobody.
         stays = device is not None and device.type == "cpu" and dtype is None and memory_format is None
+        stays = stays and all(owner.device is None for owner in owners)
         return self if owners and stays else to(self, *args, **kwargs)
 
     nn.Module.to = watched

@@ -290,7 +290,7 @@ def _write_tensor(opt: Optimizer, b: Bound, which: int, value: torch.Tensor) -> 
 def _is_rounded(opt: Optimizer, b: Bound, master: torch.Tensor) -> bool:
     """Is the weight this master's? A state may be loaded beside other weights than those it was saved with."""
     with opt._client.gathered([b.index]):
-        return torch.equal(b.param.detach(), master.detach().to("cpu", b.param.dtype))
+        return torch.equal(b.param.detach().cpu(), master.detach().to("cpu", b.param.dtype))
 
 
 def _write(opt: Optimizer, b: Bound, entry: dict[str, Any]) -> None:

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several nodes, each in a network namespace of its own: zerod beside torch's chains on gloo there."""
+
+import os
+import pathlib
+import sys
+import tempfile
+
+from harness import (MI, ROOT, Daemon, Failure, Process, TorchJob, ZerodJob, in_turn, median, n_cores, program, row,
+                     say)
+from speed import slow_chains
+
+sys.path.append(str(ROOT / "tests" / "e2e"))
+from network import Network, why_no_network  # noqa: E402
+
+ELEMS = 64 * MI
+GOALS = {"all": 1.1, "bf16": 1.5, "reduce_scatter": 1.8}
+
+
+class NodesJob(ZerodJob):
+    """A daemon and one rank in each node's namespace."""
+
+    def __init__(self, network, key, stage, elems=ELEMS, params=64, bf16=False):
+        world = len(network.hosts)
+        nodes = ", ".join(f"{{address: '{host}:7700', ranks: 1}}" for host in network.hosts)
+        self.ranks, self.daemons = [], []
+        try:
+            for node in range(world):
+                extra = f"collective: gloo\nthreads: {max(1, n_cores() // world)}\n"
+                extra += "communication_data_type: bf16\n" if bf16 else ""
+                self.daemons.append(Daemon(world, stage, extra, prefix=network.inside(node),
+                                           nodes=f", nodes: [{nodes}], node: {node}, key_file: {key}"))
+            for node, daemon in enumerate(self.daemons):
+                self.ranks.append(Process([program("bench-rank"), "--rank", str(node), "--socket", daemon.socket,
+                                           "--elems", str(elems), "--params", str(params), "--on-demand",
+                                           *(["--bf16"] if bf16 else [])]))
+            for rank in self.ranks:
+                rank.receive()
+        except BaseException:
+            self.stop()
+            raise
+        self.daemon = self.daemons[0]
+
+    def stop(self):
+        for rank in self.ranks:
+            if rank.popen.poll() is None:
+                rank.popen.stdin.close()
+        for rank in self.ranks:
+            rank.stop()
+        for daemon in self.daemons:
+            daemon.stop()
+
+
+def make_key(folder):
+    key = folder / "job.key"
+    key.write_bytes(os.urandom(48))
+    key.chmod(0o600)
+    return key
+
+
+def payload(job):
+    """Bytes that the engine of node 0 has sent since it was started, and steps since then."""
+    status = job.daemon.ctl("status")
+    return status["nodes"]["sent_bytes"], status["step"]
+
+
+def measure(world, network, key, elems, quick):
+    """Return: the results of zerod, with fp32 and with bf16, and of torch's chains; MiB that a node sent in a step."""
+    jobs = []
+    try:
+        torch = TorchJob(world, elems, network=network)
+        jobs.append(torch)
+        jobs.append(NodesJob(network, key, 2, elems))
+        slow, first = slow_chains(torch)
+        sides = {chain: (lambda chain=chain: torch.step(chain)) for chain in torch.chains if chain not in slow}
+        results = in_turn(sides | {"zerod": jobs[-1].step}, 4 if quick else 9)
+        sent, step = payload(jobs[-1])
+        jobs[-1].step()
+        more, later = payload(jobs[-1])
+        jobs.pop().stop()  # one at a time: the ports are the same
+        jobs.append(NodesJob(network, key, 2, elems, bf16=True))
+        again = in_turn(sides | {"zerod": jobs[-1].step}, 4 if quick else 9)
+    finally:
+        for job in jobs:
+            job.stop()
+    chains = {chain: median(results[chain] + again[chain]) if chain not in slow else first[chain]
+              for chain in torch.chains}
+    return results["zerod"], again["zerod"], chains, slow, (more - sent) / (later - step) / MI
+
+
+def on(network, key, quick):
+    world = len(network.hosts)
+    elems = ELEMS // (64 * world) * 64 * world  # what the sharded chain can share out
+    fp32, bf16, chains, slow, sent = measure(world, network, key, elems, quick)
+    fastest = min(chains, key=chains.get)
+    sharded = next(chain for chain in chains if chain.startswith("reduce_scatter"))
+    total = {name: median([r["total"] for r in results]) for name, results in (("fp32", fp32), ("bf16", bf16))}
+    rows = [row(f"nodes: whole, {world} nodes", total["fp32"], chains[fastest], fastest, "ms", GOALS["all"]),
+            row(f"nodes: whole, {world} nodes, bf16", total["bf16"], chains[fastest], f"{fastest} in fp32", "ms",
+                GOALS["bf16"]),
+            row(f"nodes: whole, {world} nodes, beside the sharded chain", total["fp32"], chains[sharded], sharded,
+                "ms", GOALS["reduce_scatter"])]
+    # A node's slices of the gradient go to the others, and its weights: (world - 1) / world of fp32 each.
+    formula = 2 * 4 * elems * (world - 1) / world / MI
+    rows.append(row(f"nodes: bytes that a node sends in a step, {world} nodes", sent, formula, "the formula", "MiB",
+                    0.98))
+    table = [[f"{world} nodes, zerod, {name}", *(f"{median([r[part] for r in results]):.1f}"
+                                                 for part in ("push", "tail", "total"))]
+             for name, results in (("fp32", fp32), ("bf16 weights, gradients and wire", bf16))]
+    table += [[f"{world} nodes, torch, {chain}" + (" (best of 2)" if chain in slow else ""), "", "", f"{ms:.1f}"]
+              for chain, ms in chains.items()]
+    return rows, table
+
+
+def nodes(quick):
+    """A whole step of 64 Mi fp32 parameters on 2 and 3 nodes in network namespaces, against torch's chains there."""
+    if why_no_network():
+        raise Failure(f"no network namespaces: {why_no_network()}")
+    rows, table = [], []
+    for world in (2, 3):
+        say(f"  {world} nodes")
+        network = Network(world)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                more_rows, more_table = on(network, make_key(pathlib.Path(folder)), quick)
+        finally:
+            network.close()
+        rows += more_rows
+        table += more_table
+    return rows, {"each side": [["ms, medians", "until the last push", "after the last push", "whole"], *table]}

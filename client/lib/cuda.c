@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/lib/cuda.h"
+#include "daemon/base.h"
+
+/* The driver's numbers and types, as its documentation has them. They have been the same since CUDA 10.2. */
+enum {
+    SUCCESS = 0,
+    LOCATION_DEVICE = 1,
+    HANDLE_POSIX = 1,
+    ACCESS_READ = 1,
+    ACCESS_READ_WRITE = 3,
+    EVENT_DISABLE_TIMING = 2,
+    EVENT_INTERPROCESS = 4,
+};
+
+typedef unsigned long long address;
+
+struct access {
+    int location_type, device, flags;
+};
+
+struct event_handle {
+    uint8_t bytes[CUDA_EVENT_BYTES];
+};
+
+struct uuid {
+    uint8_t bytes[CUDA_GPU_BYTES];
+};
+
+/* Names as the library has them: those of the driver's header are macros for some. All are in a driver for 11.4. */
+#define DRIVER_CALLS(CALL)                                                                                             \
+    CALL(get_error_name, "cuGetErrorName", (int error, const char **name))                                             \
+    CALL(init, "cuInit", (unsigned flags))                                                                             \
+    CALL(get_count, "cuDeviceGetCount", (int *n))                                                                      \
+    CALL(get_device, "cuDeviceGet", (int *device, int ordinal))                                                        \
+    CALL(get_uuid, "cuDeviceGetUuid_v2", (struct uuid * uuid, int device))                                             \
+    CALL(get_context, "cuCtxGetCurrent", (void **context))                                                             \
+    CALL(push_context, "cuCtxPushCurrent_v2", (void *context))                                                         \
+    CALL(pop_context, "cuCtxPopCurrent_v2", (void **context))                                                          \
+    CALL(get_context_device, "cuCtxGetDevice", (int *device))                                                          \
+    CALL(import, "cuMemImportFromShareableHandle", (address * handle, void *fd, int type))                             \
+    CALL(release_handle, "cuMemRelease", (address handle))                                                             \
+    CALL(reserve, "cuMemAddressReserve", (address * at, size_t n, size_t align, address wish, address flags))          \
+    CALL(unreserve, "cuMemAddressFree", (address at, size_t n))                                                        \
+    CALL(map, "cuMemMap", (address at, size_t n, size_t offset, address handle, address flags))                        \
+    CALL(unmap, "cuMemUnmap", (address at, size_t n))                                                                  \
+    CALL(set_access, "cuMemSetAccess", (address at, size_t n, const struct access *access, size_t n_access))           \
+    CALL(alloc, "cuMemAlloc_v2", (address * at, size_t n))                                                             \
+    CALL(free, "cuMemFree_v2", (address at))                                                                           \
+    CALL(copy, "cuMemcpyDtoDAsync_v2", (address to, address from, size_t n, void *stream))                             \
+    CALL(copy_to_host, "cuMemcpyDtoH_v2", (void *to, address from, size_t n))                                          \
+    CALL(wait_for_stream, "cuStreamSynchronize", (void *stream))                                                       \
+    CALL(let_wait, "cuStreamWaitEvent", (void *stream, void *event, unsigned flags))                                   \
+    CALL(create_event, "cuEventCreate", (void **event, unsigned flags))                                                \
+    CALL(destroy_event, "cuEventDestroy_v2", (void *event))                                                            \
+    CALL(wait_for_event, "cuEventSynchronize", (void *event))                                                          \
+    CALL(record, "cuEventRecord", (void *event, void *stream))                                                         \
+    CALL(get_event_handle, "cuIpcGetEventHandle", (struct event_handle * handle, void *event))
+
+struct driver {
+#define AS_POINTER(field, name, arguments) int(*field) arguments;
+    DRIVER_CALLS(AS_POINTER)
+#undef AS_POINTER
+};
+
+struct cuda {
+    struct driver driver;
+    bool is_torch;
+    void *context;
+    int device;
+    void *events[CUDA_N_EVENTS]; /* in the order in which they were first recorded */
+    uint32_t n_events, next_event;
+    void *last_event, *last_stream; /* recorded last, and where */
+    char why[400];
+};
+
+/* ---- errors -------------------------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 3, 4))) static int fail(struct cuda *cuda, int r, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(cuda->why, sizeof(cuda->why), format, args);
+    va_end(args);
+    return r;
+}
+
+static const char *error_name(const struct cuda *cuda, int error)
+{
+    const char *name = NULL;
+
+    return cuda->driver.get_error_name(error, &name) == SUCCESS && name ? name : "an unknown error";
+}
+
+/* What a call of the driver has returned, as an outcome of ours. */
+static int check(struct cuda *cuda, const char *what, int error)
+{
+    return error == SUCCESS ? 0 : fail(cuda, -EIO, "%s: %s", what, error_name(cuda, error));
+}
+
+const char *cuda_why(const struct cuda *cuda)
+{
+    return cuda ? cuda->why : "out of memory";
+}
+
+/* ---- the driver ---------------------------------------------------------------------------------------- */
+
+static int load(struct cuda *cuda)
+{
+    const char *path = getenv("ZEROD_LIBCUDA");
+    void *library = dlopen(path && *path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* stays, as drivers do */
+    const struct {
+        const char *name;
+        void *field;
+    } calls[] = {
+#define AS_ROW(field, name, arguments) {name, &cuda->driver.field},
+        DRIVER_CALLS(AS_ROW)
+#undef AS_ROW
+    };
+
+    if (!library)
+        return fail(cuda, -ENODEV, "the job's gradients lie on GPUs, and there is no driver for them here: %s",
+                    dlerror());
+    for (size_t i = 0; i < ARRAY_SIZE(calls); i++) {
+        void *call = dlsym(library, calls[i].name);
+
+        if (!call)
+            return fail(cuda, -ENODEV, "the NVIDIA driver has no %s: it has to be one for CUDA 11.4 or newer",
+                        calls[i].name);
+        memcpy(calls[i].field, &call, sizeof(call));
+    }
+    return 0;
+}
+
+static int take_context(struct cuda *cuda)
+{
+    int r = check(cuda, "cuInit", cuda->driver.init(0));
+
+    if (r == 0)
+        r = check(cuda, "cuCtxGetCurrent", cuda->driver.get_context(&cuda->context));
+    if (r == 0 && !cuda->context)
+        r = fail(cuda, -ENODEV, "this thread uses no GPU yet, and the job's gradients lie on GPUs: %s first",
+                 cuda->is_torch ? "torch.cuda.set_device(LOCAL_RANK)" : "cudaSetDevice(local rank)");
+    if (r == 0)
+        r = check(cuda, "cuCtxGetDevice", cuda->driver.get_context_device(&cuda->device));
+    return r == -EIO ? -ENODEV : r;
+}
+
+int cuda_open(struct cuda **out, bool is_torch)
+{
+    struct cuda *cuda = calloc(1, sizeof(*cuda));
+    int r;
+
+    *out = cuda;
+    if (!cuda)
+        return -ENOMEM;
+    cuda->is_torch = is_torch;
+    r = load(cuda);
+    return r == 0 ? take_context(cuda) : r;
+}
+
+/* Makes the handle's context current. Return: 0, or an outcome after which leave() must not be called. */
+static int enter(struct cuda *cuda, bool *pushed)
+{
+    void *current = NULL;
+    int r = check(cuda, "cuCtxGetCurrent", cuda->driver.get_context(&current));
+
+    *pushed = false;
+    if (r != 0 || current == cuda->context)
+        return r;
+    r = check(cuda, "cuCtxPushCurrent", cuda->driver.push_context(cuda->context));
+    *pushed = r == 0;
+    return r;
+}
+
+static void leave(struct cuda *cuda, bool pushed)
+{
+    void *context;
+
+    if (pushed)
+        (void)cuda->driver.pop_context(&context);
+}
+
+void cuda_free(struct cuda *cuda)
+{
+    bool pushed;
+
+    if (cuda && cuda->n_events > 0 && enter(cuda, &pushed) == 0) {
+        for (uint32_t i = 0; i < cuda->n_events; i++)
+            (void)cuda->driver.destroy_event(cuda->events[i]);
+        leave(cuda, pushed);
+    }
+    free(cuda);
+}
+
+/* ---- which GPU ----------------------------------------------------------------------------------------- */
+
+struct gpu_name {
+    char text[48];
+};
+
+/* As nvidia-smi -L has it. */
+static const char *name_gpu(struct gpu_name *name, const uint8_t gpu[CUDA_GPU_BYTES])
+{
+    size_t n = (size_t)snprintf(name->text, sizeof(name->text), "GPU-");
+
+    for (unsigned i = 0; i < CUDA_GPU_BYTES; i++)
+        n += (size_t)snprintf(name->text + n, sizeof(name->text) - n, "%s%02x",
+                              i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", gpu[i]);
+    return name->text;
+}
+
+/* Return: the ordinal that this process has for it, or -1. */
+static int find_gpu(const struct cuda *cuda, const uint8_t gpu[CUDA_GPU_BYTES])
+{
+    const struct driver *driver = &cuda->driver;
+    struct uuid uuid;
+    int n = 0, device;
+
+    if (driver->get_count(&n) != SUCCESS)
+        return -1;
+    for (int i = 0; i < n; i++)
+        if (driver->get_device(&device, i) == SUCCESS && driver->get_uuid(&uuid, device) == SUCCESS &&
+            memcmp(uuid.bytes, gpu, CUDA_GPU_BYTES) == 0)
+            return i;
+    return -1;
+}
+
+int cuda_check_gpu(struct cuda *cuda, const uint8_t gpu[CUDA_GPU_BYTES])
+{
+    struct gpu_name wanted, mine;
+    struct uuid uuid;
+    int r = check(cuda, "cuDeviceGetUuid", cuda->driver.get_uuid(&uuid, cuda->device));
+    int ordinal;
+
+    if (r != 0 || memcmp(uuid.bytes, gpu, CUDA_GPU_BYTES) == 0)
+        return r;
+    ordinal = find_gpu(cuda, gpu);
+    name_gpu(&wanted, gpu);
+    name_gpu(&mine, uuid.bytes);
+    if (ordinal < 0)
+        return fail(cuda, -ENODEV,
+                    "this rank's memory lies on %s, and this process uses %s and does not see the other one: "
+                    "CUDA_VISIBLE_DEVICES has to name it",
+                    wanted.text, mine.text);
+    return fail(cuda, -ENODEV,
+                "this rank's memory lies on %s, and this process uses %s: %s(%d) first, or let CUDA_VISIBLE_DEVICES "
+                "name the GPUs in the order of the ranks",
+                wanted.text, mine.text, cuda->is_torch ? "torch.cuda.set_device" : "cudaSetDevice", ordinal);
+}
+
+/* ---- memory -------------------------------------------------------------------------------------------- */
+
+static address address_of(const void *memory)
+{
+    return (address)(uintptr_t)memory;
+}
+
+/* Not all drivers know memory that a device may only read; then nobody but the caller keeps it from writing. */
+static int give_access(struct cuda *cuda, address at, size_t n_bytes, bool read_only)
+{
+    struct access access = {LOCATION_DEVICE, cuda->device, read_only ? ACCESS_READ : ACCESS_READ_WRITE};
+    int error = cuda->driver.set_access(at, n_bytes, &access, 1);
+
+    if (error != SUCCESS && read_only) {
+        access.flags = ACCESS_READ_WRITE;
+        error = cuda->driver.set_access(at, n_bytes, &access, 1);
+    }
+    return check(cuda, "cuMemSetAccess", error);
+}
+
+static int map_handle(struct cuda *cuda, address handle, size_t n_bytes, bool read_only, address *at)
+{
+    const struct driver *driver = &cuda->driver;
+    int r = check(cuda, "cuMemAddressReserve", driver->reserve(at, n_bytes, 0, 0, 0));
+
+    if (r != 0)
+        return r;
+    r = check(cuda, "cuMemMap", driver->map(*at, n_bytes, 0, handle, 0));
+    if (r == 0) {
+        r = give_access(cuda, *at, n_bytes, read_only);
+        if (r != 0)
+            (void)driver->unmap(*at, n_bytes);
+    }
+    if (r != 0)
+        (void)driver->unreserve(*at, n_bytes);
+    return r;
+}
+
+int cuda_map(struct cuda *cuda, int fd, size_t n_bytes, bool read_only, uint8_t **out)
+{
+    address handle = 0, at = 0;
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    if (r == 0) {
+        r = check(cuda, "cuMemImportFromShareableHandle",
+                  cuda->driver.import(&handle, (void *)(intptr_t)fd, HANDLE_POSIX));
+        if (r == 0) {
+            r = map_handle(cuda, handle, n_bytes, read_only, &at);
+            (void)cuda->driver.release_handle(handle); /* the mapping holds the memory */
+        }
+        leave(cuda, pushed);
+    }
+    close(fd);
+    *out = (uint8_t *)(uintptr_t)at;
+    return r;
+}
+
+void cuda_unmap(struct cuda *cuda, uint8_t *base, size_t n_bytes)
+{
+    bool pushed;
+
+    if (enter(cuda, &pushed) != 0)
+        return;
+    if (cuda->driver.unmap(address_of(base), n_bytes) == SUCCESS)
+        (void)cuda->driver.unreserve(address_of(base), n_bytes);
+    leave(cuda, pushed);
+}
+
+int cuda_alloc(struct cuda *cuda, size_t n_bytes, uint8_t **out)
+{
+    address at = 0;
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    if (r == 0) {
+        r = check(cuda, "cuMemAlloc", cuda->driver.alloc(&at, n_bytes));
+        leave(cuda, pushed);
+    }
+    *out = (uint8_t *)(uintptr_t)at;
+    return r;
+}
+
+void cuda_release(struct cuda *cuda, uint8_t *memory)
+{
+    bool pushed;
+
+    if (!memory || enter(cuda, &pushed) != 0)
+        return;
+    (void)cuda->driver.free(address_of(memory));
+    leave(cuda, pushed);
+}
+
+/* ---- work on streams ----------------------------------------------------------------------------------- */
+
+int cuda_wait(struct cuda *cuda, void *stream)
+{
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    if (r == 0) {
+        r = check(cuda, "cuStreamSynchronize", cuda->driver.wait_for_stream(stream));
+        leave(cuda, pushed);
+    }
+    return r;
+}
+
+int cuda_copy(struct cuda *cuda, uint8_t *to, const void *from, size_t n_bytes, void *stream)
+{
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    if (r == 0) {
+        r = check(cuda, "cuMemcpyDtoDAsync", cuda->driver.copy(address_of(to), address_of(from), n_bytes, stream));
+        leave(cuda, pushed);
+    }
+    return r;
+}
+
+int cuda_copy_to_host(struct cuda *cuda, void *to, const void *from, size_t n_bytes, void *stream)
+{
+    bool pushed;
+    int r = cuda_wait(cuda, stream);
+
+    if (r == 0)
+        r = enter(cuda, &pushed);
+    if (r == 0) {
+        r = check(cuda, "cuMemcpyDtoH", cuda->driver.copy_to_host(to, address_of(from), n_bytes));
+        leave(cuda, pushed);
+    }
+    return r;
+}
+
+/* One more event, while there are fewer than there may be. */
+static int add_event(struct cuda *cuda, uint8_t handle[CUDA_EVENT_BYTES])
+{
+    struct event_handle bytes;
+    void *event = NULL;
+    int r = check(cuda, "cuEventCreate", cuda->driver.create_event(&event, EVENT_DISABLE_TIMING | EVENT_INTERPROCESS));
+
+    if (r == 0)
+        r = check(cuda, "cuIpcGetEventHandle", cuda->driver.get_event_handle(&bytes, event));
+    if (r != 0) {
+        if (event)
+            (void)cuda->driver.destroy_event(event);
+        return r;
+    }
+    memcpy(handle, bytes.bytes, sizeof(bytes));
+    cuda->events[cuda->n_events++] = event;
+    return 0;
+}
+
+/* The daemon takes the last event of a slot for all that was pushed into it, so streams have to follow each other. */
+static int follow(struct cuda *cuda, void *stream)
+{
+    if (!cuda->last_event || stream == cuda->last_stream)
+        return 0;
+    return check(cuda, "cuStreamWaitEvent", cuda->driver.let_wait(stream, cuda->last_event, 0));
+}
+
+int cuda_wait_for_recorded(struct cuda *cuda)
+{
+    bool pushed;
+    int r = cuda->last_event ? enter(cuda, &pushed) : 0;
+
+    if (r != 0 || !cuda->last_event)
+        return r;
+    r = check(cuda, "cuEventSynchronize", cuda->driver.wait_for_event(cuda->last_event));
+    leave(cuda, pushed);
+    return r;
+}
+
+int cuda_record(struct cuda *cuda, void *stream, uint32_t *number, bool *is_new, uint8_t handle[CUDA_EVENT_BYTES])
+{
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    if (r != 0)
+        return r;
+    *number = cuda->next_event;
+    *is_new = cuda->next_event == cuda->n_events;
+    if (*is_new)
+        r = add_event(cuda, handle);
+    if (r == 0)
+        r = follow(cuda, stream);
+    if (r == 0)
+        r = check(cuda, "cuEventRecord", cuda->driver.record(cuda->events[*number], stream));
+    if (r == 0) {
+        cuda->last_event = cuda->events[*number];
+        cuda->last_stream = stream;
+        cuda->next_event = (*number + 1) % CUDA_N_EVENTS;
+    }
+    leave(cuda, pushed);
+    return r;
+}

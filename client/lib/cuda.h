@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The CUDA driver as far as a trainer's side needs it: mapping the daemon's device memory, copying into it on the
+ * caller's stream, and events that the daemon waits for. The driver is opened at run time, so libzerod links nothing of
+ * CUDA and works without it; the environment variable ZEROD_LIBCUDA names another library than libcuda.so.1.
+ *
+ * Device addresses are pointers that the host must not follow. Every call works in the context that was current in the
+ * thread that called cuda_open(), and leaves the calling thread with the one that it had: hooks of a backward run on
+ * threads of the framework's own. A handle is used by one thread at a time. It must not be used in a forked child.
+ *
+ * Outcomes are 0 or -errno; why it failed stays in the handle, a sentence with the driver's name of the error.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    CUDA_GPU_BYTES = 16,   /* of a GPU's UUID */
+    CUDA_EVENT_BYTES = 64, /* of a handle that another process opens */
+    CUDA_N_EVENTS = 64,    /* recorded in turn. Picked: one would do, but then the daemon might wait for a later push */
+};
+
+struct cuda;
+
+/* is_torch: whose syntax the sentences are in. *out is set in any case but for -ENOMEM, for its cuda_why(). */
+int cuda_open(struct cuda **out, bool is_torch);
+void cuda_free(struct cuda *cuda); /* NULL is fine; what it has mapped must be unmapped before */
+const char *cuda_why(const struct cuda *cuda);
+
+/* Is the context's GPU this one? */
+int cuda_check_gpu(struct cuda *cuda, const uint8_t gpu[CUDA_GPU_BYTES]);
+
+/* Maps memory that another process has exported. Takes the descriptor, also on failure. */
+int cuda_map(struct cuda *cuda, int fd, size_t n_bytes, bool read_only, uint8_t **out);
+void cuda_unmap(struct cuda *cuda, uint8_t *base, size_t n_bytes);
+
+int cuda_alloc(struct cuda *cuda, size_t n_bytes, uint8_t **out);
+void cuda_release(struct cuda *cuda, uint8_t *memory); /* NULL is fine */
+
+/* Waits for what was put on the stream so far. */
+int cuda_wait(struct cuda *cuda, void *stream);
+int cuda_copy(struct cuda *cuda, uint8_t *to, const void *from, size_t n_bytes, void *stream);
+int cuda_copy_to_host(struct cuda *cuda, void *to, const void *from, size_t n_bytes, void *stream); /* and waits */
+
+/*
+ * Records the next event on a stream; on another one than before, behind what was recorded on that. *is_new: it was
+ * never recorded before, and handle has what another process opens it with.
+ */
+int cuda_record(struct cuda *cuda, void *stream, uint32_t *number, bool *is_new, uint8_t handle[CUDA_EVENT_BYTES]);
+
+/* Waits for the last event, and so for all before it. */
+int cuda_wait_for_recorded(struct cuda *cuda);

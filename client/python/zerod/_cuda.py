@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Every call of torch.cuda that this package makes, and nothing else: so that all the rest can be tested without a GPU,
+with a stand-in for this module (tests/torch/late_cuda.py). None of it is called for a model in host memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+_PORTABLE, _READ_ONLY = 1, 8  # of cudaHostRegister
+
+
+def is_on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def device_of(tensor: torch.Tensor) -> torch.device:
+    return tensor.device
+
+
+@contextlib.contextmanager
+def using(device: torch.device) -> Any:
+    """Inside, the device and its context are the calling thread's."""
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        yield
+
+
+def current() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def synchronize(device: torch.device) -> None:
+    torch.cuda.synchronize(device)
+
+
+def stream(device: torch.device) -> int:
+    """The CUstream that work of this thread goes on."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def to_host(host: torch.Tensor, source: torch.Tensor) -> None:
+    """On the current stream; without waiting if the host memory is registered or pinned."""
+    host.copy_(source, non_blocking=True)
+
+
+def to_gpu(target: torch.Tensor, host: torch.Tensor) -> None:
+    """Likewise. The host memory must stay as it is until what is recorded behind the copy is done."""
+    target.copy_(host, non_blocking=True)
+
+
+def on_gpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A flat contiguous tensor where address_of() has a device address of it."""
+    return tensor.to(device)
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Of a contiguous tensor on a GPU; 0 if it is empty."""
+    return tensor.data_ptr()
+
+
+class Event:
+    """What the current stream of a device has to do so far."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()
+
+    def record(self, device: torch.device) -> None:
+        self._event.record(torch.cuda.current_stream(device))
+
+    @property
+    def is_done(self) -> bool:
+        return self._event.query()
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+def register(address: int, n_bytes: int, read_only: bool = False) -> bool:
+    """Host memory that copies may use without waiting. False: the driver does not take it; copies wait then."""
+    flags = _PORTABLE | (_READ_ONLY if read_only else 0)
+    return int(torch.cuda.cudart().cudaHostRegister(address, n_bytes, flags)) == 0
+
+
+def unregister(address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Host memory for the elements of a contiguous tensor of a GPU."""
+    return torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
+
+
+class _Memory:
+    """Device memory of others, as torch.as_tensor() takes it. Its tensors keep the owner alive."""
+
+    def __init__(self, address: int, n_bytes: int, owner: Any) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (n_bytes,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 3,
+        }  # fmt: skip
+
+
+def tensor_at(address: int, n_bytes: int, device: torch.device, owner: Any) -> torch.Tensor:
+    """The bytes at an address of a device."""
+    return torch.as_tensor(_Memory(address, n_bytes, owner), device=device)

@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Where the model lies and where the daemon does its work: each pair is a class of its own.
+
+    InHost    both in host memory: parameters are the published weights, a push copies
+    Offload   the model on a GPU, the daemon in host memory (ZeRO-Offload): gradients are copied into slots of the
+              daemon's and weights back into the parameters, by the GPU, while the program computes on
+    OnGpu     both on the GPU: parameters are the published weights, in device memory that the daemon exports
+
+What a copy of Offload's has not brought yet the daemon must not read: a push is held back until the event behind its
+copy is done. Events are looked at in order, whenever the next gradient comes; the end of a micro-batch waits for the
+rest of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import _cuda, _lib
+from ._lib import lib
+from .binding import Bound, attach, detach, published, read_frozen
+from .client import Client
+
+SMALL_BYTES = 64 * 1024  # below, a push is over sooner than the interpreter lock could be given back and taken again
+
+
+def _copy_of(record: Any, index: int, data: int | None) -> Any:
+    copy = _lib.Push.from_buffer_copy(record)
+    copy.param, copy.data = index, data
+    return copy
+
+
+def _memory_at(address: int, n_bytes: int, dtype: torch.dtype) -> torch.Tensor:
+    """Host memory as a flat tensor that owns nothing."""
+    return torch.frombuffer((ctypes.c_char * n_bytes).from_address(address), dtype=dtype)
+
+
+class InHost:
+    """The model in host memory, and the interface of the others."""
+
+    device: torch.device | None = None
+
+    def __init__(self, client: Client, bound: Sequence[Bound]) -> None:
+        self._client, self._bound = client, bound
+
+    def initial(self, flat: torch.Tensor) -> torch.Tensor:
+        """A flat tensor of the model's where the daemon can read it."""
+        return flat
+
+    def context(self) -> contextlib.AbstractContextManager[None]:
+        """Around the forming of the job."""
+        return contextlib.nullcontext()
+
+    def attach(self) -> None:
+        for b in self._bound:
+            attach(b, published(self._client, b))
+
+    def detach(self, b: Bound) -> None:
+        """The parameter in memory of the process's own."""
+        detach(b)
+
+    def read_frozen(self, index: int, n_bytes: int) -> torch.Tensor:
+        """A copy in host memory of what is published."""
+        return read_frozen(self._client, index, n_bytes)
+
+    def before_step(self) -> None:
+        """Nothing may read weights any more."""
+
+    def after_step(self) -> None:
+        """The published weights are the new ones."""
+
+    def window_opens(self) -> None:
+        """Other memory is about to be mapped where the weights are published."""
+
+    def window_opened(self) -> None:
+        """The weights of the model may be written to."""
+
+    def window_closes(self) -> None:
+        """What was written into the model has to be in the window."""
+
+    def window_closed(self) -> None:
+        """The published weights are those of the window, or those from before."""
+
+    # ---- pushes --------------------------------------------------------------------------------------
+
+    def pusher(self, b: Bound, record: Any) -> Callable[[torch.Tensor, Any, bool], int]:
+        """
+        What pushes contiguous gradients of a parameter. record: what is known of them, keep: what its texts lie in;
+        again: it is not the first one of the micro-batch. Returns what zerod_push() does.
+        """
+        send = lib.push_small if b.n_bytes < SMALL_BYTES else lib.push
+        handle, reference, index = self._client.handle, ctypes.byref(record), b.index
+        nowhere = ctypes.addressof(record)  # of a gradient without elements: NULL has another meaning
+
+        def push(grad: torch.Tensor, _keep: Any, _again: bool) -> int:
+            record.param = index
+            record.data = grad.data_ptr() or nowhere
+            return send(handle, reference)
+
+        return push
+
+    def drain(self) -> int:
+        """Before the micro-batch ends: everything is pushed. Returns the first status that is not 0."""
+        return 0
+
+    def poll(self) -> int:
+        """Pushes what can be without waiting. Returns likewise."""
+        return 0
+
+    def forget(self) -> None:
+        """Of the open micro-batch nothing is pushed any more."""
+
+
+# ---- the model on a GPU, the daemon in host memory --------------------------------------------------------
+
+
+class _Pending:
+    """A gradient on its way into host memory."""
+
+    __slots__ = ("event", "host", "keep", "record")
+
+    def __init__(self, record: Any, keep: Any, host: torch.Tensor, event: Any) -> None:
+        self.record, self.keep, self.host, self.event = record, keep, host, event
+
+
+class _Registered:
+    """
+    Memory of the daemon's that copies may use without waiting. Copies to and from what is not registered are right,
+    too, but the program waits for them.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._memory, self._addresses = client.memory, dict[int, int]()
+
+    def add(self, kind: int, read_only: bool = False) -> tuple[int, int]:
+        """Returns where it is, or (0, 0) if the driver does not take it."""
+        base, n_bytes = self._memory(kind)
+        if not n_bytes or not _cuda.register(base, n_bytes, read_only):
+            return 0, 0
+        self._addresses[kind] = base
+        return base, base + n_bytes
+
+    def remove(self, kind: int) -> None:
+        if kind in self._addresses:
+            _cuda.unregister(self._addresses.pop(kind))
+
+    def remove_all(self) -> None:
+        for kind in list(self._addresses):
+            self.remove(kind)
+
+
+class Offload(InHost):
+    def __init__(self, client: Client, bound: Sequence[Bound], device: torch.device) -> None:
+        super().__init__(client, bound)
+        self.device = device
+        self._pending: deque[_Pending] = deque()
+        self._n_pending_bytes = 0
+        self._events: list[Any] = []  # that nothing is recorded behind
+        self._registered = _Registered(client)
+        self._ring = (0, 0)  # first address, and the one behind the last; (0, 0): not registered
+        self._own: dict[int, torch.Tensor] = {}  # of parameters whose gradients do not come to lie in the ring
+        self._published: list[torch.Tensor] = []
+        self._refreshed = _cuda.Event()
+
+    def initial(self, flat: torch.Tensor) -> torch.Tensor:
+        return flat.cpu()
+
+    def attach(self) -> None:
+        self._ring = self._registered.add(_lib.MEMORY_RING)
+        self._registered.add(_lib.MEMORY_WEIGHTS, read_only=True)
+        self._client.before_close.append(self._registered.remove_all)
+        for b in self._bound:
+            if b.param.device.type == "meta":
+                attach(b, b.view(torch.empty(b.param.numel(), dtype=b.param.dtype, device=self.device)))
+            b.address = b.param.data_ptr()
+        self._published = [published(self._client, b) for b in self._bound]
+        self._refresh(self._bound)
+
+    def detach(self, b: Bound) -> None:
+        """It always was."""
+
+    # ---- weights -------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _refresh(self, bound: Sequence[Bound]) -> None:
+        for b in bound:
+            if b.n_bytes:
+                _cuda.to_gpu(b.param.detach(), self._published[b.index])
+        self._refreshed.record(self.device)
+
+    def before_step(self) -> None:
+        """The copies of the last step's weights read what this step writes. They are done for long."""
+        self._refreshed.wait()
+
+    def after_step(self) -> None:
+        self._refresh([b for b in self._bound if b.trainable])
+
+    def window_opens(self) -> None:
+        """What a driver has registered are pages, and the address gets other ones."""
+        self._refreshed.wait()
+        self._registered.remove(_lib.MEMORY_WEIGHTS)
+
+    @torch.no_grad()
+    def window_closes(self) -> None:
+        for b in self._bound:
+            if b.n_bytes and self._client.rank == 0:
+                self._published[b.index].copy_(b.param.detach())
+
+    def window_closed(self) -> None:
+        self._registered.add(_lib.MEMORY_WEIGHTS, read_only=True)
+        self._refresh(self._bound)
+
+    # ---- gradients -----------------------------------------------------------------------------------
+
+    def pusher(self, b: Bound, record: Any) -> Callable[[torch.Tensor, Any, bool], int]:
+        def push(grad: torch.Tensor, keep: Any, again: bool) -> int:
+            # The place of a second gradient may be the next one's, too, so it does not wait.
+            status = self.drain() if again else self._make_room(b.n_bytes)
+            status = status or self._take(b, grad, record, keep)
+            return status or (self.drain() if again else 0)
+
+        return push
+
+    def _take(self, b: Bound, grad: torch.Tensor, record: Any, keep: Any) -> int:
+        if not b.n_bytes:
+            return self._send(_copy_of(record, b.index, ctypes.addressof(record)))
+        address = 0
+        if b.index not in self._own:
+            address = lib.slot(self._client.handle, b.index)
+            if not address:
+                return int(lib.error(self._client.handle).contents.status)
+        if self._ring[0] <= address < self._ring[1]:
+            host, copy = _memory_at(address, b.n_bytes, grad.dtype), _copy_of(record, b.index, None)
+        else:  # pushed in parts, or no room in the ring: zerod_push() copies it once more
+            if b.index not in self._own:
+                self._own[b.index] = _cuda.pinned(grad)
+            host = self._own[b.index]
+            copy = _copy_of(record, b.index, host.data_ptr())
+        _cuda.to_host(host, grad.view(-1))
+        event = self._events.pop() if self._events else _cuda.Event()
+        event.record(self.device)
+        self._pending.append(_Pending(copy, keep, host, event))
+        self._n_pending_bytes += b.n_bytes
+        return 0
+
+    def _make_room(self, n_bytes: int) -> int:
+        """What waits for its copy takes room in the ring, and the daemon cannot give back what it was never given."""
+        status, room = self.poll(), (self._ring[1] - self._ring[0]) // 2
+        while not status and self._pending and room and self._n_pending_bytes + n_bytes > room:
+            status = self._push_first()
+        return status
+
+    def _push_first(self) -> int:
+        first = self._pending.popleft()
+        first.event.wait()
+        self._events.append(first.event)
+        self._n_pending_bytes -= first.host.numel() * first.host.element_size()
+        return self._send(first.record)
+
+    def _send(self, record: Any) -> int:
+        return lib.push(self._client.handle, ctypes.byref(record))
+
+    def poll(self) -> int:
+        status = 0
+        while self._pending and not status and self._pending[0].event.is_done:
+            status = self._push_first()
+        return status
+
+    def drain(self) -> int:
+        status = 0
+        while self._pending and not status:
+            status = self._push_first()
+        return status
+
+    def forget(self) -> None:
+        """The copies still write into slots that others get."""
+        for pending in self._pending:
+            pending.event.wait()
+            self._events.append(pending.event)
+        self._pending.clear()
+        self._n_pending_bytes = 0
+
+
+# ---- both on a GPU ----------------------------------------------------------------------------------------
+
+
+class OnGpu(InHost):
+    def __init__(self, client: Client, bound: Sequence[Bound], device: torch.device) -> None:
+        super().__init__(client, bound)
+        self.device = device
+        self._stream = 0  # that the client knows; the default one
+
+    def context(self) -> contextlib.AbstractContextManager[None]:
+        return _cuda.using(self.device)
+
+    def _weights(self, b: Bound) -> torch.Tensor:
+        if not b.n_bytes:
+            return torch.empty(b.shape, dtype=b.param.dtype, device=self.device)
+        memory = _cuda.tensor_at(self._client.weight_address(b.index), b.n_bytes, self.device, self._client)
+        return b.view(memory.view(b.param.dtype))
+
+    def attach(self) -> None:
+        for b in self._bound:
+            attach(b, self._weights(b))
+
+    def read_frozen(self, index: int, n_bytes: int) -> torch.Tensor:
+        return _cuda.tensor_at(self._client.weight_address(index), n_bytes, self.device, self._client).cpu()
+
+    def initial(self, flat: torch.Tensor) -> torch.Tensor:
+        return _cuda.on_gpu(flat, self.device)
+
+    def before_step(self) -> None:
+        _cuda.synchronize(self.device)
+
+    def pusher(self, b: Bound, record: Any) -> Callable[[torch.Tensor, Any, bool], int]:
+        # Small or large, a push only says what is to be copied; but one in parts may wait for room.
+        handle, reference, index = self._client.handle, ctypes.byref(record), b.index
+        nowhere = ctypes.addressof(record)
+
+        def push(grad: torch.Tensor, _keep: Any, _again: bool) -> int:
+            stream = _cuda.stream(self.device)
+            if stream != self._stream:
+                self._client.set_stream(stream)
+                self._stream = stream
+            record.param = index
+            record.data = _cuda.address_of(grad) or nowhere
+            return lib.push(handle, reference)
+
+        return push
+
+    # ---- windows: the daemon's is in host memory -------------------------------------------------------
+
+    @torch.no_grad()
+    def window_opened(self) -> None:
+        for b in self._bound:
+            b.param.data = b.param.detach().clone(memory_format=torch.preserve_format)
+
+    @torch.no_grad()
+    def window_closes(self) -> None:
+        for b in self._bound:
+            if b.n_bytes and self._client.rank == 0:
+                window = _memory_at(self._client.window_address(b.index), b.n_bytes, b.param.dtype)
+                window.copy_(b.flatten(b.param.detach()))
+
+    def window_closed(self) -> None:
+        for b in self._bound:
+            attach(b, self._weights(b))
+
+
+# ---- which it is -------------------------------------------------------------------------------------------
+
+
+def _device_of(bound: Sequence[Bound]) -> torch.device | None:
+    """Of all parameters that are somewhere. None: host memory."""
+    real = [b for b in bound if b.param.device.type != "meta"]
+    for b in real:
+        first, other = _cuda.device_of(real[0].param), _cuda.device_of(b.param)
+        if other != first:
+            raise ValueError(
+                f"{b.name} is on {other}, and {real[0].name} is on {first}: a rank's model lies on one device; "
+                f"model.to({str(first)!r}) before zerod.Optimizer(model)"
+            )
+    return _cuda.device_of(real[0].param) if real and _cuda.is_on_gpu(real[0].param) else None
+
+
+def place(client: Client, bound: Sequence[Bound]) -> InHost:
+    device = _device_of(bound)
+    if client.job.cuda and device is None and any(b.param.device.type != "meta" for b in bound):
+        raise ValueError(
+            f"{bound[0].name} is in host memory, and the daemon's job is on GPUs (device: cuda): "
+            "model.cuda(LOCAL_RANK) before zerod.Optimizer(model)"
+        )
+    if client.job.cuda:
+        return OnGpu(client, bound, device if device is not None else _cuda.current())
+    if device is None:
+        return InHost(client, bound)
+    if client.job.stage == 3:
+        raise ValueError(
+            f"{bound[0].name} is on {device}, and the daemon's job is of stage 3 in host memory, where weights are "
+            "read as they are gathered: model.cpu() before zerod.Optimizer(model), or stage 1 or 2"
+        )
+    return Offload(client, bound, device)

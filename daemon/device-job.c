@@ -1,0 +1,531 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/device-job.h"
+
+#include <string.h>
+
+#include "daemon/base.h"
+#include "daemon/cause.h"
+#include "daemon/job.h"
+#include "daemon/weights.h"
+
+/* ---- what is where --------------------------------------------------------------------------------------- */
+
+struct moves {
+    struct devices_move *items; /* owned */
+    size_t n, n_allocated;
+    bool failed; /* no memory */
+};
+
+static void moves_add(struct moves *moves, const struct devices_move *move)
+{
+    size_t n = MAX(2 * moves->n_allocated, (size_t)16);
+    struct devices_move *grown = moves->items;
+
+    if (moves->failed || move->n_bytes == 0)
+        return;
+    if (moves->n == moves->n_allocated) {
+        grown = reallocarray(moves->items, n, sizeof(*grown));
+        if (!grown) {
+            moves->failed = true;
+            return;
+        }
+        moves->items = grown;
+        moves->n_allocated = n;
+    }
+    moves->items[moves->n++] = *move;
+}
+
+/* Where a rank's slice of an array of a bucket begins; false: the optimizer has no such array. */
+static bool find_slice(const struct job *job, uint32_t bucket, enum state_kind kind, unsigned rank,
+                       struct devices_move *move)
+{
+    const struct device_keep *keep = devices_keep(job->devices);
+    const struct device_places *places = &keep->places[bucket];
+    uint32_t piece = DEVICE_STATE;
+
+    move->local_rank = rank - job->first_rank;
+    if (kind == STATE_MASTER)
+        move->offset_bytes = device_master(&keep->plan, keep->places, bucket, rank, &piece);
+    else
+        move->offset_bytes = kind == STATE_EXP_AVG ? places->exp_avg : places->exp_avg_sq;
+    move->kind = piece;
+    return move->offset_bytes != DEVICE_NONE;
+}
+
+/* A range of a parameter's values, slice by slice of those who own it; host: of its first. */
+static void add_values(const struct job *job, struct moves *moves, bool write, uint32_t param, enum state_kind kind,
+                       uint64_t start, uint64_t n, float *host)
+{
+    const struct layout_param *p = &job->layout->params[param];
+    uint64_t slice = layout_partition_elems(job->layout, p->bucket);
+    uint64_t begin = p->offset_elems + start;
+
+    for (unsigned rank = job->first_rank; rank < job->end_rank; rank++) {
+        uint64_t from = MAX(begin, slice * rank), to = MIN(begin + n, slice * (rank + 1));
+        struct devices_move move = {.write = write};
+
+        if (from >= to || !find_slice(job, p->bucket, kind, rank, &move))
+            continue;
+        move.offset_bytes += (from - slice * rank) * sizeof(float);
+        move.host = host + (from - begin);
+        move.n_bytes = (to - from) * sizeof(float);
+        moves_add(moves, &move);
+    }
+}
+
+/* Bytes of the weights: from the first local rank's copy, or to everybody's. */
+static void add_weights(const struct job *job, struct moves *moves, bool write, uint64_t offset_bytes, uint64_t n_bytes,
+                        void *host)
+{
+    for (unsigned local = 0; local < (write ? job_n_local(job) : 1); local++)
+        moves_add(moves, &(struct devices_move){.write = write,
+                                                .local_rank = local,
+                                                .kind = DEVICE_WEIGHTS,
+                                                .offset_bytes = offset_bytes,
+                                                .host = host,
+                                                .n_bytes = n_bytes});
+}
+
+/* Masters that are not weights, and moments. */
+static void add_bucket(const struct job *job, struct moves *moves, bool write, uint32_t bucket, enum state_kind kind)
+{
+    uint64_t slice = layout_partition_elems(job->layout, bucket);
+
+    if (kind == STATE_MASTER && job->layout->buckets[bucket].dtype == DTYPE_F32)
+        return;
+    for (unsigned rank = job->first_rank; rank < job->end_rank; rank++) {
+        struct devices_move move = {.write = write, .n_bytes = slice * sizeof(float)};
+
+        if (!find_slice(job, bucket, kind, rank, &move))
+            continue;
+        move.host = state_values(job->state, kind, bucket, slice * rank);
+        moves_add(moves, &move);
+    }
+}
+
+static void add_all(const struct job *job, struct moves *moves, bool write)
+{
+    for (uint32_t b = 0; b < job->layout->n_buckets; b++)
+        for (enum state_kind kind = 0; kind < STATE_N_KINDS; kind++)
+            add_bucket(job, moves, write, b, kind);
+    add_weights(job, moves, write, 0, job->layout->weight_bytes, job->state->weights.map);
+}
+
+/* ---- something that takes several turns ------------------------------------------------------------------ */
+
+struct device_io {
+    struct job *job;
+    struct work work;
+    int result; /* of the work */
+    struct moves moves;
+    devices_done done;
+    void *userdata;
+    const struct segment *segment;
+    bool write;
+    /* Initial weights. */
+    struct job_rank *rank;
+    struct ring *ring;
+    struct request_init request;
+    uint8_t *bytes; /* as pushed; owned */
+    /* A frozen parameter that is read. */
+    uint32_t param;
+    float *values;
+};
+
+static struct device_io *io_new(struct job *job, devices_done done, void *userdata)
+{
+    struct device_io *io = calloc(1, sizeof(*io));
+
+    if (io)
+        *io = (struct device_io){.job = job, .done = done, .userdata = userdata};
+    return io;
+}
+
+static void io_free(struct device_io *io)
+{
+    free(io->moves.items);
+    free(io->bytes);
+    free(io);
+}
+
+static void io_end(void *userdata, int result)
+{
+    struct device_io *io = userdata;
+    devices_done done = io->done;
+
+    userdata = io->userdata;
+    io_free(io);
+    done(userdata, result);
+}
+
+static int io_copy(struct device_io *io, devices_done done)
+{
+    if (io->moves.failed)
+        return -ENOMEM;
+    return devices_copy(io->job->devices, io->moves.items, io->moves.n, done, io);
+}
+
+static void io_post(struct device_io *io, void (*run)(struct work *work, uint32_t item),
+                    void (*done)(struct work *work))
+{
+    io->work = (struct work){.run = run, .done = done, .n_items = 1};
+    worker_post(io->job->pool, &io->work);
+}
+
+/* ---- forming --------------------------------------------------------------------------------------------- */
+
+static void after(void *userdata)
+{
+    struct job *job = userdata;
+
+    if (job->ops.after)
+        job->ops.after(job->ops.userdata);
+}
+
+static void is_cleared(void *userdata, int result)
+{
+    struct job *job = userdata;
+
+    if (result == 0)
+        job_formed(job);
+}
+
+/* Fresh memory has something in it: moments begin with zero, and so does what lies between the weights. */
+static void clear(struct job *job)
+{
+    static const enum device_piece_kind kinds[] = {DEVICE_STATE, DEVICE_WEIGHTS};
+    struct moves moves = {.items = NULL};
+
+    for (unsigned local = 0; local < job_n_local(job); local++)
+        for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
+            moves_add(&moves, &(struct devices_move){.write = true,
+                                                     .local_rank = local,
+                                                     .kind = kinds[i],
+                                                     .n_bytes = devices_keep(job->devices)->piece_bytes[kinds[i]]});
+    if (moves.failed || devices_copy(job->devices, moves.items, moves.n, is_cleared, job) < 0)
+        job_unformed(job, cause_device_unformed(&(struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1},
+                                                "out of memory"));
+    free(moves.items);
+}
+
+static void on_ready(void *userdata)
+{
+    clear(userdata);
+}
+
+static void on_failed(void *userdata, uint32_t generation, const char *why)
+{
+    struct job *job = userdata;
+    struct evidence_at at = {.rank = -1, .step = job->has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
+
+    if (generation == 0)
+        job_unformed(job, cause_device_unformed(&at, why));
+    else
+        job_keep(job, cause_device(&(struct evidence_node){.at = at, .generation = generation, .why = why}));
+}
+
+int device_job_new(struct job *job)
+{
+    const struct config *config = job->config;
+
+    return devices_new(&job->devices,
+                       &(struct devices_options){
+                           .loop = job->ops.loop,
+                           .pool = job->pool,
+                           .plan = {.layout = job->layout,
+                                    .stage = (unsigned)config->zero.stage,
+                                    .first_local = job->first_rank,
+                                    .n_local = job_n_local(job),
+                                    .optimizer = config->optimizer.type,
+                                    .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
+                                    .deterministic = config->deterministic,
+                                    .ring_bytes = plan_device_ring_bytes(job->layout, config->zero.overlap_comm)},
+                           .ops = {.ready = on_ready, .failed = on_failed, .after = after, .userdata = job},
+                       });
+}
+
+void device_job_start(struct job *job)
+{
+    devices_start(job->devices);
+}
+
+/* ---- the mirror ------------------------------------------------------------------------------------------ */
+
+uint64_t device_job_mirror_bytes(const struct job *job)
+{
+    return job->state->state.n_bytes + job->state->weights.n_bytes;
+}
+
+void device_job_empty(struct job *job)
+{
+    segment_punch(&job->state->state, 0, job->state->state.n_bytes);
+    segment_punch(&job->state->weights, 0, job->state->weights.n_bytes);
+}
+
+static void reserve_all(struct work *work, uint32_t item)
+{
+    struct device_io *io = container_of(work, struct device_io, work);
+    const struct state *state = io->job->state;
+
+    (void)item;
+    io->result = segment_reserve(&state->state, 0, state->state.n_bytes);
+    if (io->result == 0)
+        io->result = segment_reserve(&state->weights, 0, state->weights.n_bytes);
+}
+
+static void load_reserved(struct work *work)
+{
+    struct device_io *io = container_of(work, struct device_io, work);
+    int r = io->result;
+
+    if (r == 0)
+        r = io_copy(io, io_end);
+    if (r < 0)
+        io_end(io, -ENOMEM);
+}
+
+int device_job_load(struct job *job, devices_done done, void *userdata)
+{
+    struct device_io *io = io_new(job, done, userdata);
+
+    if (!io)
+        return -ENOMEM;
+    add_all(job, &io->moves, false);
+    if (io->moves.failed) {
+        io_free(io);
+        return -ENOMEM;
+    }
+    io_post(io, reserve_all, load_reserved);
+    return 0;
+}
+
+int device_job_store(struct job *job, devices_done done, void *userdata)
+{
+    struct device_io *io = io_new(job, done, userdata);
+
+    if (!io)
+        return -ENOMEM;
+    add_all(job, &io->moves, true);
+    if (io_copy(io, io_end) == 0)
+        return 0;
+    io_free(io);
+    return -ENOMEM;
+}
+
+/* ---- initial weights ------------------------------------------------------------------------------------- */
+
+static void init_end(struct device_io *io, bool ok)
+{
+    struct job *job = io->job;
+    struct job_rank *rank = io->rank;
+
+    device_job_empty(job);
+    job->n_io--;
+    job->n_inits--;
+    if (rank->wait == WAIT_INIT && rank->rings[0] == io->ring) {
+        if (ok)
+            job_answer_done(job, rank);
+        else
+            job_refuse_init(job, rank, &io->request);
+    }
+    ring_unhold(io->ring);
+    io_free(io);
+    job_settle(job);
+}
+
+static bool init_is_over(struct device_io *io, int result)
+{
+    if (result != -ECANCELED)
+        return false;
+    ring_unhold(io->ring);
+    io_free(io);
+    return true;
+}
+
+static void init_written(void *userdata, int result)
+{
+    struct device_io *io = userdata;
+
+    if (!init_is_over(io, result))
+        init_end(io, result == 0);
+}
+
+static int reserve_range(const struct segment *segment, const void *from, uint64_t n_bytes)
+{
+    uint64_t offset = (uint64_t)((const uint8_t *)from - segment->map), begin = offset / page_size() * page_size();
+
+    return segment_reserve(segment, begin, round_up(offset + n_bytes, page_size()) - begin);
+}
+
+/* The pages of the mirror that the weights, and masters that are not weights, lie in. */
+static int reserve_init(const struct job *job, const struct request_init *request)
+{
+    const struct layout_param *p = &job->layout->params[request->param];
+    int r = reserve_range(&job->state->weights, state_weights(job->state, request->param, request->start_elem),
+                          request->n_elems * dtype_size(p->dtype));
+
+    if (r < 0 || !p->trainable || p->dtype == DTYPE_F32)
+        return r;
+    return reserve_range(&job->state->state, state_master(job->state, p->bucket, p->offset_elems + request->start_elem),
+                         request->n_elems * sizeof(float));
+}
+
+static void init_store(struct work *work, uint32_t item)
+{
+    struct device_io *io = container_of(work, struct device_io, work);
+    const struct request_init *request = &io->request;
+
+    (void)item;
+    io->result = reserve_init(io->job, request);
+    if (io->result == 0)
+        weights_store(io->job->state, io->job->kernels, request->param, request->start_elem, request->n_elems,
+                      io->bytes);
+}
+
+static void init_stored(struct work *work)
+{
+    struct device_io *io = container_of(work, struct device_io, work);
+    const struct job *job = io->job;
+    const struct request_init *request = &io->request;
+    const struct layout_param *p = &job->layout->params[request->param];
+    uint64_t elem_bytes = dtype_size(p->dtype);
+
+    io->moves.n = 0;
+    add_weights(job, &io->moves, true, p->weight_offset_bytes + request->start_elem * elem_bytes,
+                request->n_elems * elem_bytes, state_weights(job->state, request->param, request->start_elem));
+    if (p->trainable && p->dtype != DTYPE_F32)
+        add_values(job, &io->moves, true, request->param, STATE_MASTER, request->start_elem, request->n_elems,
+                   state_master(job->state, p->bucket, p->offset_elems + request->start_elem));
+    if (io->result < 0 || io_copy(io, init_written) < 0)
+        init_end(io, false);
+}
+
+static void init_read(void *userdata, int result)
+{
+    struct device_io *io = userdata;
+
+    if (!init_is_over(io, result))
+        io_post(io, init_store, init_stored);
+}
+
+void device_job_init(struct job *job, struct job_rank *rank, const struct request_init *request)
+{
+    uint64_t n_bytes = request->n_elems * dtype_size(job->layout->params[request->param].dtype);
+    struct device_io *io = io_new(job, NULL, NULL);
+
+    if (io)
+        io->bytes = malloc(n_bytes + 1);
+    if (!io || !io->bytes) {
+        free(io);
+        job_refuse_init(job, rank, request);
+        return;
+    }
+    io->rank = rank;
+    io->ring = rank->rings[0];
+    io->request = *request;
+    ring_hold(io->ring);
+    job->n_io++;
+    job->n_inits++;
+    job_wait(job, rank, WAIT_INIT);
+    moves_add(&io->moves, &(struct devices_move){.local_rank = rank->rank - job->first_rank,
+                                                 .kind = DEVICE_RING,
+                                                 .offset_bytes = request->offset_bytes,
+                                                 .host = io->bytes,
+                                                 .n_bytes = n_bytes});
+    if (io_copy(io, init_read) < 0)
+        init_end(io, false);
+}
+
+/* ---- reading --------------------------------------------------------------------------------------------- */
+
+static void frozen_read(void *userdata, int result)
+{
+    struct device_io *io = userdata;
+    const struct layout_param *p = &io->job->layout->params[io->param];
+
+    if (result == 0)
+        io->job->kernels->convert_to_f32(io->values, io->bytes, p->dtype, p->n_elems);
+    io_end(io, result);
+}
+
+int device_job_read(struct job *job, uint32_t param, enum wire_state_kind kind, float *dst, devices_done done,
+                    void *userdata)
+{
+    const struct layout_param *p = &job->layout->params[param];
+    uint64_t n_bytes = p->n_elems * dtype_size(p->dtype);
+    struct device_io *io = io_new(job, done, userdata);
+
+    if (!io)
+        return -ENOMEM;
+    io->param = param;
+    io->values = dst;
+    if (p->trainable)
+        add_values(job, &io->moves, false, param, (enum state_kind)kind, 0, p->n_elems, dst);
+    else if ((io->bytes = malloc(n_bytes + 1)))
+        add_weights(job, &io->moves, false, p->weight_offset_bytes, n_bytes, io->bytes);
+    if ((p->trainable || io->bytes) && io_copy(io, p->trainable ? io_end : frozen_read) == 0)
+        return 0;
+    io_free(io);
+    return -ENOMEM;
+}
+
+static void reserve_segment(struct work *work, uint32_t item)
+{
+    struct device_io *io = container_of(work, struct device_io, work);
+
+    (void)item;
+    io->result = segment_reserve(io->segment, 0, io->segment->n_bytes);
+}
+
+int device_job_fill(struct job *job, const struct segment *segment, devices_done done, void *userdata)
+{
+    struct device_io *io = io_new(job, done, userdata);
+
+    if (!io)
+        return -ENOMEM;
+    io->segment = segment;
+    add_weights(job, &io->moves, false, 0, job->layout->weight_bytes, segment->map);
+    io_post(io, reserve_segment, load_reserved);
+    return 0;
+}
+
+/* ---- what a successor pushes again ------------------------------------------------------------------------ */
+
+static void verify_read(void *userdata, int result)
+{
+    struct verification *v = userdata;
+    struct verification **link = &v->job->verifications;
+
+    if (result == 0) {
+        worker_post(v->job->pool, &v->work);
+        return;
+    }
+    while (*link != v)
+        link = &(*link)->next;
+    *link = v->next;
+    ring_unhold(v->ring);
+    free(v->copy);
+    free(v);
+}
+
+void device_job_verify(struct verification *v)
+{
+    struct job *job = v->job;
+    uint64_t at = layout_part_offset_bytes(job->layout, v->part);
+    struct devices_move move = {.local_rank = v->rank - job->first_rank,
+                                .kind = DEVICE_RING,
+                                .offset_bytes = v->slot->offset_bytes + at,
+                                .host = v->copy,
+                                .n_bytes = layout_part_bytes(job->layout, v->part),
+                                .has_event = v->slot->event_plus_one > 0};
+
+    if (move.has_event)
+        move.event = v->slot->event_plus_one - 1;
+    if (devices_copy(job->devices, &move, 1, verify_read, v) == 0)
+        return;
+    /* It cannot be compared: rather redo the step than trust it. */
+    v->summed = true;
+    v->attempt = job->ledger.attempt - 1;
+    job_abort(job, v->rank, NULL);
+}

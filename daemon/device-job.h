@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * A job whose gradients, state and weights lie on GPUs: what form.c, gather.c, window.c and collect.c do with memory
+ * that is not the daemon's. The step itself is step-device.c's; engines are devices.h's.
+ *
+ * What has to be looked at here is copied here: a parameter's state into the segment of a reader; initial weights, and
+ * all of the state when a write window is committed, through the mirror (state.h), so that the code that judges and
+ * stores is the same. done(): result 0, -ENOMEM, or -ECANCELED: the job is going, and nothing is to be done any more
+ * but to free what the call used; never from within the call. Loop thread.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/devices.h"
+#include "daemon/wire.h"
+
+struct job;
+struct job_rank;
+struct segment;
+struct verification;
+
+/* The layout stands: job->devices, nothing runs. Return: 0 or -ENOMEM. */
+int device_job_new(struct job *job);
+/* job->devices has its pages: job_formed() or job_unformed() follows. */
+void device_job_start(struct job *job);
+
+/* Rank 0's initial weights, from its ring; it waits for the answer. */
+void device_job_init(struct job *job, struct job_rank *rank, const struct request_init *request);
+
+/* A parameter's values in fp32 from its start on; dst must stay until done. Return: 0 or -ENOMEM. */
+int device_job_read(struct job *job, uint32_t param, enum wire_state_kind kind, float *dst, devices_done done,
+                    void *userdata);
+
+/* The weights, as the layout places them; pages are reserved first. Return: 0 or -ENOMEM. */
+int device_job_fill(struct job *job, const struct segment *segment, devices_done done, void *userdata);
+
+/* What the mirror takes when it is loaded whole. */
+uint64_t device_job_mirror_bytes(const struct job *job);
+/* State and weights into the mirror, and back. Return: 0 or -ENOMEM. */
+int device_job_load(struct job *job, devices_done done, void *userdata);
+int device_job_store(struct job *job, devices_done done, void *userdata);
+/* The mirror's pages go. */
+void device_job_empty(struct job *job);
+
+/* v->copy has room: what was pushed comes there, and v->work is posted. */
+void device_job_verify(struct verification *v);

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * proto/device.proto as plain structs, commands and reports, both ways. Names and meanings of fields are those of the
+ * proto, which is the specification; texts, arrays and memory are as in wire.h.
+ *
+ * Unpacking validates every field: what is allowed stands in the tables of device-wire.c. What depends on state (a
+ * bucket that exists, a place inside a piece) is for the receiver.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct wire_arena;
+
+enum {
+    DEVICE_WIRE_VERSION = 1,
+    DEVICE_MAX_NODES = 512,
+    DEVICE_MAX_LOCAL = 16,     /* GPUs of a node */
+    DEVICE_MAX_SEGMENTS = 8,   /* of host memory, at one time; numbered by the caller */
+    DEVICE_MAX_EVENTS = 256,   /* of a local rank */
+    DEVICE_MAX_MOVES = 2048,   /* of one order: they fit into one frame */
+    DEVICE_MAX_FETCHES = 4096, /* likewise */
+    DEVICE_POOL_ALIGN = 256,   /* of what is fetched */
+    DEVICE_MAX_WORLD = 1024,
+    DEVICE_MAX_KEY_BYTES = 64,
+    DEVICE_MAX_VALUE_BYTES = 4096,
+    DEVICE_MAX_WHAT_BYTES = 512,
+    DEVICE_EVENT_BYTES = 64, /* cudaIpcEventHandle_t */
+    DEVICE_GPU_BYTES = 16,   /* CUuuid */
+    DEVICE_SETUP_FDS = 3,    /* plan, inputs, results */
+};
+
+#define DEVICE_MAX_BYTES (UINT64_C(1) << 48)
+#define DEVICE_MAX_TAG (UINT64_MAX - 1)
+
+enum device_piece_kind {
+    DEVICE_STATE,    /* moments, and masters that are not weights */
+    DEVICE_GRADIENT, /* accumulators of the owned partitions */
+    DEVICE_WEIGHTS,  /* stages 1 and 2: all buckets; fp32 ones are their own masters */
+    DEVICE_RING,     /* slots, written by the trainer */
+    DEVICE_UNDO,
+    DEVICE_POOL, /* stage 3: what is fetched */
+    DEVICE_N_PIECES,
+};
+
+struct device_piece {
+    uint32_t kind; /* enum device_piece_kind */
+    uint64_t n_bytes;
+    bool has_fd;
+};
+
+struct device_memory {
+    uint32_t local_rank;
+    const struct device_piece *pieces;
+    size_t n_pieces;
+    const uint8_t *gpu; /* DEVICE_GPU_BYTES, or none */
+    size_t n_gpu_bytes;
+};
+
+struct device_pair {
+    const char *key;
+    const uint8_t *value;
+    size_t n_value_bytes;
+};
+
+struct device_setup {
+    uint32_t version;
+    uint32_t generation;
+    uint32_t node, n_nodes;
+    uint32_t connect_timeout_ms;
+    uint64_t plan_bytes, inputs_bytes, results_bytes;
+};
+
+struct device_share {
+    uint32_t number;
+    uint64_t n_bytes;
+};
+
+struct device_event {
+    uint32_t local_rank, number;
+    const uint8_t *handle; /* DEVICE_EVENT_BYTES */
+    size_t n_handle_bytes;
+};
+
+struct device_slot {
+    uint32_t local_rank;
+    uint64_t offset_bytes;
+    bool has_event;
+    uint32_t event;
+};
+
+struct device_order_reduce {
+    uint64_t tag;
+    uint32_t timeout_ms;
+    uint64_t collective;
+    uint32_t parcel, micro_batch, pass;
+    const struct device_slot *slots;
+    size_t n_slots;
+    bool give_only;
+};
+
+struct device_order_update {
+    uint64_t tag;
+    uint32_t timeout_ms;
+    uint64_t step;
+    uint32_t first_bucket, n_buckets;
+};
+
+struct device_order_gather {
+    uint64_t tag;
+    uint32_t timeout_ms;
+    uint64_t collective;
+    uint32_t first_bucket, n_buckets;
+};
+
+struct device_move {
+    bool write; /* to the device */
+    uint32_t local_rank, kind;
+    uint64_t offset_bytes;
+    uint32_t segment;
+    uint64_t segment_offset_bytes, n_bytes;
+    bool has_event;
+    uint32_t event;
+};
+
+struct device_order_copy {
+    uint64_t tag;
+    uint32_t timeout_ms;
+    const struct device_move *moves;
+    size_t n_moves;
+};
+
+struct device_fetched {
+    uint32_t param;
+    uint64_t offset_bytes;
+};
+
+struct device_order_fetch {
+    uint64_t tag;
+    uint32_t timeout_ms;
+    uint64_t collective;
+    uint32_t rank; /* in the world: to its pool */
+    const struct device_fetched *params;
+    size_t n_params;
+};
+
+struct device_ready {
+    const char *versions;
+};
+
+struct device_done {
+    uint64_t tag;
+    uint64_t n_bytes_sent, n_bytes_received, ns;
+};
+
+struct device_failed {
+    const char *what;
+    bool has_tag;
+    uint64_t tag;
+};
+
+enum device_command_type {
+    DEVICE_COMMAND_SETUP = 1,
+    DEVICE_COMMAND_MEMORY,
+    DEVICE_COMMAND_VALUE,
+    DEVICE_COMMAND_SHARE,
+    DEVICE_COMMAND_EVENT,
+    DEVICE_COMMAND_REDUCE,
+    DEVICE_COMMAND_UPDATE,
+    DEVICE_COMMAND_GATHER,
+    DEVICE_COMMAND_COPY,
+    DEVICE_COMMAND_FETCH,
+    N_DEVICE_COMMAND_TYPES,
+};
+
+struct device_command {
+    enum device_command_type type;
+    union {
+        struct device_setup setup;
+        struct device_memory memory;
+        struct device_pair value;
+        struct device_share share;
+        struct device_event event;
+        struct device_order_reduce reduce;
+        struct device_order_update update;
+        struct device_order_gather gather;
+        struct device_order_copy copy;
+        struct device_order_fetch fetch;
+    };
+};
+
+enum device_report_type {
+    DEVICE_REPORT_MEMORY = 1,
+    DEVICE_REPORT_VALUE,
+    DEVICE_REPORT_READY,
+    DEVICE_REPORT_DONE,
+    DEVICE_REPORT_FAILED,
+    N_DEVICE_REPORT_TYPES,
+};
+
+struct device_report {
+    enum device_report_type type;
+    union {
+        struct device_memory memory;
+        struct device_pair value;
+        struct device_ready ready;
+        struct device_done done;
+        struct device_failed failed;
+    };
+};
+
+/* Descriptors that belong to the pieces: one for each has_fd. */
+size_t device_memory_n_fds(const struct device_memory *memory);
+
+/* The orders among the commands have a tag and a deadline. Return: false, it is no order. */
+bool device_command_order(const struct device_command *command, uint64_t *tag, uint32_t *timeout_ms);
+
+/*
+ * A packet to a struct, which points into the arena. On WIRE_E_INVALID why is a sentence: message, field, what was got,
+ * what was expected. Return: 0, WIRE_E_INVALID, -ENOMEM.
+ */
+int device_unpack_command(struct wire_arena *arena, const void *data, size_t n_bytes, struct device_command *out,
+                          char *why, size_t why_size);
+int device_unpack_report(struct wire_arena *arena, const void *data, size_t n_bytes, struct device_report *out,
+                         char *why, size_t why_size);
+
+/* A struct to a packet. Nothing is kept in the arena. Return: its size, -EMSGSIZE when size is too small, -ENOMEM. */
+int device_pack_command(struct wire_arena *arena, const struct device_command *command, void *buffer, size_t size);
+int device_pack_report(struct wire_arena *arena, const struct device_report *report, void *buffer, size_t size);

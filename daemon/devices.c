@@ -1,0 +1,663 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/devices.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base.h"
+#include "daemon/failpoint.h"
+#include "daemon/log.h"
+
+enum {
+    FIRST_PAUSE_MS = 100,
+    CONNECT_MS = 60 * 1000, /* contexts on eight GPUs and NCCL between them take seconds, ten and more the first time */
+    ORDER_MS = 10 * 1000,   /* an order that has nothing before it: a device that does nothing for so long hangs */
+    ORDER_BYTES_PER_MS = 10000, /* what is slower than 10 MB/s stands still; picked */
+    LOST_MS = 5000,             /* for what a dead trainer's GPU had begun */
+    BATCH_MOVES = 256,
+    BOUNCE = 0, /* number of the shared segment */
+};
+
+#define BOUNCE_BYTES (UINT64_C(16) << 20) /* picked: little beside any GPU, much beside a system call */
+
+struct order {
+    struct order *next;
+    struct device_command command; /* its array is the order's own */
+    void *array;
+    uint64_t tag; /* under which the engine of now has it; 0: it has not been given to it */
+    uint64_t n_bytes;
+    devices_done done;
+    void *userdata;
+};
+
+struct copy {
+    struct copy *next;
+    size_t at; /* the move that is next, and how much of it has been taken */
+    uint64_t at_bytes;
+    devices_done done;
+    void *userdata;
+    size_t n_moves;
+    struct devices_move moves[];
+};
+
+/* A part of a move that lies in the bounce segment. */
+struct part {
+    const struct devices_move *move;
+    uint64_t from_bytes, n_bytes; /* in the move */
+    uint64_t bounce_at;
+};
+
+struct event {
+    bool set;
+    uint8_t handle[DEVICE_EVENT_BYTES];
+};
+
+struct devices {
+    struct devices_options options;
+    struct device_keep keep;
+    struct segment bounce;
+    bool has_keep, closing;
+    struct device *device;
+    uv_timer_t pause, lost;
+    unsigned n_timers;   /* not closed yet */
+    uint32_t lost_ranks; /* local ranks whose process is gone, as a mask */
+    uint64_t lost_tag;   /* orders up to it may wait for them */
+    uint32_t generation;
+    bool ready, was_ready;
+    unsigned n_failures; /* since an order was done */
+    uint64_t n_all_failures;
+    char versions[DEVICE_MAX_WHAT_BYTES + 1];
+    uint64_t last_tag, n_collectives, n_waiting_bytes;
+    struct order *orders, **last_order;
+    struct copy *copies, **last_copy;
+    bool copying; /* the parts are under way */
+    bool filling; /* work: host to bounce; else bounce to host */
+    struct work work;
+    struct part parts[BATCH_MOVES];
+    size_t n_parts;
+    struct event *events; /* per local rank and number */
+};
+
+/* ---- orders ---------------------------------------------------------------------------------------------- */
+
+/* What travels between ranks is numbered anew in each generation. */
+static void set_collective(struct devices *devices, struct device_command *command)
+{
+    if (command->type == DEVICE_COMMAND_REDUCE)
+        command->reduce.collective = devices->n_collectives++;
+    else if (command->type == DEVICE_COMMAND_GATHER)
+        command->gather.collective = devices->n_collectives++;
+}
+
+static void set_tag(struct device_command *command, uint64_t tag, uint32_t timeout_ms)
+{
+    switch (command->type) {
+    case DEVICE_COMMAND_REDUCE:
+        command->reduce.tag = tag;
+        command->reduce.timeout_ms = timeout_ms;
+        return;
+    case DEVICE_COMMAND_UPDATE:
+        command->update.tag = tag;
+        command->update.timeout_ms = timeout_ms;
+        return;
+    case DEVICE_COMMAND_GATHER:
+        command->gather.tag = tag;
+        command->gather.timeout_ms = timeout_ms;
+        return;
+    default:
+        command->copy.tag = tag;
+        command->copy.timeout_ms = timeout_ms;
+    }
+}
+
+/* Events that are forgotten since the order was made are waited for no more. */
+static void drop_lost_events(const struct devices *devices, const struct order *order)
+{
+    struct device_slot *slots = order->array;
+    struct device_move *moves = order->array;
+
+    if (order->command.type == DEVICE_COMMAND_REDUCE)
+        for (size_t i = 0; i < order->command.reduce.n_slots; i++)
+            if (slots[i].has_event && !devices_has_event(devices, slots[i].local_rank, slots[i].event))
+                slots[i].has_event = (slots[i].event = 0) != 0;
+    if (order->command.type == DEVICE_COMMAND_COPY)
+        for (size_t i = 0; i < order->command.copy.n_moves; i++)
+            if (moves[i].has_event && !devices_has_event(devices, moves[i].local_rank, moves[i].event))
+                moves[i].has_event = (moves[i].event = 0) != 0;
+}
+
+/* An engine that cannot be given it is failing: then the next one gets it. */
+static void give(struct devices *devices, struct order *order)
+{
+    uint64_t timeout_ms = ORDER_MS + devices->n_waiting_bytes / ORDER_BYTES_PER_MS;
+
+    order->tag = ++devices->last_tag;
+    drop_lost_events(devices, order);
+    set_collective(devices, &order->command);
+    set_tag(&order->command, order->tag, (uint32_t)MIN(timeout_ms, (uint64_t)INT32_MAX));
+    (void)device_order(devices->device, &order->command);
+}
+
+/* Takes the array. Return: 0 or -ENOMEM. */
+static int add_order(struct devices *devices, const struct order *order)
+{
+    struct order *copy = malloc(sizeof(*copy));
+
+    if (!copy) {
+        free(order->array);
+        return -ENOMEM;
+    }
+    *copy = *order;
+    *devices->last_order = copy;
+    devices->last_order = &copy->next;
+    devices->n_waiting_bytes += copy->n_bytes;
+    if (devices->ready)
+        give(devices, copy);
+    return 0;
+}
+
+int devices_order(struct devices *devices, const struct device_command *command, uint64_t n_bytes, devices_done done,
+                  void *userdata)
+{
+    struct order order = {.command = *command, .n_bytes = n_bytes, .done = done, .userdata = userdata};
+    size_t size = command->type == DEVICE_COMMAND_REDUCE ? command->reduce.n_slots * sizeof(struct device_slot) : 0;
+
+    if (size > 0) {
+        order.array = malloc(size);
+        if (!order.array)
+            return -ENOMEM;
+        memcpy(order.array, command->reduce.slots, size);
+        order.command.reduce.slots = order.array;
+    }
+    return add_order(devices, &order);
+}
+
+static struct order *remove_order(struct devices *devices, uint64_t tag)
+{
+    for (struct order **link = &devices->orders; *link; link = &(*link)->next) {
+        struct order *order = *link;
+
+        if (order->tag != tag)
+            continue;
+        *link = order->next;
+        if (devices->last_order == &order->next)
+            devices->last_order = link;
+        devices->n_waiting_bytes -= order->n_bytes;
+        return order;
+    }
+    return NULL;
+}
+
+static void end_order(struct order *order, int result)
+{
+    devices_done done = order->done;
+    void *userdata = order->userdata;
+
+    free(order->array);
+    free(order);
+    done(userdata, result);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------------------- */
+
+static void start_batch(struct devices *devices);
+
+static void copy_run(struct work *work, uint32_t item)
+{
+    struct devices *devices = container_of(work, struct devices, work);
+    const struct part *part = &devices->parts[item];
+    uint8_t *host = part->move->host, *bounce = devices->bounce.map + part->bounce_at;
+
+    (void)failpoint("bounce");
+    if (part->move->write != devices->filling)
+        return;
+    if (!part->move->write)
+        memcpy(host + part->from_bytes, bounce, part->n_bytes);
+    else if (host)
+        memcpy(bounce, host + part->from_bytes, part->n_bytes);
+    else
+        memset(bounce, 0, part->n_bytes);
+}
+
+/* What has been read is in the daemon's memory. */
+static void batch_done(struct devices *devices)
+{
+    struct copy *copy = devices->copies;
+    devices_done done = copy->done;
+    void *userdata = copy->userdata;
+
+    devices->copying = false;
+    if (copy->at == copy->n_moves) {
+        devices->copies = copy->next;
+        if (!devices->copies)
+            devices->last_copy = &devices->copies;
+        free(copy);
+        start_batch(devices);
+        done(userdata, 0);
+    } else {
+        start_batch(devices);
+    }
+}
+
+static void moves_done(void *userdata, int result)
+{
+    struct devices *devices = userdata;
+
+    if (result < 0)
+        return; /* devices_free() ends the copies themselves */
+    devices->filling = false;
+    worker_post(devices->options.pool, &devices->work);
+}
+
+/* Nothing else can be done for a copy that there is no memory for a list of: it is tried with the next one. */
+static int order_moves(struct devices *devices)
+{
+    struct device_move *moves = calloc(devices->n_parts, sizeof(*moves));
+    struct order order = {
+        .command = {.type = DEVICE_COMMAND_COPY, .copy = {.moves = moves, .n_moves = devices->n_parts}},
+        .array = moves,
+        .done = moves_done,
+        .userdata = devices};
+
+    if (!moves)
+        return -ENOMEM;
+    for (size_t i = 0; i < devices->n_parts; i++) {
+        const struct part *part = &devices->parts[i];
+        const struct devices_move *move = part->move;
+
+        order.n_bytes += part->n_bytes;
+        moves[i] = (struct device_move){.write = move->write,
+                                        .local_rank = move->local_rank,
+                                        .kind = move->kind,
+                                        .offset_bytes = move->offset_bytes + part->from_bytes,
+                                        .segment = BOUNCE,
+                                        .segment_offset_bytes = part->bounce_at,
+                                        .n_bytes = part->n_bytes,
+                                        .has_event = move->has_event,
+                                        .event = move->has_event ? move->event : 0};
+    }
+    return add_order(devices, &order);
+}
+
+static void copy_work_done(struct work *work)
+{
+    struct devices *devices = container_of(work, struct devices, work);
+
+    if (!devices->filling || devices->n_parts == 0)
+        batch_done(devices);
+    else if (order_moves(devices) < 0)
+        worker_post(devices->options.pool, &devices->work); /* again, as there may be memory then */
+}
+
+static void start_batch(struct devices *devices)
+{
+    struct copy *copy = devices->copies;
+    uint64_t used = 0;
+
+    if (!copy || devices->copying)
+        return;
+    devices->n_parts = 0;
+    while (copy->at < copy->n_moves && devices->n_parts < BATCH_MOVES && used < BOUNCE_BYTES) {
+        const struct devices_move *move = &copy->moves[copy->at];
+        uint64_t n = MIN(move->n_bytes - copy->at_bytes, BOUNCE_BYTES - used);
+
+        devices->parts[devices->n_parts++] =
+            (struct part){.move = move, .from_bytes = copy->at_bytes, .n_bytes = n, .bounce_at = used};
+        used = MIN(round_up(used + n, 64), BOUNCE_BYTES);
+        copy->at_bytes += n;
+        if (copy->at_bytes == move->n_bytes) {
+            copy->at++;
+            copy->at_bytes = 0;
+        }
+    }
+    devices->copying = devices->filling = true;
+    devices->work = (struct work){.run = copy_run, .done = copy_work_done, .n_items = (uint32_t)devices->n_parts};
+    worker_post(devices->options.pool, &devices->work);
+}
+
+int devices_copy(struct devices *devices, const struct devices_move *moves, size_t n_moves, devices_done done,
+                 void *userdata)
+{
+    struct copy *copy = malloc(sizeof(*copy) + n_moves * sizeof(*moves));
+
+    if (!copy)
+        return -ENOMEM;
+    *copy = (struct copy){.done = done, .userdata = userdata};
+    for (size_t i = 0; i < n_moves; i++)
+        if (moves[i].n_bytes > 0)
+            copy->moves[copy->n_moves++] = moves[i];
+    *devices->last_copy = copy;
+    devices->last_copy = &copy->next;
+    start_batch(devices);
+    return 0;
+}
+
+/* ---- events of trainers ---------------------------------------------------------------------------------- */
+
+static struct event *event_at(const struct devices *devices, unsigned local_rank, uint32_t number)
+{
+    return &devices->events[(size_t)local_rank * DEVICE_MAX_EVENTS + number];
+}
+
+static void give_event(struct devices *devices, unsigned local_rank, uint32_t number)
+{
+    const struct event *event = event_at(devices, local_rank, number);
+
+    (void)device_event(devices->device, &(struct device_event){.local_rank = local_rank,
+                                                               .number = number,
+                                                               .handle = event->handle,
+                                                               .n_handle_bytes = sizeof(event->handle)});
+}
+
+void devices_event(struct devices *devices, unsigned local_rank, uint32_t number, const uint8_t *handle)
+{
+    struct event *event = event_at(devices, local_rank, number);
+
+    event->set = true;
+    memcpy(event->handle, handle, sizeof(event->handle));
+    if (devices->ready)
+        give_event(devices, local_rank, number);
+}
+
+bool devices_has_event(const struct devices *devices, unsigned local_rank, uint32_t number)
+{
+    return event_at(devices, local_rank, number)->set;
+}
+
+void devices_forget_events(struct devices *devices, unsigned local_rank)
+{
+    memset(event_at(devices, local_rank, 0), 0, DEVICE_MAX_EVENTS * sizeof(struct event));
+}
+
+/* ---- engines --------------------------------------------------------------------------------------------- */
+
+static void engine_is_ready(void *userdata, const char *versions)
+{
+    struct devices *devices = userdata;
+    bool first = !devices->was_ready;
+
+    log_notice("the engine of the GPUs is ready: %s, generation %u, process %jd", versions, devices->generation,
+               (intmax_t)device_pid(devices->device));
+    snprintf(devices->versions, sizeof(devices->versions), "%s", versions);
+    devices->ready = devices->was_ready = true;
+    devices->n_collectives = 0;
+    (void)device_share(devices->device, BOUNCE, &devices->bounce);
+    for (unsigned i = 0; i < devices->keep.plan.head->n_local; i++)
+        for (uint32_t number = 0; number < DEVICE_MAX_EVENTS; number++)
+            if (devices_has_event(devices, i, number))
+                give_event(devices, i, number);
+    for (struct order *order = devices->orders; order; order = order->next)
+        give(devices, order);
+    if (first)
+        devices->options.ops.ready(devices->options.ops.userdata);
+    devices->options.ops.after(devices->options.ops.userdata);
+}
+
+static void engine_has_done(void *userdata, const struct device_done *done)
+{
+    struct devices *devices = userdata;
+    const struct devices_ops ops = devices->options.ops;
+    struct order *order = remove_order(devices, done->tag);
+
+    assert(order); /* the engine is given no other */
+    devices->n_failures = 0;
+    end_order(order, 0);
+    ops.after(ops.userdata);
+}
+
+static void engine_puts(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    (void)userdata; /* one node: there is nobody else to hear it */
+    (void)key;
+    (void)value;
+    (void)n_bytes;
+}
+
+static void has_failed(struct devices *devices, const char *why)
+{
+    const struct devices_ops ops = devices->options.ops;
+
+    devices->ready = false;
+    devices->n_failures++;
+    devices->n_all_failures++;
+    for (struct order *order = devices->orders; order; order = order->next)
+        order->tag = 0;
+    ops.failed(ops.userdata, devices->was_ready ? devices->generation + 1 : 0, why);
+    ops.after(ops.userdata);
+}
+
+static void engine_has_failed(void *userdata, const struct device_failure *failure)
+{
+    struct devices *devices = userdata;
+    char why[2 * DEVICE_MAX_WHAT_BYTES];
+
+    snprintf(why, sizeof(why), failure->said ? "the engine of the GPUs says: %s" : "the engine of the GPUs %s",
+             failure->what);
+    device_close(steal_ptr(devices->device)); /* the next one is started when it has ended */
+    has_failed(devices, why);
+}
+
+/* Does an order that the engine has wait for somebody who is gone? */
+static bool waits_for_lost(const struct devices *devices)
+{
+    for (const struct order *order = devices->orders; order; order = order->next) {
+        const struct device_slot *slots = order->array;
+
+        if (order->command.type != DEVICE_COMMAND_REDUCE || order->tag == 0 || order->tag > devices->lost_tag)
+            continue;
+        for (size_t i = 0; i < order->command.reduce.n_slots; i++)
+            if (slots[i].has_event && devices->lost_ranks >> slots[i].local_rank & 1)
+                return true;
+    }
+    return false;
+}
+
+static void on_lost(uv_timer_t *handle)
+{
+    struct devices *devices = handle->data;
+    bool waits = devices->ready && waits_for_lost(devices);
+
+    for (unsigned i = 0; waits && i < DEVICE_MAX_LOCAL; i++)
+        if (devices->lost_ranks >> i & 1)
+            devices_forget_events(devices, i);
+    devices->lost_ranks = 0;
+    if (!waits)
+        return;
+    device_close(steal_ptr(devices->device));
+    has_failed(devices, "the engine of the GPUs waits for what a trainer had begun that is gone");
+}
+
+void devices_lost_trainer(struct devices *devices, unsigned local_rank)
+{
+    if (!devices->ready)
+        return; /* the next engine cannot open its events */
+    devices->lost_ranks |= UINT32_C(1) << local_rank;
+    devices->lost_tag = devices->last_tag;
+    (void)uv_timer_start(&devices->lost, on_lost, LOST_MS, 0);
+}
+
+void devices_found_trainer(struct devices *devices, unsigned local_rank)
+{
+    devices->lost_ranks &= ~(UINT32_C(1) << local_rank);
+}
+
+static void start_engine(struct devices *devices);
+
+static void on_pause(uv_timer_t *handle)
+{
+    start_engine(handle->data);
+}
+
+static void start_later(struct devices *devices)
+{
+    unsigned shift = MIN(devices->n_failures, 16u);
+    uint64_t pause_ms =
+        devices->n_failures < 2 ? 0 : MIN((uint64_t)FIRST_PAUSE_MS << (shift - 2), (uint64_t)DEVICES_MAX_PAUSE_MS);
+
+    /* From the loop: a start that fails at once is a failure like any other. */
+    (void)uv_timer_start(&devices->pause, on_pause, pause_ms, 0);
+}
+
+static void free_now(struct devices *devices)
+{
+    if (devices->keep.in_use || devices->n_timers > 0)
+        return;
+    if (devices->has_keep)
+        device_keep_deinit(&devices->keep);
+    segment_deinit(&devices->bounce);
+    free(devices->events);
+    free(devices);
+}
+
+static void engine_has_ended(void *userdata)
+{
+    struct devices *devices = userdata;
+
+    if (devices->closing)
+        free_now(devices);
+    else if (devices->was_ready)
+        start_later(devices);
+}
+
+static void start_engine(struct devices *devices)
+{
+    const struct device_options options = {
+        .loop = devices->options.loop,
+        .generation = ++devices->generation,
+        .n_nodes = 1,
+        .connect_timeout_ms = CONNECT_MS,
+        .keep = &devices->keep,
+        .ops = {.ready = engine_is_ready,
+                .done = engine_has_done,
+                .put = engine_puts,
+                .failed = engine_has_failed,
+                .ended = engine_has_ended,
+                .userdata = devices},
+    };
+    bool again = devices->was_ready;
+    char why[256];
+
+    if (device_new(&devices->device, &options, why, sizeof(why)) == 0)
+        return;
+    devices->device = NULL;
+    if (again)
+        start_later(devices); /* before it is told, which may be the end of it */
+    has_failed(devices, why);
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------ */
+
+int devices_new(struct devices **out, const struct devices_options *options)
+{
+    struct devices *devices = calloc(1, sizeof(*devices));
+
+    if (!devices)
+        return -ENOMEM;
+    devices->options = *options;
+    devices->bounce = SEGMENT_NULL;
+    devices->last_order = &devices->orders;
+    devices->last_copy = &devices->copies;
+    devices->pause.data = devices->lost.data = devices;
+    devices->events = calloc((size_t)options->plan.n_local * DEVICE_MAX_EVENTS, sizeof(*devices->events));
+    if (!devices->events) {
+        free(devices);
+        return -ENOMEM;
+    }
+    *out = devices;
+    return 0;
+}
+
+int devices_reserve(struct devices *devices)
+{
+    int r = device_keep_init(&devices->keep, &devices->options.plan);
+
+    devices->options.plan.layout = NULL;
+    devices->has_keep = r == 0;
+    if (r == 0)
+        r = segment_init(&devices->bounce, "device.bounce", BOUNCE_BYTES);
+    return r < 0 ? r : segment_reserve(&devices->bounce, 0, devices->bounce.n_bytes);
+}
+
+uint64_t devices_bounce_bytes(void)
+{
+    return BOUNCE_BYTES;
+}
+
+uint64_t devices_table_bytes(const struct device_plan_options *plan)
+{
+    const struct layout *layout = plan->layout;
+    uint64_t per_chunk = sizeof(struct exact_sum) + plan->n_local * sizeof(struct position_sum);
+    uint64_t per_part = 1 + div_round_up(layout->world_size, 64) * sizeof(uint64_t);
+    uint64_t per_param = 1 + sizeof(struct update_scalars);
+
+    return device_plan_bytes(plan) + layout->n_chunks * per_chunk + layout->n_parts * per_part +
+           layout->n_params * per_param + layout->n_parcels * sizeof(struct device_result_finding) +
+           plan->n_local * (DEVICE_LANES * sizeof(struct device_mark) + layout->n_buckets * sizeof(uint64_t));
+}
+
+void devices_start(struct devices *devices)
+{
+    uv_timer_init(devices->options.loop, &devices->pause);
+    uv_timer_init(devices->options.loop, &devices->lost);
+    devices->n_timers = 2;
+    (void)uv_timer_start(&devices->pause, on_pause, 0, 0);
+}
+
+static void on_timer_closed(uv_handle_t *handle)
+{
+    struct devices *devices = handle->data;
+
+    if (--devices->n_timers == 0)
+        free_now(devices);
+}
+
+static void cancel_all(struct devices *devices)
+{
+    while (devices->orders) {
+        struct order *order = devices->orders;
+
+        devices->orders = order->next;
+        end_order(order, -ECANCELED);
+    }
+    while (devices->copies) {
+        struct copy *copy = devices->copies;
+
+        devices->copies = copy->next;
+        copy->done(copy->userdata, -ECANCELED);
+        free(copy);
+    }
+}
+
+void devices_free(struct devices *devices)
+{
+    if (!devices)
+        return;
+    devices->closing = true;
+    devices->ready = false;
+    cancel_all(devices);
+    device_close(steal_ptr(devices->device));
+    if (devices->n_timers == 0) {
+        free_now(devices);
+        return;
+    }
+    uv_close((uv_handle_t *)&devices->pause, on_timer_closed);
+    uv_close((uv_handle_t *)&devices->lost, on_timer_closed);
+}
+
+struct device_keep *devices_keep(struct devices *devices)
+{
+    return &devices->keep;
+}
+
+struct devices_status devices_status(const struct devices *devices)
+{
+    return (struct devices_status){
+        .ready = devices->ready,
+        .generation = devices->generation,
+        .pid = devices->device ? device_pid(devices->device) : 0,
+        .versions = devices->versions,
+        .n_failures = devices->n_all_failures,
+    };
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Inside of exchange.c and exchange-fetch.c. */
+
+#include "daemon/exchange.h"
+#include "daemon/worker.h"
+
+/* A piece of a node; all nodes number them alike, in rank order. */
+struct source {
+    unsigned node, first_rank, piece; /* piece: within its node */
+};
+
+struct span {
+    unsigned first, n; /* ranks */
+};
+
+enum motion_kind { MOTION_PARCEL, MOTION_SPREAD, MOTION_GATHER, MOTION_FETCH, MOTION_WRITE };
+
+/* Orders [tag, tag + n_orders) of the engine. */
+struct motion {
+    enum motion_kind kind;
+    struct exchange *exchange;
+    uint64_t tag;
+    uint32_t parcel, micro_batch, pass, attempt;
+    uint32_t n_orders, n_done;
+    bool serves;        /* it has arrived here before: it is only sent again */
+    bool waits;         /* for this node's partial sums of the parcel, or for its slot to be looked at */
+    bool arrived;       /* all orders are done; what is to be done with it may be not */
+    bool working;       /* which is being done */
+    uint64_t *masks;    /* of a parcel: per part, over sources */
+    uint64_t elsewhere; /* nodes that have it */
+    struct ring *ring;  /* whose slot is being added; held */
+    struct pending_fetch *fetch;
+    struct work work;
+    struct motion *next;
+};
+
+/* What this node has of a parcel, and has announced to node 0. */
+struct place {
+    bool kept;         /* micro_batch, pass, until all have it */
+    bool taken;        /* is summed, or will be at once: it cannot be taken back any more */
+    bool summing;      /* that has begun */
+    bool summed;       /* the partial sums are in staging, or the slot was looked at */
+    bool awaited;      /* node 0 has said that it moves: other nodes wait for it */
+    struct ring *ring; /* where the slot is that is lent, held; or NULL */
+    uint32_t micro_batch, pass;
+    uint64_t incoming_elems; /* where other nodes' pieces of it begin */
+    uint64_t start, n_elems; /* what this node owns of it, from the parcel's start */
+};
+
+/* A fetch of this node, until it has come. */
+struct pending_fetch {
+    uint64_t id;
+    struct exchange_fetch what; /* params are owned */
+    bool asked;                 /* node 0 has been asked; state waits until what was asked before has come */
+    struct pending_fetch *next;
+};
+
+/* A parameter's elements that this node owns and another one fetches. */
+struct serving {
+    struct exchange *exchange;
+    uint64_t tag;
+    uint32_t param;
+    unsigned node;
+    int slot; /* -1: it goes as it is, or waits */
+    bool working, dead;
+    struct work work;
+    struct serving *next;
+};
+
+enum { SERVING_SLOTS = 2 }; /* one is sent while the next is rounded */
+
+struct exchange {
+    struct job *job;
+    struct exchange_ops ops;
+    unsigned n_nodes, self;
+    struct span *spans;
+    struct source sources[STEP_MAX_RANKS];
+    unsigned n_sources;
+    struct segment incoming, serving, spreading;
+    struct segment nothing; /* in place of what is shared no more, so that the engine lets go of it */
+    const struct segment *segments[EXCHANGE_N_SEGMENTS];
+    const struct ring *shared_ring; /* that the engine has; NULL: none */
+    struct place *places;           /* per parcel */
+    struct motion *motions;
+    struct pending_fetch *fetches; /* oldest first */
+    struct serving *servings;      /* oldest first */
+    uint64_t slot_bytes;           /* of serving */
+    bool slots_taken[SERVING_SLOTS];
+    uint64_t last_fetch;
+    struct engine_move *moves; /* ENGINE_MAX_MOVES */
+    size_t n_moves;
+    uint64_t n_waiting_bytes; /* of orders under way */
+    struct exchange_totals totals;
+};
+
+/* [*start, *start + n) of the bucket's elements that are in [from, from + n_elems) and owned by the node. Return: n. */
+uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t bucket, uint64_t from,
+                        uint64_t n_elems, uint64_t *start);
+
+void exchange_add_move(struct exchange *exchange, struct engine_move move);
+/* Gives what was added as the order of that tag; timeout by what is under way. Return: whether there was any. */
+bool exchange_post(struct exchange *exchange, uint64_t tag);
+/* NULL: out of memory. */
+struct motion *exchange_add_motion(struct exchange *exchange, enum motion_kind kind, uint64_t tag);
+/* As exchange_post(), for the motion's next order. */
+void exchange_post_motion(struct exchange *exchange, struct motion *motion);
+void exchange_progress(struct motion *motion);
+
+/* exchange-fetch.c */
+int exchange_form_serving(struct exchange *exchange);
+void exchange_drop_serving(struct exchange *exchange);
+uint64_t exchange_serving_bytes(const struct config *config, const struct layout *layout);
+void exchange_finish_fetch(struct exchange *exchange, struct pending_fetch *fetch, int result);
+/* An order is done that is none of a motion. */
+void exchange_served(struct exchange *exchange, uint64_t tag);
+void exchange_break_serving(struct exchange *exchange);

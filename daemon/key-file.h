@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* The file with the key that all nodes of a job share (world.key_file). */
+
+#include <stddef.h>
+
+struct seal_key;
+
+enum {
+    KEY_FILE_MIN_BYTES = 32,        /* without the newline at its end */
+    KEY_FILE_MAX_BYTES = 64 * 1024, /* picked: whoever names a larger one has named the wrong file */
+};
+
+/*
+ * Reads the key. A file that others than its owner and group may read or write is refused.
+ * Return: 0, or -errno with a sentence in why.
+ */
+int key_file_read(struct seal_key *key, const char *path, char *why, size_t why_size);

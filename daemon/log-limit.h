@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Lines that somebody else can cause as often as he likes: the first is logged at once, then nothing for
+ * LOG_LIMIT_MS; what came meanwhile is one line with its number. One struct is one reason. The time is passed in.
+ */
+
+#include <stdint.h>
+
+enum { LOG_LIMIT_MS = 10000 };
+
+struct log_limit {
+    uint64_t until_ms; /* nothing is logged before */
+    unsigned n_held;
+    int level;
+    char held[512]; /* the last of them */
+};
+
+void log_limited(struct log_limit *limit, uint64_t now_ms, int level, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* To be called now and then: says what was held when its time is over. */
+void log_limit_flush(struct log_limit *limit, uint64_t now_ms);

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The two verbs of a step that move what is computed with, for a step whose data lie on GPUs: step.c decides when, an
+ * engine does it (devices.h), and what comes of it lands where step.c and everybody else look for it. Loop thread.
+ */
+
+struct reduction;
+struct step;
+struct step_finding;
+
+/* Slots to accumulators: masks[], sources[] and held[] are set. step_reduced() follows. */
+void step_device_reduce(struct reduction *reduction);
+
+/* Scalars and what has contributed are set. update_done() follows, when all ranks have the weights. */
+void step_device_update(struct step *step);
+
+/* step.c's. */
+void step_reduced(struct reduction *reduction);
+void step_keep_finding(struct step *step, const struct step_finding *finding);

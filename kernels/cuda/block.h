@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * How the kernels of this folder are written. A block of BLOCK_THREADS threads works in phases,
+ *
+ *     for (phase threads; threads.next();) {
+ *         ... what one thread, threadIdx.x, does
+ *     }
+ *
+ * and none goes on to a phase before all have ended the one before it: a phase ends in __syncthreads(). So what
+ * the whole block does is between phases, the same in every thread. What a thread keeps from phase to phase is
+ * per_thread<>: registers here. In host.h the same words make loops.
+ *
+ * Tensors are read and written in units of 16 bytes, whatever their type is: the CPU's compiler needs
+ * -fno-strict-aliasing.
+ */
+
+#include "kernels/convert.h"
+#include "kernels/device.h"
+
+#ifdef __CUDACC__
+
+enum {
+    BLOCK_THREADS = 128,
+};
+
+class phase
+{
+    bool begun = false;
+
+  public:
+    __device__ __forceinline__ bool next()
+    {
+        if (begun)
+            __syncthreads();
+        return begun = !begun;
+    }
+};
+
+template <typename T> class per_thread
+{
+    T one;
+
+  public:
+    __device__ __forceinline__ T &mine()
+    {
+        return one;
+    }
+};
+
+static __device__ __forceinline__ void atomic_add(uint64_t *at, uint64_t n)
+{
+    atomicAdd(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(n));
+}
+
+static __device__ __forceinline__ void atomic_add(uint32_t *at, uint32_t n)
+{
+    atomicAdd(at, n);
+}
+
+static __device__ __forceinline__ void atomic_max(uint64_t *at, uint64_t n)
+{
+    atomicMax(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(n));
+}
+
+/* Not <<<>>>: this one returns its own error and none that an earlier call left behind. */
+template <typename list_type>
+static int device_launch(struct CUstream_st *stream, void (*kernel)(list_type list), uint32_t n_blocks,
+                         const list_type &list)
+{
+    list_type copy = list;
+    void *args[] = {&copy};
+
+    if (n_blocks == 0)
+        return 0;
+    return cudaLaunchKernel(reinterpret_cast<const void *>(kernel), dim3(n_blocks), dim3(BLOCK_THREADS), args, 0,
+                            stream);
+}
+
+#else
+#include "kernels/cuda/host.h"
+#endif
+
+#define DEVICE_FN static __device__ inline __attribute__((__always_inline__))
+
+/* ---- chunks -------------------------------------------------------------------------------------------- */
+
+/* The elements of a chunk, from its range's start. */
+struct extent {
+    uint64_t begin;
+    uint64_t end;
+};
+
+DEVICE_FN struct extent chunk_extent(struct device_chunk chunk, uint64_t n_elems)
+{
+    uint64_t begin = static_cast<uint64_t>(chunk.index) * DEVICE_CHUNK_ELEMS;
+
+    return {begin, n_elems - begin < DEVICE_CHUNK_ELEMS ? n_elems : begin + DEVICE_CHUNK_ELEMS};
+}
+
+/* ---- units --------------------------------------------------------------------------------------------- */
+
+enum {
+    UNIT_BYTES = 16,
+};
+
+struct alignas(UNIT_BYTES) unit {
+    uint64_t word[2];
+};
+
+DEVICE_FN bool is_aligned(const void *at, size_t bytes)
+{
+    return (reinterpret_cast<uintptr_t>(at) & (bytes - 1)) == 0;
+}
+
+DEVICE_FN struct unit unit_load(const void *at)
+{
+    return *static_cast<const struct unit *>(at);
+}
+
+/* The first n_bytes (even, any number) at any even address; behind them zeroes. */
+DEVICE_FN struct unit unit_load_some(const void *at, uint64_t n_bytes)
+{
+    const uint16_t *half = static_cast<const uint16_t *>(at);
+    struct unit unit = {{0, 0}};
+
+    if (n_bytes >= UNIT_BYTES && is_aligned(at, UNIT_BYTES))
+        return unit_load(at);
+    for (unsigned i = 0; i < UNIT_BYTES / 2; i++) {
+        if (2 * i < n_bytes)
+            unit.word[i / 4] |= static_cast<uint64_t>(half[i]) << i % 4 * 16;
+    }
+    return unit;
+}
+
+template <enum dtype dtype> DEVICE_FN constexpr unsigned elem_bytes()
+{
+    return dtype == DTYPE_F32 ? 4 : 2;
+}
+
+template <enum dtype dtype> DEVICE_FN constexpr unsigned unit_elems()
+{
+    return UNIT_BYTES / elem_bytes<dtype>();
+}
+
+template <enum dtype dtype> DEVICE_FN float unit_elem(const struct unit &unit, unsigned i)
+{
+    if (dtype == DTYPE_F32)
+        return f32_from_bits(static_cast<uint32_t>(unit.word[i / 2 % 2] >> i % 2 * 32));
+    if (dtype == DTYPE_BF16)
+        return f32_from_bf16(static_cast<uint16_t>(unit.word[i / 4] >> i % 4 * 16));
+    return f32_from_f16(static_cast<uint16_t>(unit.word[i / 4] >> i % 4 * 16));
+}
+
+/* Four fp32, where they lie at a multiple of 16 bytes. */
+struct alignas(UNIT_BYTES) quad {
+    float x[4];
+};
+
+/* ---- results ------------------------------------------------------------------------------------------- */
+
+/* Sets up to two arrays of results to zero bytes; `words` is NULL where there is none. kernels/cuda/clear.cu */
+struct clear_list {
+    uint64_t *words[2];
+    uint64_t n_words[2];
+};
+
+int device_clear(struct CUstream_st *stream, const struct clear_list *list);

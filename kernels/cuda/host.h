@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What the kernels need of CUDA, on the CPU, so that the same sources can be run without a device: blocks and
+ * threads take turns. A thread runs to the end of a phase (block.h) before the next one begins it, which is
+ * what __syncthreads() between phases allows; shared memory is then a local variable of the block. Which one comes
+ * first may not matter, and emulated_backwards turns both orders round to show that.
+ *
+ * A launch is handed to the stand-ins' stream.
+ */
+
+#include <new>
+#include <stdint.h>
+
+#define __global__
+#define __device__
+#define __shared__
+#define __launch_bounds__(...)
+
+extern "C" {
+
+/* tests/sim/sim.h. Takes args, also on failure: free_args is called once, after the last use. */
+int sim_launch(struct CUstream_st *stream, void (*run)(void *), void (*free_args)(void *), void *args);
+
+/* For tests, while nothing is launched. */
+extern bool emulated_backwards;
+}
+
+enum {
+    BLOCK_THREADS = 128,
+};
+
+struct emulated_index {
+    unsigned x;
+};
+
+static thread_local struct emulated_index blockIdx, threadIdx;
+
+class phase
+{
+    unsigned n_begun = 0;
+
+  public:
+    bool next()
+    {
+        threadIdx.x = emulated_backwards ? BLOCK_THREADS - 1 - n_begun : n_begun;
+        return n_begun++ < BLOCK_THREADS;
+    }
+};
+
+template <typename T> class per_thread
+{
+    T all[BLOCK_THREADS];
+
+  public:
+    T &mine()
+    {
+        return all[threadIdx.x];
+    }
+};
+
+static inline void atomic_add(uint64_t *at, uint64_t n)
+{
+    __atomic_fetch_add(at, n, __ATOMIC_RELAXED);
+}
+
+static inline void atomic_add(uint32_t *at, uint32_t n)
+{
+    __atomic_fetch_add(at, n, __ATOMIC_RELAXED);
+}
+
+static inline void atomic_max(uint64_t *at, uint64_t n)
+{
+    uint64_t old = __atomic_load_n(at, __ATOMIC_RELAXED);
+
+    while (old < n && !__atomic_compare_exchange_n(at, &old, n, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
+template <typename list_type> struct emulated_launch {
+    void (*kernel)(list_type list);
+    uint32_t n_blocks;
+    list_type list;
+
+    static void run(void *args)
+    {
+        const emulated_launch *launch = static_cast<const emulated_launch *>(args);
+
+        for (uint32_t i = 0; i < launch->n_blocks; i++) {
+            blockIdx.x = emulated_backwards ? launch->n_blocks - 1 - i : i;
+            launch->kernel(launch->list);
+        }
+    }
+
+    static void free(void *args)
+    {
+        delete static_cast<emulated_launch *>(args);
+    }
+};
+
+template <typename list_type>
+static int device_launch(struct CUstream_st *stream, void (*kernel)(list_type list), uint32_t n_blocks,
+                         const list_type &list)
+{
+    using launch_type = emulated_launch<list_type>;
+    launch_type *launch;
+
+    if (n_blocks == 0)
+        return 0;
+    launch = new (std::nothrow) launch_type{kernel, n_blocks, list};
+    if (!launch)
+        return 2; /* cudaErrorMemoryAllocation */
+    return sim_launch(stream, launch_type::run, launch_type::free, launch);
+}

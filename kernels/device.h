@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The kernels of zerod on a GPU: the twins, bit for bit, of what kernels.h has for the CPU (kernels/cuda/). Every
+ * function here puts one or two launches on a stream and comes back at once.
+ *
+ * A launch works on a list of ranges, because parameters are many and often small: a range is a piece of one
+ * parameter, as in reduce.h and update.h, and a chunk is what one thread block takes of a range. What a list
+ * points to lies in memory that the device reads and writes, and belongs to the caller, who leaves it alone until
+ * the launch is done, which an event recorded behind it tells. The list itself is copied and may go when the
+ * function returns. Results want device memory, since blocks add to them with atomics. Ranges, leaves, chunks and
+ * scalars may be registered host memory; but every block begins by reading its own of them, so lists that are used
+ * again, or are long, are better copied to the device.
+ *
+ * Tensors lie at any address that their element type allows. At multiples of 16 bytes they are read and
+ * written sixteen bytes at a time; a range with one array elsewhere is correct, and slow.
+ *
+ * All functions are for a thread whose current device is the stream's. Return: 0, or the cudaError_t with which
+ * a launch was refused. An empty list is no launch. Beyond that nothing is checked: an address that the device
+ * cannot reach is a sticky error of the device, as always.
+ *
+ * The same sources are compiled as C++ for the CPU too (kernels/cuda/host.h), for the stand-ins and the tests.
+ */
+
+#include "kernels/dtype.h"
+#include "kernels/exact.h"
+#include "kernels/position_sum.h"
+#include "kernels/reduce.h"
+#include "kernels/update.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct CUstream_st; /* what cudaStream_t and CUstream point to */
+
+enum {
+    DEVICE_CHUNK_ELEMS = 8192, /* picked, not measured */
+    /* Sums that wait for their right side, at most: enough for a tree over 2^16 ranks, whoever is absent. */
+    DEVICE_TREE_DEPTH = 16,
+};
+
+/* ---- lists --------------------------------------------------------------------------------------------- */
+
+/* Elements [index, index + 1) x DEVICE_CHUNK_ELEMS of a range, as far as the range goes. */
+struct device_chunk {
+    uint32_t range;
+    uint32_t index;
+};
+
+static inline uint32_t device_chunks_count(uint64_t n_elems)
+{
+    return (uint32_t)((n_elems + DEVICE_CHUNK_ELEMS - 1) / DEVICE_CHUNK_ELEMS);
+}
+
+/* Writes the chunks of a whole range. Return: how many, device_chunks_count(n_elems). */
+uint32_t device_chunks_fill(struct device_chunk *chunks, uint32_t range, uint64_t n_elems);
+
+/* ---- reduce: reduce.h on the device -------------------------------------------------------------------- */
+
+/* What one rank pushed, or a partial sum from another node. */
+struct device_leaf {
+    const void *data;  /* at the range's first element */
+    uint32_t n_joins;  /* additions of the tree that are due once this leaf is there; device_leaves_fill() */
+    uint32_t reserved; /* 0 */
+};
+
+/*
+ * One reduction of a piece of a parameter: reduce_args. Several ranges of a list may not write the same
+ * elements. Into an accumulator: `out` is the accumulator. Into a buffer, as a partial sum: `out` is the
+ * buffer and `first` is set.
+ */
+struct device_reduce_range {
+    float *out;          /* at the range's first element */
+    uint64_t n_elems;    /* may be 0; a multiple of 64 unless the range ends the parameter */
+    uint64_t start_elem; /* of the range, from the parameter's start; a multiple of 64 */
+    uint32_t first_leaf; /* in the list's leaves */
+    uint16_t n_leaves;   /* 1 .. REDUCE_MAX_LEAVES */
+    uint8_t dtype;       /* enum dtype, of all leaves */
+    uint8_t first;       /* out = 0.0f + sum, and is only written; else out += sum */
+};
+
+struct device_reduce_list {
+    const struct device_reduce_range *ranges;
+    const struct device_leaf *leaves;
+    const struct device_chunk *chunks;
+    struct exact_sum *squares; /* out, per range: of its new elements; `nonfinite` when one is not finite. Not yet
+                                  carried: exact_sum_merge(), exact_sum_round() take it as it is */
+    struct position_sum *sums; /* out, per leaf, of this range; NULL: not wanted (partial sums) */
+    uint32_t n_ranges;
+    uint32_t n_leaves; /* of all ranges */
+    uint32_t n_chunks;
+};
+
+/* Sets the leaves of one range: data, and the joins that reduce_joins() gave for them. */
+void device_leaves_fill(struct device_leaf *leaves, const void *const *data, unsigned n_leaves,
+                        const struct reduce_join *joins);
+
+int device_reduce(struct CUstream_st *stream, const struct device_reduce_list *list);
+
+enum device_value {
+    DEVICE_NAN,
+    DEVICE_INF,
+    DEVICE_MINUS_INF,
+};
+
+/* What a leaf, or a sum of finite leaves, holds that is not finite; device_finding_read() gives it plain. */
+struct device_finding {
+    uint64_t n_nan;
+    uint64_t n_inf;
+    uint64_t first; /* the complement of (element x 4 + enum device_value): zero is none, the first is the most */
+};
+
+/*
+ * Whose value it was: reduce_find_nonfinite(), behind device_reduce() of the same list and before leaves or out
+ * change. Ranges whose squares are finite are not read, so it may follow every reduce unasked.
+ * findings: out, per leaf; overflows: out, per range; both in device memory.
+ */
+int device_find_nonfinite(struct CUstream_st *stream, const struct device_reduce_list *list,
+                          struct device_finding *findings, struct device_finding *overflows);
+
+void device_finding_read(const struct device_finding *finding, struct reduce_finding *out);
+
+/* ---- the 64-bit sums alone: position_sum.h on the device ------------------------------------------------ */
+
+struct device_position_range {
+    const void *data;
+    uint64_t n_elems;    /* a multiple of 64 unless the range ends the parameter */
+    uint64_t start_elem; /* a multiple of 64 */
+    uint32_t dtype;      /* enum dtype */
+    uint32_t reserved;   /* 0 */
+};
+
+struct device_position_list {
+    const struct device_position_range *ranges;
+    const struct device_chunk *chunks;
+    struct position_sum *sums; /* out, per range; position_sum_add() joins those of one parameter */
+    uint32_t n_ranges;
+    uint32_t n_chunks;
+};
+
+int device_position_sums(struct CUstream_st *stream, const struct device_position_list *list);
+
+/* ---- exact sums: exact_sum_merge() on the device --------------------------------------------------------- */
+
+/* One total: the sums whose numbers are members[first_member .. + n_members). At most 2^29 of them. */
+struct device_exact_total {
+    uint32_t first_member;
+    uint32_t n_members;
+};
+
+struct device_exact_list {
+    const struct device_exact_total *totals;
+    const uint32_t *members;
+    const struct exact_sum *sums;
+    struct exact_sum *out; /* per total; not yet carried; none of sums */
+    uint32_t n_totals;
+};
+
+int device_exact_sums(struct CUstream_st *stream, const struct device_exact_list *list);
+
+/* ---- update: update.h on the device ---------------------------------------------------------------------- */
+
+/* update_args. Ranges of a list may not overlap. */
+struct device_update_range {
+    float *p;
+    float *m; /* NULL where the optimizer has none */
+    float *v; /* likewise */
+    const float *acc;
+    void *w16; /* NULL when w16_dtype is DTYPE_F32 */
+    uint64_t n_elems;
+    uint32_t scalars; /* which of the list's: one for each parameter */
+    uint32_t w16_dtype;
+};
+
+struct device_update_list {
+    const struct device_update_range *ranges;
+    const struct device_chunk *chunks;
+    const struct update_scalars *scalars; /* of update_scalars_compute() */
+    uint32_t n_chunks;
+    enum optimizer optimizer;
+};
+
+int device_update(struct CUstream_st *stream, const struct device_update_list *list);
+
+/* ---- conversion: convert.h on the device ----------------------------------------------------------------- */
+
+struct device_convert_range {
+    void *dst;
+    const void *src; /* dst and src do not overlap */
+    uint64_t n_elems;
+    uint32_t dtype;    /* enum dtype of the side that is not fp32; DTYPE_F32 copies */
+    uint32_t reserved; /* 0 */
+};
+
+struct device_convert_list {
+    const struct device_convert_range *ranges;
+    const struct device_chunk *chunks;
+    uint32_t n_chunks;
+};
+
+int device_convert_to_f32(struct CUstream_st *stream, const struct device_convert_list *list);
+int device_convert_from_f32(struct CUstream_st *stream, const struct device_convert_list *list);
+
+#ifdef __cplusplus
+}
+#endif

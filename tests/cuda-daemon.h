@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What a client on GPUs talks to, without a daemon: the other end of one connection, in a process of its own, for a job
+ * of one rank. It holds ring and weights in memory of a stand-in's device, waits for the client's events on a stream of
+ * its own and for nothing else, and adds all gradients of a step to the weights. What the client must not do ends it
+ * with a sentence.
+ */
+
+#include <stdint.h>
+#include <sys/types.h>
+
+struct cuda_daemon_options {
+    int device; /* whose memory it is */
+    int gpu;    /* which GPU it says that it is; as a rule the same */
+    uint64_t bucket_elems, ring_bytes;
+    const char *sim; /* ZEROD_SIM of the process */
+};
+
+/* What it has seen, in memory that both processes share. */
+struct cuda_daemon_seen {
+    uint32_t n_events, n_pushes, n_duplicates;
+    uint64_t duplicate_sum; /* of the last duplicate */
+    uint32_t max_event;
+};
+
+/* Starts it, listening at path. The process that calls must not have used the stand-ins yet. Return: its pid. */
+pid_t cuda_daemon_start(const char *path, const struct cuda_daemon_options *options, struct cuda_daemon_seen *seen);
+
+/* Waits until it has ended, as it does with the connection. Ends the process when it did not end well. */
+void cuda_daemon_wait(pid_t pid);

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/device-machine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cuda_runtime_api.h>
+
+static int n_gpus;
+
+bool machine_open(void)
+{
+    cudaError_t r = cudaGetDeviceCount(&n_gpus);
+
+    if (r == cudaSuccess && n_gpus > 0)
+        return true;
+    fprintf(stderr, "no GPU: %s\n", r == cudaSuccess ? "none is visible" : cudaGetErrorString(r));
+    return false;
+}
+
+unsigned machine_n_gpus(void)
+{
+    return (unsigned)n_gpus;
+}
+
+bool machine_is_sim(void)
+{
+    return false;
+}
+
+/* The engines of all nodes share the GPUs of this machine, which NCCL refuses to ranks of one host. */
+void machine_set(unsigned node, const char *fault)
+{
+    char host[32];
+
+    (void)fault;
+    snprintf(host, sizeof(host), "zerod-test-%u", node);
+    setenv("NCCL_HOSTID", host, 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+}
+
+static void wait_a_little(void *unused)
+{
+    (void)unused;
+    usleep(300 * 1000);
+}
+
+void machine_slow(struct CUstream_st *stream)
+{
+    if (cudaLaunchHostFunc(stream, wait_a_little, NULL) != cudaSuccess)
+        abort();
+}

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Several daemons that are one job: a daemon for each node, on this machine's loopback, or each in a network namespace of
+its own, so that its cable can be pulled.
+"""
+
+import os
+
+from conftest import free_ports, wait_for
+
+PORT = 7700  # of node 0 in a namespace, where nobody else is
+
+
+def make_key(folder):
+    key = folder / "job.key"
+    key.write_bytes(os.urandom(48))
+    key.chmod(0o600)
+    return key
+
+
+class Nodes:
+    """
+    The daemons of a job on len(ranks) nodes, node i with ranks[i] ranks; daemons[i] is node i's. On loopback, or each in
+    its namespace of the network.
+    """
+
+    def __init__(self, zerod, folder, ranks, config=None, env=None, network=None):
+        self.zerod, self.network = zerod, network
+        self.ranks, self.key = list(ranks), make_key(folder)
+        self.addresses = ([f"{host}:{PORT}" for host in network.hosts] if network else
+                          [f"127.0.0.1:{port}" for port in free_ports(len(ranks))])
+        self.configs = [self.config(node, config or {}) for node in range(len(ranks))]
+        self.envs = env if isinstance(env, list) else [env] * len(ranks)
+        self.daemons = [None] * len(ranks)
+        for node in range(len(ranks)):
+            self.start(node)
+
+    def start(self, node):
+        """Starts that node's daemon, or another one in its place."""
+        self.daemons[node] = self.zerod(self.configs[node], self.envs[node],
+                                        prefix=self.network.inside(node) if self.network else [])
+
+    def config(self, node, config):
+        nodes = [{"address": a, "ranks": n} for a, n in zip(self.addresses, self.ranks)]
+        world = {"size": sum(self.ranks), "nodes": nodes, "node": node, "key_file": str(self.key)}
+        return {"collective": "gloo", **config, "world": world}
+
+    def node_of(self, rank):
+        """Of which node it is a rank."""
+        for node, n in enumerate(self.ranks):
+            if rank < n:
+                return node
+            rank -= n
+        raise ValueError("no such rank")
+
+    def spawn(self, program, *args, rank, **more):
+        return self.daemons[self.node_of(rank)].spawn(program, *args, rank=rank, **more)
+
+    @property
+    def patience(self):
+        return self.daemons[0].patience
+
+    def logs(self):
+        return "".join(f"---- node {i}\n{d.log()}" for i, d in enumerate(self.daemons))
+
+    def describe(self):
+        return "".join(f"--- node {i}: {d.describe()}" for i, d in enumerate(self.daemons))
+
+    def wait(self, processes, timeout):
+        """Until all have ended well, or one has not."""
+        wait_for(lambda: "".join(p.err() for p in processes) + self.logs(),
+                 lambda: all(p.poll() == 0 for p in processes) or any(p.poll() for p in processes), timeout)
+        assert {p.poll() for p in processes} == {0}, "".join(p.err() for p in processes) + self.logs()

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Jobs whose gradients, state and weights lie on GPUs: the daemon with the engine over the stand-ins of tests/sim, real
+processes all of them. An engine may die, fail or hang at any moment, and a trainer, too: what a run computes has the bits
+of an undisturbed run in host memory.
+
+Whole files run so as well: ZEROD_DEVICE=cuda, see conftest.py.
+"""
+
+import os
+import random
+import re
+import signal
+import time
+
+import pytest
+
+import kills
+from kills import References, judge, start, train
+from puppet import REFUSED, Puppet, all_do, state, steps, trainers
+
+pytestmark = pytest.mark.threads
+
+SHORT = 24
+
+
+@pytest.fixture(scope="session")
+def references(build, tmp_path_factory):
+    if not build.options.get("failpoints"):
+        pytest.skip("a build without failpoints: meson setup -Dfailpoints=true")
+    return References(build, tmp_path_factory.mktemp("references"))
+
+
+@pytest.fixture
+def reference(references, monkeypatch):
+    """reference(world) -> the bits, of a run in host memory; daemons that are started later use GPUs."""
+
+    def get(world=2, n_steps=SHORT, accumulate=False):
+        monkeypatch.delenv("ZEROD_DEVICE", raising=False)
+        found = references.get(world, accumulate, n_steps)
+        monkeypatch.setenv("ZEROD_DEVICE", "cuda")
+        return found
+
+    return get
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    monkeypatch.setenv("ZEROD_DEVICE", "cuda")
+
+
+def configure(world=2, stage=2, **config):
+    return {"world": {"size": world}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 2000},
+            "gradient_clipping": 1.0} | config
+
+
+def sim(*items):
+    return {"ZEROD_SIM": ",".join(("devices=16", *items))}
+
+
+# ---- an engine that ends -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world, stage, seed", [(1, 1, 1), (2, 2, 2), (3, 1, 3), (4, 2, 4)])
+def test_engine_killed(zerod, reference, world, stage, seed):
+    """Again and again, at any moment."""
+    wanted = reference(world)
+    daemon = zerod(configure(world, stage))
+    ranks, rng, killed = start(daemon, [[]] * world, n_steps=SHORT), random.Random(seed), set()
+    while any([rank.tend() for rank in ranks]):
+        time.sleep(rng.uniform(0, 0.3))
+        status = daemon.status()["device"]
+        # One that was killed may be said to be ready for a moment more.
+        if status and status["ready"] and status["generation"] not in killed and len(killed) < 12:
+            killed.add(status["generation"])
+            os.kill(status["pid"], signal.SIGKILL)
+    judge(ranks, daemon, wanted)
+    device = daemon.status()["device"]
+    assert len(killed) >= 3, "it trained too fast to be disturbed"
+    assert device["n_failures"] == len(killed) and device["generation"] >= len(killed)
+    assert daemon.log().count("E1502 warning, engine of the GPUs failed, replaced") == len(killed)
+    assert daemon.status()["counters"]["n_aborts"] == 0
+
+
+FAULTS = [
+    ("cudaMemcpyAsync:async=cudaErrorIllegalAddress@700", "an illegal memory access"),
+    ("sim_launch:async=cudaErrorLaunchFailure@300", "unspecified launch failure"),
+    ("ncclSend:async=ncclRemoteError@150", "NCCL:"),
+    ("cudaEventRecord:kill@900", "killed by signal 9"),
+]
+
+
+@pytest.mark.parametrize("fault, said", FAULTS, ids=[fault.split(":")[0] for fault, _ in FAULTS])
+def test_engine_fails(zerod, reference, fault, said):
+    """Every engine fails so, each after some time: what the one has done the next need not do."""
+    wanted = reference(3)
+    daemon = zerod(configure(3), sim(fault))
+    judge(train(daemon, [[]] * 3, n_steps=SHORT), daemon, wanted)
+    texts = [d["text"] for d in daemon.json("diagnostics") if d["code"] == "E1502"]
+    assert texts and all(said in text for text in texts), daemon.log()
+
+
+@pytest.mark.parametrize("entry", ["sim_launch:hang@400", "ncclRecv:hang@200"])
+def test_engine_hangs(zerod, reference, entry):
+    """It is replaced when an order misses its deadline."""
+    wanted = reference(2, n_steps=8)
+    daemon = zerod(configure(2), sim(entry))
+    judge(train(daemon, [[]] * 2, n_steps=8, timeout=150), daemon, wanted)
+    assert re.search(r"E1502 warning.*\n.*\n.*took more than \d+ ms", daemon.log()), daemon.log()
+
+
+# ---- an engine that never begins ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env, said", [
+    (sim("cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY@2"), "bytes left (cuMemCreate)"),
+    ({"ZEROD_SIM": "devices=1"}, "this node has 2 ranks, and 1 of its GPUs can be seen"),
+    ({"ZEROD_DEVICE_ENGINE": "/nowhere/zerod-engine-nccl"}, "/nowhere/zerod-engine-nccl"),
+    ({"ZEROD_DEVICE_ENGINE": "/bin/true"}, "exited with status 0"),
+], ids=["memory", "too-few", "missing", "another-program"])
+def test_not_formed(zerod, gpus, env, said):
+    """Every rank is told, nothing is held, and they may try again."""
+    daemon = zerod(configure(2), env)
+    ranks = [Puppet(daemon, r).attach() for r in range(2)]
+    for _ in range(2):
+        answers = all_do(ranks, "form")
+        for answer in answers:
+            assert answer.r == REFUSED and answer["error"]["code"] == 1502, answer
+            assert "E1502 job not formed: no engine for the GPUs" in answer.text and said in answer.text
+        assert daemon.status()["device"] is None and not daemon.status()["formed"]
+        for rank in ranks:
+            rank.ok("clear")
+
+
+# ---- trainers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["mid-push", "pushed", "waiting", "update", "committed", "form", "window", kills.ABORTS])
+def test_trainer_killed(build, references, reference, tmp_path, monkeypatch, kind):
+    """
+    What it has pushed stands, and what its successor pushes again is compared. What its GPU had not done when it died is
+    never done: if that was in a sum already, the step is aborted for it.
+    """
+    judge_here = lambda *run: judge(*run[:3], run[3] if run[3:] and run[3] else "E1302 step aborted.*differ")
+    monkeypatch.setattr(kills, "judge", judge_here)
+    monkeypatch.setattr(kills, "options", lambda rng, kind: (configure(stage=rng.choice((1, 2))), {}))
+    for world in (2, 3):
+        reference(world, kills.N_STEPS)
+        reference(world, kills.N_STEPS, accumulate=True)
+    kills.one_run(build, references, tmp_path, 5, kind)
+
+
+def test_successor_differs(zerod, reference):
+    """Its gradient is not its predecessor's: the step is aborted for all, and begins again."""
+    wanted = reference(2)
+    daemon = zerod(configure(2, zero_optimization={"stage": 2, "reduce_bucket_size": 1}))
+    ranks = train(daemon, [[], [["--at", "5.1.12:sleep=1000", "--at", "5.1.12:die"], ["--at", "5.1.0:differ"]]],
+                  n_steps=SHORT)
+    judge(ranks, daemon, wanted, "E1302 step aborted.*rank 1.*differ")
+    assert daemon.status()["counters"]["n_aborts"] == 1
+
+
+def test_trainer_and_engine_killed(zerod, reference):
+    """At one moment: what the trainer left behind is added up by the next engine."""
+    wanted = reference(2)
+    daemon = zerod(configure(2))
+    ranks = start(daemon, [[], [f"Push.sent:kill@{37 + 50 * i}" for i in range(3)]], n_steps=SHORT)
+    seen = 1
+    while any([rank.tend() for rank in ranks]):
+        if len(ranks[1].processes) > seen:
+            seen = len(ranks[1].processes)
+            if pid := daemon.status()["device"]["pid"]:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+    judge(ranks, daemon, wanted)
+    assert daemon.status()["counters"]["n_reattaches"] == 3
+
+
+def test_slow_trainer(zerod, reference, monkeypatch):
+    """What is pushed is queued on its GPU, and comes later than any order may take: the engine is not to blame."""
+    wanted = reference(2, n_steps=8)
+    daemon = zerod(configure(2))
+    spawn, slow = daemon.spawn, sim("cudaMemcpyAsync:delay=13000@60")
+    monkeypatch.setattr(daemon, "spawn", lambda *args, rank, failpoint: spawn(
+        *args, rank=rank, failpoint=failpoint, env=slow if rank == 1 else None))
+    began = time.monotonic()
+    judge(train(daemon, [[], []], n_steps=8), daemon, wanted)
+    assert time.monotonic() - began > 13
+    assert daemon.status()["device"]["n_failures"] == 0
+
+
+# ---- what is said is the same -----------------------------------------------------------------------------------------
+
+
+def test_duplicate_is_refused_alike(zerod, gpus):
+    """The text of host memory, word for word."""
+    daemon = zerod(configure(2))
+    ranks = trainers(daemon)
+    steps(ranks, 2)
+    before = state(ranks)
+    all_do(ranks, "begin")
+    ranks[1].ok("push 3")
+    ranks[1]("push 3")
+    answer = ranks[1]("end")
+    assert answer.r == REFUSED and answer["error"]["code"] == 1001, answer
+    assert "E1001" in answer.text
+    ranks[1].ok("clear")
+    assert state(ranks) == before
+
+
+# ---- seen from outside ------------------------------------------------------------------------------------------------
+
+
+def test_status(zerod, gpus):
+    daemon = zerod(configure(2))
+    assert daemon.status()["device"] is None
+    ranks = trainers(daemon)
+    steps(ranks, 1)
+    status = daemon.status()
+    device, memory = status["device"], status["memory"]
+    assert device["ready"] and device["generation"] == 1 and device["n_failures"] == 0
+    assert device["versions"].startswith("sim, CUDA ")
+    for kind in ("state", "gradient", "ring", "weights"):
+        assert memory[kind]["on_device"] and memory[kind]["held_bytes"] >= memory[kind]["planned_bytes"] > 0
+    assert memory["device_total"]["held_bytes"] == sum(m["held_bytes"] for k, m in memory.items()
+                                                       if m["on_device"] and k != "device_total")
+    assert not any(memory[kind]["on_device"] for kind in ("overflow", "staging", "pool", "fixed", "total"))
+    text = daemon.ctl("status").stdout
+    assert re.search(r"^engine    nccl, generation 1, ready, pid \d+: sim, CUDA", text, flags=re.M), text
+    assert re.search(r"^on GPUs   .*state .*gradient .*ring .*weights", text, flags=re.M), text
+
+
+def test_device_memory_is_not_limited_by_limits_memory(zerod, gpus):
+    """What the GPUs hold is not the host's: a limit below it is met."""
+    daemon = zerod(configure(2, limits={"memory": "24MiB"}))
+    steps(trainers(daemon), 1)

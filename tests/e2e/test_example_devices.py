@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The example trainer with --device cuda: a real daemon, a real engine over the stand-ins of tests/sim, and trainers whose
+driver is the stand-in as well, so that they share memory and events with the engine. The reference computes the same in
+one process.
+"""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from conftest import wait_for
+
+MODEL = ["--steps", 5, "--micro-batches", 2, "--batch", 2, "--seq", 16, "--layers", 2, "--width", 32, "--heads", 4]
+
+
+class Job:
+    def __init__(self, zerod, build, world, stage=2, sim="", **config):
+        self.build, self.world, self.sim = build, world, sim
+        engine = build.path("tests/sim/zerod-engine-nccl-sim")
+        # Parcels smaller than the largest parameter: it travels in parts.
+        self.daemon = zerod(
+            {"world": {"size": world}, "device": "cuda", "collective": "nccl", "gradient_clipping": 1.0,
+             "zero_optimization": {"stage": stage, "reduce_bucket_size": 3000}} | config,
+            {"ZEROD_DEVICE_ENGINE": engine, "ZEROD_SIM": sim})
+
+    def start(self, rank, *options, failpoint=None, local_rank=None, sim=None):
+        env = {"ZEROD_LIBCUDA": self.build.path("tests/sim/libcuda-sim.so"),
+               "ZEROD_SIM": self.sim if sim is None else sim}
+        if local_rank is not None:
+            env["LOCAL_RANK"] = local_rank
+        return self.daemon.spawn(self.build.path("client/example/zerod-example"), "--device", "cuda", "--dump",
+                                 self.dump(rank), "--report", self.report(rank), *MODEL, *options, rank=rank, env=env,
+                                 failpoint=failpoint)
+
+    def dump(self, rank):
+        return self.daemon.folder / f"{rank}.weights"
+
+    def report(self, rank):
+        return self.daemon.folder / f"{rank}.report"
+
+    def events(self, rank, name):
+        return [e for e in map(json.loads, self.report(rank).read_text().splitlines()) if e["event"] == name]
+
+    def check(self, ranks):
+        """All have ended well, with the weights of the reference."""
+        for rank in ranks:
+            assert rank.wait() == 0, rank.err()
+        expected = self.daemon.folder / "reference.weights"
+        reference = self.daemon.spawn(self.build.path("client/example/zerod-example-reference"), "--world-size",
+                                      self.world, "--dump", expected, *MODEL)
+        assert reference.wait() == 0, reference.err()
+        for rank in range(self.world):
+            assert self.dump(rank).read_bytes() == expected.read_bytes()
+
+
+@pytest.fixture
+def job(zerod, build):
+    return lambda *args, **how: Job(zerod, build, *args, **how)
+
+
+@pytest.mark.parametrize("world, stage, sim", [(1, 1, ""), (2, 2, "delay-us=3000"), (3, 1, "seed=3"), (4, 2, "delay-us=0")])
+def test_trains(job, world, stage, sim):
+    j = job(world, stage, sim)
+    j.check([j.start(r) for r in range(world)])
+
+
+def test_trainers_stream_is_slow(job):
+    """What a trainer has pushed is not there for long when the engine is told."""
+    j = job(2, 2, "delay-us=0")
+    j.check([j.start(r, sim="delay-us=8000") for r in range(2)])
+
+
+def test_duplicate(job):
+    """It is refused with the bytes of both compared, and the first one stands."""
+    j = job(2)
+    j.check([j.start(r, "--provoke-duplicate", "2:blocks.1.attn.proj.weight:1") for r in range(2)])
+    (said,) = j.events(1, "provoked")
+    assert (said["code"], said["rank"], said["step"], said["param"]) == (1001, 1, 2, "blocks.1.attn.proj.weight")
+    assert not j.events(0, "provoked")
+
+
+@pytest.mark.parametrize("failpoint", ["copy:kill@9", "slot:kill@17", "Event.sent:kill@5", "EndBackward.wait:kill@3",
+                                       "Step.answered:kill@2", "formed:kill"])
+def test_trainer_is_killed(job, failpoint):
+    """Whoever comes after it redoes its open micro-batch, on events of its own."""
+    j = job(2)
+    others, victim = [j.start(0)], j.start(1, failpoint=failpoint)
+    assert victim.wait() == -signal.SIGKILL, victim.err()
+    j.check([*others, j.start(1)])
+
+
+def test_wrong_gpu(job):
+    j = job(1)
+    rank = j.start(0, local_rank=2)
+    assert rank.wait() == 1
+    gpu = "GPU-73696d2d-6465-7669-6365-2d4{}00000000"
+    assert rank.err().splitlines()[-1] == (
+        f"this rank's memory lies on {gpu.format(1)}, and this process uses {gpu.format(3)}: cudaSetDevice(0) first, or "
+        "let CUDA_VISIBLE_DEVICES name the GPUs in the order of the ranks")
+
+
+def test_told_otherwise(job, zerod, build):
+    program = build.path("client/example/zerod-example")
+    for daemon, device in ((job(1).daemon, "cuda"), (zerod({"world": {"size": 1}}), "cpu")):
+        other = {"cuda": "cpu", "cpu": "cuda"}[device]
+        rank = daemon.spawn(program, "--device", other, *MODEL, rank=0)
+        assert rank.wait() == 1
+        assert rank.err().splitlines()[0] == (
+            f"zerod-example: the daemon's job has device: {device}; start with --device {device}")
+
+
+def test_engine_is_killed(job):
+    """The next one opens the trainers' events anew; trainers see a pause."""
+    j = job(2, 2, "delay-us=3000")
+    ranks = [j.start(r) for r in range(2)]
+    children = Path(f"/proc/{j.daemon.pid}/task/{j.daemon.pid}/children")
+    killed = []
+    for step in (1, 3):
+        wait_for(f"step {step}", lambda step=step: j.report(0).exists() and len(j.events(0, "step")) >= step)
+        (engine,) = wait_for("an engine", lambda: [int(p) for p in children.read_text().split() if int(p) not in killed])
+        os.kill(engine, signal.SIGKILL)
+        killed.append(engine)
+    j.check(ranks)
+    assert j.daemon.log().count("E1502") == 2

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job on several nodes as its users see it: status, ranks, and what is said of nodes that are waited for or lost."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from conftest import wait_for
+from nodes import Nodes
+from puppet import REFUSED, Puppet, form, steps
+from test_zerodctl import validator
+
+pytestmark = pytest.mark.threads
+
+
+def start(zerod, ranks, **config):
+    """The daemons, and a puppet for each rank, formed."""
+    nodes = Nodes(zerod, Path(zerod.folder), ranks, config)
+    puppets = [Puppet(nodes.daemons[nodes.node_of(r)], r).attach() for r in range(sum(ranks))]
+    form(puppets)
+    return nodes, puppets
+
+
+@pytest.fixture
+def zerod(zerod, tmp_path):
+    zerod.folder = tmp_path
+    return zerod
+
+
+def said(daemon, code):
+    """Waits for a diagnostic of that code. Return: its text."""
+    found = wait_for(lambda: f"no E{code} in\n{daemon.log()}",
+                     lambda: [d for d in daemon.json("diagnostics") if d["code"] == f"E{code}"], 20 * daemon.patience)
+    assert found[-1]["text"].rstrip("\n") in daemon.log()
+    return found[-1]["text"]
+
+
+def line(text, label):
+    """What the diagnostic says under that label."""
+    return re.search(rf"^  {label:<10} (.*)$", text, re.M)[1]
+
+
+def test_status_and_ranks(zerod):
+    """Each node shows its own ranks by their numbers in the world, and what it knows of the others."""
+    nodes, puppets = start(zerod, (2, 1))
+    steps(puppets, 3)
+    for i, daemon in enumerate(nodes.daemons):
+        status = daemon.status()
+        validator("status").validate(status)
+        seen = status["nodes"]
+        assert (status["world_size"], status["n_attached"], status["step"]) == (3, nodes.ranks[i], 3)
+        assert (seen["node"], seen["engine"], seen["generation"], seen["connected"]) == (i, "gloo", 1, True)
+        assert [(n["node"], n["address"], n["first_rank"], n["n_ranks"]) for n in seen["list"]] == \
+            [(k, nodes.addresses[k], first, n) for k, (first, n) in enumerate(((0, 2), (2, 1)))]
+        assert [(n["reached"], n["why"]) for n in seen["list"]] == [(True, None)] * 2
+        assert seen["n_orders"] > 0 and seen["busy_ns"] > 0
+        assert seen["bytes_per_s"] == pytest.approx((seen["sent_bytes"] + seen["received_bytes"]) * 1e9 / seen["busy_ns"])
+        assert [rank["rank"] for rank in daemon.json("ranks")] == [[0, 1], [2]][i]
+        first, *lines = daemon.ctl("status").stdout.splitlines()
+        assert first.endswith(f"{nodes.ranks[i]} of {nodes.ranks[i]} ranks of this node attached, 3 ranks in all")
+        assert f"          node {i} at {nodes.addresses[i]}, rank{'s 0 to 1' if i == 0 else ' 2'}: this one" in lines
+        assert f"          node {1 - i} at {nodes.addresses[1 - i]}, rank{' 2' if i == 0 else 's 0 to 1'}: reached" in lines
+    sent, received = ([d.status()["nodes"][key] for d in nodes.daemons] for key in ("sent_bytes", "received_bytes"))
+    assert sent == received[::-1] and min(sent) > 0
+    report = json.loads(nodes.daemons[0].ctl("report", "-").stdout)["daemon"]
+    assert report["status"]["nodes"]["list"][1]["address"] == nodes.addresses[1]
+
+
+def test_one_node_has_no_section(zerod):
+    daemon = zerod({"world": {"size": 1}})
+    assert daemon.status()["nodes"] is None
+    assert "nodes " not in daemon.ctl("status").stdout
+
+
+def test_stalled_on_another_node(zerod):
+    """A rank of one node waits for one of the other: its node names it; when it comes, all go on."""
+    nodes, puppets = start(zerod, (1, 1), diagnostics={"stall_warning": "300ms"})
+    for waiting, late in ((0, 1), (1, 0)):
+        steps(puppets)
+        puppets[waiting].tell("steps", 1)
+        text = said(nodes.daemons[waiting], 1303)
+        assert line(text, "waits").startswith(f"rank {waiting}, ")
+        assert re.fullmatch(rf"rank {late} \(pid {puppets[late].popen.pid}, last message Step \d+ ms ago\)", line(text, "on"))
+        assert puppets[late]("steps", 1).r == puppets[waiting].answer().r == 0
+
+
+def test_given_up_on_another_node(zerod):
+    """After stall_timeout node 0 gives the step up for all nodes, and all say why; then it is made after all."""
+    nodes, puppets = start(zerod, (1, 1), diagnostics={"stall_warning": "300ms", "stall_timeout": "1s"})
+    steps(puppets)
+    puppets[0].tell("steps", 1)  # again and again
+    for daemon in nodes.daemons:
+        text = said(daemon, 1302)
+        assert line(text, "cause").startswith("E1303 stalled for ") and f"rank 1 (pid {puppets[1].popen.pid}, " in text
+        assert "administrator" not in text
+    assert puppets[1]("steps", 1).r == puppets[0].answer().r == 0
+    attempts = {d.status()["attempt"] for d in nodes.daemons}
+    assert len(attempts) == 1 and attempts.pop() >= 1
+
+
+def test_abort_on_another_node(zerod):
+    nodes, puppets = start(zerod, (1, 1))
+    steps(puppets)
+    assert puppets[0]("begin", 1, 0).r == 0
+    nodes.daemons[1].ctl("abort-step")
+    for daemon in nodes.daemons:
+        text = said(daemon, 1302)
+        assert line(text, "cause") == "an administrator asked for it (zerodctl abort-step)"
+
+
+def engine_of(daemon):
+    for pid in os.listdir("/proc"):
+        try:
+            words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() if pid.isdigit() else ["", "0"]
+            if words[1] == str(daemon.pid) and "zerod-engine" in Path(f"/proc/{pid}/cmdline").read_text():
+                return int(pid)
+        except OSError:
+            continue
+    pytest.fail(f"no engine of {daemon.pid}")
+
+
+def test_engine_that_dies(zerod):
+    """Both nodes say whose engine it was, and what became of it, in a sentence."""
+    nodes, puppets = start(zerod, (1, 1))
+    steps(puppets)
+    os.kill(engine_of(nodes.daemons[1]), signal.SIGKILL)
+    for daemon in nodes.daemons:
+        text = said(daemon, 1502)
+        assert text.startswith("E1502 warning, engine failed, replaced: step 1\n")
+        assert line(text, "waits") == "what travels between nodes, for the engines of generation 2 to connect"
+        assert line(text, "cause") in (
+            f"the engine of node 1 ({nodes.addresses[1]}) was killed by signal 9 (Killed)",
+            f"the engine of node 0 ({nodes.addresses[0]}) says: Connection closed by peer [127.0.0.1] (node 1)")
+    steps(puppets)
+    assert [d.status()["nodes"]["generation"] for d in nodes.daemons] == [2, 2]
+
+
+def test_daemon_that_comes_back(zerod):
+    """Node 0 says that node 1 is not reached, then that it came back as another: the run is over, the next can begin."""
+    nodes, puppets = start(zerod, (1, 1))
+    steps(puppets)
+    puppets[0].tell("steps", 1)
+    nodes.daemons[1].kill()
+    text = said(nodes.daemons[0], 1501)
+    assert text.startswith("E1501 warning, node 1 is not reached: step 1\n")
+    assert line(text, "on") == f"node 1 at {nodes.addresses[1]}, rank 1"
+    assert line(text, "waits").startswith("node 0, for it to ")
+    assert line(text, "cause").startswith("the link to its daemon does not stand: ")
+    seen = nodes.daemons[0].status()["nodes"]["list"][1]
+    assert not seen["reached"] and seen["why"] and seen["silent_ns"] > 0
+    assert "not reached, last heard " in nodes.daemons[0].ctl("status").stdout
+
+    again = zerod(nodes.configs[1])
+    answer = puppets[0].answer()
+    assert (answer.r < 0 or answer.r == REFUSED) and answer.error["code"] == 1503, answer
+    assert line(answer.text, "cause") == (f"the daemon of node 1 ({nodes.addresses[1]}) was started anew, and what the one "
+                                          "before it held of the run is gone")
+    assert said(nodes.daemons[0], 1503).rstrip("\n") == answer.text.rstrip("\n")
+    puppets = [Puppet(daemon, r).attach("run=next") for r, daemon in enumerate((nodes.daemons[0], again))]
+    form(puppets)
+    steps(puppets, 2)
+    assert [d.status()["step"] for d in (nodes.daemons[0], again)] == [2, 2]

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The link between two nodes. The first byte of input says what the rest is:
+ *
+ *     0, 1    bytes from a stranger, to the listening or the connecting end, in pieces
+ *     2       a conversation: four bytes are one act; a model keeps what was said, and all of it must arrive in order,
+ *             or nothing more once a byte was spoilt
+ *     3       a frame that could be opened, and an introduction's text against ours
+ *
+ * libsodium's random bytes are the same in each run.
+ */
+
+#include <assert.h>
+#include <string.h>
+
+#include "daemon/base.h"
+#include "daemon/config.h"
+#include "daemon/link-frame.h"
+#include "daemon/seal.h"
+
+enum { MAX_FRAME = 2048, MAX_SAID = 512, WIRE_BYTES = 1 << 20 };
+
+struct act {
+    uint8_t verb, fill;
+    uint16_t size;
+};
+
+/* One direction: what was sealed, how much of it was fed, and what must come out. */
+struct stream {
+    struct seal *from, *to;
+    uint8_t *wire;
+    size_t n_wire, n_fed;
+    uint16_t sizes[MAX_SAID];
+    uint8_t fills[MAX_SAID];
+    size_t n_said, n_heard;
+    bool *spoilt; /* of the conversation: a hello is part of both directions' keys */
+};
+
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static uint8_t wires[2][WIRE_BYTES];
+static uint32_t random_state;
+
+static uint32_t next_random(void)
+{
+    random_state = random_state * 1664525 + 1013904223;
+    return random_state;
+}
+
+static const char *random_name(void)
+{
+    return "the same each time";
+}
+
+static void fill_random(void *const bytes, const size_t n_bytes)
+{
+    for (size_t i = 0; i < n_bytes; i++)
+        ((uint8_t *)bytes)[i] = (uint8_t)(next_random() >> 24);
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    static randombytes_implementation implementation = {
+        .implementation_name = random_name, .random = next_random, .buf = fill_random};
+
+    (void)argc;
+    (void)argv;
+    return randombytes_set_implementation(&implementation);
+}
+
+static void init(struct seal *seal, enum seal_role role)
+{
+    struct seal_key key;
+    struct seal_options options = {
+        .role = role, .key = &key, .job = "train", .node = role == SEAL_CONNECTS, .max_frame_bytes = MAX_FRAME};
+
+    assert(seal_key_init(&key, "fuzz", 4) == 0);
+    fill_random(options.nonce, sizeof(options.nonce));
+    seal_init(seal, &options);
+}
+
+/* Nobody without the key gets further than a hello. */
+static void hear_stranger(enum seal_role role, const uint8_t *data, size_t size)
+{
+    struct seal_frame frame;
+    struct seal seal;
+    int r = SEAL_AGAIN;
+
+    init(&seal, role);
+    while (size > 1 && (r == SEAL_AGAIN || r == SEAL_MET)) {
+        size_t n = MIN((size_t)data[0] + 1, size - 1);
+
+        assert(seal_feed(&seal, data + 1, n) == 0);
+        while ((r = seal_next(&seal, &frame)) == SEAL_MET)
+            ;
+        assert(r != 0);
+        assert(seal.input_capacity <= 2 * (MAX_FRAME + SEAL_OVERHEAD_BYTES + SEAL_HEADER_BYTES + 1024));
+        data += n + 1;
+        size -= n + 1;
+    }
+    seal_deinit(&seal);
+}
+
+static void say(struct stream *stream, const struct act *act)
+{
+    uint8_t data[MAX_FRAME];
+    size_t n_bytes = act->size % (MAX_FRAME + 1), n_sealed = seal_pushed_bytes(stream->from, n_bytes);
+
+    if (!stream->from->has_keys || stream->n_said == MAX_SAID || stream->n_wire + n_sealed > WIRE_BYTES)
+        return;
+    memset(data, act->fill, sizeof(data));
+    seal_push(stream->from, data, n_bytes, stream->wire + stream->n_wire);
+    stream->n_wire += n_sealed;
+    stream->sizes[stream->n_said] = (uint16_t)n_bytes;
+    stream->fills[stream->n_said++] = act->fill;
+}
+
+static void expect_heard(struct stream *stream, const struct seal_frame *frame)
+{
+    assert(stream->n_heard < stream->n_said);
+    assert(frame->n_bytes == stream->sizes[stream->n_heard]);
+    for (size_t i = 0; i < frame->n_bytes; i++)
+        assert(frame->data[i] == stream->fills[stream->n_heard]);
+    stream->n_heard++;
+}
+
+/* Feeds a piece, and looks at all that comes of it. */
+static void carry(struct stream *stream, size_t n_bytes)
+{
+    struct seal_frame frame;
+    int r;
+
+    n_bytes = MIN(n_bytes, stream->n_wire - stream->n_fed);
+    assert(seal_feed(stream->to, stream->wire + stream->n_fed, n_bytes) == 0);
+    stream->n_fed += n_bytes;
+    while ((r = seal_next(stream->to, &frame)) == 0 || r == SEAL_MET) {
+        if (r == 0)
+            expect_heard(stream, &frame);
+    }
+    assert(r == SEAL_AGAIN || *stream->spoilt);
+}
+
+/* A byte that has not arrived becomes another one. */
+static void spoil(struct stream *stream, const struct act *act)
+{
+    size_t n_waiting = stream->n_wire - stream->n_fed;
+
+    if (n_waiting == 0 || act->fill == 0)
+        return;
+    stream->wire[stream->n_fed + act->size % n_waiting] ^= act->fill;
+    *stream->spoilt = true;
+}
+
+static void play(struct stream *stream, const struct act *act)
+{
+    switch (act->verb % 8) {
+    case 0 ... 2:
+        say(stream, act);
+        return;
+    case 3 ... 6:
+        carry(stream, act->verb % 8 == 3 ? act->size % 64 : act->size);
+        return;
+    default:
+        if (act->verb >= 128) /* rarely: not much comes after */
+            spoil(stream, act);
+    }
+}
+
+static void converse(const uint8_t *data, size_t size)
+{
+    struct seal ends[2];
+    bool spoilt = false;
+    struct stream streams[2] = {{.from = &ends[0], .to = &ends[1], .wire = wires[0], .spoilt = &spoilt},
+                                {.from = &ends[1], .to = &ends[0], .wire = wires[1], .spoilt = &spoilt}};
+    struct act act;
+
+    init(&ends[0], SEAL_CONNECTS);
+    init(&ends[1], SEAL_LISTENS);
+    for (unsigned i = 0; i < 2; i++) {
+        memcpy(streams[i].wire, ends[i].hello, SEAL_HELLO_BYTES);
+        streams[i].n_wire = SEAL_HELLO_BYTES;
+    }
+    for (; size >= sizeof(act); data += sizeof(act), size -= sizeof(act)) {
+        memcpy(&act, data, sizeof(act));
+        play(&streams[act.verb / 8 % 2], &act);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        carry(&streams[i], WIRE_BYTES);
+        assert(streams[i].n_heard == streams[i].n_said || spoilt);
+    }
+    seal_deinit(&ends[0]);
+    seal_deinit(&ends[1]);
+}
+
+static void read_frame(const uint8_t *data, size_t size)
+{
+    static const char here[] =
+        "zerod version: 0\njob: \"train\"\nworld.size: 2\nworld.nodes: [{address: \"a:1\", ranks: 1}]\n";
+    struct link_frame frame;
+    uint8_t *again;
+    char *there, sentence[480];
+
+    if (link_frame_unpack(&frame, data, size) != 0)
+        return;
+    again = malloc(size);
+    assert(again && link_frame_packed_bytes(&frame) == size);
+    link_frame_pack(&frame, again);
+    assert(memcmp(again, data, size) == 0);
+    free(again);
+    if (frame.kind != LINK_FRAME_INTRODUCTION)
+        return;
+    there = strndup((const char *)frame.data, frame.n_bytes);
+    assert(there);
+    assert((config_shared_difference(here, there, sentence, sizeof(sentence)) == 0) == (*sentence == '\0'));
+    free(there);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size == 0)
+        return 0;
+    random_state = 1;
+    switch (data[0] % 4) {
+    case 0:
+    case 1:
+        hear_stranger(data[0] % 4 ? SEAL_CONNECTS : SEAL_LISTENS, data + 1, size - 1);
+        break;
+    case 2:
+        converse(data + 1, size - 1);
+        break;
+    default:
+        read_frame(data + 1, size - 1);
+    }
+    return 0;
+}

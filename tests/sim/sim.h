@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Stand-ins for libcudart, the driver's virtual memory calls and NCCL, for machines without a GPU: the library libsim
+ * behind tests/sim/include. What a program does with them it does as with the real ones, only on host memory and on
+ * threads. They show no speed and prove nothing about a GPU; they are there to find wrong uses of an asynchronous
+ * machine, and to fail where a test wants it.
+ *
+ * Devices. Each device has one thread. It takes streams as it likes (seeded), each in its order, and lets some time
+ * pass between the start and the end of an operation. An operation that waits (for an event, for other ranks) does not
+ * hold up other streams. Device memory cannot be touched by host code where the processor has protection keys: that is
+ * a SIGSEGV, as on a GPU. Fresh device memory is full of signalling NaNs (SIM_POISON).
+ *
+ * While an operation is under way, what it writes reads as SIM_POISON; what it reads must be the same at its end as at
+ * its start; what it writes nobody else may write. Which memory a kernel touches is not known here: it runs at once at
+ * the end of its time, and what it does to memory of other unfinished operations is found by those.
+ *
+ * Wrong uses end the process (abort) with one line on standard error: "sim: ", the entry point, what was wrong. Among
+ * them are some that CUDA allows but an engine that never blocks must not do:
+ *   - host memory in a copy that is not registered (CUDA would stage it and wait);
+ *   - the default stream; streams and events after their end; an event recorded on a stream of another device; a kernel
+ *     on a stream that is not of the current device;
+ *   - device or registered memory that is too small for the operation, of the wrong kind, of another device without
+ *     access, or that goes (cudaFree, cuMemUnmap, cudaHostUnregister) while an operation uses it;
+ *   - a communicator after abort or destroy, or while its last call is in progress; a stream that is given work between
+ * a group of a non-blocking communicator and the moment when ncclCommGetAsyncError() has said ncclSuccess (until then
+ *     NCCL has not put the group on the stream: what comes later would run before it);
+ *   - ranks that do not do the same (kind, count, datatype, order), collectives of several local ranks out of one
+ * group, buffers that overlap where they must not;
+ *   - cudaIpcOpenEventHandle() in the process of the handle.
+ * What CUDA or NCCL itself answers with an error is answered with the same error.
+ *
+ * Device memory of the virtual memory kind is a memfd, so it crosses processes and outlives them, as its real twin
+ * does. An interprocess event is a page that both processes map; a process that dies never completes what it has
+ * recorded, and waiting for it has no end.
+ *
+ * NCCL. Ranks talk through sockets in the file system, in a directory that ncclGetUniqueId() makes under $TMPDIR, named
+ * in the id; it goes when all ranks are connected. Reduce-scatter adds in the order of a ring, so its bits are not
+ * those of the fixed tree. A rank of another process that dies is ncclRemoteError, as over the network; one of this
+ * process that aborts is told to nobody, as over peer-to-peer memory. ncclSend() ends when the other side has received.
+ *
+ * The environment, read at the first call:
+ *
+ *     ZEROD_SIM=item[,item...]
+ *
+ *     devices=N       visible devices, 4 unless told
+ *     memory=MIB      memory of each device, 1024 unless told
+ *     seed=N          of the order of streams and of delays; 1 unless told
+ *     delay-us=N      an operation takes up to so long, 200 unless told
+ *     peers=0         no device can be given access to another's memory; else all can
+ *     driver=N, runtime=N, nccl=N    what the version calls answer (13000, 13000, 22809)
+ *     open            host code may touch device memory: for a program that computes on the host with what lies there
+ *     silent          a peer's death is never told, as over peer-to-peer memory
+ *
+ *     ENTRY:error=NAME[@n]   the call returns it: cudaErrorX, CUDA_ERROR_X, or ncclX
+ *     ENTRY:async=NAME[@n]   of cudaMemcpyAsync, cudaMemsetAsync, sim_launch: the operation fails when it runs, and the
+ *                            error sticks to the process, as after a kernel's wild pointer; of the collectives,
+ *                            ncclSend, ncclRecv and ncclCommInitRankConfig: the communicator's asynchronous error
+ *     ENTRY:hang[@n]         what the call starts never ends; of a call that starts nothing: the call
+ *     ENTRY:delay=MS[@n]     it takes so much longer; likewise
+ *     ENTRY:kill[@n]         SIGKILL at the call
+ *
+ * ENTRY is an entry point's name or sim_launch; n counts the process's calls of it from 1, or is * for every one; 1
+ * unless told. An item that is not understood ends the process: a test that injects nothing must not pass.
+ *
+ * Any thread. After fork() a child of a process that has used the stand-ins gets cudaErrorInitializationError.
+ */
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct CUstream_st;
+
+/* A signalling NaN as fp32; each of its halves is a NaN as fp16 and a signalling one as bf16. */
+#define SIM_POISON UINT32_C(0x7fa7ffa7)
+
+/*
+ * Puts a kernel on a stream: run(args) on the device's thread, when the stream is there, then free_args(args), which
+ * may be NULL. free_args() runs once in every case, also when the launch fails or the device is lost before. Return: 0,
+ * or what CUDA would say (enum cudaError).
+ */
+int sim_launch(struct CUstream_st *stream, void (*run)(void *args), void (*free_args)(void *args), void *args);
+
+#ifdef __cplusplus
+}
+#endif

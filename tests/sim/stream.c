@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Streams, events, copies and kernel launches: what a program puts on a device. */
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+
+#include "inside.h"
+
+#define STREAM_MAGIC UINT64_C(0x73696d2d73747265)
+#define EVENT_MAGIC UINT64_C(0x73696d2d6576656e)
+
+/* ---- streams -------------------------------------------------------------------------------------------- */
+
+struct CUstream_st *stream_check(const char *entry, struct CUstream_st *stream)
+{
+    if (!stream)
+        sim_die(entry, "the default stream is not for an engine: it waits for all others");
+    if (stream->magic != STREAM_MAGIC)
+        sim_die(entry, "this is no stream");
+    if (stream->dead)
+        sim_die(entry, "the stream was destroyed");
+    if (stream->n_unasked > 0)
+        sim_die(entry, "the stream has a group of NCCL that may not be issued yet: ncclCommGetAsyncError() first");
+    return stream;
+}
+
+bool stream_is_idle(const struct CUstream_st *stream)
+{
+    return !stream->head;
+}
+
+struct op *op_new(const char *entry, enum op_kind kind, const struct injected *injected)
+{
+    struct op *op = sim_calloc(1, sizeof(*op));
+
+    op->entry = entry;
+    op->kind = kind;
+    op->injected = *injected;
+    return op;
+}
+
+void stream_push(struct CUstream_st *stream, struct op *op)
+{
+    *stream->tail = op;
+    stream->tail = &op->next;
+    device_wake(stream->device);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream, unsigned int flags)
+{
+    int r = sim_enter("cudaStreamCreateWithFlags", NULL);
+    struct stream_list *list = &sim_streams;
+    struct CUstream_st *stream;
+
+    if (r == 0 && (!pStream || flags & ~(unsigned)cudaStreamNonBlocking))
+        r = cudaErrorInvalidValue;
+    if (r != 0)
+        return sim_leave(r);
+    device_need(device_current());
+    if (list->n == list->n_alloc) {
+        list->n_alloc = list->n_alloc * 2 + 8;
+        list->streams = reallocarray(list->streams, list->n_alloc, sizeof(list->streams[0]));
+        if (!list->streams)
+            sim_die("cudaStreamCreateWithFlags", "the process has no memory left");
+    }
+    stream = sim_calloc(1, sizeof(*stream));
+    *stream = (struct CUstream_st){.magic = STREAM_MAGIC, .device = device_current(), .tail = &stream->head};
+    list->streams[list->n++] = *pStream = stream;
+    return sim_leave(cudaSuccess);
+}
+
+/* What is on it still runs. */
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    int r = sim_enter("cudaStreamDestroy", NULL);
+
+    if (r == 0)
+        stream_check("cudaStreamDestroy", stream)->dead = true;
+    return sim_leave(r);
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream)
+{
+    int r = sim_enter("cudaStreamQuery", NULL);
+
+    if (r == 0 && !stream_is_idle(stream_check("cudaStreamQuery", stream)))
+        r = cudaErrorNotReady;
+    return sim_leave(r);
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    int r = sim_enter("cudaStreamSynchronize", NULL);
+
+    if (r == 0)
+        stream_check("cudaStreamSynchronize", stream);
+    while (r == 0 && !stream_is_idle(stream)) {
+        sim_wait(SIM_NS_PER_MS);
+        r = sim.sticky;
+    }
+    return sim_leave(r);
+}
+
+/* ---- events --------------------------------------------------------------------------------------------- */
+
+static struct CUevent_st *event_check(const char *entry, struct CUevent_st *event)
+{
+    if (!event || event->magic != EVENT_MAGIC)
+        sim_die(entry, "this is no event");
+    if (event->dead)
+        sim_die(entry, "the event was destroyed");
+    return event;
+}
+
+/* Through a memfd, which other processes open as long as this one lives: a handle of a dead process leads nowhere. */
+static struct event_page *make_shared_page(int *fd)
+{
+    struct event_page *page;
+
+    *fd = memfd_create("sim-event", MFD_CLOEXEC);
+    if (*fd < 0 || ftruncate(*fd, sizeof(*page)) < 0)
+        sim_die("cudaEventCreateWithFlags", "memfd: %m");
+    page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+    if (page == MAP_FAILED)
+        sim_die("cudaEventCreateWithFlags", "mmap: %m");
+    return page;
+}
+
+/* Never 0, and not guessed: a descriptor's number is used again. */
+static uint64_t new_magic(void)
+{
+    uint64_t magic = 0;
+
+    while (magic == 0)
+        if (getrandom(&magic, sizeof(magic), 0) != sizeof(magic))
+            sim_die("cudaEventCreateWithFlags", "getrandom: %m");
+    return magic;
+}
+
+static struct CUevent_st *event_new(int device, struct event_page *page, bool interprocess, int fd)
+{
+    struct CUevent_st *event = sim_calloc(1, sizeof(*event));
+
+    *event = (struct CUevent_st){
+        .magic = EVENT_MAGIC, .device = device, .interprocess = interprocess, .fd = fd, .page = page};
+    return event;
+}
+
+/* Kept for the process's life, so that what was destroyed is known by its handle. */
+static void keep(void *memory)
+{
+    static struct kept {
+        struct kept *next;
+        void *memory;
+    } * all;
+    struct kept *kept = sim_calloc(1, sizeof(*kept));
+
+    *kept = (struct kept){all, memory};
+    all = kept;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)
+{
+    int r = sim_enter("cudaEventCreateWithFlags", NULL), fd = -1;
+    bool interprocess = flags & cudaEventInterprocess;
+    struct event_page *page;
+
+    if (r == 0 && (!event || (interprocess && !(flags & cudaEventDisableTiming)) ||
+                   flags & ~(unsigned)(cudaEventBlockingSync | cudaEventDisableTiming | cudaEventInterprocess)))
+        r = cudaErrorInvalidValue;
+    if (r != 0)
+        return sim_leave(r);
+    device_need(device_current());
+    page = interprocess ? make_shared_page(&fd) : sim_calloc(1, sizeof(*page));
+    page->device = device_current();
+    page->magic = new_magic();
+    *event = event_new(device_current(), page, interprocess, fd);
+    keep(*event);
+    return sim_leave(cudaSuccess);
+}
+
+/* What was recorded and what waits for it goes on. */
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    int r = sim_enter("cudaEventDestroy", NULL);
+
+    if (r == 0) {
+        event_check("cudaEventDestroy", event)->dead = true;
+        if (event->fd >= 0)
+            close(event->fd);
+        event->fd = -1;
+    }
+    return sim_leave(r);
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    struct injected injected;
+    int r = sim_enter("cudaEventRecord", &injected);
+    struct op *op;
+
+    if (r != 0)
+        return sim_leave(r);
+    stream_check("cudaEventRecord", stream);
+    event_check("cudaEventRecord", event);
+    if (event->device != stream->device)
+        sim_die("cudaEventRecord", "the event is of device %d, the stream of device %d", event->device, stream->device);
+    op = op_new("cudaEventRecord", OP_RECORD, &injected);
+    op->page = event->page;
+    op->number = atomic_fetch_add(&event->page->recorded, 1) + 1;
+    stream_push(stream, op);
+    return sim_leave(cudaSuccess);
+}
+
+/* For what was recorded until now; an event that was never recorded is nothing to wait for. */
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags)
+{
+    struct injected injected;
+    int r = sim_enter("cudaStreamWaitEvent", &injected);
+    struct op *op;
+
+    if (r == 0 && flags != cudaEventWaitDefault)
+        r = cudaErrorInvalidValue;
+    if (r != 0)
+        return sim_leave(r);
+    stream_check("cudaStreamWaitEvent", stream);
+    event_check("cudaStreamWaitEvent", event);
+    op = op_new("cudaStreamWaitEvent", OP_WAIT, &injected);
+    op->page = event->page;
+    op->shared = event->interprocess || event->device != stream->device;
+    op->number = atomic_load(&event->page->recorded);
+    stream_push(stream, op);
+    return sim_leave(cudaSuccess);
+}
+
+static bool is_done(const struct CUevent_st *event, uint64_t number)
+{
+    return atomic_load(&event->page->done) >= number;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    int r = sim_enter("cudaEventQuery", NULL);
+
+    if (r == 0) {
+        event_check("cudaEventQuery", event);
+        if (!is_done(event, atomic_load(&event->page->recorded)))
+            r = cudaErrorNotReady;
+    }
+    return sim_leave(r);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    int r = sim_enter("cudaEventSynchronize", NULL);
+    uint64_t number;
+
+    if (r != 0)
+        return sim_leave(r);
+    number = atomic_load(&event_check("cudaEventSynchronize", event)->page->recorded);
+    while (r == 0 && !is_done(event, number)) {
+        sim_wait(SIM_NS_PER_MS);
+        r = sim.sticky;
+    }
+    return sim_leave(r);
+}
+
+/* ---- events between processes --------------------------------------------------------------------------- */
+
+struct handle {
+    uint64_t magic; /* of the page */
+    int32_t pid, fd;
+};
+
+_Static_assert(sizeof(struct handle) <= CUDA_IPC_HANDLE_SIZE, "a handle has room");
+
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event)
+{
+    int r = sim_enter("cudaIpcGetEventHandle", NULL);
+
+    if (r == 0) {
+        event_check("cudaIpcGetEventHandle", event);
+        if (!handle)
+            r = cudaErrorInvalidValue;
+        else if (event->fd < 0)
+            r = cudaErrorInvalidResourceHandle;
+    }
+    if (r == 0) {
+        struct handle inside = {event->page->magic, sim.pid, event->fd};
+
+        memset(handle, 0, sizeof(*handle));
+        memcpy(handle, &inside, sizeof(inside));
+    }
+    return sim_leave(r);
+}
+
+static struct event_page *open_page(const struct handle *handle)
+{
+    _cleanup_close_ int fd = -1;
+    struct event_page *page;
+    char path[64];
+
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", handle->pid, handle->fd);
+    fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return NULL;
+    page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        return NULL;
+    if (page->magic == handle->magic && page->device >= 0 && page->device < sim.n_devices)
+        return page;
+    munmap(page, sizeof(*page));
+    return NULL;
+}
+
+cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle)
+{
+    int r = sim_enter("cudaIpcOpenEventHandle", NULL);
+    struct event_page *page;
+    struct handle inside;
+
+    memcpy(&inside, &handle, sizeof(inside));
+    if (r == 0 && inside.pid == sim.pid)
+        sim_die("cudaIpcOpenEventHandle", "the handle is of an event of this process");
+    if (r == 0 && !event)
+        r = cudaErrorInvalidValue;
+    if (r != 0)
+        return sim_leave(r);
+    page = open_page(&inside);
+    if (!page)
+        return sim_leave(cudaErrorMapBufferObjectFailed);
+    device_need(page->device);
+    *event = event_new(page->device, page, true, -1);
+    keep(*event);
+    return sim_leave(cudaSuccess);
+}
+
+/* ---- copies and kernels --------------------------------------------------------------------------------- */
+
+static bool kind_fits(enum cudaMemcpyKind kind, enum memory_kind from, enum memory_kind to)
+{
+    static const enum memory_kind sides[][2] = {
+        [cudaMemcpyHostToHost] = {MEMORY_HOST, MEMORY_HOST},
+        [cudaMemcpyHostToDevice] = {MEMORY_HOST, MEMORY_DEVICE},
+        [cudaMemcpyDeviceToHost] = {MEMORY_DEVICE, MEMORY_HOST},
+        [cudaMemcpyDeviceToDevice] = {MEMORY_DEVICE, MEMORY_DEVICE},
+    };
+
+    return kind == cudaMemcpyDefault || (sides[kind][0] == from && sides[kind][1] == to);
+}
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count, enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    static const char entry[] = "cudaMemcpyAsync";
+    enum memory_kind from, to;
+    struct injected injected;
+    int r = sim_enter(entry, &injected);
+    struct op *op;
+
+    if (r == 0 && (unsigned)kind > cudaMemcpyDefault)
+        r = cudaErrorInvalidMemcpyDirection;
+    if (r != 0)
+        return sim_leave(r);
+    stream_check(entry, stream);
+    if (count == 0)
+        return sim_leave(cudaSuccess);
+    from = memory_check(entry, "the source", src, count, stream->device, SPAN_READ);
+    to = memory_check(entry, "the destination", dst, count, stream->device, SPAN_WRITE);
+    if (!kind_fits(kind, from, to))
+        sim_die(entry, "the kind says otherwise than where the memory is (from %s to %s)",
+                from == MEMORY_HOST ? "host" : "device", to == MEMORY_HOST ? "host" : "device");
+    if (memory_overlap(dst, count, src, count))
+        sim_die(entry, "source and destination overlap");
+    op = op_new(entry, OP_COPY, &injected);
+    op->read = (struct span){.at = (uint8_t *)(uintptr_t)src, .n_bytes = count};
+    op->write = (struct span){.at = dst, .n_bytes = count};
+    stream_push(stream, op);
+    return sim_leave(cudaSuccess);
+}
+
+cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count, cudaStream_t stream)
+{
+    static const char entry[] = "cudaMemsetAsync";
+    struct injected injected;
+    int r = sim_enter(entry, &injected);
+    struct op *op;
+
+    if (r != 0)
+        return sim_leave(r);
+    stream_check(entry, stream);
+    if (count == 0)
+        return sim_leave(cudaSuccess);
+    memory_check(entry, "the destination", devPtr, count, stream->device, SPAN_WRITE);
+    op = op_new(entry, OP_SET, &injected);
+    op->write = (struct span){.at = devPtr, .n_bytes = count};
+    op->value = value;
+    stream_push(stream, op);
+    return sim_leave(cudaSuccess);
+}
+
+int sim_launch(struct CUstream_st *stream, void (*run)(void *args), void (*free_args)(void *args), void *args)
+{
+    static const char entry[] = "sim_launch";
+    struct injected injected;
+    int r = sim_enter(entry, &injected);
+    struct op *op;
+
+    if (r == 0) {
+        stream_check(entry, stream);
+        if (stream->device != device_current())
+            sim_die(entry, "the stream is of device %d, the current device is %d", stream->device, device_current());
+        op = op_new(entry, OP_KERNEL, &injected);
+        op->run = run;
+        op->free_args = free_args;
+        op->args = args;
+        stream_push(stream, op);
+    }
+    r = sim_leave(r);
+    if (r != 0 && free_args)
+        free_args(args);
+    return r;
+}

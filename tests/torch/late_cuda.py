@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+A stand-in for zerod._cuda where there is no GPU: install() before an optimizer is made. Every tensor of the program
+counts as one on a GPU, and is ordinary memory.
+
+One stream, on a thread. Copies take their time, seeded; host memory that one of them writes is full of NaNs until it is
+done, and then has what the source held when the copy was put on the stream. Copies to and from host memory that is not
+registered wait, as CUDA's do. Two things end up in `problems`: host memory that was written, or that changed while it
+was read, before a copy was done.
+"""
+
+import contextlib
+import queue
+import random
+import sys
+import threading
+import time
+
+import torch
+
+MAX_DELAY_S = 0.004
+
+counts = {"late": 0, "waited": 0, "back": 0}  # copies to the host, those of them that waited, copies to the GPU
+problems: list[str] = []
+refuses_to_register = False
+elsewhere: dict[int, torch.device] = {}  # data_ptr() of tensors that are on another device than the usual one
+registered: list[tuple[int, int, bool]] = []
+
+_random = random.Random(1)
+_work: queue.SimpleQueue = queue.SimpleQueue()
+_n_under_way = 0  # copies
+
+
+def _run():
+    global _n_under_way
+    while True:
+        delay, call = _work.get()
+        time.sleep(delay)
+        call()
+        _n_under_way -= delay > 0
+
+
+def install():
+    import zerod.placement
+
+    threading.Thread(target=_run, daemon=True).start()
+    zerod.placement._cuda = sys.modules[__name__]
+
+
+def _copy(call):
+    global _n_under_way
+    _n_under_way += 1
+    _work.put((MAX_DELAY_S * (1 + _random.random()) / 2, call))
+
+
+def _mark(done):
+    _work.put((0, done.set))
+
+
+def _is_registered(tensor, write):
+    first = tensor.data_ptr()
+    end = first + tensor.numel() * tensor.element_size()
+    return any(a <= first and end <= b and not (write and read_only) for a, b, read_only in registered)
+
+
+def _bytes(tensor):
+    return tensor.view(-1).view(torch.uint8)
+
+
+# ---- what zerod._cuda has ------------------------------------------------------------------------------------
+
+
+def is_on_gpu(tensor):
+    return True
+
+
+def device_of(tensor):
+    return elsewhere.get(tensor.data_ptr(), torch.device("cpu"))
+
+
+def current():
+    return torch.device("cpu")
+
+
+def using(device):
+    return contextlib.nullcontext()
+
+
+def synchronize(device):
+    done = threading.Event()
+    _mark(done)
+    done.wait()
+
+
+def stream(device):
+    return 0
+
+
+def to_host(host, source):
+    counts["late"] += 1
+    assert host.is_contiguous()
+    assert not _is_registered(host, write=False) or _is_registered(host, write=True), "registered for reading only"
+    taken = source.detach().clone().view(-1)
+    if not _is_registered(host, write=True):
+        counts["waited"] += 1
+        synchronize(None)
+        host.view(-1).copy_(taken)
+        return
+    _bytes(host).fill_(0xFF)
+
+    def end():
+        if not bool((_bytes(host) == 0xFF).all()):
+            problems.append("host memory was written before the copy into it was done")
+        host.view(-1).copy_(taken)
+
+    _copy(end)
+
+
+def to_gpu(target, host):
+    counts["back"] += 1
+    target.copy_(host)
+    if not _is_registered(host, write=False):
+        return
+    taken = host.clone()
+
+    def end():
+        if not torch.equal(_bytes_of_any(host), _bytes_of_any(taken)):
+            problems.append("host memory changed before the copy from it was done")
+
+    _copy(end)
+
+
+def _bytes_of_any(tensor):
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+class Event:
+    def __init__(self):
+        self._done = threading.Event()
+        self._done.set()
+
+    def record(self, device):
+        self._done = threading.Event()
+        _mark(self._done)
+
+    @property
+    def is_done(self):
+        return self._done.is_set()
+
+    def wait(self):
+        self._done.wait()
+
+
+def register(address, n_bytes, read_only=False):
+    if refuses_to_register:
+        return False
+    registered.append((address, address + n_bytes, read_only))
+    return True
+
+
+def unregister(address):
+    if _n_under_way:
+        problems.append("memory was unregistered while copies were under way")
+    registered.remove(next(r for r in registered if r[0] == address))
+
+
+def pinned(tensor):
+    host = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    registered.append((host.data_ptr(), host.data_ptr() + tensor.numel() * tensor.element_size(), False))
+    return host

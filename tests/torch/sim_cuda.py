@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+A stand-in for zerod._cuda in a job on GPUs, where there is none: install() before an optimizer is made, with
+ZEROD_LIBCUDA naming libcuda-sim.so and "open" in ZEROD_SIM, so that torch computes on the host with weights that lie in
+memory of a stand-in's device. What torch has computed is moved there for zerod to copy from, and stays as it was.
+"""
+
+import contextlib
+import ctypes
+import os
+import sys
+from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+
+import torch
+
+streams: list[int] = []  # that were asked for; each push has another one than the push before
+_driver = None
+_context = c_void_p()
+_made: list[c_void_p] = []
+
+
+def _call(name, *arguments):
+    error = getattr(_driver, name)(*arguments)
+    assert error == 0, f"{name}: {error}"
+
+
+def install():
+    global _driver
+    import zerod.placement
+
+    _driver = ctypes.CDLL(os.environ["ZEROD_LIBCUDA"])
+    _call("cuInit", 0)
+    _call("cuDevicePrimaryCtxRetain", byref(_context), c_int(int(os.environ["LOCAL_RANK"])))
+    _call("cuCtxSetCurrent", _context)
+    for _ in range(2):
+        stream = c_void_p()
+        _call("cuStreamCreate", byref(stream), 1)
+        _made.append(stream)
+    zerod.placement._cuda = sys.modules[__name__]
+
+
+def _memory_at(address, n_bytes, owner=None):
+    buffer = (ctypes.c_char * n_bytes).from_address(address)
+    buffer.owner = owner
+    return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+# ---- what zerod._cuda has ------------------------------------------------------------------------------------
+
+
+def is_on_gpu(tensor):
+    return True
+
+
+def device_of(tensor):
+    return torch.device("cpu")
+
+
+def current():
+    return torch.device("cpu")
+
+
+def using(device):
+    return contextlib.nullcontext()
+
+
+def synchronize(device):
+    for stream in _made:
+        _call("cuStreamSynchronize", stream)
+
+
+def stream(device):
+    streams.append(_made[len(streams) % 2].value)
+    return streams[-1]
+
+
+def on_gpu(tensor, device):
+    memory = c_uint64()
+    n_bytes = tensor.numel() * tensor.element_size()
+    if n_bytes == 0:
+        return tensor
+    _call("cuMemAlloc_v2", byref(memory), c_size_t(n_bytes))
+    there = _memory_at(memory.value, n_bytes).view(tensor.dtype)
+    there.copy_(tensor.detach().view(-1))
+    return there
+
+
+def address_of(tensor):
+    return on_gpu(tensor, None).data_ptr()
+
+
+def tensor_at(address, n_bytes, device, owner):
+    return _memory_at(address, n_bytes, owner)
