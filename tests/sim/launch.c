@@ -552,7 +552,9 @@ static void launch_new(const struct group *g, struct ncclComm *comm)
     while (*at)
         at = &(*at)->next;
     *at = launch;
-    comm->result = ncclInProgress;
+    /* It may have failed since it took the group's calls: that stays. */
+    if (comm->result == ncclSuccess)
+        comm->result = ncclInProgress;
     if (!comm->blocking)
         hold_streams(comm, launch);
     device_wake(comm->device);

@@ -667,6 +667,24 @@ static void refused_call(void *arg)
     free(w);
 }
 
+/* What was under way fails after a call of the next group was taken, and before that group ends. */
+static void fails_within_a_group(void *arg)
+{
+    struct world *w = started_world(1);
+
+    (void)arg;
+    CHECK(cudaMemsetAsync(w->out[0], 0, 4, w->streams[0]) == cudaSuccess);
+    CHECK(ncclAllGather(w->in[0], w->out[0], 1, ncclFloat32, w->comms[0], w->streams[0]) == ncclInProgress);
+    CHECK(settled(w->comms[0]) == ncclSuccess);
+    CHECK(ncclGroupStart() == ncclSuccess);
+    CHECK(ncclAllGather(w->in[0], w->out[0], 1, ncclFloat32, w->comms[0], w->streams[0]) == ncclSuccess);
+    sleep_ms(300);
+    CHECK(ncclGroupEnd() == ncclInProgress);
+    expect_error(w->comms[0], ncclInternalError);
+    CHECK(ncclCommAbort(w->comms[0]) == ncclSuccess);
+    free(w);
+}
+
 static void lost_device(void *arg)
 {
     struct world *w = started_world(1);
@@ -691,6 +709,7 @@ static void test_on_order(void **state)
     child_passes("ncclCommInitRankConfig:async=ncclSystemError", fails_to_start, NULL);
     child_passes("ncclReduceScatter:hang", fails_to_run, &hang);
     child_passes("ncclReduceScatter:async=ncclInternalError", fails_to_run, &error);
+    child_passes("cudaMemsetAsync:delay=100,ncclAllGather:async=ncclInternalError", fails_within_a_group, NULL);
     child_passes("ncclAllGather:error=ncclInternalError", refused_call, NULL);
     child_passes("cudaMemsetAsync:async=cudaErrorECCUncorrectable", lost_device, NULL);
 }
