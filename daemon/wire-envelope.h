@@ -19,8 +19,8 @@ struct wire_envelope {
 };
 
 /*
- * A packet to a struct, which points into the arena; ours holds any of them. Of several messages in one packet protobuf
- * takes the last, and so do we. Return: 0, WIRE_E_INVALID with the problem, -ENOMEM.
+ * A packet to a struct, which points into the arena; ours holds any of them, and is where they all begin. Return: 0,
+ * WIRE_E_INVALID with the problem (several messages in one packet are one), -ENOMEM.
  */
 int wire_envelope_unpack(const struct wire_envelope *envelope, struct wire_arena *arena, const void *data,
                          size_t n_bytes, unsigned *type, void *ours, struct wire_problem *problem);

@@ -7,7 +7,7 @@
 
 #include "daemon/base.h"
 #include "daemon/ledger.h"
-#include "daemon/wire-rule.h"
+#include "daemon/wire-envelope.h"
 #include "proto/zerod.pb-c.h"
 
 /*
@@ -493,14 +493,7 @@ static const struct wire_table reply_tables[N_REPLY_TYPES] = {
 
 /* ---- the envelope: ClientMessage and ServerMessage, which have the same shape -------------------------- */
 
-struct envelope {
-    const ProtobufCMessageDescriptor *descriptor;
-    size_t case_offset, member_offset; /* of the oneof, in protobuf-c's struct */
-    const struct wire_table *tables;   /* by type; all of a struct's members begin at the same place */
-    unsigned n_types;
-};
-
-static const struct envelope request_envelope = {
+static const struct wire_envelope request_envelope = {
     .descriptor = &zerod__v1__client_message__descriptor,
     .case_offset = offsetof(Zerod__V1__ClientMessage, kind_case),
     .member_offset = offsetof(Zerod__V1__ClientMessage, hello),
@@ -508,7 +501,7 @@ static const struct envelope request_envelope = {
     .n_types = N_REQUEST_TYPES,
 };
 
-static const struct envelope reply_envelope = {
+static const struct wire_envelope reply_envelope = {
     .descriptor = &zerod__v1__server_message__descriptor,
     .case_offset = offsetof(Zerod__V1__ServerMessage, kind_case),
     .member_offset = offsetof(Zerod__V1__ServerMessage, welcome),
@@ -521,168 +514,6 @@ _Static_assert((int)REQUEST_PUSH == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_PUSH &&
                    (int)REPLY_ADMIN_PART == (int)ZEROD__V1__SERVER_MESSAGE__KIND_ADMIN_PART,
                "types are numbered like the kinds of the proto");
 
-static void *arena_alloc(void *arena, size_t n_bytes)
-{
-    return wire_arena_alloc(arena, n_bytes);
-}
-
-static void arena_free(void *arena, void *p)
-{
-}
-
-static uint64_t take_varint(const uint8_t **at, const uint8_t *end)
-{
-    uint64_t v = 0;
-
-    for (unsigned shift = 0; *at < end && shift < 64; shift += 7) {
-        uint8_t byte = *(*at)++;
-
-        v |= (uint64_t)(byte & 0x7f) << shift;
-        if (byte < 0x80)
-            break;
-    }
-    return v;
-}
-
-/*
- * How many messages are in a packet. protobuf takes the last of several members of a oneof; for us
- * a second one is an error that should not pass in silence. The bytes have been unpacked, so they are
- * well-formed.
- */
-static unsigned count_kinds(const struct envelope *envelope, const uint8_t *at, const uint8_t *end)
-{
-    unsigned n_kinds = 0;
-    uint64_t key, n;
-
-    while (at < end) {
-        key = take_varint(&at, end);
-        n_kinds += key >> 3 < envelope->n_types;
-        switch (key & 7) {
-        case PROTOBUF_C_WIRE_TYPE_VARINT:
-            take_varint(&at, end);
-            continue;
-        case PROTOBUF_C_WIRE_TYPE_64BIT:
-            n = 8;
-            break;
-        case PROTOBUF_C_WIRE_TYPE_32BIT:
-            n = 4;
-            break;
-        default:
-            n = take_varint(&at, end);
-            break;
-        }
-        at += MIN(n, (uint64_t)(end - at));
-    }
-    return n_kinds;
-}
-
-/* The type of a decoded envelope, or 0 and the problem. */
-static unsigned find_type(const struct envelope *envelope, const ProtobufCMessage *message, const uint8_t *data,
-                          size_t n_bytes, struct wire_problem *problem)
-{
-    unsigned type = *(const uint32_t *)((const uint8_t *)message + envelope->case_offset);
-    unsigned n_kinds = count_kinds(envelope, data, data + n_bytes);
-
-    if (type != 0 && n_kinds == 1)
-        return type;
-    if (type != 0)
-        wire_problem_set(problem, ": %u messages in one packet, expected one", n_kinds);
-    else if (message->n_unknown_fields > 0)
-        wire_problem_set(problem, ": message of kind %" PRIu32 ", expected 1 to %u", message->unknown_fields[0].tag,
-                         envelope->n_types - 1);
-    else
-        wire_problem_set(problem, ": an empty packet, expected one message");
-    return 0;
-}
-
-/*
- * Decodes a packet. Return: 0 with the type and the message of that type; WIRE_E_INVALID, -ENOMEM, -EMSGSIZE
- * (the arena's limit).
- */
-static int envelope_decode(const struct envelope *envelope, struct wire_arena *arena, const uint8_t *data,
-                           size_t n_bytes, unsigned *type, const void **out, struct wire_problem *problem)
-{
-    ProtobufCAllocator allocator = {.alloc = arena_alloc, .free = arena_free, .allocator_data = arena};
-    ProtobufCMessage *message;
-
-    wire_arena_reset(arena);
-    message = protobuf_c_message_unpack(envelope->descriptor, &allocator, n_bytes, data);
-    if (!message && arena->failure)
-        return arena->failure;
-    if (!message)
-        wire_problem_set(problem, ": %zu bytes that are not a protobuf message", n_bytes);
-    else
-        *type = find_type(envelope, message, data, n_bytes, problem);
-    if (!message || *type == 0)
-        return WIRE_E_INVALID;
-    *out = *(void *const *)((const uint8_t *)message + envelope->member_offset);
-    return 0;
-}
-
-static int envelope_unpack(const struct envelope *envelope, struct wire_arena *arena, const uint8_t *data,
-                           size_t n_bytes, unsigned *type, void *ours, struct wire_problem *problem)
-{
-    const char *name = envelope->descriptor->short_name;
-    const void *message;
-    int r;
-
-    r = envelope_decode(envelope, arena, data, n_bytes, type, &message, problem);
-    if (!r) {
-        name = envelope->tables[*type].descriptor->short_name;
-        r = wire_table_unpack(&envelope->tables[*type], arena, message, ours, problem);
-        if (r == WIRE_E_INVALID)
-            wire_problem_prefix(problem, ".");
-    }
-    if (r == -EMSGSIZE) {
-        /* no message that a client has reason to send comes near the limit */
-        wire_problem_set(problem, ": more than %d MiB when unpacked", WIRE_ARENA_MAX_BYTES >> 20);
-        r = WIRE_E_INVALID;
-    }
-    if (r == WIRE_E_INVALID)
-        wire_problem_prefix(problem, "%s", name);
-    return r;
-}
-
-/*
- * The most that a message of numbers alone takes when packed, with its envelope; 0 when it has other fields.
- * Such a message needs no pass to find its size first: for a Push that pass takes as long as packing it.
- */
-static size_t bound_numbers(const struct wire_table *table)
-{
-    enum { KEY = 2, VALUE = 10, ENVELOPE = 8 };
-
-    for (size_t i = 0; i < table->n_rules; i++)
-        if (table->rules[i].kind > WIRE_DOUBLE)
-            return 0;
-    return ENVELOPE + table->n_rules * (KEY + VALUE);
-}
-
-static int envelope_pack(const struct envelope *envelope, struct wire_arena *arena, unsigned type, const void *ours,
-                         void *buffer, size_t size)
-{
-    const struct wire_table *table = &envelope->tables[type];
-    ProtobufCMessage *message, *member;
-    size_t bound;
-    int r;
-
-    assert(type > 0 && type < envelope->n_types);
-
-    message = wire_arena_alloc(arena, envelope->descriptor->sizeof_message);
-    member = wire_arena_alloc(arena, table->descriptor->sizeof_message);
-    if (!message || !member)
-        return arena->failure;
-    protobuf_c_message_init(envelope->descriptor, message);
-    *(uint32_t *)((uint8_t *)message + envelope->case_offset) = type;
-    *(void **)((uint8_t *)message + envelope->member_offset) = member;
-    r = wire_table_pack(table, arena, ours, member);
-    if (r)
-        return r;
-    bound = bound_numbers(table);
-    if ((bound == 0 || bound > size) && protobuf_c_message_get_packed_size(message) > size)
-        return -EMSGSIZE;
-    return (int)protobuf_c_message_pack(message, buffer);
-}
-
 /* ---- the verbs ----------------------------------------------------------------------------------------- */
 
 int wire_unpack_request(struct wire_arena *arena, const void *data, size_t n_bytes, struct request *out, char *why,
@@ -690,9 +521,8 @@ int wire_unpack_request(struct wire_arena *arena, const void *data, size_t n_byt
 {
     struct wire_problem problem = {.why = why, .size = why_size};
     unsigned type = 0;
-    int r;
+    int r = wire_envelope_unpack(&request_envelope, arena, data, n_bytes, &type, &out->hello, &problem);
 
-    r = envelope_unpack(&request_envelope, arena, data, n_bytes, &type, &out->hello, &problem);
     out->type = type;
     return r;
 }
@@ -702,31 +532,20 @@ int wire_unpack_reply(struct wire_arena *arena, const void *data, size_t n_bytes
 {
     struct wire_problem problem = {.why = why, .size = why_size};
     unsigned type = 0;
-    int r;
+    int r = wire_envelope_unpack(&reply_envelope, arena, data, n_bytes, &type, &out->welcome, &problem);
 
-    r = envelope_unpack(&reply_envelope, arena, data, n_bytes, &type, &out->welcome, &problem);
     out->type = type;
     return r;
 }
 
 int wire_pack_request(struct wire_arena *arena, const struct request *request, void *buffer, size_t size)
 {
-    struct wire_mark mark = wire_arena_mark(arena);
-    int r;
-
-    r = envelope_pack(&request_envelope, arena, request->type, &request->hello, buffer, size);
-    wire_arena_rewind(arena, mark);
-    return r;
+    return wire_envelope_pack(&request_envelope, arena, request->type, &request->hello, buffer, size);
 }
 
 int wire_pack_reply(struct wire_arena *arena, const struct reply *reply, void *buffer, size_t size)
 {
-    struct wire_mark mark = wire_arena_mark(arena);
-    int r;
-
-    r = envelope_pack(&reply_envelope, arena, reply->type, &reply->welcome, buffer, size);
-    wire_arena_rewind(arena, mark);
-    return r;
+    return wire_envelope_pack(&reply_envelope, arena, reply->type, &reply->welcome, buffer, size);
 }
 
 size_t wire_param_bytes(const struct layout_decl *param)

@@ -276,9 +276,10 @@ static void test_refused_reports(void **state)
         size_t n_bytes;
         const char *why;
     } cases[] = {
-        {"", 0, "EngineReport: no message of kind 1 to 4"},
+        {"", 0, "EngineReport: an empty packet, expected one message"},
         {"garbage", 7, "EngineReport: 7 bytes that are not a protobuf message"},
-        {"\x2a\x00", 2, "EngineReport: no message of kind 1 to 4"},
+        {"\x2a\x00", 2, "EngineReport: message of kind 5, expected 1 to 4"},
+        {"\x12\x00\x12\x00", 4, "EngineReport: 2 messages in one packet, expected one"},
         {"\x0a\x02\x0a\x00", 4, "EngineValue.key: 0 bytes, expected 1 to 64"},
         {"\x0a\x03\x0a\x01\x07", 5, "EngineValue.key: byte 0x07 at 0, expected UTF-8 without control characters"},
         {"\x0a\x04\x0a\x02k\x00", 6, "EngineValue.key: byte 0x00 at 1, expected UTF-8 without control characters"},
