@@ -18,12 +18,13 @@ GOALS = {"all": 1.1, "bf16": 1.5, "reduce_scatter": 1.8}
 
 
 class NodesJob(ZerodJob):
-    """A daemon and one rank in each node's namespace."""
+    """A daemon and one rank in each node's namespace. in_slot: gradients are computed where they are sent from, as
+    torch's chains have them; else they are copied there."""
 
-    def __init__(self, network, key, stage, elems=ELEMS, params=64, bf16=False):
+    def __init__(self, network, key, stage, elems=ELEMS, params=64, bf16=False, in_slot=False):
         world = len(network.hosts)
         nodes = ", ".join(f"{{address: '{host}:7700', ranks: 1}}" for host in network.hosts)
-        self.ranks, self.daemons = [], []
+        self.ranks, self.daemons, self.in_slot = [], [], in_slot
         try:
             for node in range(world):
                 extra = f"collective: gloo\nthreads: {max(1, n_cores() // world)}\n"
@@ -33,13 +34,21 @@ class NodesJob(ZerodJob):
             for node, daemon in enumerate(self.daemons):
                 self.ranks.append(Process([program("bench-rank"), "--rank", str(node), "--socket", daemon.socket,
                                            "--elems", str(elems), "--params", str(params), "--on-demand",
-                                           *(["--bf16"] if bf16 else [])]))
+                                           *(["--bf16"] if bf16 else []), *(["--in-slot"] if in_slot else [])]))
             for rank in self.ranks:
                 rank.receive()
         except BaseException:
             self.stop()
             raise
         self.daemon = self.daemons[0]
+
+    def step(self):
+        if self.in_slot:
+            for rank in self.ranks:
+                rank.send()
+            for rank in self.ranks:
+                rank.receive()
+        return super().step()
 
     def stop(self):
         for rank in self.ranks:
@@ -64,49 +73,62 @@ def payload(job):
     return status["nodes"]["sent_bytes"], status["step"]
 
 
+# What is measured of zerod. Torch's chains have their gradients in one flat tensor from the beginning; zerod's have them
+# where they are sent from only when they are computed there.
+VARIANTS = {
+    "fp32": {},
+    "bf16": {"bf16": True},
+    "fp32, gradients in place": {"in_slot": True},
+    "bf16, gradients in place": {"bf16": True, "in_slot": True},
+}
+
+
 def measure(world, network, key, elems, quick):
-    """Return: the results of zerod, with fp32 and with bf16, and of torch's chains; MiB that a node sent in a step."""
-    jobs = []
+    """Return: results of zerod by variant; of torch's chains, and which are slow; MiB that a node sent in a step."""
+    ours, theirs, jobs = {}, {}, []
     try:
         torch = TorchJob(world, elems, network=network)
         jobs.append(torch)
-        jobs.append(NodesJob(network, key, 2, elems))
-        slow, first = slow_chains(torch)
-        sides = {chain: (lambda chain=chain: torch.step(chain)) for chain in torch.chains if chain not in slow}
-        results = in_turn(sides | {"zerod": jobs[-1].step}, 4 if quick else 9)
-        sent, step = payload(jobs[-1])
-        jobs[-1].step()
-        more, later = payload(jobs[-1])
-        jobs.pop().stop()  # one at a time: the ports are the same
-        jobs.append(NodesJob(network, key, 2, elems, bf16=True))
-        again = in_turn(sides | {"zerod": jobs[-1].step}, 4 if quick else 9)
+        for variant, options in VARIANTS.items():
+            job = NodesJob(network, key, 2, elems, **options)
+            jobs.append(job)
+            if not ours:
+                slow, first = slow_chains(torch)
+                sides = {chain: (lambda chain=chain: torch.step(chain)) for chain in torch.chains if chain not in slow}
+            results = in_turn(sides | {"zerod": job.step}, 4 if quick else 9)
+            if not ours:
+                sent, step = payload(job)
+                job.step()
+                more, later = payload(job)
+            ours[variant] = results.pop("zerod")
+            for chain, times in results.items():
+                theirs.setdefault(chain, []).extend(times)
+            jobs.pop().stop()  # one at a time: the ports are the same
     finally:
         for job in jobs:
             job.stop()
-    chains = {chain: median(results[chain] + again[chain]) if chain not in slow else first[chain]
-              for chain in torch.chains}
-    return results["zerod"], again["zerod"], chains, slow, (more - sent) / (later - step) / MI
+    chains = {chain: first[chain] if chain in slow else median(theirs[chain]) for chain in torch.chains}
+    return ours, chains, slow, (more - sent) / (later - step) / MI
 
 
 def on(network, key, quick):
     world = len(network.hosts)
     elems = ELEMS // (64 * world) * 64 * world  # what the sharded chain can share out
-    fp32, bf16, chains, slow, sent = measure(world, network, key, elems, quick)
+    ours, chains, slow, sent = measure(world, network, key, elems, quick)
     fastest = min(chains, key=chains.get)
     sharded = next(chain for chain in chains if chain.startswith("reduce_scatter"))
-    total = {name: median([r["total"] for r in results]) for name, results in (("fp32", fp32), ("bf16", bf16))}
-    rows = [row(f"nodes: whole, {world} nodes", total["fp32"], chains[fastest], fastest, "ms", GOALS["all"]),
-            row(f"nodes: whole, {world} nodes, bf16", total["bf16"], chains[fastest], f"{fastest} in fp32", "ms",
-                GOALS["bf16"]),
-            row(f"nodes: whole, {world} nodes, beside the sharded chain", total["fp32"], chains[sharded], sharded,
-                "ms", GOALS["reduce_scatter"])]
+    total = {variant: median([r["total"] for r in results]) for variant, results in ours.items()}
+    rows = [row(f"nodes: whole, {world} nodes, {variant}", ms, chains[fastest], f"{fastest} in fp32", "ms",
+                GOALS["bf16" if VARIANTS[variant].get("bf16") else "all"]) for variant, ms in total.items()]
+    rows.append(row(f"nodes: whole, {world} nodes, fp32, beside the sharded chain", total["fp32"], chains[sharded],
+                    sharded, "ms", GOALS["reduce_scatter"]))
     # A node's slices of the gradient go to the others, and its weights: (world - 1) / world of fp32 each.
     formula = 2 * 4 * elems * (world - 1) / world / MI
     rows.append(row(f"nodes: bytes that a node sends in a step, {world} nodes", sent, formula, "the formula", "MiB",
                     0.98))
-    table = [[f"{world} nodes, zerod, {name}", *(f"{median([r[part] for r in results]):.1f}"
-                                                 for part in ("push", "tail", "total"))]
-             for name, results in (("fp32", fp32), ("bf16 weights, gradients and wire", bf16))]
+    table = [[f"{world} nodes, zerod, {variant}", *(f"{median([r[part] for r in results]):.1f}"
+                                                    for part in ("push", "tail", "total"))]
+             for variant, results in ours.items()]
     table += [[f"{world} nodes, torch, {chain}" + (" (best of 2)" if chain in slow else ""), "", "", f"{ms:.1f}"]
               for chain, ms in chains.items()]
     return rows, table

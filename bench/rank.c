@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One rank of the benchmarks: fresh gradients each iteration, all ranks start
- * together, pushes by copy (or from the slot), end of backward, step. Prints one line of JSON per
- * iteration with CLOCK_MONOTONIC times in ns, which are comparable between processes.
+ * One rank of the benchmarks: fresh gradients each iteration, all ranks start together, pushes by copy (or from the
+ * slot), end of backward, step. Prints one line of JSON per iteration with CLOCK_MONOTONIC times in ns, which are
+ * comparable between processes.
  *
  *     bench-rank --rank R --socket PATH --elems N --params P [--iterations I | --on-demand]
  *                [--buffer-elems B] [--compute-us U] [--in-slot] [--gather] [--bf16]
  *
  * --on-demand: an iteration for each line on standard input, until it ends, so that others can take turns.
+ * --in-slot: gradients are computed in their slots, which has happened when an iteration begins, so the ring must have
+ * room for all of them. With --on-demand a rank says when it is there ("filled"), and begins on another line.
  * --buffer-elems: gradients of at most so many elements are kept and pushed again and again within one
  * iteration, for models whose gradients of all ranks would not fit into this machine beside the model.
  * --gather: stage 3, all parameters are gathered and stay so.
@@ -154,19 +156,20 @@ static float small_number(uint64_t i, uint64_t seed)
     return (float)(int32_t)(x ^ x >> 15) * 0x1p-40f;
 }
 
-static void refill(void *grads, const struct options *o, uint64_t seed)
+/* n fresh gradient elements, those from `first` on. */
+static void fill(void *out, uint64_t first, uint64_t n, bool bf16, uint64_t seed)
 {
-    float *fp32 = grads;
-    uint16_t *bf16 = grads;
+    float *fp32 = out;
+    uint16_t *halves = out;
 
-    for (uint64_t i = 0; !o->bf16 && i < o->n_buffer_elems; i++)
-        fp32[i] = small_number(i, seed);
-    for (uint64_t i = 0; o->bf16 && i < o->n_buffer_elems; i++) {
-        float x = small_number(i, seed);
+    for (uint64_t i = 0; !bf16 && i < n; i++)
+        fp32[i] = small_number(first + i, seed);
+    for (uint64_t i = 0; bf16 && i < n; i++) {
+        float x = small_number(first + i, seed);
         uint32_t bits;
 
         memcpy(&bits, &x, sizeof(bits));
-        bf16[i] = (uint16_t)(bits >> 16);
+        halves[i] = (uint16_t)(bits >> 16);
     }
 }
 
@@ -183,20 +186,43 @@ static void pretend_to_compute(unsigned us)
         ;
 }
 
+static int fill_slots(struct zerod *c, const struct options *o, uint64_t seed)
+{
+    uint64_t n = o->n_elems / o->n_params;
+    char line[64];
+
+    zerod_begin_backward(c, NULL);
+    for (unsigned i = o->n_params; i-- > 0;) {
+        void *slot = zerod_slot(c, i);
+
+        if (!slot)
+            return fail(c, "slot");
+        fill(slot, i * n, n, o->bf16, seed);
+    }
+    if (o->on_demand) {
+        puts("filled");
+        fflush(stdout);
+    }
+    return !o->on_demand || fgets(line, sizeof(line), stdin) ? 0 : 1;
+}
+
 static int iterate(struct zerod *c, const struct options *o, uint8_t *grads, unsigned iteration)
 {
     uint64_t n = o->n_elems / o->n_params, n_kept = o->n_buffer_elems / n, start, pushed, ended, done;
+    uint64_t seed = iteration * 64u + (unsigned)o->rank;
     double norm;
 
-    refill(grads, o, iteration * 64u + (unsigned)o->rank);
+    if (!o->in_slot)
+        fill(grads, 0, o->n_buffer_elems, o->bf16, seed);
     if (zerod_grad_norm(c, &norm) != 0) /* the ranks start together */
         return fail(c, "grad_norm");
+    if (o->in_slot && fill_slots(c, o, seed) != 0)
+        return 1;
     start = now_ns();
-    zerod_begin_backward(c, NULL);
+    if (!o->in_slot)
+        zerod_begin_backward(c, NULL);
     for (unsigned i = o->n_params; i-- > 0;) {
         pretend_to_compute(o->compute_us);
-        if (o->in_slot)
-            memset(zerod_slot(c, i), 0, 64);
         if (zerod_push(c, &(struct zerod_push){
                               .param = i, .data = o->in_slot ? NULL : grads + i % n_kept * n * elem_bytes(o)}) != 0)
             return fail(c, "push");
