@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Any bytes as a packet of a conversation. What unpacks must pack, and that packet must unpack and pack again to the
+ * same bytes; what does not unpack must have a reason. Cleaning and defaults may shorten what came in, padded numbers
+ * too; nothing makes a valid message longer.
+ */
+
+#include <assert.h>
+#include <string.h>
+
+#include "daemon/base.h"
+#include "daemon/frame.h"
+#include "daemon/wire-arena.h"
+#include "daemon/wire.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* check_KIND() for messages that go one way, as PREFIX_unpack_KIND() and PREFIX_pack_KIND() have them in TYPE; all
+ * their names, which reasons begin with, begin with NAMES. */
+#define DEFINE_ROUND_TRIP(prefix, kind, type, names)                                                                   \
+    static void check_##kind(struct wire_arena *arena, const uint8_t *data, size_t size)                               \
+    {                                                                                                                  \
+        static uint8_t packet[2][FRAME_MAX_BYTES + 1];                                                                 \
+        char why[WIRE_WHY_BYTES] = "";                                                                                 \
+        type message;                                                                                                  \
+        int n[2], r;                                                                                                   \
+                                                                                                                       \
+        r = prefix##_unpack_##kind(arena, data, size, &message, why, sizeof(why));                                     \
+        assert(r == 0 || (r == WIRE_E_INVALID && strncmp(why, names, strlen(names)) == 0 && strstr(why, ": ")));       \
+        if (r)                                                                                                         \
+            return;                                                                                                    \
+        n[0] = prefix##_pack_##kind(arena, &message, packet[0], sizeof(packet[0]));                                    \
+        assert(n[0] > 0);                                                                                              \
+        r = prefix##_unpack_##kind(arena, packet[0], (size_t)n[0], &message, why, sizeof(why));                        \
+        assert(r == 0);                                                                                                \
+        n[1] = prefix##_pack_##kind(arena, &message, packet[1], sizeof(packet[1]));                                    \
+        assert(n[1] == n[0] && memcmp(packet[0], packet[1], (size_t)n[0]) == 0);                                       \
+    }
+
+/* The fuzzer of a conversation's two ways. */
+#define DEFINE_FUZZER(one, other)                                                                                      \
+    int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)                                                       \
+    {                                                                                                                  \
+        static struct wire_arena arena;                                                                                \
+                                                                                                                       \
+        if (size > FRAME_MAX_BYTES || (!arena.block && wire_arena_init(&arena) < 0))                                   \
+            return 0;                                                                                                  \
+        check_##one(&arena, data, size);                                                                               \
+        check_##other(&arena, data, size);                                                                             \
+        return 0;                                                                                                      \
+    }
