@@ -14,6 +14,7 @@ How a program with zerod.Optimizer ends, for test_bad_input.py: exits.py HOW. Ea
 """
 
 import atexit
+import signal
 import sys
 
 kept = []
@@ -58,6 +59,7 @@ def main(how):
         kept.append(opt)
         sys.exit(0)
     elif how == "waits":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background inherits that it is ignored
         loss.backward()
         print("waits", flush=True)
         opt.step()
