@@ -40,7 +40,7 @@ struct plan_options budget_options(const struct config *config, const struct lay
         .n_local_ranks = ranks.n_local,
         .on_devices = on_devices,
         .ring_holds_all = budget_ring_holds_all(config, layout, ranks.n_local),
-        .staging_bytes = on_devices ? devices_bounce_bytes() : exchange_bytes(config, layout),
+        .staging_bytes = exchange_bytes(config, layout) + (on_devices ? devices_bounce_bytes() : 0),
         .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
         .part_rank_bytes = sizeof(struct ledger_entry),
         .parcel_bytes = sizeof(uint32_t) * ranks.n_local,

@@ -338,8 +338,18 @@ static void on_poll(uv_poll_t *poll, int status, int events)
         want_events(child);
 }
 
+/* What a process has done that was killed from here is done, whoever has heard of it. */
+static void serve_late(struct child *child)
+{
+    struct frame_buffer *buffer = &child->buffer;
+
+    while (child->ops.late && child->gives_fds && child->has_process && frame_receive_fds(child->fd, buffer) == 0)
+        child->ops.late(child->ops.userdata, buffer->data, buffer->n_bytes);
+}
+
 static void child_free(struct child *child)
 {
+    serve_late(child);
     closep(&child->fd);
     closep(&child->child_fd);
     frame_queue_deinit(&child->queue);

@@ -40,8 +40,10 @@ struct child_failure {
 struct child_ops {
     /* One packet. Descriptors that are not stolen (steal_fd) are closed after the call. */
     void (*packet)(void *userdata, const uint8_t *data, size_t n_bytes, int *fds, size_t n_fds);
-    /* Called once; the process is dead or has been sent SIGKILL. Nothing but freed() comes after it. */
+    /* Called once; the process is dead or has been sent SIGKILL. Nothing but late() and freed() comes after it. */
     void (*failed)(void *userdata, const struct child_failure *failure);
+    /* After child_close(), when the process has ended: a packet of before that nobody has read. NULL: it is dropped. */
+    void (*late)(void *userdata, const uint8_t *data, size_t n_bytes);
     /* The last one, after child_close(): what the callbacks use may go. */
     void (*freed)(void *userdata);
     void *userdata;

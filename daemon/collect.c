@@ -42,6 +42,12 @@ static struct ring_slot *find_slot(const struct job_rank *rank, uint32_t parcel,
     return NULL;
 }
 
+struct ring_slot *collect_find_slot(const struct job_rank *rank, uint32_t parcel, uint32_t micro_batch, uint32_t pass,
+                                    struct ring **ring)
+{
+    return find_slot(rank, parcel, (struct cursor){.micro_batch = micro_batch, .pass = pass}, ring);
+}
+
 enum completeness { OPEN, COMPLETE, EMPTY };
 
 static enum completeness look_at(const struct job *job, uint32_t parcel, struct cursor at)
@@ -71,6 +77,13 @@ static uint32_t furthest(const struct job *job)
 }
 
 /* ---- reducing ------------------------------------------------------------------------------------------ */
+
+/* Between nodes GPUs add up all ranks' gradients at once, and slots are read until all nodes have what they own of
+ * them: a sum of this node's own ranks there is none. */
+static bool sums_at_once(const struct job *job)
+{
+    return job->nodes && job->devices;
+}
 
 static void clock_start(struct job *job)
 {
@@ -129,8 +142,14 @@ static bool is_summed_later(const struct job *job, uint32_t parcel)
     return sends_slots(job, parcel) && exchange_owns_any(nodes_exchange(job->nodes), parcel);
 }
 
+static void reduction_is_done(void *userdata, struct reduction *reduction);
+
 void collect_combined(struct job *job, uint32_t parcel)
 {
+    if (sums_at_once(job)) {
+        reduction_is_done(job, &job->step->reductions[parcel]);
+        return;
+    }
     for (unsigned r = job->first_rank; is_summed_later(job, parcel) && r < job->end_rank; r++)
         record_sums(job, &job->step->reductions[parcel], r);
     collect_settle(job);
@@ -139,6 +158,8 @@ void collect_combined(struct job *job, uint32_t parcel)
 /* What was read is given back, unless it is sent straight from there: then when all have it, or its rank is gone. */
 static void give_back(struct job *job, struct job_rank *rank, struct ring *ring, struct ring_slot *slot)
 {
+    if (sums_at_once(job))
+        return; /* until it is everywhere */
     if (sends_slots(job, slot->parcel) && ring == rank->rings[0]) {
         ring_lend(ring, slot);
         return;
@@ -154,7 +175,8 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
     const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
     uint64_t n_bytes = 0;
 
-    clock_stop(job);
+    if (!sums_at_once(job))
+        clock_stop(job);
     for (uint32_t i = 0; i < parcel->n_parts; i++)
         n_bytes += (uint64_t)__builtin_popcountll(reduction->masks[i]) *
                    layout_part_bytes(job->layout, parcel->first_part + i);
@@ -193,7 +215,7 @@ void collect_settled(struct job *job, uint32_t parcel)
         struct ring *ring;
         struct ring_slot *slot = find_slot(rank, parcel, job->cursors[parcel], &ring);
 
-        if (!slot || !slot->lent)
+        if (!slot || !(slot->lent || (sums_at_once(job) && slot->posted)))
             continue;
         ring_credit(ring, slot);
         rank->slot_credited = true;
@@ -236,10 +258,12 @@ static void post_rank(struct job *job, struct reduction *reduction, unsigned ran
 
     if (reduction->sources[local])
         find_slot(&job->ranks[rank], reduction->parcel, job->cursors[reduction->parcel], &ring)->posted = true;
-    reduction->held[local] = ring;
+    /* GPUs hold it while they are at it (exchange.c): they may be given it several times, or never. */
+    reduction->held[local] = sums_at_once(job) ? NULL : ring;
     if (!ring)
         return;
-    ring_hold(ring);
+    if (reduction->held[local])
+        ring_hold(ring);
     if (sends_slots(job, reduction->parcel))
         exchange_lend(nodes_exchange(job->nodes), reduction->parcel, ring);
     for (uint32_t i = 0; i < parcel->n_parts; i++)
@@ -252,12 +276,15 @@ static void post(struct job *job, struct reduction *reduction)
 {
     for (unsigned r = job->first_rank; r < job->end_rank; r++)
         post_rank(job, reduction, r);
-    clock_start(job);
+    if (!sums_at_once(job))
+        clock_start(job);
 }
 
 /* What is taken, once nothing else of the parcel is being summed. */
 static void sum_promised(struct job *job, uint32_t parcel)
 {
+    if (sums_at_once(job))
+        return;
     if (!step_is_busy(job->step, parcel) && exchange_start_sum(nodes_exchange(job->nodes), parcel))
         step_post(&job->step->reductions[parcel], reduction_is_done, job);
 }

@@ -70,6 +70,31 @@ static void check_engine(const struct config_check *check)
         REFUSE(check, "device", "collective", "cuda needs collective: nccl");
 }
 
+/* GPUs of several nodes. */
+static void check_device_nodes(const struct config_check *check)
+{
+    const struct config *config = check->config;
+
+    if (!check->build->have_gloo)
+        REFUSE(check, "device", "world.nodes",
+               "cuda on several nodes needs the engine zerod-engine-gloo, too, for what goes through host memory, and "
+               "this build does not have it; allowed: one node");
+    for (size_t i = 0; i < config->world.nodes.n_items; i++)
+        if (config->world.nodes.items[i].ranks > CONFIG_MAX_LOCAL_GPUS) {
+            REFUSE(check, "world.nodes", "device", "%u ranks with a GPU each on node %zu; allowed: at most %d",
+                   config->world.nodes.items[i].ranks, i, CONFIG_MAX_LOCAL_GPUS);
+            break;
+        }
+    if (sound(check, "world.size") && config->world.size > CONFIG_MAX_PIECES)
+        REFUSE(check, "world.size", "device",
+               "%u ranks, and with device: cuda each rank's gradients travel by themselves between nodes; allowed: at "
+               "most %d",
+               config->world.size, CONFIG_MAX_PIECES);
+    if (sound(check, "communication_data_type") && config->communication_data_type != DTYPE_F32)
+        REFUSE(check, "communication_data_type", "device",
+               "with device: cuda gradients travel between nodes in their own type; allowed: fp32");
+}
+
 /* What an engine of GPUs cannot do yet, or in another way only. */
 static void check_device(const struct config_check *check)
 {
@@ -90,7 +115,7 @@ static void check_device(const struct config_check *check)
         REFUSE(check, "weights", "device",
                "with device: cuda each rank has a copy of the weights on its GPU anyway; allowed: shared");
     if (sound(check, "world.nodes") && config->world.nodes.n_items > 1)
-        REFUSE(check, "device", "world.nodes", "cuda is for one node; several need device: cpu and collective: gloo");
+        check_device_nodes(check);
     else if (sound(check, "world.size") && config->world.nodes.n_items <= 1 &&
              config->world.size > CONFIG_MAX_LOCAL_GPUS)
         REFUSE(check, "world.size", "device", "%u ranks with a GPU each on one node; allowed: at most %d",
@@ -179,7 +204,7 @@ static void check_world(const struct config_check *check)
     if (nodes->n_items > 0 && sound(check, "world.size") && n_ranks != config->world.size)
         REFUSE(check, "world.size", "world.nodes", "%u ranks in all, but the ranks of world.nodes add up to %u",
                config->world.size, n_ranks);
-    else if (nodes->n_items > 0 && sound(check, "world.size"))
+    else if (nodes->n_items > 0 && sound(check, "world.size") && config->device != CONFIG_DEVICE_CUDA)
         check_pieces(check);
     if (nodes->n_items == 0 && sound(check, "world.size") && config->world.size > CONFIG_MAX_LOCAL_RANKS)
         REFUSE(check, "world.size", "world.size", "%u ranks on one node; allowed: at most %d", config->world.size,

@@ -7,6 +7,7 @@
 #include "daemon/base.h"
 #include "daemon/cause.h"
 #include "daemon/job.h"
+#include "daemon/nodes.h"
 #include "daemon/weights.h"
 
 /* ---- what is where --------------------------------------------------------------------------------------- */
@@ -179,6 +180,8 @@ static void after(void *userdata)
 {
     struct job *job = userdata;
 
+    if (job->nodes)
+        job_settle(job); /* an abort may have waited for what is cancelled */
     if (job->ops.after)
         job->ops.after(job->ops.userdata);
 }
@@ -187,8 +190,14 @@ static void is_cleared(void *userdata, int result)
 {
     struct job *job = userdata;
 
-    if (result == 0)
-        job_formed(job);
+    job->n_io--;
+    if (result < 0) {
+        job_settle(job); /* a job that is given up has waited for it */
+        return;
+    }
+    job_formed(job);
+    if (job->nodes && devices_status(job->devices).ready)
+        nodes_devices_ready(job->nodes);
 }
 
 /* Fresh memory has something in it: moments begin with zero, and so does what lies between the weights. */
@@ -203,15 +212,31 @@ static void clear(struct job *job)
                                                      .local_rank = local,
                                                      .kind = kinds[i],
                                                      .n_bytes = devices_keep(job->devices)->piece_bytes[kinds[i]]});
-    if (moves.failed || devices_copy(job->devices, moves.items, moves.n, is_cleared, job) < 0)
+    job->n_io++;
+    if (moves.failed || devices_copy(job->devices, moves.items, moves.n, is_cleared, job) < 0) {
+        job->n_io--;
         job_unformed(job, cause_device_unformed(&(struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1},
                                                 "out of memory"));
+    }
     free(moves.items);
 }
 
-static void on_ready(void *userdata)
+/* Of several nodes the engines are ready when all are. */
+static void on_ready(void *userdata, bool first)
 {
-    clear(userdata);
+    struct job *job = userdata;
+
+    if (first)
+        clear(job);
+    else if (job->nodes && job->phase != JOB_RESERVING)
+        nodes_devices_ready(job->nodes);
+}
+
+static void on_put(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    struct job *job = userdata;
+
+    nodes_devices_put(job->nodes, key, value, n_bytes);
 }
 
 static void on_failed(void *userdata, uint32_t generation, const char *why)
@@ -221,6 +246,8 @@ static void on_failed(void *userdata, uint32_t generation, const char *why)
 
     if (generation == 0)
         job_unformed(job, cause_device_unformed(&at, why));
+    else if (job->nodes)
+        nodes_devices_failed(job->nodes, why); /* node 0 says what becomes of it */
     else
         job_keep(job, cause_device(&(struct evidence_node){.at = at, .generation = generation, .why = why}));
 }
@@ -229,25 +256,31 @@ int device_job_new(struct job *job)
 {
     const struct config *config = job->config;
 
-    return devices_new(&job->devices,
-                       &(struct devices_options){
-                           .loop = job->ops.loop,
-                           .pool = job->pool,
-                           .plan = {.layout = job->layout,
-                                    .stage = (unsigned)config->zero.stage,
-                                    .first_local = job->first_rank,
-                                    .n_local = job_n_local(job),
-                                    .optimizer = config->optimizer.type,
-                                    .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
-                                    .deterministic = config->deterministic,
-                                    .ring_bytes = plan_device_ring_bytes(job->layout, config->zero.overlap_comm)},
-                           .ops = {.ready = on_ready, .failed = on_failed, .after = after, .userdata = job},
-                       });
+    return devices_new(
+        &job->devices,
+        &(struct devices_options){
+            .loop = job->ops.loop,
+            .pool = job->pool,
+            .plan = {.layout = job->layout,
+                     .stage = (unsigned)config->zero.stage,
+                     .first_local = job->first_rank,
+                     .n_local = job_n_local(job),
+                     .optimizer = config->optimizer.type,
+                     .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
+                     .deterministic = config->deterministic,
+                     .ring_bytes = plan_device_ring_bytes(job->layout, config->zero.overlap_comm)},
+            .node = config->world.node,
+            .n_nodes = (unsigned)MAX(config->world.nodes.n_items, (size_t)1),
+            .ops = {.ready = on_ready, .failed = on_failed, .put = on_put, .after = after, .userdata = job},
+        });
 }
 
 void device_job_start(struct job *job)
 {
-    devices_start(job->devices);
+    if (job->nodes)
+        nodes_formed(job->nodes);
+    else
+        devices_start(job->devices);
 }
 
 /* ---- the mirror ------------------------------------------------------------------------------------------ */
@@ -303,14 +336,15 @@ int device_job_load(struct job *job, devices_done done, void *userdata)
 int device_job_store(struct job *job, devices_done done, void *userdata)
 {
     struct device_io *io = io_new(job, done, userdata);
+    int r;
 
     if (!io)
         return -ENOMEM;
     add_all(job, &io->moves, true);
-    if (io_copy(io, io_end) == 0)
-        return 0;
-    io_free(io);
-    return -ENOMEM;
+    r = io_copy(io, io_end);
+    if (r < 0)
+        io_free(io);
+    return r;
 }
 
 /* ---- initial weights ------------------------------------------------------------------------------------- */
@@ -320,7 +354,8 @@ static void init_end(struct device_io *io, bool ok)
     struct job *job = io->job;
     struct job_rank *rank = io->rank;
 
-    device_job_empty(job);
+    if (!job->nodes) /* else it is sent from there */
+        device_job_empty(job);
     job->n_io--;
     job->n_inits--;
     if (rank->wait == WAIT_INIT && rank->rings[0] == io->ring) {
@@ -336,7 +371,7 @@ static void init_end(struct device_io *io, bool ok)
 
 static bool init_is_over(struct device_io *io, int result)
 {
-    if (result != -ECANCELED)
+    if (result != -ECANCELED || io->job->doom)
         return false;
     ring_unhold(io->ring);
     io_free(io);
@@ -405,8 +440,12 @@ static void init_read(void *userdata, int result)
 {
     struct device_io *io = userdata;
 
-    if (!init_is_over(io, result))
+    if (init_is_over(io, result))
+        return;
+    if (result == 0)
         io_post(io, init_store, init_stored);
+    else
+        init_end(io, false);
 }
 
 void device_job_init(struct job *job, struct job_rank *rank, const struct request_init *request)
@@ -435,6 +474,57 @@ void device_job_init(struct job *job, struct job_rank *rank, const struct reques
                                                  .n_bytes = n_bytes});
     if (io_copy(io, init_read) < 0)
         init_end(io, false);
+}
+
+int device_job_reserve(struct job *job)
+{
+    const struct state *state = job->state;
+    int r = segment_reserve(&state->weights, 0, state->weights.n_bytes);
+
+    for (uint32_t b = 0; r == 0 && b < job->layout->n_buckets; b++) {
+        uint64_t slice = layout_partition_elems(job->layout, b);
+
+        if (job->layout->buckets[b].dtype != DTYPE_F32 && slice > 0)
+            r = reserve_range(&state->state, state_master(state, b, slice * job->first_rank),
+                              slice * job_n_local(job) * sizeof(float));
+    }
+    return r;
+}
+
+static void adopt_run(struct work *work, uint32_t item)
+{
+    struct device_io *io = container_of(work, struct device_io, work);
+    const struct job *job = io->job;
+    const struct layout_param *p = &job->layout->params[item];
+
+    if (p->trainable && p->dtype != DTYPE_F32)
+        weights_adopt(job->state, job->kernels, item, job->state->weights.map + p->weight_offset_bytes);
+}
+
+static void adopt_done(struct work *work)
+{
+    struct device_io *io = container_of(work, struct device_io, work);
+
+    if (io_copy(io, io_end) < 0)
+        io_end(io, -ENOMEM);
+}
+
+int device_job_adopt(struct job *job, devices_done done, void *userdata)
+{
+    struct device_io *io = io_new(job, done, userdata);
+
+    if (!io)
+        return -ENOMEM;
+    for (uint32_t b = 0; b < job->layout->n_buckets; b++)
+        add_bucket(job, &io->moves, true, b, STATE_MASTER);
+    add_weights(job, &io->moves, true, 0, job->layout->weight_bytes, job->state->weights.map);
+    if (io->moves.failed) {
+        io_free(io);
+        return -ENOMEM;
+    }
+    io->work = (struct work){.run = adopt_run, .done = adopt_done, .n_items = job->layout->n_params};
+    worker_post(job->pool, &io->work);
+    return 0;
 }
 
 /* ---- reading --------------------------------------------------------------------------------------------- */
@@ -499,6 +589,12 @@ static void verify_read(void *userdata, int result)
 
     if (result == 0) {
         worker_post(v->job->pool, &v->work);
+        return;
+    }
+    if (v->job->doom) { /* nobody waits for it any more, but the end of the job */
+        v->summed = true;
+        v->attempt = v->job->ledger.attempt - 1;
+        collect_settle(v->job);
         return;
     }
     while (*link != v)

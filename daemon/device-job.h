@@ -24,13 +24,22 @@ struct verification;
 
 /* The layout stands: job->devices, nothing runs. Return: 0 or -ENOMEM. */
 int device_job_new(struct job *job);
-/* job->devices has its pages: job_formed() or job_unformed() follows. */
+/* What is needed for forming on several nodes beside devices_reserve(): the mirror's pages for initial weights. Any
+ * thread. Return: 0 or -errno. */
+int device_job_reserve(struct job *job);
+/* job->devices has its pages: job_formed() or job_unformed() follows; with several nodes when node 0 has said ENGINE.
+ */
 void device_job_start(struct job *job);
 
 /* Rank 0's initial weights, from its ring; it waits for the answer. */
 void device_job_init(struct job *job, struct job_rank *rank, const struct request_init *request);
 
-/* A parameter's values in fp32 from its start on; dst must stay until done. Return: 0 or -ENOMEM. */
+/* Several nodes: initial weights have come into the mirror. Masters of what is owned, and the weights, to the GPUs.
+ * Return: 0, or -errno. */
+int device_job_adopt(struct job *job, devices_done done, void *userdata);
+
+/* A parameter's values in fp32, as far as they are here, from its start on; dst must stay until done. Return: 0 or
+ * -ENOMEM. */
 int device_job_read(struct job *job, uint32_t param, enum wire_state_kind kind, float *dst, devices_done done,
                     void *userdata);
 
@@ -39,7 +48,7 @@ int device_job_fill(struct job *job, const struct segment *segment, devices_done
 
 /* What the mirror takes when it is loaded whole. */
 uint64_t device_job_mirror_bytes(const struct job *job);
-/* State and weights into the mirror, and back. Return: 0 or -ENOMEM. */
+/* State and weights into the mirror, and back. Return: 0, -ENOMEM, or -ECANCELED: by devices_cancel(). */
 int device_job_load(struct job *job, devices_done done, void *userdata);
 int device_job_store(struct job *job, devices_done done, void *userdata);
 /* The mirror's pages go. */

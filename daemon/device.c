@@ -255,6 +255,21 @@ static void on_failed(void *userdata, const struct child_failure *failure)
                                              });
 }
 
+/* Who has reported the end of an order may have used its lane for another one: there is no way back from it. */
+static void on_late(void *userdata, const uint8_t *data, size_t n_bytes)
+{
+    struct device *device = userdata;
+    struct device_report report;
+    char why[WIRE_WHY_BYTES];
+
+    if (device_unpack_report(&device->arena, data, n_bytes, &report, why, sizeof(why)) != 0 ||
+        report.type != DEVICE_REPORT_DONE || !tags_have(device, report.done.tag))
+        return;
+    tags_remove(device, report.done.tag);
+    if (device->ops.late)
+        device->ops.late(device->ops.userdata, &report.done);
+}
+
 static void device_free(struct device *device)
 {
     wire_arena_deinit(&device->arena);
@@ -432,7 +447,7 @@ static int make_child(struct device *device, const struct device_options *option
         .n_environment = ARRAY_SIZE(environment),
         .gives_fds = true,
         .ready_timeout_ms = options->connect_timeout_ms,
-        .ops = {.packet = on_packet, .failed = on_failed, .freed = on_freed, .userdata = device},
+        .ops = {.packet = on_packet, .failed = on_failed, .late = on_late, .freed = on_freed, .userdata = device},
     };
 
     return child_new(&device->child, &child, why, why_size);

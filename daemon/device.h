@@ -58,8 +58,10 @@ struct device_ops {
     void (*done)(void *userdata, const struct device_done *done);
     /* A value for the engines of the other nodes, which their daemons pass on with device_value(). */
     void (*put)(void *userdata, const char *key, const uint8_t *value, size_t n_bytes);
-    /* Called once; the process is dead or has been sent SIGKILL. Only ended() comes after it. */
+    /* Called once; the process is dead or has been sent SIGKILL. Only late() and ended() come after it. */
     void (*failed)(void *userdata, const struct device_failure *failure);
+    /* After device_close(), before ended(): the end of an order that was reported and not heard before. */
+    void (*late)(void *userdata, const struct device_done *done);
     /* After device_close(), the last one: the process has ended, and the keep is free for the next. */
     void (*ended)(void *userdata);
     void *userdata;

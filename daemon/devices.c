@@ -18,6 +18,9 @@ enum {
     LOST_MS = 5000,             /* for what a dead trainer's GPU had begun */
     BATCH_MOVES = 256,
     BOUNCE = 0, /* number of the shared segment */
+    /* Several nodes: any order may stand behind one that waits for what other nodes send. Their trainers' GPUs may be
+     * late, and only they know; an engine that is replaced for that has lost nothing. Picked. */
+    OTHERS_MS = 60 * 1000,
 };
 
 #define BOUNCE_BYTES (UINT64_C(16) << 20) /* picked: little beside any GPU, much beside a system call */
@@ -65,7 +68,13 @@ struct devices {
     uint32_t lost_ranks; /* local ranks whose process is gone, as a mask */
     uint64_t lost_tag;   /* orders up to it may wait for them */
     uint32_t generation;
-    bool ready, was_ready;
+    uint32_t wanted; /* several nodes: the generation that is to be started; 0: none is */
+    struct early {   /* and what another node's engine has put before ours was started */
+        char key[DEVICE_MAX_KEY_BYTES + 1];
+        uint8_t value[DEVICE_MAX_VALUE_BYTES];
+        size_t n_bytes; /* 0: none */
+    } early;
+    bool ready, was_ready, cancelled;
     unsigned n_failures; /* since an order was done */
     uint64_t n_all_failures;
     char versions[DEVICE_MAX_WHAT_BYTES + 1];
@@ -73,6 +82,7 @@ struct devices {
     struct order *orders, **last_order;
     struct copy *copies, **last_copy;
     bool copying; /* the parts are under way */
+    bool working; /* workers are at them */
     bool filling; /* work: host to bounce; else bounce to host */
     struct work work;
     struct part parts[BATCH_MOVES];
@@ -131,7 +141,8 @@ static void drop_lost_events(const struct devices *devices, const struct order *
 /* An engine that cannot be given it is failing: then the next one gets it. */
 static void give(struct devices *devices, struct order *order)
 {
-    uint64_t timeout_ms = ORDER_MS + devices->n_waiting_bytes / ORDER_BYTES_PER_MS;
+    uint64_t base_ms = devices->options.n_nodes > 1 ? OTHERS_MS : ORDER_MS;
+    uint64_t timeout_ms = base_ms + devices->n_waiting_bytes / ORDER_BYTES_PER_MS;
 
     order->tag = ++devices->last_tag;
     drop_lost_events(devices, order);
@@ -164,6 +175,8 @@ int devices_order(struct devices *devices, const struct device_command *command,
     struct order order = {.command = *command, .n_bytes = n_bytes, .done = done, .userdata = userdata};
     size_t size = command->type == DEVICE_COMMAND_REDUCE ? command->reduce.n_slots * sizeof(struct device_slot) : 0;
 
+    if (devices->cancelled)
+        return -ECANCELED;
     if (size > 0) {
         order.array = malloc(size);
         if (!order.array)
@@ -221,6 +234,17 @@ static void copy_run(struct work *work, uint32_t item)
         memset(bounce, 0, part->n_bytes);
 }
 
+static void cancel_copies(struct devices *devices)
+{
+    while (devices->copies) {
+        struct copy *copy = devices->copies;
+
+        devices->copies = copy->next;
+        copy->done(copy->userdata, -ECANCELED);
+        free(copy);
+    }
+}
+
 /* What has been read is in the daemon's memory. */
 static void batch_done(struct devices *devices)
 {
@@ -241,6 +265,12 @@ static void batch_done(struct devices *devices)
     }
 }
 
+static void post_work(struct devices *devices)
+{
+    devices->working = true;
+    worker_post(devices->options.pool, &devices->work);
+}
+
 static void moves_done(void *userdata, int result)
 {
     struct devices *devices = userdata;
@@ -248,7 +278,7 @@ static void moves_done(void *userdata, int result)
     if (result < 0)
         return; /* devices_free() ends the copies themselves */
     devices->filling = false;
-    worker_post(devices->options.pool, &devices->work);
+    post_work(devices);
 }
 
 /* Nothing else can be done for a copy that there is no memory for a list of: it is tried with the next one. */
@@ -285,10 +315,13 @@ static void copy_work_done(struct work *work)
 {
     struct devices *devices = container_of(work, struct devices, work);
 
-    if (!devices->filling || devices->n_parts == 0)
+    devices->working = false;
+    if (devices->cancelled)
+        cancel_copies(devices);
+    else if (!devices->filling || devices->n_parts == 0)
         batch_done(devices);
     else if (order_moves(devices) < 0)
-        worker_post(devices->options.pool, &devices->work); /* again, as there may be memory then */
+        post_work(devices); /* again, as there may be memory then */
 }
 
 static void start_batch(struct devices *devices)
@@ -314,14 +347,16 @@ static void start_batch(struct devices *devices)
     }
     devices->copying = devices->filling = true;
     devices->work = (struct work){.run = copy_run, .done = copy_work_done, .n_items = (uint32_t)devices->n_parts};
-    worker_post(devices->options.pool, &devices->work);
+    post_work(devices);
 }
 
 int devices_copy(struct devices *devices, const struct devices_move *moves, size_t n_moves, devices_done done,
                  void *userdata)
 {
-    struct copy *copy = malloc(sizeof(*copy) + n_moves * sizeof(*moves));
+    struct copy *copy = devices->cancelled ? NULL : malloc(sizeof(*copy) + n_moves * sizeof(*moves));
 
+    if (devices->cancelled)
+        return -ECANCELED;
     if (!copy)
         return -ENOMEM;
     *copy = (struct copy){.done = done, .userdata = userdata};
@@ -390,8 +425,7 @@ static void engine_is_ready(void *userdata, const char *versions)
                 give_event(devices, i, number);
     for (struct order *order = devices->orders; order; order = order->next)
         give(devices, order);
-    if (first)
-        devices->options.ops.ready(devices->options.ops.userdata);
+    devices->options.ops.ready(devices->options.ops.userdata, first);
     devices->options.ops.after(devices->options.ops.userdata);
 }
 
@@ -409,10 +443,11 @@ static void engine_has_done(void *userdata, const struct device_done *done)
 
 static void engine_puts(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
 {
-    (void)userdata; /* one node: there is nobody else to hear it */
-    (void)key;
-    (void)value;
-    (void)n_bytes;
+    struct devices *devices = userdata;
+    const struct devices_ops ops = devices->options.ops;
+
+    ops.put(ops.userdata, key, value, n_bytes);
+    ops.after(ops.userdata);
 }
 
 static void has_failed(struct devices *devices, const char *why)
@@ -420,10 +455,9 @@ static void has_failed(struct devices *devices, const char *why)
     const struct devices_ops ops = devices->options.ops;
 
     devices->ready = false;
+    devices->wanted = 0;
     devices->n_failures++;
     devices->n_all_failures++;
-    for (struct order *order = devices->orders; order; order = order->next)
-        order->tag = 0;
     ops.failed(ops.userdata, devices->was_ready ? devices->generation + 1 : 0, why);
     ops.after(ops.userdata);
 }
@@ -511,36 +545,98 @@ static void free_now(struct devices *devices)
     free(devices);
 }
 
+static bool is_collective(const struct order *order)
+{
+    return order->command.type == DEVICE_COMMAND_REDUCE || order->command.type == DEVICE_COMMAND_GATHER;
+}
+
+/* The next engine is not given them by itself. */
+static void cancel_collectives(struct devices *devices)
+{
+    struct order *ended = NULL, **link = &devices->orders;
+
+    devices->last_order = &devices->orders;
+    while (*link) {
+        struct order *order = *link;
+
+        if (is_collective(order)) {
+            *link = order->next;
+            devices->n_waiting_bytes -= order->n_bytes;
+            order->next = ended;
+            ended = order;
+        } else {
+            link = devices->last_order = &order->next;
+        }
+    }
+    while (ended) {
+        struct order *order = ended;
+
+        ended = order->next;
+        end_order(order, -ECANCELED);
+    }
+}
+
+/* Before it was killed, and before anybody had read it. */
+static void engine_had_done(void *userdata, const struct device_done *done)
+{
+    struct devices *devices = userdata;
+    struct order *order = remove_order(devices, done->tag);
+
+    if (order)
+        end_order(order, 0);
+}
+
+/* What it has not done is for the next one, or with several nodes, if that travels, for whoever gives it again. */
+static void forget_engine(struct devices *devices)
+{
+    for (struct order *order = devices->orders; order; order = order->next)
+        order->tag = 0;
+    if (devices->options.n_nodes > 1)
+        cancel_collectives(devices);
+}
+
 static void engine_has_ended(void *userdata)
 {
     struct devices *devices = userdata;
+    const struct devices_ops ops = devices->options.ops;
 
-    if (devices->closing)
+    if (devices->closing) {
         free_now(devices);
-    else if (devices->was_ready)
+        return;
+    }
+    forget_engine(devices);
+    if (!devices->cancelled && (devices->options.n_nodes > 1 ? devices->wanted > 0 : devices->was_ready))
         start_later(devices);
+    ops.after(ops.userdata);
 }
 
 static void start_engine(struct devices *devices)
 {
     const struct device_options options = {
         .loop = devices->options.loop,
-        .generation = ++devices->generation,
-        .n_nodes = 1,
+        .generation = devices->wanted > 0 ? devices->wanted : devices->generation + 1,
+        .node = devices->options.node,
+        .n_nodes = devices->options.n_nodes,
         .connect_timeout_ms = CONNECT_MS,
         .keep = &devices->keep,
         .ops = {.ready = engine_is_ready,
                 .done = engine_has_done,
                 .put = engine_puts,
                 .failed = engine_has_failed,
+                .late = engine_had_done,
                 .ended = engine_has_ended,
                 .userdata = devices},
     };
-    bool again = devices->was_ready;
+    bool again = devices->was_ready && devices->options.n_nodes == 1;
     char why[256];
 
-    if (device_new(&devices->device, &options, why, sizeof(why)) == 0)
+    devices->generation = options.generation;
+    if (device_new(&devices->device, &options, why, sizeof(why)) == 0) {
+        if (devices->early.n_bytes > 0)
+            (void)device_value(devices->device, devices->early.key, devices->early.value, devices->early.n_bytes);
+        devices->early.n_bytes = 0;
         return;
+    }
     devices->device = NULL;
     if (again)
         start_later(devices); /* before it is told, which may be the end of it */
@@ -597,12 +693,42 @@ uint64_t devices_table_bytes(const struct device_plan_options *plan)
            plan->n_local * (DEVICE_LANES * sizeof(struct device_mark) + layout->n_buckets * sizeof(uint64_t));
 }
 
-void devices_start(struct devices *devices)
+static void init_timers(struct devices *devices)
 {
     uv_timer_init(devices->options.loop, &devices->pause);
     uv_timer_init(devices->options.loop, &devices->lost);
     devices->n_timers = 2;
+}
+
+void devices_start(struct devices *devices)
+{
+    init_timers(devices);
     (void)uv_timer_start(&devices->pause, on_pause, 0, 0);
+}
+
+void devices_next(struct devices *devices, uint32_t generation)
+{
+    if (devices->n_timers == 0)
+        init_timers(devices);
+    devices_stop(devices);
+    devices->wanted = generation;
+    if (!devices->keep.in_use && !devices->cancelled)
+        start_later(devices); /* else when the last one has ended */
+}
+
+void devices_value(struct devices *devices, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    struct early *early = &devices->early;
+
+    if (devices->device) {
+        (void)device_value(devices->device, key, value, n_bytes);
+        return;
+    }
+    if (devices->wanted == 0 || n_bytes > sizeof(early->value) || strlen(key) >= sizeof(early->key))
+        return;
+    strcpy(early->key, key);
+    memcpy(early->value, value, n_bytes);
+    early->n_bytes = n_bytes;
 }
 
 static void on_timer_closed(uv_handle_t *handle)
@@ -613,7 +739,7 @@ static void on_timer_closed(uv_handle_t *handle)
         free_now(devices);
 }
 
-static void cancel_all(struct devices *devices)
+static void cancel_orders(struct devices *devices)
 {
     while (devices->orders) {
         struct order *order = devices->orders;
@@ -621,13 +747,28 @@ static void cancel_all(struct devices *devices)
         devices->orders = order->next;
         end_order(order, -ECANCELED);
     }
-    while (devices->copies) {
-        struct copy *copy = devices->copies;
+    devices->last_order = &devices->orders;
+}
 
-        devices->copies = copy->next;
-        copy->done(copy->userdata, -ECANCELED);
-        free(copy);
-    }
+void devices_stop(struct devices *devices)
+{
+    devices->ready = false;
+    devices->wanted = 0;
+    devices->early.n_bytes = 0;
+    if (devices->n_timers > 0)
+        (void)uv_timer_stop(&devices->pause);
+    device_close(steal_ptr(devices->device));
+    if (!devices->keep.in_use) /* else when it has ended: until then nobody knows what it has done */
+        forget_engine(devices);
+}
+
+void devices_cancel(struct devices *devices)
+{
+    devices->cancelled = true;
+    devices_stop(devices);
+    cancel_orders(devices);
+    if (!devices->working) /* else when they have ended, who touch what it is of */
+        cancel_copies(devices);
 }
 
 void devices_free(struct devices *devices)
@@ -636,7 +777,8 @@ void devices_free(struct devices *devices)
         return;
     devices->closing = true;
     devices->ready = false;
-    cancel_all(devices);
+    cancel_orders(devices);
+    cancel_copies(devices);
     device_close(steal_ptr(devices->device));
     if (devices->n_timers == 0) {
         free_now(devices);

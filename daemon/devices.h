@@ -7,6 +7,10 @@
  * given to the next one, in the same order. An engine that fails again and again is started ever later, up to every
  * DEVICES_MAX_PAUSE_MS.
  *
+ * With several nodes an engine is one of a generation: the caller says when one begins (devices_next) and is over
+ * (devices_stop), on all nodes alike, and gives what travels between ranks again itself, in the order that all nodes
+ * have. Everything else is given to the next engine as on one node.
+ *
  * Copies between the GPUs and the daemon's own memory go piece by piece through a small segment that engines share:
  * they are for what is rare (initial weights, reading of state, write windows), and slow.
  *
@@ -25,17 +29,19 @@ struct devices;
 
 enum { DEVICES_MAX_PAUSE_MS = 2000 };
 
-/* result: 0, or -ECANCELED: by devices_free(); what the order used may go. */
+/* result: 0, or -ECANCELED: by devices_free(), _cancel() or _stop(); what the order used may go. */
 typedef void (*devices_done)(void *userdata, int result);
 
 struct devices_ops {
-    /* The first engine is ready: memory is there, and nothing in it. */
-    void (*ready)(void *userdata);
+    /* An engine is ready. first: memory is there, and nothing in it. */
+    void (*ready)(void *userdata, bool first);
     /*
      * An engine has failed. why: a sentence without a full stop. generation: of the next one, which is started by
-     * itself; 0: none has ever been ready, and none is started any more.
+     * itself, but with several nodes; 0: none has ever been ready, and none is started any more.
      */
     void (*failed)(void *userdata, uint32_t generation, const char *why);
+    /* Several nodes: a value for the engines of the others, which their daemons pass on with devices_value(). */
+    void (*put)(void *userdata, const char *key, const uint8_t *value, size_t n_bytes);
     /* After every callback from the loop. */
     void (*after)(void *userdata);
     void *userdata;
@@ -45,6 +51,7 @@ struct devices_options {
     uv_loop_t *loop;
     struct worker_pool *pool;        /* must outlive it, as the loop must */
     struct device_plan_options plan; /* its layout only until devices_reserve() has returned */
+    unsigned node, n_nodes;
     struct devices_ops ops;
 };
 
@@ -52,8 +59,16 @@ struct devices_options {
 int devices_new(struct devices **out, const struct devices_options *options);
 /* What engines share with the daemon, with its pages. Any thread, once. Return: 0 or -errno. */
 int devices_reserve(struct devices *devices);
-/* The first engine: ready() or failed(). */
+/* One node. The first engine: ready() or failed(). */
 void devices_start(struct devices *devices);
+/* Several nodes. The engine of that generation, once the one before has ended. */
+void devices_next(struct devices *devices, uint32_t generation);
+/* Ends the engine. When it has ended, reductions and gatherings that it has not done are cancelled. */
+void devices_stop(struct devices *devices);
+/* What another node's engine of the generation has put. */
+void devices_value(struct devices *devices, const char *key, const uint8_t *value, size_t n_bytes);
+/* For good: the engine ends, all that is under way is cancelled, and so is what comes. */
+void devices_cancel(struct devices *devices);
 /* Kills the engine; what is under way is cancelled. The loop frees it when its handles are closed. NULL is fine. */
 void devices_free(struct devices *devices);
 
@@ -68,7 +83,7 @@ struct device_keep *devices_keep(struct devices *devices);
 
 /*
  * DEVICE_COMMAND_REDUCE, _UPDATE or _GATHER; tag, deadline and collective are set here, arrays are copied. n_bytes:
- * what it moves, for the deadline. Return: 0 or -ENOMEM.
+ * what it moves, for the deadline. Return: 0, -ENOMEM, or -ECANCELED after devices_cancel().
  */
 int devices_order(struct devices *devices, const struct device_command *command, uint64_t n_bytes, devices_done done,
                   void *userdata);
@@ -84,7 +99,7 @@ struct devices_move {
     uint32_t event;
 };
 
-/* All moves, one behind the other; moves are copied. done not from within. Return: 0 or -ENOMEM. */
+/* All moves, one behind the other; moves are copied. done not from within. Return: as devices_order(). */
 int devices_copy(struct devices *devices, const struct devices_move *moves, size_t n_moves, devices_done done,
                  void *userdata);
 

@@ -13,6 +13,7 @@
 
 #include "daemon/base.h"
 #include "daemon/config.h"
+#include "daemon/device-job.h"
 #include "daemon/exchange-inside.h"
 #include "daemon/job.h"
 
@@ -36,8 +37,28 @@ static uint64_t largest_slot_bytes(const struct layout *layout, unsigned first_r
     return round_up(most, page_size());
 }
 
+/* Of fp32 values of one parameter on this node's GPUs. */
+static uint64_t largest_values_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks)
+{
+    uint64_t most = 0;
+
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+        uint64_t n_elems = 0;
+
+        for (uint32_t c = param->first_chunk; c < param->first_chunk + param->n_chunks; c++)
+            if (layout->chunks[c].rank - first_rank < n_ranks)
+                n_elems += layout->chunks[c].n_elems;
+        if (param->trainable)
+            most = MAX(most, n_elems * sizeof(float));
+    }
+    return round_up(most, page_size());
+}
+
 uint64_t exchange_serving_bytes(const struct config *config, const struct layout *layout)
 {
+    if (config->device == CONFIG_DEVICE_CUDA)
+        return SERVING_SLOTS * largest_values_bytes(layout, config_first_rank(config), config_local_ranks(config));
     if (config->zero.stage != 3)
         return 0;
     return SERVING_SLOTS * largest_slot_bytes(layout, config_first_rank(config), config_local_ranks(config));
@@ -103,6 +124,12 @@ static const uint8_t *state_bytes(const struct exchange *exchange, enum exchange
     return (const uint8_t *)state_values(exchange->job->state, state_kind, bucket, start);
 }
 
+/* It is made here first: rounded, or copied from the GPUs. Else it goes as it lies. */
+static bool is_made(const struct exchange *exchange, const struct serving *serving, enum exchange_kind kind)
+{
+    return exchange->job->devices || is_rounded(exchange, serving, kind);
+}
+
 static void send_state(struct exchange *exchange, const struct serving *serving, enum exchange_kind kind)
 {
     const struct job *job = exchange->job;
@@ -143,9 +170,10 @@ static void round_run(struct work *work, uint32_t item)
 
 static void start_waiting(struct exchange *exchange);
 
-static void round_done(struct work *work)
+/* It lies in its slot. */
+static void is_served(struct serving *serving, size_t elem_bytes)
 {
-    struct serving *serving = container_of(work, struct serving, work), **link;
+    struct serving **link;
     struct exchange *exchange = serving->exchange;
     const struct layout_param *param = &exchange->job->layout->params[serving->param];
     uint64_t start,
@@ -158,7 +186,7 @@ static void round_done(struct work *work)
                                                          .send = true,
                                                          .segment = EXCHANGE_SERVING,
                                                          .offset_bytes = exchange->slot_bytes * (uint64_t)serving->slot,
-                                                         .n_bytes = n * dtype_size(param->dtype)});
+                                                         .n_bytes = n * elem_bytes});
         exchange_post(exchange, serving->tag);
         return;
     }
@@ -167,6 +195,53 @@ static void round_done(struct work *work)
     free(unlink_serving(exchange, link));
     start_waiting(exchange);
     job_settle(exchange->job);
+}
+
+static void round_done(struct work *work)
+{
+    struct serving *serving = container_of(work, struct serving, work);
+
+    is_served(serving, dtype_size(serving->exchange->job->layout->params[serving->param].dtype));
+}
+
+static void copy_done(void *userdata, int result)
+{
+    struct serving *serving = userdata;
+
+    serving->dead |= result < 0; /* the job is going, and nobody waits for it */
+    is_served(serving, sizeof(float));
+}
+
+/* Return: 0 or -ENOMEM. */
+static int copy_values(struct serving *serving)
+{
+    const struct exchange *exchange = serving->exchange;
+    const struct layout_param *param = &exchange->job->layout->params[serving->param];
+    uint8_t *slot = exchange->serving.map + exchange->slot_bytes * (uint64_t)serving->slot;
+    uint64_t start;
+
+    exchange_owned(exchange, exchange->self, param->bucket, param->offset_elems, param->n_elems, &start);
+    /* As from the parameter's start, of which only what is owned is written. */
+    slot -= (start - param->offset_elems) * sizeof(float);
+    return device_job_read(exchange->job, serving->param, (enum wire_state_kind)serving->kind, (float *)(void *)slot,
+                           copy_done, serving);
+}
+
+/* From the loop, when a slot is free. */
+static void copy_posted(struct work *work)
+{
+    struct serving *serving = container_of(work, struct serving, work);
+
+    if (copy_values(serving) < 0) {
+        serving->dead = true; /* whoever waits for it finds out by its deadline, and so does node 0 */
+        is_served(serving, sizeof(float));
+    }
+}
+
+static void do_nothing(struct work *work, uint32_t item)
+{
+    (void)work;
+    (void)item;
 }
 
 /* What waits for a slot and is to have one. */
@@ -199,13 +274,16 @@ static const char *serve_param(struct exchange *exchange, const struct exchange_
     *serving = (struct serving){.exchange = exchange,
                                 .tag = service->tag + i,
                                 .param = (uint32_t)service->params[i],
+                                .kind = service->kind,
                                 .node = service->node,
                                 .slot = -1};
     while (*last)
         last = &(*last)->next;
     *last = serving;
-    if (is_rounded(exchange, serving, service->kind)) {
-        serving->work = (struct work){.run = round_run, .done = round_done, .n_items = param->n_chunks};
+    if (is_made(exchange, serving, service->kind)) {
+        serving->work = exchange->job->devices
+                            ? (struct work){.run = do_nothing, .done = copy_posted, .n_items = 1}
+                            : (struct work){.run = round_run, .done = round_done, .n_items = param->n_chunks};
         start_waiting(exchange);
     } else {
         send_state(exchange, serving, service->kind);

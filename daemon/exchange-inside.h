@@ -27,7 +27,9 @@ struct motion {
     bool serves;        /* it has arrived here before: it is only sent again */
     bool waits;         /* for this node's partial sums of the parcel, or for its slot to be looked at */
     bool arrived;       /* all orders are done; what is to be done with it may be not */
-    bool working;       /* which is being done */
+    bool working;       /* which is being done; or this node's GPUs are at it */
+    bool on_devices;    /* between GPUs: given to the engine in the order in which it was said */
+    bool given;         /* and it has been */
     uint64_t *masks;    /* of a parcel: per part, over sources */
     uint64_t elsewhere; /* nodes that have it */
     struct ring *ring;  /* whose slot is being added; held */
@@ -62,6 +64,7 @@ struct serving {
     struct exchange *exchange;
     uint64_t tag;
     uint32_t param;
+    enum exchange_kind kind;
     unsigned node;
     int slot; /* -1: it goes as it is, or waits */
     bool working, dead;

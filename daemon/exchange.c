@@ -7,12 +7,14 @@
 
 #include "daemon/base.h"
 #include "daemon/config.h"
+#include "daemon/device-job.h"
 #include "daemon/exchange-inside.h"
 #include "daemon/failpoint.h"
 #include "daemon/job.h"
-#include "daemon/rewrite.h"
 #include "daemon/leader.h"
+#include "daemon/rewrite.h"
 #include "daemon/ring.h"
+#include "daemon/step-device.h"
 #include "daemon/weights.h"
 
 _Static_assert((int)LEADER_MAX_NODES == (int)CONFIG_MAX_NODES && (int)STEP_MAX_RANKS == (int)CONFIG_MAX_PIECES,
@@ -28,10 +30,18 @@ static const char said_twice[] = "what is under way was said again";
 
 /* ---- who has what -------------------------------------------------------------------------------------- */
 
+/* Between GPUs each rank's gradient travels by itself. */
+static bool on_devices(const struct config *config)
+{
+    return config->device == CONFIG_DEVICE_CUDA;
+}
+
 unsigned exchange_n_pieces(const struct config *config, unsigned node)
 {
     struct subtree pieces[SUBTREE_MAX];
 
+    if (on_devices(config))
+        return config->world.nodes.items[node].ranks;
     return subtree_find(config->world.size, config_first_rank_of(config, node), config->world.nodes.items[node].ranks,
                         pieces);
 }
@@ -84,10 +94,23 @@ static uint64_t incoming_bytes(const struct config *config, const struct layout 
     return n_elems * dtype_size(config->communication_data_type);
 }
 
+/* The mirror's pages for initial weights, which have no moments. */
+static uint64_t initial_bytes(const struct config *config, const struct layout *layout)
+{
+    uint64_t n_bytes = round_up(layout->weight_bytes, page_size());
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        if (layout->buckets[b].dtype != DTYPE_F32)
+            n_bytes += layout_partition_elems(layout, b) * config_local_ranks(config) * sizeof(float);
+    return n_bytes;
+}
+
 uint64_t exchange_bytes(const struct config *config, const struct layout *layout)
 {
     if (config->world.nodes.n_items < 2)
         return 0;
+    if (on_devices(config))
+        return initial_bytes(config, layout) + exchange_serving_bytes(config, layout);
     return round_up(step_staging_bytes(layout, config_local_ranks(config),
                                        exchange_n_pieces(config, config->world.node), config->communication_data_type),
                     page_size()) +
@@ -103,6 +126,11 @@ static void find_sources(struct exchange *exchange, const struct config *config)
         unsigned n;
 
         exchange->spans[i] = (struct span){config_first_rank_of(config, i), config->world.nodes.items[i].ranks};
+        for (unsigned k = 0; on_devices(config) && k < exchange->spans[i].n; k++)
+            exchange->sources[exchange->n_sources++] =
+                (struct source){.node = i, .first_rank = exchange->spans[i].first + k, .piece = k};
+        if (on_devices(config))
+            continue;
         n = subtree_find(config->world.size, exchange->spans[i].first, exchange->spans[i].n, pieces);
         for (unsigned k = 0; k < n; k++)
             exchange->sources[exchange->n_sources++] =
@@ -163,6 +191,8 @@ int exchange_form(struct exchange *exchange)
     uint64_t n_elems = 0, start;
     int r;
 
+    if (job->devices)
+        n_others = 0; /* what they send is for the GPUs */
     exchange->places = calloc(layout->n_parcels + 1, sizeof(*exchange->places));
     if (!exchange->places)
         return -ENOMEM;
@@ -461,13 +491,152 @@ static bool is_at(const struct place *place, uint32_t micro_batch, uint32_t pass
 static bool lacks_slot(const struct exchange *exchange, const struct exchange_said *said)
 {
     const struct place *place = &exchange->places[said->parcel];
-    bool lacks = step_sends_slots(exchange->job->step, said->parcel) &&
-                 !(place->ring && place->kept && is_at(place, said->micro_batch, said->pass));
+    bool keeps = place->kept && is_at(place, said->micro_batch, said->pass);
+    bool lacks = exchange->job->devices
+                     ? !keeps || !place->taken
+                     : step_sends_slots(exchange->job->step, said->parcel) && !(place->ring && keeps);
     bool sends = false;
 
     for (unsigned s = 0; lacks && s < exchange->n_sources; s++)
         sends |= exchange->sources[s].node == exchange->self && is_present(said, s);
     return sends;
+}
+
+/* ---- between GPUs -------------------------------------------------------------------------------------- */
+
+static const char *give_waiting(struct exchange *exchange);
+static void finish(struct motion *motion);
+static void drop_motion(struct motion *motion);
+
+/* From the callback that says so: what waits is next, and a reason why it cannot be done breaks the generation. */
+static void go_on_giving(struct exchange *exchange)
+{
+    const char *wrong = give_waiting(exchange);
+
+    if (wrong)
+        exchange->ops.wrong(exchange->ops.userdata, wrong);
+    job_settle(exchange->job);
+}
+
+static void reduced_there(void *userdata, struct reduction *reduction)
+{
+    struct motion *motion = userdata;
+    struct exchange *exchange = motion->exchange;
+    const struct place *place = &exchange->places[motion->parcel];
+
+    motion->working = false;
+    if (!motion->serves)
+        exchange->job->n_under_way--;
+    for (unsigned i = 0; i < reduction->step->n_local; i++)
+        if (reduction->held[i])
+            ring_unhold(steal_ptr(reduction->held[i]));
+    if (reduction->cancelled) { /* with its generation: node 0 says it again */
+        drop_motion(motion);
+        return;
+    }
+    if (!motion->serves && place->kept && is_at(place, motion->micro_batch, motion->pass))
+        collect_combined(exchange->job, motion->parcel);
+    finish(motion);
+    go_on_giving(exchange);
+}
+
+/* A slot of a local rank is there, as that is what this node has announced. */
+static void take_slots(struct exchange *exchange, struct reduction *reduction)
+{
+    const struct job *job = exchange->job;
+
+    for (unsigned i = 0; i < reduction->step->n_local; i++) {
+        struct ring *ring;
+        const struct ring_slot *slot = collect_find_slot(&job->ranks[job->first_rank + i], reduction->parcel,
+                                                         reduction->micro_batch, reduction->pass, &ring);
+
+        reduction->sources[i] = slot ? slot->data : NULL;
+        if (!slot)
+            continue;
+        reduction->held[i] = ring;
+        ring_hold(ring);
+    }
+}
+
+static const char *reduce_there(struct motion *motion)
+{
+    struct exchange *exchange = motion->exchange;
+    struct job *job = exchange->job;
+    struct reduction *reduction = step_combine(job->step, motion->parcel, motion->micro_batch, motion->pass);
+    uint32_t n_parts = job->layout->parcels[motion->parcel].n_parts;
+
+    memcpy(reduction->masks, motion->masks, n_parts * sizeof(*motion->masks)); /* source i is rank i */
+    reduction->give_only = motion->serves;
+    take_slots(exchange, reduction);
+    motion->working = true;
+    if (!motion->serves)
+        job->n_under_way++;
+    if (step_device_combine(reduction, reduced_there, motion) == 0)
+        return NULL;
+    reduction->cancelled = true;
+    reduced_there(motion, reduction);
+    return no_memory;
+}
+
+static void gathered_there(void *userdata, int result)
+{
+    struct motion *motion = userdata;
+    struct exchange *exchange = motion->exchange;
+
+    motion->working = false;
+    if (result < 0) {
+        drop_motion(motion);
+        return;
+    }
+    finish(motion);
+    go_on_giving(exchange);
+}
+
+static const char *gather_there(struct motion *motion)
+{
+    const struct job *job = motion->exchange->job;
+    const struct device_command command = {.type = DEVICE_COMMAND_GATHER,
+                                           .gather = {.n_buckets = job->layout->n_buckets}};
+
+    motion->working = true;
+    if (devices_order(job->devices, &command, job->layout->weight_bytes, gathered_there, motion) == 0)
+        return NULL;
+    motion->working = false;
+    return no_memory;
+}
+
+/* Is an earlier motion of the parcel still with the engine? It was only sent again here, and all others have it. */
+static bool is_before(const struct motion *motion)
+{
+    for (const struct motion *other = motion->next; other; other = other->next)
+        if (other->kind == MOTION_PARCEL && motion->kind == MOTION_PARCEL && other->parcel == motion->parcel)
+            return true;
+    return false;
+}
+
+/* One behind the other, as they were said: the engines of all nodes are given them in one order. */
+static const char *give_waiting(struct exchange *exchange)
+{
+    for (;;) {
+        struct motion *oldest = NULL;
+        const char *wrong;
+
+        for (struct motion *motion = exchange->motions; motion; motion = motion->next)
+            if (motion->on_devices && !motion->given)
+                oldest = motion; /* the newest is first */
+        if (!oldest || is_before(oldest))
+            return NULL;
+        oldest->given = true;
+        wrong = oldest->kind == MOTION_PARCEL ? reduce_there(oldest) : gather_there(oldest);
+        if (wrong)
+            return wrong;
+    }
+}
+
+static const char *give_to_devices(struct motion *motion)
+{
+    motion->on_devices = true;
+    return give_waiting(motion->exchange);
 }
 
 const char *exchange_parcel(struct exchange *exchange, const struct exchange_said *said)
@@ -489,6 +658,11 @@ const char *exchange_parcel(struct exchange *exchange, const struct exchange_sai
     if (!motion || !copy_masks(exchange, motion, said))
         return no_memory;
     motion->elsewhere = said->arrived;
+    if (exchange->job->devices) {
+        if (!motion->serves)
+            note_contributions(exchange, said);
+        return give_to_devices(motion);
+    }
     motion->waits = place->kept && !place->summed && is_at(place, said->micro_batch, said->pass);
     if (!motion->serves)
         note_contributions(exchange, said);
@@ -562,6 +736,8 @@ const char *exchange_gather(struct exchange *exchange, const struct exchange_sai
     motion = add_said(exchange, MOTION_GATHER, said);
     if (!motion)
         return no_memory;
+    if (exchange->job->devices && exchange->job->layout->n_buckets > 0)
+        return give_to_devices(motion);
     for (uint32_t b = 0; b < exchange->job->layout->n_buckets; b++) {
         for (unsigned node = 0; node < exchange->n_nodes; node++) {
             struct engine_move move = bucket_weights(exchange, EXCHANGE_WEIGHTS, b, exchange->self);
@@ -688,6 +864,12 @@ static void unlink_motion(struct motion *motion)
     *link = motion->next;
 }
 
+static void drop_motion(struct motion *motion)
+{
+    unlink_motion(motion);
+    motion_free(motion);
+}
+
 /* Done with it: node 0 is told, unless it was only sent again. */
 static void finish(struct motion *motion)
 {
@@ -796,10 +978,37 @@ static void adopt_done(struct work *work)
     job_settle(job);
 }
 
+/* And they are on this node's GPUs. */
+static void adopted_there(void *userdata, int result)
+{
+    struct motion *motion = userdata;
+    struct job *job = motion->exchange->job;
+
+    job->n_io--;
+    motion->working = false;
+    if (result == 0) {
+        finish(motion);
+    } else if (result != -ECANCELED) { /* it is sent again */
+        motion->arrived = false;
+        motion->exchange->ops.wrong(motion->exchange->ops.userdata, no_memory);
+    }
+    job_settle(job);
+}
+
 static void adopt(struct motion *motion)
 {
     struct job *job = motion->exchange->job;
 
+    if (job->devices) {
+        job->n_io++;
+        motion->working = true;
+        if (device_job_adopt(job, adopted_there, motion) == 0)
+            return;
+        job->n_io--;
+        motion->working = motion->arrived = false;
+        motion->exchange->ops.wrong(motion->exchange->ops.userdata, no_memory);
+        return;
+    }
     motion->work = (struct work){.run = adopt_run, .done = adopt_done, .n_items = job->layout->n_params};
     motion->working = true;
     job->n_io++;
@@ -872,7 +1081,8 @@ void exchange_broken(struct exchange *exchange)
     while (*link) {
         struct motion *motion = *link;
 
-        if (motion->arrived) {
+        /* What GPUs are at is known when their engine has ended. */
+        if (motion->arrived || (motion->on_devices && motion->working)) {
             link = &motion->next;
             continue;
         }

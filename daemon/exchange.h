@@ -17,6 +17,12 @@
  * Where the slot of the only local rank is the piece (step_sends_slots) it is lent instead, and sent at once; looking
  * at it goes on meanwhile. It is given back when all have it.
  *
+ * Where gradients, state and weights lie on GPUs (device: cuda), parcels and the gathering of weights are orders to the
+ * engine of the GPUs instead (step-device.h, devices.h), in the order in which node 0 says them, which is one on all
+ * nodes: each rank is a source of its own there, and every owner adds. All take part in what is said again, too. The
+ * rest, what is rare, goes through the host's memory in the way above: initial weights and windows by the mirror of the
+ * state (state.h), state that is read by copies of it.
+ *
  * An engine that fails takes its orders with it (exchange_broken). Node 0 then says again what has not arrived
  * everywhere, and where it has: who has it only sends.
  *
@@ -72,6 +78,8 @@ struct exchange_ops {
     void (*fetch)(void *userdata, uint64_t id, enum exchange_kind kind, const uint64_t *params, size_t n_params);
     /* Another segment of that number, or none. Return: 0 or -errno. */
     int (*share)(void *userdata, enum exchange_segment number, const struct segment *segment);
+    /* What was said cannot be done after all: the generation is broken. why: a static sentence. */
+    void (*wrong)(void *userdata, const char *why);
     void *userdata;
 };
 

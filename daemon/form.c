@@ -304,6 +304,13 @@ static int reserve_exchange(const struct job *job, uint32_t piece)
     return segments_reserve(exchange_segments(nodes_exchange(job->nodes)), EXCHANGE_WEIGHTS, piece);
 }
 
+static int reserve_devices(struct job *job)
+{
+    int r = devices_reserve(job->devices);
+
+    return r == 0 && job->nodes ? device_job_reserve(job) : r;
+}
+
 static void reserve_run(struct work *work, uint32_t item)
 {
     struct job *job = container_of(work, struct job, reserve_work);
@@ -313,7 +320,7 @@ static void reserve_run(struct work *work, uint32_t item)
     if (item < state_n_reserve_pieces(job->state))
         r = state_reserve(job->state, item);
     else if (job->devices)
-        r = devices_reserve(job->devices);
+        r = reserve_devices(job);
     else
         r = reserve_exchange(job, item - state_n_reserve_pieces(job->state));
     if (r < 0)
@@ -383,7 +390,7 @@ void job_formed(struct job *job)
         job->ledger.ranks[r].accumulate = job->ranks[r].on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
     }
     job->phase = JOB_INITIALISING;
-    if (job->nodes)
+    if (job->nodes && !job->devices) /* else that was said when its memory was there, but for the GPUs' */
         nodes_formed(job->nodes);
     job_settle(job);
 }
@@ -474,6 +481,8 @@ void job_give_up(struct job *job, unsigned code, const char *why)
     tell_given_up(job);
     if (job->nodes && job->layout)
         exchange_cancel(nodes_exchange(job->nodes)); /* nobody will serve them any more */
+    if (job->devices && job->phase != JOB_WAITING)
+        devices_cancel(job->devices); /* nor will other nodes' GPUs answer */
     form_settle_doom(job);
 }
 
@@ -922,6 +931,8 @@ void job_train(struct job *job)
 {
     if (job->nodes)
         exchange_spread_is_over(nodes_exchange(job->nodes));
+    if (job->nodes && job->devices)
+        device_job_empty(job);
     job->has_weights = true;
     job->phase = JOB_TRAINING;
     job->times.last_commit_ns = job_now(job);

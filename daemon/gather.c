@@ -551,7 +551,9 @@ static void reading_fetched(void *userdata, int result)
 {
     struct reading *reading = userdata;
 
-    if (result == -ECANCELED && reading->job->devices) { /* with the job */
+    if (result == -ECANCELED && reading->job->devices && !reading->job->doom) { /* with the job */
+        if (--reading->n_waiting > 0)
+            return;
         segment_deinit(&reading->segment);
         free(reading);
         return;

@@ -437,6 +437,9 @@ void form_settle_doom(struct job *job);
 void job_train(struct job *job);
 /* What was lent of a parcel is added here to what this node owns. */
 void collect_combined(struct job *job, uint32_t parcel);
+/* Where the rank's gradients of the parcel lie, and in which ring; NULL: it has pushed nothing of it there. */
+struct ring_slot *collect_find_slot(const struct job_rank *rank, uint32_t parcel, uint32_t micro_batch, uint32_t pass,
+                                    struct ring **ring);
 /* A parcel's partial sums have arrived everywhere: its next ones may be made. */
 void collect_settled(struct job *job, uint32_t parcel);
 /* A promised parcel of this node is awaited: it is summed now. */

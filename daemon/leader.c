@@ -466,7 +466,7 @@ static void hear_forming(struct leader *leader, unsigned node, const struct node
         n->declared = false;
         break;
     case NODE_UNFORMED:
-        if (leader->phase == LEADER_FORMING)
+        if (leader->phase == LEADER_FORMING || leader->phase == LEADER_STARTING) /* then it is its GPUs */
             refuse_as(leader, message);
         break;
     case NODE_MANIFEST:

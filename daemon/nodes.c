@@ -11,6 +11,7 @@
 
 #include "daemon/base.h"
 #include "daemon/cause.h"
+#include "daemon/devices.h"
 #include "daemon/failpoint.h"
 #include "daemon/job.h"
 #include "daemon/log.h"
@@ -35,7 +36,8 @@ struct nodes {
     struct wire_arena heard, said; /* what is said while something is heard needs room of its own */
     uint8_t *buffer;               /* NODE_MESSAGE_MAX_BYTES */
     uint32_t generation;
-    bool connected;
+    bool connected;               /* all engines of the generation are */
+    bool has_engine, has_devices; /* that of this node's host memory is, that of its GPUs */
     bool said_declared, said_unformed, said_request;
     bool withdraws;   /* and node 0 has not answered */
     bool holds_back;  /* of BACK, until it is answered */
@@ -74,6 +76,7 @@ static int share(void *userdata, enum exchange_segment number, const struct segm
     return nodes->ops.share(nodes->ops.userdata, number, segment);
 }
 
+static void cannot_be_done(void *userdata, const char *why);
 static void forget_shown(struct nodes *nodes);
 
 static int make_leader(struct nodes *nodes)
@@ -95,8 +98,12 @@ static int make_leader(struct nodes *nodes)
 int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops)
 {
     struct nodes *nodes = calloc(1, sizeof(*nodes));
-    const struct exchange_ops exchange_ops = {
-        .order = give_order, .moved = parcel_is_moved, .fetch = ask_fetch, .share = share, .userdata = nodes};
+    const struct exchange_ops exchange_ops = {.order = give_order,
+                                              .moved = parcel_is_moved,
+                                              .fetch = ask_fetch,
+                                              .share = share,
+                                              .wrong = cannot_be_done,
+                                              .userdata = nodes};
     int r;
 
     if (!nodes)
@@ -177,6 +184,7 @@ void nodes_drop(struct nodes *nodes)
     if (nodes->leader)
         (void)leader_form(nodes->leader, NULL);
     nodes->ops.stop_engine(nodes->ops.userdata);
+    nodes->has_engine = nodes->has_devices = false;
     if (nodes->exchange)
         exchange_drop(nodes->exchange);
     free(steal_ptr(nodes->passed));
@@ -485,7 +493,12 @@ static bool fill_masks(struct nodes *nodes, const struct reduction *reduction)
     uint32_t n_parts = step->layout->parcels[reduction->parcel].n_parts;
     bool whole = true;
 
-    for (uint32_t k = 0; k < n_parts; k++) {
+    /* Between GPUs each rank's gradient travels by itself. */
+    for (uint32_t k = 0; step->devices && k < n_parts; k++) {
+        nodes->masks[k] = reduction->masks[k];
+        whole &= (unsigned)__builtin_popcountll(reduction->masks[k]) == step->n_local;
+    }
+    for (uint32_t k = 0; !step->devices && k < n_parts; k++) {
         nodes->masks[k] = 0;
         for (unsigned i = 0; i < step->n_pieces; i++) {
             unsigned first = step->pieces[i].first - step->first_local;
@@ -562,10 +575,20 @@ static void ask_fetch(void *userdata, uint64_t id, enum exchange_kind kind, cons
 
 /* ---- the engine ---------------------------------------------------------------------------------------- */
 
+enum { VALUE_OF_DEVICES = 1 }; /* tag of VALUE: of the engines of GPUs */
+
+/* The engines of the generation are of no more use. */
+static void end_generation(struct nodes *nodes)
+{
+    nodes->connected = nodes->has_engine = nodes->has_devices = false;
+    if (nodes->job->devices)
+        devices_stop(nodes->job->devices); /* first: what it has under way is forgotten then */
+    exchange_broken(nodes->exchange);
+}
+
 static void engine_is_broken(struct nodes *nodes, const char *why)
 {
-    nodes->connected = false;
-    exchange_broken(nodes->exchange);
+    end_generation(nodes);
     nodes_report(nodes, (struct node_message){.kind = NODE_BROKEN, .generation = nodes->generation, .text = why});
 }
 
@@ -575,6 +598,11 @@ static void break_engine(struct nodes *nodes, const char *before, const char *af
     snprintf(nodes->why, sizeof(nodes->why), "%snode %u (%s) %s%s", before, nodes->self, address_of(nodes, nodes->self),
              after, what);
     engine_is_broken(nodes, nodes->why);
+}
+
+static void cannot_be_done(void *userdata, const char *why)
+{
+    break_engine(userdata, "", "cannot do what node 0 says: ", why);
 }
 
 /* wrong: NULL, or why it could not be. */
@@ -591,17 +619,18 @@ static void hear_engine(struct nodes *nodes, const struct node_message *message)
     if (message->generation <= nodes->generation || !nodes->job->layout)
         return;
     nodes->generation = message->generation;
-    nodes->connected = false;
-    exchange_broken(nodes->exchange);
+    end_generation(nodes);
     if (message->text[0])
         job_note_engine(nodes->job, nodes->generation, message->text);
     if (nodes->ops.start_engine(nodes->ops.userdata, nodes->generation, exchange_segments(nodes->exchange), why,
                                 sizeof(why)) < 0)
         break_engine(nodes, "", "has no engine: ", why);
+    else if (nodes->job->devices)
+        devices_next(nodes->job->devices, nodes->generation);
     job_settle(nodes->job); /* an abort may have waited for what is forgotten */
 }
 
-void nodes_engine_ready(struct nodes *nodes)
+static void is_connected(struct nodes *nodes)
 {
     size_t n = exchange_list_arrived(nodes->exchange, NULL, 0);
     _cleanup_free_ uint64_t *tags = calloc(n + 1, sizeof(*tags));
@@ -616,18 +645,64 @@ void nodes_engine_ready(struct nodes *nodes)
                             .kind = NODE_CONNECTED, .generation = nodes->generation, .numbers = tags, .n_numbers = n});
 }
 
+static void try_connected(struct nodes *nodes)
+{
+    if (nodes->has_engine && (nodes->has_devices || !nodes->job->devices))
+        is_connected(nodes);
+}
+
+void nodes_engine_ready(struct nodes *nodes)
+{
+    nodes->has_engine = true;
+    try_connected(nodes);
+}
+
+void nodes_devices_ready(struct nodes *nodes)
+{
+    nodes->has_devices = true;
+    try_connected(nodes);
+}
+
 void nodes_engine_done(struct nodes *nodes, const struct engine_done *done)
 {
     exchange_done(nodes->exchange, done);
     job_settle(nodes->job);
 }
 
+static void put(struct nodes *nodes, uint64_t tag, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    nodes_report(nodes, (struct node_message){.kind = NODE_VALUE,
+                                              .generation = nodes->generation,
+                                              .tag = tag,
+                                              .text = key,
+                                              .bytes = value,
+                                              .n_bytes = n_bytes});
+}
+
 void nodes_engine_put(struct nodes *nodes, const char *key, const uint8_t *value, size_t n_bytes)
 {
-    nodes_report(
-        nodes,
-        (struct node_message){
-            .kind = NODE_VALUE, .generation = nodes->generation, .text = key, .bytes = value, .n_bytes = n_bytes});
+    put(nodes, 0, key, value, n_bytes);
+}
+
+void nodes_devices_put(struct nodes *nodes, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    put(nodes, VALUE_OF_DEVICES, key, value, n_bytes);
+}
+
+void nodes_devices_failed(struct nodes *nodes, const char *why)
+{
+    break_engine(nodes, "on ", "", why);
+    job_settle(nodes->job);
+}
+
+static void hear_value(struct nodes *nodes, const struct node_message *message)
+{
+    if (message->generation != nodes->generation || message->node == nodes->self)
+        return;
+    if (message->tag == VALUE_OF_DEVICES && nodes->job->devices)
+        devices_value(nodes->job->devices, message->text, message->bytes, message->n_bytes);
+    else if (message->tag == 0)
+        (void)nodes->ops.value(nodes->ops.userdata, message->text, message->bytes, message->n_bytes);
 }
 
 void nodes_engine_failed(struct nodes *nodes, const struct engine_failure *failure)
@@ -844,8 +919,7 @@ static bool obey_around(struct nodes *nodes, const struct node_message *message)
         hear_engine(nodes, message);
         break;
     case NODE_VALUE:
-        if (message->generation == nodes->generation && message->node != nodes->self)
-            (void)nodes->ops.value(nodes->ops.userdata, message->text, message->bytes, message->n_bytes);
+        hear_value(nodes, message);
         break;
     case NODE_RANK:
         mirror_hear(job->mirror, message);

@@ -69,6 +69,11 @@ void nodes_engine_done(struct nodes *nodes, const struct engine_done *done);
 void nodes_engine_put(struct nodes *nodes, const char *key, const uint8_t *value, size_t n_bytes);
 void nodes_engine_failed(struct nodes *nodes, const struct engine_failure *failure);
 
+/* The same of the engine of the GPUs, where there are any. why: a sentence without a full stop. */
+void nodes_devices_ready(struct nodes *nodes);
+void nodes_devices_put(struct nodes *nodes, const char *key, const uint8_t *value, size_t n_bytes);
+void nodes_devices_failed(struct nodes *nodes, const char *why);
+
 struct nodes_status nodes_status(const struct nodes *nodes);
 
 /* ---- for the job --------------------------------------------------------------------------------------- */

@@ -13,7 +13,13 @@
 
 /* ---- reduce ---------------------------------------------------------------------------------------------- */
 
-/* Who has pushed what, by ranks of the world; and which accumulators hold something already. */
+/* Bits of the masks are ranks of the world: a job of one node has no others. */
+static bool is_pusher(const struct reduction *reduction, uint32_t part, unsigned local)
+{
+    return reduction->masks[part] >> (reduction->step->first_local + local) & 1;
+}
+
+/* Who has pushed what, and which accumulators hold something already. */
 static void set_inputs(const struct reduction *reduction, struct device_keep *keep)
 {
     const struct step *step = reduction->step;
@@ -24,12 +30,7 @@ static void set_inputs(const struct reduction *reduction, struct device_keep *ke
         uint64_t *mask = &keep->inputs.masks[(size_t)(parcel->first_part + i) * n_words];
 
         memset(mask, 0, n_words * sizeof(*mask));
-        for (unsigned local = 0; local < step->n_local; local++) {
-            unsigned rank = step->first_local + local;
-
-            if (reduction->masks[i] >> local & 1)
-                mask[rank / 64] |= UINT64_C(1) << rank % 64;
-        }
+        mask[0] = reduction->masks[i];
         keep->inputs.begun[parcel->first_part + i] = step->begun[parcel->first_part + i];
     }
 }
@@ -39,7 +40,7 @@ static bool has_pushed(const struct reduction *reduction, unsigned local)
     const struct layout_parcel *parcel = &reduction->step->layout->parcels[reduction->parcel];
 
     for (uint32_t i = 0; i < parcel->n_parts; i++)
-        if (reduction->masks[i] >> local & 1)
+        if (is_pusher(reduction, i, local))
             return true;
     return false;
 }
@@ -74,12 +75,12 @@ static void take_results(const struct reduction *reduction)
 
     for (uint32_t c = parcel->first_chunk; c < parcel->first_chunk + parcel->n_chunks; c++) {
         const struct layout_chunk *chunk = &step->layout->chunks[c];
-        uint64_t mask = reduction->masks[chunk->part - parcel->first_part];
+        uint32_t part = chunk->part - parcel->first_part;
 
-        if (mask && state_owns(step->state, chunk->rank))
+        if (reduction->masks[part] && state_owns(step->state, chunk->rank))
             step->results[c].squares = results->squares[c];
         for (unsigned local = 0; local < step->n_local; local++)
-            if (mask >> local & 1)
+            if (is_pusher(reduction, part, local))
                 step->sums[(size_t)c * step->n_local + local] = results->sums[(size_t)c * step->n_local + local];
     }
     if (found->found)
@@ -115,6 +116,21 @@ static void reduce_done(void *userdata, int result)
     step_reduced(reduction);
 }
 
+static void combine_done(void *userdata, int result)
+{
+    struct reduction *reduction = userdata;
+
+    reduction->cancelled = result < 0;
+    if (result == 0 && !reduction->give_only)
+        take_results(reduction);
+    if (result == 0 && !reduction->give_only) {
+        step_reduced(reduction);
+        return;
+    }
+    reduction->busy = false;
+    reduction->done(reduction->userdata, reduction);
+}
+
 /* The order could not be made for want of a few bytes: it is tried again from the loop. */
 static void post_again(struct work *work)
 {
@@ -127,7 +143,7 @@ static void do_nothing(struct work *work, uint32_t item)
     (void)item;
 }
 
-void step_device_reduce(struct reduction *reduction)
+static int order_reduction(struct reduction *reduction, devices_done done)
 {
     struct step *step = reduction->step;
     struct device_slot slots[DEVICE_MAX_LOCAL];
@@ -136,12 +152,34 @@ void step_device_reduce(struct reduction *reduction)
                                                 .micro_batch = reduction->micro_batch,
                                                 .pass = reduction->pass,
                                                 .slots = slots,
-                                                .n_slots = find_slots(reduction, slots)}};
+                                                .n_slots = find_slots(reduction, slots),
+                                                .give_only = reduction->give_only}};
     uint64_t n_bytes = layout_parcel_bytes(step->layout, reduction->parcel) * step->n_local;
 
     (void)failpoint("reduce");
     set_inputs(reduction, devices_keep(step->devices));
-    if (devices_order(step->devices, &command, n_bytes, reduce_done, reduction) == 0)
+    return devices_order(step->devices, &command, n_bytes, done, reduction);
+}
+
+int step_device_combine(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction),
+                        void *userdata)
+{
+    int r;
+
+    reduction->busy = true;
+    reduction->done = done;
+    reduction->userdata = userdata;
+    r = order_reduction(reduction, combine_done);
+    if (r < 0)
+        reduction->busy = false;
+    return r;
+}
+
+void step_device_reduce(struct reduction *reduction)
+{
+    struct step *step = reduction->step;
+
+    if (order_reduction(reduction, reduce_done) == 0)
         return;
     reduction->work = (struct work){.run = do_nothing, .done = post_again, .n_items = 1};
     worker_post(step->pool, &reduction->work);
@@ -164,6 +202,12 @@ static void order_again(struct work *work)
     order_rest(container_of(work, struct step, update_work));
 }
 
+/* Of several nodes all gather when all have updated. */
+static bool gathers(const struct step *step)
+{
+    return step->layout->world_size > 1 && step->n_local == step->layout->world_size;
+}
+
 /* The update, and then the gathering, which takes effect later and so need not be waited for here. */
 static void order_rest(struct step *step)
 {
@@ -174,7 +218,7 @@ static void order_rest(struct step *step)
     uint64_t n_bytes = step->layout->padded_elems * 3 * sizeof(float);
 
     for (; step->n_to_order > 0; step->n_to_order--) {
-        bool first = step->layout->world_size == 1 || step->n_to_order == 2;
+        bool first = !gathers(step) || step->n_to_order == 2;
 
         if (devices_order(step->devices, first ? &update : &gather, n_bytes, update_done, step) == 0)
             continue;
@@ -192,6 +236,6 @@ void step_device_update(struct step *step)
     (void)failpoint("update");
     memcpy(keep->inputs.contributed, step->contributed, step->layout->n_params);
     memcpy(keep->inputs.scalars, step->scalars, step->layout->n_params * sizeof(*step->scalars));
-    step->n_updating = step->n_to_order = step->layout->world_size > 1 ? 2 : 1;
+    step->n_updating = step->n_to_order = gathers(step) ? 2 : 1;
     order_rest(step);
 }

@@ -10,8 +10,16 @@ struct reduction;
 struct step;
 struct step_finding;
 
-/* Slots to accumulators: masks[], sources[] and held[] are set. step_reduced() follows. */
+/* One node. Slots to accumulators: masks[], sources[] and held[] are set. step_reduced() follows. */
 void step_device_reduce(struct reduction *reduction);
+
+/*
+ * Several nodes: the same of a step_combine(), whose masks[] are over the ranks of the world; sources[] and held[] are
+ * by local rank. All nodes do it in one order. done() follows, with `cancelled` when the engine is gone, and lets go of
+ * what is held. Return: 0, -ENOMEM, or -ECANCELED.
+ */
+int step_device_combine(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction),
+                        void *userdata);
 
 /* Scalars and what has contributed are set. update_done() follows, when all ranks have the weights. */
 void step_device_update(struct step *step);

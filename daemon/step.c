@@ -65,7 +65,7 @@ static bool sends_slots(const struct layout *layout, unsigned n_local, enum dtyp
 
 bool step_gets_slots(const struct step *step, unsigned n_ranks, uint32_t parcel)
 {
-    return sends_slots(step->layout, n_ranks, step->wire, step->layout->parcels[parcel].bucket);
+    return !step->devices && sends_slots(step->layout, n_ranks, step->wire, step->layout->parcels[parcel].bucket);
 }
 
 bool step_sends_slots(const struct step *step, uint32_t parcel)
@@ -94,7 +94,7 @@ static int make_staging(struct step *step)
 {
     int r;
 
-    if (is_alone(step))
+    if (is_alone(step) || step->devices)
         return 0;
     r = segment_init(&step->staging_segment, "staging",
                      step_staging_bytes(step->layout, step->n_local, step->n_pieces, step->wire));
@@ -478,7 +478,9 @@ struct reduction *step_combine(struct step *step, uint32_t parcel, uint32_t micr
 
     reduction->combining = true;
     reduction->slots = 0;
+    reduction->give_only = reduction->cancelled = false;
     reduction->n_sources = 0;
+    memset(reduction->held, 0, sizeof(reduction->held));
     return reduction;
 }
 

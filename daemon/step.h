@@ -21,6 +21,9 @@
  * subtree of the rank tree whose ranks are all local) into staging, pieces of all
  * nodes travel to the owners, and step_combine() adds them there. The bits are the same.
  *
+ * On GPUs slices travel between ranks, wherever those are: of several nodes each reduction is a step_combine() of what
+ * the ranks of the world have pushed, with a mask bit for each of them.
+ *
  * Where there is one local rank, and its gradients are of the type that travels, its slot is
  * the piece, and staging has no place for it: a reduction then only takes the 64-bit sums of what
  * others own. Those of what is owned here come of step_combine(), and so does what is not finite.
@@ -58,6 +61,8 @@ struct reduction {
     const uint8_t **sources; /* per local rank: its slot; combining: per piece, as in staging */
     unsigned n_sources;
     uint64_t slots;                        /* combining: bit i when source i is the slot of one rank */
+    bool give_only;                        /* on GPUs: it has been added here already, and is sent to others again */
+    bool cancelled;                        /* on GPUs: of done(): it was not done */
     struct ring *held[STEP_MAX_RANKS];     /* for the caller: what keeps the sources readable */
     unsigned source_ranks[STEP_MAX_RANKS]; /* combining: first rank of each piece, in order */
     void (*done)(void *userdata, struct reduction *reduction);
@@ -115,7 +120,7 @@ struct step_options {
     struct worker_pool *pool;
     unsigned first_local, n_local;
     enum optimizer optimizer;
-    struct devices *devices; /* NULL: host memory. Else its ranks are all ranks, and the state is a mirror (state.h) */
+    struct devices *devices; /* NULL: host memory. Else the state is a mirror (state.h) */
     enum dtype
         wire; /* partial sums are rounded to it, once: DTYPE_F32 or DTYPE_BF16; unused when all ranks are local */
 };

@@ -122,7 +122,7 @@ static void fill_done(void *userdata, int result)
     struct job *job = userdata;
     struct window *window = job->window;
 
-    if (result == -ECANCELED && job->devices)
+    if (result == -ECANCELED && job->devices && !job->doom)
         return; /* with the job */
     if (result < 0)
         window->fill_result = result;
@@ -460,7 +460,7 @@ static void mirror_stored(void *userdata, int result)
 {
     struct job *job = userdata;
 
-    if (result == -ECANCELED) /* with the job */
+    if (result == -ECANCELED && !job->doom) /* with the job */
         return;
     device_job_empty(job);
     charge_deinit(&job->window->mirror_charge);
@@ -471,7 +471,11 @@ static void store_again(struct work *work)
 {
     struct window *window = container_of(work, struct window, again);
 
-    if (device_job_store(window->job, mirror_stored, window->job) < 0)
+    int r = device_job_store(window->job, mirror_stored, window->job);
+
+    if (r == -ECANCELED)
+        mirror_stored(window->job, r);
+    else if (r < 0)
         worker_post(window->job->pool, &window->again);
 }
 
@@ -547,7 +551,7 @@ static void mirror_loaded(void *userdata, int result)
 {
     struct job *job = userdata;
 
-    if (result != -ECANCELED && (result < 0 || start_transfer(job, TRANSFER_STORE, store_done) < 0))
+    if ((result != -ECANCELED || job->doom) && (result < 0 || start_transfer(job, TRANSFER_STORE, store_done) < 0))
         refuse_commit(job);
 }
 

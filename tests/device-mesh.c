@@ -67,6 +67,16 @@ static void on_failed(void *userdata, const struct device_failure *failure)
     snprintf(node->what, sizeof(node->what), "%s", failure->what);
 }
 
+/* Reported before it was closed, and read after that. */
+static void on_late(void *userdata, const struct device_done *done)
+{
+    struct gpus_node *node = userdata;
+
+    assert_true(!node->ended && done->tag < GPUS_MAX_DONE && !node->done[done->tag]);
+    node->done[done->tag] = 1;
+    node->n_late++;
+}
+
 static void on_ended(void *userdata)
 {
     struct gpus_node *node = userdata;
@@ -257,6 +267,7 @@ void gpus_start(struct gpus *gpus)
                     .done = on_done,
                     .put = on_put,
                     .failed = on_failed,
+                    .late = on_late,
                     .ended = on_ended,
                     .userdata = node},
         };

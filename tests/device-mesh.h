@@ -48,6 +48,7 @@ struct gpus_node {
     bool said, has_tag;
     uint64_t tag;
     uint8_t *done; /* by tag */
+    unsigned n_late;
     struct device_done last;
 };
 

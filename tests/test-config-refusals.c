@@ -215,7 +215,10 @@ static void test_several_nodes(void **state)
         {"collective: local\n", "collective", "local does not reach other nodes"},
         {"collective: nccl\n", "collective", "nccl needs device: cuda"},
         {"collective: gloo\ndevice: cuda\n", "device", "cuda needs collective: nccl"},
-        {"collective: nccl\ndevice: cuda\n", "device", "cuda is for one node"},
+        {"collective: nccl\ndevice: cuda\ncommunication_data_type: bf16\n", "communication_data_type",
+         "gradients travel between nodes in their own type; allowed: fp32"},
+        {"collective: nccl\ndevice: cuda\nzero_optimization: {stage: 3}\n", "zero_optimization.stage",
+         "3 with device: cuda is not served"},
     };
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config;
@@ -245,6 +248,49 @@ static void test_several_nodes(void **state)
     config_problems_deinit(&problems);
 
     config_free(load_valid_with(MINIMAL "device: cuda\ncollective: nccl\n", &both_engines));
+}
+
+/* GPUs of several nodes: how many, and what they need beside NCCL. */
+static void test_devices_of_several_nodes(void **state)
+{
+    static const struct config_build only_nccl = {.have_nccl = true};
+    static const struct {
+        unsigned n_nodes, n_ranks; /* on each node */
+        const struct config_build *build;
+        const char *key, *text;
+    } cases[] = {
+        {2, 8, &only_nccl, "device", "needs the engine zerod-engine-gloo, too"},
+        {2, 17, &both_engines, "world.nodes", "17 ranks with a GPU each on node 0; allowed: at most 16"},
+        {13, 5, &both_engines, "world.size",
+         "65 ranks, and with device: cuda each rank's gradients travel by "
+         "themselves between nodes; allowed: at most 64"},
+        {4, 16, &both_engines, NULL, NULL},
+        {2, 3, &both_engines, NULL, NULL},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct config_problems problems = CONFIG_PROBLEMS_NULL;
+        struct config *config = NULL;
+        char text[2048];
+        int n = snprintf(text, sizeof(text),
+                         "listen: {socket: /a}\ncollective: nccl\ndevice: cuda\n"
+                         "world: {size: %u, key_file: /k, nodes: [",
+                         cases[i].n_nodes * cases[i].n_ranks);
+
+        for (unsigned k = 0; k < cases[i].n_nodes; k++)
+            n += snprintf(text + n, sizeof(text) - (size_t)n, "%s{address: \"a:%u\", ranks: %u}", k > 0 ? ", " : "",
+                          k + 1, cases[i].n_ranks);
+        snprintf(text + n, sizeof(text) - (size_t)n, "]}\n");
+        assert_int_equal(load(&config, text, cases[i].build, &problems), cases[i].text ? CONFIG_E_INVALID : 0);
+        assert_int_equal(problems.n_errors, cases[i].text ? 1 : 0);
+        if (cases[i].text) {
+            assert_string_equal(problems.items[0].key, cases[i].key);
+            assert_non_null(strstr(problems.items[0].text, cases[i].text));
+        } else {
+            config_free(config);
+        }
+        config_problems_deinit(&problems);
+    }
 }
 
 /* What is served in host memory alone. */
@@ -501,11 +547,17 @@ static void test_distance(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_refusals_of_worlds),
-        cmocka_unit_test(test_several_nodes),  cmocka_unit_test(test_device),
-        cmocka_unit_test(test_too_many_nodes), cmocka_unit_test(test_wire_between_nodes),
-        cmocka_unit_test(test_socket_length),  cmocka_unit_test(test_all_problems_at_once),
-        cmocka_unit_test(test_hostile_texts),  cmocka_unit_test(test_distance),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_refusals_of_worlds),
+        cmocka_unit_test(test_several_nodes),
+        cmocka_unit_test(test_devices_of_several_nodes),
+        cmocka_unit_test(test_device),
+        cmocka_unit_test(test_too_many_nodes),
+        cmocka_unit_test(test_wire_between_nodes),
+        cmocka_unit_test(test_socket_length),
+        cmocka_unit_test(test_all_problems_at_once),
+        cmocka_unit_test(test_hostile_texts),
+        cmocka_unit_test(test_distance),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/base.h"
 #include "tests/device-machine.h"
@@ -21,6 +22,9 @@ enum { STRIDES = 16 };
 #else
 enum { STRIDES = 1 };
 #endif
+
+static const struct gpus_options two_gpus = {.n_nodes = 1, .n_local = 2};
+static const struct gpus_options two_nodes = {.n_nodes = 2, .n_local = 2};
 
 static unsigned n_restarts;
 
@@ -172,6 +176,58 @@ static bool survive(const struct gpus_options *options, const char *fault, uint6
     return n_restarts > before;
 }
 
+/* Results come a moment before the report. */
+static void await_results(const struct gpus *gpus)
+{
+    const struct device_keep *keep = &gpus->nodes[0].keep;
+    const struct device_plan *plan = &keep->plan;
+    const struct exact_sum zero = {0};
+    unsigned waited_ms = 0;
+
+    for (uint32_t c = 0; c < plan->head->n_chunks; c++)
+        while (memcmp(&keep->results.squares[c], &zero, sizeof(zero)) == 0) {
+            assert_true(waited_ms++ < GPUS_PATIENCE_MS);
+            usleep(1000);
+        }
+}
+
+/* Orders that had ended, when nobody had read so: their lanes were used again, so they are not to be done again. */
+static void test_closed_before_it_was_heard(void **state)
+{
+    uint64_t tags[64];
+    struct gpus gpus;
+    uint32_t n;
+
+    gpus_init(&gpus, &two_gpus);
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    gpus_write_state(&gpus);
+    gpus_open_step(&gpus);
+    n = gpus.layout->n_parcels;
+    assert_true(n > DEVICE_LANES && n <= ARRAY_SIZE(tags));
+    for (uint32_t micro = 0; micro < 2; micro++) {
+        gpus_make_gradients(&gpus, micro + 1, true);
+        gpus_push(&gpus);
+        memset(gpus.nodes[0].keep.results.squares, 0,
+               gpus.nodes[0].keep.plan.head->n_chunks * sizeof(struct exact_sum));
+        for (uint32_t i = 0; i < n; i++)
+            tags[i] = gpus_order_reduce(&gpus, i, micro, 0);
+        if (micro == 1) {
+            await_results(&gpus);
+            restart(&gpus);
+            assert_true(gpus.nodes[0].n_late >= n - 1);
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            if (!gpus_is_done(&gpus, tags[i]))
+                gpus_wait_done(&gpus, micro == 1 ? gpus_order_reduce(&gpus, i, micro, tags[i]) : tags[i]);
+            gpus_reduced(&gpus, i, micro);
+        }
+    }
+    gpus_check_gradients(&gpus);
+    gpus_check_squares(&gpus);
+    gpus_deinit(&gpus);
+}
+
 /* Killed at the first call of an entry point, and at later ones, until the engine lives. */
 static void kill_at(const struct gpus_options *options, const char *entry, unsigned stride)
 {
@@ -186,9 +242,6 @@ static void kill_at(const struct gpus_options *options, const char *entry, unsig
     } while (survive(options, fault, 0));
     assert_true(n > 1 + stride);
 }
-
-static const struct gpus_options two_gpus = {.n_nodes = 1, .n_local = 2};
-static const struct gpus_options two_nodes = {.n_nodes = 2, .n_local = 2};
 
 static void test_killed_at_copies(void **state)
 {
@@ -546,6 +599,7 @@ static void test_programs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_closed_before_it_was_heard),
         cmocka_unit_test(test_killed_at_setup),
         cmocka_unit_test(test_killed_at_copies),
         cmocka_unit_test(test_killed_at_kernels),

@@ -610,8 +610,9 @@ void reduce_finish(struct nccl_engine *engine, struct nccl_order *order)
 {
     struct reduction reduction = reduction_of(engine, order);
 
-    if (!order->command.reduce.give_only)
-        engine->results.findings[reduction.parcel_id] = (struct device_result_finding){.found = false};
+    if (order->command.reduce.give_only)
+        return; /* it has been told already, and the next reduction of the parcel may be under way */
+    engine->results.findings[reduction.parcel_id] = (struct device_result_finding){.found = false};
     for (unsigned i = 0; i < engine->n_gpus; i++) {
         keep_owned(&reduction, &engine->gpus[i]);
         keep_own(&reduction, &engine->gpus[i]);
