@@ -43,6 +43,14 @@ static void put(void *to, const void *from, size_t n_bytes)
         fail("cannot write to the GPU");
 }
 
+/* Of several nodes each has GPUs of its own, from number 0 on. */
+static int gpu_of(int rank)
+{
+    const char *local = getenv("LOCAL_RANK");
+
+    return local ? atoi(local) : rank;
+}
+
 /* Return: is it a job on GPUs? */
 static bool is_on_gpu(struct zerod *c, int rank)
 {
@@ -50,7 +58,7 @@ static bool is_on_gpu(struct zerod *c, int rank)
 
     if (zerod_job(c, &job) != 0 || !job.cuda)
         return false;
-    if (!gpu && (gpu_open(&gpu, rank) != 0 || !(arena = gpu_alloc(gpu, ARENA_BYTES)) ||
+    if (!gpu && (gpu_open(&gpu, gpu_of(rank)) != 0 || !(arena = gpu_alloc(gpu, ARENA_BYTES)) ||
                  !(scratch = gpu_alloc(gpu, ARENA_BYTES))))
         fail("no GPU");
     return true;

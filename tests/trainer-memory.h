@@ -4,7 +4,8 @@
 /*
  * Trainers of tests compute in host memory. Of a job on GPUs they have gradients and weights there by these calls,
  * which stand for those of the library of the same names and do the same in host memory. The GPU is the one of the
- * rank's number, of the stand-ins (ZEROD_LIBCUDA). One handle at a time; failures end the program with a sentence.
+ * rank's number, or of LOCAL_RANK, of the stand-ins (ZEROD_LIBCUDA). One handle at a time; failures end the program
+ * with a sentence.
  */
 
 #include <stddef.h>

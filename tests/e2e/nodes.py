@@ -53,8 +53,16 @@ class Nodes:
             rank -= n
         raise ValueError("no such rank")
 
-    def spawn(self, program, *args, rank, **more):
-        return self.daemons[self.node_of(rank)].spawn(program, *args, rank=rank, **more)
+    def local_rank(self, rank):
+        return rank - sum(self.ranks[:self.node_of(rank)])
+
+    def spawn(self, program, *args, rank, env=None, **more):
+        env = {"LOCAL_RANK": self.local_rank(rank), **(env or {})}
+        return self.daemons[self.node_of(rank)].spawn(program, *args, rank=rank, env=env, **more)
+
+    @property
+    def build(self):
+        return self.daemons[0].build
 
     @property
     def patience(self):

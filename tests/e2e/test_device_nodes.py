@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Jobs on the GPUs of several nodes: a daemon for each node on this machine's loopback, with the engine over the stand-ins
+of tests/sim, and the bits of one node in host memory, whatever dies.
+"""
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import time
+
+import pytest
+
+from conftest import wait_for
+from golden_bits import golden_run, make_case, read_results
+from kills import References, finish, judge, results, start, train
+from node_faults import engines
+from nodes import Nodes
+from puppet import REFUSED, Puppet, all_do
+from test_golden_daemon import check_rank, make_config
+
+pytestmark = pytest.mark.threads
+
+SHORT = 24
+CUDA = {"device": "cuda", "collective": "nccl", "deterministic": True}
+
+
+def on_gpus(build, *items):
+    """The environment of daemons whose GPUs are stand-ins."""
+    return {"ZEROD_DEVICE_ENGINE": build.path("tests/sim/zerod-engine-nccl-sim"),
+            "ZEROD_SIM": ",".join(("devices=16", *items))}
+
+
+# ---- bits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage, ranks", [(1, (1, 1)), (2, (2, 2)), (2, (2, 1)), (1, (1, 2, 1))])
+def test_bits(zerod, build, tmp_path, stage, ranks):
+    case = make_case(sum(ranks), "AdamW")
+    nodes = Nodes(zerod, tmp_path, ranks, make_config(case, stage=stage, bucket_elems=500, **CUDA), on_gpus(build))
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    (tmp_path / "how.json").write_text(json.dumps({"order": "random", "seed": 1}))
+    processes = [nodes.spawn(build.path("tests/golden-client"), tmp_path / "case.json", tmp_path / "how.json", rank,
+                             tmp_path / f"rank{rank}", rank=rank) for rank in range(sum(ranks))]
+    nodes.wait(processes, 90 * build.patience)
+    steps = golden_run(case)
+    for rank in range(sum(ranks)):
+        check_rank(case, steps, read_results(tmp_path / f"rank{rank}"))
+
+
+# ---- engines that end ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def references(build, tmp_path_factory):
+    if not build.options.get("failpoints"):
+        pytest.skip("a build without failpoints: meson setup -Dfailpoints=true")
+    return References(build, tmp_path_factory.mktemp("references"))
+
+
+@pytest.fixture
+def cluster(zerod, build, tmp_path):
+    """cluster(ranks, stage=2, sim={node: what its GPUs do}, **config) -> the daemons of a job on the GPUs of nodes."""
+
+    def begin(ranks, stage=2, sim=None, **config):
+        env = [on_gpus(build, *(sim or {}).get(node, ())) for node in range(len(ranks))]
+        return Nodes(zerod, tmp_path, ranks, {"zero_optimization": {"stage": stage, "reduce_bucket_size": 2000},
+                                              "gradient_clipping": 1.0, **CUDA, **config}, env)
+
+    return begin
+
+
+def said(nodes, code):
+    return sum(daemon.log().count(f"{code} ") for daemon in nodes.daemons)
+
+
+@pytest.mark.parametrize("ranks, stage", [((1, 1), 1), ((2, 1), 2), ((1, 1, 1), 2)])
+def test_undisturbed(cluster, references, ranks, stage):
+    """Write windows, norms and state that is read are in it."""
+    nodes = cluster(ranks, stage)
+    judge(train(nodes, [[]] * sum(ranks), n_steps=SHORT), nodes, references.get(sum(ranks), n_steps=SHORT))
+    assert said(nodes, "E1502") == 0
+
+
+def test_sums_of_nccl(cluster):
+    """In an order of its own, and so with bits of its own, the same on all ranks."""
+    nodes = cluster((2, 1), deterministic=False)
+    found = results(train(nodes, [[]] * 3, n_steps=8))
+    assert all(len(found[word, step]) == 1 for word in ("weights", "norm") for step in range(8)), nodes.logs()
+
+
+@pytest.mark.parametrize("ranks, stage, seed", [((1, 1), 2, 1), ((2, 1), 1, 2), ((1, 1, 1), 2, 3)])
+def test_engines_killed(cluster, references, ranks, stage, seed):
+    """Of either kind, on any node, at any moment."""
+    nodes = cluster(ranks, stage)
+    lives, rng, n_killed = start(nodes, [[]] * sum(ranks), n_steps=SHORT), random.Random(seed), 0
+    while any([rank.tend() for rank in lives]):
+        time.sleep(rng.uniform(0, 0.2))
+        found = engines(rng.choice(nodes.daemons))
+        if found and n_killed < 12 and nodes.daemons[0].status()["step"] > n_killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rng.choice(found), signal.SIGKILL)
+                n_killed += 1
+    judge(lives, nodes, references.get(sum(ranks), n_steps=SHORT))
+    assert n_killed >= 3, "it trained too fast to be disturbed"
+    assert said(nodes, "E1502") > 0 and nodes.daemons[0].status()["counters"]["n_aborts"] == 0
+
+
+@pytest.mark.parametrize("fault, reason", [
+    ("ncclSend:async=ncclRemoteError@150", "NCCL"),
+    ("cudaMemcpyAsync:async=cudaErrorIllegalAddress@700", "illegal memory"),
+    ("cudaEventRecord:kill@900", "killed by signal 9"),
+], ids=["nccl", "gpu", "kill"])
+def test_engine_fails(cluster, references, fault, reason):
+    """Every engine of one node fails so, each after some time, and all nodes have others."""
+    nodes = cluster((1, 2), sim={1: [fault]})
+    judge(train(nodes, [[]] * 3, n_steps=SHORT, timeout=120), nodes, references.get(3, n_steps=SHORT))
+    for daemon in nodes.daemons:
+        assert re.search(rf"cause +on node \d \(.*\) the engine of the GPUs .*{reason}", daemon.log()), nodes.logs()
+
+
+def test_engine_hangs(cluster, references):
+    """It is replaced when an order misses its deadline, a minute."""
+    nodes = cluster((1, 1), sim={1: ["sim_launch:hang@300"]})
+    judge(train(nodes, [[]] * 2, n_steps=8, timeout=300), nodes, references.get(2, n_steps=8))
+    assert re.search(r"on node \d .* took more than \d+ ms", nodes.daemons[0].log()), nodes.logs()
+
+
+# ---- an engine that never begins -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_not_formed(cluster, node):
+    """On no node; every rank is told, nothing is held, and they may try again."""
+    nodes = cluster((1, 1), sim={node: ["cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY@2"]})
+    ranks = [Puppet(daemon, rank, env={"LOCAL_RANK": 0}).attach() for rank, daemon in enumerate(nodes.daemons)]
+    for _ in range(2):
+        for answer in all_do(ranks, "form"):
+            assert answer.r == REFUSED and answer["error"]["code"] == 1502, answer
+            assert "bytes left (cuMemCreate)" in answer.text, answer.text
+        for daemon in nodes.daemons:
+            wait_for(daemon.log, lambda d=daemon: not d.status()["formed"])
+        for rank in ranks:
+            rank.ok("clear")
+
+
+# ---- trainers and daemons that die -----------------------------------------------------------------------------------
+
+
+PLANS = {
+    "mid-push": [f"Push.sent:kill@{37 + 50 * i}" for i in range(3)],
+    "pushed": [f"EndBackward.wait:kill@{5 + i}" for i in range(3)],
+    "waiting": [f"Step.wait:kill@{3 + i}" for i in range(3)],
+    "window": ["WriteBegin.wait:kill@2", "WriteEnd.send:kill@1", "WriteEnd.wait:kill@2"],
+}
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("kind", PLANS)
+def test_trainer_killed(cluster, references, kind, rank):
+    """What its GPU had not done when it died is never done: if that was in a sum, the step is aborted for it."""
+    nodes = cluster((2, 1))
+    plans = [[]] * 3
+    plans[rank] = PLANS[kind]
+    judge(train(nodes, plans, n_steps=SHORT, timeout=120), nodes, references.get(3, n_steps=SHORT),
+          "E1302 step aborted.*differ")
+
+
+def test_steps_are_aborted(cluster, references):
+    """By a rank, in the middle of a backward, when it asks for the step, and in a window."""
+    nodes = cluster((1, 1))
+    plan = [["--at", "3.1.6:abort", "--at", "7.0.step:abort", "--at", "8.0.window:abort", "--at", "11.0.0:abort"]]
+    judge(train(nodes, [plan, []], n_steps=SHORT), nodes, references.get(2, n_steps=SHORT),
+          "E1302 step aborted.*the test wants it so|no error")
+
+
+def test_backward_is_given_up(cluster, references):
+    """What was announced to the other nodes is taken back, or if it is in a sum already, the step begins again."""
+    nodes = cluster((1, 1))
+    plans = [[["--at", "4.1.7:abandon", "--at", "9.0.0:abandon"]], [["--at", "4.1.0:sleep=500"]]]
+    judge(train(nodes, plans, n_steps=SHORT), nodes, references.get(2, n_steps=SHORT), "E1007|no error")
+    assert said(nodes, "E1007") >= 2
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_daemon_killed(cluster, references, node):
+    """The run ends on all nodes: nothing hangs on the GPUs of the others, and the next run begins from the start."""
+    nodes = cluster((1, 1))
+    lives = start(nodes, [[], []], n_steps=SHORT)
+    wait_for(nodes.logs, lambda: nodes.daemons[0].status()["step"] > 3)
+    nodes.daemons[node].kill()
+    nodes.start(node)
+    for life in lives:
+        life.last.wait()
+    wait_for(nodes.logs, lambda: not nodes.daemons[1 - node].status()["formed"])  # dropped, engines and all
+    ranks = start(nodes, [[], []], n_steps=SHORT)
+    judge(finish(ranks, nodes), nodes, references.get(2, n_steps=SHORT))
+    assert "E1503" in nodes.daemons[1 - node].log()
