@@ -192,8 +192,8 @@ static void mark_keys(struct fy_node *node, const char *section, bool *named)
 
 static void test_sample_files_name_every_key(void **state)
 {
-    static const char *const files[] = {"config/stage1.yaml", "config/stage2.yaml", "config/stage3.yaml",
-                                        "config/cuda.yaml", "config/multi-node.yaml"};
+    static const char *const files[] = {"config/stage1.yaml", "config/stage2.yaml",     "config/stage3.yaml",
+                                        "config/cuda.yaml",   "config/cuda-nodes.yaml", "config/multi-node.yaml"};
     struct fy_parse_cfg cfg = {.flags = FYPCF_ALLOW_DUPLICATE_KEYS};
     size_t n_keys;
     const struct config_key *keys = config_table(&n_keys);
@@ -251,6 +251,11 @@ static void test_sample_files_load(void **state)
     assert_int_equal(config->world.size, 8);
     assert_int_equal(config->device, CONFIG_DEVICE_CUDA);
     assert_int_equal(config->collective, CONFIG_COLLECTIVE_NCCL);
+    config_free(config);
+    load_sample("config/cuda-nodes.yaml", &config);
+    assert_int_equal(config->world.nodes.n_items, 2);
+    assert_int_equal(config_local_ranks(config), 8);
+    assert_int_equal(config->device, CONFIG_DEVICE_CUDA);
     config_free(config);
     load_sample("config/quickstart.yaml", &config);
     assert_int_equal(config->zero.stage, 2);
