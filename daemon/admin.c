@@ -58,14 +58,16 @@ static uint64_t ring_bytes_held(const struct job *job, bool overflow)
     return n;
 }
 
-/* What the engine has allocated: none of it is this process's. */
+/* What the engine has allocated: none of it is this process's. Offloaded: what it keeps to undo something is gradients.
+ */
 static void fill_device_memory(const struct job *job, struct status_bytes *memory)
 {
-    static const struct {
+    enum status_memory state = job->planned.offloaded ? STATUS_MEMORY_GRADIENT : STATUS_MEMORY_STATE;
+    const struct {
         enum status_memory memory;
         enum device_piece_kind kind;
-    } classes[] = {{STATUS_MEMORY_STATE, DEVICE_STATE},
-                   {STATUS_MEMORY_STATE, DEVICE_UNDO},
+    } classes[] = {{state, DEVICE_STATE},
+                   {state, DEVICE_UNDO},
                    {STATUS_MEMORY_GRADIENT, DEVICE_GRADIENT},
                    {STATUS_MEMORY_RING, DEVICE_RING},
                    {STATUS_MEMORY_WEIGHTS, DEVICE_WEIGHTS}};
@@ -94,6 +96,10 @@ static void fill_memory(const struct job *job, struct status_bytes *memory)
     memory[STATUS_MEMORY_POOL] =
         (struct status_bytes){job->gathered ? pool_held_bytes(job->gathered) : 0, planned->pool};
     memory[STATUS_MEMORY_FIXED] = (struct status_bytes){planned->fixed, planned->fixed};
+    if (planned->offloaded)
+        memory[STATUS_MEMORY_STATE].held_bytes += job->state->weights.n_bytes;
+    if (job->devices)
+        memory[STATUS_MEMORY_STAGING].held_bytes = planned->staging;
     if (job->devices && job->phase != JOB_RESERVING) /* then it is being made */
         fill_device_memory(job, memory);
 }

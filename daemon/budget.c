@@ -8,6 +8,7 @@
 #include "daemon/exchange.h"
 #include "daemon/ledger.h"
 #include "daemon/ring.h"
+#include "daemon/step-offload.h"
 #include "daemon/step.h"
 
 enum { MAX_TICKETS = 65536 };
@@ -28,7 +29,8 @@ struct plan_options budget_options(const struct config *config, const struct lay
                                    uint64_t n_parcels)
 {
     uint32_t n_tickets = budget_n_tickets(n_parcels);
-    bool on_devices = config->device == CONFIG_DEVICE_CUDA;
+    bool on_devices = config->device == CONFIG_DEVICE_CUDA, offloaded = config_offloads(config);
+    uint64_t device_staging = devices_bounce_bytes() + (offloaded ? offload_staging_bytes(layout) : 0);
     struct device_plan_options device = {.layout = layout, .first_local = ranks.first_local, .n_local = ranks.n_local};
 
     return (struct plan_options){
@@ -39,8 +41,9 @@ struct plan_options budget_options(const struct config *config, const struct lay
         .first_local_rank = ranks.first_local,
         .n_local_ranks = ranks.n_local,
         .on_devices = on_devices,
+        .offloaded = offloaded,
         .ring_holds_all = budget_ring_holds_all(config, layout, ranks.n_local),
-        .staging_bytes = exchange_bytes(config, layout) + (on_devices ? devices_bounce_bytes() : 0),
+        .staging_bytes = exchange_bytes(config, layout) + (on_devices ? device_staging : 0),
         .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
         .part_rank_bytes = sizeof(struct ledger_entry),
         .parcel_bytes = sizeof(uint32_t) * ranks.n_local,

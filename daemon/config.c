@@ -44,6 +44,11 @@ void config_free(struct config *config)
 
 DEFINE_CLEANUP(struct config *, config_free);
 
+bool config_offloads(const struct config *config)
+{
+    return config->device == CONFIG_DEVICE_CUDA && config->zero.offload_optimizer == CONFIG_OFFLOAD_CPU;
+}
+
 unsigned config_local_ranks(const struct config *config)
 {
     if (config->world.nodes.n_items == 0)

@@ -8,6 +8,8 @@
 #include "daemon/cause.h"
 #include "daemon/job.h"
 #include "daemon/nodes.h"
+#include "daemon/step-offload.h"
+#include "daemon/step.h"
 #include "daemon/weights.h"
 
 /* ---- what is where --------------------------------------------------------------------------------------- */
@@ -107,7 +109,7 @@ static void add_bucket(const struct job *job, struct moves *moves, bool write, u
 
 static void add_all(const struct job *job, struct moves *moves, bool write)
 {
-    for (uint32_t b = 0; b < job->layout->n_buckets; b++)
+    for (uint32_t b = 0; job->state->mirror && b < job->layout->n_buckets; b++)
         for (enum state_kind kind = 0; kind < STATE_N_KINDS; kind++)
             add_bucket(job, moves, write, b, kind);
     add_weights(job, moves, write, 0, job->layout->weight_bytes, job->state->weights.map);
@@ -268,6 +270,7 @@ int device_job_new(struct job *job)
                      .optimizer = config->optimizer.type,
                      .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
                      .deterministic = config->deterministic,
+                     .offload = config_offloads(config),
                      .ring_bytes = plan_device_ring_bytes(job->layout, config->zero.overlap_comm)},
             .node = config->world.node,
             .n_nodes = (unsigned)MAX(config->world.nodes.n_items, (size_t)1),
@@ -277,6 +280,10 @@ int device_job_new(struct job *job)
 
 void device_job_start(struct job *job)
 {
+    if (job->step->offload) {
+        devices_share(job->devices, DEVICES_STAGING, offload_staging(job->step->offload));
+        devices_share(job->devices, DEVICES_WEIGHTS, &job->state->weights);
+    }
     if (job->nodes)
         nodes_formed(job->nodes);
     else
@@ -292,6 +299,8 @@ uint64_t device_job_mirror_bytes(const struct job *job)
 
 void device_job_empty(struct job *job)
 {
+    if (!job->state->mirror)
+        return;
     segment_punch(&job->state->state, 0, job->state->state.n_bytes);
     segment_punch(&job->state->weights, 0, job->state->weights.n_bytes);
 }
@@ -412,7 +421,7 @@ static void init_store(struct work *work, uint32_t item)
     const struct request_init *request = &io->request;
 
     (void)item;
-    io->result = reserve_init(io->job, request);
+    io->result = io->job->state->mirror ? reserve_init(io->job, request) : 0;
     if (io->result == 0)
         weights_store(io->job->state, io->job->kernels, request->param, request->start_elem, request->n_elems,
                       io->bytes);
@@ -429,7 +438,7 @@ static void init_stored(struct work *work)
     io->moves.n = 0;
     add_weights(job, &io->moves, true, p->weight_offset_bytes + request->start_elem * elem_bytes,
                 request->n_elems * elem_bytes, state_weights(job->state, request->param, request->start_elem));
-    if (p->trainable && p->dtype != DTYPE_F32)
+    if (job->state->mirror && p->trainable && p->dtype != DTYPE_F32)
         add_values(job, &io->moves, true, request->param, STATE_MASTER, request->start_elem, request->n_elems,
                    state_master(job->state, p->bucket, p->offset_elems + request->start_elem));
     if (io->result < 0 || io_copy(io, init_written) < 0)
@@ -476,7 +485,7 @@ void device_job_init(struct job *job, struct job_rank *rank, const struct reques
         init_end(io, false);
 }
 
-int device_job_reserve(struct job *job)
+static int reserve_mirror(struct job *job)
 {
     const struct state *state = job->state;
     int r = segment_reserve(&state->weights, 0, state->weights.n_bytes);
@@ -489,6 +498,15 @@ int device_job_reserve(struct job *job)
                               slice * job_n_local(job) * sizeof(float));
     }
     return r;
+}
+
+int device_job_reserve(struct job *job)
+{
+    int r = devices_reserve(job->devices);
+
+    if (r == 0 && job->step->offload)
+        r = offload_reserve(job->step->offload);
+    return r == 0 && job->nodes ? reserve_mirror(job) : r;
 }
 
 static void adopt_run(struct work *work, uint32_t item)

@@ -5,7 +5,9 @@
  * A job whose gradients, state and weights lie on GPUs: what form.c, gather.c, window.c and collect.c do with memory
  * that is not the daemon's. The step itself is step-device.c's; engines are devices.h's.
  *
- * What has to be looked at here is copied here: a parameter's state into the segment of a reader; initial weights, and
+ * Where the optimizer is offloaded the state is here, and so is a copy of the weights, as in a job without GPUs: what
+ * reads or writes state then works on that, and device_job_store() brings the weights to the GPUs. Otherwise
+ * what has to be looked at here is copied here: a parameter's state into the segment of a reader; initial weights, and
  * all of the state when a write window is committed, through the mirror (state.h), so that the code that judges and
  * stores is the same. done(): result 0, -ENOMEM, or -ECANCELED: the job is going, and nothing is to be done any more
  * but to free what the call used; never from within the call. Loop thread.
@@ -24,8 +26,8 @@ struct verification;
 
 /* The layout stands: job->devices, nothing runs. Return: 0 or -ENOMEM. */
 int device_job_new(struct job *job);
-/* What is needed for forming on several nodes beside devices_reserve(): the mirror's pages for initial weights. Any
- * thread. Return: 0 or -errno. */
+/* Pages of what engines share, of what is staged, and on several nodes the mirror's for initial weights. Any thread,
+ * once. Return: 0 or -errno. */
 int device_job_reserve(struct job *job);
 /* job->devices has its pages: job_formed() or job_unformed() follows; with several nodes when node 0 has said ENGINE.
  */
@@ -48,10 +50,11 @@ int device_job_fill(struct job *job, const struct segment *segment, devices_done
 
 /* What the mirror takes when it is loaded whole. */
 uint64_t device_job_mirror_bytes(const struct job *job);
-/* State and weights into the mirror, and back. Return: 0, -ENOMEM, or -ECANCELED: by devices_cancel(). */
+/* State and weights into the mirror, and back; offloaded: the weights, to the GPUs alone. Return: 0, -ENOMEM, or
+ * -ECANCELED: by devices_cancel(). */
 int device_job_load(struct job *job, devices_done done, void *userdata);
 int device_job_store(struct job *job, devices_done done, void *userdata);
-/* The mirror's pages go. */
+/* The mirror's pages go, if it is one. */
 void device_job_empty(struct job *job);
 
 /* v->copy has room: what was pushed comes there, and v->work is posted. */

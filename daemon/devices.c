@@ -61,6 +61,7 @@ struct devices {
     struct devices_options options;
     struct device_keep keep;
     struct segment bounce;
+    const struct segment *shared[DEVICES_N_SEGMENTS]; /* beside it; NULL: none */
     bool has_keep, closing;
     struct device *device;
     uv_timer_t pause, lost;
@@ -173,7 +174,10 @@ int devices_order(struct devices *devices, const struct device_command *command,
                   void *userdata)
 {
     struct order order = {.command = *command, .n_bytes = n_bytes, .done = done, .userdata = userdata};
-    size_t size = command->type == DEVICE_COMMAND_REDUCE ? command->reduce.n_slots * sizeof(struct device_slot) : 0;
+    bool reduces = command->type == DEVICE_COMMAND_REDUCE, copies = command->type == DEVICE_COMMAND_COPY;
+    size_t size = reduces  ? command->reduce.n_slots * sizeof(struct device_slot)
+                  : copies ? command->copy.n_moves * sizeof(struct device_move)
+                           : 0;
 
     if (devices->cancelled)
         return -ECANCELED;
@@ -181,8 +185,11 @@ int devices_order(struct devices *devices, const struct device_command *command,
         order.array = malloc(size);
         if (!order.array)
             return -ENOMEM;
-        memcpy(order.array, command->reduce.slots, size);
-        order.command.reduce.slots = order.array;
+        memcpy(order.array, reduces ? (const void *)command->reduce.slots : command->copy.moves, size);
+        if (reduces)
+            order.command.reduce.slots = order.array;
+        else
+            order.command.copy.moves = order.array;
     }
     return add_order(devices, &order);
 }
@@ -419,6 +426,9 @@ static void engine_is_ready(void *userdata, const char *versions)
     devices->ready = devices->was_ready = true;
     devices->n_collectives = 0;
     (void)device_share(devices->device, BOUNCE, &devices->bounce);
+    for (uint32_t i = 0; i < DEVICES_N_SEGMENTS; i++)
+        if (devices->shared[i] && devices->shared[i]->n_bytes > 0)
+            (void)device_share(devices->device, i, devices->shared[i]);
     for (unsigned i = 0; i < devices->keep.plan.head->n_local; i++)
         for (uint32_t number = 0; number < DEVICE_MAX_EVENTS; number++)
             if (devices_has_event(devices, i, number))
@@ -691,6 +701,11 @@ uint64_t devices_table_bytes(const struct device_plan_options *plan)
     return device_plan_bytes(plan) + layout->n_chunks * per_chunk + layout->n_parts * per_part +
            layout->n_params * per_param + layout->n_parcels * sizeof(struct device_result_finding) +
            plan->n_local * (DEVICE_LANES * sizeof(struct device_mark) + layout->n_buckets * sizeof(uint64_t));
+}
+
+void devices_share(struct devices *devices, enum devices_segment number, const struct segment *segment)
+{
+    devices->shared[number] = segment;
 }
 
 static void init_timers(struct devices *devices)

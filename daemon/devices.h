@@ -55,10 +55,15 @@ struct devices_options {
     struct devices_ops ops;
 };
 
+/* Host memory that engines are given, by number; 0 is what copies go through. */
+enum devices_segment { DEVICES_STAGING = 1, DEVICES_WEIGHTS = 2, DEVICES_N_SEGMENTS };
+
 /* Nothing runs yet. Return: 0 or -ENOMEM. */
 int devices_new(struct devices **out, const struct devices_options *options);
 /* What engines share with the daemon, with its pages. Any thread, once. Return: 0 or -errno. */
 int devices_reserve(struct devices *devices);
+/* Before devices_start(). segment: not consumed, must outlive it, with its pages. */
+void devices_share(struct devices *devices, enum devices_segment number, const struct segment *segment);
 /* One node. The first engine: ready() or failed(). */
 void devices_start(struct devices *devices);
 /* Several nodes. The engine of that generation, once the one before has ended. */
@@ -82,8 +87,9 @@ struct device_keep *devices_keep(struct devices *devices);
 /* ---- orders ---------------------------------------------------------------------------------------------- */
 
 /*
- * DEVICE_COMMAND_REDUCE, _UPDATE or _GATHER; tag, deadline and collective are set here, arrays are copied. n_bytes:
- * what it moves, for the deadline. Return: 0, -ENOMEM, or -ECANCELED after devices_cancel().
+ * DEVICE_COMMAND_REDUCE, _UPDATE, _GATHER or, for what is shared, _COPY; tag, deadline and collective are set here,
+ * arrays are copied. n_bytes: what it moves, for the deadline. Return: 0, -ENOMEM, or -ECANCELED after
+ * devices_cancel().
  */
 int devices_order(struct devices *devices, const struct device_command *command, uint64_t n_bytes, devices_done done,
                   void *userdata);

@@ -108,6 +108,13 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
 
 static void print_sum(char *dst, size_t size, const struct plan_bytes *b)
 {
+    if (b->offloaded) {
+        snprintf(dst, size,
+                 "state %" PRIu64 " + staging %" PRIu64 " + pool %" PRIu64 " + fixed %" PRIu64 " = %" PRIu64
+                 " bytes\n(and %" PRIu64 " bytes on the GPUs)",
+                 b->state, b->staging, b->pool, b->fixed, b->needed, b->device);
+        return;
+    }
     if (b->device > 0) {
         snprintf(dst, size,
                  "staging %" PRIu64 " + pool %" PRIu64 " + fixed %" PRIu64 " = %" PRIu64 " bytes\n(and %" PRIu64
@@ -268,7 +275,8 @@ static int make_state(struct job *job)
     if (config->device == CONFIG_DEVICE_CUDA && device_job_new(job) < 0)
         return -ENOMEM;
     r = state_new(&job->state, &(struct state_options){
-                                   .mirror = job->devices != NULL,
+                                   .mirror = job->devices && !config_offloads(config),
+                                   .no_gradient = config_offloads(config),
                                    .layout = job->layout,
                                    .stage = (unsigned)config->zero.stage,
                                    .first_rank = job->first_rank,
@@ -304,13 +312,6 @@ static int reserve_exchange(const struct job *job, uint32_t piece)
     return segments_reserve(exchange_segments(nodes_exchange(job->nodes)), EXCHANGE_WEIGHTS, piece);
 }
 
-static int reserve_devices(struct job *job)
-{
-    int r = devices_reserve(job->devices);
-
-    return r == 0 && job->nodes ? device_job_reserve(job) : r;
-}
-
 static void reserve_run(struct work *work, uint32_t item)
 {
     struct job *job = container_of(work, struct job, reserve_work);
@@ -320,7 +321,7 @@ static void reserve_run(struct work *work, uint32_t item)
     if (item < state_n_reserve_pieces(job->state))
         r = state_reserve(job->state, item);
     else if (job->devices)
-        r = reserve_devices(job);
+        r = device_job_reserve(job);
     else
         r = reserve_exchange(job, item - state_n_reserve_pieces(job->state));
     if (r < 0)

@@ -475,7 +475,7 @@ static void reading_run(struct work *work, uint32_t item)
         reading->result = -ENOMEM;
         return;
     }
-    if (job->devices)
+    if (job->state->mirror)
         return; /* it is copied there */
     if (!p->trainable)
         job->kernels->convert_to_f32(dst, state_frozen(job->state, reading->param), p->dtype, p->n_elems);
@@ -537,11 +537,11 @@ static void reading_done(struct work *work)
     struct reading *reading = container_of(work, struct reading, work);
     struct job *job = reading->job;
 
-    if (job->devices && reading->result == 0 &&
+    if (job->state->mirror && reading->result == 0 &&
         device_job_read(job, reading->param, reading->kind, (float *)(void *)reading->segment.map, reading_fetched,
                         reading) == 0)
         return;
-    if (job->devices)
+    if (job->state->mirror)
         reading->result = -ENOMEM;
     if (--reading->n_waiting == 0)
         finish_reading(reading);
@@ -551,7 +551,7 @@ static void reading_fetched(void *userdata, int result)
 {
     struct reading *reading = userdata;
 
-    if (result == -ECANCELED && reading->job->devices && !reading->job->doom) { /* with the job */
+    if (result == -ECANCELED && reading->job->state->mirror && !reading->job->doom) { /* with the job */
         if (--reading->n_waiting > 0)
             return;
         segment_deinit(&reading->segment);

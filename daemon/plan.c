@@ -95,11 +95,11 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
 /* What an engine saves before it changes it. */
 static uint64_t undo_bytes(const struct layout *layout, const struct plan_options *options)
 {
-    uint64_t largest = 0;
+    uint64_t largest = 0, n_arrays = 1 + (options->offloaded ? 0 : (uint64_t)options->n_moments);
 
     for (uint32_t b = 0; b < layout->n_buckets; b++)
         largest = MAX(largest, layout_partition_elems(layout, b));
-    return mul(mul(largest, sizeof(float)), (uint64_t)UNDO_LANES * (1 + options->n_moments) * options->n_local_ranks);
+    return mul(mul(largest, sizeof(float)), (uint64_t)UNDO_LANES * n_arrays * options->n_local_ranks);
 }
 
 static uint64_t gradient_bytes(const struct layout *layout, const struct plan_options *options)
@@ -193,13 +193,19 @@ void plan_bytes_by_class(const struct layout *layout, const struct plan_options 
         .pool = pool_bytes(layout, options),
         .fixed = fixed_bytes(layout, options),
     };
-    if (options->on_devices)
-        out->state = add(out->state, undo_bytes(layout, options));
-    out->device = add(add(out->state, out->gradient), add(out->ring, out->weights));
+    out->offloaded = options->on_devices && options->offloaded;
     out->needed = add(out->staging, add(out->pool, out->fixed));
-    if (!options->on_devices) {
-        out->needed = add(out->needed, out->device);
-        out->device = 0;
+    if (out->offloaded) {
+        out->state = add(out->state, options->stage == 3 ? 0 : pages(layout->weight_bytes));
+        out->gradient = add(out->gradient, undo_bytes(layout, options));
+        out->needed = add(out->needed, out->state);
+    } else if (options->on_devices) {
+        out->state = add(out->state, undo_bytes(layout, options));
+        out->device = out->state;
     }
+    if (options->on_devices)
+        out->device = add(out->device, add(out->gradient, add(out->ring, out->weights)));
+    else
+        out->needed = add(out->needed, add(add(out->state, out->gradient), add(out->ring, out->weights)));
     out->total = add(out->needed, out->overflow);
 }

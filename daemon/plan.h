@@ -39,6 +39,7 @@ struct plan_options {
     bool private_weights; /* weights: private, one copy for each local rank beside the node's */
     bool overlap_comm;
     bool on_devices;           /* device: cuda: state, gradient, ring and weights are on the node's GPUs */
+    bool offloaded;            /* but the state is not */
     unsigned first_local_rank; /* the ranks of this node, whose partitions it owns */
     unsigned n_local_ranks;
     uint64_t stage3_max_live_elems; /* per rank */
@@ -71,6 +72,8 @@ struct plan_options {
  *   pool       stage 3: L x stage3_max_live_elems x 4, at most the range; else 0
  *              On GPUs: a copy for each local rank; and the state has what an engine keeps to undo what it was at
  *              when it ended: three times a slice of the largest bucket in fp32 and its moments, for each local rank
+ *              Offloaded, the state is in host memory and has a copy of the weights as well; what is kept to undo
+ *              something is of the accumulators alone, and counts as gradient
  *   fixed      the layout's own tables and names, what the options say per chunk, parameter, part, parcel
  *              and local rank, L credit pages, fixed_bytes
  */
@@ -86,6 +89,7 @@ struct plan_bytes {
     uint64_t needed; /* all of them but overflow: what forming takes of the host's memory */
     uint64_t total;  /* the most that is ever held of it */
     uint64_t device; /* those that are on GPUs, in none of the two sums */
+    bool offloaded;  /* the state is not one of them */
 };
 
 void plan_bytes_by_class(const struct layout *layout, const struct plan_options *options, struct plan_bytes *out);

@@ -41,7 +41,7 @@ static void plan_places(struct state *state, const struct state_options *options
             take(state_bytes, bucket->owned_elems, options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
         places[b].exp_avg = take(state_bytes, bucket->owned_elems, options->moments.m);
         places[b].exp_avg_sq = take(state_bytes, bucket->owned_elems, options->moments.v);
-        places[b].acc = take(gradient_bytes, bucket->owned_elems, true);
+        places[b].acc = take(gradient_bytes, bucket->owned_elems, !options->no_gradient);
     }
     for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];

@@ -20,6 +20,8 @@
  *
  * Pages are reserved by a work on the workers (state_reserve_*), never on the loop.
  *
+ * Of a job on GPUs whose optimizer is offloaded all of this is here but the gradient.
+ *
  * A mirror is the same of a state that lies on GPUs: places without pages, but for the journal. Whoever needs some of
  * it here reserves those pages, copies (device-job.h), and gives them back.
  */
@@ -49,7 +51,7 @@ struct state_bucket {
     float *master;                     /* at owned_start */
     float *exp_avg;                    /* at owned_start; NULL if the optimizer has none */
     float *exp_avg_sq;
-    float *acc; /* at owned_start */
+    float *acc; /* at owned_start; NULL: on GPUs */
 };
 
 struct state {
@@ -74,7 +76,8 @@ struct state_options {
     unsigned stage;
     unsigned first_rank, n_ranks; /* owned */
     struct optimizer_moments moments;
-    bool mirror; /* the state lies on GPUs: only the journal is reserved */
+    bool mirror;      /* the state lies on GPUs: only the journal is reserved */
+    bool no_gradient; /* only the gradient does: no accumulators here */
 };
 
 /* Creates the segments, sparse. Return: 0 or -errno. */

@@ -10,6 +10,7 @@
 #include "daemon/failpoint.h"
 #include "daemon/config.h"
 #include "daemon/step-device.h"
+#include "daemon/step-offload.h"
 
 _Static_assert((int)STEP_MAX_RANKS == (int)CONFIG_MAX_LOCAL_RANKS, "what config admits, a mask must hold");
 
@@ -131,7 +132,8 @@ int step_new(struct step **out, const struct step_options *options)
     step->scalars = calloc(layout->n_params, sizeof(*step->scalars));
     if (!step->results || !step->sums || !step->begun || !step->contributed || !step->measured || !step->squares ||
         !step->scalars || make_reductions(step, &step->reductions) < 0 || make_staging(step) < 0 ||
-        (!is_alone(step) && make_reductions(step, &step->combinations) < 0)) {
+        (!is_alone(step) && make_reductions(step, &step->combinations) < 0) ||
+        (step->devices && !step->state->mirror && offload_new(&step->offload, step) < 0)) {
         step_free(step);
         return -ENOMEM;
     }
@@ -152,6 +154,7 @@ void step_free(struct step *step)
     free(step->measured);
     free(step->squares);
     free(step->scalars);
+    offload_free(step->offload);
     segment_deinit(&step->staging_segment);
     pthread_mutex_destroy(&step->finding_lock);
     free(step);
@@ -569,29 +572,38 @@ double step_param_norm(const struct step *step, const struct exact_sum *squares)
 
 /* ---- update -------------------------------------------------------------------------------------------- */
 
-static void update_run(struct work *work, uint32_t item)
+void step_update_chunk(const struct step *step, uint32_t id, const float *acc)
 {
-    struct step *step = container_of(work, struct step, update_work);
-    const struct layout_chunk *chunk = &step->layout->chunks[item];
+    const struct layout_chunk *chunk = &step->layout->chunks[id];
     const struct layout_param *param = &step->layout->params[chunk->param];
     uint64_t elem = param->offset_elems + chunk->start_elem;
     bool publish = step->state->stage != 3 && param->dtype != DTYPE_F32;
     struct update_args args;
 
     (void)failpoint("update");
-    if (!step->contributed[chunk->param] || !state_owns(step->state, chunk->rank))
+    if (!step->contributed[chunk->param])
         return;
     args = (struct update_args){
         .p = state_master(step->state, param->bucket, elem),
         .m = state_exp_avg(step->state, param->bucket, elem),
         .v = state_exp_avg_sq(step->state, param->bucket, elem),
-        .acc = state_acc(step->state, param->bucket, elem),
+        .acc = acc,
         .w16 = publish ? state_weights(step->state, chunk->param, chunk->start_elem) : NULL,
         .w16_dtype = publish ? param->dtype : DTYPE_F32,
         .n_elems = chunk->n_elems,
         .k = &step->scalars[chunk->param],
     };
     step->kernels->update[step->optimizer](&args);
+}
+
+static void update_run(struct work *work, uint32_t item)
+{
+    const struct step *step = container_of(work, struct step, update_work);
+    const struct layout_chunk *chunk = &step->layout->chunks[item];
+    const struct layout_param *param = &step->layout->params[chunk->param];
+
+    if (state_owns(step->state, chunk->rank))
+        step_update_chunk(step, item, state_acc(step->state, param->bucket, param->offset_elems + chunk->start_elem));
 }
 
 static void update_done(struct work *work)
@@ -626,7 +638,9 @@ void step_update(struct step *step, const struct step_update *update, void (*don
     step->update_done = done;
     step->update_userdata = userdata;
     step->update_work = (struct work){.run = update_run, .done = update_done, .n_items = step->layout->n_chunks};
-    if (step->devices && step->layout->n_buckets > 0)
+    if (step->offload && step->layout->n_buckets > 0)
+        offload_update(step->offload);
+    else if (step->devices && step->layout->n_buckets > 0)
         step_device_update(step);
     else
         worker_post(step->pool, &step->update_work);

@@ -46,6 +46,7 @@ enum {
 };
 
 struct devices;
+struct offload;
 struct ring;
 struct step;
 
@@ -89,6 +90,7 @@ struct step {
     enum optimizer optimizer;
     struct devices *devices;         /* that hold what is computed with: step-device.c; NULL: it is here */
     unsigned n_updating, n_to_order; /* orders of the update: not done yet, and of these not given yet */
+    struct offload *offload;         /* masters and moments are here nevertheless: step-offload.c; else NULL */
 
     struct reduction *reductions;   /* per parcel */
     struct reduction *combinations; /* per parcel; NULL when all ranks are local */
@@ -120,7 +122,8 @@ struct step_options {
     struct worker_pool *pool;
     unsigned first_local, n_local;
     enum optimizer optimizer;
-    struct devices *devices; /* NULL: host memory. Else the state is a mirror (state.h) */
+    struct devices *devices; /* NULL: host memory. Else the state is a mirror (state.h), or what is updated here, whose
+                                gradients are over there */
     enum dtype
         wire; /* partial sums are rounded to it, once: DTYPE_F32 or DTYPE_BF16; unused when all ranks are local */
 };
@@ -192,6 +195,9 @@ struct step_update {
 
 /* The step is decided: from here it only rolls forward. done() when masters, moments and weights are written. */
 void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata), void *userdata);
+
+/* step-offload.c's: one chunk, from its accumulator. On a worker. */
+void step_update_chunk(const struct step *step, uint32_t chunk, const float *acc);
 
 /* Advances the counts of what contributed. */
 void step_commit(struct step *step);

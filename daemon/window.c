@@ -122,7 +122,7 @@ static void fill_done(void *userdata, int result)
     struct job *job = userdata;
     struct window *window = job->window;
 
-    if (result == -ECANCELED && job->devices && !job->doom)
+    if (result == -ECANCELED && job->state->mirror && !job->doom)
         return; /* with the job */
     if (result < 0)
         window->fill_result = result;
@@ -190,8 +190,8 @@ static int fill(struct job *job)
     job->window->n_filling = 1;
     job->window->fill_result = 0;
     share_window(job, &job->window->segment);
-    r = job->devices ? device_job_fill(job, &job->window->segment, fill_done, job)
-                     : start_transfer(job, TRANSFER_FETCH, fill_done);
+    r = job->state->mirror ? device_job_fill(job, &job->window->segment, fill_done, job)
+                           : start_transfer(job, TRANSFER_FETCH, fill_done);
 
     if (r == 0 && job->nodes && job->config->zero.stage == 3 && fill_remote(job) < 0)
         job->window->fill_result = -ENOMEM;
@@ -455,7 +455,7 @@ static void committed(struct job *job)
 
 static void stored(void *userdata);
 
-/* What was stored in the mirror has come to the GPUs. */
+/* What was stored here has come to the GPUs. */
 static void mirror_stored(void *userdata, int result)
 {
     struct job *job = userdata;
@@ -527,7 +527,7 @@ static void store_done(void *userdata, int result)
 /* There is no memory for it: nothing was written, everybody is told. */
 static void refuse_commit(struct job *job)
 {
-    if (job->devices) {
+    if (job->state->mirror) {
         device_job_empty(job);
         charge_deinit(&job->window->mirror_charge);
     }
@@ -541,7 +541,7 @@ static void refuse_commit(struct job *job)
                                          .at = job_at(job, &job->ranks[i]),
                                          .what = "write window",
                                          .unit = "bytes",
-                                         .asked = job->devices ? device_job_mirror_bytes(job) : 0,
+                                         .asked = job->state->mirror ? device_job_mirror_bytes(job) : 0,
                                          .fix = "free memory, then end the window again"})),
                        false);
 }
@@ -572,7 +572,7 @@ static void commit_window(struct job *job)
     job->phase = JOB_COMMITTING_WINDOW;
     job->window->busy = true;
     set_generations(job);
-    if ((job->devices ? load_mirror(job) : start_transfer(job, TRANSFER_STORE, store_done)) < 0)
+    if ((job->state->mirror ? load_mirror(job) : start_transfer(job, TRANSFER_STORE, store_done)) < 0)
         refuse_commit(job);
 }
 

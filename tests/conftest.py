@@ -159,13 +159,17 @@ def gpu_environment(build):
 
 def place(build, config, env):
     """
-    With ZEROD_DEVICE=cuda every job that may lie on GPUs does: on those of the stand-ins, in the engine's process.
+    With ZEROD_DEVICE=cuda every job that may lie on GPUs does: on those of the stand-ins, in the engine's process;
+    cuda-offload: but for masters and moments.
     """
+    device = os.environ.get("ZEROD_DEVICE")
     gpus = {"device": "cuda", "collective": "nccl", "weights": "shared", "deterministic": True}
     engine = {"ZEROD_DEVICE_ENGINE": build.folder / "tests/sim/zerod-engine-nccl-sim", "ZEROD_SIM": "devices=16"}
-    if (os.environ.get("ZEROD_DEVICE") != "cuda" or config["zero_optimization"]["stage"] == 3 or "nodes" in
+    if (device not in ("cuda", "cuda-offload") or config["zero_optimization"]["stage"] == 3 or "nodes" in
             config["world"] or config["world"]["size"] > 16 or {"device", "collective"} & set(config)):
         return config, env
+    if device == "cuda-offload":
+        gpus["zero_optimization"] = {"offload_optimizer": {"device": "cpu"}}
     return merge(config, gpus), engine | env
 
 

@@ -247,6 +247,29 @@ static void test_options(void **state)
     layout_free(layout);
 }
 
+/* On GPUs, and with the optimizer in host memory: what is counted where, and nothing is lost between. */
+static void test_devices(void **state)
+{
+    struct layout *layout = make_mixed();
+    struct plan_options options = {.stage = 2, .n_moments = 2, .n_local_ranks = 4};
+    struct plan_bytes host = plan(layout, options), on_gpus, offloaded;
+
+    options.on_devices = true;
+    plan_bytes_by_class(layout, &options, &on_gpus);
+    assert_int_equal(on_gpus.device, on_gpus.state + on_gpus.gradient + on_gpus.ring + on_gpus.weights);
+    assert_int_equal(on_gpus.needed, on_gpus.staging + on_gpus.pool + on_gpus.fixed);
+
+    options.offloaded = true;
+    plan_bytes_by_class(layout, &options, &offloaded);
+    assert_true(offloaded.offloaded && !on_gpus.offloaded);
+    assert_int_equal(offloaded.state, host.state + host.weights);
+    assert_int_equal(offloaded.needed, on_gpus.needed + offloaded.state);
+    assert_int_equal(offloaded.device, offloaded.gradient + on_gpus.ring + on_gpus.weights);
+    /* Of what is kept to undo only the accumulators' share is left, a third. */
+    assert_int_equal(3 * (offloaded.gradient - on_gpus.gradient), on_gpus.state - host.state);
+    layout_free(layout);
+}
+
 /* What nodes own adds up to what one node would own alone. */
 static void test_nodes_add_up(void **state)
 {
@@ -423,7 +446,7 @@ int main(void)
         cmocka_unit_test(test_table1),       cmocka_unit_test(test_formulas), cmocka_unit_test(test_figure1),
         cmocka_unit_test(test_stages),       cmocka_unit_test(test_frozen),   cmocka_unit_test(test_options),
         cmocka_unit_test(test_nodes_add_up), cmocka_unit_test(test_ring),     cmocka_unit_test(test_small_ring),
-        cmocka_unit_test(test_fixed),        cmocka_unit_test(test_no_wrap),
+        cmocka_unit_test(test_devices),      cmocka_unit_test(test_fixed),    cmocka_unit_test(test_no_wrap),
     };
 
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);

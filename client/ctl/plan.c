@@ -216,6 +216,13 @@ static int plan_layout(const struct plan *plan, uint64_t n_full, struct plan_byt
     return 0;
 }
 
+static bool is_on_device(const struct plan *plan, size_t i)
+{
+    bool is_state = classes[i].offset == offsetof(struct plan_bytes, state);
+
+    return plan->bytes.device > 0 && classes[i].on_device && !(is_state && plan->bytes.offloaded);
+}
+
 static uint64_t *class_of(struct plan_bytes *bytes, size_t i)
 {
     return (uint64_t *)((char *)bytes + classes[i].offset);
@@ -254,7 +261,7 @@ static int plan_sum(struct plan *plan, uint64_t n_full)
         *n_bytes = extrapolate(*class_of(&a, i), n_a, *n_bytes, n_b, n_full);
         if (n_bytes == &plan->bytes.pool)
             *n_bytes = MIN(*n_bytes, round_up(max_pool, sysconf(_SC_PAGESIZE)));
-        if (plan->bytes.device > 0 && classes[i].on_device)
+        if (is_on_device(plan, i))
             on_device += *n_bytes;
         else
             plan->bytes.total += *n_bytes;
@@ -342,8 +349,7 @@ static void print_text(struct plan *plan)
     printf("in %" PRIu64 " buckets of at most %" PRIu64 " elements\n", plan->n_buckets, plan->bucket_elems);
     for (i = 0; i < ARRAY_SIZE(classes); i++)
         printf("  %-10s %16" PRIu64 "   %s%s\n", classes[i].word, *class_of(&plan->bytes, i),
-               print_bytes(text, *class_of(&plan->bytes, i)),
-               plan->bytes.device > 0 && classes[i].on_device ? ", on the GPUs" : "");
+               print_bytes(text, *class_of(&plan->bytes, i)), is_on_device(plan, i) ? ", on the GPUs" : "");
     printf("  %-10s %16" PRIu64 "   %s, what forming the job takes\n", "needed", plan->bytes.needed,
            print_bytes(text, plan->bytes.needed));
     printf("  %-10s %16" PRIu64 "   %s, if all of overflow is ever used\n", "total", plan->bytes.total,

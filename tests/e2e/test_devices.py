@@ -4,7 +4,7 @@ Jobs whose gradients, state and weights lie on GPUs: the daemon with the engine 
 processes all of them. An engine may die, fail or hang at any moment, and a trainer, too: what a run computes has the bits
 of an undisturbed run in host memory.
 
-Whole files run so as well: ZEROD_DEVICE=cuda, see conftest.py.
+Whole files run so as well: ZEROD_DEVICE=cuda or cuda-offload, see conftest.py.
 """
 
 import os
@@ -50,8 +50,10 @@ def gpus(monkeypatch):
     monkeypatch.setenv("ZEROD_DEVICE", "cuda")
 
 
-def configure(world=2, stage=2, **config):
-    return {"world": {"size": world}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 2000},
+def configure(world=2, stage=2, offload="none", **config):
+    """offload: where masters and moments lie, cpu: in host memory."""
+    return {"world": {"size": world}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 2000,
+                                                            "offload_optimizer": {"device": offload}},
             "gradient_clipping": 1.0} | config
 
 
@@ -62,11 +64,13 @@ def sim(*items):
 # ---- an engine that ends -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world, stage, seed", [(1, 1, 1), (2, 2, 2), (3, 1, 3), (4, 2, 4)])
-def test_engine_killed(zerod, reference, world, stage, seed):
+@pytest.mark.parametrize("world, stage, seed, offload", [(1, 1, 1, "none"), (2, 2, 2, "none"), (3, 1, 3, "none"),
+                                                         (4, 2, 4, "none"), (1, 2, 5, "cpu"), (2, 1, 6, "cpu"),
+                                                         (3, 2, 7, "cpu"), (4, 1, 8, "cpu")])
+def test_engine_killed(zerod, reference, world, stage, seed, offload):
     """Again and again, at any moment."""
     wanted = reference(world)
-    daemon = zerod(configure(world, stage))
+    daemon = zerod(configure(world, stage, offload))
     ranks, rng, killed = start(daemon, [[]] * world, n_steps=SHORT), random.Random(seed), set()
     while any([rank.tend() for rank in ranks]):
         time.sleep(rng.uniform(0, 0.3))
@@ -92,11 +96,12 @@ FAULTS = [
 ]
 
 
+@pytest.mark.parametrize("offload", ["none", "cpu"])
 @pytest.mark.parametrize("fault, said", FAULTS, ids=[fault.split(":")[0] for fault, _ in FAULTS])
-def test_engine_fails(zerod, reference, fault, said):
+def test_engine_fails(zerod, reference, fault, said, offload):
     """Every engine fails so, each after some time: what the one has done the next need not do."""
     wanted = reference(3)
-    daemon = zerod(configure(3), sim(fault))
+    daemon = zerod(configure(3, offload=offload), sim(fault))
     judge(train(daemon, [[]] * 3, n_steps=SHORT), daemon, wanted)
     texts = [d["text"] for d in daemon.json("diagnostics") if d["code"] == "E1502"]
     assert texts and all(said in text for text in texts), daemon.log()
@@ -137,15 +142,16 @@ def test_not_formed(zerod, gpus, env, said):
 # ---- trainers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("offload", ["none", "cpu"])
 @pytest.mark.parametrize("kind", ["mid-push", "pushed", "waiting", "update", "committed", "form", "window", kills.ABORTS])
-def test_trainer_killed(build, references, reference, tmp_path, monkeypatch, kind):
+def test_trainer_killed(build, references, reference, tmp_path, monkeypatch, kind, offload):
     """
     What it has pushed stands, and what its successor pushes again is compared. What its GPU had not done when it died is
     never done: if that was in a sum already, the step is aborted for it.
     """
     judge_here = lambda *run: judge(*run[:3], run[3] if run[3:] and run[3] else "E1302 step aborted.*differ")
     monkeypatch.setattr(kills, "judge", judge_here)
-    monkeypatch.setattr(kills, "options", lambda rng, kind: (configure(stage=rng.choice((1, 2))), {}))
+    monkeypatch.setattr(kills, "options", lambda rng, kind: (configure(stage=rng.choice((1, 2)), offload=offload), {}))
     for world in (2, 3):
         reference(world, kills.N_STEPS)
         reference(world, kills.N_STEPS, accumulate=True)
@@ -162,10 +168,11 @@ def test_successor_differs(zerod, reference):
     assert daemon.status()["counters"]["n_aborts"] == 1
 
 
-def test_trainer_and_engine_killed(zerod, reference):
+@pytest.mark.parametrize("offload", ["none", "cpu"])
+def test_trainer_and_engine_killed(zerod, reference, offload):
     """At one moment: what the trainer left behind is added up by the next engine."""
     wanted = reference(2)
-    daemon = zerod(configure(2))
+    daemon = zerod(configure(2, offload=offload))
     ranks = start(daemon, [[], [f"Push.sent:kill@{37 + 50 * i}" for i in range(3)]], n_steps=SHORT)
     seen = 1
     while any([rank.tend() for rank in ranks]):
@@ -236,3 +243,44 @@ def test_device_memory_is_not_limited_by_limits_memory(zerod, gpus):
     """What the GPUs hold is not the host's: a limit below it is met."""
     daemon = zerod(configure(2, limits={"memory": "24MiB"}))
     steps(trainers(daemon), 1)
+
+
+def test_offloaded_state_is_the_hosts(zerod, gpus):
+    """What is where, in the words of status and plan; and a limit that has no room for it is said with the sum."""
+    offload = configure(2, offload="cpu")
+    daemon = zerod(offload)
+    steps(trainers(daemon), 1)
+    memory = daemon.status()["memory"]
+    assert {kind for kind, m in memory.items() if m["on_device"]} == {"gradient", "ring", "weights", "device_total"}
+    assert memory["state"]["held_bytes"] == memory["state"]["planned_bytes"] > 0
+    text = daemon.ctl("plan", "--params", "1e9", "--config", daemon.config_path).stdout
+    assert [line.split()[0] for line in text.splitlines() if line.endswith(", on the GPUs")] == ["gradient", "ring",
+                                                                                                 "weights"], text
+    plan = daemon.json("plan", "--params", "1e9", "--config", daemon.config_path)
+    by_class = plan["bytes_by_class"]
+    assert plan["needed_bytes"] == sum(by_class[kind] for kind in ("state", "staging", "pool", "fixed"))
+    assert plan["device_bytes"] == sum(by_class[kind] for kind in ("gradient", "ring", "weights"))
+
+
+def test_offloaded_state_is_limited(zerod, gpus):
+    daemon = zerod(configure(2, offload="cpu", limits={"memory": "16MiB"}))
+    for answer in all_do([Puppet(daemon, r).attach() for r in range(2)], "form"):
+        assert answer.r == REFUSED and answer["error"]["code"] == 1401, answer
+        assert re.search(r"state \d+ \+ staging \d+ \+ pool 0 \+ fixed \d+ = \d+ bytes", answer.text), answer.text
+
+
+def test_offloaded_update_is_slow(zerod, reference):
+    """The engine is killed while portions are updated, come and go."""
+    wanted = reference(2)
+    daemon = zerod(configure(2, offload="cpu", threads=1), sim() | {"ZEROD_FAILPOINT": "update:sleep:3@*"})
+    ranks, killed = start(daemon, [[]] * 2, n_steps=SHORT), set()
+    while any([rank.tend() for rank in ranks]):
+        status = daemon.status()
+        device = status["device"]
+        if status["state"] == "updating" and device["ready"] and device["generation"] not in killed:
+            killed.add(device["generation"])
+            os.kill(device["pid"], signal.SIGKILL)
+        time.sleep(0.005)
+    judge(ranks, daemon, wanted)
+    assert killed, "no update was seen"
+    assert daemon.status()["counters"]["n_aborts"] == 0

@@ -32,11 +32,12 @@ def constants(settings):
             for name, value in settings.items()}
 
 
-def make_config(case, stage, bucket_elems, **config):
+def make_config(case, stage, bucket_elems, zero=None, **config):
+    """zero: more of zero_optimization."""
     params = dict.fromkeys(DEFAULTS["optimizer"]["params"]) | constants(case["optimizer"]["params"])
     return {
         "world": {"size": case["world_size"]},
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket_elems},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket_elems} | (zero or {}),
         "optimizer": {"type": case["optimizer"]["type"], "params": params},
         "gradient_clipping": constants({"max_norm": case.get("max_norm", 0)})["max_norm"],
         "gradient_allreduce_op": case.get("op", "mean"),
