@@ -301,7 +301,10 @@ void offload_update(struct offload *offload)
 {
     assert(offload->n_orders == 0 && !offload->updating && !offload->retrying);
     offload->n_read = offload->n_updated = offload->n_written = offload->n_gathered = 0;
-    advance(offload);
+    if (offload->n_portions == 0)
+        retry(offload); /* the end is not said from within */
+    else
+        advance(offload);
 }
 
 /* ---- life ------------------------------------------------------------------------------------------------ */
