@@ -343,17 +343,23 @@ def judge_numbers(run: house.Run, alone: house.Rank) -> list[str]:
         if set(got) != set(want):
             found.append(f"rank {number} has other parameters: {sorted(set(got) ^ set(want))}")
             continue
-        worst, name = max((float(distance(np, got[n], want[n])), n) for n in want)
-        if not worst <= TOLERANCE:
-            found.append(f"rank {number}: {name} is {worst:.2g} from the reference, {TOLERANCE:g} allowed")
+        worst = sorted(((float(np.max(distances(np, got[n], want[n]))), n) for n in want), reverse=True)
+        if not worst[0][0] <= TOLERANCE:
+            far, name = worst[0]
+            off = distances(np, got[name], want[name])
+            at = int(np.argmax(off))
+            found.append(f"rank {number}: {name} is {far:.2g} from the reference, {TOLERANCE:g} allowed: "
+                         f"{int(np.sum(off > TOLERANCE))} of {off.size} elements, element {at} is "
+                         f"{got[name].flat[at]:.9g} instead of {want[name].flat[at]:.9g}; then "
+                         + ", ".join(f"{n} {d:.2g}" for d, n in worst[1:]))
     return found or ([] if trained else ["no rank has parameters to compare"])
 
 
-def distance(np: Any, got: Any, want: Any) -> Any:
-    """The largest difference, in units of max(|x|, rms of the tensor)."""
+def distances(np: Any, got: Any, want: Any) -> Any:
+    """Of each element, in units of max(|x|, rms of the tensor)."""
     got, want = got.astype(np.float64), want.astype(np.float64)
     unit = np.maximum(np.abs(want), max(float(np.sqrt(np.mean(want**2))), 1e-30))
-    return np.max(np.abs(got - want) / unit) if np.all(np.isfinite(got)) else np.inf
+    return np.where(np.isfinite(got), np.abs(got - want) / unit, np.inf)
 
 
 # ---- whole texts --------------------------------------------------------------------------------------------
