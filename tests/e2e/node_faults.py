@@ -98,8 +98,9 @@ def engines(daemon):
 class Run:
     """A job on several nodes, each with a daemon in its namespace, and its trainers."""
 
-    def __init__(self, build, folder, rng, stage, ranks, arp_ms=None):
-        self.build, self.folder, self.rng = build, Path(folder), rng
+    def __init__(self, build, folder, rng, stage, ranks, arp_ms=None, slack=1):
+        """slack: so many times longer than promised may it take to notice a fault and to go on."""
+        self.build, self.folder, self.rng, self.slack = build, Path(folder), rng, slack
         self.started = []
         self.network = Network(len(ranks), arp_ms)
         try:
@@ -180,7 +181,7 @@ class Run:
     def await_word(self, code, before, node, limit):
         """Seconds until that node has said the code again."""
         began = time.monotonic()
-        self.wait(f"{code} of node {node}", lambda: self.said(code)[node] > before[node], limit)
+        self.wait(f"{code} of node {node}", lambda: self.said(code)[node] > before[node], limit * self.slack)
         return time.monotonic() - began
 
     def check_words(self):
@@ -237,7 +238,7 @@ def cut_off(run, way, seconds):
     try:
         if seconds > NOTICE_SILENCE:
             run.wait("somebody to miss a node", lambda: (run.said("E1501"), run.said("E1502")) != before,
-                     NOTICE_SILENCE)
+                     NOTICE_SILENCE * run.slack)
             noticed = time.monotonic() - began
         run.wait("the end of the fault", lambda: time.monotonic() - began > seconds, seconds + 1)
     finally:
@@ -355,7 +356,7 @@ def one_round(run, fault, times):
     step = run.step() + 1  # which may have begun before the fault
     run.wait("the run to go on", lambda: run.step() > step or not any(rank.last.poll() is None for rank in run.ranks))
     recovered = time.monotonic() - gone
-    assert recovered < RECOVER * run.nodes.patience, f"the run went on after {recovered:.2f} s only"
+    assert recovered < RECOVER * run.slack * run.nodes.patience, f"the run went on after {recovered:.2f} s only"
     times.add(noticed, recovered)
 
 
@@ -429,7 +430,7 @@ def daemon_killed(run, times):
         if rank.rank in anew:
             rank.last.wait()
             check_end(run, rank, victim)
-    run.wait("the trainers' end", replace, RECOVER)
+    run.wait("the trainers' end", replace, RECOVER * run.slack)
     run.wait("the new run", lambda: replace() and run.step() >= 1)
     times.add(noticed, time.monotonic() - began)
 
@@ -443,13 +444,13 @@ def kill_rounds(run, kind, n_rounds, times):
 KINDS = {**{kind: fault_rounds for kind in FAULTS}, "daemon killed": kill_rounds}
 
 
-def one_run(build, references, folder, seed, kind, n_rounds, times, stage=None, arp_ms=None):
+def one_run(build, references, folder, seed, kind, n_rounds, times, stage=None, arp_ms=None, slack=1):
     """A run with that many faults. A failure raises AssertionError."""
     rng = random.Random(f"{seed} {kind}")
     stage = stage or rng.choice((1, 2, 3))
     ranks = rng.choice(((1, 1), (1, 1), (2, 1), (1, 2), (2, 2), (1, 1, 1)))
     reference = references.get(sum(ranks), n_steps=N_STEPS, window=0)
-    run = Run(build, folder, rng, stage, ranks, arp_ms)
+    run = Run(build, folder, rng, stage, ranks, arp_ms, slack)
     try:
         KINDS[kind](run, kind, n_rounds, times)
         run.finish()

@@ -2,7 +2,7 @@
 """
 Engines, daemons and trainers of a job on several nodes that die or stand still, links that break, strangers at every port:
 the run goes on, and the bits at the end are those of an undisturbed one. A run of each kind and stage, a fault or two in
-each; scripts/soak node-faults makes many.
+each, beside other tests: how soon is measured by scripts/soak node-faults, which makes many on a machine of its own.
 """
 
 import pytest
@@ -25,5 +25,5 @@ def references(build, tmp_path_factory):
 @pytest.mark.parametrize("kind", node_faults.KINDS)
 def test_fault(build, references, tmp_path, kind, stage):
     times = node_faults.Times()
-    node_faults.one_run(build, references, tmp_path, stage, kind, ROUNDS[stage], times, stage)
+    node_faults.one_run(build, references, tmp_path, stage, kind, ROUNDS[stage], times, stage, slack=10)
     assert times.n == ROUNDS[stage]
