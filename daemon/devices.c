@@ -142,7 +142,7 @@ static void drop_lost_events(const struct devices *devices, const struct order *
 /* An engine that cannot be given it is failing: then the next one gets it. */
 static void give(struct devices *devices, struct order *order)
 {
-    uint64_t base_ms = devices->options.n_nodes > 1 ? OTHERS_MS : ORDER_MS;
+    uint64_t base_ms = devices->options.n_nodes > 1 && failpoint("others") == 0 ? OTHERS_MS : ORDER_MS;
     uint64_t timeout_ms = base_ms + devices->n_waiting_bytes / ORDER_BYTES_PER_MS;
 
     order->tag = ++devices->last_tag;

@@ -194,7 +194,6 @@ static int rank_start(struct run_rank *rank)
     struct run *run = rank->run;
     struct child_spec spec = {
         .argv = run->options->command,
-        .env = rank->env.vars,
         .label = rank->label,
         .death_signal = SIGKILL,
         .keep_stdin = rank->local == 0,
@@ -205,6 +204,7 @@ static int rank_start(struct run_rank *rank)
     };
     int r = environment_set(&rank->env, "ZEROD_RESTART_COUNT", "%u", rank->n_restarts);
 
+    spec.env = rank->env.vars; /* not before: it moves as it grows */
     if (r == 0)
         r = child_start(&rank->child, &run->loop, &spec);
     if (r < 0) {

@@ -142,6 +142,7 @@ def test_not_formed(zerod, gpus, env, said):
 # ---- trainers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.plenty
 @pytest.mark.parametrize("offload", ["none", "cpu"])
 @pytest.mark.parametrize("kind", ["mid-push", "pushed", "waiting", "update", "committed", "form", "window", kills.ABORTS])
 def test_trainer_killed(build, references, reference, tmp_path, monkeypatch, kind, offload):

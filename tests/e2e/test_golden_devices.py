@@ -41,6 +41,7 @@ def draw():
         yield optimizer, stage, offload, *map(next, rest)
 
 
+@pytest.mark.plenty
 @pytest.mark.parametrize("optimizer, stage, offload, world, bucket_elems, order, in_place", list(draw()))
 def test_device_bits(job, optimizer, stage, offload, world, bucket_elems, order, in_place):
     job.check(make_case(world, optimizer), {"order": order, "in_place": in_place}, stage=stage, zero=OFFLOADS[offload],

@@ -115,6 +115,17 @@ def test_environment_is_overridden_and_kept(env):
     assert got["ZEROD_RUN_ID"] == "other"
 
 
+def test_environments_of_all_sizes_are_kept():
+    """Where zerodrun's copy has to grow for the last variable, too."""
+    for n in range(40, 72):
+        more = {f"VARIABLE_{i}": str(i) for i in range(n)}
+        result = run(["--no-daemon", "--socket", "/tmp/job.sock", "-q", "--", "/usr/bin/env"], more)
+        lines = result.stdout.splitlines()
+        assert result.returncode == 0, (n, result.stderr)
+        assert set(lines) >= {f"[0] {name}={value}" for name, value in more.items()}, n
+        assert "[0] ZEROD_RESTART_COUNT=0" in lines, n
+
+
 def test_two_runs_differ(env):
     a, b = (environments(run(["--no-daemon", *python(ENVIRONMENT)], env))[0] for _ in range(2))
     assert a["ZEROD_RUN_ID"] != b["ZEROD_RUN_ID"]
