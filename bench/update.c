@@ -46,7 +46,7 @@ static void notify(void *userdata)
     (void)userdata; /* the main thread waits in worker_pool_wait() */
 }
 
-static void set_done(void *userdata)
+static void set_done(void *userdata, int result)
 {
     struct bench *bench = userdata;
 
@@ -55,7 +55,7 @@ static void set_done(void *userdata)
 
 static void fill_done(struct work *work)
 {
-    set_done(container_of(work, struct bench, fill_work));
+    set_done(container_of(work, struct bench, fill_work), 0);
 }
 
 static void wait_done(struct bench *bench)

@@ -246,12 +246,17 @@ static void updated(struct job *job)
         job_commit(job);
 }
 
-static void update_is_done(void *userdata)
+static void update_is_done(void *userdata, int result)
 {
     struct job *job = userdata;
 
     (void)failpoint("updated");
     job->n_io--;
+    if (result < 0) { /* cancelled */
+        if (job->doom)
+            job_settle(job); /* it has waited for it */
+        return;
+    }
     step_commit(job->step);
     state_journal(job->state)->n_applied++;
     updated(job);

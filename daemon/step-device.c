@@ -191,8 +191,8 @@ static void update_done(void *userdata, int result)
 {
     struct step *step = userdata;
 
-    if (result == 0 && --step->n_updating == 0)
-        step->update_done(step->update_userdata);
+    if (--step->n_updating == 0)
+        step->update_done(step->update_userdata, result);
 }
 
 static void order_rest(struct step *step);
@@ -219,9 +219,15 @@ static void order_rest(struct step *step)
 
     for (; step->n_to_order > 0; step->n_to_order--) {
         bool first = !gathers(step) || step->n_to_order == 2;
+        int r = devices_order(step->devices, first ? &update : &gather, n_bytes, update_done, step);
 
-        if (devices_order(step->devices, first ? &update : &gather, n_bytes, update_done, step) == 0)
+        if (r == 0)
             continue;
+        if (r == -ECANCELED) {
+            step->n_updating = 1;
+            update_done(step, r); /* perhaps the end of the step */
+            return;
+        }
         /* For want of a few bytes: again from the loop. */
         step->update_work = (struct work){.run = do_nothing, .done = order_again, .n_items = 1};
         worker_post(step->pool, &step->update_work);

@@ -21,7 +21,8 @@ void step_device_reduce(struct reduction *reduction);
 int step_device_combine(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction),
                         void *userdata);
 
-/* Scalars and what has contributed are set. update_done() follows, when all ranks have the weights. */
+/* Scalars and what has contributed are set. update_done() follows, when all ranks have the weights, or
+ * when the job is given up. */
 void step_device_update(struct step *step);
 
 /* step.c's. */

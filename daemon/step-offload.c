@@ -294,7 +294,7 @@ static void advance(struct offload *offload)
         retry(offload);
     start_update(offload);
     if (offload->n_gathered == offload->n_portions && offload->n_orders == 0 && !offload->retrying)
-        step->update_done(step->update_userdata);
+        step->update_done(step->update_userdata, 0);
 }
 
 void offload_update(struct offload *offload)

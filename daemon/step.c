@@ -610,10 +610,11 @@ static void update_done(struct work *work)
 {
     struct step *step = container_of(work, struct step, update_work);
 
-    step->update_done(step->update_userdata);
+    step->update_done(step->update_userdata, 0);
 }
 
-void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata), void *userdata)
+void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata, int result),
+                 void *userdata)
 {
     const struct state_journal *journal = state_journal(step->state);
     const struct update_scalars *last = NULL;

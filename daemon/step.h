@@ -111,7 +111,7 @@ struct step {
     struct step_finding finding;
 
     struct work update_work;
-    void (*update_done)(void *userdata);
+    void (*update_done)(void *userdata, int result);
     void *update_userdata;
     uint64_t n_reduced_bytes; /* read from slots since step_open */
 };
@@ -193,8 +193,10 @@ struct step_update {
     double s;                   /* numerics.md section 3 */
 };
 
-/* The step is decided: from here it only rolls forward. done() when masters, moments and weights are written. */
-void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata), void *userdata);
+/* The step is decided: from here it only rolls forward. done() when masters, moments and weights are written; result:
+ * 0, or -ECANCELED on GPUs whose job is given up. */
+void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata, int result),
+                 void *userdata);
 
 /* step-offload.c's: one chunk, from its accumulator. On a worker. */
 void step_update_chunk(const struct step *step, uint32_t chunk, const float *acc);

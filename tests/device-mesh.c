@@ -614,7 +614,7 @@ static void note_reduced(void *userdata, struct reduction *reduction)
     gpus->n_reduced++;
 }
 
-static void note_updated(void *userdata)
+static void note_updated(void *userdata, int result)
 {
     struct gpus *gpus = userdata;
 

@@ -480,7 +480,7 @@ static void run_micro_batch(struct run *run, uint64_t *random)
 
 /* ---- the step ------------------------------------------------------------------------------------------ */
 
-static void update_is_done(void *userdata)
+static void update_is_done(void *userdata, int result)
 {
     struct run *run = userdata;
 

@@ -354,7 +354,7 @@ static void take_results(const struct gpus *gpus, unsigned n, struct host *host)
             host->step->results[c].squares = keep->results.squares[c];
 }
 
-static void note_updated(void *userdata)
+static void note_updated(void *userdata, int result)
 {
     struct host *host = userdata;
 

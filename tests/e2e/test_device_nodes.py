@@ -203,3 +203,26 @@ def test_daemon_killed(cluster, references, node):
     ranks = start(nodes, [[], []], n_steps=SHORT)
     judge(finish(ranks, nodes), nodes, references.get(2, n_steps=SHORT))
     assert "E1503" in nodes.daemons[1 - node].log()
+
+
+def test_daemon_killed_in_an_update(cluster, references):
+    """What a GPU was at is given up with the run: nobody waits for an engine that will do nothing any more."""
+    nodes = cluster((1, 1), sim={0: ["delay-us=5000"]})  # the last to have updated
+    lives = start(nodes, [[], []], n_steps=SHORT)
+    wait_for(nodes.logs, lambda: nodes.daemons[0].status()["state"] == "updating")
+    engine = nodes.daemons[0].status()["device"]["pid"]
+
+    def is_held_in_an_update():
+        os.kill(engine, signal.SIGSTOP)
+        if nodes.daemons[0].status()["state"] == "updating":
+            return True
+        os.kill(engine, signal.SIGCONT)
+        return False
+
+    wait_for(nodes.logs, is_held_in_an_update)
+    nodes.daemons[1].kill()
+    nodes.start(1)
+    for life in lives:
+        life.last.wait()
+    wait_for(nodes.logs, lambda: not nodes.daemons[0].status()["formed"])
+    judge(train(nodes, [[], []], n_steps=8), nodes, references.get(2, n_steps=8))
