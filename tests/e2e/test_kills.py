@@ -355,11 +355,9 @@ def test_daemon_ends(zerod, build, references, moment, number):
     daemon = zerod({"zero_optimization": {"stage": 3, "reduce_bucket_size": 300}, "threads": 4},
                    env={"ZEROD_FAILPOINT": failpoint.format(ms=1500 * build.patience)} if failpoint else {})
     ranks = start(daemon, plans, n_steps=SHORT)
-    until = time.monotonic() + 0.4 * daemon.patience
-    while time.monotonic() < until:
-        for rank in ranks:
-            rank.tend()
-        time.sleep(0.005)
+    wait_for(lambda: describe(ranks, daemon),  # the last lives, of which nobody is killed
+             lambda: [rank.tend() for rank in ranks] and all(len(rank.processes) > rank.n_kills for rank in ranks))
+    time.sleep(0.4 * daemon.patience)
     began_at = time.monotonic()
     daemon.stop(number, timeout=5)
     assert time.monotonic() - began_at < 5 * daemon.patience
