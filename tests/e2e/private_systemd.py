@@ -156,7 +156,7 @@ class PrivateSystemd:
                     return child
         return None
 
-    def wait(self, what, condition, timeout=20):
+    def wait(self, what, condition, timeout=60):
         deadline = time.monotonic() + timeout
         while not (value := condition()):
             if time.monotonic() > deadline or self.outer.poll() is not None:

@@ -91,7 +91,7 @@ class Reader:
         (site / "tests.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
         self.env["PATH"] = f"{folder / 'bin'}:{self.env['PATH']}"
 
-    def shell(self, block, text, timeout=60):
+    def shell(self, block, text, timeout=180):
         if not self.literally:
             text = SCRIPT.sub(lambda line: check_script(block, line[0]), text)
         text = f"[ ! -e {self.variables} ] || . {self.variables}\n{text}\nexport -p >{self.variables}\n"

@@ -130,7 +130,7 @@ def test_life(systemd, job):
         for pid in ranks(systemd, job).values():
             systemd.run("kill", "-KILL", pid)
         for trainer in trainers:
-            trainer.communicate(timeout=20)
+            trainer.communicate(timeout=60)
 
     systemd.ctl("stop", unit)
     assert {key: systemd.show(unit, key) for key in ("ActiveState", "Result", "ExecMainStatus", "NRestarts")} == \
@@ -188,7 +188,7 @@ def test_who_may_attach(systemd, job):
     assert systemd.zerodctl(job, "status", check=False).returncode == 0
     member, stranger = (systemd.trainer(job, 0, "--steps", 2, user=user) for user in ("trainer", "stranger"))
     assert steps_of(member) == [1, 2]
-    out, err = stranger.communicate(timeout=20)
+    out, err = stranger.communicate(timeout=60)
     assert stranger.returncode == 1 and "Permission denied" in out + err
 
 
@@ -287,7 +287,7 @@ def test_kills_without_end(systemd, job):
 
 
 def check_watchdog_fired(systemd, unit, before):
-    wait_for("the watchdog did not fire", lambda: systemd.main_pid(unit) not in (0, before), 20)
+    wait_for("the watchdog did not fire", lambda: systemd.main_pid(unit) not in (0, before))
     wait_for("it is not back", lambda: systemd.state(unit) == "active")
     assert systemd.show(unit, "NRestarts") == "1"
     assert any(e["MESSAGE"].startswith(f"{unit}: Watchdog timeout") for e in systemd.journal("-u", unit))
@@ -349,7 +349,7 @@ def test_watchdog_stuck_worker(systemd, job):
     with stopped_threads(systemd.main_pid_outside(unit), "zerod-worker"):
         assert "1 of 1 ranks" in systemd.zerodctl(job, "status").stdout
         check_watchdog_fired(systemd, unit, before)
-    out, err = trainer.communicate(timeout=20)
+    out, err = trainer.communicate(timeout=60)
     assert trainer.returncode == 1 and err, out
 
 

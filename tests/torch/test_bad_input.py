@@ -522,7 +522,7 @@ def test_a_rank_that_fails_comes_back(zerod, start, build, how, status, last_wor
     program = ends(daemon, build, 1, how)
     assert program.wait(LONG) == status
     assert program.err().endswith(last_words) and (last_words or not program.err())
-    wait_for("the loss is noticed", lambda: "E1302 warning, rank lost" in daemon.log(), 10)
+    wait_for("the loss is noticed", lambda: "E1302 warning, rank lost" in daemon.log())
     assert "or         opt.close() before the process ends" in daemon.log()
     successor = ends(daemon, build, 1, "successor")
     assert successor.wait(LONG) == 0, successor.err()
@@ -554,7 +554,7 @@ def test_interrupted_in_a_step(zerod, start, build, tmp_path):
     assert program.wait(60) in (130, -signal.SIGINT), program.err()
     assert time.monotonic() - began < 15 * build.patience
     assert program.err().rstrip().endswith("KeyboardInterrupt")
-    wait_for("the loss is noticed", lambda: "E1302 warning, rank lost" in daemon.log(), 10)
+    wait_for("the loss is noticed", lambda: "E1302 warning, rank lost" in daemon.log())
     successor = ends(daemon, build, 1, "successor")
     (tmp_path / "go").touch()
     assert successor.wait(LONG) == 0, successor.err()
@@ -667,6 +667,6 @@ def test_killed_while_a_worker_holds_the_socket(zerod, start, tmp_path):
     killed = start(daemon, with_lingering_child, folder=tmp_path)
     wait_for("forked", (tmp_path / "forked").exists, LONG)
     killed.kill()
-    wait_for("the loss is noticed", lambda: "E1302 warning, rank lost" in daemon.log(), 5)
+    wait_for("the loss is noticed", lambda: "E1302 warning, rank lost" in daemon.log())
     assert start(daemon, succeed).result() == 2
     (tmp_path / "enough").touch()
