@@ -297,8 +297,13 @@ exit 0
 
 
 def test_restarts_run_out(env, tmp_path):
-    result = run(["-n", 2, "--no-daemon", "--restarts", 2, *shell(f"echo >> {tmp_path}/$RANK; [ $RANK = 0 ] || exit 4; "
-                                                                  "while :; do sleep 0.1; done")], env)
+    code = f"""
+echo >> {tmp_path}/$RANK
+[ $RANK = 0 ] && while :; do sleep 0.1; done
+until [ -s {tmp_path}/0 ]; do sleep 0.02; done
+exit 4
+"""
+    result = run(["-n", 2, "--no-daemon", "--restarts", 2, *shell(code)], env)
     assert result.returncode == 4
     assert (tmp_path / "1").read_text() == "\n" * 3
     assert (tmp_path / "0").read_text() == "\n"
