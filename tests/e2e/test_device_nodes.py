@@ -37,6 +37,7 @@ def on_gpus(build, *items):
 # ---- bits ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.plenty
 @pytest.mark.parametrize("stage, ranks", [(1, (1, 1)), (2, (2, 2)), (2, (2, 1)), (1, (1, 2, 1))])
 def test_bits(zerod, build, tmp_path, stage, ranks):
     case = make_case(sum(ranks), "AdamW")

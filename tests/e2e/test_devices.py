@@ -96,6 +96,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.plenty
 @pytest.mark.parametrize("offload", ["none", "cpu"])
 @pytest.mark.parametrize("fault, said", FAULTS, ids=[fault.split(":")[0] for fault, _ in FAULTS])
 def test_engine_fails(zerod, reference, fault, said, offload):

@@ -174,6 +174,7 @@ def test_two_buckets_fit_into_a_ring(job, stage, order):
     job.check(case, {"order": order, "sleep_ms": [0, 30]}, stage=stage, bucket_elems=ONE_EACH)
 
 
+@pytest.mark.plenty
 @pytest.mark.parametrize("order", ("forward", "random"))
 def test_thousands_of_one_element(job, order):
     """Buckets of one element, more than a ring holds, before the other rank has pushed any."""

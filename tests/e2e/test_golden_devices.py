@@ -12,8 +12,6 @@ import pytest
 from golden_bits import OPTIMIZERS, make_case
 from test_golden_daemon import EVERYTHING, ONE_EACH, ORDERS, Job, constants
 
-pytestmark = pytest.mark.threads
-
 OFFLOADS = {"none": {}, "cpu": {"offload_optimizer": {"device": "cpu"}}}
 
 
@@ -41,7 +39,6 @@ def draw():
         yield optimizer, stage, offload, *map(next, rest)
 
 
-@pytest.mark.plenty
 @pytest.mark.parametrize("optimizer, stage, offload, world, bucket_elems, order, in_place", list(draw()))
 def test_device_bits(job, optimizer, stage, offload, world, bucket_elems, order, in_place):
     job.check(make_case(world, optimizer), {"order": order, "in_place": in_place}, stage=stage, zero=OFFLOADS[offload],
