@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Inside of exchange.c and exchange-fetch.c. */
+/* Inside of exchange.c, exchange-device.c, exchange-weights.c and exchange-fetch.c. */
 
 #include "daemon/exchange.h"
 #include "daemon/worker.h"
@@ -98,6 +98,10 @@ struct exchange {
     struct exchange_totals totals;
 };
 
+/* Why something that node 0 has said cannot be done. */
+#define EXCHANGE_NO_MEMORY "out of memory"
+#define EXCHANGE_SAID_TWICE "what is under way was said again"
+
 /* [*start, *start + n) of the bucket's elements that are in [from, from + n_elems) and owned by the node. Return: n. */
 uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t bucket, uint64_t from,
                         uint64_t n_elems, uint64_t *start);
@@ -109,7 +113,36 @@ bool exchange_post(struct exchange *exchange, uint64_t tag);
 struct motion *exchange_add_motion(struct exchange *exchange, enum motion_kind kind, uint64_t tag);
 /* As exchange_post(), for the motion's next order. */
 void exchange_post_motion(struct exchange *exchange, struct motion *motion);
+/* The same of what node 0 has said. */
+struct motion *exchange_add_said(struct exchange *exchange, enum motion_kind kind, const struct exchange_said *said);
+/* Is it to be done here a second time? Sums would be added twice. */
+bool exchange_is_said_twice(const struct exchange *exchange, const struct exchange_said *said);
+/* Goes on with it, if nothing is missing. */
 void exchange_progress(struct motion *motion);
+/* Done with it: node 0 is told, unless it was only sent again. Ends the motion. */
+void exchange_finish(struct motion *motion);
+/* Ends it without a word. */
+void exchange_drop_motion(struct motion *motion);
+/* Engines to come get it, too. NULL: it goes. */
+void exchange_share(struct exchange *exchange, enum exchange_segment number, const struct segment *segment);
+
+static inline bool exchange_has_arrived(const struct exchange_said *said, unsigned node)
+{
+    return said->arrived >> node & 1;
+}
+
+static inline bool exchange_is_at(const struct place *place, uint32_t micro_batch, uint32_t pass)
+{
+    return place->micro_batch == micro_batch && place->pass == pass;
+}
+
+/* exchange-device.c */
+/* In its turn. Return: NULL, or why the generation has to end. */
+const char *exchange_give_to_devices(struct motion *motion);
+
+/* exchange-weights.c */
+/* Initial weights are here: masters of what is owned become their exact values. The motion's end follows. */
+void exchange_adopt(struct motion *motion);
 
 /* exchange-fetch.c */
 int exchange_form_serving(struct exchange *exchange);

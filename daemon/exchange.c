@@ -7,15 +7,11 @@
 
 #include "daemon/base.h"
 #include "daemon/config.h"
-#include "daemon/device-job.h"
 #include "daemon/exchange-inside.h"
 #include "daemon/failpoint.h"
 #include "daemon/job.h"
 #include "daemon/leader.h"
-#include "daemon/rewrite.h"
 #include "daemon/ring.h"
-#include "daemon/step-device.h"
-#include "daemon/weights.h"
 
 _Static_assert((int)LEADER_MAX_NODES == (int)CONFIG_MAX_NODES && (int)STEP_MAX_RANKS == (int)CONFIG_MAX_PIECES,
                "what config admits, a mask must hold");
@@ -24,9 +20,6 @@ enum {
     MOVE_BASE_MS = 1800,       /* with ENGINE_GRACE_MS a frozen engine is noticed within 3 s */
     MOVE_BYTES_PER_MS = 10000, /* what is slower than 10 MB/s stands still; picked */
 };
-
-static const char no_memory[] = "out of memory";
-static const char said_twice[] = "what is under way was said again";
 
 /* ---- who has what -------------------------------------------------------------------------------------- */
 
@@ -281,7 +274,7 @@ struct motion *exchange_add_motion(struct exchange *exchange, enum motion_kind k
     return motion;
 }
 
-static struct motion *add_said(struct exchange *exchange, enum motion_kind kind, const struct exchange_said *said)
+struct motion *exchange_add_said(struct exchange *exchange, enum motion_kind kind, const struct exchange_said *said)
 {
     struct motion *motion = exchange_add_motion(exchange, kind, said->tag);
 
@@ -316,16 +309,10 @@ void exchange_post_motion(struct exchange *exchange, struct motion *motion)
         motion->n_done++;
 }
 
-static bool has_arrived(const struct exchange_said *said, unsigned node)
-{
-    return said->arrived >> node & 1;
-}
-
-/* Is it to be done here a second time? Sums would be added twice. */
-static bool is_said_twice(const struct exchange *exchange, const struct exchange_said *said)
+bool exchange_is_said_twice(const struct exchange *exchange, const struct exchange_said *said)
 {
     for (const struct motion *motion = exchange->motions; motion; motion = motion->next)
-        if (motion->tag == said->tag && !motion->serves && !has_arrived(said, exchange->self))
+        if (motion->tag == said->tag && !motion->serves && !exchange_has_arrived(said, exchange->self))
             return true;
     return false;
 }
@@ -363,8 +350,7 @@ static void share(struct exchange *exchange, enum exchange_segment number, const
                               segment && segment->n_bytes > 0 ? segment : &exchange->nothing);
 }
 
-/* Engines to come get it, too. */
-static void share_for_good(struct exchange *exchange, enum exchange_segment number, const struct segment *segment)
+void exchange_share(struct exchange *exchange, enum exchange_segment number, const struct segment *segment)
 {
     set_segment(exchange, number, segment);
     share(exchange, number, segment);
@@ -411,7 +397,7 @@ static void send_piece(struct exchange *exchange, const struct exchange_said *sa
     for (unsigned node = 0; node < exchange->n_nodes; node++) {
         uint64_t n = owned_part(step->layout, parcel, exchange->spans[node], &start);
 
-        if (node == exchange->self || has_arrived(said, node))
+        if (node == exchange->self || exchange_has_arrived(said, node))
             continue;
         exchange_add_move(
             exchange, (struct engine_move){.node = node,
@@ -426,7 +412,7 @@ static void receive_piece(struct exchange *exchange, const struct exchange_said 
 {
     size_t size = dtype_size(exchange->job->step->wire);
 
-    if (has_arrived(said, exchange->self))
+    if (exchange_has_arrived(said, exchange->self))
         return;
     exchange_add_move(
         exchange,
@@ -482,16 +468,11 @@ static bool copy_masks(const struct exchange *exchange, struct motion *motion, c
     return motion->masks != NULL;
 }
 
-static bool is_at(const struct place *place, uint32_t micro_batch, uint32_t pass)
-{
-    return place->micro_batch == micro_batch && place->pass == pass;
-}
-
 /* Is this node to send a slot that nobody has lent? */
 static bool lacks_slot(const struct exchange *exchange, const struct exchange_said *said)
 {
     const struct place *place = &exchange->places[said->parcel];
-    bool keeps = place->kept && is_at(place, said->micro_batch, said->pass);
+    bool keeps = place->kept && exchange_is_at(place, said->micro_batch, said->pass);
     bool lacks = exchange->job->devices
                      ? !keeps || !place->taken
                      : step_sends_slots(exchange->job->step, said->parcel) && !(place->ring && keeps);
@@ -500,143 +481,6 @@ static bool lacks_slot(const struct exchange *exchange, const struct exchange_sa
     for (unsigned s = 0; lacks && s < exchange->n_sources; s++)
         sends |= exchange->sources[s].node == exchange->self && is_present(said, s);
     return sends;
-}
-
-/* ---- between GPUs -------------------------------------------------------------------------------------- */
-
-static const char *give_waiting(struct exchange *exchange);
-static void finish(struct motion *motion);
-static void drop_motion(struct motion *motion);
-
-/* From the callback that says so: what waits is next, and a reason why it cannot be done breaks the generation. */
-static void go_on_giving(struct exchange *exchange)
-{
-    const char *wrong = give_waiting(exchange);
-
-    if (wrong)
-        exchange->ops.wrong(exchange->ops.userdata, wrong);
-    job_settle(exchange->job);
-}
-
-static void reduced_there(void *userdata, struct reduction *reduction)
-{
-    struct motion *motion = userdata;
-    struct exchange *exchange = motion->exchange;
-    const struct place *place = &exchange->places[motion->parcel];
-
-    motion->working = false;
-    if (!motion->serves)
-        exchange->job->n_under_way--;
-    for (unsigned i = 0; i < reduction->step->n_local; i++)
-        if (reduction->held[i])
-            ring_unhold(steal_ptr(reduction->held[i]));
-    if (reduction->cancelled) { /* with its generation: node 0 says it again */
-        drop_motion(motion);
-        return;
-    }
-    if (!motion->serves && place->kept && is_at(place, motion->micro_batch, motion->pass))
-        collect_combined(exchange->job, motion->parcel);
-    finish(motion);
-    go_on_giving(exchange);
-}
-
-/* A slot of a local rank is there, as that is what this node has announced. */
-static void take_slots(struct exchange *exchange, struct reduction *reduction)
-{
-    const struct job *job = exchange->job;
-
-    for (unsigned i = 0; i < reduction->step->n_local; i++) {
-        struct ring *ring;
-        const struct ring_slot *slot = collect_find_slot(&job->ranks[job->first_rank + i], reduction->parcel,
-                                                         reduction->micro_batch, reduction->pass, &ring);
-
-        reduction->sources[i] = slot ? slot->data : NULL;
-        if (!slot)
-            continue;
-        reduction->held[i] = ring;
-        ring_hold(ring);
-    }
-}
-
-static const char *reduce_there(struct motion *motion)
-{
-    struct exchange *exchange = motion->exchange;
-    struct job *job = exchange->job;
-    struct reduction *reduction = step_combine(job->step, motion->parcel, motion->micro_batch, motion->pass);
-    uint32_t n_parts = job->layout->parcels[motion->parcel].n_parts;
-
-    memcpy(reduction->masks, motion->masks, n_parts * sizeof(*motion->masks)); /* source i is rank i */
-    reduction->give_only = motion->serves;
-    take_slots(exchange, reduction);
-    motion->working = true;
-    if (!motion->serves)
-        job->n_under_way++;
-    if (step_device_combine(reduction, reduced_there, motion) == 0)
-        return NULL;
-    reduction->cancelled = true;
-    reduced_there(motion, reduction);
-    return no_memory;
-}
-
-static void gathered_there(void *userdata, int result)
-{
-    struct motion *motion = userdata;
-    struct exchange *exchange = motion->exchange;
-
-    motion->working = false;
-    if (result < 0) {
-        drop_motion(motion);
-        return;
-    }
-    finish(motion);
-    go_on_giving(exchange);
-}
-
-static const char *gather_there(struct motion *motion)
-{
-    const struct job *job = motion->exchange->job;
-    const struct device_command command = {.type = DEVICE_COMMAND_GATHER,
-                                           .gather = {.n_buckets = job->layout->n_buckets}};
-
-    motion->working = true;
-    if (devices_order(job->devices, &command, job->layout->weight_bytes, gathered_there, motion) == 0)
-        return NULL;
-    motion->working = false;
-    return no_memory;
-}
-
-/* Is an earlier motion of the parcel still with the engine? It was only sent again here, and all others have it. */
-static bool is_before(const struct motion *motion)
-{
-    for (const struct motion *other = motion->next; other; other = other->next)
-        if (other->kind == MOTION_PARCEL && motion->kind == MOTION_PARCEL && other->parcel == motion->parcel)
-            return true;
-    return false;
-}
-
-/* One behind the other, as they were said: the engines of all nodes are given them in one order. */
-static const char *give_waiting(struct exchange *exchange)
-{
-    for (;;) {
-        struct motion *oldest = NULL;
-        const char *wrong;
-
-        for (struct motion *motion = exchange->motions; motion; motion = motion->next)
-            if (motion->on_devices && !motion->given)
-                oldest = motion; /* the newest is first */
-        if (!oldest || is_before(oldest))
-            return NULL;
-        oldest->given = true;
-        wrong = oldest->kind == MOTION_PARCEL ? reduce_there(oldest) : gather_there(oldest);
-        if (wrong)
-            return wrong;
-    }
-}
-
-static const char *give_to_devices(struct motion *motion)
-{
-    motion->on_devices = true;
-    return give_waiting(motion->exchange);
 }
 
 const char *exchange_parcel(struct exchange *exchange, const struct exchange_said *said)
@@ -650,206 +494,24 @@ const char *exchange_parcel(struct exchange *exchange, const struct exchange_sai
     if (said->n_masks != 0 && said->n_masks != layout->parcels[said->parcel].n_parts)
         return "EXCHANGE.numbers: not one mask per part";
     place = &exchange->places[said->parcel];
-    if (is_said_twice(exchange, said))
-        return said_twice;
+    if (exchange_is_said_twice(exchange, said))
+        return EXCHANGE_SAID_TWICE;
     if (lacks_slot(exchange, said))
         return "EXCHANGE: of what this node does not have";
-    motion = add_said(exchange, MOTION_PARCEL, said);
+    motion = exchange_add_said(exchange, MOTION_PARCEL, said);
     if (!motion || !copy_masks(exchange, motion, said))
-        return no_memory;
+        return EXCHANGE_NO_MEMORY;
     motion->elsewhere = said->arrived;
     if (exchange->job->devices) {
         if (!motion->serves)
             note_contributions(exchange, said);
-        return give_to_devices(motion);
+        return exchange_give_to_devices(motion);
     }
-    motion->waits = place->kept && !place->summed && is_at(place, said->micro_batch, said->pass);
+    motion->waits = place->kept && !place->summed && exchange_is_at(place, said->micro_batch, said->pass);
     if (!motion->serves)
         note_contributions(exchange, said);
     if (!motion->waits || step_sends_slots(exchange->job->step, said->parcel))
         order_parcel(motion);
-    return NULL;
-}
-
-/* ---- weights ------------------------------------------------------------------------------------------- */
-
-/* The weights of a bucket that a node owns. */
-static struct engine_move bucket_weights(const struct exchange *exchange, enum exchange_segment segment, uint32_t b,
-                                         unsigned node)
-{
-    const struct layout_bucket *bucket = &exchange->job->layout->buckets[b];
-    uint64_t slice_bytes = layout_partition_elems(exchange->job->layout, b) * dtype_size(bucket->dtype);
-
-    return (struct engine_move){.segment = segment,
-                                .offset_bytes = bucket->weight_offset_bytes + slice_bytes * exchange->spans[node].first,
-                                .n_bytes = slice_bytes * exchange->spans[node].n};
-}
-
-/* From node 0 to one that has not got it, or, on that one, from node 0. */
-static void spread_to(struct exchange *exchange, const struct exchange_said *said, unsigned node,
-                      struct engine_move move)
-{
-    if (has_arrived(said, node) || (exchange->self != 0 && exchange->self != node))
-        return;
-    move.send = exchange->self == 0;
-    move.node = exchange->self == 0 ? node : 0;
-    exchange_add_move(exchange, move);
-}
-
-/* Stages 1 and 2: all weights to all. Stage 3: to each what it owns, and frozen parameters, which lie behind the
- * buckets. */
-const char *exchange_spread(struct exchange *exchange, const struct exchange_said *said)
-{
-    const struct layout *layout = exchange->job->layout;
-    struct motion *motion;
-    bool owned_only = exchange->job->config->zero.stage == 3;
-    enum exchange_segment segment = owned_only ? EXCHANGE_SPREADING : EXCHANGE_WEIGHTS;
-    uint64_t start = owned_only ? layout_frozen_offset_bytes(layout) : 0;
-
-    if (is_said_twice(exchange, said))
-        return said_twice;
-    motion = add_said(exchange, MOTION_SPREAD, said);
-    if (!motion)
-        return no_memory;
-    for (unsigned node = 1; node < exchange->n_nodes; node++)
-        spread_to(
-            exchange, said, node,
-            (struct engine_move){.segment = segment, .offset_bytes = start, .n_bytes = layout->weight_bytes - start});
-    exchange_post_motion(exchange, motion);
-    for (uint32_t b = 0; owned_only && b < layout->n_buckets; b++) {
-        for (unsigned node = 1; node < exchange->n_nodes; node++)
-            spread_to(exchange, said, node, bucket_weights(exchange, segment, b, node));
-        exchange_post_motion(exchange, motion);
-    }
-    exchange_progress(motion);
-    return NULL;
-}
-
-const char *exchange_gather(struct exchange *exchange, const struct exchange_said *said)
-{
-    struct motion *motion;
-
-    if (exchange->job->config->zero.stage == 3)
-        return "GATHER: not in stage 3";
-    if (is_said_twice(exchange, said))
-        return said_twice;
-    motion = add_said(exchange, MOTION_GATHER, said);
-    if (!motion)
-        return no_memory;
-    if (exchange->job->devices && exchange->job->layout->n_buckets > 0)
-        return give_to_devices(motion);
-    for (uint32_t b = 0; b < exchange->job->layout->n_buckets; b++) {
-        for (unsigned node = 0; node < exchange->n_nodes; node++) {
-            struct engine_move move = bucket_weights(exchange, EXCHANGE_WEIGHTS, b, exchange->self);
-
-            if (node == exchange->self)
-                continue;
-            move.node = node;
-            move.send = true;
-            if (!has_arrived(said, node))
-                exchange_add_move(exchange, move);
-            move = bucket_weights(exchange, EXCHANGE_WEIGHTS, b, node);
-            move.node = node;
-            if (!motion->serves)
-                exchange_add_move(exchange, move);
-        }
-        exchange_post_motion(exchange, motion);
-    }
-    exchange_progress(motion);
-    return NULL;
-}
-
-int exchange_init(struct exchange *exchange, const struct request_init *init, const void *weights)
-{
-    const struct layout_param *param = &exchange->job->layout->params[init->param];
-    size_t size = dtype_size(param->dtype);
-    uint64_t offset = param->weight_offset_bytes + init->start_elem * size, n_bytes = init->n_elems * size;
-    uint64_t page = offset / page_size() * page_size();
-    int r;
-
-    if (exchange->job->config->zero.stage != 3 || n_bytes == 0)
-        return 0;
-    r = segment_reserve(&exchange->spreading, page, round_up(offset + n_bytes, page_size()) - page);
-    if (r == 0)
-        memcpy(exchange->spreading.map + offset, weights, n_bytes);
-    return r;
-}
-
-void exchange_spread_is_over(struct exchange *exchange)
-{
-    if (exchange->spreading.n_bytes > 0)
-        segment_punch(&exchange->spreading, 0, exchange->spreading.n_bytes);
-}
-
-/* ---- write windows ------------------------------------------------------------------------------------- */
-
-void exchange_window(struct exchange *exchange, const struct segment *segment)
-{
-    share_for_good(exchange, EXCHANGE_SPREADING, segment);
-    if (!segment)
-        share_for_good(exchange, EXCHANGE_READING, NULL);
-}
-
-/* What a node owns of a parameter, whose elements lie from offset_bytes on; frozen ones are everybody's. */
-static struct engine_move owned_elems(const struct exchange *exchange, uint32_t p, unsigned node, uint64_t offset_bytes,
-                                      size_t elem_bytes)
-{
-    const struct layout_param *param = &exchange->job->layout->params[p];
-    uint64_t start = param->offset_elems, n = param->n_elems;
-
-    if (param->trainable)
-        n = exchange_owned(exchange, node, param->bucket, param->offset_elems, param->n_elems, &start);
-    return (struct engine_move){.offset_bytes = offset_bytes + (start - param->offset_elems) * elem_bytes,
-                                .n_bytes = n * elem_bytes};
-}
-
-static void write_weights(struct exchange *exchange, const struct exchange_said *said, uint32_t p)
-{
-    const struct layout_param *param = &exchange->job->layout->params[p];
-    bool range = exchange->job->config->zero.stage == 3;
-
-    for (unsigned node = 1; node < exchange->n_nodes; node++) {
-        struct engine_move move =
-            owned_elems(exchange, p, node, range ? param->range_offset_bytes : param->weight_offset_bytes,
-                        dtype_size(param->dtype));
-
-        move.segment = EXCHANGE_SPREADING;
-        spread_to(exchange, said, node, move);
-    }
-}
-
-static void write_state(struct exchange *exchange, const struct exchange_said *said, uint64_t written,
-                        const struct rewrite *rewrite)
-{
-    uint32_t p = (uint32_t)(written >> 8);
-    struct rewrite_place place = rewrite_place(rewrite, p, (enum state_kind)(written & 0xff));
-
-    for (unsigned node = 1; node < exchange->n_nodes; node++) {
-        struct engine_move move = owned_elems(exchange, p, node, place.offset_bytes, sizeof(float));
-
-        move.segment = EXCHANGE_READING;
-        spread_to(exchange, said, node, move);
-    }
-}
-
-const char *exchange_write(struct exchange *exchange, const struct exchange_said *said, const uint64_t *written,
-                           size_t n_written, const struct rewrite *rewrite)
-{
-    struct motion *motion = add_said(exchange, MOTION_WRITE, said);
-
-    if (!motion)
-        return no_memory;
-    if (rewrite)
-        share_for_good(exchange, EXCHANGE_READING, &rewrite->segment);
-    for (uint32_t p = 0; p < exchange->job->layout->n_params; p++) {
-        write_weights(exchange, said, p);
-        exchange_post_motion(exchange, motion);
-    }
-    for (size_t i = 0; i < n_written; i++) {
-        write_state(exchange, said, written[i], rewrite);
-        exchange_post_motion(exchange, motion);
-    }
-    exchange_progress(motion);
     return NULL;
 }
 
@@ -864,14 +526,13 @@ static void unlink_motion(struct motion *motion)
     *link = motion->next;
 }
 
-static void drop_motion(struct motion *motion)
+void exchange_drop_motion(struct motion *motion)
 {
     unlink_motion(motion);
     motion_free(motion);
 }
 
-/* Done with it: node 0 is told, unless it was only sent again. */
-static void finish(struct motion *motion)
+void exchange_finish(struct motion *motion)
 {
     struct exchange *exchange = motion->exchange;
     struct pending_fetch *fetch = motion->fetch;
@@ -909,9 +570,9 @@ static void combine_is_done(void *userdata, struct reduction *reduction)
     motion->working = false;
     if (motion->ring)
         ring_unhold(steal_ptr(motion->ring));
-    if (place->ring && place->kept && is_at(place, reduction->micro_batch, reduction->pass))
+    if (place->ring && place->kept && exchange_is_at(place, reduction->micro_batch, reduction->pass))
         collect_combined(exchange->job, parcel);
-    finish(motion);
+    exchange_finish(motion);
     go_on(exchange, parcel);
     job_settle(exchange->job);
 }
@@ -954,67 +615,6 @@ static void combine(struct motion *motion)
     step_post(reduction, combine_is_done, motion);
 }
 
-/* Initial weights are here: masters of what is owned are their exact values. */
-static void adopt_run(struct work *work, uint32_t item)
-{
-    struct motion *motion = container_of(work, struct motion, work);
-    struct exchange *exchange = motion->exchange;
-    const struct job *job = exchange->job;
-    const struct layout_param *param = &job->layout->params[item];
-    const uint8_t *from = job->config->zero.stage == 3 ? exchange->spreading.map : job->state->weights.map;
-
-    if (job->config->zero.stage == 3 || (param->trainable && param->dtype != DTYPE_F32))
-        weights_adopt(job->state, job->kernels, item, from + param->weight_offset_bytes);
-}
-
-static void adopt_done(struct work *work)
-{
-    struct motion *motion = container_of(work, struct motion, work);
-    struct job *job = motion->exchange->job;
-
-    job->n_io--;
-    motion->working = false;
-    finish(motion);
-    job_settle(job);
-}
-
-/* And they are on this node's GPUs. */
-static void adopted_there(void *userdata, int result)
-{
-    struct motion *motion = userdata;
-    struct job *job = motion->exchange->job;
-
-    job->n_io--;
-    motion->working = false;
-    if (result == 0) {
-        finish(motion);
-    } else if (result != -ECANCELED) { /* it is sent again */
-        motion->arrived = false;
-        motion->exchange->ops.wrong(motion->exchange->ops.userdata, no_memory);
-    }
-    job_settle(job);
-}
-
-static void adopt(struct motion *motion)
-{
-    struct job *job = motion->exchange->job;
-
-    if (job->devices) {
-        job->n_io++;
-        motion->working = true;
-        if (device_job_adopt(job, adopted_there, motion) == 0)
-            return;
-        job->n_io--;
-        motion->working = motion->arrived = false;
-        motion->exchange->ops.wrong(motion->exchange->ops.userdata, no_memory);
-        return;
-    }
-    motion->work = (struct work){.run = adopt_run, .done = adopt_done, .n_items = job->layout->n_params};
-    motion->working = true;
-    job->n_io++;
-    worker_post(job->pool, &motion->work);
-}
-
 void exchange_progress(struct motion *motion)
 {
     struct exchange *exchange = motion->exchange;
@@ -1028,11 +628,11 @@ void exchange_progress(struct motion *motion)
         (motion->kind == MOTION_PARCEL && (motion->attempt != job->ledger.attempt || job->phase == JOB_ABORTING ||
                                            exchange->places[motion->parcel].n_elems == 0)) ||
         (motion->kind == MOTION_SPREAD && exchange->self == 0)) {
-        finish(motion);
+        exchange_finish(motion);
         return;
     }
     if (motion->kind == MOTION_SPREAD)
-        adopt(motion);
+        exchange_adopt(motion);
     else if (!step_is_busy(job->step, motion->parcel))
         combine(motion);
 }
@@ -1168,7 +768,7 @@ bool exchange_await(struct exchange *exchange, uint32_t parcel, uint32_t micro_b
 {
     struct place *place = parcel < exchange->job->layout->n_parcels ? &exchange->places[parcel] : NULL;
 
-    if (!place || !place->kept || !is_at(place, micro_batch, pass))
+    if (!place || !place->kept || !exchange_is_at(place, micro_batch, pass))
         return false;
     place->awaited = true;
     return !place->taken;
@@ -1188,7 +788,7 @@ bool exchange_settled(struct exchange *exchange, uint32_t parcel, uint32_t micro
 {
     struct place *place = parcel < exchange->job->layout->n_parcels ? &exchange->places[parcel] : NULL;
 
-    if (!place || !place->kept || !place->summed || !is_at(place, micro_batch, pass))
+    if (!place || !place->kept || !place->summed || !exchange_is_at(place, micro_batch, pass))
         return false;
     place->kept = false;
     end_loan(place);
