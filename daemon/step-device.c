@@ -223,10 +223,9 @@ static void order_rest(struct step *step)
 
         if (r == 0)
             continue;
-        if (r == -ECANCELED) {
-            step->n_updating = 1;
-            update_done(step, r); /* perhaps the end of the step */
-            return;
+        if (r == -ECANCELED) { /* of several nodes, where it is the only order */
+            update_done(step, r);
+            return; /* perhaps there is no step any more */
         }
         /* For want of a few bytes: again from the loop. */
         step->update_work = (struct work){.run = do_nothing, .done = order_again, .n_items = 1};
