@@ -242,7 +242,7 @@ class Daemon(Process):
         """For a test that failed."""
         return f"daemon (pid {self.pid}): {self.poll()}\n{self.log()[-6000:]}"
 
-    def stop(self, number=signal.SIGTERM, timeout=30):
+    def stop(self, number=signal.SIGTERM, timeout=10):
         """Ends it and checks that the end was clean."""
         if self.checked:
             return

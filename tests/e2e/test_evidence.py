@@ -242,7 +242,7 @@ def test_wait_is_looked_after_without_a_signal(scene):  # noqa: F811
     """One that another thread took, or that came before the wait, counts within a second."""
     s = scene(options=["interrupt=2"])
     asks_for_step(s)
-    answer = s.guilty.answer()
+    answer = s.guilty.answer(timeout=10)
     assert (answer.r, answer.text) == (-errno.EINTR, "interrupted while waiting for zerod's answer to Step")
 
 

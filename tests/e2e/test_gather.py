@@ -39,17 +39,17 @@ def reference(zerod):
 
 def test_a_hint_is_only_a_hint(zerod):
     """What was prefetched is there when it is gathered, and unreadable before."""
-    daemon = zerod(STAGE3, env={"ZEROD_FAILPOINT": "transfer:sleep:3000@*"})
+    daemon = zerod(STAGE3, env={"ZEROD_FAILPOINT": "transfer:sleep:6000@*"})
     ranks = trainers(daemon)
     before = time.monotonic()
     ranks[0].ok("prefetch", BIG, 0)
-    assert time.monotonic() - before < 2.9, "it waited"
+    assert time.monotonic() - before < 5.4, "it waited"
     wait_for("the pool holds both", lambda: pool(daemon) >= 4 * PAGE)
     ranks[1].ok("gather", BIG)  # ready when the hint has been carried out, for the other rank too
     before = time.monotonic()
     ranks[0].ok("gather", BIG, BIG, 0)
     ranks[0].ok("peek", BIG)
-    assert time.monotonic() - before < 2.9, "it was copied again"
+    assert time.monotonic() - before < 5.4, "it was copied again"
     ranks[0].ok("release", BIG, 0)
     assert ranks[0]("release", 0).r < 0  # nothing is owed for the hint
     ranks[0].ok("release", BIG)

@@ -224,7 +224,7 @@ def test_flood(world):
         for _ in range(3):
             start = time.monotonic()
             assert world.daemon.status()["n_attached"] == 2
-            assert time.monotonic() - start < 5 * world.daemon.patience
+            assert time.monotonic() - start < 1 * world.daemon.patience
             time.sleep(0.1)
     finally:
         out = attack.end()
@@ -244,7 +244,7 @@ def test_idle_connections(zerod):
         start = time.monotonic()
         puppet.attach()
         form([puppet])
-        assert time.monotonic() - start < 5 * daemon.patience
+        assert time.monotonic() - start < 1 * daemon.patience
         steps([puppet], 2)
         wait_for("the daemon has accepted them", lambda: n_fds(daemon) > 1000, 10 * daemon.patience)
         wait_for("they are closed", lambda: n_fds(daemon) < fds + 20, 10 * daemon.patience)

@@ -2,7 +2,7 @@
 """
 Engines, daemons and trainers of a job on several nodes that die or stand still, links that break, strangers at every port:
 the run goes on, and the bits at the end are those of an undisturbed one. A run of each kind and stage, a fault or two in
-each, beside other tests: how soon is measured by scripts/soak node-faults, which makes many on a machine of its own.
+each, beside other tests; how soon it goes on is measured by scripts/soak node-faults, which makes many, alone.
 """
 
 import pytest

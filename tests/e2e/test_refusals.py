@@ -174,8 +174,8 @@ def test_duplicate_of_other_bytes(scene):
 
 
 def await_reduction():
-    """Of what all ranks have pushed. Nobody is told of it, and it takes no time beside a busy machine's."""
-    time.sleep(1)
+    """Of what all ranks have pushed: nothing tells when it is done."""
+    time.sleep(2)
 
 
 def test_duplicate_nested(scene):
