@@ -442,6 +442,7 @@ static const struct wire_rule done_rules[] = {
     BOOL(Done, reply_done, rewound),
     BYTES(Done, reply_done, blob, n_blob_bytes, .max = WIRE_MAX_BLOB_BYTES, HAS(Done, reply_done, has_blob)),
     BOOL(Done, reply_done, has_blob),
+    U64S(Done, reply_done, pool_offsets, n_pool_offsets, .max_count = WIRE_MAX_POOL_OFFSETS),
 };
 
 static const struct wire_rule slot_grant_rules[] = {

@@ -42,6 +42,7 @@ enum {
     WIRE_MAX_STRING_ID = 65535,
     WIRE_MAX_SEGMENTS = 8,         /* descriptors in one packet */
     WIRE_MAX_IDS = 65536,          /* of Gather, Release, Report; picked: more go in several messages */
+    WIRE_MAX_POOL_OFFSETS = 16384, /* and of a Gather to a GPU: its answer is one packet, too */
     WIRE_MAX_EVIDENCE_IDS = 16384, /* of each list of Evidence: both and its texts fit into a packet; picked */
     WIRE_MAX_ARGS = 64,            /* of Admin; picked */
     WIRE_MAX_EVENTS = 256,
@@ -441,6 +442,8 @@ struct reply_done {
     const uint8_t *blob;
     size_t n_blob_bytes;
     bool has_blob;
+    const uint64_t *pool_offsets;
+    size_t n_pool_offsets;
 };
 
 struct reply_slot_grant {

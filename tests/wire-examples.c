@@ -3,6 +3,7 @@
 
 #include "daemon/base.h"
 
+static const uint64_t pool_offsets[] = {0, 1 << 20, UINT64_C(3) << 32};
 static const uint8_t blob[] = {0, 1, 2, 254, 255};
 static const uint8_t handle[64] = {1, 2, [63] = 255};
 static const uint8_t gpu[16] = {0x12, 0x34, [15] = 0xef};
@@ -214,7 +215,9 @@ const struct reply example_replies[N_REPLY_TYPES] = {
                              .rewound = true,
                              .blob = blob,
                              .n_blob_bytes = sizeof(blob),
-                             .has_blob = true}},
+                             .has_blob = true,
+                             .pool_offsets = pool_offsets,
+                             .n_pool_offsets = ARRAY_SIZE(pool_offsets)}},
     [REPLY_SLOT_GRANT] = {.type = REPLY_SLOT_GRANT,
                           .slot_grant = {.in_ring = true, .offset_bytes = 128, .n_warnings = 3}},
     [REPLY_STEP_DONE] = {.type = REPLY_STEP_DONE,
