@@ -70,7 +70,8 @@ static void fill_device_memory(const struct job *job, struct status_bytes *memor
                    {state, DEVICE_UNDO},
                    {STATUS_MEMORY_GRADIENT, DEVICE_GRADIENT},
                    {STATUS_MEMORY_RING, DEVICE_RING},
-                   {STATUS_MEMORY_WEIGHTS, DEVICE_WEIGHTS}};
+                   {STATUS_MEMORY_WEIGHTS, DEVICE_WEIGHTS},
+                   {STATUS_MEMORY_POOL, DEVICE_POOL}};
     const struct device_keep *keep = devices_keep(job->devices);
 
     for (size_t i = 0; i < ARRAY_SIZE(classes); i++)

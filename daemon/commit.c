@@ -495,7 +495,7 @@ void job_commit(struct job *job)
 
     journal->epoch++;
     journal->n_windows = 0;
-    if (!job->applying || !pool_refresh(job, finish_commit))
+    if (!job->applying || !gather_refresh(job, finish_commit))
         finish_commit(job);
 }
 
@@ -658,7 +658,7 @@ static bool all_reduced(const struct job *job)
     for (unsigned r = job->first_rank; r < job->end_rank; r++)
         if (!collect_is_done(job, &job->ranks[r]))
             return false;
-    return job->n_under_way == 0 && !pool_is_busy(job->gathered);
+    return job->n_under_way == 0 && !gather_is_busy(job);
 }
 
 /* Every rank that has not left has asked for the step, and at least one has. */

@@ -90,6 +90,9 @@ static void check_device_nodes(const struct config_check *check)
                "%u ranks, and with device: cuda each rank's gradients travel by themselves between nodes; allowed: at "
                "most %d",
                config->world.size, CONFIG_MAX_PIECES);
+    if (sound(check, "zero_optimization.stage") && config->zero.stage == 3)
+        REFUSE(check, "zero_optimization.stage", "world.nodes",
+               "3 with device: cuda is served on one node alone; allowed on several: 1 and 2, or device: cpu");
     if (sound(check, "zero_optimization.offload_optimizer.device") &&
         config->zero.offload_optimizer == CONFIG_OFFLOAD_CPU)
         REFUSE(check, "zero_optimization.offload_optimizer.device", "world.nodes",
@@ -107,9 +110,6 @@ static void check_device(const struct config_check *check)
     if (!sound(check, "device") || config->device != CONFIG_DEVICE_CUDA ||
         config->collective != CONFIG_COLLECTIVE_NCCL || !check->build->have_nccl)
         return;
-    if (sound(check, "zero_optimization.stage") && config->zero.stage == 3)
-        REFUSE(check, "zero_optimization.stage", "device",
-               "3 with device: cuda is not served; allowed: 1 and 2, or device: cpu");
     if (sound(check, "weights") && config->weights == CONFIG_WEIGHTS_PRIVATE)
         REFUSE(check, "weights", "device",
                "with device: cuda each rank has a copy of the weights on its GPU anyway; allowed: shared");

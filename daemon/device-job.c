@@ -6,6 +6,7 @@
 
 #include "daemon/base.h"
 #include "daemon/cause.h"
+#include "daemon/gather-device.h"
 #include "daemon/job.h"
 #include "daemon/nodes.h"
 #include "daemon/step-offload.h"
@@ -77,11 +78,16 @@ static void add_values(const struct job *job, struct moves *moves, bool write, u
     }
 }
 
-/* Bytes of the weights: from the first local rank's copy, or to everybody's. */
+static bool is_stage3(const struct job *job)
+{
+    return job->config->zero.stage == 3;
+}
+
+/* Bytes of the weights: from the first local rank's copy, or to everybody's. Stage 3 has none. */
 static void add_weights(const struct job *job, struct moves *moves, bool write, uint64_t offset_bytes, uint64_t n_bytes,
                         void *host)
 {
-    for (unsigned local = 0; local < (write ? job_n_local(job) : 1); local++)
+    for (unsigned local = 0; !is_stage3(job) && local < (write ? job_n_local(job) : 1); local++)
         moves_add(moves, &(struct devices_move){.write = write,
                                                 .local_rank = local,
                                                 .kind = DEVICE_WEIGHTS,
@@ -90,12 +96,42 @@ static void add_weights(const struct job *job, struct moves *moves, bool write, 
                                                 .n_bytes = n_bytes});
 }
 
+/* Stage 3: some of a frozen parameter's bytes, slice by slice of those who own it; host: of its first. */
+static void add_frozen(const struct job *job, struct moves *moves, bool write, uint32_t param, uint64_t start,
+                       uint64_t n, uint8_t *host)
+{
+    const struct device_keep *keep = devices_keep(job->devices);
+    size_t elem_bytes = dtype_size(job->layout->params[param].dtype);
+
+    for (unsigned rank = job->first_rank; rank < job->end_rank; rank++) {
+        uint64_t begin, end, from, to;
+
+        device_param_slice(&keep->plan, param, rank, &begin, &end);
+        from = MAX(begin, start);
+        to = MIN(end, start + n);
+        if (from < to)
+            moves_add(moves, &(struct devices_move){.write = write,
+                                                    .local_rank = rank - job->first_rank,
+                                                    .kind = DEVICE_STATE,
+                                                    .offset_bytes = keep->frozen[param] + (from - begin) * elem_bytes,
+                                                    .host = host + (from - start) * elem_bytes,
+                                                    .n_bytes = (to - from) * elem_bytes});
+    }
+}
+
+static void add_all_frozen(const struct job *job, struct moves *moves, bool write)
+{
+    for (uint32_t p = 0; p < job->layout->n_params; p++)
+        if (!job->layout->params[p].trainable)
+            add_frozen(job, moves, write, p, 0, job->layout->params[p].n_elems, state_frozen(job->state, p));
+}
+
 /* Masters that are not weights, and moments. */
 static void add_bucket(const struct job *job, struct moves *moves, bool write, uint32_t bucket, enum state_kind kind)
 {
     uint64_t slice = layout_partition_elems(job->layout, bucket);
 
-    if (kind == STATE_MASTER && job->layout->buckets[bucket].dtype == DTYPE_F32)
+    if (kind == STATE_MASTER && job->layout->buckets[bucket].dtype == DTYPE_F32 && !is_stage3(job))
         return;
     for (unsigned rank = job->first_rank; rank < job->end_rank; rank++) {
         struct devices_move move = {.write = write, .n_bytes = slice * sizeof(float)};
@@ -112,6 +148,8 @@ static void add_all(const struct job *job, struct moves *moves, bool write)
     for (uint32_t b = 0; job->state->mirror && b < job->layout->n_buckets; b++)
         for (enum state_kind kind = 0; kind < STATE_N_KINDS; kind++)
             add_bucket(job, moves, write, b, kind);
+    if (job->state->mirror && is_stage3(job))
+        add_all_frozen(job, moves, write);
     add_weights(job, moves, write, 0, job->layout->weight_bytes, job->state->weights.map);
 }
 
@@ -208,6 +246,8 @@ static void clear(struct job *job)
     static const enum device_piece_kind kinds[] = {DEVICE_STATE, DEVICE_WEIGHTS};
     struct moves moves = {.items = NULL};
 
+    moves.failed = is_stage3(job) && device_gather_new(&job->device_gathered, job) < 0;
+
     for (unsigned local = 0; local < job_n_local(job); local++)
         for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
             moves_add(&moves, &(struct devices_move){.write = true,
@@ -263,6 +303,7 @@ int device_job_new(struct job *job)
         &(struct devices_options){
             .loop = job->ops.loop,
             .pool = job->pool,
+            .kernels = job->kernels,
             .plan = {.layout = job->layout,
                      .stage = (unsigned)config->zero.stage,
                      .first_local = job->first_rank,
@@ -271,7 +312,8 @@ int device_job_new(struct job *job)
                      .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
                      .deterministic = config->deterministic,
                      .offload = config_offloads(config),
-                     .ring_bytes = plan_device_ring_bytes(job->layout, config->zero.overlap_comm)},
+                     .ring_bytes = plan_device_ring_bytes(job->layout, config->zero.overlap_comm),
+                     .pool_bytes = config->zero.stage == 3 ? plan_device_pool_bytes(job->layout) : 0},
             .node = config->world.node,
             .n_nodes = (unsigned)MAX(config->world.nodes.n_items, (size_t)1),
             .ops = {.ready = on_ready, .failed = on_failed, .put = on_put, .after = after, .userdata = job},
@@ -402,16 +444,29 @@ static int reserve_range(const struct segment *segment, const void *from, uint64
     return segment_reserve(segment, begin, round_up(offset + n_bytes, page_size()) - begin);
 }
 
+/* Does a parameter have a master that is not its weight? */
+static bool has_master(const struct job *job, const struct layout_param *p)
+{
+    return p->trainable && (p->dtype != DTYPE_F32 || is_stage3(job));
+}
+
 /* The pages of the mirror that the weights, and masters that are not weights, lie in. */
 static int reserve_init(const struct job *job, const struct request_init *request)
 {
+    const struct state *state = job->state;
     const struct layout_param *p = &job->layout->params[request->param];
-    int r = reserve_range(&job->state->weights, state_weights(job->state, request->param, request->start_elem),
-                          request->n_elems * dtype_size(p->dtype));
+    uint64_t elem_bytes = dtype_size(p->dtype);
+    int r = 0;
 
-    if (r < 0 || !p->trainable || p->dtype == DTYPE_F32)
+    if (!is_stage3(job))
+        r = reserve_range(&state->weights, state_weights(state, request->param, request->start_elem),
+                          request->n_elems * elem_bytes);
+    else if (!p->trainable)
+        r = reserve_range(&state->state, state_frozen(state, request->param) + request->start_elem * elem_bytes,
+                          request->n_elems * elem_bytes);
+    if (r < 0 || !has_master(job, p))
         return r;
-    return reserve_range(&job->state->state, state_master(job->state, p->bucket, p->offset_elems + request->start_elem),
+    return reserve_range(&state->state, state_master(state, p->bucket, p->offset_elems + request->start_elem),
                          request->n_elems * sizeof(float));
 }
 
@@ -438,7 +493,10 @@ static void init_stored(struct work *work)
     io->moves.n = 0;
     add_weights(job, &io->moves, true, p->weight_offset_bytes + request->start_elem * elem_bytes,
                 request->n_elems * elem_bytes, state_weights(job->state, request->param, request->start_elem));
-    if (job->state->mirror && p->trainable && p->dtype != DTYPE_F32)
+    if (job->state->mirror && is_stage3(job) && !p->trainable)
+        add_frozen(job, &io->moves, true, request->param, request->start_elem, request->n_elems,
+                   state_frozen(job->state, request->param) + request->start_elem * elem_bytes);
+    if (job->state->mirror && has_master(job, p))
         add_values(job, &io->moves, true, request->param, STATE_MASTER, request->start_elem, request->n_elems,
                    state_master(job->state, p->bucket, p->offset_elems + request->start_elem));
     if (io->result < 0 || io_copy(io, init_written) < 0)
@@ -570,7 +628,9 @@ int device_job_read(struct job *job, uint32_t param, enum wire_state_kind kind, 
     io->values = dst;
     if (p->trainable)
         add_values(job, &io->moves, false, param, (enum state_kind)kind, 0, p->n_elems, dst);
-    else if ((io->bytes = malloc(n_bytes + 1)))
+    else if ((io->bytes = malloc(n_bytes + 1)) && is_stage3(job))
+        add_frozen(job, &io->moves, false, param, 0, p->n_elems, io->bytes);
+    else if (io->bytes)
         add_weights(job, &io->moves, false, p->weight_offset_bytes, n_bytes, io->bytes);
     if ((p->trainable || io->bytes) && io_copy(io, p->trainable ? io_end : frozen_read) == 0)
         return 0;

@@ -9,6 +9,7 @@
 #include "daemon/base.h"
 #include "daemon/failpoint.h"
 #include "daemon/log.h"
+#include "kernels/kernels.h"
 
 enum {
     FIRST_PAUSE_MS = 100,
@@ -100,6 +101,8 @@ static void set_collective(struct devices *devices, struct device_command *comma
         command->reduce.collective = devices->n_collectives++;
     else if (command->type == DEVICE_COMMAND_GATHER)
         command->gather.collective = devices->n_collectives++;
+    else if (command->type == DEVICE_COMMAND_FETCH)
+        command->fetch.collective = devices->n_collectives++;
 }
 
 static void set_tag(struct device_command *command, uint64_t tag, uint32_t timeout_ms)
@@ -116,6 +119,10 @@ static void set_tag(struct device_command *command, uint64_t tag, uint32_t timeo
     case DEVICE_COMMAND_GATHER:
         command->gather.tag = tag;
         command->gather.timeout_ms = timeout_ms;
+        return;
+    case DEVICE_COMMAND_FETCH:
+        command->fetch.tag = tag;
+        command->fetch.timeout_ms = timeout_ms;
         return;
     default:
         command->copy.tag = tag;
@@ -170,14 +177,31 @@ static int add_order(struct devices *devices, const struct order *order)
     return 0;
 }
 
+/* The array that belongs to an order, if one does. Return: where its pointer is, or NULL. */
+static const void **array_of(struct device_command *command, size_t *size)
+{
+    switch (command->type) {
+    case DEVICE_COMMAND_REDUCE:
+        *size = command->reduce.n_slots * sizeof(*command->reduce.slots);
+        return (const void **)&command->reduce.slots;
+    case DEVICE_COMMAND_COPY:
+        *size = command->copy.n_moves * sizeof(*command->copy.moves);
+        return (const void **)&command->copy.moves;
+    case DEVICE_COMMAND_FETCH:
+        *size = command->fetch.n_params * sizeof(*command->fetch.params);
+        return (const void **)&command->fetch.params;
+    default:
+        *size = 0;
+        return NULL;
+    }
+}
+
 int devices_order(struct devices *devices, const struct device_command *command, uint64_t n_bytes, devices_done done,
                   void *userdata)
 {
     struct order order = {.command = *command, .n_bytes = n_bytes, .done = done, .userdata = userdata};
-    bool reduces = command->type == DEVICE_COMMAND_REDUCE, copies = command->type == DEVICE_COMMAND_COPY;
-    size_t size = reduces  ? command->reduce.n_slots * sizeof(struct device_slot)
-                  : copies ? command->copy.n_moves * sizeof(struct device_move)
-                           : 0;
+    size_t size;
+    const void **array = array_of(&order.command, &size);
 
     if (devices->cancelled)
         return -ECANCELED;
@@ -185,11 +209,8 @@ int devices_order(struct devices *devices, const struct device_command *command,
         order.array = malloc(size);
         if (!order.array)
             return -ENOMEM;
-        memcpy(order.array, reduces ? (const void *)command->reduce.slots : command->copy.moves, size);
-        if (reduces)
-            order.command.reduce.slots = order.array;
-        else
-            order.command.copy.moves = order.array;
+        memcpy(order.array, *array, size);
+        *array = order.array;
     }
     return add_order(devices, &order);
 }
@@ -229,12 +250,17 @@ static void copy_run(struct work *work, uint32_t item)
     struct devices *devices = container_of(work, struct devices, work);
     const struct part *part = &devices->parts[item];
     uint8_t *host = part->move->host, *bounce = devices->bounce.map + part->bounce_at;
+    size_t elem_bytes = dtype_size(part->move->dtype);
 
     (void)failpoint("bounce");
     if (part->move->write != devices->filling)
         return;
     if (!part->move->write)
         memcpy(host + part->from_bytes, bounce, part->n_bytes);
+    else if (part->move->rounds)
+        devices->options.kernels->convert_from_f32(bounce,
+                                                   (const float *)part->move->host + part->from_bytes / elem_bytes,
+                                                   part->move->dtype, part->n_bytes / elem_bytes);
     else if (host)
         memcpy(bounce, host + part->from_bytes, part->n_bytes);
     else
@@ -557,7 +583,8 @@ static void free_now(struct devices *devices)
 
 static bool is_collective(const struct order *order)
 {
-    return order->command.type == DEVICE_COMMAND_REDUCE || order->command.type == DEVICE_COMMAND_GATHER;
+    return order->command.type == DEVICE_COMMAND_REDUCE || order->command.type == DEVICE_COMMAND_GATHER ||
+           order->command.type == DEVICE_COMMAND_FETCH;
 }
 
 /* The next engine is not given them by itself. */

@@ -49,7 +49,8 @@ struct devices_ops {
 
 struct devices_options {
     uv_loop_t *loop;
-    struct worker_pool *pool;        /* must outlive it, as the loop must */
+    struct worker_pool *pool; /* must outlive it, as the loop must */
+    const struct kernels *kernels;
     struct device_plan_options plan; /* its layout only until devices_reserve() has returned */
     unsigned node, n_nodes;
     struct devices_ops ops;
@@ -87,8 +88,8 @@ struct device_keep *devices_keep(struct devices *devices);
 /* ---- orders ---------------------------------------------------------------------------------------------- */
 
 /*
- * DEVICE_COMMAND_REDUCE, _UPDATE, _GATHER or, for what is shared, _COPY; tag, deadline and collective are set here,
- * arrays are copied. n_bytes: what it moves, for the deadline. Return: 0, -ENOMEM, or -ECANCELED after
+ * DEVICE_COMMAND_REDUCE, _UPDATE, _GATHER, _FETCH or, for what is shared, _COPY; tag, deadline and collective are set
+ * here, arrays are copied. n_bytes: what it moves, for the deadline. Return: 0, -ENOMEM, or -ECANCELED after
  * devices_cancel().
  */
 int devices_order(struct devices *devices, const struct device_command *command, uint64_t n_bytes, devices_done done,
@@ -100,8 +101,10 @@ struct devices_move {
     enum device_piece_kind kind;
     uint64_t offset_bytes; /* in the piece */
     void *host;            /* must stay until done; NULL: zeroes are written */
-    uint64_t n_bytes;
-    bool has_event; /* only when the trainer has come so far */
+    uint64_t n_bytes;      /* over there */
+    bool rounds;           /* written: what is here is fp32, and is rounded on its way */
+    enum dtype dtype;      /* to this */
+    bool has_event;        /* only when the trainer has come so far */
     uint32_t event;
 };
 

@@ -12,6 +12,7 @@
 #include "daemon/cause.h"
 #include "daemon/device-job.h"
 #include "daemon/failpoint.h"
+#include "daemon/gather-device.h"
 #include "daemon/job.h"
 #include "daemon/mirror.h"
 #include "daemon/nodes.h"
@@ -110,16 +111,15 @@ static void print_sum(char *dst, size_t size, const struct plan_bytes *b)
 {
     if (b->offloaded) {
         snprintf(dst, size,
-                 "state %" PRIu64 " + staging %" PRIu64 " + pool %" PRIu64 " + fixed %" PRIu64 " = %" PRIu64
-                 " bytes\n(and %" PRIu64 " bytes on the GPUs)",
-                 b->state, b->staging, b->pool, b->fixed, b->needed, b->device);
+                 "state %" PRIu64 " + staging %" PRIu64 " + fixed %" PRIu64 " = %" PRIu64 " bytes\n(and %" PRIu64
+                 " bytes on the GPUs)",
+                 b->state, b->staging, b->fixed, b->needed, b->device);
         return;
     }
     if (b->device > 0) {
         snprintf(dst, size,
-                 "staging %" PRIu64 " + pool %" PRIu64 " + fixed %" PRIu64 " = %" PRIu64 " bytes\n(and %" PRIu64
-                 " bytes on the GPUs)",
-                 b->staging, b->pool, b->fixed, b->needed, b->device);
+                 "staging %" PRIu64 " + fixed %" PRIu64 " = %" PRIu64 " bytes\n(and %" PRIu64 " bytes on the GPUs)",
+                 b->staging, b->fixed, b->needed, b->device);
         return;
     }
     snprintf(dst, size,
@@ -294,7 +294,7 @@ static int make_state(struct job *job)
                                      .n_local = job_n_local(job),
                                      .optimizer = config->optimizer.type,
                                  });
-    if (r == 0 && config->zero.stage == 3)
+    if (r == 0 && config->zero.stage == 3 && !job->devices)
         r = pool_new(&job->gathered, job);
     if (r == 0 && job->nodes)
         r = nodes_form(job->nodes);
@@ -490,7 +490,7 @@ void job_give_up(struct job *job, unsigned code, const char *why)
 /* Nobody is attached who was told of a layout, and nothing works on the memory that is to go. */
 static bool may_drop(const struct job *job)
 {
-    if (job->n_under_way > 0 || job->n_io > 0 || pool_is_busy(job->gathered) || window_is_busy(job->window))
+    if (job->n_under_way > 0 || job->n_io > 0 || gather_is_busy(job) || window_is_busy(job->window))
         return false;
     for (unsigned r = job->first_rank; job->phase != JOB_WAITING && job->phase != JOB_RESERVING && r < job->end_rank;
          r++)
@@ -530,6 +530,7 @@ void form_drop(struct job *job)
     param_norm_forget(job);
     window_free(job->window);
     pool_free(job->gathered);
+    device_gather_free(job->device_gathered);
     step_free(job->step);
     ledger_deinit(&job->ledger);
     state_free(job->state);
@@ -541,6 +542,7 @@ void form_drop(struct job *job)
     job->aborts_next = false;
     job->window = NULL;
     job->gathered = NULL;
+    job->device_gathered = NULL;
     job->step = NULL;
     job->state = NULL;
     job->layout = NULL;
@@ -676,13 +678,16 @@ static void host_segments(const struct job *job, const struct ring *ring, struct
 static void device_segments(const struct job *job, unsigned local, struct wire_segment *segments, int *fds)
 {
     const struct device_keep *keep = devices_keep(job->devices);
+    bool stage3 = job->config->zero.stage == 3;
+    enum device_piece_kind published = stage3 ? DEVICE_POOL : DEVICE_WEIGHTS;
 
     segments[0] =
         (struct wire_segment){.kind = WIRE_SEGMENT_RING, .n_bytes = keep->n_bytes[local][DEVICE_RING], .cuda = true};
-    segments[3] = (struct wire_segment){
-        .kind = WIRE_SEGMENT_WEIGHTS, .n_bytes = keep->n_bytes[local][DEVICE_WEIGHTS], .cuda = true};
+    segments[3] = (struct wire_segment){.kind = stage3 ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS,
+                                        .n_bytes = keep->n_bytes[local][published],
+                                        .cuda = true};
     fds[0] = fcntl(keep->fds[local][DEVICE_RING], F_DUPFD_CLOEXEC, 0);
-    fds[3] = fcntl(keep->fds[local][DEVICE_WEIGHTS], F_DUPFD_CLOEXEC, 0);
+    fds[3] = fcntl(keep->fds[local][published], F_DUPFD_CLOEXEC, 0);
 }
 
 static void answer_formed(struct job *job, struct job_rank *rank)

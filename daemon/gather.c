@@ -7,19 +7,16 @@
  * released parameters stay until others need the room, so gathering again within a step costs nothing. A hint
  * (Prefetch) loads parameters as if they had been gathered and released: it is nobody's, so nothing has to be undone.
  *
- * Also here: reading a parameter's state.
+ * Of a job on GPUs each rank has a pool on its own GPU instead, where things are as in gather-device.h.
  */
 
 #include <assert.h>
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base.h"
-#include "daemon/device-job.h"
+#include "daemon/gather-device.h"
 #include "daemon/job.h"
 #include "daemon/nodes.h"
-#include "daemon/param-norm.h"
 #include "daemon/transfer.h"
 
 struct pool_param {
@@ -77,9 +74,9 @@ uint64_t pool_held_bytes(const struct pool *pool)
     return pool->resident_bytes;
 }
 
-bool pool_is_busy(const struct pool *pool)
+bool gather_is_busy(const struct job *job)
 {
-    return pool && pool->n_loading > 0;
+    return (job->gathered && job->gathered->n_loading > 0) || device_gather_is_busy(job->device_gathered);
 }
 
 static uint64_t param_bytes(const struct job *job, uint32_t param)
@@ -120,8 +117,6 @@ struct load {
     uint32_t params[];
 };
 
-static void answer_gathers(struct job *job);
-
 static void load_done(void *userdata, int result)
 {
     struct load *load = userdata;
@@ -145,7 +140,7 @@ static void load_done(void *userdata, int result)
         refreshed = pool->refreshed;
         pool->refreshed = NULL;
     }
-    answer_gathers(job);
+    gather_settle(job);
     if (refreshed)
         refreshed(job);
     else
@@ -211,12 +206,14 @@ static int start_load(struct job *job, struct job_rank *hinted_by, const uint32_
     return 0;
 }
 
-bool pool_refresh(struct job *job, void (*done)(struct job *job))
+bool gather_refresh(struct job *job, void (*done)(struct job *job))
 {
     struct pool *pool = job->gathered;
     _cleanup_free_ uint32_t *params = NULL;
     uint32_t n = 0;
 
+    if (job->device_gathered) /* what ranks have gathered they gather again */
+        device_gather_forget(job);
     if (!pool)
         return false;
     params = calloc(job->layout->n_params, sizeof(*params));
@@ -233,14 +230,20 @@ bool pool_refresh(struct job *job, void (*done)(struct job *job))
 
 /* ---- gather and release -------------------------------------------------------------------------------- */
 
+/* Else weights are published as a whole. */
+static bool has_pools(const struct job *job)
+{
+    return job->gathered || job->device_gathered;
+}
+
 static void let_go(struct job *job, struct job_rank *rank, uint32_t param)
 {
-    struct pool_param *p = &job->gathered->params[param];
-
     rank->gathered[param] = 0;
     rank->live_elems -= job->layout->params[param].n_elems;
-    p->n_ranks--;
-    p->released = ++job->gathered->clock;
+    if (!job->gathered)
+        return;
+    job->gathered->params[param].n_ranks--;
+    job->gathered->params[param].released = ++job->gathered->clock;
 }
 
 static void undo_gather(struct job *job, struct job_rank *rank)
@@ -251,36 +254,58 @@ static void undo_gather(struct job *job, struct job_rank *rank)
     rank->n_gathering = 0;
 }
 
-static void answer_gathers(struct job *job)
+static void refuse_lost(struct job *job, struct job_rank *rank)
+{
+    struct evidence_quota evidence = {.at = job_at(job, rank),
+                                      .what = "pool of gathered weights",
+                                      .unit = "bytes",
+                                      .held = job->gathered ? job->gathered->resident_bytes : 0,
+                                      .allowed = job->planned.pool,
+                                      .fix = "free memory on this machine"};
+
+    undo_gather(job, rank);
+    job_fault(job, rank, cause_quota(&evidence));
+    job_is_held(job, rank);
+}
+
+/* Is what the rank waits for there? As far as another load of it has to begin first, it begins. */
+static enum device_gathered look(struct job *job, struct job_rank *rank)
+{
+    enum device_gathered found = DEVICE_GATHER_THERE;
+
+    if (job->device_gathered)
+        return device_gather_look(job, rank);
+    for (uint32_t i = 0; i < rank->n_gathering; i++) {
+        const struct pool_param *p = &job->gathered->params[rank->gathering[i]];
+
+        if (p->loading)
+            return DEVICE_GATHER_LOADS;
+        if (!p->fresh && job->layout->params[rank->gathering[i]].n_elems > 0)
+            found = DEVICE_GATHER_LOST;
+    }
+    return found;
+}
+
+static int answer(struct job *job, struct job_rank *rank)
+{
+    if (job->device_gathered)
+        return device_gather_answer(job, rank);
+    job_answer_done(job, rank);
+    return 0;
+}
+
+void gather_settle(struct job *job)
 {
     for (unsigned r = job->first_rank; r < job->end_rank; r++) {
         struct job_rank *rank = &job->ranks[r];
-        bool loading = false, lost = false;
+        enum device_gathered found = rank->wait == WAIT_GATHER ? look(job, rank) : DEVICE_GATHER_LOADS;
 
-        if (rank->wait != WAIT_GATHER)
+        if (found == DEVICE_GATHER_LOADS)
             continue;
-        for (uint32_t i = 0; i < rank->n_gathering; i++) {
-            const struct pool_param *p = &job->gathered->params[rank->gathering[i]];
-
-            loading |= p->loading;
-            lost |= !p->loading && !p->fresh && job->layout->params[rank->gathering[i]].n_elems > 0;
-        }
-        if (loading)
-            continue;
-        if (lost) {
-            undo_gather(job, rank);
-            job_fault(job, rank,
-                      cause_quota(&(struct evidence_quota){.at = job_at(job, rank),
-                                                           .what = "pool of gathered weights",
-                                                           .unit = "bytes",
-                                                           .held = job->gathered->resident_bytes,
-                                                           .allowed = job->gathered->bound_bytes,
-                                                           .fix = "free memory on this machine"}));
-            job_is_held(job, rank);
-            continue;
-        }
-        rank->n_gathering = 0;
-        job_answer_done(job, rank);
+        if (found == DEVICE_GATHER_THERE && answer(job, rank) == 0)
+            rank->n_gathering = 0;
+        else
+            refuse_lost(job, rank);
     }
 }
 
@@ -293,7 +318,8 @@ static bool charge_gather(struct job *job, struct job_rank *rank, const struct r
         if (rank->gathered[request->params[i]]++ == 0) {
             asked += job->layout->params[request->params[i]].n_elems;
             rank->live_elems += job->layout->params[request->params[i]].n_elems;
-            job->gathered->params[request->params[i]].n_ranks++;
+            if (job->gathered)
+                job->gathered->params[request->params[i]].n_ranks++;
         }
     for (size_t i = 0; i < request->n_params; i++)
         rank->gathering[rank->n_gathering++] = request->params[i];
@@ -343,42 +369,66 @@ static bool is_told_later(const struct job *job, const struct job_rank *rank)
     return rank->fault.code && !rank->fault.told && !rank->abort_notice && job->ledger.ranks[rank->rank].open;
 }
 
+/* Begins to copy what is neither there nor on its way. */
+static void load_absent(struct job *job, const struct job_rank *rank)
+{
+    _cleanup_free_ uint32_t *absent = calloc(rank->n_gathering + 1, sizeof(*absent));
+    uint64_t n_bytes;
+    uint32_t n;
+
+    if (!absent)
+        return; /* out of memory shows as "neither fresh nor loading", here and below */
+    n = find_absent(job, rank->gathering, rank->n_gathering, absent, &n_bytes);
+    make_room(job, n_bytes);
+    if (n > 0)
+        (void)start_load(job, NULL, absent, n);
+}
+
+/* Return: NULL, or why the request is none. */
+static const char *check_gather(const struct job *job, const struct job_rank *rank,
+                                const struct request_gather *request)
+{
+    if (!job->has_weights) /* what would be loaded now would be taken for the weights later */
+        return "Gather: before Ready was answered";
+    for (size_t i = 0; i < request->n_params; i++)
+        if (request->params[i] >= job->layout->n_params)
+            return "Gather.params: no such parameter";
+    if (job->device_gathered && !device_gather_fits(job, rank, request->params, request->n_params))
+        return "Gather.params: more than fits into the rank's pool";
+    return NULL;
+}
+
 void job_gather(struct job *job, struct job_rank *rank, const struct request_gather *request)
 {
-    _cleanup_free_ uint32_t *absent = calloc(request->n_params + 1, sizeof(*absent));
-    uint32_t *gathering, n;
-    uint64_t n_bytes;
+    const char *wrong;
+    uint32_t *gathering;
 
     if (!is_told_later(job, rank) && job_is_held(job, rank))
         return;
-    if (!job->has_weights) { /* what would be loaded now would be taken for the weights later */
-        job_drop_peer(job, rank, "Gather: before Ready was answered");
+    wrong = check_gather(job, rank, request);
+    if (wrong) {
+        job_drop_peer(job, rank, wrong);
         return;
     }
-    for (size_t i = 0; i < request->n_params; i++) {
-        if (request->params[i] >= job->layout->n_params) {
-            job_drop_peer(job, rank, "Gather.params: no such parameter");
-            return;
-        }
-    }
-    gathering = realloc(rank->gathering, (request->n_params + 1) * sizeof(*gathering));
-    if (gathering)
-        rank->gathering = gathering;
-    if (!job->gathered || !gathering || !absent) {
+    if (!has_pools(job)) {
         job_answer_done(job, rank);
         return;
     }
     rank->n_gathering = 0;
+    gathering = realloc(rank->gathering, (request->n_params + 1) * sizeof(*gathering));
+    if (!gathering) {
+        refuse_lost(job, rank);
+        return;
+    }
+    rank->gathering = gathering;
     if (!charge_gather(job, rank, request)) {
         job_is_held(job, rank);
         return;
     }
-    n = find_absent(job, rank->gathering, rank->n_gathering, absent, &n_bytes);
-    make_room(job, n_bytes);
+    if (job->gathered)
+        load_absent(job, rank);
     job_wait(job, rank, WAIT_GATHER);
-    if (n > 0)
-        (void)start_load(job, NULL, absent, n); /* out of memory shows as "neither fresh nor loading" */
-    answer_gathers(job);
+    gather_settle(job);
 }
 
 void job_release(struct job *job, struct job_rank *rank, const struct request_release *request)
@@ -386,11 +436,11 @@ void job_release(struct job *job, struct job_rank *rank, const struct request_re
     for (size_t i = 0; i < request->n_params; i++) {
         uint32_t param = request->params[i];
 
-        if (param >= job->layout->n_params || (job->gathered && rank->gathered[param] == 0)) {
+        if (param >= job->layout->n_params || (has_pools(job) && rank->gathered[param] == 0)) {
             job_drop_peer(job, rank, "Release.params: not gathered by this rank");
             return;
         }
-        if (job->gathered && --rank->gathered[param] == 0)
+        if (has_pools(job) && --rank->gathered[param] == 0)
             let_go(job, rank, param);
     }
 }
@@ -399,7 +449,7 @@ void job_release(struct job *job, struct job_rank *rank, const struct request_re
  */
 static bool takes_hints(const struct job *job, const struct job_rank *rank)
 {
-    return job->gathered && job->has_weights && job->phase == JOB_TRAINING && !rank->prefetching;
+    return has_pools(job) && job->has_weights && job->phase == JOB_TRAINING && !rank->prefetching;
 }
 
 void job_prefetch(struct job *job, struct job_rank *rank, const struct request_prefetch *request)
@@ -416,6 +466,10 @@ void job_prefetch(struct job *job, struct job_rank *rank, const struct request_p
     }
     if (!absent || !takes_hints(job, rank))
         return;
+    if (job->device_gathered) {
+        device_gather_hint(job, rank, request->params, request->n_params);
+        return;
+    }
     n = find_absent(job, request->params, request->n_params, absent, &n_bytes);
     make_room(job, n_bytes);
     if (n == 0 || job->gathered->resident_bytes + n_bytes > job->gathered->bound_bytes)
@@ -427,246 +481,10 @@ void job_prefetch(struct job *job, struct job_rank *rank, const struct request_p
 
 void gather_detach(struct job *job, struct job_rank *rank)
 {
-    if (!job->gathered || !rank->gathered)
+    if (!has_pools(job) || !rank->gathered)
         return;
     for (uint32_t p = 0; p < job->layout->n_params; p++)
         if (rank->gathered[p] > 0)
             let_go(job, rank, p);
     rank->n_gathering = 0;
-}
-
-/* ---- reading state ------------------------------------------------------------------------------------- */
-
-struct reading {
-    struct work work;
-    struct job *job;
-    struct job_rank *rank;
-    void *peer;
-    uint64_t incarnation; /* another session may get the address of one that is gone */
-    struct segment segment;
-    uint32_t param;
-    enum wire_state_kind kind;
-    unsigned n_waiting; /* for what is here, and for what other nodes have */
-    int result;
-};
-
-/* The wire's kinds of state that are arrays, by the state's own numbers. */
-_Static_assert((int)EXCHANGE_MASTER == (int)STATE_MASTER && (int)EXCHANGE_EXP_AVG == (int)STATE_EXP_AVG &&
-                   (int)EXCHANGE_EXP_AVG_SQ == (int)STATE_EXP_AVG_SQ,
-               "and of what is fetched");
-_Static_assert((int)WIRE_STATE_MASTER == (int)STATE_MASTER && (int)WIRE_STATE_EXP_AVG == (int)STATE_EXP_AVG &&
-                   (int)WIRE_STATE_EXP_AVG_SQ == (int)STATE_EXP_AVG_SQ,
-               "kinds of state are numbered alike");
-
-static const float *array_of(const struct job *job, uint32_t bucket, uint64_t elem, enum wire_state_kind kind)
-{
-    return state_values(job->state, (enum state_kind)kind, bucket, elem);
-}
-
-static void reading_run(struct work *work, uint32_t item)
-{
-    struct reading *reading = container_of(work, struct reading, work);
-    const struct job *job = reading->job;
-    const struct layout_param *p = &job->layout->params[reading->param];
-    float *dst = (float *)reading->segment.map;
-
-    (void)item;
-    if (segment_reserve(&reading->segment, 0, reading->segment.n_bytes) < 0) {
-        reading->result = -ENOMEM;
-        return;
-    }
-    if (job->state->mirror)
-        return; /* it is copied there */
-    if (!p->trainable)
-        job->kernels->convert_to_f32(dst, state_frozen(job->state, reading->param), p->dtype, p->n_elems);
-    for (uint32_t c = p->first_chunk; p->trainable && c < p->first_chunk + p->n_chunks; c++) {
-        const struct layout_chunk *chunk = &job->layout->chunks[c];
-
-        if (!state_owns(job->state, chunk->rank))
-            continue; /* it comes from its owner */
-        memcpy(dst + chunk->start_elem, array_of(job, p->bucket, p->offset_elems + chunk->start_elem, reading->kind),
-               chunk->n_elems * sizeof(float));
-    }
-}
-
-static void refuse_reading(struct job *job, struct job_rank *rank, uint64_t n_bytes)
-{
-    struct evidence_quota evidence = {.at = job_at(job, rank),
-                                      .what = "state to be read",
-                                      .unit = "bytes",
-                                      .asked = n_bytes,
-                                      .fix = "free memory on this machine"};
-
-    job_refuse(job, rank, job_keep(job, cause_quota(&evidence)), false);
-}
-
-static void finish_reading(struct reading *reading)
-{
-    struct job *job = reading->job;
-    struct job_rank *rank = reading->rank;
-    struct wire_segment segment = {.kind = WIRE_SEGMENT_STATE, .n_bytes = reading->segment.n_bytes};
-    int fd = reading->result < 0 || reading->segment.n_bytes == 0 ? -1 : segment_open_ro(&reading->segment);
-    size_t n = fd >= 0;
-    bool asks = rank->wait == WAIT_READ && rank->peer == reading->peer && rank->incarnation == reading->incarnation;
-
-    job->n_io--;
-    if (asks && reading->result == 0) {
-        job_answer(job, rank,
-                   &(struct reply){
-                       .type = REPLY_STATE_IS,
-                       .state_is = {.segments = &segment,
-                                    .n_segments = n,
-                                    .n_elems = job->layout->params[reading->param].n_elems,
-                                    .count = state_journal(job->state)->counts[reading->param]},
-                   },
-                   &fd, n);
-    } else if (asks) {
-        refuse_reading(job, rank, reading->segment.n_bytes);
-    } else if (fd >= 0) {
-        close(fd);
-    }
-    segment_deinit(&reading->segment);
-    free(reading);
-    job_settle(job);
-}
-
-static void reading_fetched(void *userdata, int result);
-
-static void reading_done(struct work *work)
-{
-    struct reading *reading = container_of(work, struct reading, work);
-    struct job *job = reading->job;
-
-    if (job->state->mirror && reading->result == 0 &&
-        device_job_read(job, reading->param, reading->kind, (float *)(void *)reading->segment.map, reading_fetched,
-                        reading) == 0)
-        return;
-    if (job->state->mirror)
-        reading->result = -ENOMEM;
-    if (--reading->n_waiting == 0)
-        finish_reading(reading);
-}
-
-static void reading_fetched(void *userdata, int result)
-{
-    struct reading *reading = userdata;
-
-    if (result == -ECANCELED && reading->job->state->mirror && !reading->job->doom) { /* with the job */
-        if (--reading->n_waiting > 0)
-            return;
-        segment_deinit(&reading->segment);
-        free(reading);
-        return;
-    }
-    if (result < 0)
-        reading->result = result;
-    if (--reading->n_waiting == 0)
-        finish_reading(reading);
-}
-
-/* What other nodes own of it. */
-static void read_remote(struct reading *reading)
-{
-    struct job *job = reading->job;
-    int r = job->nodes && job->layout->params[reading->param].trainable
-                ? exchange_fetch(nodes_exchange(job->nodes),
-                                 &(struct exchange_fetch){.kind = (enum exchange_kind)reading->kind,
-                                                          .params = &reading->param,
-                                                          .n_params = 1,
-                                                          .segment = &reading->segment,
-                                                          .done = reading_fetched,
-                                                          .userdata = reading})
-                : 1;
-
-    if (r == 0)
-        reading->n_waiting++;
-    else if (r < 0)
-        reading->result = r;
-}
-
-static bool has_array(enum wire_state_kind kind)
-{
-    return kind != WIRE_STATE_GRAD_NORM && kind != WIRE_STATE_STEP_COUNT;
-}
-
-static const char *check_read(const struct job *job, const struct request_read_state *request)
-{
-    const struct layout_param *p;
-
-    if (request->param >= job->layout->n_params)
-        return "ReadState.param: no such parameter";
-    p = &job->layout->params[request->param];
-    if (request->kind == WIRE_STATE_MASTER)
-        return NULL;
-    if (!p->trainable)
-        return "ReadState.kind: a frozen parameter has no optimizer state";
-    if (has_array(request->kind) && p->n_elems > 0 && !array_of(job, p->bucket, p->offset_elems, request->kind))
-        return "ReadState.kind: this optimizer has no such moment";
-    return NULL;
-}
-
-/* Answers that a client does not take hold memory which belongs to no class: never so much that we are killed for it.
- */
-static bool has_room(uint64_t n_bytes)
-{
-    struct memory_headroom headroom;
-
-    memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
-    return n_bytes <= headroom.available_bytes && n_bytes <= headroom.cgroup_bytes;
-}
-
-/* Norms and counts. Return: 0 or -ENOMEM. */
-static int read_figure(struct job *job, struct job_rank *rank, const struct request_read_state *request)
-{
-    uint32_t param = request->param;
-
-    if (request->kind == WIRE_STATE_GRAD_NORM && !param_norm_is_here(job, param))
-        return param_norm_ask(job, rank, param);
-    job_answer(job, rank,
-               &(struct reply){
-                   .type = REPLY_STATE_IS,
-                   .state_is = {.norm = step_param_norm(job->step, step_squares(job->step, param)),
-                                .count = state_journal(job->state)->counts[param]},
-               },
-               NULL, 0);
-    return 0;
-}
-
-void job_read_state(struct job *job, struct job_rank *rank, const struct request_read_state *request)
-{
-    const char *wrong = check_read(job, request);
-    struct evidence_at at = job_at(job, rank);
-    struct reading *reading;
-    uint64_t n_bytes;
-
-    if (job_is_held(job, rank))
-        return;
-    if (wrong) { /* a question, not an act: refused, and nothing sticks */
-        job_refuse(job, rank, job_keep(job, cause_bad_message(&at, wrong)), false);
-        return;
-    }
-    if (!has_array(request->kind)) {
-        if (read_figure(job, rank, request) < 0)
-            refuse_reading(job, rank, 0);
-        return;
-    }
-    n_bytes = job->layout->params[request->param].n_elems * sizeof(float);
-    reading = has_room(n_bytes) ? calloc(1, sizeof(*reading)) : NULL;
-    if (!reading || segment_init(&reading->segment, "read", n_bytes) < 0) {
-        free(reading);
-        refuse_reading(job, rank, n_bytes);
-        return;
-    }
-    reading->job = job;
-    reading->rank = rank;
-    reading->peer = rank->peer;
-    reading->incarnation = rank->incarnation;
-    reading->param = request->param;
-    reading->kind = request->kind;
-    reading->work = (struct work){.run = reading_run, .done = reading_done, .n_items = 1};
-    reading->n_waiting = 1;
-    job->n_io++;
-    job_wait(job, rank, WAIT_READ);
-    read_remote(reading);
-    worker_post(job->pool, &reading->work);
 }

@@ -769,7 +769,7 @@ bool job_is_idle(const struct job *job)
     for (unsigned r = job->first_rank; r < job->end_rank; r++)
         if (job->ranks[r].peer)
             return false;
-    if (job->n_under_way > 0 || job->n_io > 0 || pool_is_busy(job->gathered) || window_is_busy(job->window))
+    if (job->n_under_way > 0 || job->n_io > 0 || gather_is_busy(job) || window_is_busy(job->window))
         return false;
     /* A window that nobody is left to end has changed nothing. */
     return job->phase == JOB_WAITING || job->phase == JOB_TRAINING || job->phase == JOB_INITIALISING ||

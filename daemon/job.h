@@ -261,10 +261,11 @@ struct job {
     struct ledger ledger;
     struct state *state;
     struct step *step;
-    struct devices *devices; /* NULL: all is in host memory */
-    struct nodes *nodes;     /* NULL: one node */
-    struct mirror *mirror;   /* likewise */
-    struct pool *gathered;   /* stage 3 */
+    struct devices *devices;               /* NULL: all is in host memory */
+    struct nodes *nodes;                   /* NULL: one node */
+    struct mirror *mirror;                 /* likewise */
+    struct pool *gathered;                 /* stage 3, in host memory; else NULL */
+    struct device_gather *device_gathered; /* stage 3, on GPUs, from when they have their memory; else NULL */
     struct window *window;
     struct lossscale lossscale;
     struct hyper *hypers; /* per group, of the step under way */
@@ -475,7 +476,7 @@ void job_is_back_late(struct job *job, struct job_rank *rank);
 /* The engines begin again, under this generation. */
 void job_note_engine(struct job *job, uint32_t generation, const char *why);
 
-/* ---- stage 3, state (gather.c) ------------------------------------------------------------------------- */
+/* ---- stage 3 (gather.c), state (reading.c) ------------------------------------------------------------- */
 
 void job_gather(struct job *job, struct job_rank *rank, const struct request_gather *request);
 void job_release(struct job *job, struct job_rank *rank, const struct request_release *request);
@@ -485,10 +486,13 @@ int pool_new(struct pool **out, struct job *job);
 void pool_free(struct pool *pool);
 const struct segment *pool_segment(const struct pool *pool);
 uint64_t pool_held_bytes(const struct pool *pool);
-bool pool_is_busy(const struct pool *pool); /* NULL is idle */
+/* Is anything being loaded into a pool? */
+bool gather_is_busy(const struct job *job);
 /* Parameters that are gathered are copied again; done(job) on the loop. Posts nothing and returns false when none is.
  */
-bool pool_refresh(struct job *job, void (*done)(struct job *job));
+bool gather_refresh(struct job *job, void (*done)(struct job *job));
+/* Answers ranks that wait for what is there now. */
+void gather_settle(struct job *job);
 void gather_detach(struct job *job, struct job_rank *rank);
 
 /* ---- write windows (window.c) -------------------------------------------------------------------------- */

@@ -13,6 +13,8 @@ enum {
     RING_SPARE_PARCELS = 4,
     UNDO_LANES = 3, /* DEVICE_LANES */
     FROZEN_ALIGN_BYTES = 64,
+    POOL_ALIGN_BYTES = 256, /* DEVICE_POOL_ALIGN */
+    POOL_SPARE_BYTES = 16 << 20,
 };
 
 double plan_model_states(double n_params, unsigned ranks, unsigned stage)
@@ -139,11 +141,27 @@ static uint64_t weight_bytes(const struct layout *layout, const struct plan_opti
     return options->stage == 3 ? 0 : mul(pages(layout->weight_bytes), n_copies);
 }
 
+uint64_t plan_device_pool_bytes(const struct layout *layout)
+{
+    uint64_t largest = 0, all = 0;
+
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        uint64_t n_bytes = align(layout->params[p].n_elems * dtype_size(layout->params[p].dtype), POOL_ALIGN_BYTES);
+
+        largest = MAX(largest, n_bytes);
+        all = add(all, n_bytes);
+    }
+    return pages(MIN(all, add(mul(largest, 2), POOL_SPARE_BYTES)));
+}
+
 static uint64_t pool_bytes(const struct layout *layout, const struct plan_options *options)
 {
     uint64_t live = mul(mul(options->stage3_max_live_elems, sizeof(float)), options->n_local_ranks);
 
-    return options->stage == 3 ? MIN(layout->range_bytes, pages(live)) : 0;
+    if (options->stage != 3)
+        return 0;
+    return options->on_devices ? mul(plan_device_pool_bytes(layout), options->n_local_ranks)
+                               : MIN(layout->range_bytes, pages(live));
 }
 
 static uint64_t layout_bytes(const struct layout *layout)
@@ -194,7 +212,7 @@ void plan_bytes_by_class(const struct layout *layout, const struct plan_options 
         .fixed = fixed_bytes(layout, options),
     };
     out->offloaded = options->on_devices && options->offloaded;
-    out->needed = add(out->staging, add(out->pool, out->fixed));
+    out->needed = add(out->staging, out->fixed);
     if (out->offloaded) {
         out->state = add(out->state, options->stage == 3 ? 0 : pages(layout->weight_bytes));
         out->gradient = add(out->gradient, undo_bytes(layout, options));
@@ -204,8 +222,9 @@ void plan_bytes_by_class(const struct layout *layout, const struct plan_options 
         out->device = out->state;
     }
     if (options->on_devices)
-        out->device = add(out->device, add(out->gradient, add(out->ring, out->weights)));
+        out->device = add(out->device, add(add(out->gradient, out->ring), add(out->weights, out->pool)));
     else
-        out->needed = add(out->needed, add(add(out->state, out->gradient), add(out->ring, out->weights)));
+        out->needed =
+            add(out->needed, add(add(out->state, out->gradient), add(add(out->ring, out->weights), out->pool)));
     out->total = add(out->needed, out->overflow);
 }

@@ -70,12 +70,11 @@ struct plan_options {
  *   staging    as given
  *   weights    stages 1, 2: the weight segment, L + 1 times if private; stage 3: 0
  *   pool       stage 3: L x stage3_max_live_elems x 4, at most the range; else 0
- *              On GPUs: a copy for each local rank; and the state has what an engine keeps to undo what it was at
- *              when it ended: three times a slice of the largest bucket in fp32 and its moments, for each local rank
- *              Offloaded, the state is in host memory and has a copy of the weights as well; what is kept to undo
- *              something is of the accumulators alone, and counts as gradient
- *   fixed      the layout's own tables and names, what the options say per chunk, parameter, part, parcel
- *              and local rank, L credit pages, fixed_bytes
+ *              On GPUs: L x plan_device_pool_bytes(); of weights a copy for each local rank; and the state has what an
+ * engine keeps to undo what it was at when it ended: three times a slice of the largest bucket in fp32 and its moments,
+ * for each local rank Offloaded, the state is in host memory and has a copy of the weights as well; what is kept to
+ * undo something is of the accumulators alone, and counts as gradient fixed      the layout's own tables and names,
+ * what the options say per chunk, parameter, part, parcel and local rank, L credit pages, fixed_bytes
  */
 struct plan_bytes {
     uint64_t state;
@@ -108,3 +107,10 @@ uint64_t plan_ring_bytes(const struct layout *layout, bool overlap_comm, bool ho
  * each other. A rank's micro-batch begins with an empty ring.
  */
 uint64_t plan_device_ring_bytes(const struct layout *layout, bool overlap_comm);
+
+/*
+ * Stage 3, the pool of one rank in device memory, from where the rank copies what it gathers: room for two of the
+ * largest parameter, one that it copies and one that is fetched meanwhile, and 16 MiB for what is gathered with them;
+ * at most for all parameters. Each begins at a multiple of 256 bytes. Whole pages.
+ */
+uint64_t plan_device_pool_bytes(const struct layout *layout);

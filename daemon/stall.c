@@ -62,7 +62,7 @@ static bool is_deadlocked(const struct job *job)
     bool differ = false;
 
     if ((job->phase != JOB_TRAINING && job->phase != JOB_WINDOW) || job->n_under_way > 0 || job->n_io > 0 ||
-        pool_is_busy(job->gathered))
+        gather_is_busy(job))
         return false;
     for (unsigned r = 0; r < job->world_size; r++) {
         if (is_blocking(job, &job->ranks[r]))

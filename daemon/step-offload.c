@@ -216,8 +216,16 @@ static int read_in(struct offload *offload)
     return 0;
 }
 
+/* In stage 3 weights are rounded from masters when they are gathered. */
+static bool publishes(const struct offload *offload)
+{
+    return offload->step->state->stage != 3;
+}
+
 static int write_back(struct offload *offload)
 {
+    if (!publishes(offload))
+        offload->n_written = offload->n_gathered = offload->n_updated;
     for (; offload->n_written < offload->n_updated; offload->n_written++)
         if (order_copy(offload, offload->n_written, true, is_done, offload) < 0)
             return -ENOMEM;

@@ -183,6 +183,45 @@ static int start_transfer(struct job *job, enum transfer_direction direction, vo
                                      });
 }
 
+/* All of the state, which memory is charged for. Return: 0 or -errno. */
+static int load_mirror(struct job *job, devices_done done)
+{
+    uint64_t n_bytes = device_job_mirror_bytes(job);
+    struct memory_headroom headroom;
+
+    memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
+    if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes ||
+        quota_charge(&job->memory, &job->window->mirror_charge, n_bytes) != 0)
+        return -ENOMEM;
+    return device_job_load(job, done, job);
+}
+
+/* Stage 3 on GPUs: there is no copy of the weights, so they come from the masters, by way of the mirror. */
+static void mirror_shown(void *userdata, int result)
+{
+    struct job *job = userdata;
+
+    if (result == -ECANCELED && !job->doom) /* with the job */
+        return;
+    device_job_empty(job);
+    charge_deinit(&job->window->mirror_charge);
+    fill_done(job, result);
+}
+
+static void mirror_filled(void *userdata, int result)
+{
+    struct job *job = userdata;
+
+    if (result < 0 || start_transfer(job, TRANSFER_FETCH, mirror_shown) < 0)
+        mirror_shown(job, result < 0 ? result : -ENOMEM);
+}
+
+static int fill_from_devices(struct job *job)
+{
+    return job->config->zero.stage == 3 ? load_mirror(job, mirror_filled)
+                                        : device_job_fill(job, &job->window->segment, fill_done, job);
+}
+
 static int fill(struct job *job)
 {
     int r;
@@ -190,8 +229,7 @@ static int fill(struct job *job)
     job->window->n_filling = 1;
     job->window->fill_result = 0;
     share_window(job, &job->window->segment);
-    r = job->state->mirror ? device_job_fill(job, &job->window->segment, fill_done, job)
-                           : start_transfer(job, TRANSFER_FETCH, fill_done);
+    r = job->state->mirror ? fill_from_devices(job) : start_transfer(job, TRANSFER_FETCH, fill_done);
 
     if (r == 0 && job->nodes && job->config->zero.stage == 3 && fill_remote(job) < 0)
         job->window->fill_result = -ENOMEM;
@@ -508,7 +546,7 @@ static void stored(void *userdata)
         window_free(steal_ptr(job->window));
     else if (job->nodes)
         nodes_stored(job->nodes); /* it is committed when it is stored everywhere */
-    else if (!pool_refresh(job, committed))
+    else if (!gather_refresh(job, committed))
         committed(job);
 }
 
@@ -555,24 +593,12 @@ static void mirror_loaded(void *userdata, int result)
         refuse_commit(job);
 }
 
-static int load_mirror(struct job *job)
-{
-    uint64_t n_bytes = device_job_mirror_bytes(job);
-    struct memory_headroom headroom;
-
-    memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
-    if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes ||
-        quota_charge(&job->memory, &job->window->mirror_charge, n_bytes) != 0)
-        return -ENOMEM;
-    return device_job_load(job, mirror_loaded, job);
-}
-
 static void commit_window(struct job *job)
 {
     job->phase = JOB_COMMITTING_WINDOW;
     job->window->busy = true;
     set_generations(job);
-    if ((job->state->mirror ? load_mirror(job) : start_transfer(job, TRANSFER_STORE, store_done)) < 0)
+    if ((job->state->mirror ? load_mirror(job, mirror_loaded) : start_transfer(job, TRANSFER_STORE, store_done)) < 0)
         refuse_commit(job);
 }
 
@@ -642,7 +668,7 @@ void window_settle(struct job *job)
     }
     settle_open(job);
     /* What loads while weights change would be a mixture. */
-    if (job->phase != JOB_WINDOW || pool_is_busy(job->gathered) || !all_wait(job, WAIT_WINDOW_END))
+    if (job->phase != JOB_WINDOW || gather_is_busy(job) || !all_wait(job, WAIT_WINDOW_END))
         return;
     if (job->nodes)
         nodes_end_window(job->nodes, job->window->rewrite, job->ranks[0].forget || job->ranks[0].left);
@@ -708,7 +734,7 @@ void job_window_store(struct job *job)
 
 void job_window_closed(struct job *job)
 {
-    if (job->phase == JOB_COMMITTING_WINDOW && !pool_refresh(job, committed))
+    if (job->phase == JOB_COMMITTING_WINDOW && !gather_refresh(job, committed))
         committed(job);
     else if (job->phase == JOB_WINDOW)
         finish_window(job);

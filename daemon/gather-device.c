@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/gather-device.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "daemon/base.h"
+#include "daemon/device-pool.h"
+#include "daemon/devices.h"
+#include "daemon/job.h"
+
+struct rank_pool {
+    struct device_pool *pool;
+    bool loading; /* one load at a time: what two engines' streams write must not lie in the same place */
+    bool lost;    /* what the rank waits for could not be loaded */
+};
+
+struct device_gather {
+    unsigned n_loading, n_local;
+    struct rank_pool ranks[]; /* local */
+};
+
+struct load {
+    struct job *job;
+    struct job_rank *rank;
+    bool hinted;
+    int result;
+    unsigned n_waiting; /* orders, and one while they are made */
+};
+
+static struct rank_pool *pool_of(const struct job *job, const struct job_rank *rank)
+{
+    return &job->device_gathered->ranks[rank->rank - job->first_rank];
+}
+
+int device_gather_new(struct device_gather **out, const struct job *job)
+{
+    unsigned n_local = job_n_local(job);
+    struct device_gather *gather = calloc(1, sizeof(*gather) + n_local * sizeof(gather->ranks[0]));
+    int r = 0;
+
+    if (!gather)
+        return -ENOMEM;
+    gather->n_local = n_local;
+    for (unsigned local = 0; r == 0 && local < n_local; local++)
+        r = device_pool_new(&gather->ranks[local].pool, job->layout,
+                            devices_keep(job->devices)->n_bytes[local][DEVICE_POOL]);
+    if (r < 0) {
+        device_gather_free(gather);
+        return r;
+    }
+    *out = gather;
+    return 0;
+}
+
+void device_gather_free(struct device_gather *gather)
+{
+    if (!gather)
+        return;
+    assert(gather->n_loading == 0);
+    for (unsigned local = 0; local < gather->n_local; local++)
+        device_pool_free(gather->ranks[local].pool);
+    free(gather);
+}
+
+bool device_gather_is_busy(const struct device_gather *gather)
+{
+    return gather && gather->n_loading > 0;
+}
+
+bool device_gather_fits(const struct job *job, const struct job_rank *rank, const uint32_t *params, size_t n_params)
+{
+    return n_params <= WIRE_MAX_POOL_OFFSETS && device_pool_fits(pool_of(job, rank)->pool, params, n_params);
+}
+
+/* ---- loading ------------------------------------------------------------------------------------------- */
+
+/* One of the orders has ended, or all are made. */
+static void load_done(void *userdata, int result)
+{
+    struct load *load = userdata;
+    struct job *job = load->job;
+    struct rank_pool *to = pool_of(job, load->rank);
+
+    if (result < 0)
+        load->result = result;
+    if (--load->n_waiting > 0)
+        return;
+    result = load->result;
+    to->loading = false;
+    job->device_gathered->n_loading--;
+    if (result < 0) {
+        device_pool_forget(to->pool);
+        to->lost = !load->hinted;
+    }
+    free(load);
+    if (result == -ECANCELED && !job->doom) /* with the job */
+        return;
+    gather_settle(job);
+    job_settle(job);
+}
+
+/* Masters are on the GPUs: engines round them into the pool. Return: 0, or -errno. */
+static int order_fetches(struct load *load, const uint32_t *params, size_t n_params)
+{
+    struct job *job = load->job;
+    const struct device_pool *pool = pool_of(job, load->rank)->pool;
+    struct device_fetched fetched[64];
+    int r = 0;
+
+    for (size_t i = 0, n; r == 0 && i < n_params; i += n) {
+        uint64_t n_bytes = 0;
+
+        n = MIN(n_params - i, ARRAY_SIZE(fetched));
+        for (size_t k = 0; k < n; k++) {
+            const struct layout_param *p = &job->layout->params[params[i + k]];
+
+            fetched[k] = (struct device_fetched){.param = params[i + k],
+                                                 .offset_bytes = device_pool_offset(pool, params[i + k])};
+            n_bytes += p->n_elems * dtype_size(p->dtype);
+        }
+        r = devices_order(job->devices,
+                          &(struct device_command){
+                              .type = DEVICE_COMMAND_FETCH,
+                              .fetch = {.rank = load->rank->rank, .params = fetched, .n_params = n},
+                          },
+                          n_bytes, load_done, load);
+        load->n_waiting += r == 0;
+    }
+    return r;
+}
+
+/* Masters are here: what is copied is rounded on its way. Return: 0, or -errno. */
+static int copy_masters(struct load *load, const uint32_t *params, size_t n_params)
+{
+    struct job *job = load->job;
+    const struct device_pool *pool = pool_of(job, load->rank)->pool;
+    _cleanup_free_ struct devices_move *moves = calloc(n_params, sizeof(*moves));
+    int r;
+
+    if (!moves)
+        return -ENOMEM;
+    for (size_t i = 0; i < n_params; i++) {
+        const struct layout_param *p = &job->layout->params[params[i]];
+
+        moves[i] = (struct devices_move){
+            .write = true,
+            .local_rank = load->rank->rank - job->first_rank,
+            .kind = DEVICE_POOL,
+            .offset_bytes = device_pool_offset(pool, params[i]),
+            .host = p->trainable ? (void *)state_master(job->state, p->bucket, p->offset_elems)
+                                 : state_frozen(job->state, params[i]),
+            .n_bytes = p->n_elems * dtype_size(p->dtype),
+            .rounds = p->trainable && p->dtype != DTYPE_F32,
+            .dtype = p->dtype,
+        };
+    }
+    r = devices_copy(job->devices, moves, n_params, load_done, load);
+    load->n_waiting += r == 0;
+    return r;
+}
+
+/* They have places. Return: 0, or -errno: none of it is loaded, and nothing has a place any more. */
+static int start_load(struct job *job, struct job_rank *rank, bool hinted, const uint32_t *params, size_t n_params)
+{
+    struct rank_pool *to = pool_of(job, rank);
+    struct load *load = malloc(sizeof(*load));
+    int r;
+
+    if (!load) {
+        device_pool_forget(to->pool);
+        return -ENOMEM;
+    }
+    *load = (struct load){.job = job, .rank = rank, .hinted = hinted, .n_waiting = 1};
+    r = job->state->mirror ? order_fetches(load, params, n_params) : copy_masters(load, params, n_params);
+    if (r < 0 && load->n_waiting == 1) {
+        free(load);
+        device_pool_forget(to->pool);
+        return r;
+    }
+    to->loading = true;
+    job->device_gathered->n_loading++;
+    load->result = r; /* of those that were not ordered */
+    load->n_waiting--;
+    return 0;
+}
+
+/* ---- requests ------------------------------------------------------------------------------------------ */
+
+enum device_gathered device_gather_look(struct job *job, struct job_rank *rank)
+{
+    struct rank_pool *to = pool_of(job, rank);
+    _cleanup_free_ uint32_t *absent = NULL;
+    size_t n_absent;
+
+    if (to->loading)
+        return DEVICE_GATHER_LOADS;
+    if (to->lost)
+        return to->lost = false, DEVICE_GATHER_LOST;
+    absent = calloc(rank->n_gathering + 1, sizeof(*absent));
+    if (!absent)
+        return DEVICE_GATHER_LOST;
+    n_absent = device_pool_place(to->pool, rank->gathering, rank->n_gathering, absent);
+    if (n_absent == 0)
+        return DEVICE_GATHER_THERE;
+    return start_load(job, rank, false, absent, n_absent) == 0 ? DEVICE_GATHER_LOADS : DEVICE_GATHER_LOST;
+}
+
+int device_gather_answer(struct job *job, struct job_rank *rank)
+{
+    const struct device_pool *pool = pool_of(job, rank)->pool;
+    _cleanup_free_ uint64_t *offsets = calloc(rank->n_gathering + 1, sizeof(*offsets));
+
+    if (!offsets)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < rank->n_gathering; i++)
+        offsets[i] = device_pool_offset(pool, rank->gathering[i]);
+    job_answer(job, rank,
+               &(struct reply){.type = REPLY_DONE,
+                               .done = {.position = job_position(job, rank),
+                                        .loss_scale = job_loss_scale(job),
+                                        .pool_offsets = offsets,
+                                        .n_pool_offsets = rank->n_gathering}},
+               NULL, 0);
+    return 0;
+}
+
+void device_gather_hint(struct job *job, struct job_rank *rank, const uint32_t *params, size_t n_params)
+{
+    struct rank_pool *to = pool_of(job, rank);
+    _cleanup_free_ uint32_t *absent = calloc(n_params + 1, sizeof(*absent));
+    size_t n_absent;
+
+    if (!absent || to->loading || !device_pool_fits(to->pool, params, n_params))
+        return;
+    n_absent = device_pool_place(to->pool, params, n_params, absent);
+    if (n_absent > 0)
+        (void)start_load(job, rank, true, absent, n_absent);
+}
+
+void device_gather_forget(struct job *job)
+{
+    assert(job->device_gathered->n_loading == 0);
+    for (unsigned local = 0; local < job->device_gathered->n_local; local++)
+        device_pool_forget(job->device_gathered->ranks[local].pool);
+}
