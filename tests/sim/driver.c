@@ -210,6 +210,11 @@ CUresult cuEventDestroy(CUevent hEvent)
     return (CUresult)cudaEventDestroy(hEvent);
 }
 
+CUresult cuEventQuery(CUevent hEvent)
+{
+    return (CUresult)cudaEventQuery(hEvent);
+}
+
 CUresult cuEventSynchronize(CUevent hEvent)
 {
     return (CUresult)cudaEventSynchronize(hEvent);
@@ -233,6 +238,11 @@ CUresult cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event)
 }
 
 /* ---- memory and copies ---------------------------------------------------------------------------------- */
+
+CUresult cuMemGetInfo(size_t *free, size_t *total)
+{
+    return device_is_bound() ? (CUresult)cudaMemGetInfo(free, total) : CUDA_ERROR_INVALID_CONTEXT;
+}
 
 CUresult cuMemAlloc(CUdeviceptr *dptr, size_t bytesize)
 {
