@@ -474,7 +474,7 @@ int zerod_connect(struct zerod **out, const struct zerod_options *options)
     if (!c)
         return client_fail(NULL, -ENOMEM, "out of memory");
     c->fd = -1;
-    c->ring = c->overflow = c->credit = c->weights = c->window = MAPPING_NULL;
+    c->ring = c->overflow = c->credit = c->weights = c->pool = c->window = MAPPING_NULL;
     c->in = FRAME_BUFFER_NULL;
     r = watch_forks(c);
     if (r == 0)
@@ -505,7 +505,8 @@ static void give_up_gpu(struct zerod *c)
         (void)cuda_wait(c->cuda, c->stream);
         return;
     }
-    c->ring = c->weights = MAPPING_NULL;
+    c->ring = MAPPING_NULL;
+    weights_forget_device(c);
     c->device_scratch = NULL;
     for (uint32_t i = 0; c->places && i < c->layout->n_params; i++)
         c->places[i] = NULL;
@@ -663,7 +664,6 @@ int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod
         return r;
     c->position = reply.step_done.position;
     c->loss_scale = reply.step_done.loss_scale;
-    weights_refresh(c);
     if (result)
         *result = (struct zerod_step_result){
             .epoch = reply.step_done.position.step,
@@ -673,7 +673,7 @@ int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod
             .lr = reply.step_done.lr,
             .n_missing = reply.step_done.n_missing,
         };
-    return 0;
+    return weights_refresh(c);
 }
 
 int zerod_grad_norm(struct zerod *c, double *norm)

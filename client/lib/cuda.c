@@ -14,18 +14,29 @@
 /* The driver's numbers and types, as its documentation has them. They have been the same since CUDA 10.2. */
 enum {
     SUCCESS = 0,
+    OUT_OF_MEMORY = 2,
+    NOT_READY = 600,
     LOCATION_DEVICE = 1,
+    ALLOCATION_PINNED = 1,
     HANDLE_POSIX = 1,
     ACCESS_READ = 1,
     ACCESS_READ_WRITE = 3,
     EVENT_DISABLE_TIMING = 2,
     EVENT_INTERPROCESS = 4,
+    STREAM_NON_BLOCKING = 1,
 };
 
 typedef unsigned long long address;
 
 struct access {
     int location_type, device, flags;
+};
+
+/* Of memory that is made; the rest says what it is not: exported, compressed. */
+struct allocation {
+    int type, handle_types, location_type, device;
+    void *unused_handle;
+    uint8_t flags[8];
 };
 
 struct event_handle {
@@ -47,6 +58,8 @@ struct uuid {
     CALL(push_context, "cuCtxPushCurrent_v2", (void *context))                                                         \
     CALL(pop_context, "cuCtxPopCurrent_v2", (void **context))                                                          \
     CALL(get_context_device, "cuCtxGetDevice", (int *device))                                                          \
+    CALL(get_granularity, "cuMemGetAllocationGranularity", (size_t * n, const struct allocation *what, int option))    \
+    CALL(create, "cuMemCreate", (address * handle, size_t n, const struct allocation *what, address flags))            \
     CALL(import, "cuMemImportFromShareableHandle", (address * handle, void *fd, int type))                             \
     CALL(release_handle, "cuMemRelease", (address handle))                                                             \
     CALL(reserve, "cuMemAddressReserve", (address * at, size_t n, size_t align, address wish, address flags))          \
@@ -58,10 +71,13 @@ struct uuid {
     CALL(free, "cuMemFree_v2", (address at))                                                                           \
     CALL(copy, "cuMemcpyDtoDAsync_v2", (address to, address from, size_t n, void *stream))                             \
     CALL(copy_to_host, "cuMemcpyDtoH_v2", (void *to, address from, size_t n))                                          \
+    CALL(create_stream, "cuStreamCreate", (void **stream, unsigned flags))                                             \
+    CALL(destroy_stream, "cuStreamDestroy_v2", (void *stream))                                                         \
     CALL(wait_for_stream, "cuStreamSynchronize", (void *stream))                                                       \
     CALL(let_wait, "cuStreamWaitEvent", (void *stream, void *event, unsigned flags))                                   \
     CALL(create_event, "cuEventCreate", (void **event, unsigned flags))                                                \
     CALL(destroy_event, "cuEventDestroy_v2", (void *event))                                                            \
+    CALL(query_event, "cuEventQuery", (void *event))                                                                   \
     CALL(wait_for_event, "cuEventSynchronize", (void *event))                                                          \
     CALL(record, "cuEventRecord", (void *event, void *stream))                                                         \
     CALL(get_event_handle, "cuIpcGetEventHandle", (struct event_handle * handle, void *event))
@@ -352,6 +368,113 @@ void cuda_release(struct cuda *cuda, uint8_t *memory)
     leave(cuda, pushed);
 }
 
+/* ---- addresses and memory of the client's own ---------------------------------------------------------- */
+
+static struct allocation own_memory(const struct cuda *cuda)
+{
+    return (struct allocation){.type = ALLOCATION_PINNED, .location_type = LOCATION_DEVICE, .device = cuda->device};
+}
+
+int cuda_granularity(struct cuda *cuda, size_t *n_bytes)
+{
+    struct allocation what = own_memory(cuda);
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    if (r == 0) {
+        r = check(cuda, "cuMemGetAllocationGranularity", cuda->driver.get_granularity(n_bytes, &what, 0));
+        leave(cuda, pushed);
+    }
+    return r;
+}
+
+int cuda_reserve(struct cuda *cuda, size_t n_bytes, uint8_t **out)
+{
+    address at = 0;
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    if (r == 0) {
+        r = check(cuda, "cuMemAddressReserve", cuda->driver.reserve(&at, n_bytes, 0, 0, 0));
+        leave(cuda, pushed);
+    }
+    *out = (uint8_t *)(uintptr_t)at;
+    return r;
+}
+
+void cuda_unreserve(struct cuda *cuda, uint8_t *base, size_t n_bytes)
+{
+    bool pushed;
+
+    if (!base || enter(cuda, &pushed) != 0)
+        return;
+    (void)cuda->driver.unreserve(address_of(base), n_bytes);
+    leave(cuda, pushed);
+}
+
+/* What making room may help against is told from everything else. */
+static int check_room(struct cuda *cuda, const char *what, int error)
+{
+    int r = check(cuda, what, error);
+
+    return error == OUT_OF_MEMORY ? -ENOMEM : r;
+}
+
+int cuda_create(struct cuda *cuda, size_t n_bytes, uint64_t *memory)
+{
+    struct allocation what = own_memory(cuda);
+    address handle = 0;
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    if (r == 0) {
+        r = check_room(cuda, "cuMemCreate", cuda->driver.create(&handle, n_bytes, &what, 0));
+        leave(cuda, pushed);
+    }
+    *memory = handle;
+    return r;
+}
+
+void cuda_destroy(struct cuda *cuda, uint64_t memory)
+{
+    bool pushed;
+
+    if (enter(cuda, &pushed) != 0)
+        return;
+    (void)cuda->driver.release_handle(memory);
+    leave(cuda, pushed);
+}
+
+int cuda_put(struct cuda *cuda, uint8_t *at, uint64_t memory, size_t n_bytes)
+{
+    struct access access = {LOCATION_DEVICE, cuda->device, ACCESS_READ_WRITE};
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    if (r != 0)
+        return r;
+    r = check_room(cuda, "cuMemMap", cuda->driver.map(address_of(at), n_bytes, 0, memory, 0));
+    if (r == 0) {
+        r = check_room(cuda, "cuMemSetAccess", cuda->driver.set_access(address_of(at), n_bytes, &access, 1));
+        if (r != 0)
+            (void)cuda->driver.unmap(address_of(at), n_bytes);
+    }
+    leave(cuda, pushed);
+    return r;
+}
+
+int cuda_take_away(struct cuda *cuda, uint8_t *at, size_t n_bytes)
+{
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    if (r == 0) {
+        r = check(cuda, "cuMemUnmap", cuda->driver.unmap(address_of(at), n_bytes));
+        leave(cuda, pushed);
+    }
+    return r;
+}
+
 /* ---- work on streams ----------------------------------------------------------------------------------- */
 
 int cuda_wait(struct cuda *cuda, void *stream)
@@ -453,4 +576,81 @@ int cuda_record(struct cuda *cuda, void *stream, uint32_t *number, bool *is_new,
     }
     leave(cuda, pushed);
     return r;
+}
+
+/* ---- a stream and events of the client's own ------------------------------------------------------------ */
+
+int cuda_stream_new(struct cuda *cuda, void **stream)
+{
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    *stream = NULL;
+    if (r == 0) {
+        r = check(cuda, "cuStreamCreate", cuda->driver.create_stream(stream, STREAM_NON_BLOCKING));
+        leave(cuda, pushed);
+    }
+    return r;
+}
+
+void cuda_stream_free(struct cuda *cuda, void *stream)
+{
+    bool pushed;
+
+    if (!stream || enter(cuda, &pushed) != 0)
+        return;
+    (void)cuda->driver.destroy_stream(stream);
+    leave(cuda, pushed);
+}
+
+int cuda_mark(struct cuda *cuda, void **event, void *stream)
+{
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    if (r != 0)
+        return r;
+    if (!*event)
+        r = check(cuda, "cuEventCreate", cuda->driver.create_event(event, EVENT_DISABLE_TIMING));
+    if (r == 0)
+        r = check(cuda, "cuEventRecord", cuda->driver.record(*event, stream));
+    leave(cuda, pushed);
+    return r;
+}
+
+int cuda_is_past(struct cuda *cuda, void *event, bool *is_past)
+{
+    int error, r;
+    bool pushed;
+
+    *is_past = false;
+    r = enter(cuda, &pushed);
+    if (r != 0)
+        return r;
+    error = cuda->driver.query_event(event);
+    *is_past = error == SUCCESS;
+    leave(cuda, pushed);
+    return error == NOT_READY ? 0 : check(cuda, "cuEventQuery", error);
+}
+
+int cuda_wait_until_past(struct cuda *cuda, void *event)
+{
+    bool pushed;
+    int r = enter(cuda, &pushed);
+
+    if (r == 0) {
+        r = check(cuda, "cuEventSynchronize", cuda->driver.wait_for_event(event));
+        leave(cuda, pushed);
+    }
+    return r;
+}
+
+void cuda_event_free(struct cuda *cuda, void *event)
+{
+    bool pushed;
+
+    if (!event || enter(cuda, &pushed) != 0)
+        return;
+    (void)cuda->driver.destroy_event(event);
+    leave(cuda, pushed);
 }

@@ -3,8 +3,9 @@
 
 /*
  * The CUDA driver as far as a trainer's side needs it: mapping the daemon's device memory, copying into it on the
- * caller's stream, and events that the daemon waits for. The driver is opened at run time, so libzerod links nothing of
- * CUDA and works without it; the environment variable ZEROD_LIBCUDA names another library than libcuda.so.1.
+ * caller's stream, events that the daemon waits for, and memory that comes to lie where gathered weights are read. The
+ * driver is opened at run time, so libzerod links nothing of CUDA and works without it; the environment variable
+ * ZEROD_LIBCUDA names another library than libcuda.so.1.
  *
  * Device addresses are pointers that the host must not follow. Every call works in the context that was current in the
  * thread that called cuda_open(), and leaves the calling thread with the one that it had: hooks of a backward run on
@@ -40,6 +41,21 @@ void cuda_unmap(struct cuda *cuda, uint8_t *base, size_t n_bytes);
 int cuda_alloc(struct cuda *cuda, size_t n_bytes, uint8_t **out);
 void cuda_release(struct cuda *cuda, uint8_t *memory); /* NULL is fine */
 
+/* What a process allocates and maps is a multiple of this. */
+int cuda_granularity(struct cuda *cuda, size_t *n_bytes);
+
+/* Addresses that nothing lies at yet, from a multiple of the granularity on. */
+int cuda_reserve(struct cuda *cuda, size_t n_bytes, uint8_t **out);
+void cuda_unreserve(struct cuda *cuda, uint8_t *base, size_t n_bytes); /* NULL is fine; nothing lies there any more */
+
+/* Memory of the GPU that has no address yet. -ENOMEM: the GPU has none left. */
+int cuda_create(struct cuda *cuda, size_t n_bytes, uint64_t *memory);
+void cuda_destroy(struct cuda *cuda, uint64_t memory);
+
+/* Puts all of it at reserved addresses, where the GPU may read and write it. -ENOMEM as well. */
+int cuda_put(struct cuda *cuda, uint8_t *at, uint64_t memory, size_t n_bytes);
+int cuda_take_away(struct cuda *cuda, uint8_t *at, size_t n_bytes); /* when no work uses it any more */
+
 /* Waits for what was put on the stream so far. */
 int cuda_wait(struct cuda *cuda, void *stream);
 int cuda_copy(struct cuda *cuda, uint8_t *to, const void *from, size_t n_bytes, void *stream);
@@ -53,3 +69,14 @@ int cuda_record(struct cuda *cuda, void *stream, uint32_t *number, bool *is_new,
 
 /* Waits for the last event, and so for all before it. */
 int cuda_wait_for_recorded(struct cuda *cuda);
+
+/* A stream that neither waits for the default one nor lets it wait. */
+int cuda_stream_new(struct cuda *cuda, void **stream);
+void cuda_stream_free(struct cuda *cuda, void *stream); /* NULL is fine */
+
+/* A place in the course of a stream: what was put on it so far is past when the event is. *event: NULL, or one to be
+ * used again. For this process alone. */
+int cuda_mark(struct cuda *cuda, void **event, void *stream);
+int cuda_is_past(struct cuda *cuda, void *event, bool *is_past);
+int cuda_wait_until_past(struct cuda *cuda, void *event);
+void cuda_event_free(struct cuda *cuda, void *event); /* NULL is fine */

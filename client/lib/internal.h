@@ -8,6 +8,7 @@
  *   form.c     declaring, forming, initial weights
  *   push.c     slots, pushes, micro-batches
  *   cuda.c     jobs on GPUs: device memory, streams, events
+ *   range.c    jobs on GPUs in stage 3: where gathered weights are read
  *   report.c   what the client knows of faults: evidence, reports
  *   weights.c  weights, gather and release, write windows, state
  *   fault.c    explains a SIGSEGV inside the weights (E1106, E1110)
@@ -18,6 +19,7 @@
 #include <sys/types.h>
 
 #include "client/lib/cuda.h"
+#include "client/lib/range.h"
 #include "daemon/frame.h"
 #include "daemon/layout.h"
 #include "daemon/manifest.h"
@@ -104,7 +106,9 @@ struct zerod {
     struct cuda *cuda; /* of a job on GPUs, else NULL: ring and weights are device memory */
     void *stream;      /* on which gradients are computed; NULL: the default one */
     struct mapping ring, overflow, credit;
-    struct mapping weights;   /* shared weights, or the range of stage 3 */
+    struct mapping weights;   /* shared weights, or the range of stage 3 in host memory */
+    struct mapping pool;      /* stage 3 on GPUs: what was gathered last, until the next message */
+    struct range *range;      /* stage 3 on GPUs, else NULL: where it is copied to */
     uint8_t *private_weights; /* the copy that the caller sees, or NULL */
     uint64_t ring_bytes;
     uint32_t *gathered; /* stage 3, per parameter */
@@ -180,8 +184,14 @@ void mapping_deinit(struct mapping *mapping);
 
 int weights_init(struct zerod *c, enum wire_segment_kind kind, int fd, size_t n_bytes);
 void weights_deinit(struct zerod *c);
-void weights_refresh(struct zerod *c); /* after a step or window: private copies follow */
+int weights_init_pool(struct zerod *c, int fd, size_t n_bytes);
+void weights_forget_device(struct zerod *c); /* in a forked child */
+
+/* After a step or window: private copies follow, and what is gathered on a GPU. Return: 0 or fatal. */
+int weights_refresh(struct zerod *c);
 void weights_close_window(struct zerod *c);
+
+/* Where the layout has it: in the weight segment, or, in stage 3, in the range in host memory and in windows. */
 uint64_t weights_offset(const struct zerod *c, uint32_t param);
 
 void fault_register(const struct zerod *c, const uint8_t *base, size_t n_bytes);

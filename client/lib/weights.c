@@ -9,7 +9,8 @@
  *              while it is gathered, PROT_NONE otherwise. A prefetch maps nothing: a read
  *              of what is not gathered stays an error, whatever was prefetched
  *
- *   on a GPU   the daemon's piece of device memory for this rank
+ *   on a GPU   the daemon's piece of device memory for this rank; in stage 3 memory of this process's own (range.h),
+ *              into which a gathered parameter is copied from the daemon's pool, and again whenever weights change
  *
  * In a write window other memory is mapped over the same addresses; of a job on GPUs it is host memory elsewhere.
  */
@@ -21,6 +22,8 @@
 #include "client/lib/internal.h"
 #include "daemon/base.h"
 #include "daemon/failpoint.h"
+
+enum { POOL_ALIGN_BYTES = 256 }; /* of what lies in the pool, as the protocol has it */
 
 static bool is_stage3(const struct zerod *c)
 {
@@ -76,16 +79,41 @@ int weights_init(struct zerod *c, enum wire_segment_kind kind, int fd, size_t n_
     return 0;
 }
 
+static size_t param_bytes(const struct zerod *c, uint32_t param)
+{
+    return c->layout->params[param].n_elems * dtype_size(c->layout->params[param].dtype);
+}
+
+/* fp32 is the widest type that a weight may have: what lives at a time is under the bound, but for rounding. */
+int weights_init_pool(struct zerod *c, int fd, size_t n_bytes)
+{
+    uint64_t bound_bytes = MIN(c->welcome.stage3_max_live_elems, UINT64_MAX / 16) * sizeof(float);
+    int r = mapping_init_device(&c->pool, c->cuda, fd, n_bytes, true);
+
+    for (uint32_t p = 0; r == 0 && p < c->layout->n_params; p++)
+        if (round_up(param_bytes(c, p), POOL_ALIGN_BYTES) > n_bytes)
+            r = -EPROTO;
+    return r == 0 ? range_new(&c->range, c->cuda, c->layout, bound_bytes) : r;
+}
+
+void weights_forget_device(struct zerod *c)
+{
+    c->weights = c->pool = MAPPING_NULL;
+    range_forget(steal_ptr(c->range));
+}
+
 void weights_deinit(struct zerod *c)
 {
     if (c->private_weights)
         munmap(c->private_weights, c->weights.n_bytes);
     c->private_weights = NULL;
+    range_free(steal_ptr(c->range));
+    mapping_deinit(&c->pool);
     mapping_deinit(&c->window);
     mapping_deinit(&c->weights);
 }
 
-void weights_refresh(struct zerod *c)
+static void refresh_private(struct zerod *c)
 {
     if (!c->private_weights)
         return;
@@ -102,7 +130,7 @@ const void *zerod_weight(struct zerod *c, unsigned param)
         client_fail(c, -EINVAL, "zerod_weight: no parameter %u", param);
         return NULL;
     }
-    return visible(c) + weights_offset(c, param);
+    return c->range ? range_place(c->range, param) : visible(c) + weights_offset(c, param);
 }
 
 int zerod_memory(struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes)
@@ -130,12 +158,10 @@ int zerod_memory(struct zerod *c, enum zerod_memory which, void **base, size_t *
 
 static size_t mapped_bytes(const struct zerod *c, uint32_t param)
 {
-    const struct layout_param *p = &c->layout->params[param];
-
-    return round_up(p->n_elems * dtype_size(p->dtype), page_bytes());
+    return round_up(param_bytes(c, param), page_bytes());
 }
 
-static int show(struct zerod *c, uint32_t param)
+static int show_on_host(struct zerod *c, uint32_t param)
 {
     uint64_t offset = weights_offset(c, param);
     size_t n_bytes = mapped_bytes(c, param);
@@ -147,13 +173,48 @@ static int show(struct zerod *c, uint32_t param)
     return 0;
 }
 
-static void hide(struct zerod *c, uint32_t param)
+/* From the pool, where its copy begins; range_finish() waits for it. Return: 0, -ENOMEM, which is not fatal, or fatal.
+ */
+static int show_on_gpu(struct zerod *c, uint32_t param, uint64_t pool_offset)
+{
+    int r = range_show(c->range, param, c->pool.base + pool_offset);
+
+    if (r == -ENOMEM)
+        return client_fail(c, r,
+                           "zerod_gather: the GPU has no %zu bytes left for parameter %u, beside %llu bytes of other "
+                           "gathered weights: release some of them, or lower stage3_max_live_parameters, which bounds "
+                           "what is held",
+                           param_bytes(c, param), param, (unsigned long long)range_held_bytes(c->range));
+    return r == 0 ? 0 : client_cuda_failed(c, r);
+}
+
+static void hide_on_host(struct zerod *c, uint32_t param)
 {
     size_t n_bytes = mapped_bytes(c, param);
 
     if (n_bytes > 0)
         (void)mmap(c->weights.base + weights_offset(c, param), n_bytes, PROT_NONE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
+/* A window in host memory shows all, at the same addresses, and closing it what is gathered. */
+static bool is_shown_by_window(const struct zerod *c)
+{
+    return c->in_window && !c->cuda;
+}
+
+/* One gather less. Return: 0 or fatal. */
+static int let_go(struct zerod *c, uint32_t param)
+{
+    int r = 0;
+
+    if (--c->gathered[param] > 0 || is_shown_by_window(c))
+        return 0;
+    if (c->range)
+        r = range_hide(c->range, param, c->stream);
+    else
+        hide_on_host(c, param);
+    return r == 0 ? 0 : client_cuda_failed(c, r);
 }
 
 static int check_ids(struct zerod *c, const char *call, const unsigned *params, size_t n_params)
@@ -174,6 +235,22 @@ static size_t part_of(size_t n_left)
     return MIN(n_left, (size_t)IDS_PER_PACKET);
 }
 
+/* The same for what is gathered: on a GPU no more than the pool has room for. */
+static size_t gathered_at_once(const struct zerod *c, const unsigned *params, size_t n_left)
+{
+    size_t n_bytes = 0, n = 0;
+
+    if (!c->range)
+        return part_of(n_left);
+    while (n < MIN(n_left, (size_t)WIRE_MAX_POOL_OFFSETS)) {
+        n_bytes += round_up(param_bytes(c, params[n]), POOL_ALIGN_BYTES);
+        if (n_bytes > c->pool.n_bytes)
+            break;
+        n++;
+    }
+    return n; /* weights_init_pool() has seen that there is room for each */
+}
+
 static int send_release(struct zerod *c, const unsigned *params, size_t n_params)
 {
     int r = 0;
@@ -187,36 +264,82 @@ static int send_release(struct zerod *c, const unsigned *params, size_t n_params
     return r;
 }
 
-/* Return: as client_call(). When it is not 0, the daemon holds nothing of it for us. */
-static int ask_for(struct zerod *c, const unsigned *params, size_t n_params)
+/* Return: as client_call(). *offsets live until the next message; NULL in host memory. */
+static int ask_for(struct zerod *c, const unsigned *params, size_t n, const uint64_t **offsets)
 {
     struct reply reply;
-
-    for (size_t i = 0, n; i < n_params; i += n) {
-        int r, undone;
-
-        n = part_of(n_params - i);
-        r = client_call(c, &(struct request){.type = REQUEST_GATHER, .gather = {.params = params + i, .n_params = n}},
+    int r = client_call(c, &(struct request){.type = REQUEST_GATHER, .gather = {.params = params, .n_params = n}},
                         REPLY_DONE, &reply);
-        if (r != 0) {
-            undone = r > 0 && !c->fatal ? send_release(c, params, i) : 0;
-            return undone < 0 ? undone : r;
-        }
-    }
+
+    *offsets = NULL;
+    if (r != 0 || !c->range)
+        return r;
+    *offsets = reply.done.pool_offsets;
+    if (reply.done.n_pool_offsets != n)
+        return client_fatal(c, -EPROTO, "zerod gathered %zu parameters, and said of %zu where they are", n,
+                            reply.done.n_pool_offsets);
+    for (size_t i = 0; i < n; i++)
+        if (param_bytes(c, params[i]) > 0 &&
+            ((*offsets)[i] > c->pool.n_bytes || param_bytes(c, params[i]) > c->pool.n_bytes - (*offsets)[i]))
+            return client_fatal(
+                c, -EPROTO, "zerod gathered parameter %u, of %zu bytes, to byte %llu of a pool of %zu bytes", params[i],
+                param_bytes(c, params[i]), (unsigned long long)(*offsets)[i], c->pool.n_bytes);
     return 0;
+}
+
+/* Takes back what zerod_gather() could not finish: the first n_shown are counted, the first n_asked the daemon's. */
+static int undo_gather(struct zerod *c, const unsigned *params, size_t n_shown, size_t n_asked, int status)
+{
+    int r = 0;
+
+    if (c->fatal)
+        return status;
+    for (size_t i = 0; r == 0 && i < n_shown; i++)
+        r = let_go(c, params[i]);
+    if (r == 0)
+        r = send_release(c, params, n_asked);
+    return r == 0 ? status : r;
+}
+
+/* Counts and shows what one request has brought. *n_shown: how many of it, when not all. Return: as show_on_gpu(). */
+static int show_all(struct zerod *c, const unsigned *params, size_t n, const uint64_t *offsets, size_t *n_shown)
+{
+    int finished, r = 0;
+
+    for (*n_shown = 0; *n_shown < n; ++*n_shown) {
+        uint32_t param = params[*n_shown];
+
+        if (c->gathered[param] == 0 && c->range)
+            r = show_on_gpu(c, param, offsets[*n_shown]);
+        else if (c->gathered[param] == 0 && !is_shown_by_window(c))
+            r = show_on_host(c, param);
+        if (r != 0)
+            break;
+        c->gathered[param]++;
+    }
+    /* Also what was begun before it failed: the next message gives the pool to others. */
+    finished = c->range ? range_finish(c->range) : 0;
+    return finished == 0 || c->fatal ? r : client_cuda_failed(c, finished);
 }
 
 int zerod_gather(struct zerod *c, const unsigned *params, size_t n_params)
 {
     int r = check_ids(c, "zerod_gather", params, n_params);
 
-    if (r != 0 || !is_stage3(c) || n_params == 0)
+    if (r != 0 || !is_stage3(c))
         return r;
-    r = ask_for(c, params, n_params);
-    for (size_t i = 0; r == 0 && i < n_params; i++)
-        if (c->gathered[params[i]]++ == 0 && !c->in_window) /* a window shows all, and closing it these */
-            r = show(c, params[i]);
-    return r;
+    for (size_t i = 0, n, n_shown; i < n_params; i += n) {
+        const uint64_t *offsets;
+
+        n = gathered_at_once(c, params + i, n_params - i);
+        r = ask_for(c, params + i, n, &offsets);
+        if (r != 0)
+            return undo_gather(c, params, i, i, r);
+        r = show_all(c, params + i, n, offsets, &n_shown);
+        if (r != 0)
+            return undo_gather(c, params, i + n_shown, i + n, r);
+    }
+    return 0;
 }
 
 int zerod_release(struct zerod *c, const unsigned *params, size_t n_params)
@@ -231,10 +354,51 @@ int zerod_release(struct zerod *c, const unsigned *params, size_t n_params)
             (void)send_release(c, params, i);
             return client_fail(c, -EINVAL, "zerod_release: parameter %u is not gathered, or not as often", params[i]);
         }
-        if (--c->gathered[params[i]] == 0 && !c->in_window)
-            hide(c, params[i]);
+        r = let_go(c, params[i]);
+        if (r != 0)
+            return r;
     }
     return send_release(c, params, n_params);
+}
+
+/* Asks once more for what is gathered, and gives that back: it stays gathered as often as it was. */
+static int show_again(struct zerod *c, const unsigned *params, size_t n)
+{
+    const uint64_t *offsets;
+    int r;
+
+    /* Another rank may have aborted the step that begins now: here nothing of it was done. */
+    do
+        r = ask_for(c, params, n, &offsets);
+    while (r == ZEROD_ABORTED && !c->fatal);
+    if (r == ZEROD_REFUSED && !c->fatal)
+        r = client_fatal(c, -EPROTO, "zerod refused to show the new weights of parameters that are gathered");
+    if (r != 0)
+        return c->fatal;
+    for (size_t i = 0; r == 0 && i < n; i++)
+        r = range_show(c->range, params[i], c->pool.base + offsets[i]);
+    if (r == 0)
+        r = range_finish(c->range);
+    return r == 0 ? send_release(c, params, n) : client_cuda_failed(c, r);
+}
+
+int weights_refresh(struct zerod *c)
+{
+    _cleanup_free_ unsigned *held = c->range ? calloc(c->layout->n_params, sizeof(*held)) : NULL;
+    size_t n_held = 0;
+    int r = 0;
+
+    refresh_private(c);
+    if (c->range && !held)
+        return client_fatal(c, -ENOMEM, "out of memory");
+    for (uint32_t p = 0; c->range && p < c->layout->n_params; p++)
+        if (c->gathered[p] > 0)
+            held[n_held++] = p;
+    for (size_t i = 0, n; r == 0 && i < n_held; i += n) {
+        n = gathered_at_once(c, held + i, n_held - i);
+        r = show_again(c, held + i, n);
+    }
+    return r;
 }
 
 int zerod_prefetch(struct zerod *c, const unsigned *params, size_t n_params)
@@ -251,22 +415,26 @@ int zerod_prefetch(struct zerod *c, const unsigned *params, size_t n_params)
 
 /* ---- write windows ------------------------------------------------------------------------------------- */
 
-/* Rank 0 writes into the daemon's memory, which has the weights; the others into a copy that nobody reads. */
+/*
+ * Rank 0 writes into the daemon's memory, which has the weights; the others into a copy that nobody reads. In stage 3
+ * they have no weights to make it of, but get a descriptor of that memory, too.
+ */
 static int map_host_window(struct zerod *c, int fd)
 {
-    bool writer = c->rank == 0;
-    int flags = writer ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    bool writer = c->rank == 0, copies = !writer && !c->range;
+    size_t n_bytes = c->range ? c->layout->range_bytes : c->weights.n_bytes;
+    int flags = writer ? MAP_SHARED : copies ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_PRIVATE;
     void *base;
     int r = 0;
 
-    if (writer && fd < 0)
+    if (!copies && fd < 0)
         return client_fatal(c, -EPROTO, "zerod sent no write window");
-    base = mmap(NULL, c->weights.n_bytes, PROT_READ | PROT_WRITE, flags, writer ? fd : -1, 0);
+    base = mmap(NULL, MAX(n_bytes, page_bytes()), PROT_READ | PROT_WRITE, flags, copies ? -1 : fd, 0);
     if (base == MAP_FAILED)
         return client_fatal(c, -errno, "mapping the write window: %s", strerror(errno));
-    c->window = (struct mapping){.base = base, .n_bytes = c->weights.n_bytes, .fd = -1};
+    c->window = (struct mapping){.base = base, .n_bytes = MAX(n_bytes, page_bytes()), .fd = -1};
     c->in_window = true;
-    if (!writer)
+    if (copies)
         r = cuda_copy_to_host(c->cuda, base, c->weights.base, c->weights.n_bytes, c->stream);
     return r == 0 ? 0 : client_cuda_failed(c, r);
 }
@@ -297,10 +465,10 @@ void weights_close_window(struct zerod *c)
         (void)mmap(base, c->weights.n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         for (uint32_t p = 0; p < c->layout->n_params; p++)
             if (c->gathered[p] > 0)
-                (void)show(c, p);
+                (void)show_on_host(c, p);
     } else if (c->private_weights) {
         (void)mmap(base, c->weights.n_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-        weights_refresh(c);
+        refresh_private(c);
     } else {
         (void)mmap(base, c->weights.n_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, c->weights.fd, 0);
     }
@@ -340,7 +508,7 @@ static int end_window(struct zerod *c, bool forget)
         return r;
     c->position = reply.done.position;
     weights_close_window(c);
-    return 0;
+    return forget ? 0 : weights_refresh(c);
 }
 
 int zerod_write_end(struct zerod *c)
