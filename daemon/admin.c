@@ -75,11 +75,13 @@ static void fill_device_memory(const struct job *job, struct status_bytes *memor
     const struct device_keep *keep = devices_keep(job->devices);
 
     for (size_t i = 0; i < ARRAY_SIZE(classes); i++)
-        memory[classes[i].memory] =
-            (struct status_bytes){.planned_bytes = memory[classes[i].memory].planned_bytes, .on_device = true};
+        memory[classes[i].memory] = (struct status_bytes){.planned_bytes = memory[classes[i].memory].planned_bytes};
+    /* Every engine has all pieces; of those that the stage has no use for, next to nothing. */
     for (size_t i = 0; i < ARRAY_SIZE(classes); i++)
-        for (unsigned local = 0; local < job_n_local(job); local++)
+        for (unsigned local = 0; memory[classes[i].memory].planned_bytes > 0 && local < job_n_local(job); local++) {
+            memory[classes[i].memory].on_device = true;
             memory[classes[i].memory].held_bytes += keep->n_bytes[local][classes[i].kind];
+        }
 }
 
 static void fill_memory(const struct job *job, struct status_bytes *memory)

@@ -423,6 +423,8 @@ void devices_event(struct devices *devices, unsigned local_rank, uint32_t number
 {
     struct event *event = event_at(devices, local_rank, number);
 
+    /* Who has a ring to push into has no predecessor any more whose work an order could wait for. */
+    devices_found_trainer(devices, local_rank);
     event->set = true;
     memcpy(event->handle, handle, sizeof(event->handle));
     if (devices->ready)

@@ -202,10 +202,10 @@ static void order_again(struct work *work)
     order_rest(container_of(work, struct step, update_work));
 }
 
-/* Of several nodes all gather when all have updated. */
+/* Of several nodes all gather when all have updated, in stage 3 each rank what it asks for. */
 static bool gathers(const struct step *step)
 {
-    return step->layout->world_size > 1 && step->n_local == step->layout->world_size;
+    return step->layout->world_size > 1 && step->n_local == step->layout->world_size && step->state->stage != 3;
 }
 
 /* The update, and then the gathering, which takes effect later and so need not be waited for here. */

@@ -165,8 +165,8 @@ def place(build, config, env):
     device = os.environ.get("ZEROD_DEVICE")
     gpus = {"device": "cuda", "collective": "nccl", "weights": "shared", "deterministic": True}
     engine = {"ZEROD_DEVICE_ENGINE": build.folder / "tests/sim/zerod-engine-nccl-sim", "ZEROD_SIM": "devices=16"}
-    if (device not in ("cuda", "cuda-offload") or config["zero_optimization"]["stage"] == 3 or "nodes" in
-            config["world"] or config["world"]["size"] > 16 or {"device", "collective"} & set(config)):
+    if (device not in ("cuda", "cuda-offload") or "nodes" in config["world"] or config["world"]["size"] > 16 or
+            {"device", "collective"} & set(config)):
         return config, env
     if device == "cuda-offload":
         gpus["zero_optimization"] = {"offload_optimizer": {"device": "cpu"}}

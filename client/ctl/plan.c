@@ -148,7 +148,7 @@ static const struct {
     {"state", offsetof(struct plan_bytes, state), true}, {"gradient", offsetof(struct plan_bytes, gradient), true},
     {"ring", offsetof(struct plan_bytes, ring), true},   {"overflow", offsetof(struct plan_bytes, overflow)},
     {"staging", offsetof(struct plan_bytes, staging)},   {"weights", offsetof(struct plan_bytes, weights), true},
-    {"pool", offsetof(struct plan_bytes, pool)},         {"fixed", offsetof(struct plan_bytes, fixed)},
+    {"pool", offsetof(struct plan_bytes, pool), true},   {"fixed", offsetof(struct plan_bytes, fixed)},
 };
 
 static int load_config(const struct plan_request *request, struct config **config)
@@ -259,7 +259,7 @@ static int plan_sum(struct plan *plan, uint64_t n_full)
         uint64_t *n_bytes = class_of(&plan->bytes, i);
 
         *n_bytes = extrapolate(*class_of(&a, i), n_a, *n_bytes, n_b, n_full);
-        if (n_bytes == &plan->bytes.pool)
+        if (n_bytes == &plan->bytes.pool && !is_on_device(plan, i))
             *n_bytes = MIN(*n_bytes, round_up(max_pool, sysconf(_SC_PAGESIZE)));
         if (is_on_device(plan, i))
             on_device += *n_bytes;

@@ -66,7 +66,8 @@ def sim(*items):
 
 @pytest.mark.parametrize("world, stage, seed, offload", [(1, 1, 1, "none"), (2, 2, 2, "none"), (3, 1, 3, "none"),
                                                          (4, 2, 4, "none"), (1, 2, 5, "cpu"), (2, 1, 6, "cpu"),
-                                                         (3, 2, 7, "cpu"), (4, 1, 8, "cpu")])
+                                                         (3, 2, 7, "cpu"), (4, 1, 8, "cpu"), (2, 3, 9, "none"),
+                                                         (3, 3, 10, "cpu")])
 def test_engine_killed(zerod, reference, world, stage, seed, offload):
     """Again and again, at any moment."""
     wanted = reference(world)
@@ -145,7 +146,8 @@ def test_not_formed(zerod, gpus, env, said):
 
 @pytest.mark.plenty
 @pytest.mark.parametrize("offload", ["none", "cpu"])
-@pytest.mark.parametrize("kind", ["mid-push", "pushed", "waiting", "update", "committed", "form", "window", kills.ABORTS])
+@pytest.mark.parametrize("kind", ["mid-push", "pushed", "waiting", "update", "committed", "form", "window", "gather",
+                                  kills.ABORTS])
 def test_trainer_killed(build, references, reference, tmp_path, monkeypatch, kind, offload):
     """
     What it has pushed stands, and what its successor pushes again is compared. What its GPU had not done when it died is
@@ -153,11 +155,24 @@ def test_trainer_killed(build, references, reference, tmp_path, monkeypatch, kin
     """
     judge_here = lambda *run: judge(*run[:3], run[3] if run[3:] and run[3] else "E1302 step aborted.*differ")
     monkeypatch.setattr(kills, "judge", judge_here)
-    monkeypatch.setattr(kills, "options", lambda rng, kind: (configure(stage=rng.choice((1, 2)), offload=offload), {}))
+    draw = lambda rng, kind: (configure(stage=3 if kind == "gather" else rng.choice((1, 2, 3)), offload=offload), {})
+    monkeypatch.setattr(kills, "options", draw)
     for world in (2, 3):
         reference(world, kills.N_STEPS)
         reference(world, kills.N_STEPS, accumulate=True)
     kills.one_run(build, references, tmp_path, 5, kind)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_every_rank_killed_in_turn(zerod, reference, stage):
+    """While engines are told of ranks that were lost others have come back, and push with events of their own."""
+    wanted = reference(3)
+    daemon = zerod(configure(3, stage))
+    plans = [[f"Push.sent:kill@{37 + 50 * i}" for i in range(3)],
+             [f"Step.wait:kill@{3 + i}" for i in range(3)],
+             [f"EndBackward.wait:kill@{5 + i}" for i in range(3)]]
+    judge(train(daemon, plans, n_steps=SHORT), daemon, wanted, "E1302 step aborted.*differ")
+    assert daemon.status()["counters"]["n_reattaches"] == 9
 
 
 def test_successor_differs(zerod, reference):
@@ -235,10 +250,26 @@ def test_status(zerod, gpus):
         assert memory[kind]["on_device"] and memory[kind]["held_bytes"] >= memory[kind]["planned_bytes"] > 0
     assert memory["device_total"]["held_bytes"] == sum(m["held_bytes"] for k, m in memory.items()
                                                        if m["on_device"] and k != "device_total")
-    assert not any(memory[kind]["on_device"] for kind in ("overflow", "staging", "pool", "fixed", "total"))
+    assert not any(memory[kind]["on_device"] for kind in ("overflow", "staging", "fixed", "total"))
     text = daemon.ctl("status").stdout
     assert re.search(r"^engine    nccl, generation 1, ready, pid \d+: sim, CUDA", text, flags=re.M), text
     assert re.search(r"^on GPUs   .*state .*gradient .*ring .*weights", text, flags=re.M), text
+
+
+@pytest.mark.parametrize("offload", ["none", "cpu"])
+def test_stage3_is_in_the_pools(zerod, gpus, offload):
+    """No copy of the weights, a pool for each rank, and none of it is the host's."""
+    daemon = zerod(configure(2, 3, offload))
+    steps(trainers(daemon), 1)
+    memory = daemon.status()["memory"]
+    assert memory["pool"]["on_device"] and memory["pool"]["held_bytes"] >= memory["pool"]["planned_bytes"] > 0
+    assert memory["weights"]["planned_bytes"] == 0
+    plan = daemon.json("plan", "--params", "1e9", "--config", daemon.config_path)
+    by_class, on_host = plan["bytes_by_class"], {"state", "staging", "fixed"} if offload == "cpu" else {"staging", "fixed"}
+    assert plan["needed_bytes"] == sum(by_class[kind] for kind in on_host)
+    assert plan["device_bytes"] == sum(by_class[kind] for kind in set(by_class) - on_host - {"overflow"})
+    text = daemon.ctl("plan", "--params", "1e9", "--config", daemon.config_path).stdout
+    assert re.search(r"^ *pool .*, on the GPUs$", text, flags=re.M), text
 
 
 def test_device_memory_is_not_limited_by_limits_memory(zerod, gpus):
@@ -257,10 +288,10 @@ def test_offloaded_state_is_the_hosts(zerod, gpus):
     assert memory["state"]["held_bytes"] == memory["state"]["planned_bytes"] > 0
     text = daemon.ctl("plan", "--params", "1e9", "--config", daemon.config_path).stdout
     assert [line.split()[0] for line in text.splitlines() if line.endswith(", on the GPUs")] == ["gradient", "ring",
-                                                                                                 "weights"], text
+                                                                                                 "weights", "pool"], text
     plan = daemon.json("plan", "--params", "1e9", "--config", daemon.config_path)
     by_class = plan["bytes_by_class"]
-    assert plan["needed_bytes"] == sum(by_class[kind] for kind in ("state", "staging", "pool", "fixed"))
+    assert plan["needed_bytes"] == sum(by_class[kind] for kind in ("state", "staging", "fixed"))
     assert plan["device_bytes"] == sum(by_class[kind] for kind in ("gradient", "ring", "weights"))
 
 
@@ -268,7 +299,7 @@ def test_offloaded_state_is_limited(zerod, gpus):
     daemon = zerod(configure(2, offload="cpu", limits={"memory": "16MiB"}))
     for answer in all_do([Puppet(daemon, r).attach() for r in range(2)], "form"):
         assert answer.r == REFUSED and answer["error"]["code"] == 1401, answer
-        assert re.search(r"state \d+ \+ staging \d+ \+ pool 0 \+ fixed \d+ = \d+ bytes", answer.text), answer.text
+        assert re.search(r"state \d+ \+ staging \d+ \+ fixed \d+ = \d+ bytes", answer.text), answer.text
 
 
 def test_offloaded_update_is_slow(zerod, reference):

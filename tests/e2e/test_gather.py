@@ -18,11 +18,18 @@ pytestmark = pytest.mark.threads
 BIG = 7  # of tests/puppet-model.h
 PAGE = os.sysconf("SC_PAGESIZE")
 STAGE3 = {"zero_optimization": {"stage": 3}}
-SLOW = {"ZEROD_FAILPOINT": "transfer:sleep:50@*"}  # each copy into the pool takes so long
+# Each copy into the pool takes so long, in host memory and by way of it; on GPUs all that they do takes longer.
+SLOW = {"ZEROD_FAILPOINT": "transfer:sleep:50@*,bounce:sleep:50@*", "ZEROD_SIM": "devices=16,delay-us=3000"}
 
 
 def pool(daemon):
     return daemon.status()["memory"]["pool"]["held_bytes"]
+
+
+@pytest.fixture(params=["host", "cuda", "cuda-offload"])
+def anywhere(request, monkeypatch):
+    """One pool in host memory, or one on the GPU of each rank, filled from there or from the host (conftest.place)."""
+    monkeypatch.setenv("ZEROD_DEVICE", request.param)
 
 
 @pytest.fixture
@@ -62,7 +69,7 @@ def test_a_hint_is_only_a_hint(zerod):
 
 
 @pytest.mark.parametrize("moment", ["step", "abort", "window", "norm", "leave"])
-def test_the_next_call_comes_while_a_hint_is_carried_out(zerod, reference, moment):
+def test_the_next_call_comes_while_a_hint_is_carried_out(zerod, anywhere, reference, moment):
     daemon = zerod(STAGE3, env=SLOW)
     ranks = trainers(daemon)
     steps(ranks, 1)
@@ -91,7 +98,7 @@ def test_the_next_call_comes_while_a_hint_is_carried_out(zerod, reference, momen
 
 
 @pytest.mark.parametrize("dies", ["a rank", "all"])
-def test_whoever_gave_a_hint_dies(zerod, reference, dies):
+def test_whoever_gave_a_hint_dies(zerod, anywhere, reference, dies):
     daemon = zerod(STAGE3, env=SLOW)
     ranks = trainers(daemon)
     steps(ranks, 1)
@@ -107,8 +114,8 @@ def test_whoever_gave_a_hint_dies(zerod, reference, dies):
     assert state(ranks) == reference(2)
 
 
-def test_the_daemon_ends_while_a_hint_is_carried_out(zerod):
-    daemon = zerod(STAGE3, env={"ZEROD_FAILPOINT": "transfer:sleep:1000@*"})
+def test_the_daemon_ends_while_a_hint_is_carried_out(zerod, anywhere):
+    daemon = zerod(STAGE3, env=SLOW | {"ZEROD_FAILPOINT": "transfer:sleep:1000@*"})
     ranks = trainers(daemon)
     ranks[0].ok("prefetch", 0)
     daemon.stop()

@@ -35,7 +35,7 @@ def draw():
         return itertools.chain.from_iterable(rng.sample(choices, len(choices)) for _ in itertools.count())
 
     rest = [endless(choices) for choices in ((1, 2, 3, 4), (ONE_EACH, 64, 500, EVERYTHING), ORDERS, (False, True))]
-    for optimizer, stage, offload in itertools.product(OPTIMIZERS, (1, 2), OFFLOADS):
+    for optimizer, stage, offload in itertools.product(OPTIMIZERS, (1, 2, 3), OFFLOADS):
         yield optimizer, stage, offload, *map(next, rest)
 
 
@@ -45,7 +45,7 @@ def test_device_bits(job, optimizer, stage, offload, world, bucket_elems, order,
               bucket_elems=bucket_elems)
 
 
-@pytest.mark.parametrize("optimizer, stage, offload", list(zip(OPTIMIZERS, itertools.cycle((1, 2)),
+@pytest.mark.parametrize("optimizer, stage, offload", list(zip(OPTIMIZERS, itertools.cycle((1, 2, 3)),
                                                                itertools.cycle(("none", "none", "cpu")))))
 def test_device_settings_of_the_configuration(job, optimizer, stage, offload):
     """Steps without arguments: what counts is in the daemon's file."""
