@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+#include <fcntl.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -41,13 +42,17 @@ struct cuda_daemon {
     struct manifest manifest;
     struct layout *layout;
     struct wire_position at;
+    unsigned rank;
 
     cudaStream_t stream;
-    uint8_t *ring, *weights; /* on the device */
+    uint8_t *ring, *weights; /* on the device; in stage 3 the pool instead of weights */
     int ring_fd, weights_fd;
-    size_t n_ring_bytes, n_weight_bytes;
-    uint8_t *ring_copy, *weights_copy; /* registered host memory of the same sizes */
-    float **sums;                      /* per parameter, of the open step */
+    size_t n_ring_bytes, n_weight_bytes; /* as allocated */
+    size_t n_window_bytes;
+    uint8_t *ring_copy,
+        *weights_copy;  /* registered host memory; the weights as the layout has them in stages 1 and 2 */
+    uint32_t *gathered; /* per parameter, how often */
+    float **sums;       /* per parameter, of the open step */
     cudaEvent_t events[WIRE_MAX_EVENTS];
     struct credit_page *credit;
     int credit_fd;
@@ -59,7 +64,7 @@ struct cuda_daemon {
     struct request_push *pushes; /* into them */
     uint32_t n_pushes;
     void *window;
-    bool done;
+    bool has_gathered; /* something lies in the pool */
 };
 
 /* ---- memory -------------------------------------------------------------------------------------------- */
@@ -120,21 +125,30 @@ static void copy(struct cuda_daemon *d, void *to, const void *from, size_t n_byt
     NEED(cudaStreamSynchronize(d->stream) == cudaSuccess);
 }
 
+static bool is_stage3(const struct cuda_daemon *d)
+{
+    return d->options->pool_bytes > 0;
+}
+
 static void publish_weights(struct cuda_daemon *d)
 {
-    copy(d, d->weights, d->weights_copy, d->n_weight_bytes, cudaMemcpyHostToDevice);
+    if (!is_stage3(d))
+        copy(d, d->weights, d->weights_copy, d->n_weight_bytes, cudaMemcpyHostToDevice);
 }
 
 static void make_memory(struct cuda_daemon *d)
 {
     const struct layout *layout = d->layout;
+    uint64_t n_weight_bytes = MAX(layout->weight_bytes, UINT64_C(1));
 
     d->n_ring_bytes = round_up(d->options->ring_bytes, GRANULE);
-    d->n_weight_bytes = round_up(MAX(layout->weight_bytes, UINT64_C(1)), GRANULE);
+    d->n_weight_bytes = round_up(is_stage3(d) ? d->options->pool_bytes : n_weight_bytes, GRANULE);
+    d->n_window_bytes = round_up(is_stage3(d) ? layout->range_bytes : n_weight_bytes, PAGE);
     d->ring = make_device_memory(d->options->device, d->n_ring_bytes, &d->ring_fd);
     d->weights = make_device_memory(d->options->device, d->n_weight_bytes, &d->weights_fd);
     d->ring_copy = make_host_memory(d->n_ring_bytes);
-    d->weights_copy = make_host_memory(d->n_weight_bytes);
+    d->weights_copy = make_host_memory(round_up(n_weight_bytes, GRANULE));
+    d->gathered = calloc(layout->n_params, sizeof(*d->gathered));
     d->credit = make_shared("credit", PAGE, &d->credit_fd);
     d->sums = calloc(layout->n_params, sizeof(*d->sums));
     d->pushes = calloc(layout->n_params, sizeof(*d->pushes));
@@ -162,13 +176,13 @@ static void welcome(struct cuda_daemon *d)
         &(struct reply){.type = REPLY_WELCOME,
                         .welcome = {.version = WIRE_VERSION,
                                     .world_size = 1,
-                                    .stage = 2,
+                                    .stage = is_stage3(d) ? 3 : 2,
                                     .bucket_elems = d->options->bucket_elems,
                                     .on_duplicate = WIRE_ON_DUPLICATE_REJECT,
                                     .server = "test",
                                     .run_id = "",
                                     .optimizer = "SGD",
-                                    .stage3_max_live_elems = 1,
+                                    .stage3_max_live_elems = MAX(d->options->max_live_elems, UINT64_C(1)),
                                     .cuda = true}},
         NULL, 0);
 }
@@ -182,6 +196,7 @@ static void declare(struct cuda_daemon *d, const struct request_declare *request
 static void form(struct cuda_daemon *d)
 {
     struct wire_segment segments[3];
+    size_t n_segments = d->options->hides_pool ? 2 : 3;
     CUuuid uuid;
     uint32_t bad;
 
@@ -190,18 +205,19 @@ static void form(struct cuda_daemon *d)
     NEED(cuDeviceGetUuid(&uuid, d->options->gpu) == CUDA_SUCCESS);
     segments[0] = (struct wire_segment){WIRE_SEGMENT_RING, d->n_ring_bytes, true};
     segments[1] = (struct wire_segment){WIRE_SEGMENT_CREDIT, PAGE, false};
-    segments[2] = (struct wire_segment){WIRE_SEGMENT_WEIGHTS, d->n_weight_bytes, true};
+    segments[2] =
+        (struct wire_segment){is_stage3(d) ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS, d->n_weight_bytes, true};
     say(d,
         &(struct reply){.type = REPLY_FORMED,
                         .formed = {.init_wanted = true,
                                    .segments = segments,
-                                   .n_segments = 3,
+                                   .n_segments = n_segments,
                                    .n_tickets = N_TICKETS,
                                    .ring_bytes = d->options->ring_bytes,
                                    .loss_scale = 1,
                                    .gpu = (const uint8_t *)uuid.bytes,
                                    .n_gpu_bytes = sizeof(uuid.bytes)}},
-        (int[]){d->ring_fd, d->credit_fd, d->weights_fd}, 3);
+        (int[]){d->ring_fd, d->credit_fd, d->weights_fd}, n_segments);
 }
 
 static void init(struct cuda_daemon *d, const struct request_init *request)
@@ -322,26 +338,127 @@ static void step(struct cuda_daemon *d)
         NULL, 0);
 }
 
-static void open_window(struct cuda_daemon *d)
-{
-    struct wire_segment segment = {WIRE_SEGMENT_WINDOW, d->n_weight_bytes, false};
-    int fd;
+/* ---- stage 3 ------------------------------------------------------------------------------------------- */
 
-    d->window = make_shared("window", d->n_weight_bytes, &fd);
-    memcpy(d->window, d->weights_copy, d->n_weight_bytes);
+static size_t param_bytes(const struct cuda_daemon *d, uint32_t param)
+{
+    return d->layout->params[param].n_elems * dtype_size(d->layout->params[param].dtype);
+}
+
+static void refuse(struct cuda_daemon *d, bool aborted)
+{
+    struct wire_diagnostic diagnostic = {
+        .code = aborted ? 1302 : 1401, .cause_class = "", .title = "not now", .text = "not now"};
+
+    d->at.attempt += aborted;
+    say(d,
+        &(struct reply){.type = REPLY_REFUSED,
+                        .refused = {.diagnostic = diagnostic, .aborted = aborted, .position = d->at}},
+        NULL, 0);
+}
+
+static void answer_gather(struct cuda_daemon *d, const uint64_t *offsets, size_t n)
+{
     say(d,
         &(struct reply){.type = REPLY_DONE,
-                        .done = {.position = d->at, .loss_scale = 1, .segments = &segment, .n_segments = 1}},
-        &fd, 1);
-    close(fd);
+                        .done = {.position = d->at, .loss_scale = 1, .pool_offsets = offsets, .n_pool_offsets = n}},
+        NULL, 0);
+}
+
+static void gather(struct cuda_daemon *d, const struct request_gather *request)
+{
+    enum cuda_daemon_fault fault = ++d->seen->n_gathers == d->options->fault_at ? d->options->fault : GATHERS_WELL;
+    _cleanup_free_ uint64_t *offsets = calloc(request->n_params + 1, sizeof(*offsets));
+    size_t end = 0;
+
+    if (fault == GATHERS_REFUSED || fault == GATHERS_ABORTED)
+        return refuse(d, fault == GATHERS_ABORTED);
+    for (size_t i = 0; i < request->n_params; i++) {
+        uint32_t param = request->params[i];
+        size_t n_bytes = param_bytes(d, param);
+
+        offsets[i] = n_bytes > 0 ? end : 0;
+        end += round_up(n_bytes, 256);
+        NEED(end <= d->n_weight_bytes);
+        if (n_bytes > 0)
+            copy(d, d->weights + offsets[i], d->weights_copy + d->layout->params[param].weight_offset_bytes, n_bytes,
+                 cudaMemcpyHostToDevice);
+        d->gathered[param]++;
+        d->seen->n_held++;
+    }
+    d->has_gathered = true;
+    if (fault == GATHERS_OUTSIDE)
+        offsets[request->n_params - 1] = d->n_weight_bytes - 4;
+    answer_gather(d, offsets, request->n_params - (fault == GATHERS_ONE_OFFSET_LESS));
+}
+
+static void release(struct cuda_daemon *d, const struct request_release *request)
+{
+    for (size_t i = 0; i < request->n_params; i++) {
+        NEED(d->gathered[request->params[i]]-- > 0);
+        d->seen->n_held--;
+    }
+}
+
+/* Whoever still copies from it finds something else. */
+static void forget_gathered(struct cuda_daemon *d)
+{
+    if (!d->has_gathered)
+        return;
+    d->has_gathered = false;
+    NEED(cudaMemsetAsync(d->weights, 0xff, d->n_weight_bytes, d->stream) == cudaSuccess);
+    NEED(cudaStreamSynchronize(d->stream) == cudaSuccess);
+}
+
+/* ---- windows ------------------------------------------------------------------------------------------- */
+
+/* Between the window and the weights, which are laid out alike but in stage 3. */
+static void copy_window(struct cuda_daemon *d, bool to_window)
+{
+    for (uint32_t p = 0; p < d->layout->n_params; p++) {
+        const struct layout_param *param = &d->layout->params[p];
+        uint8_t *in_window =
+            (uint8_t *)d->window + (is_stage3(d) ? param->range_offset_bytes : param->weight_offset_bytes);
+        uint8_t *weights = d->weights_copy + param->weight_offset_bytes;
+
+        memcpy(to_window ? in_window : weights, to_window ? weights : in_window, param_bytes(d, p));
+    }
+}
+
+static int read_only(int fd)
+{
+    char path[64];
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+static void open_window(struct cuda_daemon *d)
+{
+    struct wire_segment segment = {WIRE_SEGMENT_WINDOW, d->n_window_bytes, false};
+    int fd, other;
+
+    d->window = make_shared("window", d->n_window_bytes, &fd);
+    copy_window(d, true);
+    if (d->rank > 0) { /* only stage 3 has any for it */
+        other = is_stage3(d) ? read_only(fd) : -1;
+        close(fd);
+        fd = other;
+    }
+    say(d,
+        &(struct reply){.type = REPLY_DONE,
+                        .done = {.position = d->at, .loss_scale = 1, .segments = &segment, .n_segments = fd >= 0}},
+        &fd, fd >= 0);
+    if (fd >= 0)
+        close(fd);
 }
 
 static void end_window(struct cuda_daemon *d, bool forget)
 {
     NEED(d->window);
     if (!forget)
-        memcpy(d->weights_copy, d->window, d->n_weight_bytes);
-    munmap(steal_ptr(d->window), d->n_weight_bytes);
+        copy_window(d, false);
+    munmap(steal_ptr(d->window), d->n_window_bytes);
     publish_weights(d);
     d->at.n_windows++;
     say_done(d);
@@ -351,6 +468,7 @@ static void take(struct cuda_daemon *d, const struct request *request)
 {
     switch (request->type) {
     case REQUEST_HELLO:
+        d->rank = request->hello.rank;
         return welcome(d);
     case REQUEST_DECLARE:
         return declare(d, &request->declare);
@@ -374,6 +492,15 @@ static void take(struct cuda_daemon *d, const struct request *request)
         return end_backward(d);
     case REQUEST_STEP:
         return step(d);
+    case REQUEST_GATHER:
+        return gather(d, &request->gather);
+    case REQUEST_RELEASE:
+        return release(d, &request->release);
+    case REQUEST_PREFETCH:
+    case REQUEST_ABORT_SEEN:
+        return;
+    case REQUEST_CLEAR_FAULT:
+        return say_done(d);
     case REQUEST_WRITE_BEGIN:
         return open_window(d);
     case REQUEST_WRITE_END:
@@ -409,6 +536,7 @@ static void serve(int listener, const struct cuda_daemon_options *options, struc
         NEED(r == 0);
         wire_arena_reset(&d.arena);
         NEED(wire_unpack_request(&d.arena, d.in.data, d.in.n_bytes, &request, why, sizeof(why)) == 0);
+        forget_gathered(&d);
         take(&d, &request);
     }
 }

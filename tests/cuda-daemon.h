@@ -5,17 +5,33 @@
  * What a client on GPUs talks to, without a daemon: the other end of one connection, in a process of its own, for a job
  * of one rank. It holds ring and weights in memory of a stand-in's device, waits for the client's events on a stream of
  * its own and for nothing else, and adds all gradients of a step to the weights. What the client must not do ends it
- * with a sentence.
+ * with a sentence. In stage 3 what lies in the pool is gone with the next message.
  */
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
+
+/* What may be wrong with the answer to a Gather. */
+enum cuda_daemon_fault {
+    GATHERS_WELL,
+    GATHERS_ONE_OFFSET_LESS,
+    GATHERS_OUTSIDE,
+    GATHERS_REFUSED,
+    GATHERS_ABORTED,
+};
 
 struct cuda_daemon_options {
     int device; /* whose memory it is */
     int gpu;    /* which GPU it says that it is; as a rule the same */
     uint64_t bucket_elems, ring_bytes;
     const char *sim; /* ZEROD_SIM of the process */
+    /* 0: stage 2, else stage 3. As allocated: rounded up to 2 MiB. */
+    uint64_t pool_bytes;
+    uint64_t max_live_elems;
+    bool hides_pool; /* sends none */
+    enum cuda_daemon_fault fault;
+    uint32_t fault_at; /* which Gather, from 1; the others are answered well */
 };
 
 /* What it has seen, in memory that both processes share. */
@@ -23,6 +39,7 @@ struct cuda_daemon_seen {
     uint32_t n_events, n_pushes, n_duplicates;
     uint64_t duplicate_sum; /* of the last duplicate */
     uint32_t max_event;
+    uint32_t n_gathers, n_held; /* requests; parameters, each as often as it was gathered and not released */
 };
 
 /* Starts it, listening at path. The process that calls must not have used the stand-ins yet. Return: its pid. */

@@ -1,0 +1,885 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * libzerod in a job on GPUs in stage 3, over the stand-ins, as tests/test-client-cuda.c has it for stages 1 and 2. What
+ * a process holds of the GPU's memory the driver tells; that nothing of it goes while a stream uses it the stand-ins
+ * see.
+ */
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "client/example/gpu.h"
+#include "tests/cuda-daemon.h"
+#include "tests/sim/sim-child.h"
+#include "zerod/client.h"
+
+/* ONE, TWO and THREE take a granule each, LARGE two. */
+enum { SMALL, ONE, EMPTY, TWO, THREE, LARGE, LAST, N_PARAMS };
+static const uint64_t sizes[N_PARAMS] = {100, 200000, 0, 200000, 200000, 600000, 3000};
+
+enum {
+    GRANULE = 2 << 20,
+    MIB = 1 << 20,
+    TWO_GRANULES_ELEMS = 2 * GRANULE / sizeof(float), /* max_live_elems under which two granules may be held */
+};
+
+struct world {
+    char path[64];
+    pid_t daemon;
+    struct cuda_daemon_seen *seen;
+    struct gpu *gpu;
+    struct zerod *c;
+    float *grads;       /* on the GPU, one parameter behind the other */
+    float *copied;      /* on the GPU: where read_slowly() copies to */
+    float *host;        /* what the weights should be */
+    size_t n_own_bytes; /* of the GPU's memory, before anything was gathered */
+    const void *places[N_PARAMS];
+    void *event; /* behind the last read_slowly() */
+};
+
+/* Room for everything in two requests, and no bound that is felt. */
+static const struct cuda_daemon_options usual = {
+    .bucket_elems = 70000, .ring_bytes = GRANULE, .pool_bytes = 2 * GRANULE, .max_live_elems = 1 << 30};
+
+static size_t offset_of(unsigned param)
+{
+    size_t n = 0;
+
+    for (unsigned p = 0; p < param; p++)
+        n += sizes[p];
+    return n;
+}
+
+/* ---- the GPU -------------------------------------------------------------------------------------------- */
+
+typedef unsigned long long address;
+
+static void *driver(const char *name)
+{
+    void *library = dlopen(getenv("ZEROD_LIBCUDA"), RTLD_NOW | RTLD_LOCAL);
+    void *call = library ? dlsym(library, name) : NULL;
+
+    CHECK(call);
+    return call;
+}
+
+#define DRIVER(type, name) ((type)(uintptr_t)driver(name))
+
+static size_t used_bytes(void)
+{
+    size_t n_free, total;
+
+    CHECK(DRIVER(int (*)(size_t *, size_t *), "cuMemGetInfo_v2")(&n_free, &total) == 0);
+    return total - n_free;
+}
+
+/* MiB that are held for gathered weights. */
+static unsigned held_mib(const struct world *w)
+{
+    return (unsigned)((used_bytes() - w->n_own_bytes) / MIB);
+}
+
+/* Does what was put on the stream last still wait or run? */
+static bool is_running(struct world *w)
+{
+    enum { NOT_READY = 600 };
+    int r = DRIVER(int (*)(void *), "cuEventQuery")(w->event);
+
+    CHECK(r == 0 || r == NOT_READY);
+    return r == NOT_READY;
+}
+
+/* Work on a stream that reads a weight, as a kernel of the program's would; returns at once. */
+static void read_on(struct world *w, unsigned param, void *stream)
+{
+    CHECK(DRIVER(int (*)(address, address, size_t, void *), "cuMemcpyDtoDAsync_v2")(
+              (uintptr_t)(w->copied + offset_of(param)), (uintptr_t)zerod_weight(w->c, param),
+              sizes[param] * sizeof(float), stream) == 0);
+    CHECK(DRIVER(int (*)(void *, void *), "cuEventRecord")(w->event, stream) == 0);
+}
+
+static void read_slowly(struct world *w, unsigned param)
+{
+    read_on(w, param, gpu_stream(w->gpu));
+}
+
+/* ---- the job -------------------------------------------------------------------------------------------- */
+
+static struct world begin(const struct cuda_daemon_options *options, int rank)
+{
+    struct world w = {0};
+
+    snprintf(w.path, sizeof(w.path), "/tmp/zerod-client-stage3-%d", getpid());
+    w.seen = mmap(NULL, sizeof(*w.seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(w.seen != MAP_FAILED);
+    w.daemon = cuda_daemon_start(w.path, options, w.seen);
+    CHECK(gpu_open(&w.gpu, options->device) == 0);
+    CHECK(zerod_connect(&w.c, &(struct zerod_options){.socket = w.path, .rank = rank, .client = "test"}) == 0);
+    unlink(w.path);
+    CHECK(DRIVER(int (*)(void **, unsigned), "cuEventCreate")(&w.event, 0) == 0);
+    CHECK(zerod_set_stream(w.c, gpu_stream(w.gpu)) == 0);
+    return w;
+}
+
+static void end(struct world *w)
+{
+    zerod_close(w->c);
+    gpu_close(w->gpu);
+    cuda_daemon_wait(w->daemon);
+    munmap(w->seen, sizeof(*w->seen));
+    free(w->host);
+}
+
+static void declare(struct world *w)
+{
+    size_t n = offset_of(N_PARAMS);
+    float *inits = gpu_alloc(w->gpu, n * sizeof(float));
+    char name[16];
+
+    w->host = calloc(n, sizeof(float));
+    w->grads = inits; /* which nobody needs any more when the job is formed */
+    w->copied = gpu_alloc(w->gpu, n * sizeof(float));
+    CHECK(w->host && inits && w->copied);
+    for (size_t i = 0; i < n; i++)
+        w->host[i] = (float)(i % 1021) * 0.25f;
+    CHECK(gpu_put(w->gpu, inits, w->host, n * sizeof(float)) == 0);
+    for (unsigned p = 0; p < N_PARAMS; p++) {
+        snprintf(name, sizeof(name), "p%u", p);
+        CHECK(zerod_declare(
+                  w->c,
+                  &(struct zerod_param){
+                      .name = name, .ndim = 1, .shape = &sizes[p], .trainable = true, .init = inits + offset_of(p)},
+                  1) == 0);
+    }
+}
+
+static struct world begin_as(const struct cuda_daemon_options *options, int rank)
+{
+    struct world w = begin(options, rank);
+
+    declare(&w);
+    CHECK(zerod_form(w.c) == 0);
+    for (unsigned p = 0; p < N_PARAMS; p++)
+        CHECK((w.places[p] = zerod_weight(w.c, p)));
+    w.n_own_bytes = used_bytes();
+    return w;
+}
+
+static struct world begin_formed(const struct cuda_daemon_options *options)
+{
+    return begin_as(options, 0);
+}
+
+#define LIST(...) ((const unsigned[]){__VA_ARGS__}), sizeof((unsigned[]){__VA_ARGS__}) / sizeof(unsigned)
+
+/* Is what is shown on the GPU what it should be? */
+static void check_weight(struct world *w, unsigned p)
+{
+    float *seen = malloc(sizes[p] * sizeof(float) + 1);
+
+    CHECK(zerod_weight(w->c, p) == w->places[p]);
+    CHECK(seen && gpu_get(w->gpu, seen, w->places[p], sizes[p] * sizeof(float)) == 0);
+    CHECK(memcmp(seen, w->host + offset_of(p), sizes[p] * sizeof(float)) == 0);
+    free(seen);
+}
+
+/* And what read_slowly() has read? The weights as they were then. */
+static void check_copied(struct world *w, unsigned p, const float *expected)
+{
+    float *seen = malloc(sizes[p] * sizeof(float));
+
+    CHECK(seen && gpu_get(w->gpu, seen, w->copied + offset_of(p), sizes[p] * sizeof(float)) == 0);
+    CHECK(memcmp(seen, expected + offset_of(p), sizes[p] * sizeof(float)) == 0);
+    free(seen);
+}
+
+static void gather_one(struct world *w, unsigned p)
+{
+    CHECK(zerod_gather(w->c, &p, 1) == 0);
+    check_weight(w, p);
+}
+
+static void release_one(struct world *w, unsigned p)
+{
+    CHECK(zerod_release(w->c, &p, 1) == 0);
+}
+
+/* Gathers, puts work on the stream, and releases while that runs; the caller sees to it that it takes long. */
+static void use_slowly(struct world *w, unsigned p)
+{
+    CHECK(zerod_gather(w->c, &p, 1) == 0);
+    read_slowly(w, p);
+    release_one(w, p);
+}
+
+static void drain(struct world *w)
+{
+    float there;
+
+    CHECK(gpu_get(w->gpu, &there, w->copied, sizeof(there)) == 0);
+}
+
+/* A step: 1 is added to every weight. */
+static int take_step(struct world *w)
+{
+    size_t n = offset_of(N_PARAMS);
+    float *ones = malloc(n * sizeof(float));
+
+    CHECK(ones);
+    for (size_t i = 0; i < n; i++) {
+        ones[i] = 1;
+        w->host[i] += 1;
+    }
+    CHECK(gpu_put(w->gpu, w->grads, ones, n * sizeof(float)) == 0);
+    free(ones);
+    CHECK(zerod_begin_backward(w->c, NULL) == 0);
+    for (unsigned p = 0; p < N_PARAMS; p++)
+        CHECK(zerod_push(w->c, &(struct zerod_push){.param = p, .data = w->grads + offset_of(p)}) == 0);
+    CHECK(zerod_end_backward(w->c, NULL, 0) == 0);
+    return zerod_step(w->c, NULL, NULL);
+}
+
+static bool says(const struct world *w, const char *text)
+{
+    if (strcmp(zerod_error(w->c)->text, text) == 0)
+        return true;
+    fprintf(stderr, "says: %s\n", zerod_error(w->c)->text);
+    return false;
+}
+
+/* Until the job is formed there are 12 copies; the 13th is of the first parameter that is gathered, the next reads it.
+ */
+#define WHEN_FIRST_READ "cudaMemcpyAsync:delay=500@14"
+
+/* The delays under which most tests run. */
+static void passes(void (*body)(void *arg))
+{
+    child_passes("delay-us=3000", body, NULL);
+    child_passes("delay-us=0", body, NULL);
+}
+
+/* ---- what is shown -------------------------------------------------------------------------------------- */
+
+static void one_by_one(void *arg)
+{
+    struct world w = begin_formed(&usual);
+    void *base;
+    size_t n_bytes;
+
+    (void)arg;
+    CHECK(zerod_memory(w.c, ZEROD_MEMORY_WEIGHTS, &base, &n_bytes) == 0 && !base && n_bytes == 0);
+    for (unsigned round = 0; round < 2; round++)
+        for (unsigned p = 0; p < N_PARAMS; p++) {
+            gather_one(&w, p);
+            release_one(&w, p);
+        }
+    CHECK(held_mib(&w) == 6); /* of each size one piece */
+    CHECK(take_step(&w) == 0);
+    CHECK(w.seen->n_held == 0);
+    CHECK(w.seen->n_gathers == 2 * N_PARAMS); /* nothing is gathered, and nothing has to follow */
+    for (unsigned p = 0; p < N_PARAMS; p++)
+        gather_one(&w, p);
+    CHECK(zerod_prefetch(w.c, LIST(ONE, TWO)) == 0);
+    end(&w);
+}
+
+/* More than the pool has room for. */
+static void all_at_once(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    (void)arg;
+    CHECK(zerod_gather(w.c, LIST(SMALL, ONE, EMPTY, TWO, THREE, LARGE, LAST)) == 0);
+    CHECK(w.seen->n_gathers == 2);
+    for (unsigned p = 0; p < N_PARAMS; p++)
+        check_weight(&w, p);
+    CHECK(held_mib(&w) == 14);
+    CHECK(zerod_release(w.c, LIST(LAST, LARGE, THREE, TWO, EMPTY, ONE, SMALL)) == 0);
+    CHECK(zerod_gather(w.c, LIST(LARGE, LARGE, LARGE)) == 0);
+    CHECK(w.seen->n_gathers == 5);
+    CHECK(zerod_release(w.c, LIST(LARGE, LARGE, LARGE)) == 0);
+    CHECK(zerod_gather(w.c, NULL, 0) == 0 && w.seen->n_gathers == 5);
+    gather_one(&w, SMALL);
+    CHECK(w.seen->n_held == 1);
+    end(&w);
+}
+
+static void as_often_as_gathered(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    (void)arg;
+    CHECK(zerod_gather(w.c, LIST(ONE, TWO, ONE)) == 0);
+    release_one(&w, ONE);
+    gather_one(&w, TWO);
+    release_one(&w, TWO);
+    drain(&w);
+    gather_one(&w, LARGE); /* takes what is no longer needed: neither of the two is */
+    CHECK(held_mib(&w) == 8);
+    check_weight(&w, ONE);
+    check_weight(&w, TWO);
+    CHECK(zerod_release(w.c, LIST(ONE, TWO, LARGE)) == 0);
+    CHECK(zerod_release(w.c, LIST(ONE)) == -EINVAL);
+    CHECK(says(&w, "zerod_release: parameter 1 is not gathered, or not as often"));
+    gather_one(&w, ONE);
+    CHECK(w.seen->n_held == 1);
+    end(&w);
+}
+
+static void *use_here(void *arg)
+{
+    struct world *w = arg;
+    unsigned p = TWO;
+
+    CHECK(zerod_gather(w->c, &p, 1) == 0 && zerod_release(w->c, &p, 1) == 0);
+    CHECK(zerod_gather(w->c, &p, 1) == 0);
+    return NULL;
+}
+
+static void other_thread(void *arg)
+{
+    struct world w = begin_formed(&usual);
+    pthread_t thread;
+
+    (void)arg;
+    CHECK(pthread_create(&thread, NULL, use_here, &w) == 0 && pthread_join(thread, NULL) == 0);
+    check_weight(&w, TWO);
+    end(&w);
+}
+
+static void test_shown(void **state)
+{
+    (void)state;
+    passes(one_by_one);
+    passes(all_at_once);
+    passes(as_often_as_gathered);
+    passes(other_thread);
+}
+
+static void another_device(void *arg)
+{
+    struct cuda_daemon_options options = usual;
+    struct world w;
+
+    (void)arg;
+    options.device = options.gpu = 2;
+    w = begin_formed(&options);
+    gather_one(&w, ONE);
+    end(&w);
+}
+
+static void test_another_device(void **state)
+{
+    (void)state;
+    child_passes("peers=0", another_device, NULL);
+}
+
+/* ---- what is hidden ------------------------------------------------------------------------------------- */
+
+static void read_after_release(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    (void)arg;
+    gather_one(&w, ONE);
+    release_one(&w, ONE);
+    drain(&w);
+    gather_one(&w, TWO);
+    read_slowly(&w, ONE);
+}
+
+static void test_released(void **state)
+{
+    (void)state;
+    child_dies("", read_after_release, NULL,
+               "cudaMemcpyAsync: the source (800000 bytes) is neither device memory nor registered host memory");
+}
+
+/* A second cuMemCreate() would fail. */
+static void one_after_the_other(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    (void)arg;
+    for (unsigned round = 0; round < 4; round++)
+        for (unsigned p = ONE; p <= THREE; p++) {
+            gather_one(&w, p);
+            release_one(&w, p);
+            drain(&w);
+        }
+    CHECK(held_mib(&w) == 2);
+    end(&w);
+}
+
+/* What was released is still read when the next parameter comes. */
+static void while_it_is_read(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    (void)arg;
+    use_slowly(&w, ONE);
+    CHECK(zerod_gather(w.c, LIST(TWO)) == 0);
+    CHECK(is_running(&w) && held_mib(&w) == 4); /* nobody has waited, and what is read has stayed */
+    drain(&w);
+    gather_one(&w, THREE);
+    CHECK(held_mib(&w) == 4);
+    check_copied(&w, ONE, w.host);
+    check_weight(&w, TWO);
+    end(&w);
+}
+
+static void again_while_it_is_read(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    (void)arg;
+    use_slowly(&w, ONE);
+    CHECK(is_running(&w));
+    CHECK(zerod_gather(w.c, LIST(ONE)) == 0);
+    CHECK(!is_running(&w) && held_mib(&w) == 2);
+    check_weight(&w, ONE);
+    check_copied(&w, ONE, w.host);
+    /* It is not hidden any more: what else is needed does not take its memory. */
+    drain(&w);
+    CHECK(zerod_gather(w.c, LIST(TWO)) == 0);
+    CHECK(held_mib(&w) == 4);
+    check_weight(&w, ONE);
+    end(&w);
+}
+
+/* Released, read on, and gathered again with the weights of the next step. */
+static void again_after_a_step(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    (void)arg;
+    for (unsigned round = 0; round < 3; round++) {
+        use_slowly(&w, ONE);
+        CHECK(take_step(&w) == 0);
+        gather_one(&w, ONE);
+        release_one(&w, ONE);
+    }
+    end(&w);
+}
+
+static void test_hidden(void **state)
+{
+    (void)state;
+    child_passes("cuMemCreate:error=CUDA_ERROR_NOT_PERMITTED@2", one_after_the_other, NULL);
+    child_passes(WHEN_FIRST_READ, while_it_is_read, NULL);
+    child_passes(WHEN_FIRST_READ, again_while_it_is_read, NULL);
+    passes(again_after_a_step);
+}
+
+/* ---- the bound ------------------------------------------------------------------------------------------ */
+
+static struct cuda_daemon_options bounded(void)
+{
+    struct cuda_daemon_options options = usual;
+
+    options.max_live_elems = TWO_GRANULES_ELEMS;
+    return options;
+}
+
+/* A third one waits for what reads the first. */
+static void waits_for_the_first(void *arg)
+{
+    struct cuda_daemon_options options = bounded();
+    struct world w = begin_formed(&options);
+
+    (void)arg;
+    use_slowly(&w, ONE);
+    use_slowly(&w, TWO);
+    CHECK(is_running(&w) && held_mib(&w) == 4);
+    CHECK(zerod_gather(w.c, LIST(THREE)) == 0);
+    CHECK(held_mib(&w) == 4);
+    check_weight(&w, THREE);
+    check_copied(&w, ONE, w.host);
+    check_copied(&w, TWO, w.host);
+    end(&w);
+}
+
+/* What is held of one size goes when another is needed; what is shown at a time is never too much. */
+static void sizes_change(void *arg)
+{
+    struct cuda_daemon_options options = bounded();
+    struct world w = begin_formed(&options);
+
+    (void)arg;
+    CHECK(zerod_gather(w.c, LIST(ONE, TWO)) == 0 && zerod_release(w.c, LIST(ONE, TWO)) == 0);
+    gather_one(&w, LARGE);
+    CHECK(held_mib(&w) == 4);
+    gather_one(&w, THREE);
+    CHECK(held_mib(&w) == 6);
+    CHECK(zerod_release(w.c, LIST(LARGE, THREE)) == 0);
+    drain(&w);
+    CHECK(zerod_gather(w.c, LIST(ONE, TWO)) == 0);
+    CHECK(held_mib(&w) == 4);
+    check_weight(&w, ONE);
+    check_weight(&w, TWO);
+    end(&w);
+}
+
+static void test_bound(void **state)
+{
+    (void)state;
+    child_passes(WHEN_FIRST_READ, waits_for_the_first, NULL);
+    passes(sizes_change);
+}
+
+/* ---- weights that change -------------------------------------------------------------------------------- */
+
+static void steps(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    (void)arg;
+    CHECK(zerod_gather(w.c, LIST(SMALL, ONE, TWO, THREE, LARGE)) == 0);
+    CHECK(zerod_gather(w.c, LIST(ONE)) == 0);
+    for (unsigned round = 0; round < 3; round++) {
+        uint32_t n_gathers = w.seen->n_gathers;
+
+        read_slowly(&w, ONE); /* with the old weights */
+        CHECK(take_step(&w) == 0);
+        CHECK(w.seen->n_gathers == n_gathers + 2); /* in as many requests as it takes */
+        for (unsigned p = SMALL; p <= LARGE; p++)
+            check_weight(&w, p);
+    }
+    release_one(&w, ONE);
+    CHECK(zerod_release(w.c, LIST(SMALL, ONE, TWO, THREE, LARGE)) == 0);
+    gather_one(&w, EMPTY); /* answered, so that what was sent before is counted */
+    CHECK(w.seen->n_held == 1);
+    end(&w);
+}
+
+static void windows(void *arg)
+{
+    int rank = *(const int *)arg;
+    struct world w = begin_as(&usual, rank);
+    float *window, kept;
+
+    gather_one(&w, TWO);
+    CHECK(!zerod_window(w.c, TWO));
+    CHECK(zerod_write_begin(w.c) == 0);
+    for (unsigned p = 0; p < N_PARAMS; p++)
+        CHECK(memcmp(zerod_window(w.c, p), w.host + offset_of(p), sizes[p] * sizeof(float)) == 0);
+    gather_one(&w, LARGE); /* what is gathered is what is committed */
+    window = zerod_window(w.c, TWO);
+    kept = w.host[offset_of(TWO) + 5];
+    window[5] = 77;
+    check_weight(&w, TWO);
+    w.host[offset_of(TWO) + 5] = rank == 0 ? 77 : kept; /* what other ranks write is dropped */
+    CHECK(zerod_write_end(w.c) == 0);
+    check_weight(&w, TWO);
+    check_weight(&w, LARGE);
+    CHECK(zerod_write_begin(w.c) == 0);
+    *(float *)zerod_window(w.c, SMALL) = 1e9f;
+    CHECK(zerod_write_forget(w.c) == 0);
+    gather_one(&w, SMALL);
+    check_weight(&w, TWO);
+    end(&w);
+}
+
+/* Another rank aborts the next step before this one has seen the end of the last. */
+static void aborted_meanwhile(void *arg)
+{
+    struct cuda_daemon_options options = usual;
+    struct world w;
+
+    (void)arg;
+    options.fault = GATHERS_ABORTED;
+    options.fault_at = 2;
+    w = begin_formed(&options);
+    gather_one(&w, ONE);
+    CHECK(take_step(&w) == 0);
+    CHECK(w.seen->n_gathers == 3);
+    CHECK(zerod_epoch(w.c).step == 1 && zerod_epoch(w.c).attempt == 1);
+    check_weight(&w, ONE);
+    CHECK(take_step(&w) == 0);
+    check_weight(&w, ONE);
+    end(&w);
+}
+
+static void refused_meanwhile(void *arg)
+{
+    struct cuda_daemon_options options = usual;
+    struct world w;
+
+    (void)arg;
+    options.fault = GATHERS_REFUSED;
+    options.fault_at = 2;
+    w = begin_formed(&options);
+    gather_one(&w, ONE);
+    CHECK(take_step(&w) == -EPROTO);
+    CHECK(says(&w, "zerod refused to show the new weights of parameters that are gathered"));
+    CHECK(zerod_gather(w.c, LIST(ONE)) == -EPROTO);
+    end(&w);
+}
+
+static void test_changes(void **state)
+{
+    (void)state;
+    passes(steps);
+    child_passes("", windows, &(int){0});
+    child_passes("", windows, &(int){1});
+    child_passes("", aborted_meanwhile, NULL);
+    child_passes("", refused_meanwhile, NULL);
+}
+
+/* ---- what cannot be ------------------------------------------------------------------------------------- */
+
+static struct world begin_wrong(enum cuda_daemon_fault fault, uint32_t at)
+{
+    struct cuda_daemon_options options = usual;
+
+    options.fault = fault;
+    options.fault_at = at;
+    return begin_formed(&options);
+}
+
+static void offsets(void *arg)
+{
+    struct world w = begin_wrong(*(const enum cuda_daemon_fault *)arg, 2);
+
+    gather_one(&w, SMALL);
+    CHECK(zerod_gather(w.c, LIST(SMALL, ONE)) == -EPROTO);
+    CHECK(says(&w, *(const enum cuda_daemon_fault *)arg == GATHERS_OUTSIDE
+                       ? "zerod gathered parameter 1, of 800000 bytes, to byte 4194300 of a pool of 4194304 bytes"
+                       : "zerod gathered 2 parameters, and said of 1 where they are"));
+    CHECK(zerod_step(w.c, NULL, NULL) == -EPROTO);
+    end(&w);
+}
+
+/* The second of two requests; nothing of the first is left. */
+static void refused(void *arg)
+{
+    struct world w = begin_wrong(GATHERS_REFUSED, 2);
+
+    (void)arg;
+    CHECK(zerod_gather(w.c, LIST(ONE, TWO, THREE, LARGE)) == ZEROD_REFUSED);
+    CHECK(zerod_error(w.c)->code == 1401);
+    CHECK(zerod_clear_fault(w.c) == 0);
+    CHECK(w.seen->n_held == 0);
+    CHECK(zerod_release(w.c, LIST(ONE)) == -EINVAL);
+    drain(&w);
+    CHECK(zerod_gather(w.c, LIST(THREE, LARGE)) == 0);
+    CHECK(held_mib(&w) == 10); /* two of those pieces are free */
+    check_weight(&w, THREE);
+    check_weight(&w, LARGE);
+    end(&w);
+}
+
+static void no_pool(void *arg)
+{
+    struct cuda_daemon_options options = usual;
+    struct world w;
+
+    (void)arg;
+    options.hides_pool = true;
+    w = begin(&options, 0);
+    declare(&w);
+    CHECK(zerod_form(w.c) == -EPROTO);
+    CHECK(says(&w, "zerod sent no pool for gathered weights"));
+    end(&w);
+}
+
+static void small_pool(void *arg)
+{
+    struct cuda_daemon_options options = usual;
+    struct world w;
+
+    (void)arg;
+    options.pool_bytes = GRANULE;
+    w = begin(&options, 0);
+    declare(&w);
+    CHECK(zerod_form(w.c) == -EPROTO);
+    CHECK(says(&w, "mapping zerod's memory (2097152 bytes): Protocol error"));
+    end(&w);
+}
+
+/* Of 16 MiB the program has 9.2. */
+static void no_memory(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    (void)arg;
+    CHECK(zerod_gather(w.c, LIST(ONE, TWO)) == 0);
+    CHECK(zerod_gather(w.c, LIST(THREE, LARGE)) == -ENOMEM);
+    CHECK(says(&w, "zerod_gather: the GPU has no 2400000 bytes left for parameter 5, beside 6291456 bytes of other "
+                   "gathered weights: release some of them, or lower stage3_max_live_parameters, which bounds what is "
+                   "held"));
+    CHECK(zerod_release(w.c, LIST(THREE)) == -EINVAL);
+    check_weight(&w, ONE);
+    CHECK(take_step(&w) == 0);
+    check_weight(&w, TWO);
+    gather_one(&w, EMPTY);
+    CHECK(w.seen->n_held == 3);
+    /* What nobody needs any more makes room. */
+    release_one(&w, ONE);
+    gather_one(&w, LARGE);
+    CHECK(held_mib(&w) == 6);
+    check_weight(&w, TWO);
+    end(&w);
+}
+
+/* What is waited for is still read by the stream. */
+static void no_memory_for_long(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    (void)arg;
+    CHECK(zerod_gather(w.c, LIST(ONE)) == 0);
+    use_slowly(&w, TWO);
+    use_slowly(&w, THREE);
+    CHECK(is_running(&w));
+    CHECK(zerod_gather(w.c, LIST(LARGE)) == 0);
+    check_weight(&w, ONE);
+    check_weight(&w, LARGE);
+    check_copied(&w, THREE, w.host);
+    end(&w);
+}
+
+static void makes_room(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    (void)arg;
+    gather_one(&w, ONE);
+    CHECK(held_mib(&w) == 2);
+    end(&w);
+}
+
+static void driver_fails(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    CHECK(zerod_gather(w.c, LIST(ONE)) == -EIO);
+    CHECK(says(&w, arg));
+    CHECK(zerod_gather(w.c, LIST(ONE)) == -EIO);
+    end(&w);
+}
+
+static void event_fails(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    (void)arg;
+    gather_one(&w, ONE);
+    CHECK(zerod_release(w.c, LIST(ONE)) == -EIO);
+    CHECK(says(&w, "the GPU: cuEventCreate: CUDA_ERROR_OUT_OF_MEMORY"));
+    end(&w);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    child_passes("", offsets, &(enum cuda_daemon_fault){GATHERS_OUTSIDE});
+    child_passes("", offsets, &(enum cuda_daemon_fault){GATHERS_ONE_OFFSET_LESS});
+    passes(refused);
+    child_passes("", no_pool, NULL);
+    child_passes("", small_pool, NULL);
+}
+
+static void test_memory(void **state)
+{
+    (void)state;
+    child_passes("memory=16", no_memory, NULL);
+    child_passes("memory=16,delay-us=5000", no_memory, NULL);
+    child_passes("memory=16,cudaMemcpyAsync:delay=300@15", no_memory_for_long, NULL);
+    child_passes("cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY", makes_room, NULL);
+    /* The first two are those of the ring and the pool. */
+    child_passes("cuMemSetAccess:error=CUDA_ERROR_OUT_OF_MEMORY@3", makes_room, NULL);
+    child_passes("cuMemMap:error=CUDA_ERROR_OUT_OF_MEMORY@3", makes_room, NULL);
+    child_passes("cuMemCreate:error=CUDA_ERROR_NOT_PERMITTED", driver_fails,
+                 (void *)"the GPU: cuMemCreate: CUDA_ERROR_NOT_PERMITTED");
+    child_passes("cuMemMap:error=CUDA_ERROR_INVALID_VALUE@3", driver_fails,
+                 (void *)"the GPU: cuMemMap: CUDA_ERROR_INVALID_VALUE");
+    child_passes("cudaEventCreateWithFlags:error=cudaErrorMemoryAllocation@2", event_fails, NULL);
+}
+
+/* ---- the end -------------------------------------------------------------------------------------------- */
+
+/* What is on streams when a handle is closed reads memory that goes with it: what is shown on the caller's, and what is
+ * hidden on those that it had when that was released. */
+static void closed_early(void *arg)
+{
+    struct world w = begin_formed(&usual);
+    struct gpu *other;
+
+    (void)arg;
+    CHECK(gpu_open(&other, 0) == 0);
+    CHECK(zerod_gather(w.c, LIST(ONE, TWO, THREE, SMALL)) == 0);
+    CHECK(zerod_release(w.c, LIST(SMALL)) == 0);
+    drain(&w);
+    CHECK(zerod_gather(w.c, LIST(LARGE)) == 0); /* SMALL's memory is free */
+    for (unsigned i = 0; i < 4; i++)
+        read_on(&w, ONE, gpu_stream(other));
+    CHECK(zerod_set_stream(w.c, gpu_stream(other)) == 0 && zerod_release(w.c, LIST(ONE)) == 0);
+    CHECK(zerod_set_stream(w.c, gpu_stream(w.gpu)) == 0);
+    read_slowly(&w, TWO);
+    CHECK(is_running(&w));
+    zerod_close(w.c);
+    w.c = NULL;
+    check_copied(&w, ONE, w.host);
+    check_copied(&w, TWO, w.host);
+    CHECK(held_mib(&w) == 0);
+    gpu_close(other);
+    end(&w);
+}
+
+static void forked(void *arg)
+{
+    struct world w = begin_formed(&usual);
+    int status;
+    pid_t pid;
+
+    (void)arg;
+    CHECK(zerod_gather(w.c, LIST(ONE, TWO)) == 0 && zerod_release(w.c, LIST(ONE)) == 0);
+    pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        CHECK(zerod_gather(w.c, LIST(THREE)) == -ECHILD);
+        CHECK(zerod_release(w.c, LIST(TWO)) == -ECHILD);
+        zerod_close(w.c);
+        _exit(0);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    check_weight(&w, TWO);
+    gather_one(&w, ONE);
+    end(&w);
+}
+
+static void test_ends(void **state)
+{
+    (void)state;
+    child_passes("cudaMemcpyAsync:delay=200@19,cudaMemcpyAsync:delay=300@23", closed_early, NULL);
+    child_passes("", forked, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shown),    cmocka_unit_test(test_another_device), cmocka_unit_test(test_released),
+        cmocka_unit_test(test_hidden),   cmocka_unit_test(test_bound),          cmocka_unit_test(test_changes),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_memory),         cmocka_unit_test(test_ends),
+    };
+
+    if (!getenv("ZEROD_LIBCUDA_SIM")) {
+        fprintf(stderr, "ZEROD_LIBCUDA_SIM has to name libcuda-sim.so\n");
+        return 1;
+    }
+    setenv("ZEROD_LIBCUDA", getenv("ZEROD_LIBCUDA_SIM"), 1);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
