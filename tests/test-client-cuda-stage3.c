@@ -263,6 +263,9 @@ static bool says(const struct world *w, const char *text)
  */
 #define WHEN_FIRST_READ "cudaMemcpyAsync:delay=500@14"
 
+/* One more was gathered before, and the stream was waited for with a copy. */
+#define WHEN_READ_LATER "cudaMemcpyAsync:delay=500@16"
+
 /* The delays under which most tests run. */
 static void passes(void (*body)(void *arg))
 {
@@ -440,6 +443,21 @@ static void while_it_is_read(void *arg)
     end(&w);
 }
 
+/* The event of the time before is past. */
+static void hidden_once_more(void *arg)
+{
+    struct world w = begin_formed(&usual);
+
+    (void)arg;
+    CHECK(zerod_gather(w.c, LIST(ONE)) == 0 && zerod_release(w.c, LIST(ONE)) == 0);
+    drain(&w);
+    use_slowly(&w, ONE);
+    CHECK(zerod_gather(w.c, LIST(TWO)) == 0);
+    CHECK(is_running(&w) && held_mib(&w) == 4);
+    check_copied(&w, ONE, w.host);
+    end(&w);
+}
+
 static void again_while_it_is_read(void *arg)
 {
     struct world w = begin_formed(&usual);
@@ -479,6 +497,7 @@ static void test_hidden(void **state)
     (void)state;
     child_passes("cuMemCreate:error=CUDA_ERROR_NOT_PERMITTED@2", one_after_the_other, NULL);
     child_passes(WHEN_FIRST_READ, while_it_is_read, NULL);
+    child_passes(WHEN_READ_LATER, hidden_once_more, NULL);
     child_passes(WHEN_FIRST_READ, again_while_it_is_read, NULL);
     passes(again_after_a_step);
 }
@@ -532,11 +551,28 @@ static void sizes_change(void *arg)
     end(&w);
 }
 
+/* What was given back does not count any more. */
+static void given_back(void *arg)
+{
+    struct cuda_daemon_options options = bounded();
+    struct world w = begin_formed(&options);
+
+    (void)arg;
+    CHECK(zerod_gather(w.c, LIST(LARGE)) == 0 && zerod_release(w.c, LIST(LARGE)) == 0);
+    drain(&w);
+    use_slowly(&w, ONE);
+    CHECK(is_running(&w) && held_mib(&w) == 2);
+    CHECK(zerod_gather(w.c, LIST(TWO)) == 0);
+    CHECK(is_running(&w) && held_mib(&w) == 4);
+    end(&w);
+}
+
 static void test_bound(void **state)
 {
     (void)state;
     child_passes(WHEN_FIRST_READ, waits_for_the_first, NULL);
     passes(sizes_change);
+    child_passes(WHEN_READ_LATER, given_back, NULL);
 }
 
 /* ---- weights that change -------------------------------------------------------------------------------- */
@@ -864,7 +900,9 @@ static void forked(void *arg)
 static void test_ends(void **state)
 {
     (void)state;
-    child_passes("cudaMemcpyAsync:delay=200@19,cudaMemcpyAsync:delay=300@23", closed_early, NULL);
+    /* The first of the copies on the other stream, and the one on the caller's. */
+    child_passes("cudaMemcpyAsync:delay=400@19,cudaMemcpyAsync:delay=100@23", closed_early, NULL);
+    child_passes("cudaMemcpyAsync:delay=100@19,cudaMemcpyAsync:delay=400@23", closed_early, NULL);
     child_passes("", forked, NULL);
 }
 
