@@ -39,6 +39,8 @@
  * puts the copy on the stream of zerod_set_stream() and does not wait for it; the daemon does, and
  * zerod_end_backward(), which waits for the daemon anyhow. Before zerod_form() a context of the rank's GPU has to be
  * current (cudaSetDevice, cuCtxSetCurrent). There is no link to CUDA: the driver is opened when it is needed.
+ * In stage 3 gathered weights lie in memory that this process allocates; it holds about as much as is gathered at a
+ * time, and up to 4 bytes for each of max_live_elems. What reads released weights is an invalid access of the GPU's.
  *
  * Threads. A handle is used by one thread at a time; different handles are
  * independent. There are no globals, but one SIGSEGV handler (see zerod_options.flags).
@@ -288,7 +290,8 @@ ZEROD_API int zerod_job(struct zerod *c, struct zerod_job *out);
  * at the beginning, is the default stream. Work of the streams that were given before is waited for on the new one, not
  * by the caller. zerod_step(), zerod_write_begin() and zerod_write_end() wait until this stream is done, for it may
  * read weights; streams of the caller's that read weights and that this one does not wait for are the caller's to wait
- * for. No effect in host memory. Return: 0 or fatal.
+ * for. So it is with zerod_release(), which does not wait: the weights stay until this stream has done what is on it.
+ * No effect in host memory. Return: 0 or fatal.
  */
 ZEROD_API int zerod_set_stream(struct zerod *c, void *stream);
 
@@ -365,8 +368,12 @@ ZEROD_API int zerod_grad_norm(struct zerod *c, double *norm);
  */
 ZEROD_API const void *zerod_weight(struct zerod *c, unsigned param);
 
-/* Stage 3: makes parameters readable / unreadable. A parameter gathered twice is released twice. Refused: E1401 over
- * stage3_max_live_parameters. No effect in stages 1 and 2. */
+/*
+ * Stage 3: makes parameters readable / unreadable. A parameter gathered twice is released twice. What is gathered while
+ * weights change shows the new ones when the call that changed them has returned. Refused: E1401 over
+ * stage3_max_live_parameters. -ENOMEM, which is not sticky: a GPU has no memory left for them; none of them is gathered
+ * then. No effect in stages 1 and 2.
+ */
 ZEROD_API int zerod_gather(struct zerod *c, const unsigned *params, size_t n_params);
 ZEROD_API int zerod_release(struct zerod *c, const unsigned *params, size_t n_params);
 

@@ -139,6 +139,8 @@ class Client:
         self.rank = _rank(rank)
         self.left = False
         self.before_close: list[Any] = []  # called when the handle is about to be freed
+        self.current_stream: Any = None  # a job on GPUs: gives the CUstream of the calling thread
+        self._stream = 0  # that the handle knows; the default one
         if on_duplicate not in _lib.ON_DUPLICATE:
             raise ValueError(f"on_duplicate is {on_duplicate!r}; it may be 'reject', 'accumulate' or 'abort_step'")
         if not faulthandler.is_enabled():
@@ -221,7 +223,7 @@ class Client:
             )
         if status == -errno.ETIMEDOUT:
             raise TimeoutError(_text(fault.text))
-        if status in (-errno.EINVAL, -errno.ENODEV):
+        if status in (-errno.EINVAL, -errno.ENODEV, -errno.ENOMEM):
             raise Error(_text(fault.text))
         raise ConnectionLost(_text(fault.text))
 
@@ -270,9 +272,16 @@ class Client:
         self.check(lib.memory(self._handle, kind, byref(base), byref(n_bytes)))
         return base.value or 0, n_bytes.value
 
+    @property
+    def stream(self) -> int:
+        """Of the work of the calling thread; 0 in host memory."""
+        return self.current_stream() if self.current_stream else 0
+
     def set_stream(self, stream: int) -> None:
-        """A job on GPUs: the CUstream that gradients are computed on."""
-        self.check(lib.set_stream(self._handle, stream))
+        """A job on GPUs: the CUstream that gradients are computed on, and that reads what is released."""
+        if stream != self._stream:
+            self.check(lib.set_stream(self._handle, stream))
+            self._stream = stream
 
     def weights(self, index: int, n_bytes: int) -> Any:
         """The published bytes of a parameter as a buffer that keeps this client alive. Read-only memory."""
@@ -325,7 +334,9 @@ class Client:
         """ids: an array of c_uint. No effect in stages 1 and 2, as release()."""
         self.check(lib.gather(self._handle, ids, n))
 
-    def release(self, ids: Any, n: int) -> None:
+    def release(self, ids: Any, n: int, stream: int | None = None) -> None:
+        """stream: on which they were read last; None: the one of the calling thread."""
+        self.set_stream(self.stream if stream is None else stream)
         self.check(lib.release(self._handle, ids, n))
 
     def prefetch(self, ids: Any, n: int) -> None:

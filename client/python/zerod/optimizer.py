@@ -121,7 +121,7 @@ class Optimizer(torch.optim.Optimizer):
         self._frozen = [b for b in self._bound if not b.trainable]
         self._aside = _Aside()
         self.result: StepResult | None = None
-        self.sharding = Sharding(client, self.model, self._bound) if self.stage == 3 else None
+        self.sharding = Sharding(client, self.model, self._bound, place.device) if self.stage == 3 else None
         self._gradients = Gradients(client, self.model, self._bound, self._pack, self.sharding, place)
         self._guards = patches.attach(self)
         callers.install()

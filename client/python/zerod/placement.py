@@ -5,7 +5,8 @@ Where the model lies and where the daemon does its work: each pair is a class of
     InHost    both in host memory: parameters are the published weights, a push copies
     Offload   the model on a GPU, the daemon in host memory (ZeRO-Offload): gradients are copied into slots of the
               daemon's and weights back into the parameters, by the GPU, while the program computes on
-    OnGpu     both on the GPU: parameters are the published weights, in device memory that the daemon exports
+    OnGpu     both on the GPU: parameters are the published weights, in device memory that the daemon exports; in stage 3
+              in memory of the process's own, which is there while they are gathered
 
 What a copy of Offload's has not brought yet the daemon must not read: a push is held back until the event behind its
 copy is done. Events are looked at in order, whenever the next gradient comes; the end of a micro-batch waits for the
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -294,7 +296,8 @@ class OnGpu(InHost):
     def __init__(self, client: Client, bound: Sequence[Bound], device: torch.device) -> None:
         super().__init__(client, bound)
         self.device = device
-        self._stream = 0  # that the client knows; the default one
+        self._published: list[torch.Tensor] = []
+        client.current_stream = functools.partial(_cuda.stream, device)
 
     def context(self) -> contextlib.AbstractContextManager[None]:
         return _cuda.using(self.device)
@@ -302,15 +305,21 @@ class OnGpu(InHost):
     def _weights(self, b: Bound) -> torch.Tensor:
         if not b.n_bytes:
             return torch.empty(b.shape, dtype=b.param.dtype, device=self.device)
-        memory = _cuda.tensor_at(self._client.weight_address(b.index), b.n_bytes, self.device, self._client)
+        with self._client.gathered([b.index]):  # torch asks the driver what lies at the address
+            memory = _cuda.tensor_at(self._client.weight_address(b.index), b.n_bytes, self.device, self._client)
         return b.view(memory.view(b.param.dtype))
 
     def attach(self) -> None:
-        for b in self._bound:
-            attach(b, self._weights(b))
+        self._published = [self._weights(b) for b in self._bound]
+        self._point_at_published()
+
+    def _point_at_published(self) -> None:
+        for b, weights in zip(self._bound, self._published, strict=True):
+            attach(b, weights)
 
     def read_frozen(self, index: int, n_bytes: int) -> torch.Tensor:
-        return _cuda.tensor_at(self._client.weight_address(index), n_bytes, self.device, self._client).cpu()
+        with self._client.gathered([index]):
+            return _cuda.tensor_at(self._client.weight_address(index), n_bytes, self.device, self._client).cpu()
 
     def initial(self, flat: torch.Tensor) -> torch.Tensor:
         return _cuda.on_gpu(flat, self.device)
@@ -324,10 +333,7 @@ class OnGpu(InHost):
         nowhere = ctypes.addressof(record)
 
         def push(grad: torch.Tensor, _keep: Any, _again: bool) -> int:
-            stream = _cuda.stream(self.device)
-            if stream != self._stream:
-                self._client.set_stream(stream)
-                self._stream = stream
+            self._client.set_stream(_cuda.stream(self.device))
             record.param = index
             record.data = _cuda.address_of(grad) or nowhere
             return lib.push(handle, reference)
@@ -336,21 +342,30 @@ class OnGpu(InHost):
 
     # ---- windows: the daemon's is in host memory -------------------------------------------------------
 
+    def _in_window(self, b: Bound) -> torch.Tensor:
+        if not b.n_bytes:
+            return torch.empty(b.shape, dtype=b.param.dtype)
+        return b.view(_memory_at(self._client.window_address(b.index), b.n_bytes, b.param.dtype))
+
     @torch.no_grad()
     def window_opened(self) -> None:
+        """In stage 3 the whole model may not fit on the GPU: inside, it is in host memory, as after module.cpu()."""
         for b in self._bound:
-            b.param.data = b.param.detach().clone(memory_format=torch.preserve_format)
+            whole = self._client.job.stage == 3
+            b.param.data = (
+                self._in_window(b) if whole else b.param.detach().clone(memory_format=torch.preserve_format)
+            )
 
     @torch.no_grad()
     def window_closes(self) -> None:
+        if self._client.job.stage == 3 or self._client.rank != 0:
+            return
         for b in self._bound:
-            if b.n_bytes and self._client.rank == 0:
-                window = _memory_at(self._client.window_address(b.index), b.n_bytes, b.param.dtype)
-                window.copy_(b.flatten(b.param.detach()))
+            if b.n_bytes:
+                self._in_window(b).copy_(b.param.detach())
 
     def window_closed(self) -> None:
-        for b in self._bound:
-            attach(b, self._weights(b))
+        self._point_at_published()
 
 
 # ---- which it is -------------------------------------------------------------------------------------------

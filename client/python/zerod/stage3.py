@@ -136,8 +136,16 @@ class Sharding:
     prefetch: how many units ahead the daemon is told of. on_fault: told of a refusal before it is raised.
     """
 
-    def __init__(self, client: Client, model: nn.Module, bound: Sequence[Bound], prefetch: int = 1) -> None:
+    def __init__(
+        self,
+        client: Client,
+        model: nn.Module,
+        bound: Sequence[Bound],
+        device: torch.device | None = None,
+        prefetch: int = 1,
+    ) -> None:
         self._client, self._model, self._bound, self.prefetch = client, model, bound, prefetch
+        self._device_type = device.type if device is not None else "cpu"  # of the model
         self.on_fault: Any = None
         self._index = {b.param: b.index for b in bound}
         self._places = sorted((b.address, b.index) for b in bound if b.n_bytes)
@@ -149,6 +157,7 @@ class Sharding:
         self._backwards: list[bool] = []  # those that are running; has each pushed hooks?
         self._for_nodes: list[Unit] = []  # gathered for the node of the backward that runs
         self._node: Any = None
+        self._stream: int | None = None  # on which that node runs; None: none does
         self._forward, self._backward = _Order(), _Order()
         self._handles: list[Any] = []
         for name, module in model.named_modules():
@@ -193,14 +202,15 @@ class Sharding:
             self._n_held[i] += 1
         return bool(new)
 
-    def _release(self, indices: Iterable[int]) -> None:
+    def _release(self, indices: Iterable[int], stream: int | None = None) -> None:
+        """stream: on which they were read; None: the current one."""
         free = []
         for i in indices:
             self._n_held[i] -= 1
             if self._n_held[i] == 0:
                 free.append(i)
         if free:
-            self._client.release(_ids(free), len(free))
+            self._client.release(_ids(free), len(free), stream)
 
     def _gather_unit(self, unit: Unit, order: _Order) -> None:
         """Gathers a unit, and tells the daemon of those that will follow."""
@@ -258,7 +268,7 @@ class Sharding:
 
     def find(self, tensor: torch.Tensor) -> int | None:
         """The parameter in whose place a tensor lies."""
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        if tensor.device.type != self._device_type or tensor.layout != torch.strided:
             return None
         address = tensor.data_ptr()
         at = bisect.bisect_right(self._starts, address) - 1
@@ -293,10 +303,11 @@ class Sharding:
         node = _current_node()
         if node is not self._node:
             self._node = node
+            stream, self._stream = self._stream, None if node is None else self._client.stream
             old, self._for_nodes = self._for_nodes, [u for u in self._for_nodes if u == unit]
             for other in old:
                 if other != unit:
-                    self._release(other)
+                    self._release(other, stream)
 
     def backward_begins(self) -> None:
         """What is saved inside a backward, with create_graph, are weights, too."""
@@ -310,8 +321,9 @@ class Sharding:
 
     def _release_nodes(self) -> None:
         old, self._for_nodes, self._node = self._for_nodes, [], None
+        stream, self._stream = self._stream, None
         for unit in old:
-            self._release(unit)
+            self._release(unit, stream)
 
     def reset(self) -> None:
         """Between steps nothing runs: what KeyboardInterrupt left behind is given back. torch calls no hooks for it."""
@@ -324,6 +336,12 @@ class Sharding:
 
     # ---- the whole -----------------------------------------------------------------------------------
 
+    def _is_shared(self, tensor: torch.Tensor, param: torch.Tensor) -> bool:
+        """In memory of the daemon's: in the parameter's place, or, of a model on a GPU, in an open write window."""
+        if tensor.layout != torch.strided:
+            return False
+        return self.find(tensor) is not None or tensor.data_ptr() == param.data_ptr()
+
     def _fill_state_dict(self, name: str, module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
         """
         state_dict() is whole: copies, one parameter at a time, and one of a tied parameter. With keep_vars it holds the
@@ -332,12 +350,12 @@ class Sharding:
         outside = prefix.removesuffix(f"{name}." if name else "")
         for key, param in module._parameters.items():
             found = state_dict.get(prefix + key)
-            if param is None or found is None or found is param or self.find(found) is None:
+            if param is None or found is None or found is param or not self._is_shared(found, param):
                 continue
             index = self._index[param]
             first = outside + self._bound[index].name  # of the names of a tied parameter
             first = first if first in state_dict else prefix + key
-            if self.find(state_dict[first]) is not None:
+            if self._is_shared(state_dict[first], param):
                 with self._client.gathered([index]):
                     state_dict[first] = found.clone()
             state_dict[prefix + key] = state_dict[first]
