@@ -741,7 +741,7 @@ static void small_pool(void *arg)
     w = begin(&options, 0);
     declare(&w);
     CHECK(zerod_form(w.c) == -EPROTO);
-    CHECK(says(&w, "mapping zerod's memory (2097152 bytes): Protocol error"));
+    CHECK(says(&w, "zerod's pool of 2097152 bytes has no room for parameter 5, of 2400000 bytes"));
     end(&w);
 }
 

@@ -129,7 +129,7 @@ static int map_device_segment(struct zerod *c, const struct wire_segment *segmen
         r = mapping_init_device(&c->ring, c->cuda, fd, segment->n_bytes, false);
     else if (c->cuda && segment->kind == WIRE_SEGMENT_WEIGHTS && !c->weights.base)
         r = mapping_init_device(&c->weights, c->cuda, fd, segment->n_bytes, true);
-    else if (c->cuda && segment->kind == WIRE_SEGMENT_POOL && !c->pool.base)
+    else if (c->cuda && segment->kind == WIRE_SEGMENT_POOL && c->welcome.stage == 3 && !c->pool.base)
         r = weights_init_pool(c, fd, segment->n_bytes);
     else
         close(fd);
@@ -181,8 +181,6 @@ static int map_segments(struct zerod *c, const struct reply_formed *formed)
     }
     if (!c->ring.base || !c->credit.base || !c->ring.cuda != !c->cuda || c->ring.n_bytes < ring_needs(c, formed))
         return client_fatal(c, -EPROTO, "zerod sent no ring");
-    if (c->cuda && c->welcome.stage == 3 && !c->range)
-        return client_fatal(c, -EPROTO, "zerod sent no pool for gathered weights");
     if (!c->cuda)
         (void)madvise(c->ring.base, c->ring.n_bytes, MADV_POPULATE_WRITE);
     return 0;
@@ -229,6 +227,8 @@ static int take_formed(struct zerod *c, const struct reply_formed *formed)
         r = check_gpu(c, formed);
     if (r == 0)
         r = map_segments(c, formed);
+    if (r == 0)
+        r = weights_check_pool(c);
     return r < 0 ? r : push_init(c, formed->n_tickets);
 }
 

@@ -84,16 +84,26 @@ static size_t param_bytes(const struct zerod *c, uint32_t param)
     return c->layout->params[param].n_elems * dtype_size(c->layout->params[param].dtype);
 }
 
-/* fp32 is the widest type that a weight may have: what lives at a time is under the bound, but for rounding. */
 int weights_init_pool(struct zerod *c, int fd, size_t n_bytes)
 {
+    /* fp32 is the widest type that a weight may have: what lives at a time is under the bound, but for rounding. */
     uint64_t bound_bytes = MIN(c->welcome.stage3_max_live_elems, UINT64_MAX / 16) * sizeof(float);
     int r = mapping_init_device(&c->pool, c->cuda, fd, n_bytes, true);
 
-    for (uint32_t p = 0; r == 0 && p < c->layout->n_params; p++)
-        if (round_up(param_bytes(c, p), POOL_ALIGN_BYTES) > n_bytes)
-            r = -EPROTO;
     return r == 0 ? range_new(&c->range, c->cuda, c->layout, bound_bytes) : r;
+}
+
+int weights_check_pool(struct zerod *c)
+{
+    if (!c->cuda || !is_stage3(c))
+        return 0;
+    if (!c->range)
+        return client_fatal(c, -EPROTO, "zerod sent no pool for gathered weights");
+    for (uint32_t p = 0; p < c->layout->n_params; p++)
+        if (round_up(param_bytes(c, p), POOL_ALIGN_BYTES) > c->pool.n_bytes)
+            return client_fatal(c, -EPROTO, "zerod's pool of %zu bytes has no room for parameter %u, of %zu bytes",
+                                c->pool.n_bytes, p, param_bytes(c, p));
+    return 0;
 }
 
 void weights_forget_device(struct zerod *c)
@@ -248,7 +258,7 @@ static size_t gathered_at_once(const struct zerod *c, const unsigned *params, si
             break;
         n++;
     }
-    return n; /* weights_init_pool() has seen that there is room for each */
+    return n; /* weights_check_pool() has seen that there is room for each */
 }
 
 static int send_release(struct zerod *c, const unsigned *params, size_t n_params)
@@ -382,16 +392,23 @@ static int show_again(struct zerod *c, const unsigned *params, size_t n)
     return r == 0 ? send_release(c, params, n) : client_cuda_failed(c, r);
 }
 
-int weights_refresh(struct zerod *c)
+static bool has_gathered(const struct zerod *c)
 {
-    _cleanup_free_ unsigned *held = c->range ? calloc(c->layout->n_params, sizeof(*held)) : NULL;
+    for (uint32_t p = 0; p < c->layout->n_params; p++)
+        if (c->gathered[p] > 0)
+            return true;
+    return false;
+}
+
+static int refresh_gathered(struct zerod *c)
+{
+    _cleanup_free_ unsigned *held = calloc(c->layout->n_params, sizeof(*held));
     size_t n_held = 0;
     int r = 0;
 
-    refresh_private(c);
-    if (c->range && !held)
+    if (!held)
         return client_fatal(c, -ENOMEM, "out of memory");
-    for (uint32_t p = 0; c->range && p < c->layout->n_params; p++)
+    for (uint32_t p = 0; p < c->layout->n_params; p++)
         if (c->gathered[p] > 0)
             held[n_held++] = p;
     for (size_t i = 0, n; r == 0 && i < n_held; i += n) {
@@ -399,6 +416,12 @@ int weights_refresh(struct zerod *c)
         r = show_again(c, held + i, n);
     }
     return r;
+}
+
+int weights_refresh(struct zerod *c)
+{
+    refresh_private(c);
+    return c->range && has_gathered(c) ? refresh_gathered(c) : 0;
 }
 
 int zerod_prefetch(struct zerod *c, const unsigned *params, size_t n_params)
