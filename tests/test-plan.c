@@ -257,7 +257,7 @@ static void test_devices(void **state)
     options.on_devices = true;
     plan_bytes_by_class(layout, &options, &on_gpus);
     assert_int_equal(on_gpus.device, on_gpus.state + on_gpus.gradient + on_gpus.ring + on_gpus.weights);
-    assert_int_equal(on_gpus.needed, on_gpus.staging + on_gpus.pool + on_gpus.fixed);
+    assert_int_equal(on_gpus.needed, on_gpus.staging + on_gpus.fixed);
 
     options.offloaded = true;
     plan_bytes_by_class(layout, &options, &offloaded);
@@ -267,6 +267,39 @@ static void test_devices(void **state)
     assert_int_equal(offloaded.device, offloaded.gradient + on_gpus.ring + on_gpus.weights);
     /* Of what is kept to undo only the accumulators' share is left, a third. */
     assert_int_equal(3 * (offloaded.gradient - on_gpus.gradient), on_gpus.state - host.state);
+    layout_free(layout);
+}
+
+/* Stage 3 on GPUs: no weights, and a pool for each rank that has room for two of the largest parameter and 16 MiB. */
+static void test_device_pools(void **state)
+{
+    const struct layout_decl decls[] = {
+        DECL("large", 10000001, .trainable = true),                    /* 40,000,004 bytes: in a place of 40,000,256 */
+        DECL("small", 3, .trainable = true, .dtype = DTYPE_BF16),      /* 256 */
+        DECL("frozen", 9000000, .dtype = DTYPE_F16), DECL("none", 0)}; /* 18,000,128 */
+    struct layout *layout = make(decls, 4, 2, 500000), *other = make(decls + 1, 3, 2, 500000);
+    struct plan_options options = {
+        .stage = 3, .n_moments = 2, .n_local_ranks = 2, .on_devices = true, .stage3_max_live_elems = 1};
+    struct plan_bytes bytes;
+
+    assert_int_equal(plan_device_pool_bytes(layout), pages(40000256 + 256 + 18000128)); /* all of them is less */
+    assert_int_equal(plan_device_pool_bytes(other), pages(256 + 18000128));
+    plan_bytes_by_class(layout, &options, &bytes);
+    assert_int_equal(bytes.pool, 2 * plan_device_pool_bytes(layout));
+    assert_int_equal(bytes.weights, 0);
+    assert_int_equal(bytes.device, bytes.state + bytes.gradient + bytes.ring + bytes.pool);
+    assert_int_equal(bytes.needed, bytes.staging + bytes.fixed);
+    layout_free(layout);
+    layout_free(other);
+}
+
+static void test_large_device_pool(void **state)
+{
+    const struct layout_decl decls[] = {DECL("a", 5000000, .trainable = true), DECL("b", 5000000, .trainable = true),
+                                        DECL("c", 5000000, .trainable = true), DECL("d", 5000001, .trainable = true)};
+    struct layout *layout = make(decls, 4, 1, 500000);
+
+    assert_int_equal(plan_device_pool_bytes(layout), pages(2 * 20000256 + (16 << 20)));
     layout_free(layout);
 }
 
@@ -443,10 +476,13 @@ static void test_no_wrap(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table1),       cmocka_unit_test(test_formulas), cmocka_unit_test(test_figure1),
-        cmocka_unit_test(test_stages),       cmocka_unit_test(test_frozen),   cmocka_unit_test(test_options),
-        cmocka_unit_test(test_nodes_add_up), cmocka_unit_test(test_ring),     cmocka_unit_test(test_small_ring),
-        cmocka_unit_test(test_devices),      cmocka_unit_test(test_fixed),    cmocka_unit_test(test_no_wrap),
+        cmocka_unit_test(test_table1),       cmocka_unit_test(test_formulas),
+        cmocka_unit_test(test_figure1),      cmocka_unit_test(test_stages),
+        cmocka_unit_test(test_frozen),       cmocka_unit_test(test_options),
+        cmocka_unit_test(test_nodes_add_up), cmocka_unit_test(test_ring),
+        cmocka_unit_test(test_small_ring),   cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_device_pools), cmocka_unit_test(test_large_device_pool),
+        cmocka_unit_test(test_fixed),        cmocka_unit_test(test_no_wrap),
     };
 
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);

@@ -283,7 +283,6 @@ def test_job_on_gpus(zerod, gpus, run, config, how):
         assert len(b[2]) == (8 if "twice" in how else 0)
 
 
-@pytest.mark.skip(reason="the daemon refuses stage 3 with device: cuda")
 @pytest.mark.parametrize("config, how", [
     ({}, {}),
     ({"zero_optimization": {"reduce_bucket_size": 640}}, {"dtype": torch.bfloat16}),
