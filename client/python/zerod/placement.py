@@ -5,8 +5,8 @@ Where the model lies and where the daemon does its work: each pair is a class of
     InHost    both in host memory: parameters are the published weights, a push copies
     Offload   the model on a GPU, the daemon in host memory (ZeRO-Offload): gradients are copied into slots of the
               daemon's and weights back into the parameters, by the GPU, while the program computes on
-    OnGpu     both on the GPU: parameters are the published weights, in device memory that the daemon exports; in stage 3
-              in memory of the process's own, which is there while they are gathered
+    OnGpu     both on the GPU: parameters are the published weights, in device memory that the daemon exports; in
+              stage 3 in memory of the process's own, which is there while they are gathered
 
 What a copy of Offload's has not brought yet the daemon must not read: a push is held back until the event behind its
 copy is done. Events are looked at in order, whenever the next gradient comes; the end of a micro-batch waits for the
@@ -351,18 +351,17 @@ class OnGpu(InHost):
     def window_opened(self) -> None:
         """In stage 3 the whole model may not fit on the GPU: inside, it is in host memory, as after module.cpu()."""
         for b in self._bound:
-            whole = self._client.job.stage == 3
-            b.param.data = (
-                self._in_window(b) if whole else b.param.detach().clone(memory_format=torch.preserve_format)
-            )
+            if self._client.job.stage == 3:
+                b.param.data = self._in_window(b)
+            else:
+                b.param.data = b.param.detach().clone(memory_format=torch.preserve_format)
 
     @torch.no_grad()
     def window_closes(self) -> None:
-        if self._client.job.stage == 3 or self._client.rank != 0:
-            return
-        for b in self._bound:
-            if b.n_bytes:
-                self._in_window(b).copy_(b.param.detach())
+        for b in self._bound if self._client.rank == 0 else ():
+            window = self._in_window(b)
+            if window.data_ptr() != b.param.data_ptr():  # in stage 3 it is, unless the program has replaced .data
+                window.copy_(b.param.detach())
 
     def window_closed(self) -> None:
         self._point_at_published()
