@@ -13,6 +13,7 @@
 struct rank_pool {
     struct device_pool *pool;
     bool loading; /* one load at a time: what two engines' streams write must not lie in the same place */
+    bool stale;   /* what is being loaded are weights that are no more */
     bool lost;    /* what the rank waits for could not be loaded */
 };
 
@@ -90,10 +91,10 @@ static void load_done(void *userdata, int result)
     result = load->result;
     to->loading = false;
     job->device_gathered->n_loading--;
-    if (result < 0) {
+    if (result < 0 || to->stale)
         device_pool_forget(to->pool);
-        to->lost = !load->hinted;
-    }
+    to->stale = false;
+    to->lost = result < 0 && !load->hinted && load->rank->wait == WAIT_GATHER;
     free(load);
     if (result == -ECANCELED && !job->doom) /* with the job */
         return;
@@ -192,12 +193,14 @@ enum device_gathered device_gather_look(struct job *job, struct job_rank *rank)
 {
     struct rank_pool *to = pool_of(job, rank);
     _cleanup_free_ uint32_t *absent = NULL;
+    bool lost = to->lost;
     size_t n_absent;
 
     if (to->loading)
         return DEVICE_GATHER_LOADS;
-    if (to->lost)
-        return to->lost = false, DEVICE_GATHER_LOST;
+    to->lost = false;
+    if (lost)
+        return DEVICE_GATHER_LOST;
     absent = calloc(rank->n_gathering + 1, sizeof(*absent));
     if (!absent)
         return DEVICE_GATHER_LOST;
@@ -241,7 +244,11 @@ void device_gather_hint(struct job *job, struct job_rank *rank, const uint32_t *
 
 void device_gather_forget(struct job *job)
 {
-    assert(job->device_gathered->n_loading == 0);
-    for (unsigned local = 0; local < job->device_gathered->n_local; local++)
-        device_pool_forget(job->device_gathered->ranks[local].pool);
+    for (unsigned local = 0; local < job->device_gathered->n_local; local++) {
+        struct rank_pool *pool = &job->device_gathered->ranks[local];
+
+        pool->stale = pool->loading; /* a rank that has come back may ask while all others wait for the step */
+        if (!pool->loading)
+            device_pool_forget(pool->pool);
+    }
 }

@@ -40,5 +40,5 @@ int device_gather_answer(struct job *job, struct job_rank *rank);
 /* A hint: loads what fits and is not there. */
 void device_gather_hint(struct job *job, struct job_rank *rank, const uint32_t *params, size_t n_params);
 
-/* The weights are others now. Nothing is being loaded. */
+/* The weights are others now. What is being loaded is loaded again. */
 void device_gather_forget(struct job *job);

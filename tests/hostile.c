@@ -963,6 +963,12 @@ static void gather_many(unsigned n)
     int got = REPLY_DONE;
 
     raw_attach(&c, 1);
+    if (c.welcome.cuda) { /* all at once into the pool of a GPU */
+        raw_say(&c, &(struct request){.type = REQUEST_GATHER, .gather = {.params = ids, .n_params = 30000}});
+        raw_expect_dropped(&c, 1403, "Gather.params: more than fits into the rank's pool");
+        raw_close(&c);
+        return;
+    }
     for (unsigned i = 0; i < 3 && got == REPLY_DONE; i++) {
         raw_say(&c, &(struct request){.type = REQUEST_GATHER, .gather = {.params = ids, .n_params = 30000}});
         got = raw_hear(&c, raw_patience());

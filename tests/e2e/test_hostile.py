@@ -140,6 +140,13 @@ def world3(tmp_path_factory):
     yield from make_world(tmp_path_factory, zero_optimization={"stage": 3})
 
 
+@pytest.fixture(scope="module")
+def world3_gpus(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZEROD_DEVICE", "cuda")
+        yield from make_world(tmp_path_factory, zero_optimization={"stage": 3})
+
+
 NUMBERS = {"garbage": 200, "never-reads": 10000, "never-reads-state": 10000}
 
 
@@ -165,6 +172,11 @@ def test_stage3(world3, name):
     world3.ranks[0].tell("steps 1")
     run(world3.daemon, name)
     world3.survive()
+
+
+@pytest.mark.parametrize("name", attacks("stage3"))
+def test_stage3_on_gpus(world3_gpus, name):
+    test_stage3(world3_gpus, name)
 
 
 @pytest.mark.parametrize("n", range(17))
