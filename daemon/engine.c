@@ -23,6 +23,7 @@ struct engine {
     struct child *child;
     struct wire_arena arena;
     uint8_t *packet;
+    bool started; /* ended() is owed */
 };
 
 /* ---- reports -------------------------------------------------------------------------------------------- */
@@ -104,6 +105,8 @@ static void on_freed(void *userdata)
 {
     struct engine *engine = userdata;
 
+    if (engine->started && engine->ops.ended)
+        engine->ops.ended(engine->ops.userdata);
     wire_arena_deinit(&engine->arena);
     free(engine->packet);
     free(engine);
@@ -219,7 +222,9 @@ static int start(struct engine *engine, const struct engine_options *options, ch
         snprintf(why, why_size, "the engine cannot be set up: %s", strerror(-r));
         return r;
     }
-    return child_start(engine->child, why, why_size);
+    r = child_start(engine->child, why, why_size);
+    engine->started = r == 0;
+    return r;
 }
 
 static int make_child(struct engine *engine, const struct engine_options *options, char *why, size_t why_size)

@@ -56,10 +56,12 @@ struct engine_ops {
     void (*done)(void *userdata, const struct engine_done *done);
     void (*put)(void *userdata, const char *key, const uint8_t *value, size_t n_bytes);
     /*
-     * Called once; the process is dead or has been sent SIGKILL. Nothing comes after it. The caller closes the engine;
-     * within the callback is fine.
+     * Called once; the process is dead or has been sent SIGKILL. Only ended() comes after it. The caller closes the
+     * engine; within the callback is fine.
      */
     void (*failed)(void *userdata, const struct engine_failure *failure);
+    /* After engine_close(), once: the process has ended, and writes nowhere any more. NULL: nobody waits for that. */
+    void (*ended)(void *userdata);
     void *userdata;
 };
 
@@ -85,7 +87,7 @@ struct engine_options {
 /* Starts the process. Return: 0, or -errno with a sentence in why. */
 int engine_new(struct engine **out, const struct engine_options *options, char *why, size_t why_size);
 
-/* Kills the process; callbacks end at once, the loop frees the rest. NULL is fine. */
+/* Kills the process; callbacks end at once but ended(), which comes from the loop or from within. NULL is fine. */
 void engine_close(struct engine *engine);
 
 /* Copies the moves. Return: 0, or -errno: then failed() comes, too, or has come. */

@@ -4,6 +4,7 @@
 /* Inside of exchange.c, exchange-device.c, exchange-weights.c and exchange-fetch.c. */
 
 #include "daemon/exchange.h"
+#include "daemon/leader.h"
 #include "daemon/worker.h"
 
 /* A piece of a node; all nodes number them alike, in rank order. */
@@ -30,7 +31,8 @@ struct motion {
     bool working;       /* which is being done; or this node's GPUs are at it */
     bool on_devices;    /* between GPUs: given to the engine in the order in which it was said */
     bool given;         /* and it has been */
-    uint64_t *masks;    /* of a parcel: per part, over sources */
+    int incoming;       /* of a parcel: where other nodes' pieces come to lie; -1: none come */
+    uint64_t *masks;    /* likewise: per part, over sources */
     uint64_t elsewhere; /* nodes that have it */
     struct ring *ring;  /* whose slot is being added; held */
     struct pending_fetch *fetch;
@@ -47,7 +49,6 @@ struct place {
     bool awaited;      /* node 0 has said that it moves: other nodes wait for it */
     struct ring *ring; /* where the slot is that is lent, held; or NULL */
     uint32_t micro_batch, pass;
-    uint64_t incoming_elems; /* where other nodes' pieces of it begin */
     uint64_t start, n_elems; /* what this node owns of it, from the parcel's start */
 };
 
@@ -82,6 +83,8 @@ struct exchange {
     struct source sources[STEP_MAX_RANKS];
     unsigned n_sources;
     struct segment incoming, serving, spreading;
+    uint64_t incoming_elems; /* of each slot of incoming */
+    bool incoming_taken[LEADER_MAX_MOVING];
     struct segment nothing; /* in place of what is shared no more, so that the engine lets go of it */
     const struct segment *segments[EXCHANGE_N_SEGMENTS];
     const struct ring *shared_ring; /* that the engine has; NULL: none */

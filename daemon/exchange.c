@@ -77,14 +77,21 @@ static struct span own_span(const struct config *config)
     return (struct span){.first = config_first_rank(config), .n = config_local_ranks(config)};
 }
 
-static uint64_t incoming_bytes(const struct config *config, const struct layout *layout)
+/* The most that comes in of one parcel. */
+static uint64_t incoming_slot_elems(const struct config *config, const struct layout *layout)
 {
     unsigned n_others = exchange_n_sources(config) - exchange_n_pieces(config, config->world.node);
-    uint64_t n_elems = 0, start;
+    uint64_t most = 0, start;
 
     for (uint32_t p = 0; p < layout->n_parcels; p++)
-        n_elems += owned_part(layout, &layout->parcels[p], own_span(config), &start) * n_others;
-    return n_elems * dtype_size(config->communication_data_type);
+        most = MAX(most, owned_part(layout, &layout->parcels[p], own_span(config), &start));
+    return most * n_others;
+}
+
+static uint64_t incoming_bytes(const struct config *config, const struct layout *layout)
+{
+    return incoming_slot_elems(config, layout) * MIN(layout->n_parcels, (uint32_t)LEADER_MAX_MOVING) *
+           dtype_size(config->communication_data_type);
 }
 
 /* The mirror's pages for initial weights, which have no moments. */
@@ -103,7 +110,7 @@ uint64_t exchange_bytes(const struct config *config, const struct layout *layout
     if (config->world.nodes.n_items < 2)
         return 0;
     if (on_devices(config))
-        return initial_bytes(config, layout) + exchange_serving_bytes(config, layout);
+        return (config_offloads(config) ? 0 : initial_bytes(config, layout)) + exchange_serving_bytes(config, layout);
     return round_up(step_staging_bytes(layout, config_local_ranks(config),
                                        exchange_n_pieces(config, config->world.node), config->communication_data_type),
                     page_size()) +
@@ -156,6 +163,8 @@ int exchange_new(struct exchange **out, struct job *job, const struct exchange_o
 
 static void motion_free(struct motion *motion)
 {
+    if (motion->incoming >= 0)
+        motion->exchange->incoming_taken[motion->incoming] = false;
     free(motion->masks);
     free(motion);
 }
@@ -180,12 +189,9 @@ int exchange_form(struct exchange *exchange)
 {
     const struct job *job = exchange->job;
     const struct layout *layout = job->layout;
-    unsigned n_others = exchange->n_sources - exchange_n_pieces(job->config, exchange->self);
-    uint64_t n_elems = 0, start;
+    uint64_t start;
     int r;
 
-    if (job->devices)
-        n_others = 0; /* what they send is for the GPUs */
     exchange->places = calloc(layout->n_parcels + 1, sizeof(*exchange->places));
     if (!exchange->places)
         return -ENOMEM;
@@ -194,10 +200,10 @@ int exchange_form(struct exchange *exchange)
 
         place->n_elems = owned_part(layout, &layout->parcels[p], exchange->spans[exchange->self], &start);
         place->start = start - layout->parcels[p].offset_elems;
-        place->incoming_elems = n_elems;
-        n_elems += place->n_elems * n_others;
     }
-    r = segment_init(&exchange->incoming, "incoming", n_elems * dtype_size(job->config->communication_data_type));
+    exchange->incoming_elems = incoming_slot_elems(job->config, layout);
+    /* Between GPUs nothing comes into this memory. */
+    r = segment_init(&exchange->incoming, "incoming", job->devices ? 0 : incoming_bytes(job->config, layout));
     if (r == 0 && job->config->zero.stage == 3)
         r = segment_init(&exchange->spreading, "spreading",
                          layout->weight_bytes); /* pages come with what is put there */
@@ -269,6 +275,7 @@ struct motion *exchange_add_motion(struct exchange *exchange, enum motion_kind k
     motion->exchange = exchange;
     motion->tag = tag;
     motion->attempt = exchange->job->ledger.attempt;
+    motion->incoming = -1;
     motion->next = exchange->motions;
     exchange->motions = motion;
     return motion;
@@ -329,9 +336,25 @@ static bool is_present(const struct exchange_said *said, unsigned source)
 }
 
 /* Where another node's piece of what this node owns of the parcel goes; index: among the others' pieces. */
-static uint64_t incoming_elem(const struct exchange *exchange, uint32_t parcel, unsigned index)
+static uint64_t incoming_elem(const struct motion *motion, unsigned index)
 {
-    return exchange->places[parcel].incoming_elems + exchange->places[parcel].n_elems * index;
+    const struct exchange *exchange = motion->exchange;
+
+    return exchange->incoming_elems * (unsigned)motion->incoming + exchange->places[motion->parcel].n_elems * index;
+}
+
+/* The first one that is free: it was in use last, and is likeliest still in a cache. Return: false, there is none. */
+static bool take_incoming(struct motion *motion)
+{
+    struct exchange *exchange = motion->exchange;
+
+    for (int i = 0; i < LEADER_MAX_MOVING; i++)
+        if (!exchange->incoming_taken[i]) {
+            exchange->incoming_taken[i] = true;
+            motion->incoming = i;
+            return true;
+        }
+    return false;
 }
 
 static unsigned index_among_others(const struct exchange *exchange, unsigned source)
@@ -408,20 +431,19 @@ static void send_piece(struct exchange *exchange, const struct exchange_said *sa
     }
 }
 
-static void receive_piece(struct exchange *exchange, const struct exchange_said *said, unsigned source)
+static void receive_piece(const struct motion *motion, unsigned source)
 {
+    struct exchange *exchange = motion->exchange;
     size_t size = dtype_size(exchange->job->step->wire);
 
-    if (exchange_has_arrived(said, exchange->self))
+    if (motion->incoming < 0)
         return;
-    exchange_add_move(
-        exchange,
-        (struct engine_move){
-            .node = exchange->sources[source].node,
-            .segment = EXCHANGE_INCOMING,
-            .offset_bytes = incoming_elem(exchange, said->parcel, index_among_others(exchange, source)) * size,
-            .n_bytes = exchange->places[said->parcel].n_elems * size,
-        });
+    exchange_add_move(exchange, (struct engine_move){
+                                    .node = exchange->sources[source].node,
+                                    .segment = EXCHANGE_INCOMING,
+                                    .offset_bytes = incoming_elem(motion, index_among_others(exchange, source)) * size,
+                                    .n_bytes = exchange->places[motion->parcel].n_elems * size,
+                                });
 }
 
 /* The orders of a parcel: this node's pieces to their owners, the others' of what it owns from them. */
@@ -442,7 +464,7 @@ static void order_parcel(struct motion *motion)
         if (exchange->sources[s].node == exchange->self)
             send_piece(exchange, &said, &exchange->sources[s]);
         else
-            receive_piece(exchange, &said, s);
+            receive_piece(motion, s);
     }
     exchange_post_motion(exchange, motion);
     exchange_progress(motion);
@@ -506,6 +528,11 @@ const char *exchange_parcel(struct exchange *exchange, const struct exchange_sai
         if (!motion->serves)
             note_contributions(exchange, said);
         return exchange_give_to_devices(motion);
+    }
+    /* Node 0 says no more at a time than there are slots: else the generation ends, and it is said again. */
+    if (!motion->serves && place->n_elems > 0 && !take_incoming(motion)) {
+        exchange_drop_motion(motion);
+        return "EXCHANGE: of more than may be under way";
     }
     motion->waits = place->kept && !place->summed && exchange_is_at(place, said->micro_batch, said->pass);
     if (!motion->serves)
@@ -577,16 +604,18 @@ static void combine_is_done(void *userdata, struct reduction *reduction)
     job_settle(exchange->job);
 }
 
-static const uint8_t *source_data(const struct exchange *exchange, uint32_t parcel, unsigned s)
+static const uint8_t *source_data(const struct motion *motion, unsigned s)
 {
+    const struct exchange *exchange = motion->exchange;
     const struct source *source = &exchange->sources[s];
+    uint32_t parcel = motion->parcel;
     const struct step *step = exchange->job->step;
     size_t size = dtype_size(step->wire);
 
     if (source->node == exchange->self)
         return step_piece(step, parcel, source->piece);
     /* As from the parcel's start, of which only what is owned is here and read. */
-    return exchange->incoming.map + incoming_elem(exchange, parcel, index_among_others(exchange, s)) * size -
+    return exchange->incoming.map + incoming_elem(motion, index_among_others(exchange, s)) * size -
            exchange->places[parcel].start * size;
 }
 
@@ -600,7 +629,7 @@ static void combine(struct motion *motion)
     for (unsigned s = 0; s < exchange->n_sources; s++) {
         unsigned i = reduction->n_sources++;
 
-        reduction->sources[i] = source_data(exchange, motion->parcel, s);
+        reduction->sources[i] = source_data(motion, s);
         reduction->source_ranks[i] = exchange->sources[s].first_rank;
         if (step_gets_slots(job->step, exchange->spans[exchange->sources[s].node].n, motion->parcel))
             reduction->slots |= UINT64_C(1) << i;

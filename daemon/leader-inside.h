@@ -45,6 +45,7 @@ struct motion {
 struct parcel {
     uint32_t micro_batch, pass; /* exchanged next */
     struct motion motion;
+    bool queued;          /* it could be, and others are */
     struct place *places; /* per node */
 };
 
@@ -82,6 +83,9 @@ struct leader {
     const struct layout *layout;
     struct parcel *parcels;
     struct place *places;
+    unsigned n_moving; /* parcels with a motion, at most LEADER_MAX_MOVING */
+    uint32_t *queue;   /* parcels that wait for one of them, a ring of as many as there are */
+    uint32_t queue_first, n_queued;
     struct node nodes[LEADER_MAX_NODES];
     struct motion weights; /* spread or gathered */
     struct fetch *fetches;
@@ -110,6 +114,8 @@ bool leader_is_at(const struct place *place, const struct parcel *parcel);
 bool leader_is_settled(const struct leader *leader, const struct parcel *parcel, unsigned node);
 void leader_say_exchange(struct leader *leader, uint32_t index);
 void leader_try_parcel(struct leader *leader, uint32_t index);
+/* Others have ended: parcels that have waited for that. */
+void leader_try_queued(struct leader *leader);
 void leader_parcel_is_settled(struct leader *leader, uint32_t index);
 void leader_hear_ready(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_passed(struct leader *leader, unsigned node, const struct node_message *message);

@@ -3,7 +3,8 @@
 /*
  * Exchanges of parcels. Each node says of each position of a parcel, a micro-batch and a pass, that it is ready or has
  * nothing of it; when all have, what there is moves, and when that is everywhere the next position is looked at. No
- * parcel waits for another one, and none for a node that has asked for the step.
+ * parcel waits for another one, but for one of so many that are exchanged at a time, and none for a node that has asked
+ * for the step.
  */
 
 #include <string.h>
@@ -82,6 +83,27 @@ static bool skip_ahead(struct leader *leader, struct parcel *parcel)
     return true;
 }
 
+static void queue(struct leader *leader, uint32_t index)
+{
+    if (leader->parcels[index].queued)
+        return;
+    leader->parcels[index].queued = true;
+    leader->queue[(leader->queue_first + leader->n_queued++) % leader->layout->n_parcels] = index;
+}
+
+/* What has changed meanwhile shows when it is looked at again. */
+void leader_try_queued(struct leader *leader)
+{
+    while (leader->n_queued > 0 && leader->n_moving < LEADER_MAX_MOVING) {
+        uint32_t index = leader->queue[leader->queue_first];
+
+        leader->queue_first = (leader->queue_first + 1) % leader->layout->n_parcels;
+        leader->n_queued--;
+        leader->parcels[index].queued = false;
+        leader_try_parcel(leader, index);
+    }
+}
+
 void leader_try_parcel(struct leader *leader, uint32_t index)
 {
     struct parcel *parcel = &leader->parcels[index];
@@ -96,8 +118,13 @@ void leader_try_parcel(struct leader *leader, uint32_t index)
                 return;
             any |= leader_is_at(&parcel->places[i], parcel);
         }
+        if (any && leader->n_moving == LEADER_MAX_MOVING) {
+            queue(leader, index);
+            return;
+        }
         if (any) {
             leader_start_motion(leader, &parcel->motion, 1);
+            leader->n_moving++;
             if (leader_all_are_connected(leader))
                 leader_say_exchange(leader, index);
             return;
@@ -125,6 +152,8 @@ void leader_parcel_is_settled(struct leader *leader, uint32_t index)
     }
     parcel->pass++;
     parcel->motion = (struct motion){0};
+    leader->n_moving--;
+    leader_try_queued(leader);
     leader_try_parcel(leader, index);
 }
 
@@ -203,10 +232,13 @@ void leader_hear_withdraw(struct leader *leader, unsigned node)
 
         if (!place->ready || (leader_is_at(place, parcel) && parcel->motion.said))
             continue;
-        if (leader_is_at(place, parcel))
+        if (leader_is_at(place, parcel)) {
+            leader->n_moving -= parcel->motion.tag != 0;
             parcel->motion = (struct motion){0};
+        }
         place->ready = false;
         free(steal_ptr(place->masks));
     }
+    leader_try_queued(leader);
     leader_say(leader, (struct node_message){.kind = NODE_WITHDRAWN, .node = node});
 }

@@ -78,7 +78,9 @@ void leader_forget_step(struct leader *leader)
         }
         parcel->micro_batch = parcel->pass = 0;
         parcel->motion = (struct motion){0};
+        parcel->queued = false;
     }
+    leader->n_moving = leader->n_queued = 0;
 }
 
 static void forget_fetches(struct leader *leader)
@@ -99,6 +101,7 @@ static void drop_layout(struct leader *leader)
         leader_forget_step(leader);
     free(steal_ptr(leader->parcels));
     free(steal_ptr(leader->places));
+    free(steal_ptr(leader->queue));
     free(steal_ptr(leader->masks));
     leader->layout = NULL;
 }
@@ -125,7 +128,9 @@ int leader_form(struct leader *leader, const struct layout *layout)
     for (uint32_t p = 0; p < layout->n_parcels; p++)
         most = MAX(most, layout->parcels[p].n_parts);
     leader->masks = calloc(most + 1, sizeof(*leader->masks));
-    if (!leader->parcels || !leader->places || !leader->masks) {
+    leader->queue = calloc(layout->n_parcels + 1, sizeof(*leader->queue));
+    leader->queue_first = 0;
+    if (!leader->parcels || !leader->places || !leader->masks || !leader->queue) {
         drop_layout(leader);
         return -ENOMEM;
     }

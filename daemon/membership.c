@@ -41,7 +41,9 @@ struct membership {
     struct engine *engine;
     uv_async_t wake;
     uv_timer_t pause;
-    unsigned n_handles; /* not closed yet */
+    unsigned n_ending;  /* engines that were killed and have not ended: what they write would be taken for the next's */
+    unsigned n_handles; /* not closed yet, and those engines */
+    bool starts;        /* the next engine, when the pause is over and they have ended */
     char host[MAX_HOST_BYTES];
     uint32_t generation;
     const struct segment *const *segments;
@@ -130,28 +132,33 @@ static uint32_t connect_timeout_ms(const struct membership *m)
     return MIN(base_ms << n_doublings, (uint32_t)MAX_CONNECT_MS);
 }
 
+static void engine_has_ended(void *userdata);
+
 static void start_now(struct membership *m)
 {
     char why[256];
-    int r = engine_new(&m->engine,
-                       &(struct engine_options){
-                           .loop = m->loop,
-                           .kind = ENGINE_GLOO,
-                           .generation = m->generation,
-                           .node = m->job->config->world.node,
-                           .n_nodes = (unsigned)m->job->config->world.nodes.n_items,
-                           .address = m->host,
-                           .segments = m->segments,
-                           .n_segments = EXCHANGE_N_SEGMENTS,
-                           .connect_timeout_ms = connect_timeout_ms(m),
-                           .ops = {.ready = engine_is_ready,
-                                   .done = engine_has_done,
-                                   .put = engine_puts,
-                                   .failed = engine_has_failed,
-                                   .userdata = m},
-                       },
-                       why, sizeof(why));
+    int r;
 
+    m->starts = false;
+    r = engine_new(&m->engine,
+                   &(struct engine_options){
+                       .loop = m->loop,
+                       .kind = ENGINE_GLOO,
+                       .generation = m->generation,
+                       .node = m->job->config->world.node,
+                       .n_nodes = (unsigned)m->job->config->world.nodes.n_items,
+                       .address = m->host,
+                       .segments = m->segments,
+                       .n_segments = EXCHANGE_N_SEGMENTS,
+                       .connect_timeout_ms = connect_timeout_ms(m),
+                       .ops = {.ready = engine_is_ready,
+                               .done = engine_has_done,
+                               .put = engine_puts,
+                               .failed = engine_has_failed,
+                               .ended = engine_has_ended,
+                               .userdata = m},
+                   },
+                   why, sizeof(why));
     for (struct early_value *value = m->early; r == 0 && value; value = value->next)
         r = engine_value(m->engine, value->key, value->bytes, value->n_bytes) < 0 ? 1 : 0; /* it says so itself */
     drop_early_values(m);
@@ -159,9 +166,40 @@ static void start_now(struct membership *m)
         engine_has_failed(m, &(struct engine_failure){.kind = ENGINE_NOT_STARTED, .what = why});
 }
 
+static void start_if_ready(struct membership *m)
+{
+    if (m->starts && m->n_ending == 0 && !uv_is_active((uv_handle_t *)&m->pause))
+        start_now(m);
+}
+
 static void on_pause(uv_timer_t *handle)
 {
-    start_now(handle->data);
+    start_if_ready(handle->data);
+}
+
+static void let_go(struct membership *m)
+{
+    if (--m->n_handles == 0)
+        free(m);
+}
+
+static void engine_has_ended(void *userdata)
+{
+    struct membership *m = userdata;
+
+    m->n_ending--;
+    if (!m->closing)
+        start_if_ready(m);
+    let_go(m);
+}
+
+static void end_engine(struct membership *m)
+{
+    if (!m->engine)
+        return;
+    m->n_ending++;
+    m->n_handles++;
+    engine_close(steal_ptr(m->engine));
 }
 
 static int start_engine(void *userdata, uint32_t generation, const struct segment *const *segments, char *why,
@@ -172,10 +210,11 @@ static int start_engine(void *userdata, uint32_t generation, const struct segmen
     uint64_t pause_ms =
         m->n_failures < 2 ? 0 : MIN((uint64_t)FIRST_PAUSE_MS << (shift - 2), (uint64_t)MEMBERSHIP_MAX_PAUSE_MS);
 
-    engine_close(steal_ptr(m->engine));
+    end_engine(m);
     drop_early_values(m);
     m->generation = generation;
     m->segments = segments;
+    m->starts = true;
     /* Always from the loop: a start that fails at once is a failure like any other. */
     if (uv_timer_start(&m->pause, on_pause, pause_ms, 0) == 0)
         return 0;
@@ -197,7 +236,7 @@ static int give_value(void *userdata, const char *key, const uint8_t *value, siz
     if (m->engine)
         return engine_value(m->engine, key, value, n_bytes);
     /* Started at the same word of node 0, another node's engine may be faster, or ours has to pause. */
-    return uv_is_active((uv_handle_t *)&m->pause) ? keep_value(m, key, value, n_bytes) : -ENOTCONN;
+    return m->starts ? keep_value(m, key, value, n_bytes) : -ENOTCONN;
 }
 
 static int share(void *userdata, unsigned number, const struct segment *segment)
@@ -211,7 +250,8 @@ static void stop_engine(void *userdata)
 {
     struct membership *m = userdata;
 
-    engine_close(steal_ptr(m->engine));
+    end_engine(m);
+    m->starts = false;
     uv_timer_stop(&m->pause);
     drop_early_values(m);
     m->has_worked = false;
@@ -368,10 +408,7 @@ int membership_new(struct membership **out, const struct membership_options *opt
 
 static void on_closed(uv_handle_t *handle)
 {
-    struct membership *m = handle->data;
-
-    if (--m->n_handles == 0)
-        free(m);
+    let_go(handle->data);
 }
 
 void membership_close(struct membership *m)
@@ -379,7 +416,7 @@ void membership_close(struct membership *m)
     if (!m || m->closing)
         return;
     m->closing = true;
-    engine_close(steal_ptr(m->engine));
+    end_engine(m);
     drop_early_values(m);
     cluster_close(steal_ptr(m->cluster));
     uv_close((uv_handle_t *)&m->wake, on_closed);

@@ -4,8 +4,8 @@
  * The leader and nodes that report as nodes.c and collect.c do, without any bytes: whole steps under a few hundred
  * seeds, each with an order of its own in which messages are heard, engines break and steps are aborted. What must hold
  * whatever the order: a contribution is in exactly one sum of the attempt that is committed, on every node, and in the
- * order of micro-batches and passes; of a parcel one exchange is under way at a time; nobody is complained about; it
- * ends.
+ * order of micro-batches and passes; of a parcel one exchange is under way at a time, and of all of them no more than a
+ * node has room for; nobody is complained about; it ends.
  */
 
 #include <inttypes.h>
@@ -26,15 +26,15 @@
 enum {
     SEEDS = 400,
     MAX_NODES = 4,
-    PARCELS = 4,
+    PARCELS = LEADER_MAX_MOVING + 4,
     MICRO_BATCHES = 3,
     PASSES = 3,
     STEPS = 4,
-    MAX_QUEUED = 4096, /* messages of one direction; more than a run has */
+    MAX_QUEUED = 16384, /* messages of one direction; more than a run has */
     MAX_MOTIONS = 64,
-    MAX_TAGS = 4096,
+    MAX_TAGS = 16384,
     MAX_SUMS = MICRO_BATCHES * PASSES,
-    MAX_EVENTS = 200000,
+    MAX_EVENTS = 800000,
 };
 
 struct mail {
@@ -97,6 +97,7 @@ struct model {
     struct node nodes[MAX_NODES];
     uint64_t seed, n_random;
     unsigned n_breaks, n_aborts, n_fetches, n_norms, n_withdrawals; /* still to come */
+    bool was_full;                                                  /* as many parcels as can be were under way */
     uint64_t open_tags[PARCELS];
     uint32_t given[MAX_TAGS][MAX_NODES]; /* generations in which engines were last given the order of a tag */
 };
@@ -313,6 +314,17 @@ static struct motion *add_motion(struct model *m, struct node *node, const struc
     return motion;
 }
 
+/* What comes in of a parcel needs a slot from here until it is added. */
+static void check_room(struct model *m, const struct node *node)
+{
+    unsigned n = 0;
+
+    for (unsigned k = 0; k < MAX_MOTIONS; k++)
+        n += node->motions[k].live && node->motions[k].kind == NODE_EXCHANGE && !node->motions[k].serves;
+    assert_true(n <= LEADER_MAX_MOVING);
+    m->was_full |= n == LEADER_MAX_MOVING;
+}
+
 static void hear_exchange(struct model *m, struct node *node, const struct node_message *message)
 {
     struct motion *motion = add_motion(m, node, message);
@@ -320,6 +332,7 @@ static void hear_exchange(struct model *m, struct node *node, const struct node_
     const struct parcel *parcel = &node->parcels[message->parcel];
     bool takes_part = false;
 
+    check_room(m, node);
     for (uint32_t k = 0; k < n_parts(m, message->parcel); k++) {
         motion->masks[k] = message->n_numbers ? message->numbers[k] : (UINT64_C(1) << m->n) - 1;
         takes_part |= (motion->masks[k] & bit) != 0;
@@ -850,13 +863,17 @@ static void run(struct model *m)
 
 static void test_runs(void **state)
 {
+    unsigned n_full = 0;
+
     (void)state;
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         struct model *m = model_new(seed);
 
         run(m);
+        n_full += m->was_full;
         model_free(m);
     }
+    assert_true(n_full > SEEDS / 10);
 }
 
 int main(void)
