@@ -16,7 +16,7 @@ enum {
     TICK_MS = 100,
     LATE_MS = 500,       /* a tick that comes so late: we were not run, and what has come is not read yet */
     HANDSHAKE_MS = 2000, /* from the beginning of a connection to its introduction; a frozen peer takes longer */
-    CONNECT_MS = 500,    /* of that, to node 0's answer: sooner than the kernel asks again after its first second */
+    CONNECT_MS = 300,    /* of that, to node 0's answer: sooner than the kernel asks again after its first second */
     MAX_UNPROVED = 16,   /* connections at one time that have not proved who they are, and one per node; picked */
     BACKLOG = 128,       /* connections that wait to be accepted; picked */
 };

@@ -40,7 +40,7 @@ enum {
     CLUSTER_MAX_MESSAGE_BYTES = 1 << 20,
     CLUSTER_HEARTBEAT_MS = 500,
     CLUSTER_SILENCE_MS = 2500, /* a frozen peer is noticed within 3 s */
-    CLUSTER_RETRY_MS = 200,
+    CLUSTER_RETRY_MS = 100,
     CLUSTER_MAX_KEPT_BYTES =
         64 << 20, /* sent and not acknowledged, per peer; more: the peer is given up (down), see .c */
 };
