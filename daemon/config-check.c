@@ -93,10 +93,6 @@ static void check_device_nodes(const struct config_check *check)
     if (sound(check, "zero_optimization.stage") && config->zero.stage == 3)
         REFUSE(check, "zero_optimization.stage", "world.nodes",
                "3 with device: cuda is served on one node alone; allowed on several: 1 and 2, or device: cpu");
-    if (sound(check, "zero_optimization.offload_optimizer.device") &&
-        config->zero.offload_optimizer == CONFIG_OFFLOAD_CPU)
-        REFUSE(check, "zero_optimization.offload_optimizer.device", "world.nodes",
-               "cpu with device: cuda is served on one node alone; allowed on several: none");
     if (sound(check, "communication_data_type") && config->communication_data_type != DTYPE_F32)
         REFUSE(check, "communication_data_type", "device",
                "with device: cuda gradients travel between nodes in their own type; allowed: fp32");

@@ -564,7 +564,7 @@ int device_job_reserve(struct job *job)
 
     if (r == 0 && job->step->offload)
         r = offload_reserve(job->step->offload);
-    return r == 0 && job->nodes ? reserve_mirror(job) : r;
+    return r == 0 && job->nodes && job->state->mirror ? reserve_mirror(job) : r;
 }
 
 static void adopt_run(struct work *work, uint32_t item)
@@ -591,7 +591,7 @@ int device_job_adopt(struct job *job, devices_done done, void *userdata)
 
     if (!io)
         return -ENOMEM;
-    for (uint32_t b = 0; b < job->layout->n_buckets; b++)
+    for (uint32_t b = 0; job->state->mirror && b < job->layout->n_buckets; b++)
         add_bucket(job, &io->moves, true, b, STATE_MASTER);
     add_weights(job, &io->moves, true, 0, job->layout->weight_bytes, job->state->weights.map);
     if (io->moves.failed) {

@@ -26,7 +26,7 @@ struct verification;
 
 /* The layout stands: job->devices, nothing runs. Return: 0 or -ENOMEM. */
 int device_job_new(struct job *job);
-/* Pages of what engines share, of what is staged, and on several nodes the mirror's for initial weights. Any thread,
+/* Pages of what engines share, of what is staged, and on several nodes a mirror's for initial weights. Any thread,
  * once. Return: 0 or -errno. */
 int device_job_reserve(struct job *job);
 /* job->devices has its pages: job_formed() or job_unformed() follows; with several nodes when node 0 has said ENGINE.
@@ -36,7 +36,7 @@ void device_job_start(struct job *job);
 /* Rank 0's initial weights, from its ring; it waits for the answer. */
 void device_job_init(struct job *job, struct job_rank *rank, const struct request_init *request);
 
-/* Several nodes: initial weights have come into the mirror. Masters of what is owned, and the weights, to the GPUs.
+/* Several nodes: initial weights have come into the mirror, or, offloaded, to where weights are. Masters of what is owned, and the weights, to the GPUs.
  * Return: 0, or -errno. */
 int device_job_adopt(struct job *job, devices_done done, void *userdata);
 

@@ -57,7 +57,7 @@ static uint64_t largest_values_bytes(const struct layout *layout, unsigned first
 
 uint64_t exchange_serving_bytes(const struct config *config, const struct layout *layout)
 {
-    if (config->device == CONFIG_DEVICE_CUDA)
+    if (config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
         return SERVING_SLOTS * largest_values_bytes(layout, config_first_rank(config), config_local_ranks(config));
     if (config->zero.stage != 3)
         return 0;
@@ -127,7 +127,7 @@ static const uint8_t *state_bytes(const struct exchange *exchange, enum exchange
 /* It is made here first: rounded, or copied from the GPUs. Else it goes as it lies. */
 static bool is_made(const struct exchange *exchange, const struct serving *serving, enum exchange_kind kind)
 {
-    return exchange->job->devices || is_rounded(exchange, serving, kind);
+    return exchange->job->state->mirror || is_rounded(exchange, serving, kind);
 }
 
 static void send_state(struct exchange *exchange, const struct serving *serving, enum exchange_kind kind)
@@ -281,7 +281,7 @@ static const char *serve_param(struct exchange *exchange, const struct exchange_
         last = &(*last)->next;
     *last = serving;
     if (is_made(exchange, serving, service->kind)) {
-        serving->work = exchange->job->devices
+        serving->work = exchange->job->state->mirror
                             ? (struct work){.run = do_nothing, .done = copy_posted, .n_items = 1}
                             : (struct work){.run = round_run, .done = round_done, .n_items = param->n_chunks};
         start_waiting(exchange);

@@ -39,6 +39,7 @@ struct offload {
     struct slot slots[N_SLOTS]; /* of portion i: i % N_SLOTS */
     unsigned n_orders;          /* not done yet */
     bool updating, retrying;
+    bool cancelled; /* the job is given up: what has begun ends, and nothing else begins */
     struct work work, retry;
 };
 
@@ -125,26 +126,25 @@ static void retry(struct offload *offload)
     worker_post(offload->step->pool, &offload->retry);
 }
 
-/* result < 0: the job is going, and nothing is to be done any more. */
+/* result < 0: the job is going, and nothing is begun any more. */
+static void end_order(struct offload *offload, int result)
+{
+    offload->cancelled |= result < 0;
+    offload->n_orders--;
+    advance(offload);
+}
+
 static void has_arrived(void *userdata, int result)
 {
     struct slot *slot = userdata;
 
-    if (result < 0)
-        return;
-    slot->arrived = true;
-    slot->offload->n_orders--;
-    advance(slot->offload);
+    slot->arrived = result == 0;
+    end_order(slot->offload, result);
 }
 
 static void is_done(void *userdata, int result)
 {
-    struct offload *offload = userdata;
-
-    if (result < 0)
-        return;
-    offload->n_orders--;
-    advance(offload);
+    end_order(userdata, result);
 }
 
 /* What a rank owns of a parcel: its accumulators to staging, or its weights, which are where the layout places them. */
@@ -175,12 +175,13 @@ static struct device_move make_move(const struct offload *offload, uint32_t i, u
     return move;
 }
 
-/* Return: 0; 1: there is nothing to copy; -ENOMEM. */
+/* Return: 0; 1: there is nothing to copy; -ENOMEM or -ECANCELED. */
 static int order_copy(struct offload *offload, uint32_t i, bool write, devices_done done, void *userdata)
 {
     const struct portion *portion = &offload->portions[i];
     struct device_command command = {.type = DEVICE_COMMAND_COPY, .copy.moves = offload->moves};
     uint64_t n_bytes = 0;
+    int r;
 
     for (uint32_t parcel = portion->first; parcel < portion->end; parcel++) {
         for (unsigned local = 0; local < offload->step->n_local; local++) {
@@ -194,10 +195,10 @@ static int order_copy(struct offload *offload, uint32_t i, bool write, devices_d
     }
     if (command.copy.n_moves == 0)
         return 1;
-    if (devices_order(offload->step->devices, &command, n_bytes, done, userdata) < 0)
-        return -ENOMEM;
-    offload->n_orders++;
-    return 0;
+    r = devices_order(offload->step->devices, &command, n_bytes, done, userdata);
+    if (r == 0)
+        offload->n_orders++;
+    return r;
 }
 
 /* A slot is free again when what was in it has been updated. */
@@ -226,10 +227,21 @@ static int write_back(struct offload *offload)
 {
     if (!publishes(offload))
         offload->n_written = offload->n_gathered = offload->n_updated;
-    for (; offload->n_written < offload->n_updated; offload->n_written++)
-        if (order_copy(offload, offload->n_written, true, is_done, offload) < 0)
-            return -ENOMEM;
+    for (; offload->n_written < offload->n_updated; offload->n_written++) {
+        int r = order_copy(offload, offload->n_written, true, is_done, offload);
+
+        if (r < 0)
+            return r;
+    }
     return 0;
+}
+
+/* Of several nodes all gather when all have updated. */
+static bool gathers(const struct offload *offload)
+{
+    uint32_t world_size = offload->step->layout->world_size;
+
+    return world_size > 1 && offload->step->n_local == world_size;
 }
 
 /* It takes effect after the copies that were ordered before it. */
@@ -243,13 +255,15 @@ static int gather(struct offload *offload)
                                                .gather = {.first_bucket = portion->first_bucket,
                                                           .n_buckets = portion->end_bucket - portion->first_bucket}};
         uint64_t n_bytes = 0;
+        int r;
 
-        if (layout->world_size == 1 || command.gather.n_buckets == 0)
+        if (!gathers(offload) || command.gather.n_buckets == 0)
             continue;
         for (uint32_t b = portion->first_bucket; b < portion->end_bucket; b++)
             n_bytes += layout->buckets[b].n_elems * dtype_size(layout->buckets[b].dtype);
-        if (devices_order(offload->step->devices, &command, n_bytes, is_done, offload) < 0)
-            return -ENOMEM;
+        r = devices_order(offload->step->devices, &command, n_bytes, is_done, offload);
+        if (r < 0)
+            return r;
         offload->n_orders++;
     }
     return 0;
@@ -267,6 +281,8 @@ static void update_run(struct work *work, uint32_t item)
     uint64_t elem = layout->params[chunk->param].offset_elems + chunk->start_elem;
     uint64_t at = staging_at(offload, i, parcel) + elem - layout->parcels[parcel].offset_elems;
 
+    if (!state_owns(offload->step->state, chunk->rank)) /* another node's */
+        return;
     step_update_chunk(offload->step, id, (float *)(void *)offload->staging.map + at);
 }
 
@@ -294,11 +310,36 @@ static void start_update(struct offload *offload)
     worker_post(offload->step->pool, &offload->work);
 }
 
-static void advance(struct offload *offload)
+/* The last one of what was begun has ended: then the update has. */
+static void give_up(const struct offload *offload)
 {
     struct step *step = offload->step;
 
-    if (write_back(offload) < 0 || gather(offload) < 0 || read_in(offload) < 0)
+    if (offload->n_orders == 0 && !offload->updating && !offload->retrying)
+        step->update_done(step->update_userdata, -ECANCELED);
+}
+
+/* Return: 0, or -errno: not all could be ordered. */
+static int order_all(struct offload *offload)
+{
+    int r = write_back(offload);
+
+    if (r == 0)
+        r = gather(offload);
+    return r == 0 ? read_in(offload) : r;
+}
+
+static void advance(struct offload *offload)
+{
+    struct step *step = offload->step;
+    int r = offload->cancelled ? -ECANCELED : order_all(offload);
+
+    if (r == -ECANCELED) {
+        offload->cancelled = true;
+        give_up(offload);
+        return; /* perhaps there is no step any more */
+    }
+    if (r < 0)
         retry(offload);
     start_update(offload);
     if (offload->n_gathered == offload->n_portions && offload->n_orders == 0 && !offload->retrying)

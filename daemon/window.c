@@ -122,7 +122,7 @@ static void fill_done(void *userdata, int result)
     struct job *job = userdata;
     struct window *window = job->window;
 
-    if (result == -ECANCELED && job->state->mirror && !job->doom)
+    if (result == -ECANCELED && job->devices && !job->doom)
         return; /* with the job */
     if (result < 0)
         window->fill_result = result;
@@ -216,10 +216,14 @@ static void mirror_filled(void *userdata, int result)
         mirror_shown(job, result < 0 ? result : -ENOMEM);
 }
 
-static int fill_from_devices(struct job *job)
+/* Offloaded, the weights are here as well; of several nodes only those that this one owns. */
+static int fill_here(struct job *job)
 {
-    return job->config->zero.stage == 3 ? load_mirror(job, mirror_filled)
-                                        : device_job_fill(job, &job->window->segment, fill_done, job);
+    if (!job->state->mirror && !(job->devices && job->nodes))
+        return start_transfer(job, TRANSFER_FETCH, fill_done);
+    if (job->config->zero.stage == 3)
+        return load_mirror(job, mirror_filled);
+    return device_job_fill(job, &job->window->segment, fill_done, job);
 }
 
 static int fill(struct job *job)
@@ -229,7 +233,7 @@ static int fill(struct job *job)
     job->window->n_filling = 1;
     job->window->fill_result = 0;
     share_window(job, &job->window->segment);
-    r = job->state->mirror ? fill_from_devices(job) : start_transfer(job, TRANSFER_FETCH, fill_done);
+    r = fill_here(job);
 
     if (r == 0 && job->nodes && job->config->zero.stage == 3 && fill_remote(job) < 0)
         job->window->fill_result = -ENOMEM;

@@ -219,8 +219,6 @@ static void test_several_nodes(void **state)
          "gradients travel between nodes in their own type; allowed: fp32"},
         {"collective: nccl\ndevice: cuda\nzero_optimization: {stage: 3}\n", "zero_optimization.stage",
          "3 with device: cuda is served on one node alone"},
-        {"collective: nccl\ndevice: cuda\nzero_optimization: {offload_optimizer: {device: cpu}}\n",
-         "zero_optimization.offload_optimizer.device", "cpu with device: cuda is served on one node alone"},
     };
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     struct config *config;

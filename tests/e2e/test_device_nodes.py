@@ -38,10 +38,13 @@ def on_gpus(build, *items):
 
 
 @pytest.mark.plenty
-@pytest.mark.parametrize("stage, ranks", [(1, (1, 1)), (2, (2, 2)), (2, (2, 1)), (1, (1, 2, 1))])
-def test_bits(zerod, build, tmp_path, stage, ranks):
+@pytest.mark.parametrize("stage, ranks, offload", [(1, (1, 1), "none"), (2, (2, 2), "none"), (2, (2, 1), "none"),
+                                                   (1, (1, 2, 1), "none"), (2, (1, 1), "cpu"), (1, (2, 1), "cpu"),
+                                                   (2, (1, 1, 2), "cpu")])
+def test_bits(zerod, build, tmp_path, stage, ranks, offload):
     case = make_case(sum(ranks), "AdamW")
-    nodes = Nodes(zerod, tmp_path, ranks, make_config(case, stage=stage, bucket_elems=500, **CUDA), on_gpus(build))
+    config = make_config(case, stage=stage, bucket_elems=500, zero={"offload_optimizer": {"device": offload}}, **CUDA)
+    nodes = Nodes(zerod, tmp_path, ranks, config, on_gpus(build))
     (tmp_path / "case.json").write_text(json.dumps(case))
     (tmp_path / "how.json").write_text(json.dumps({"order": "random", "seed": 1}))
     processes = [nodes.spawn(build.path("tests/golden-client"), tmp_path / "case.json", tmp_path / "how.json", rank,
@@ -65,14 +68,14 @@ def references(build, tmp_path_factory):
 @pytest.fixture
 def cluster(zerod, build, tmp_path):
     """
-    cluster(ranks, stage=2, sim={node: what its GPUs do}, more={variable: value}, **config) -> the daemons of a job on
-    the GPUs of nodes.
+    cluster(ranks, stage=2, offload="none", sim={node: what its GPUs do}, more={variable: value}, **config) -> the
+    daemons of a job on the GPUs of nodes. offload: where masters and moments lie, cpu: in host memory.
     """
 
-    def begin(ranks, stage=2, sim=None, more=None, **config):
+    def begin(ranks, stage=2, offload="none", sim=None, more=None, **config):
         env = [on_gpus(build, *(sim or {}).get(node, ())) | (more or {}) for node in range(len(ranks))]
-        return Nodes(zerod, tmp_path, ranks, {"zero_optimization": {"stage": stage, "reduce_bucket_size": 2000},
-                                              "gradient_clipping": 1.0, **CUDA, **config}, env)
+        zero = {"stage": stage, "reduce_bucket_size": 2000, "offload_optimizer": {"device": offload}}
+        return Nodes(zerod, tmp_path, ranks, {"zero_optimization": zero, "gradient_clipping": 1.0, **CUDA, **config}, env)
 
     return begin
 
@@ -81,10 +84,11 @@ def said(nodes, code):
     return sum(daemon.log().count(f"{code} ") for daemon in nodes.daemons)
 
 
-@pytest.mark.parametrize("ranks, stage", [((1, 1), 1), ((2, 1), 2), ((1, 1, 1), 2)])
-def test_undisturbed(cluster, references, ranks, stage):
+@pytest.mark.parametrize("ranks, stage, offload", [((1, 1), 1, "none"), ((2, 1), 2, "none"), ((1, 1, 1), 2, "none"),
+                                                   ((1, 1), 2, "cpu"), ((1, 2), 1, "cpu")])
+def test_undisturbed(cluster, references, ranks, stage, offload):
     """Write windows, norms and state that is read are in it."""
-    nodes = cluster(ranks, stage)
+    nodes = cluster(ranks, stage, offload)
     judge(train(nodes, [[]] * sum(ranks), n_steps=SHORT), nodes, references.get(sum(ranks), n_steps=SHORT))
     assert said(nodes, "E1502") == 0
 
@@ -96,10 +100,11 @@ def test_sums_of_nccl(cluster):
     assert all(len(found[word, step]) == 1 for word in ("weights", "norm") for step in range(8)), nodes.logs()
 
 
-@pytest.mark.parametrize("ranks, stage, seed", [((1, 1), 2, 1), ((2, 1), 1, 2), ((1, 1, 1), 2, 3)])
-def test_engines_killed(cluster, references, ranks, stage, seed):
+@pytest.mark.parametrize("ranks, stage, offload, seed", [((1, 1), 2, "none", 1), ((2, 1), 1, "none", 2),
+                                                         ((1, 1, 1), 2, "none", 3), ((2, 1), 2, "cpu", 4)])
+def test_engines_killed(cluster, references, ranks, stage, offload, seed):
     """Of either kind, on any node, at any moment."""
-    nodes = cluster(ranks, stage)
+    nodes = cluster(ranks, stage, offload)
     lives, rng, n_killed = start(nodes, [[]] * sum(ranks), n_steps=SHORT), random.Random(seed), 0
     while any([rank.tend() for rank in lives]):
         time.sleep(rng.uniform(0, 0.2))
@@ -163,20 +168,21 @@ PLANS = {
 
 
 @pytest.mark.plenty
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank, offload", [(0, "none"), (2, "none"), (0, "cpu")])
 @pytest.mark.parametrize("kind", PLANS)
-def test_trainer_killed(cluster, references, kind, rank):
+def test_trainer_killed(cluster, references, kind, rank, offload):
     """What its GPU had not done when it died is never done: if that was in a sum, the step is aborted for it."""
-    nodes = cluster((2, 1))
+    nodes = cluster((2, 1), offload=offload)
     plans = [[]] * 3
     plans[rank] = PLANS[kind]
     judge(train(nodes, plans, n_steps=SHORT, timeout=120), nodes, references.get(3, n_steps=SHORT),
           "E1302 step aborted.*differ")
 
 
-def test_steps_are_aborted(cluster, references):
+@pytest.mark.parametrize("offload", ["none", "cpu"])
+def test_steps_are_aborted(cluster, references, offload):
     """By a rank, in the middle of a backward, when it asks for the step, and in a window."""
-    nodes = cluster((1, 1))
+    nodes = cluster((1, 1), offload=offload)
     plan = [["--at", "3.1.6:abort", "--at", "7.0.step:abort", "--at", "8.0.window:abort", "--at", "11.0.0:abort"]]
     judge(train(nodes, [plan, []], n_steps=SHORT), nodes, references.get(2, n_steps=SHORT),
           "E1302 step aborted.*the test wants it so|no error")
@@ -206,9 +212,10 @@ def test_daemon_killed(cluster, references, node):
     assert "E1503" in nodes.daemons[1 - node].log()
 
 
-def test_daemon_killed_in_an_update(cluster, references):
+@pytest.mark.parametrize("offload", ["none", "cpu"])
+def test_daemon_killed_in_an_update(cluster, references, offload):
     """What a GPU was at is given up with the run: nobody waits for an engine that will do nothing any more."""
-    nodes = cluster((1, 1), sim={0: ["delay-us=5000"]})  # the last to have updated
+    nodes = cluster((1, 1), offload=offload, sim={0: ["delay-us=5000"]})  # the last to have updated
     lives = start(nodes, [[], []], n_steps=SHORT)
     wait_for(nodes.logs, lambda: nodes.daemons[0].status()["state"] == "updating")
     engine = nodes.daemons[0].status()["device"]["pid"]
