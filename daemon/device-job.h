@@ -36,8 +36,8 @@ void device_job_start(struct job *job);
 /* Rank 0's initial weights, from its ring; it waits for the answer. */
 void device_job_init(struct job *job, struct job_rank *rank, const struct request_init *request);
 
-/* Several nodes: initial weights have come into the mirror, or, offloaded, to where weights are. Masters of what is owned, and the weights, to the GPUs.
- * Return: 0, or -errno. */
+/* Several nodes: initial weights have come into the mirror, or, offloaded, to where weights are. Masters of what is
+ * owned, and the weights, to the GPUs. Return: 0, or -errno. */
 int device_job_adopt(struct job *job, devices_done done, void *userdata);
 
 /* A parameter's values in fp32, as far as they are here, from its start on; dst must stay until done. Return: 0 or
