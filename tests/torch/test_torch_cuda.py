@@ -241,7 +241,8 @@ def train_on_gpu(is_sim, n_steps=4, n_micro=2, dtype=torch.float32, window=False
                 saved = {k: v if opt.stage == 3 else v.clone() for k, v in model.state_dict().items()}
             with zerod.gathered(model.frozen):
                 norms.append(model.frozen.sum().item())
-            norms.append([float(value.double().sum()) for value in saved.values()])
+            if opt.rank == 0:  # the others have a copy that nobody reads; in stage 3 it may show what rank 0 writes
+                norms.append([float(value.double().sum()) for value in saved.values()])
             norms.append([float(value.double().sum()) for value in model.state_dict().values()])
     masters = [opt.master(name).clone() for name, p in model.named_parameters() if p.numel()]
     weights = []
