@@ -247,7 +247,6 @@ static void clear(struct job *job)
     struct moves moves = {.items = NULL};
 
     moves.failed = is_stage3(job) && device_gather_new(&job->device_gathered, job) < 0;
-
     for (unsigned local = 0; local < job_n_local(job); local++)
         for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
             moves_add(&moves, &(struct devices_move){.write = true,

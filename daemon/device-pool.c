@@ -9,13 +9,11 @@
 #include "daemon/base.h"
 #include "daemon/device-wire.h"
 
-#define NOWHERE UINT64_MAX
-
 struct device_pool {
     const struct layout *layout;
     uint64_t n_bytes;
     uint64_t head;      /* behind what was placed last */
-    uint64_t *offsets;  /* per parameter, or NOWHERE */
+    uint64_t *offsets;  /* per parameter, or DEVICE_POOL_NOWHERE */
     uint64_t *requests; /* per parameter: the last one that it was in */
     uint64_t n_requests;
     uint32_t *placed; /* a ring of as many as there are parameters: from the one that was placed first */
@@ -39,7 +37,7 @@ int device_pool_new(struct device_pool **out, const struct layout *layout, uint6
         return -ENOMEM;
     }
     for (uint32_t p = 0; p < layout->n_params; p++)
-        pool->offsets[p] = NOWHERE;
+        pool->offsets[p] = DEVICE_POOL_NOWHERE;
     *out = pool;
     return 0;
 }
@@ -82,16 +80,16 @@ static bool drop_first(struct device_pool *pool)
 
     if (pool->requests[param] == pool->n_requests)
         return false;
-    pool->offsets[param] = NOWHERE;
+    pool->offsets[param] = DEVICE_POOL_NOWHERE;
     pool->first = (pool->first + 1) % pool->layout->n_params;
     pool->n_placed--;
     return true;
 }
 
-/* Where the parameter that was placed first lies; NOWHERE: there is none. */
+/* Where the parameter that was placed first lies; DEVICE_POOL_NOWHERE: there is none. */
 static uint64_t first_offset(const struct device_pool *pool)
 {
-    return pool->n_placed > 0 ? pool->offsets[pool->placed[pool->first]] : NOWHERE;
+    return pool->n_placed > 0 ? pool->offsets[pool->placed[pool->first]] : DEVICE_POOL_NOWHERE;
 }
 
 /* Those that were placed first lie next behind the head. Return: false, one of them is needed. */
@@ -100,12 +98,12 @@ static bool take_place(struct device_pool *pool, uint32_t param)
     uint64_t n_bytes = place_bytes(pool, param), at = pool->head;
 
     if (n_bytes > pool->n_bytes - at) {
-        while (first_offset(pool) != NOWHERE && first_offset(pool) >= at)
+        while (first_offset(pool) != DEVICE_POOL_NOWHERE && first_offset(pool) >= at)
             if (!drop_first(pool))
                 return false;
         at = pool->head = 0;
     }
-    while (first_offset(pool) != NOWHERE && first_offset(pool) >= at && first_offset(pool) < at + n_bytes)
+    while (first_offset(pool) != DEVICE_POOL_NOWHERE && first_offset(pool) >= at && first_offset(pool) < at + n_bytes)
         if (!drop_first(pool))
             return false;
     pool->offsets[param] = at;
@@ -119,7 +117,7 @@ static bool place_all(struct device_pool *pool, const uint32_t *params, size_t n
 {
     *n_absent = 0;
     for (size_t i = 0; i < n_params; i++) {
-        if (place_bytes(pool, params[i]) == 0 || pool->offsets[params[i]] != NOWHERE)
+        if (place_bytes(pool, params[i]) == 0 || pool->offsets[params[i]] != DEVICE_POOL_NOWHERE)
             continue;
         if (!take_place(pool, params[i]))
             return false;
@@ -148,23 +146,12 @@ size_t device_pool_place(struct device_pool *pool, const uint32_t *params, size_
 
 uint64_t device_pool_offset(const struct device_pool *pool, uint32_t param)
 {
-    if (place_bytes(pool, param) == 0)
-        return 0;
-    assert(pool->offsets[param] != NOWHERE);
-    return pool->offsets[param];
-}
-
-bool device_pool_has(const struct device_pool *pool, const uint32_t *params, size_t n_params)
-{
-    for (size_t i = 0; i < n_params; i++)
-        if (place_bytes(pool, params[i]) > 0 && pool->offsets[params[i]] == NOWHERE)
-            return false;
-    return true;
+    return place_bytes(pool, param) == 0 ? 0 : pool->offsets[param];
 }
 
 void device_pool_forget(struct device_pool *pool)
 {
     for (; pool->n_placed > 0; pool->n_placed--, pool->first = (pool->first + 1) % pool->layout->n_params)
-        pool->offsets[pool->placed[pool->first]] = NOWHERE;
+        pool->offsets[pool->placed[pool->first]] = DEVICE_POOL_NOWHERE;
     pool->head = 0;
 }

@@ -15,6 +15,8 @@
 
 struct device_pool;
 
+#define DEVICE_POOL_NOWHERE UINT64_MAX
+
 /* layout: not consumed, must outlive the pool. Return: 0 or -ENOMEM. */
 int device_pool_new(struct device_pool **out, const struct layout *layout, uint64_t n_bytes);
 void device_pool_free(struct device_pool *pool); /* NULL is fine */
@@ -29,11 +31,8 @@ bool device_pool_fits(const struct device_pool *pool, const uint32_t *params, si
  */
 size_t device_pool_place(struct device_pool *pool, const uint32_t *params, size_t n_params, uint32_t *absent);
 
-/* Where a parameter lies; 0 when it has no elements. It has a place. */
+/* Where a parameter lies; 0 when it has no elements, DEVICE_POOL_NOWHERE when it has no place. */
 uint64_t device_pool_offset(const struct device_pool *pool, uint32_t param);
-
-/* Has each of them a place? */
-bool device_pool_has(const struct device_pool *pool, const uint32_t *params, size_t n_params);
 
 /* Nothing has a place: what lies there is not what it was, or was never put there. */
 void device_pool_forget(struct device_pool *pool);

@@ -189,7 +189,7 @@ static int start_load(struct job *job, struct job_rank *rank, bool hinted, const
 
 /* ---- requests ------------------------------------------------------------------------------------------ */
 
-enum device_gathered device_gather_look(struct job *job, struct job_rank *rank)
+enum gathered device_gather_look(struct job *job, struct job_rank *rank)
 {
     struct rank_pool *to = pool_of(job, rank);
     _cleanup_free_ uint32_t *absent = NULL;
@@ -197,17 +197,17 @@ enum device_gathered device_gather_look(struct job *job, struct job_rank *rank)
     size_t n_absent;
 
     if (to->loading)
-        return DEVICE_GATHER_LOADS;
+        return GATHER_LOADS;
     to->lost = false;
     if (lost)
-        return DEVICE_GATHER_LOST;
+        return GATHER_LOST;
     absent = calloc(rank->n_gathering + 1, sizeof(*absent));
     if (!absent)
-        return DEVICE_GATHER_LOST;
+        return GATHER_LOST;
     n_absent = device_pool_place(to->pool, rank->gathering, rank->n_gathering, absent);
     if (n_absent == 0)
-        return DEVICE_GATHER_THERE;
-    return start_load(job, rank, false, absent, n_absent) == 0 ? DEVICE_GATHER_LOADS : DEVICE_GATHER_LOST;
+        return GATHER_THERE;
+    return start_load(job, rank, false, absent, n_absent) == 0 ? GATHER_LOADS : GATHER_LOST;
 }
 
 int device_gather_answer(struct job *job, struct job_rank *rank)

@@ -25,14 +25,14 @@ bool device_gather_is_busy(const struct device_gather *gather);
 /* Can a rank have them in its pool at the same time? */
 bool device_gather_fits(const struct job *job, const struct job_rank *rank, const uint32_t *params, size_t n_params);
 
-enum device_gathered {
-    DEVICE_GATHER_LOADS, /* gather_settle() follows */
-    DEVICE_GATHER_THERE,
-    DEVICE_GATHER_LOST, /* there is no memory for the order */
+enum gathered {
+    GATHER_LOADS, /* gather_settle() follows */
+    GATHER_THERE,
+    GATHER_LOST, /* there is no memory for the order */
 };
 
 /* What the rank waits for, rank->gathering: begins to load it, if nothing else is being loaded for this rank. */
-enum device_gathered device_gather_look(struct job *job, struct job_rank *rank);
+enum gathered device_gather_look(struct job *job, struct job_rank *rank);
 
 /* They are there: the answer. Return: 0 or -ENOMEM. */
 int device_gather_answer(struct job *job, struct job_rank *rank);

@@ -269,9 +269,9 @@ static void refuse_lost(struct job *job, struct job_rank *rank)
 }
 
 /* Is what the rank waits for there? As far as another load of it has to begin first, it begins. */
-static enum device_gathered look(struct job *job, struct job_rank *rank)
+static enum gathered look(struct job *job, struct job_rank *rank)
 {
-    enum device_gathered found = DEVICE_GATHER_THERE;
+    enum gathered found = GATHER_THERE;
 
     if (job->device_gathered)
         return device_gather_look(job, rank);
@@ -279,9 +279,9 @@ static enum device_gathered look(struct job *job, struct job_rank *rank)
         const struct pool_param *p = &job->gathered->params[rank->gathering[i]];
 
         if (p->loading)
-            return DEVICE_GATHER_LOADS;
+            return GATHER_LOADS;
         if (!p->fresh && job->layout->params[rank->gathering[i]].n_elems > 0)
-            found = DEVICE_GATHER_LOST;
+            found = GATHER_LOST;
     }
     return found;
 }
@@ -298,11 +298,11 @@ void gather_settle(struct job *job)
 {
     for (unsigned r = job->first_rank; r < job->end_rank; r++) {
         struct job_rank *rank = &job->ranks[r];
-        enum device_gathered found = rank->wait == WAIT_GATHER ? look(job, rank) : DEVICE_GATHER_LOADS;
+        enum gathered found = rank->wait == WAIT_GATHER ? look(job, rank) : GATHER_LOADS;
 
-        if (found == DEVICE_GATHER_LOADS)
+        if (found == GATHER_LOADS)
             continue;
-        if (found == DEVICE_GATHER_THERE && answer(job, rank) == 0)
+        if (found == GATHER_THERE && answer(job, rank) == 0)
             rank->n_gathering = 0;
         else
             refuse_lost(job, rank);

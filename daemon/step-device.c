@@ -202,8 +202,7 @@ static void order_again(struct work *work)
     order_rest(container_of(work, struct step, update_work));
 }
 
-/* Of several nodes all gather when all have updated, in stage 3 each rank what it asks for. */
-static bool gathers(const struct step *step)
+bool step_device_gathers(const struct step *step)
 {
     return step->layout->world_size > 1 && step->n_local == step->layout->world_size && step->state->stage != 3;
 }
@@ -218,7 +217,7 @@ static void order_rest(struct step *step)
     uint64_t n_bytes = step->layout->padded_elems * 3 * sizeof(float);
 
     for (; step->n_to_order > 0; step->n_to_order--) {
-        bool first = !gathers(step) || step->n_to_order == 2;
+        bool first = !step_device_gathers(step) || step->n_to_order == 2;
         int r = devices_order(step->devices, first ? &update : &gather, n_bytes, update_done, step);
 
         if (r == 0)
@@ -241,6 +240,6 @@ void step_device_update(struct step *step)
     (void)failpoint("update");
     memcpy(keep->inputs.contributed, step->contributed, step->layout->n_params);
     memcpy(keep->inputs.scalars, step->scalars, step->layout->n_params * sizeof(*step->scalars));
-    step->n_updating = step->n_to_order = gathers(step) ? 2 : 1;
+    step->n_updating = step->n_to_order = step_device_gathers(step) ? 2 : 1;
     order_rest(step);
 }

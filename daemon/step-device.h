@@ -6,6 +6,8 @@
  * engine does it (devices.h), and what comes of it lands where step.c and everybody else look for it. Loop thread.
  */
 
+#include <stdbool.h>
+
 struct reduction;
 struct step;
 struct step_finding;
@@ -24,6 +26,10 @@ int step_device_combine(struct reduction *reduction, void (*done)(void *userdata
 /* Scalars and what has contributed are set. update_done() follows, when all ranks have the weights, or
  * when the job is given up. */
 void step_device_update(struct step *step);
+
+/* Do the ranks of this node gather the new weights as a part of the update? Of several nodes all do when all have
+ * updated, in stage 3 each rank gathers what it asks for. */
+bool step_device_gathers(const struct step *step);
 
 /* step.c's. */
 void step_reduced(struct reduction *reduction);

@@ -7,6 +7,7 @@
 #include "daemon/base.h"
 #include "daemon/devices.h"
 #include "daemon/segment.h"
+#include "daemon/step-device.h"
 #include "daemon/step.h"
 
 enum {
@@ -217,16 +218,10 @@ static int read_in(struct offload *offload)
     return 0;
 }
 
-/* In stage 3 weights are rounded from masters when they are gathered. */
-static bool publishes(const struct offload *offload)
-{
-    return offload->step->state->stage != 3;
-}
-
 static int write_back(struct offload *offload)
 {
-    if (!publishes(offload))
-        offload->n_written = offload->n_gathered = offload->n_updated;
+    if (offload->step->state->stage == 3) /* weights are rounded from masters when they are gathered */
+        offload->n_written = offload->n_updated;
     for (; offload->n_written < offload->n_updated; offload->n_written++) {
         int r = order_copy(offload, offload->n_written, true, is_done, offload);
 
@@ -234,14 +229,6 @@ static int write_back(struct offload *offload)
             return r;
     }
     return 0;
-}
-
-/* Of several nodes all gather when all have updated. */
-static bool gathers(const struct offload *offload)
-{
-    uint32_t world_size = offload->step->layout->world_size;
-
-    return world_size > 1 && offload->step->n_local == world_size;
 }
 
 /* It takes effect after the copies that were ordered before it. */
@@ -257,7 +244,7 @@ static int gather(struct offload *offload)
         uint64_t n_bytes = 0;
         int r;
 
-        if (!gathers(offload) || command.gather.n_buckets == 0)
+        if (!step_device_gathers(offload->step) || command.gather.n_buckets == 0)
             continue;
         for (uint32_t b = portion->first_bucket; b < portion->end_bucket; b++)
             n_bytes += layout->buckets[b].n_elems * dtype_size(layout->buckets[b].dtype);
