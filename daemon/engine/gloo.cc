@@ -73,6 +73,9 @@ constexpr int socket_fd = 3;
 /* Longer than any engine lives; gloo adds it to the time of day in nanoseconds, which must not overflow. */
 constexpr milliseconds forever = std::chrono::hours(24 * 365);
 
+/* Picked: a daemon knows within 10 ms that its engine has ended, and of what. */
+constexpr milliseconds first_word(100);
+
 /* Where the connector and the watchers talk; no order has this tag. */
 constexpr uint64_t private_slot = ENGINE_MAX_TAG + 1;
 
@@ -160,6 +163,13 @@ class Daemon
         v.n_bytes_received = done.n_bytes_received;
         v.ns = done.ns;
         report(ZEROD__V1__ENGINE_REPORT__KIND_DONE, [&](Zerod__V1__EngineReport *r) { r->done = &v; });
+    }
+
+    /* A node whose own engine has ended knows of what; here there is only a connection that closed. */
+    [[noreturn]] void fail_for_peer(const std::string &what, const uint64_t *tag = nullptr)
+    {
+        std::this_thread::sleep_for(first_word);
+        fail(what, tag);
     }
 
     /* The first failure is told, and with it the process ends; who comes second waits for that. */
@@ -446,7 +456,7 @@ class Waiters
             try {
                 see_through(order);
             } catch (const std::exception &e) {
-                the_daemon().fail(reason(e), &order->tag);
+                the_daemon().fail_for_peer(reason(e), &order->tag);
             }
         }
     }
@@ -683,7 +693,7 @@ class Mesh
             buffer->waitRecv(forever);
             the_daemon().fail(text("node %d has sent what nobody asked for", node));
         } catch (const std::exception &e) {
-            the_daemon().fail(reason(e) + " (node " + std::to_string(node) + ")");
+            the_daemon().fail_for_peer(reason(e) + " (node " + std::to_string(node) + ")");
         }
     }
 

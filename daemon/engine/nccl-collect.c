@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/engine/nccl.h"
 
+#include <poll.h>
 #include <string.h>
+
+enum { FIRST_WORD_MS = 100 }; /* picked: a daemon knows within 10 that its engine has ended, and of what */
 
 /* One communicator for each local rank, all of one group. The id travels by way of the daemons. */
 static const char id_key[] = "nccl-id";
@@ -51,6 +54,12 @@ void collect_connect(struct nccl_engine *engine)
     engine_check_nccl(engine, ncclGroupEnd(), "ncclGroupEnd");
 }
 
+/* A node whose own engine has ended knows of what; here there is only a connection that closed. Nobody waits for it. */
+static void leave_first_word(void)
+{
+    (void)poll(NULL, 0, FIRST_WORD_MS);
+}
+
 int collect_poll(struct nccl_engine *engine)
 {
     int answer = 0;
@@ -66,6 +75,8 @@ int collect_poll(struct nccl_engine *engine)
             answer = NCCL_AGAIN;
         else if (state != ncclSuccess) {
             engine_check_gpus(engine, "ncclCommGetAsyncError");
+            if (state == ncclRemoteError)
+                leave_first_word();
             engine_fail(engine, "NCCL: %s (rank %u: %s)", ncclGetErrorString(state), gpu->rank,
                         ncclGetLastError(gpu->communicator));
         }

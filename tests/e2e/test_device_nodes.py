@@ -121,10 +121,13 @@ def test_engines_killed(cluster, references, ranks, stage, offload, seed):
 @pytest.mark.parametrize("fault, reason", [
     ("ncclSend:async=ncclRemoteError@150", "NCCL"),
     ("cudaMemcpyAsync:async=cudaErrorIllegalAddress@700", "illegal memory"),
-    ("cudaEventRecord:kill@900", "killed by signal 9"),
+    ("cudaEventRecord:kill@900", "(killed by signal 9|.*connection closed by remote peer)"),
 ], ids=["nccl", "gpu", "kill"])
 def test_engine_fails(cluster, references, fault, reason):
-    """Every engine of one node fails so, each after some time, and all nodes have others."""
+    """
+    Every engine of one node fails so, each after some time, and all nodes have others. Its daemon has the first word of
+    why it was killed; where it takes longer to hear of that than the other node waits, a connection was closed.
+    """
     nodes = cluster((1, 2), sim={1: [fault]})
     judge(train(nodes, [[]] * 3, n_steps=SHORT, timeout=120), nodes, references.get(3, n_steps=SHORT))
     for daemon in nodes.daemons:
