@@ -67,8 +67,7 @@ struct devices {
     struct device *device;
     uv_timer_t pause, lost;
     unsigned n_timers;   /* not closed yet */
-    uint32_t lost_ranks; /* local ranks whose process is gone, as a mask */
-    uint64_t lost_tag;   /* orders up to it may wait for them */
+    uint32_t lost_ranks; /* local ranks whose process is gone, as a mask, while the engine has their events */
     uint32_t generation;
     uint32_t wanted; /* several nodes: the generation that is to be started; 0: none is */
     struct early {   /* and what another node's engine has put before ours was started */
@@ -146,6 +145,23 @@ static void drop_lost_events(const struct devices *devices, const struct order *
                 moves[i].has_event = (moves[i].event = 0) != 0;
 }
 
+static bool names_lost(const struct devices *devices, const struct order *order)
+{
+    const struct device_slot *slots = order->array;
+
+    for (size_t i = 0; order->command.type == DEVICE_COMMAND_REDUCE && i < order->command.reduce.n_slots; i++)
+        if (slots[i].has_event && devices->lost_ranks >> slots[i].local_rank & 1)
+            return true;
+    return false;
+}
+
+static void on_lost(uv_timer_t *handle);
+
+static void watch_lost(struct devices *devices)
+{
+    (void)uv_timer_start(&devices->lost, on_lost, LOST_MS, 0);
+}
+
 /* An engine that cannot be given it is failing: then the next one gets it. */
 static void give(struct devices *devices, struct order *order)
 {
@@ -154,6 +170,9 @@ static void give(struct devices *devices, struct order *order)
 
     order->tag = ++devices->last_tag;
     drop_lost_events(devices, order);
+    /* What a rank had pushed before its process ended may be added up long after. */
+    if (names_lost(devices, order) && !uv_is_active((uv_handle_t *)&devices->lost))
+        watch_lost(devices);
     set_collective(devices, &order->command);
     set_tag(&order->command, order->tag, (uint32_t)MIN(timeout_ms, (uint64_t)INT32_MAX));
     (void)device_order(devices->device, &order->command);
@@ -452,6 +471,7 @@ static void engine_is_ready(void *userdata, const char *versions)
                (intmax_t)device_pid(devices->device));
     snprintf(devices->versions, sizeof(devices->versions), "%s", versions);
     devices->ready = devices->was_ready = true;
+    devices->lost_ranks = 0; /* it has none of theirs */
     devices->n_collectives = 0;
     (void)device_share(devices->device, BOUNCE, &devices->bounce);
     for (uint32_t i = 0; i < DEVICES_N_SEGMENTS; i++)
@@ -514,29 +534,22 @@ static void engine_has_failed(void *userdata, const struct device_failure *failu
 /* Does an order that the engine has wait for somebody who is gone? */
 static bool waits_for_lost(const struct devices *devices)
 {
-    for (const struct order *order = devices->orders; order; order = order->next) {
-        const struct device_slot *slots = order->array;
-
-        if (order->command.type != DEVICE_COMMAND_REDUCE || order->tag == 0 || order->tag > devices->lost_tag)
-            continue;
-        for (size_t i = 0; i < order->command.reduce.n_slots; i++)
-            if (slots[i].has_event && devices->lost_ranks >> slots[i].local_rank & 1)
-                return true;
-    }
+    for (const struct order *order = devices->orders; order; order = order->next)
+        if (order->tag > 0 && names_lost(devices, order))
+            return true;
     return false;
 }
 
 static void on_lost(uv_timer_t *handle)
 {
     struct devices *devices = handle->data;
-    bool waits = devices->ready && waits_for_lost(devices);
 
-    for (unsigned i = 0; waits && i < DEVICE_MAX_LOCAL; i++)
+    if (!devices->ready || !waits_for_lost(devices))
+        return;
+    for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
         if (devices->lost_ranks >> i & 1)
             devices_forget_events(devices, i);
     devices->lost_ranks = 0;
-    if (!waits)
-        return;
     device_close(steal_ptr(devices->device));
     has_failed(devices, "the engine of the GPUs waits for what a trainer had begun that is gone");
 }
@@ -546,8 +559,7 @@ void devices_lost_trainer(struct devices *devices, unsigned local_rank)
     if (!devices->ready)
         return; /* the next engine cannot open its events */
     devices->lost_ranks |= UINT32_C(1) << local_rank;
-    devices->lost_tag = devices->last_tag;
-    (void)uv_timer_start(&devices->lost, on_lost, LOST_MS, 0);
+    watch_lost(devices);
 }
 
 void devices_found_trainer(struct devices *devices, unsigned local_rank)

@@ -8,6 +8,7 @@ one process.
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,20 @@ def test_trainer_is_killed(job, failpoint):
     others, victim = [j.start(0)], j.start(1, failpoint=failpoint)
     assert victim.wait() == -signal.SIGKILL, victim.err()
     j.check([*others, j.start(1)])
+
+
+def test_others_push_after_its_death(job):
+    """Orders that engines are given then, too, wait for what its GPU had begun and will never end."""
+    j = job(2)
+    others, victim = [j.start(0, failpoint="slot:sleep:4000")], j.start(1, sim="cudaEventRecord:delay=600000@10")
+    n_pushes = lambda rank: j.daemon.json("ranks")[rank]["n_pushes"]
+    wait_for("its first pushes", lambda: n_pushes(1) > 3)
+    time.sleep(0.5)  # for the engine to open its events
+    victim.popen.kill()
+    victim.wait()
+    wait_for("all that rank 0 has", lambda: n_pushes(0) == 29)
+    j.check([*others, j.start(1)])
+    assert "waits for what a trainer had begun that is gone" in j.daemon.log()
 
 
 def test_wrong_gpu(job):
