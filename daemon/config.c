@@ -49,6 +49,11 @@ bool config_offloads(const struct config *config)
     return config->device == CONFIG_DEVICE_CUDA && config->zero.offload_optimizer == CONFIG_OFFLOAD_CPU;
 }
 
+bool config_partitions_all(const struct config *config)
+{
+    return config->device == CONFIG_DEVICE_CUDA && config->zero.stage == 3 && !config_offloads(config);
+}
+
 unsigned config_local_ranks(const struct config *config)
 {
     if (config->world.nodes.n_items == 0)

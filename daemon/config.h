@@ -169,6 +169,8 @@ const struct config_build *config_build_own(void);
 /* Ranks on this node, and the first of them. */
 /* Masters and moments are in host memory, and all else on GPUs? */
 bool config_offloads(const struct config *config);
+/* Stage 3 on GPUs: of the state nothing is in host memory, and frozen parameters are partitioned, too. */
+bool config_partitions_all(const struct config *config);
 unsigned config_local_ranks(const struct config *config);
 unsigned config_first_rank_of(const struct config *config, unsigned node);
 unsigned config_first_rank(const struct config *config);

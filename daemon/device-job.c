@@ -126,6 +126,18 @@ static void add_all_frozen(const struct job *job, struct moves *moves, bool writ
             add_frozen(job, moves, write, p, 0, job->layout->params[p].n_elems, state_frozen(job->state, p));
 }
 
+/* What this node has of a parameter, from the parameter's start; in stage 3 of a frozen one, too. Return: how much. */
+static uint64_t find_owned(const struct job *job, uint32_t param, uint64_t *start)
+{
+    const struct device_plan *plan = &devices_keep(job->devices)->plan;
+    uint64_t begin, end, unused;
+
+    device_param_slice(plan, param, job->first_rank, &begin, &unused);
+    device_param_slice(plan, param, job->end_rank - 1, &unused, &end);
+    *start = begin;
+    return end - begin;
+}
+
 /* Masters that are not weights, and moments. */
 static void add_bucket(const struct job *job, struct moves *moves, bool write, uint32_t bucket, enum state_kind kind)
 {
@@ -168,10 +180,12 @@ struct device_io {
     struct job_rank *rank;
     struct ring *ring;
     struct request_init request;
-    uint8_t *bytes; /* as pushed; owned */
-    /* A frozen parameter that is read. */
+    uint8_t *bytes;         /* as pushed; owned */
+    const uint8_t *weights; /* of other nodes, all of them; laid out as the weights */
+    /* What is read of a parameter goes to bytes first, and is converted from there. */
     uint32_t param;
-    float *values;
+    uint64_t n_elems;
+    void *dst;
 };
 
 static struct device_io *io_new(struct job *job, devices_done done, void *userdata)
@@ -404,7 +418,7 @@ static void init_end(struct device_io *io, bool ok)
     struct job *job = io->job;
     struct job_rank *rank = io->rank;
 
-    if (!job->nodes) /* else it is sent from there */
+    if (!job->nodes || is_stage3(job)) /* else it is sent from there */
         device_job_empty(job);
     job->n_io--;
     job->n_inits--;
@@ -479,6 +493,8 @@ static void init_store(struct work *work, uint32_t item)
     if (io->result == 0)
         weights_store(io->job->state, io->job->kernels, request->param, request->start_elem, request->n_elems,
                       io->bytes);
+    if (io->result == 0 && io->job->nodes)
+        io->result = exchange_init(nodes_exchange(io->job->nodes), request, io->bytes);
 }
 
 static void init_stored(struct work *work)
@@ -550,7 +566,7 @@ static int reserve_mirror(struct job *job)
     for (uint32_t b = 0; r == 0 && b < job->layout->n_buckets; b++) {
         uint64_t slice = layout_partition_elems(job->layout, b);
 
-        if (job->layout->buckets[b].dtype != DTYPE_F32 && slice > 0)
+        if ((job->layout->buckets[b].dtype != DTYPE_F32 || is_stage3(job)) && slice > 0)
             r = reserve_range(&state->state, state_master(state, b, slice * job->first_rank),
                               slice * job_n_local(job) * sizeof(float));
     }
@@ -572,8 +588,8 @@ static void adopt_run(struct work *work, uint32_t item)
     const struct job *job = io->job;
     const struct layout_param *p = &job->layout->params[item];
 
-    if (p->trainable && p->dtype != DTYPE_F32)
-        weights_adopt(job->state, job->kernels, item, job->state->weights.map + p->weight_offset_bytes);
+    if (has_master(job, p))
+        weights_adopt(job->state, job->kernels, item, io->weights + p->weight_offset_bytes);
 }
 
 static void adopt_done(struct work *work)
@@ -584,14 +600,28 @@ static void adopt_done(struct work *work)
         io_end(io, -ENOMEM);
 }
 
-int device_job_adopt(struct job *job, devices_done done, void *userdata)
+/* Frozen parameters go from where they have come in: they have no place of their own here but in the mirror. */
+static void add_frozen_weights(const struct job *job, struct moves *moves, const uint8_t *weights)
+{
+    for (uint32_t i = 0; i < job->layout->n_params; i++) {
+        const struct layout_param *p = &job->layout->params[i];
+
+        if (!p->trainable)
+            add_frozen(job, moves, true, i, 0, p->n_elems, (uint8_t *)weights + p->weight_offset_bytes);
+    }
+}
+
+int device_job_adopt(struct job *job, const uint8_t *weights, devices_done done, void *userdata)
 {
     struct device_io *io = io_new(job, done, userdata);
 
     if (!io)
         return -ENOMEM;
+    io->weights = weights;
     for (uint32_t b = 0; job->state->mirror && b < job->layout->n_buckets; b++)
         add_bucket(job, &io->moves, true, b, STATE_MASTER);
+    if (config_partitions_all(job->config))
+        add_frozen_weights(job, &io->moves, weights);
     add_weights(job, &io->moves, true, 0, job->layout->weight_bytes, job->state->weights.map);
     if (io->moves.failed) {
         io_free(io);
@@ -607,34 +637,85 @@ int device_job_adopt(struct job *job, devices_done done, void *userdata)
 static void frozen_read(void *userdata, int result)
 {
     struct device_io *io = userdata;
-    const struct layout_param *p = &io->job->layout->params[io->param];
 
     if (result == 0)
-        io->job->kernels->convert_to_f32(io->values, io->bytes, p->dtype, p->n_elems);
+        io->job->kernels->convert_to_f32(io->dst, io->bytes, io->job->layout->params[io->param].dtype, io->n_elems);
     io_end(io, result);
+}
+
+static void masters_read(void *userdata, int result)
+{
+    struct device_io *io = userdata;
+
+    if (result == 0)
+        io->job->kernels->convert_from_f32(io->dst, (const float *)(const void *)io->bytes,
+                                           io->job->layout->params[io->param].dtype, io->n_elems);
+    io_end(io, result);
+}
+
+/* read: with what is in io->bytes, in the end; NULL: it went to dst at once. Return: 0, or -ENOMEM and io is gone. */
+static int read_moves(struct device_io *io, devices_done read)
+{
+    if ((!read || io->bytes) && io_copy(io, read ? read : io_end) == 0)
+        return 0;
+    io_free(io);
+    return -ENOMEM;
+}
+
+static struct device_io *io_new_read(struct job *job, uint32_t param, void *dst, devices_done done, void *userdata)
+{
+    struct device_io *io = io_new(job, done, userdata);
+
+    if (!io)
+        return NULL;
+    io->param = param;
+    io->n_elems = job->layout->params[param].n_elems;
+    io->dst = dst;
+    return io;
 }
 
 int device_job_read(struct job *job, uint32_t param, enum wire_state_kind kind, float *dst, devices_done done,
                     void *userdata)
 {
     const struct layout_param *p = &job->layout->params[param];
-    uint64_t n_bytes = p->n_elems * dtype_size(p->dtype);
-    struct device_io *io = io_new(job, done, userdata);
+    struct device_io *io = io_new_read(job, param, dst, done, userdata);
+    uint64_t start = 0;
 
     if (!io)
         return -ENOMEM;
-    io->param = param;
-    io->values = dst;
-    if (p->trainable)
+    if (p->trainable) {
         add_values(job, &io->moves, false, param, (enum state_kind)kind, 0, p->n_elems, dst);
-    else if ((io->bytes = malloc(n_bytes + 1)) && is_stage3(job))
-        add_frozen(job, &io->moves, false, param, 0, p->n_elems, io->bytes);
+        return read_moves(io, NULL);
+    }
+    if (is_stage3(job))
+        io->n_elems = find_owned(job, param, &start);
+    io->dst = dst + start;
+    io->bytes = malloc(io->n_elems * dtype_size(p->dtype) + 1);
+    if (io->bytes && is_stage3(job))
+        add_frozen(job, &io->moves, false, param, start, io->n_elems, io->bytes);
     else if (io->bytes)
-        add_weights(job, &io->moves, false, p->weight_offset_bytes, n_bytes, io->bytes);
-    if ((p->trainable || io->bytes) && io_copy(io, p->trainable ? io_end : frozen_read) == 0)
-        return 0;
-    io_free(io);
-    return -ENOMEM;
+        add_weights(job, &io->moves, false, p->weight_offset_bytes, io->n_elems * dtype_size(p->dtype), io->bytes);
+    return read_moves(io, frozen_read);
+}
+
+int device_job_read_weights(struct job *job, uint32_t param, uint8_t *dst, devices_done done, void *userdata)
+{
+    const struct layout_param *p = &job->layout->params[param];
+    struct device_io *io = io_new_read(job, param, dst, done, userdata);
+    bool rounds = p->trainable && p->dtype != DTYPE_F32;
+    uint64_t start;
+
+    if (!io)
+        return -ENOMEM;
+    io->n_elems = find_owned(job, param, &start);
+    if (rounds)
+        io->bytes = malloc(io->n_elems * sizeof(float) + 1);
+    if (!p->trainable)
+        add_frozen(job, &io->moves, false, param, start, io->n_elems, dst);
+    else if (!rounds || io->bytes)
+        add_values(job, &io->moves, false, param, STATE_MASTER, start, io->n_elems,
+                   (float *)(void *)(rounds ? io->bytes : dst));
+    return read_moves(io, rounds ? masters_read : NULL);
 }
 
 static void reserve_segment(struct work *work, uint32_t item)

@@ -36,14 +36,17 @@ void device_job_start(struct job *job);
 /* Rank 0's initial weights, from its ring; it waits for the answer. */
 void device_job_init(struct job *job, struct job_rank *rank, const struct request_init *request);
 
-/* Several nodes: initial weights have come into the mirror, or, offloaded, to where weights are. Masters of what is
- * owned, and the weights, to the GPUs. Return: 0, or -errno. */
-int device_job_adopt(struct job *job, devices_done done, void *userdata);
+/* Several nodes: initial weights have come in, laid out as weights; stages 1 and 2: where the state has them. Masters
+ * of what is owned, and the weights, to the GPUs. weights: must stay until done. Return: 0, or -errno. */
+int device_job_adopt(struct job *job, const uint8_t *weights, devices_done done, void *userdata);
 
 /* A parameter's values in fp32, as far as they are here, from its start on; dst must stay until done. Return: 0 or
  * -ENOMEM. */
 int device_job_read(struct job *job, uint32_t param, enum wire_state_kind kind, float *dst, devices_done done,
                     void *userdata);
+
+/* Stage 3: the same of its weights, in their own type, from the first that is here on. */
+int device_job_read_weights(struct job *job, uint32_t param, uint8_t *dst, devices_done done, void *userdata);
 
 /* The weights, as the layout places them; pages are reserved first. Return: 0 or -ENOMEM. */
 int device_job_fill(struct job *job, const struct segment *segment, devices_done done, void *userdata);

@@ -289,10 +289,9 @@ static void place_buckets(const struct device_plan *plan, struct device_places *
     }
 }
 
-/* What each rank has of a frozen parameter; the last ones may have less, or nothing. */
 static uint64_t frozen_slice_elems(const struct device_plan *plan, uint32_t param)
 {
-    return round_up(div_round_up(plan->params[param].n_elems, plan->head->world_size), LAYOUT_ALIGN_ELEMS);
+    return layout_frozen_slice_elems(plan->params[param].n_elems, plan->head->world_size);
 }
 
 static void place_frozen(const struct device_plan *plan, uint64_t *frozen, uint64_t *piece_bytes)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What travels between the GPUs of several nodes: node 0 says of each parcel, and of the gathering after an update,
- * that it is to be done; each node orders it from its engine of GPUs, in the order in which it was said.
+ * What travels between the GPUs of several nodes: node 0 says of each parcel, of the gathering after an update, and in
+ * stage 3 of what a rank gathers, that it is to be done; each node orders it from its engine of GPUs, in the order in
+ * which it was said.
  */
 
 #include <string.h>
@@ -92,7 +93,7 @@ static void gathered_there(void *userdata, int result)
     struct exchange *exchange = motion->exchange;
 
     motion->working = false;
-    if (result < 0) {
+    if (result < 0) { /* with its generation: node 0 says it again */
         exchange_drop_motion(motion);
         return;
     }
@@ -100,14 +101,33 @@ static void gathered_there(void *userdata, int result)
     go_on_giving(exchange);
 }
 
+static uint64_t fetched_bytes(const struct layout *layout, const struct motion *motion)
+{
+    uint64_t n_bytes = 0;
+
+    for (size_t i = 0; i < motion->n_gathered; i++) {
+        const struct layout_param *p = &layout->params[motion->gathered[i].param];
+
+        n_bytes += p->n_elems * dtype_size(p->dtype);
+    }
+    return n_bytes;
+}
+
+/* Weights: all to all, or some to one rank. */
 static const char *gather_there(struct motion *motion)
 {
     const struct job *job = motion->exchange->job;
-    const struct device_command command = {.type = DEVICE_COMMAND_GATHER,
-                                           .gather = {.n_buckets = job->layout->n_buckets}};
+    bool all = motion->kind == MOTION_GATHER;
+    struct device_command command = {.type = all ? DEVICE_COMMAND_GATHER : DEVICE_COMMAND_FETCH};
 
+    if (all)
+        command.gather.n_buckets = job->layout->n_buckets;
+    else
+        command.fetch = (struct device_order_fetch){
+            .rank = motion->rank, .params = motion->gathered, .n_params = motion->n_gathered};
     motion->working = true;
-    if (devices_order(job->devices, &command, job->layout->weight_bytes, gathered_there, motion) == 0)
+    if (devices_order(job->devices, &command, all ? job->layout->weight_bytes : fetched_bytes(job->layout, motion),
+                      gathered_there, motion) == 0)
         return NULL;
     motion->working = false;
     return EXCHANGE_NO_MEMORY;

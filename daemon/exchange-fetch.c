@@ -3,7 +3,8 @@
 /*
  * Fetching what other nodes own: state that a rank reads, in stage 3 weights that ranks gather. It is asked of node 0,
  * which says it to all in the one order; then the owners send, each parameter under a tag of its own. fp32 goes as it
- * lies in the state; weights of 16 bits are rounded from the masters first, into one of two slots.
+ * lies in the state; weights of 16 bits are rounded from the masters first, into one of two slots, and what lies on
+ * GPUs is copied there. Where ranks on GPUs gather, their engines do all of it instead (exchange-device.c).
  *
  * State and weights do not change meanwhile: a node that fetches has not asked for the step.
  */
@@ -38,19 +39,21 @@ static uint64_t largest_slot_bytes(const struct layout *layout, unsigned first_r
 }
 
 /* Of fp32 values of one parameter on this node's GPUs. */
-static uint64_t largest_values_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks)
+static uint64_t largest_values_bytes(const struct config *config, const struct layout *layout)
 {
+    unsigned first_rank = config_first_rank(config), n_ranks = config_local_ranks(config);
     uint64_t most = 0;
 
     for (uint32_t p = 0; p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];
         uint64_t n_elems = 0;
 
-        for (uint32_t c = param->first_chunk; c < param->first_chunk + param->n_chunks; c++)
+        for (uint32_t c = param->first_chunk; param->trainable && c < param->first_chunk + param->n_chunks; c++)
             if (layout->chunks[c].rank - first_rank < n_ranks)
                 n_elems += layout->chunks[c].n_elems;
-        if (param->trainable)
-            most = MAX(most, n_elems * sizeof(float));
+        if (!param->trainable && config_partitions_all(config))
+            n_elems = MIN(param->n_elems, layout_frozen_slice_elems(param->n_elems, layout->world_size) * n_ranks);
+        most = MAX(most, n_elems * sizeof(float));
     }
     return round_up(most, page_size());
 }
@@ -58,7 +61,7 @@ static uint64_t largest_values_bytes(const struct layout *layout, unsigned first
 uint64_t exchange_serving_bytes(const struct config *config, const struct layout *layout)
 {
     if (config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
-        return SERVING_SLOTS * largest_values_bytes(layout, config_first_rank(config), config_local_ranks(config));
+        return SERVING_SLOTS * largest_values_bytes(config, layout);
     if (config->zero.stage != 3)
         return 0;
     return SERVING_SLOTS * largest_slot_bytes(layout, config_first_rank(config), config_local_ranks(config));
@@ -134,9 +137,8 @@ static void send_state(struct exchange *exchange, const struct serving *serving,
 {
     const struct job *job = exchange->job;
     const struct layout_param *param = &job->layout->params[serving->param];
-    uint64_t start,
-        n = exchange_owned(exchange, exchange->self, param->bucket, param->offset_elems, param->n_elems, &start);
-    const uint8_t *bytes = state_bytes(exchange, kind, param->bucket, start);
+    uint64_t start, n = exchange_owned(exchange, exchange->self, serving->param, &start);
+    const uint8_t *bytes = state_bytes(exchange, kind, param->bucket, param->offset_elems + start);
     const struct segment *state = &job->state->state, *weights = &job->state->weights;
     bool published = weights->n_bytes > 0 && bytes >= weights->map && bytes < weights->map + weights->n_bytes;
 
@@ -162,22 +164,23 @@ static void round_run(struct work *work, uint32_t item)
 
     if (!state_owns(job->state, chunk->rank))
         return;
-    exchange_owned(exchange, exchange->self, param->bucket, param->offset_elems, param->n_elems, &start);
+    exchange_owned(exchange, exchange->self, serving->param, &start);
     job->kernels->convert_from_f32(
-        exchange->serving.map + slot + (param->offset_elems + chunk->start_elem - start) * dtype_size(param->dtype),
+        exchange->serving.map + slot + (chunk->start_elem - start) * dtype_size(param->dtype),
         state_master(job->state, param->bucket, param->offset_elems + chunk->start_elem), param->dtype, chunk->n_elems);
 }
 
 static void start_waiting(struct exchange *exchange);
 
 /* It lies in its slot. */
-static void is_served(struct serving *serving, size_t elem_bytes)
+static void is_served(struct serving *serving)
 {
     struct serving **link;
     struct exchange *exchange = serving->exchange;
-    const struct layout_param *param = &exchange->job->layout->params[serving->param];
-    uint64_t start,
-        n = exchange_owned(exchange, exchange->self, param->bucket, param->offset_elems, param->n_elems, &start);
+    size_t elem_bytes = serving->kind == EXCHANGE_PUBLISHED
+                            ? dtype_size(exchange->job->layout->params[serving->param].dtype)
+                            : sizeof(float);
+    uint64_t start, n = exchange_owned(exchange, exchange->self, serving->param, &start);
 
     exchange->job->n_io--;
     serving->working = false;
@@ -199,9 +202,7 @@ static void is_served(struct serving *serving, size_t elem_bytes)
 
 static void round_done(struct work *work)
 {
-    struct serving *serving = container_of(work, struct serving, work);
-
-    is_served(serving, dtype_size(serving->exchange->job->layout->params[serving->param].dtype));
+    is_served(container_of(work, struct serving, work));
 }
 
 static void copy_done(void *userdata, int result)
@@ -209,20 +210,21 @@ static void copy_done(void *userdata, int result)
     struct serving *serving = userdata;
 
     serving->dead |= result < 0; /* the job is going, and nobody waits for it */
-    is_served(serving, sizeof(float));
+    is_served(serving);
 }
 
 /* Return: 0 or -ENOMEM. */
 static int copy_values(struct serving *serving)
 {
     const struct exchange *exchange = serving->exchange;
-    const struct layout_param *param = &exchange->job->layout->params[serving->param];
     uint8_t *slot = exchange->serving.map + exchange->slot_bytes * (uint64_t)serving->slot;
     uint64_t start;
 
-    exchange_owned(exchange, exchange->self, param->bucket, param->offset_elems, param->n_elems, &start);
+    if (serving->kind == EXCHANGE_PUBLISHED)
+        return device_job_read_weights(exchange->job, serving->param, slot, copy_done, serving);
+    exchange_owned(exchange, exchange->self, serving->param, &start);
     /* As from the parameter's start, of which only what is owned is written. */
-    slot -= (start - param->offset_elems) * sizeof(float);
+    slot -= start * sizeof(float);
     return device_job_read(exchange->job, serving->param, (enum wire_state_kind)serving->kind, (float *)(void *)slot,
                            copy_done, serving);
 }
@@ -234,7 +236,7 @@ static void copy_posted(struct work *work)
 
     if (copy_values(serving) < 0) {
         serving->dead = true; /* whoever waits for it finds out by its deadline, and so does node 0 */
-        is_served(serving, sizeof(float));
+        is_served(serving);
     }
 }
 
@@ -306,14 +308,19 @@ void exchange_served(struct exchange *exchange, uint64_t tag)
 
 /* ---- fetching ------------------------------------------------------------------------------------------ */
 
-/* Does another node own any of it? */
-static bool is_remote(const struct exchange *exchange, uint32_t p)
+/* fp32 state, in the segment of the one who asks. */
+static bool is_state(enum exchange_kind kind)
 {
-    const struct layout_param *param = &exchange->job->layout->params[p];
+    return kind < EXCHANGE_PUBLISHED;
+}
+
+/* Is it fetched: does another node own any of it? */
+static bool is_wanted(const struct exchange *exchange, enum exchange_kind kind, uint32_t p)
+{
     uint64_t start;
 
-    return param->trainable && param->n_elems > exchange_owned(exchange, exchange->self, param->bucket,
-                                                               param->offset_elems, param->n_elems, &start);
+    return kind == EXCHANGE_GATHERED ||
+           exchange->job->layout->params[p].n_elems > exchange_owned(exchange, exchange->self, p, &start);
 }
 
 static void ask(struct exchange *exchange, struct pending_fetch *fetch)
@@ -327,7 +334,11 @@ static void ask(struct exchange *exchange, struct pending_fetch *fetch)
     for (size_t i = 0; i < fetch->what.n_params; i++)
         params[i] = fetch->what.params[i];
     fetch->asked = true;
-    exchange->ops.fetch(exchange->ops.userdata, fetch->id, fetch->what.kind, params, fetch->what.n_params);
+    exchange->ops.fetch(exchange->ops.userdata, &(struct exchange_service){.id = fetch->id,
+                                                                           .kind = fetch->what.kind,
+                                                                           .rank = fetch->what.rank,
+                                                                           .params = params,
+                                                                           .n_params = fetch->what.n_params});
 }
 
 /* Weights at once; state one after the other, as its segment changes. */
@@ -337,8 +348,8 @@ static void ask_next(struct exchange *exchange)
 
     for (struct pending_fetch *fetch = exchange->fetches, *next; fetch; fetch = next) {
         next = fetch->next;
-        if (!fetch->asked && (fetch->what.kind == EXCHANGE_PUBLISHED || !reading)) {
-            if (fetch->what.kind != EXCHANGE_PUBLISHED) {
+        if (!fetch->asked && (!is_state(fetch->what.kind) || !reading)) {
+            if (is_state(fetch->what.kind)) {
                 exchange->segments[EXCHANGE_READING] = fetch->what.segment;
                 (void)exchange->ops.share(exchange->ops.userdata, EXCHANGE_READING, fetch->what.segment);
                 reading = true;
@@ -346,29 +357,52 @@ static void ask_next(struct exchange *exchange)
             ask(exchange, fetch);
             continue;
         }
-        reading |= fetch->what.kind != EXCHANGE_PUBLISHED;
+        reading |= is_state(fetch->what.kind);
     }
+}
+
+static void free_fetch(struct pending_fetch *fetch)
+{
+    free((void *)fetch->what.params);
+    free((void *)fetch->what.offsets_bytes);
+    free(fetch);
+}
+
+/* With what is to be fetched of what is asked for. NULL: out of memory. */
+static struct pending_fetch *new_fetch(const struct exchange *exchange, const struct exchange_fetch *what)
+{
+    uint32_t *params = calloc(what->n_params + 1, sizeof(*params));
+    uint64_t *offsets = calloc(what->n_params + 1, sizeof(*offsets));
+    struct pending_fetch *fetch = calloc(1, sizeof(*fetch));
+    size_t n = 0;
+
+    if (!params || !offsets || !fetch) {
+        free(params);
+        free(offsets);
+        free(fetch);
+        return NULL;
+    }
+    for (size_t i = 0; i < what->n_params; i++) {
+        if (!is_wanted(exchange, what->kind, what->params[i]))
+            continue;
+        params[n] = what->params[i];
+        offsets[n++] = what->offsets_bytes ? what->offsets_bytes[i] : 0;
+    }
+    fetch->what = *what;
+    fetch->what.params = params;
+    fetch->what.offsets_bytes = offsets;
+    fetch->what.n_params = n;
+    return fetch;
 }
 
 int exchange_fetch(struct exchange *exchange, const struct exchange_fetch *what)
 {
-    uint32_t *params = calloc(what->n_params + 1, sizeof(*params));
-    struct pending_fetch *fetch = calloc(1, sizeof(*fetch)), **last = &exchange->fetches;
+    struct pending_fetch *fetch = new_fetch(exchange, what), **last = &exchange->fetches;
 
-    if (!params || !fetch) {
-        free(params);
-        free(fetch);
+    if (!fetch)
         return -ENOMEM;
-    }
-    fetch->what = *what;
-    fetch->what.params = params;
-    fetch->what.n_params = 0;
-    for (size_t i = 0; i < what->n_params; i++)
-        if (is_remote(exchange, what->params[i]))
-            params[fetch->what.n_params++] = what->params[i];
     if (fetch->what.n_params == 0) {
-        free(params);
-        free(fetch);
+        free_fetch(fetch);
         return 1;
     }
     fetch->id = ++exchange->last_fetch;
@@ -387,9 +421,8 @@ void exchange_finish_fetch(struct exchange *exchange, struct pending_fetch *fetc
     while (*link != fetch)
         link = &(*link)->next;
     *link = fetch->next;
-    free((void *)what.params);
-    free(fetch);
-    if (what.kind != EXCHANGE_PUBLISHED)
+    free_fetch(fetch);
+    if (is_state(what.kind))
         exchange->segments[EXCHANGE_READING] = NULL;
     if (result != -ECANCELED)
         ask_next(exchange);
@@ -416,32 +449,46 @@ static void receive_param(struct exchange *exchange, const struct pending_fetch 
     uint64_t base = published ? param->range_offset_bytes : 0, start;
 
     for (unsigned node = 0; node < exchange->n_nodes; node++) {
-        uint64_t n = exchange_owned(exchange, node, param->bucket, param->offset_elems, param->n_elems, &start);
+        uint64_t n = exchange_owned(exchange, node, p, &start);
 
         if (node != exchange->self && n > 0)
-            exchange_add_move(exchange,
-                              (struct engine_move){.node = node,
-                                                   .segment = destination,
-                                                   .offset_bytes = base + (start - param->offset_elems) * size,
-                                                   .n_bytes = n * size});
+            exchange_add_move(exchange, (struct engine_move){.node = node,
+                                                             .segment = destination,
+                                                             .offset_bytes = base + start * size,
+                                                             .n_bytes = n * size});
     }
+}
+
+/* NULL: given up; whoever sends for it finds out by its deadline, and so does node 0. */
+static struct pending_fetch *find_fetch(const struct exchange *exchange, const struct exchange_service *service)
+{
+    struct pending_fetch *fetch = exchange->fetches;
+
+    while (fetch && (fetch->id != service->id || fetch->what.n_params != service->n_params))
+        fetch = fetch->next;
+    return fetch;
+}
+
+static bool is_under_way(const struct exchange *exchange, const struct pending_fetch *fetch)
+{
+    for (const struct motion *motion = exchange->motions; motion; motion = motion->next)
+        if (motion->fetch == fetch)
+            return true;
+    return false;
 }
 
 static const char *receive(struct exchange *exchange, const struct exchange_service *service)
 {
-    struct pending_fetch *fetch = exchange->fetches;
+    struct pending_fetch *fetch = find_fetch(exchange, service);
     struct motion *motion;
 
-    while (fetch && fetch->id != service->id)
-        fetch = fetch->next;
-    if (!fetch || fetch->what.n_params != service->n_params)
-        return NULL; /* given up; whoever sends for it finds out by its deadline, and so does node 0 */
-    for (motion = exchange->motions; motion; motion = motion->next)
-        if (motion->fetch == fetch)
-            return "SERVE: what is under way was said again";
+    if (!fetch)
+        return NULL;
+    if (is_under_way(exchange, fetch))
+        return EXCHANGE_SAID_TWICE;
     motion = exchange_add_motion(exchange, MOTION_FETCH, service->tag);
     if (!motion)
-        return "out of memory";
+        return EXCHANGE_NO_MEMORY;
     motion->fetch = fetch;
     for (size_t i = 0; i < service->n_params; i++) {
         receive_param(exchange, fetch, fetch->what.params[i]);
@@ -451,34 +498,70 @@ static const char *receive(struct exchange *exchange, const struct exchange_serv
     return NULL;
 }
 
+/* Does this node own any of it? */
+static bool owns_any(const struct exchange *exchange, uint32_t param)
+{
+    uint64_t start;
+
+    return exchange_owned(exchange, exchange->self, param, &start) > 0;
+}
+
+/* Whose GPUs have no part in it, neither as the one who asks nor as an owner, has nothing to do. */
+static const char *gather(struct exchange *exchange, const struct exchange_service *service)
+{
+    bool asks = service->node == exchange->self, has_part = asks;
+    struct pending_fetch *fetch = asks ? find_fetch(exchange, service) : NULL;
+    struct motion *motion;
+
+    for (size_t i = 0; i < service->n_params; i++)
+        has_part |= owns_any(exchange, (uint32_t)service->params[i]);
+    if (!has_part || (asks && !fetch))
+        return NULL;
+    if (fetch && is_under_way(exchange, fetch))
+        return EXCHANGE_SAID_TWICE;
+    motion = exchange_add_motion(exchange, MOTION_FETCH, service->tag);
+    if (motion)
+        motion->gathered = calloc(service->n_params, sizeof(*motion->gathered));
+    if (!motion || !motion->gathered)
+        return EXCHANGE_NO_MEMORY;
+    motion->fetch = fetch;
+    motion->serves = !asks;
+    motion->rank = service->rank;
+    motion->n_gathered = service->n_params;
+    for (size_t i = 0; i < service->n_params; i++)
+        motion->gathered[i] = (struct device_fetched){.param = (uint32_t)service->params[i],
+                                                      .offset_bytes = fetch ? fetch->what.offsets_bytes[i] : 0};
+    return exchange_give_to_devices(motion);
+}
+
 /* Return: NULL, or why it cannot be served. */
 static const char *check_service(const struct exchange *exchange, const struct exchange_service *service)
 {
     const struct job *job = exchange->job;
+    bool partitions_all = config_partitions_all(job->config);
 
     if (service->node >= exchange->n_nodes)
         return "SERVE.node: no such node";
-    if (service->kind >= EXCHANGE_N_KINDS || (service->kind == EXCHANGE_PUBLISHED && job->config->zero.stage != 3))
+    if (service->kind >= EXCHANGE_N_KINDS || (service->kind == EXCHANGE_PUBLISHED && job->config->zero.stage != 3) ||
+        (service->kind == EXCHANGE_GATHERED && (!partitions_all || service->n_params > DEVICE_MAX_FETCHES)))
         return "SERVE.pass: no such kind";
     for (size_t i = 0; i < service->n_params; i++)
-        if (service->params[i] >= job->layout->n_params || !job->layout->params[service->params[i]].trainable)
+        if (service->params[i] >= job->layout->n_params ||
+            !(job->layout->params[service->params[i]].trainable || partitions_all))
             return "SERVE.numbers: no such parameter";
     return NULL;
 }
 
 const char *exchange_serve(struct exchange *exchange, const struct exchange_service *service)
 {
-    const struct layout *layout = exchange->job->layout;
     const char *wrong = check_service(exchange, service);
 
     if (wrong)
         return wrong;
+    if (service->kind == EXCHANGE_GATHERED)
+        return gather(exchange, service);
     for (size_t i = 0; i < service->n_params; i++) {
-        const struct layout_param *param = &layout->params[service->params[i]];
-        uint64_t start;
-
-        if (service->node != exchange->self &&
-            exchange_owned(exchange, exchange->self, param->bucket, param->offset_elems, param->n_elems, &start) > 0)
+        if (service->node != exchange->self && owns_any(exchange, (uint32_t)service->params[i]))
             wrong = serve_param(exchange, service, i);
         if (wrong)
             return wrong;

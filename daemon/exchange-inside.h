@@ -36,6 +36,9 @@ struct motion {
     uint64_t elsewhere; /* nodes that have it */
     struct ring *ring;  /* whose slot is being added; held */
     struct pending_fetch *fetch;
+    struct device_fetched *gathered; /* between GPUs, a fetch: what, owned, */
+    size_t n_gathered;
+    unsigned rank; /* and for whose pool */
     struct work work;
     struct motion *next;
 };
@@ -55,7 +58,7 @@ struct place {
 /* A fetch of this node, until it has come. */
 struct pending_fetch {
     uint64_t id;
-    struct exchange_fetch what; /* params are owned */
+    struct exchange_fetch what; /* params and offsets_bytes are owned */
     bool asked;                 /* node 0 has been asked; state waits until what was asked before has come */
     struct pending_fetch *next;
 };
@@ -105,9 +108,9 @@ struct exchange {
 #define EXCHANGE_NO_MEMORY "out of memory"
 #define EXCHANGE_SAID_TWICE "what is under way was said again"
 
-/* [*start, *start + n) of the bucket's elements that are in [from, from + n_elems) and owned by the node. Return: n. */
-uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t bucket, uint64_t from,
-                        uint64_t n_elems, uint64_t *start);
+/* [*start, *start + n) of the parameter's elements that the node owns; of a frozen one, unless those are partitioned,
+ * all are everybody's. Return: n. */
+uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t param, uint64_t *start);
 
 void exchange_add_move(struct exchange *exchange, struct engine_move move);
 /* Gives what was added as the order of that tag; timeout by what is under way. Return: whether there was any. */

@@ -127,6 +127,11 @@ void exchange_spread_is_over(struct exchange *exchange)
 
 /* ---- adopting ------------------------------------------------------------------------------------------ */
 
+static const uint8_t *initial_weights(const struct exchange *exchange)
+{
+    return exchange->job->config->zero.stage == 3 ? exchange->spreading.map : exchange->job->state->weights.map;
+}
+
 /* Initial weights are here: masters of what is owned are their exact values. */
 static void adopt_run(struct work *work, uint32_t item)
 {
@@ -134,10 +139,9 @@ static void adopt_run(struct work *work, uint32_t item)
     struct exchange *exchange = motion->exchange;
     const struct job *job = exchange->job;
     const struct layout_param *param = &job->layout->params[item];
-    const uint8_t *from = job->config->zero.stage == 3 ? exchange->spreading.map : job->state->weights.map;
 
     if (job->config->zero.stage == 3 || (param->trainable && param->dtype != DTYPE_F32))
-        weights_adopt(job->state, job->kernels, item, from + param->weight_offset_bytes);
+        weights_adopt(job->state, job->kernels, item, initial_weights(exchange) + param->weight_offset_bytes);
 }
 
 static void adopt_done(struct work *work)
@@ -175,7 +179,7 @@ void exchange_adopt(struct motion *motion)
     if (job->devices) {
         job->n_io++;
         motion->working = true;
-        if (device_job_adopt(job, adopted_there, motion) == 0)
+        if (device_job_adopt(job, initial_weights(motion->exchange), adopted_there, motion) == 0)
             return;
         job->n_io--;
         motion->working = motion->arrived = false;
@@ -197,17 +201,13 @@ void exchange_window(struct exchange *exchange, const struct segment *segment)
         exchange_share(exchange, EXCHANGE_READING, NULL);
 }
 
-/* What a node owns of a parameter, whose elements lie from offset_bytes on; frozen ones are everybody's. */
+/* What a node owns of a parameter, whose elements lie from offset_bytes on. */
 static struct engine_move owned_elems(const struct exchange *exchange, uint32_t p, unsigned node, uint64_t offset_bytes,
                                       size_t elem_bytes)
 {
-    const struct layout_param *param = &exchange->job->layout->params[p];
-    uint64_t start = param->offset_elems, n = param->n_elems;
+    uint64_t start, n = exchange_owned(exchange, node, p, &start);
 
-    if (param->trainable)
-        n = exchange_owned(exchange, node, param->bucket, param->offset_elems, param->n_elems, &start);
-    return (struct engine_move){.offset_bytes = offset_bytes + (start - param->offset_elems) * elem_bytes,
-                                .n_bytes = n * elem_bytes};
+    return (struct engine_move){.offset_bytes = offset_bytes + start * elem_bytes, .n_bytes = n * elem_bytes};
 }
 
 static void write_weights(struct exchange *exchange, const struct exchange_said *said, uint32_t p)

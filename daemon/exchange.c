@@ -60,10 +60,22 @@ static uint64_t owned_by(const struct layout *layout, struct span span, uint32_t
     return end > first ? end - first : 0;
 }
 
-uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t bucket, uint64_t from,
-                        uint64_t n_elems, uint64_t *start)
+uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t param, uint64_t *start)
 {
-    return owned_by(exchange->job->layout, exchange->spans[node], bucket, from, n_elems, start);
+    const struct layout *layout = exchange->job->layout;
+    const struct layout_param *p = &layout->params[param];
+    uint64_t n = p->n_elems, slice;
+
+    *start = 0;
+    if (p->trainable) {
+        n = owned_by(layout, exchange->spans[node], p->bucket, p->offset_elems, p->n_elems, start);
+        *start -= p->offset_elems;
+    } else if (config_partitions_all(exchange->job->config)) {
+        slice = layout_frozen_slice_elems(p->n_elems, layout->world_size);
+        *start = MIN(slice * exchange->spans[node].first, p->n_elems);
+        n = MIN(slice * (exchange->spans[node].first + exchange->spans[node].n), p->n_elems) - *start;
+    }
+    return n;
 }
 
 static uint64_t owned_part(const struct layout *layout, const struct layout_parcel *parcel, struct span span,
@@ -94,13 +106,14 @@ static uint64_t incoming_bytes(const struct config *config, const struct layout 
            dtype_size(config->communication_data_type);
 }
 
-/* The mirror's pages for initial weights, which have no moments. */
+/* The mirror's pages for initial weights, which have no moments; in stage 3 what weights come in is not the mirror's.
+ */
 static uint64_t initial_bytes(const struct config *config, const struct layout *layout)
 {
     uint64_t n_bytes = round_up(layout->weight_bytes, page_size());
 
     for (uint32_t b = 0; b < layout->n_buckets; b++)
-        if (layout->buckets[b].dtype != DTYPE_F32)
+        if (layout->buckets[b].dtype != DTYPE_F32 || config->zero.stage == 3)
             n_bytes += layout_partition_elems(layout, b) * config_local_ranks(config) * sizeof(float);
     return n_bytes;
 }
@@ -166,6 +179,7 @@ static void motion_free(struct motion *motion)
     if (motion->incoming >= 0)
         motion->exchange->incoming_taken[motion->incoming] = false;
     free(motion->masks);
+    free(motion->gathered);
     free(motion);
 }
 

@@ -66,7 +66,18 @@ enum exchange_kind {
     EXCHANGE_EXP_AVG,
     EXCHANGE_EXP_AVG_SQ,
     EXCHANGE_PUBLISHED, /* stage 3: weights in their own dtype, into the pool */
+    EXCHANGE_GATHERED,  /* likewise, from GPU to GPU, into the pool of a rank's */
     EXCHANGE_N_KINDS,
+};
+
+/* A fetch, as node 0 says it to all. */
+struct exchange_service {
+    uint64_t tag, id;
+    unsigned node; /* that fetches */
+    unsigned rank; /* EXCHANGE_GATHERED: of that node, whose GPU it is for */
+    enum exchange_kind kind;
+    const uint64_t *params;
+    size_t n_params;
 };
 
 struct exchange_ops {
@@ -74,8 +85,8 @@ struct exchange_ops {
     int (*order)(void *userdata, const struct engine_order *order);
     /* All that was to be done here under this tag is done. */
     void (*moved)(void *userdata, uint64_t tag, uint32_t parcel);
-    /* Node 0 is to say what others are to serve this node (exchange_serve). id: of the fetch, on this node. */
-    void (*fetch)(void *userdata, uint64_t id, enum exchange_kind kind, const uint64_t *params, size_t n_params);
+    /* Node 0 is to say what others are to serve this node (exchange_serve). id: of the fetch, on this node; no tag. */
+    void (*fetch)(void *userdata, const struct exchange_service *asked);
     /* Another segment of that number, or none. Return: 0 or -errno. */
     int (*share)(void *userdata, enum exchange_segment number, const struct segment *segment);
     /* What was said cannot be done after all: the generation is broken. why: a static sentence. */
@@ -100,22 +111,14 @@ struct exchange_totals {
 struct exchange_fetch {
     enum exchange_kind kind;
     bool window;            /* EXCHANGE_PUBLISHED: into the window instead of the pool */
-    const uint32_t *params; /* trainable; copied */
+    const uint32_t *params; /* copied */
     size_t n_params;
-    const struct segment
-        *segment; /* where fp32 state goes, from the (one) parameter's start; not for EXCHANGE_PUBLISHED */
+    unsigned rank;                 /* EXCHANGE_GATHERED: whose pool; */
+    const uint64_t *offsets_bytes; /* where to in it, for each parameter; copied */
+    const struct segment *segment; /* where fp32 state goes, from the (one) parameter's start; not for weights */
     /* result: 0; -ECANCELED: the job is given up. Not from within exchange_fetch(). */
     void (*done)(void *userdata, int result);
     void *userdata;
-};
-
-/* A fetch, as node 0 says it to all. */
-struct exchange_service {
-    uint64_t tag, id;
-    unsigned node; /* that fetches */
-    enum exchange_kind kind;
-    const uint64_t *params;
-    size_t n_params;
 };
 
 /* For a job of several nodes. Return: 0 or -ENOMEM. */
@@ -172,8 +175,9 @@ void exchange_spread_is_over(struct exchange *exchange);
 const char *exchange_gather(struct exchange *exchange, const struct exchange_said *said);
 
 /*
- * Fetches what other nodes own of the parameters; what this node owns is not touched. Fetches of state are served one
- * after the other. Return: 0 or -ENOMEM (done() will not be called); 1: there is nothing to fetch.
+ * Fetches what other nodes own of the parameters; what this node owns is not touched, but when GPUs gather: that is all
+ * of the parameters, and never nothing. Fetches of state are served one after the other. Return: 0 or -ENOMEM (done()
+ * will not be called); 1: there is nothing to fetch.
  */
 int exchange_fetch(struct exchange *exchange, const struct exchange_fetch *fetch);
 const char *exchange_serve(struct exchange *exchange, const struct exchange_service *service);

@@ -9,6 +9,9 @@
 #include "daemon/device-pool.h"
 #include "daemon/devices.h"
 #include "daemon/job.h"
+#include "daemon/nodes.h"
+
+enum { FETCH_PARAMS = 64 }; /* of one order; picked */
 
 struct rank_pool {
     struct device_pool *pool;
@@ -102,31 +105,51 @@ static void load_done(void *userdata, int result)
     job_settle(job);
 }
 
+/* Of one node. Return: 0, or -errno. */
+static int order_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
+{
+    const struct job *job = load->job;
+    struct device_fetched fetched[FETCH_PARAMS];
+    uint64_t n_bytes = 0;
+
+    for (size_t i = 0; i < n_params; i++) {
+        const struct layout_param *p = &job->layout->params[params[i]];
+
+        fetched[i] = (struct device_fetched){.param = params[i], .offset_bytes = offsets_bytes[i]};
+        n_bytes += p->n_elems * dtype_size(p->dtype);
+    }
+    return devices_order(job->devices,
+                         &(struct device_command){
+                             .type = DEVICE_COMMAND_FETCH,
+                             .fetch = {.rank = load->rank->rank, .params = fetched, .n_params = n_params},
+                         },
+                         n_bytes, load_done, load);
+}
+
+/* Of several nodes: their engines do it in one order, which node 0 says. Return: likewise. */
+static int ask_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
+{
+    return exchange_fetch(nodes_exchange(load->job->nodes), &(struct exchange_fetch){.kind = EXCHANGE_GATHERED,
+                                                                                     .rank = load->rank->rank,
+                                                                                     .params = params,
+                                                                                     .offsets_bytes = offsets_bytes,
+                                                                                     .n_params = n_params,
+                                                                                     .done = load_done,
+                                                                                     .userdata = load});
+}
+
 /* Masters are on the GPUs: engines round them into the pool. Return: 0, or -errno. */
 static int order_fetches(struct load *load, const uint32_t *params, size_t n_params)
 {
-    struct job *job = load->job;
-    const struct device_pool *pool = pool_of(job, load->rank)->pool;
-    struct device_fetched fetched[64];
+    const struct device_pool *pool = pool_of(load->job, load->rank)->pool;
+    uint64_t offsets_bytes[FETCH_PARAMS];
     int r = 0;
 
     for (size_t i = 0, n; r == 0 && i < n_params; i += n) {
-        uint64_t n_bytes = 0;
-
-        n = MIN(n_params - i, ARRAY_SIZE(fetched));
-        for (size_t k = 0; k < n; k++) {
-            const struct layout_param *p = &job->layout->params[params[i + k]];
-
-            fetched[k] = (struct device_fetched){.param = params[i + k],
-                                                 .offset_bytes = device_pool_offset(pool, params[i + k])};
-            n_bytes += p->n_elems * dtype_size(p->dtype);
-        }
-        r = devices_order(job->devices,
-                          &(struct device_command){
-                              .type = DEVICE_COMMAND_FETCH,
-                              .fetch = {.rank = load->rank->rank, .params = fetched, .n_params = n},
-                          },
-                          n_bytes, load_done, load);
+        n = MIN(n_params - i, ARRAY_SIZE(offsets_bytes));
+        for (size_t k = 0; k < n; k++)
+            offsets_bytes[k] = device_pool_offset(pool, params[i + k]);
+        r = (load->job->nodes ? ask_fetch : order_fetch)(load, params + i, offsets_bytes, n);
         load->n_waiting += r == 0;
     }
     return r;

@@ -149,6 +149,15 @@ static inline uint64_t layout_partition_elems(const struct layout *layout, uint3
     return layout->buckets[bucket].n_elems / layout->world_size;
 }
 
+/* What each rank has of a frozen parameter where those are partitioned, too; the last ones may have less, or nothing.
+ */
+static inline uint64_t layout_frozen_slice_elems(uint64_t n_elems, uint32_t world_size)
+{
+    uint64_t slice = (n_elems + world_size - 1) / world_size;
+
+    return (slice + LAYOUT_ALIGN_ELEMS - 1) / LAYOUT_ALIGN_ELEMS * LAYOUT_ALIGN_ELEMS;
+}
+
 /* What a slot for the parcel takes, in gradient dtype. */
 static inline uint64_t layout_parcel_bytes(const struct layout *layout, uint32_t parcel)
 {

@@ -67,7 +67,7 @@ struct node {
 /* What a node fetches from others, until it has it. */
 struct fetch {
     uint64_t tag, id;
-    unsigned node;
+    unsigned node, rank;
     uint32_t kind;
     struct fetch *next;
     size_t n_params;
@@ -76,6 +76,7 @@ struct fetch {
 
 struct leader {
     unsigned n_nodes, stage;
+    bool partitions_all;
     unsigned n_sources[LEADER_MAX_NODES], first_source[LEADER_MAX_NODES];
     unsigned n_all_sources;
     struct leader_ops ops;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "daemon/base.h"
+#include "daemon/device-wire.h"
 #include "daemon/diagnosis.h"
 #include "daemon/exchange.h"
 #include "daemon/leader-inside.h"
@@ -43,6 +44,7 @@ int leader_new(struct leader **out, const struct leader_options *options)
         return -ENOMEM;
     leader->n_nodes = options->n_nodes;
     leader->stage = options->stage;
+    leader->partitions_all = options->partitions_all;
     leader->ops = options->ops;
     for (unsigned i = 0; i < options->n_nodes; i++) {
         leader->n_sources[i] = options->n_sources[i];
@@ -292,6 +294,7 @@ static void say_serve(struct leader *leader, const struct fetch *fetch)
     leader_say(leader, (struct node_message){.kind = NODE_SERVE,
                                              .tag = fetch->tag,
                                              .node = fetch->node,
+                                             .rank = fetch->rank,
                                              .digest = fetch->id,
                                              .pass = fetch->kind,
                                              .numbers = fetch->params,
@@ -300,16 +303,23 @@ static void say_serve(struct leader *leader, const struct fetch *fetch)
 
 /* What is said to all must be such that all can do it: else no generation of engines would live. Return: NULL, or why.
  */
-static const char *check_fetch(const struct leader *leader, const struct node_message *message)
+static const char *check_fetch(const struct leader *leader, unsigned node, const struct node_message *message)
 {
     const struct layout *layout = leader->layout;
+    bool gathers = message->pass == EXCHANGE_GATHERED;
 
     if (message->n_numbers == 0)
         return "FETCH.numbers: no parameters";
-    if (message->pass >= EXCHANGE_N_KINDS || (message->pass == EXCHANGE_PUBLISHED && leader->stage != 3))
+    if (message->pass >= EXCHANGE_N_KINDS || (message->pass == EXCHANGE_PUBLISHED && leader->stage != 3) ||
+        (gathers && !leader->partitions_all))
         return "FETCH.pass: no such kind";
+    if (gathers && message->n_numbers > DEVICE_MAX_FETCHES)
+        return "FETCH.numbers: more parameters than one order takes";
+    if (gathers && message->rank - leader->first_source[node] >= leader->n_sources[node]) /* a rank is one */
+        return "FETCH.rank: not of that node";
     for (size_t k = 0; k < message->n_numbers; k++)
-        if (message->numbers[k] >= layout->n_params || !layout->params[message->numbers[k]].trainable)
+        if (message->numbers[k] >= layout->n_params ||
+            !(layout->params[message->numbers[k]].trainable || leader->partitions_all))
             return "FETCH.numbers: no such parameter";
     return NULL;
 }
@@ -321,7 +331,7 @@ static void hear_fetch(struct leader *leader, unsigned node, const struct node_m
 
     if (!leader->layout || leader->phase < LEADER_FORMING)
         return; /* the job is given up: it will be told */
-    wrong = check_fetch(leader, message);
+    wrong = check_fetch(leader, node, message);
     fetch = wrong ? NULL : malloc(sizeof(*fetch) + message->n_numbers * sizeof(fetch->params[0]));
     if (!fetch) {
         leader->ops.complain(leader->ops.userdata, node, wrong ? wrong : "FETCH: out of memory");
@@ -330,6 +340,7 @@ static void hear_fetch(struct leader *leader, unsigned node, const struct node_m
     *fetch = (struct fetch){.tag = leader->last_tag + 1,
                             .id = message->digest,
                             .node = node,
+                            .rank = message->rank,
                             .kind = message->pass,
                             .n_params = message->n_numbers,
                             .next = leader->fetches};

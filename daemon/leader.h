@@ -54,6 +54,7 @@ struct leader_options {
     unsigned n_nodes;
     const unsigned *n_sources; /* per node: its pieces */
     unsigned stage;
+    bool partitions_all; /* stage 3 on GPUs: they gather from each other, and frozen parameters have owners, too */
     struct leader_ops ops;
 };
 

@@ -66,7 +66,7 @@ static int give_order(void *userdata, const struct engine_order *order)
     return nodes->ops.order(nodes->ops.userdata, order);
 }
 
-static void ask_fetch(void *userdata, uint64_t id, enum exchange_kind kind, const uint64_t *params, size_t n_params);
+static void ask_fetch(void *userdata, const struct exchange_service *asked);
 
 static int share(void *userdata, enum exchange_segment number, const struct segment *segment)
 {
@@ -91,6 +91,7 @@ static int make_leader(struct nodes *nodes)
             .n_nodes = nodes->n,
             .n_sources = n_sources,
             .stage = (unsigned)nodes->job->config->zero.stage,
+            .partitions_all = config_partitions_all(nodes->job->config),
             .ops = {.say = leader_says, .judge = leader_judges, .complain = leader_complains, .userdata = nodes},
         });
 }
@@ -566,11 +567,14 @@ static void parcel_is_moved(void *userdata, uint64_t tag, uint32_t parcel)
     nodes_report(userdata, (struct node_message){.kind = NODE_MOVED, .tag = tag, .parcel = parcel});
 }
 
-static void ask_fetch(void *userdata, uint64_t id, enum exchange_kind kind, const uint64_t *params, size_t n_params)
+static void ask_fetch(void *userdata, const struct exchange_service *asked)
 {
-    nodes_report(userdata,
-                 (struct node_message){
-                     .kind = NODE_FETCH, .digest = id, .pass = kind, .numbers = params, .n_numbers = n_params});
+    nodes_report(userdata, (struct node_message){.kind = NODE_FETCH,
+                                                 .digest = asked->id,
+                                                 .pass = asked->kind,
+                                                 .rank = asked->rank,
+                                                 .numbers = asked->params,
+                                                 .n_numbers = asked->n_params});
 }
 
 /* ---- the engine ---------------------------------------------------------------------------------------- */
@@ -754,6 +758,7 @@ static void hear_serve(struct nodes *nodes, const struct node_message *message)
     wrong = exchange_serve(nodes->exchange, &(struct exchange_service){.tag = message->tag,
                                                                        .id = message->digest,
                                                                        .node = message->node,
+                                                                       .rank = message->rank,
                                                                        .kind = (enum exchange_kind)message->pass,
                                                                        .params = message->numbers,
                                                                        .n_params = message->n_numbers});

@@ -141,15 +141,14 @@ static void reading_fetched(void *userdata, int result)
 static void read_remote(struct reading *reading)
 {
     struct job *job = reading->job;
-    int r = job->nodes && job->layout->params[reading->param].trainable
-                ? exchange_fetch(nodes_exchange(job->nodes),
-                                 &(struct exchange_fetch){.kind = (enum exchange_kind)reading->kind,
-                                                          .params = &reading->param,
-                                                          .n_params = 1,
-                                                          .segment = &reading->segment,
-                                                          .done = reading_fetched,
-                                                          .userdata = reading})
-                : 1;
+    int r = job->nodes ? exchange_fetch(nodes_exchange(job->nodes),
+                                        &(struct exchange_fetch){.kind = (enum exchange_kind)reading->kind,
+                                                                 .params = &reading->param,
+                                                                 .n_params = 1,
+                                                                 .segment = &reading->segment,
+                                                                 .done = reading_fetched,
+                                                                 .userdata = reading})
+                       : 1;
 
     if (r == 0)
         reading->n_waiting++;

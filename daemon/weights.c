@@ -19,16 +19,33 @@ static struct part intersect(const struct layout_chunk *chunk, uint64_t start, u
     return (struct part){.start = from, .n = to > from ? to - from : 0};
 }
 
+/* Of a mirror frozen parameters, too, are only those slices that local ranks have; elsewhere they are whole. */
+static struct part owned_frozen(const struct state *state, uint64_t start, uint64_t n, uint64_t n_elems)
+{
+    uint64_t slice = layout_frozen_slice_elems(n_elems, state->layout->world_size), from, to;
+
+    if (!state->mirror || state->stage != 3)
+        return (struct part){.start = start, .n = n};
+    from = MAX(slice * state->first_rank, start);
+    to = MIN(slice * (state->first_rank + state->n_ranks), start + n);
+    return (struct part){.start = from, .n = to > from ? to - from : 0};
+}
+
 void weights_fetch(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
                    uint64_t n_elems, void *dst)
 {
     const struct layout_param *p = &state->layout->params[param];
     size_t size = dtype_size(p->dtype);
 
-    if (!p->trainable || state->stage != 3) {
-        const uint8_t *from = p->trainable ? state_weights(state, param, 0) : state_frozen(state, param);
+    if (p->trainable && state->stage != 3) {
+        memcpy(dst, (const uint8_t *)state_weights(state, param, 0) + start * size, n_elems * size);
+        return;
+    }
+    if (!p->trainable) {
+        struct part part = owned_frozen(state, start, n_elems, p->n_elems);
 
-        memcpy(dst, from + start * size, n_elems * size);
+        memcpy((uint8_t *)dst + (part.start - start) * size, state_frozen(state, param) + part.start * size,
+               part.n * size);
         return;
     }
     for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {

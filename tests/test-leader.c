@@ -18,6 +18,7 @@
 #include <cmocka.h>
 
 #include "daemon/base.h"
+#include "daemon/device-wire.h"
 #include "daemon/exchange.h"
 #include "daemon/leader.h"
 
@@ -111,6 +112,8 @@ static void note_details(struct fixture *f, const struct node_message *m)
         break;
     case NODE_SERVE:
         note(f, " %" PRIu64 " node %u fetch %" PRIu64 " kind %u", m->tag, m->node, m->digest, m->pass);
+        if (m->pass == EXCHANGE_GATHERED)
+            note(f, " for rank %u", m->rank);
         note_numbers(f, m);
         break;
     case NODE_VALUE:
@@ -315,7 +318,7 @@ static struct layout *make_layout(unsigned world_size)
 }
 
 /* Nodes of one rank and piece, but node 1, which has two. */
-static struct fixture *fixture_new(unsigned n_nodes, unsigned stage)
+static struct fixture *fixture_new(unsigned n_nodes, unsigned stage, bool partitions_all)
 {
     static const unsigned n_sources[] = {1, 2, 1, 1};
     struct fixture *f = calloc(1, sizeof(*f));
@@ -330,6 +333,7 @@ static struct fixture *fixture_new(unsigned n_nodes, unsigned stage)
                                     .n_nodes = n_nodes,
                                     .n_sources = n_sources,
                                     .stage = stage,
+                                    .partitions_all = partitions_all,
                                     .ops = {.say = on_say, .judge = on_judge, .complain = on_complain, .userdata = f}}),
                      0);
     return f;
@@ -363,7 +367,16 @@ enum { FIRST = 5 };
 
 static struct fixture *start(unsigned stage)
 {
-    struct fixture *f = fixture_new(NODES, stage);
+    struct fixture *f = fixture_new(NODES, stage, false);
+
+    form(f);
+    return f;
+}
+
+/* Stage 3 on GPUs. */
+static struct fixture *start_on_gpus(void)
+{
+    struct fixture *f = fixture_new(NODES, 3, true);
 
     form(f);
     return f;
@@ -397,7 +410,7 @@ static void finish_step(struct fixture *f, uint64_t tag)
 
 static void test_forming(void **state)
 {
-    struct fixture *f = fixture_new(NODES, 2);
+    struct fixture *f = fixture_new(NODES, 2, false);
 
     (void)state;
     assert_int_equal(leader_waits_for(f->leader), 7);
@@ -433,7 +446,7 @@ static void test_forming(void **state)
 
 static void test_unequal(void **state)
 {
-    struct fixture *f = fixture_new(NODES, 2);
+    struct fixture *f = fixture_new(NODES, 2, false);
 
     (void)state;
     report(f, 0, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
@@ -462,7 +475,7 @@ static void declare(struct fixture *f, unsigned node, const char *run_id)
 /* One job is one run; a node whose ranks name none is of any. */
 static void test_runs(void **state)
 {
-    struct fixture *f = fixture_new(NODES, 2);
+    struct fixture *f = fixture_new(NODES, 2, false);
     char text[257];
 
     (void)state;
@@ -485,7 +498,7 @@ static void test_runs(void **state)
 
 static void test_cannot_form(void **state)
 {
-    struct fixture *f = fixture_new(NODES, 2);
+    struct fixture *f = fixture_new(NODES, 2, false);
 
     (void)state;
     report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
@@ -505,7 +518,7 @@ static void test_cannot_form(void **state)
 /* What a node has said of a job that was given up meanwhile is not of the next one. */
 static void test_stale_forming(void **state)
 {
-    struct fixture *f = fixture_new(NODES, 2);
+    struct fixture *f = fixture_new(NODES, 2, false);
 
     (void)state;
     report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
@@ -1096,7 +1109,7 @@ static void test_broken_exchange(void **state)
 
 static void test_broken_before(void **state)
 {
-    struct fixture *f = fixture_new(NODES, 2);
+    struct fixture *f = fixture_new(NODES, 2, false);
     uint64_t spread = 1;
 
     (void)state;
@@ -1194,6 +1207,39 @@ static void test_fetch(void **state)
     fixture_free(f);
 }
 
+/* GPUs gather from each other, frozen parameters as well: for a rank that the node has. */
+static void test_gathering_fetch(void **state)
+{
+    static const uint64_t params[] = {4, 0};
+    struct node_message message = {
+        .kind = NODE_FETCH, .digest = 9, .pass = EXCHANGE_GATHERED, .numbers = params, .n_numbers = 2, .rank = 2};
+    uint64_t too_many[DEVICE_MAX_FETCHES + 1] = {0};
+    struct fixture *f = start_on_gpus();
+
+    (void)state;
+    report(f, 1, message);
+    expect(f, "SERVE 5 node 1 fetch 9 kind 4 for rank 2 numbers 4,0\n");
+    broken(f, 0, 1);
+    expect(f, "ENGINE 2 it broke\n");
+    all_connected(f, 2);
+    expect(f, "SERVE 5 node 1 fetch 9 kind 4 for rank 2 numbers 4,0\n");
+    moved(f, 1, 5, 0);
+    fetch(f, 2, 3, EXCHANGE_MASTER, 4); /* frozen */
+    expect(f, "SERVE 7 node 2 fetch 3 kind 0 numbers 4\n");
+    moved(f, 2, 7, 0);
+    for (unsigned rank = 0; rank < NODES + 1; rank += 3) {
+        message.rank = rank;
+        report(f, 1, message);
+        expect(f, "! node 1: FETCH.rank: not of that node\n");
+    }
+    message.rank = 1;
+    message.numbers = too_many;
+    message.n_numbers = ARRAY_SIZE(too_many);
+    report(f, 1, message);
+    expect(f, "! node 1: FETCH.numbers: more parameters than one order takes\n");
+    fixture_free(f);
+}
+
 /* What not all can do would break every generation of engines. */
 static void test_bad_fetch(void **state)
 {
@@ -1207,6 +1253,8 @@ static void test_bad_fetch(void **state)
     fetch(f, 1, 1, EXCHANGE_MASTER, 4); /* frozen */
     expect(f, "! node 1: FETCH.numbers: no such parameter\n");
     fetch(f, 1, 1, EXCHANGE_PUBLISHED, 0); /* not in this stage */
+    expect(f, "! node 1: FETCH.pass: no such kind\n");
+    fetch(f, 1, 1, EXCHANGE_GATHERED, 0); /* in host memory */
     expect(f, "! node 1: FETCH.pass: no such kind\n");
     fetch(f, 1, 1, EXCHANGE_N_KINDS, 0);
     expect(f, "! node 1: FETCH.pass: no such kind\n");
@@ -1355,6 +1403,7 @@ int main(void)
         cmocka_unit_test(test_broken_gather),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_fetch),
+        cmocka_unit_test(test_gathering_fetch),
         cmocka_unit_test(test_bad_fetch),
         cmocka_unit_test(test_lost),
         cmocka_unit_test(test_nonsense),

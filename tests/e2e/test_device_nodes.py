@@ -39,7 +39,8 @@ def on_gpus(build, *items):
 
 @pytest.mark.plenty
 @pytest.mark.parametrize("stage, ranks, offload", [(1, (1, 1), "none"), (2, (2, 2), "none"), (2, (2, 1), "none"),
-                                                   (1, (1, 2, 1), "none"), (2, (1, 1), "cpu"), (1, (2, 1), "cpu"),
+                                                   (1, (1, 2, 1), "none"), (3, (1, 1), "none"), (3, (2, 1), "none"),
+                                                   (3, (1, 2, 1), "none"), (2, (1, 1), "cpu"), (1, (2, 1), "cpu"),
                                                    (2, (1, 1, 2), "cpu")])
 def test_bits(zerod, build, tmp_path, stage, ranks, offload):
     case = make_case(sum(ranks), "AdamW")
@@ -85,7 +86,8 @@ def said(nodes, code):
 
 
 @pytest.mark.parametrize("ranks, stage, offload", [((1, 1), 1, "none"), ((2, 1), 2, "none"), ((1, 1, 1), 2, "none"),
-                                                   ((1, 1), 2, "cpu"), ((1, 2), 1, "cpu")])
+                                                   ((1, 1), 3, "none"), ((1, 2), 3, "none"), ((1, 1), 2, "cpu"),
+                                                   ((1, 2), 1, "cpu")])
 def test_undisturbed(cluster, references, ranks, stage, offload):
     """Write windows, norms and state that is read are in it."""
     nodes = cluster(ranks, stage, offload)
@@ -101,7 +103,8 @@ def test_sums_of_nccl(cluster):
 
 
 @pytest.mark.parametrize("ranks, stage, offload, seed", [((1, 1), 2, "none", 1), ((2, 1), 1, "none", 2),
-                                                         ((1, 1, 1), 2, "none", 3), ((2, 1), 2, "cpu", 4)])
+                                                         ((1, 1, 1), 2, "none", 3), ((2, 1), 2, "cpu", 4),
+                                                         ((1, 1), 3, "none", 5), ((2, 1), 3, "none", 6)])
 def test_engines_killed(cluster, references, ranks, stage, offload, seed):
     """Of either kind, on any node, at any moment."""
     nodes = cluster(ranks, stage, offload)
@@ -171,21 +174,22 @@ PLANS = {
 
 
 @pytest.mark.plenty
-@pytest.mark.parametrize("rank, offload", [(0, "none"), (2, "none"), (0, "cpu")])
+@pytest.mark.parametrize("rank, stage, offload", [(0, 2, "none"), (2, 2, "none"), (0, 2, "cpu"), (0, 3, "none"),
+                                                  (2, 3, "none")])
 @pytest.mark.parametrize("kind", PLANS)
-def test_trainer_killed(cluster, references, kind, rank, offload):
+def test_trainer_killed(cluster, references, kind, rank, stage, offload):
     """What its GPU had not done when it died is never done: if that was in a sum, the step is aborted for it."""
-    nodes = cluster((2, 1), offload=offload)
+    nodes = cluster((2, 1), stage, offload)
     plans = [[]] * 3
     plans[rank] = PLANS[kind]
     judge(train(nodes, plans, n_steps=SHORT, timeout=120), nodes, references.get(3, n_steps=SHORT),
           "E1302 step aborted.*differ")
 
 
-@pytest.mark.parametrize("offload", ["none", "cpu"])
-def test_steps_are_aborted(cluster, references, offload):
+@pytest.mark.parametrize("stage, offload", [(2, "none"), (2, "cpu"), (3, "none")])
+def test_steps_are_aborted(cluster, references, stage, offload):
     """By a rank, in the middle of a backward, when it asks for the step, and in a window."""
-    nodes = cluster((1, 1), offload=offload)
+    nodes = cluster((1, 1), stage, offload)
     plan = [["--at", "3.1.6:abort", "--at", "7.0.step:abort", "--at", "8.0.window:abort", "--at", "11.0.0:abort"]]
     judge(train(nodes, [plan, []], n_steps=SHORT), nodes, references.get(2, n_steps=SHORT),
           "E1302 step aborted.*the test wants it so|no error")
@@ -199,10 +203,10 @@ def test_backward_is_given_up(cluster, references):
     assert said(nodes, "E1007") >= 2
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_daemon_killed(cluster, references, node):
+@pytest.mark.parametrize("node, stage", [(0, 2), (1, 2), (0, 3), (1, 3)])
+def test_daemon_killed(cluster, references, node, stage):
     """The run ends on all nodes: nothing hangs on the GPUs of the others, and the next run begins from the start."""
-    nodes = cluster((1, 1))
+    nodes = cluster((1, 1), stage)
     lives = start(nodes, [[], []], n_steps=SHORT)
     wait_for(nodes.logs, lambda: nodes.daemons[0].status()["step"] > 3)
     nodes.daemons[node].kill()

@@ -103,6 +103,7 @@ static struct leader *start(struct heard *heard, const struct layout *layout, un
                                 .n_nodes = NODES,
                                 .n_sources = n_sources,
                                 .stage = stage,
+                                .partitions_all = stage == 3,
                                 .ops = {.say = on_say, .judge = on_judge, .complain = on_complain, .userdata = heard}});
 
     if (r < 0)
