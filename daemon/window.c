@@ -41,6 +41,7 @@ struct window {
     bool stores;        /* node 0 has said so: when nothing is under way in it */
     bool busy;          /* a transfer, a rewrite or the reserving of its pages is under way */
     bool stale;         /* its writer died: to be filled again for the successor */
+    bool lacks_memory;  /* several nodes, on which it is open: to be tried again when a rank asks again */
     bool forgotten;     /* while a transfer was under way: goes when that ends */
     unsigned n_filling; /* what is here, and what other nodes have */
     int fill_result;
@@ -141,7 +142,9 @@ static void fill_done(void *userdata, int result)
                                                                               .asked = window->segment.n_bytes,
                                                                               .fix = "free memory on this machine"})),
                            false);
-        window_forget(job);
+        window->lacks_memory = true;
+        if (!job->nodes)
+            window_forget(job);
     } else {
         window->ready = true;
     }
@@ -237,36 +240,54 @@ static int fill(struct job *job)
 
     if (r == 0 && job->nodes && job->config->zero.stage == 3 && fill_remote(job) < 0)
         job->window->fill_result = -ENOMEM;
-    job->window->ready = false;
+    job->window->ready = job->window->stale = job->window->lacks_memory = false;
     job->window->busy = r == 0;
-    job->window->stale = false;
     /* A successor begins with nothing written. */
     rewrite_free(steal_ptr(job->window->rewrite));
     charge_deinit(&job->window->rewrite_charge);
     return r;
 }
 
-static void open_window(struct job *job)
+/* What ranks map; once. Return: 0 or -errno. */
+static int make_segment(struct job *job)
 {
     uint64_t n_bytes = job->config->zero.stage == 3 ? job->layout->range_bytes : job->layout->weight_bytes;
+    struct window *window = job->window;
     struct memory_headroom headroom;
-    int r = -ENOMEM;
 
+    if (window->segment.n_bytes > 0 || n_bytes == 0)
+        return 0;
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
-    job->phase = JOB_WINDOW;
-    job->window = calloc(1, sizeof(*job->window));
-    if (job->window)
-        job->window->segment = SEGMENT_NULL;
-    if (job->window && n_bytes <= headroom.available_bytes && n_bytes <= headroom.cgroup_bytes &&
-        quota_charge(&job->memory, &job->window->charge, n_bytes) == 0)
-        r = segment_init(&job->window->segment, "window", n_bytes);
+    if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes ||
+        quota_charge(&job->memory, &window->charge, n_bytes) != 0)
+        return -ENOMEM;
+    if (segment_init(&window->segment, "window", n_bytes) == 0)
+        return 0;
+    charge_deinit(&window->charge);
+    return -ENOMEM;
+}
+
+/* Shows the weights as they are committed, whatever it has shown before. */
+static void show_weights(struct job *job)
+{
+    int r = make_segment(job);
+
     if (r == 0)
         r = fill(job);
-    if (r < 0 && job->window) {
-        job->window->n_filling = 1;
-        fill_done(job, r);
-    } else if (r < 0)
-        job->phase = JOB_TRAINING;
+    if (r == 0)
+        return;
+    job->window->n_filling = 1;
+    fill_done(job, r);
+}
+
+static void open_window(struct job *job)
+{
+    job->window = calloc(1, sizeof(*job->window));
+    if (!job->window)
+        return; /* as if nobody had asked yet */
+    job->window->segment = SEGMENT_NULL;
+    job->phase = JOB_WINDOW;
+    show_weights(job);
 }
 
 void job_write_begin(struct job *job, struct job_rank *rank)
@@ -610,7 +631,7 @@ void job_write_end(struct job *job, struct job_rank *rank, bool forget)
 {
     if (job_is_stopped(job, rank))
         return;
-    if (job->phase != JOB_WINDOW ||
+    if (job->phase != JOB_WINDOW || job->window->lacks_memory ||
         (rank->rank == 0 && job->window->stale)) { /* stale: its predecessor's, half written */
         job_refuse_early(job, rank, &not_open);
         return;
@@ -640,12 +661,20 @@ static bool all_wait(const struct job *job, enum job_wait wait)
     return any;
 }
 
+static bool any_waits(const struct job *job, enum job_wait wait)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (job->ranks[r].wait == wait)
+            return true;
+    return false;
+}
+
 /* A successor of rank 0 must not see what its predecessor had begun to write. */
 static void settle_open(struct job *job)
 {
-    if (job->window->stale && job->ranks[0].wait == WAIT_WINDOW_BEGIN && !job->window->busy) {
-        if (fill(job) < 0)
-            fill_done(job, -ENOMEM);
+    if ((job->window->stale && job->ranks[0].wait == WAIT_WINDOW_BEGIN) ||
+        (job->window->lacks_memory && any_waits(job, WAIT_WINDOW_BEGIN))) {
+        show_weights(job);
         return;
     }
     if (!job->window->ready)

@@ -368,9 +368,11 @@ def test_daemon_ends(zerod, build, references, moment, number):
         assert "zerod has closed the connection" in rank.last.out() or "cannot connect" in rank.last.out()
 
 
+@pytest.mark.parametrize("n_nodes", [1, 2])
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 12, 16, 20, 30, 60])
-def test_out_of_memory(zerod, references, n):
-    """The n-th time that the daemon asks for pages there are none: said, nothing lost, the next attempt succeeds."""
+def test_out_of_memory(zerod, references, monkeypatch, n, n_nodes):
+    """The n-th time that a daemon asks for pages there are none: said, nothing lost, the next attempt succeeds."""
+    monkeypatch.setenv("ZEROD_NODES", str(n_nodes))
     daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "reduce_bucket_size": 300}},
                    env={"ZEROD_FAILPOINT": f"reserve:error@{n}"})
     reference = references.get(2, n_steps=SHORT)
