@@ -905,6 +905,7 @@ void job_settle(struct job *job)
         return;
     }
     boundary_settle(job);
+    abort_settle(job);
     commit_settle(job);
     window_settle(job);
     form_settle(job); /* successors */

@@ -11,12 +11,14 @@
  *   admit.c      the way of a push: slot, ledger, parcel
  *   collect.c    what is complete is reduced, what is reduced is credited
  *   boundary.c   end of micro-batch, asking for the step
- *   commit.c     the step: decision, update, commit; abort
+ *   commit.c     the step: decision, update, commit
+ *   abort.c      its abort
  *   gather.c     stage 3, reading of state
  *   param-norm.c the norm of one parameter, over nodes   (param-norm.h)
  *   window.c     write windows
  *   exchange.c   what this node's engine moves                     (exchange.h)
- *   nodes.c      this node among others: reports, and what node 0 says (nodes.h)
+ *   nodes.c      this node among others (nodes.h); nodes-report.c tells node 0, nodes-obey.c does what node 0 says,
+ *                nodes-engine.c has the engines
  *   stall.c      who waits for whom, time-outs
  *   device-job.c memory that lies on GPUs                          (device-job.h)
  *
@@ -418,16 +420,22 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
 void job_grad_norm(struct job *job, struct job_rank *rank);
 /* Judges requests for the step that waited for what other ranks push. */
 void boundary_settle(struct job *job);
-void job_abort_step(struct job *job, struct job_rank *rank, const char *why);
-void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt);
 
 /* ---- the step (commit.c) ------------------------------------------------------------------------------- */
 
 void commit_settle(struct job *job);
+
+/* ---- its abort (abort.c) ------------------------------------------------------------------------------- */
+
 /* Aborts the step for all; reason is taken (may be NULL); rank < 0: nobody in particular. */
 void job_abort(struct job *job, int64_t rank, struct diagnostic *reason);
+/* The same on this node, where it is to be. */
+void abort_start(struct job *job, int64_t rank, struct diagnostic *reason);
+void abort_settle(struct job *job);
+void job_abort_step(struct job *job, struct job_rank *rank, const char *why);
+void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt);
 
-/* ---- what node 0 says (form.c, collect.c, commit.c); only in a job of several nodes --------------------- */
+/* ---- what node 0 says (form.c, collect.c, commit.c, abort.c); only in a job of several nodes ------------ */
 
 /* All ranks of all nodes have declared the same, under that run id; empty: none has one. */
 void job_form_now(struct job *job, const char *run_id);
