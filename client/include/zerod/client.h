@@ -389,7 +389,8 @@ ZEROD_API int zerod_prefetch(struct zerod *c, const unsigned *params, size_t n_p
 /*
  * Collective write window between steps. Between begin and end every rank may write through zerod_window();
  * zerod_write_end() makes rank 0's weights the weights and, where bytes changed, the masters; what other ranks wrote is
- * dropped. Moments stay, but for those of zerod_write_state(). zerod_write_forget() ends it without a change.
+ * dropped, and where they have not written they may see what rank 0 does. Moments stay, but for those of
+ * zerod_write_state(). zerod_write_forget() ends it without a change.
  */
 ZEROD_API int zerod_write_begin(struct zerod *c);
 ZEROD_API int zerod_write_end(struct zerod *c);
