@@ -90,10 +90,6 @@ static void check_device_nodes(const struct config_check *check)
                "%u ranks, and with device: cuda each rank's gradients travel by themselves between nodes; allowed: at "
                "most %d",
                config->world.size, CONFIG_MAX_PIECES);
-    if (sound(check, "zero_optimization.stage") && config->zero.stage == 3 && config_offloads(config))
-        REFUSE(check, "zero_optimization.stage", "zero_optimization.offload_optimizer.device",
-               "3 with device: cuda and offload_optimizer is served on one node alone; allowed on several: 1 and 2, or "
-               "offload_optimizer: {device: none}");
     if (sound(check, "communication_data_type") && config->communication_data_type != DTYPE_F32)
         REFUSE(check, "communication_data_type", "device",
                "with device: cuda gradients travel between nodes in their own type; allowed: fp32");

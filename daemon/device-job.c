@@ -579,7 +579,14 @@ int device_job_reserve(struct job *job)
 
     if (r == 0 && job->step->offload)
         r = offload_reserve(job->step->offload);
-    return r == 0 && job->nodes && job->state->mirror ? reserve_mirror(job) : r;
+    if (r == 0 && job->nodes && job->state->mirror)
+        r = reserve_mirror(job);
+    if (r == 0 && job->nodes && !job->state->mirror) {
+        const struct segment *pool = exchange_pool(nodes_exchange(job->nodes));
+
+        r = segment_reserve(pool, 0, pool->n_bytes);
+    }
+    return r;
 }
 
 static void adopt_run(struct work *work, uint32_t item)
@@ -588,7 +595,7 @@ static void adopt_run(struct work *work, uint32_t item)
     const struct job *job = io->job;
     const struct layout_param *p = &job->layout->params[item];
 
-    if (has_master(job, p))
+    if (has_master(job, p) || (is_stage3(job) && !job->state->mirror))
         weights_adopt(job->state, job->kernels, item, io->weights + p->weight_offset_bytes);
 }
 

@@ -372,11 +372,11 @@ static void free_fetch(struct pending_fetch *fetch)
 static struct pending_fetch *new_fetch(const struct exchange *exchange, const struct exchange_fetch *what)
 {
     uint32_t *params = calloc(what->n_params + 1, sizeof(*params));
-    uint64_t *offsets = calloc(what->n_params + 1, sizeof(*offsets));
+    uint64_t *offsets = what->offsets_bytes ? calloc(what->n_params + 1, sizeof(*offsets)) : NULL;
     struct pending_fetch *fetch = calloc(1, sizeof(*fetch));
     size_t n = 0;
 
-    if (!params || !offsets || !fetch) {
+    if (!params || !fetch || (what->offsets_bytes && !offsets)) {
         free(params);
         free(offsets);
         free(fetch);
@@ -385,8 +385,9 @@ static struct pending_fetch *new_fetch(const struct exchange *exchange, const st
     for (size_t i = 0; i < what->n_params; i++) {
         if (!is_wanted(exchange, what->kind, what->params[i]))
             continue;
-        params[n] = what->params[i];
-        offsets[n++] = what->offsets_bytes ? what->offsets_bytes[i] : 0;
+        if (offsets)
+            offsets[n] = what->offsets_bytes[i];
+        params[n++] = what->params[i];
     }
     fetch->what = *what;
     fetch->what.params = params;
@@ -437,19 +438,28 @@ void exchange_cancel(struct exchange *exchange)
         exchange_finish_fetch(exchange, exchange->fetches, -ECANCELED);
 }
 
-/* From each owner what it has of the parameter. */
-static void receive_param(struct exchange *exchange, const struct pending_fetch *fetch, uint32_t p)
+/* Where its parameter of that number begins, in the segment. */
+static uint64_t find_place(const struct exchange *exchange, const struct exchange_fetch *what, size_t i)
 {
-    const struct layout_param *param = &exchange->job->layout->params[p];
-    bool published = fetch->what.kind == EXCHANGE_PUBLISHED;
+    if (is_state(what->kind))
+        return 0;
+    return what->offsets_bytes ? what->offsets_bytes[i]
+                               : exchange->job->layout->params[what->params[i]].range_offset_bytes;
+}
+
+/* From each owner what it has of the parameter. */
+static void receive_param(struct exchange *exchange, const struct exchange_fetch *what, size_t i)
+{
+    const struct layout_param *param = &exchange->job->layout->params[what->params[i]];
+    bool published = what->kind == EXCHANGE_PUBLISHED;
     size_t size = published ? dtype_size(param->dtype) : sizeof(float);
-    enum exchange_segment destination = fetch->what.window ? EXCHANGE_SPREADING
-                                        : published        ? EXCHANGE_POOL
-                                                           : EXCHANGE_READING;
-    uint64_t base = published ? param->range_offset_bytes : 0, start;
+    enum exchange_segment destination = what->window ? EXCHANGE_SPREADING
+                                        : published  ? EXCHANGE_POOL
+                                                     : EXCHANGE_READING;
+    uint64_t base = find_place(exchange, what, i), start;
 
     for (unsigned node = 0; node < exchange->n_nodes; node++) {
-        uint64_t n = exchange_owned(exchange, node, p, &start);
+        uint64_t n = exchange_owned(exchange, node, what->params[i], &start);
 
         if (node != exchange->self && n > 0)
             exchange_add_move(exchange, (struct engine_move){.node = node,
@@ -491,7 +501,7 @@ static const char *receive(struct exchange *exchange, const struct exchange_serv
         return EXCHANGE_NO_MEMORY;
     motion->fetch = fetch;
     for (size_t i = 0; i < service->n_params; i++) {
-        receive_param(exchange, fetch, fetch->what.params[i]);
+        receive_param(exchange, &fetch->what, i);
         exchange_post_motion(exchange, motion);
     }
     exchange_progress(motion);

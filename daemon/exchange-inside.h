@@ -85,7 +85,7 @@ struct exchange {
     struct span *spans;
     struct source sources[STEP_MAX_RANKS];
     unsigned n_sources;
-    struct segment incoming, serving, spreading;
+    struct segment incoming, serving, spreading, pool;
     uint64_t incoming_elems; /* of each slot of incoming */
     bool incoming_taken[LEADER_MAX_MOVING];
     struct segment nothing; /* in place of what is shared no more, so that the engine lets go of it */
@@ -107,10 +107,6 @@ struct exchange {
 /* Why something that node 0 has said cannot be done. */
 #define EXCHANGE_NO_MEMORY "out of memory"
 #define EXCHANGE_SAID_TWICE "what is under way was said again"
-
-/* [*start, *start + n) of the parameter's elements that the node owns; of a frozen one, unless those are partitioned,
- * all are everybody's. Return: n. */
-uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t param, uint64_t *start);
 
 void exchange_add_move(struct exchange *exchange, struct engine_move move);
 /* Gives what was added as the order of that tag; timeout by what is under way. Return: whether there was any. */

@@ -11,6 +11,7 @@
 #include "daemon/failpoint.h"
 #include "daemon/job.h"
 #include "daemon/leader.h"
+#include "daemon/plan.h"
 #include "daemon/ring.h"
 
 _Static_assert((int)LEADER_MAX_NODES == (int)CONFIG_MAX_NODES && (int)STEP_MAX_RANKS == (int)CONFIG_MAX_PIECES,
@@ -69,7 +70,7 @@ uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t
     *start = 0;
     if (p->trainable) {
         n = owned_by(layout, exchange->spans[node], p->bucket, p->offset_elems, p->n_elems, start);
-        *start -= p->offset_elems;
+        *start = n > 0 ? *start - p->offset_elems : 0;
     } else if (config_partitions_all(exchange->job->config)) {
         slice = layout_frozen_slice_elems(p->n_elems, layout->world_size);
         *start = MIN(slice * exchange->spans[node].first, p->n_elems);
@@ -118,12 +119,18 @@ static uint64_t initial_bytes(const struct config *config, const struct layout *
     return n_bytes;
 }
 
+static uint64_t pool_bytes(const struct config *config, const struct layout *layout)
+{
+    return config_offloads(config) && config->zero.stage == 3 ? plan_device_pool_bytes(layout) : 0;
+}
+
 uint64_t exchange_bytes(const struct config *config, const struct layout *layout)
 {
     if (config->world.nodes.n_items < 2)
         return 0;
     if (on_devices(config))
-        return (config_offloads(config) ? 0 : initial_bytes(config, layout)) + exchange_serving_bytes(config, layout);
+        return (config_offloads(config) ? pool_bytes(config, layout) : initial_bytes(config, layout)) +
+               exchange_serving_bytes(config, layout);
     return round_up(step_staging_bytes(layout, config_local_ranks(config),
                                        exchange_n_pieces(config, config->world.node), config->communication_data_type),
                     page_size()) +
@@ -160,7 +167,7 @@ int exchange_new(struct exchange **out, struct job *job, const struct exchange_o
         return -ENOMEM;
     exchange->job = job;
     exchange->ops = *ops;
-    exchange->incoming = exchange->serving = exchange->spreading = exchange->nothing = SEGMENT_NULL;
+    exchange->incoming = exchange->serving = exchange->spreading = exchange->nothing = exchange->pool = SEGMENT_NULL;
     exchange->n_nodes = (unsigned)job->config->world.nodes.n_items;
     exchange->self = job->config->world.node;
     exchange->spans = calloc(exchange->n_nodes, sizeof(*exchange->spans));
@@ -222,6 +229,8 @@ int exchange_form(struct exchange *exchange)
         r = segment_init(&exchange->spreading, "spreading",
                          layout->weight_bytes); /* pages come with what is put there */
     if (r == 0)
+        r = segment_init(&exchange->pool, "pool", pool_bytes(job->config, layout));
+    if (r == 0)
         r = segment_init(&exchange->nothing, "nothing", 1);
     if (r == 0)
         r = exchange_form_serving(exchange);
@@ -229,7 +238,7 @@ int exchange_form(struct exchange *exchange)
     set_segment(exchange, EXCHANGE_INCOMING, &exchange->incoming);
     set_segment(exchange, EXCHANGE_WEIGHTS, &job->state->weights);
     set_segment(exchange, EXCHANGE_STATE, &job->state->state);
-    set_segment(exchange, EXCHANGE_POOL, job->gathered ? pool_segment(job->gathered) : NULL);
+    set_segment(exchange, EXCHANGE_POOL, job->gathered ? pool_segment(job->gathered) : &exchange->pool);
     set_segment(exchange, EXCHANGE_SERVING, &exchange->serving);
     set_segment(exchange, EXCHANGE_SPREADING, &exchange->spreading);
     return r;
@@ -260,10 +269,16 @@ void exchange_drop(struct exchange *exchange)
     segment_deinit(&exchange->incoming);
     segment_deinit(&exchange->spreading);
     segment_deinit(&exchange->nothing);
-    exchange->incoming = exchange->spreading = exchange->nothing = SEGMENT_NULL;
+    segment_deinit(&exchange->pool);
+    exchange->incoming = exchange->spreading = exchange->nothing = exchange->pool = SEGMENT_NULL;
     memset(exchange->segments, 0, sizeof(exchange->segments));
     free(steal_ptr(exchange->places));
     exchange->n_waiting_bytes = 0;
+}
+
+const struct segment *exchange_pool(const struct exchange *exchange)
+{
+    return &exchange->pool;
 }
 
 const struct segment *const *exchange_segments(const struct exchange *exchange)

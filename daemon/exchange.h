@@ -113,13 +113,17 @@ struct exchange_fetch {
     bool window;            /* EXCHANGE_PUBLISHED: into the window instead of the pool */
     const uint32_t *params; /* copied */
     size_t n_params;
-    unsigned rank;                 /* EXCHANGE_GATHERED: whose pool; */
-    const uint64_t *offsets_bytes; /* where to in it, for each parameter; copied */
+    unsigned rank;                 /* EXCHANGE_GATHERED: whose pool */
+    const uint64_t *offsets_bytes; /* where to in a pool of a GPU's, or of its size here, for each; copied; else NULL */
     const struct segment *segment; /* where fp32 state goes, from the (one) parameter's start; not for weights */
     /* result: 0; -ECANCELED: the job is given up. Not from within exchange_fetch(). */
     void (*done)(void *userdata, int result);
     void *userdata;
 };
+
+/* [*start, *start + n) of the parameter's elements that the node owns; of a frozen one, unless those are partitioned,
+ * all are everybody's. Return: n. */
+uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t param, uint64_t *start);
 
 /* For a job of several nodes. Return: 0 or -ENOMEM. */
 int exchange_new(struct exchange **out, struct job *job, const struct exchange_ops *ops);
@@ -135,6 +139,9 @@ uint64_t exchange_bytes(const struct config *config, const struct layout *layout
 /* The job's layout and step stand. Pages of the incoming segment are the caller's to reserve. Return: 0 or -errno. */
 int exchange_form(struct exchange *exchange);
 void exchange_drop(struct exchange *exchange);
+/* Offloaded jobs on GPUs, stage 3: as large as the pool of a rank, where what other nodes have comes on its way there.
+ * Its pages are the caller's to reserve. */
+const struct segment *exchange_pool(const struct exchange *exchange);
 /* EXCHANGE_N_SEGMENTS of them, valid until exchange_drop(). */
 const struct segment *const *exchange_segments(const struct exchange *exchange);
 

@@ -31,6 +31,8 @@ struct load {
     bool hinted;
     int result;
     unsigned n_waiting; /* orders, and one while they are made */
+    size_t n_params;
+    uint32_t params[];
 };
 
 static struct rank_pool *pool_of(const struct job *job, const struct job_rank *rank)
@@ -139,48 +141,122 @@ static int ask_fetch(struct load *load, const uint32_t *params, const uint64_t *
 }
 
 /* Masters are on the GPUs: engines round them into the pool. Return: 0, or -errno. */
-static int order_fetches(struct load *load, const uint32_t *params, size_t n_params)
+static int order_fetches(struct load *load)
 {
     const struct device_pool *pool = pool_of(load->job, load->rank)->pool;
     uint64_t offsets_bytes[FETCH_PARAMS];
     int r = 0;
 
-    for (size_t i = 0, n; r == 0 && i < n_params; i += n) {
-        n = MIN(n_params - i, ARRAY_SIZE(offsets_bytes));
+    for (size_t i = 0, n; r == 0 && i < load->n_params; i += n) {
+        n = MIN(load->n_params - i, ARRAY_SIZE(offsets_bytes));
         for (size_t k = 0; k < n; k++)
-            offsets_bytes[k] = device_pool_offset(pool, params[i + k]);
-        r = (load->job->nodes ? ask_fetch : order_fetch)(load, params + i, offsets_bytes, n);
+            offsets_bytes[k] = device_pool_offset(pool, load->params[i + k]);
+        r = (load->job->nodes ? ask_fetch : order_fetch)(load, load->params + i, offsets_bytes, n);
         load->n_waiting += r == 0;
     }
     return r;
 }
 
-/* Masters are here: what is copied is rounded on its way. Return: 0, or -errno. */
-static int copy_masters(struct load *load, const uint32_t *params, size_t n_params)
+/* Some of a parameter's elements, to the pool; from where is for the caller. */
+static struct devices_move move_of(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
-    struct job *job = load->job;
-    const struct device_pool *pool = pool_of(job, load->rank)->pool;
-    _cleanup_free_ struct devices_move *moves = calloc(n_params, sizeof(*moves));
-    int r;
+    const struct job *job = load->job;
+    size_t elem_bytes = dtype_size(job->layout->params[param].dtype);
+
+    return (struct devices_move){
+        .write = true,
+        .local_rank = load->rank->rank - job->first_rank,
+        .kind = DEVICE_POOL,
+        .offset_bytes = device_pool_offset(pool_of(job, load->rank)->pool, param) + start * elem_bytes,
+        .n_bytes = n * elem_bytes,
+    };
+}
+
+/* What this node has, rounded on its way. */
+static struct devices_move move_own(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
+{
+    const struct job *job = load->job;
+    const struct layout_param *p = &job->layout->params[param];
+    struct devices_move move = move_of(load, param, start, n);
+
+    if (n > 0 && p->trainable)
+        move.host = state_master(job->state, p->bucket, p->offset_elems + start);
+    else if (n > 0)
+        move.host = state_frozen(job->state, param);
+    move.rounds = p->trainable && p->dtype != DTYPE_F32;
+    move.dtype = p->dtype;
+    return move;
+}
+
+/* What other nodes have, which has come already. */
+static struct devices_move move_others(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
+{
+    const struct job *job = load->job;
+    struct devices_move move = move_of(load, param, start, n);
+
+    if (n > 0)
+        move.host = exchange_pool(nodes_exchange(job->nodes))->map + move.offset_bytes;
+    return move;
+}
+
+/* Masters are here, or have come. Return: 0, or -errno. */
+static int copy_masters(struct load *load)
+{
+    const struct job *job = load->job;
+    _cleanup_free_ struct devices_move *moves = calloc(3 * load->n_params + 1, sizeof(*moves));
 
     if (!moves)
         return -ENOMEM;
-    for (size_t i = 0; i < n_params; i++) {
-        const struct layout_param *p = &job->layout->params[params[i]];
+    for (size_t i = 0; i < load->n_params; i++) {
+        uint32_t param = load->params[i];
+        uint64_t start = 0, all = job->layout->params[param].n_elems, n = all;
 
-        moves[i] = (struct devices_move){
-            .write = true,
-            .local_rank = load->rank->rank - job->first_rank,
-            .kind = DEVICE_POOL,
-            .offset_bytes = device_pool_offset(pool, params[i]),
-            .host = p->trainable ? (void *)state_master(job->state, p->bucket, p->offset_elems)
-                                 : state_frozen(job->state, params[i]),
-            .n_bytes = p->n_elems * dtype_size(p->dtype),
-            .rounds = p->trainable && p->dtype != DTYPE_F32,
-            .dtype = p->dtype,
-        };
+        if (job->nodes)
+            n = exchange_owned(nodes_exchange(job->nodes), job->config->world.node, param, &start);
+        moves[3 * i] = move_own(load, param, start, n);
+        moves[3 * i + 1] = move_others(load, param, 0, start);
+        moves[3 * i + 2] = move_others(load, param, start + n, all - start - n);
     }
-    r = devices_copy(job->devices, moves, n_params, load_done, load);
+    return devices_copy(job->devices, moves, 3 * load->n_params, load_done, load);
+}
+
+static void others_are_here(void *userdata, int result)
+{
+    struct load *load = userdata;
+
+    if (result == 0)
+        result = copy_masters(load);
+    if (result < 0)
+        load_done(load, result);
+}
+
+/* Return: as exchange_fetch(). */
+static int fetch_others(struct load *load)
+{
+    const struct device_pool *pool = pool_of(load->job, load->rank)->pool;
+    _cleanup_free_ uint64_t *offsets_bytes = calloc(load->n_params + 1, sizeof(*offsets_bytes));
+
+    if (!load->job->nodes)
+        return 1;
+    if (!offsets_bytes)
+        return -ENOMEM;
+    for (size_t i = 0; i < load->n_params; i++)
+        offsets_bytes[i] = device_pool_offset(pool, load->params[i]);
+    return exchange_fetch(nodes_exchange(load->job->nodes), &(struct exchange_fetch){.kind = EXCHANGE_PUBLISHED,
+                                                                                     .params = load->params,
+                                                                                     .offsets_bytes = offsets_bytes,
+                                                                                     .n_params = load->n_params,
+                                                                                     .done = others_are_here,
+                                                                                     .userdata = load});
+}
+
+/* Masters are in the memory of hosts. Return: 0, or -errno. */
+static int bring_masters(struct load *load)
+{
+    int r = fetch_others(load);
+
+    if (r > 0)
+        r = copy_masters(load);
     load->n_waiting += r == 0;
     return r;
 }
@@ -189,15 +265,16 @@ static int copy_masters(struct load *load, const uint32_t *params, size_t n_para
 static int start_load(struct job *job, struct job_rank *rank, bool hinted, const uint32_t *params, size_t n_params)
 {
     struct rank_pool *to = pool_of(job, rank);
-    struct load *load = malloc(sizeof(*load));
+    struct load *load = malloc(sizeof(*load) + n_params * sizeof(load->params[0]));
     int r;
 
     if (!load) {
         device_pool_forget(to->pool);
         return -ENOMEM;
     }
-    *load = (struct load){.job = job, .rank = rank, .hinted = hinted, .n_waiting = 1};
-    r = job->state->mirror ? order_fetches(load, params, n_params) : copy_masters(load, params, n_params);
+    *load = (struct load){.job = job, .rank = rank, .hinted = hinted, .n_waiting = 1, .n_params = n_params};
+    memcpy(load->params, params, n_params * sizeof(*params));
+    r = job->state->mirror ? order_fetches(load) : bring_masters(load);
     if (r < 0 && load->n_waiting == 1) {
         free(load);
         device_pool_forget(to->pool);
@@ -210,6 +287,12 @@ static int start_load(struct job *job, struct job_rank *rank, bool hinted, const
     return 0;
 }
 
+/* What comes of other nodes' masters has one place on a node, whose ranks load one after the other. */
+static bool is_taken(const struct job *job)
+{
+    return job->nodes && !job->state->mirror && job->device_gathered->n_loading > 0;
+}
+
 /* ---- requests ------------------------------------------------------------------------------------------ */
 
 enum gathered device_gather_look(struct job *job, struct job_rank *rank)
@@ -219,7 +302,7 @@ enum gathered device_gather_look(struct job *job, struct job_rank *rank)
     bool lost = to->lost;
     size_t n_absent;
 
-    if (to->loading)
+    if (to->loading || is_taken(job))
         return GATHER_LOADS;
     to->lost = false;
     if (lost)
@@ -258,7 +341,7 @@ void device_gather_hint(struct job *job, struct job_rank *rank, const uint32_t *
     _cleanup_free_ uint32_t *absent = calloc(n_params + 1, sizeof(*absent));
     size_t n_absent;
 
-    if (!absent || to->loading || !device_pool_fits(to->pool, params, n_params))
+    if (!absent || to->loading || is_taken(job) || !device_pool_fits(to->pool, params, n_params))
         return;
     n_absent = device_pool_place(to->pool, params, n_params, absent);
     if (n_absent > 0)

@@ -31,7 +31,7 @@ enum gathered {
     GATHER_LOST, /* there is no memory for the order */
 };
 
-/* What the rank waits for, rank->gathering: begins to load it, if nothing else is being loaded for this rank. */
+/* What the rank waits for, rank->gathering: begins to load it, if nothing else is being loaded that is in its way. */
 enum gathered device_gather_look(struct job *job, struct job_rank *rank);
 
 /* They are there: the answer. Return: 0 or -ENOMEM. */

@@ -219,12 +219,14 @@ static void mirror_filled(void *userdata, int result)
         mirror_shown(job, result < 0 ? result : -ENOMEM);
 }
 
-/* Offloaded, the weights are here as well; of several nodes only those that this one owns. */
+/* Offloaded, the weights are here as well; of several nodes in stages 1 and 2 only those that this one owns. */
 static int fill_here(struct job *job)
 {
-    if (!job->state->mirror && !(job->devices && job->nodes))
+    bool stage3 = job->config->zero.stage == 3;
+
+    if (!job->state->mirror && (stage3 || !(job->devices && job->nodes)))
         return start_transfer(job, TRANSFER_FETCH, fill_done);
-    if (job->config->zero.stage == 3)
+    if (stage3)
         return load_mirror(job, mirror_filled);
     return device_job_fill(job, &job->window->segment, fill_done, job);
 }

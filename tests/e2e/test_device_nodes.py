@@ -41,7 +41,7 @@ def on_gpus(build, *items):
 @pytest.mark.parametrize("stage, ranks, offload", [(1, (1, 1), "none"), (2, (2, 2), "none"), (2, (2, 1), "none"),
                                                    (1, (1, 2, 1), "none"), (3, (1, 1), "none"), (3, (2, 1), "none"),
                                                    (3, (1, 2, 1), "none"), (2, (1, 1), "cpu"), (1, (2, 1), "cpu"),
-                                                   (2, (1, 1, 2), "cpu")])
+                                                   (2, (1, 1, 2), "cpu"), (3, (1, 1), "cpu"), (3, (2, 1, 1), "cpu")])
 def test_bits(zerod, build, tmp_path, stage, ranks, offload):
     case = make_case(sum(ranks), "AdamW")
     config = make_config(case, stage=stage, bucket_elems=500, zero={"offload_optimizer": {"device": offload}}, **CUDA)
@@ -87,7 +87,7 @@ def said(nodes, code):
 
 @pytest.mark.parametrize("ranks, stage, offload", [((1, 1), 1, "none"), ((2, 1), 2, "none"), ((1, 1, 1), 2, "none"),
                                                    ((1, 1), 3, "none"), ((1, 2), 3, "none"), ((1, 1), 2, "cpu"),
-                                                   ((1, 2), 1, "cpu")])
+                                                   ((1, 2), 1, "cpu"), ((2, 1), 3, "cpu")])
 def test_undisturbed(cluster, references, ranks, stage, offload):
     """Write windows, norms and state that is read are in it."""
     nodes = cluster(ranks, stage, offload)
@@ -104,7 +104,7 @@ def test_sums_of_nccl(cluster):
 
 @pytest.mark.parametrize("ranks, stage, offload, seed", [((1, 1), 2, "none", 1), ((2, 1), 1, "none", 2),
                                                          ((1, 1, 1), 2, "none", 3), ((2, 1), 2, "cpu", 4),
-                                                         ((1, 1), 3, "none", 5), ((2, 1), 3, "none", 6)])
+                                                         ((1, 1), 3, "none", 5), ((2, 1), 3, "none", 6), ((1, 2), 3, "cpu", 7)])
 def test_engines_killed(cluster, references, ranks, stage, offload, seed):
     """Of either kind, on any node, at any moment."""
     nodes = cluster(ranks, stage, offload)
@@ -175,7 +175,7 @@ PLANS = {
 
 @pytest.mark.plenty
 @pytest.mark.parametrize("rank, stage, offload", [(0, 2, "none"), (2, 2, "none"), (0, 2, "cpu"), (0, 3, "none"),
-                                                  (2, 3, "none")])
+                                                  (2, 3, "none"), (1, 3, "cpu")])
 @pytest.mark.parametrize("kind", PLANS)
 def test_trainer_killed(cluster, references, kind, rank, stage, offload):
     """What its GPU had not done when it died is never done: if that was in a sum, the step is aborted for it."""
@@ -186,7 +186,7 @@ def test_trainer_killed(cluster, references, kind, rank, stage, offload):
           "E1302 step aborted.*differ")
 
 
-@pytest.mark.parametrize("stage, offload", [(2, "none"), (2, "cpu"), (3, "none")])
+@pytest.mark.parametrize("stage, offload", [(2, "none"), (2, "cpu"), (3, "none"), (3, "cpu")])
 def test_steps_are_aborted(cluster, references, stage, offload):
     """By a rank, in the middle of a backward, when it asks for the step, and in a window."""
     nodes = cluster((1, 1), stage, offload)
