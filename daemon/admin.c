@@ -191,10 +191,7 @@ static struct nodes_view *view_nodes(struct server *server)
         .engine = "gloo",
         .generation = status.generation,
         .connected = status.connected,
-        .n_orders = status.totals.n_orders,
-        .n_bytes_sent = status.totals.n_bytes_sent,
-        .n_bytes_received = status.totals.n_bytes_received,
-        .busy_ns = status.totals.busy_ns,
+        .traffic = membership_traffic(server_membership(server)),
         .waits_for = status.waits_for,
         .waits_to = status.waits_to,
     };
@@ -212,6 +209,7 @@ static struct status_device view_device(const struct job *job)
         .pid = status.pid,
         .generation = status.generation,
         .n_failures = status.n_failures,
+        .traffic = status.traffic,
         .versions = status.versions && status.versions[0] ? status.versions : NULL,
     };
 }

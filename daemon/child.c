@@ -46,6 +46,7 @@ struct child {
     bool failing, told;
     bool closed; /* by the owner */
 
+    struct traffic *traffic;
     struct child_order *orders;
     size_t n_orders, n_orders_allocated;
     uint64_t ready_deadline_ms, exit_deadline_ms;
@@ -97,6 +98,8 @@ static void child_kill(struct child *child)
 {
     if (child->runs)
         (void)uv_process_kill(&child->process, SIGKILL);
+    if (child->traffic) /* it does nothing more that is heard */
+        traffic_stop(child->traffic, uv_hrtime());
 }
 
 /* The owner is told from the timer, so never from within a call of its own. */
@@ -182,11 +185,15 @@ int child_expect(struct child *child, const struct child_order *order, uint32_t 
     *added = *order;
     added->deadline_ms = now_ms() + timeout_ms + CHILD_GRACE_MS;
     wake_at(child, added->deadline_ms);
+    if (child->traffic)
+        traffic_begin(child->traffic, order->kind, uv_hrtime());
     return 0;
 }
 
-void child_settle(struct child *child, struct child_order *order)
+void child_settle(struct child *child, struct child_order *order, uint64_t n_bytes_sent, uint64_t n_bytes_received)
 {
+    if (child->traffic)
+        traffic_end(child->traffic, order->kind, n_bytes_sent, n_bytes_received, uv_hrtime());
     *order = child->orders[--child->n_orders];
 }
 
@@ -517,6 +524,7 @@ static int allocate(struct child *child, const struct child_options *options)
     child->n_further = options->n_environment;
     child->gives_fds = options->gives_fds;
     child->timer_ms = UINT64_MAX;
+    child->traffic = options->traffic;
     child->ready_deadline_ms = now_ms() + options->ready_timeout_ms + CHILD_GRACE_MS;
     frame_queue_init(&child->queue, MAX_QUEUED_PACKETS, MAX_QUEUED_BYTES);
     child->program = find_program(options);

@@ -15,6 +15,8 @@
 #include <stdint.h>
 #include <uv.h>
 
+#include "daemon/traffic.h"
+
 struct child;
 
 enum {
@@ -27,6 +29,7 @@ struct child_order {
     uint64_t tag;
     uint64_t deadline_ms;
     uint64_t expected[2]; /* the owner's */
+    enum traffic_kind kind;
 };
 
 /* Why a child is no longer of use. Texts are borrowed during the call. */
@@ -61,6 +64,7 @@ struct child_options {
     size_t n_environment;
     bool gives_fds; /* its packets may bring descriptors; else those are an offence */
     uint32_t ready_timeout_ms;
+    struct traffic *traffic; /* N_TRAFFIC, what its orders are counted in; until child_close(); NULL: nowhere */
     struct child_ops ops;
 };
 
@@ -88,7 +92,8 @@ bool child_is_ready(const struct child *child);
 int child_expect(struct child *child, const struct child_order *order, uint32_t timeout_ms);
 /* The order of that tag, or NULL; until the next child_expect() or child_settle(). */
 struct child_order *child_find(struct child *child, uint64_t tag);
-void child_settle(struct child *child, struct child_order *order);
+/* It has ended, and has moved that. */
+void child_settle(struct child *child, struct child_order *order, uint64_t n_bytes_sent, uint64_t n_bytes_received);
 
 /* The first failure counts, kills the process, and is told from the loop. tag: NULL, not of one order. */
 void child_fail(struct child *child, const uint64_t *tag, const char *format, ...)

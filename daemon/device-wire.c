@@ -203,7 +203,6 @@ static const struct wire_rule done_rules[] = {
     U64(DeviceDone, device_done, tag, .max = DEVICE_MAX_TAG),
     U64(DeviceDone, device_done, n_bytes_sent),
     U64(DeviceDone, device_done, n_bytes_received),
-    U64(DeviceDone, device_done, ns),
 };
 
 static const struct wire_rule failed_rules[] = {

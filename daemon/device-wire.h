@@ -153,7 +153,7 @@ struct device_ready {
 
 struct device_done {
     uint64_t tag;
-    uint64_t n_bytes_sent, n_bytes_received, ns;
+    uint64_t n_bytes_sent, n_bytes_received;
 };
 
 struct device_failed {

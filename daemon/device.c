@@ -190,7 +190,7 @@ static void serve_done(struct device *device, const struct device_done *done)
         child_fail(device->child, NULL, "has reported the end of order %" PRIu64 ", which is not under way", done->tag);
         return;
     }
-    child_settle(device->child, order);
+    child_settle(device->child, order, done->n_bytes_sent, done->n_bytes_received);
     tags_remove(device, done->tag);
     device->ops.done(device->ops.userdata, done);
 }
@@ -375,9 +375,23 @@ static bool awaits_trainers(const struct device_command *command)
     return false;
 }
 
+static enum traffic_kind traffic_of(const struct device_command *command)
+{
+    switch (command->type) {
+    case DEVICE_COMMAND_REDUCE:
+        return TRAFFIC_REDUCE_SCATTER;
+    case DEVICE_COMMAND_GATHER:
+        return TRAFFIC_ALL_GATHER;
+    case DEVICE_COMMAND_FETCH:
+        return TRAFFIC_FETCH;
+    default:
+        return N_TRAFFIC;
+    }
+}
+
 int device_order(struct device *device, const struct device_command *command)
 {
-    struct child_order order = {.tag = 0};
+    struct child_order order = {.kind = traffic_of(command)};
     uint32_t timeout_ms;
     int r;
 
@@ -447,6 +461,7 @@ static int make_child(struct device *device, const struct device_options *option
         .n_environment = ARRAY_SIZE(environment),
         .gives_fds = true,
         .ready_timeout_ms = options->connect_timeout_ms,
+        .traffic = options->traffic,
         .ops = {.packet = on_packet, .failed = on_failed, .late = on_late, .freed = on_freed, .userdata = device},
     };
 

@@ -76,6 +76,7 @@ struct device_options {
     unsigned node, n_nodes;
     uint32_t connect_timeout_ms;
     struct device_keep *keep;
+    struct traffic *traffic; /* N_TRAFFIC, what its orders are counted in; until device_close(); NULL: nowhere */
     struct device_ops ops;
 };
 

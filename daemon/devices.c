@@ -9,6 +9,7 @@
 #include "daemon/base.h"
 #include "daemon/failpoint.h"
 #include "daemon/log.h"
+#include "daemon/traffic.h"
 #include "kernels/kernels.h"
 
 enum {
@@ -78,6 +79,7 @@ struct devices {
     bool ready, was_ready, cancelled;
     unsigned n_failures; /* since an order was done */
     uint64_t n_all_failures;
+    struct traffic traffic[N_TRAFFIC];
     char versions[DEVICE_MAX_WHAT_BYTES + 1];
     uint64_t last_tag, n_collectives, n_waiting_bytes;
     struct order *orders, **last_order;
@@ -670,6 +672,7 @@ static void start_engine(struct devices *devices)
         .n_nodes = devices->options.n_nodes,
         .connect_timeout_ms = CONNECT_MS,
         .keep = &devices->keep,
+        .traffic = devices->traffic,
         .ops = {.ready = engine_is_ready,
                 .done = engine_has_done,
                 .put = engine_puts,
@@ -857,5 +860,6 @@ struct devices_status devices_status(const struct devices *devices)
         .pid = devices->device ? device_pid(devices->device) : 0,
         .versions = devices->versions,
         .n_failures = devices->n_all_failures,
+        .traffic = devices->traffic,
     };
 }

@@ -129,9 +129,10 @@ void devices_forget_events(struct devices *devices, unsigned local_rank);
 struct devices_status {
     bool ready;
     uint32_t generation;
-    int64_t pid;          /* of the engine; 0: none runs */
-    const char *versions; /* as the last engine that was ready has said; "" */
-    uint64_t n_failures;  /* since the beginning */
+    int64_t pid;                   /* of the engine; 0: none runs */
+    const char *versions;          /* as the last engine that was ready has said; "" */
+    uint64_t n_failures;           /* since the beginning */
+    const struct traffic *traffic; /* N_TRAFFIC, of all engines */
 };
 
 struct devices_status devices_status(const struct devices *devices);

@@ -81,7 +81,6 @@ static const struct wire_rule done_rules[] = {
     U64(EngineDone, engine_done, tag, .max = ENGINE_MAX_TAG),
     U64(EngineDone, engine_done, n_bytes_sent),
     U64(EngineDone, engine_done, n_bytes_received),
-    U64(EngineDone, engine_done, ns),
 };
 
 static const struct wire_rule failed_rules[] = {

@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/traffic.h"
+
 struct wire_arena;
 
 enum {
@@ -60,6 +62,7 @@ struct engine_move {
 struct engine_order {
     uint64_t tag; /* unique within a generation; equal on both ends of its moves; at most ENGINE_MAX_TAG */
     uint32_t timeout_ms;
+    enum traffic_kind kind; /* what it is counted as; does not travel */
     const struct engine_move *moves;
     size_t n_moves; /* 1 to ENGINE_MAX_MOVES */
 };
@@ -73,7 +76,6 @@ struct engine_pair {
 struct engine_done {
     uint64_t tag;
     uint64_t n_bytes_sent, n_bytes_received;
-    uint64_t ns; /* from the order's arrival in the engine to its end */
 };
 
 struct engine_failed {

@@ -42,7 +42,7 @@ static void serve_done(struct engine *engine, const struct engine_done *done)
                    done->n_bytes_sent, done->n_bytes_received, order->expected[SENT], order->expected[RECEIVED]);
         return;
     }
-    child_settle(engine->child, order);
+    child_settle(engine->child, order, done->n_bytes_sent, done->n_bytes_received);
     engine->ops.done(engine->ops.userdata, done);
 }
 
@@ -163,7 +163,7 @@ static int submit_setup(struct engine *engine, const struct engine_options *opti
 
 static int expect(struct engine *engine, const struct engine_order *order)
 {
-    struct child_order expected = {.tag = order->tag};
+    struct child_order expected = {.tag = order->tag, .kind = order->kind};
 
     for (size_t i = 0; i < order->n_moves; i++)
         expected.expected[order->moves[i].send ? SENT : RECEIVED] += order->moves[i].n_bytes;
@@ -235,6 +235,7 @@ static int make_child(struct engine *engine, const struct engine_options *option
         .variable = "ZEROD_ENGINE",
         .name = "zerod-engine-gloo",
         .ready_timeout_ms = options->connect_timeout_ms,
+        .traffic = options->traffic,
         .ops = {.packet = on_packet, .failed = on_failed, .freed = on_freed, .userdata = engine},
     };
 

@@ -79,7 +79,8 @@ struct engine_options {
     /* NULL entries: none of that number. Not consumed; may go when engine_new() has returned, as the engine has its
      * own. */
     const struct segment *const *segments;
-    size_t n_segments; /* at most ENGINE_SETUP_SEGMENTS */
+    size_t n_segments;       /* at most ENGINE_SETUP_SEGMENTS */
+    struct traffic *traffic; /* N_TRAFFIC, what its orders are counted in; until engine_close(); NULL: nowhere */
     uint32_t connect_timeout_ms;
     struct engine_ops ops;
 };

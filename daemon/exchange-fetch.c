@@ -190,7 +190,7 @@ static void is_served(struct serving *serving)
                                                          .segment = EXCHANGE_SERVING,
                                                          .offset_bytes = exchange->slot_bytes * (uint64_t)serving->slot,
                                                          .n_bytes = n * elem_bytes});
-        exchange_post(exchange, serving->tag);
+        exchange_post(exchange, serving->tag, TRAFFIC_FETCH);
         return;
     }
     for (link = &exchange->servings; *link != serving; link = &(*link)->next)
@@ -289,7 +289,7 @@ static const char *serve_param(struct exchange *exchange, const struct exchange_
         start_waiting(exchange);
     } else {
         send_state(exchange, serving, service->kind);
-        exchange_post(exchange, serving->tag);
+        exchange_post(exchange, serving->tag, TRAFFIC_FETCH);
     }
     return NULL;
 }

@@ -101,7 +101,6 @@ struct exchange {
     struct engine_move *moves; /* ENGINE_MAX_MOVES */
     size_t n_moves;
     uint64_t n_waiting_bytes; /* of orders under way */
-    struct exchange_totals totals;
 };
 
 /* Why something that node 0 has said cannot be done. */
@@ -110,7 +109,7 @@ struct exchange {
 
 void exchange_add_move(struct exchange *exchange, struct engine_move move);
 /* Gives what was added as the order of that tag; timeout by what is under way. Return: whether there was any. */
-bool exchange_post(struct exchange *exchange, uint64_t tag);
+bool exchange_post(struct exchange *exchange, uint64_t tag, enum traffic_kind traffic);
 /* NULL: out of memory. */
 struct motion *exchange_add_motion(struct exchange *exchange, enum motion_kind kind, uint64_t tag);
 /* As exchange_post(), for the motion's next order. */

@@ -323,9 +323,9 @@ struct motion *exchange_add_said(struct exchange *exchange, enum motion_kind kin
     return motion;
 }
 
-bool exchange_post(struct exchange *exchange, uint64_t tag)
+bool exchange_post(struct exchange *exchange, uint64_t tag, enum traffic_kind traffic)
 {
-    struct engine_order order = {.tag = tag, .moves = exchange->moves, .n_moves = exchange->n_moves};
+    struct engine_order order = {.tag = tag, .kind = traffic, .moves = exchange->moves, .n_moves = exchange->n_moves};
 
     exchange->n_moves = 0;
     if (order.n_moves == 0)
@@ -341,7 +341,13 @@ bool exchange_post(struct exchange *exchange, uint64_t tag)
 
 void exchange_post_motion(struct exchange *exchange, struct motion *motion)
 {
-    if (!exchange_post(exchange, motion->tag + motion->n_orders++))
+    static const enum traffic_kind traffic[] = {
+        [MOTION_PARCEL] = TRAFFIC_REDUCE_SCATTER, [MOTION_SPREAD] = TRAFFIC_BROADCAST,
+        [MOTION_GATHER] = TRAFFIC_ALL_GATHER,     [MOTION_FETCH] = TRAFFIC_FETCH,
+        [MOTION_WRITE] = TRAFFIC_BROADCAST,
+    };
+
+    if (!exchange_post(exchange, motion->tag + motion->n_orders++, traffic[motion->kind]))
         motion->n_done++;
 }
 
@@ -700,10 +706,6 @@ void exchange_done(struct exchange *exchange, const struct engine_done *done)
     uint64_t n_bytes = done->n_bytes_sent + done->n_bytes_received;
 
     exchange->n_waiting_bytes -= MIN(n_bytes, exchange->n_waiting_bytes);
-    exchange->totals.n_orders++;
-    exchange->totals.n_bytes_sent += done->n_bytes_sent;
-    exchange->totals.n_bytes_received += done->n_bytes_received;
-    exchange->totals.busy_ns += done->ns;
     for (struct motion *motion = exchange->motions; motion; motion = motion->next) {
         if (motion->arrived || done->tag < motion->tag || done->tag >= motion->tag + motion->n_orders)
             continue;
@@ -867,9 +869,4 @@ bool exchange_is_busy(const struct exchange *exchange)
         if (motion->kind == MOTION_PARCEL)
             return true;
     return false;
-}
-
-struct exchange_totals exchange_totals(const struct exchange *exchange)
-{
-    return exchange->totals;
 }

@@ -103,10 +103,6 @@ struct exchange_said {
     size_t n_masks;
 };
 
-struct exchange_totals {
-    uint64_t n_orders, n_bytes_sent, n_bytes_received, busy_ns;
-};
-
 /* What this node's ranks want of partitions that other nodes own. */
 struct exchange_fetch {
     enum exchange_kind kind;
@@ -213,4 +209,3 @@ size_t exchange_list_arrived(const struct exchange *exchange, uint64_t *tags, si
 /* The step is committed or aborted, and nothing of it is under way. */
 void exchange_forget(struct exchange *exchange);
 bool exchange_is_busy(const struct exchange *exchange);
-struct exchange_totals exchange_totals(const struct exchange *exchange);

@@ -48,6 +48,7 @@ struct membership {
     uint32_t generation;
     const struct segment *const *segments;
     struct early_value *early, **last_early;
+    struct traffic traffic[N_TRAFFIC];
     unsigned n_failures; /* since an order was done */
     bool has_worked;     /* an engine of this job has done an order */
     bool closing;
@@ -149,6 +150,7 @@ static void start_now(struct membership *m)
                        .n_nodes = (unsigned)m->job->config->world.nodes.n_items,
                        .address = m->host,
                        .segments = m->segments,
+                       .traffic = m->traffic,
                        .n_segments = EXCHANGE_N_SEGMENTS,
                        .connect_timeout_ms = connect_timeout_ms(m),
                        .ops = {.ready = engine_is_ready,
@@ -434,4 +436,9 @@ struct membership_node membership_node(const struct membership *m, unsigned node
         .why = self ? NULL : cluster_why_down(m->cluster, node),
         .silent_ms = self ? 0 : cluster_silent_ms(m->cluster, node),
     };
+}
+
+const struct traffic *membership_traffic(const struct membership *m)
+{
+    return m->traffic;
 }

@@ -17,6 +17,7 @@
 
 struct job;
 struct membership;
+struct traffic;
 
 enum { MEMBERSHIP_MAX_PAUSE_MS = 2000 }; /* the other nodes' engines, once they have failed, wait longer for this one */
 
@@ -42,3 +43,6 @@ struct membership_node {
 
 /* Node 0's view has all nodes; another node's only itself and node 0: of the others it knows nothing. */
 struct membership_node membership_node(const struct membership *membership, unsigned node);
+
+/* N_TRAFFIC, of all engines that the job has had. */
+const struct traffic *membership_traffic(const struct membership *membership);

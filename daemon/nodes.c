@@ -290,7 +290,6 @@ struct nodes_status nodes_status(const struct nodes *nodes)
         .node = nodes->self,
         .generation = nodes->generation,
         .connected = nodes->connected,
-        .totals = exchange_totals(nodes->exchange),
         .waits_for = nodes->leader ? leader_waits_for(nodes->leader) : 0,
         .waits_to = nodes->leader ? leader_waits_to(nodes->leader) : NULL,
     };

@@ -45,7 +45,6 @@ struct nodes_status {
     unsigned n_nodes, node;
     uint32_t generation;
     bool connected;
-    struct exchange_totals totals;
     uint64_t waits_for;   /* node 0: a mask of the nodes that the others wait for */
     const char *waits_to; /* node 0: what they are to do, "to ask for the step"; static */
 };

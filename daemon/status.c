@@ -374,17 +374,37 @@ static struct json_object *node_object(struct json *j, const struct status_nodes
     return o;
 }
 
-static void put_traffic(struct json *j, struct json_object *o, const struct status_nodes *nodes)
+static struct json_object *collective_object(struct json *j, enum traffic_kind kind, const struct traffic *traffic)
 {
-    json_put_u64(j, o, "n_orders", nodes->n_orders);
-    json_put_u64(j, o, "sent_bytes", nodes->n_bytes_sent);
-    json_put_u64(j, o, "received_bytes", nodes->n_bytes_received);
-    json_put_u64(j, o, "busy_ns", nodes->busy_ns);
-    if (nodes->busy_ns > 0)
-        json_put_double(j, o, "bytes_per_s",
-                        (double)(nodes->n_bytes_sent + nodes->n_bytes_received) * 1e9 / (double)nodes->busy_ns);
+    uint64_t n_bytes = traffic->n_bytes_sent + traffic->n_bytes_received;
+    struct json_object *o = json_new_object(j);
+
+    json_put_string(j, o, "name", traffic_name(kind));
+    json_put_u64(j, o, "n_orders", traffic->n_orders);
+    json_put_u64(j, o, "sent_bytes", traffic->n_bytes_sent);
+    json_put_u64(j, o, "received_bytes", traffic->n_bytes_received);
+    json_put_u64(j, o, "busy_ns", traffic->busy_ns);
+    if (traffic->busy_ns > 0)
+        json_put_double(j, o, "bytes_per_s", (double)n_bytes * 1e9 / (double)traffic->busy_ns);
     else
         json_put_null(j, o, "bytes_per_s");
+    return o;
+}
+
+/* traffic: NULL, nothing yet. */
+static void put_collectives(struct json *j, struct json_object *o, const struct traffic *traffic)
+{
+    struct json_object *list = json_new_array(j);
+    uint64_t n_bytes_sent = 0, n_bytes_received = 0;
+
+    for (unsigned kind = 0; traffic && kind < N_TRAFFIC; kind++) {
+        n_bytes_sent += traffic[kind].n_bytes_sent;
+        n_bytes_received += traffic[kind].n_bytes_received;
+        json_push(j, list, collective_object(j, kind, &traffic[kind]));
+    }
+    json_put_u64(j, o, "sent_bytes", n_bytes_sent);
+    json_put_u64(j, o, "received_bytes", n_bytes_received);
+    json_put(j, o, "collectives", list);
 }
 
 static void put_nodes(struct json *j, struct json_object *parent, const struct status_nodes *nodes)
@@ -403,7 +423,7 @@ static void put_nodes(struct json *j, struct json_object *parent, const struct s
     json_put_string(j, o, "engine", nodes->engine);
     json_put_u64(j, o, "generation", nodes->generation);
     json_put_bool(j, o, "connected", nodes->connected);
-    put_traffic(j, o, nodes);
+    put_collectives(j, o, nodes->traffic);
     for (i = 0; i < nodes->n; i++) {
         json_push(j, list, node_object(j, nodes, i));
         if (nodes->waits_for >> i & 1)
@@ -429,6 +449,7 @@ static void put_device(struct json *j, struct json_object *parent, const struct 
     json_put_u64(j, o, "generation", device->generation);
     json_put_u64(j, o, "n_failures", device->n_failures);
     json_put_string(j, o, "versions", device->versions);
+    put_collectives(j, o, device->traffic);
     json_put(j, parent, "device", o);
 }
 

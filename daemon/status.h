@@ -20,6 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/traffic.h"
+
 struct diagnostic;
 struct layout;
 struct ledger;
@@ -90,11 +92,10 @@ struct status_nodes {
     size_t n;
     const char *engine; /* "gloo" */
     uint32_t generation;
-    bool connected; /* the engines of that generation to each other */
-    uint64_t n_orders, n_bytes_sent, n_bytes_received;
-    uint64_t busy_ns;     /* of all orders together: those under way at one time count each */
-    uint64_t waits_for;   /* node 0: the nodes that it waits for, as a mask */
-    const char *waits_to; /* what they are to do; NULL: not node 0 */
+    bool connected;                /* the engines of that generation to each other */
+    const struct traffic *traffic; /* N_TRAFFIC, of this node's engines */
+    uint64_t waits_for;            /* node 0: the nodes that it waits for, as a mask */
+    const char *waits_to;          /* what they are to do; NULL: not node 0 */
 };
 
 /* The engine of a job whose state lies on GPUs. */
@@ -102,8 +103,9 @@ struct status_device {
     bool ready;
     int64_t pid; /* 0: none runs */
     uint32_t generation;
-    uint64_t n_failures;  /* engines that have failed */
-    const char *versions; /* as the last one that was ready has said; NULL: none was */
+    uint64_t n_failures;           /* engines that have failed */
+    const struct traffic *traffic; /* N_TRAFFIC, of all of them, between ranks; NULL: no engine yet */
+    const char *versions;          /* as the last one that was ready has said; NULL: none was */
 };
 
 /* The job at a glance. All fields may be zero but now_ns, job, state, version. */

@@ -50,7 +50,7 @@ const struct device_report device_example_reports[N_DEVICE_REPORT_TYPES] = {
     [DEVICE_REPORT_VALUE] = {.type = DEVICE_REPORT_VALUE,
                              .value = {.key = "nccl-id", .value = value, .n_value_bytes = sizeof(value)}},
     [DEVICE_REPORT_READY] = {.type = DEVICE_REPORT_READY, .ready = {"CUDA 13.0, driver 13.0, NCCL 2.28.9"}},
-    [DEVICE_REPORT_DONE] = {.type = DEVICE_REPORT_DONE, .done = {9, 4096, 70000, 123456789}},
+    [DEVICE_REPORT_DONE] = {.type = DEVICE_REPORT_DONE, .done = {9, 4096, 70000}},
     [DEVICE_REPORT_FAILED] = {.type = DEVICE_REPORT_FAILED,
                               .failed = {.what = "GPU 1: cudaMemcpyAsync: out of memory",
                                          .has_tag = true,

@@ -27,7 +27,7 @@ const struct engine_report engine_example_reports[N_ENGINE_REPORT_TYPES] = {
                              .value = {.key = "g1/0", .value = value, .n_value_bytes = sizeof(value)}},
     [ENGINE_REPORT_READY] = {.type = ENGINE_REPORT_READY},
     [ENGINE_REPORT_DONE] = {.type = ENGINE_REPORT_DONE,
-                            .done = {.tag = 9, .n_bytes_sent = 4096, .n_bytes_received = 70000, .ns = 123456789}},
+                            .done = {.tag = 9, .n_bytes_sent = 4096, .n_bytes_received = 70000}},
     [ENGINE_REPORT_FAILED] = {.type = ENGINE_REPORT_FAILED,
                               .failed = {.what = "Connection closed by peer [10.0.0.2] (node 1)",
                                          .has_tag = true,

@@ -164,6 +164,7 @@ static void start_node(struct mesh *mesh, struct mesh_node *node)
         .segments = segments,
         .n_segments = ARRAY_SIZE(segments),
         .connect_timeout_ms = mesh->connect_timeout_ms,
+        .traffic = node->traffic,
         .ops = {.ready = on_ready, .done = on_done, .put = on_put, .failed = on_failed, .userdata = node},
     };
     char why[256] = "";

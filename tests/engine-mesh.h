@@ -37,6 +37,7 @@ struct mesh_node {
     bool ready;
     size_t n_done;
     struct engine_done last;
+    struct traffic traffic[N_TRAFFIC];
     bool failed;
     uint64_t failed_ms; /* of uv_hrtime() */
     char what[ENGINE_MAX_WHAT_BYTES + 1];

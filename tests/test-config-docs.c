@@ -46,7 +46,8 @@ static const char *find_entry(const char *text, const char *start, const char *p
     return at;
 }
 
-/* Does one of the entries of a row's path say its allowed values and its default? Entries end with stop. */
+/* Does one of the entries of a row's path say its sentence, its allowed values and its default? Entries end with
+ * stop. */
 static bool is_described(const char *text, const struct config_key *key, const char *start, const char *end,
                          const char *stop)
 {
@@ -59,6 +60,8 @@ static bool is_described(const char *text, const struct config_key *key, const c
         const char *behind = strstr(at + 1, stop);
         _cleanup_free_ char *entry = strndup(at, behind ? (size_t)(behind - at) : strlen(at));
 
+        if (!strstr(entry, key->sentence))
+            continue;
         if (key->kind != CONFIG_OURS && (!key->accepted || strstr(entry, key->accepted)))
             return true;
         if (key->kind == CONFIG_OURS && strstr(entry, allowed) && strstr(entry, key->def ? key->def : ""))

@@ -89,6 +89,7 @@ static void test_killed(void **state)
             mesh_wait_failed(&mesh, i);
             assert_in_range(mesh.nodes[i].failed_ms, killed_ms, killed_ms + SOON_MS);
             assert_says(&mesh.nodes[i], i == victim ? "was killed by signal 9 (Killed)" : "127.0.0.1");
+            assert_int_equal(mesh.nodes[i].traffic[0].n_under_way, 0);
         }
         mesh_stop(&mesh);
     }

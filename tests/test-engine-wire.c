@@ -143,7 +143,7 @@ static void test_commands(void **state)
 
 static void test_reports(void **state)
 {
-    static const unsigned n_set[N_ENGINE_REPORT_TYPES] = {0, 1 + 2, 1, 1 + 4, 1 + 3};
+    static const unsigned n_set[N_ENGINE_REPORT_TYPES] = {0, 1 + 2, 1, 1 + 3, 1 + 3};
 
     for (unsigned type = 1; type < N_ENGINE_REPORT_TYPES; type++) {
         const struct engine_report *example = &engine_example_reports[type];

@@ -58,7 +58,10 @@ static void test_counts(void **state)
         assert_true(done->tag == ENGINE_MAX_TAG);
         assert_int_equal(done->n_bytes_sent, i == 0 ? 101 : 30);
         assert_int_equal(done->n_bytes_received, i == 0 ? 30 : 101);
-        assert_in_range(done->ns, 1, UINT64_C(20) * 1000 * 1000 * 1000);
+        assert_int_equal(mesh.nodes[i].traffic[0].n_orders, 1);
+        assert_int_equal(mesh.nodes[i].traffic[0].n_bytes_sent, done->n_bytes_sent);
+        assert_int_equal(mesh.nodes[i].traffic[0].n_bytes_received, done->n_bytes_received);
+        assert_in_range(mesh.nodes[i].traffic[0].busy_ns, 1, UINT64_C(20) * 1000 * 1000 * 1000);
     }
     mesh_deinit(&mesh);
 }

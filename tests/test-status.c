@@ -35,6 +35,7 @@ struct example {
     struct ledger ledger;
     struct diagnostic *diagnostics[2];
     struct status status;
+    struct traffic traffic[N_TRAFFIC];
     struct status_refused refused[3];
     struct status_rank ranks[N_RANKS];
     struct status_param params[N_PARAMS];
@@ -167,11 +168,15 @@ static void example_status(struct example *e)
     for (i = 0; i < N_STATUS_MEMORY; i++)
         e->status.memory[i] = (struct status_bytes){.held_bytes = i << 20, .planned_bytes = 2 * (i << 20)};
     e->status.memory[STATUS_MEMORY_RING].on_device = true;
+    e->traffic[TRAFFIC_REDUCE_SCATTER] =
+        (struct traffic){.n_orders = 40, .n_bytes_sent = 2 << 20, .n_bytes_received = 1 << 20, .busy_ns = 375000000};
+    e->traffic[TRAFFIC_ALL_GATHER] = (struct traffic){.n_orders = 80, .n_bytes_sent = 1 << 20, .n_under_way = 1};
     e->status.has_device = true;
     e->status.device = (struct status_device){.ready = true,
                                               .pid = 4711,
                                               .generation = 3,
                                               .n_failures = 2,
+                                              .traffic = e->traffic,
                                               .versions = "CUDA 13.0, driver 13.0, NCCL 2.28.9"};
 }
 
@@ -264,10 +269,7 @@ static char *nodes_status_of(const struct example *e, unsigned node)
         .engine = "gloo",
         .generation = 3,
         .connected = node == 0,
-        .n_orders = 120,
-        .n_bytes_sent = 3 << 20,
-        .n_bytes_received = 1 << 20,
-        .busy_ns = node == 0 ? 500000000 : 0,
+        .traffic = e->traffic,
         .waits_for = node == 0 ? 6 : 0,
         .waits_to = node == 0 ? "to ask for the step" : NULL,
     };
@@ -382,6 +384,10 @@ static void test_status(void **state)
         {"memory.ring.on_device", "true"},
         {"memory.device_total.held_bytes", "2097152"},
         {"device.generation", "3"},
+        {"device.sent_bytes", "3145728"},
+        {"device.received_bytes", "1048576"},
+        {"device.collectives.0.name", "\"reduce-scatter\""},
+        {"device.collectives.3.n_orders", "0"},
         {"device.versions", "\"CUDA 13.0, driver 13.0, NCCL 2.28.9\""},
         {"limit_bytes", "68719476736"},
         {"counters.n_pushes_accumulated", "3"},
@@ -426,11 +432,12 @@ static void test_status_of_several_nodes(void **state)
         {"nodes.engine", "\"gloo\""},
         {"nodes.generation", "3"},
         {"nodes.connected", "true"},
-        {"nodes.n_orders", "120"},
         {"nodes.sent_bytes", "3145728"},
         {"nodes.received_bytes", "1048576"},
-        {"nodes.busy_ns", "500000000"},
-        {"nodes.bytes_per_s", "8388608"},
+        {"nodes.collectives.0", "{\"name\":\"reduce-scatter\",\"n_orders\":40,\"sent_bytes\":2097152,"
+                                "\"received_bytes\":1048576,\"busy_ns\":375000000,\"bytes_per_s\":8388608}"},
+        {"nodes.collectives.1", "{\"name\":\"all-gather\",\"n_orders\":80,\"sent_bytes\":1048576,"
+                                "\"received_bytes\":0,\"busy_ns\":0,\"bytes_per_s\":null}"},
         {"nodes.waits_for", "[1,2]"},
         {"nodes.waits_to", "\"to ask for the step\""},
         {"nodes.list.0",
@@ -443,9 +450,9 @@ static void test_status_of_several_nodes(void **state)
                          "\"why\":\"not heard of yet\"}"},
     };
     static const char *const of_node_1[][2] = {
-        {"nodes.connected", "false"},       {"nodes.bytes_per_s", "null"}, {"nodes.waits_for", "[]"},
-        {"nodes.waits_to", "null"},         {"nodes.list.1.why", "null"},  {"nodes.list.2.reached", "null"},
-        {"nodes.list.2.silent_ns", "null"}, {"nodes.list.2.why", "null"},
+        {"nodes.connected", "false"}, {"nodes.waits_for", "[]"},        {"nodes.waits_to", "null"},
+        {"nodes.list.1.why", "null"}, {"nodes.list.2.reached", "null"}, {"nodes.list.2.silent_ns", "null"},
+        {"nodes.list.2.why", "null"},
     };
     struct example e;
     struct json_object *root;

@@ -250,22 +250,39 @@ static void show_node(FILE *file, struct json_object *node, bool self)
         fprintf(file, "not reached yet: %s\n", get_string(node, "why"));
 }
 
+/* One line for each collective that has moved something. */
+static void show_collectives(FILE *file, struct json_object *engine)
+{
+    struct json_object *list = get(engine, "collectives");
+    char sent[PRINT_SIZE], received[PRINT_SIZE], rate[PRINT_SIZE];
+
+    for (size_t i = 0; i < array_length(list); i++) {
+        struct json_object *o = json_object_array_get_idx(list, i);
+
+        if (get_u64(o, "sent_bytes") == 0 && get_u64(o, "received_bytes") == 0)
+            continue;
+        fprintf(file, "%10s%s: %s sent, %s received in %s orders", "", get_string(o, "name"),
+                print_bytes(sent, get_u64(o, "sent_bytes")), print_bytes(received, get_u64(o, "received_bytes")),
+                get_string(o, "n_orders"));
+        if (get(o, "bytes_per_s"))
+            fprintf(file, ", %s/s", print_bytes(rate, (uint64_t)get_double(o, "bytes_per_s")));
+        fputc('\n', file);
+    }
+}
+
 static void show_nodes(FILE *file, struct json_object *o)
 {
     struct json_object *nodes = get(o, "nodes"), *list = get(nodes, "list");
     _cleanup_free_ char *waits = join(get(nodes, "waits_for"), ", ", "");
-    char sent[PRINT_SIZE], received[PRINT_SIZE], rate[PRINT_SIZE];
+    char sent[PRINT_SIZE], received[PRINT_SIZE];
 
     if (!nodes)
         return;
-    fprintf(file, "nodes     %s engines of generation %s %s: %s sent, %s received", get_string(nodes, "engine"),
+    fprintf(file, "nodes     %s engines of generation %s %s: %s sent, %s received\n", get_string(nodes, "engine"),
             get_string(nodes, "generation"),
             json_object_get_boolean(get(nodes, "connected")) ? "connected" : "not connected",
             print_bytes(sent, get_u64(nodes, "sent_bytes")), print_bytes(received, get_u64(nodes, "received_bytes")));
-    if (get(nodes, "bytes_per_s"))
-        fprintf(file, " in %s orders, %s/s", get_string(nodes, "n_orders"),
-                print_bytes(rate, (uint64_t)get_double(nodes, "bytes_per_s")));
-    fputc('\n', file);
+    show_collectives(file, nodes);
     for (size_t i = 0; i < array_length(list); i++)
         show_node(file, json_object_array_get_idx(list, i), i == get_u64(nodes, "node"));
     if (waits && *waits)
@@ -288,6 +305,7 @@ static void show_device(FILE *file, struct json_object *o)
     if (get_u64(device, "n_failures") > 0)
         fprintf(file, "; %s failed", get_string(device, "n_failures"));
     fputc('\n', file);
+    show_collectives(file, device);
 }
 
 int show_status(FILE *file, struct json_object *answer)

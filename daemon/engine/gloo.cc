@@ -161,7 +161,6 @@ class Daemon
         v.tag = done.tag;
         v.n_bytes_sent = done.n_bytes_sent;
         v.n_bytes_received = done.n_bytes_received;
-        v.ns = done.ns;
         report(ZEROD__V1__ENGINE_REPORT__KIND_DONE, [&](Zerod__V1__EngineReport *r) { r->done = &v; });
     }
 
@@ -349,7 +348,7 @@ struct Move {
 struct Order {
     uint64_t tag;
     uint32_t timeout_ms;
-    Clock::time_point arrived, deadline;
+    Clock::time_point deadline;
     std::vector<Move> moves;
     Segments held; /* those that the moves point into */
     size_t n_over; /* moves; the orders' lock protects it */
@@ -477,7 +476,6 @@ class Waiters
         order->moves.clear();
         order->held = {};
         done.tag = order->tag;
-        done.ns = static_cast<uint64_t>(std::chrono::nanoseconds(Clock::now() - order->arrived).count());
         the_daemon().done(done);
     }
 
@@ -842,8 +840,7 @@ class Reader
 
         order->tag = given.tag;
         order->timeout_ms = given.timeout_ms;
-        order->arrived = Clock::now();
-        order->deadline = order->arrived + milliseconds(given.timeout_ms);
+        order->deadline = Clock::now() + milliseconds(given.timeout_ms);
         order->n_over = 0;
         if (given.tag > ENGINE_MAX_TAG || given.n_moves == 0 || given.n_moves > ENGINE_MAX_MOVES)
             the_daemon().fail(text("an order of %zu moves", given.n_moves), &given.tag);

@@ -112,7 +112,7 @@ void orders_add(struct nccl_engine *engine, const struct device_command *command
         engine_fail(engine, "no memory");
     order->command = *command;
     order->lane = -1;
-    order->arrived_ns = order->clock_ns = engine_now_ns();
+    order->clock_ns = engine_now_ns();
     if (!device_command_order(command, &order->tag, &order->timeout_ms) || engine->phase != NCCL_IS_READY)
         engine_fail(engine, "an order out of place");
     engine->tag = &order->tag;
@@ -462,11 +462,9 @@ static int find_busy(struct nccl_engine *engine, unsigned lane)
 
 static void finish(struct nccl_engine *engine, struct nccl_order *order)
 {
-    struct device_report report = {.type = DEVICE_REPORT_DONE,
-                                   .done = {.tag = order->tag,
-                                            .n_bytes_sent = order->n_sent,
-                                            .n_bytes_received = order->n_received,
-                                            .ns = engine_now_ns() - order->arrived_ns}};
+    struct device_report report = {
+        .type = DEVICE_REPORT_DONE,
+        .done = {.tag = order->tag, .n_bytes_sent = order->n_sent, .n_bytes_received = order->n_received}};
 
     if (order->command.type == DEVICE_COMMAND_REDUCE)
         reduce_finish(engine, order);

@@ -98,7 +98,6 @@ struct nccl_order {
     void *array;
     uint64_t tag;
     uint32_t timeout_ms;
-    uint64_t arrived_ns;
     uint64_t clock_ns; /* of its deadline: later, when it waited for a trainer */
     int lane;          /* -1: none yet */
     unsigned step;

@@ -251,7 +251,12 @@ def test_status(zerod, gpus):
     assert memory["device_total"]["held_bytes"] == sum(m["held_bytes"] for k, m in memory.items()
                                                        if m["on_device"] and k != "device_total")
     assert not any(memory[kind]["on_device"] for kind in ("overflow", "staging", "fixed", "total"))
+    moved = {c["name"]: c for c in device["collectives"]}
+    for name in ("reduce-scatter", "all-gather"):
+        assert min(moved[name][k] for k in ("n_orders", "sent_bytes", "received_bytes", "busy_ns")) > 0
+    assert device["sent_bytes"] == sum(c["sent_bytes"] for c in moved.values())
     text = daemon.ctl("status").stdout
+    assert re.search(r"^          reduce-scatter: \S+ \S+ sent, .* received in \d+ orders, \S+ \S+/s$", text, flags=re.M), text
     assert re.search(r"^engine    nccl, generation 1, ready, pid \d+: sim, CUDA", text, flags=re.M), text
     assert re.search(r"^on GPUs   .*state .*gradient .*ring .*weights", text, flags=re.M), text
 

@@ -57,8 +57,15 @@ def test_status_and_ranks(zerod):
         assert [(n["node"], n["address"], n["first_rank"], n["n_ranks"]) for n in seen["list"]] == \
             [(k, nodes.addresses[k], first, n) for k, (first, n) in enumerate(((0, 2), (2, 1)))]
         assert [(n["reached"], n["why"]) for n in seen["list"]] == [(True, None)] * 2
-        assert seen["n_orders"] > 0 and seen["busy_ns"] > 0
-        assert seen["bytes_per_s"] == pytest.approx((seen["sent_bytes"] + seen["received_bytes"]) * 1e9 / seen["busy_ns"])
+        moved = {c["name"]: c for c in seen["collectives"]}
+        assert list(moved) == ["reduce-scatter", "all-gather", "broadcast", "fetch"]
+        for key in ("sent_bytes", "received_bytes"):
+            assert seen[key] == sum(c[key] for c in moved.values())
+        for name in ("reduce-scatter", "all-gather", "broadcast"):
+            c = moved[name]
+            assert c["n_orders"] > 0 and c["busy_ns"] > 0
+            assert c["bytes_per_s"] == pytest.approx((c["sent_bytes"] + c["received_bytes"]) * 1e9 / c["busy_ns"])
+        assert moved["fetch"]["n_orders"] == 0 and moved["fetch"]["bytes_per_s"] is None
         assert [rank["rank"] for rank in daemon.json("ranks")] == [[0, 1], [2]][i]
         first, *lines = daemon.ctl("status").stdout.splitlines()
         assert first.endswith(f"{nodes.ranks[i]} of {nodes.ranks[i]} ranks of this node attached, 3 ranks in all")

@@ -239,6 +239,8 @@ def test_status(path):
         "on GPUs   2.00 MiB: ring 2.00 MiB",
         "pushes    1000 admitted, 3 accumulated, 1 warnings; refused: 2 E1001, 1 E1302",
         "engine    nccl, generation 3, ready, pid 4711: CUDA 13.0, driver 13.0, NCCL 2.28.9; 2 failed",
+        "          reduce-scatter: 2.00 MiB sent, 1.00 MiB received in 40 orders, 8.00 MiB/s",
+        "          all-gather: 1.00 MiB sent, 0 B received in 80 orders",
         "slowest   rank 3, 1.50 ms behind the first",
         "last      E1001 duplicate gradient refused: rank 1, step 41, micro-batch 0 (5.00 s ago; zerodctl diagnostics)",
     ]
@@ -264,8 +266,10 @@ def test_status_of_several_nodes(path):
     lines = result.stdout.splitlines()
     assert lines[0] == "pretrain: training, stage 2, 1 of 2 ranks of this node attached, 4 ranks in all"
     at = next(i for i, line in enumerate(lines) if line.startswith("nodes "))
-    assert lines[at:at + 6] == [
-        "nodes     gloo engines of generation 3 connected: 3.00 MiB sent, 1.00 MiB received in 120 orders, 8.00 MiB/s",
+    assert lines[at:at + 8] == [
+        "nodes     gloo engines of generation 3 connected: 3.00 MiB sent, 1.00 MiB received",
+        "          reduce-scatter: 2.00 MiB sent, 1.00 MiB received in 40 orders, 8.00 MiB/s",
+        "          all-gather: 1.00 MiB sent, 0 B received in 80 orders",
         "          node 0 at 10.0.0.1:7700, ranks 0 to 1: this one",
         "          node 1 at 10.0.0.2:7700, rank 2: not reached, last heard 3.10 s ago: has not been heard for 3.1 s",
         "          node 2 at [fd00::3]:7700, rank 3: not reached yet: not heard of yet",
@@ -280,8 +284,8 @@ def test_status_of_another_node_than_0(path):
     lines = result.stdout.splitlines()
     assert lines[0] == "pretrain: training, stage 2, 1 of 1 ranks of this node attached, 4 ranks in all"
     at = next(i for i, line in enumerate(lines) if line.startswith("nodes "))
-    assert lines[at:at + 5] == [
-        "nodes     gloo engines of generation 3 not connected: 3.00 MiB sent, 1.00 MiB received",
+    assert lines[at] == "nodes     gloo engines of generation 3 not connected: 3.00 MiB sent, 1.00 MiB received"
+    assert lines[at + 3:at + 7] == [
         "          node 0 at 10.0.0.1:7700, ranks 0 to 1: reached",
         "          node 1 at 10.0.0.2:7700, rank 2: this one",
         "          node 2 at [fd00::3]:7700, rank 3: known to node 0",
