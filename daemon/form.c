@@ -442,7 +442,7 @@ void job_form_now(struct job *job, const char *run_id)
 }
 
 /* Before there are weights nothing is lost: the job was not formed. */
-static struct diagnostic *describe_doom(const struct job *job)
+struct diagnostic *job_describe_doom(const struct job *job)
 {
     struct evidence_at at = {.rank = -1, .step = job->has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
 
@@ -459,7 +459,7 @@ static struct diagnostic *describe_doom(const struct job *job)
 
 static void tell_given_up(struct job *job)
 {
-    struct diagnostic *diagnostic = describe_doom(job);
+    struct diagnostic *diagnostic = job_describe_doom(job);
 
     if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING) {
         form_refuse_all(job, diagnostic);

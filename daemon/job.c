@@ -473,9 +473,8 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
                  job->world_size - 1, job->world_size);
         return cause_bad_message(&at, what);
     }
-    if (job->doom)
-        return cause_not_allowed(&at, attach->uid, attach->gid,
-                                 "the run has ended on another node, and is being dropped");
+    if (job->doom && job->phase != JOB_WAITING && job->phase != JOB_RESERVING) /* else it may declare anew */
+        return job_describe_doom(job);
     if (job->draining)
         return cause_not_allowed(&at, attach->uid, attach->gid, "the job is being drained: no rank may attach");
     if (hello->rank < job->first_rank || hello->rank >= job->end_rank) {

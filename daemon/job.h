@@ -442,6 +442,8 @@ void job_form_now(struct job *job, const char *run_id);
 /* Another node cannot form the job, or has lost what it held of it: the ranks are told, the job is dropped. */
 void job_give_up(struct job *job, unsigned code, const char *why); /* code: of another node's diagnostic, 0: of none */
 void form_settle_doom(struct job *job);
+/* Of a job that is given up: what its ranks are told, and who comes before it is dropped. Return: to be released. */
+struct diagnostic *job_describe_doom(const struct job *job);
 /* Initial weights are everywhere. */
 void job_train(struct job *job);
 /* What was lent of a parcel is added here to what this node owns. */

@@ -33,8 +33,8 @@ struct window {
     struct charge charge;
     struct rewrite *rewrite; /* NULL: nothing of the state was written yet */
     struct charge rewrite_charge;
-    struct charge mirror_charge; /* jobs on GPUs: while it is committed */
-    struct job *job;             /* likewise */
+    struct charge mirror_charge; /* jobs on GPUs: while the mirror is filled; several nodes: until the window is over */
+    struct job *job;             /* while it is committed */
     struct work again;
     struct writing writing;
     bool ready;         /* shows the weights */
@@ -118,6 +118,19 @@ static void answer_begin(struct job *job, struct job_rank *rank)
                &fd, fd >= 0);
 }
 
+static uint64_t segment_bytes(const struct job *job)
+{
+    return job->config->zero.stage == 3 ? job->layout->range_bytes : job->layout->weight_bytes;
+}
+
+/* What opening takes. */
+static uint64_t opening_bytes(const struct job *job)
+{
+    bool mirror = job->state->mirror && (job->nodes || job->config->zero.stage == 3);
+
+    return segment_bytes(job) + (mirror ? device_job_mirror_bytes(job) : 0);
+}
+
 static void fill_done(void *userdata, int result)
 {
     struct job *job = userdata;
@@ -139,7 +152,7 @@ static void fill_done(void *userdata, int result)
                            job_keep(job, cause_quota(&(struct evidence_quota){.at = job_at(job, &job->ranks[r]),
                                                                               .what = "write window",
                                                                               .unit = "bytes",
-                                                                              .asked = window->segment.n_bytes,
+                                                                              .asked = opening_bytes(job),
                                                                               .fix = "free memory on this machine"})),
                            false);
         window->lacks_memory = true;
@@ -186,17 +199,35 @@ static int start_transfer(struct job *job, enum transfer_direction direction, vo
                                      });
 }
 
-/* All of the state, which memory is charged for. Return: 0 or -errno. */
-static int load_mirror(struct job *job, devices_done done)
+/* For a mirror with all of the state. Return: 0, also when it is charged already, or -ENOMEM. */
+static int charge_mirror(struct job *job)
 {
     uint64_t n_bytes = device_job_mirror_bytes(job);
     struct memory_headroom headroom;
 
+    if (job->window->mirror_charge.quota)
+        return 0;
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
-    if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes ||
+    if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes || failpoint("mirror") < 0 ||
         quota_charge(&job->memory, &job->window->mirror_charge, n_bytes) != 0)
         return -ENOMEM;
-    return device_job_load(job, done, job);
+    return 0;
+}
+
+/* Several nodes: it is wanted again when all have said that the window is to be committed, and then it has to be there.
+ */
+static void empty_mirror(struct job *job)
+{
+    device_job_empty(job);
+    if (!job->nodes)
+        charge_deinit(&job->window->mirror_charge);
+}
+
+static int load_mirror(struct job *job, devices_done done)
+{
+    int r = charge_mirror(job);
+
+    return r < 0 ? r : device_job_load(job, done, job);
 }
 
 /* Stage 3 on GPUs: there is no copy of the weights, so they come from the masters, by way of the mirror. */
@@ -206,8 +237,7 @@ static void mirror_shown(void *userdata, int result)
 
     if (result == -ECANCELED && !job->doom) /* with the job */
         return;
-    device_job_empty(job);
-    charge_deinit(&job->window->mirror_charge);
+    empty_mirror(job);
     fill_done(job, result);
 }
 
@@ -253,7 +283,7 @@ static int fill(struct job *job)
 /* What ranks map; once. Return: 0 or -errno. */
 static int make_segment(struct job *job)
 {
-    uint64_t n_bytes = job->config->zero.stage == 3 ? job->layout->range_bytes : job->layout->weight_bytes;
+    uint64_t n_bytes = segment_bytes(job);
     struct window *window = job->window;
     struct memory_headroom headroom;
 
@@ -274,6 +304,8 @@ static void show_weights(struct job *job)
 {
     int r = make_segment(job);
 
+    if (r == 0 && job->nodes && job->state->mirror)
+        r = charge_mirror(job);
     if (r == 0)
         r = fill(job);
     if (r == 0)
@@ -527,8 +559,7 @@ static void mirror_stored(void *userdata, int result)
 
     if (result == -ECANCELED && !job->doom) /* with the job */
         return;
-    device_job_empty(job);
-    charge_deinit(&job->window->mirror_charge);
+    empty_mirror(job);
     stored(job);
 }
 
@@ -559,7 +590,6 @@ static void all_stored(void *userdata)
         stored(job);
         return;
     }
-    job->window->job = job;
     job->window->again = (struct work){.run = do_nothing, .done = store_again, .n_items = 1};
     store_again(&job->window->again);
 }
@@ -592,10 +622,8 @@ static void store_done(void *userdata, int result)
 /* There is no memory for it: nothing was written, everybody is told. */
 static void refuse_commit(struct job *job)
 {
-    if (job->state->mirror) {
-        device_job_empty(job);
-        charge_deinit(&job->window->mirror_charge);
-    }
+    if (job->state->mirror)
+        empty_mirror(job);
     job->window->busy = false;
     set_generations(job);
     job->phase = JOB_WINDOW;
@@ -611,22 +639,46 @@ static void refuse_commit(struct job *job)
                        false);
 }
 
-/* The mirror shows what is on the GPUs: the window is stored there as if it were the state. */
-static void mirror_loaded(void *userdata, int result)
+static void begin_storing(struct work *work);
+
+/* What all nodes have decided has no way back either; what it takes is charged since the window is open. */
+static void cannot_commit(struct job *job)
+{
+    if (!job->nodes || job->doom) {
+        refuse_commit(job);
+        return;
+    }
+    job->window->again = (struct work){.run = do_nothing, .done = begin_storing, .n_items = 1};
+    worker_post(job->pool, &job->window->again);
+}
+
+/* The mirror, if there is one, shows what is on the GPUs: the window is stored there as if it were the state. */
+static void loaded(void *userdata, int result)
 {
     struct job *job = userdata;
 
-    if ((result != -ECANCELED || job->doom) && (result < 0 || start_transfer(job, TRANSFER_STORE, store_done) < 0))
-        refuse_commit(job);
+    if (result == -ECANCELED && !job->doom) /* with the job */
+        return;
+    if (result < 0 || start_transfer(job, TRANSFER_STORE, store_done) < 0)
+        cannot_commit(job);
+}
+
+static void begin_storing(struct work *work)
+{
+    struct job *job = container_of(work, struct window, again)->job;
+    int r = job->state->mirror ? load_mirror(job, loaded) : start_transfer(job, TRANSFER_STORE, store_done);
+
+    if (r < 0)
+        loaded(job, r);
 }
 
 static void commit_window(struct job *job)
 {
     job->phase = JOB_COMMITTING_WINDOW;
     job->window->busy = true;
+    job->window->job = job;
     set_generations(job);
-    if ((job->state->mirror ? load_mirror(job, mirror_loaded) : start_transfer(job, TRANSFER_STORE, store_done)) < 0)
-        refuse_commit(job);
+    begin_storing(&job->window->again);
 }
 
 void job_write_end(struct job *job, struct job_rank *rank, bool forget)

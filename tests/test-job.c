@@ -167,6 +167,28 @@ static void test_attach(void **userdata)
     fixture_free(f);
 }
 
+/* Another node's daemon has ended the run, and something of it is still under way here. */
+static void test_attach_to_what_ends(void **userdata)
+{
+    struct fixture *f = fixture_start(quiet);
+    struct peer *a = &f->peers[0];
+    enum job_phase phase = f->job->phase;
+
+    (void)userdata;
+    f->job->n_io++;
+    f->job->doom = strdup("the daemon of node 1 (b:7700) was started anew");
+    peer_die(a);
+    assert_int_equal(peer_attach(a, "run"), E_GENERATION);
+    f->job->has_weights = false;
+    f->job->doom_code = E_QUOTA;
+    assert_int_equal(peer_attach(a, "run"), E_QUOTA);
+    f->job->phase = JOB_RESERVING; /* it is told to all who are attached, and they may declare again */
+    assert_int_equal(peer_attach(a, "run"), 0);
+    f->job->phase = phase;
+    f->job->n_io--;
+    fixture_free(f);
+}
+
 /* The same process on a new connection takes its rank over; the old connection goes without a word. */
 static void test_reconnect(void **userdata)
 {
@@ -841,6 +863,7 @@ int main(void)
         cmocka_unit_test(test_form_refusals),
         cmocka_unit_test(test_too_large),
         cmocka_unit_test(test_attach),
+        cmocka_unit_test(test_attach_to_what_ends),
         cmocka_unit_test(test_reconnect),
         cmocka_unit_test(test_drop),
         cmocka_unit_test(test_step),

@@ -195,6 +195,23 @@ def test_steps_are_aborted(cluster, references, stage, offload):
           "E1302 step aborted.*the test wants it so|no error")
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("asked", ["mirror:error@1", "mirror:error@2", "reserve:error@4", "reserve:error@12"])
+def test_out_of_memory(cluster, references, asked, stage):
+    """For a mirror of what is on the GPUs, or for pages: the node's ranks are told, and what they do again succeeds."""
+    nodes = cluster((1, 1), stage, more={"ZEROD_FAILPOINT": asked})
+    lives, refused = start(nodes, [[], []], n_steps=SHORT), []
+    while any(life.last.poll() != 0 for life in lives):
+        for life in lives:
+            assert life.last.poll() in (None, 0, 3), nodes.logs()
+            if life.last.poll() == 3:
+                refused += [line for line in life.last.out().splitlines() if line.startswith("refused")]
+                life.start()
+        time.sleep(0.005)
+    assert results(lives) == references.get(2, n_steps=SHORT), nodes.logs()
+    assert refused and all(line.startswith("refused 1401 E1401") for line in refused), refused
+
+
 def test_backward_is_given_up(cluster, references):
     """What was announced to the other nodes is taken back, or if it is in a sum already, the step begins again."""
     nodes = cluster((1, 1))
