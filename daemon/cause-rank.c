@@ -98,9 +98,12 @@ static void explain_left(struct diagnostic *d, const struct evidence_lost *e)
 
 static void explain_difference(struct diagnostic *d, const struct evidence_lost *e)
 {
-    diagnostic_field(d, "cause",
-                     "the successor redid the micro-batch with another result than its predecessor's, which "
-                     "is in the sums");
+    diagnostic_field(d, "cause", "%s",
+                     e->on_gpu
+                         ? "the successor redid the micro-batch with another result than what is in the sums:\n"
+                           "its predecessor's, or as much of that as the GPU had written when it died"
+                         : "the successor redid the micro-batch with another result than its predecessor's, which "
+                           "is in the sums");
     diagnostic_field(d, "fix", "%s",
                      is_c(&e->at)
                          ? "store loader position and RNG state with each micro-batch and step (the blob of "
@@ -108,6 +111,9 @@ static void explain_difference(struct diagnostic *d, const struct evidence_lost 
                            "and restore them from zerod_user_state"
                          : "zerod.user_state(opt, sampler=...): it keeps RNG and loader position and restores them;\n"
                            "draw a batch right before its forward");
+    if (e->on_gpu)
+        diagnostic_field(d, "or",
+                         "nothing   (if the rank was killed inside a backward: the step is redone, and whole)");
     diagnostic_field(d, "not it", "rounding in zerod: gradients are compared as they were pushed");
     diagnostic_field(d, "state", STEP_ABORTED);
 }

@@ -158,6 +158,7 @@ struct evidence_lost {
     bool left;    /* it said that it leaves (on_leave: stop) */
     bool aborted; /* nobody came back, or the successor's gradients differ: aborted for all */
     bool differs; /* the successor's gradient of param differs from its predecessor's */
+    bool on_gpu;  /* which a GPU wrote, maybe not to its end when the process died */
     uint32_t param;
     const char *last_message; /* "Push", "EndBackward", ... */
     const char *owed;         /* "34 of 52 parameters of micro-batch 2" */

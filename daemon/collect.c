@@ -430,6 +430,7 @@ static void successor_differs(struct job *job, const struct verification *v)
                   .pid = rank->pid,
                   .aborted = true,
                   .differs = true,
+                  .on_gpu = job->devices,
                   .param = job->layout->parts[v->part].param,
                   .last_message = rank->last_request,
               }));

@@ -371,6 +371,16 @@ static struct diagnostic *e1302_differs(const struct fixture *f)
     return cause_rank_lost(&e);
 }
 
+static struct diagnostic *e1302_differs_on_gpu(const struct fixture *f)
+{
+    struct evidence_lost e = lost(f);
+
+    e.aborted = e.differs = e.on_gpu = true;
+    e.param = f->used;
+    e.owed = NULL;
+    return cause_rank_lost(&e);
+}
+
 static struct diagnostic *e1302_left(const struct fixture *f)
 {
     struct evidence_lost e = lost(f);
@@ -699,6 +709,7 @@ static const struct scenario scenarios[] = {
     {"e1302-waiting", e1302_waiting, "", true},
     {"e1302-aborted", e1302_aborted, "", false},
     {"e1302-differs", e1302_differs, "", false},
+    {"e1302-differs-on-gpu", e1302_differs_on_gpu, "", false},
     {"e1302-left", e1302_left, "", false},
     {"e1302-waiting-torch", e1302_waiting_torch, "", true},
     {"e1302-differs-torch", e1302_differs_torch, "", false},
