@@ -14,6 +14,7 @@ sys.path.append(str(ROOT / "tests" / "e2e"))
 from network import Network, why_no_network  # noqa: E402
 
 ELEMS = 64 * MI
+BUCKET = ", reduce_bucket_size: 8000000"  # as config/multi-node.yaml has it
 GOALS = {"all": 1.1, "bf16": 1.5, "reduce_scatter": 1.8}
 
 
@@ -29,7 +30,7 @@ class NodesJob(ZerodJob):
             for node in range(world):
                 extra = f"collective: gloo\nthreads: {max(1, n_cores() // world)}\n"
                 extra += "communication_data_type: bf16\n" if bf16 else ""
-                self.daemons.append(Daemon(world, stage, extra, prefix=network.inside(node),
+                self.daemons.append(Daemon(world, stage, extra, BUCKET, prefix=network.inside(node),
                                            nodes=f", nodes: [{nodes}], node: {node}, key_file: {key}"))
             for node, daemon in enumerate(self.daemons):
                 self.ranks.append(Process([program("bench-rank"), "--rank", str(node), "--socket", daemon.socket,
