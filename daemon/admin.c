@@ -256,11 +256,12 @@ static struct status make_status(struct server *server, struct status_refused *r
 static const char *rank_word(const struct job *job, const struct job_rank *rank)
 {
     static const char *const words[] = {
-        [WAIT_FORM] = "forming", [WAIT_INIT] = "initialising",   [WAIT_READY] = "initialising",
-        [WAIT_SLOT] = "slot",    [WAIT_END] = "boundary",        [WAIT_OTHERS] = "step",
-        [WAIT_STEP] = "step",    [WAIT_NORM] = "norm",           [WAIT_GATHER] = "gather",
-        [WAIT_READ] = "read",    [WAIT_WINDOW_BEGIN] = "window", [WAIT_WINDOW_END] = "window",
-        [WAIT_WRITE] = "window", [WAIT_ABANDON] = "boundary",    [WAIT_ABORT] = "abort",
+        [WAIT_FORM] = "forming",  [WAIT_INIT] = "initialising",   [WAIT_READY] = "initialising",
+        [WAIT_SLOT] = "slot",     [WAIT_END] = "boundary",        [WAIT_OTHERS] = "step",
+        [WAIT_STEP] = "step",     [WAIT_NORM] = "norm",           [WAIT_GATHER] = "gather",
+        [WAIT_READ] = "read",     [WAIT_WINDOW_BEGIN] = "window", [WAIT_WINDOW_END] = "window",
+        [WAIT_WRITE] = "window",  [WAIT_ABANDON] = "boundary",    [WAIT_ABORT] = "abort",
+        [WAIT_ABORTED] = "abort",
     };
 
     if (rank->left)

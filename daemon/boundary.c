@@ -62,7 +62,7 @@ static bool is_torn(const struct job_rank *rank)
 /* Some parts of a gradient may be in the sums, and the others will not come. */
 static void abort_torn(struct job *job, struct job_rank *rank)
 {
-    job_wait(job, rank, WAIT_END);
+    job_wait(job, rank, WAIT_ABORTED);
     job_abort(job, rank->rank,
               cause_abandoned(&(struct evidence_abandoned){
                   .at = job_at(job, rank),
@@ -97,7 +97,7 @@ void job_end_backward(struct job *job, struct job_rank *rank, const struct reque
     case LEDGER_E_INCOMPLETE: {
         struct evidence_lost evidence = differing(job, rank);
 
-        job_wait(job, rank, WAIT_END);
+        job_wait(job, rank, WAIT_ABORTED);
         job_abort(job, rank->rank, cause_rank_lost(&evidence));
         break;
     }
@@ -125,7 +125,7 @@ static void abandon(struct job *job, struct job_rank *rank)
     rank->abandoned = true;
     rank->n_given_up = n_pushed;
     if (evidence.aborted) {
-        job_wait(job, rank, WAIT_END);
+        job_wait(job, rank, WAIT_ABORTED);
         job_abort(job, rank->rank, diagnostic);
         job_settle(job);
         return;

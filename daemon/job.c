@@ -341,7 +341,7 @@ struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, 
 bool job_is_collective(enum job_wait wait)
 {
     return wait == WAIT_SLOT || wait == WAIT_END || wait == WAIT_OTHERS || wait == WAIT_STEP || wait == WAIT_NORM ||
-           wait == WAIT_WINDOW_BEGIN || wait == WAIT_WINDOW_END || wait == WAIT_ABANDON;
+           wait == WAIT_WINDOW_BEGIN || wait == WAIT_WINDOW_END || wait == WAIT_ABANDON || wait == WAIT_ABORTED;
 }
 
 void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait)

@@ -90,6 +90,7 @@ enum job_wait {
     WAIT_WINDOW_END,
     WAIT_WRITE,
     WAIT_ABANDON, /* several nodes: until what is announced of it is taken back */
+    WAIT_ABORTED, /* for the abort that it has caused; several nodes: until node 0 has said it */
     WAIT_ABORT,
 };
 

@@ -174,6 +174,7 @@ const char *job_waits_for(const struct job *job, const struct job_rank *rank)
         [WAIT_WINDOW_END] = "to close a write window",
         [WAIT_WRITE] = "for room in a write window",
         [WAIT_ABANDON] = "to give up a backward",
+        [WAIT_ABORTED] = "for the abort",
         [WAIT_ABORT] = "for the abort",
     };
 

@@ -5,13 +5,14 @@ import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from conftest import wait_for
 from nodes import Nodes
-from puppet import REFUSED, Puppet, form, steps
+from puppet import ABORTED, REFUSED, Puppet, form, steps
 from test_zerodctl import validator
 
 pytestmark = pytest.mark.threads
@@ -117,6 +118,27 @@ def test_abort_on_another_node(zerod):
     for daemon in nodes.daemons:
         text = said(daemon, 1302)
         assert line(text, "cause") == "an administrator asked for it (zerodctl abort-step)"
+
+
+def test_backward_given_up_too_late(zerod):
+    """Its gradients are in sums already: its rank waits until node 0 has aborted the step, and is told."""
+    nodes, puppets = start(zerod, (1, 1), zero_optimization={"stage": 2, "reduce_bucket_size": 300})
+    steps(puppets)
+
+    def n_moved():
+        return nodes.daemons[1].status()["nodes"]["collectives"][0]["n_orders"]
+
+    before = n_moved()
+    for p in puppets:
+        p.ok("begin", 1, 0)
+        p.ok("push", 7)
+    wait_for(nodes.logs, lambda: n_moved() > before)
+    time.sleep(0.2 * nodes.daemons[1].patience)  # until it is added up, of which nothing tells
+    for p in puppets[::-1]:
+        answer = p("abandon", "out-of-memory") if p is puppets[1] else p("end")
+        assert answer.r == ABORTED and answer["error"]["code"] == 1302, answer
+        assert "E1007 backward abandoned, step aborted: rank 1, step 1" in answer.text
+    steps(puppets)
 
 
 def engine_of(daemon):
