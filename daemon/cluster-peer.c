@@ -164,7 +164,7 @@ void peer_go_up(struct cluster_peer *peer, struct connection *connection)
 {
     assert(!peer->connection);
     peer->connection = connection;
-    peer->is_silent = false;
+    peer->is_silent = peer->is_doubted = false;
     peer->owes_acknowledgement = false;
     snprintf(peer->why, sizeof(peer->why), "the link stands");
     log_limited(&peer->limits[PEER_UP], uv_now(peer->loop), LOG_NOTICE, "node %u: the link stands (%s)", peer->node,

@@ -30,6 +30,7 @@ struct cluster_peer {
     bool owes_acknowledgement;
     bool given_up;     /* messages to this incarnation were dropped: it cannot go on */
     bool is_silent;    /* why: it has not been heard */
+    bool is_doubted;   /* it had not been heard at the last tick; what has come by then may be unread */
     uint64_t heard_ms; /* before the present connection; UINT64_MAX: never */
     char why[640];
     struct log_limit limits[N_PEER_REASONS];

@@ -146,10 +146,12 @@ static void check_waiting(struct cluster *cluster, struct connection *connection
 static void check_up(struct cluster_peer *peer, bool late)
 {
     uint64_t silent_ms = peer_silent_ms(peer);
+    bool was_doubted = peer->is_doubted;
 
+    peer->is_doubted = silent_ms > CLUSTER_SILENCE_MS && !late;
     if (peer->given_up) {
         cluster_part_from(peer);
-    } else if (silent_ms > CLUSTER_SILENCE_MS && !late) {
+    } else if (peer->is_doubted && was_doubted) {
         peer_explain(peer, PEER_SILENT, "has not been heard for %.1f s", (double)silent_ms / 1000);
         cluster_lose(peer);
     } else {

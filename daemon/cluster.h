@@ -39,7 +39,7 @@ enum {
     CLUSTER_KEY_MIN_BYTES = 32, /* of the key file, without the newline at its end */
     CLUSTER_MAX_MESSAGE_BYTES = 1 << 20,
     CLUSTER_HEARTBEAT_MS = 500,
-    CLUSTER_SILENCE_MS = 2500, /* a frozen peer is noticed within 3 s */
+    CLUSTER_SILENCE_MS = 1500, /* three heartbeats; the kernel may wait for as long again before it resends */
     CLUSTER_RETRY_MS = 100,
     CLUSTER_MAX_KEPT_BYTES =
         64 << 20, /* sent and not acknowledged, per peer; more: the peer is given up (down), see .c */

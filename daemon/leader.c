@@ -599,6 +599,12 @@ void leader_lose(struct leader *leader, unsigned node, const char *why)
         refuse_but(leader, node, why);
 }
 
+void leader_reconnect(struct leader *leader)
+{
+    if (leader->phase >= LEADER_STARTING)
+        next_generation(leader, "");
+}
+
 /* ---- who is waited for --------------------------------------------------------------------------------- */
 
 /* Nodes without whom parcels that others are ready for cannot be exchanged. */

@@ -68,6 +68,12 @@ int leader_form(struct leader *leader, const struct layout *layout);
 /* A report. Takes nothing; what it keeps it copies. */
 void leader_hear(struct leader *leader, unsigned node, const struct node_message *message);
 
+/*
+ * The way between nodes was interrupted, and is there again: all engines are replaced. What the old ones had under way
+ * waits in the kernel until it tries again, which may be as long as the interruption was.
+ */
+void leader_reconnect(struct leader *leader);
+
 /* What that node knew is gone: the job is over. */
 void leader_lose(struct leader *leader, unsigned node, const char *why);
 

@@ -271,6 +271,18 @@ static void link_says(void *userdata, unsigned node, const uint8_t *data, size_t
     finish(m);
 }
 
+/* Engines connect to all, so the last link counts. */
+static void reconnect_if_all_are_up(struct membership *m)
+{
+    const struct config *config = m->job->config;
+
+    for (unsigned i = 1; i < config->world.nodes.n_items; i++)
+        if (!cluster_is_up(m->cluster, i))
+            return;
+    nodes_reconnect(m->job->nodes);
+    finish(m);
+}
+
 static void link_is_up(void *userdata, unsigned node)
 {
     struct membership *m = userdata;
@@ -280,6 +292,8 @@ static void link_is_up(void *userdata, unsigned node)
     m->n_failures = 0;
     if (uv_is_active((uv_handle_t *)&m->pause))
         (void)uv_timer_start(&m->pause, on_pause, 0, 0);
+    if (m->job->config->world.node == 0)
+        reconnect_if_all_are_up(m);
 }
 
 static void link_is_down(void *userdata, unsigned node, const char *why)

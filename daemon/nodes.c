@@ -283,6 +283,16 @@ void nodes_lose(struct nodes *nodes, unsigned node)
     job_settle(nodes->job);
 }
 
+/*
+ * Of GPUs' engines only those that have not connected: what travels between them may go another way than what daemons
+ * say, and a new engine has to be told all that is on its GPU.
+ */
+void nodes_reconnect(struct nodes *nodes)
+{
+    if (nodes->leader && !(nodes->job->devices && nodes->connected))
+        leader_reconnect(nodes->leader);
+}
+
 struct nodes_status nodes_status(const struct nodes *nodes)
 {
     return (struct nodes_status){

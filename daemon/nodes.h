@@ -59,6 +59,9 @@ void nodes_serve(struct nodes *nodes);
 /* A message of another node. Return: NULL, or why it makes no sense: valid until the next call. */
 const char *nodes_hear(struct nodes *nodes, unsigned node, const void *data, size_t n_bytes);
 
+/* The links to all other nodes stand, and one did not before. */
+void nodes_reconnect(struct nodes *nodes);
+
 /* Another node's daemon is not the one it was: what it held is gone. */
 void nodes_lose(struct nodes *nodes, unsigned node);
 

@@ -614,7 +614,7 @@ static struct diagnostic *e1501(const struct fixture *f)
         .n_ranks = 4,
         .address = "10.0.0.2:7700",
         .waits = "node 0, for it to ask for the step",
-        .why = "has not been heard for 2.5 s",
+        .why = "has not been heard for 1.5 s",
     });
 }
 

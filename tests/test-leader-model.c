@@ -625,6 +625,10 @@ static bool break_engine(struct model *m, struct node *node)
     if (m->n_breaks == 0 || !node->started || draw(m, 24))
         return false;
     m->n_breaks--;
+    if (draw(m, 3) == 0) {
+        leader_reconnect(m->leader); /* who obeys drops what it has under way */
+        return true;
+    }
     node->started = node->connected = false;
     drop_motions(node);
     report(m, node, (struct node_message){.kind = NODE_BROKEN, .generation = node->generation});

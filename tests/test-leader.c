@@ -1165,6 +1165,34 @@ static void test_broken_gather(void **state)
     fixture_free(f);
 }
 
+/* Engines are replaced whenever there are any, be it that none has said that it broke. */
+static void test_reconnect(void **state)
+{
+    struct fixture *f = fixture_new(NODES, 2, false);
+
+    (void)state;
+    leader_reconnect(f->leader);
+    report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
+    expect(f, "FORM 1\n");
+    leader_reconnect(f->leader);
+    expect(f, "");
+    fixture_free(f);
+    f = start(2);
+    for (unsigned i = 0; i < NODES; i++)
+        ready(f, i, 1, 0, 0);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0\n");
+    leader_reconnect(f->leader);
+    expect(f, "ENGINE 2\n");
+    broken(f, 0, 1); /* that is known */
+    leader_reconnect(f->leader);
+    expect(f, "ENGINE 3\n");
+    all_connected(f, 2);
+    expect(f, "");
+    all_connected(f, 3);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0\n");
+    fixture_free(f);
+}
+
 static void test_values(void **state)
 {
     struct fixture *f = start(2);
@@ -1401,6 +1429,7 @@ int main(void)
         cmocka_unit_test(test_broken_exchange),
         cmocka_unit_test(test_broken_before),
         cmocka_unit_test(test_broken_gather),
+        cmocka_unit_test(test_reconnect),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_fetch),
         cmocka_unit_test(test_gathering_fetch),

@@ -168,6 +168,23 @@ def test_engine_that_dies(zerod):
     assert [d.status()["nodes"]["generation"] for d in nodes.daemons] == [2, 2]
 
 
+def test_daemon_that_stood_still(zerod):
+    """When its link stands again, engines are replaced without a word: what they had sent might wait in the kernel."""
+    nodes, puppets = start(zerod, (1, 1))
+    steps(puppets)
+    nodes.daemons[1].signal(signal.SIGSTOP)
+    text = said(nodes.daemons[0], 1501)
+    nodes.daemons[1].signal(signal.SIGCONT)
+    assert re.match(r"the link to its daemon does not stand: has not been heard for \d\.\d s", line(text, "cause"))
+
+    def engines():
+        return [[d.status()["nodes"][key] for key in ("generation", "connected")] for d in nodes.daemons]
+
+    wait_for(nodes.logs, lambda: engines() == [[2, True], [2, True]])
+    steps(puppets)
+    assert not any("E1502" in d.log() for d in nodes.daemons)
+
+
 def test_daemon_that_comes_back(zerod):
     """Node 0 says that node 1 is not reached, then that it came back as another: the run is over, the next can begin."""
     nodes, puppets = start(zerod, (1, 1))
