@@ -257,6 +257,13 @@ def told(fault: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def leave(out: Path, result: Any) -> None:
+    """Whole, or not yet: the test reads it as soon as it is there."""
+    temporary = out.with_suffix(".part")
+    temporary.write_text(json.dumps(result))
+    temporary.rename(out)
+
+
 def run_fault(name: str, rank: int, out: Path) -> None:
     import zerod
 
@@ -269,9 +276,7 @@ def run_fault(name: str, rank: int, out: Path) -> None:
         result = told(fault)
     except RuntimeError as error:  # gloo's, when the other rank is gone
         result = {"other": str(error)}
-    temporary = out.with_suffix(".part")
-    temporary.write_text(json.dumps(result))
-    temporary.rename(out)
+    leave(out, result)
 
 
 def run_good(rank: int, out: Path) -> None:
@@ -288,7 +293,7 @@ def run_good(rank: int, out: Path) -> None:
         for key, value in model.module.state_dict().items():
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6, msg=lambda m, n=name, k=key: f"{n} {k} {m}")
         zerod.unobserve(model)
-    out.write_text(json.dumps(sorted([*REPAIRED, *CLEAN])))
+    leave(out, sorted([*REPAIRED, *CLEAN]))
 
 
 def rank_main(name: str, out: str) -> None:
