@@ -14,16 +14,13 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
-#include "client/example/gpu.h"
-#include "tests/cuda-daemon.h"
+#include "tests/cuda-trainer.h"
 #include "tests/sim/sim-child.h"
-#include "zerod/client.h"
 
 /* ONE, TWO and THREE take a granule each, LARGE two. */
 enum { SMALL, ONE, EMPTY, TWO, THREE, LARGE, LAST, N_PARAMS };
@@ -35,32 +32,17 @@ enum {
     TWO_GRANULES_ELEMS = 2 * GRANULE / sizeof(float), /* max_live_elems under which two granules may be held */
 };
 
-struct world {
-    char path[64];
-    pid_t daemon;
-    struct cuda_daemon_seen *seen;
-    struct gpu *gpu;
-    struct zerod *c;
-    float *grads;       /* on the GPU, one parameter behind the other */
+/* What this process looks at beside the trainer: a test's body runs in one of its own. */
+static struct {
     float *copied;      /* on the GPU: where read_slowly() copies to */
-    float *host;        /* what the weights should be */
     size_t n_own_bytes; /* of the GPU's memory, before anything was gathered */
     const void *places[N_PARAMS];
     void *event; /* behind the last read_slowly() */
-};
+} observed;
 
 /* Room for everything in two requests, and no bound that is felt. */
 static const struct cuda_daemon_options usual = {
     .bucket_elems = 70000, .ring_bytes = GRANULE, .pool_bytes = 2 * GRANULE, .max_live_elems = 1 << 30};
-
-static size_t offset_of(unsigned param)
-{
-    size_t n = 0;
-
-    for (unsigned p = 0; p < param; p++)
-        n += sizes[p];
-    return n;
-}
 
 /* ---- the GPU -------------------------------------------------------------------------------------------- */
 
@@ -86,176 +68,135 @@ static size_t used_bytes(void)
 }
 
 /* MiB that are held for gathered weights. */
-static unsigned held_mib(const struct world *w)
+static unsigned held_mib(void)
 {
-    return (unsigned)((used_bytes() - w->n_own_bytes) / MIB);
+    return (unsigned)((used_bytes() - observed.n_own_bytes) / MIB);
 }
 
 /* Does what was put on the stream last still wait or run? */
-static bool is_running(struct world *w)
+static bool is_running(void)
 {
     enum { NOT_READY = 600 };
-    int r = DRIVER(int (*)(void *), "cuEventQuery")(w->event);
+    int r = DRIVER(int (*)(void *), "cuEventQuery")(observed.event);
 
     CHECK(r == 0 || r == NOT_READY);
     return r == NOT_READY;
 }
 
 /* Work on a stream that reads a weight, as a kernel of the program's would; returns at once. */
-static void read_on(struct world *w, unsigned param, void *stream)
+static void read_on(struct trainer *t, unsigned param, void *stream)
 {
     CHECK(DRIVER(int (*)(address, address, size_t, void *), "cuMemcpyDtoDAsync_v2")(
-              (uintptr_t)(w->copied + offset_of(param)), (uintptr_t)zerod_weight(w->c, param),
+              (uintptr_t)(observed.copied + trainer_offset(t, param)), (uintptr_t)zerod_weight(t->c, param),
               sizes[param] * sizeof(float), stream) == 0);
-    CHECK(DRIVER(int (*)(void *, void *), "cuEventRecord")(w->event, stream) == 0);
+    CHECK(DRIVER(int (*)(void *, void *), "cuEventRecord")(observed.event, stream) == 0);
 }
 
-static void read_slowly(struct world *w, unsigned param)
+static void read_slowly(struct trainer *t, unsigned param)
 {
-    read_on(w, param, gpu_stream(w->gpu));
+    read_on(t, param, gpu_stream(t->gpu));
 }
 
 /* ---- the job -------------------------------------------------------------------------------------------- */
 
-static struct world begin(const struct cuda_daemon_options *options, int rank)
+static struct trainer begin(const struct cuda_daemon_options *options, int rank)
 {
-    struct world w = {0};
+    struct trainer t = trainer_begin(options, sizes, N_PARAMS, options->device, rank);
 
-    snprintf(w.path, sizeof(w.path), "/tmp/zerod-client-stage3-%d", getpid());
-    w.seen = mmap(NULL, sizeof(*w.seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(w.seen != MAP_FAILED);
-    w.daemon = cuda_daemon_start(w.path, options, w.seen);
-    CHECK(gpu_open(&w.gpu, options->device) == 0);
-    CHECK(zerod_connect(&w.c, &(struct zerod_options){.socket = w.path, .rank = rank, .client = "test"}) == 0);
-    unlink(w.path);
-    CHECK(DRIVER(int (*)(void **, unsigned), "cuEventCreate")(&w.event, 0) == 0);
-    CHECK(zerod_set_stream(w.c, gpu_stream(w.gpu)) == 0);
-    return w;
+    CHECK(DRIVER(int (*)(void **, unsigned), "cuEventCreate")(&observed.event, 0) == 0);
+    CHECK(zerod_set_stream(t.c, gpu_stream(t.gpu)) == 0);
+    trainer_declare(&t);
+    observed.copied = gpu_alloc(t.gpu, trainer_offset(&t, N_PARAMS) * sizeof(float));
+    CHECK(observed.copied);
+    return t;
 }
 
-static void end(struct world *w)
+static struct trainer begin_as(const struct cuda_daemon_options *options, int rank)
 {
-    zerod_close(w->c);
-    gpu_close(w->gpu);
-    cuda_daemon_wait(w->daemon);
-    munmap(w->seen, sizeof(*w->seen));
-    free(w->host);
-}
+    struct trainer t = begin(options, rank);
 
-static void declare(struct world *w)
-{
-    size_t n = offset_of(N_PARAMS);
-    float *inits = gpu_alloc(w->gpu, n * sizeof(float));
-    char name[16];
-
-    w->host = calloc(n, sizeof(float));
-    w->grads = inits; /* which nobody needs any more when the job is formed */
-    w->copied = gpu_alloc(w->gpu, n * sizeof(float));
-    CHECK(w->host && inits && w->copied);
-    for (size_t i = 0; i < n; i++)
-        w->host[i] = (float)(i % 1021) * 0.25f;
-    CHECK(gpu_put(w->gpu, inits, w->host, n * sizeof(float)) == 0);
-    for (unsigned p = 0; p < N_PARAMS; p++) {
-        snprintf(name, sizeof(name), "p%u", p);
-        CHECK(zerod_declare(
-                  w->c,
-                  &(struct zerod_param){
-                      .name = name, .ndim = 1, .shape = &sizes[p], .trainable = true, .init = inits + offset_of(p)},
-                  1) == 0);
-    }
-}
-
-static struct world begin_as(const struct cuda_daemon_options *options, int rank)
-{
-    struct world w = begin(options, rank);
-
-    declare(&w);
-    CHECK(zerod_form(w.c) == 0);
+    CHECK(zerod_form(t.c) == 0);
     for (unsigned p = 0; p < N_PARAMS; p++)
-        CHECK((w.places[p] = zerod_weight(w.c, p)));
-    w.n_own_bytes = used_bytes();
-    return w;
+        CHECK((observed.places[p] = zerod_weight(t.c, p)));
+    observed.n_own_bytes = used_bytes();
+    return t;
 }
 
-static struct world begin_formed(const struct cuda_daemon_options *options)
+static struct trainer begin_formed(const struct cuda_daemon_options *options)
 {
     return begin_as(options, 0);
 }
 
 #define LIST(...) ((const unsigned[]){__VA_ARGS__}), sizeof((unsigned[]){__VA_ARGS__}) / sizeof(unsigned)
 
-/* Is what is shown on the GPU what it should be? */
-static void check_weight(struct world *w, unsigned p)
+/* Is it shown where it was at first, and as it should be? */
+static void check_weight(struct trainer *t, unsigned p)
 {
-    float *seen = malloc(sizes[p] * sizeof(float) + 1);
-
-    CHECK(zerod_weight(w->c, p) == w->places[p]);
-    CHECK(seen && gpu_get(w->gpu, seen, w->places[p], sizes[p] * sizeof(float)) == 0);
-    CHECK(memcmp(seen, w->host + offset_of(p), sizes[p] * sizeof(float)) == 0);
-    free(seen);
+    CHECK(zerod_weight(t->c, p) == observed.places[p]);
+    trainer_check_weight(t, p);
 }
 
 /* And what read_slowly() has read? The weights as they were then. */
-static void check_copied(struct world *w, unsigned p, const float *expected)
+static void check_copied(struct trainer *t, unsigned p, const float *expected)
 {
     float *seen = malloc(sizes[p] * sizeof(float));
 
-    CHECK(seen && gpu_get(w->gpu, seen, w->copied + offset_of(p), sizes[p] * sizeof(float)) == 0);
-    CHECK(memcmp(seen, expected + offset_of(p), sizes[p] * sizeof(float)) == 0);
+    CHECK(seen && gpu_get(t->gpu, seen, observed.copied + trainer_offset(t, p), sizes[p] * sizeof(float)) == 0);
+    CHECK(memcmp(seen, expected + trainer_offset(t, p), sizes[p] * sizeof(float)) == 0);
     free(seen);
 }
 
-static void gather_one(struct world *w, unsigned p)
+static void gather_one(struct trainer *t, unsigned p)
 {
-    CHECK(zerod_gather(w->c, &p, 1) == 0);
-    check_weight(w, p);
+    CHECK(zerod_gather(t->c, &p, 1) == 0);
+    check_weight(t, p);
 }
 
-static void release_one(struct world *w, unsigned p)
+static void release_one(struct trainer *t, unsigned p)
 {
-    CHECK(zerod_release(w->c, &p, 1) == 0);
+    CHECK(zerod_release(t->c, &p, 1) == 0);
 }
 
 /* Gathers, puts work on the stream, and releases while that runs; the caller sees to it that it takes long. */
-static void use_slowly(struct world *w, unsigned p)
+static void use_slowly(struct trainer *t, unsigned p)
 {
-    CHECK(zerod_gather(w->c, &p, 1) == 0);
-    read_slowly(w, p);
-    release_one(w, p);
+    CHECK(zerod_gather(t->c, &p, 1) == 0);
+    read_slowly(t, p);
+    release_one(t, p);
 }
 
-static void drain(struct world *w)
+static void drain(struct trainer *t)
 {
     float there;
 
-    CHECK(gpu_get(w->gpu, &there, w->copied, sizeof(there)) == 0);
+    CHECK(gpu_get(t->gpu, &there, observed.copied, sizeof(there)) == 0);
 }
 
 /* A step: 1 is added to every weight. */
-static int take_step(struct world *w)
+static int take_step(struct trainer *t)
 {
-    size_t n = offset_of(N_PARAMS);
+    size_t n = trainer_offset(t, N_PARAMS);
     float *ones = malloc(n * sizeof(float));
 
     CHECK(ones);
     for (size_t i = 0; i < n; i++) {
         ones[i] = 1;
-        w->host[i] += 1;
+        t->host[i] += 1;
     }
-    CHECK(gpu_put(w->gpu, w->grads, ones, n * sizeof(float)) == 0);
+    CHECK(gpu_put(t->gpu, t->grads, ones, n * sizeof(float)) == 0);
     free(ones);
-    CHECK(zerod_begin_backward(w->c, NULL) == 0);
+    CHECK(zerod_begin_backward(t->c, NULL) == 0);
     for (unsigned p = 0; p < N_PARAMS; p++)
-        CHECK(zerod_push(w->c, &(struct zerod_push){.param = p, .data = w->grads + offset_of(p)}) == 0);
-    CHECK(zerod_end_backward(w->c, NULL, 0) == 0);
-    return zerod_step(w->c, NULL, NULL);
+        CHECK(zerod_push(t->c, &(struct zerod_push){.param = p, .data = t->grads + trainer_offset(t, p)}) == 0);
+    CHECK(zerod_end_backward(t->c, NULL, 0) == 0);
+    return zerod_step(t->c, NULL, NULL);
 }
 
-static bool says(const struct world *w, const char *text)
+static bool says(const struct trainer *t, const char *text)
 {
-    if (strcmp(zerod_error(w->c)->text, text) == 0)
+    if (strcmp(zerod_error(t->c)->text, text) == 0)
         return true;
-    fprintf(stderr, "says: %s\n", zerod_error(w->c)->text);
+    fprintf(stderr, "says: %s\n", zerod_error(t->c)->text);
     return false;
 }
 
@@ -277,89 +218,89 @@ static void passes(void (*body)(void *arg))
 
 static void one_by_one(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
     void *base;
     size_t n_bytes;
 
     (void)arg;
-    CHECK(zerod_memory(w.c, ZEROD_MEMORY_WEIGHTS, &base, &n_bytes) == 0 && !base && n_bytes == 0);
+    CHECK(zerod_memory(t.c, ZEROD_MEMORY_WEIGHTS, &base, &n_bytes) == 0 && !base && n_bytes == 0);
     for (unsigned round = 0; round < 2; round++)
         for (unsigned p = 0; p < N_PARAMS; p++) {
-            gather_one(&w, p);
-            release_one(&w, p);
+            gather_one(&t, p);
+            release_one(&t, p);
         }
-    CHECK(held_mib(&w) == 6); /* of each size one piece */
-    CHECK(take_step(&w) == 0);
-    CHECK(w.seen->n_held == 0);
-    CHECK(w.seen->n_gathers == 2 * N_PARAMS); /* nothing is gathered, and nothing has to follow */
+    CHECK(held_mib() == 6); /* of each size one piece */
+    CHECK(take_step(&t) == 0);
+    CHECK(t.seen->n_held == 0);
+    CHECK(t.seen->n_gathers == 2 * N_PARAMS); /* nothing is gathered, and nothing has to follow */
     for (unsigned p = 0; p < N_PARAMS; p++)
-        gather_one(&w, p);
-    CHECK(zerod_prefetch(w.c, LIST(ONE, TWO)) == 0);
-    end(&w);
+        gather_one(&t, p);
+    CHECK(zerod_prefetch(t.c, LIST(ONE, TWO)) == 0);
+    trainer_end(&t);
 }
 
 /* More than the pool has room for. */
 static void all_at_once(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
-    CHECK(zerod_gather(w.c, LIST(SMALL, ONE, EMPTY, TWO, THREE, LARGE, LAST)) == 0);
-    CHECK(w.seen->n_gathers == 2);
+    CHECK(zerod_gather(t.c, LIST(SMALL, ONE, EMPTY, TWO, THREE, LARGE, LAST)) == 0);
+    CHECK(t.seen->n_gathers == 2);
     for (unsigned p = 0; p < N_PARAMS; p++)
-        check_weight(&w, p);
-    CHECK(held_mib(&w) == 14);
-    CHECK(zerod_release(w.c, LIST(LAST, LARGE, THREE, TWO, EMPTY, ONE, SMALL)) == 0);
-    CHECK(zerod_gather(w.c, LIST(LARGE, LARGE, LARGE)) == 0);
-    CHECK(w.seen->n_gathers == 5);
-    CHECK(zerod_release(w.c, LIST(LARGE, LARGE, LARGE)) == 0);
-    CHECK(zerod_gather(w.c, NULL, 0) == 0 && w.seen->n_gathers == 5);
-    gather_one(&w, SMALL);
-    CHECK(w.seen->n_held == 1);
-    end(&w);
+        check_weight(&t, p);
+    CHECK(held_mib() == 14);
+    CHECK(zerod_release(t.c, LIST(LAST, LARGE, THREE, TWO, EMPTY, ONE, SMALL)) == 0);
+    CHECK(zerod_gather(t.c, LIST(LARGE, LARGE, LARGE)) == 0);
+    CHECK(t.seen->n_gathers == 5);
+    CHECK(zerod_release(t.c, LIST(LARGE, LARGE, LARGE)) == 0);
+    CHECK(zerod_gather(t.c, NULL, 0) == 0 && t.seen->n_gathers == 5);
+    gather_one(&t, SMALL);
+    CHECK(t.seen->n_held == 1);
+    trainer_end(&t);
 }
 
 static void as_often_as_gathered(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
-    CHECK(zerod_gather(w.c, LIST(ONE, TWO, ONE)) == 0);
-    release_one(&w, ONE);
-    gather_one(&w, TWO);
-    release_one(&w, TWO);
-    drain(&w);
-    gather_one(&w, LARGE); /* takes what is no longer needed: neither of the two is */
-    CHECK(held_mib(&w) == 8);
-    check_weight(&w, ONE);
-    check_weight(&w, TWO);
-    CHECK(zerod_release(w.c, LIST(ONE, TWO, LARGE)) == 0);
-    CHECK(zerod_release(w.c, LIST(ONE)) == -EINVAL);
-    CHECK(says(&w, "zerod_release: parameter 1 is not gathered, or not as often"));
-    gather_one(&w, ONE);
-    CHECK(w.seen->n_held == 1);
-    end(&w);
+    CHECK(zerod_gather(t.c, LIST(ONE, TWO, ONE)) == 0);
+    release_one(&t, ONE);
+    gather_one(&t, TWO);
+    release_one(&t, TWO);
+    drain(&t);
+    gather_one(&t, LARGE); /* takes what is no longer needed: neither of the two is */
+    CHECK(held_mib() == 8);
+    check_weight(&t, ONE);
+    check_weight(&t, TWO);
+    CHECK(zerod_release(t.c, LIST(ONE, TWO, LARGE)) == 0);
+    CHECK(zerod_release(t.c, LIST(ONE)) == -EINVAL);
+    CHECK(says(&t, "zerod_release: parameter 1 is not gathered, or not as often"));
+    gather_one(&t, ONE);
+    CHECK(t.seen->n_held == 1);
+    trainer_end(&t);
 }
 
 static void *use_here(void *arg)
 {
-    struct world *w = arg;
+    struct trainer *t = arg;
     unsigned p = TWO;
 
-    CHECK(zerod_gather(w->c, &p, 1) == 0 && zerod_release(w->c, &p, 1) == 0);
-    CHECK(zerod_gather(w->c, &p, 1) == 0);
+    CHECK(zerod_gather(t->c, &p, 1) == 0 && zerod_release(t->c, &p, 1) == 0);
+    CHECK(zerod_gather(t->c, &p, 1) == 0);
     return NULL;
 }
 
 static void other_thread(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
     pthread_t thread;
 
     (void)arg;
-    CHECK(pthread_create(&thread, NULL, use_here, &w) == 0 && pthread_join(thread, NULL) == 0);
-    check_weight(&w, TWO);
-    end(&w);
+    CHECK(pthread_create(&thread, NULL, use_here, &t) == 0 && pthread_join(thread, NULL) == 0);
+    check_weight(&t, TWO);
+    trainer_end(&t);
 }
 
 static void test_shown(void **state)
@@ -374,13 +315,13 @@ static void test_shown(void **state)
 static void another_device(void *arg)
 {
     struct cuda_daemon_options options = usual;
-    struct world w;
+    struct trainer t;
 
     (void)arg;
     options.device = options.gpu = 2;
-    w = begin_formed(&options);
-    gather_one(&w, ONE);
-    end(&w);
+    t = begin_formed(&options);
+    gather_one(&t, ONE);
+    trainer_end(&t);
 }
 
 static void test_another_device(void **state)
@@ -393,14 +334,14 @@ static void test_another_device(void **state)
 
 static void read_after_release(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
-    gather_one(&w, ONE);
-    release_one(&w, ONE);
-    drain(&w);
-    gather_one(&w, TWO);
-    read_slowly(&w, ONE);
+    gather_one(&t, ONE);
+    release_one(&t, ONE);
+    drain(&t);
+    gather_one(&t, TWO);
+    read_slowly(&t, ONE);
 }
 
 static void test_released(void **state)
@@ -413,83 +354,83 @@ static void test_released(void **state)
 /* A second cuMemCreate() would fail. */
 static void one_after_the_other(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
     for (unsigned round = 0; round < 4; round++)
         for (unsigned p = ONE; p <= THREE; p++) {
-            gather_one(&w, p);
-            release_one(&w, p);
-            drain(&w);
+            gather_one(&t, p);
+            release_one(&t, p);
+            drain(&t);
         }
-    CHECK(held_mib(&w) == 2);
-    end(&w);
+    CHECK(held_mib() == 2);
+    trainer_end(&t);
 }
 
 /* What was released is still read when the next parameter comes. */
 static void while_it_is_read(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
-    use_slowly(&w, ONE);
-    CHECK(zerod_gather(w.c, LIST(TWO)) == 0);
-    CHECK(is_running(&w) && held_mib(&w) == 4); /* nobody has waited, and what is read has stayed */
-    drain(&w);
-    gather_one(&w, THREE);
-    CHECK(held_mib(&w) == 4);
-    check_copied(&w, ONE, w.host);
-    check_weight(&w, TWO);
-    end(&w);
+    use_slowly(&t, ONE);
+    CHECK(zerod_gather(t.c, LIST(TWO)) == 0);
+    CHECK(is_running() && held_mib() == 4); /* nobody has waited, and what is read has stayed */
+    drain(&t);
+    gather_one(&t, THREE);
+    CHECK(held_mib() == 4);
+    check_copied(&t, ONE, t.host);
+    check_weight(&t, TWO);
+    trainer_end(&t);
 }
 
 /* The event of the time before is past. */
 static void hidden_once_more(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
-    CHECK(zerod_gather(w.c, LIST(ONE)) == 0 && zerod_release(w.c, LIST(ONE)) == 0);
-    drain(&w);
-    use_slowly(&w, ONE);
-    CHECK(zerod_gather(w.c, LIST(TWO)) == 0);
-    CHECK(is_running(&w) && held_mib(&w) == 4);
-    check_copied(&w, ONE, w.host);
-    end(&w);
+    CHECK(zerod_gather(t.c, LIST(ONE)) == 0 && zerod_release(t.c, LIST(ONE)) == 0);
+    drain(&t);
+    use_slowly(&t, ONE);
+    CHECK(zerod_gather(t.c, LIST(TWO)) == 0);
+    CHECK(is_running() && held_mib() == 4);
+    check_copied(&t, ONE, t.host);
+    trainer_end(&t);
 }
 
 static void again_while_it_is_read(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
-    use_slowly(&w, ONE);
-    CHECK(is_running(&w));
-    CHECK(zerod_gather(w.c, LIST(ONE)) == 0);
-    CHECK(!is_running(&w) && held_mib(&w) == 2);
-    check_weight(&w, ONE);
-    check_copied(&w, ONE, w.host);
+    use_slowly(&t, ONE);
+    CHECK(is_running());
+    CHECK(zerod_gather(t.c, LIST(ONE)) == 0);
+    CHECK(!is_running() && held_mib() == 2);
+    check_weight(&t, ONE);
+    check_copied(&t, ONE, t.host);
     /* It is not hidden any more: what else is needed does not take its memory. */
-    drain(&w);
-    CHECK(zerod_gather(w.c, LIST(TWO)) == 0);
-    CHECK(held_mib(&w) == 4);
-    check_weight(&w, ONE);
-    end(&w);
+    drain(&t);
+    CHECK(zerod_gather(t.c, LIST(TWO)) == 0);
+    CHECK(held_mib() == 4);
+    check_weight(&t, ONE);
+    trainer_end(&t);
 }
 
 /* Released, read on, and gathered again with the weights of the next step. */
 static void again_after_a_step(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
     for (unsigned round = 0; round < 3; round++) {
-        use_slowly(&w, ONE);
-        CHECK(take_step(&w) == 0);
-        gather_one(&w, ONE);
-        release_one(&w, ONE);
+        use_slowly(&t, ONE);
+        CHECK(take_step(&t) == 0);
+        gather_one(&t, ONE);
+        release_one(&t, ONE);
     }
-    end(&w);
+    trainer_end(&t);
 }
 
 static void test_hidden(void **state)
@@ -516,55 +457,55 @@ static struct cuda_daemon_options bounded(void)
 static void waits_for_the_first(void *arg)
 {
     struct cuda_daemon_options options = bounded();
-    struct world w = begin_formed(&options);
+    struct trainer t = begin_formed(&options);
 
     (void)arg;
-    use_slowly(&w, ONE);
-    use_slowly(&w, TWO);
-    CHECK(is_running(&w) && held_mib(&w) == 4);
-    CHECK(zerod_gather(w.c, LIST(THREE)) == 0);
-    CHECK(held_mib(&w) == 4);
-    check_weight(&w, THREE);
-    check_copied(&w, ONE, w.host);
-    check_copied(&w, TWO, w.host);
-    end(&w);
+    use_slowly(&t, ONE);
+    use_slowly(&t, TWO);
+    CHECK(is_running() && held_mib() == 4);
+    CHECK(zerod_gather(t.c, LIST(THREE)) == 0);
+    CHECK(held_mib() == 4);
+    check_weight(&t, THREE);
+    check_copied(&t, ONE, t.host);
+    check_copied(&t, TWO, t.host);
+    trainer_end(&t);
 }
 
 /* What is held of one size goes when another is needed; what is shown at a time is never too much. */
 static void sizes_change(void *arg)
 {
     struct cuda_daemon_options options = bounded();
-    struct world w = begin_formed(&options);
+    struct trainer t = begin_formed(&options);
 
     (void)arg;
-    CHECK(zerod_gather(w.c, LIST(ONE, TWO)) == 0 && zerod_release(w.c, LIST(ONE, TWO)) == 0);
-    gather_one(&w, LARGE);
-    CHECK(held_mib(&w) == 4);
-    gather_one(&w, THREE);
-    CHECK(held_mib(&w) == 6);
-    CHECK(zerod_release(w.c, LIST(LARGE, THREE)) == 0);
-    drain(&w);
-    CHECK(zerod_gather(w.c, LIST(ONE, TWO)) == 0);
-    CHECK(held_mib(&w) == 4);
-    check_weight(&w, ONE);
-    check_weight(&w, TWO);
-    end(&w);
+    CHECK(zerod_gather(t.c, LIST(ONE, TWO)) == 0 && zerod_release(t.c, LIST(ONE, TWO)) == 0);
+    gather_one(&t, LARGE);
+    CHECK(held_mib() == 4);
+    gather_one(&t, THREE);
+    CHECK(held_mib() == 6);
+    CHECK(zerod_release(t.c, LIST(LARGE, THREE)) == 0);
+    drain(&t);
+    CHECK(zerod_gather(t.c, LIST(ONE, TWO)) == 0);
+    CHECK(held_mib() == 4);
+    check_weight(&t, ONE);
+    check_weight(&t, TWO);
+    trainer_end(&t);
 }
 
 /* What was given back does not count any more. */
 static void given_back(void *arg)
 {
     struct cuda_daemon_options options = bounded();
-    struct world w = begin_formed(&options);
+    struct trainer t = begin_formed(&options);
 
     (void)arg;
-    CHECK(zerod_gather(w.c, LIST(LARGE)) == 0 && zerod_release(w.c, LIST(LARGE)) == 0);
-    drain(&w);
-    use_slowly(&w, ONE);
-    CHECK(is_running(&w) && held_mib(&w) == 2);
-    CHECK(zerod_gather(w.c, LIST(TWO)) == 0);
-    CHECK(is_running(&w) && held_mib(&w) == 4);
-    end(&w);
+    CHECK(zerod_gather(t.c, LIST(LARGE)) == 0 && zerod_release(t.c, LIST(LARGE)) == 0);
+    drain(&t);
+    use_slowly(&t, ONE);
+    CHECK(is_running() && held_mib() == 2);
+    CHECK(zerod_gather(t.c, LIST(TWO)) == 0);
+    CHECK(is_running() && held_mib() == 4);
+    trainer_end(&t);
 }
 
 static void test_bound(void **state)
@@ -579,89 +520,89 @@ static void test_bound(void **state)
 
 static void steps(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
-    CHECK(zerod_gather(w.c, LIST(SMALL, ONE, TWO, THREE, LARGE)) == 0);
-    CHECK(zerod_gather(w.c, LIST(ONE)) == 0);
+    CHECK(zerod_gather(t.c, LIST(SMALL, ONE, TWO, THREE, LARGE)) == 0);
+    CHECK(zerod_gather(t.c, LIST(ONE)) == 0);
     for (unsigned round = 0; round < 3; round++) {
-        uint32_t n_gathers = w.seen->n_gathers;
+        uint32_t n_gathers = t.seen->n_gathers;
 
-        read_slowly(&w, ONE); /* with the old weights */
-        CHECK(take_step(&w) == 0);
-        CHECK(w.seen->n_gathers == n_gathers + 2); /* in as many requests as it takes */
+        read_slowly(&t, ONE); /* with the old weights */
+        CHECK(take_step(&t) == 0);
+        CHECK(t.seen->n_gathers == n_gathers + 2); /* in as many requests as it takes */
         for (unsigned p = SMALL; p <= LARGE; p++)
-            check_weight(&w, p);
+            check_weight(&t, p);
     }
-    release_one(&w, ONE);
-    CHECK(zerod_release(w.c, LIST(SMALL, ONE, TWO, THREE, LARGE)) == 0);
-    gather_one(&w, EMPTY); /* answered, so that what was sent before is counted */
-    CHECK(w.seen->n_held == 1);
-    end(&w);
+    release_one(&t, ONE);
+    CHECK(zerod_release(t.c, LIST(SMALL, ONE, TWO, THREE, LARGE)) == 0);
+    gather_one(&t, EMPTY); /* answered, so that what was sent before is counted */
+    CHECK(t.seen->n_held == 1);
+    trainer_end(&t);
 }
 
 static void windows(void *arg)
 {
     int rank = *(const int *)arg;
-    struct world w = begin_as(&usual, rank);
+    struct trainer t = begin_as(&usual, rank);
     float *window, kept;
 
-    gather_one(&w, TWO);
-    CHECK(!zerod_window(w.c, TWO));
-    CHECK(zerod_write_begin(w.c) == 0);
+    gather_one(&t, TWO);
+    CHECK(!zerod_window(t.c, TWO));
+    CHECK(zerod_write_begin(t.c) == 0);
     for (unsigned p = 0; p < N_PARAMS; p++)
-        CHECK(memcmp(zerod_window(w.c, p), w.host + offset_of(p), sizes[p] * sizeof(float)) == 0);
-    gather_one(&w, LARGE); /* what is gathered is what is committed */
-    window = zerod_window(w.c, TWO);
-    kept = w.host[offset_of(TWO) + 5];
+        CHECK(memcmp(zerod_window(t.c, p), t.host + trainer_offset(&t, p), sizes[p] * sizeof(float)) == 0);
+    gather_one(&t, LARGE); /* what is gathered is what is committed */
+    window = zerod_window(t.c, TWO);
+    kept = t.host[trainer_offset(&t, TWO) + 5];
     window[5] = 77;
-    check_weight(&w, TWO);
-    w.host[offset_of(TWO) + 5] = rank == 0 ? 77 : kept; /* what other ranks write is dropped */
-    CHECK(zerod_write_end(w.c) == 0);
-    check_weight(&w, TWO);
-    check_weight(&w, LARGE);
-    CHECK(zerod_write_begin(w.c) == 0);
-    *(float *)zerod_window(w.c, SMALL) = 1e9f;
-    CHECK(zerod_write_forget(w.c) == 0);
-    gather_one(&w, SMALL);
-    check_weight(&w, TWO);
-    end(&w);
+    check_weight(&t, TWO);
+    t.host[trainer_offset(&t, TWO) + 5] = rank == 0 ? 77 : kept; /* what other ranks write is dropped */
+    CHECK(zerod_write_end(t.c) == 0);
+    check_weight(&t, TWO);
+    check_weight(&t, LARGE);
+    CHECK(zerod_write_begin(t.c) == 0);
+    *(float *)zerod_window(t.c, SMALL) = 1e9f;
+    CHECK(zerod_write_forget(t.c) == 0);
+    gather_one(&t, SMALL);
+    check_weight(&t, TWO);
+    trainer_end(&t);
 }
 
 /* Another rank aborts the next step before this one has seen the end of the last. */
 static void aborted_meanwhile(void *arg)
 {
     struct cuda_daemon_options options = usual;
-    struct world w;
+    struct trainer t;
 
     (void)arg;
     options.fault = GATHERS_ABORTED;
     options.fault_at = 2;
-    w = begin_formed(&options);
-    gather_one(&w, ONE);
-    CHECK(take_step(&w) == 0);
-    CHECK(w.seen->n_gathers == 3);
-    CHECK(zerod_epoch(w.c).step == 1 && zerod_epoch(w.c).attempt == 1);
-    check_weight(&w, ONE);
-    CHECK(take_step(&w) == 0);
-    check_weight(&w, ONE);
-    end(&w);
+    t = begin_formed(&options);
+    gather_one(&t, ONE);
+    CHECK(take_step(&t) == 0);
+    CHECK(t.seen->n_gathers == 3);
+    CHECK(zerod_epoch(t.c).step == 1 && zerod_epoch(t.c).attempt == 1);
+    check_weight(&t, ONE);
+    CHECK(take_step(&t) == 0);
+    check_weight(&t, ONE);
+    trainer_end(&t);
 }
 
 static void refused_meanwhile(void *arg)
 {
     struct cuda_daemon_options options = usual;
-    struct world w;
+    struct trainer t;
 
     (void)arg;
     options.fault = GATHERS_REFUSED;
     options.fault_at = 2;
-    w = begin_formed(&options);
-    gather_one(&w, ONE);
-    CHECK(take_step(&w) == -EPROTO);
-    CHECK(says(&w, "zerod refused to show the new weights of parameters that are gathered"));
-    CHECK(zerod_gather(w.c, LIST(ONE)) == -EPROTO);
-    end(&w);
+    t = begin_formed(&options);
+    gather_one(&t, ONE);
+    CHECK(take_step(&t) == -EPROTO);
+    CHECK(says(&t, "zerod refused to show the new weights of parameters that are gathered"));
+    CHECK(zerod_gather(t.c, LIST(ONE)) == -EPROTO);
+    trainer_end(&t);
 }
 
 static void test_changes(void **state)
@@ -676,7 +617,7 @@ static void test_changes(void **state)
 
 /* ---- what cannot be ------------------------------------------------------------------------------------- */
 
-static struct world begin_wrong(enum cuda_daemon_fault fault, uint32_t at)
+static struct trainer begin_wrong(enum cuda_daemon_fault fault, uint32_t at)
 {
     struct cuda_daemon_options options = usual;
 
@@ -687,135 +628,133 @@ static struct world begin_wrong(enum cuda_daemon_fault fault, uint32_t at)
 
 static void offsets(void *arg)
 {
-    struct world w = begin_wrong(*(const enum cuda_daemon_fault *)arg, 2);
+    struct trainer t = begin_wrong(*(const enum cuda_daemon_fault *)arg, 2);
 
-    gather_one(&w, SMALL);
-    CHECK(zerod_gather(w.c, LIST(SMALL, ONE)) == -EPROTO);
-    CHECK(says(&w, *(const enum cuda_daemon_fault *)arg == GATHERS_OUTSIDE
+    gather_one(&t, SMALL);
+    CHECK(zerod_gather(t.c, LIST(SMALL, ONE)) == -EPROTO);
+    CHECK(says(&t, *(const enum cuda_daemon_fault *)arg == GATHERS_OUTSIDE
                        ? "zerod gathered parameter 1, of 800000 bytes, to byte 4194300 of a pool of 4194304 bytes"
                        : "zerod gathered 2 parameters, and said of 1 where they are"));
-    CHECK(zerod_step(w.c, NULL, NULL) == -EPROTO);
-    end(&w);
+    CHECK(zerod_step(t.c, NULL, NULL) == -EPROTO);
+    trainer_end(&t);
 }
 
 /* The second of two requests; nothing of the first is left. */
 static void refused(void *arg)
 {
-    struct world w = begin_wrong(GATHERS_REFUSED, 2);
+    struct trainer t = begin_wrong(GATHERS_REFUSED, 2);
 
     (void)arg;
-    CHECK(zerod_gather(w.c, LIST(ONE, TWO, THREE, LARGE)) == ZEROD_REFUSED);
-    CHECK(zerod_error(w.c)->code == 1401);
-    CHECK(zerod_clear_fault(w.c) == 0);
-    CHECK(w.seen->n_held == 0);
-    CHECK(zerod_release(w.c, LIST(ONE)) == -EINVAL);
-    drain(&w);
-    CHECK(zerod_gather(w.c, LIST(THREE, LARGE)) == 0);
-    CHECK(held_mib(&w) == 10); /* two of those pieces are free */
-    check_weight(&w, THREE);
-    check_weight(&w, LARGE);
-    end(&w);
+    CHECK(zerod_gather(t.c, LIST(ONE, TWO, THREE, LARGE)) == ZEROD_REFUSED);
+    CHECK(zerod_error(t.c)->code == 1401);
+    CHECK(zerod_clear_fault(t.c) == 0);
+    CHECK(t.seen->n_held == 0);
+    CHECK(zerod_release(t.c, LIST(ONE)) == -EINVAL);
+    drain(&t);
+    CHECK(zerod_gather(t.c, LIST(THREE, LARGE)) == 0);
+    CHECK(held_mib() == 10); /* two of those pieces are free */
+    check_weight(&t, THREE);
+    check_weight(&t, LARGE);
+    trainer_end(&t);
 }
 
 static void no_pool(void *arg)
 {
     struct cuda_daemon_options options = usual;
-    struct world w;
+    struct trainer t;
 
     (void)arg;
     options.hides_pool = true;
-    w = begin(&options, 0);
-    declare(&w);
-    CHECK(zerod_form(w.c) == -EPROTO);
-    CHECK(says(&w, "zerod sent no pool for gathered weights"));
-    end(&w);
+    t = begin(&options, 0);
+    CHECK(zerod_form(t.c) == -EPROTO);
+    CHECK(says(&t, "zerod sent no pool for gathered weights"));
+    trainer_end(&t);
 }
 
 static void small_pool(void *arg)
 {
     struct cuda_daemon_options options = usual;
-    struct world w;
+    struct trainer t;
 
     (void)arg;
     options.pool_bytes = GRANULE;
-    w = begin(&options, 0);
-    declare(&w);
-    CHECK(zerod_form(w.c) == -EPROTO);
-    CHECK(says(&w, "zerod's pool of 2097152 bytes has no room for parameter 5, of 2400000 bytes"));
-    end(&w);
+    t = begin(&options, 0);
+    CHECK(zerod_form(t.c) == -EPROTO);
+    CHECK(says(&t, "zerod's pool of 2097152 bytes has no room for parameter 5, of 2400000 bytes"));
+    trainer_end(&t);
 }
 
 /* Of 16 MiB the program has 9.2. */
 static void no_memory(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
-    CHECK(zerod_gather(w.c, LIST(ONE, TWO)) == 0);
-    CHECK(zerod_gather(w.c, LIST(THREE, LARGE)) == -ENOMEM);
-    CHECK(says(&w, "zerod_gather: the GPU has no 2400000 bytes left for parameter 5, beside 6291456 bytes of other "
+    CHECK(zerod_gather(t.c, LIST(ONE, TWO)) == 0);
+    CHECK(zerod_gather(t.c, LIST(THREE, LARGE)) == -ENOMEM);
+    CHECK(says(&t, "zerod_gather: the GPU has no 2400000 bytes left for parameter 5, beside 6291456 bytes of other "
                    "gathered weights: release some of them, or lower stage3_max_live_parameters, which bounds what is "
                    "held"));
-    CHECK(zerod_release(w.c, LIST(THREE)) == -EINVAL);
-    check_weight(&w, ONE);
-    CHECK(take_step(&w) == 0);
-    check_weight(&w, TWO);
-    gather_one(&w, EMPTY);
-    CHECK(w.seen->n_held == 3);
+    CHECK(zerod_release(t.c, LIST(THREE)) == -EINVAL);
+    check_weight(&t, ONE);
+    CHECK(take_step(&t) == 0);
+    check_weight(&t, TWO);
+    gather_one(&t, EMPTY);
+    CHECK(t.seen->n_held == 3);
     /* What nobody needs any more makes room. */
-    release_one(&w, ONE);
-    gather_one(&w, LARGE);
-    CHECK(held_mib(&w) == 6);
-    check_weight(&w, TWO);
-    end(&w);
+    release_one(&t, ONE);
+    gather_one(&t, LARGE);
+    CHECK(held_mib() == 6);
+    check_weight(&t, TWO);
+    trainer_end(&t);
 }
 
 /* What is waited for is still read by the stream. */
 static void no_memory_for_long(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
-    CHECK(zerod_gather(w.c, LIST(ONE)) == 0);
-    use_slowly(&w, TWO);
-    use_slowly(&w, THREE);
-    CHECK(is_running(&w));
-    CHECK(zerod_gather(w.c, LIST(LARGE)) == 0);
-    check_weight(&w, ONE);
-    check_weight(&w, LARGE);
-    check_copied(&w, THREE, w.host);
-    end(&w);
+    CHECK(zerod_gather(t.c, LIST(ONE)) == 0);
+    use_slowly(&t, TWO);
+    use_slowly(&t, THREE);
+    CHECK(is_running());
+    CHECK(zerod_gather(t.c, LIST(LARGE)) == 0);
+    check_weight(&t, ONE);
+    check_weight(&t, LARGE);
+    check_copied(&t, THREE, t.host);
+    trainer_end(&t);
 }
 
 static void makes_room(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
-    gather_one(&w, ONE);
-    CHECK(held_mib(&w) == 2);
-    end(&w);
+    gather_one(&t, ONE);
+    CHECK(held_mib() == 2);
+    trainer_end(&t);
 }
 
 static void driver_fails(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
-    CHECK(zerod_gather(w.c, LIST(ONE)) == -EIO);
-    CHECK(says(&w, arg));
-    CHECK(zerod_gather(w.c, LIST(ONE)) == -EIO);
-    end(&w);
+    CHECK(zerod_gather(t.c, LIST(ONE)) == -EIO);
+    CHECK(says(&t, arg));
+    CHECK(zerod_gather(t.c, LIST(ONE)) == -EIO);
+    trainer_end(&t);
 }
 
 static void event_fails(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
-    gather_one(&w, ONE);
-    CHECK(zerod_release(w.c, LIST(ONE)) == -EIO);
-    CHECK(says(&w, "the GPU: cuEventCreate: CUDA_ERROR_OUT_OF_MEMORY"));
-    end(&w);
+    gather_one(&t, ONE);
+    CHECK(zerod_release(t.c, LIST(ONE)) == -EIO);
+    CHECK(says(&t, "the GPU: cuEventCreate: CUDA_ERROR_OUT_OF_MEMORY"));
+    trainer_end(&t);
 }
 
 static void test_refusals(void **state)
@@ -851,50 +790,50 @@ static void test_memory(void **state)
  * hidden on those that it had when that was released. */
 static void closed_early(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
     struct gpu *other;
 
     (void)arg;
     CHECK(gpu_open(&other, 0) == 0);
-    CHECK(zerod_gather(w.c, LIST(ONE, TWO, THREE, SMALL)) == 0);
-    CHECK(zerod_release(w.c, LIST(SMALL)) == 0);
-    drain(&w);
-    CHECK(zerod_gather(w.c, LIST(LARGE)) == 0); /* SMALL's memory is free */
+    CHECK(zerod_gather(t.c, LIST(ONE, TWO, THREE, SMALL)) == 0);
+    CHECK(zerod_release(t.c, LIST(SMALL)) == 0);
+    drain(&t);
+    CHECK(zerod_gather(t.c, LIST(LARGE)) == 0); /* SMALL's memory is free */
     for (unsigned i = 0; i < 4; i++)
-        read_on(&w, ONE, gpu_stream(other));
-    CHECK(zerod_set_stream(w.c, gpu_stream(other)) == 0 && zerod_release(w.c, LIST(ONE)) == 0);
-    CHECK(zerod_set_stream(w.c, gpu_stream(w.gpu)) == 0);
-    read_slowly(&w, TWO);
-    CHECK(is_running(&w));
-    zerod_close(w.c);
-    w.c = NULL;
-    check_copied(&w, ONE, w.host);
-    check_copied(&w, TWO, w.host);
-    CHECK(held_mib(&w) == 0);
+        read_on(&t, ONE, gpu_stream(other));
+    CHECK(zerod_set_stream(t.c, gpu_stream(other)) == 0 && zerod_release(t.c, LIST(ONE)) == 0);
+    CHECK(zerod_set_stream(t.c, gpu_stream(t.gpu)) == 0);
+    read_slowly(&t, TWO);
+    CHECK(is_running());
+    zerod_close(t.c);
+    t.c = NULL;
+    check_copied(&t, ONE, t.host);
+    check_copied(&t, TWO, t.host);
+    CHECK(held_mib() == 0);
     gpu_close(other);
-    end(&w);
+    trainer_end(&t);
 }
 
 static void forked(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
     int status;
     pid_t pid;
 
     (void)arg;
-    CHECK(zerod_gather(w.c, LIST(ONE, TWO)) == 0 && zerod_release(w.c, LIST(ONE)) == 0);
+    CHECK(zerod_gather(t.c, LIST(ONE, TWO)) == 0 && zerod_release(t.c, LIST(ONE)) == 0);
     pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
-        CHECK(zerod_gather(w.c, LIST(THREE)) == -ECHILD);
-        CHECK(zerod_release(w.c, LIST(TWO)) == -ECHILD);
-        zerod_close(w.c);
+        CHECK(zerod_gather(t.c, LIST(THREE)) == -ECHILD);
+        CHECK(zerod_release(t.c, LIST(TWO)) == -ECHILD);
+        zerod_close(t.c);
         _exit(0);
     }
     CHECK(waitpid(pid, &status, 0) == pid && status == 0);
-    check_weight(&w, TWO);
-    gather_one(&w, ONE);
-    end(&w);
+    check_weight(&t, TWO);
+    gather_one(&t, ONE);
+    trainer_end(&t);
 }
 
 static void test_ends(void **state)
@@ -914,10 +853,6 @@ int main(void)
         cmocka_unit_test(test_refusals), cmocka_unit_test(test_memory),         cmocka_unit_test(test_ends),
     };
 
-    if (!getenv("ZEROD_LIBCUDA_SIM")) {
-        fprintf(stderr, "ZEROD_LIBCUDA_SIM has to name libcuda-sim.so\n");
-        return 1;
-    }
-    setenv("ZEROD_LIBCUDA", getenv("ZEROD_LIBCUDA_SIM"), 1);
+    trainer_find_driver();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

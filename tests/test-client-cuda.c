@@ -13,18 +13,15 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
-#include "client/example/gpu.h"
 #include "client/lib/cuda.h"
 #include "kernels/position_sum.h"
-#include "tests/cuda-daemon.h"
+#include "tests/cuda-trainer.h"
 #include "tests/sim/sim-child.h"
-#include "zerod/client.h"
 
 /* The last one is larger than a bucket and travels in parts. */
 static const uint64_t sizes[] = {100, 7, 1, 3000, 0, 70000 * 3};
@@ -35,143 +32,70 @@ enum {
     RING_BYTES = 2 << 20
 };
 
-struct world {
-    char path[64];
-    pid_t daemon;
-    struct cuda_daemon_seen *seen;
-    struct gpu *gpu;
-    struct zerod *c;
-    float *inits, *grads; /* on the GPU, all parameters one behind the other */
-    float *host;          /* what they should be: the weights */
-};
-
-static size_t offset_of(unsigned param)
+static struct trainer begin(const struct cuda_daemon_options *options, int own)
 {
-    size_t n = 0;
-
-    for (unsigned p = 0; p < param; p++)
-        n += sizes[p];
-    return n;
+    return trainer_begin(options, sizes, N_PARAMS, own, 0);
 }
 
-static float value(unsigned param, uint64_t elem, unsigned round)
+static struct trainer begin_formed(const struct cuda_daemon_options *options)
 {
-    return (float)((param * 31 + elem * 7 + round * 13) % 1021) * 0.25f;
-}
+    struct trainer t = begin(options, options->device);
 
-/* Starts the other end, and attaches. own: the GPU that this process takes. */
-static struct world begin(const struct cuda_daemon_options *options, int own)
-{
-    struct world w = {0};
-
-    snprintf(w.path, sizeof(w.path), "/tmp/zerod-client-cuda-%d", getpid());
-    w.seen = mmap(NULL, sizeof(*w.seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(w.seen != MAP_FAILED);
-    w.daemon = cuda_daemon_start(w.path, options, w.seen);
-    if (own >= 0)
-        CHECK(gpu_open(&w.gpu, own) == 0);
-    CHECK(zerod_connect(&w.c, &(struct zerod_options){.socket = w.path, .client = "test"}) == 0);
-    unlink(w.path);
-    return w;
-}
-
-static void end(struct world *w)
-{
-    zerod_close(w->c);
-    gpu_close(w->gpu);
-    cuda_daemon_wait(w->daemon);
-    munmap(w->seen, sizeof(*w->seen));
-    free(w->host);
-}
-
-static void declare(struct world *w)
-{
-    size_t n = offset_of(N_PARAMS);
-    char name[16];
-
-    w->host = calloc(n, sizeof(float));
-    w->inits = gpu_alloc(w->gpu, n * sizeof(float));
-    w->grads = gpu_alloc(w->gpu, n * sizeof(float));
-    CHECK(w->host && w->inits && w->grads);
-    for (unsigned p = 0; p < N_PARAMS; p++)
-        for (uint64_t i = 0; i < sizes[p]; i++)
-            w->host[offset_of(p) + i] = value(p, i, 0);
-    CHECK(gpu_put(w->gpu, w->inits, w->host, n * sizeof(float)) == 0);
-    for (unsigned p = 0; p < N_PARAMS; p++) {
-        snprintf(name, sizeof(name), "p%u", p);
-        CHECK(zerod_declare(
-                  w->c,
-                  &(struct zerod_param){
-                      .name = name, .ndim = 1, .shape = &sizes[p], .trainable = true, .init = w->inits + offset_of(p)},
-                  1) == 0);
-    }
-}
-
-static struct world begin_formed(const struct cuda_daemon_options *options)
-{
-    struct world w = begin(options, options->device);
-
-    CHECK(zerod_set_stream(w.c, gpu_stream(w.gpu)) == 0);
-    declare(&w);
-    CHECK(zerod_form(w.c) == 0);
-    return w;
+    CHECK(zerod_set_stream(t.c, gpu_stream(t.gpu)) == 0);
+    trainer_declare(&t);
+    CHECK(zerod_form(t.c) == 0);
+    return t;
 }
 
 /* On the GPU, where p's gradient lies from now on; it is counted among what the weights should be. */
-static float *make_gradient(struct world *w, unsigned p, unsigned round)
+static float *make_gradient(struct trainer *t, unsigned p, unsigned round)
 {
-    float *at = w->grads + offset_of(p), *host = malloc(sizes[p] * sizeof(float) + 1);
+    float *at = t->grads + trainer_offset(t, p), *host = malloc(sizes[p] * sizeof(float) + 1);
 
     CHECK(host);
     for (uint64_t i = 0; i < sizes[p]; i++) {
-        host[i] = value(p, i, round);
-        w->host[offset_of(p) + i] += host[i];
+        host[i] = trainer_value(p, i, round);
+        t->host[trainer_offset(t, p) + i] += host[i];
     }
-    CHECK(gpu_put(w->gpu, at, host, sizes[p] * sizeof(float)) == 0);
+    CHECK(gpu_put(t->gpu, at, host, sizes[p] * sizeof(float)) == 0);
     free(host);
     return at;
 }
 
-/* Is what the daemon shows on the GPU what it should be? */
-static void check_weights(struct world *w)
+static void check_weights(struct trainer *t)
 {
-    for (unsigned p = 0; p < N_PARAMS; p++) {
-        float *seen = malloc(sizes[p] * sizeof(float) + 1);
-
-        CHECK(seen && gpu_get(w->gpu, seen, zerod_weight(w->c, p), sizes[p] * sizeof(float)) == 0);
-        CHECK(memcmp(seen, w->host + offset_of(p), sizes[p] * sizeof(float)) == 0);
-        free(seen);
-    }
+    for (unsigned p = 0; p < N_PARAMS; p++)
+        trainer_check_weight(t, p);
 }
 
-static void push_all(struct world *w, unsigned round)
+static void push_all(struct trainer *t, unsigned round)
 {
-    CHECK(zerod_begin_backward(w->c, NULL) == 0);
+    CHECK(zerod_begin_backward(t->c, NULL) == 0);
     for (unsigned p = N_PARAMS; p-- > 0;)
-        CHECK(zerod_push(w->c, &(struct zerod_push){
-                                   .param = p, .data = make_gradient(w, p, round), .flags = ZEROD_PUSH_MORE}) == 0);
+        CHECK(zerod_push(t->c, &(struct zerod_push){
+                                   .param = p, .data = make_gradient(t, p, round), .flags = ZEROD_PUSH_MORE}) == 0);
 }
 
 /* ---- training ------------------------------------------------------------------------------------------ */
 
 static void train(void *arg)
 {
-    struct world w = begin_formed(arg);
+    struct trainer t = begin_formed(arg);
     struct zerod_job job;
 
-    CHECK(zerod_job(w.c, &job) == 0 && job.cuda);
-    check_weights(&w);
+    CHECK(zerod_job(t.c, &job) == 0 && job.cuda);
+    check_weights(&t);
     for (unsigned round = 0; round < 8; round++) {
-        push_all(&w, round);
-        CHECK(zerod_end_backward(w.c, NULL, 0) == 0);
-        push_all(&w, round + 100);
-        CHECK(zerod_end_backward(w.c, NULL, 0) == 0);
-        CHECK(zerod_step(w.c, NULL, NULL) == 0);
-        check_weights(&w);
+        push_all(&t, round);
+        CHECK(zerod_end_backward(t.c, NULL, 0) == 0);
+        push_all(&t, round + 100);
+        CHECK(zerod_end_backward(t.c, NULL, 0) == 0);
+        CHECK(zerod_step(t.c, NULL, NULL) == 0);
+        check_weights(&t);
     }
-    CHECK(w.seen->n_pushes == 8 * 2 * (N_PARAMS - 1 + 4)); /* the large one has four parts: chunks are 65,536 */
-    CHECK(w.seen->n_events == CUDA_N_EVENTS && w.seen->max_event == CUDA_N_EVENTS - 1);
-    end(&w);
+    CHECK(t.seen->n_pushes == 8 * 2 * (N_PARAMS - 1 + 4)); /* the large one has four parts: chunks are 65,536 */
+    CHECK(t.seen->n_events == CUDA_N_EVENTS && t.seen->max_event == CUDA_N_EVENTS - 1);
+    trainer_end(&t);
 }
 
 static const struct cuda_daemon_options usual = {.bucket_elems = BUCKET_ELEMS, .ring_bytes = RING_BYTES};
@@ -214,26 +138,26 @@ static void test_no_read_only(void **state)
 
 static void into_slots(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
     for (unsigned round = 0; round < 3; round++) {
-        CHECK(zerod_begin_backward(w.c, NULL) == 0);
+        CHECK(zerod_begin_backward(t.c, NULL) == 0);
         for (unsigned p = 0; p < N_PARAMS; p++) {
-            float *from = malloc(sizes[p] * sizeof(float) + 1), *slot = zerod_slot(w.c, p);
+            float *from = malloc(sizes[p] * sizeof(float) + 1), *slot = zerod_slot(t.c, p);
 
             CHECK(from && slot);
-            (void)make_gradient(&w, p, round);
-            CHECK(gpu_get(w.gpu, from, w.grads + offset_of(p), sizes[p] * sizeof(float)) == 0);
-            CHECK(gpu_put(w.gpu, slot, from, sizes[p] * sizeof(float)) == 0);
-            CHECK(zerod_push(w.c, &(struct zerod_push){.param = p}) == 0);
+            (void)make_gradient(&t, p, round);
+            CHECK(gpu_get(t.gpu, from, t.grads + trainer_offset(&t, p), sizes[p] * sizeof(float)) == 0);
+            CHECK(gpu_put(t.gpu, slot, from, sizes[p] * sizeof(float)) == 0);
+            CHECK(zerod_push(t.c, &(struct zerod_push){.param = p}) == 0);
             free(from);
         }
-        CHECK(zerod_end_backward(w.c, NULL, 0) == 0);
-        CHECK(zerod_step(w.c, NULL, NULL) == 0);
-        check_weights(&w);
+        CHECK(zerod_end_backward(t.c, NULL, 0) == 0);
+        CHECK(zerod_step(t.c, NULL, NULL) == 0);
+        check_weights(&t);
     }
-    end(&w);
+    trainer_end(&t);
 }
 
 static void test_slots(void **state)
@@ -247,26 +171,26 @@ static void test_slots(void **state)
 /* Parameters of one slot come from three streams, and the daemon looks at the last event alone. */
 static void three_streams(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
     struct gpu *other;
 
     (void)arg;
     CHECK(gpu_open(&other, 0) == 0);
     for (unsigned round = 0; round < 2; round++) {
         for (unsigned p = 0; p < SLOT_PARAMS; p++)
-            (void)make_gradient(&w, p, round); /* it waits for the stream */
-        CHECK(zerod_begin_backward(w.c, NULL) == 0);
+            (void)make_gradient(&t, p, round); /* it waits for the stream */
+        CHECK(zerod_begin_backward(t.c, NULL) == 0);
         for (unsigned p = SLOT_PARAMS; p-- > 0;) {
-            CHECK(zerod_set_stream(w.c, p == 2 ? NULL : gpu_stream(p % 2 == 0 ? w.gpu : other)) == 0);
-            CHECK(zerod_push(w.c, &(struct zerod_push){.param = p, .data = w.grads + offset_of(p)}) == 0);
+            CHECK(zerod_set_stream(t.c, p == 2 ? NULL : gpu_stream(p % 2 == 0 ? t.gpu : other)) == 0);
+            CHECK(zerod_push(t.c, &(struct zerod_push){.param = p, .data = t.grads + trainer_offset(&t, p)}) == 0);
         }
-        CHECK(zerod_end_backward(w.c, NULL, 0) == 0);
-        CHECK(zerod_step(w.c, NULL, NULL) == 0);
-        check_weights(&w);
+        CHECK(zerod_end_backward(t.c, NULL, 0) == 0);
+        CHECK(zerod_step(t.c, NULL, NULL) == 0);
+        check_weights(&t);
     }
-    CHECK(zerod_set_stream(w.c, gpu_stream(w.gpu)) == 0);
+    CHECK(zerod_set_stream(t.c, gpu_stream(t.gpu)) == 0);
     gpu_close(other);
-    end(&w);
+    trainer_end(&t);
 }
 
 static void test_streams(void **state)
@@ -278,58 +202,58 @@ static void test_streams(void **state)
 
 static void *push_from_here(void *arg)
 {
-    struct world *w = arg;
+    struct trainer *t = arg;
 
-    CHECK(zerod_begin_backward(w->c, NULL) == 0);
+    CHECK(zerod_begin_backward(t->c, NULL) == 0);
     for (unsigned p = 0; p < N_PARAMS; p++)
-        CHECK(zerod_push(w->c, &(struct zerod_push){.param = p, .data = w->grads + offset_of(p)}) == 0);
+        CHECK(zerod_push(t->c, &(struct zerod_push){.param = p, .data = t->grads + trainer_offset(t, p)}) == 0);
     return NULL;
 }
 
 /* A thread that has no context, as one of a framework's may be. */
 static void other_thread(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
     pthread_t thread;
 
     (void)arg;
     for (unsigned p = 0; p < N_PARAMS; p++)
-        (void)make_gradient(&w, p, 9);
-    CHECK(pthread_create(&thread, NULL, push_from_here, &w) == 0 && pthread_join(thread, NULL) == 0);
-    CHECK(zerod_end_backward(w.c, NULL, 0) == 0);
-    CHECK(zerod_step(w.c, NULL, NULL) == 0);
-    check_weights(&w);
-    end(&w);
+        (void)make_gradient(&t, p, 9);
+    CHECK(pthread_create(&thread, NULL, push_from_here, &t) == 0 && pthread_join(thread, NULL) == 0);
+    CHECK(zerod_end_backward(t.c, NULL, 0) == 0);
+    CHECK(zerod_step(t.c, NULL, NULL) == 0);
+    check_weights(&t);
+    trainer_end(&t);
 }
 
 /* ---- duplicates, windows -------------------------------------------------------------------------------- */
 
 static void duplicates(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
     float *kept = malloc(sizes[3] * sizeof(float)), *slot;
     struct position_sum sum = {0};
 
     (void)arg;
-    push_all(&w, 4);
-    CHECK(kept && gpu_get(w.gpu, kept, w.grads + offset_of(3), sizes[3] * sizeof(float)) == 0);
+    push_all(&t, 4);
+    CHECK(kept && gpu_get(t.gpu, kept, t.grads + trainer_offset(&t, 3), sizes[3] * sizeof(float)) == 0);
     position_sum_update(&sum, DTYPE_F32, kept, sizes[3], 0);
-    CHECK(zerod_push(w.c, &(struct zerod_push){.param = 3, .data = w.grads + offset_of(3)}) == 0);
-    CHECK(zerod_end_backward(w.c, NULL, 0) == 0);
-    CHECK(w.seen->n_duplicates == 1);
-    CHECK(w.seen->duplicate_sum == position_sum_finish(&sum, sizes[3] * sizeof(float)));
+    CHECK(zerod_push(t.c, &(struct zerod_push){.param = 3, .data = t.grads + trainer_offset(&t, 3)}) == 0);
+    CHECK(zerod_end_backward(t.c, NULL, 0) == 0);
+    CHECK(t.seen->n_duplicates == 1);
+    CHECK(t.seen->duplicate_sum == position_sum_finish(&sum, sizes[3] * sizeof(float)));
     /* Where a second one is computed is not where the first one lies. */
-    push_all(&w, 5);
-    slot = zerod_slot(w.c, 3);
-    CHECK(slot && gpu_put(w.gpu, slot, kept, sizes[3] * sizeof(float)) == 0);
-    CHECK(zerod_push(w.c, &(struct zerod_push){.param = 3}) == 0);
-    CHECK(zerod_end_backward(w.c, NULL, 0) == 0);
-    CHECK(w.seen->n_duplicates == 2);
-    CHECK(w.seen->duplicate_sum == position_sum_finish(&sum, sizes[3] * sizeof(float)));
-    CHECK(zerod_step(w.c, NULL, NULL) == 0);
-    check_weights(&w);
+    push_all(&t, 5);
+    slot = zerod_slot(t.c, 3);
+    CHECK(slot && gpu_put(t.gpu, slot, kept, sizes[3] * sizeof(float)) == 0);
+    CHECK(zerod_push(t.c, &(struct zerod_push){.param = 3}) == 0);
+    CHECK(zerod_end_backward(t.c, NULL, 0) == 0);
+    CHECK(t.seen->n_duplicates == 2);
+    CHECK(t.seen->duplicate_sum == position_sum_finish(&sum, sizes[3] * sizeof(float)));
+    CHECK(zerod_step(t.c, NULL, NULL) == 0);
+    check_weights(&t);
     free(kept);
-    end(&w);
+    trainer_end(&t);
 }
 
 static void test_duplicates(void **state)
@@ -340,22 +264,22 @@ static void test_duplicates(void **state)
 
 static void windows(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
     float *window;
 
     (void)arg;
-    CHECK(!zerod_window(w.c, 3));
-    CHECK(zerod_write_begin(w.c) == 0);
-    window = zerod_window(w.c, 3);
-    CHECK(window && memcmp(window, w.host + offset_of(3), sizes[3] * sizeof(float)) == 0);
-    window[5] = w.host[offset_of(3) + 5] = 77;
-    CHECK(zerod_write_end(w.c) == 0);
-    check_weights(&w);
-    CHECK(zerod_write_begin(w.c) == 0);
-    *(float *)zerod_window(w.c, 0) = 1e9f;
-    CHECK(zerod_write_forget(w.c) == 0);
-    check_weights(&w);
-    end(&w);
+    CHECK(!zerod_window(t.c, 3));
+    CHECK(zerod_write_begin(t.c) == 0);
+    window = zerod_window(t.c, 3);
+    CHECK(window && memcmp(window, t.host + trainer_offset(&t, 3), sizes[3] * sizeof(float)) == 0);
+    window[5] = t.host[trainer_offset(&t, 3) + 5] = 77;
+    CHECK(zerod_write_end(t.c) == 0);
+    check_weights(&t);
+    CHECK(zerod_write_begin(t.c) == 0);
+    *(float *)zerod_window(t.c, 0) = 1e9f;
+    CHECK(zerod_write_forget(t.c) == 0);
+    check_weights(&t);
+    trainer_end(&t);
 }
 
 static void test_rest(void **state)
@@ -369,84 +293,84 @@ static void test_rest(void **state)
 
 static void no_context(void *arg)
 {
-    struct world w = begin(&usual, -1);
+    struct trainer t = begin(&usual, -1);
     uint64_t shape = 4;
 
     (void)arg;
-    CHECK(zerod_declare(w.c, &(struct zerod_param){.name = "p", .ndim = 1, .shape = &shape, .trainable = true}, 1) ==
+    CHECK(zerod_declare(t.c, &(struct zerod_param){.name = "p", .ndim = 1, .shape = &shape, .trainable = true}, 1) ==
           0);
-    CHECK(zerod_form(w.c) == -ENODEV);
-    CHECK(strcmp(zerod_error(w.c)->text, "this thread uses no GPU yet, and the job's gradients lie on GPUs: "
+    CHECK(zerod_form(t.c) == -ENODEV);
+    CHECK(strcmp(zerod_error(t.c)->text, "this thread uses no GPU yet, and the job's gradients lie on GPUs: "
                                          "cudaSetDevice(local rank) first") == 0);
     /* Not the end of the connection. */
-    CHECK(gpu_open(&w.gpu, 0) == 0);
-    CHECK(zerod_form(w.c) == 0);
-    end(&w);
+    CHECK(gpu_open(&t.gpu, 0) == 0);
+    CHECK(zerod_form(t.c) == 0);
+    trainer_end(&t);
 }
 
 static void no_driver(void *arg)
 {
-    struct world w = begin(&usual, -1);
+    struct trainer t = begin(&usual, -1);
 
     (void)arg;
     setenv("ZEROD_LIBCUDA", "/nowhere/libcuda.so.1", 1);
-    CHECK(zerod_form(w.c) == -ENODEV);
-    CHECK(strcmp(zerod_error(w.c)->text,
+    CHECK(zerod_form(t.c) == -ENODEV);
+    CHECK(strcmp(zerod_error(t.c)->text,
                  "the job's gradients lie on GPUs, and there is no driver for them here: /nowhere/libcuda.so.1: cannot "
                  "open shared object file: No such file or directory") == 0);
     setenv("ZEROD_LIBCUDA", "libm.so.6", 1);
-    CHECK(zerod_form(w.c) == -ENODEV);
-    CHECK(strcmp(zerod_error(w.c)->text, "the NVIDIA driver has no cuGetErrorName: it has to be one for CUDA 11.4 or "
+    CHECK(zerod_form(t.c) == -ENODEV);
+    CHECK(strcmp(zerod_error(t.c)->text, "the NVIDIA driver has no cuGetErrorName: it has to be one for CUDA 11.4 or "
                                          "newer") == 0);
-    end(&w);
+    trainer_end(&t);
 }
 
 static void wrong_gpu(void *arg)
 {
     struct cuda_daemon_options options = usual;
-    struct world w;
+    struct trainer t;
 
     (void)arg;
     options.device = options.gpu = 1;
-    w = begin(&options, 3);
-    declare(&w);
-    CHECK(zerod_form(w.c) == -ENODEV);
-    CHECK(strcmp(zerod_error(w.c)->text,
+    t = begin(&options, 3);
+    trainer_declare(&t);
+    CHECK(zerod_form(t.c) == -ENODEV);
+    CHECK(strcmp(zerod_error(t.c)->text,
                  "this rank's memory lies on GPU-73696d2d-6465-7669-6365-2d4200000000, and this process uses "
                  "GPU-73696d2d-6465-7669-6365-2d4400000000: cudaSetDevice(1) first, or let CUDA_VISIBLE_DEVICES name "
                  "the GPUs in the order of the ranks") == 0);
-    CHECK(zerod_step(w.c, NULL, NULL) == -ENODEV); /* it is: the daemon counts on this rank */
-    end(&w);
+    CHECK(zerod_step(t.c, NULL, NULL) == -ENODEV); /* it is: the daemon counts on this rank */
+    trainer_end(&t);
 }
 
 static void unseen_gpu(void *arg)
 {
     struct cuda_daemon_options options = usual;
-    struct world w;
+    struct trainer t;
 
     (void)arg;
     options.gpu = 7;
     options.sim = "devices=8";
-    w = begin(&options, 0);
-    declare(&w);
-    CHECK(zerod_form(w.c) == -ENODEV);
-    CHECK(strcmp(zerod_error(w.c)->text,
+    t = begin(&options, 0);
+    trainer_declare(&t);
+    CHECK(zerod_form(t.c) == -ENODEV);
+    CHECK(strcmp(zerod_error(t.c)->text,
                  "this rank's memory lies on GPU-73696d2d-6465-7669-6365-2d4800000000, and this process uses "
                  "GPU-73696d2d-6465-7669-6365-2d4100000000 and does not see the other one: CUDA_VISIBLE_DEVICES has to "
                  "name it") == 0);
-    end(&w);
+    trainer_end(&t);
 }
 
 static void copy_fails(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
-    CHECK(zerod_begin_backward(w.c, NULL) == 0);
-    CHECK(zerod_push(w.c, &(struct zerod_push){.param = 0, .data = make_gradient(&w, 0, 1)}) == -EIO);
-    CHECK(strcmp(zerod_error(w.c)->text, "the GPU: cuMemcpyDtoDAsync: CUDA_ERROR_INVALID_VALUE") == 0);
-    CHECK(zerod_step(w.c, NULL, NULL) == -EIO);
-    end(&w);
+    CHECK(zerod_begin_backward(t.c, NULL) == 0);
+    CHECK(zerod_push(t.c, &(struct zerod_push){.param = 0, .data = make_gradient(&t, 0, 1)}) == -EIO);
+    CHECK(strcmp(zerod_error(t.c)->text, "the GPU: cuMemcpyDtoDAsync: CUDA_ERROR_INVALID_VALUE") == 0);
+    CHECK(zerod_step(t.c, NULL, NULL) == -EIO);
+    trainer_end(&t);
 }
 
 static void test_refusals(void **state)
@@ -461,34 +385,34 @@ static void test_refusals(void **state)
 
 static void forked(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
     int status;
     pid_t pid;
 
     (void)arg;
-    push_all(&w, 2);
+    push_all(&t, 2);
     pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
-        CHECK(zerod_push(w.c, &(struct zerod_push){.param = 1, .data = w.grads}) == -ECHILD);
-        zerod_close(w.c);
+        CHECK(zerod_push(t.c, &(struct zerod_push){.param = 1, .data = t.grads}) == -ECHILD);
+        zerod_close(t.c);
         _exit(0);
     }
     CHECK(waitpid(pid, &status, 0) == pid && status == 0);
-    CHECK(zerod_end_backward(w.c, NULL, 0) == 0);
-    CHECK(zerod_step(w.c, NULL, NULL) == 0);
-    check_weights(&w);
-    end(&w);
+    CHECK(zerod_end_backward(t.c, NULL, 0) == 0);
+    CHECK(zerod_step(t.c, NULL, NULL) == 0);
+    check_weights(&t);
+    trainer_end(&t);
 }
 
 /* What is on the stream when a handle is closed uses memory that goes with it. */
 static void closed_early(void *arg)
 {
-    struct world w = begin_formed(&usual);
+    struct trainer t = begin_formed(&usual);
 
     (void)arg;
-    push_all(&w, 2);
-    end(&w);
+    push_all(&t, 2);
+    trainer_end(&t);
 }
 
 static void test_ends(void **state)
@@ -506,10 +430,6 @@ int main(void)
         cmocka_unit_test(test_rest),  cmocka_unit_test(test_refusals),       cmocka_unit_test(test_ends),
     };
 
-    if (!getenv("ZEROD_LIBCUDA_SIM")) {
-        fprintf(stderr, "ZEROD_LIBCUDA_SIM has to name libcuda-sim.so\n");
-        return 1;
-    }
-    setenv("ZEROD_LIBCUDA", getenv("ZEROD_LIBCUDA_SIM"), 1);
+    trainer_find_driver();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
