@@ -20,6 +20,9 @@ WORLD = 2
 # DDP adds micro-batches up on each rank and then over ranks, zerod all ranks of each micro-batch: the sums differ in
 # their last bits, and Adam's first steps make more of it. Relative to max(|x|, rms), after 6 steps.
 TOLERANCE = 1e-5
+# A weight whose last bits differ may be rounded to another 16-bit one, 1/256 off. DDP beside DDP with other last bits
+# in a third of the weights was 0.003 to 0.02 off, by the processor's kernels and by chance.
+TOLERANCE_BF16 = 0.03
 QUIET = re.compile(r".*\b(ready|stopping|stopped)\b")
 
 
@@ -90,7 +93,7 @@ def check_trainer(name, ours, theirs):
         assert not our["wrapped"] and our["backend"] == "gloo" and our["rank"] == rank, name
         assert our["environment"] == str(rank) and our["step"] == 6, name
         assert same(our["weights"], ours[0]["weights"]), f"{name}: ranks differ"
-        assert distance(our["weights"], their["weights"]) < (100 if name == "bf16" else 1) * TOLERANCE, name
+        assert distance(our["weights"], their["weights"]) < (TOLERANCE_BF16 if name == "bf16" else TOLERANCE), name
     a, b = ours[0]["log"], theirs[0]["log"]
     assert [line.keys() for line in a] == [line.keys() for line in b], name
     for mine, other in zip(a, b, strict=True):
