@@ -814,8 +814,9 @@ void devices_stop(struct devices *devices)
     devices->ready = false;
     devices->wanted = 0;
     devices->early.n_bytes = 0;
-    if (devices->n_timers > 0)
-        (void)uv_timer_stop(&devices->pause);
+    if (devices->n_timers == 0)
+        return; /* nothing was started, and a worker may still be reserving the keep */
+    (void)uv_timer_stop(&devices->pause);
     device_close(steal_ptr(devices->device));
     if (!devices->keep.in_use) /* else when it has ended: until then nobody knows what it has done */
         forget_engine(devices);

@@ -69,12 +69,12 @@ def references(build, tmp_path_factory):
 @pytest.fixture
 def cluster(zerod, build, tmp_path):
     """
-    cluster(ranks, stage=2, offload="none", sim={node: what its GPUs do}, more={variable: value}, **config) -> the
-    daemons of a job on the GPUs of nodes. offload: where masters and moments lie, cpu: in host memory.
+    cluster(ranks, stage=2, offload="none", sim={node: what its GPUs do}, more=[{variable: value} of each node],
+    **config) -> the daemons of a job on the GPUs of nodes. offload: where masters and moments lie, cpu: in host memory.
     """
 
     def begin(ranks, stage=2, offload="none", sim=None, more=None, **config):
-        env = [on_gpus(build, *(sim or {}).get(node, ())) | (more or {}) for node in range(len(ranks))]
+        env = [on_gpus(build, *(sim or {}).get(node, ())) | (more[node] if more else {}) for node in range(len(ranks))]
         zero = {"stage": stage, "reduce_bucket_size": 2000, "offload_optimizer": {"device": offload}}
         return Nodes(zerod, tmp_path, ranks, {"zero_optimization": zero, "gradient_clipping": 1.0, **CUDA, **config}, env)
 
@@ -139,7 +139,7 @@ def test_engine_fails(cluster, references, fault, reason):
 
 def test_engine_hangs(cluster, references):
     """It is replaced when an order misses its deadline: here ten seconds instead of a minute."""
-    nodes = cluster((1, 1), sim={1: ["sim_launch:hang@300"]}, more={"ZEROD_FAILPOINT": "others:error@*"})
+    nodes = cluster((1, 1), sim={1: ["sim_launch:hang@300"]}, more=[{"ZEROD_FAILPOINT": "others:error@*"}] * 2)
     judge(train(nodes, [[]] * 2, n_steps=8, timeout=300), nodes, references.get(2, n_steps=8))
     assert re.search(r"on node \d .* took more than \d+ ms", nodes.daemons[0].log()), nodes.logs()
 
@@ -196,10 +196,14 @@ def test_steps_are_aborted(cluster, references, stage, offload):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize("asked", ["mirror:error@1", "mirror:error@2", "reserve:error@4", "reserve:error@12"])
+@pytest.mark.parametrize("asked", [["mirror:error@1"] * 2, ["mirror:error@2"] * 2, ["reserve:error@4"] * 2,
+                                   ["reserve:error@12"] * 2, ["forming:sleep:500@*", "reserve:error@4"]])
 def test_out_of_memory(cluster, references, asked, stage):
-    """For a mirror of what is on the GPUs, or for pages: the node's ranks are told, and what they do again succeeds."""
-    nodes = cluster((1, 1), stage, more={"ZEROD_FAILPOINT": asked})
+    """
+    For a mirror of what is on the GPUs, or for pages, be it that another node still reserves its own: the node's ranks
+    are told, and what they do again succeeds.
+    """
+    nodes = cluster((1, 1), stage, more=[{"ZEROD_FAILPOINT": point} for point in asked])
     lives, refused = start(nodes, [[], []], n_steps=SHORT), []
     while any(life.last.poll() != 0 for life in lives):
         for life in lives:
