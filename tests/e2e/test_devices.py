@@ -18,7 +18,7 @@ import pytest
 import kills
 from conftest import wait_for
 from kills import References, judge, start, train
-from puppet import REFUSED, Puppet, all_do, state, steps, trainers
+from puppet import N_PARAMS, REFUSED, Puppet, all_do, form, state, steps, trainers
 
 pytestmark = pytest.mark.threads
 
@@ -259,6 +259,35 @@ def test_status(zerod, gpus):
     assert re.search(r"^          reduce-scatter: \S+ \S+ sent, .* received in \d+ orders, \S+ \S+/s$", text, flags=re.M), text
     assert re.search(r"^engine    nccl, generation 1, ready, pid \d+: sim, CUDA", text, flags=re.M), text
     assert re.search(r"^on GPUs   .*state .*gradient .*ring .*weights", text, flags=re.M), text
+
+
+N_EVENTS = 64  # of a trainer: client/lib/cuda.h
+MAPPED_BY_TRAINER = 2  # ring and weights
+
+
+def two_with_handles(zerod, n_events):
+    """Two ranks about to push more often than they have events. Who opens more handles than that is killed."""
+    daemon = zerod(configure(2), sim(f"cudaIpcOpenEventHandle:kill@{n_events + 1}",
+                                     "cuMemImportFromShareableHandle:kill@1"))
+    trainer = sim(f"cuMemImportFromShareableHandle:kill@{MAPPED_BY_TRAINER + 1}")
+    ranks = [Puppet(daemon, r, env=trainer).attach() for r in range(2)]
+    form(ranks)
+    return daemon, ranks, 3 * N_EVENTS // N_PARAMS
+
+
+def test_handles_are_opened_once(zerod, gpus):
+    """Memory when the job is formed, an event when it is recorded for the first time; then none in any step."""
+    daemon, ranks, n_steps = two_with_handles(zerod, 2 * N_EVENTS)
+    steps(ranks, n_steps)
+    assert daemon.status()["device"]["generation"] == 1, daemon.log()
+
+
+def test_that_would_be_seen(zerod, gpus):
+    """The one before, with one handle less."""
+    daemon, ranks, n_steps = two_with_handles(zerod, 2 * N_EVENTS - 1)
+    for rank in ranks:
+        rank.tell("steps", n_steps)
+    wait_for("a killed engine", lambda: daemon.status()["device"]["n_failures"] > 0)
 
 
 @pytest.mark.parametrize("offload", ["none", "cpu"])
