@@ -146,24 +146,6 @@ struct device_position_list {
 
 int device_position_sums(struct CUstream_st *stream, const struct device_position_list *list);
 
-/* ---- exact sums: exact_sum_merge() on the device --------------------------------------------------------- */
-
-/* One total: the sums whose numbers are members[first_member .. + n_members). At most 2^29 of them. */
-struct device_exact_total {
-    uint32_t first_member;
-    uint32_t n_members;
-};
-
-struct device_exact_list {
-    const struct device_exact_total *totals;
-    const uint32_t *members;
-    const struct exact_sum *sums;
-    struct exact_sum *out; /* per total; not yet carried; none of sums */
-    uint32_t n_totals;
-};
-
-int device_exact_sums(struct CUstream_st *stream, const struct device_exact_list *list);
-
 /* ---- update: update.h on the device ---------------------------------------------------------------------- */
 
 /* update_args. Ranges of a list may not overlap. */

@@ -566,83 +566,6 @@ static void test_positions(void **state)
         in_both_orders(check_positions, seed);
 }
 
-/* ---- exact sums ---------------------------------------------------------------------------------------- */
-
-static void random_sum(struct exact_sum *sum, uint64_t *seed)
-{
-    exact_sum_reset(sum);
-    for (unsigned n = next(seed) % 50; n > 0; n--)
-        exact_sum_add(sum, ldexp((double)(next(seed) >> 11), (int)(next(seed) % 550) - 340));
-    if (next(seed) % 3 == 0)
-        exact_sum_carry(sum);
-    if (next(seed) % 3 == 0) { /* as full as limbs become */
-        for (unsigned i = 0; i + 2 < EXACT_N_LIMBS; i++)
-            sum->limb[i] = next(seed) >> 1;
-        sum->n_deferred = (UINT32_C(1) << 31) - 1;
-    }
-    sum->nonfinite = next(seed) % 40 == 0;
-}
-
-enum {
-    N_SUMS = 300,
-    N_TOTALS = 30,
-    N_MEMBERS = 2000,
-};
-
-struct exacts {
-    struct exact_sum sums[N_SUMS], out[N_TOTALS + 1];
-    uint32_t members[N_MEMBERS];
-    struct device_exact_total totals[N_TOTALS];
-};
-
-static void check_exact(uint64_t seed)
-{
-    struct exacts *all = device_memory_new(sizeof(*all));
-    struct exact_sum *sums = all->sums, *out = all->out, guard;
-    uint32_t *members = all->members;
-    struct device_exact_total *totals = all->totals;
-    struct device_exact_list list = {
-        .totals = totals, .members = members, .sums = sums, .out = out, .n_totals = N_TOTALS};
-    unsigned n_nonfinite = 0;
-
-    memset(out, 0xee, sizeof(all->out));
-    guard = out[N_TOTALS];
-    for (unsigned i = 0; i < N_SUMS; i++)
-        random_sum(&sums[i], &seed);
-    sums[0] = (struct exact_sum){.n_deferred = (UINT32_C(1) << 31) - 1};
-    for (unsigned i = 0; i + 2 < EXACT_N_LIMBS; i++)
-        sums[0].limb[i] = UINT64_MAX >> 1;
-    /* the first hundred are all of the fullest */
-    for (unsigned i = 0; i < N_MEMBERS; i++)
-        members[i] = i < 100 ? 0 : (uint32_t)(next(&seed) % N_SUMS);
-    for (unsigned i = 0; i < N_TOTALS; i++) {
-        totals[i].n_members = i < 10 ? i : (uint32_t)(next(&seed) % (i < 20 ? 20 : N_MEMBERS));
-        totals[i].first_member = (uint32_t)(next(&seed) % (N_MEMBERS - totals[i].n_members));
-    }
-    totals[N_TOTALS - 1] = (struct device_exact_total){.n_members = 100};
-    assert_int_equal(device_exact_sums(NULL, &list), 0);
-    assert_int_equal(device_finish(), 0);
-    for (unsigned i = 0; i < N_TOTALS; i++) {
-        struct exact_sum expected = {0};
-
-        for (uint32_t k = 0; k < totals[i].n_members; k++)
-            exact_sum_merge(&expected, &sums[members[totals[i].first_member + k]]);
-        carry(&expected);
-        carry(&out[i]);
-        assert_memory_equal(&out[i], &expected, sizeof(expected));
-        n_nonfinite += expected.nonfinite;
-    }
-    assert_in_range(n_nonfinite, 1, N_TOTALS - 1);
-    assert_memory_equal(&out[N_TOTALS], &guard, sizeof(guard));
-    device_memory_free(all);
-}
-
-static void test_exact(void **state)
-{
-    for (uint64_t seed = 0; seed < 8; seed++)
-        in_both_orders(check_exact, seed);
-}
-
 /* ---- update -------------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -871,9 +794,9 @@ static void test_convert(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reduce), cmocka_unit_test(test_unread),    cmocka_unit_test(test_partial_sums),
-        cmocka_unit_test(test_trees),  cmocka_unit_test(test_positions), cmocka_unit_test(test_exact),
-        cmocka_unit_test(test_update), cmocka_unit_test(test_convert),
+        cmocka_unit_test(test_reduce),  cmocka_unit_test(test_unread),    cmocka_unit_test(test_partial_sums),
+        cmocka_unit_test(test_trees),   cmocka_unit_test(test_positions), cmocka_unit_test(test_update),
+        cmocka_unit_test(test_convert),
     };
 
     if (!device_open())

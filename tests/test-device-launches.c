@@ -44,7 +44,6 @@ static void test_empty(void **state)
     assert_int_equal(device_reduce(NULL, &(struct device_reduce_list){0}), 0);
     assert_int_equal(device_find_nonfinite(NULL, &(struct device_reduce_list){0}, NULL, NULL), 0);
     assert_int_equal(device_position_sums(NULL, &(struct device_position_list){0}), 0);
-    assert_int_equal(device_exact_sums(NULL, &(struct device_exact_list){0}), 0);
     for (enum optimizer i = 0; i < N_OPTIMIZERS; i++)
         assert_int_equal(device_update(NULL, &(struct device_update_list){.optimizer = i}), 0);
     assert_int_equal(device_convert_to_f32(NULL, &(struct device_convert_list){0}), 0);
