@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import gpu
 import growth
 import latency
 import nodes
@@ -23,29 +24,32 @@ from harness import ROOT, Failure, available_bytes, n_cores, program, say
 BENCHMARKS = {b.__name__.replace("_", "-"): b
               for b in (speed.kernels, speed.step, speed.overlap, speed.update, latency.push, growth.memory,
                         growth.scaling, nodes.nodes, training.torch, torch_hook.torch_hook)}
+GPU_BENCHMARKS = {b.__name__.replace("_", "-"): b for b in (gpu.gpu_kernels, gpu.gpu_facts)}
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 
 
 def arguments():
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.split(": ")[1])
     parser.add_argument("name", nargs="*", help="of a benchmark; all if none is given")
+    parser.add_argument("--gpu", action="store_true", help="the benchmarks that run on a GPU, and no others")
     parser.add_argument("--json", action="store_true", help="print an array of objects instead of a table")
     parser.add_argument("--list", action="store_true", help="print the names and what they measure")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: for a look, not for the record")
     parser.add_argument("--markdown", action="store_true", help="also write the figures into docs/benchmarks.md")
     args = parser.parse_args()
+    args.benchmarks = GPU_BENCHMARKS if args.gpu else BENCHMARKS
     for name in args.name:
-        if name not in BENCHMARKS:
-            parser.error(f"no benchmark is called {name}; there are {', '.join(BENCHMARKS)}")
+        if name not in args.benchmarks:
+            parser.error(f"no benchmark is called {name}; there are {', '.join(args.benchmarks)}")
     return args
 
 
-def run(name, quick):
+def run(name, benchmark, quick):
     """Returns rows and details; a benchmark that fails takes nobody with it."""
     started = time.monotonic()
-    say(f"{name}: {BENCHMARKS[name].__doc__}")
+    say(f"{name}: {benchmark.__doc__}")
     try:
-        rows, details = BENCHMARKS[name](quick)
+        rows, details = benchmark(quick)
     except (Failure, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
         say(f"{name}: failed: {error if isinstance(error, (Failure, OSError)) else repr(error)}")
         return None, {}
@@ -85,7 +89,17 @@ def machine():
     version = subprocess.run([program("zerod"), "--version"], capture_output=True, text=True).stdout.split("\n")[0]
     return (f"{datetime.date.today()}, {model.group(1) if model else platform.machine()}, {n_cores()} cores, "
             f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB, Linux {platform.release()}, "
-            f"{version}, torch {torch_version()}.")
+            f"{version}, torch {torch_version()}{gpu_name()}.")
+
+
+def gpu_name():
+    """Of the first that is visible, with its driver."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.splitlines()
+    except OSError:
+        return ""
+    return f", {lines[0].replace(', ', ' with driver ')}" if lines else ""
 
 
 def torch_version():
@@ -112,16 +126,16 @@ def write_section(text, name, rows, details):
 def main():
     args = arguments()
     if args.list:
-        for name, function in BENCHMARKS.items():
-            print(f"{name:10}  {function.__doc__}")
+        for name, function in args.benchmarks.items():
+            print(f"{name:11}  {function.__doc__}")
         return 0
     load = os.getloadavg()[0]
     if load > 0.5:
         say(f"note: the load of this machine is {load:.1f}; figures are good only when nothing else runs")
     say(f"{n_cores()} cores, {available_bytes() / 2**30:.0f} GiB of memory available")
     everything, failed = [], []
-    for name in args.name or BENCHMARKS:
-        rows, details = run(name, args.quick)
+    for name in args.name or args.benchmarks:
+        rows, details = run(name, args.benchmarks[name], args.quick)
         if rows is None:
             failed.append(name)
             continue

@@ -37,6 +37,19 @@ run_quietly() {
     return 1
 }
 
+# What a script does with --gpu cannot be done here: neither passed nor failed.
+skip_gpu() {
+    printf 'scripts/%s --gpu: %s; nothing was run\n' "${0##*/}" "$*" >&2
+    exit 77
+}
+
+need_gpu() {
+    nvidia-smi -L 2>/dev/null | grep -q '^GPU ' || skip_gpu "there is no GPU (nvidia-smi lists none)"
+    command -v nvcc >/dev/null || skip_gpu "there is no nvcc on PATH"
+    "${CC:-cc}" -E -I/usr/local/cuda/include -include nccl.h -x c /dev/null >/dev/null 2>&1 ||
+        skip_gpu "there is no NCCL (nccl.h is not found)"
+}
+
 # missing_packages NAME...: prints those that are not installed.
 missing_packages() {
     local name

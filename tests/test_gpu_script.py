@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-scripts/test --gpu where something is missing: one sentence, and a status that nobody takes for passed.
+scripts/test --gpu and scripts/bench --gpu where something is missing: one sentence, and a status that nobody takes for
+passed.
 """
 
 import os
@@ -19,7 +20,7 @@ ONE_GPU = "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'"
 NO_DRIVER = "echo 'NVIDIA-SMI has failed'; exit 9"
 
 
-def run(tmp_path, *arguments, **programs):
+def run(tmp_path, *arguments, script="test", **programs):
     """The script with a PATH of these programs alone: name, and what it does."""
     for tool in TOOLS:
         (tmp_path / tool).symlink_to(shutil.which(tool))
@@ -28,7 +29,7 @@ def run(tmp_path, *arguments, **programs):
         program.write_text(f"#!{shutil.which('bash')}\n{body}\n")
         program.chmod(0o755)
     return subprocess.run(
-        [ROOT / "scripts/test", "--gpu", *arguments],
+        [ROOT / "scripts" / script, "--gpu", *arguments],
         env={"PATH": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -36,6 +37,7 @@ def run(tmp_path, *arguments, **programs):
     )
 
 
+@pytest.mark.parametrize("script", ["test", "bench"])
 @pytest.mark.parametrize(
     "programs, missing",
     [
@@ -45,11 +47,17 @@ def run(tmp_path, *arguments, **programs):
         ({"nvidia_smi": ONE_GPU, "nvcc": "exit 0", "cc": "exit 1"}, "there is no NCCL (nccl.h is not found)"),
     ],
 )
-def test_missing(tmp_path, programs, missing):
-    result = run(tmp_path, **programs)
+def test_missing(tmp_path, programs, missing, script):
+    result = run(tmp_path, script=script, **programs)
     assert result.stdout == ""
-    assert result.stderr == f"scripts/test --gpu: {missing}; nothing was run\n"
+    assert result.stderr == f"scripts/{script} --gpu: {missing}; nothing was run\n"
     assert result.returncode == SKIPPED
+
+
+def test_torch_is_missing(tmp_path):
+    result = run(tmp_path, script="bench", nvidia_smi=ONE_GPU, nvcc="exit 0", cc="exit 0", python3="exit 1")
+    assert result.stderr == "scripts/bench --gpu: python3 has no PyTorch that sees the GPU; nothing was run\n"
+    assert (result.returncode, result.stdout) == (SKIPPED, "")
 
 
 def test_all_there(tmp_path):

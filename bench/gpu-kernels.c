@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The kernels beside copies of as many bytes. For each line of standard input, the name of one: fresh gradients, the
+ * kernel once, its time until the host knows of its end. "sample" shows some elements, so that it can be seen that
+ * something was computed.
+ */
+
+#include "bench/gpu.h"
+#include "daemon/base.h"
+#include "daemon/layout.h"
+#include "kernels/convert.h"
+#include "kernels/device.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    POOL_ELEMS = 1 << 20, /* random gradients; an iteration's begin somewhere in it, and repeat */
+    POOL_STEP = 8 * 1013, /* elements between two iterations' beginnings: a multiple of 16 bytes */
+    COPY_FP32 = 28,       /* bytes of AdamW for each parameter: four arrays read, three written */
+    COPY_BF16 = 30,       /* and the 16-bit weight */
+    LOSS_SCALE = 2,
+};
+
+/* All parameters, one array behind the other. */
+struct arrays {
+    float *p, *m, *v, *acc;
+    uint16_t *w16;
+};
+
+/* What comes of a reduction, of each range. On the device, and in registered memory, where the host reads it. */
+struct results {
+    struct exact_sum *squares;
+    struct position_sum *sums;
+    struct device_finding *findings, *overflows;
+    uint8_t *all;
+    size_t n_bytes;
+};
+
+struct bench {
+    const struct gpu_options *options;
+    cudaStream_t stream;
+    uint64_t iteration, n_steps;
+    uint32_t n_ranges, n_chunks;
+    struct arrays own, imported;
+    struct gpu_child owner;
+    uint16_t *pool, *grads; /* bf16 */
+    uint8_t *copy_from, *copy_to;
+    float *undo;
+    struct device_chunk *chunks;
+    struct device_convert_list widen, widen_imported;
+    struct device_update_list update, update16, update_imported;
+    struct device_reduce_list reduce;
+    struct results results, results_there;
+    struct update_scalars *scalars, *scalars_there; /* of each parameter */
+};
+
+static const struct hyper hyper = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
+
+/* ---- memory --------------------------------------------------------------------------------------------- */
+
+static size_t arrays_bytes(const struct bench *bench)
+{
+    return gpu_round((4 * sizeof(float) + sizeof(uint16_t)) * bench->options->n_elems);
+}
+
+static struct arrays arrays_at(const struct bench *bench, void *memory)
+{
+    float *at = memory;
+    uint64_t n = bench->options->n_elems;
+
+    gpu_check(cudaMemsetAsync(at, 0, arrays_bytes(bench), bench->stream), "cudaMemsetAsync");
+    return (struct arrays){
+        .p = at, .m = at + n, .v = at + 2 * n, .acc = at + 3 * n, .w16 = (uint16_t *)(void *)(at + 4 * n)};
+}
+
+static void copy(struct bench *bench, void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind)
+{
+    gpu_check(cudaMemcpyAsync(to, from, n_bytes, kind, bench->stream), "cudaMemcpyAsync");
+}
+
+/* The pool from `from` on, again and again. */
+static void fill(struct bench *bench, void *at, size_t n_elems, const uint16_t *from)
+{
+    uint16_t *to = at;
+
+    for (size_t i = 0; i < n_elems; i += POOL_ELEMS)
+        copy(bench, to + i, from, MIN(n_elems - i, (size_t)POOL_ELEMS) * sizeof(*from), cudaMemcpyDeviceToDevice);
+}
+
+/* Small numbers of both signs. */
+static void make_pool(struct bench *bench)
+{
+    _cleanup_free_ uint16_t *pool = calloc(2 * POOL_ELEMS, sizeof(*pool));
+    uint32_t x = 1;
+
+    if (!pool)
+        gpu_fail("no memory");
+    for (size_t i = 0; i < POOL_ELEMS; i++) {
+        x = x * 1664525u + 1013904223u;
+        pool[i] = pool[i + POOL_ELEMS] = bf16_from_f32((float)(int32_t)(x ^ x >> 15) * 0x1p-40f);
+    }
+    bench->pool = gpu_upload(pool, 2 * POOL_ELEMS * sizeof(*pool), bench->stream);
+}
+
+static void make_memory(struct bench *bench)
+{
+    size_t n_bytes = arrays_bytes(bench), copy_bytes = COPY_BF16 / 2 * bench->options->n_elems;
+    char number[32];
+    const char *const owner[] = {"owner", "--bytes", number, NULL};
+    struct gpu_piece piece;
+
+    bench->own = arrays_at(bench, gpu_alloc(n_bytes));
+    snprintf(number, sizeof(number), "%zu", n_bytes);
+    gpu_child_start(&bench->owner, owner, NULL);
+    piece = gpu_piece_map(gpu_hear(bench->owner.fd, &bench->owner.heard)->fds[0], n_bytes);
+    bench->imported = arrays_at(bench, piece.at);
+
+    make_pool(bench);
+    bench->grads = gpu_alloc(bench->options->n_elems * sizeof(*bench->grads));
+    bench->copy_from = gpu_alloc(copy_bytes);
+    bench->copy_to = gpu_alloc(copy_bytes);
+    fill(bench, bench->copy_from, copy_bytes / sizeof(*bench->pool), bench->pool);
+    bench->undo = gpu_alloc(3 * bench->options->n_elems / bench->options->n_params * sizeof(float));
+    bench->scalars = gpu_alloc_host(bench->options->n_params * sizeof(*bench->scalars));
+    bench->scalars_there = gpu_alloc(bench->options->n_params * sizeof(*bench->scalars));
+}
+
+static struct results results_at(const struct bench *bench, uint8_t *all)
+{
+    struct results results = {.all = all};
+    size_t n = bench->n_ranges;
+
+    results.squares = (struct exact_sum *)(void *)all;
+    results.sums = (struct position_sum *)(void *)(results.squares + n);
+    results.findings = (struct device_finding *)(void *)(results.sums + n);
+    results.overflows = results.findings + n;
+    results.n_bytes = (size_t)((uint8_t *)(results.overflows + n) - all);
+    return results;
+}
+
+/* ---- lists ---------------------------------------------------------------------------------------------- */
+
+/* Ranges are as long as the engine's: a chunk of the layout, of one parameter. */
+struct range {
+    uint64_t begin, n_elems;
+    uint32_t param;
+};
+
+static struct range *make_ranges(struct bench *bench)
+{
+    uint64_t each = bench->options->n_elems / bench->options->n_params;
+    uint32_t per_param = (uint32_t)div_round_up(each, CHUNK_ELEMS);
+    struct range *ranges = calloc((size_t)per_param * bench->options->n_params, sizeof(*ranges));
+
+    if (!ranges)
+        gpu_fail("no memory");
+    bench->n_ranges = per_param * bench->options->n_params;
+    for (uint32_t i = 0; i < bench->n_ranges; i++) {
+        uint32_t param = i / per_param;
+        uint64_t start = (uint64_t)(i % per_param) * CHUNK_ELEMS;
+
+        ranges[i] =
+            (struct range){.begin = param * each + start, .n_elems = MIN(each - start, CHUNK_ELEMS), .param = param};
+    }
+    return ranges;
+}
+
+static void make_chunks(struct bench *bench, const struct range *ranges)
+{
+    _cleanup_free_ struct device_chunk *chunks = NULL;
+
+    for (uint32_t i = 0; i < bench->n_ranges; i++)
+        bench->n_chunks += device_chunks_count(ranges[i].n_elems);
+    chunks = calloc(bench->n_chunks, sizeof(*chunks));
+    if (!chunks)
+        gpu_fail("no memory");
+    for (uint32_t i = 0, at = 0; i < bench->n_ranges; i++)
+        at += device_chunks_fill(chunks + at, i, ranges[i].n_elems);
+    bench->chunks = gpu_upload(chunks, bench->n_chunks * sizeof(*chunks), bench->stream);
+}
+
+static struct device_update_list make_update(struct bench *bench, const struct range *ranges,
+                                             const struct arrays *arrays, bool writes_w16)
+{
+    _cleanup_free_ struct device_update_range *list = calloc(bench->n_ranges, sizeof(*list));
+
+    if (!list)
+        gpu_fail("no memory");
+    for (uint32_t i = 0; i < bench->n_ranges; i++)
+        list[i] = (struct device_update_range){.p = arrays->p + ranges[i].begin,
+                                               .m = arrays->m + ranges[i].begin,
+                                               .v = arrays->v + ranges[i].begin,
+                                               .acc = arrays->acc + ranges[i].begin,
+                                               .w16 = writes_w16 ? arrays->w16 + ranges[i].begin : NULL,
+                                               .n_elems = ranges[i].n_elems,
+                                               .scalars = ranges[i].param,
+                                               .w16_dtype = writes_w16 ? DTYPE_BF16 : DTYPE_F32};
+    return (struct device_update_list){.ranges = gpu_upload(list, bench->n_ranges * sizeof(*list), bench->stream),
+                                       .chunks = bench->chunks,
+                                       .scalars = bench->scalars_there,
+                                       .n_chunks = bench->n_chunks,
+                                       .optimizer = OPTIMIZER_ADAMW};
+}
+
+/* Gradients into accumulators without anything else. */
+static struct device_convert_list make_widen(struct bench *bench, const struct range *ranges,
+                                             const struct arrays *arrays)
+{
+    _cleanup_free_ struct device_convert_range *list = calloc(bench->n_ranges, sizeof(*list));
+
+    if (!list)
+        gpu_fail("no memory");
+    for (uint32_t i = 0; i < bench->n_ranges; i++)
+        list[i] = (struct device_convert_range){.dst = arrays->acc + ranges[i].begin,
+                                                .src = bench->grads + ranges[i].begin,
+                                                .n_elems = ranges[i].n_elems,
+                                                .dtype = DTYPE_BF16};
+    return (struct device_convert_list){.ranges = gpu_upload(list, bench->n_ranges * sizeof(*list), bench->stream),
+                                        .chunks = bench->chunks,
+                                        .n_chunks = bench->n_chunks};
+}
+
+/* One rank's gradients into the accumulators, as the first micro-batch of a step. */
+static void make_reduce(struct bench *bench, const struct range *ranges)
+{
+    _cleanup_free_ struct device_reduce_range *list = calloc(bench->n_ranges, sizeof(*list));
+    _cleanup_free_ struct device_leaf *leaves = calloc(bench->n_ranges, sizeof(*leaves));
+    uint64_t each = bench->options->n_elems / bench->options->n_params;
+
+    if (!list || !leaves)
+        gpu_fail("no memory");
+    for (uint32_t i = 0; i < bench->n_ranges; i++) {
+        const void *data = bench->grads + ranges[i].begin;
+
+        list[i] = (struct device_reduce_range){.out = bench->own.acc + ranges[i].begin,
+                                               .n_elems = ranges[i].n_elems,
+                                               .start_elem = ranges[i].begin - ranges[i].param * each,
+                                               .first_leaf = i,
+                                               .n_leaves = 1,
+                                               .dtype = DTYPE_BF16,
+                                               .first = 1};
+        device_leaves_fill(&leaves[i], &data, 1, NULL);
+    }
+    bench->results_there = results_at(bench, NULL);
+    bench->results = results_at(bench, gpu_alloc_host(bench->results_there.n_bytes));
+    bench->results_there = results_at(bench, gpu_alloc(bench->results.n_bytes));
+    bench->reduce =
+        (struct device_reduce_list){.ranges = gpu_upload(list, bench->n_ranges * sizeof(*list), bench->stream),
+                                    .leaves = gpu_upload(leaves, bench->n_ranges * sizeof(*leaves), bench->stream),
+                                    .chunks = bench->chunks,
+                                    .squares = bench->results_there.squares,
+                                    .sums = bench->results_there.sums,
+                                    .n_ranges = bench->n_ranges,
+                                    .n_leaves = bench->n_ranges,
+                                    .n_chunks = bench->n_chunks};
+}
+
+static void make_lists(struct bench *bench)
+{
+    _cleanup_free_ struct range *ranges = make_ranges(bench);
+
+    make_chunks(bench, ranges);
+    bench->widen = make_widen(bench, ranges, &bench->own);
+    bench->widen_imported = make_widen(bench, ranges, &bench->imported);
+    bench->update = make_update(bench, ranges, &bench->own, false);
+    bench->update16 = make_update(bench, ranges, &bench->own, true);
+    bench->update_imported = make_update(bench, ranges, &bench->imported, false);
+    make_reduce(bench, ranges);
+}
+
+/* ---- what is timed -------------------------------------------------------------------------------------- */
+
+static void launch(int r, const char *kernel)
+{
+    gpu_check((cudaError_t)r, kernel);
+}
+
+/* factor: what the gradients are multiplied by. */
+static void put_scalars(struct bench *bench, double factor)
+{
+    bench->n_steps++;
+    for (unsigned i = 0; i < bench->options->n_params; i++)
+        update_scalars_compute(OPTIMIZER_ADAMW, &hyper, factor, bench->n_steps, &bench->scalars[i]);
+    copy(bench, bench->scalars_there, bench->scalars, bench->options->n_params * sizeof(*bench->scalars),
+         cudaMemcpyHostToDevice);
+}
+
+static void run_copy(struct bench *bench, unsigned n_bytes_each)
+{
+    copy(bench, bench->copy_to, bench->copy_from, n_bytes_each / 2 * bench->options->n_elems, cudaMemcpyDeviceToDevice);
+}
+
+static void copy_fp32(struct bench *bench)
+{
+    run_copy(bench, COPY_FP32);
+}
+
+static void copy_bf16(struct bench *bench)
+{
+    run_copy(bench, COPY_BF16);
+}
+
+static void adamw(struct bench *bench)
+{
+    launch(device_update(bench->stream, &bench->update), "device_update");
+}
+
+static void adamw_bf16(struct bench *bench)
+{
+    launch(device_update(bench->stream, &bench->update16), "device_update");
+}
+
+static void adamw_imported(struct bench *bench)
+{
+    launch(device_update(bench->stream, &bench->update_imported), "device_update");
+}
+
+/* As the engine does it bucket by bucket, a parameter each here: what changes is copied before it does. Without the
+ * marks that say so, a few bytes each. */
+static void adamw_undo(struct bench *bench)
+{
+    uint64_t each = bench->options->n_elems / bench->options->n_params;
+    uint32_t n_chunks = bench->n_chunks / bench->options->n_params;
+    const float *const arrays[] = {bench->own.p, bench->own.m, bench->own.v};
+    struct device_update_list list = bench->update;
+
+    list.n_chunks = n_chunks;
+    for (unsigned i = 0; i < bench->options->n_params; i++) {
+        for (size_t k = 0; k < ARRAY_SIZE(arrays); k++)
+            copy(bench, bench->undo + k * each, arrays[k] + i * each, each * sizeof(float), cudaMemcpyDeviceToDevice);
+        list.chunks = bench->chunks + (size_t)i * n_chunks;
+        launch(device_update(bench->stream, &list), "device_update");
+    }
+}
+
+/* As the daemon: the squares of all ranges without rounding. Return: the norm, unscaled. */
+static double norm(const struct bench *bench)
+{
+    struct exact_sum total;
+
+    exact_sum_reset(&total);
+    for (uint32_t i = 0; i < bench->n_ranges; i++)
+        exact_sum_merge(&total, &bench->results.squares[i]);
+    exact_sum_carry(&total);
+    return sqrt(exact_sum_round(&total)) / LOSS_SCALE;
+}
+
+/*
+ * From a 16-bit gradient to the 16-bit weight, with all that a step looks at: position sums, values that are not
+ * finite, the norm, which the host makes the factor of that unscales and clips. One after the other; in a training the
+ * reduction and the results' way to the host are beside the backward.
+ */
+static void sequence(struct bench *bench)
+{
+    double clip;
+
+    launch(device_reduce(bench->stream, &bench->reduce), "device_reduce");
+    launch(device_find_nonfinite(bench->stream, &bench->reduce, bench->results_there.findings,
+                                 bench->results_there.overflows),
+           "device_find_nonfinite");
+    copy(bench, bench->results.all, bench->results_there.all, bench->results.n_bytes, cudaMemcpyDeviceToHost);
+    gpu_finish(bench->stream);
+    clip = norm(bench);
+    put_scalars(bench, (clip > 1 ? 1 / clip : 1) / LOSS_SCALE);
+    launch(device_update(bench->stream, &bench->update16), "device_update");
+}
+
+static const struct timed {
+    const char *name;
+    void (*run)(struct bench *bench);
+    bool accumulated; /* its gradients lie in the accumulators */
+} kernels[] = {
+    {"copy-fp32", copy_fp32, false},  {"copy-bf16", copy_bf16, false},          {"adamw", adamw, true},
+    {"adamw-bf16", adamw_bf16, true}, {"adamw-imported", adamw_imported, true}, {"adamw-undo", adamw_undo, true},
+    {"sequence", sequence, false},
+};
+
+static void refill(struct bench *bench, const struct timed *kernel)
+{
+    const uint16_t *from = bench->pool + bench->iteration++ * POOL_STEP % POOL_ELEMS / 8 * 8;
+
+    fill(bench, bench->grads, bench->options->n_elems, from);
+    if (kernel->accumulated) {
+        launch(device_convert_to_f32(bench->stream,
+                                     kernel->run == adamw_imported ? &bench->widen_imported : &bench->widen),
+               "device_convert_to_f32");
+        put_scalars(bench, 1.0 / LOSS_SCALE);
+    }
+    gpu_finish(bench->stream);
+}
+
+/* ---- answers -------------------------------------------------------------------------------------------- */
+
+static void sample(struct bench *bench)
+{
+    uint64_t last = bench->options->n_elems - 1;
+    float *f = gpu_alloc_host(4 * sizeof(*f) + sizeof(uint16_t));
+    uint16_t *w16 = (uint16_t *)(void *)(f + 4);
+    const float *from[] = {bench->own.p, bench->own.m, bench->own.v, bench->own.acc};
+
+    for (size_t i = 0; i < ARRAY_SIZE(from); i++)
+        copy(bench, f + i, from[i] + last, sizeof(*f), cudaMemcpyDeviceToHost);
+    copy(bench, w16, bench->own.w16 + last, sizeof(*w16), cudaMemcpyDeviceToHost);
+    gpu_finish(bench->stream);
+    printf(
+        "{\"p\": %.9g, \"exp_avg\": %.9g, \"exp_avg_sq\": %.9g, \"grad\": %.9g, \"weight\": %.9g, \"steps\": %" PRIu64
+        "}\n",
+        (double)f[0], (double)f[1], (double)f[2], (double)f[3], (double)f32_from_bf16(*w16), bench->n_steps);
+    gpu_check(cudaHostUnregister(f), "cudaHostUnregister");
+}
+
+static void answer(struct bench *bench, const char *name)
+{
+    const struct timed *kernel = kernels;
+    uint64_t begin;
+
+    if (strcmp(name, "sample") == 0) {
+        sample(bench);
+        return;
+    }
+    while (kernel < kernels + ARRAY_SIZE(kernels) && strcmp(kernel->name, name) != 0)
+        kernel++;
+    if (kernel == kernels + ARRAY_SIZE(kernels))
+        gpu_fail("no kernel is called %s", name);
+    refill(bench, kernel);
+    begin = gpu_now_ns();
+    kernel->run(bench);
+    gpu_finish(bench->stream);
+    printf("{\"ms\": %.6f}\n", (double)(gpu_now_ns() - begin) / 1e6);
+}
+
+void gpu_kernels(const struct gpu_options *options)
+{
+    struct bench bench = {.options = options, .stream = gpu_stream()};
+    char line[64];
+
+    make_memory(&bench);
+    make_lists(&bench);
+    puts("ready");
+    fflush(stdout);
+    while (fgets(line, sizeof(line), stdin)) {
+        line[strcspn(line, "\n")] = '\0';
+        answer(&bench, line);
+        fflush(stdout);
+    }
+    gpu_child_kill(&bench.owner);
+}

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On a GPU: the kernels beside copies and torch's; what processes that share the GPU can rely on, and what it costs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager, nullcontext
+
+from harness import MI, ROOT, Failure, Process, in_turn, median, program, row, say
+
+MPS = "nvidia-cuda-mps-control"
+FACTS = {
+    "handles": "memory of another process, by a descriptor",
+    "handles-legacy": "the same, by an IPC handle",
+    "killed": "its owner is killed at work, the descriptor is held",
+    "killed-legacy": "the same, an IPC handle is open",
+    "slices": "two processes at once",
+    "ranks": "two ranks of NCCL",
+}
+
+
+class Setup:
+    """Where it runs. Tests have another one."""
+
+    program = program("bench-gpu")
+    device = "cuda"
+    elems = 256 * MI
+    n_params = 64
+    bytes = 64 * MI
+
+    @staticmethod
+    def modes():
+        """Without MPS, and with it where that can be had: name, and what gives an environment for a while."""
+        yield "", nullcontext
+        if shutil.which(MPS):
+            yield ", MPS", mps
+        else:
+            say(f"  there are no figures with MPS: {MPS} is not installed")
+
+
+def control(environment, *lines):
+    """Has the control daemon of MPS do something. Return: what it says."""
+    return subprocess.run([MPS], env=environment, input="".join(f"{line}\n" for line in lines), capture_output=True,
+                          text=True, timeout=30).stdout.strip()
+
+
+@contextmanager
+def mps():
+    """A control daemon of MPS of our own; it is an error if nobody has used it."""
+    folder = tempfile.mkdtemp(prefix="zerod-mps-")
+    environment = dict(os.environ, CUDA_MPS_PIPE_DIRECTORY=folder, CUDA_MPS_LOG_DIRECTORY=folder)
+    try:
+        subprocess.run([MPS, "-d"], env=environment, check=True, timeout=30)
+        try:
+            yield environment
+            if not control(environment, "get_server_list"):
+                raise Failure("MPS has started no server: what ran did not use it")
+        finally:
+            control(environment, "quit -t 5")
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Failure(f"MPS: {error}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# ---- kernels -------------------------------------------------------------------------------------------------------
+
+
+class Side(Process):
+    """A program that runs what a line names, and says how long it took."""
+
+    def ms(self, name):
+        self.send(name)
+        return json.loads(self.receive())["ms"]
+
+
+def measure(setup, environment, n):
+    """Milliseconds of each kernel and of each of torch's chains, in turn."""
+    sides = []
+    try:
+        ours = Side([setup.program, "kernels", "--elems", str(setup.elems), "--params", str(setup.n_params)],
+                    env=environment)
+        sides.append(ours)
+        ours.receive()
+        torch = Side([sys.executable, str(ROOT / "bench" / "gpu_torch.py"), setup.device, str(setup.elems),
+                      str(setup.n_params)], env=environment)
+        sides.append(torch)
+        chains = json.loads(torch.receive())
+        kernels = ["copy-fp32", "adamw", "copy-bf16", "adamw-bf16", "adamw-imported", "adamw-undo", "sequence"]
+        ms = in_turn({kernel: (lambda kernel=kernel: ours.ms(kernel)) for kernel in kernels} |
+                     {chain: (lambda chain=chain: torch.ms(chain)) for chain in chains}, n)
+    finally:
+        for side in sides:
+            side.stop()
+    return {name: median(values) for name, values in ms.items()}, chains
+
+
+def kernel_rows(ms, chains, mode):
+    adamw, *sequences = chains
+    fastest = min(sequences, key=ms.get)
+    return [row(f"gpu: adamw, fp32{mode}", ms["adamw"], ms["copy-fp32"], "copy of the same bytes", "ms", 0.90),
+            row(f"gpu: adamw, fp32 and bf16 weights{mode}", ms["adamw-bf16"], ms["copy-bf16"],
+                "copy of the same bytes", "ms", 0.90),
+            row(f"gpu: adamw, fp32{mode}", ms["adamw"], ms[adamw], adamw, "ms", 1.0),
+            row(f"gpu: unscale, norm, clip, adamw, cast{mode}", ms["sequence"], ms[fastest], fastest, "ms", 1.3),
+            row(f"gpu: adamw on imported memory{mode}", ms["adamw-imported"], ms["adamw"], "memory of its own", "ms",
+                0.95)]
+
+
+def gpu_kernels(quick, setup=Setup):
+    """The kernels against copies of the same bytes, torch's fused AdamW and its chains; without and with MPS."""
+    rows, table = [], []
+    for mode, environment_for in setup.modes():
+        try:
+            with environment_for() as environment:
+                ms, chains = measure(setup, environment, 5 if quick else 31)
+        except Failure as error:
+            if not rows:
+                raise
+            say(f"  no figures{mode}: {error}")
+            continue
+        rows += kernel_rows(ms, chains, mode)
+        table += [[name + mode, f"{value:.3f}"] for name, value in ms.items()]
+    return rows, {f"medians, {setup.elems / MI:g} Mi parameters in {setup.n_params} tensors": [["", "ms"], *table]}
+
+
+# ---- facts ---------------------------------------------------------------------------------------------------------
+
+
+def ask(setup, command, environment):
+    """The answers; the last may be an error."""
+    argv = [setup.program, command, "--bytes", str(setup.bytes)]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        try:
+            status = subprocess.run(argv, env=environment, stdout=out, stderr=errors, timeout=120).returncode
+        except subprocess.TimeoutExpired:
+            status = "120 s, and no answer"
+        out.seek(0)
+        errors.seek(0)
+        answers = [line.split("\t") for line in out.read().splitlines() if "\t" in line]
+        if status != 0:
+            answers.append(["ended", "; ".join(errors.read().splitlines()) or str(status)])
+    return answers
+
+
+def taken_for_granted(answers, mode):
+    """What must be so for a killed engine to cost nothing."""
+    killed, ranks = dict(answers["killed"]), dict(answers["ranks"])
+    seen = {"memory with a descriptor outlives its owner": killed.get("it can be written") == "yes",
+            "nothing writes once a killed process has ended": killed.get("it changes after that") == "no",
+            "two ranks of NCCL share it": "ended" not in ranks and len(ranks) > 1}
+    return [row(f"gpu: {what}{mode}", float(so), 1.0, "what is taken for granted", "so", 1.0, float(so))
+            for what, so in seen.items()]
+
+
+def gpu_facts(quick, setup=Setup):
+    """What zerod takes for granted about memory that processes share, and what it costs; without and with MPS."""
+    rows, table = [], []
+    for mode, environment_for in setup.modes():
+        answers = {}
+        for command in FACTS:  # each with a server of its own, where there is one: what is killed may harm it
+            try:
+                with environment_for() as environment:
+                    answers[command] = ask(setup, command, environment)
+            except Failure as error:
+                answers[command] = [["ended", str(error)]]
+        rows += taken_for_granted(answers, mode)
+        table += [[FACTS[command] + mode, *answer] for command in FACTS for answer in answers[command]]
+    return rows, {f"memory of {setup.bytes / MI:.0f} MiB": [["", "", "answer"], *table]}
