@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/device-machine.h"
 
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include <cuda_runtime_api.h>
 
 static int n_gpus;
+static sem_t held;
 
 bool machine_open(void)
 {
@@ -40,14 +41,20 @@ void machine_set(unsigned node, const char *fault)
     setenv("NCCL_SOCKET_IFNAME", "lo", 0);
 }
 
-static void wait_a_little(void *unused)
+static void wait_until_let_go(void *unused)
 {
     (void)unused;
-    usleep(300 * 1000);
+    while (sem_wait(&held) < 0)
+        continue;
 }
 
-void machine_slow(struct CUstream_st *stream)
+void machine_hold(struct CUstream_st *stream)
 {
-    if (cudaLaunchHostFunc(stream, wait_a_little, NULL) != cudaSuccess)
+    if (sem_init(&held, 0, 0) < 0 || cudaLaunchHostFunc(stream, wait_until_let_go, NULL) != cudaSuccess)
         abort();
+}
+
+void machine_let_go(void)
+{
+    (void)sem_post(&held);
 }

@@ -18,5 +18,6 @@ unsigned machine_n_gpus(void);
 bool machine_is_sim(void);
 /* The environment of the engine that is started next; fault: what is to go wrong with it, or NULL. */
 void machine_set(unsigned node, const char *fault);
-/* Whatever the stream is given next takes its time. */
-void machine_slow(struct CUstream_st *stream);
+/* What the stream is given next waits until it is let go; of one stream at a time. */
+void machine_hold(struct CUstream_st *stream);
+void machine_let_go(void);

@@ -650,18 +650,27 @@ void gpus_reduced(struct gpus *gpus, uint32_t parcel, uint32_t micro)
     }
 }
 
-void gpus_reduce_all(struct gpus *gpus, uint32_t micro)
+uint64_t gpus_order_reduce_all(struct gpus *gpus, uint32_t micro)
 {
-    uint64_t tags[64];
+    uint64_t first_tag = gpus->last_tag + 1;
 
-    assert_true(gpus->layout->n_parcels <= ARRAY_SIZE(tags));
     for (uint32_t i = 0; i < gpus->layout->n_parcels; i++)
-        tags[i] = gpus_order_reduce(gpus, i, micro, 0);
+        (void)gpus_order_reduce(gpus, i, micro, 0);
+    return first_tag;
+}
+
+void gpus_finish_reduce_all(struct gpus *gpus, uint32_t micro, uint64_t first_tag)
+{
     for (uint32_t i = 0; i < gpus->layout->n_parcels; i++) {
-        gpus_wait_done(gpus, tags[i]);
+        gpus_wait_done(gpus, first_tag + i);
         gpus_reduced(gpus, i, micro);
         gpus_check_sums(gpus, i);
     }
+}
+
+void gpus_reduce_all(struct gpus *gpus, uint32_t micro)
+{
+    gpus_finish_reduce_all(gpus, micro, gpus_order_reduce_all(gpus, micro));
 }
 
 void gpus_open_step(struct gpus *gpus)

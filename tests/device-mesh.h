@@ -137,6 +137,10 @@ bool gpus_is_done(const struct gpus *gpus, uint64_t tag);
 
 /* A parcel has been reduced: notes it on both sides, after the same on the CPU. */
 void gpus_reduced(struct gpus *gpus, uint32_t parcel, uint32_t micro);
+/* Orders all parcels, with tags one after the other. Return: the first one's. */
+uint64_t gpus_order_reduce_all(struct gpus *gpus, uint32_t micro);
+/* Waits until they are reduced, and compares. */
+void gpus_finish_reduce_all(struct gpus *gpus, uint32_t micro, uint64_t first_tag);
 void gpus_reduce_all(struct gpus *gpus, uint32_t micro);
 /* Norm and scalars of the CPU's step, and they go to the engines; then the update on the CPU. */
 void gpus_decide(struct gpus *gpus);

@@ -202,10 +202,10 @@ static bool says(const struct trainer *t, const char *text)
 
 /* Until the job is formed there are 12 copies; the 13th is of the first parameter that is gathered, the next reads it.
  */
-#define WHEN_FIRST_READ "cudaMemcpyAsync:delay=500@14"
+#define WHEN_FIRST_READ "cudaMemcpyAsync:delay=2000@14"
 
 /* One more was gathered before, and the stream was waited for with a copy. */
-#define WHEN_READ_LATER "cudaMemcpyAsync:delay=500@16"
+#define WHEN_READ_LATER "cudaMemcpyAsync:delay=2000@16"
 
 /* The delays under which most tests run. */
 static void passes(void (*body)(void *arg))
@@ -772,7 +772,7 @@ static void test_memory(void **state)
     (void)state;
     child_passes("memory=16", no_memory, NULL);
     child_passes("memory=16,delay-us=5000", no_memory, NULL);
-    child_passes("memory=16,cudaMemcpyAsync:delay=300@15", no_memory_for_long, NULL);
+    child_passes("memory=16,cudaMemcpyAsync:delay=2000@15", no_memory_for_long, NULL);
     child_passes("cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY", makes_room, NULL);
     /* The first two are those of the ring and the pool. */
     child_passes("cuMemSetAccess:error=CUDA_ERROR_OUT_OF_MEMORY@3", makes_room, NULL);
@@ -840,8 +840,8 @@ static void test_ends(void **state)
 {
     (void)state;
     /* The first of the copies on the other stream, and the one on the caller's. */
-    child_passes("cudaMemcpyAsync:delay=400@19,cudaMemcpyAsync:delay=100@23", closed_early, NULL);
-    child_passes("cudaMemcpyAsync:delay=100@19,cudaMemcpyAsync:delay=400@23", closed_early, NULL);
+    child_passes("cudaMemcpyAsync:delay=2000@19,cudaMemcpyAsync:delay=1000@23", closed_early, NULL);
+    child_passes("cudaMemcpyAsync:delay=1000@19,cudaMemcpyAsync:delay=2000@23", closed_early, NULL);
     child_passes("", forked, NULL);
 }
 

@@ -561,10 +561,12 @@ static uint8_t *map_ring(const struct gpus *gpus)
     return (uint8_t *)(uintptr_t)at;
 }
 
-/* The trainer writes slowly, records its event and is done with it; the engine waits on the device. */
+/* The trainer has its writing and its event on a stream and is done with them; the engine waits on the device. */
 static void test_events(void **state)
 {
+    enum { TURNS = 30 }; /* of 10 ms at most, which is long for an engine that does not wait */
     struct gpus gpus;
+    uint64_t first_tag;
     cudaIpcEventHandle_t handle;
     cudaStream_t stream;
     cudaEvent_t written;
@@ -586,14 +588,20 @@ static void test_events(void **state)
                      0);
     ring = map_ring(&gpus);
     assert_int_equal(cudaHostRegister(gpus.arenas[0], gpus.layout->arena_bytes, cudaHostRegisterDefault), cudaSuccess);
-    machine_slow(stream);
+    machine_hold(stream);
     assert_int_equal(cudaMemcpyAsync(ring, gpus.arenas[0], gpus.layout->arena_bytes, cudaMemcpyHostToDevice, stream),
                      cudaSuccess);
     assert_int_equal(cudaEventRecord(written, stream), cudaSuccess);
-    assert_int_equal(cudaEventQuery(written), cudaErrorNotReady);
     gpus.has_event = true;
     gpus.event = 5;
-    gpus_reduce_all(&gpus, 0);
+    first_tag = gpus_order_reduce_all(&gpus, 0);
+    for (unsigned i = 0; i < TURNS; i++)
+        gpus_turn(&gpus);
+    for (uint32_t i = 0; i < gpus.layout->n_parcels; i++)
+        assert_false(gpus_is_done(&gpus, first_tag + i));
+    assert_int_equal(cudaEventQuery(written), cudaErrorNotReady);
+    machine_let_go();
+    gpus_finish_reduce_all(&gpus, 0, first_tag);
     gpus_check_gradients(&gpus);
     assert_int_equal(cudaEventQuery(written), cudaSuccess);
     assert_int_equal(cudaHostUnregister(gpus.arenas[0]), cudaSuccess);

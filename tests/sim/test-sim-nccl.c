@@ -580,20 +580,27 @@ static void neighbour_aborts(void *arg)
 static void leaves(void *arg)
 {
     struct world w;
-    pid_t pid = two_nodes(&w);
+    char word = 0;
+    int fds[2];
+    pid_t pid;
 
     (void)arg;
+    CHECK(pipe(fds) == 0);
+    pid = two_nodes(&w);
     start(&w, 0);
     reduce_and_gather(&w, false);
     if (pid == 0) {
         for (int i = 0; i < 2; i++)
             CHECK(ncclCommDestroy(w.comms[i]) == ncclSuccess);
+        CHECK(write(fds[1], &word, 1) == 1);
         sleep_ms(60000); /* it is killed before */
         _exit(1);
     }
-    sleep_ms(300);
-    settle(&w);
+    CHECK(read(fds[0], &word, 1) == 1);
+    sleep_ms(1000); /* its devices say so, not the call */
     CHECK(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
+    sleep_ms(100);
+    settle(&w);
 }
 
 static void test_death(void **state)

@@ -3,6 +3,7 @@
 /* The stand-ins for CUDA keep what tests/sim/sim.h promises: late results, wrong uses, failures on order. */
 
 #include <fcntl.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -46,6 +47,34 @@ static bool is_poison(const uint32_t *n)
         if (n[i] != poison_at(&n[i]))
             return false;
     return true;
+}
+
+static sem_t held;
+
+static void wait_until_let_go(void *unused)
+{
+    (void)unused;
+    CHECK(sem_wait(&held) == 0);
+}
+
+/* What the stream is given next waits for let_go(), and with it all of its device; of one stream at a time. */
+static void hold(cudaStream_t stream)
+{
+    CHECK(sem_init(&held, 0, 0) == 0);
+    CHECK(sim_launch(stream, wait_until_let_go, NULL, NULL) == 0);
+}
+
+static void let_go(void)
+{
+    CHECK(sem_post(&held) == 0);
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
 /* ---- results -------------------------------------------------------------------------------------------- */
@@ -101,16 +130,21 @@ static void late(void *arg)
     uint32_t *host = new_host(N * 4), *out = new_host(N * 4);
     cudaStream_t stream = new_stream(0);
     void *memory = new_memory(0, N * 4);
+    int64_t let_go_ms;
 
     (void)arg;
     for (uint32_t i = 0; i < N; i++)
         host[i] = 3 + i;
     CHECK(cudaMemcpyAsync(memory, host, N * 4, cudaMemcpyDefault, stream) == cudaSuccess);
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    hold(stream);
     CHECK(cudaMemcpyAsync(out, memory, N * 4, cudaMemcpyDefault, stream) == cudaSuccess);
     CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
     CHECK(cudaGetLastError() == cudaErrorNotReady && cudaGetLastError() == cudaSuccess);
+    let_go_ms = now_ms();
+    let_go();
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK(now_ms() - let_go_ms >= 99); /* the delay */
     CHECK(cudaStreamQuery(stream) == cudaSuccess);
     CHECK(are_numbers(out, 3));
 }
@@ -154,7 +188,7 @@ static void poisoned(void *arg)
 static void test_late(void **state)
 {
     (void)state;
-    child_passes("cudaMemcpyAsync:delay=600@2", late, NULL);
+    child_passes("cudaMemcpyAsync:delay=100@2", late, NULL);
     child_passes("cudaMemcpyAsync:hang", poisoned, NULL);
 }
 
@@ -469,21 +503,24 @@ static void test_memory_outlives(void **state)
     child_passes("", memory_outlives, NULL);
 }
 
+/* Recorded, and not there before the other says so. */
 static _Noreturn void make_event(int socket)
 {
     cudaStream_t stream = new_stream(1);
     cudaEvent_t event = new_event(1, cudaEventInterprocess | cudaEventDisableTiming);
-    uint32_t *memory = new_memory(1, 4);
     cudaIpcEventHandle_t handle;
     char word;
 
     CHECK(cudaIpcGetEventHandle(&handle, event) == cudaSuccess);
     CHECK(send(socket, &handle, sizeof(handle), 0) == sizeof(handle));
     CHECK(recv(socket, &word, 1, 0) == 1);
-    CHECK(cudaMemsetAsync(memory, 0, 4, stream) == cudaSuccess); /* takes long, or for ever */
+    hold(stream);
     CHECK(cudaEventRecord(event, stream) == cudaSuccess);
     CHECK(send(socket, &word, 1, 0) == 1);
-    CHECK(recv(socket, &word, 1, 0) >= 0);
+    if (recv(socket, &word, 1, 0) == 1) {
+        let_go();
+        CHECK(recv(socket, &word, 1, 0) == 0);
+    }
     _exit(0);
 }
 
@@ -508,6 +545,7 @@ static void events_between(void *arg)
     pid_t pid = part(&socket);
     cudaEvent_t event, own;
     cudaStream_t stream;
+    char word = 0;
 
     (void)arg;
     if (pid == 0)
@@ -517,7 +555,9 @@ static void events_between(void *arg)
     own = new_event(0, cudaEventDisableTiming);
     CHECK(cudaStreamWaitEvent(stream, event, 0) == cudaSuccess);
     CHECK(cudaEventRecord(own, stream) == cudaSuccess);
+    sleep_ms(50);
     CHECK(cudaEventQuery(own) == cudaErrorNotReady);
+    CHECK(send(socket, &word, 1, 0) == 1);
     CHECK(cudaEventSynchronize(own) == cudaSuccess);
     CHECK(cudaEventQuery(event) == cudaSuccess);
     close(socket);
@@ -583,8 +623,8 @@ static void handle_of_dead(void *arg)
 static void test_events_between_processes(void **state)
 {
     (void)state;
-    child_passes("cudaMemsetAsync:delay=1000", events_between, NULL);
-    child_passes("cudaMemsetAsync:hang", event_of_dead, NULL);
+    child_passes("", events_between, NULL);
+    child_passes("", event_of_dead, NULL);
     child_passes("", handle_of_dead, NULL);
     child_passes("", handle_of_gone, NULL);
 }
@@ -739,7 +779,7 @@ static void test_refusals(void **state)
 static void copy(void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind)
 {
     (void)cudaMemcpyAsync(to, from, n_bytes, kind, new_stream(0));
-    sleep_ms(1000); /* longer than anything takes, where the end is what comes upon it */
+    sleep_ms(10000); /* longer than anything takes, where the end is what comes upon it */
 }
 
 static void wrong_pageable(void *arg)
@@ -953,8 +993,8 @@ static void test_wrong_uses(void **state)
         {wrong_unmap, "cudaMemsetAsync:hang", "cuMemUnmap: cudaMemsetAsync on a stream still uses this memory"},
         {wrong_late_use, "",
          "cudaMemsetAsync: the destination (4 bytes) is neither device memory nor registered host memory"},
-        {wrong_change, "cudaMemcpyAsync:delay=600", "cudaMemcpyAsync: what it reads was changed before it had ended"},
-        {wrong_second_writer, "cudaMemsetAsync:delay=600",
+        {wrong_change, "cudaMemcpyAsync:delay=3000", "cudaMemcpyAsync: what it reads was changed before it had ended"},
+        {wrong_second_writer, "cudaMemsetAsync:delay=3000",
          "cudaMemsetAsync: what it writes was written by another before it had ended"},
         {wrong_own_handle, "", "cudaIpcOpenEventHandle: the handle is of an event of this process"},
     };
@@ -1026,14 +1066,12 @@ static void test_environment(void **state)
 
 static void slow_and_endless(void *arg)
 {
-    struct timespec before, after;
+    int64_t before_ms = now_ms();
     int n;
 
     (void)arg;
-    clock_gettime(CLOCK_MONOTONIC, &before);
     CHECK(cudaGetDeviceCount(&n) == cudaSuccess && n == 4);
-    clock_gettime(CLOCK_MONOTONIC, &after);
-    CHECK((after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1000000 >= 149);
+    CHECK(now_ms() - before_ms >= 149);
     alarm(1);
     (void)cudaGetDeviceCount(&n);
 }
