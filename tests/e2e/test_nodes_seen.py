@@ -134,8 +134,10 @@ def test_backward_given_up_too_late(zerod):
         p.ok("push", 7)
     wait_for(nodes.logs, lambda: n_moved() > before)
     time.sleep(0.2 * nodes.daemons[1].patience)  # until it is added up, of which nothing tells
-    for p in puppets[::-1]:
-        answer = p("abandon", "out-of-memory") if p is puppets[1] else p("end")
+    late = puppets[1]("abandon", "out-of-memory")
+    # Each node aborts when nothing of the attempt is under way on it any more; until then it takes what its ranks say.
+    wait_for(nodes.logs, lambda: nodes.daemons[0].status()["attempt"] == 1)
+    for answer in (late, puppets[0]("end")):
         assert answer.r == ABORTED and answer["error"]["code"] == 1302, answer
         assert "E1007 backward abandoned, step aborted: rank 1, step 1" in answer.text
     steps(puppets)
