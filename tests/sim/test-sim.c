@@ -1092,13 +1092,13 @@ static void errors_on_order(void *arg)
 static void sticky(void *arg)
 {
     cudaStream_t stream = new_stream(0), other = new_stream(1);
-    uint32_t *memory = new_memory(0, N * 4);
+    uint32_t *memory = new_memory(0, N * 4), *elsewhere = new_memory(1, 4);
     atomic_int n_freed = 0;
     int n;
 
     (void)arg;
     CHECK(cudaSetDevice(0) == cudaSuccess);
-    CHECK(cudaMemsetAsync(memory, 0, 4, other) == cudaSuccess); /* hangs */
+    CHECK(cudaMemsetAsync(elsewhere, 0, 4, other) == cudaSuccess); /* hangs */
     for (int i = 0; i < 5; i++)
         (void)launch_add(stream, memory, 1, &n_freed);
     CHECK(cudaStreamSynchronize(other) == cudaErrorIllegalAddress);
