@@ -6,6 +6,9 @@
  * connected to it. A healthy job logs a handful of lines in its life; diagnostics are
  * logged whole, with their fields as ZEROD_CODE, ZEROD_PARAM, ZEROD_RANK, ZEROD_STEP,
  * ZEROD_MICRO_BATCH, ZEROD_CLASS. The log sink is the one global of the daemon.
+ *
+ * A reader of stderr that stops reading must not stop the daemon. Between log_start() and log_stop() a thread writes;
+ * lines that find its queue full are dropped, and a line says how many when there is room again. Any thread may log.
  */
 
 #include <syslog.h>
@@ -14,6 +17,11 @@ struct diagnostic;
 
 /* job: goes with every entry (ZEROD_JOB); borrowed for the life of the process. level: LOG_ERR .. LOG_DEBUG. */
 void log_init(const char *job, int level);
+
+/* Starts the thread; until then, and after log_stop(), the caller writes. Return: 0, or -errno: it goes on as before. */
+int log_start(void);
+/* Gives the queued lines a second to be written, and ends the thread or leaves it behind in its write. */
+void log_stop(void);
 
 void log_line(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void log_diagnostic(const struct diagnostic *diagnostic);

@@ -3,6 +3,7 @@
 /* zerod: the ZeRO optimizer as a service. Options, configuration, and out again with an exit code of sysexits.h. */
 
 #include <getopt.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sysexits.h>
@@ -104,20 +105,37 @@ static int exit_code(int r)
     }
 }
 
+/*
+ * The daemon holds the state of a job, so no signal ends it that does not ask it to end. SIGTERM, SIGINT and SIGHUP are
+ * the server's; SIGQUIT and the faults dump core. libuv gives its child processes the default dispositions.
+ */
+static void ignore_signals(void)
+{
+    static const int ignored[] = {SIGHUP,  SIGPIPE,   SIGALRM, SIGUSR1,   SIGUSR2, SIGPOLL,
+                                  SIGPROF, SIGVTALRM, SIGPWR,  SIGSTKFLT, SIGXCPU, SIGXFSZ};
+
+    for (size_t i = 0; i < ARRAY_SIZE(ignored); i++)
+        signal(ignored[i], SIG_IGN);
+}
+
 static int serve(const struct config *config)
 {
     struct server *server;
     char why[512];
     int r;
 
+    ignore_signals();
     log_init(config->job, config->log_level);
     r = server_new(&server, config, why, sizeof(why));
     if (r < 0) {
         log_error("%s", why);
         return exit_code(r);
     }
+    if (log_start() < 0)
+        log_error("there is no thread for the log: a reader that is slow makes the daemon slow");
     server_run(server);
     server_free(server);
+    log_stop();
     return EX_OK;
 }
 

@@ -2,6 +2,8 @@
 
 #include "daemon/notify.h"
 
+#include <stddef.h>
+
 void notify_state(const char *state)
 {
     (void)state;
@@ -17,8 +19,19 @@ int notify_listen_fd(void)
     return -1;
 }
 
-bool notify_journal(const struct notify_entry *entry)
+struct notify_message *notify_message_new(const struct notify_entry *entry)
 {
     (void)entry;
+    return NULL;
+}
+
+bool notify_message_send(const struct notify_message *message)
+{
+    (void)message;
     return false;
+}
+
+void notify_message_free(struct notify_message *message)
+{
+    (void)message;
 }

@@ -46,15 +46,15 @@ int notify_listen_fd(void)
 
 enum { MAX_FIELDS = 10 };
 
-struct fields {
+struct notify_message {
     struct iovec iov[MAX_FIELDS];
     char *texts[MAX_FIELDS];
     int n;
 };
 
-static void add(struct fields *fields, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void add(struct notify_message *message, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-static void add(struct fields *fields, const char *name, const char *format, ...)
+static void add(struct notify_message *message, const char *name, const char *format, ...)
 {
     char *value = NULL, *text = NULL;
     va_list args;
@@ -69,39 +69,50 @@ static void add(struct fields *fields, const char *name, const char *format, ...
     free(value);
     if (r < 0)
         return;
-    fields->texts[fields->n] = text;
-    fields->iov[fields->n++] = (struct iovec){.iov_base = text, .iov_len = strlen(text)};
+    message->texts[message->n] = text;
+    message->iov[message->n++] = (struct iovec){.iov_base = text, .iov_len = strlen(text)};
 }
 
-static void add_diagnostic(struct fields *fields, const struct diagnostic *d)
+static void add_diagnostic(struct notify_message *message, const struct diagnostic *d)
 {
-    add(fields, "ZEROD_CODE", "E%d", d->code);
+    add(message, "ZEROD_CODE", "E%d", d->code);
     if (d->cause_class[0])
-        add(fields, "ZEROD_CLASS", "%s", d->cause_class);
+        add(message, "ZEROD_CLASS", "%s", d->cause_class);
     if (d->n_params_named > 0)
-        add(fields, "ZEROD_PARAM", "%s", d->params[0]);
+        add(message, "ZEROD_PARAM", "%s", d->params[0]);
     if (d->has_rank)
-        add(fields, "ZEROD_RANK", "%" PRIu32, d->rank);
+        add(message, "ZEROD_RANK", "%" PRIu32, d->rank);
     if (d->has_step)
-        add(fields, "ZEROD_STEP", "%" PRIu64, d->step);
+        add(message, "ZEROD_STEP", "%" PRIu64, d->step);
     if (d->has_micro_batch)
-        add(fields, "ZEROD_MICRO_BATCH", "%" PRIu32, d->micro_batch);
+        add(message, "ZEROD_MICRO_BATCH", "%" PRIu32, d->micro_batch);
 }
 
-bool notify_journal(const struct notify_entry *entry)
+struct notify_message *notify_message_new(const struct notify_entry *entry)
 {
-    struct fields fields = {.n = 0};
-    int r;
+    struct notify_message *message;
 
     if (access(JOURNAL_SOCKET, F_OK) < 0) /* sd_journal_sendv() would say that all is well */
-        return false;
-    add(&fields, "MESSAGE", "%s", entry->text);
-    add(&fields, "PRIORITY", "%d", entry->level);
-    add(&fields, "ZEROD_JOB", "%s", entry->job);
+        return NULL;
+    message = calloc(1, sizeof(*message));
+    if (!message)
+        return NULL;
+    add(message, "MESSAGE", "%s", entry->text);
+    add(message, "PRIORITY", "%d", entry->level);
+    add(message, "ZEROD_JOB", "%s", entry->job);
     if (entry->diagnostic)
-        add_diagnostic(&fields, entry->diagnostic);
-    r = sd_journal_sendv(fields.iov, fields.n);
-    for (int i = 0; i < fields.n; i++)
-        free(fields.texts[i]);
-    return r >= 0;
+        add_diagnostic(message, entry->diagnostic);
+    return message;
+}
+
+bool notify_message_send(const struct notify_message *message)
+{
+    return sd_journal_sendv(message->iov, message->n) >= 0;
+}
+
+void notify_message_free(struct notify_message *message)
+{
+    for (int i = 0; message && i < message->n; i++)
+        free(message->texts[i]);
+    free(message);
 }

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 struct diagnostic;
+struct notify_message;
 
 struct notify_entry {
     int level; /* LOG_* of syslog.h */
@@ -27,5 +28,10 @@ uint64_t notify_watchdog_us(void);
 /* Return: a listening SOCK_SEQPACKET socket that was passed to this process, -1 when none was, or -errno. */
 int notify_listen_fd(void);
 
-/* Return: false when there is no journal to write to. */
-bool notify_journal(const struct notify_entry *entry);
+/*
+ * An entry for the journal, made by the caller and sent by any thread; sending waits for a journal that is slow.
+ * notify_message_new() returns NULL when there is no journal to write to, and copies what it needs.
+ */
+struct notify_message *notify_message_new(const struct notify_entry *entry);
+bool notify_message_send(const struct notify_message *message); /* false: it was not taken */
+void notify_message_free(struct notify_message *message);       /* NULL is fine */

@@ -34,7 +34,7 @@ struct server {
     uv_poll_t listen_poll;
     uv_async_t work_async;
     uv_timer_t tick, soon;
-    uv_signal_t sigterm, sigint;
+    uv_signal_t sigterm, sigint, sighup;
     struct listener listener;
     struct worker_pool *pool;
     struct job *job;
@@ -49,6 +49,7 @@ struct server {
     uint64_t started_ns, watchdog_ns, fed_ns, status_ns;
     uint64_t progress_seen, stuck_since_ns;
     bool stopping;
+    bool told_sighup;
 };
 
 const char *server_version(void)
@@ -378,6 +379,17 @@ static void on_signal(uv_signal_t *handle, int number)
     stop(server);
 }
 
+/* Many services read their configuration again. It is said once that this one does not. */
+static void on_sighup(uv_signal_t *handle, int number)
+{
+    struct server *server = handle->data;
+
+    (void)number;
+    if (!server->told_sighup)
+        log_notice("SIGHUP changes nothing: the configuration is read at the start only; restart to change it");
+    server->told_sighup = true;
+}
+
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
 static unsigned n_threads(const struct config *config)
@@ -407,10 +419,12 @@ static int start_handles(struct server *server)
     server->soon.data = server;
     uv_signal_init(&server->loop, &server->sigterm);
     uv_signal_init(&server->loop, &server->sigint);
+    uv_signal_init(&server->loop, &server->sighup);
     r = uv_poll_init(&server->loop, &server->listen_poll, server->listener.fd);
     if (r < 0)
         return r;
-    server->tick.data = server->sigterm.data = server->sigint.data = server->listen_poll.data = server;
+    server->tick.data = server->listen_poll.data = server;
+    server->sigterm.data = server->sigint.data = server->sighup.data = server;
     r = uv_poll_start(&server->listen_poll, UV_READABLE, on_listen);
     if (r == 0)
         r = uv_timer_start(&server->tick, on_tick, TICK_MS, TICK_MS);
@@ -418,6 +432,8 @@ static int start_handles(struct server *server)
         r = uv_signal_start(&server->sigterm, on_signal, SIGTERM);
     if (r == 0)
         r = uv_signal_start(&server->sigint, on_signal, SIGINT);
+    if (r == 0)
+        r = uv_signal_start(&server->sighup, on_sighup, SIGHUP);
     server->listening = r == 0;
     return r;
 }

@@ -134,6 +134,43 @@ static void test_diagnostics(void **userdata)
     }
 }
 
+/* A reader that stops reading loses lines and is told how many; the daemon never waits for it. */
+static void test_slow_reader(void **userdata)
+{
+    int pipe_fds[2], saved = dup(STDERR_FILENO);
+    unsigned n_lines = 0, n_dropped = 0;
+    char line[1200], *told;
+    FILE *reader;
+
+    (void)userdata;
+    assert_int_equal(pipe(pipe_fds), 0);
+    assert_int_equal(dup2(pipe_fds[1], STDERR_FILENO), STDERR_FILENO);
+    close(pipe_fds[1]);
+    log_init("j", LOG_INFO);
+    assert_int_equal(log_start(), 0);
+    memset(line, 'x', sizeof(line) - 1);
+    line[sizeof(line) - 1] = '\0';
+    for (unsigned i = 0; i < 2000; i++) /* 2.4 MB: more than a pipe and the queue hold */
+        log_error("%s", line);
+    reader = fdopen(pipe_fds[0], "r");
+    assert_non_null(reader);
+    while (n_dropped == 0) {
+        assert_non_null(fgets(text, sizeof(text), reader));
+        told = strstr(text, " lines of this log were dropped");
+        n_lines += !told;
+        if (told)
+            assert_int_equal(sscanf(text, "zerod[j]: %u", &n_dropped), 1);
+    }
+    assert_int_equal(n_lines + n_dropped, 2000);
+    log_error("caught up");
+    log_stop();
+    assert_int_equal(dup2(saved, STDERR_FILENO), STDERR_FILENO);
+    close(saved);
+    assert_non_null(fgets(text, sizeof(text), reader));
+    assert_string_equal(text, "zerod[j]: caught up\n");
+    fclose(reader);
+}
+
 /* $JOURNAL_STREAM is inherited by whoever is started from a service; only the stream that it names is the journal. */
 static void test_stream_of_somebody_else(void **userdata)
 {
@@ -177,6 +214,7 @@ int main(void)
         cmocka_unit_test(test_levels),
         cmocka_unit_test(test_long_line),
         cmocka_unit_test(test_diagnostics),
+        cmocka_unit_test(test_slow_reader),
         cmocka_unit_test(test_stream_of_somebody_else),
         cmocka_unit_test(test_journal_is_gone),
     };
