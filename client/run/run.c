@@ -55,10 +55,12 @@ struct run {
     bool daemon_running;
     uv_signal_t signals[ARRAY_SIZE(forwarded)];
     uv_timer_t probe, grace;
+    uv_timer_t output_grace;  /* runs since the first interruption */
+    uint64_t n_written_bytes; /* of both outputs, when output_grace was started */
     uint64_t started_ms;
     int interrupted; /* first of SIGINT, SIGTERM, SIGHUP that we got; 0: none */
     bool killing;    /* a second SIGINT came */
-    bool abandoned;  /* and even the output is given up */
+    bool abandoned;  /* the output is given up: its threads may stand in write(2), nothing can be closed */
     int exit_code;   /* of the first failure */
 };
 
@@ -118,10 +120,15 @@ static void run_check_flushed(struct run *run)
         return;
     if (uv_is_closing((uv_handle_t *)&run->probe))
         return;
+    if (run->abandoned) {
+        uv_stop(&run->loop);
+        return;
+    }
     sink_close(&run->out);
     sink_close(&run->err);
     uv_close((uv_handle_t *)&run->probe, NULL);
     uv_close((uv_handle_t *)&run->grace, NULL);
+    uv_close((uv_handle_t *)&run->output_grace, NULL);
     for (i = 0; i < ARRAY_SIZE(run->signals); i++)
         uv_close((uv_handle_t *)&run->signals[i], NULL);
 }
@@ -146,6 +153,43 @@ static void run_drained(void *context)
     child_resume(&run->daemon);
     run_check_flushed(run);
 }
+
+/* ---- an output that nobody takes ----------------------------------------------------------------------- */
+
+static void run_give_up_output(struct run *run)
+{
+    struct sink *sinks[2] = {&run->out, &run->err};
+    size_t i;
+
+    run->abandoned = true;
+    for (i = 0; i < ARRAY_SIZE(sinks); i++)
+        if (!sink_is_drained(sinks[i]))
+            sink_abandon(sinks[i]);
+    run_note(run, "nobody took the output for %.0f s: the rest of it is dropped", run->options->grace_ms / 1e3);
+    run_drained(run);
+}
+
+static void run_check_output(uv_timer_t *timer)
+{
+    struct run *run = timer->data;
+    uint64_t n_bytes = sink_n_written_bytes(&run->out) + sink_n_written_bytes(&run->err);
+    bool holds_text = !sink_is_drained(&run->out) || !sink_is_drained(&run->err);
+
+    if (holds_text && n_bytes == run->n_written_bytes)
+        run_give_up_output(run);
+    run->n_written_bytes = n_bytes;
+}
+
+/* Output that is stuck holds up the ranks, and then the end of those that were told to end. */
+static void run_watch_output(struct run *run)
+{
+    if (uv_is_active((uv_handle_t *)&run->output_grace))
+        return;
+    run->n_written_bytes = sink_n_written_bytes(&run->out) + sink_n_written_bytes(&run->err);
+    uv_timer_start(&run->output_grace, run_check_output, run->options->grace_ms, run->options->grace_ms);
+}
+
+/* ---- killing ------------------------------------------------------------------------------------------- */
 
 static void run_kill(struct run *run)
 {
@@ -390,6 +434,7 @@ static void run_interrupt(struct run *run, int signum)
     }
     if (!run->interrupted || signum == SIGINT)
         run->interrupted = signum;
+    run_watch_output(run);
     if (run->state == RUN_STARTING) {
         run_error(run, 128 + signum, "interrupted while zerod was starting");
         run_end_ranks(run);
@@ -457,6 +502,8 @@ static int run_init(struct run *run)
         return r;
     uv_timer_init(&run->loop, &run->probe);
     uv_timer_init(&run->loop, &run->grace);
+    uv_timer_init(&run->loop, &run->output_grace);
+    run->output_grace.data = run;
     run->probe.data = run;
     run->grace.data = run;
     run->started_ms = uv_now(&run->loop);

@@ -13,18 +13,19 @@
 #include "daemon/base.h"
 
 /* Return: true when all is written, false when the reader is gone. */
-static bool write_all(int fd, const char *data, size_t n_bytes)
+static bool write_all(struct sink *sink, const char *data, size_t n_bytes)
 {
     ssize_t n;
 
     while (n_bytes > 0) {
-        n = write(fd, data, n_bytes);
+        n = write(sink->fd, data, n_bytes);
         if (n >= 0) {
             data += n;
             n_bytes -= n;
+            sink->n_written_bytes += n;
         } else if (errno == EAGAIN) {
             /* Whoever gave us the descriptor has made it non-blocking. */
-            poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, -1);
+            poll(&(struct pollfd){.fd = sink->fd, .events = POLLOUT}, 1, -1);
         } else if (errno != EINTR) {
             return false;
         }
@@ -56,7 +57,7 @@ static void sink_write(void *arg)
         text = full;
         sink->writing = true;
         uv_mutex_unlock(&sink->mutex);
-        ok = ok && write_all(sink->fd, text.data, text.n_bytes);
+        ok = ok && write_all(sink, text.data, text.n_bytes);
         uv_mutex_lock(&sink->mutex);
     }
     uv_mutex_unlock(&sink->mutex);
@@ -159,6 +160,20 @@ void sink_printf(struct sink *sink, const char *format, ...)
         sink_put(sink, text, n, NULL, 0);
 }
 
+void sink_abandon(struct sink *sink)
+{
+    uv_mutex_lock(&sink->mutex);
+    sink->abandoned = true;
+    sink->broken = true;
+    sink->waiting.n_bytes = 0;
+    uv_mutex_unlock(&sink->mutex);
+}
+
+uint64_t sink_n_written_bytes(const struct sink *sink)
+{
+    return sink->n_written_bytes;
+}
+
 bool sink_is_full(struct sink *sink)
 {
     bool full;
@@ -174,7 +189,7 @@ bool sink_is_drained(struct sink *sink)
     bool drained;
 
     uv_mutex_lock(&sink->mutex);
-    drained = sink->waiting.n_bytes == 0 && !sink->writing;
+    drained = sink->abandoned || (sink->waiting.n_bytes == 0 && !sink->writing);
     uv_mutex_unlock(&sink->mutex);
     return drained;
 }

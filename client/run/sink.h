@@ -11,8 +11,10 @@
  * Everything but the thread inside runs on the loop.
  */
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "daemon/base.h" /* before uv.h, whose sys/param.h has a MIN of its own */
 
@@ -33,12 +35,14 @@ struct sink {
     void *context;
     uv_async_t drained; /* thread to loop */
     uv_thread_t thread;
+    _Atomic uint64_t n_written_bytes;
     uv_mutex_t mutex; /* guards what follows */
     uv_cond_t work;
     struct sink_text waiting;
     bool writing; /* the thread holds the rest */
     bool closing;
     bool broken; /* the reader is gone, or memory was short */
+    bool abandoned;
 };
 
 /* Return: 0 or a negative errno. */
@@ -51,5 +55,11 @@ void sink_close(struct sink *sink);
 void sink_put(struct sink *sink, const char *a, size_t n_a_bytes, const char *b, size_t n_b_bytes);
 void sink_printf(struct sink *sink, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Drops what waits and what is put from now on, and counts as drained. The thread may stand in write(2) for ever: a
+ * sink that is abandoned cannot be closed, and its memory stays. */
+void sink_abandon(struct sink *sink);
+
+/* Bytes that the output has taken so far. */
+uint64_t sink_n_written_bytes(const struct sink *sink);
 bool sink_is_full(struct sink *sink);
 bool sink_is_drained(struct sink *sink);

@@ -231,6 +231,24 @@ for i in range(100000):
     assert process.wait(TIMEOUT) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_output_that_nobody_takes_does_not_hold_up_the_end(env, tmp_path, number):
+    code = f"""
+import os
+with open({str(tmp_path)!r} + "/pid." + os.environ["RANK"], "w") as f:
+    f.write(str(os.getpid()) + "\\n")
+while True:
+    os.write(1, b"z" * 999 + b"\\n")
+"""
+    process = start(["-n", 2, "--grace", 1, "--no-daemon", *python(code)], env, stderr=subprocess.DEVNULL)
+    pids = pids_in(tmp_path, 2)
+    time.sleep(0.5)  # the pipes fill
+    process.send_signal(number)
+    assert process.wait(TIMEOUT) != 0
+    assert not any(alive(pid) for pid in pids)
+    process.stdout.close()
+
+
 def test_reader_that_goes_away_does_not_end_the_run(env, tmp_path):
     code = f'for i in $(seq 5000); do echo line $i; done; echo ok > {tmp_path}/end'
     process = start(["--no-daemon", "-q", *shell(code)], env)
