@@ -137,6 +137,30 @@ def test_goes_on_from_torch(zerod, run, name, stage):
                     assert distance(entry[moment], value) < TOLERANCE, (i, moment)
 
 
+def starts_from(hypers, data):
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(make_groups(model), model=model, **hypers)
+    opt.load_state_dict(unpacked(data))
+    before = [opt.state[p]["sum"] for p in model.parameters()]
+    train(model, opt, range(HALF))
+    return before, weights_of(model)
+
+
+@pytest.mark.parametrize("accumulated", [0.1, 0.0])
+def test_initial_accumulator_of_adagrad(zerod, run, accumulated):
+    """A moment that is not 0 before the first step."""
+    _, type_, params, hypers = KINDS["adagrad"]
+    model = make_model()
+    opt = torch.optim.Adagrad(make_groups(model), **hypers, initial_accumulator_value=accumulated)
+    data = packed(opt.state_dict())
+    train(model, opt, range(HALF))
+    for before, ours in run(zerod(config(type_, params)), starts_from, hypers=hypers, data=data):
+        assert all(torch.equal(t, torch.full_like(t, accumulated)) for t in before)
+        assert worst(ours, weights_of(model)) < TOLERANCE
+
+
 # ---- files ----------------------------------------------------------------------------------------------
 
 

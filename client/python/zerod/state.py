@@ -298,12 +298,13 @@ def _write(opt: Optimizer, b: Bound, entry: dict[str, Any]) -> None:
     steps = float(entry.get("step", 1 if any(v is not None for v in moments.values()) else 0))
     master = entry.get("master")
 
-    if steps == 0 and _steps(opt, b) == 0:
-        moments = {}  # zeros in the place of zeros
-    else:
+    if steps != 0 or _steps(opt, b) != 0:
         opt._client.write_number(b.index, _lib.STEP_COUNT, steps)
+        moments = {which: torch.zeros(b.shape) if value is None else value for which, value in moments.items()}
+    # Before the first step a moment need not be 0 (Adagrad's initial_accumulator_value), and may have been loaded.
     for which, value in moments.items():
-        _write_tensor(opt, b, which, torch.zeros(b.shape) if value is None else value)
+        if value is not None:
+            _write_tensor(opt, b, which, value)
     if master is not None and b.param.dtype != torch.float32 and _is_rounded(opt, b, master):
         _write_tensor(opt, b, _lib.MASTER, master)
 
@@ -332,10 +333,16 @@ def load_state_dict(opt: Optimizer, state_dict: dict[str, Any]) -> None:
         hook(opt)
 
 
+def _is_blank(entry: dict[str, Any]) -> bool:
+    """No step was taken, and no moment begins with another value than 0, as Adagrad's may."""
+    moments = [value for name, value in entry.items() if name not in ("step", "master") and value is not None]
+    return float(entry.get("step", len(entry))) == 0 and not any(bool(value.any()) for value in moments)
+
+
 def _is_own(opt: Optimizer, state_dict: dict[str, Any]) -> bool:
     """Handles of this optimizer's own state, or a copy of a state that has nothing in it yet."""
     entries = [entry for _, entry in _entries(opt, state_dict)]
     if all(isinstance(e, LazyState) and e.is_untouched(opt) for e in entries):
         return True
     untouched = opt.epoch == 0 and opt.position.n_windows == 0
-    return untouched and all(float(e.get("step", len(e))) == 0 for e in entries)
+    return untouched and all(_is_blank(e) for e in entries)
