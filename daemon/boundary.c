@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "daemon/base.h"
+#include "daemon/hyper-check.h"
 #include "daemon/job.h"
 #include "daemon/nodes.h"
 
@@ -399,20 +400,16 @@ struct diagnostic *job_compare_args(const struct job *job, const struct job_rank
     return NULL;
 }
 
-/* Settings that no configuration may have: there is no memory for them, or weights could become NaN. */
+/* Settings that no configuration may have: there is no memory for them, or weights could become NaN. The client library
+ * looks first, and tells the value. */
 static const char *check_hyper(const struct config *config, const struct wire_hyper *h)
 {
-    enum optimizer optimizer = config->optimizer.type;
-    bool adam = optimizer == OPTIMIZER_ADAMW || optimizer == OPTIMIZER_ADAM;
+    struct hyper_problem problem;
 
-    if (optimizer == OPTIMIZER_SGD && h->momentum != 0 && config->optimizer.hyper.momentum == 0)
+    if (config->optimizer.type == OPTIMIZER_SGD && h->momentum != 0 && config->optimizer.hyper.momentum == 0)
         return "Step.groups.momentum: the job has no momentum buffer, as optimizer.params.momentum is 0";
-    if ((adam || optimizer == OPTIMIZER_LION) && !(h->beta1 >= 0 && h->beta1 < 1 && h->beta2 >= 0 && h->beta2 < 1))
-        return "Step.groups: betas must be at least 0 and below 1";
-    if ((adam || optimizer == OPTIMIZER_ADAGRAD) && !((float)h->eps > 0))
-        return "Step.groups.eps: must be above 0";
-    if (optimizer == OPTIMIZER_ADAGRAD && h->lr_decay < 0)
-        return "Step.groups.lr_decay: must not be below 0";
+    if (hyper_is_wrong(config_optimizer_name(&config->optimizer), h, &problem))
+        return "Step.groups: a hyperparameter is out of range";
     return NULL;
 }
 

@@ -172,6 +172,8 @@ bool config_offloads(const struct config *config);
 /* Stage 3 on GPUs: of the state nothing is in host memory, and frozen parameters are partitioned, too. */
 bool config_partitions_all(const struct config *config);
 unsigned config_local_ranks(const struct config *config);
+/* The name of what it computes: Adam with decoupled weight decay is AdamW. */
+const char *config_optimizer_name(const struct config_optimizer *optimizer);
 unsigned config_first_rank_of(const struct config *config, unsigned node);
 unsigned config_first_rank(const struct config *config);
 

@@ -20,17 +20,6 @@ static void refuse(struct session *session, const char *what)
 
 /* ---- hello --------------------------------------------------------------------------------------------- */
 
-/* What it computes: Adam with decoupled weight decay is AdamW. */
-static const char *optimizer_name(const struct config_optimizer *optimizer)
-{
-    static const char *const names[N_OPTIMIZERS] = {
-        [OPTIMIZER_ADAMW] = "AdamW", [OPTIMIZER_ADAM] = "Adam",       [OPTIMIZER_SGD] = "SGD",
-        [OPTIMIZER_LION] = "Lion",   [OPTIMIZER_ADAGRAD] = "Adagrad",
-    };
-
-    return names[optimizer->type == OPTIMIZER_ADAM && optimizer->hyper.adam_w_mode ? OPTIMIZER_ADAMW : optimizer->type];
-}
-
 static void welcome(struct session *session)
 {
     const struct config *config = server_config(session->server);
@@ -57,7 +46,7 @@ static void welcome(struct session *session)
                     .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
                     .run_id = job->run_id,
                     .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
-                    .optimizer = optimizer_name(&config->optimizer),
+                    .optimizer = config_optimizer_name(&config->optimizer),
                     .hyper = job_wire_hyper(&config->optimizer.hyper),
                     .has_scheduler = config->scheduler.type != SCHEDULE_NONE,
                     .max_norm = config->gradient_clipping,

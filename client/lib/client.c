@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@
 #include "client/lib/internal.h"
 #include "daemon/base.h"
 #include "daemon/failpoint.h"
+#include "daemon/hyper-check.h"
 
 /* zerod_error(NULL): why the calling thread's last zerod_connect() gave no handle. */
 static __thread struct client_error connect_error;
@@ -261,6 +263,21 @@ int client_send(struct zerod *c, const struct request *request)
     return r == 0 ? send_packets(c, &packet, 1) : r;
 }
 
+/* Each segment comes with a descriptor. */
+static size_t n_promised(const struct reply *reply)
+{
+    switch (reply->type) {
+    case REPLY_FORMED:
+        return reply->formed.n_segments;
+    case REPLY_DONE:
+        return reply->done.n_segments;
+    case REPLY_STATE_IS:
+        return reply->state_is.n_segments;
+    default:
+        return 0;
+    }
+}
+
 static int receive(struct zerod *c, struct reply *reply)
 {
     int64_t until = deadline(c);
@@ -274,11 +291,18 @@ static int receive(struct zerod *c, struct reply *reply)
     }
     if (r == FRAME_EOF || r == -ECONNRESET)
         return lost(c);
+    if (r == FRAME_E_FDS)
+        return client_fatal(c, -EMFILE,
+                            "the descriptors of zerod's answer were lost: this process has none left; raise ulimit -n, or "
+                            "close files");
     if (r != 0)
         return client_fatal(c, r < 0 ? r : -EPROTO, "receiving from zerod failed");
     r = wire_unpack_reply(&c->arena, c->in.data, c->in.n_bytes, reply, why, sizeof(why));
     if (r != 0)
         return client_fatal(c, r < 0 ? r : -EPROTO, "zerod's answer is not understood: %s", why);
+    if (n_promised(reply) != c->in.n_fds)
+        return client_fatal(c, -EPROTO, "zerod's answer promises %zu segments of memory and brings %zu descriptors",
+                            n_promised(reply), c->in.n_fds);
     return 0;
 }
 
@@ -610,6 +634,33 @@ int zerod_user_state(struct zerod *c, const void **data, size_t *len)
     return 0;
 }
 
+static struct wire_hyper wire_hyper(const struct zerod_hyper *h)
+{
+    return (struct wire_hyper){h->lr,       h->beta1,     h->beta2,    h->eps,     h->weight_decay,
+                               h->momentum, h->dampening, h->lr_decay, h->nesterov};
+}
+
+static int check_hypers(struct zerod *c, const struct zerod_step_args *args)
+{
+    struct hyper_problem problem;
+
+    for (unsigned g = 0; args->groups && g < args->n_groups; g++) {
+        struct wire_hyper hyper = wire_hyper(&args->groups[g]);
+
+        if (hyper_is_wrong(c->optimizer, &hyper, &problem))
+            return client_fail(c, ZEROD_REFUSED, "zerod_step: %s of parameter group %u is %g; expected %s", problem.name,
+                               g, problem.value, problem.expected);
+    }
+    return 0;
+}
+
+/* NaN included. */
+static bool is_below_0_or_infinite(double value)
+{
+    return !(value >= 0) || isinf(value);
+}
+
+/* What is refused here was not sent: nothing has happened, and the step can be asked for again. */
 static int check_args(struct zerod *c, const struct zerod_step_args *args)
 {
     if (args && args->groups && args->n_groups != c->layout->n_groups)
@@ -618,7 +669,13 @@ static int check_args(struct zerod *c, const struct zerod_step_args *args)
     if (args && args->blob && args->blob_len > WIRE_MAX_BLOB_BYTES)
         return client_fail(c, -EINVAL, "zerod_step: a blob of %zu bytes; at most %d", args->blob_len,
                            WIRE_MAX_BLOB_BYTES);
-    return 0;
+    if (args && args->max_norm && is_below_0_or_infinite(*args->max_norm))
+        return client_fail(c, ZEROD_REFUSED, "zerod_step: max_norm is %g; expected a finite number of at least 0",
+                           *args->max_norm);
+    if (args && is_below_0_or_infinite(args->loss_scale))
+        return client_fail(c, ZEROD_REFUSED, "zerod_step: loss_scale is %g; expected a finite number of at least 0",
+                           args->loss_scale);
+    return args ? check_hypers(c, args) : 0;
 }
 
 static struct request_step step_request(const struct zerod *c, const struct zerod_step_args *args,
@@ -628,12 +685,8 @@ static struct request_step step_request(const struct zerod *c, const struct zero
 
     if (!args)
         return request;
-    for (unsigned g = 0; args->groups && g < args->n_groups; g++) {
-        const struct zerod_hyper *h = &args->groups[g];
-
-        groups[g] = (struct wire_hyper){h->lr,       h->beta1,     h->beta2,    h->eps,     h->weight_decay,
-                                        h->momentum, h->dampening, h->lr_decay, h->nesterov};
-    }
+    for (unsigned g = 0; args->groups && g < args->n_groups; g++)
+        groups[g] = wire_hyper(&args->groups[g]);
     request.groups = groups;
     request.n_groups = args->groups ? args->n_groups : 0;
     request.has_max_norm = args->max_norm != NULL;

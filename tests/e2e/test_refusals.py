@@ -1010,6 +1010,19 @@ def test_memory_over_the_cgroup(zerod):
         daemon.stop()
 
 
+@pytest.mark.parametrize("words, name", [
+    ("lr=nan", "lr"), ("lr=inf", "lr"), ("lr=-0.5", "lr"), ("lr=1e300", "lr"), ("norm=nan", "max_norm"),
+    ("norm=-1", "max_norm"), ("norm=inf", "max_norm"), ("scale=nan", "loss_scale"), ("scale=-2", "loss_scale")])
+def test_wrong_arguments_of_a_step(scene, words, name):
+    """Refused by the library: nothing is sent, the weights are still there, and the step can be asked for again."""
+    s = scene()
+    answer = s.guilty("step", words)
+    assert answer.r == REFUSED and f"{name}" in answer.text and "expected" in answer.text, answer
+    s.guilty.ok("peek 0")
+    s.guilty.ok("clear")
+    s.goes_on()
+
+
 # ---- E1402, E1403: who and what -------------------------------------------------------------------------------------------------------------------
 
 

@@ -136,6 +136,12 @@ def wrong_parameters(zerod):
     refused("one-tensor", model, model[0].weight)
     said["no-model"] = caught(zerod.Optimizer, list(model.parameters()))
     refused("unknown-hyper", model, momentum=0.9)
+    refused("negative-lr", model, lr=-0.5)
+    refused("huge-lr", model, lr=1e300)
+    refused("lr-of-text", model, lr="1e-3")
+    refused("negative-weight-decay", model, [{"params": list(model.parameters()), "weight_decay": -1}])
+    refused("betas-of-1", model, betas=(0.9, 1.0))
+    refused("eps-nan", model, eps=float("nan"))
     refused("amsgrad", model, [{"params": list(model.parameters()), "amsgrad": True}])
     refused("on-duplicate", model, on_duplicate="add")
     return said

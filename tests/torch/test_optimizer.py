@@ -118,3 +118,15 @@ def test_equals_torch(zerod, run, name):
         assert torch.equal(a, b), "ranks differ"
     worst = max(distance(a, b) for a, b in zip(results[0][1], expected, strict=True))
     assert worst < TOLERANCE
+
+
+@pytest.mark.parametrize("change", [
+    {"momentum": 1.5}, {"momentum": -1}, {"nesterov": True, "momentum": 0}, {"nesterov": True, "dampening": 0.1},
+    {"lr": -0.5}, {"lr": float("inf")}, {"weight_decay": -1}, {"dampening": float("nan")}])
+def test_ranges_of_sgd(change):
+    from zerod.optimizer import HYPERS, _check_hypers
+
+    group = {"lr": torch.tensor(0.1), "momentum": 0.9, "dampening": 0, "nesterov": False, "weight_decay": 0}
+    _check_hypers(HYPERS["SGD"], 0, group)
+    with pytest.raises(ValueError, match=f"{next(iter(change))} of parameter group 0 "):
+        _check_hypers(HYPERS["SGD"], 0, group | change)

@@ -26,7 +26,8 @@
  * fatal error (-errno). ZEROD_REFUSED and ZEROD_ABORTED are conditions of every call that is
  * answered by the daemon: zerod_error() then has code, text and the structured diagnostic.
  *  - ZEROD_REFUSED: something that this rank sent was refused. It is sticky: every later answered call
- *    returns it again until zerod_clear_fault() or zerod_abort_step().
+ *    returns it again until zerod_clear_fault() or zerod_abort_step(). An argument that zerod_step() refuses is not
+ *    sent: that sticks to nothing, and has no code.
  *  - ZEROD_ABORTED: the step was aborted for all ranks. Begin it again: zerod_epoch() says at which step,
  *    micro-batch 0. Returned once.
  * A fatal error is sticky too: every later call returns it; only zerod_close() is left.
@@ -352,7 +353,10 @@ ZEROD_API int zerod_evidence(struct zerod *c, const struct zerod_evidence *e);
  */
 ZEROD_API int zerod_report(struct zerod *c, int code, const unsigned *params, size_t n_params, const char *detail);
 
-/* Asks for the step and waits until it is committed. args and result may be NULL. */
+/*
+ * Asks for the step and waits until it is committed. args and result may be NULL. Refused without being sent: a max_norm
+ * or loss_scale that is negative, infinite or NaN, and hyperparameters that torch.optim's constructors refuse.
+ */
 ZEROD_API int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod_step_result *result);
 
 /*

@@ -32,6 +32,7 @@ HYPERS = {
     "Lion": ("lr", "betas", "weight_decay"),
     "Adagrad": ("lr", "lr_decay", "eps", "weight_decay"),
 }
+FLT_MAX = torch.finfo(torch.float32).max
 
 
 @dataclasses.dataclass
@@ -42,6 +43,30 @@ class _Aside:
     in_window: bool = False
     amp: tuple[float, torch.Tensor] | None = None  # loss scale and found_inf of a GradScaler
     max_norm: float | None = None  # of a clip_grad_norm_ before the next step
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, str):
+        raise TypeError(f"{name} is the string {value!r}; expected a number")
+    return float(value)
+
+
+def _check_hypers(names: tuple[str, ...], index: int, group: dict[str, Any]) -> None:
+    """The ranges of torch.optim's constructors; betas and momentum end below 1, as in the daemon's configuration."""
+    for name in names:
+        values = group[name] if name == "betas" else (group[name],)
+        below_1 = name in ("betas", "momentum")
+        for value in values:
+            number = _number(name, value)
+            low = name != "dampening" and number < 0 or name == "eps" and number == 0
+            if low or not abs(number) <= FLT_MAX or below_1 and number >= 1:
+                raise ValueError(
+                    f"{name} of parameter group {index} is {group[name]!r}; expected a finite number "
+                    + {"eps": "above 0", "dampening": "that fp32 can hold"}.get(name, "of at least 0")
+                    + (" and below 1" if below_1 else "")
+                )
+    if "nesterov" in names and group["nesterov"] and not (group["momentum"] > 0 and group["dampening"] == 0):
+        raise ValueError(f"nesterov of parameter group {index} needs a momentum above 0 and a dampening of 0")
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -100,6 +125,8 @@ class Optimizer(torch.optim.Optimizer):
         configured = {n: (hyper.beta1, hyper.beta2) if n == "betas" else getattr(hyper, n) for n in names}
         super().__init__(groups, configured | hypers)
         state.check_groups(self, self.param_groups)
+        for i, group in enumerate(self.param_groups):
+            _check_hypers(names, i, group)
         # While groups are as configured nothing is sent, and the daemon's scheduler counts. Without one they are always
         # sent: a rank that was started again may find them as configured just when the others have changed theirs.
         has_scheduler = self._client.job.has_scheduler
@@ -249,7 +276,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _hyper_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
         names = HYPERS[self.optimizer_type]
-        return tuple(tuple(map(float, group[n])) if n == "betas" else float(group[n]) for n in names)
+        return tuple(
+            tuple(_number(n, beta) for beta in group[n]) if n == "betas" else _number(n, group[n]) for n in names
+        )
 
     def _hyper_struct(self, values: tuple[Any, ...]) -> _lib.Hyper:
         hyper = _lib.Hyper()
