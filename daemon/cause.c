@@ -423,9 +423,14 @@ struct diagnostic *cause_quota(const struct evidence_quota *e)
                          e->asked - e->allowed, e->unit);
     else if (e->allowed)
         diagnostic_field(d, "cause", "what was asked for does not fit beside what is held already");
+    else if (e->open_files)
+        diagnostic_field(d, "cause", "zerod has no file descriptor left for it: its limit is %" PRIu64 " (RLIMIT_NOFILE)",
+                         e->open_files);
     else
         diagnostic_field(d, "cause", "the machine has not the memory for it");
-    add_foreign(d, "fix", e->fix);
+    add_foreign(d, "fix",
+                e->open_files ? "raise the limit of zerod (LimitNOFILE= of its unit, or ulimit -n), or close connections"
+                              : e->fix);
     diagnostic_field(d, "not it", "%s",
                      e->at.rank >= 0 ? "permissions; the other ranks: what they hold is counted apart"
                                      : "permissions; batch size: activations are not the daemon's");

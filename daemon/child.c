@@ -13,6 +13,7 @@
 
 #include "daemon/base.h"
 #include "daemon/frame.h"
+#include "daemon/open-files.h"
 
 /* What a child that does not read may have waiting for it; picked: 500 orders of the largest size. */
 enum { MAX_QUEUED_PACKETS = 64 * 1024, MAX_QUEUED_BYTES = 64 << 20 };
@@ -514,7 +515,8 @@ static int watch(struct child *child)
     child->poll.data = child;
     child->has_poll = true;
     child->n_handles++;
-    return uv_poll_start(&child->poll, UV_READABLE, on_poll);
+    r = open_files_prepare_watch(child->loop, child->fd);
+    return r < 0 ? r : uv_poll_start(&child->poll, UV_READABLE, on_poll);
 }
 
 static int allocate(struct child *child, const struct child_options *options)

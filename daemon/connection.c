@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include "daemon/base.h"
+#include "daemon/open-files.h"
 
 /* What may be on its way to a peer besides what the kernel holds; picked: one message of the largest size. */
 enum { MAX_WRITING_BYTES = 1 << 20 };
@@ -89,13 +90,17 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
 
 static int start_reading(struct connection *connection)
 {
-    int fd = -1, on = 1;
+    int fd = -1, on = 1, r;
 
     connection->connected = true;
     (void)uv_tcp_nodelay(&connection->tcp, 1);
     /* Little is under way at a time. After a short outage it goes on at once, not when a doubled wait is over. */
-    if (uv_fileno((uv_handle_t *)&connection->tcp, &fd) == 0)
-        (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof(on));
+    r = uv_fileno((uv_handle_t *)&connection->tcp, &fd);
+    if (r == 0)
+        r = open_files_prepare_watch(connection->tcp.loop, fd);
+    if (r < 0)
+        return r;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof(on));
     return uv_read_start((uv_stream_t *)&connection->tcp, on_alloc, on_read);
 }
 

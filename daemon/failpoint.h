@@ -24,7 +24,7 @@
  *     Step.wait      the same, of a request that is answered
  *     Step.answered  the answer has come and was not looked at
  * and there are connected, formed, slot, copy, window-mapped, state-mapped. The daemon has forming, reserve,
- * reduce, verify, transfer, mirror, writing, rewrite, decided, update, updated, answer, others (an error: other nodes' GPUs get
+ * reduce, verify, transfer, mirror, writing, rewrite, decided, update, updated, answer, watch, others (an error: other nodes' GPUs get
  * no more time than this node's). Look for failpoint( to see where they are.
  *
  * Any thread.

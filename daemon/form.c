@@ -16,6 +16,7 @@
 #include "daemon/job.h"
 #include "daemon/mirror.h"
 #include "daemon/nodes.h"
+#include "daemon/open-files.h"
 #include "daemon/param-norm.h"
 #include "daemon/weights.h"
 
@@ -336,7 +337,8 @@ static void cannot_form(struct job *job, struct diagnostic *refusal)
     form_refuse_all(job, refusal);
 }
 
-static void out_of_memory(struct job *job)
+/* r: a negative errno. */
+static void out_of_memory(struct job *job, int r)
 {
     char sum[512], what[128];
 
@@ -349,7 +351,8 @@ static void out_of_memory(struct job *job)
                                                      .unit = "bytes",
                                                      .asked = job->planned.needed,
                                                      .sum = sum,
-                                                     .fix = "free memory on this machine, or make the model smaller"}));
+                                                     .fix = "free memory on this machine, or make the model smaller",
+                                                     .open_files = open_files_if_short(r)}));
 }
 
 static void reserve_done(struct work *work)
@@ -362,7 +365,7 @@ static void reserve_done(struct work *work)
         return;
     }
     if (job->reserve_result < 0) {
-        out_of_memory(job);
+        out_of_memory(job, job->reserve_result);
         return;
     }
     if (job->devices)
@@ -400,6 +403,7 @@ static void start_forming(struct job *job)
 {
     struct diagnostic *refusal = compare_manifests(job);
     struct plan_options options;
+    int r;
 
     if (!refusal)
         refusal = make_layout(job);
@@ -415,8 +419,9 @@ static void start_forming(struct job *job)
         cannot_form(job, refusal);
         return;
     }
-    if (make_state(job) < 0) {
-        out_of_memory(job);
+    r = make_state(job);
+    if (r < 0) {
+        out_of_memory(job, r);
         return;
     }
     job->phase = JOB_RESERVING;
@@ -586,7 +591,8 @@ static uint64_t own_ring_bytes(const struct job *job)
                                           budget_ring_holds_all(job->config, job->layout, job_n_local(job)));
 }
 
-static void refuse_ring(struct job *job, struct job_rank *rank)
+/* r: why it has none, a negative errno. */
+static void refuse_ring(struct job *job, struct job_rank *rank, int r)
 {
     ring_orphan(steal_ptr(rank->rings[0]));
     job_fault(job, rank,
@@ -594,7 +600,8 @@ static void refuse_ring(struct job *job, struct job_rank *rank)
                                                    .what = "ring of the rank",
                                                    .unit = "bytes",
                                                    .asked = own_ring_bytes(job),
-                                                   .fix = "free memory on this machine"}));
+                                                   .fix = "free memory on this machine",
+                                                   .open_files = open_files_if_short(r)}));
     if (rank->wait == WAIT_FORM)
         job_is_held(job, rank);
 }
@@ -613,7 +620,7 @@ static void ring_start_done(struct work *work)
             atomic_store_explicit(&ring_credit_page(ring)->generation, 1, memory_order_release);
         ring->ready = true;
     } else if (start->rank->rings[0] == ring) {
-        refuse_ring(job, start->rank);
+        refuse_ring(job, start->rank, start->result);
     }
     ring_unhold(ring);
     free(start);
@@ -717,7 +724,7 @@ static void answer_formed(struct job *job, struct job_rank *rank)
     };
     struct wire_segment sent[FORMED_SEGMENTS];
     int sent_fds[FORMED_SEGMENTS];
-    size_t n = 0;
+    size_t n = 0, n_lacking = 0;
 
     if (job->devices)
         device_segments(job, local, segments, fds);
@@ -725,10 +732,17 @@ static void answer_formed(struct job *job, struct job_rank *rank)
         host_segments(job, ring, segments, fds);
     /* A segment may be empty (no trainable parameter: no overflow): it has no descriptor. */
     for (size_t i = 0; i < ARRAY_SIZE(segments); i++) {
-        if (segments[i].n_bytes == 0 || fds[i] < 0)
+        if (segments[i].n_bytes == 0)
             continue;
+        n_lacking += fds[i] < 0;
         sent[n] = segments[i];
         sent_fds[n++] = fds[i];
+    }
+    if (n_lacking > 0) {
+        for (size_t i = 0; i < n; i++)
+            closep(&sent_fds[i]);
+        refuse_ring(job, rank, -EMFILE);
+        return;
     }
     reply.formed.segments = sent;
     reply.formed.n_segments = n;
@@ -750,7 +764,7 @@ static bool can_take_part(const struct job *job, const struct job_rank *rank)
 
 static void settle_rank(struct job *job, struct job_rank *rank)
 {
-    struct evidence_at at = at_forming(rank);
+    int r;
 
     if (rank->wait != WAIT_FORM)
         return;
@@ -758,10 +772,9 @@ static void settle_rank(struct job *job, struct job_rank *rank)
         return; /* its predecessor's ended micro-batches are still to be reduced */
     ring_orphan(steal_ptr(rank->rings[1]));
     if (!rank->rings[0]) {
-        if (start_ring(job, rank) < 0) {
-            job_fault(job, rank, cause_declare(&at, "no memory for the rank's ring", "free memory on this machine"));
-            job_is_held(job, rank);
-        }
+        r = start_ring(job, rank);
+        if (r < 0)
+            refuse_ring(job, rank, r);
         return;
     }
     if (rank->rings[0]->ready && can_take_part(job, rank))

@@ -2,12 +2,14 @@
 
 /* Reading a parameter's state: its master, its moments, how often it was updated, how large its gradient was. */
 
+#include <errno.h>
 #include <string.h>
 
 #include "daemon/base.h"
 #include "daemon/device-job.h"
 #include "daemon/job.h"
 #include "daemon/nodes.h"
+#include "daemon/open-files.h"
 #include "daemon/param-norm.h"
 
 struct reading {
@@ -44,10 +46,9 @@ static void reading_run(struct work *work, uint32_t item)
     float *dst = (float *)reading->segment.map;
 
     (void)item;
-    if (segment_reserve(&reading->segment, 0, reading->segment.n_bytes) < 0) {
-        reading->result = -ENOMEM;
+    reading->result = segment_reserve(&reading->segment, 0, reading->segment.n_bytes);
+    if (reading->result < 0)
         return;
-    }
     if (job->state->mirror)
         return; /* it is copied there */
     if (!p->trainable)
@@ -62,13 +63,15 @@ static void reading_run(struct work *work, uint32_t item)
     }
 }
 
-static void refuse_reading(struct job *job, struct job_rank *rank, uint64_t n_bytes)
+/* r: why it cannot be given, a negative errno. */
+static void refuse_reading(struct job *job, struct job_rank *rank, uint64_t n_bytes, int r)
 {
     struct evidence_quota evidence = {.at = job_at(job, rank),
                                       .what = "state to be read",
                                       .unit = "bytes",
                                       .asked = n_bytes,
-                                      .fix = "free memory on this machine"};
+                                      .fix = "free memory on this machine",
+                                      .open_files = open_files_if_short(r)};
 
     job_refuse(job, rank, job_keep(job, cause_quota(&evidence)), false);
 }
@@ -78,23 +81,25 @@ static void finish_reading(struct reading *reading)
     struct job *job = reading->job;
     struct job_rank *rank = reading->rank;
     struct wire_segment segment = {.kind = WIRE_SEGMENT_STATE, .n_bytes = reading->segment.n_bytes};
-    int fd = reading->result < 0 || reading->segment.n_bytes == 0 ? -1 : segment_open_ro(&reading->segment);
-    size_t n = fd >= 0;
+    bool has_bytes = reading->segment.n_bytes > 0;
+    int fd = reading->result < 0 || !has_bytes ? -1 : segment_open_ro(&reading->segment);
     bool asks = rank->wait == WAIT_READ && rank->peer == reading->peer && rank->incarnation == reading->incarnation;
 
     job->n_io--;
+    if (has_bytes && fd < 0 && reading->result == 0)
+        reading->result = fd;
     if (asks && reading->result == 0) {
         job_answer(job, rank,
                    &(struct reply){
                        .type = REPLY_STATE_IS,
                        .state_is = {.segments = &segment,
-                                    .n_segments = n,
+                                    .n_segments = has_bytes,
                                     .n_elems = job->layout->params[reading->param].n_elems,
                                     .count = state_journal(job->state)->counts[reading->param]},
                    },
-                   &fd, n);
+                   &fd, has_bytes);
     } else if (asks) {
-        refuse_reading(job, rank, reading->segment.n_bytes);
+        refuse_reading(job, rank, reading->segment.n_bytes, reading->result);
     } else if (fd >= 0) {
         close(fd);
     }
@@ -210,6 +215,7 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
     struct evidence_at at = job_at(job, rank);
     struct reading *reading;
     uint64_t n_bytes;
+    int r;
 
     if (job_is_held(job, rank))
         return;
@@ -219,14 +225,15 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
     }
     if (!has_array(request->kind)) {
         if (read_figure(job, rank, request) < 0)
-            refuse_reading(job, rank, 0);
+            refuse_reading(job, rank, 0, -ENOMEM);
         return;
     }
     n_bytes = job->layout->params[request->param].n_elems * sizeof(float);
     reading = has_room(n_bytes) ? calloc(1, sizeof(*reading)) : NULL;
-    if (!reading || segment_init(&reading->segment, "read", n_bytes) < 0) {
+    r = reading ? segment_init(&reading->segment, "read", n_bytes) : -ENOMEM;
+    if (r < 0) {
         free(reading);
-        refuse_reading(job, rank, n_bytes);
+        refuse_reading(job, rank, n_bytes, r);
         return;
     }
     reading->job = job;

@@ -6,10 +6,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 
 #include "daemon/base.h"
+#include "daemon/cause.h"
 #include "daemon/config.h"
 #include "daemon/frame.h"
 #include "daemon/job.h"
@@ -17,6 +17,7 @@
 #include "daemon/log.h"
 #include "daemon/membership.h"
 #include "daemon/notify.h"
+#include "daemon/open-files.h"
 #include "daemon/session.h"
 #include "daemon/wire-arena.h"
 #include "daemon/worker.h"
@@ -200,6 +201,26 @@ static unsigned n_ungreeted(const struct server *server)
     return n;
 }
 
+/* Descriptors that the job may still ask for. fd: the newest, below which all are taken. */
+static bool needs_for_job(const struct server *server, int fd)
+{
+    const struct job *job = server->job;
+    uint64_t needed = job->layout ? OPEN_FILES_FOR_JOB / 2 : OPEN_FILES_FOR_JOB;
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        needed += job->ranks[r].peer ? 0 : OPEN_FILES_PER_RANK;
+    return (uint64_t)fd + needed >= open_files_limit();
+}
+
+static void refuse_connection(struct server *server, struct session *session)
+{
+    struct evidence_quota evidence = {.at = {.rank = -1, .step = -1, .micro_batch = -1},
+                                      .what = "connections",
+                                      .open_files = open_files_limit()};
+
+    session_refuse(session, server_keep(server, cause_quota(&evidence)));
+}
+
 static void on_listen(uv_poll_t *handle, int status, int events)
 {
     struct server *server = handle->data;
@@ -207,25 +228,29 @@ static void on_listen(uv_poll_t *handle, int status, int events)
     (void)status;
     (void)events;
     for (int i = 0; i < MAX_ACCEPTS; i++) {
-        int fd = listener_accept(&server->listener);
+        int fd = listener_accept(&server->listener), r;
         struct session *session;
 
-        if (fd == -EMFILE || fd == -ENFILE || fd == -ENOMEM) {
+        if (fd == -EMFILE || fd == -ENFILE || fd == -ENOMEM || fd == -ENOBUFS) {
             /* Level-triggered readiness would spin; the tick listens again. */
             log_error("cannot accept connections: %s", strerror(-fd));
             uv_poll_stop(&server->listen_poll);
             server->listening = false;
-            return;
+            break;
         }
         if (fd < 0)
-            return;
+            break;
         if (n_ungreeted(server) >= MAX_UNGREETED) {
             close(fd);
             continue;
         }
-        if (session_new(&session, server, fd) < 0)
-            log_error("a connection could not be served: out of memory or descriptors");
+        r = session_new(&session, server, fd);
+        if (r < 0)
+            log_error("a connection could not be served: %s", strerror(-r));
+        else if (needs_for_job(server, fd))
+            refuse_connection(server, session);
     }
+    server_reap(server);
 }
 
 /* ---- job callbacks ------------------------------------------------------------------------------------- */
@@ -313,13 +338,19 @@ static void feed_watchdog(struct server *server, uint64_t now)
 
 static void stop(struct server *server);
 
+static void listen_again(struct server *server)
+{
+    server->listening = open_files_prepare_watch(&server->loop, server->listener.fd) == 0 &&
+                        uv_poll_start(&server->listen_poll, UV_READABLE, on_listen) == 0;
+}
+
 static void on_tick(uv_timer_t *handle)
 {
     struct server *server = handle->data;
     uint64_t now = now_ns();
 
-    if (!server->listening && uv_poll_start(&server->listen_poll, UV_READABLE, on_listen) == 0)
-        server->listening = true;
+    if (!server->listening)
+        listen_again(server);
     close_ungreeted(server, now);
     job_tick(server->job);
     tell_status(server, now);
@@ -399,17 +430,6 @@ static unsigned n_threads(const struct config *config)
     return config->threads ? config->threads : (unsigned)MAX(n, 1L);
 }
 
-/* Each rank needs a handful of descriptors, each connection two; the soft limit is often 1024. */
-static void raise_fd_limit(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = MIN(limit.rlim_max, (rlim_t)65536);
-        (void)setrlimit(RLIMIT_NOFILE, &limit);
-    }
-}
-
 static int start_handles(struct server *server)
 {
     int r;
@@ -425,7 +445,9 @@ static int start_handles(struct server *server)
         return r;
     server->tick.data = server->listen_poll.data = server;
     server->sigterm.data = server->sigint.data = server->sighup.data = server;
-    r = uv_poll_start(&server->listen_poll, UV_READABLE, on_listen);
+    r = open_files_prepare_watch(&server->loop, server->listener.fd);
+    if (r == 0)
+        r = uv_poll_start(&server->listen_poll, UV_READABLE, on_listen);
     if (r == 0)
         r = uv_timer_start(&server->tick, on_tick, TICK_MS, TICK_MS);
     if (r == 0)
@@ -485,23 +507,30 @@ static int start(struct server *server, char *why, size_t why_size)
 
 int server_new(struct server **out, const struct config *config, char *why, size_t why_size)
 {
-    struct server *server = calloc(1, sizeof(*server));
+    struct server *server;
     int r;
 
+    open_files_raise();
+    r = open_files_check(config_local_ranks(config), why, why_size);
+    if (r < 0)
+        return r;
     snprintf(why, why_size, "out of memory");
+    server = calloc(1, sizeof(*server));
     if (!server)
         return -ENOMEM;
+    r = uv_loop_init(&server->loop);
+    if (r < 0) {
+        snprintf(why, why_size, "cannot start the event loop: %s", uv_strerror(r));
+        free(server);
+        return r;
+    }
     server->config = config;
     server->listener = LISTENER_NULL;
     server->started_ns = server->stuck_since_ns = now_ns();
     server->watchdog_ns = notify_watchdog_us() * 1000;
     server->buffer = malloc(FRAME_MAX_BYTES);
-    raise_fd_limit();
-    r = uv_loop_init(&server->loop);
-    if (r == 0) {
-        server->work_async.data = server;
-        r = uv_async_init(&server->loop, &server->work_async, on_work);
-    }
+    server->work_async.data = server;
+    r = uv_async_init(&server->loop, &server->work_async, on_work);
     if (r == 0 && !server->buffer)
         r = -ENOMEM;
     if (r == 0)

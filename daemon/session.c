@@ -3,6 +3,7 @@
 #include "daemon/session.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -11,6 +12,7 @@
 #include "daemon/cause.h"
 #include "daemon/dispatch.h"
 #include "daemon/failpoint.h"
+#include "daemon/open-files.h"
 #include "daemon/server.h"
 
 /* Answers that a client has not read: a diagnostic or a part of JSON is 128 KiB at most; picked, not measured. */
@@ -52,30 +54,33 @@ static void on_closed(uv_handle_t *handle)
     free(session);
 }
 
-static int watch(struct session *session, uv_poll_t *handle, int fd, uv_poll_cb callback)
+/* *is_handle: it has become a handle, which has to be closed; also on failure. */
+static int watch(struct session *session, uv_poll_t *handle, int fd, uv_poll_cb callback, bool *is_handle)
 {
-    int r = uv_poll_init(server_loop(session->server), handle, fd);
+    uv_loop_t *loop = server_loop(session->server);
+    int r = uv_poll_init(loop, handle, fd);
 
     if (r < 0)
         return r;
     handle->data = session;
     session->n_handles++;
-    return uv_poll_start(handle, UV_READABLE, callback);
+    *is_handle = true;
+    r = open_files_prepare_watch(loop, fd);
+    return r < 0 ? r : uv_poll_start(handle, UV_READABLE, callback);
 }
 
 /*
  * End-of-file comes late when a child of the trainer has inherited the socket;
  * the pidfd becomes readable when the process itself ends. A peer in a PID
- * namespace that we do not see has none.
+ * namespace that we do not see has none, nor has one that is gone already.
  */
 static int watch_peer(struct session *session)
 {
     if (session->peer.pid > 0)
         session->pidfd = (int)syscall(SYS_pidfd_open, session->peer.pid, 0);
     if (session->pidfd < 0)
-        return 0;
-    session->watches_pid = true;
-    return watch(session, &session->pid_poll, session->pidfd, on_pid);
+        return session->peer.pid > 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM) ? -errno : 0;
+    return watch(session, &session->pid_poll, session->pidfd, on_pid, &session->watches_pid);
 }
 
 int session_new(struct session **out, struct server *server, int fd)
@@ -97,7 +102,7 @@ int session_new(struct session **out, struct server *server, int fd)
 
     r = listener_peer_init(&session->peer, fd);
     if (r == 0)
-        r = watch(session, &session->socket_poll, fd, on_socket);
+        r = watch(session, &session->socket_poll, fd, on_socket, &session->watches_socket);
     if (r == 0)
         r = watch_peer(session);
     if (r < 0) {
@@ -119,12 +124,12 @@ void session_close(struct session *session)
         server_detach(session->server, session, rank);
     if (session->watches_pid)
         uv_close((uv_handle_t *)&session->pid_poll, on_closed);
-    if (session->n_handles > (session->watches_pid ? 1 : 0)) {
+    if (session->watches_socket)
         uv_close((uv_handle_t *)&session->socket_poll, on_closed);
-        return;
-    }
     if (session->n_handles == 0) { /* it never got as far as being watched */
         close(session->fd);
+        if (session->pidfd >= 0)
+            close(session->pidfd);
         listener_peer_deinit(&session->peer);
         free(session);
     }

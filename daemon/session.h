@@ -38,7 +38,7 @@ struct session {
     int fd, pidfd;
     uv_poll_t socket_poll, pid_poll;
     unsigned n_handles; /* libuv handles that are not closed yet */
-    bool watches_pid;
+    bool watches_socket, watches_pid; /* the handles below are to be closed */
     bool doomed;
     enum session_state state;
     struct listener_peer peer;

@@ -15,6 +15,7 @@
 #include "daemon/failpoint.h"
 #include "daemon/job.h"
 #include "daemon/nodes.h"
+#include "daemon/open-files.h"
 #include "daemon/rewrite.h"
 #include "daemon/transfer.h"
 
@@ -96,26 +97,41 @@ static const struct misplaced written_outside = {"state to be written (zerod_wri
 
 /* ---- begin --------------------------------------------------------------------------------------------- */
 
+/* r: why it cannot be given, a negative errno. */
+static void refuse_begin(struct job *job, struct job_rank *rank, uint64_t n_bytes, int r)
+{
+    struct evidence_quota evidence = {.at = job_at(job, rank),
+                                      .what = "write window",
+                                      .unit = "bytes",
+                                      .asked = n_bytes,
+                                      .fix = "free memory on this machine",
+                                      .open_files = open_files_if_short(r)};
+
+    job_refuse(job, rank, job_keep(job, cause_quota(&evidence)), false);
+}
+
 static void answer_begin(struct job *job, struct job_rank *rank)
 {
     bool stage3 = job->config->zero.stage == 3;
-    struct wire_segment segment = {.kind = WIRE_SEGMENT_WINDOW, .n_bytes = job->window->segment.n_bytes};
-    int fd = -1;
-
+    const struct segment *shown = &job->window->segment;
+    struct wire_segment segment = {.kind = WIRE_SEGMENT_WINDOW, .n_bytes = shown->n_bytes};
     /* In stages 1 and 2 the others have the weights to map a private copy of. */
-    if (rank->rank == 0)
-        fd = segment_open_rw(&job->window->segment);
-    else if (stage3)
-        fd = segment_open_ro(&job->window->segment);
+    bool has_segment = shown->n_bytes > 0 && (rank->rank == 0 || stage3);
+    int fd = !has_segment ? -1 : rank->rank == 0 ? segment_open_rw(shown) : segment_open_ro(shown);
+
+    if (has_segment && fd < 0) {
+        refuse_begin(job, rank, shown->n_bytes, fd);
+        return;
+    }
     job_answer(job, rank,
                &(struct reply){
                    .type = REPLY_DONE,
                    .done = {.position = job_position(job, rank),
                             .segments = &segment,
-                            .n_segments = fd >= 0,
+                            .n_segments = has_segment,
                             .loss_scale = job_loss_scale(job)},
                },
-               &fd, fd >= 0);
+               &fd, has_segment);
 }
 
 static uint64_t segment_bytes(const struct job *job)
@@ -148,13 +164,7 @@ static void fill_done(void *userdata, int result)
     } else if (window->fill_result < 0) {
         for (unsigned r = job->first_rank; r < job->end_rank; r++)
             if (job->ranks[r].wait == WAIT_WINDOW_BEGIN)
-                job_refuse(job, &job->ranks[r],
-                           job_keep(job, cause_quota(&(struct evidence_quota){.at = job_at(job, &job->ranks[r]),
-                                                                              .what = "write window",
-                                                                              .unit = "bytes",
-                                                                              .asked = opening_bytes(job),
-                                                                              .fix = "free memory on this machine"})),
-                           false);
+                refuse_begin(job, &job->ranks[r], opening_bytes(job), window->fill_result);
         window->lacks_memory = true;
         if (!job->nodes)
             window_forget(job);
@@ -286,6 +296,7 @@ static int make_segment(struct job *job)
     uint64_t n_bytes = segment_bytes(job);
     struct window *window = job->window;
     struct memory_headroom headroom;
+    int r;
 
     if (window->segment.n_bytes > 0 || n_bytes == 0)
         return 0;
@@ -293,10 +304,10 @@ static int make_segment(struct job *job)
     if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes ||
         quota_charge(&job->memory, &window->charge, n_bytes) != 0)
         return -ENOMEM;
-    if (segment_init(&window->segment, "window", n_bytes) == 0)
-        return 0;
-    charge_deinit(&window->charge);
-    return -ENOMEM;
+    r = segment_init(&window->segment, "window", n_bytes);
+    if (r < 0)
+        charge_deinit(&window->charge);
+    return r;
 }
 
 /* Shows the weights as they are committed, whatever it has shown before. */
@@ -416,7 +427,7 @@ static bool answer_write(struct job *job, struct job_rank *rank, uint32_t param,
     int fd = segment ? segment_open_rw(segment) : -1;
 
     if (segment && fd < 0) {
-        refuse_pages(job, rank, &(struct evidence_quota){.fix = "raise the daemon's limit of open files"}, 0);
+        refuse_pages(job, rank, &(struct evidence_quota){.open_files = open_files_if_short(fd)}, 0);
         return false;
     }
     job_answer(job, rank,
@@ -500,6 +511,7 @@ void job_write_state(struct job *job, struct job_rank *rank, const struct reques
     struct evidence_at at = job_at(job, rank);
     char buffer[256];
     const char *wrong;
+    int r = 0;
 
     if (job_is_held(job, rank))
         return;
@@ -512,8 +524,10 @@ void job_write_state(struct job *job, struct job_rank *rank, const struct reques
         refuse_write(job, rank, cause_bad_message(&at, wrong));
         return;
     }
-    if (rank->rank == 0 && !job->window->rewrite && rewrite_new(&job->window->rewrite, job->state, job->kernels) < 0) {
-        refuse_pages(job, rank, &(struct evidence_quota){0}, 0);
+    if (rank->rank == 0 && !job->window->rewrite)
+        r = rewrite_new(&job->window->rewrite, job->state, job->kernels);
+    if (r < 0) {
+        refuse_pages(job, rank, &(struct evidence_quota){.open_files = open_files_if_short(r)}, 0);
         return;
     }
     if (rank->rank == 0 && request->kind == WIRE_STATE_STEP_COUNT)

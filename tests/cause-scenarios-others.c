@@ -569,6 +569,18 @@ static struct diagnostic *e1401_machine(const struct fixture *f)
     });
 }
 
+static struct diagnostic *e1401_descriptors(const struct fixture *f)
+{
+    return cause_quota(&(struct evidence_quota){
+        .at = at(f->net, TORCH, 1, 3, 0),
+        .what = "state to be read",
+        .unit = "bytes",
+        .asked = 4096,
+        .fix = "free memory on this machine",
+        .open_files = 1024,
+    });
+}
+
 static struct diagnostic *e1402_connect(const struct fixture *f)
 {
     struct evidence_at nowhere = at(NULL, NULL, -1, -1, -1);
@@ -727,6 +739,7 @@ static const struct scenario scenarios[] = {
     {"e1401-memory", e1401_memory, "", false},
     {"e1401-live", e1401_live, "", false},
     {"e1401-machine", e1401_machine, "", false},
+    {"e1401-descriptors", e1401_descriptors, "", false},
     {"e1402-connect", e1402_connect, "", false},
     {"e1402-admin", e1402_admin, "", false},
     {"e1402-draining", e1402_draining, "", false},

@@ -512,8 +512,10 @@ int zerod_write_begin(struct zerod *c)
     if (r != 0)
         return r;
     c->position = reply.done.position;
-    if (reply.done.n_segments > 0 && c->in.n_fds > 0)
+    if (reply.done.n_segments > 0)
         fd = steal_fd(&c->in.fds[0]);
+    if (fd < 0 && c->rank == 0 && c->layout->weight_bytes > 0)
+        return client_fatal(c, -EPROTO, "zerod sent no write window");
     return c->cuda ? map_host_window(c, fd) : map_window(c, fd);
 }
 
@@ -557,6 +559,7 @@ int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, vo
 {
     struct mapping mapping = MAPPING_NULL;
     struct reply reply;
+    uint64_t n_elems;
     int r = client_check(c, true);
 
     if (r == 0 && (which > ZEROD_STEP_COUNT || (which != ZEROD_GRAD_NORM && param >= c->layout->n_params)))
@@ -577,12 +580,16 @@ int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, vo
         memcpy(dst, &(double){(double)reply.state_is.count}, sizeof(double));
         return 0;
     }
-    if (reply.state_is.n_segments == 0 || c->in.n_fds == 0)
-        return 0; /* a parameter of no elements */
+    n_elems = c->layout->params[param].n_elems;
+    if (n_elems == 0)
+        return 0;
+    if (reply.state_is.n_segments == 0 || reply.state_is.n_elems != n_elems ||
+        reply.state_is.segments[0].n_bytes < n_elems * sizeof(float))
+        return client_fatal(c, -EPROTO, "zerod answered a question for state without all of it");
     r = mapping_init(&mapping, steal_fd(&c->in.fds[0]), reply.state_is.segments[0].n_bytes, PROT_READ);
     if (r < 0)
         return client_fail(c, r, "mapping the state of a parameter: %s", strerror(-r));
-    memcpy(dst, mapping.base, reply.state_is.n_elems * sizeof(float));
+    memcpy(dst, mapping.base, n_elems * sizeof(float));
     mapping_deinit(&mapping);
     return 0;
 }
@@ -639,7 +646,9 @@ int zerod_write_state(struct zerod *c, unsigned param, enum zerod_state which, c
             REPLY_STATE_IS, &reply);
     if (r != 0)
         return r;
-    if (reply.state_is.n_segments == 0 || c->in.n_fds == 0)
-        return 0; /* a count, no elements, or another rank than 0 */
+    if (which == ZEROD_STEP_COUNT || c->layout->params[param].n_elems == 0 || c->rank != 0)
+        return 0; /* there is nothing to fill */
+    if (reply.state_is.n_segments == 0)
+        return client_fatal(c, -EPROTO, "zerod gave no place for the state to be written");
     return fill_place(c, &reply.state_is, c->layout->params[param].n_elems, src);
 }

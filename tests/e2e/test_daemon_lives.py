@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon holds the state of a job: no stray signal ends it, and no reader of its log can stop it."""
+"""
+The daemon holds the state of a job: no stray signal ends it, no reader of its log can stop it, and without descriptors
+or memory it says so.
+"""
 
 import os
+import resource
 import signal
 import socket
-from contextlib import suppress
+import subprocess
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from conftest import wait_for
-from puppet import steps, trainers
+from puppet import REFUSED, all_do, n_fds_at_rest, steps, trainers
 
 STRAY = [signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,
          signal.SIGIO, signal.SIGPWR, signal.SIGXCPU, signal.SIGXFSZ]
@@ -93,3 +98,102 @@ def test_log_that_nobody_reads_does_not_hold_up_the_end(zerod, stderr):
     fill(pipe)
     refused_packet(daemon)
     daemon.stop()  # SIGTERM, and exit status 0 within seconds
+
+
+# ---- descriptors and memory -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def limited(daemon, n_more):
+    """The daemon may open so many descriptors more."""
+    soft, hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+    n_fds_at_rest(daemon)
+    highest = max(map(int, os.listdir(f"/proc/{daemon.pid}/fd")))
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (highest + 1 + n_more, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def is_told_of_descriptors(answer):
+    assert answer.r == REFUSED and answer.error["code"] == 1401, answer
+    assert "zerod has no file descriptor left for it" in answer.text and "ulimit -n" in answer.text, answer.text
+    return True
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_state_is_read_whole_or_not_at_all(zerod, stage):
+    daemon = zerod({"world": {"size": 1}, "zero_optimization": {"stage": stage}})
+    [rank] = trainers(daemon)
+    steps([rank])
+    right, refused = rank.ok("read 0 0").value, 0
+    for n_more in range(4):
+        with limited(daemon, n_more):
+            answer = rank("read 0 0")
+        if answer.r == 0:
+            assert answer.value == right, f"{n_more} descriptors more: garbage"
+        else:
+            refused += is_told_of_descriptors(answer)
+    assert refused
+    steps([rank])
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_window_opens_with_its_memory_or_not_at_all(zerod, stage):
+    daemon = zerod({"zero_optimization": {"stage": stage}})
+    ranks = trainers(daemon)
+    steps(ranks)
+    refused = 0
+    for n_more in range(5):
+        with limited(daemon, n_more):
+            answers = all_do(ranks, "window")
+        again = [rank for rank, answer in zip(ranks, answers, strict=True) if answer.r and is_told_of_descriptors(answer)]
+        refused += len(again)
+        assert [a.r for a in all_do(again, "window")] == [0] * len(again)
+        assert [a.r for a in all_do(ranks, "commit")] == [0, 0]
+        steps(ranks)
+    assert refused
+
+
+def test_idle_connections_leave_the_job_its_descriptors(zerod):
+    daemon = zerod(prefix=("prlimit", "--nofile=64:64"))
+    ranks = trainers(daemon)
+    idle, refused = [], 0
+    try:
+        for _ in range(30):
+            idle.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            idle[-1].settimeout(0.2 * daemon.patience)
+            idle[-1].connect(str(daemon.socket))
+            with suppress(TimeoutError):
+                refused += b"E1401" in idle[-1].recv(1 << 17)
+        assert refused
+        steps(ranks)
+        assert ranks[1].ok("read 0 0").value is not None
+        all_do(ranks, "window")
+        assert [a.r for a in all_do(ranks, "commit")] == [0, 0]
+    finally:
+        for s in idle:
+            s.close()
+    assert daemon.status()["step"] == 1
+
+
+@pytest.mark.parametrize("n", [4, 8, 12, 22, 24])
+def test_too_few_descriptors_are_told_at_the_start(build, tmp_path, n):
+    config = tmp_path / "zerod.yaml"
+    config.write_text(f"world: {{size: 2}}\nlisten: {{socket: {tmp_path}/s}}\n")
+    result = subprocess.run(["prlimit", f"--nofile={n}:{n}", build.path("daemon/zerod"), "--config", config],
+                            capture_output=True, text=True, timeout=60)
+    assert result.returncode > 0, result
+    assert f"RLIMIT_NOFILE) is {n}, but a job of 2 ranks needs" in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("nth", range(2, 6))
+def test_connection_that_cannot_be_watched(zerod, nth):
+    """epoll has no memory for the nth descriptor; the first is the listener's, and each connection has two."""
+    daemon = zerod(env={"ZEROD_FAILPOINT": f"watch:error@{nth}"})
+    for _ in range(4):
+        daemon.ctl("status", check=False)
+    ranks = trainers(daemon)
+    steps(ranks)
+    assert daemon.log().count("a connection could not be served: Cannot allocate memory") == 1
