@@ -470,6 +470,18 @@ struct diagnostic *cause_not_allowed(const struct evidence_at *at, uint32_t uid,
     return diagnostic_finish(d);
 }
 
+struct diagnostic *cause_rank_owned(const struct evidence_at *at, uint32_t uid, uint32_t gid, uint32_t owner)
+{
+    struct diagnostic *d = cause_new(at, E_NOT_ALLOWED, NULL);
+
+    diagnostic_field(d, "got", "uid %" PRIu32 ", gid %" PRIu32, uid, gid);
+    diagnostic_field(d, "cause", "the rank belongs to uid %" PRIu32 ", who formed it", owner);
+    diagnostic_field(d, "fix", "start the rank again as uid %" PRIu32 ", or as an administrator (listen.admin_users)", owner);
+    diagnostic_field(d, "not it", "listen.allow_users: the user may connect");
+    diagnostic_field(d, "state", "nothing has changed; the connection is closed");
+    return diagnostic_finish(d);
+}
+
 struct diagnostic *cause_bad_message(const struct evidence_at *at, const char *what)
 {
     struct diagnostic *d = cause_new(at, E_BAD_MESSAGE, NULL);

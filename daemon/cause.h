@@ -242,6 +242,8 @@ const struct report_text *cause_report_text(enum diagnostic_code code);
  * E1402, E1403, and client reports E1102, E1104 to E1107, E1110: a sentence and a fix. attached: the job was formed
  * with this client before it reported.
  */
+/* A rank that another user has formed. */
+struct diagnostic *cause_rank_owned(const struct evidence_at *at, uint32_t uid, uint32_t gid, uint32_t owner);
 struct diagnostic *cause_not_allowed(const struct evidence_at *at, uint32_t uid, uint32_t gid, const char *what);
 struct diagnostic *cause_bad_message(const struct evidence_at *at, const char *what);
 struct diagnostic *cause_report(const struct evidence_at *at, enum diagnostic_code code, const uint32_t *params,

@@ -90,7 +90,8 @@ static void attach(struct session *session, const struct request_hello *hello)
                                         .hello = hello,
                                         .pid = session->peer.pid,
                                         .uid = session->peer.uid,
-                                        .gid = session->peer.gid},
+                                        .gid = session->peer.gid,
+                                        .is_admin = server_is_admin(session->server, &session->peer)},
                    &session->rank, &refusal) != 0) {
         session_refuse(session, refusal);
         diagnostic_unref(refusal);

@@ -460,12 +460,28 @@ static struct diagnostic *check_run(struct job *job, const struct evidence_at *a
     return NULL;
 }
 
+/*
+ * A live rank is its process's, which may connect again. What a rank that has formed left behind is its user's.
+ * Return: NULL, or the refusal.
+ */
+static struct diagnostic *check_owner(const struct job *job, const struct job_rank *rank, const struct job_attach *attach,
+                                      const struct evidence_at *at)
+{
+    bool same_process = rank->secret == attach->hello->incarnation && rank->pid == attach->pid && rank->uid == attach->uid;
+
+    if (rank->peer && !same_process)
+        return cause_rank_taken(at, rank->pid, rank->attached_ns, job_now(job));
+    if (rank->incarnation && job->layout && rank->owner != attach->uid && !attach->is_admin)
+        return cause_rank_owned(at, attach->uid, attach->gid, rank->owner);
+    return NULL;
+}
+
 static struct diagnostic *check_attach(struct job *job, const struct job_attach *attach)
 {
     const struct request_hello *hello = attach->hello;
     struct evidence_at at = {
         .layout = job->layout, .rank = hello->rank, .step = -1, .micro_batch = -1, .client = hello->client};
-    struct job_rank *rank;
+    struct diagnostic *refusal;
     char what[160];
 
     if (hello->rank >= job->world_size) {
@@ -482,10 +498,8 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
                  hello->rank, job->config->world.node, job->first_rank, job->end_rank - 1);
         return cause_bad_message(&at, what);
     }
-    rank = &job->ranks[hello->rank];
-    if (rank->peer && rank->incarnation != hello->incarnation)
-        return cause_rank_taken(&at, rank->pid, rank->attached_ns, job_now(job));
-    return check_run(job, &at, hello->run_id);
+    refusal = check_owner(job, &job->ranks[hello->rank], attach, &at);
+    return refusal ? refusal : check_run(job, &at, hello->run_id);
 }
 
 /*
@@ -544,20 +558,25 @@ void job_all_are_back(struct job *job, bool own)
     mirror_repeat(job->mirror);
 }
 
-static void start_incarnation(struct job *job, struct job_rank *rank, const struct request_hello *hello)
+static void start_incarnation(struct job *job, struct job_rank *rank, const struct job_attach *attach)
 {
-    bool successor = rank->incarnation && rank->incarnation != hello->incarnation;
+    bool goes_on = rank->incarnation && rank->secret == attach->hello->incarnation;
+    bool successor = rank->incarnation && !goes_on;
 
-    if (rank->incarnation != hello->incarnation)
+    if (!job->layout || !rank->incarnation)
+        rank->owner = attach->uid;
+    if (!goes_on) {
         rank_forget_incarnation(rank);
-    rank->incarnation = hello->incarnation;
+        rank->incarnation = ++job->n_incarnations;
+        rank->secret = attach->hello->incarnation;
+    }
     if (!job->layout)
         return;
     if (successor)
         collect_keep_promises(job, rank);
     if (successor && job->devices)
         devices_forget_events(job->devices, rank->rank - job->first_rank);
-    if (ledger_attach(&job->ledger, rank->rank, hello->incarnation) == 1 && successor) {
+    if (ledger_attach(&job->ledger, rank->rank, rank->incarnation) == 1 && successor) {
         job->counters.reattaches++;
         rank->proceed &= job->ledger.ranks[rank->rank].asked; /* what it did not ask with it has not chosen */
         collect_release_ring(job, rank, false);
@@ -585,7 +604,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
         job_detach(job, rank);
     }
     end_leave(job, rank);
-    start_incarnation(job, rank, hello);
+    start_incarnation(job, rank, attach);
     if (rank->formed) /* a reconnect goes on where it was */
         rank->lost_ns = 0;
     if (rank->formed && job->devices)

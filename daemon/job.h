@@ -134,7 +134,9 @@ struct partial_push {
 struct job_rank {
     unsigned rank;
     void *peer; /* its session; NULL while nobody is attached */
-    uint64_t incarnation;
+    uint64_t incarnation; /* numbered by this daemon, so that everybody may see it; 0: never attached */
+    uint64_t secret;      /* the client's own name of its incarnation: shown to nobody */
+    uint32_t owner;       /* uid that formed the rank */
     int64_t pid;
     uint32_t uid, gid;
     char *client;             /* owned */
@@ -316,6 +318,7 @@ struct job {
     struct job_times times;
     struct job_counters counters;
     struct diagnostic *kept[JOB_KEPT_DIAGNOSTICS]; /* ring of the last ones */
+    uint64_t n_incarnations; /* so far, of all ranks */
     uint64_t n_diagnostics;
     struct {
         unsigned code;
@@ -339,6 +342,7 @@ struct job_attach {
     const struct request_hello *hello;
     int64_t pid;
     uint32_t uid, gid;
+    bool is_admin;
 };
 
 /* Return: 0 and *out; 1: refused, *refusal is the caller's. */

@@ -589,6 +589,14 @@ static struct diagnostic *e1402_connect(const struct fixture *f)
     return cause_not_allowed(&nowhere, 1000, 1000, "connect (listen.allow_users, listen.allow_groups)");
 }
 
+static struct diagnostic *e1402_owner(const struct fixture *f)
+{
+    struct evidence_at place = at(NULL, NULL, 3, -1, -1);
+
+    (void)f;
+    return cause_rank_owned(&place, 1002, 1002, 1001);
+}
+
 static struct diagnostic *e1402_admin(const struct fixture *f)
 {
     struct evidence_at nowhere = at(NULL, NULL, -1, -1, -1);
@@ -741,6 +749,7 @@ static const struct scenario scenarios[] = {
     {"e1401-machine", e1401_machine, "", false},
     {"e1401-descriptors", e1401_descriptors, "", false},
     {"e1402-connect", e1402_connect, "", false},
+    {"e1402-owner", e1402_owner, "", false},
     {"e1402-admin", e1402_admin, "", false},
     {"e1402-draining", e1402_draining, "", false},
     {"e1403", e1403, "", false},

@@ -17,6 +17,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/example/random.h"
@@ -932,6 +933,31 @@ static void taken_over(unsigned n)
     raw_close(&second);
 }
 
+/* Another process with all that the first one knows: the rank stays where it is. */
+static void stolen(unsigned n)
+{
+    struct raw victim, thief;
+    int status = -1;
+    pid_t pid;
+
+    raw_attach(&victim, 1);
+    raw_begin(&victim);
+    pid = fork();
+    if (pid == 0) {
+        struct request request = hello(WIRE_ROLE_TRAINER, 1);
+
+        request.hello.incarnation = victim.incarnation;
+        raw_open(&thief);
+        raw_say(&thief, &request);
+        raw_expect_dropped(&thief, 1301, "held by");
+        _exit(0);
+    }
+    EXPECT(waitpid(pid, &status, 0) == pid && status == 0, "the thief ended with %d", status);
+    raw_say(&victim, &(struct request){.type = REQUEST_CLEAR_FAULT});
+    raw_expect(&victim, REPLY_DONE);
+    raw_close(&victim);
+}
+
 static void rank_taken(unsigned n)
 {
     struct request request = hello(WIRE_ROLE_TRAINER, 0);
@@ -1326,6 +1352,7 @@ static const struct {
     {"rank", "descriptor-as-rank", fd_as_rank},
     {"rank", "never-reads-state", never_reads_state},
     {"rank", "taken-over", taken_over},
+    {"rank", "stolen", stolen},
     {"stage3", "gather-many", gather_many},
     {"stage3", "gather-unknown", gather_unknown},
     {"stage3", "prefetch-unknown", prefetch_unknown},

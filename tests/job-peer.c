@@ -233,7 +233,7 @@ unsigned peer_attach(struct peer *p, const char *run_id)
                                   .version_max = WIRE_VERSION,
                                   .rank = p->number,
                                   .run_id = run_id,
-                                  .incarnation = ++f->n_incarnations,
+                                  .incarnation = UINT64_C(0x5ec4e7) + ++f->n_incarnations,
                                   .client = "test",
                                   .on_duplicate = p->on_duplicate};
     unsigned code;

@@ -199,7 +199,8 @@ static void test_reconnect(void **userdata)
     struct diagnostic *refusal = NULL;
 
     (void)userdata;
-    assert_int_equal(job_attach(f->job, &(struct job_attach){.peer = &again, .hello = &hello}, &again.rank, &refusal),
+    assert_int_equal(job_attach(f->job, &(struct job_attach){.peer = &again, .hello = &hello, .pid = rank->pid}, &again.rank,
+                                &refusal),
                      0);
     peer_expect_dropped(a, 0);
     assert_ptr_equal(again.rank, rank);
@@ -207,6 +208,60 @@ static void test_reconnect(void **userdata)
     assert_true(rank->formed);
     rank->peer = a; /* the test goes on with what a has mapped */
     fixture_finish(f);
+}
+
+static unsigned refused_attach(struct fixture *f, const struct job_attach *attach)
+{
+    struct diagnostic *refusal = NULL;
+    struct job_rank *rank = NULL;
+    unsigned code;
+
+    if (job_attach(f->job, attach, &rank, &refusal) == 0)
+        return 0;
+    code = refusal->code;
+    diagnostic_unref(refusal);
+    return code;
+}
+
+/* Neither what is shown of a rank nor its secret takes it from its process; what it leaves behind is its user's. */
+static void test_thief(void **userdata)
+{
+    struct fixture *f = fixture_start(quiet);
+    struct peer *a = &f->peers[0], thief = {.fixture = f, .number = 0};
+    struct job_rank *rank = a->rank;
+    struct request_hello shown = {.rank = 0, .incarnation = rank->incarnation, .run_id = "run", .client = "test"};
+    struct request_hello secret = {.rank = 0, .incarnation = a->incarnation, .run_id = "run", .client = "test"};
+    struct request_hello own = {.rank = 0, .incarnation = 4711, .run_id = "run", .client = "test"};
+    int64_t pid = rank->pid;
+
+    (void)userdata;
+    assert_int_not_equal(rank->incarnation, a->incarnation);
+    assert_int_equal(refused_attach(f, &(struct job_attach){.peer = &thief, .hello = &shown, .pid = pid}), 1301);
+    assert_int_equal(refused_attach(f, &(struct job_attach){.peer = &thief, .hello = &secret, .pid = pid + 1}), 1301);
+    assert_int_equal(refused_attach(f, &(struct job_attach){.peer = &thief, .hello = &secret, .pid = pid, .uid = 1}),
+                     1301);
+    assert_ptr_equal(rank->peer, a);
+    peer_die(a);
+    assert_int_equal(refused_attach(f, &(struct job_attach){.peer = &thief, .hello = &own, .uid = 1}), 1402);
+    assert_int_equal(refused_attach(f, &(struct job_attach){.peer = &thief, .hello = &secret, .pid = pid, .uid = 1}),
+                     1402);
+    peer_return(a, "run");
+    fixture_finish(f);
+}
+
+static void test_administrator_succeeds(void **userdata)
+{
+    struct fixture *f = fixture_start(quiet);
+    struct peer *a = &f->peers[0];
+    struct job_rank *rank = a->rank;
+    struct request_hello hello = {.rank = 0, .incarnation = 4711, .run_id = "run", .client = "test"};
+
+    (void)userdata;
+    peer_die(a);
+    assert_int_equal(
+        refused_attach(f, &(struct job_attach){.peer = a, .hello = &hello, .pid = 7, .uid = 1, .is_admin = true}), 0);
+    assert_int_equal(rank->owner, 0);
+    fixture_free(f);
 }
 
 static void test_drop(void **userdata)
@@ -865,6 +920,8 @@ int main(void)
         cmocka_unit_test(test_attach),
         cmocka_unit_test(test_attach_to_what_ends),
         cmocka_unit_test(test_reconnect),
+        cmocka_unit_test(test_thief),
+        cmocka_unit_test(test_administrator_succeeds),
         cmocka_unit_test(test_drop),
         cmocka_unit_test(test_step),
         cmocka_unit_test(test_cursor),
