@@ -18,7 +18,8 @@
 
 enum {
     LOG_QUEUE_BYTES = 256 << 10, /* lines that wait for a slow reader; picked, not measured */
-    LOG_LAST_MS = 1000,          /* for them when the process ends */
+    LOG_PATIENCE_MS = 50,        /* for one line, while the reader keeps up; once it does not, none */
+    LOG_LAST_MS = 1000,          /* for what waits when the process ends */
 };
 
 /* A line that waits to be written; text ends with a newline. */
@@ -33,7 +34,7 @@ static struct {
     const char *job;
     int level;
     bool journal;
-    bool threaded; /* a thread writes, and the caller never waits */
+    bool threaded; /* a thread writes, for which the caller waits a moment at the most */
     pthread_mutex_t mutex;
     pthread_cond_t work, empty;
     struct log_entry *first, **last; /* guarded by mutex, as are those below */
@@ -143,9 +144,35 @@ static void *write_entries(void *unused)
     return NULL;
 }
 
+/* The lock is held. */
+static bool is_behind(void)
+{
+    return sink.first || sink.writing;
+}
+
+/* The lock is held. */
+static void wait_until_written(unsigned ms)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += ms / 1000;
+    until.tv_nsec += ms % 1000 * 1000000L;
+    if (until.tv_nsec >= 1000000000L) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000L;
+    }
+    while (is_behind() && pthread_cond_timedwait(&sink.empty, &sink.mutex, &until) == 0)
+        ;
+}
+
+/* What a client is told is in the log by then, as long as somebody reads the log. */
 static void queue_entry(struct log_entry *entry)
 {
+    bool was_behind;
+
     pthread_mutex_lock(&sink.mutex);
+    was_behind = is_behind();
     /* Once something was dropped, everything is until the reader has caught up: so it is told where. */
     if (!entry || (sink.n_dropped > 0 && sink.first) || sink.n_bytes + entry->n_bytes > LOG_QUEUE_BYTES) {
         sink.n_dropped++;
@@ -157,6 +184,8 @@ static void queue_entry(struct log_entry *entry)
         sink.n_bytes += entry->n_bytes;
         pthread_cond_signal(&sink.work);
     }
+    if (!was_behind)
+        wait_until_written(LOG_PATIENCE_MS);
     pthread_mutex_unlock(&sink.mutex);
 }
 
@@ -233,15 +262,10 @@ int log_start(void)
 
 void log_stop(void)
 {
-    struct timespec until;
-
     if (!sink.threaded)
         return;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += LOG_LAST_MS / 1000;
     pthread_mutex_lock(&sink.mutex);
-    while ((sink.first || sink.writing) && pthread_cond_timedwait(&sink.empty, &sink.mutex, &until) == 0)
-        ;
+    wait_until_written(LOG_LAST_MS);
     sink.stopping = true;
     pthread_cond_signal(&sink.work);
     pthread_mutex_unlock(&sink.mutex);

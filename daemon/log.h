@@ -7,8 +7,9 @@
  * logged whole, with their fields as ZEROD_CODE, ZEROD_PARAM, ZEROD_RANK, ZEROD_STEP,
  * ZEROD_MICRO_BATCH, ZEROD_CLASS. The log sink is the one global of the daemon.
  *
- * A reader of stderr that stops reading must not stop the daemon. Between log_start() and log_stop() a thread writes;
- * lines that find its queue full are dropped, and a line says how many when there is room again. Any thread may log.
+ * A reader of stderr that stops reading must not stop the daemon. Between log_start() and log_stop() a thread writes. The
+ * caller waits for it, 50 ms at the most and only once until the reader has caught up; lines that find the queue full are
+ * dropped, and a line says how many when there is room again. Any thread may log.
  */
 
 #include <syslog.h>
