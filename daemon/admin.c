@@ -245,8 +245,7 @@ static struct status make_status(struct server *server, struct status_refused *r
         status.n_attached += job->ranks[r].peer != NULL;
     for (size_t i = 0; i < job->n_refused; i++)
         refused[i] = (struct status_refused){.code = job->refused[i].code, .n = job->refused[i].n};
-    if (job->n_diagnostics > 0)
-        status.last_diagnostic = job->kept[(job->n_diagnostics - 1) % JOB_KEPT_DIAGNOSTICS];
+    status.last_diagnostic = kept_last(&job->kept);
     fill_step(job, &status);
     fill_memory(job, status.memory);
     fill_counters(job, &status);
@@ -321,16 +320,6 @@ static struct status_param *make_params(const struct job *job)
     return params;
 }
 
-/* Oldest first. Return: how many. */
-static size_t list_diagnostics(const struct job *job, const struct diagnostic **list)
-{
-    uint64_t n = MIN(job->n_diagnostics, (uint64_t)JOB_KEPT_DIAGNOSTICS);
-
-    for (uint64_t i = 0; i < n; i++)
-        list[i] = job->kept[(job->n_diagnostics - n + i) % JOB_KEPT_DIAGNOSTICS];
-    return n;
-}
-
 /* ---- commands: each returns JSON, owned by the caller, or NULL when memory is out ---------------------- */
 
 static char *on_status(struct server *server)
@@ -359,8 +348,8 @@ static char *on_params(struct server *server)
 
 static char *on_diagnostics(struct server *server)
 {
-    const struct diagnostic *list[JOB_KEPT_DIAGNOSTICS];
-    size_t n = list_diagnostics(server_job(server), list);
+    const struct diagnostic *list[KEPT_MAX];
+    size_t n = kept_list(&server_job(server)->kept, list);
 
     return diagnostics_json(list, n, server_job(server)->layout, server_now_ns(server));
 }
@@ -387,7 +376,7 @@ static char *on_report(struct server *server)
     _cleanup_free_ struct status_rank *ranks = make_ranks(job);
     _cleanup_free_ struct status_param *params = make_params(job);
     _cleanup_free_ char *config = print_config(server_config(server));
-    const struct diagnostic *list[JOB_KEPT_DIAGNOSTICS];
+    const struct diagnostic *list[KEPT_MAX];
 
     return report_json(&(struct report){
         .status = &status,
@@ -396,7 +385,7 @@ static char *on_report(struct server *server)
         .ledger = job->layout ? &job->ledger : NULL,
         .params = params,
         .diagnostics = list,
-        .n_diagnostics = list_diagnostics(job, list),
+        .n_diagnostics = kept_list(&job->kept, list),
         .config = config,
     });
 }
@@ -481,7 +470,7 @@ void admin_request(struct session *session, const struct request_admin *request)
             continue;
         if (table[i].admin && !server_is_admin(session->server, &session->peer)) {
             struct diagnostic *d =
-                server_keep(session->server, cause_not_allowed(&at, session->peer.uid, session->peer.gid,
+                server_keep(session, cause_not_allowed(&at, session->peer.uid, session->peer.gid,
                                                                "change the job (listen.admin_users, "
                                                                "listen.admin_groups)"));
             send_error(session, d->text, EX_NOPERM);

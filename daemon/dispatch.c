@@ -15,7 +15,7 @@ static void refuse(struct session *session, const char *what)
 {
     struct evidence_at at = {.rank = server_rank_number(session), .step = -1, .micro_batch = -1};
 
-    session_refuse(session, server_keep(session->server, cause_bad_message(&at, what)));
+    session_refuse(session, server_keep(session, cause_bad_message(&at, what)));
 }
 
 /* ---- hello --------------------------------------------------------------------------------------------- */
@@ -67,7 +67,7 @@ static void control(struct session *session)
 
     if (server_is_full(session->server)) {
         session_refuse(session,
-                       server_keep(session->server,
+                       server_keep(session,
                                    cause_quota(&(struct evidence_quota){.at = at,
                                                                         .what = "control connections (limits.clients)",
                                                                         .unit = "clients",
@@ -108,7 +108,7 @@ static void on_hello(struct session *session, const struct request *request)
     char what[160];
 
     if (!server_allows(session->server, &session->peer)) {
-        session_refuse(session, server_keep(session->server,
+        session_refuse(session, server_keep(session,
                                             cause_not_allowed(&at, session->peer.uid, session->peer.gid,
                                                               "connect (listen.allow_users, listen.allow_groups)")));
         return;

@@ -135,8 +135,7 @@ void job_free(struct job *job)
     mirror_free(job->mirror);
     for (unsigned r = 0; r < job->world_size; r++)
         rank_deinit(&job->ranks[r]);
-    for (size_t i = 0; i < ARRAY_SIZE(job->kept); i++)
-        diagnostic_unref(job->kept[i]);
+    kept_deinit(&job->kept);
     diagnostic_unref(job->abort_reason);
     charge_deinit(&job->charge);
     free(job->abort_why);
@@ -164,20 +163,26 @@ static void count_refusal(struct job *job, unsigned code)
     }
 }
 
-struct diagnostic *job_keep(struct job *job, struct diagnostic *diagnostic)
+static struct diagnostic *keep(struct job *job, struct diagnostic *diagnostic, bool stranger)
 {
-    struct diagnostic **place = &job->kept[job->n_diagnostics % JOB_KEPT_DIAGNOSTICS];
-
-    diagnostic->id = ++job->n_diagnostics;
     diagnostic->time_ns = job_now(job);
-    diagnostic_unref(*place);
-    *place = diagnostic;
+    kept_add(&job->kept, diagnostic, stranger);
     if (diagnostic->warning)
         job->counters.warnings++;
     else
         count_refusal(job, diagnostic->code);
     job->ops.log(job->ops.userdata, diagnostic);
     return diagnostic;
+}
+
+struct diagnostic *job_keep(struct job *job, struct diagnostic *diagnostic)
+{
+    return keep(job, diagnostic, false);
+}
+
+struct diagnostic *job_keep_stranger(struct job *job, struct diagnostic *diagnostic)
+{
+    return keep(job, diagnostic, true);
 }
 
 void job_fault_reset(struct fault *fault)
@@ -595,7 +600,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
 
     *refusal = check_attach(job, attach);
     if (*refusal) {
-        job_keep(job, diagnostic_ref(*refusal));
+        job_keep_stranger(job, diagnostic_ref(*refusal));
         return 1;
     }
     rank = &job->ranks[hello->rank];

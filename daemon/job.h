@@ -40,6 +40,7 @@
 #include "daemon/lossscale.h"
 #include "daemon/manifest.h"
 #include "daemon/plan.h"
+#include "daemon/kept.h"
 #include "daemon/quota.h"
 #include "daemon/ring.h"
 #include "daemon/segment.h"
@@ -248,7 +249,6 @@ struct job_counters {
     uint32_t batch;
 };
 
-enum { JOB_KEPT_DIAGNOSTICS = 256 };
 
 struct job {
     const struct config *config;
@@ -317,9 +317,8 @@ struct job {
     uint64_t stall_reported_ns, stall_interval_ns;
     struct job_times times;
     struct job_counters counters;
-    struct diagnostic *kept[JOB_KEPT_DIAGNOSTICS]; /* ring of the last ones */
+    struct kept_diagnostics kept;
     uint64_t n_incarnations; /* so far, of all ranks */
-    uint64_t n_diagnostics;
     struct {
         unsigned code;
         uint64_t n;
@@ -530,6 +529,8 @@ void job_refuse(struct job *job, struct job_rank *rank, struct diagnostic *diagn
 struct wire_position job_position(const struct job *job, const struct job_rank *rank);
 /* Logs and keeps it; takes the reference. Return: borrowed. */
 struct diagnostic *job_keep(struct job *job, struct diagnostic *diagnostic);
+/* What somebody was told who has no rank, or did not get one. */
+struct diagnostic *job_keep_stranger(struct job *job, struct diagnostic *diagnostic);
 /* Before an answered request is served: delivers an abort or a sticky fault instead. Return: true when it did. */
 bool job_is_held(struct job *job, struct job_rank *rank);
 /* The same before a request that needs the other ranks: also when one has left and on_leave is stop. */

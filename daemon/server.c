@@ -11,6 +11,7 @@
 #include "daemon/base.h"
 #include "daemon/cause.h"
 #include "daemon/config.h"
+#include "daemon/diagnostic-log.h"
 #include "daemon/frame.h"
 #include "daemon/job.h"
 #include "daemon/listener.h"
@@ -49,6 +50,7 @@ struct server {
     uint8_t *buffer;
     uint64_t started_ns, watchdog_ns, fed_ns, status_ns;
     uint64_t progress_seen, stuck_since_ns;
+    struct diagnostic_log log;
     bool stopping;
     bool told_sighup;
 };
@@ -132,9 +134,11 @@ int64_t server_rank_number(const struct session *session)
     return session->rank ? (int64_t)session->rank->rank : -1;
 }
 
-struct diagnostic *server_keep(struct server *server, struct diagnostic *diagnostic)
+struct diagnostic *server_keep(struct session *session, struct diagnostic *diagnostic)
 {
-    return job_keep(server->job, diagnostic);
+    struct job *job = session->server->job;
+
+    return session->rank ? job_keep(job, diagnostic) : job_keep_stranger(job, diagnostic);
 }
 
 /* ---- sessions ------------------------------------------------------------------------------------------ */
@@ -212,13 +216,13 @@ static bool needs_for_job(const struct server *server, int fd)
     return (uint64_t)fd + needed >= open_files_limit();
 }
 
-static void refuse_connection(struct server *server, struct session *session)
+static void refuse_connection(struct session *session)
 {
     struct evidence_quota evidence = {.at = {.rank = -1, .step = -1, .micro_batch = -1},
                                       .what = "connections",
                                       .open_files = open_files_limit()};
 
-    session_refuse(session, server_keep(server, cause_quota(&evidence)));
+    session_refuse(session, server_keep(session, cause_quota(&evidence)));
 }
 
 static void on_listen(uv_poll_t *handle, int status, int events)
@@ -248,7 +252,7 @@ static void on_listen(uv_poll_t *handle, int status, int events)
         if (r < 0)
             log_error("a connection could not be served: %s", strerror(-r));
         else if (needs_for_job(server, fd))
-            refuse_connection(server, session);
+            refuse_connection(session);
     }
     server_reap(server);
 }
@@ -272,8 +276,9 @@ static void job_drops(void *userdata, void *peer, const struct diagnostic *diagn
 
 static void job_logs(void *userdata, const struct diagnostic *diagnostic)
 {
-    (void)userdata;
-    log_diagnostic(diagnostic);
+    struct server *server = userdata;
+
+    diagnostic_log_put(&server->log, diagnostic, now_ns() / 1000000);
 }
 
 static uint64_t job_clock(void *userdata)
@@ -353,6 +358,7 @@ static void on_tick(uv_timer_t *handle)
         listen_again(server);
     close_ungreeted(server, now);
     job_tick(server->job);
+    diagnostic_log_flush(&server->log, now / 1000000);
     tell_status(server, now);
     feed_watchdog(server, now);
     server_reap(server);

@@ -45,7 +45,8 @@ bool server_allows(const struct server *server, const struct listener_peer *peer
 bool server_is_admin(const struct server *server, const struct listener_peer *peer);
 bool server_is_full(const struct server *server);          /* of control connections: limits.clients */
 int64_t server_rank_number(const struct session *session); /* -1: none */
-struct diagnostic *server_keep(struct server *server, struct diagnostic *diagnostic); /* takes; borrowed back */
+/* What the session is told. Takes the reference. Return: the diagnostic, borrowed. */
+struct diagnostic *server_keep(struct session *session, struct diagnostic *diagnostic);
 
 void server_link(struct server *server, struct session *session);
 void server_unlink(struct server *server, struct session *session);

@@ -185,7 +185,7 @@ void session_refuse(struct session *session, const struct diagnostic *diagnostic
 static void refuse_message(struct session *session, const char *why)
 {
     struct evidence_at at = {.rank = server_rank_number(session), .step = -1, .micro_batch = -1};
-    struct diagnostic *diagnostic = server_keep(session->server, cause_bad_message(&at, why));
+    struct diagnostic *diagnostic = server_keep(session, cause_bad_message(&at, why));
 
     session_refuse(session, diagnostic);
 }

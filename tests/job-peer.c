@@ -180,10 +180,12 @@ uint64_t fixture_bits(const struct fixture *f)
 
 unsigned fixture_n_kept(const struct fixture *f, unsigned code)
 {
+    const struct diagnostic *kept[KEPT_MAX];
+    size_t n_kept = kept_list(&f->job->kept, kept);
     unsigned n = 0;
 
-    for (uint64_t i = 0; i < MIN(f->job->n_diagnostics, (uint64_t)JOB_KEPT_DIAGNOSTICS); i++)
-        n += f->job->kept[i]->code == code;
+    for (size_t i = 0; i < n_kept; i++)
+        n += kept[i]->code == code;
     return n;
 }
 

@@ -290,8 +290,8 @@ static void test_death_with_a_child(void **userdata)
         local_turn(&local);
     assert_int_equal(job->ranks[0].pid, pid);
     wait_until_free(&local, 0);
-    assert_int_equal(job->n_diagnostics, 1);
-    assert_int_equal(job->kept[0]->code, E_DRIFTED);
+    assert_int_equal(kept_last(&job->kept)->id, 1);
+    assert_int_equal(kept_last(&job->kept)->code, E_DRIFTED);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
     close(hold[1]);
@@ -315,7 +315,7 @@ static void test_doomed_in_a_batch(void **userdata)
     client_say_type(&c, REQUEST_LEAVE);
     client_expect_dropped(&c, E_BAD_MESSAGE, "Ready is not allowed before Hello");
     assert_null(server_job(local.server)->ranks[0].peer);
-    assert_int_equal(server_job(local.server)->n_diagnostics, 1);
+    assert_int_equal(kept_last(&server_job(local.server)->kept)->id, 1);
     client_close(&c);
     check_alive(&local);
     local_stop(&local);

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from conftest import wait_for
-from puppet import REFUSED, all_do, n_fds_at_rest, steps, trainers
+from puppet import REFUSED, all_do, diagnostics, n_fds_at_rest, steps, trainers
 
 STRAY = [signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,
          signal.SIGIO, signal.SIGPWR, signal.SIGXCPU, signal.SIGXFSZ]
@@ -98,6 +98,18 @@ def test_log_that_nobody_reads_does_not_hold_up_the_end(zerod, stderr):
     fill(pipe)
     refused_packet(daemon)
     daemon.stop()  # SIGTERM, and exit status 0 within seconds
+
+
+def test_strangers_fill_neither_the_log_nor_what_is_kept(zerod):
+    daemon = zerod()
+    ranks = trainers(daemon)
+    told = ranks[1]("read 8 1")  # a frozen parameter has no moments
+    assert told.r == REFUSED
+    for _ in range(400):
+        refused_packet(daemon)
+    steps(ranks)
+    assert told.text in [d["text"].rstrip("\n") for d in diagnostics(daemon)]
+    assert 0 < daemon.log().count("E1403 bad message refused\n") < 40
 
 
 # ---- descriptors and memory -----------------------------------------------------------------------------------------
