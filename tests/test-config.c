@@ -42,7 +42,7 @@ static void test_defaults(void **state)
     assert_true(c->optimizer.hyper.weight_decay == 0.01);
     assert_int_equal(c->scheduler.type, SCHEDULE_NONE);
     assert_int_equal(c->gradient_accumulation_steps, 0);
-    assert_true(c->gradient_clipping == 1.0);
+    assert_true(c->gradient_clipping == 0);
     assert_int_equal(c->gradient_allreduce_op, CONFIG_ALLREDUCE_MEAN);
     assert_int_equal(c->communication_data_type, DTYPE_F32);
     assert_false(c->fp16.enabled);

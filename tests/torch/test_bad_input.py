@@ -456,11 +456,14 @@ def innocent():
 
     model, said = make_model(), {}
     opt = zerod.Optimizer(model)
+
+    def one_step(n_micro):  # the abort is told wherever this rank next asks
+        for i in range(n_micro):
+            model(batch(i)).pow(2).mean().backward()
+        opt.step()
+
     for name in ("told-of-zero-grad", "told-of-abort", "told-of-exception"):
-        model(batch()).pow(2).mean().backward()
-        if name == "told-of-zero-grad":
-            model(batch(1)).pow(2).mean().backward()
-        said[name] = caught(opt.step)
+        said[name] = caught(one_step, 2 if name == "told-of-zero-grad" else 1)
         if said[name] != "nothing was raised":
             train(model, opt)
     n_steps = opt.epoch
@@ -576,7 +579,7 @@ def test_write_to_a_published_weight(zerod, start, build):
     assert program.wait(LONG) == -signal.SIGSEGV
     said = program.err()
     assert re.search(r'exits\.py", line \d+ in careless', said), said
-    same("write", said[: said.index("  call site")])
+    same("write", said[said.index("E1106"): said.index("  call site")])
 
 
 # ---- forks -----------------------------------------------------------------------------------------------

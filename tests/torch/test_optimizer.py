@@ -4,6 +4,10 @@ zerod.Optimizer against torch's own: gradients of a torch run are recorded and r
 same numbers, and the weights are compared element by element.
 """
 
+import contextlib
+import io
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -111,7 +115,7 @@ CASES = {
 def test_equals_torch(zerod, run, name):
     kind, type_, params, hypers, how = CASES[name]
     optimizer = {"type": type_, "params": BARE | {"lr": 1e-3} | params}
-    daemon = zerod({"optimizer": optimizer, "gradient_clipping": 0, "zero_optimization": {"stage": 2}})
+    daemon = zerod({"optimizer": optimizer, "zero_optimization": {"stage": 2}})  # as in torch, nothing is clipped
     results = run(daemon, replay, kind=kind, hypers=hypers, **how)
     expected = feed(kind, hypers, [record for record, _ in results], **how)
     for a, b in zip(results[0][1], results[1][1], strict=True):
@@ -130,3 +134,22 @@ def test_ranges_of_sgd(change):
     _check_hypers(HYPERS["SGD"], 0, group)
     with pytest.raises(ValueError, match=f"{next(iter(change))} of parameter group 0 "):
         _check_hypers(HYPERS["SGD"], 0, group | change)
+
+
+def attaches():
+    import zerod
+
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        model = make_model()
+        opt = zerod.Optimizer(make_groups(model), model=model)
+    opt.close()
+    return said.getvalue()
+
+
+def test_one_line_says_what_it_trains_with(zerod, run):
+    daemon = zerod({"gradient_clipping": 0.5, "zero_optimization": {"stage": 2}})
+    first, second = run(daemon, attaches)
+    assert re.fullmatch(r"zerod: AdamW, stage 2, 2 ranks, lr [\d./]+, weight_decay [\d./]+, clipping to 0.5; "
+                        rf"from the daemon at {daemon.socket}\n", first), first
+    assert second == ""

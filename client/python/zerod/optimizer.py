@@ -7,6 +7,8 @@ import contextlib
 import ctypes
 import dataclasses
 import math
+import os
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -114,6 +116,8 @@ class Optimizer(torch.optim.Optimizer):
         except BaseException:
             self._client.close()
             raise
+        if self._client.rank == 0:
+            print(self._describe(socket), file=sys.stderr, flush=True)
 
     # ---- attaching -----------------------------------------------------------------------------------
 
@@ -131,6 +135,20 @@ class Optimizer(torch.optim.Optimizer):
         # sent: a rank that was started again may find them as configured just when the others have changed theirs.
         has_scheduler = self._client.job.has_scheduler
         self._untouched = [self._hyper_of(configured)] * len(self.param_groups) if has_scheduler else None
+
+    def _describe(self, socket: str | None) -> str:
+        """What this run trains with: the first thing to look at when numbers are not those of another run."""
+        job = self._client.job
+        rates, decays = (
+            "/".join(dict.fromkeys(f"{float(group[name]):g}" for group in self.param_groups))
+            for name in ("lr", "weight_decay")
+        )
+        clipping = f"clipping to {job.max_norm:g}" if job.max_norm else "no clipping"
+        at = f", goes on at step {self.position.step}" if self.resumed else ""
+        return (
+            f"zerod: {self.optimizer_type}, stage {job.stage}, {job.world_size} ranks, lr {rates}, weight_decay {decays}, "
+            f"{clipping}{at}; from the daemon at {socket or os.environ.get('ZEROD_SOCKET')}"
+        )
 
     def _form(self) -> None:
         client = self._client
