@@ -338,6 +338,8 @@ int client_call(struct zerod *c, const struct request *request, enum reply_type 
     (void)failpoint_at(request_type_name(request->type), "answered");
     if (reply->type == REPLY_REFUSED)
         return refused(c, &reply->refused);
+    if (reply->type == REPLY_DONE && reply->done.loss_scale > 0)
+        c->loss_scale = reply->done.loss_scale;
     if (reply->type != type)
         return client_fatal(c, -EPROTO, "zerod answered %s with %s", request_type_name(request->type),
                             reply_type_name(reply->type));
@@ -621,6 +623,11 @@ struct zerod_position zerod_epoch(const struct zerod *c)
         .attempt = c->position.attempt,
         .n_windows = c->position.n_windows,
     };
+}
+
+double zerod_loss_scale(const struct zerod *c)
+{
+    return c->loss_scale;
 }
 
 int zerod_user_state(struct zerod *c, const void **data, size_t *len)

@@ -82,3 +82,47 @@ def test_scaled_training_equals_torch(zerod, run, dtype, init_scale):
     if dtype == torch.float16:
         assert not all(applied), "the scale is meant to overflow"
     assert "E1201" not in daemon.log(), "a skip under a trainer's own scale is no report"
+
+
+# ---- the daemon's own loss scale --------------------------------------------------------------------------
+
+
+def scaled(n_steps, overflow_at=None):
+    """A rank whose loss carries opt.loss_scale: scales before each step, and the weights at the end."""
+    import zerod
+
+    model = make_model(torch.float16)
+    opt = zerod.Optimizer(model, run_id="scaled", **ADAM)
+    scales = []
+    while opt.position.step < n_steps:
+        step = opt.position.step
+        scales.append(opt.loss_scale)
+        x, y = batch(step, opt.rank)
+        loss = (model(x.to(torch.float16)).float() - y).pow(2).mean()
+        (loss * (float("inf") if step == overflow_at else opt.loss_scale)).backward()
+        opt.step()
+        opt.zero_grad()
+    last = opt.loss_scale
+    weights = [p.detach().clone() for p in model.parameters()]
+    opt.close()
+    return scales, last, weights
+
+
+FP16 = {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 8, "loss_scale_window": 1000, "hysteresis": 1}}
+
+
+def test_loss_scale_is_known_before_the_first_step(zerod, run):
+    """Also by a program that is started again: it ends with the bits of one that was not."""
+    whole = run(zerod(FP16), scaled, n_steps=8, overflow_at=2)
+    daemon = zerod(FP16)
+    first = run(daemon, scaled, n_steps=4, overflow_at=2)
+    second = run(daemon, scaled, n_steps=8)
+    for rank in range(2):
+        assert whole[rank][0] == [256.0] * 3 + [128.0] * 5
+        assert first[rank][0] + second[rank][0] == whole[rank][0]
+        assert first[rank][1] == second[rank][0][0] == 128.0
+        assert all(torch.equal(a, b) for a, b in zip(second[rank][2], whole[rank][2], strict=True))
+
+
+def test_loss_scale_of_a_job_without_one(zerod, run):
+    assert all(set(scales) == {1.0} for scales, _, _ in run(zerod(), scaled, n_steps=2))

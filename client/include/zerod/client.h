@@ -223,7 +223,7 @@ struct zerod_step_result {
     uint64_t epoch;     /* steps committed, this one included */
     bool applied;       /* false: skipped, state and weights unchanged */
     double grad_norm;   /* of the unscaled gradient, before clipping */
-    double loss_scale;  /* to scale the next loss with */
+    double loss_scale;  /* to scale the next loss with; zerod_loss_scale() has it, too */
     double lr;          /* used for group 0 */
     unsigned n_missing; /* parameters that no rank pushed in this step: left alone */
 };
@@ -275,6 +275,12 @@ ZEROD_API int zerod_form(struct zerod *c);
 
 /* Where this rank stands; valid after zerod_form(). */
 ZEROD_API struct zerod_position zerod_epoch(const struct zerod *c);
+
+/*
+ * The daemon's loss scale, to multiply the next loss with: 1 unless fp16 is enabled. Known from zerod_form() on, and as
+ * of the last answer; a rank that was started again goes on with it.
+ */
+ZEROD_API double zerod_loss_scale(const struct zerod *c);
 
 /* This rank's last blob, committed with a micro-batch or step; *data is NULL if there is none. Lives until
  * zerod_close(). */

@@ -242,6 +242,10 @@ class Client:
         return self.check(lib.form(self._handle)) == _lib.RESUMED
 
     @property
+    def loss_scale(self) -> float:
+        return float(lib.loss_scale(self._handle))
+
+    @property
     def position(self) -> Position:
         at = lib.epoch(self._handle)
         return Position(at.step, at.micro_batch, at.attempt, at.n_windows)

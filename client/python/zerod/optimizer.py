@@ -238,6 +238,14 @@ class Optimizer(torch.optim.Optimizer):
         return self._client.position.step
 
     @property
+    def loss_scale(self) -> float:
+        """
+        The daemon's loss scale, to multiply the next loss with: `(loss * opt.loss_scale).backward()`. 1 unless fp16 is
+        enabled in its configuration. A program that was started again finds what the others have.
+        """
+        return self._client.loss_scale
+
+    @property
     def step_was_skipped(self) -> bool:
         """Did the last step leave the weights alone, because of non-finite gradients?"""
         return self.result is not None and not self.result.applied
