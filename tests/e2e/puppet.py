@@ -261,6 +261,7 @@ def diagnostics(daemon):
 
 def said_alike(daemon, text):
     """The text that a client got stands word for word in the log and in zerodctl's JSON."""
-    assert text.rstrip("\n") in daemon.log(), f"not in the log:\n{text}\nlog:\n{daemon.log()}"
+    wait_for(lambda: f"not in the log:\n{text}\nlog:\n{daemon.log()}", lambda: text.rstrip("\n") in daemon.log(),
+             5 * daemon.patience)  # a thread of its own writes
     texts = [d["text"].rstrip("\n") for d in diagnostics(daemon)]
     assert text.rstrip("\n") in texts, f"not in zerodctl diagnostics:\n{text}\nthere:\n" + "\n".join(texts)

@@ -36,7 +36,7 @@ def said(daemon, code):
     """Waits for a diagnostic of that code. Return: its text."""
     found = wait_for(lambda: f"no E{code} in\n{daemon.log()}",
                      lambda: [d for d in daemon.json("diagnostics") if d["code"] == f"E{code}"], 20 * daemon.patience)
-    assert found[-1]["text"].rstrip("\n") in daemon.log()
+    wait_for("the log", lambda: found[-1]["text"].rstrip("\n") in daemon.log())
     return found[-1]["text"]
 
 

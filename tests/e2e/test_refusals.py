@@ -90,7 +90,7 @@ class Scene:
         last = wait_for("a warning", lambda: diagnostics(self.daemon)[-1:])[0]
         assert last["warning"] and last["code"] == name[:5].upper(), last["text"]
         golden(name, last["text"])
-        assert last["text"].rstrip("\n") in self.daemon.log()
+        wait_for("the log", lambda: last["text"].rstrip("\n") in self.daemon.log())
 
     def end_all(self):
         """Rank 0 does its micro-batch, rank 1 ends the one that it has open."""

@@ -144,7 +144,8 @@ class Client:
         if on_duplicate not in _lib.ON_DUPLICATE:
             raise ValueError(f"on_duplicate is {on_duplicate!r}; it may be 'reject', 'accumulate' or 'abort_step'")
         if not faulthandler.is_enabled():
-            faulthandler.enable()  # prints the Python frames when a published weight is written to (E1106)
+            with contextlib.suppress(OSError, AttributeError, RuntimeError):  # a stderr that is no file
+                faulthandler.enable()  # prints the Python frames when a published weight is written to (E1106)
         options = _lib.Options(
             socket=_socket(socket),
             rank=self.rank,
