@@ -170,14 +170,10 @@ static uint64_t ring_needs(const struct zerod *c, const struct reply_formed *for
 
 static int map_segments(struct zerod *c, const struct reply_formed *formed)
 {
-    bool has_weights = false;
-
     for (size_t i = 0; i < formed->n_segments; i++) {
         int fd = i < c->in.n_fds ? steal_fd(&c->in.fds[i]) : -1;
         int r = fd < 0 ? -EPROTO : map_segment(c, &formed->segments[i], fd);
 
-        has_weights = has_weights || formed->segments[i].kind == WIRE_SEGMENT_WEIGHTS ||
-                      formed->segments[i].kind == WIRE_SEGMENT_POOL;
         if (r < 0)
             return client_fatal(c, r, "mapping zerod's memory (%llu bytes): %s",
                                 (unsigned long long)formed->segments[i].n_bytes,
@@ -185,8 +181,6 @@ static int map_segments(struct zerod *c, const struct reply_formed *formed)
     }
     if (!c->ring.base || !c->credit.base || !c->ring.cuda != !c->cuda || c->ring.n_bytes < ring_needs(c, formed))
         return client_fatal(c, -EPROTO, "zerod sent no ring");
-    if (c->layout->weight_bytes > 0 && !has_weights)
-        return client_fatal(c, -EPROTO, "zerod sent no weights");
     if (!c->cuda)
         (void)madvise(c->ring.base, c->ring.n_bytes, MADV_POPULATE_WRITE);
     return 0;
@@ -234,7 +228,7 @@ static int take_formed(struct zerod *c, const struct reply_formed *formed)
     if (r == 0)
         r = map_segments(c, formed);
     if (r == 0)
-        r = weights_check_pool(c);
+        r = weights_check(c);
     return r < 0 ? r : push_init(c, formed->n_tickets);
 }
 

@@ -185,7 +185,8 @@ void mapping_deinit(struct mapping *mapping);
 int weights_init(struct zerod *c, enum wire_segment_kind kind, int fd, size_t n_bytes);
 void weights_deinit(struct zerod *c);
 int weights_init_pool(struct zerod *c, int fd, size_t n_bytes);
-int weights_check_pool(struct zerod *c);
+/* Has Formed brought the weights, or a pool with room for each parameter? Return: 0 or a negative errno. */
+int weights_check(struct zerod *c);
 void weights_forget_device(struct zerod *c); /* in a forked child */
 
 /* After a step or window: private copies follow, and what is gathered on a GPU. Return: 0 or fatal. */

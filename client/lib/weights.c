@@ -93,10 +93,11 @@ int weights_init_pool(struct zerod *c, int fd, size_t n_bytes)
     return r == 0 ? range_new(&c->range, c->cuda, c->layout, bound_bytes) : r;
 }
 
-int weights_check_pool(struct zerod *c)
+int weights_check(struct zerod *c)
 {
     if (!c->cuda || !is_stage3(c))
-        return 0;
+        return c->weights.base || c->layout->weight_bytes == 0 ? 0
+                                                               : client_fatal(c, -EPROTO, "zerod sent no weights");
     if (!c->range)
         return client_fatal(c, -EPROTO, "zerod sent no pool for gathered weights");
     for (uint32_t p = 0; p < c->layout->n_params; p++)
@@ -258,7 +259,7 @@ static size_t gathered_at_once(const struct zerod *c, const unsigned *params, si
             break;
         n++;
     }
-    return n; /* weights_check_pool() has seen that there is room for each */
+    return n; /* weights_check() has seen that there is room for each */
 }
 
 static int send_release(struct zerod *c, const unsigned *params, size_t n_params)
