@@ -38,9 +38,6 @@ static const struct misplaced step_while_open = {
 static const struct misplaced norm_while_open = {"the gradient norm",
                                                  "a micro-batch is open, and its gradients belong to the norm",
                                                  "zerod_end_backward before zerod_grad_norm"};
-static const struct misplaced step_before_redo = {
-    "the step", "a predecessor of this rank died in a micro-batch of which a part is reduced already",
-    "do the micro-batch again that zerod_epoch() tells, then zerod_step"};
 
 static void refuse_position(struct job *job, struct job_rank *rank, enum diagnostic_code code, uint64_t step,
                             uint32_t micro_batch, const char *detail)
@@ -384,20 +381,27 @@ static bool args_differ(const struct job *job, const struct step_args *a, const 
     return false;
 }
 
+/* Return: the first rank but this one that has asked for the step, or NULL. */
+static const struct job_rank *first_asked(const struct job *job, const struct job_rank *rank)
+{
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (r != rank->rank && job->ledger.ranks[r].asked)
+            return &job->ranks[r];
+    return NULL;
+}
+
 struct diagnostic *job_compare_args(const struct job *job, const struct job_rank *rank)
 {
+    const struct job_rank *other = first_asked(job, rank);
     struct evidence_args evidence = {.at = job_at(job, rank)};
     char name[64];
 
-    for (unsigned r = 0; r < job->world_size; r++) {
-        if (r == rank->rank || !job->ledger.ranks[r].asked)
-            continue;
-        evidence.other_rank = r;
-        if (args_differ(job, &rank->args, &job->ranks[r].args, &evidence, name, sizeof(name)))
-            return cause_step_args(&evidence);
-        break;
-    }
-    return NULL;
+    if (!other)
+        return NULL;
+    evidence.other_rank = other->rank;
+    if (!args_differ(job, &rank->args, &other->args, &evidence, name, sizeof(name)))
+        return NULL;
+    return cause_step_args(&evidence);
 }
 
 /* Settings that no configuration may have: there is no memory for them, or weights could become NaN. The client library
@@ -442,19 +446,63 @@ static bool needs_others(const struct job *job, const struct job_rank *rank)
     return missing.n > 0 && missing_on_all(job, &missing);
 }
 
-static void judge_and_ask(struct job *job, struct job_rank *rank)
+void job_abort_inherited(struct job *job, const struct job_rank *from, struct diagnostic *refusal)
 {
-    struct diagnostic *refusal = rank->proceed ? NULL : judge_request(job, rank);
+    struct evidence_inherited evidence = {
+        .at = job_at(job, from),
+        .n_ended = job->ledger.ranks[from->rank].n_inherited,
+        .asked = job->ledger.ranks[from->rank].asked,
+        .refusal = refusal,
+    };
+    struct diagnostic *reason;
 
-    if (!refusal)
-        refusal = job_compare_args(job, rank);
-    if (refusal) {
-        job_fault(job, rank, refusal);
-        job_is_held(job, rank);
+    evidence.at.micro_batch = -1; /* it is about the step */
+    reason = cause_inherited(&evidence);
+    diagnostic_unref(refusal);
+    job_abort(job, from->rank, reason);
+}
+
+/*
+ * A successor that is refused what its predecessor did can only end, and the next one would be refused alike. The same
+ * goes for the arguments of a request whose process is gone.
+ */
+static void refuse_step(struct job *job, struct job_rank *rank, struct diagnostic *refusal, const struct job_rank *from)
+{
+    if (from) {
+        job_wait(job, rank, WAIT_ABORTED);
+        job_abort_inherited(job, from, refusal);
         return;
     }
-    if (ledger_ask(&job->ledger, rank->rank) == LEDGER_E_EARLY) {
-        job_refuse_early(job, rank, &step_before_redo);
+    job_fault(job, rank, refusal);
+    job_is_held(job, rank);
+}
+
+/* Is the rank's part of the step its predecessor's, and is none of its micro-batches still to come? */
+static bool is_heir(const struct job *job, const struct job_rank *rank)
+{
+    uint64_t configured = job->config->gradient_accumulation_steps;
+
+    return ledger_inherits(&job->ledger, rank->rank) &&
+           (!configured || job->ledger.ranks[rank->rank].n_ended >= configured);
+}
+
+static void judge_and_ask(struct job *job, struct job_rank *rank)
+{
+    const struct job_rank *heir = is_heir(job, rank) ? rank : NULL;
+    const struct job_rank *other = first_asked(job, rank);
+    struct diagnostic *refusal = rank->proceed ? NULL : judge_request(job, rank);
+
+    if (refusal) {
+        refuse_step(job, rank, refusal, heir);
+        return;
+    }
+    refusal = job_compare_args(job, rank);
+    if (refusal) {
+        refuse_step(job, rank, refusal, other->wait == WAIT_STEP ? NULL : other);
+        return;
+    }
+    if (ledger_ask(&job->ledger, rank->rank) == LEDGER_E_EARLY) { /* a part of its predecessor's stands */
+        refuse_step(job, rank, NULL, rank);
         return;
     }
     rank->asked_ns = job_now(job);

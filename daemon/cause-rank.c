@@ -185,6 +185,31 @@ struct diagnostic *cause_rank_back(const struct evidence_at *at)
     return diagnostic_finish(d);
 }
 
+struct diagnostic *cause_inherited(const struct evidence_inherited *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_RANK_LOST, "a dead process left a step that is refused, step aborted");
+    struct strbuf buf = {0};
+
+    if (e->refusal)
+        strbuf_add_bytes(&buf, e->refusal->text, strcspn(e->refusal->text, "\n"));
+    diagnostic_field_take(d, "got", &buf);
+    if (e->asked)
+        diagnostic_field(d, "cause", "a process that is gone had asked for the step, and no other can ask differently");
+    else if (!e->refusal)
+        diagnostic_field(d, "cause",
+                         "a part of a micro-batch of a process that is gone is in the sums, and was not redone");
+    else
+        diagnostic_field(d, "cause",
+                         "%" PRIu32 " micro-batch%s of this rank had been ended by a process that is gone, and its "
+                         "successor cannot change them",
+                         e->n_ended, e->n_ended == 1 ? "" : "es");
+    diagnostic_field(d, "fix", "none is needed: the step begins again, and the successor does all of it");
+    diagnostic_field(d, "or", "mend the program   (if the step is then refused again, this time for its own)");
+    diagnostic_field(d, "not it", "the ranks that waited: they lose the step and nothing else");
+    diagnostic_field(d, "state", STEP_ABORTED);
+    return diagnostic_finish(d);
+}
+
 /* ---- the abort of a step ------------------------------------------------------------------------------- */
 
 /* All of it: whoever is told of the abort needs to look nowhere else. */

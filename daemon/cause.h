@@ -168,6 +168,18 @@ struct diagnostic *cause_rank_lost(const struct evidence_lost *evidence);
 /* A rank that had left is there again, and the open step was added up without it: aborted for all. */
 struct diagnostic *cause_rank_back(const struct evidence_at *at);
 
+/*
+ * What a process that is gone left of the open step keeps the step from being taken, and no other process can change
+ * it: aborted for all.
+ */
+struct evidence_inherited {
+    struct evidence_at at;            /* rank: whose process is gone */
+    uint32_t n_ended;                 /* micro-batches that it ended; 0: only a part of one stands */
+    bool asked;                       /* it had asked for the step, with other arguments than the refused one */
+    const struct diagnostic *refusal; /* of the step; NULL: none but that a part of a micro-batch stands */
+};
+struct diagnostic *cause_inherited(const struct evidence_inherited *evidence);
+
 /* The abort of a step as the innocent see it: names whose request or fault it was. */
 struct evidence_abort {
     struct evidence_at at; /* rank: who caused it */

@@ -216,16 +216,24 @@ static bool holds_nonfinite(const struct job *job, const struct asked *asked)
            finding->found && !job->ranks[finding->rank].left && !asked->proceed;
 }
 
-/* on_nonfinite: error. The guilty rank's request is taken back and refused; the others wait on. */
+/*
+ * on_nonfinite: error. The guilty rank's request is taken back and refused; the others wait on. If a process pushed it
+ * that is gone, the step is aborted.
+ */
 static void hold_for_nonfinite(struct job *job)
 {
     struct evidence_nonfinite evidence = nonfinite_evidence(job, true);
     struct job_rank *rank = &job->ranks[job->finding.rank];
+    struct diagnostic *refusal = job->lossscale.dynamic
+                                     ? cause_loss_scale(&evidence, job->config->fp16.scale.min_scale)
+                                     : cause_nonfinite(&evidence);
 
     job->ledger.ranks[rank->rank].asked = false;
-    job_fault(job, rank,
-              job->lossscale.dynamic ? cause_loss_scale(&evidence, job->config->fp16.scale.min_scale)
-                                     : cause_nonfinite(&evidence));
+    if (job->finding.micro_batch < job->ledger.ranks[rank->rank].n_inherited) {
+        job_abort_inherited(job, rank, refusal);
+        return;
+    }
+    job_fault(job, rank, refusal);
     if (rank->wait == WAIT_STEP)
         job_is_held(job, rank);
 }

@@ -563,6 +563,9 @@ const char *job_waits_for(const struct job *job, const struct job_rank *rank); /
 /* on_leave: stop. Those who wait are told. */
 void job_stop_waiting(struct job *job);
 
+/* Aborts the step because of what an earlier process of a rank left in it; takes the refusal of the step, or NULL. */
+void job_abort_inherited(struct job *job, const struct job_rank *from, struct diagnostic *refusal);
+
 /* What a rank asks the step with, to another node and from there. groups: room for one per group. */
 /* NULL: the rank's arguments agree with those of the ranks that have asked. */
 struct diagnostic *job_compare_args(const struct job *job, const struct job_rank *rank);

@@ -149,6 +149,7 @@ int ledger_attach(struct ledger *ledger, unsigned rank, uint64_t incarnation)
 
     r->incarnation = incarnation;
     r->last_sequence = 0;
+    r->n_inherited = r->n_ended;
 
     /* With nothing open the entries are of an ended micro-batch, or stand as an earlier death left them. */
     if (!r->open)
@@ -368,6 +369,13 @@ int ledger_ask(struct ledger *ledger, unsigned rank)
     return 0;
 }
 
+bool ledger_inherits(const struct ledger *ledger, unsigned rank)
+{
+    const struct ledger_rank *r = get_rank(ledger, rank);
+
+    return r->n_inherited > 0 || stands(ledger, r);
+}
+
 /* Leaves the rank as one that has done nothing in this step. */
 static void rewind_rank(const struct ledger *ledger, struct ledger_rank *rank)
 {
@@ -377,6 +385,7 @@ static void rewind_rank(const struct ledger *ledger, struct ledger_rank *rank)
     rank->open = false;
     rank->asked = false;
     rank->n_ended = 0;
+    rank->n_inherited = 0;
     rank->n_pushed = 0;
 }
 

@@ -145,6 +145,7 @@ struct ledger_rank {
     bool asked;                   /* for the step */
     bool accumulate;              /* on_duplicate: accumulate; the caller may change it between micro-batches */
     uint32_t n_ended;             /* micro-batches ended in this step */
+    uint32_t n_inherited;         /* of these, by earlier incarnations */
     uint32_t n_pushed;            /* parts pushed at least once in this step, this micro-batch included */
     uint32_t n_pushed_open;       /* parts with a push among the entries */
     struct ledger_entry *entries; /* n_parts, of the open micro-batch, or of the last ended one; owned */
@@ -217,6 +218,9 @@ int ledger_abandon(struct ledger *ledger, unsigned rank);
  * passes stand.
  */
 int ledger_ask(struct ledger *ledger, unsigned rank);
+
+/* Has an earlier incarnation ended micro-batches of this step, or does something stand that was not pushed again? */
+bool ledger_inherits(const struct ledger *ledger, unsigned rank);
 
 void ledger_abort(struct ledger *ledger);
 void ledger_commit(struct ledger *ledger);

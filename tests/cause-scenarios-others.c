@@ -432,6 +432,36 @@ static struct diagnostic *e1302_back(const struct fixture *f)
     return cause_rank_back(&(struct evidence_at){.layout = f->net, .rank = 2, .step = 90, .micro_batch = -1});
 }
 
+static struct diagnostic *e1302_inherited(const struct fixture *f)
+{
+    struct diagnostic *refusal = cause_missing(&(struct evidence_missing){.at = at(f->net, TORCH, 2, 90, -1),
+                                                                         .params = f->unused,
+                                                                         .n_params = ARRAY_SIZE(f->unused),
+                                                                         .n_trainable = 17,
+                                                                         .world_size = 4});
+    struct diagnostic *d = cause_inherited(
+        &(struct evidence_inherited){.at = at(f->net, TORCH, 2, 90, -1), .n_ended = 1, .refusal = refusal});
+
+    diagnostic_unref(refusal);
+    return d;
+}
+
+static struct diagnostic *e1302_inherited_part(const struct fixture *f)
+{
+    return cause_inherited(&(struct evidence_inherited){.at = at(f->net, TORCH, 2, 90, -1), .n_ended = 2});
+}
+
+static struct diagnostic *e1302_inherited_arguments(const struct fixture *f)
+{
+    struct diagnostic *refusal = cause_step_args(&(struct evidence_args){
+        .at = at(f->net, TORCH, 1, 90, -1), .other_rank = 2, .name = "max_norm", .value = 1, .other_value = 7});
+    struct diagnostic *d = cause_inherited(&(struct evidence_inherited){
+        .at = at(f->net, TORCH, 2, 90, -1), .n_ended = 2, .asked = true, .refusal = refusal});
+
+    diagnostic_unref(refusal);
+    return d;
+}
+
 static struct diagnostic *e1302_step_aborted(const struct fixture *f)
 {
     struct evidence_duplicate duplicate = two_backwards(f, TORCH, 0);
@@ -735,6 +765,9 @@ static const struct scenario scenarios[] = {
     {"e1302-differs-torch", e1302_differs_torch, "", false},
     {"e1302-left-torch", e1302_left_torch, "", false},
     {"e1302-back", e1302_back, "", false},
+    {"e1302-inherited", e1302_inherited, "", false},
+    {"e1302-inherited-part", e1302_inherited_part, "", false},
+    {"e1302-inherited-arguments", e1302_inherited_arguments, "", false},
     {"e1302-step-aborted", e1302_step_aborted, "D2", false},
     {"e1302-asked-for", e1302_asked_for, "", false},
     {"e1302-by-administrator", e1302_by_administrator, "", false},

@@ -1202,6 +1202,41 @@ static void test_record(void **state)
     ledger_deinit(&ledger);
 }
 
+/* Of earlier incarnations are what they have ended, and what stands; nothing of it outlives the step. */
+static void test_inherited(void **state)
+{
+    static const uint8_t trainable[1] = {1};
+    struct push_record record = {.incarnation = 8, .sequence = 1, .micro_batch = 1};
+    struct ledger ledger;
+    uint16_t pass;
+
+    (void)state;
+    assert_int_equal(ledger_init(&ledger, (struct ledger_ranks){.end = 1, .n = 1}, 1, trainable, true), 0);
+    ledger_attach(&ledger, 0, 7);
+    assert_int_equal(ledger_begin(&ledger, 0, 0, 0), LEDGER_ADMITTED);
+    assert_int_equal(ledger_end(&ledger, 0, 0, 0), LEDGER_ADMITTED);
+    ledger_attach(&ledger, 0, 7);
+    assert_false(ledger_inherits(&ledger, 0));
+    ledger_attach(&ledger, 0, 8);
+    assert_true(ledger_inherits(&ledger, 0));
+    assert_int_equal(ledger_begin(&ledger, 0, 0, 1), LEDGER_ADMITTED);
+    assert_int_equal(ledger_push(&ledger, 0, &record, &pass), LEDGER_ADMITTED);
+    ledger_post(&ledger, 0, 0);
+    assert_int_equal(ledger.ranks[0].n_inherited, 1);
+    ledger_abort(&ledger);
+    assert_false(ledger_inherits(&ledger, 0));
+
+    record = (struct push_record){.incarnation = 8, .sequence = 2, .attempt = 1};
+    assert_int_equal(ledger_begin(&ledger, 0, 0, 0), LEDGER_ADMITTED);
+    assert_int_equal(ledger_push(&ledger, 0, &record, &pass), LEDGER_ADMITTED);
+    ledger_post(&ledger, 0, 0);
+    assert_false(ledger_inherits(&ledger, 0));
+    ledger_attach(&ledger, 0, 9);
+    assert_true(ledger_inherits(&ledger, 0)); /* it stands */
+    ledger_abort(&ledger);
+    ledger_deinit(&ledger);
+}
+
 /* As many passes as their type can count, all of their sums, and not one more. */
 static void test_most_passes(void **state)
 {
@@ -1300,6 +1335,7 @@ int main(void)
         cmocka_unit_test(test_abort_after_commit),
         cmocka_unit_test(test_commit),
         cmocka_unit_test(test_record),
+        cmocka_unit_test(test_inherited),
         cmocka_unit_test(test_most_passes),
         cmocka_unit_test(test_policy_of_one_rank),
         cmocka_unit_test(test_deinit_of_nothing),

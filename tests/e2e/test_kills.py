@@ -15,6 +15,7 @@ import pytest
 import kills
 from conftest import wait_for
 from kills import CLASSES, References, describe, finish, judge, start, train
+from puppet import ABORTED, RESUMED, Puppet, all_do, steps, trainers
 
 pytestmark = pytest.mark.threads
 
@@ -62,6 +63,30 @@ def test_two_ranks_killed(build, references, tmp_path, seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_aborted(build, references, tmp_path, seed):
     kills.one_run(build, references, tmp_path, seed, kills.ABORTS)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_successor_of_a_rank_that_pushed_nothing(zerod, stage):
+    """It asks for the step, as its position says: the step is begun again once, and it goes on."""
+    daemon = zerod({"world": {"size": 3}, "zero_optimization": {"stage": stage}})
+    ranks = trainers(daemon)
+    steps(ranks)
+    for p in ranks:
+        p.ok("begin")
+    for p in ranks[:2]:
+        p.ok("pushes")
+    assert [a.r for a in all_do(ranks, "end")] == [0] * 3
+    for p in ranks[:2]:
+        p.tell("step")
+    assert ranks[2]("step").error["code"] == 1005
+    ranks[2].kill()
+    ranks[2] = Puppet(daemon, 2).attach()
+    assert ranks[2]("form").r == RESUMED
+    for answer in [ranks[2]("step"), *(p.answer() for p in ranks[:2])]:
+        assert answer.r == ABORTED and answer.error["code"] == 1302, answer
+        assert "E1005" in answer.text and "by a process that is gone" in answer.text
+    steps(ranks, 2)
+    assert daemon.status()["counters"]["n_aborts"] == 1
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -120,6 +120,26 @@ def test_abort_on_another_node(zerod):
         assert line(text, "cause") == "an administrator asked for it (zerodctl abort-step)"
 
 
+def test_successor_of_a_rank_that_pushed_nothing(zerod):
+    """It is refused the step that its predecessor left: the step is begun again on all nodes, and all are told."""
+    nodes, puppets = start(zerod, (1, 1))
+    steps(puppets)
+    for p in puppets:
+        p.ok("begin")
+    puppets[0].ok("pushes")
+    for p in puppets:
+        p.tell("end")
+    assert [p.answer().r for p in puppets] == [0, 0]
+    puppets[0].tell("step")
+    puppets[1].kill()
+    puppets[1] = Puppet(nodes.daemons[1], 1).attach()
+    form(puppets[1:])
+    for answer in (puppets[1]("step"), puppets[0].answer()):
+        assert answer.r == ABORTED and answer["error"]["code"] == 1302, answer
+        assert "E1005" in answer.text and "by a process that is gone" in answer.text
+    steps(puppets)
+
+
 def test_backward_given_up_too_late(zerod):
     """Its gradients are in sums already: its rank waits until node 0 has aborted the step, and is told."""
     nodes, puppets = start(zerod, (1, 1), zero_optimization={"stage": 2, "reduce_bucket_size": 300})
