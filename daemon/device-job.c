@@ -6,6 +6,7 @@
 
 #include "daemon/base.h"
 #include "daemon/cause.h"
+#include "daemon/device-reach.h"
 #include "daemon/gather-device.h"
 #include "daemon/job.h"
 #include "daemon/nodes.h"
@@ -307,6 +308,26 @@ static void on_failed(void *userdata, uint32_t generation, const char *why)
         job_keep(job, cause_device(&(struct evidence_node){.at = at, .generation = generation, .why = why}));
 }
 
+/* Without its events nobody knows when its gradients are written. If the process is gone, its successor is compared. */
+static void on_unopened(void *userdata, unsigned local_rank, const char *why)
+{
+    struct job *job = userdata;
+    struct job_rank *rank = &job->ranks[job->first_rank + local_rank];
+    struct diagnostic *diagnostic;
+
+    if (!rank->peer)
+        return;
+    diagnostic = cause_unopened(&(struct evidence_unopened){.at = job_at(job, rank),
+                                                            .pid = rank->pid,
+                                                            .uid = rank->uid,
+                                                            .own_uid = geteuid(),
+                                                            .reach = device_reach(rank->pid, rank->uid),
+                                                            .why = why});
+    diagnostic = job_keep(job, diagnostic);
+    job_abort(job, rank->rank, diagnostic_ref(diagnostic));
+    job->ops.drop(job->ops.userdata, rank->peer, diagnostic);
+}
+
 int device_job_new(struct job *job)
 {
     const struct config *config = job->config;
@@ -329,7 +350,7 @@ int device_job_new(struct job *job)
                      .pool_bytes = config->zero.stage == 3 ? plan_device_pool_bytes(job->layout) : 0},
             .node = config->world.node,
             .n_nodes = (unsigned)MAX(config->world.nodes.n_items, (size_t)1),
-            .ops = {.ready = on_ready, .failed = on_failed, .put = on_put, .after = after, .userdata = job},
+            .ops = {.ready = on_ready, .failed = on_failed, .unopened = on_unopened, .put = on_put, .after = after, .userdata = job},
         });
 }
 

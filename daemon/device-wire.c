@@ -81,6 +81,10 @@ static const struct wire_rule event_rules[] = {
     BYTES(DeviceEvent, device_event, handle, n_handle_bytes, .min = DEVICE_EVENT_BYTES, .max = DEVICE_EVENT_BYTES),
 };
 
+static const struct wire_rule release_rules[] = {
+    U32(DeviceRelease, device_release, local_rank, .max = DEVICE_MAX_LOCAL - 1),
+};
+
 static const struct wire_rule slot_rules[] = {
     U32(DeviceSlot, device_slot, local_rank, .max = DEVICE_MAX_LOCAL - 1),
     U64(DeviceSlot, device_slot, offset_bytes, .max = DEVICE_MAX_BYTES, .multiple_of = 128),
@@ -205,6 +209,12 @@ static const struct wire_rule done_rules[] = {
     U64(DeviceDone, device_done, n_bytes_received),
 };
 
+static const struct wire_rule unopened_rules[] = {
+    U32(DeviceUnopened, device_unopened, local_rank, .max = DEVICE_MAX_LOCAL - 1),
+    U32(DeviceUnopened, device_unopened, number, .max = DEVICE_MAX_EVENTS - 1),
+    STRING(DeviceUnopened, device_unopened, what, .min = 1, .max = DEVICE_MAX_WHAT_BYTES, .flags = WIRE_CUT),
+};
+
 static const struct wire_rule failed_rules[] = {
     STRING(DeviceFailed, device_failed, what, .min = 1, .max = DEVICE_MAX_WHAT_BYTES, .flags = WIRE_CUT),
     BOOL(DeviceFailed, device_failed, has_tag),
@@ -222,6 +232,7 @@ static const struct wire_table command_tables[N_DEVICE_COMMAND_TYPES] = {
     [DEVICE_COMMAND_GATHER] = WIRE_TABLE(device_gather, device_order_gather, gather_rules),
     [DEVICE_COMMAND_COPY] = WIRE_TABLE(device_copy, device_order_copy, copy_rules, .check = copy_check),
     [DEVICE_COMMAND_FETCH] = WIRE_TABLE(device_fetch, device_order_fetch, fetch_rules, .check = fetch_check),
+    [DEVICE_COMMAND_RELEASE] = WIRE_TABLE(device_release, device_release, release_rules),
 };
 
 static const struct wire_table report_tables[N_DEVICE_REPORT_TYPES] = {
@@ -230,6 +241,7 @@ static const struct wire_table report_tables[N_DEVICE_REPORT_TYPES] = {
     [DEVICE_REPORT_READY] = WIRE_TABLE(device_ready, device_ready, ready_rules),
     [DEVICE_REPORT_DONE] = WIRE_TABLE(device_done, device_done, done_rules),
     [DEVICE_REPORT_FAILED] = WIRE_TABLE(device_failed, device_failed, failed_rules),
+    [DEVICE_REPORT_UNOPENED] = WIRE_TABLE(device_unopened, device_unopened, unopened_rules),
 };
 
 /* ---- the verbs ------------------------------------------------------------------------------------------ */
@@ -250,8 +262,8 @@ static const struct wire_envelope report_envelope = {
     .n_types = N_DEVICE_REPORT_TYPES,
 };
 
-_Static_assert((int)DEVICE_COMMAND_FETCH == (int)ZEROD__V1__DEVICE_COMMAND__KIND_FETCH &&
-                   (int)DEVICE_REPORT_FAILED == (int)ZEROD__V1__DEVICE_REPORT__KIND_FAILED,
+_Static_assert((int)DEVICE_COMMAND_RELEASE == (int)ZEROD__V1__DEVICE_COMMAND__KIND_RELEASE &&
+                   (int)DEVICE_REPORT_UNOPENED == (int)ZEROD__V1__DEVICE_REPORT__KIND_UNOPENED,
                "types are numbered like the kinds of the proto");
 
 int device_unpack_command(struct wire_arena *arena, const void *data, size_t n_bytes, struct device_command *out,

@@ -85,6 +85,10 @@ struct device_event {
     size_t n_handle_bytes;
 };
 
+struct device_release {
+    uint32_t local_rank;
+};
+
 struct device_slot {
     uint32_t local_rank;
     uint64_t offset_bytes;
@@ -156,6 +160,11 @@ struct device_done {
     uint64_t n_bytes_sent, n_bytes_received;
 };
 
+struct device_unopened {
+    uint32_t local_rank, number;
+    const char *what;
+};
+
 struct device_failed {
     const char *what;
     bool has_tag;
@@ -173,6 +182,7 @@ enum device_command_type {
     DEVICE_COMMAND_GATHER,
     DEVICE_COMMAND_COPY,
     DEVICE_COMMAND_FETCH,
+    DEVICE_COMMAND_RELEASE,
     N_DEVICE_COMMAND_TYPES,
 };
 
@@ -189,6 +199,7 @@ struct device_command {
         struct device_order_gather gather;
         struct device_order_copy copy;
         struct device_order_fetch fetch;
+        struct device_release release;
     };
 };
 
@@ -198,6 +209,7 @@ enum device_report_type {
     DEVICE_REPORT_READY,
     DEVICE_REPORT_DONE,
     DEVICE_REPORT_FAILED,
+    DEVICE_REPORT_UNOPENED,
     N_DEVICE_REPORT_TYPES,
 };
 
@@ -209,6 +221,7 @@ struct device_report {
         struct device_ready ready;
         struct device_done done;
         struct device_failed failed;
+        struct device_unopened unopened;
     };
 };
 

@@ -202,6 +202,14 @@ static void serve_failed(struct device *device, const struct device_failed *fail
     child_say(device->child, has_tag ? &failed->tag : NULL, failed->what);
 }
 
+static void serve_unopened(struct device *device, const struct device_unopened *unopened)
+{
+    if (unopened->local_rank < device->keep->plan.head->n_local && child_is_ready(device->child))
+        device->ops.unopened(device->ops.userdata, unopened);
+    else
+        child_fail(device->child, NULL, "has reported an event of local rank %" PRIu32, unopened->local_rank);
+}
+
 static void serve_report(struct device *device, const struct device_report *report, int *fds, size_t n_fds)
 {
     if (n_fds > 0 && report->type != DEVICE_REPORT_MEMORY) {
@@ -223,6 +231,9 @@ static void serve_report(struct device *device, const struct device_report *repo
         return;
     case DEVICE_REPORT_FAILED:
         serve_failed(device, &report->failed);
+        return;
+    case DEVICE_REPORT_UNOPENED:
+        serve_unopened(device, &report->unopened);
         return;
     case N_DEVICE_REPORT_TYPES:
         break;
@@ -437,6 +448,11 @@ int device_share(struct device *device, uint32_t number, const struct segment *s
 int device_event(struct device *device, const struct device_event *event)
 {
     return submit(device, &(struct device_command){.type = DEVICE_COMMAND_EVENT, .event = *event}, NULL, 0);
+}
+
+int device_release(struct device *device, uint32_t local_rank)
+{
+    return submit(device, &(struct device_command){.type = DEVICE_COMMAND_RELEASE, .release = {local_rank}}, NULL, 0);
 }
 
 int64_t device_pid(const struct device *device)

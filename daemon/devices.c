@@ -3,6 +3,7 @@
 #include "daemon/devices.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -18,6 +19,7 @@ enum {
     ORDER_MS = 10 * 1000,   /* an order that has nothing before it: a device that does nothing for so long hangs */
     ORDER_BYTES_PER_MS = 10000, /* what is slower than 10 MB/s stands still; picked */
     LOST_MS = 5000,             /* for what a dead trainer's GPU had begun */
+    UNOPENED_MS = 2000,         /* for the end of a process to be seen after its events cannot be opened; picked */
     BATCH_MOVES = 256,
     BOUNCE = 0, /* number of the shared segment */
     /* Several nodes: any order may stand behind one that waits for what other nodes send. Their trainers' GPUs may be
@@ -66,9 +68,11 @@ struct devices {
     const struct segment *shared[DEVICES_N_SEGMENTS]; /* beside it; NULL: none */
     bool has_keep, closing;
     struct device *device;
-    uv_timer_t pause, lost;
+    uv_timer_t pause, lost, unopened;
     unsigned n_timers;   /* not closed yet */
     uint32_t lost_ranks; /* local ranks whose process is gone, as a mask, while the engine has their events */
+    uint32_t unopened_ranks; /* local ranks of which this engine cannot open an event, as a mask */
+    char unopened_why[DEVICE_MAX_WHAT_BYTES + 1];
     uint32_t generation;
     uint32_t wanted; /* several nodes: the generation that is to be started; 0: none is */
     struct early {   /* and what another node's engine has put before ours was started */
@@ -457,9 +461,48 @@ bool devices_has_event(const struct devices *devices, unsigned local_rank, uint3
     return event_at(devices, local_rank, number)->set;
 }
 
+/* What waits in this engine for events of the rank that it could not open waits no longer. */
+static void release_unopened(struct devices *devices, unsigned local_rank)
+{
+    uint32_t bit = UINT32_C(1) << local_rank;
+
+    if (devices->ready && devices->unopened_ranks & bit)
+        (void)device_release(devices->device, local_rank);
+    devices->unopened_ranks &= ~bit;
+}
+
 void devices_forget_events(struct devices *devices, unsigned local_rank)
 {
+    release_unopened(devices, local_rank);
     memset(event_at(devices, local_rank, 0), 0, DEVICE_MAX_EVENTS * sizeof(struct event));
+}
+
+static void on_unopened(uv_timer_t *handle)
+{
+    struct devices *devices = handle->data;
+    const struct devices_ops ops = devices->options.ops;
+
+    if (!devices->ready)
+        return; /* the next engine tries again */
+    for (unsigned i = 0; i < devices->keep.plan.head->n_local; i++) {
+        if (!(devices->unopened_ranks >> i & 1))
+            continue;
+        ops.unopened(ops.userdata, i, devices->unopened_why);
+        devices_forget_events(devices, i);
+    }
+    ops.after(ops.userdata);
+}
+
+static void engine_cannot_open(void *userdata, const struct device_unopened *unopened)
+{
+    struct devices *devices = userdata;
+
+    if (!(devices->unopened_ranks >> unopened->local_rank & 1))
+        log_notice("an event of local rank %" PRIu32 " cannot be opened: %s", unopened->local_rank, unopened->what);
+    devices->unopened_ranks |= UINT32_C(1) << unopened->local_rank;
+    snprintf(devices->unopened_why, sizeof(devices->unopened_why), "%s", unopened->what);
+    if (!uv_is_active((uv_handle_t *)&devices->unopened))
+        (void)uv_timer_start(&devices->unopened, on_unopened, UNOPENED_MS, 0);
 }
 
 /* ---- engines --------------------------------------------------------------------------------------------- */
@@ -473,7 +516,8 @@ static void engine_is_ready(void *userdata, const char *versions)
                (intmax_t)device_pid(devices->device));
     snprintf(devices->versions, sizeof(devices->versions), "%s", versions);
     devices->ready = devices->was_ready = true;
-    devices->lost_ranks = 0; /* it has none of theirs */
+    devices->lost_ranks = devices->unopened_ranks = 0; /* it has none of theirs */
+    (void)uv_timer_stop(&devices->unopened);
     devices->n_collectives = 0;
     (void)device_share(devices->device, BOUNCE, &devices->bounce);
     for (uint32_t i = 0; i < DEVICES_N_SEGMENTS; i++)
@@ -676,6 +720,7 @@ static void start_engine(struct devices *devices)
         .ops = {.ready = engine_is_ready,
                 .done = engine_has_done,
                 .put = engine_puts,
+                .unopened = engine_cannot_open,
                 .failed = engine_has_failed,
                 .late = engine_had_done,
                 .ended = engine_has_ended,
@@ -709,7 +754,7 @@ int devices_new(struct devices **out, const struct devices_options *options)
     devices->bounce = SEGMENT_NULL;
     devices->last_order = &devices->orders;
     devices->last_copy = &devices->copies;
-    devices->pause.data = devices->lost.data = devices;
+    devices->pause.data = devices->lost.data = devices->unopened.data = devices;
     devices->events = calloc((size_t)options->plan.n_local * DEVICE_MAX_EVENTS, sizeof(*devices->events));
     if (!devices->events) {
         free(devices);
@@ -756,7 +801,8 @@ static void init_timers(struct devices *devices)
 {
     uv_timer_init(devices->options.loop, &devices->pause);
     uv_timer_init(devices->options.loop, &devices->lost);
-    devices->n_timers = 2;
+    uv_timer_init(devices->options.loop, &devices->unopened);
+    devices->n_timers = 3;
 }
 
 void devices_start(struct devices *devices)
@@ -846,6 +892,7 @@ void devices_free(struct devices *devices)
     }
     uv_close((uv_handle_t *)&devices->pause, on_timer_closed);
     uv_close((uv_handle_t *)&devices->lost, on_timer_closed);
+    uv_close((uv_handle_t *)&devices->unopened, on_timer_closed);
 }
 
 struct device_keep *devices_keep(struct devices *devices)

@@ -40,6 +40,12 @@ struct devices_ops {
      * itself, but with several nodes; 0: none has ever been ready, and none is started any more.
      */
     void (*failed)(void *userdata, uint32_t generation, const char *why);
+    /*
+     * The engine cannot open an event of a local rank. This comes some seconds after it was found, because a process
+     * that is ending closes what it shares before its end can be seen. Afterwards nothing waits for such events any
+     * more: if the rank is still there, what it has pushed must not be used. why: CUDA's error.
+     */
+    void (*unopened)(void *userdata, unsigned local_rank, const char *why);
     /* Several nodes: a value for the engines of the others, which their daemons pass on with devices_value(). */
     void (*put)(void *userdata, const char *key, const uint8_t *value, size_t n_bytes);
     /* After every callback from the loop. */
@@ -121,7 +127,8 @@ bool devices_has_event(const struct devices *devices, unsigned local_rank, uint3
 void devices_lost_trainer(struct devices *devices, unsigned local_rank);
 /* It was only its connection. */
 void devices_found_trainer(struct devices *devices, unsigned local_rank);
-/* Its events are gone, and what it was writing is written or never will be: no later engine waits for them. */
+/* Its events are gone, and what it was writing is written or never will be: no later engine waits for them, and this
+ * one not for those that it could not open. */
 void devices_forget_events(struct devices *devices, unsigned local_rank);
 
 /* ---- for people ------------------------------------------------------------------------------------------ */

@@ -41,6 +41,7 @@ const struct device_command device_example_commands[N_DEVICE_COMMAND_TYPES] = {
     [DEVICE_COMMAND_GATHER] = {.type = DEVICE_COMMAND_GATHER, .gather = {12, 30000, 13, 5, 6}},
     [DEVICE_COMMAND_COPY] = {.type = DEVICE_COMMAND_COPY, .copy = {13, 30000, moves, 2}},
     [DEVICE_COMMAND_FETCH] = {.type = DEVICE_COMMAND_FETCH, .fetch = {14, 30000, 15, 1023, fetched, 2}},
+    [DEVICE_COMMAND_RELEASE] = {.type = DEVICE_COMMAND_RELEASE, .release = {15}},
 };
 
 const struct device_report device_example_reports[N_DEVICE_REPORT_TYPES] = {
@@ -55,4 +56,6 @@ const struct device_report device_example_reports[N_DEVICE_REPORT_TYPES] = {
                               .failed = {.what = "GPU 1: cudaMemcpyAsync: out of memory",
                                          .has_tag = true,
                                          .tag = UINT64_C(1) << 63}},
+    [DEVICE_REPORT_UNOPENED] = {.type = DEVICE_REPORT_UNOPENED,
+                                .unopened = {3, 255, "mapping of buffer object failed"}},
 };

@@ -77,6 +77,16 @@ static void on_late(void *userdata, const struct device_done *done)
     node->n_late++;
 }
 
+static void on_unopened(void *userdata, const struct device_unopened *unopened)
+{
+    struct gpus_node *node = userdata;
+
+    assert_int_equal(unopened->local_rank, 0);
+    node->n_unopened++;
+    node->unopened = unopened->number;
+    snprintf(node->what, sizeof(node->what), "%s", unopened->what);
+}
+
 static void on_ended(void *userdata)
 {
     struct gpus_node *node = userdata;
@@ -266,6 +276,7 @@ void gpus_start(struct gpus *gpus)
             .ops = {.ready = on_ready,
                     .done = on_done,
                     .put = on_put,
+                    .unopened = on_unopened,
                     .failed = on_failed,
                     .late = on_late,
                     .ended = on_ended,

@@ -48,7 +48,8 @@ struct gpus_node {
     bool said, has_tag;
     uint64_t tag;
     uint8_t *done; /* by tag */
-    unsigned n_late;
+    unsigned n_late, n_unopened; /* of local rank 0; the last of them: */
+    uint32_t unopened;
     struct device_done last;
 };
 

@@ -608,6 +608,44 @@ static void test_events(void **state)
     gpus_deinit(&gpus);
 }
 
+/* An event that cannot be opened: what it is of is not added before somebody says so, and other slots are. */
+static void test_unopened_event(void **state)
+{
+    static const uint8_t handle[DEVICE_EVENT_BYTES] = {7}; /* of nothing */
+    enum { TURNS = 10 };                                   /* of 10 ms at most */
+    struct gpus gpus;
+    uint64_t first_tag;
+    struct gpus_node *node = &gpus.nodes[0];
+
+    gpus_init(&gpus, &(struct gpus_options){.n_nodes = 1, .n_local = 1});
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    gpus_open_step(&gpus);
+    gpus_make_gradients(&gpus, 1, true);
+    gpus_push(&gpus);
+
+    assert_int_equal(device_event(node->device, &(struct device_event){.number = 5,
+                                                                       .handle = handle,
+                                                                       .n_handle_bytes = sizeof(handle)}),
+                     0);
+    gpus.has_event = true;
+    gpus.event = 5;
+    first_tag = gpus_order_reduce_all(&gpus, 0);
+    while (node->n_unopened == 0)
+        gpus_turn(&gpus);
+    assert_int_equal(node->unopened, 5);
+    assert_non_null(strstr(node->what, "cudaIpcOpenEventHandle: "));
+    for (unsigned i = 0; i < TURNS; i++)
+        gpus_turn(&gpus);
+    for (uint32_t i = 0; i < gpus.layout->n_parcels; i++)
+        assert_false(gpus_is_done(&gpus, first_tag + i));
+    assert_int_equal(device_release(node->device, 0), 0);
+    gpus_finish_reduce_all(&gpus, 0, first_tag);
+    gpus_check_gradients(&gpus);
+    assert_int_equal(node->n_unopened, 1);
+    gpus_deinit(&gpus);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -622,6 +660,7 @@ int main(void)
         cmocka_unit_test(test_optimizers),
         cmocka_unit_test(test_findings),
         cmocka_unit_test(test_events),
+        cmocka_unit_test(test_unopened_event),
         cmocka_unit_test(test_fetches),
         cmocka_unit_test(test_fetches_between_nodes),
         cmocka_unit_test(test_fetches_without_peers),

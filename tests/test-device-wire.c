@@ -54,7 +54,8 @@ static void test_commands(void **state)
 
     for (unsigned type = 1; type < N_DEVICE_COMMAND_TYPES; type++) {
         got = around(&device_example_commands[type]);
-        assert_int_equal(device_command_order(&got, &tag, &timeout_ms), type >= DEVICE_COMMAND_REDUCE);
+        assert_int_equal(device_command_order(&got, &tag, &timeout_ms),
+                         type >= DEVICE_COMMAND_REDUCE && type <= DEVICE_COMMAND_FETCH);
     }
     got = around(&device_example_commands[DEVICE_COMMAND_SETUP]);
     assert_true(got.setup.generation == 70000 && got.setup.node == 2 && got.setup.n_nodes == 3);
@@ -89,9 +90,13 @@ static void test_reports(void **state)
         assert_int_equal(got.type, type);
         assert_int_equal(device_pack_report(&arena, &got, packets[1], sizeof(packets[1])), n);
         assert_memory_equal(packets[0], packets[1], n);
+        if (type == DEVICE_REPORT_FAILED) {
+            assert_string_equal(got.failed.what, device_example_reports[type].failed.what);
+            assert_true(got.failed.has_tag && got.failed.tag == UINT64_C(1) << 63);
+        }
     }
-    assert_string_equal(got.failed.what, device_example_reports[DEVICE_REPORT_FAILED].failed.what);
-    assert_true(got.failed.has_tag && got.failed.tag == UINT64_C(1) << 63);
+    assert_true(got.unopened.local_rank == 3 && got.unopened.number == 255);
+    assert_string_equal(got.unopened.what, device_example_reports[DEVICE_REPORT_UNOPENED].unopened.what);
 }
 
 static void refuse(const struct device_command *command, const char *expected)

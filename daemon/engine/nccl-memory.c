@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -403,24 +404,61 @@ void memory_take(struct nccl_engine *engine, const struct device_memory *memory,
         memory_restore(engine);
 }
 
+/* ---- events of trainers ---------------------------------------------------------------------------------- */
+
+static struct nccl_gpu *use_gpu_of(struct nccl_engine *engine, uint32_t local_rank)
+{
+    if (local_rank >= engine->n_gpus)
+        engine_fail(engine, "an event of local rank %" PRIu32 " of %u", local_rank, engine->n_gpus);
+    engine_use(engine, &engine->gpus[local_rank]);
+    return &engine->gpus[local_rank];
+}
+
+static void report_unopened(struct nccl_engine *engine, const struct device_event *event, cudaError_t r)
+{
+    char what[DEVICE_MAX_WHAT_BYTES];
+    struct device_report report = {
+        .type = DEVICE_REPORT_UNOPENED,
+        .unopened = {.local_rank = event->local_rank, .number = event->number, .what = what}};
+
+    snprintf(what, sizeof(what), "cudaIpcOpenEventHandle: %s (%s)", cudaGetErrorString(r), cudaGetErrorName(r));
+    engine_report(engine, &report, NULL, 0);
+}
+
+/* Whether its trainer is gone or lives where CUDA cannot reach it is for the daemon to find out. Until it says so,
+ * orders do not begin that would add what may not be written yet. */
 void memory_event(struct nccl_engine *engine, const struct device_event *event)
 {
+    struct nccl_gpu *gpu = use_gpu_of(engine, event->local_rank);
+    cudaEvent_t *opened = &gpu->events[event->number];
     cudaIpcEventHandle_t handle;
-    struct nccl_gpu *gpu;
+    cudaError_t r;
 
-    if (event->local_rank >= engine->n_gpus)
-        engine_fail(engine, "an event of local rank %" PRIu32 " of %u", event->local_rank, engine->n_gpus);
-    gpu = &engine->gpus[event->local_rank];
-    engine_use(engine, gpu);
-    if (gpu->events[event->number])
-        engine_check_cuda(engine, gpu, cudaEventDestroy(gpu->events[event->number]), "cudaEventDestroy");
+    if (*opened)
+        engine_check_cuda(engine, gpu, cudaEventDestroy(*opened), "cudaEventDestroy");
+    *opened = NULL;
     memcpy(&handle, event->handle, sizeof(handle));
-    /* A trainer that is gone, or has sent something else, harms itself alone: nobody waits for an event that was never
-     * recorded. */
-    if (cudaIpcOpenEventHandle(&gpu->events[event->number], handle) != cudaSuccess) {
-        (void)cudaGetLastError();
-        engine_check_cuda(engine, gpu, cudaEventCreateWithFlags(&gpu->events[event->number], cudaEventDisableTiming),
+    r = cudaIpcOpenEventHandle(opened, handle);
+    gpu->unopened[event->number] = r != cudaSuccess;
+    if (r == cudaSuccess)
+        return;
+    (void)cudaGetLastError();
+    engine_check_gpus(engine, "cudaIpcOpenEventHandle"); /* a GPU that is lost makes every call fail */
+    *opened = NULL;
+    report_unopened(engine, event, r);
+}
+
+/* Nothing waits for an event that was never recorded. */
+void memory_release(struct nccl_engine *engine, const struct device_release *release)
+{
+    struct nccl_gpu *gpu = use_gpu_of(engine, release->local_rank);
+
+    for (unsigned i = 0; i < DEVICE_MAX_EVENTS; i++) {
+        if (!gpu->unopened[i])
+            continue;
+        engine_check_cuda(engine, gpu, cudaEventCreateWithFlags(&gpu->events[i], cudaEventDisableTiming),
                           "cudaEventCreateWithFlags");
+        gpu->unopened[i] = false;
     }
 }
 

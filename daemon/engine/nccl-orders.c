@@ -28,6 +28,14 @@ static void check_buckets(struct nccl_engine *engine, uint32_t first, uint32_t n
                     (uint64_t)first + n - 1, n_buckets);
 }
 
+/* Was it given, whether it could be opened or not? */
+static bool has_event(const struct nccl_engine *engine, uint32_t local_rank, uint32_t event)
+{
+    const struct nccl_gpu *gpu = &engine->gpus[local_rank];
+
+    return gpu->events[event] || gpu->unopened[event];
+}
+
 static void check_slots(struct nccl_engine *engine, const struct device_order_reduce *reduce)
 {
     const struct device_plan *plan = &engine->plan;
@@ -46,7 +54,7 @@ static void check_slots(struct nccl_engine *engine, const struct device_order_re
         if (slot->offset_bytes > ring || n_bytes > ring - slot->offset_bytes)
             engine_fail(engine, "a slot of %" PRIu64 " bytes at %" PRIu64 " of the ring of local rank %" PRIu32,
                         n_bytes, slot->offset_bytes, slot->local_rank);
-        if (slot->has_event && !engine->gpus[slot->local_rank].events[slot->event])
+        if (slot->has_event && !has_event(engine, slot->local_rank, slot->event))
             engine_fail(engine, "event %" PRIu32 " of local rank %" PRIu32 " is not there", slot->event,
                         slot->local_rank);
     }
@@ -66,7 +74,7 @@ static void check_moves(struct nccl_engine *engine, const struct device_order_co
         if (move->segment_offset_bytes > host || move->n_bytes > host - move->segment_offset_bytes)
             engine_fail(engine, "move %zu is for %" PRIu64 " bytes at %" PRIu64 " of a segment of %" PRIu64, i,
                         move->n_bytes, move->segment_offset_bytes, host);
-        if (move->has_event && !engine->gpus[move->local_rank].events[move->event])
+        if (move->has_event && !has_event(engine, move->local_rank, move->event))
             engine_fail(engine, "move %zu names event %" PRIu32 ", which is not there", i, move->event);
     }
 }
@@ -387,6 +395,44 @@ static int copy_issue(struct nccl_engine *engine, struct nccl_order *order)
     return 0;
 }
 
+/* ---- events of trainers ---------------------------------------------------------------------------------- */
+
+static bool is_unopened(const struct nccl_engine *engine, uint32_t local_rank, uint32_t event)
+{
+    return engine->gpus[local_rank].unopened[event];
+}
+
+/* Does the order name an event that could not be opened, and of which the daemon has not said what is to be done? */
+static bool names_unopened(const struct nccl_engine *engine, const struct nccl_order *order)
+{
+    const struct device_order_reduce *reduce = &order->command.reduce;
+    const struct device_order_copy *copy = &order->command.copy;
+
+    for (size_t i = 0; order->command.type == DEVICE_COMMAND_REDUCE && i < reduce->n_slots; i++)
+        if (reduce->slots[i].has_event && is_unopened(engine, reduce->slots[i].local_rank, reduce->slots[i].event))
+            return true;
+    for (size_t i = 0; order->command.type == DEVICE_COMMAND_COPY && i < copy->n_moves; i++)
+        if (copy->moves[i].has_event && is_unopened(engine, copy->moves[i].local_rank, copy->moves[i].event))
+            return true;
+    return false;
+}
+
+/* A trainer pushes what it has queued: its GPU may be seconds and more from having computed it. */
+static bool awaits_trainer(const struct nccl_engine *engine, const struct nccl_order *order)
+{
+    const struct device_order_reduce *reduce = &order->command.reduce;
+
+    if (names_unopened(engine, order))
+        return true;
+    for (size_t i = 0; order->command.type == DEVICE_COMMAND_REDUCE && i < reduce->n_slots; i++) {
+        const struct device_slot *slot = &reduce->slots[i];
+
+        if (slot->has_event && cudaEventQuery(engine->gpus[slot->local_rank].events[slot->event]) == cudaErrorNotReady)
+            return true;
+    }
+    return false;
+}
+
 /* ---- progress -------------------------------------------------------------------------------------------- */
 
 static int issue(struct nccl_engine *engine, struct nccl_order *order)
@@ -429,7 +475,9 @@ static bool issue_next(struct nccl_engine *engine)
 {
     struct nccl_order *order = engine->first;
 
-    if (!order || (order->lane < 0 && !take_lane(engine, order)))
+    if (!order || (order->step == 0 && names_unopened(engine, order)))
+        return false;
+    if (order->lane < 0 && !take_lane(engine, order))
         return false;
     engine->tag = &order->tag;
     if (issue(engine, order) == 0) {
@@ -509,20 +557,6 @@ static const char *name_of(const struct nccl_order *order)
     };
 
     return names[order->command.type];
-}
-
-/* A trainer pushes what it has queued: its GPU may be seconds and more from having computed it. */
-static bool awaits_trainer(const struct nccl_engine *engine, const struct nccl_order *order)
-{
-    const struct device_order_reduce *reduce = &order->command.reduce;
-
-    for (size_t i = 0; order->command.type == DEVICE_COMMAND_REDUCE && i < reduce->n_slots; i++) {
-        const struct device_slot *slot = &reduce->slots[i];
-
-        if (slot->has_event && cudaEventQuery(engine->gpus[slot->local_rank].events[slot->event]) == cudaErrorNotReady)
-            return true;
-    }
-    return false;
 }
 
 static bool is_late(const struct nccl_engine *engine, struct nccl_order *order)

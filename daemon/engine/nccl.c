@@ -219,6 +219,9 @@ static void serve(struct nccl_engine *engine, const struct device_command *comma
     case DEVICE_COMMAND_EVENT:
         memory_event(engine, &command->event);
         return;
+    case DEVICE_COMMAND_RELEASE:
+        memory_release(engine, &command->release);
+        return;
     default:
         orders_add(engine, command);
     }

@@ -82,7 +82,8 @@ struct nccl_gpu {
     uint32_t pool_writers; /* bits of the local GPUs that may write into its pool */
     struct nccl_piece pieces[DEVICE_N_PIECES];
     struct nccl_lane lanes[DEVICE_LANES];
-    cudaEvent_t events[DEVICE_MAX_EVENTS]; /* of the trainer; NULL: none of that number */
+    cudaEvent_t events[DEVICE_MAX_EVENTS]; /* of the trainer; NULL: none of that number, or it is unopened */
+    bool unopened[DEVICE_MAX_EVENTS];      /* it cannot be opened: orders that name it wait for DeviceRelease */
 };
 
 /* Sizes of what a lane has on each GPU. */
@@ -177,6 +178,7 @@ void memory_restore(struct nccl_engine *engine);
 int memory_poll_restore(struct nccl_engine *engine);
 void memory_share(struct nccl_engine *engine, const struct device_share *share, int fd);
 void memory_event(struct nccl_engine *engine, const struct device_event *event);
+void memory_release(struct nccl_engine *engine, const struct device_release *release);
 /* Maps host memory that a device reads and writes. Fails the engine. */
 uint8_t *memory_map(struct nccl_engine *engine, int fd, uint64_t n_bytes);
 

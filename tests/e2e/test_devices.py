@@ -18,7 +18,7 @@ import pytest
 import kills
 from conftest import wait_for
 from kills import References, judge, start, train
-from puppet import N_PARAMS, REFUSED, Puppet, all_do, form, state, steps, trainers
+from puppet import N_PARAMS, REFUSED, RESUMED, Puppet, all_do, form, state, steps, trainers
 
 pytestmark = pytest.mark.threads
 
@@ -213,6 +213,68 @@ def test_slow_trainer(zerod, reference, monkeypatch):
     judge(train(daemon, [[], []], n_steps=8), daemon, wanted)
     assert time.monotonic() - began > 13
     assert daemon.status()["device"]["n_failures"] == 0
+
+
+# ---- events that cannot be opened ---------------------------------------------------------------------------------
+
+UNOPENED = "cudaIpcOpenEventHandle:error=cudaErrorMapBufferObjectFailed"
+SLOW = sim("cudaMemcpyAsync:delay=20@*")  # of a trainer: what it pushes is written long after it is told of
+
+
+def slow_pair(zerod, *faults, offload="none"):
+    daemon = zerod(configure(2, offload=offload), sim(*faults))
+    ranks = [Puppet(daemon, r, env=SLOW).attach() for r in range(2)]
+    form(ranks)
+    return daemon, ranks
+
+
+@pytest.mark.parametrize("offload", ["none", "cpu"])
+def test_event_of_a_live_rank_cannot_be_opened(zerod, gpus, offload):
+    """Its rank is told why and closed; nothing is added before it is written; once it is mended the run goes on."""
+    daemon, ranks = slow_pair(zerod, UNOPENED + "@1", offload=offload)
+    before = state(ranks)
+    for rank in ranks:
+        rank.tell("steps", 1)
+    texts = wait_for("an error", lambda: [d["text"] for d in daemon.json("diagnostics") if d["code"] == "E1502"])
+    assert len(texts) == 1, daemon.log()
+    text = texts[0]
+    assert "warning" not in text, daemon.log()
+    guilty = int(re.search(r"^E1502 the GPUs' engine cannot open this rank's events, rank ended: rank (\d)", text)[1])
+    assert re.search(r"^  got +cudaIpcOpenEventHandle: .*\(cudaErrorMapBufferObjectFailed\)$", text, flags=re.M), text
+    assert f"pid {ranks[guilty].pid} of user {os.getuid()}" in text and "one user and see one /dev/shm" in text, text
+    answer = ranks[guilty].answer()
+    assert answer.r == REFUSED and answer["error"]["code"] == 1502 and answer.text.strip() == text.strip(), answer
+    assert ranks[guilty]("norm").r < 0
+    ranks[guilty].kill()
+    ranks[guilty] = Puppet(daemon, guilty, env=SLOW).attach()
+    assert ranks[guilty]("form").r == RESUMED
+    ranks[guilty].tell("steps", 1)  # the other one began it again by itself
+    assert all(rank.answer().r == 0 for rank in ranks)
+    status = daemon.status()
+    assert status["counters"]["n_aborts"] == 1 and status["device"]["n_failures"] == 0
+    after = state(ranks)
+    undisturbed, ranks = slow_pair(zerod, offload=offload)
+    assert state(ranks) == before
+    steps(ranks, 1)
+    assert state(ranks) == after
+
+
+def test_event_of_a_dead_rank_cannot_be_opened(zerod, gpus):
+    """That is no error: the process was ending. Its successor pushes the same, or the step begins again."""
+    daemon, ranks = slow_pair(zerod, UNOPENED + "@1")
+    ranks[1].ok("begin")
+    ranks[1].ok("pushes")
+    ranks[1].ok("flush")
+    wait_for("its event", lambda: "an event of local rank 1 cannot be opened" in daemon.log())
+    ranks[1].kill()
+    ranks[1] = Puppet(daemon, 1).attach()
+    assert ranks[1]("form").r == RESUMED
+    steps(ranks, 1)
+    assert not [d["text"] for d in daemon.json("diagnostics") if d["code"] == "E1502"], daemon.log()
+    after = state(ranks)
+    undisturbed, ranks = slow_pair(zerod)
+    steps(ranks, 1)
+    assert state(ranks) == after
 
 
 # ---- what is said is the same -----------------------------------------------------------------------------------------
