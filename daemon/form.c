@@ -278,6 +278,7 @@ static int make_state(struct job *job)
     r = state_new(&job->state, &(struct state_options){
                                    .mirror = job->devices && !config_offloads(config),
                                    .no_gradient = config_offloads(config),
+                                   .alone = !job->nodes && !job->devices,
                                    .layout = job->layout,
                                    .stage = (unsigned)config->zero.stage,
                                    .first_rank = job->first_rank,

@@ -51,7 +51,7 @@ int ring_new(struct ring **out, const struct ring_options *options)
         r = segment_init(&ring->overflow, name, options->overflow_bytes);
     snprintf(name, sizeof(name), "credit.%u", options->rank);
     if (r == 0)
-        r = segment_init(&ring->credit, name, credit_page_bytes(options->n_tickets));
+        r = segment_init_published(&ring->credit, name, credit_page_bytes(options->n_tickets));
     if (r < 0)
         goto fail;
     ring->freed = options->freed;

@@ -15,18 +15,6 @@ size_t page_size(void)
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/*
- * F_SEAL_FUTURE_WRITE would make the segment read-only for clients for good,
- * but for us as well once we map it again after a restart; clients get an
- * O_RDONLY description instead.
- */
-static int segment_seal(int fd)
-{
-    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-        return -errno;
-    return 0;
-}
-
 enum {
     SKEW_BYTES = 64 * 1024,
     N_SKEWS = 61, /* prime, so that neighbours in time differ */
@@ -59,7 +47,8 @@ static int segment_map(struct segment *segment, int fd, size_t n_bytes)
     return 0;
 }
 
-int segment_init(struct segment *segment, const char *name, size_t n_bytes)
+/* seals: beside those against resizing. They come last, because one of them forbids our own mapping, too. */
+static int make(struct segment *segment, const char *name, size_t n_bytes, int seals)
 {
     _cleanup_close_ int fd = -1;
     char full[64];
@@ -79,16 +68,27 @@ int segment_init(struct segment *segment, const char *name, size_t n_bytes)
     /* The descriptor that clients get is opened through /proc and so subject to the mode. */
     if (fchmod(fd, 0600) < 0 || ftruncate(fd, (off_t)n_bytes) < 0)
         return -errno;
-    r = segment_seal(fd);
-    if (r < 0)
-        return r;
     r = segment_map(segment, fd, n_bytes);
     if (r < 0)
         return r;
-
-    segment->fd = steal_fd(&fd);
     segment->n_bytes = n_bytes;
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | seals) < 0) {
+        r = -errno;
+        segment_deinit(segment);
+        return r;
+    }
+    segment->fd = steal_fd(&fd);
     return 0;
+}
+
+int segment_init(struct segment *segment, const char *name, size_t n_bytes)
+{
+    return make(segment, name, n_bytes, 0);
+}
+
+int segment_init_published(struct segment *segment, const char *name, size_t n_bytes)
+{
+    return make(segment, name, n_bytes, F_SEAL_FUTURE_WRITE);
 }
 
 void segment_deinit(struct segment *segment)

@@ -4,7 +4,15 @@
 /*
  * A shared segment: a named, sealed memfd and its read-write mapping in the
  * daemon. The daemon creates every segment; what is handed to a client is a
- * descriptor of it, read-only where the client must not write. Sizes are
+ * descriptor of it, read-only where the client must not write. A process can open such a descriptor again through
+ * /proc/self/fd, for writing, if the mode of the memfd lets it:
+ *
+ *     another uid          cannot: the mode is 0600, and the memfd is the daemon's
+ *     the daemon's uid     can, but not where the segment is published: segment_init_published()
+ *     root                 the same; but it can write into the daemon's own memory (/proc/PID/mem)
+ *
+ * A process of the daemon's uid can open /proc/PID/fd of the daemon as well, so that only published segments are safe
+ * from it. Sizes are
  * rounded up to pages. Pages come when they are reserved (segment_reserve), so that
  * a lack of memory is an error then and not SIGBUS later; reserving zeroes
  * pages and belongs on a worker, never on the loop.
@@ -28,6 +36,12 @@ size_t page_size(void);
 
 /* name without prefix: "ring.0" shows as "/memfd:zerod.ring.0" in smaps. Sparse until reserved. Return: 0 or -errno. */
 int segment_init(struct segment *segment, const char *name, size_t n_bytes);
+/*
+ * The same for what only this mapping writes: nobody, this daemon included, can map it for writing, write to it or punch
+ * holes into it again (F_SEAL_FUTURE_WRITE), so that it suits neither segments that engines write, nor any that a later
+ * daemon has to take over.
+ */
+int segment_init_published(struct segment *segment, const char *name, size_t n_bytes);
 void segment_deinit(struct segment *segment);
 
 /* Any thread. Return: 0, -ENOMEM (memory or cgroup exhausted), other -errno. */

@@ -77,13 +77,16 @@ static int make_segments(struct state *state, const struct state_options *option
                          uint64_t gradient_bytes)
 {
     uint64_t journal_bytes = sizeof(struct state_journal) + options->layout->n_params * sizeof(uint64_t);
+    uint64_t weight_bytes = options->stage == 3 ? 0 : options->layout->weight_bytes;
     int r;
 
     r = segment_init(&state->state, "state", state_bytes);
     if (r == 0)
         r = segment_init(&state->gradient, "gradient", gradient_bytes);
-    if (r == 0)
-        r = segment_init(&state->weights, "weights", options->stage == 3 ? 0 : options->layout->weight_bytes);
+    if (r == 0 && options->alone)
+        r = segment_init_published(&state->weights, "weights", weight_bytes);
+    else if (r == 0)
+        r = segment_init(&state->weights, "weights", weight_bytes);
     if (r == 0)
         r = segment_init(&state->journal, "journal", journal_bytes);
     return r;

@@ -78,6 +78,7 @@ struct state_options {
     struct optimizer_moments moments;
     bool mirror;      /* the state lies on GPUs: only the journal is reserved */
     bool no_gradient; /* only the gradient does: no accumulators here */
+    bool alone;       /* no engine writes weights: they are published */
 };
 
 /* Creates the segments, sparse. Return: 0 or -errno. */

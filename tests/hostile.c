@@ -16,6 +16,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -584,6 +585,66 @@ static void holes(unsigned n)
     request = (struct request){.type = REQUEST_ABORT_STEP, .abort_step = {.why = "spoilt"}};
     raw_say(&c, &request);
     raw_expect(&c, REPLY_DONE);
+    raw_close(&c);
+}
+
+/* Return: what opening it again for writing makes of a descriptor that was handed out for reading, or -errno. */
+static int reopen(int fd)
+{
+    char path[64];
+    int again;
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    again = open(path, O_RDWR | O_CLOEXEC);
+    return again < 0 ? -errno : again;
+}
+
+/* Published: it can be opened, and nothing comes of it. */
+static void expect_published(int fd, const char *what)
+{
+    uint8_t byte = 0xa5;
+    int again = reopen(fd);
+
+    EXPECT(again >= 0, "%s: %s", what, strerror(-again));
+    EXPECT(pwrite(again, &byte, 1, 64) < 0 && errno == EPERM, "%s: can be written", what);
+    EXPECT(fallocate(again, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) < 0 && errno == EPERM,
+           "%s: can be punched", what);
+    EXPECT(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, again, 0) == MAP_FAILED && errno == EPERM,
+           "%s: can be mapped for writing", what);
+    close(again);
+}
+
+static void expect_foreign(int fd, const char *what)
+{
+    EXPECT(reopen(fd) == -EACCES, "%s: can be opened", what);
+    EXPECT(fchmod(fd, 0666) < 0 && errno == EPERM, "%s: its mode can be changed", what);
+}
+
+/*
+ * Opens again for writing what it was given for reading: as the daemon's own uid (0), as another (1), as the daemon's
+ * own in stage 3, where the pool of gathered parameters is open to it, but is no state (2).
+ */
+static void reopened(unsigned n)
+{
+    uint8_t garbage[4096];
+    struct raw c;
+    int again;
+
+    raw_attach(&c, 1);
+    if (n == 1) {
+        expect_foreign(c.credit_fd, "the credit page");
+        expect_foreign(c.weights_fd, "the weights");
+    } else if (n == 0) {
+        expect_published(c.credit_fd, "the credit page");
+        expect_published(c.weights_fd, "the weights");
+    } else {
+        expect_published(c.credit_fd, "the credit page");
+        memset(garbage, 0xa5, sizeof(garbage));
+        again = reopen(c.weights_fd);
+        EXPECT(again >= 0, "the pool: %s", strerror(-again));
+        EXPECT(pwrite(again, garbage, sizeof(garbage), 0) == sizeof(garbage), "the pool: %s", strerror(errno));
+        close(again);
+    }
     raw_close(&c);
 }
 
@@ -1334,6 +1395,7 @@ static const struct {
     {"rank", "overlap-extent", overlap_extent},
     {"rank", "overflow-hoard", overflow_hoard},
     {"rank", "holes", holes},
+    {"rank", "reopened", reopened},
     {"rank", "push-before-begin", push_before_begin},
     {"rank", "push-after-end", push_after_end},
     {"rank", "stale-push", stale_push},

@@ -151,6 +151,33 @@ static void test_seals(void **state)
     segment_deinit(&segment);
 }
 
+/* Published: this mapping writes it, and nothing else ever does. */
+static void test_published(void **state)
+{
+    const size_t page = page_size();
+    struct segment segment;
+    uint8_t byte = 1;
+    int client;
+
+    (void)state;
+    assert_int_equal(segment_init_published(&segment, "weights", 2 * page), 0);
+    assert_int_equal(fcntl(segment.fd, F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE);
+    assert_int_equal(segment_reserve(&segment, 0, 2 * page), 0);
+    assert_int_equal(held_bytes(&segment), 2 * page);
+    memset(segment.map, 0x5a, 2 * page);
+
+    client = segment_open_rw(&segment); /* as one of the same uid may */
+    assert_true(client >= 0);
+    assert_int_equal(pwrite(client, &byte, 1, 0), -1);
+    assert_int_equal(errno, EPERM);
+    assert_ptr_equal(mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, client, 0), MAP_FAILED);
+    assert_int_equal(errno, EPERM);
+    segment_punch(&segment, 0, page);
+    assert_all(segment.map, 2 * page, 0x5a);
+    close(client);
+    segment_deinit(&segment);
+}
+
 static void test_init_fails(void **state)
 {
     struct rlimit before, none = {0};
@@ -397,6 +424,7 @@ int main(void)
         TEST(test_empty),
         TEST(test_deinit),
         TEST(test_seals),
+        TEST(test_published),
         TEST(test_init_fails),
         TEST(test_skew),
         TEST(test_addresses_come_back),

@@ -179,6 +179,13 @@ def test_stage3_on_gpus(world3_gpus, name):
     test_stage3(world3_gpus, name)
 
 
+def test_pool_is_no_state(world3):
+    """Of the daemon's own uid a client can write into the pool of stage 3, but not into masters and moments."""
+    world3.ranks[0].tell("steps 1")
+    run(world3.daemon, "reopened", 2)
+    world3.survive()
+
+
 @pytest.mark.parametrize("n", range(17))
 def test_hang_up(world, n):
     """A connection is closed in the middle of everything."""
@@ -355,11 +362,11 @@ def open_daemon(tmp_path_factory):
         pytest.skip("only root can become somebody else")
     started = []
 
-    def start(**listen):
+    def start(config=None, **listen):
         folder = tempfile.TemporaryDirectory(prefix="zerod-open-")
         os.chmod(folder.name, 0o755)
         shutil.copy(BUILD.path("tests/hostile"), folder.name)
-        daemon = Daemon(BUILD, folder.name, {"listen": {"mode": "0666", **listen}})
+        daemon = Daemon(BUILD, folder.name, {"listen": {"mode": "0666", **listen}, **(config or {})})
         started.append((daemon, folder))
         return daemon
 
@@ -402,6 +409,17 @@ def test_allowed_uid(open_daemon, listen, groups):
         assert int(code) == os.EX_NOPERM
         assert json.loads(answer)["error"].startswith("E1402 not allowed"), answer
     assert daemon.status()["state"] == "waiting"
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_another_uid_writes_nothing(open_daemon, stage):
+    """What it was given for reading it cannot open for writing."""
+    daemon = open_daemon(allow_users=["65534"], config={"zero_optimization": {"stage": stage}})
+    rank_0 = Puppet(daemon, 0).attach()
+    rank_0.tell("form")
+    as_nobody(daemon, "reopened", 1)
+    assert rank_0.answer().r == 0
+    rank_0.kill()
 
 
 def test_administrators(open_daemon):
