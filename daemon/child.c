@@ -38,6 +38,7 @@ struct child {
     bool runs; /* the process */
     bool gives_fds;
     int fd, child_fd; /* ours, and the child's until it runs */
+    int events;       /* that poll watches for */
     struct frame_queue queue;
     struct frame_batch batch;   /* of a child that gives no descriptors */
     struct frame_buffer buffer; /* of one that does */
@@ -313,10 +314,14 @@ static bool serve_batch(struct child *child)
 
 static void want_events(struct child *child)
 {
-    int events = UV_READABLE | (frame_queue_is_empty(&child->queue) ? 0 : UV_WRITABLE);
+    int events = UV_READABLE | (frame_queue_is_empty(&child->queue) ? 0 : UV_WRITABLE), r;
 
-    if (!child->eof && !child_is_over(child))
-        (void)uv_poll_start(&child->poll, events, on_poll);
+    if (child->eof || child_is_over(child) || (events == child->events && uv_is_active((uv_handle_t *)&child->poll)))
+        return;
+    child->events = events;
+    r = open_files_watch(&child->poll, events, on_poll);
+    if (r < 0)
+        child_fail(child, NULL, "cannot be watched: %s", strerror(-r));
 }
 
 /*
@@ -515,8 +520,8 @@ static int watch(struct child *child)
     child->poll.data = child;
     child->has_poll = true;
     child->n_handles++;
-    r = open_files_prepare_watch(child->loop, child->fd);
-    return r < 0 ? r : uv_poll_start(&child->poll, UV_READABLE, on_poll);
+    child->events = UV_READABLE;
+    return open_files_watch(&child->poll, child->events, on_poll);
 }
 
 static int allocate(struct child *child, const struct child_options *options)

@@ -97,7 +97,7 @@ static int start_reading(struct connection *connection)
     /* Little is under way at a time. After a short outage it goes on at once, not when a doubled wait is over. */
     r = uv_fileno((uv_handle_t *)&connection->tcp, &fd);
     if (r == 0)
-        r = open_files_prepare_watch(connection->tcp.loop, fd);
+        r = open_files_watch_stream((uv_stream_t *)&connection->tcp);
     if (r < 0)
         return r;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof(on));
@@ -156,6 +156,8 @@ int connection_open(struct connection **out, const struct connection_options *op
               address->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in));
     connection->connecting.data = connection;
     r = uv_tcp_connect(&connection->connecting, &connection->tcp, address, on_connected);
+    if (r == 0)
+        r = open_files_watch_stream((uv_stream_t *)&connection->tcp);
     if (r < 0)
         connection_close(connection);
     return r;

@@ -45,7 +45,7 @@ int open_files_check(unsigned n_ranks, char *why, size_t why_size)
     return -EMFILE;
 }
 
-int open_files_prepare_watch(uv_loop_t *loop, int fd)
+static int add(uv_loop_t *loop, int fd)
 {
     struct epoll_event event = {.data.fd = fd};
     int r = failpoint("watch");
@@ -55,4 +55,25 @@ int open_files_prepare_watch(uv_loop_t *loop, int fd)
     if (epoll_ctl(uv_backend_fd(loop), EPOLL_CTL_ADD, fd, &event) == 0 || errno == EEXIST)
         return 0;
     return -errno;
+}
+
+int open_files_watch(uv_poll_t *poll, int events, uv_poll_cb callback)
+{
+    int fd, r = uv_fileno((uv_handle_t *)poll, &fd);
+
+    if (r == 0)
+        r = uv_poll_start(poll, events, callback);
+    if (r < 0)
+        return r;
+    r = add(poll->loop, fd);
+    if (r < 0)
+        (void)uv_poll_stop(poll);
+    return r;
+}
+
+int open_files_watch_stream(uv_stream_t *stream)
+{
+    int fd, r = uv_fileno((uv_handle_t *)stream, &fd);
+
+    return r < 0 ? r : add(stream->loop, fd);
 }

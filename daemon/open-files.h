@@ -30,8 +30,16 @@ uint64_t open_files_if_short(int r);
 int open_files_check(unsigned n_ranks, char *why, size_t why_size);
 
 /*
- * Makes epoll know fd before libuv asks it to. That takes memory, and libuv aborts when there is none; afterwards libuv
- * only changes what is there. After uv_poll_init(), and before each uv_poll_start() that follows a stop. Return: 0 or
- * -ENOMEM, -ENOSPC.
+ * epoll needs memory for each descriptor that is added to it. libuv adds those of what was started in the loop's next
+ * round, and aborts when there is no memory; but what is there already it only changes, which needs none. So each
+ * descriptor is added here, after the start and before that round: an error can still be told.
  */
-int open_files_prepare_watch(uv_loop_t *loop, int fd);
+
+/*
+ * uv_poll_start(), which first takes the descriptor out of epoll, also when it is watched already. On failure the handle
+ * is stopped. Return: 0 or -ENOMEM, -ENOSPC.
+ */
+int open_files_watch(uv_poll_t *poll, int events, uv_poll_cb callback);
+
+/* For a stream that was told to connect, or is about to be read; later starts do not take it out. Return: the same. */
+int open_files_watch_stream(uv_stream_t *stream);

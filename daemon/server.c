@@ -345,8 +345,7 @@ static void stop(struct server *server);
 
 static void listen_again(struct server *server)
 {
-    server->listening = open_files_prepare_watch(&server->loop, server->listener.fd) == 0 &&
-                        uv_poll_start(&server->listen_poll, UV_READABLE, on_listen) == 0;
+    server->listening = open_files_watch(&server->listen_poll, UV_READABLE, on_listen) == 0;
 }
 
 static void on_tick(uv_timer_t *handle)
@@ -451,9 +450,7 @@ static int start_handles(struct server *server)
         return r;
     server->tick.data = server->listen_poll.data = server;
     server->sigterm.data = server->sigint.data = server->sighup.data = server;
-    r = open_files_prepare_watch(&server->loop, server->listener.fd);
-    if (r == 0)
-        r = uv_poll_start(&server->listen_poll, UV_READABLE, on_listen);
+    r = open_files_watch(&server->listen_poll, UV_READABLE, on_listen);
     if (r == 0)
         r = uv_timer_start(&server->tick, on_tick, TICK_MS, TICK_MS);
     if (r == 0)

@@ -12,6 +12,7 @@
 #include "daemon/cause.h"
 #include "daemon/dispatch.h"
 #include "daemon/failpoint.h"
+#include "daemon/log.h"
 #include "daemon/open-files.h"
 #include "daemon/server.h"
 
@@ -65,8 +66,7 @@ static int watch(struct session *session, uv_poll_t *handle, int fd, uv_poll_cb 
     handle->data = session;
     session->n_handles++;
     *is_handle = true;
-    r = open_files_prepare_watch(loop, fd);
-    return r < 0 ? r : uv_poll_start(handle, UV_READABLE, callback);
+    return open_files_watch(handle, UV_READABLE, callback);
 }
 
 /*
@@ -100,6 +100,7 @@ int session_new(struct session **out, struct server *server, int fd)
     frame_queue_init(&session->queue, MAX_QUEUED_PACKETS, MAX_QUEUED_BYTES);
     server_link(server, session);
 
+    session->events = UV_READABLE;
     r = listener_peer_init(&session->peer, fd);
     if (r == 0)
         r = watch(session, &session->socket_poll, fd, on_socket, &session->watches_socket);
@@ -145,9 +146,16 @@ void session_doom(struct session *session)
 
 static void want_events(struct session *session)
 {
-    int events = UV_READABLE | (frame_queue_is_empty(&session->queue) ? 0 : UV_WRITABLE);
+    int events = UV_READABLE | (frame_queue_is_empty(&session->queue) ? 0 : UV_WRITABLE), r;
 
-    (void)uv_poll_start(&session->socket_poll, events, on_socket);
+    if (events == session->events || session->doomed)
+        return;
+    session->events = events;
+    r = open_files_watch(&session->socket_poll, events, on_socket);
+    if (r == 0)
+        return;
+    log_error("a connection is closed, because it cannot be watched: %s", strerror(-r));
+    session_doom(session);
 }
 
 void session_send(struct session *session, const struct reply *reply, int *fds, size_t n_fds)

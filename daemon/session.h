@@ -37,6 +37,7 @@ struct session {
     struct session *next, **link;
     int fd, pidfd;
     uv_poll_t socket_poll, pid_poll;
+    int events;         /* that the socket is watched for */
     unsigned n_handles; /* libuv handles that are not closed yet */
     bool watches_socket, watches_pid; /* the handles below are to be closed */
     bool doomed;
