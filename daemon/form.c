@@ -668,6 +668,7 @@ static int start_ring(struct job *job, struct job_rank *rank)
 
 enum { FORMED_SEGMENTS = 4 };
 
+/* Descriptors of a rank's segments, or why there are none: a negative errno. */
 static void host_segments(const struct job *job, const struct ring *ring, struct wire_segment *segments, int *fds)
 {
     bool stage3 = job->config->zero.stage == 3;
@@ -682,6 +683,13 @@ static void host_segments(const struct job *job, const struct ring *ring, struct
     fds[3] = segment_open_ro(published);
 }
 
+static int duplicate(int fd)
+{
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+
+    return copy < 0 ? -errno : copy;
+}
+
 /* A handle of device memory is what it is: nobody can be given less than all of it. */
 static void device_segments(const struct job *job, unsigned local, struct wire_segment *segments, int *fds)
 {
@@ -694,8 +702,8 @@ static void device_segments(const struct job *job, unsigned local, struct wire_s
     segments[3] = (struct wire_segment){.kind = stage3 ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS,
                                         .n_bytes = keep->n_bytes[local][published],
                                         .cuda = true};
-    fds[0] = fcntl(keep->fds[local][DEVICE_RING], F_DUPFD_CLOEXEC, 0);
-    fds[3] = fcntl(keep->fds[local][published], F_DUPFD_CLOEXEC, 0);
+    fds[0] = duplicate(keep->fds[local][DEVICE_RING]);
+    fds[3] = duplicate(keep->fds[local][published]);
 }
 
 static void answer_formed(struct job *job, struct job_rank *rank)
@@ -725,7 +733,8 @@ static void answer_formed(struct job *job, struct job_rank *rank)
     };
     struct wire_segment sent[FORMED_SEGMENTS];
     int sent_fds[FORMED_SEGMENTS];
-    size_t n = 0, n_lacking = 0;
+    size_t n = 0;
+    int r = 0;
 
     if (job->devices)
         device_segments(job, local, segments, fds);
@@ -735,14 +744,14 @@ static void answer_formed(struct job *job, struct job_rank *rank)
     for (size_t i = 0; i < ARRAY_SIZE(segments); i++) {
         if (segments[i].n_bytes == 0)
             continue;
-        n_lacking += fds[i] < 0;
+        r = MIN(r, fds[i]);
         sent[n] = segments[i];
         sent_fds[n++] = fds[i];
     }
-    if (n_lacking > 0) {
+    if (r < 0) {
         for (size_t i = 0; i < n; i++)
             closep(&sent_fds[i]);
-        refuse_ring(job, rank, -EMFILE);
+        refuse_ring(job, rank, r);
         return;
     }
     reply.formed.segments = sent;
