@@ -16,6 +16,7 @@
 #include "daemon/membership.h"
 #include "daemon/nodes.h"
 #include "daemon/param-norm.h"
+#include "daemon/questions.h"
 #include "daemon/server.h"
 #include "daemon/session.h"
 #include "daemon/status.h"
@@ -431,61 +432,57 @@ static const struct {
 
 /* ---- answering ----------------------------------------------------------------------------------------- */
 
-static void send_parts(struct session *session, const char *json, uint32_t exit_code)
+static uint32_t exit_code_of(const char *json)
 {
-    size_t left = strlen(json);
-
-    do {
-        size_t n = MIN(left, (size_t)WIRE_PART_BYTES);
-
-        left -= n;
-        session_send(session,
-                     &(struct reply){
-                         .type = REPLY_ADMIN_PART,
-                         .admin_part = {.json = (const uint8_t *)json,
-                                        .n_json_bytes = n,
-                                        .last = left == 0,
-                                        .exit_code = exit_code},
-                     },
-                     NULL, 0);
-        json += n;
-    } while (left > 0 && !session->doomed);
+    return strncmp(json, "{\"error\"", 8) == 0 || strncmp(json, "{ \"error\"", 9) == 0 ? EX_UNAVAILABLE : EX_OK;
 }
 
-static void send_error(struct session *session, const char *text, uint32_t exit_code)
+char *admin_answer(struct server *server, const char *command, uint32_t *exit_code)
 {
-    _cleanup_free_ char *json = error_json(text);
+    char text[160];
+    char *json;
 
-    send_parts(session, json ? json : "{}", exit_code);
+    for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
+        if (strcmp(table[i].name, command) != 0)
+            continue;
+        json = table[i].run(server);
+        *exit_code = json ? exit_code_of(json) : EX_OSERR;
+        return json ? json : error_json("out of memory");
+    }
+    snprintf(text, sizeof(text), "there is no command \"%.32s\"", command);
+    *exit_code = EX_USAGE;
+    return error_json(text);
+}
+
+static void refuse_command(struct session *session)
+{
+    struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
+    struct diagnostic *d = server_keep(session, cause_not_allowed(&at, session->peer.uid, session->peer.gid,
+                                                                  "change the job (listen.admin_users, "
+                                                                  "listen.admin_groups)"));
+    _cleanup_free_ char *json = error_json(d->text);
+    const char *answer = json ? json : "{}";
+
+    session_send(session,
+                 &(struct reply){
+                     .type = REPLY_ADMIN_PART,
+                     .admin_part = {.json = (const uint8_t *)answer,
+                                    .n_json_bytes = strlen(answer),
+                                    .last = true,
+                                    .exit_code = EX_NOPERM},
+                 },
+                 NULL, 0);
+    session_doom(session);
 }
 
 void admin_request(struct session *session, const struct request_admin *request)
 {
-    struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
-    _cleanup_free_ char *json = NULL;
-    char text[160];
+    bool is_admin = server_is_admin(session->server, &session->peer);
 
-    for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
-        if (strcmp(table[i].name, request->command) != 0)
-            continue;
-        if (table[i].admin && !server_is_admin(session->server, &session->peer)) {
-            struct diagnostic *d =
-                server_keep(session, cause_not_allowed(&at, session->peer.uid, session->peer.gid,
-                                                               "change the job (listen.admin_users, "
-                                                               "listen.admin_groups)"));
-            send_error(session, d->text, EX_NOPERM);
-            session_doom(session);
+    for (size_t i = 0; i < ARRAY_SIZE(table); i++)
+        if (table[i].admin && !is_admin && strcmp(table[i].name, request->command) == 0) {
+            refuse_command(session);
             return;
         }
-        json = table[i].run(session->server);
-        if (!json)
-            send_error(session, "out of memory", EX_OSERR);
-        else
-            send_parts(session, json,
-                       strncmp(json, "{\"error\"", 8) == 0 || strncmp(json, "{ \"error\"", 9) == 0 ? EX_UNAVAILABLE
-                                                                                                   : EX_OK);
-        return;
-    }
-    snprintf(text, sizeof(text), "there is no command \"%.32s\"", request->command);
-    send_error(session, text, EX_USAGE);
+    questions_ask(server_questions(session->server), &session->question, session->fd, request->command, is_admin);
 }

@@ -94,22 +94,23 @@ static struct frame_packet packet_of(const struct mmsghdr *message)
     };
 }
 
-int frame_receive(int fd, struct frame_batch *batch)
+int frame_receive_some(int fd, struct frame_batch *batch, size_t n_packets)
 {
     struct mmsghdr messages[FRAME_BATCH];
     struct iovec places[FRAME_BATCH];
     unsigned n_resets = 0;
     int n;
 
+    assert(n_packets > 0 && n_packets <= FRAME_BATCH);
     batch->n_packets = 0;
     batch->more = false;
     batch->eof = false;
-    for (size_t i = 0; i < FRAME_BATCH; i++) {
+    for (size_t i = 0; i < n_packets; i++) {
         places[i] = (struct iovec){.iov_base = batch->memory + i * PACKET_BYTES, .iov_len = PACKET_BYTES};
         messages[i] = (struct mmsghdr){.msg_hdr = {.msg_iov = &places[i], .msg_iovlen = 1}};
     }
     do {
-        n = recvmmsg(fd, messages, FRAME_BATCH, MSG_DONTWAIT, NULL);
+        n = recvmmsg(fd, messages, (unsigned)n_packets, MSG_DONTWAIT, NULL);
     } while (n < 0 && receive_again(&n_resets));
     if (n < 0)
         return frame_error(errno);
@@ -120,8 +121,13 @@ int frame_receive(int fd, struct frame_batch *batch)
         else
             batch->packets[batch->n_packets++] = packet_of(&messages[i]);
     }
-    batch->more = batch->n_packets == FRAME_BATCH;
+    batch->more = batch->n_packets == n_packets;
     return batch->n_packets > 0 ? 0 : FRAME_EOF;
+}
+
+int frame_receive(int fd, struct frame_batch *batch)
+{
+    return frame_receive_some(fd, batch, FRAME_BATCH);
 }
 
 /* ---- the client's side --------------------------------------------------------------------------------- */

@@ -50,7 +50,7 @@ struct frame_batch {
     uint8_t *memory; /* FRAME_BATCH packets of the largest size; pages come when they are used */
     struct frame_packet packets[FRAME_BATCH];
     size_t n_packets;
-    bool more; /* the batch is full: there may be more to read at once */
+    bool more; /* as many as were wanted: there may be more to read at once */
     bool eof;  /* nothing comes after these packets */
 };
 
@@ -83,6 +83,8 @@ void frame_batch_deinit(struct frame_batch *batch);
  * Return: 0 and at least one packet; FRAME_AGAIN; FRAME_EOF; -errno.
  */
 int frame_receive(int fd, struct frame_batch *batch);
+/* The same, of at most n_packets (1 to FRAME_BATCH). */
+int frame_receive_some(int fd, struct frame_batch *batch, size_t n_packets);
 
 /* Return: 0 or -ENOMEM. */
 int frame_buffer_init(struct frame_buffer *buffer);

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/admin.h"
 #include "daemon/base.h"
 #include "daemon/cause.h"
 #include "daemon/config.h"
@@ -19,6 +20,7 @@
 #include "daemon/membership.h"
 #include "daemon/notify.h"
 #include "daemon/open-files.h"
+#include "daemon/questions.h"
 #include "daemon/session.h"
 #include "daemon/wire-arena.h"
 #include "daemon/worker.h"
@@ -47,6 +49,7 @@ struct server {
     bool listening; /* the listen handle is active */
     struct wire_arena arena;
     struct frame_batch batch;
+    struct questions questions;
     uint8_t *buffer;
     uint64_t started_ns, watchdog_ns, fed_ns, status_ns;
     uint64_t progress_seen, stuck_since_ns;
@@ -112,6 +115,11 @@ struct wire_arena *server_arena(struct server *server)
 struct frame_batch *server_batch(struct server *server)
 {
     return &server->batch;
+}
+
+struct questions *server_questions(struct server *server)
+{
+    return &server->questions;
 }
 
 uint8_t *server_buffer(struct server *server)
@@ -287,15 +295,50 @@ static uint64_t job_clock(void *userdata)
     return now_ns();
 }
 
+/* ---- questions ----------------------------------------------------------------------------------------- */
+
+static char *answer_question(void *userdata, const char *command, uint32_t *exit_code)
+{
+    return admin_answer(userdata, command, exit_code);
+}
+
+static void question_moved(struct question *question)
+{
+    session_want_events(container_of(question, struct session, question));
+}
+
+static void question_failed(struct question *question)
+{
+    session_doom(container_of(question, struct session, question));
+}
+
+static void after_questions(void *userdata)
+{
+    server_reap(userdata);
+}
+
 /* ---- time ---------------------------------------------------------------------------------------------- */
 
-static void close_ungreeted(struct server *server, uint64_t now)
+/* Since when the connection has not done what it is waited for; UINT64_MAX: nothing is. */
+static uint64_t silent_since_ns(const struct session *session)
+{
+    if (session->state == SESSION_HELLO)
+        return session->accepted_ns;
+    if (session->question.state == QUESTION_BLOCKED) /* it does not read its answer */
+        return session->question.blocked_ns;
+    return UINT64_MAX;
+}
+
+static void close_silent(struct server *server, uint64_t now)
 {
     uint64_t timeout_ns = server->config->limits.handshake_timeout_ms * UINT64_C(1000000);
 
-    for (struct session *s = server->sessions; s; s = s->next)
-        if (s->state == SESSION_HELLO && now - s->accepted_ns > timeout_ns)
+    for (struct session *s = server->sessions; s; s = s->next) {
+        uint64_t since_ns = silent_since_ns(s);
+
+        if (since_ns < now && now - since_ns > timeout_ns)
             session_doom(s);
+    }
 }
 
 static void tell_status(struct server *server, uint64_t now)
@@ -355,7 +398,7 @@ static void on_tick(uv_timer_t *handle)
 
     if (!server->listening)
         listen_again(server);
-    close_ungreeted(server, now);
+    close_silent(server, now);
     job_tick(server->job);
     diagnostic_log_flush(&server->log, now / 1000000);
     tell_status(server, now);
@@ -387,6 +430,7 @@ static void on_work(uv_async_t *handle)
 {
     struct server *server = handle->data;
 
+    questions_give_way(&server->questions);
     worker_pool_reap(server->pool);
     server_reap(server);
 }
@@ -478,6 +522,11 @@ static int start(struct server *server, char *why, size_t why_size)
                                 .after = after_engine,
                                 .loop = &server->loop,
                                 .userdata = server};
+    const struct questions_ops questions = {.answer = answer_question,
+                                            .moved = question_moved,
+                                            .failed = question_failed,
+                                            .after = after_questions,
+                                            .userdata = server};
     int r;
 
     r = kernels_select(&server->kernels, NULL, why, why_size);
@@ -502,6 +551,8 @@ static int start(struct server *server, char *why, size_t why_size)
         r = wire_arena_init(&server->arena);
     if (r == 0)
         r = frame_batch_init(&server->batch);
+    if (r == 0)
+        r = questions_init(&server->questions, &server->loop, &questions);
     if (r < 0)
         return r;
     r = listener_init(&server->listener, &server->config->listen, why, why_size);
@@ -575,6 +626,7 @@ void server_free(struct server *server)
     uv_run(&server->loop, UV_RUN_DEFAULT);
     uv_loop_close(&server->loop);
     frame_batch_deinit(&server->batch);
+    questions_deinit(&server->questions);
     wire_arena_deinit(&server->arena);
     free(server->buffer);
     free(server);

@@ -17,6 +17,7 @@ struct job;
 struct job_rank;
 struct listener_peer;
 struct membership;
+struct questions;
 struct server;
 struct session;
 struct wire_arena;
@@ -40,6 +41,7 @@ const struct membership *server_membership(const struct server *server); /* NULL
 uint64_t server_started_ns(const struct server *server);
 struct wire_arena *server_arena(struct server *server);
 struct frame_batch *server_batch(struct server *server);
+struct questions *server_questions(struct server *server);
 uint8_t *server_buffer(struct server *server); /* FRAME_MAX_BYTES, for one packet at a time */
 bool server_allows(const struct server *server, const struct listener_peer *peer);
 bool server_is_admin(const struct server *server, const struct listener_peer *peer);

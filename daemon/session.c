@@ -121,6 +121,7 @@ void session_close(struct session *session)
     assert(session->state != SESSION_CLOSED);
     session_set_state(session, SESSION_CLOSED);
     server_unlink(session->server, session);
+    questions_cancel(server_questions(session->server), &session->question);
     if (rank)
         server_detach(session->server, session, rank);
     if (session->watches_pid)
@@ -144,9 +145,18 @@ void session_doom(struct session *session)
 
 /* ---- sending ------------------------------------------------------------------------------------------- */
 
-static void want_events(struct session *session)
+/* A control connection says nothing more until all that it has asked for is sent. */
+static bool may_read(const struct session *session)
 {
-    int events = UV_READABLE | (frame_queue_is_empty(&session->queue) ? 0 : UV_WRITABLE), r;
+    if (session->state != SESSION_CONTROL)
+        return true;
+    return session->question.state == QUESTION_NONE && frame_queue_is_empty(&session->queue);
+}
+
+void session_want_events(struct session *session)
+{
+    bool has_more = !frame_queue_is_empty(&session->queue) || session->question.state == QUESTION_BLOCKED;
+    int events = (may_read(session) ? UV_READABLE : UV_DISCONNECT) | (has_more ? UV_WRITABLE : 0), r;
 
     if (events == session->events || session->doomed)
         return;
@@ -174,7 +184,7 @@ void session_send(struct session *session, const struct reply *reply, int *fds, 
     if (r != 0)
         session_doom(session);
     else if (!frame_queue_is_empty(&session->queue))
-        want_events(session);
+        session_want_events(session);
 }
 
 void session_refuse(struct session *session, const struct diagnostic *diagnostic)
@@ -225,7 +235,9 @@ static void serve_packet(struct session *session, const struct frame_packet *pac
 static bool serve_batch(struct session *session)
 {
     struct frame_batch *batch = server_batch(session->server);
-    int r = frame_receive(session->fd, batch);
+    /* What a control connection asks besides stays in the kernel, so that the connection cannot send without end. */
+    size_t n_packets = session->state & (SESSION_HELLO | SESSION_CONTROL) ? 1 : FRAME_BATCH;
+    int r = frame_receive_some(session->fd, batch, n_packets);
 
     if (r == FRAME_AGAIN)
         return false;
@@ -235,32 +247,40 @@ static bool serve_batch(struct session *session)
     }
     for (size_t i = 0; i < batch->n_packets && !session->doomed; i++)
         serve_packet(session, &batch->packets[i]);
+    if (session->state != SESSION_CONTROL)
+        questions_give_way(server_questions(session->server));
     if (batch->eof)
         session_doom(session);
     return batch->more && !session->doomed;
 }
 
+/* The socket can take more: what is queued goes first. */
+static void send_more(struct session *session)
+{
+    int r = frame_queue_flush(&session->queue, session->fd);
+
+    if (r != 0 && r != FRAME_AGAIN)
+        session_doom(session);
+    else if (r == 0 && session->question.state == QUESTION_BLOCKED)
+        questions_unblock(server_questions(session->server), &session->question);
+    session_want_events(session);
+}
+
 static void on_socket(uv_poll_t *handle, int status, int events)
 {
     struct session *session = handle->data;
-    int r;
 
-    if (status < 0 || session->doomed) {
+    if (status < 0 || session->doomed || (events & UV_DISCONNECT)) {
         session_doom(session);
         server_reap(session->server);
         return;
     }
     /* A few rounds, then the others: one that floods lets nobody starve. */
     for (int round = 0; (events & UV_READABLE) && round < FRAME_ROUNDS && !session->doomed; round++)
-        if (!serve_batch(session))
+        if (!may_read(session) || !serve_batch(session))
             break;
-    if ((events & UV_WRITABLE) && !session->doomed) {
-        r = frame_queue_flush(&session->queue, session->fd);
-        if (r != 0 && r != FRAME_AGAIN)
-            session_doom(session);
-        else
-            want_events(session);
-    }
+    if ((events & UV_WRITABLE) && !session->doomed)
+        send_more(session);
     server_reap(session->server);
 }
 
@@ -272,7 +292,7 @@ static void on_pid(uv_poll_t *handle, int status, int events)
     (void)status;
     (void)events;
     for (int round = 0; round < LAST_ROUNDS && !session->doomed; round++)
-        if (!serve_batch(session))
+        if (!may_read(session) || !serve_batch(session))
             break;
     session_doom(session);
     server_reap(session->server);

@@ -17,6 +17,7 @@
 
 #include "daemon/frame.h"
 #include "daemon/listener.h"
+#include "daemon/questions.h"
 #include "daemon/wire.h"
 
 struct server;
@@ -44,7 +45,8 @@ struct session {
     enum session_state state;
     struct listener_peer peer;
     struct frame_queue queue;
-    struct job_rank *rank; /* once attached */
+    struct question question; /* of a control connection: the one at work */
+    struct job_rank *rank;    /* once attached */
     uint64_t accepted_ns;
 };
 
@@ -57,6 +59,9 @@ void session_set_state(struct session *session, enum session_state state);
 
 /* Queues a reply; descriptors are taken. A peer that does not read its answers is doomed. */
 void session_send(struct session *session, const struct reply *reply, int *fds, size_t n_fds);
+
+/* Waits for what its state and its question need. */
+void session_want_events(struct session *session);
 
 /* Tells the peer why, then closes when the packet under way has been served. */
 void session_refuse(struct session *session, const struct diagnostic *diagnostic);

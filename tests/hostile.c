@@ -266,20 +266,25 @@ static void control_idle(unsigned n)
     raw_close(&c);
 }
 
-/* Asks and asks and never reads an answer. */
+/* Asks and asks and never reads an answer: soon it is not read either, and then closed. */
 static void never_reads(unsigned n)
 {
+    struct pollfd writable = {.events = POLLOUT};
+    bool is_full = false;
     struct raw c;
     int r = 0;
 
     raw_open(&c);
     raw_hello(&c, WIRE_ROLE_CONTROL, 0);
+    writable.fd = c.fd;
     for (unsigned i = 0; i < n && r == 0; i++) {
         struct request request = {.type = REQUEST_ADMIN, .admin = {.command = i % 2 ? "report" : "status"}};
 
+        is_full = is_full || poll(&writable, 1, 300) == 0;
         r = raw_send(&c, packet, raw_pack(&request, packet), NULL, 0);
     }
     EXPECT(r == -EPIPE || r == -ECONNRESET, "all %u requests were taken: %d", n, r);
+    EXPECT(is_full, "it was read until it was closed");
     raw_close(&c);
 }
 

@@ -20,7 +20,7 @@ from puppet import Puppet, form, memory_cgroup, n_fds, n_fds_at_rest, n_threads,
 
 BUILD = Build(os.environ.get("ZEROD_BUILD", ROOT / "build"))
 LEAVING = {"diagnostics": {"on_leave": "continue"}}
-CONFIG = {"gradient_clipping": 0.5, "limits": {"clients": 32}}
+CONFIG = {"gradient_clipping": 0.5, "limits": {"clients": 32, "handshake_timeout": "3s"}}
 
 
 def attacks(*groups):
