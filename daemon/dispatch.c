@@ -8,6 +8,7 @@
 #include "daemon/base.h"
 #include "daemon/cause.h"
 #include "daemon/job.h"
+#include "daemon/places.h"
 #include "daemon/server.h"
 #include "daemon/session.h"
 
@@ -63,20 +64,19 @@ static void welcome(struct session *session)
 static void control(struct session *session)
 {
     unsigned clients = server_config(session->server)->limits.clients;
-    struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
+    struct evidence_quota evidence = {.at = {.rank = -1, .step = -1, .micro_batch = -1},
+                                      .what = "control connections (limits.clients)",
+                                      .unit = "clients",
+                                      .asked = 1,
+                                      .held = clients,
+                                      .allowed = clients,
+                                      .fix = "raise limits.clients"};
 
-    if (server_is_full(session->server)) {
-        session_refuse(session,
-                       server_keep(session,
-                                   cause_quota(&(struct evidence_quota){.at = at,
-                                                                        .what = "control connections (limits.clients)",
-                                                                        .unit = "clients",
-                                                                        .asked = 1,
-                                                                        .held = clients,
-                                                                        .allowed = clients,
-                                                                        .fix = "raise limits.clients"})));
+    if (!places_take(session->server, session)) {
+        session_refuse(session, server_keep(session, cause_quota(&evidence)));
         return;
     }
+    session->quiet_ns = server_now_ns(session->server);
     session_set_state(session, SESSION_CONTROL);
     welcome(session);
 }

@@ -20,6 +20,7 @@
 #include "daemon/membership.h"
 #include "daemon/notify.h"
 #include "daemon/open-files.h"
+#include "daemon/places.h"
 #include "daemon/questions.h"
 #include "daemon/session.h"
 #include "daemon/wire-arena.h"
@@ -169,13 +170,9 @@ void server_unlink(struct server *server, struct session *session)
     server->n_sessions--;
 }
 
-bool server_is_full(const struct server *server)
+struct session *server_sessions(struct server *server)
 {
-    unsigned n = 0;
-
-    for (const struct session *s = server->sessions; s; s = s->next)
-        n += s->state == SESSION_CONTROL;
-    return n >= server->config->limits.clients;
+    return server->sessions;
 }
 
 void server_detach(struct server *server, struct session *session, struct job_rank *rank)
@@ -209,7 +206,7 @@ static unsigned n_ungreeted(const struct server *server)
     unsigned n = 0;
 
     for (const struct session *s = server->sessions; s; s = s->next)
-        n += s->state == SESSION_HELLO;
+        n += s->state == SESSION_HELLO && !s->doomed;
     return n;
 }
 
@@ -252,15 +249,13 @@ static void on_listen(uv_poll_t *handle, int status, int events)
         }
         if (fd < 0)
             break;
-        if (n_ungreeted(server) >= MAX_UNGREETED) {
-            close(fd);
-            continue;
-        }
         r = session_new(&session, server, fd);
         if (r < 0)
             log_error("a connection could not be served: %s", strerror(-r));
-        else if (needs_for_job(server, fd))
+        else if (needs_for_job(server, fd) && !places_make_room(server, session, false))
             refuse_connection(session);
+        else if (n_ungreeted(server) > MAX_UNGREETED)
+            (void)places_make_room(server, session, true);
     }
     server_reap(server);
 }
@@ -304,7 +299,10 @@ static char *answer_question(void *userdata, const char *command, uint32_t *exit
 
 static void question_moved(struct question *question)
 {
-    session_want_events(container_of(question, struct session, question));
+    struct session *session = container_of(question, struct session, question);
+
+    session->quiet_ns = now_ns();
+    session_want_events(session);
 }
 
 static void question_failed(struct question *question)
@@ -318,28 +316,6 @@ static void after_questions(void *userdata)
 }
 
 /* ---- time ---------------------------------------------------------------------------------------------- */
-
-/* Since when the connection has not done what it is waited for; UINT64_MAX: nothing is. */
-static uint64_t silent_since_ns(const struct session *session)
-{
-    if (session->state == SESSION_HELLO)
-        return session->accepted_ns;
-    if (session->question.state == QUESTION_BLOCKED) /* it does not read its answer */
-        return session->question.blocked_ns;
-    return UINT64_MAX;
-}
-
-static void close_silent(struct server *server, uint64_t now)
-{
-    uint64_t timeout_ns = server->config->limits.handshake_timeout_ms * UINT64_C(1000000);
-
-    for (struct session *s = server->sessions; s; s = s->next) {
-        uint64_t since_ns = silent_since_ns(s);
-
-        if (since_ns < now && now - since_ns > timeout_ns)
-            session_doom(s);
-    }
-}
 
 static void tell_status(struct server *server, uint64_t now)
 {
@@ -398,7 +374,7 @@ static void on_tick(uv_timer_t *handle)
 
     if (!server->listening)
         listen_again(server);
-    close_silent(server, now);
+    places_close_silent(server, now);
     job_tick(server->job);
     diagnostic_log_flush(&server->log, now / 1000000);
     tell_status(server, now);

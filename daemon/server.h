@@ -45,11 +45,11 @@ struct questions *server_questions(struct server *server);
 uint8_t *server_buffer(struct server *server); /* FRAME_MAX_BYTES, for one packet at a time */
 bool server_allows(const struct server *server, const struct listener_peer *peer);
 bool server_is_admin(const struct server *server, const struct listener_peer *peer);
-bool server_is_full(const struct server *server);          /* of control connections: limits.clients */
 int64_t server_rank_number(const struct session *session); /* -1: none */
 /* What the session is told. Takes the reference. Return: the diagnostic, borrowed. */
 struct diagnostic *server_keep(struct session *session, struct diagnostic *diagnostic);
 
+struct session *server_sessions(struct server *server); /* the first of the list */
 void server_link(struct server *server, struct session *session);
 void server_unlink(struct server *server, struct session *session);
 void server_detach(struct server *server, struct session *session, struct job_rank *rank);

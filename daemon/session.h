@@ -48,6 +48,7 @@ struct session {
     struct question question; /* of a control connection: the one at work */
     struct job_rank *rank;    /* once attached */
     uint64_t accepted_ns;
+    uint64_t quiet_ns; /* of a control connection: Hello, or the last answer */
 };
 
 /* Takes the fd, also on failure. Return: 0 or -errno. */

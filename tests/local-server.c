@@ -19,7 +19,7 @@ enum { MAX_TURNS = 400 };
 void local_start(struct local *local, unsigned n_ranks, const char *more)
 {
     static const char format[] = "job: local\n"
-                                 "listen: {socket: %s}\n"
+                                 "listen: {socket: %s, allow_users: [\"%u\"], admin_users: [\"%u\"]}\n"
                                  "world: {size: %u}\n"
                                  "threads: 1\n"
                                  "%s";
@@ -30,7 +30,8 @@ void local_start(struct local *local, unsigned n_ranks, const char *more)
     *local = (struct local){.folder = "/tmp/zerod-test-XXXXXX"};
     assert_non_null(mkdtemp(local->folder));
     snprintf(local->socket, sizeof(local->socket), "%s/socket", local->folder);
-    snprintf(text, sizeof(text), format, local->socket, n_ranks, more);
+    snprintf(text, sizeof(text), format, local->socket, LOCAL_ALLOWED_UID, LOCAL_ADMIN_UID, n_ranks,
+             more);
     r = config_load_string(&local->config, &(struct config_source){.text = {"f.yaml", text, strlen(text)}}, &problems);
     if (r != 0)
         config_problems_print(stderr, &problems);
@@ -72,6 +73,14 @@ void client_open(struct client *c, struct local *local)
     assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair), 0);
     c->fd = pair[0];
     assert_int_equal(session_new(&c->session, local->server, pair[1]), 0);
+}
+
+void client_open_as(struct client *c, struct local *local, uid_t uid)
+{
+    client_open(c, local);
+    c->session->peer.uid = uid;
+    c->session->peer.gid = uid;
+    c->session->peer.n_groups = 0;
 }
 
 void client_connect(struct client *c, struct local *local)

@@ -38,6 +38,9 @@ struct client {
     struct reply reply;
 };
 
+/* Beside this process's: may connect; may change the job as well. Others may not connect. */
+enum { LOCAL_ALLOWED_UID = 54322, LOCAL_ADMIN_UID = 54323 };
+
 /* A job of n_ranks, nothing logged; more is appended to its configuration. */
 void local_start(struct local *local, unsigned n_ranks, const char *more);
 void local_stop(struct local *local);
@@ -46,6 +49,8 @@ void local_turn(struct local *local);
 
 /* A pair of sockets, one of which the server is given. */
 void client_open(struct client *c, struct local *local);
+/* As a user with no group that counts. */
+void client_open_as(struct client *c, struct local *local, uid_t uid);
 /* Through the listening socket. */
 void client_connect(struct client *c, struct local *local);
 void client_close(struct client *c);

@@ -555,7 +555,7 @@ static void test_describe(void **state)
 
     assert_int_equal(config_describe(file, "limits.clients"), 0);
     fclose(file);
-    assert_string_equal(buffer, "limits.clients\n    Connections at one time.\n"
+    assert_string_equal(buffer, "limits.clients\n    Connections of zerodctl at one time; administrators have 8 places more.\n"
                                 "    allowed: a whole number from 1 to 65536 (connections)\n    default: 64\n");
 
     file = fmemopen(buffer, sizeof(buffer), "w");

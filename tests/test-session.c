@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 
 #include "daemon/base.h"
+#include "daemon/places.h"
 #include "daemon/questions.h"
 #include "tests/local-server.h"
 
@@ -59,14 +60,6 @@ static void test_through_the_socket(void **userdata)
     local_stop(&local);
 }
 
-static void open_as(struct client *c, struct local *local, uid_t uid, gid_t gid)
-{
-    client_open(c, local);
-    c->session->peer.uid = uid;
-    c->session->peer.gid = gid;
-    c->session->peer.n_groups = 0;
-}
-
 static void test_not_allowed(void **userdata)
 {
     struct request trainer = hello_request(WIRE_ROLE_TRAINER, 0, 1), control = hello_request(WIRE_ROLE_CONTROL, 0, 1);
@@ -75,11 +68,11 @@ static void test_not_allowed(void **userdata)
 
     (void)userdata;
     local_start(&local, 1, "");
-    open_as(&c, &local, NOBODY, NOBODY);
+    client_open_as(&c, &local, NOBODY);
     client_say(&c, &trainer);
     client_expect_dropped(&c, E_NOT_ALLOWED, "54321");
     client_close(&c);
-    open_as(&c, &local, NOBODY, NOBODY);
+    client_open_as(&c, &local, NOBODY);
     client_say(&c, &control);
     client_expect_dropped(&c, E_NOT_ALLOWED, "listen.allow_users");
     client_close(&c);
@@ -114,9 +107,40 @@ static void test_allowed_but_no_admin(void **userdata)
 
 /* ---- how many, how long -------------------------------------------------------------------------------- */
 
-static void test_limit_of_clients(void **userdata)
+static void open_control(struct client *c, struct local *local, uid_t uid)
+{
+    client_open_as(c, local, uid);
+    client_hello(c, WIRE_ROLE_CONTROL, 0);
+}
+
+static void expect_no_place(struct local *local, uid_t uid)
 {
     struct request hello = hello_request(WIRE_ROLE_CONTROL, 0, 1);
+    struct client c;
+
+    client_open_as(&c, local, uid);
+    client_say(&c, &hello);
+    client_expect_dropped(&c, E_QUOTA, "limits.clients");
+    client_close(&c);
+}
+
+/* As if it had said nothing for so long. */
+static void be_silent(struct client *c, unsigned seconds)
+{
+    c->session->quiet_ns -= seconds * UINT64_C(1000000000);
+}
+
+static unsigned n_controls(struct local *local)
+{
+    unsigned n = 0;
+
+    for (const struct session *s = server_sessions(local->server); s; s = s->next)
+        n += s->state == SESSION_CONTROL;
+    return n;
+}
+
+static void test_limit_of_clients(void **userdata)
+{
     struct client clients[3], idle[20], trainer;
     struct local local;
 
@@ -124,28 +148,78 @@ static void test_limit_of_clients(void **userdata)
     local_start(&local, 1, "limits: {clients: 2}\n");
     for (size_t i = 0; i < ARRAY_SIZE(idle); i++) /* who says nothing takes nobody's place */
         client_connect(&idle[i], &local);
-    for (size_t i = 0; i < 2; i++) {
-        client_open(&clients[i], &local);
-        client_hello(&clients[i], WIRE_ROLE_CONTROL, 0);
-    }
-    assert_true(server_is_full(local.server));
-    client_open(&clients[2], &local);
-    client_say(&clients[2], &hello);
-    client_expect_dropped(&clients[2], E_QUOTA, "limits.clients");
-    client_close(&clients[2]);
+    for (size_t i = 0; i < 2; i++)
+        open_control(&clients[i], &local, LOCAL_ALLOWED_UID);
+    expect_no_place(&local, LOCAL_ALLOWED_UID);
     client_open(&trainer, &local);
     client_hello(&trainer, WIRE_ROLE_TRAINER, 0); /* ranks have their places */
 
     client_close(&clients[0]);
-    while (server_is_full(local.server))
+    while (n_controls(&local) == 2)
         local_turn(&local);
-    client_open(&clients[2], &local);
-    client_hello(&clients[2], WIRE_ROLE_CONTROL, 0);
+    open_control(&clients[2], &local, LOCAL_ALLOWED_UID);
     for (size_t i = 1; i < 3; i++)
         client_close(&clients[i]);
     for (size_t i = 0; i < ARRAY_SIZE(idle); i++)
         client_close(&idle[i]);
     client_close(&trainer);
+    local_stop(&local);
+}
+
+/* Of equals the one that has been silent for longest gives its place up; one that asks keeps it. */
+static void test_silent_ones_go_first(void **userdata)
+{
+    struct request status = admin("status");
+    struct client clients[4];
+    struct local local;
+
+    (void)userdata;
+    local_start(&local, 1, "limits: {clients: 3}\n");
+    for (size_t i = 0; i < 3; i++)
+        open_control(&clients[i], &local, LOCAL_ALLOWED_UID);
+    for (size_t i = 0; i < 3; i++)
+        be_silent(&clients[i], i == 1 ? 3 : 2);
+    client_say(&clients[0], &status); /* it is not silent any more */
+    client_expect(&clients[0], REPLY_ADMIN_PART);
+    open_control(&clients[3], &local, LOCAL_ALLOWED_UID);
+    client_expect_closed(&clients[1]);
+    client_close(&clients[1]);
+    open_control(&clients[1], &local, LOCAL_ALLOWED_UID);
+    client_expect_closed(&clients[2]);
+    expect_no_place(&local, LOCAL_ALLOWED_UID);
+    client_say(&clients[0], &status);
+    client_expect(&clients[0], REPLY_ADMIN_PART);
+    for (size_t i = 0; i < 4; i++)
+        client_close(&clients[i]);
+    local_stop(&local);
+}
+
+/* Administrators have more places, and then those of others; root has those of all. */
+static void test_places_of_administrators(void **userdata)
+{
+    struct client others[2], admins[PLACES_KEPT + 2], root;
+    struct local local;
+
+    (void)userdata;
+    local_start(&local, 1, "limits: {clients: 2}\n");
+    for (size_t i = 0; i < 2; i++)
+        open_control(&others[i], &local, LOCAL_ALLOWED_UID);
+    for (size_t i = 0; i < PLACES_KEPT; i++)
+        open_control(&admins[i], &local, LOCAL_ADMIN_UID);
+    for (size_t i = 0; i < 2; i++)
+        assert_int_equal(client_look(&others[i]), CLIENT_SILENCE);
+    for (size_t i = 0; i < 2; i++)
+        open_control(&admins[PLACES_KEPT + i], &local, LOCAL_ADMIN_UID);
+    for (size_t i = 0; i < 2; i++)
+        client_expect_closed(&others[i]);
+    expect_no_place(&local, LOCAL_ADMIN_UID);
+    expect_no_place(&local, LOCAL_ALLOWED_UID);
+    open_control(&root, &local, 0);
+    for (size_t i = 0; i < 2; i++)
+        client_close(&others[i]);
+    for (size_t i = 0; i < ARRAY_SIZE(admins); i++)
+        client_close(&admins[i]);
+    client_close(&root);
     local_stop(&local);
 }
 
@@ -170,6 +244,9 @@ static void test_handshake_timeout(void **userdata)
     client_expect_closed(&silent); /* with no word: it may be no client of ours at all */
     assert_int_equal(client_look(&young), CLIENT_SILENCE);
     assert_int_equal(client_look(&control), CLIENT_SILENCE);
+    assert_int_equal(client_look(&trainer), CLIENT_SILENCE);
+    be_silent(&control, 11); /* it does not ask */
+    client_expect_closed(&control);
     assert_int_equal(client_look(&trainer), CLIENT_SILENCE);
     client_hello(&young, WIRE_ROLE_CONTROL, 0);
     client_close(&silent);
@@ -487,6 +564,8 @@ int main(void)
         cmocka_unit_test(test_not_allowed),
         cmocka_unit_test(test_allowed_but_no_admin),
         cmocka_unit_test(test_limit_of_clients),
+        cmocka_unit_test(test_silent_ones_go_first),
+        cmocka_unit_test(test_places_of_administrators),
         cmocka_unit_test(test_handshake_timeout),
         cmocka_unit_test(test_end_frees_the_rank),
         cmocka_unit_test(test_reconnect),

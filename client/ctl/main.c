@@ -128,26 +128,23 @@ static int ask_and_show(const struct options *options, const struct subcommand *
 
 /* ---- status --watch ------------------------------------------------------------------------------------ */
 
+/* A connection for each look: one that is silent in between would not stay. */
 static int watch(const struct options *options, double seconds)
 {
     struct timespec pause = {.tv_sec = seconds, .tv_nsec = (seconds - (time_t)seconds) * 1e9};
     bool clear = !options->json && isatty(STDOUT_FILENO);
-    struct control control;
-    int r = control_init(&control, options->socket);
+    int r = 0;
 
-    if (r < 0)
-        r = fail(control.error, -r);
     while (r == 0) {
         if (clear)
             fputs("\033[H\033[J", stdout);
-        r = show_answer(&control, &subcommands[0], options);
+        r = ask_and_show(options, &subcommands[0]);
         if (r == 0) {
             nanosleep(&pause, NULL);
             if (!clear && !options->json)
                 putchar('\n');
         }
     }
-    control_deinit(&control);
     return r;
 }
 

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Which connections may stay when there is no place for all. limits.clients counts control connections; PLACES_KEPT
+ * more are for administrators. When all places are taken, a newcomer gets that of a connection below it: root stands
+ * above the other administrators, and these above the rest. Among equals it gets the place of the connection that has
+ * been silent for longest, if that is PLACES_SILENT_NS at least.
+ *
+ * Trainers have places of their own, one for each rank, and are never closed here.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct server;
+struct session;
+
+enum { PLACES_KEPT = 8 };                           /* picked: more than administrators look at one time */
+#define PLACES_SILENT_NS (UINT64_C(1) * 1000000000) /* picked: zerodctl asks at once; nobody else has to */
+
+/* Closes the connection that has the place, if need be. Return: false, no place for this control connection. */
+bool places_take(struct server *server, struct session *session);
+
+/*
+ * The same where descriptors, or places before Hello, are short: session is the newest connection and has not said
+ * Hello. equals: also those of its own standing may go, the oldest that has not said Hello first.
+ */
+bool places_make_room(struct server *server, struct session *session, bool equals);
+
+/* Closes connections that have not said Hello, have not asked, or do not read, for limits.handshake_timeout. */
+void places_close_silent(struct server *server, uint64_t now_ns);
