@@ -121,12 +121,13 @@ int node_pack(struct wire_arena *arena, const struct node_message *message, void
 bool node_exact_sum(const struct node_message *message, struct exact_sum *out)
 {
     static const uint8_t none[sizeof(out->zero)];
-    uint8_t nonfinite;
+    uint8_t nonfinite, nan;
 
     if (message->n_bytes != sizeof(*out))
         return false;
     memcpy(&nonfinite, message->bytes + offsetof(struct exact_sum, nonfinite), sizeof(nonfinite));
-    if (nonfinite > 1 || memcmp(message->bytes + offsetof(struct exact_sum, zero), none, sizeof(none)) != 0)
+    memcpy(&nan, message->bytes + offsetof(struct exact_sum, nan), sizeof(nan));
+    if (nonfinite > 1 || nan > nonfinite || memcmp(message->bytes + offsetof(struct exact_sum, zero), none, sizeof(none)) != 0)
         return false;
     memcpy(out, message->bytes, sizeof(*out));
     for (unsigned i = 0; i < EXACT_N_LIMBS; i++)

@@ -39,6 +39,7 @@ void exact_sum_merge(struct exact_sum *into, const struct exact_sum *from)
         into->n_deferred += from->n_deferred + 1;
     }
     into->nonfinite |= from->nonfinite;
+    into->nan |= from->nan;
 }
 
 bool exact_sum_is_zero(const struct exact_sum *sum)
@@ -70,7 +71,7 @@ double exact_sum_round(const struct exact_sum *sum)
     bool sticky = false;
 
     if (sum->nonfinite)
-        return NAN;
+        return sum->nan ? NAN : INFINITY;
 
     exact_sum_carry(&carried);
     do {
@@ -100,6 +101,7 @@ void exact_sum_add_special(struct exact_sum *sum, double value)
         return;
     assert(!isfinite(value));
     sum->nonfinite = true;
+    sum->nan |= isnan(value);
 }
 
 enum {

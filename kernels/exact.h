@@ -12,8 +12,8 @@
  *
  * Values must be 0 or lie in [2^-300, 2^311). Sums of squares of fp32 do: the smallest is 2^-298, the largest
  * sum over 64 elements is below 2^262. There is headroom for 2^48 values of 2^311. An infinity or NaN sets
- * `nonfinite`, which stays set and is merged like a digit. A zeroed struct is an empty sum. Plain data: it
- * may be copied, and after exact_sum_carry() equal sums are equal byte for byte (and may travel so).
+ * `nonfinite`, a NaN also `nan`; both stay set and are merged like a digit. A zeroed struct is an empty sum. Plain
+ * data: it may be copied, and after exact_sum_carry() equal sums are equal byte for byte (and may travel so).
  *
  * No locks: one thread at a time per sum.
  */
@@ -34,8 +34,8 @@ enum {
 struct exact_sum {
     uint64_t limb[EXACT_N_LIMBS];
     uint32_t n_deferred; /* every limb is below (n_deferred + 1) * 2^32 */
-    bool nonfinite;
-    uint8_t zero[3]; /* no padding, so that memcmp compares */
+    bool nonfinite, nan;
+    uint8_t zero[2]; /* no padding, so that memcmp compares */
 };
 
 void exact_sum_carry(struct exact_sum *sum);
@@ -45,7 +45,8 @@ bool exact_sum_is_zero(const struct exact_sum *sum); /* false when nonfinite */
 /* Return: false only when the sum is below 2^exponent (-352 to 383); a few dozen powers below, it may be either. */
 bool exact_sum_may_reach(const struct exact_sum *sum, int exponent);
 
-/* Return: the sum rounded once to the nearest double, ties to even; NaN when a value was not finite. */
+/* Return: the sum rounded once to the nearest double, ties to even; infinity when a value was
+ * infinite, NaN when one was NaN. */
 double exact_sum_round(const struct exact_sum *sum);
 
 /* The rare values: 0, infinities, NaN. Anything else out of range is a mistake of the caller and asserts. */
@@ -107,5 +108,6 @@ static inline void exact_bins_add(struct exact_bins *bins, double value)
 
 void exact_bins_init(struct exact_bins *bins);
 
-/* Adds what the bins hold to sum and leaves them empty. */
+/* Adds what the bins hold to sum and leaves them empty. Of infinities and NaNs only `nonfinite` is set: they look alike
+ * in a bin, so that `nan` is the caller's to set. */
 void exact_bins_flush(struct exact_bins *bins, struct exact_sum *sum);

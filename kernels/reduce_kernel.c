@@ -3,6 +3,7 @@
 #include "kernels/reduce_run.h"
 
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -111,6 +112,16 @@ static void reduce_tail(const struct reduce_args *args, struct reduce_state *sta
     memcpy(args->acc + done, acc, n_elems * sizeof(float));
 }
 
+/* Of elements of which some are not finite: which is rare, so that the runs need not know. */
+static bool holds_nan(const float *elems, size_t n)
+{
+    bool found = false;
+
+    for (size_t i = 0; i < n; i++)
+        found |= isnan(elems[i]);
+    return found;
+}
+
 void ISA_FN(reduce)(const struct reduce_args *args, struct reduce_result *result)
 {
     const struct reduce_range range = {.acc = args->acc, .leaves = args->leaves};
@@ -135,6 +146,7 @@ void ISA_FN(reduce)(const struct reduce_args *args, struct reduce_result *result
         exact_bins_flush(&state.bins, &result->squares);
     }
     result->nonfinite = result->squares.nonfinite;
+    result->squares.nan = result->nonfinite && holds_nan(args->acc, args->n_elems);
     for (unsigned leaf = 0; result->sums && leaf < args->n_leaves; leaf++) {
         result->sums[leaf] = (struct position_sum){0};
         position_piece_close(&state.pieces[leaf], args->start_elem / REDUCE_RUN_ELEMS, n_runs + (n_left > 0),

@@ -349,6 +349,15 @@ static void check_nonfinite(const struct kernels *k)
     assert_int_equal(overflow.n_nan, 0);
     assert_int_equal(overflow.first_elem, 640 + 100);
 
+    /* without a NaN the norm is infinite, as in torch */
+    g[0][299] = g[1][250] = one;
+    g[2][7] = one;
+    k->reduce(&args, &result);
+    assert_true(result.nonfinite && exact_sum_round(&result.squares) == INFINITY);
+    g[0][299] = g[1][250] = nan;
+    g[2][7] = minus_inf;
+    k->reduce(&args, &result);
+
     /* it stays in the accumulator, also when the next contribution is clean */
     for (int i = 0; i < 900; i++)
         g[i / 300][i % 300] = one;

@@ -1375,7 +1375,7 @@ static void test_bad_sums(void **state)
     for (unsigned i = 0; i < NODES; i++)
         asked(f, i);
     expect(f, "MEASURE\n");
-    for (unsigned k = 0; k < 6; k++) {
+    for (unsigned k = 0; k < 7; k++) {
         uint8_t *bytes = (uint8_t *)&bad;
 
         exact_sum_reset(&bad);
@@ -1388,7 +1388,9 @@ static void test_bad_sums(void **state)
         else if (k == 3)
             bytes[offsetof(struct exact_sum, nonfinite)] = 2;
         else if (k == 4)
-            bad.zero[2] = 1;
+            bad.zero[1] = 1;
+        else if (k == 6)
+            bad.nan = true; /* and yet finite */
         report(f, 1, (struct node_message){.kind = NODE_SUM, .bytes = bytes, .n_bytes = sizeof(bad) - (k == 5)});
         expect(f, "! node 1: SUM.bytes: not an exact sum\n");
     }

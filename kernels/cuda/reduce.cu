@@ -224,8 +224,8 @@ DEVICE_FN uint64_t double_bits(double x)
     return bits;
 }
 
-/* What exact_sum_add() would add to limb[limb] for a sum of squares; not finite: nothing, and *nonfinite. */
-DEVICE_FN uint64_t exact_digit(double value, unsigned limb, bool *nonfinite)
+/* What exact_sum_add() would add to limb[limb] for a sum of squares; not finite: nothing, and what it is. */
+DEVICE_FN uint64_t exact_digit(double value, unsigned limb, bool *nonfinite, bool *nan)
 {
     const uint64_t bits = double_bits(value), integer = EXACT_MANTISSA(bits);
     const unsigned exponent = static_cast<unsigned>(bits >> 52);
@@ -235,6 +235,7 @@ DEVICE_FN uint64_t exact_digit(double value, unsigned limb, bool *nonfinite)
         return 0;
     if (exponent > EXACT_MAX_EXPONENT) {
         *nonfinite = true;
+        *nan |= value != value;
         return 0;
     }
     switch (limb - position / 32) {
@@ -263,15 +264,17 @@ DEVICE_FN void add_squares(const struct reduce_job &job, unsigned n_runs, struct
     }
     for (phase threads; threads.next();) {
         const unsigned limb = threadIdx.x % LIMB_THREADS, group = threadIdx.x / LIMB_THREADS;
-        bool nonfinite = false;
+        bool nonfinite = false, nan = false;
 
         for (unsigned run = group * GROUP_RUNS; run < (group + 1) * GROUP_RUNS && run < n_runs; run++) {
             const double *lanes = board->lanes[run];
 
-            digits.mine() += exact_digit((lanes[0] + lanes[2]) + (lanes[1] + lanes[3]), limb, &nonfinite);
+            digits.mine() += exact_digit((lanes[0] + lanes[2]) + (lanes[1] + lanes[3]), limb, &nonfinite, &nan);
         }
         if (nonfinite && limb == 0)
-            job.squares->nonfinite = true; /* several may write this, all the same */
+            job.squares->nonfinite = true; /* several may write this and the next, all the same */
+        if (nan && limb == 0)
+            job.squares->nan = true;
     }
 }
 

@@ -124,6 +124,36 @@ def test_equals_torch(zerod, run, name):
     assert worst < TOLERANCE
 
 
+BAD = [["inf"], ["-inf"], ["inf", "-inf"], ["nan"], ["inf", "nan"], ["nan", "nan"]]
+
+
+def norms_of_bad():
+    """Steps whose gradient has bad values in rank 1: the norms that zerod has of them, and torch."""
+    import zerod
+
+    model = nn.Linear(4, 3)
+    opt = zerod.Optimizer(model)
+    found, expected = [], []
+    for values in BAD:
+        grads = [torch.ones_like(p) for p in model.parameters()]
+        grads[0].view(-1)[: len(values)] = torch.tensor([float(value) for value in values])
+        expected.append((nn.utils.get_total_norm(grads).item(),) * 3)
+        if opt.rank == 0:
+            grads = [torch.ones_like(p) for p in model.parameters()]
+        sum((p * g).sum() for p, g in zip(model.parameters(), grads, strict=True)).backward()
+        clipped = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        opt.step()
+        found.append((clipped.item(), opt.result.grad_norm, opt.grad_norm("weight")))
+        assert not opt.result.applied and opt.grad_norm("bias") == pytest.approx(3**0.5)
+    opt.close()
+    return repr(found), repr(expected)
+
+
+def test_norms_that_are_not_finite(zerod, run):
+    for found, expected in run(zerod(), norms_of_bad):
+        assert found == expected
+
+
 @pytest.mark.parametrize("change", [
     {"momentum": 1.5}, {"momentum": -1}, {"nesterov": True, "momentum": 0}, {"nesterov": True, "dampening": 0.1},
     {"lr": -0.5}, {"lr": float("inf")}, {"weight_decay": -1}, {"dampening": float("nan")}])
