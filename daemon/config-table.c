@@ -237,7 +237,7 @@ static const struct config_key table[] = {
         RANGE(0, 1e20)),
     KEY("fp16.initial_scale_power", WHOLE, fp16.scale.initial_power, "The dynamic scale starts at 2 to this power.",
         DEEPSPEED, .def = "16", RANGE(0, 64)),
-    KEY("fp16.loss_scale_window", WHOLE, fp16.scale.window, "Steps without overflow until the scale doubles.",
+    KEY("fp16.loss_scale_window", WHOLE, fp16.scale.window, "Steps without overflow; the next one without doubles the scale.",
         DEEPSPEED, .unit = "steps", .def = "1000", RANGE(1, MAX_STEPS)),
     KEY("fp16.hysteresis", WHOLE, fp16.scale.hysteresis, "Overflows until the scale halves.", DEEPSPEED,
         .unit = "overflows", .def = "2", RANGE(1, 1e6)),

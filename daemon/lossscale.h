@@ -7,8 +7,9 @@
  * says which scale the next one uses. Trainers multiply their loss by the scale, the step divides by it.
  *
  * Dynamic: the scale starts at 2^initial_power. An overflow takes one unit of hysteresis; with one unit left
- * it halves the scale instead, never below min_scale. A whole number of windows of steps without overflow
- * doubles the scale, and refills the hysteresis; with consecutive_hysteresis every step without overflow
+ * it halves the scale instead, never below min_scale. A step without overflow that follows a whole number of
+ * windows of such steps doubles the scale, and refills the hysteresis (so the first doubling comes with step
+ * window + 1, the second with step 2 * window + 1); with consecutive_hysteresis every step without overflow
  * refills it. Skipped steps count in the window, because the scale moves with attempts, not with updates.
  */
 
@@ -23,7 +24,7 @@ enum {
 struct lossscale_params {
     double static_scale;    /* > 0: this scale, for ever; 0: dynamic */
     unsigned initial_power; /* the dynamic scale starts at 2^initial_power */
-    uint64_t window;        /* steps without overflow until it doubles, at least 1 */
+    uint64_t window;        /* steps without overflow before the one that doubles it, at least 1 */
     unsigned hysteresis;    /* overflows until it halves, at least 1 */
     bool consecutive_hysteresis;
     double min_scale; /* > 0 */

@@ -124,5 +124,23 @@ def test_loss_scale_is_known_before_the_first_step(zerod, run):
         assert all(torch.equal(a, b) for a, b in zip(second[rank][2], whole[rank][2], strict=True))
 
 
+def test_loss_scale_doubles_as_in_deepspeed(zerod, run):
+    """docs/configuration.md: with a window of 3 the fourth step without overflow doubles it, then every third."""
+    fp16 = {"fp16": FP16["fp16"] | {"loss_scale_window": 3}}
+    expected, scale = [], 256.0
+    iteration, last_overflow = 0, -1  # deepspeed/runtime/fp16/loss_scaler.py of 0.19.8, its variables
+    for step in range(16):
+        expected.append(scale)
+        stable = iteration - last_overflow - 1
+        if step == 5:
+            scale, last_overflow = scale / 2, iteration
+        elif stable > 0 and stable % 3 == 0:
+            scale *= 2
+        iteration += 1
+    for scales, last, _ in run(zerod(fp16), scaled, n_steps=16, overflow_at=5):
+        assert scales == expected and last == scale
+        assert [i for i in range(1, 16) if scales[i] > scales[i - 1]] == [4, 10, 13]
+
+
 def test_loss_scale_of_a_job_without_one(zerod, run):
     assert all(set(scales) == {1.0} for scales, _, _ in run(zerod(), scaled, n_steps=2))
