@@ -2,7 +2,7 @@
 
 /*
  * What only the client can see: it reports the code, the parameters and a sentence, and the text is made here
- * so that the daemon's log, the exception and the manual agree: E1102, E1104 to E1107, E1110.
+ * so that the daemon's log, the exception and the manual agree: E1102 to E1107, E1110.
  */
 
 #include <string.h>
@@ -19,6 +19,16 @@ static const struct report_text texts[] = {
                 "sparse=False of nn.Embedding and F.embedding, sparse_grad=False of torch.gather   (the same numbers, "
                 "dense)"},
         .not_it = "the learning rate, batch size; torch.optim.SparseAdam is no cure, its step is not zerod's",
+        .state = "it was not taken; nothing has changed",
+        .leaves_gap = true,
+    },
+    {
+        .code = E_PARAMETER,
+        .cause = "the parameter requires a gradient and is in no parameter group, so that it was declared frozen",
+        .fix = {"declare it trainable, on every rank, or push no gradient of it",
+                "put it into a group of zerod.Optimizer(groups, model=model), on every rank"},
+        .alternative = {NULL, "param.requires_grad_(False) before zerod.Optimizer   (it keeps its value)"},
+        .not_it = "gradient checkpointing, batch size",
         .state = "it was not taken; nothing has changed",
         .leaves_gap = true,
     },

@@ -269,7 +269,7 @@ struct report_text {
 const struct report_text *cause_report_text(enum diagnostic_code code);
 
 /*
- * E1402, E1403, and client reports E1102, E1104 to E1107, E1110: a sentence and a fix. attached: the job was formed
+ * E1402, E1403, and client reports E1102 to E1107, E1110: a sentence and a fix. attached: the job was formed
  * with this client before it reported.
  */
 /* A rank that another user has formed. */

@@ -315,6 +315,7 @@ static bool report_check(const void *ours, struct wire_problem *problem)
 
     switch (report->code) {
     case E_GRADIENT:
+    case E_PARAMETER:
     case E_REPOINTED:
     case E_DRIFTED:
     case E_WEIGHT_WRITTEN:
@@ -322,7 +323,7 @@ static bool report_check(const void *ours, struct wire_problem *problem)
     case E_RELEASED_READ:
         return true;
     default:
-        wire_problem_set(problem, "code: %" PRIu32 ", expected 1102, 1104 to 1107 or 1110", report->code);
+        wire_problem_set(problem, "code: %" PRIu32 ", expected 1102 to 1107 or 1110", report->code);
         return false;
     }
 }

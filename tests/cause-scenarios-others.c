@@ -176,6 +176,16 @@ static struct diagnostic *e1102_sparse_c(const struct fixture *f)
     return report(f, E_GRADIENT, "zerod-example", "a gradient of 3 rows");
 }
 
+static struct diagnostic *e1103_no_group(const struct fixture *f)
+{
+    return report(f, E_PARAMETER, TORCH, "a gradient in the step called at train.py:64");
+}
+
+static struct diagnostic *e1103_not_trainable(const struct fixture *f)
+{
+    return report(f, E_PARAMETER, "zerod-example", "a gradient of 64 elements");
+}
+
 static struct diagnostic *e1104(const struct fixture *f)
 {
     return report(f, E_REPOINTED, TORCH, "storage moved to cuda:0 by model.to() at train.py:55");
@@ -769,6 +779,8 @@ static const struct scenario scenarios[] = {
     {"e1101-declare", e1101_declare, "", false},
     {"e1102-sparse", e1102_sparse, "", false},
     {"e1102-sparse-c", e1102_sparse_c, "", false},
+    {"e1103-no-group", e1103_no_group, "", false},
+    {"e1103-not-trainable", e1103_not_trainable, "", false},
     {"e1104", e1104, "", false},
     {"e1105", e1105, "", false},
     {"e1106", e1106, "", false},

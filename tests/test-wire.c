@@ -400,7 +400,7 @@ static void test_empty_round_trip(void **state)
         [REQUEST_HELLO] = "Hello.version_min: 0, expected at least 1",
         [REQUEST_INTERN] = "Intern.id: 0, expected 1 to 65535",
         [REQUEST_EVENT] = "Event.handle: 0 bytes, expected 64 to 64",
-        [REQUEST_REPORT] = "Report.code: 0, expected 1102, 1104 to 1107 or 1110",
+        [REQUEST_REPORT] = "Report.code: 0, expected 1102 to 1107 or 1110",
         [REQUEST_ADMIN] = "Admin.command: 0 bytes, expected 1 to 64",
     };
     static const char *const reply_faults[N_REPLY_TYPES] = {
@@ -621,9 +621,10 @@ static void test_limits_of_other_requests(void **state)
     REQUEST_CASE(REQUEST_WRITE_STATE, q.write_state.count++,
                  "WriteState.count: 9007199254740993, expected 0 to 9007199254740992");
     REQUEST_CASE(REQUEST_ABORT_STEP, q.abort_step.why = text_of(1025), "AbortStep.why: 1025 bytes, expected 0 to 1024");
-    REQUEST_CASE(REQUEST_REPORT, q.report.code = 1103, "Report.code: 1103, expected 1102, 1104 to 1107 or 1110");
-    REQUEST_CASE(REQUEST_REPORT, q.report.code = 1108, "Report.code: 1108, expected 1102, 1104 to 1107 or 1110");
+    REQUEST_CASE(REQUEST_REPORT, q.report.code = 1101, "Report.code: 1101, expected 1102 to 1107 or 1110");
+    REQUEST_CASE(REQUEST_REPORT, q.report.code = 1108, "Report.code: 1108, expected 1102 to 1107 or 1110");
     REQUEST_CASE(REQUEST_REPORT, q.report.code = 1102, NULL);
+    REQUEST_CASE(REQUEST_REPORT, q.report.code = 1103, NULL);
     REQUEST_CASE(REQUEST_REPORT, q.report.code = 1107, NULL);
     REQUEST_CASE(REQUEST_REPORT, (q.report.params = many_ids, q.report.n_params = 65537),
                  "Report.params: 65537 values, expected at most 65536");

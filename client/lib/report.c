@@ -77,6 +77,7 @@ static bool is_reported(int code)
 {
     switch (code) {
     case E_GRADIENT:
+    case E_PARAMETER:
     case E_REPOINTED:
     case E_DRIFTED:
     case E_WEIGHT_WRITTEN:
@@ -94,7 +95,7 @@ int zerod_report(struct zerod *c, int code, const unsigned *params, size_t n_par
     int r = client_check(c, false);
 
     if (r == 0 && !is_reported(code))
-        r = client_fail(c, -EINVAL, "zerod_report: %d, expected 1102, 1104 to 1107 or 1110", code);
+        r = client_fail(c, -EINVAL, "zerod_report: %d, expected 1102 to 1107 or 1110", code);
     if (r == 0)
         r = check_params(c, "zerod_report", params, n_params);
     if (r != 0)

@@ -151,7 +151,7 @@ def test_report_before_forming(zerod):
 
 def test_report_of_another_code(scene):  # noqa: F811
     s = scene()
-    assert s.guilty("report 1001").error["text"] == "zerod_report: 1001, expected 1102, 1104 to 1107 or 1110"
+    assert s.guilty("report 1001").error["text"] == "zerod_report: 1001, expected 1102 to 1107 or 1110"
     assert s.guilty("report 1104 params=11").r == -errno.EINVAL
     s.goes_on()
 

@@ -293,3 +293,18 @@ def test_counts_are_read(zerod):
     assert [ranks[0].ok("read", i, 4).value for i in (0, 1, EMPTY)] == [2, 3, 2]
     answer = ranks[0]("read", FROZEN, 4)
     assert answer.r == REFUSED and answer.error["code"] == 1403, answer
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_rank_leaves_while_another_still_reads(zerod, stage):
+    """client.h: state, and in stage 3 weights, need no other rank. A write window does (on_leave: stop)."""
+    daemon = zerod(configure(stage=stage))
+    ranks = trainers(daemon)
+    steps(ranks, BEFORE)
+    then = state(ranks)
+    ranks[1].ok("leave")
+    assert ranks[1].end() == 0
+    assert ranks[0].ok("state").digest == then
+    ranks[0].ok(f"gather {BIG}")
+    ranks[0].ok(f"peek {BIG}")
+    assert ranks[0]("window").r == REFUSED

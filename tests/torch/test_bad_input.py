@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import wait_for
 from torch import nn
+from torch.distributed.algorithms.join import Join
 
 TEXTS = Path(__file__).with_name("texts")
 EXITS = Path(__file__).with_name("exits.py")
@@ -348,6 +349,24 @@ def test_sparse_gradient(zerod, start):
     all_same(start(zerod(ONE), sparse_gradient).result())
 
 
+def in_no_group(said):
+    """Every other parameter trains, and what was left out keeps its value and says why."""
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer([{"params": model[2].parameters()}], model=model)
+    before = [p.clone() for p in model.parameters()]
+    model(batch()).pow(2).mean().backward()
+    said["in-no-group"] = caught(opt.step)
+    opt.clear_fault()
+    opt.step()
+    assert [torch.equal(b, p) for b, p in zip(before, model.parameters(), strict=True)] == [True] * 2 + [False] * 2
+    model[0].requires_grad_(False)  # the text's own advice
+    train(model, opt)
+    said["join"] = caught(Join, [opt])
+    opt.close()
+
+
 def misuse():
     """Steps in between show that everything goes on."""
     import zerod
@@ -365,6 +384,45 @@ def misuse():
 
 def test_misuse(zerod, start):
     all_same(start(zerod(ONE), misuse).result())
+
+
+def in_no_group():
+    """Every other parameter trains, and what was left out keeps its value and says why."""
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer([{"params": model[2].parameters()}], model=model)
+    before = [p.clone() for p in model.parameters()]
+    model(batch()).pow(2).mean().backward()
+    said = {"in-no-group": caught(opt.step)}
+    assert caught(opt.step) == said["in-no-group"], "it stands until it is cleared"
+    opt.clear_fault()
+    opt.step()
+    assert [torch.equal(b, p) for b, p in zip(before, model.parameters(), strict=True)] == [True] * 2 + [False] * 2
+    model[0].requires_grad_(False)  # the text's own advice
+    assert train(model, opt, 2) == 2
+    model[0].requires_grad_(True)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    assert caught(opt.step).startswith("WrongGradient: E1103")
+    opt.close()
+    return said
+
+
+def test_parameter_in_no_group(zerod, start):
+    all_same(start(zerod(ONE), in_no_group).result())
+
+
+def join():
+    import zerod
+
+    opt = zerod.Optimizer(make_model())
+    said = {"join": caught(Join, [opt])}
+    opt.close()
+    return said
+
+
+def test_join(zerod, start):
+    all_same(start(zerod(ONE), join).result())
 
 
 # ---- models of other shapes ------------------------------------------------------------------------------

@@ -222,12 +222,16 @@ struct zerod_step_args {
 struct zerod_step_result {
     uint64_t epoch;     /* steps committed, this one included */
     bool applied;       /* false: skipped, state and weights unchanged */
-    double grad_norm;   /* of the unscaled gradient, before clipping */
+    double grad_norm;   /* of the unscaled gradient, before clipping; infinite or NaN if an element is */
     double loss_scale;  /* to scale the next loss with; zerod_loss_scale() has it, too */
     double lr;          /* used for group 0 */
     unsigned n_missing; /* parameters that no rank pushed in this step: left alone */
 };
 
+/*
+ * Moments: Adam and AdamW have both; Lion, and SGD with a momentum above 0, have ZEROD_EXP_AVG; Adagrad has
+ * ZEROD_EXP_AVG_SQ, its sum; SGD without momentum has none. zerod_job() says which optimizer it is.
+ */
 enum zerod_state {
     ZEROD_MASTER = 0,
     ZEROD_EXP_AVG = 1,
@@ -353,9 +357,9 @@ ZEROD_API int zerod_evidence(struct zerod *c, const struct zerod_evidence *e);
 
 /*
  * A fault that only the client can see, with the parameters it concerns (before zerod_form(): none) and a sentence of
- * what was found, cut to 1024 bytes: 1102 gradient that cannot be pushed (sparse), 1104 weights re-pointed, 1105 ranks
- * drifted apart, 1106 write to published weights, 1107 reduced twice, 1110 released weight read. One way; sticky: the
- * next answered call returns ZEROD_REFUSED.
+ * what was found, cut to 1024 bytes: 1102 gradient that cannot be pushed (sparse), 1103 gradient of a parameter in no
+ * group, 1104 weights re-pointed, 1105 ranks drifted apart, 1106 write to published weights, 1107 reduced twice, 1110
+ * released weight read. One way; sticky: the next answered call returns ZEROD_REFUSED.
  */
 ZEROD_API int zerod_report(struct zerod *c, int code, const unsigned *params, size_t n_params, const char *detail);
 
@@ -412,10 +416,9 @@ ZEROD_API void *zerod_window(struct zerod *c, unsigned param);
 
 /*
  * Full state of a parameter into dst: n_elems floats, or one double for ZEROD_GRAD_NORM and ZEROD_STEP_COUNT. Between
- * steps; not a collective. Inside a write window it is still the committed state. Of a frozen parameter there is only
- * ZEROD_MASTER; of moments there are those of the optimizer: Adam's both, the momentum of SGD and Lion as
- * ZEROD_EXP_AVG, the sum of Adagrad as ZEROD_EXP_AVG_SQ. Refused, without sticking: E1403 no such state, E1401 no
- * memory for the answer.
+ * steps; not a collective: it needs no other rank, so that others may have left. Inside a write window it is still the
+ * committed state. Of a frozen parameter there is only ZEROD_MASTER; of moments there are those of the optimizer (enum
+ * zerod_state). Refused, without sticking: E1403 no such state, E1401 no memory for the answer.
  */
 ZEROD_API int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, void *dst);
 
@@ -432,6 +435,8 @@ ZEROD_API int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state
  * end.
  *  - Rank 0's values count. Other ranks may call it or not: what they write is judged alike and dropped, so that
  *    all ranks may run the same code.
+ *  - A frozen parameter has no state to write: its weights are loaded by writing them where zerod_window() says, in the
+ *    same window.
  * Not part of the state, and not changed: the number of the step (zerod_epoch()), the place in the scheduler's and
  * the loss scale's course, user state. Those of a new run begin anew.
  * The daemon holds pages for what is written until the window ends; they count against limits.memory.
@@ -448,7 +453,11 @@ ZEROD_API int zerod_abort_step(struct zerod *c, const char *why);
 /* Goes on after a refusal, knowingly. */
 ZEROD_API int zerod_clear_fault(struct zerod *c);
 
-/* This rank is done for good; the others go on or stop, by diagnostics.on_leave. Only zerod_close() is left. */
+/*
+ * This rank is done for good; the others go on or stop, by diagnostics.on_leave. They may still read what needs no
+ * other rank: zerod_weight(), zerod_gather(), zerod_read_state(). Steps and write windows are what on_leave is about.
+ * Only zerod_close() is left to this one.
+ */
 ZEROD_API int zerod_leave(struct zerod *c);
 
 /*

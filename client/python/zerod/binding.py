@@ -32,10 +32,13 @@ SPARSE = "zerod takes dense gradients only; make it with sparse=False"
 class Bound:
     """One declared parameter. strides are None for a contiguous one."""
 
-    __slots__ = ("address", "group", "index", "n_bytes", "name", "order", "param", "shape", "strides", "trainable")
+    __slots__ = (
+        "address", "group", "index", "left_out", "n_bytes", "name", "order", "param", "shape", "strides", "trainable"
+    )  # fmt: skip
 
     def __init__(self, index: int, name: str, param: nn.Parameter, group: int, trainable: bool) -> None:
         self.index, self.name, self.param, self.group, self.trainable = index, name, param, group, trainable
+        self.left_out = param.requires_grad and not trainable  # of all groups
         self.shape = tuple(param.shape)
         self.n_bytes = param.numel() * param.element_size()
         self.address = 0

@@ -180,6 +180,11 @@ class Gradients:
             except BaseException as e:
                 self._error = e
 
+    def report_left_out(self, indices: list[int]) -> None:
+        """Gradients of parameters that are in no group (E1103)."""
+        if indices and self.fault is None:
+            self._client.report(1103, indices, f"a gradient in the step called at {sites.user_site().decode()}")
+
     def push_frozen(self, index: int) -> None:
         """A gradient of a parameter that was declared frozen: the daemon refuses it (E1103) with the next answer."""
         self._record.param, self._record.data = index, None

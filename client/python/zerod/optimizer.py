@@ -285,11 +285,13 @@ class Optimizer(torch.optim.Optimizer):
         self._gradients.forget_step()
 
     def _check_frozen(self) -> None:
-        """Thawed since it was declared: the daemon refuses its gradient (E1103)."""
-        for b in self._frozen:
-            if b.param.grad is not None:
+        """In no group, or thawed since it was declared: its gradient is refused (E1103) with the next answer."""
+        frozen = [b for b in self._frozen if b.param.grad is not None]
+        self._gradients.report_left_out([b.index for b in frozen if b.left_out])
+        for b in frozen:
+            if not b.left_out:
                 self._gradients.push_frozen(b.index)
-                b.param.grad = None
+            b.param.grad = None
 
     def _push_by_hand(self) -> None:
         """What the program put into .grad itself, as from torch.func.grad: no backward has pushed it."""
@@ -333,6 +335,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def _pack(self) -> bytes | None:
         return self._aside.user_state.pack() if self._aside.user_state is not None else None
+
+    def join_hook(self, **_kwargs: Any) -> Any:
+        """Of torch.distributed.algorithms.Join, which shadows collectives; here a rank without data just leaves."""
+        raise TypeError(
+            "Join is not for zerod.Optimizer: with diagnostics.on_leave: continue in the daemon's configuration a rank "
+            "whose data has ended calls opt.close(), and the others go on without it"
+        )
 
     def set_user_state(self, user_state: Any) -> None:
         """user_state.pack() gives what is stored with each micro-batch and step; see zerod.user_state()."""
