@@ -59,10 +59,13 @@ static const struct report_text texts[] = {
                  "in place",
         .fix = {"zerod_write_begin() before and zerod_write_end() after, on every rank",
                 "with zerod.writable(model): ...   (around the write, on every rank)"},
-        .alternative = {NULL, "copy.deepcopy(model)   (memory of its own, for what is not trained)"},
+        .alternative = {"write to a copy   (what is not trained needs no memory of zerod's)",
+                        "opt.close()   (before the write, when training is over: the weights are this process's then)"},
         .not_it = "a broken build; the driver; weights: private, whose copies are read-only as well",
-        .state = "the write did not happen; the process ends as it would have without zerod, the run can go "
-                 "on with a successor",
+        .state = "what was written is in this process only",
+        .state_at_end = "the write did not happen; the process ends as it would have without zerod, the run can go "
+                        "on with a successor",
+        .leaves_gap = true,
     },
     {
         .code = E_REDUCED_TWICE,

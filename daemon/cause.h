@@ -262,6 +262,7 @@ struct report_text {
     const char *not_it;
     const char *state;
     const char *title_later, *state_later; /* NULL, or as said of a rank that is attached already */
+    const char *state_at_end;              /* NULL, or as said by a process that ends of it */
     bool leaves_gap;                       /* the step lacks what was refused: the ways on are said */
 };
 

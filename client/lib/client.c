@@ -715,6 +715,8 @@ int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod
     if (r == 0)
         r = check_args(c, args);
     if (r == 0)
+        r = zerod_check_weights(c, NULL);
+    if (r == 0)
         r = client_wait_for_stream(c);
     if (r != 0)
         return r;
@@ -762,6 +764,7 @@ int zerod_abort_step(struct zerod *c, const char *why)
         return r;
     c->position = reply.done.position;
     weights_close_window(c);
+    written_forget_reported(c);
     push_close(c);
     r = client_send(c, &(struct request){.type = REQUEST_ABORT_SEEN, .abort_seen = {.attempt = c->position.attempt}});
     return r > 0 ? lost(c) : r;
@@ -772,7 +775,11 @@ int zerod_clear_fault(struct zerod *c)
     struct reply reply;
     int r = client_check(c, false);
 
-    return r == 0 ? client_call(c, &(struct request){.type = REQUEST_CLEAR_FAULT}, REPLY_DONE, &reply) : r;
+    if (r == 0)
+        r = client_call(c, &(struct request){.type = REQUEST_CLEAR_FAULT}, REPLY_DONE, &reply);
+    if (r == 0)
+        written_forget_reported(c);
+    return r;
 }
 
 int zerod_leave(struct zerod *c)

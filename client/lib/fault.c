@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A program that writes to published weights, or reads released ones, ends with
- * SIGSEGV as it would without us; but it is told which parameter it was. Everything here that
- * runs in the handler is async-signal-safe: the names are looked up in memory that does not change.
+ * The first write to published weights makes them private to the process (written.c), and the program runs on. One
+ * that reads released weights, or writes to gathered ones, ends with SIGSEGV as it would without us; but it is told
+ * which parameter it was. Everything here that runs in the handler is async-signal-safe: the names are looked up in
+ * memory that does not change.
  */
 
+#include <errno.h>
 #include <execinfo.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <ucontext.h>
 
 #include "client/lib/internal.h"
 #include "daemon/base.h"
@@ -19,7 +22,7 @@
 enum { MAX_RANGES = 64, MAX_FRAMES = 12 };
 
 struct range {
-    _Atomic(const struct zerod *) client; /* NULL: free */
+    _Atomic(struct zerod *) client; /* NULL: free */
     const uint8_t *base;
     size_t n_bytes;
 };
@@ -82,7 +85,7 @@ static void say_text(const struct report_text *text, size_t language)
     say("\n  not it     ");
     say(text->not_it);
     say("\n  state      ");
-    say(text->state);
+    say(text->state_at_end ? text->state_at_end : text->state);
 }
 
 static void explain(const struct zerod *c, uint64_t offset)
@@ -110,19 +113,37 @@ static void explain(const struct zerod *c, uint64_t offset)
     backtrace_symbols_fd(frames, backtrace(frames, MAX_FRAMES), STDERR_FILENO);
 }
 
+/* A jump into the weights: making them writable would not help it. */
+static bool is_jump(const siginfo_t *info, const void *context)
+{
+#if defined(__x86_64__)
+    return (uintptr_t)((const ucontext_t *)context)->uc_mcontext.gregs[REG_RIP] == (uintptr_t)info->si_addr;
+#elif defined(__aarch64__)
+    return (uintptr_t)((const ucontext_t *)context)->uc_mcontext.pc == (uintptr_t)info->si_addr;
+#else
+    (void)info;
+    (void)context;
+    return false;
+#endif
+}
+
 static void on_sigsegv(int number, siginfo_t *info, void *context)
 {
     const uint8_t *address = info->si_addr;
+    int saved = errno;
 
     (void)number;
-    (void)context;
     for (size_t i = 0; i < MAX_RANGES; i++) {
-        const struct zerod *c = atomic_load(&ranges[i].client);
+        struct zerod *c = atomic_load(&ranges[i].client);
 
-        if (c && info->si_code > 0 && address >= ranges[i].base && address < ranges[i].base + ranges[i].n_bytes) {
-            explain(c, (uint64_t)(address - ranges[i].base));
-            break;
+        if (!c || info->si_code <= 0 || address < ranges[i].base || address >= ranges[i].base + ranges[i].n_bytes)
+            continue;
+        if (!is_jump(info, context) && written_begin(c)) {
+            errno = saved;
+            return; /* the write happens now */
         }
+        explain(c, (uint64_t)(address - ranges[i].base));
+        break;
     }
     /* The faulting instruction runs again and meets whoever was there before us. */
     sigaction(SIGSEGV, &previous, NULL);
@@ -139,7 +160,7 @@ static void install(void)
     installed = sigaction(SIGSEGV, &action, &previous) == 0;
 }
 
-void fault_register(const struct zerod *c, const uint8_t *base, size_t n_bytes)
+void fault_register(struct zerod *c, const uint8_t *base, size_t n_bytes)
 {
     pthread_mutex_lock(&lock);
     if (!installed)

@@ -11,9 +11,11 @@
  *   range.c    jobs on GPUs in stage 3: where gathered weights are read
  *   report.c   what the client knows of faults: evidence, reports
  *   weights.c  weights, gather and release, write windows, state
- *   fault.c    explains a SIGSEGV inside the weights (E1106, E1110)
+ *   written.c  writes to published weights outside of a window (E1106)
+ *   fault.c    the handler of SIGSEGV: lets such a write happen, explains what cannot (E1106, E1110)
  */
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -110,6 +112,7 @@ struct zerod {
     struct mapping pool;      /* stage 3 on GPUs: what was gathered last, until the next message */
     struct range *range;      /* stage 3 on GPUs, else NULL: where it is copied to */
     uint8_t *private_weights; /* the copy that the caller sees, or NULL */
+    _Atomic int written;      /* what written.c knows of writes to them */
     uint64_t ring_bytes;
     uint32_t *gathered; /* stage 3, per parameter */
     bool in_window;
@@ -196,5 +199,12 @@ void weights_close_window(struct zerod *c);
 /* Where the layout has it: in the weight segment, or, in stage 3, in the range in host memory and in windows. */
 uint64_t weights_offset(const struct zerod *c, uint32_t param);
 
-void fault_register(const struct zerod *c, const uint8_t *base, size_t n_bytes);
+/* In the handler of SIGSEGV: a write to published weights. Return: it may be done again, and succeeds. */
+bool written_begin(struct zerod *c);
+
+/* The weights are the published ones again. _reported: if E1106 has told of what was written. */
+void written_forget(struct zerod *c);
+void written_forget_reported(struct zerod *c);
+
+void fault_register(struct zerod *c, const uint8_t *base, size_t n_bytes);
 void fault_unregister(const struct zerod *c);

@@ -287,7 +287,7 @@ static uint32_t intern(struct zerod *c, const char *text)
 
 int zerod_begin_backward(struct zerod *c, const struct zerod_backward *info)
 {
-    int r = client_check(c, true);
+    int r = zerod_check_weights(c, NULL);
 
     if (r != 0)
         return r;

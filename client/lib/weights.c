@@ -131,6 +131,7 @@ static void refresh_private(struct zerod *c)
     (void)mprotect(c->private_weights, c->weights.n_bytes, PROT_READ | PROT_WRITE);
     memcpy(c->private_weights, c->weights.base, c->weights.n_bytes);
     (void)mprotect(c->private_weights, c->weights.n_bytes, PROT_READ);
+    atomic_store(&c->written, 0);
 }
 
 const void *zerod_weight(struct zerod *c, unsigned param)
@@ -506,6 +507,8 @@ int zerod_write_begin(struct zerod *c)
 
     if (r == 0 && c->in_window)
         r = client_fail(c, -EBUSY, "a write window is open already");
+    if (r == 0)
+        r = zerod_check_weights(c, NULL); /* the window's memory takes the place of what was written */
     if (r == 0)
         r = client_wait_for_stream(c);
     if (r == 0)

@@ -156,10 +156,12 @@ def test_report_of_another_code(scene):  # noqa: F811
     s.goes_on()
 
 
-@pytest.mark.parametrize("name, stage, call", [("e1106-handler-torch", 2, "touch 1"),
+@pytest.mark.parametrize("name, stage, call", [("e1106-handler-torch", 3, "touch 1"),
                                                ("e1110-handler-torch", 3, "peek 1")])
 def test_handler_speaks_python(scene, name, stage, call):  # noqa: F811
     s = scene({"zero_optimization": {"stage": stage}}, TORCH)
+    if call == "touch 1":
+        s.guilty.ok("gather 1")
     s.guilty.tell(call)
     assert s.guilty.popen.wait(20 * s.daemon.patience) in (-signal.SIGSEGV, 99)
     text = s.guilty.err()

@@ -524,13 +524,39 @@ def test_wrong_gradient(scene, name, push, code):
     s.goes_on()
 
 
+# ---- E1106: writes to published weights -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, weights, param, call", [
+    ("e1106-shared", "shared", 1, "step"), ("e1106-private", "private", 3, "begin"), ("e1106-frozen", "shared", FROZEN, "begin"),
+])
+def test_written_weights(scene, name, weights, param, call):
+    """The write succeeds, and the rank is told before anything of it reaches the job; cleared, it has the job's weights."""
+    s = scene({"weights": weights})
+    s.guilty.ok(f"touch {param}")
+    s.refused(name, s.guilty(call))
+    s.guilty.ok("clear")
+    s.guilty.ok("begin")
+    s.guilty.ok("pushes")
+    s.end_all()
+    s.goes_on()
+
+
+def test_write_before_a_window(scene):
+    """What was written before a window opens would be lost in it."""
+    s = scene()
+    s.guilty.ok("touch 1")
+    answer = s.guilty("window")
+    assert answer.r == REFUSED and answer.error["code"] == 1106
+    s.guilty.ok("clear")
+    s.goes_on()
+
+
 # ---- E1106, E1110: what ends the process --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name, stage, weights, call", [
-    ("e1106-shared", 2, "shared", "touch 1"), ("e1106-private", 1, "private", "touch 3"),
-    ("e1106-frozen", 2, "shared", f"touch {FROZEN}"), ("e1110-read", 3, "shared", "peek 1"),
-    ("e1106-gathered", 3, "shared", "touch 0"),
+    ("e1110-read", 3, "shared", "peek 1"), ("e1106-gathered", 3, "shared", "touch 0"),
 ])
 def test_weights_are_guarded(scene, name, stage, weights, call):
     """The process ends as it would have, but is told which parameter it was; a successor goes on."""

@@ -8,7 +8,8 @@ How a program with zerod.Optimizer ends, for test_bad_input.py: exits.py HOW. Ea
     fails        exits with status 3, and Python knows of no exception
     exits        exits with status 0 from the middle of it, and reads state in an exit handler
     waits        waits in step() for another rank, until somebody interrupts it
-    writes       writes to a published weight
+    writes       writes to a published weight, and is done
+    trains-on    the same, and trains on
     early        closes after two steps
     successor    trains to the end and closes
 """
@@ -63,8 +64,10 @@ def main(how):
         loss.backward()
         print("waits", flush=True)
         opt.step()
-    elif how == "writes":
+    elif how in ("writes", "trains-on"):
         careless(model[2].weight)
+        if how == "trains-on":
+            train(model, opt, N_STEPS)
     elif how != "done":
         opt.close()
     print("the end", flush=True)

@@ -222,11 +222,21 @@ def copies(zerod, model, opt, said):
 def additions(model, opt, said):
     """Parameters that come after the job was formed."""
     said["group-added"] = caught(opt.add_param_group, {"params": [nn.Parameter(torch.zeros(2))]})
-    said["parameter-added"] = caught(model[0].register_parameter, "scale", nn.Parameter(torch.ones(1)))
-    said["module-added"] = caught(model.append, nn.Linear(6, 2))
-    said["parameter-replaced"] = caught(setattr, model[0], "weight", nn.Parameter(torch.zeros(10, 6)))
-    model[0].register_parameter("frozen", nn.Parameter(torch.ones(1), requires_grad=False))  # is fine: nobody trains it
-    del model[0].frozen
+    model[0].register_parameter("scale", nn.Parameter(torch.ones(1)))
+    model[0].register_parameter("frozen", nn.Parameter(torch.ones(1), requires_grad=False))
+    model.append(nn.Linear(6, 2))
+    said["module-added"] = caught(lambda: model(batch()).pow(2).mean().backward())
+    opt.abort_step()
+    del model[3], model[0].frozen
+    model[0].scale.grad = torch.ones(1)
+    said["parameter-added"] = caught(lambda: model(batch()).pow(2).mean().backward())
+    del model[0].scale
+    opt.abort_step()
+    weight = model[0].weight
+    model[0].weight = nn.Parameter(torch.zeros(10, 6))
+    said["parameter-replaced"] = caught(lambda: model(batch()).pow(2).mean().backward())
+    opt.abort_step()
+    model[0].weight = weight
 
 
 def orders(model, opt, said):
@@ -557,11 +567,11 @@ def go_on(until):
         return f"{type(e).__name__}: {e}"
 
 
-def ends(daemon, build, rank, how):
+def ends(daemon, build, rank, how, world_size=2):
     """Starts exits.py as a program of its own."""
     root = TEXTS.parents[2]
     env = {"PYTHONPATH": root / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"), "OMP_NUM_THREADS": 1,
-           "WORLD_SIZE": 2}
+           "WORLD_SIZE": world_size}
     return daemon.spawn(sys.executable, EXITS, how, rank=rank, env=env)
 
 
@@ -629,15 +639,14 @@ def test_interrupted_in_a_step(zerod, start, build, tmp_path):
 
 
 def test_write_to_a_published_weight(zerod, start, build):
-    """The process ends as it would have without zerod, and says where."""
+    """A program that is done ends with status 0; one that trains on is refused, and its successor has the job's weights."""
     daemon = zerod(ONE)
-    root = TEXTS.parents[2]
-    program = daemon.spawn(sys.executable, EXITS, "writes", rank=0, env={
-        "PYTHONPATH": root / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"), "WORLD_SIZE": 1})
-    assert program.wait(LONG) == -signal.SIGSEGV
-    said = program.err()
-    assert re.search(r'exits\.py", line \d+ in careless', said), said
-    same("write", said[said.index("E1106"): said.index("  call site")])
+    done = ends(daemon, build, 0, "trains-on", world_size=1)
+    assert done.wait(LONG) == 1
+    said = done.err()
+    assert re.search(r'exits\.py", line \d+, in train', said), said
+    same("write", said[said.rindex("zerod.errors.WeightsWritten"):])
+    assert ends(daemon, build, 0, "writes", world_size=1).wait(LONG) == 0
 
 
 # ---- forks -----------------------------------------------------------------------------------------------

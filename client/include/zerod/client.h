@@ -91,7 +91,7 @@ enum zerod_on_duplicate {
 
 enum zerod_flags {
     ZEROD_NO_SIGSEGV_HANDLER =
-        1 << 0, /* do not explain writes to published and reads of released weights (E1106, E1110) */
+        1 << 0, /* do not take writes to published weights, or explain reads of released ones (E1106, E1110) */
 };
 
 /* All fields may be zero; there has to be one. */
@@ -399,6 +399,19 @@ ZEROD_API int zerod_release(struct zerod *c, const unsigned *params, size_t n_pa
  * parameters the first 16,384 count. One way.
  */
 ZEROD_API int zerod_prefetch(struct zerod *c, const unsigned *params, size_t n_params);
+
+/*
+ * Has the program written to weights outside of a window, so that this rank has others than the job? The write itself
+ * succeeds, in memory of this process's own, and a program that has taken its last step may go on with what it wrote.
+ * ZEROD_REFUSED (E1106) otherwise: sticky, and zerod_clear_fault() and zerod_abort_step() drop what was written.
+ * where, which may be NULL, ends the sentence of what was found. zerod_begin_backward(), zerod_step() and
+ * zerod_write_begin() do this first. Always 0 in stage 3, where such a write ends the process, and on GPUs, where the
+ * driver reports it; and with ZEROD_NO_SIGSEGV_HANDLER, where it is a plain SIGSEGV.
+ */
+ZEROD_API int zerod_check_weights(struct zerod *c, const char *where);
+
+/* May it have? Costs nothing, and never waits: without a write zerod_check_weights() has nothing to do. */
+ZEROD_API bool zerod_has_written(const struct zerod *c);
 
 /*
  * Collective write window between steps. Between begin and end every rank may write through zerod_window();

@@ -46,6 +46,7 @@ from .errors import (
     StepAborted,
     StepArgumentsDiffer,
     WeightsRepointed,
+    WeightsWritten,
     WrongGradient,
 )
 from .observe import observe, unobserve

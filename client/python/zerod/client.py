@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from ctypes import byref, c_char, c_double, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
-from . import _lib
+from . import _lib, sites
 from ._lib import lib
 from .errors import CLASSES, ConnectionLost, Error, GradientFault, StepAborted
 
@@ -356,6 +356,16 @@ class Client:
             yield
         finally:
             self.release(ids, len(indices))
+
+    @property
+    def has_written(self) -> bool:
+        """May the program have written to published weights, outside of a window?"""
+        return bool(lib.has_written(self._handle))
+
+    def check_weights(self) -> None:
+        """Raises E1106 if it has, and changed them."""
+        if self.has_written:
+            self.check(lib.check_weights(self._handle, b"seen at " + sites.user_site()))
 
     def write_begin(self) -> None:
         self.check(lib.write_begin(self._handle))

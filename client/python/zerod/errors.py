@@ -66,7 +66,9 @@ class GradientFault(Error):
 
 
 def _rebuild(cls: type[GradientFault], text: str, attributes: dict[str, Any]) -> GradientFault:
-    return cls(text, **attributes)
+    fault = cls(text)
+    vars(fault).update(attributes)
+    return fault
 
 
 class DuplicateGradient(GradientFault):
@@ -103,6 +105,10 @@ class WeightsRepointed(GradientFault):
 
 class RanksDrifted(GradientFault):
     """E1105"""
+
+
+class WeightsWritten(GradientFault):
+    """E1106"""
 
 
 class ReducedTwice(GradientFault):
@@ -153,7 +159,7 @@ class StepAborted(GradientFault):
 CLASSES: dict[int, type[GradientFault]] = {
     1001: DuplicateGradient, 1002: StaleGradient, 1003: StaleGradient, 1004: StaleGradient, 1005: MissingGradient,
     1006: GraphChanged, 1007: BackwardAbandoned, 1101: ManifestMismatch, 1102: WrongGradient, 1103: WrongGradient,
-    1104: WeightsRepointed, 1105: RanksDrifted, 1107: ReducedTwice, 1108: StepArgumentsDiffer, 1109: OtherRun,
-    1201: NonFiniteGradient, 1202: NonFiniteGradient, 1301: RankTaken, 1302: RankLost, 1303: Stalled,
+    1104: WeightsRepointed, 1105: RanksDrifted, 1106: WeightsWritten, 1107: ReducedTwice, 1108: StepArgumentsDiffer,
+    1109: OtherRun, 1201: NonFiniteGradient, 1202: NonFiniteGradient, 1301: RankTaken, 1302: RankLost, 1303: Stalled,
     1401: OverQuota, 1402: NotAllowed, 1403: BadMessage,
 }  # fmt: skip

@@ -23,9 +23,10 @@ from . import _lib, sites, watch
 from ._lib import lib
 from .binding import Bound
 from .client import Client
-from .errors import Error, GradientFault, StepAborted
+from .errors import Error, GradientFault, StepAborted, WeightsWritten
 from .evidence import Evidence, entry_modules
 from .hooks import Hook
+from .late import Late
 from .placement import InHost
 from .stage3 import Sharding
 from .watch import now
@@ -66,6 +67,7 @@ class Gradients:
         self._client, self._model, self._bound, self._pack, self._sharding = client, model, bound, pack, sharding
         self._place = place
         self.evidence = Evidence(model, bound)
+        self._late = Late(model, bound, self._report_now)
         self._wanted = int.from_bytes(bytes(b.trainable for b in bound), "little")
         self._pushed = bytearray(len(bound))  # in the open micro-batch
         self._in_step = 0  # the same of ended ones, as one number: a byte for each parameter
@@ -97,6 +99,7 @@ class Gradients:
 
     def close(self) -> None:
         watch.remove(self)
+        self._late.close()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -159,7 +162,10 @@ class Gradients:
             self._open = True
             for b in self._moved():
                 self._pushed[b.index] = MOVED
-            self._client.begin_backward(self.evidence.n_forwards, self.evidence.n_backwards)
+            try:
+                self._client.begin_backward(self.evidence.n_forwards, self.evidence.n_backwards)
+            except GradientFault as fault:  # E1106: the backward runs to its end, and nothing of it is pushed
+                self._suspect, self._error = True, fault
         flags = _lib.PUSH_MORE | (_lib.PUSH_NEW_FORWARD if self._forward_since else 0)
         if now.passes:
             segment = now.segments[-1]
@@ -195,6 +201,8 @@ class Gradients:
     def _before_forward(self, module: nn.Module, _args: Any) -> None:
         if now.inside or not torch.is_grad_enabled():
             return
+        if module is self._model or not self._forward_since:
+            self._check_weights(module)
         self._forward_since = True
         if module is self._model:
             self.evidence.n_forwards += 1
@@ -208,6 +216,14 @@ class Gradients:
             self.evidence.failure = watch.failure(error, in_forward=True)
 
     # ---- backwards, as watch tells -------------------------------------------------------------------
+
+    def _check_weights(self, module: nn.Module) -> None:
+        """
+        E1106 for what the program has written to published weights; a forward that nobody trains on is spared, as those
+        of a program that has merged its adapters and goes on with the model.
+        """
+        if self._client.has_written and module.training and any(param.requires_grad for param in module.parameters()):
+            self.answered(self._client.check_weights)
 
     def backward_begins(self, roots: Any) -> None:
         self._hot.task = -2
@@ -240,6 +256,8 @@ class Gradients:
         if self._suspect:
             self._raise_refusal()
         self._raise_fault()
+        if involved:
+            self._late.check()
 
     def _raise_fault(self) -> None:
         """What stands is raised again and again; an abort once, for its step is over."""
@@ -270,6 +288,8 @@ class Gradients:
         self.report_storage()
         self._report_not_dense()
         if error is not None:
+            if isinstance(error, WeightsWritten):
+                self._forget_micro_batch()
             if isinstance(error, GradientFault):
                 self._keep(error)
             raise error
@@ -315,7 +335,9 @@ class Gradients:
         """Before the step is asked for: ends the micro-batch, and says what is known of missing parameters."""
         if self._sharding:
             self._sharding.reset()
+        self.answered(self._client.check_weights)
         self.flush()
+        self._late.check()
         self.report_storage()
         left = self._wanted & ~self._in_step
         if left:
@@ -333,6 +355,11 @@ class Gradients:
         if moved:
             what = f"{moved[0].name} is {moved[0].param.dtype} on {moved[0].param.device} in memory of its own"
             self._client.report(1104, [b.index for b in moved], f"{what}, seen at {sites.user_site().decode()}")
+
+    def _report_now(self, code: int, indices: list[int], what: str) -> None:
+        """Reports a fault of this side's and raises it; it stands until it is cleared."""
+        self._client.report(code, indices, f"{what}, seen at {sites.user_site().decode()}")
+        self.answered(lambda: self._client.read_number(indices[0], _lib.GRAD_NORM))
 
     def drop(self, why: str) -> None:
         """zero_grad() before the step: what the step has is given up, for all ranks if it is in the sums already."""

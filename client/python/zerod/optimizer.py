@@ -10,7 +10,6 @@ import math
 import os
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -173,7 +172,6 @@ class Optimizer(torch.optim.Optimizer):
         self.state = state.States(self)
         self.register_state_dict_post_hook(state.finish_state_dict, prepend=True)
         self.param_ids = frozenset(id(b.param) for b in self._bound)
-        self.modules = weakref.WeakSet(self.model.modules())
         self._formed = True
         open_optimizers.add(self)
 

@@ -4,7 +4,6 @@ Where torch offers no hook, its functions are wrapped: once a process, and only 
 
     clip_grad_norm_      finds cleared gradients and would clip nothing: clips in the daemon
     clip_grad_value_     cannot be had: raises
-    register_parameter   a parameter that comes later, or replaces one, would be trained by nobody: raises
     GradScaler           finds no gradients to check: gets the scale to the daemon, and its verdict back
     Module.zero_grad     is what many trainers call instead of the optimizer's
     Module.to            copies on the way from host memory to host memory
@@ -18,14 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 from torch.nn.utils import clip_grad
 
 from .hooks import Hook
-from .registry import open_optimizers, owners_of, with_gradients
+from .registry import owners_of, with_gradients
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer
@@ -152,34 +147,7 @@ class _LoadGuard:
             self._opt.close_window()
 
 
-# ---- parameters that come late --------------------------------------------------------------------------
-
-
-def _late(module: nn.Module, name: str, param: torch.Tensor) -> None:
-    for opt in list(open_optimizers):
-        if module in opt.modules and id(param) not in opt.param_ids:
-            full_name = next(f"{path}.{name}" if path else name for path, m in opt.model.named_modules() if m is module)
-            old = module._parameters.get(name.split(".")[0])
-            if old is not None and id(old) in opt.param_ids:
-                opt.refuse(1104, f"another parameter is about to take the place of {full_name}", [old])
-            raise ValueError(
-                f"{full_name} comes after zerod.Optimizer(model): the parameters of a job are fixed when it is formed, "
-                "so nobody would train it. Add it before, or opt.close() and attach again"
-            )
-
-
-def _watch_registrations() -> None:
-    def parameter(module: nn.Module, name: str, param: torch.Tensor | None) -> None:
-        if open_optimizers and param is not None and param.requires_grad:
-            _late(module, name, param)
-
-    def child(module: nn.Module, name: str, new: nn.Module | None) -> None:
-        for path, param in new.named_parameters() if open_optimizers and new is not None else ():
-            if param.requires_grad:
-                _late(module, f"{name}.{path}", param)
-
-    register_module_parameter_registration_hook(parameter)
-    register_module_module_registration_hook(child)
+# ---- installing them -----------------------------------------------------------------------------------
 
 
 def attach(opt: Optimizer) -> list[Any]:
@@ -198,4 +166,3 @@ def _install() -> None:
     _wrap_scaler()
     _wrap_zero_grad()
     _wrap_to()
-    _watch_registrations()

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Writes to published weights outside of a window. The first one makes the weights private to this process: pages that
+ * it writes to are copied, all others still show what the daemon publishes. What was changed is E1106 at the next
+ * micro-batch, step or window, because no other rank has it; a program that has taken its last step meets none of these.
+ * In stage 3 a weight goes away with its release, and what was written with it: there the write ends the process.
+ */
+
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "client/lib/internal.h"
+#include "daemon/base.h"
+
+/* Values of zerod.written. */
+enum { NOTHING_WRITTEN, BECOMES_PRIVATE, IS_PRIVATE, IS_REPORTED };
+
+static bool make_private(struct zerod *c)
+{
+    if (c->private_weights)
+        return mprotect(c->private_weights, c->weights.n_bytes, PROT_READ | PROT_WRITE) == 0;
+    return mmap(c->weights.base, c->weights.n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+                c->weights.fd, 0) != MAP_FAILED;
+}
+
+/* Threads write at the same time: the one that comes second must not map over what the first has written. */
+bool written_begin(struct zerod *c)
+{
+    int seen = NOTHING_WRITTEN;
+
+    if (c->welcome.stage == 3)
+        return false;
+    if (atomic_compare_exchange_strong(&c->written, &seen, BECOMES_PRIVATE))
+        atomic_store(&c->written, make_private(c) ? IS_PRIVATE : NOTHING_WRITTEN);
+    while ((seen = atomic_load(&c->written)) == BECOMES_PRIVATE)
+        ;
+    return seen != NOTHING_WRITTEN;
+}
+
+void written_forget(struct zerod *c)
+{
+    if (atomic_load(&c->written) == NOTHING_WRITTEN)
+        return;
+    if (c->private_weights) {
+        memcpy(c->private_weights, c->weights.base, c->weights.n_bytes);
+        (void)mprotect(c->private_weights, c->weights.n_bytes, PROT_READ);
+    } else {
+        (void)mmap(c->weights.base, c->weights.n_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, c->weights.fd, 0);
+    }
+    atomic_store(&c->written, NOTHING_WRITTEN);
+}
+
+void written_forget_reported(struct zerod *c)
+{
+    if (atomic_load(&c->written) == IS_REPORTED)
+        written_forget(c);
+}
+
+/* Return: how many parameters differ from what is published; *byte: the first that does of the first of them. */
+static size_t find_changed(const struct zerod *c, const uint8_t *published, unsigned *changed, uint64_t *byte)
+{
+    const uint8_t *ours = c->private_weights ? c->private_weights : c->weights.base;
+    size_t n = 0;
+
+    for (uint32_t p = 0; p < c->layout->n_params; p++) {
+        const struct layout_param *param = &c->layout->params[p];
+        const uint8_t *a = ours + weights_offset(c, p), *b = published + weights_offset(c, p);
+        size_t n_bytes = param->n_elems * dtype_size(param->dtype);
+
+        if (n_bytes == 0 || memcmp(a, b, n_bytes) == 0)
+            continue;
+        for (*byte = n > 0 ? *byte : 0; n == 0 && a[*byte] == b[*byte];)
+            ++*byte;
+        changed[n++] = p;
+    }
+    return n;
+}
+
+static int report_changed(struct zerod *c, const uint8_t *published, const char *where)
+{
+    _cleanup_free_ unsigned *changed = calloc(c->layout->n_params, sizeof(*changed));
+    char detail[512];
+    uint64_t byte = 0;
+    size_t n;
+
+    if (!changed)
+        return client_fatal(c, -ENOMEM, "out of memory");
+    n = find_changed(c, published, changed, &byte);
+    if (n == 0) { /* the same values were written, as a broadcast does */
+        written_forget(c);
+        return 0;
+    }
+    atomic_store(&c->written, IS_REPORTED);
+    (void)snprintf(detail, sizeof(detail), "write to its byte %llu%s%s", (unsigned long long)byte, where ? ", " : "",
+                   where ? where : "");
+    return zerod_report(c, E_WEIGHT_WRITTEN, changed, n, detail);
+}
+
+static int compare(struct zerod *c, const char *where)
+{
+    size_t n_bytes = c->weights.n_bytes;
+    void *published;
+    int r;
+
+    if (c->private_weights)
+        return report_changed(c, c->weights.base, where);
+    published = mmap(NULL, n_bytes, PROT_READ, MAP_SHARED, c->weights.fd, 0);
+    if (published == MAP_FAILED)
+        return client_fatal(c, -errno, "mapping the published weights: %s", strerror(errno));
+    r = report_changed(c, published, where);
+    munmap(published, n_bytes);
+    return r;
+}
+
+/* The answer to any question is the refusal, as long as it stands. */
+static int ask(struct zerod *c)
+{
+    uint32_t trained = 0;
+    double norm;
+
+    while (trained + 1 < c->layout->n_params && !c->layout->params[trained].trainable)
+        trained++;
+    return zerod_read_state(c, trained, ZEROD_GRAD_NORM, &norm);
+}
+
+bool zerod_has_written(const struct zerod *c)
+{
+    return c && atomic_load(&c->written) != NOTHING_WRITTEN;
+}
+
+int zerod_check_weights(struct zerod *c, const char *where)
+{
+    int r = client_check(c, true);
+
+    if (r == 0 && atomic_load(&c->written) == IS_REPORTED)
+        r = ask(c);
+    if (r != 0 || atomic_load(&c->written) == NOTHING_WRITTEN)
+        return r;
+    r = compare(c, where);
+    return r == 0 && atomic_load(&c->written) != NOTHING_WRITTEN ? ask(c) : r;
+}

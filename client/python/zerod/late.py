@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Parameters that join the model after the job was formed. Nobody trains them, and many are not meant to be trained: a
+reference adapter, a moving average, weights that were folded when training was over. So they are judged by their
+gradients: one that has a gradient after a backward, or when the step is asked for, is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from .binding import Bound
+
+_open: weakref.WeakSet[Late] = weakref.WeakSet()
+
+
+class Late:
+    """Of one model. report: reports a fault of parameters, by index, and raises it."""
+
+    def __init__(self, model: nn.Module, bound: Sequence[Bound], report: Callable[[int, list[int], str], None]) -> None:
+        self._model, self._report = model, report
+        self._index = {b.name: b.index for b in bound}
+        self._ids = {id(b.param) for b in bound}
+        self._modules = weakref.WeakSet(model.modules())
+        self._stale = False  # the model has changed since it was looked through
+        self._params: list[tuple[str, nn.Parameter]] = []
+        _watch_registrations()
+        _open.add(self)
+
+    def close(self) -> None:
+        _open.discard(self)
+
+    def changed(self, where: nn.Module, new: nn.Module | None) -> None:
+        """A parameter, or the module new, is put into a module that may be of this model."""
+        if where in self._modules:
+            self._stale = True
+            self._modules.update(new.modules() if new is not None else ())
+
+    def check(self) -> None:
+        if self._stale:
+            self._params = [(n, p) for n, p in self._model.named_parameters() if id(p) not in self._ids]
+            self._stale = False
+        for name, param in self._params:
+            if param.grad is not None:
+                self._refuse(name)
+
+    def _refuse(self, name: str) -> None:
+        if name in self._index:
+            what = f"another parameter has taken the place of {name}, and has a gradient"
+            self._report(1104, [self._index[name]], what)
+        raise ValueError(
+            f"{name} has a gradient, and came after zerod.Optimizer(model): the parameters of a job are fixed when it is "
+            "formed, so nobody trains it. Add it before, or opt.close() and attach again; if it is not to be trained, "
+            "requires_grad_(False)"
+        )
+
+
+@functools.cache
+def _watch_registrations() -> None:
+    def parameter(module: nn.Module, _name: str, _param: Any) -> None:
+        for late in list(_open):
+            late.changed(module, None)
+
+    def child(module: nn.Module, _name: str, new: nn.Module | None) -> None:
+        for late in list(_open):
+            late.changed(module, new)
+
+    register_module_parameter_registration_hook(parameter)
+    register_module_module_registration_hook(child)
