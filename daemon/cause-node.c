@@ -49,6 +49,22 @@ struct diagnostic *cause_node_silent(const struct evidence_node *e)
     return diagnostic_finish(d);
 }
 
+struct diagnostic *cause_nodes_differ(const struct evidence_node *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_NODE_LOST, "nodes are configured differently, job not formed");
+    struct strbuf on = {0};
+
+    strbuf_add(&on, "node %u at ", e->node);
+    strbuf_add_foreign(&on, e->address);
+    strbuf_add(&on, " (there); node %u (here) has compared them", e->here);
+    diagnostic_field_take(d, "on", &on);
+    add_foreign(d, "cause", e->why);
+    diagnostic_field(d, "fix", "the same value on every node (zerod --print-config shows them), and that daemon restarted");
+    diagnostic_field(d, "not it", "the training program; the network: the two daemons talk to each other");
+    diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
+    return diagnostic_finish(d);
+}
+
 struct diagnostic *cause_engine(const struct evidence_node *e)
 {
     struct diagnostic *d = cause_new(&e->at, E_ENGINE, "engine failed, replaced");

@@ -198,8 +198,11 @@ struct evidence_node {
     const char *address, *waits; /* waits: who waits for it to do what; may be NULL */
     const char *why;             /* a sentence; E1501: what follows the colon behind one */
     uint32_t generation;         /* E1502: the next one */
+    unsigned here;               /* cause_nodes_differ(): who says so */
 };
 struct diagnostic *cause_node_silent(const struct evidence_node *evidence); /* it may come back */
+/* why: names the keys, with the values "there" and "here". */
+struct diagnostic *cause_nodes_differ(const struct evidence_node *evidence);
 struct diagnostic *cause_engine(const struct evidence_node *evidence);
 /* E1502 of an engine of GPUs: generation is of the next one; or none was ever ready, and the job is not formed. */
 struct diagnostic *cause_device(const struct evidence_node *evidence);

@@ -192,6 +192,8 @@ static bool is_alike(struct connection *connection, const struct link_frame *fra
         introduce_ourselves(connection); /* so that it can name the difference too */
         finish(connection, "");
     }
+    if (cluster->ops.different && !peer->connection)
+        cluster->ops.different(cluster->ops.userdata, peer->node, difference);
     return false;
 }
 

@@ -54,6 +54,9 @@ struct cluster_ops {
     void (*down)(void *userdata, unsigned node, const char *why);
     /* The peer is another process than the one that was up before. Before up(). */
     void (*reborn)(void *userdata, unsigned node);
+    /* The peer has configured something differently, so that the link does not come; again at each attempt. May be NULL.
+     * difference: names keys, with both values. */
+    void (*different)(void *userdata, unsigned node, const char *difference);
     void *userdata;
 };
 

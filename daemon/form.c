@@ -338,6 +338,35 @@ static void cannot_form(struct job *job, struct diagnostic *refusal)
     form_refuse_all(job, refusal);
 }
 
+static bool anybody_waits(const struct job *job)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (job->ranks[r].wait == WAIT_FORM)
+            return true;
+    return false;
+}
+
+void job_node_differs(struct job *job, unsigned node, const char *difference)
+{
+    struct diagnostic *diagnostic;
+
+    if (job->phase != JOB_WAITING || job->doom)
+        return;
+    diagnostic = cause_nodes_differ(&(struct evidence_node){
+        .at = at_forming(NULL),
+        .node = node,
+        .address = job->config->world.nodes.items[node].address,
+        .why = difference,
+        .here = job->config->world.node,
+    });
+    nodes_differ(job->nodes, node, diagnostic->code, diagnostic->text);
+    if (anybody_waits(job))
+        form_refuse_all(job, diagnostic);
+    else
+        diagnostic_unref(diagnostic);
+    job_settle(job);
+}
+
 /* r: a negative errno. */
 static void out_of_memory(struct job *job, int r)
 {

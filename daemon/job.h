@@ -386,6 +386,8 @@ void job_unformed(struct job *job, struct diagnostic *diagnostic);
 void job_refuse_init(struct job *job, struct job_rank *rank, const struct request_init *request);
 /* Whoever waits to form is told why not, and may declare again; takes the diagnostic. */
 void form_refuse_all(struct job *job, struct diagnostic *diagnostic);
+/* Several nodes: another one's daemon is configured differently, so that the job cannot be formed. */
+void job_node_differs(struct job *job, unsigned node, const char *difference);
 
 /* ---- the way of a push (admit.c) ----------------------------------------------------------------------- */
 

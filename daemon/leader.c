@@ -190,6 +190,16 @@ static void refuse(struct leader *leader, const char *text)
     refuse_but(leader, 0, text);
 }
 
+void leader_refuse_without(struct leader *leader, unsigned node, unsigned code, const char *why)
+{
+    bool any = false;
+
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        any |= leader->nodes[i].declared;
+    if (any && leader->phase == LEADER_DECLARING)
+        refuse_saying(leader, (struct node_message){.node = node, .has_rank = true, .tag = code, .text = why});
+}
+
 /* Every node is to see them all: it tells its ranks which entries differ. */
 static void show_manifests(struct leader *leader, const char *why)
 {

@@ -65,6 +65,11 @@ void leader_free(struct leader *leader);
 /* Node 0 has laid the job out, or dropped it (NULL). Borrowed. Return: 0 or -ENOMEM. */
 int leader_form(struct leader *leader, const struct layout *layout);
 
+/*
+ * One node cannot be part of the job, and node 0 has told its own ranks why. The others that have declared are refused.
+ */
+void leader_refuse_without(struct leader *leader, unsigned node, unsigned code, const char *why);
+
 /* A report. Takes nothing; what it keeps it copies. */
 void leader_hear(struct leader *leader, unsigned node, const struct node_message *message);
 

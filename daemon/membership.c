@@ -327,6 +327,14 @@ static void link_is_another(void *userdata, unsigned node)
     finish(m);
 }
 
+static void link_is_different(void *userdata, unsigned node, const char *difference)
+{
+    struct membership *m = userdata;
+
+    job_node_differs(m->job, node, difference);
+    finish(m);
+}
+
 static int send_to(void *userdata, unsigned node, const void *data, size_t n_bytes)
 {
     struct membership *m = userdata;
@@ -377,7 +385,12 @@ static int start(struct membership *m, char *why, size_t why_size)
     struct cluster_options options = {
         .loop = m->loop,
         .config = m->job->config,
-        .ops = {.message = link_says, .up = link_is_up, .down = link_is_down, .reborn = link_is_another, .userdata = m},
+        .ops = {.message = link_says,
+                .up = link_is_up,
+                .down = link_is_down,
+                .reborn = link_is_another,
+                .different = link_is_different,
+                .userdata = m},
     };
     int r;
 

@@ -293,6 +293,12 @@ void nodes_reconnect(struct nodes *nodes)
         leader_reconnect(nodes->leader);
 }
 
+void nodes_differ(struct nodes *nodes, unsigned node, unsigned code, const char *why)
+{
+    if (nodes->leader)
+        leader_refuse_without(nodes->leader, node, code, why);
+}
+
 struct nodes_status nodes_status(const struct nodes *nodes)
 {
     return (struct nodes_status){

@@ -93,6 +93,8 @@ void nodes_report(struct nodes *nodes, struct node_message message);
 void nodes_declared(struct nodes *nodes, bool declared);
 void nodes_formed(struct nodes *nodes);
 void nodes_unformed(struct nodes *nodes, unsigned code, const char *why);
+/* A node's daemon is configured differently: node 0 refuses the ranks of all others that wait to be formed. */
+void nodes_differ(struct nodes *nodes, unsigned node, unsigned code, const char *why);
 /* What a node's ranks declare, as it has shown; NULL: not all nodes have. */
 const struct manifest *nodes_manifest(const struct nodes *nodes, unsigned node);
 void nodes_have_weights(struct nodes *nodes);

@@ -692,6 +692,17 @@ static struct diagnostic *e1501_forming(const struct fixture *f)
     });
 }
 
+static struct diagnostic *e1501_differ(const struct fixture *f)
+{
+    (void)f;
+    return cause_nodes_differ(&(struct evidence_node){
+        .at = at(NULL, NULL, -1, -1, -1),
+        .node = 1,
+        .address = "10.0.0.2:7700",
+        .why = "optimizer.params.lr is 0.1 there and 0.2 here",
+    });
+}
+
 static struct diagnostic *e1501_node_0(const struct fixture *f)
 {
     return cause_node_silent(&(struct evidence_node){
@@ -833,6 +844,7 @@ static const struct scenario scenarios[] = {
     {"e1501", e1501, "", true},
     {"e1501-forming", e1501_forming, "", true},
     {"e1501-node-0", e1501_node_0, "", true},
+    {"e1501-differ", e1501_differ, "", false},
     {"e1502", e1502, "", true},
     {"e1502-said", e1502_said, "", true},
     {"e1502-not-started", e1502_not_started, "", true},

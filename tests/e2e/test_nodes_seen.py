@@ -120,6 +120,33 @@ def test_abort_on_another_node(zerod):
         assert line(text, "cause") == "an administrator asked for it (zerodctl abort-step)"
 
 
+class OneDiffers(Nodes):
+    def config(self, node, config):
+        return super().config(node, {"gradient_clipping": 2.0 if node == 1 else 1.0, **config})
+
+
+def test_configured_differently(zerod):
+    """The ranks of every node, and every node's log, say which key differs, and both values; then it is put right."""
+    nodes = OneDiffers(zerod, Path(zerod.folder), (1, 1, 1))
+    puppets = [Puppet(daemon, r).attach() for r, daemon in enumerate(nodes.daemons)]
+    for p in puppets:
+        p.tell("form")
+    for p, daemon in zip(puppets, nodes.daemons):
+        answer = p.answer()
+        assert answer.r == REFUSED and answer["error"]["code"] == 1501, answer
+        for text in (answer.text, daemon.log()):
+            assert "nodes are configured differently" in text, text
+            found = re.search(r"gradient_clipping is (\S+) there and (\S+) here", text)
+            assert {float(found[1]), float(found[2])} == {1.0, 2.0}, text
+        assert p("clear").r == 0
+    nodes.daemons[1].stop()
+    nodes.configs[1]["gradient_clipping"] = 1.0
+    nodes.start(1)
+    puppets[1] = Puppet(nodes.daemons[1], 1).attach()
+    form(puppets)
+    steps(puppets)
+
+
 def test_successor_of_a_rank_that_pushed_nothing(zerod):
     """It is refused the step that its predecessor left: the step is begun again on all nodes, and all are told."""
     nodes, puppets = start(zerod, (1, 1))
