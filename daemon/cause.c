@@ -432,7 +432,7 @@ struct diagnostic *cause_quota(const struct evidence_quota *e)
                 e->open_files ? "raise the limit of zerod (LimitNOFILE= of its unit, or ulimit -n), or close connections"
                               : e->fix);
     diagnostic_field(d, "not it", "%s",
-                     e->at.rank >= 0 ? "permissions; the other ranks: what they hold is counted apart"
+                     e->at.rank >= 0 && !e->of_job ? "permissions; the other ranks: what they hold is counted apart"
                                      : "permissions; batch size: activations are not the daemon's");
     diagnostic_field(d, "state", "refused before anything was taken; what is held stays");
     return diagnostic_finish(d);

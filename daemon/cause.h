@@ -252,6 +252,7 @@ struct evidence_quota {
     uint64_t asked, held, allowed;
     const char *sum; /* several lines: the classes of memory; may be NULL */
     const char *fix;
+    bool of_job;         /* the limit is the job's, not the rank's */
     uint64_t open_files; /* the limit of file descriptors, when they are what is short; else 0 */
 };
 struct diagnostic *cause_quota(const struct evidence_quota *evidence);

@@ -124,6 +124,7 @@ static void rank_deinit(struct job_rank *rank)
     free(rank->args.groups);
     free(rank->gathered);
     free(rank->gathering);
+    reading_free(rank->given);
 }
 
 void job_free(struct job *job)
@@ -706,6 +707,7 @@ static bool anybody_is_here(const struct job *job)
 void job_detach(struct job *job, struct job_rank *rank)
 {
     rank->peer = NULL;
+    job_release_reading(job, rank);
     rank->wait = WAIT_NONE; /* a request for the step stands: the ledger has it */
     if (job->devices && rank->formed)
         devices_lost_trainer(job->devices, rank->rank - job->first_rank);

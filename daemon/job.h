@@ -132,6 +132,8 @@ struct partial_push {
     bool torn;     /* one before it has lacked its last parts, in this micro-batch */
 };
 
+struct reading;
+
 struct job_rank {
     unsigned rank;
     void *peer; /* its session; NULL while nobody is attached */
@@ -181,6 +183,8 @@ struct job_rank {
     uint64_t n_pushes;
     struct partial_push partial;
     uint32_t n_verifying; /* redone pushes whose sums are being computed */
+
+    struct reading *given; /* the last answer with state, whose memory it still has; reading.c */
 
     uint32_t *gathered; /* stage 3: per parameter, how often; owned */
     uint64_t live_elems;
@@ -498,6 +502,9 @@ void job_gather(struct job *job, struct job_rank *rank, const struct request_gat
 void job_release(struct job *job, struct job_rank *rank, const struct request_release *request);
 void job_prefetch(struct job *job, struct job_rank *rank, const struct request_prefetch *request);
 void job_read_state(struct job *job, struct job_rank *rank, const struct request_read_state *request);
+/* What the last answer held is given back, whether the client has let go of it or not. */
+void job_release_reading(struct job *job, struct job_rank *rank);
+void reading_free(struct reading *reading);
 int pool_new(struct pool **out, struct job *job);
 void pool_free(struct pool *pool);
 const struct segment *pool_segment(const struct pool *pool);

@@ -19,6 +19,8 @@ struct reading {
     void *peer;
     uint64_t incarnation; /* another session may get the address of one that is gone */
     struct segment segment;
+    struct charge charge;
+    struct segment last; /* of the answer before this one: its pages go first */
     uint32_t param;
     enum wire_state_kind kind;
     unsigned n_waiting; /* for what is here, and for what other nodes have */
@@ -38,6 +40,52 @@ static const float *array_of(const struct job *job, uint32_t bucket, uint64_t el
     return state_values(job->state, (enum state_kind)kind, bucket, elem);
 }
 
+void reading_free(struct reading *reading)
+{
+    if (!reading)
+        return;
+    segment_deinit(&reading->segment);
+    segment_deinit(&reading->last);
+    charge_deinit(&reading->charge);
+    free(reading);
+}
+
+/* The pages go, also where the client has kept a descriptor or a mapping: it reads zeroes there. */
+static void give_pages_back(struct segment *segment)
+{
+    segment_punch(segment, 0, segment->n_bytes);
+    segment_deinit(segment);
+}
+
+static void release_run(struct work *work, uint32_t item)
+{
+    struct reading *reading = container_of(work, struct reading, work);
+
+    (void)item;
+    give_pages_back(&reading->segment);
+}
+
+static void release_done(struct work *work)
+{
+    struct reading *reading = container_of(work, struct reading, work);
+    struct job *job = reading->job;
+
+    job->n_io--;
+    reading_free(reading);
+    job_settle(job);
+}
+
+void job_release_reading(struct job *job, struct job_rank *rank)
+{
+    struct reading *reading = steal_ptr(rank->given);
+
+    if (!reading)
+        return;
+    reading->work = (struct work){.run = release_run, .done = release_done, .n_items = 1};
+    job->n_io++;
+    worker_post(job->pool, &reading->work);
+}
+
 static void reading_run(struct work *work, uint32_t item)
 {
     struct reading *reading = container_of(work, struct reading, work);
@@ -46,6 +94,9 @@ static void reading_run(struct work *work, uint32_t item)
     float *dst = (float *)reading->segment.map;
 
     (void)item;
+    give_pages_back(&reading->last);
+    if (reading->result < 0)
+        return;
     reading->result = segment_reserve(&reading->segment, 0, reading->segment.n_bytes);
     if (reading->result < 0)
         return;
@@ -63,7 +114,7 @@ static void reading_run(struct work *work, uint32_t item)
     }
 }
 
-/* r: why it cannot be given, a negative errno. */
+/* r: why it cannot be given: a negative errno, or QUOTA_E_OVER. */
 static void refuse_reading(struct job *job, struct job_rank *rank, uint64_t n_bytes, int r)
 {
     struct evidence_quota evidence = {.at = job_at(job, rank),
@@ -72,6 +123,15 @@ static void refuse_reading(struct job *job, struct job_rank *rank, uint64_t n_by
                                       .asked = n_bytes,
                                       .fix = "free memory on this machine",
                                       .open_files = open_files_if_short(r)};
+
+    if (r == QUOTA_E_OVER) {
+        evidence.what = "state to be read (limits.memory)";
+        evidence.held = job->memory.used;
+        evidence.allowed = job->memory.limit;
+        evidence.of_job = true;
+        evidence.fix = "raise limits.memory: beside the job, the largest parameter's state must fit once for each rank "
+                       "that reads";
+    }
 
     job_refuse(job, rank, job_keep(job, cause_quota(&evidence)), false);
 }
@@ -103,8 +163,12 @@ static void finish_reading(struct reading *reading)
     } else if (fd >= 0) {
         close(fd);
     }
-    segment_deinit(&reading->segment);
-    free(reading);
+    if (asks && reading->result == 0 && has_bytes) {
+        segment_close_descriptor(&reading->segment);
+        rank->given = reading;
+    } else {
+        reading_free(reading);
+    }
     job_settle(job);
 }
 
@@ -130,10 +194,8 @@ static void reading_fetched(void *userdata, int result)
     struct reading *reading = userdata;
 
     if (result == -ECANCELED && reading->job->state->mirror && !reading->job->doom) { /* with the job */
-        if (--reading->n_waiting > 0)
-            return;
-        segment_deinit(&reading->segment);
-        free(reading);
+        if (--reading->n_waiting == 0)
+            reading_free(reading);
         return;
     }
     if (result < 0)
@@ -182,14 +244,49 @@ static const char *check_read(const struct job *job, const struct request_read_s
     return NULL;
 }
 
-/* Answers that a client does not take hold memory which belongs to no class: never so much that we are killed for it.
+/*
+ * An answer's memory is charged before it is made: never more than limits.memory, nor so much that we are killed for it.
+ * The pages of the answer before it are free by then. Return: 0, QUOTA_E_OVER or -ENOMEM.
  */
-static bool has_room(uint64_t n_bytes)
+static int charge_reading(struct job *job, struct reading *reading, uint64_t n_bytes)
 {
     struct memory_headroom headroom;
+    uint64_t n_more = n_bytes - MIN(n_bytes, (uint64_t)reading->last.n_bytes);
 
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
-    return n_bytes <= headroom.available_bytes && n_bytes <= headroom.cgroup_bytes;
+    if (n_more > headroom.available_bytes || n_more > headroom.cgroup_bytes)
+        return -ENOMEM;
+    return quota_charge(&job->memory, &reading->charge, n_bytes);
+}
+
+/* A rank holds one answer: what it got before is given back with this one. Return: NULL, the rank has been told. */
+static struct reading *reading_new(struct job *job, struct job_rank *rank, uint64_t n_bytes)
+{
+    struct reading *reading = calloc(1, sizeof(*reading));
+    int r = reading ? 0 : -ENOMEM;
+
+    if (reading) {
+        reading->segment = reading->last = SEGMENT_NULL;
+        reading->job = job;
+        reading->rank = rank;
+    }
+    if (reading && rank->given) {
+        reading->last = rank->given->segment;
+        rank->given->segment = SEGMENT_NULL;
+        reading_free(steal_ptr(rank->given));
+    }
+    if (r == 0)
+        r = charge_reading(job, reading, round_up(n_bytes, page_size()));
+    if (r == 0)
+        r = segment_init(&reading->segment, "read", n_bytes);
+    if (r == 0)
+        return reading;
+    refuse_reading(job, rank, n_bytes, r);
+    if (reading) {
+        give_pages_back(&reading->last);
+        reading_free(reading);
+    }
+    return NULL;
 }
 
 /* Norms and counts. Return: 0 or -ENOMEM. */
@@ -214,8 +311,6 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
     const char *wrong = check_read(job, request);
     struct evidence_at at = job_at(job, rank);
     struct reading *reading;
-    uint64_t n_bytes;
-    int r;
 
     if (job_is_held(job, rank))
         return;
@@ -228,16 +323,9 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
             refuse_reading(job, rank, 0, -ENOMEM);
         return;
     }
-    n_bytes = job->layout->params[request->param].n_elems * sizeof(float);
-    reading = has_room(n_bytes) ? calloc(1, sizeof(*reading)) : NULL;
-    r = reading ? segment_init(&reading->segment, "read", n_bytes) : -ENOMEM;
-    if (r < 0) {
-        free(reading);
-        refuse_reading(job, rank, n_bytes, r);
+    reading = reading_new(job, rank, job->layout->params[request->param].n_elems * sizeof(float));
+    if (!reading)
         return;
-    }
-    reading->job = job;
-    reading->rank = rank;
     reading->peer = rank->peer;
     reading->incarnation = rank->incarnation;
     reading->param = request->param;

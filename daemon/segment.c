@@ -100,6 +100,12 @@ void segment_deinit(struct segment *segment)
     *segment = SEGMENT_NULL;
 }
 
+void segment_close_descriptor(struct segment *segment)
+{
+    if (segment->fd >= 0)
+        close(steal_fd(&segment->fd));
+}
+
 int segment_reserve(const struct segment *segment, size_t offset_bytes, size_t n_bytes)
 {
     int r;
@@ -149,7 +155,9 @@ int segments_reserve(const struct segment *const *segments, size_t n_segments, u
 
 void segment_punch(const struct segment *segment, size_t offset_bytes, size_t n_bytes)
 {
-    if (n_bytes > 0)
+    if (n_bytes > 0 && segment->fd < 0)
+        (void)madvise(segment->map + offset_bytes, n_bytes, MADV_REMOVE);
+    else if (n_bytes > 0)
         (void)fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset_bytes, (off_t)n_bytes);
 }
 

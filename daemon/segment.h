@@ -43,6 +43,8 @@ int segment_init(struct segment *segment, const char *name, size_t n_bytes);
  */
 int segment_init_published(struct segment *segment, const char *name, size_t n_bytes);
 void segment_deinit(struct segment *segment);
+/* Only the mapping is left: a segment of which no more descriptors are handed out. */
+void segment_close_descriptor(struct segment *segment);
 
 /* Any thread. Return: 0, -ENOMEM (memory or cgroup exhausted), other -errno. */
 int segment_reserve(const struct segment *segment, size_t offset_bytes, size_t n_bytes);

@@ -415,6 +415,7 @@ static bool charge_pages(struct job *job, struct job_rank *rank, uint64_t n_byte
     refuse_pages(job, rank,
                  &(struct evidence_quota){.held = job->memory.used,
                                           .allowed = job->memory.limit,
+                                          .of_job = true,
                                           .fix = "raise limits.memory, or write the state in several windows"},
                  n_bytes);
     return false;

@@ -621,6 +621,21 @@ static struct diagnostic *e1401_descriptors(const struct fixture *f)
     });
 }
 
+static struct diagnostic *e1401_answer(const struct fixture *f)
+{
+    return cause_quota(&(struct evidence_quota){
+        .at = at(f->net, TORCH, 1, 3, 0),
+        .what = "state to be read (limits.memory)",
+        .unit = "bytes",
+        .asked = 8388608,
+        .held = 96000000,
+        .allowed = 100000000,
+        .of_job = true,
+        .fix = "raise limits.memory: beside the job, the largest parameter's state must fit once for each rank that "
+               "reads",
+    });
+}
+
 static struct diagnostic *e1402_connect(const struct fixture *f)
 {
     struct evidence_at nowhere = at(NULL, NULL, -1, -1, -1);
@@ -836,6 +851,7 @@ static const struct scenario scenarios[] = {
     {"e1401-live", e1401_live, "", false},
     {"e1401-machine", e1401_machine, "", false},
     {"e1401-descriptors", e1401_descriptors, "", false},
+    {"e1401-answer", e1401_answer, "", false},
     {"e1402-connect", e1402_connect, "", false},
     {"e1402-owner", e1402_owner, "", false},
     {"e1402-admin", e1402_admin, "", false},

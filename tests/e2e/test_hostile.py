@@ -6,6 +6,7 @@ alive and holds no descriptor and no thread more than before, and the job's next
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, Build, Daemon, environment, wait_for
-from puppet import Puppet, form, memory_cgroup, n_fds, n_fds_at_rest, n_threads, said_alike, settled, state, steps, trainers
+from puppet import (REFUSED, Puppet, form, memory_cgroup, n_fds, n_fds_at_rest, n_threads, said_alike, settled, state, steps,
+                    trainers)
 
 BUILD = Build(os.environ.get("ZEROD_BUILD", ROOT / "build"))
 LEAVING = {"diagnostics": {"on_leave": "continue"}}
@@ -336,7 +338,7 @@ def test_gather_before_there_are_weights(zerod):
 
 
 def test_hoarded_state(zerod):
-    """State that is asked for and never let go of fills the daemon's cgroup up to its limit, not beyond: no OOM kill."""
+    """State that is asked for and never let go of: only the last answer holds memory, and all are given."""
     with memory_cgroup(256 << 20) as cgroup:
         daemon = zerod({"world": {"size": 1}})
         cgroup.take(daemon.pid)
@@ -344,11 +346,33 @@ def test_hoarded_state(zerod):
         form([puppet])
         steps([puppet])
         puppet.ok("close")
-        said_alike(daemon, run(daemon, "hoards-state", 100))
+        assert run(daemon, "hoards-state", 100) == "100 answers\n"
         assert daemon.running(), daemon.log()
         puppet.attach(declare=("param", "big", 2 << 20))
         assert puppet("form").r == 1
         steps([puppet])
+
+
+def test_state_that_is_read_counts_for_the_job(zerod):
+    """limits.memory has room for the job and 6 MiB: of an answer of 8 MiB it is said what it lacks, before it is made."""
+    job = {"world": {"size": 1}}
+    refused = Puppet(zerod({**job, "limits": {"memory": "1MiB"}})).attach(declare=("param", "big", 2 << 20))("form")
+    needed = int(re.search(r"asked +(\d+) bytes", refused.text)[1])
+    daemon = zerod({**job, "limits": {"memory": needed + (6 << 20)}})
+    [rank] = trainers(daemon, declare=("param", "big", 2 << 20))
+    steps([rank])
+    answer = rank("read 0 0")
+    assert answer.r == REFUSED and answer.error["code"] == 1401, answer
+    assert f"asked      {8 << 20} bytes" in answer.text and f"allowed    {needed + (6 << 20)} bytes" in answer.text, answer.text
+    assert "raise limits.memory" in answer.text
+    said_alike(daemon, answer.text)
+    steps([rank])
+    roomy = zerod({**job, "limits": {"memory": needed + (10 << 20)}})
+    [rank] = trainers(roomy, declare=("param", "big", 2 << 20))
+    steps([rank])
+    for _ in range(3):  # what was read before is given back first
+        rank.ok("read 0 0")
+    steps([rank])
 
 
 # ---- strangers ------------------------------------------------------------------------------------------------------
