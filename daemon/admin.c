@@ -401,13 +401,23 @@ static char *on_drain(struct server *server)
 static char *on_abort(struct server *server)
 {
     struct job *job = server_job(server);
+    unsigned n = 0;
+    char text[256];
 
     if (job->phase != JOB_TRAINING)
         return error_json("there is no open step: the job is not formed, or the step is decided already");
     free(job->abort_why);
     job->abort_why = strdup("zerodctl abort-step");
     job_abort(job, -1, NULL);
-    return message_json("the step was aborted; trainers begin it again");
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        n += job->ranks[r].peer != NULL;
+    if (n == 0)
+        return message_json("the step is aborted; no rank is attached to this daemon");
+    snprintf(text, sizeof(text),
+             "the step is aborted, which the next call of each rank says (%u attached to this daemon): loops over "
+             "zerod.steps() begin it again, others end with zerod.StepAborted, and C programs get ZEROD_ABORTED",
+             n);
+    return message_json(text);
 }
 
 static char *on_drop(struct server *server)

@@ -30,7 +30,7 @@ static const char help_text[] =
     "  diagnostics                  what was refused or warned of, in full\n"
     "  report [FILE]                all that an issue report needs, as one JSON file\n"
     "  drain                        attach no more ranks; the daemon ends with the last one\n"
-    "  abort-step                   give the open step up, on all ranks, which begin it again\n"
+    "  abort-step                   give the open step up, on all ranks; says what becomes of them\n"
     "  drop                         forget the run and its state, when no rank is attached\n"
     "  plan --params N --ranks N [--stage N] [--config FILE] [--dtype T] [--grad-dtype T]\n"
     "                               what a model takes; needs no daemon\n"

@@ -839,7 +839,10 @@ def test_aborted_by_an_administrator(scene):
     s.ranks[0].ok("pushes")
     s.ranks[0].tell("end")
     wait_for("rank 0 waits", lambda: s.daemon.json("ranks")[0]["waiting_for"])
-    s.daemon.ctl("abort-step")
+    said = s.daemon.ctl("abort-step").stdout
+    n = len(s.ranks)
+    assert said.startswith(f"the step is aborted, which the next call of each rank says ({n} attached to this daemon): "
+                           "loops over zerod.steps() begin it again, others end with zerod.StepAborted, ")
     s.aborted("e1302-administrator", s.ranks[0].answer())
     assert s.guilty("norm").r == ABORTED
     s.goes_on()
