@@ -13,12 +13,13 @@
 #include "daemon/log.h"
 #include "daemon/server.h"
 
-static const char usage[] = "usage: zerod --config FILE [--check | --print-config]\n"
+static const char usage[] = "usage: zerod --config FILE [--socket PATH] [--check | --print-config]\n"
                             "\n"
                             "Holds the sharded optimizer state of one training job on this node: takes gradients\n"
                             "from trainers over a local socket, reduces, updates, publishes the weights.\n"
                             "\n"
                             "  -c, --config FILE   configuration of the job (YAML)\n"
+                            "      --socket PATH   listen there, not on the configuration's listen.socket\n"
                             "      --check         validate the configuration and exit\n"
                             "      --print-config  print every effective value with its origin and exit\n"
                             "  -V, --version       print the version and exit\n"
@@ -27,7 +28,7 @@ static const char usage[] = "usage: zerod --config FILE [--check | --print-confi
                             "SIGTERM and SIGINT stop it cleanly. See zerod(8), zerod.yaml(5).\n";
 
 struct options {
-    const char *config;
+    const char *config, *socket;
     bool check, print;
     int exit_now; /* -1: go on */
 };
@@ -37,7 +38,7 @@ static struct options parse(int argc, char **argv)
     static const struct option longs[] = {
         {"config", required_argument, NULL, 'c'}, {"check", no_argument, NULL, 'k'},
         {"print-config", no_argument, NULL, 'p'}, {"version", no_argument, NULL, 'V'},
-        {"help", no_argument, NULL, 'h'},         {0},
+        {"help", no_argument, NULL, 'h'},         {"socket", required_argument, NULL, 's'}, {0},
     };
     struct options options = {.exit_now = -1};
     int c;
@@ -46,6 +47,9 @@ static struct options parse(int argc, char **argv)
         switch (c) {
         case 'c':
             options.config = optarg;
+            break;
+        case 's':
+            options.socket = optarg;
             break;
         case 'k':
             options.check = true;
@@ -84,6 +88,19 @@ static int load(struct config **config, const char *path)
     config_problems_print(stderr, &problems);
     config_problems_deinit(&problems);
     return r == 0 ? EX_OK : r == CONFIG_E_INVALID ? EX_CONFIG : EX_OSERR;
+}
+
+/* As listen.socket has to be. */
+static int move_socket(struct config *config, const char *path)
+{
+    if (path[0] != '/' || strlen(path) > CONFIG_MAX_SOCKET_BYTES) {
+        fprintf(stderr, "zerod: --socket %s: expected an absolute path of at most %d bytes\n", path,
+                CONFIG_MAX_SOCKET_BYTES);
+        return EX_USAGE;
+    }
+    free(config->listen.socket);
+    config->listen.socket = strdup(path);
+    return config->listen.socket ? EX_OK : EX_OSERR;
 }
 
 static int exit_code(int r)
@@ -148,6 +165,8 @@ int main(int argc, char **argv)
     if (options.exit_now >= 0)
         return options.exit_now;
     r = load(&config, options.config);
+    if (r == EX_OK && options.socket)
+        r = move_socket(config, options.socket);
     if (r == EX_OK && options.print)
         r = config_print(stdout, config) < 0 ? EX_IOERR : EX_OK;
     else if (r == EX_OK && options.check)

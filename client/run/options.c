@@ -20,12 +20,14 @@ enum {
     OPTION_MASTER_ADDR,
     OPTION_MASTER_PORT,
     OPTION_NO_DAEMON,
+    OPTION_JOBS,
 };
 
 static const struct option long_options[] = {
     {"ranks", required_argument, NULL, 'n'},
     {"nproc-per-node", required_argument, NULL, 'n'},
     {"nproc_per_node", required_argument, NULL, 'n'},
+    {"jobs", required_argument, NULL, OPTION_JOBS},
     {"config", required_argument, NULL, OPTION_CONFIG},
     {"socket", required_argument, NULL, OPTION_SOCKET},
     {"zerod", required_argument, NULL, OPTION_ZEROD},
@@ -51,6 +53,8 @@ static const char help_text[] =
     "                       says, else 1);\n"
     "                       --nproc-per-node is the same\n"
     "      --config FILE    configuration of the job (default: a small one, stage 2)\n"
+    "      --jobs N         a daemon for each of N optimizers in every rank (default 1); a second --config\n"
+    "                       is the second one's (default: the first's, on the socket with .1 behind it)\n"
     "      --socket PATH    socket of the daemon (default: the configuration's, else ZEROD_SOCKET,\n"
     "                       else a private one)\n"
     "      --run-id ID      whose state it is (default: ZEROD_RUN_ID, else a random one)\n"
@@ -67,7 +71,7 @@ static const char help_text[] =
     "  -V, --version        the version\n"
     "\n"
     "The ranks get RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,\n"
-    "ZEROD_SOCKET and ZEROD_RUN_ID. Returns the first failure's exit status (128 + signal).\n";
+    "ZEROD_SOCKET, ZEROD_RUN_ID and, with --jobs, ZEROD_SOCKET_1 and so on. Returns the first failure's exit status (128 + signal).\n";
 
 /* Return: 0, or -EX_USAGE with a sentence. */
 static int parse_number(const char *name, const char *text, unsigned long min, unsigned long max, unsigned long *value)
@@ -96,6 +100,10 @@ static int parse_numeric(struct run_options *options, int option, const char *te
         r = parse_number("--restarts", text, 0, 1000000, &value);
         options->n_restarts = value;
         break;
+    case OPTION_JOBS:
+        r = parse_number("--jobs", text, 1, OPTIONS_MAX_JOBS, &value);
+        options->n_jobs = value;
+        break;
     case OPTION_GRACE:
         r = parse_number("--grace", text, 0, 1000000, &value);
         options->grace_ms = 1000 * (uint64_t)value;
@@ -108,12 +116,25 @@ static int parse_numeric(struct run_options *options, int option, const char *te
     return r;
 }
 
+/* The first is the first job's, and so on. */
+static int add_config(struct run_options *options, const char *path)
+{
+    if (options->n_configs == OPTIONS_MAX_JOBS) {
+        fprintf(stderr, "zerodrun: --config: more than %d\n", OPTIONS_MAX_JOBS);
+        return -EX_USAGE;
+    }
+    if (options->n_configs++ == 0)
+        options->config_path = path;
+    else
+        options->more_config_paths[options->n_configs - 2] = path;
+    return 0;
+}
+
 static int parse_option(struct run_options *options, int option)
 {
     switch (option) {
     case OPTION_CONFIG:
-        options->config_path = optarg;
-        return 0;
+        return add_config(options, optarg);
     case OPTION_SOCKET:
         options->socket_path = optarg;
         return 0;
@@ -150,12 +171,17 @@ int options_parse(struct run_options *options, int argc, char **argv)
 {
     int option, r;
 
-    *options = (struct run_options){.grace_ms = 1000 * OPTIONS_DEFAULT_GRACE_S};
+    *options = (struct run_options){.n_jobs = 1, .grace_ms = 1000 * OPTIONS_DEFAULT_GRACE_S};
     /* '+': the first word that is no option is the program, and what follows is its own. */
     while ((option = getopt_long(argc, argv, "+n:qhV", long_options, NULL)) >= 0) {
         r = parse_option(options, option);
         if (r != 0)
             return r;
+    }
+    if (options->n_configs > options->n_jobs) {
+        fprintf(stderr, "zerodrun: %u times --config for %u job%s: --jobs %u\n", options->n_configs, options->n_jobs,
+                options->n_jobs == 1 ? "" : "s", options->n_configs);
+        return -EX_USAGE;
     }
     options->command = argv + optind;
     if (!*options->command) {

@@ -9,11 +9,15 @@
 enum {
     OPTIONS_DONE = 1,             /* --help, --version: nothing more to do */
     OPTIONS_DEFAULT_GRACE_S = 30, /* as torchrun */
+    OPTIONS_MAX_JOBS = 8,
 };
 
 struct run_options {
     unsigned n_ranks;        /* on this node; 0: as the configuration says, else 1 */
+    unsigned n_jobs;         /* each with a daemon; at least 1 */
     const char *config_path; /* NULL: a small one is made */
+    const char *more_config_paths[OPTIONS_MAX_JOBS - 1]; /* of the jobs behind the first; NULL: the first's */
+    unsigned n_configs;
     const char *socket_path; /* NULL: the configuration's, else ZEROD_SOCKET, else a private one */
     const char *zerod_path;  /* NULL: beside zerodrun, else in PATH */
     const char *run_id;      /* NULL: ZEROD_RUN_ID, else a random one */

@@ -114,7 +114,7 @@ static int place_from_config(struct place *place, const struct run_options *opti
         return -EX_OSERR;
     if (place->n_nodes > 1 && place_choose_master(place, options, world->nodes.items[0].address) < 0)
         return -EX_OSERR;
-    if (strcmp(place->socket, config->listen.socket) == 0 || options->no_daemon || place_answers(place))
+    if (strcmp(place->socket, config->listen.socket) == 0 || options->no_daemon || place_answers(place->socket))
         return 0;
     fprintf(stderr, "zerodrun: nobody answers on %s, and a daemon with %s would listen on %s\n", place->socket,
             place->config_path, config->listen.socket);
@@ -198,7 +198,7 @@ static int place_without_config(struct place *place, const struct run_options *o
     place->n_nodes = 1;
     if (socket_path && *socket_path)
         place->socket = strdup(socket_path);
-    if (place->socket && place_answers(place))
+    if (place->socket && place_answers(place->socket))
         return place_ask_daemon(place, options);
     if (options->no_daemon)
         return 0;
@@ -247,12 +247,78 @@ static int place_find_port(struct place *place)
     return 0;
 }
 
+/* ---- further jobs ---------------------------------------------------------------------------------------- */
+
+static int place_load_job(struct place *place, struct place_job *job)
+{
+    struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    struct config *config = NULL;
+    int r = config_load(&config, job->config_path, &problems);
+
+    config_problems_print(stderr, &problems);
+    config_problems_deinit(&problems);
+    if (r != 0)
+        return r < 0 ? -EX_OSERR : -EX_CONFIG;
+    job->socket = strdup(config->listen.socket);
+    if (!job->socket) {
+        r = -EX_OSERR;
+    } else if (config->world.size != place->world_size || config_first_rank(config) != place->first_rank ||
+               config_local_ranks(config) != place->n_ranks) {
+        fprintf(stderr, "zerodrun: %s has other ranks than the first job: one program is a rank of all its jobs\n",
+                job->config_path);
+        r = -EX_CONFIG;
+    } else if (place->socket && strcmp(job->socket, place->socket) == 0) {
+        fprintf(stderr, "zerodrun: %s has the socket of the first job, %s: each job needs its own\n", job->config_path,
+                job->socket);
+        r = -EX_CONFIG;
+    }
+    config_free(config);
+    return r;
+}
+
+/* The first job's configuration, on a socket beside its own. */
+static int place_copy_job(struct place *place, const struct run_options *options, struct place_job *job, unsigned number)
+{
+    if (place->n_nodes > 1) {
+        fprintf(stderr, "zerodrun: on several nodes each job needs a --config of its own, with other ports\n");
+        return -EX_USAGE;
+    }
+    if (!place->socket)
+        return 0;
+    if (asprintf(&job->socket, "%s.%u", place->socket, number) < 0) {
+        job->socket = NULL;
+        return -EX_OSERR;
+    }
+    job->config_path = place->config_path;
+    if (options->no_daemon || job->config_path || place_answers(job->socket))
+        return 0;
+    fprintf(stderr, "zerodrun: nobody answers on %s, and there is no --config to start a daemon with\n", job->socket);
+    return -EX_USAGE;
+}
+
+static int place_add_jobs(struct place *place, const struct run_options *options)
+{
+    int r = 0;
+
+    place->n_jobs = options->n_jobs;
+    for (unsigned i = 1; r == 0 && i < place->n_jobs; i++) {
+        struct place_job *job = &place->more[i - 1];
+
+        job->config_path = options->more_config_paths[i - 1];
+        job->own_config = job->config_path != NULL;
+        r = job->own_config ? place_load_job(place, job) : place_copy_job(place, options, job, i);
+    }
+    return r;
+}
+
 int place_init(struct place *place, const struct run_options *options)
 {
     int r;
 
     *place = (struct place){.master_port = options->master_port};
     r = options->config_path ? place_load_config(place, options) : place_without_config(place, options);
+    if (r == 0)
+        r = place_add_jobs(place, options);
     if (r == 0 && !place->master_addr)
         r = place_choose_master(place, options, NULL);
     if (r < 0)
@@ -264,16 +330,25 @@ int place_init(struct place *place, const struct run_options *options)
     return r < 0 ? r : place_choose_run_id(place, options->run_id);
 }
 
+/* The daemon removes its socket; a killed one does not. */
+static void place_remove_socket(const struct place *place, const char *path)
+{
+    if (path && strncmp(path, place->directory, strlen(place->directory)) == 0)
+        unlink(path);
+}
+
 void place_deinit(struct place *place)
 {
     if (place->directory) {
         if (place->config_path)
             unlink(place->config_path);
-        /* The daemon removes its socket; a killed one does not. */
-        if (place->socket && strncmp(place->socket, place->directory, strlen(place->directory)) == 0)
-            unlink(place->socket);
+        place_remove_socket(place, place->socket);
+        for (unsigned i = 1; i < place->n_jobs; i++)
+            place_remove_socket(place, place->more[i - 1].socket);
         rmdir(place->directory);
     }
+    for (unsigned i = 1; i < place->n_jobs; i++)
+        free(place->more[i - 1].socket);
     free(place->socket);
     free(place->config_path);
     free(place->directory);
@@ -282,14 +357,14 @@ void place_deinit(struct place *place)
     *place = (struct place){};
 }
 
-bool place_answers(const struct place *place)
+bool place_answers(const char *path)
 {
     _cleanup_close_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     struct sockaddr_un address = {.sun_family = AF_UNIX};
 
-    if (fd < 0 || strlen(place->socket) >= sizeof(address.sun_path))
+    if (fd < 0 || !path || strlen(path) >= sizeof(address.sun_path))
         return false;
-    strcpy(address.sun_path, place->socket);
+    strcpy(address.sun_path, path);
     return connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0;
 }
 
@@ -307,6 +382,13 @@ int place_describe(const struct place *place, unsigned local, struct environment
     r |= environment_set(env, "ZEROD_RUN_ID", "%s", place->run_id);
     if (place->socket)
         r |= environment_set(env, "ZEROD_SOCKET", "%s", place->socket);
+    for (unsigned i = 1; i < place->n_jobs; i++) {
+        char name[32];
+
+        snprintf(name, sizeof(name), "ZEROD_SOCKET_%u", i);
+        if (place->more[i - 1].socket)
+            r |= environment_set(env, name, "%s", place->more[i - 1].socket);
+    }
     /* As torchrun does: several ranks with a thread for every core each would only get into each other's way.
      */
     if (place->n_ranks > 1 && !environment_get(env, "OMP_NUM_THREADS"))

@@ -8,8 +8,16 @@
 
 #include <stdbool.h>
 
+#include "client/run/options.h"
+
 struct environment;
-struct run_options;
+
+/* A job behind the first: with the same ranks. */
+struct place_job {
+    char *socket;
+    const char *config_path; /* what a daemon would be started with; NULL: none */
+    bool own_config;         /* its listen.socket is the socket, else the daemon is told */
+};
 
 struct place {
     unsigned n_ranks; /* on this node */
@@ -21,6 +29,8 @@ struct place {
     char *run_id;
     char *master_addr;
     unsigned master_port;
+    unsigned n_jobs;
+    struct place_job more[OPTIONS_MAX_JOBS - 1];
 };
 
 /* Return: 0, or a code of sysexits.h, negative; then a sentence is on stderr. place_deinit() in any case. */
@@ -28,7 +38,7 @@ int place_init(struct place *place, const struct run_options *options);
 void place_deinit(struct place *place);
 
 /* Does a daemon accept connections on the socket? */
-bool place_answers(const struct place *place);
+bool place_answers(const char *socket);
 
 /* What rank number `local` of this node is to find in its environment. Return: 0 or -ENOMEM. */
 int place_describe(const struct place *place, unsigned local, struct environment *env);

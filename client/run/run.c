@@ -42,6 +42,15 @@ struct run_rank {
     bool running;
 };
 
+struct run_daemon {
+    struct run *run;
+    struct child child;
+    const char *socket, *config_path; /* the place's */
+    bool told_socket;                 /* it listens there because it is told so */
+    char label[16];
+    bool running;
+};
+
 struct run {
     const struct run_options *options;
     const struct place *place;
@@ -50,9 +59,9 @@ struct run {
     struct sink out, err;
     struct run_rank *ranks; /* place->n_ranks, owned */
     unsigned n_running;
-    struct child daemon;
+    struct run_daemon daemons[OPTIONS_MAX_JOBS]; /* place->n_jobs */
+    unsigned n_daemons;                          /* that run */
     struct environment daemon_env;
-    bool daemon_running;
     uv_signal_t signals[ARRAY_SIZE(forwarded)];
     uv_timer_t probe, grace;
     uv_timer_t output_grace;  /* runs since the first interruption */
@@ -150,7 +159,8 @@ static void run_drained(void *context)
 
     for (i = 0; i < run->place->n_ranks; i++)
         child_resume(&run->ranks[i].child);
-    child_resume(&run->daemon);
+    for (i = 0; i < run->place->n_jobs; i++)
+        child_resume(&run->daemons[i].child);
     run_check_flushed(run);
 }
 
@@ -197,8 +207,8 @@ static void run_kill(struct run *run)
 
     for (i = 0; i < run->place->n_ranks; i++)
         child_kill(&run->ranks[i].child);
-    if (run->n_running == 0)
-        child_kill(&run->daemon);
+    for (i = 0; run->n_running == 0 && i < run->place->n_jobs; i++)
+        child_kill(&run->daemons[i].child);
 }
 
 static void run_grace_over(uv_timer_t *timer)
@@ -315,37 +325,44 @@ static void run_start_ranks(struct run *run)
 
 static void run_stop_daemon(struct run *run)
 {
+    unsigned i;
+
     if (run->state >= RUN_STOPPING)
         return;
     run->state = RUN_STOPPING;
     uv_timer_stop(&run->grace);
-    if (!run->daemon_running) {
+    if (run->n_daemons == 0) {
         run_finish(run);
         return;
     }
-    if (run->killing)
-        child_kill(&run->daemon);
-    else
-        child_signal(&run->daemon, SIGTERM);
+    for (i = 0; i < run->place->n_jobs; i++) {
+        if (run->killing)
+            child_kill(&run->daemons[i].child);
+        else
+            child_signal(&run->daemons[i].child, SIGTERM);
+    }
     uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
 }
 
 static void run_daemon_ended(struct child *child)
 {
-    struct run *run = child->spec.owner;
+    struct run_daemon *daemon = child->spec.owner;
+    struct run *run = daemon->run;
     enum run_state state = run->state;
     int code = child_exit_code(child);
     char how[96];
 
-    run->daemon_running = false;
+    daemon->running = false;
+    run->n_daemons--;
     run_describe_end(child, how, sizeof(how));
     if (state == RUN_STOPPING) {
         if (code != 0)
-            run_note(run, "zerod (pid %d) %s", (int)child->pid, how);
-        run_finish(run);
+            run_note(run, "%s (pid %d) %s", daemon->label, (int)child->pid, how);
+        if (run->n_daemons == 0)
+            run_finish(run);
         return;
     }
-    run_error(run, code ? code : EX_UNAVAILABLE, "zerod (pid %d) %s %s", (int)child->pid, how,
+    run_error(run, code ? code : EX_UNAVAILABLE, "%s (pid %d) %s %s", daemon->label, (int)child->pid, how,
               state == RUN_STARTING ? "before it accepted connections" : "while ranks were running");
     run_end_ranks(run);
 }
@@ -368,48 +385,63 @@ static char *zerod_beside(void)
     return path;
 }
 
-static int run_start_daemon(struct run *run)
+static int run_start_daemon(struct run_daemon *daemon)
 {
+    struct run *run = daemon->run;
     _cleanup_free_ char *beside = run->options->zerod_path ? NULL : zerod_beside();
     const char *program = run->options->zerod_path ? run->options->zerod_path : beside ? beside : "zerod";
-    char *argv[] = {(char *)program, (char *)"--config", run->place->config_path, NULL};
+    char *argv[] = {(char *)program,    (char *)"--config",     (char *)daemon->config_path,
+                    (char *)"--socket", (char *)daemon->socket, NULL};
     /* Of a service manager that started us: the daemon is not who it is waiting for. */
     const char *const not_its[] = {"NOTIFY_SOCKET",  "LISTEN_PID",   "LISTEN_FDS",
                                    "LISTEN_FDNAMES", "WATCHDOG_PID", "WATCHDOG_USEC"};
     struct child_spec spec = {
         .argv = argv,
-        .label = "zerod",
+        .label = daemon->label,
         .death_signal = SIGTERM,
         .out = &run->out,
         .err = &run->err,
         .on_end = run_daemon_ended,
-        .owner = run,
+        .owner = daemon,
     };
     size_t i;
-    int r = environment_init(&run->daemon_env);
+    int r = run->daemon_env.vars ? 0 : environment_init(&run->daemon_env);
 
+    if (!daemon->told_socket)
+        argv[3] = NULL;
     for (i = 0; r == 0 && i < ARRAY_SIZE(not_its); i++)
         environment_unset(&run->daemon_env, not_its[i]);
     spec.env = run->daemon_env.vars;
     if (r == 0)
-        r = child_start(&run->daemon, &run->loop, &spec);
+        r = child_start(&daemon->child, &run->loop, &spec);
     if (r < 0) {
         run_error(run, EX_OSERR, "cannot start %s: %s", program, strerror(-r));
         return r;
     }
-    run->daemon_running = true;
-    run_note(run, "started %s (pid %d)", program, (int)run->daemon.pid);
+    daemon->running = true;
+    run->n_daemons++;
+    run_note(run, "started %s (pid %d)", program, (int)daemon->child.pid);
     return 0;
+}
+
+/* The first daemon that does not accept connections yet, or NULL. */
+static const struct run_daemon *run_find_silent(const struct run *run)
+{
+    for (unsigned i = 0; i < run->place->n_jobs; i++)
+        if (run->daemons[i].running && !place_answers(run->daemons[i].socket))
+            return &run->daemons[i];
+    return NULL;
 }
 
 static void run_probe(uv_timer_t *timer)
 {
     struct run *run = timer->data;
+    const struct run_daemon *silent = run_find_silent(run);
 
-    if (place_answers(run->place)) {
+    if (!silent) {
         run_start_ranks(run);
     } else if (uv_now(&run->loop) - run->started_ms > START_TIMEOUT_MS) {
-        run_error(run, EX_UNAVAILABLE, "zerod does not accept connections on %s after %d s", run->place->socket,
+        run_error(run, EX_UNAVAILABLE, "zerod does not accept connections on %s after %d s", silent->socket,
                   START_TIMEOUT_MS / 1000);
         run_end_ranks(run);
     }
@@ -511,12 +543,32 @@ static int run_init(struct run *run)
     return run_init_ranks(run);
 }
 
+static void run_init_daemons(struct run *run)
+{
+    const struct place *place = run->place;
+
+    run->daemons[0] = (struct run_daemon){.socket = place->socket, .config_path = place->config_path, .label = "zerod"};
+    for (unsigned i = 1; i < place->n_jobs; i++) {
+        const struct place_job *job = &place->more[i - 1];
+
+        run->daemons[i] = (struct run_daemon){
+            .socket = job->socket, .config_path = job->config_path, .told_socket = !job->own_config};
+        snprintf(run->daemons[i].label, sizeof(run->daemons[i].label), "zerod.%u", i);
+    }
+    for (unsigned i = 0; i < place->n_jobs; i++)
+        run->daemons[i].run = run;
+}
+
 static void run_begin(struct run *run)
 {
-    if (run->options->no_daemon || place_answers(run->place))
+    for (unsigned i = 0; !run->options->no_daemon && i < run->place->n_jobs; i++) {
+        if (!place_answers(run->daemons[i].socket) && run_start_daemon(&run->daemons[i]) < 0) {
+            run_end_ranks(run);
+            return;
+        }
+    }
+    if (run->n_daemons == 0)
         run_start_ranks(run);
-    else if (run_start_daemon(run) < 0)
-        run_end_ranks(run);
     else
         uv_timer_start(&run->probe, run_probe, PROBE_MS, PROBE_MS);
 }
@@ -542,6 +594,7 @@ int run(const struct run_options *options, const struct place *place)
         return EX_OSERR;
     run->options = options;
     run->place = place;
+    run_init_daemons(run);
     r = run_init(run);
     if (r < 0) {
         fprintf(stderr, "zerodrun: %s\n", strerror(-r));

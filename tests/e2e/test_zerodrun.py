@@ -436,7 +436,9 @@ def test_stranger_that_holds_the_output_does_not_hold_the_run(env, tmp_path):
 @pytest.mark.parametrize("args", [[], ["-n", 2], ["-n", 0, "--", "true"], ["-n", "x", "--", "true"],
                                   ["-n", 65, "--", "true"], ["--restarts", -1, "--", "true"], ["--nonsense"],
                                   ["--master-port", 70000, "--", "true"], ["--run-id", "", "--", "true"],
-                                  ["--run-id", "x" * 256, "--", "true"], ["--config"]])
+                                  ["--run-id", "x" * 256, "--", "true"], ["--config"],
+                                  ["--jobs", 0, "--", "true"], ["--jobs", 9, "--", "true"],
+                                  ["--config", "a", "--config", "b", "--", "true"]])
 def test_usage_errors(env, args):
     result = run(args, env)
     assert result.returncode == os.EX_USAGE
@@ -769,3 +771,80 @@ def test_real_daemon(env, tmp_path):
     assert result.stdout.count("connected ") == 2
     assert "zerod (pid" not in result.stderr.replace(f"started {ZEROD} (pid", ""), result.stderr
     assert not list(tmp_path.glob("zerodrun-*"))
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------
+
+
+SOCKETS = """
+import os, socket
+for name in sorted(name for name in os.environ if name.startswith("ZEROD_SOCKET")):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.connect(os.environ[name])
+    print("connected", name, os.environ[name])
+"""
+
+
+def connections(result):
+    return {int(rank): dict(re.findall(rf"^\[{rank}\] connected (\S+) (\S+)$", result.stdout, flags=re.M)) for rank in "01"}
+
+
+def test_jobs_have_a_daemon_each(env, tmp_path):
+    """Of the generated configuration: they listen beside each other, and end with the ranks."""
+    result = run(["-n", 2, "--jobs", 3, "--zerod", ZEROD, *python(SOCKETS)], env)
+    assert result.returncode == 0, result.stderr
+    got = connections(result)
+    first = got[0]["ZEROD_SOCKET"]
+    assert got[0] == got[1] == {"ZEROD_SOCKET": first, "ZEROD_SOCKET_1": first + ".1", "ZEROD_SOCKET_2": first + ".2"}
+    assert result.stderr.count("stopping: SIGTERM") == 3
+    assert not list(tmp_path.glob("zerodrun-*")), "the private directory is left"
+
+
+def test_jobs_with_configurations(env, tmp_path):
+    """A job's own; else the first one's, on another socket."""
+    paths = []
+    for name, more in ("a", "optimizer: {type: SGD}\n"), ("b", ""):
+        paths.append(tmp_path / f"{name}.yaml")
+        paths[-1].write_text(f"listen: {{socket: {tmp_path}/{name}.sock}}\nworld: {{size: 2}}\n{more}")
+    result = run(["--jobs", 3, "--config", paths[0], "--config", paths[1], "--zerod", ZEROD, *python(SOCKETS)], env)
+    assert result.returncode == 0, result.stderr
+    assert connections(result)[1] == {"ZEROD_SOCKET": f"{tmp_path}/a.sock", "ZEROD_SOCKET_1": f"{tmp_path}/b.sock",
+                                      "ZEROD_SOCKET_2": f"{tmp_path}/a.sock.2"}
+    assert not list(tmp_path.glob("*.sock*"))
+
+
+@pytest.mark.parametrize("second, said", [
+    ("listen: {socket: TMP/a.sock}\nworld: {size: 2}\n", "has the socket of the first job"),
+    ("listen: {socket: TMP/b.sock}\nworld: {size: 3}\n", "has other ranks than the first job"),
+    ("world: {size: 0}\n", "E1601"),
+], ids=["socket", "ranks", "wrong"])
+def test_jobs_that_do_not_fit(env, tmp_path, second, said):
+    a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    a.write_text(f"listen: {{socket: {tmp_path}/a.sock}}\nworld: {{size: 2}}\n")
+    b.write_text(second.replace("TMP", str(tmp_path)))
+    result = run(["--jobs", 2, "--config", a, "--config", b, *shell("echo never")], env)
+    assert result.returncode == os.EX_CONFIG and said in result.stderr and not result.stdout
+
+
+def test_daemon_of_a_job_dies_under_the_ranks(env, tmp_path):
+    """All daemons end with it, and every rank."""
+    kill = """
+import os, signal, socket, struct, time
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.connect(os.environ["ZEROD_SOCKET_1"])
+pid = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+os.kill(pid, signal.SIGKILL)
+time.sleep(60)
+"""
+    result = run(["-n", 1, "--jobs", 2, "--zerod", ZEROD, *python(kill)], env)
+    assert result.returncode == 128 + signal.SIGKILL
+    assert re.search(r"zerod\.1 \(pid \d+\) was killed by signal 9 \(Killed\) while ranks were running", result.stderr)
+    assert result.stderr.count("stopping: SIGTERM") == 1 and not list(tmp_path.glob("zerodrun-*"))
+
+
+@pytest.mark.parametrize("path", ["relative.sock", "/" + "x" * 107])
+def test_socket_of_zerod_itself(env, tmp_path, path):
+    result = subprocess.run([ZEROD, "--config", config(tmp_path, "world: {size: 1}\n"), "--socket", path], env=env,
+                            capture_output=True, text=True, timeout=TIMEOUT)
+    assert result.returncode == os.EX_USAGE
+    assert result.stderr == f"zerod: --socket {path}: expected an absolute path of at most 107 bytes\n"
