@@ -70,6 +70,22 @@ struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, u
     return diagnostic_finish(d);
 }
 
+struct diagnostic *cause_rank_taken_by_itself(const struct evidence_at *at, int64_t pid)
+{
+    struct diagnostic *d = cause_new(at, E_RANK_TAKEN, NULL);
+
+    diagnostic_field(d, "held by", "pid %" PRId64 ", the process that asks", pid);
+    diagnostic_field(d, "cause",
+                     "this process has attached to this daemon already: a daemon holds one job, with one optimizer");
+    diagnostic_field(d, "fix", "a daemon for each: zerodrun --jobs 2, and %s",
+                     is_c(at) ? "zerod_options.socket from ZEROD_SOCKET_1 for the second"
+                              : "zerod.Optimizer(second_model, job=1)");
+    diagnostic_field(d, "or", "%s the first one   (if it is done with)", is_c(at) ? "zerod_close()" : "close()");
+    diagnostic_field(d, "not it", "RANK, the run id; a leftover process: there is none");
+    diagnostic_field(d, "state", "attach refused; the rank that is held goes on");
+    return diagnostic_finish(d);
+}
+
 /* ---- E1302 --------------------------------------------------------------------------------------------- */
 
 static void add_process(struct diagnostic *d, const struct evidence_lost *e)

@@ -150,6 +150,8 @@ struct diagnostic *cause_loss_scale(const struct evidence_nonfinite *evidence, d
 
 /* E1301 */
 struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, uint64_t since_ns, uint64_t now_ns);
+/* By another connection of the process that asks: a second optimizer, mostly. */
+struct diagnostic *cause_rank_taken_by_itself(const struct evidence_at *at, int64_t pid);
 
 /* E1302 */
 struct evidence_lost {

@@ -475,6 +475,8 @@ static struct diagnostic *check_owner(const struct job *job, const struct job_ra
 {
     bool same_process = rank->secret == attach->hello->incarnation && rank->pid == attach->pid && rank->uid == attach->uid;
 
+    if (rank->peer && !same_process && rank->pid > 0 && rank->pid == attach->pid && rank->uid == attach->uid)
+        return cause_rank_taken_by_itself(at, rank->pid);
     if (rank->peer && !same_process)
         return cause_rank_taken(at, rank->pid, rank->attached_ns, job_now(job));
     if (rank->incarnation && job->layout && rank->owner != attach->uid && !attach->is_admin)

@@ -338,6 +338,22 @@ static struct diagnostic *e1301(const struct fixture *f)
     return cause_rank_taken(&place, 4242, UINT64_C(1000000000), UINT64_C(126000000000));
 }
 
+static struct diagnostic *e1301_itself(const struct fixture *f)
+{
+    struct evidence_at place = at(NULL, TORCH, 0, -1, -1);
+
+    (void)f;
+    return cause_rank_taken_by_itself(&place, 4242);
+}
+
+static struct diagnostic *e1301_itself_c(const struct fixture *f)
+{
+    struct evidence_at place = at(NULL, "trainer", 0, -1, -1);
+
+    (void)f;
+    return cause_rank_taken_by_itself(&place, 4242);
+}
+
 static struct diagnostic *e1301_torch(const struct fixture *f)
 {
     struct evidence_at place = at(f->net, TORCH, 2, -1, -1);
@@ -826,6 +842,8 @@ static const struct scenario scenarios[] = {
     {"e1202-skipped", e1202_skipped, "", true},
     {"e1301", e1301, "", false},
     {"e1301-torch", e1301_torch, "", false},
+    {"e1301-itself", e1301_itself, "", false},
+    {"e1301-itself-c", e1301_itself_c, "", false},
     {"e1302-waiting", e1302_waiting, "", true},
     {"e1302-aborted", e1302_aborted, "", false},
     {"e1302-differs", e1302_differs, "", false},

@@ -76,6 +76,8 @@ class Optimizer(torch.optim.Optimizer):
 
     params        the model; or param groups of its parameters as torch takes them, then with model=
     socket        of the daemon; default: environment ZEROD_SOCKET
+    job           which of the jobs of `zerodrun --jobs N`, from 0: each optimizer of a process needs a daemon of its
+                  own. 1 is the one of environment ZEROD_SOCKET_1, and so on
     rank          default: environment RANK, as zerodrun and torchrun set it
     run_id        whose state it is: the same id resumes, another one is refused (E1109)
     on_duplicate  "reject", "accumulate" or "abort_step"; default: as the daemon is configured
@@ -97,6 +99,7 @@ class Optimizer(torch.optim.Optimizer):
         params: nn.Module | Iterable[Any],
         socket: str | None = None,
         *,
+        job: int = 0,
         model: nn.Module | None = None,
         rank: int | None = None,
         run_id: str | None = None,
@@ -107,6 +110,7 @@ class Optimizer(torch.optim.Optimizer):
         self._formed = False
         self.model, groups = _model_and_groups(params, model)
         _refuse_attached(self.model)
+        socket = _socket_of(job) if job and socket is None else socket
         self._client = Client(socket, rank, run_id, timeout, on_duplicate)
         try:
             _refuse_wrapped(self.model, self._client)
@@ -520,6 +524,16 @@ def _model_and_groups(params: Any, model: nn.Module | None) -> tuple[nn.Module, 
     return model, _some(
         list(params), "the list of parameters is empty: pass the model, or groups of its parameters and model="
     )
+
+
+def _socket_of(job: int) -> str:
+    socket = os.environ.get(f"ZEROD_SOCKET_{job}")
+    if not socket:
+        raise ValueError(
+            f"job={job}: the environment has no ZEROD_SOCKET_{job}. zerodrun --jobs {job + 1} starts the daemons and "
+            "sets it; or give socket= of a second daemon"
+        )
+    return socket
 
 
 def _some(params: list[Any], otherwise: str) -> list[Any]:
