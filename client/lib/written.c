@@ -3,7 +3,7 @@
 /*
  * Writes to published weights outside of a window. The first one makes the weights private to this process: pages that
  * it writes to are copied, all others still show what the daemon publishes. What was changed is E1106 at the next
- * micro-batch, step or window, because no other rank has it; a program that has taken its last step meets none of these.
+ * micro-batch, step or window, because no other rank has it; a program that took its last step meets none of them.
  * In stage 3 a weight goes away with its release, and what was written with it: there the write ends the process.
  */
 

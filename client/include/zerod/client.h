@@ -403,7 +403,7 @@ ZEROD_API int zerod_prefetch(struct zerod *c, const unsigned *params, size_t n_p
 /*
  * Has the program written to weights outside of a window, so that this rank has others than the job? The write itself
  * succeeds, in memory of this process's own, and a program that has taken its last step may go on with what it wrote.
- * ZEROD_REFUSED (E1106) otherwise: sticky, and zerod_clear_fault() and zerod_abort_step() drop what was written.
+ * ZEROD_REFUSED (E1106) otherwise: sticky; zerod_clear_fault() and zerod_abort_step() drop what was written.
  * where, which may be NULL, ends the sentence of what was found. zerod_begin_backward(), zerod_step() and
  * zerod_write_begin() do this first. Always 0 in stage 3, where such a write ends the process, and on GPUs, where the
  * driver reports it; and with ZEROD_NO_SIGSEGV_HANDLER, where it is a plain SIGSEGV.

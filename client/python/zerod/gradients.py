@@ -28,6 +28,7 @@ from .evidence import Evidence, entry_modules
 from .hooks import Hook
 from .late import Late
 from .placement import InHost
+from .reads import get_grad, set_grad
 from .stage3 import Sharding
 from .watch import now
 
@@ -114,7 +115,7 @@ class Gradients:
         current_task, me = watch.current_task, weakref.ref(self)
 
         def push(param: torch.Tensor) -> None:
-            grad = param.grad
+            grad = get_grad(param)
             if grad is None:  # torch calls hooks for gradients that are undefined, too
                 return
             if current_task() != hot.task and not _enters(me()):
@@ -130,7 +131,7 @@ class Gradients:
             if send(grad, hot.texts, pushed[index] != 0):
                 me()._push_failed()
             pushed[index] = 1
-            param.grad = None
+            set_grad(param, None)
 
         return push
 
@@ -374,6 +375,10 @@ class Gradients:
                 self.answered(lambda: self._client.abandon_backward(why))
             except StepAborted:
                 pass  # some of it was in the sums: the others are told, and this rank wanted it
+
+    def was_pushed(self, index: int) -> bool:
+        """For the step that is open."""
+        return self._pushed[index] != 0 or self._in_step >> 8 * index & 0xFF != 0
 
     @property
     def has_any(self) -> bool:

@@ -58,8 +58,8 @@ class Late:
             what = f"another parameter has taken the place of {name}, and has a gradient"
             self._report(1104, [self._index[name]], what)
         raise ValueError(
-            f"{name} has a gradient, and came after zerod.Optimizer(model): the parameters of a job are fixed when it is "
-            "formed, so nobody trains it. Add it before, or opt.close() and attach again; if it is not to be trained, "
+            f"{name} has a gradient, and came after zerod.Optimizer(model): the parameters of a job are fixed when it "
+            "is formed, so nobody trains it. Add it before, or opt.close() and attach again; if it is not to be trained, "
             "requires_grad_(False)"
         )
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from . import _lib, binding, callers, patches, placement, sites, state
+from . import _lib, binding, callers, patches, placement, reads, sites, state
 from .client import Client, Position, StepResult
 from .errors import ConnectionLost, GradientFault
 from .gradients import Gradients
@@ -81,6 +81,7 @@ class Optimizer(torch.optim.Optimizer):
     rank          default: environment RANK, as zerodrun and torchrun set it
     run_id        whose state it is: the same id resumes, another one is refused (E1109)
     on_duplicate  "reject", "accumulate" or "abort_step"; default: as the daemon is configured
+    on_grad_read  "warn" once, "error" or "ignore": the program reads .grad of what has been pushed, see reads.py
     timeout       seconds to wait for an answer before TimeoutError; default: for ever, which stall_timeout bounds
     hypers        lr, betas, eps, ... of the daemon's optimizer; default: as the daemon is configured. Its scheduler
                   counts as long as none is given here or changed in param_groups
@@ -104,10 +105,12 @@ class Optimizer(torch.optim.Optimizer):
         rank: int | None = None,
         run_id: str | None = None,
         on_duplicate: str | None = None,
+        on_grad_read: str = "warn",
         timeout: float | None = None,
         **hypers: Any,
     ) -> None:
         self._formed = False
+        self._on_grad_read = reads.check_how(on_grad_read)
         self.model, groups = _model_and_groups(params, model)
         _refuse_attached(self.model)
         socket = _socket_of(job) if job and socket is None else socket
@@ -171,6 +174,7 @@ class Optimizer(torch.optim.Optimizer):
         self.result: StepResult | None = None
         self.sharding = Sharding(client, self.model, self._bound, place.device) if self.stage == 3 else None
         self._gradients = Gradients(client, self.model, self._bound, self._pack, self.sharding, place)
+        self._unwatch = reads.watch(self._gradients.was_pushed, self._bound, self._on_grad_read)
         self._guards = patches.attach(self)
         callers.install()
         self.state = state.States(self)
@@ -184,6 +188,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._client.handle and self._formed:
             self._formed = False
             self._gradients.close()
+            self._unwatch()
             for guard in self._guards:
                 guard.remove()
             if self._client.is_mine:

@@ -43,6 +43,11 @@ def site_of(frame: FrameType) -> str:
     return _site(frame.f_code, frame.f_lineno).decode()
 
 
+def is_users(frame: FrameType) -> bool:
+    """Is it the user's own code, and not torch's, this package's or another installed one's?"""
+    return _place(frame.f_code.co_filename)[0] == 0
+
+
 def user_site() -> bytes:
     """The innermost frame of the user's own code; else of an installed package; else UNKNOWN."""
     frame: FrameType | None = sys._getframe(1)

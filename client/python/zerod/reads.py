@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Programs that change gradients between backward() and step(): `if p.grad is not None: p.grad.clamp_(...)`. The gradient
+has been pushed by then and .grad is None, so such a loop does nothing and says nothing. This module notices the read.
+
+torch has no hook for it, so nn.Parameter gets a property .grad over the one of C, as long as some optimizer watches.
+Only a read that finds None goes further than that one; reads by torch, by this package and by other installed packages
+do not count, nor those before a backward and after the step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import sites
+from .binding import Bound
+from .errors import Error
+
+_in_c = torch._C.TensorBase.__dict__["grad"]
+get_grad: Callable[[torch.Tensor], torch.Tensor | None] = _in_c.__get__
+set_grad: Callable[[torch.Tensor, torch.Tensor | None], None] = _in_c.__set__
+
+HOW = ("warn", "error", "ignore")
+_CALLER = 3  # of the property, as _found_none() counts frames
+
+
+@dataclasses.dataclass(eq=False)
+class _Watch:
+    """was_pushed: has the parameter of that index been pushed for the step that is open? Keeps no optimizer alive."""
+
+    was_pushed: weakref.WeakMethod[Callable[[int], bool]]
+    names: dict[int, tuple[int, str]]  # index and name, by id() of the parameter
+    is_error: bool
+
+
+_watches: list[_Watch] = []
+
+
+def check_how(how: str) -> str:
+    if how not in HOW:
+        raise ValueError(f"on_grad_read is {how!r}; it may be 'warn', 'error' or 'ignore'")
+    return how
+
+
+def watch(was_pushed: Callable[[int], bool], bound: Sequence[Bound], how: str) -> Callable[[], None]:
+    """Begins to watch. Returns what ends it."""
+    names = {id(b.param): (b.index, b.name) for b in bound if b.trainable}
+    one = _Watch(weakref.WeakMethod(was_pushed), names, how == "error")
+    if how != "ignore":
+        _watches.append(one)
+        nn.Parameter.grad = _watched
+    return lambda: _end(one)
+
+
+def _end(one: _Watch) -> None:
+    if one in _watches:
+        _watches.remove(one)
+    if not _watches and "grad" in nn.Parameter.__dict__:
+        del nn.Parameter.grad  # the one of C again
+
+
+def _get(param: torch.Tensor) -> torch.Tensor | None:
+    grad = get_grad(param)
+    if grad is None and _watches:
+        _found_none(param)
+    return grad
+
+
+def _found_none(param: torch.Tensor) -> None:
+    for one in list(_watches):
+        index, name = one.names.get(id(param), (-1, ""))
+        was_pushed = one.was_pushed()
+        if was_pushed is None:  # the optimizer is gone
+            _end(one)
+        elif index >= 0 and was_pushed(index) and sites.is_users(sys._getframe(_CALLER - 1)):
+            _tell(one, name, sys._getframe(_CALLER - 1))
+
+
+def _tell(one: _Watch, name: str, frame: Any) -> None:
+    text = (
+        f"{sites.site_of(frame)} reads .grad of {name} between backward() and step() and finds None: zerod has pushed "
+        "the gradient already, so a change of it has no effect. Change it while the backward runs: "
+        "param.register_hook(lambda grad: grad.clamp(-1, 1)), before the backward. For logging there is "
+        f"opt.grad_norm({name!r}) after the step; if nothing depends on it, on_grad_read='ignore'"
+    )
+    if one.is_error:
+        raise Error(text)
+    _end(one)  # once is enough
+    warnings.warn(text, stacklevel=_CALLER + 1)
+
+
+_watched = property(_get, lambda p, grad: set_grad(p, grad), lambda p: _in_c.__delete__(p), _in_c.__doc__)

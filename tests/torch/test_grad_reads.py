@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that read .grad, or change it, after it has been pushed."""
+
+import gc
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+ONE = {"world": {"size": 1}}
+
+
+def make_model():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Embedding(8, 6), nn.Linear(6, 6))
+
+
+def loss_of(model):
+    return model(torch.tensor([1, 2, 5])).pow(2).mean()
+
+
+def keep_only_new_tokens(model):
+    """As textual inversion does: the rows of all other tokens are not to be trained."""
+    for param in model[0].parameters():
+        if param.grad is not None:
+            param.grad[:5] = 0
+
+
+def texts(said):
+    return [str(w.message) for w in said if "reads .grad" in str(w.message)]
+
+
+def reading(how=None, registered=False):
+    """What is said of a loop that masks gradients, the step of its first warning, and the rows that were trained."""
+    import zerod
+
+    model = make_model()
+    before = model[0].weight.detach().clone()
+    opt = zerod.Optimizer(model, lr=0.1, weight_decay=0.0, **({} if how is None else {"on_grad_read": how}))
+    if registered:
+        rows = torch.zeros(8, 1)
+        rows[5:] = 1
+        model[0].weight.register_hook(lambda grad: grad * rows)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            loss_of(model).backward()
+            if not registered:
+                keep_only_new_tokens(model)
+            opt.step()
+            opt.zero_grad()
+    rows = [i for i in range(8) if not torch.equal(model[0].weight[i], before[i])]
+    is_plain = "grad" not in nn.Parameter.__dict__
+    opt.close()
+    return texts(said), [(w.filename, w.lineno) for w in said if "reads .grad" in str(w.message)], rows, is_plain
+
+
+def test_masked_rows(zerod, start):
+    """Told once, at the line that reads, with the fix; and the fix is one."""
+    said, places, rows, is_plain = start(zerod(ONE), reading).result()
+    assert len(said) == 1 and rows == [1, 2, 5], (said, rows)
+    line = keep_only_new_tokens.__code__.co_firstlineno + 3
+    assert said[0].startswith(f"test_grad_reads.py:{line} reads .grad of 0.weight between backward() and step()")
+    assert "register_hook" in said[0] and places == [(__file__, line)]
+    assert is_plain, "reads are watched although all has been said"
+    assert start(zerod(ONE), reading, registered=True).result()[::2] == ([], [5])
+
+
+def test_read_as_an_error(zerod, start):
+    with pytest.raises(Exception, match=r"Error: test_grad_reads.py:\d+ reads .grad of 0.weight between"):
+        start(zerod(ONE), reading, how="error").result()
+    assert start(zerod(ONE), reading, how="ignore").result()[::2] == ([], [1, 2, 5])
+    with pytest.raises(Exception, match="on_grad_read is 'no'; it may be 'warn', 'error' or 'ignore'"):
+        start(zerod(ONE), reading, how="no").result()
+
+
+def silent(kind):
+    """Reads that are none of an edit, with every read an error."""
+    import zerod
+
+    model = make_model()
+    model.append(nn.Linear(6, 1))  # is not used
+    opt = zerod.Optimizer(model, on_grad_read="error")
+    other = nn.Linear(3, 3)
+    ordinary = torch.optim.AdamW(other.parameters())
+    for _ in range(2):
+        assert all(p.grad is None for p in model.parameters())  # before the backward
+        loss = model[:2](torch.tensor([1, 2, 5])).pow(2).mean()
+        assert all(p.grad is None for p in model.parameters())
+        loss.backward()
+        assert model[2].weight.grad is None  # has none in torch, either
+        other(torch.ones(3)).sum().backward()
+        assert other.weight.grad is not None
+        ordinary.step()
+        ordinary.zero_grad()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if kind == "accumulation":
+            loss_of(model[:2]).backward()
+        opt.step()
+        assert [p.grad for p in model.parameters()] == [None] * 5  # after the step
+        for param in model.parameters():
+            if param.grad is not None:
+                param.grad.zero_()
+        model.zero_grad()
+        opt.zero_grad()
+    other.weight.grad = torch.ones(3, 3)
+    del other.weight.grad
+    n_steps = opt.epoch
+    del opt, loss
+    gc.collect()
+    return n_steps, other.weight.grad is None, all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["plain", "accumulation"])
+def test_silent_reads(zerod, start, kind):
+    assert start(zerod(ONE), silent, kind=kind).result() == (2, True, True)
+
+
+def late_hook():
+    """A hook of the program's runs after zerod's, and finds nothing as well."""
+    import zerod
+
+    model = make_model()
+    opt = zerod.Optimizer(model)
+    seen = []
+    model[1].bias.register_post_accumulate_grad_hook(lambda param: seen.append(param.grad))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loss_of(model).backward()
+    opt.step()
+    opt.close()
+    return seen, texts(said), "grad" in nn.Parameter.__dict__
+
+
+def test_read_in_a_hook(zerod, start):
+    seen, said, is_watched = start(zerod(ONE), late_hook).result()
+    assert seen == [None] and len(said) == 1 and " reads .grad of 1.bias " in said[0] and not is_watched
