@@ -5,11 +5,12 @@ zerod for PyTorch: the optimizer of a data-parallel job, run as a service.
     import zerod
 
     opt = zerod.Optimizer(model)      # ZEROD_SOCKET and RANK are set by zerodrun
-    for batch in data:
-        loss = model(batch).loss
-        loss.backward()               # gradients leave as they become ready
-        opt.step()
-        opt.zero_grad()
+    for step in zerod.steps(opt, 1000):   # goes on where the job is; an aborted step begins again
+        with step:
+            loss = model(batch_of(step)).loss
+            loss.backward()               # gradients leave as they become ready
+            opt.step()
+            opt.zero_grad()
 
 docs/pytorch.md has the whole story.
 """
@@ -52,9 +53,10 @@ from .errors import (
 from .observe import observe, unobserve
 from .optimizer import Optimizer
 from .stage3 import stage3
+from .steps import steps
 from .userstate import buffers, user_state
 from .window import gathered, writable
 
 __version__ = "0.2.0"
-_FUNCTIONS = ("buffers", "gathered", "observe", "stage3", "unobserve", "user_state", "writable")
+_FUNCTIONS = ("buffers", "gathered", "observe", "stage3", "steps", "unobserve", "user_state", "writable")
 __all__ = [name for name in dir() if name[0].isupper() or name in _FUNCTIONS]

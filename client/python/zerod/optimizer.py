@@ -355,6 +355,11 @@ class Optimizer(torch.optim.Optimizer):
         self._aside.user_state = user_state
 
     @property
+    def user_state(self) -> Any:
+        """What set_user_state() was given, or None."""
+        return self._aside.user_state
+
+    @property
     def stored_user_state(self) -> bytes | None:
         """What this rank's last incarnation stored."""
         return self._client.user_state

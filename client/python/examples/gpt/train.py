@@ -123,7 +123,8 @@ def train(args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Opt
     text, rank = Text(args), int(os.environ["RANK"])
     schedule = LambdaLR(optimizer, warm_up_and_decay(args.steps)) if args.lr is not None else None
     progress = Progress(args, rank)
-    for step in range(args.steps):
+
+    def take(step: int) -> None:
         loss = model(*text.batch(step, rank))
         mistake = penalty(args, model, step, rank) if args.provoke_duplicate else None
         loss.backward()
@@ -139,6 +140,16 @@ def train(args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Opt
             lr, norm = optimizer.result.lr, optimizer.result.grad_norm
         report.add("step", step=step, loss=loss.item(), grad_norm=float(norm), lr=float(lr), seconds=time.monotonic())
         progress.add(step, loss.item(), float(norm))
+
+    if args.ddp:
+        for step in range(args.steps):
+            take(step)
+        return
+    import zerod
+
+    for step in zerod.steps(optimizer, args.steps):  # goes on where the job is
+        with step:  # one that is aborted begins again
+            take(step)
 
 
 def penalty(args: argparse.Namespace, model: nn.Module, step: int, rank: int) -> torch.Tensor | None:

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""zerod.steps(): the documented loop, and what becomes of it when a step is aborted."""
+
+import json
+import time
+from pathlib import Path
+
+import torch
+from conftest import wait_for
+from torch import nn
+
+N_STEPS = 5
+
+
+class Counter:
+    """Where a rank is in its data."""
+
+    def __init__(self):
+        self.at = 0
+
+    def next(self):
+        self.at += 1
+        return self.at
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def training(folder, held_at=None, n_micro=2):
+    """Rank 1 stands still in its second micro-batch of the step held_at, for as long as the test wants."""
+    import zerod
+
+    folder = Path(folder)
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 6))
+    opt = zerod.Optimizer(model)
+    torch.manual_seed(100 + opt.rank)
+    counter, drawn = Counter(), []
+    zerod.user_state(opt, counter=counter)
+    for step in zerod.steps(opt, N_STEPS):
+        with step:
+            for micro_batch in range(opt.position.micro_batch, n_micro):
+                drawn.append((int(step), counter.next()))
+                x = torch.randn(4, 6) * counter.at
+                if step == held_at and micro_batch == 1 and opt.rank == 1 and not (folder / "go").exists():
+                    (folder / "held").touch()
+                    while not (folder / "go").exists():
+                        time.sleep(0.01)
+                model(x).pow(2).mean().backward()
+            opt.step()
+            opt.zero_grad()
+    assert isinstance(step, int) and json.dumps([step, step + 1]) == f"[{N_STEPS - 1}, {N_STEPS}]"
+    weights = [p.detach().clone() for p in model.parameters()]
+    opt.close()
+    return drawn, weights
+
+
+def test_aborted_step_begins_again(zerod, start, run, tmp_path, capfd):
+    """`zerodctl abort-step` costs a step's time: the ranks draw the same batches again and end with the same weights."""
+    _, wanted = run(zerod(), training, folder=tmp_path)[0]
+    daemon = zerod()
+    ranks = [start(daemon, training, rank, folder=str(tmp_path), held_at=2) for rank in range(2)]
+    wait_for("rank 1 stands in step 2", (tmp_path / "held").exists)
+    wait_for("rank 0 waits in step 2", lambda: daemon.json("ranks")[0]["micro_batch"] == 2)
+    said = daemon.ctl("abort-step").stdout
+    assert "loops over zerod.steps()" in said and "any other program ends with zerod.StepAborted" in said
+    (tmp_path / "go").touch()
+    for rank in ranks:
+        drawn, weights = rank.result()
+        assert drawn == [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5), (2, 6), (2, 5), (2, 6), (3, 7), (3, 8), (4, 9), (4, 10)]
+        assert all(torch.equal(a, b) for a, b in zip(weights, wanted, strict=True))
+    assert "zerod: step 2 begins again: " in capfd.readouterr().err
+
+
+def odd_bodies():
+    """Bodies that take no step, that give one up themselves, and whose step is aborted each time."""
+    import zerod
+
+    model = nn.Linear(6, 6)
+    opt = zerod.Optimizer(model)
+    x, said, seen = torch.ones(2, 6), [], []
+
+    def failed(body, **more):
+        try:
+            for step in zerod.steps(opt, opt.epoch + 1, **more):
+                seen.append(int(step))
+                with step:
+                    body()
+        except Exception as e:
+            return f"{type(e).__name__}: {e}"
+
+    said.append(failed(lambda: None))
+    said.append(failed(lambda: 1 / 0))
+
+    def give_up_once():
+        model(x).mean().backward()
+        opt.abort_step() if len(seen) == 3 else opt.step()
+
+    said.append(failed(give_up_once))
+
+    def twice():  # a mistake that aborts the step each time
+        loss = model(x).mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    said.append(failed(twice, n_retries=2))
+    assert list(zerod.steps(opt, opt.epoch)) == []
+    return said, seen
+
+
+def test_steps_that_are_not_taken(zerod, start):
+    daemon = zerod({"world": {"size": 1}, "diagnostics": {"on_duplicate": "abort_step"}})
+    said, seen = start(daemon, odd_bodies).result()
+    assert said[:3] == ["RuntimeError: step 0 was not taken: the body of zerod.steps() calls opt.step() once each time",
+                        "ZeroDivisionError: division by zero", None]
+    assert said[3].startswith("StepAborted: E1302 step aborted") and "E1001" in said[3]
+    assert seen == [0, 0, 0, 0, 1, 1, 1]
