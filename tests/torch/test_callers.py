@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import environment
+from conftest import environment, free_ports
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 HERE = Path(__file__).resolve().parent
@@ -301,3 +301,35 @@ def test_model_inside_ddp_is_refused(zerod, run):
                            address={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}):
         assert "E1107" in text and "inside a DistributedDataParallel" in text
         assert epoch == 1
+
+
+# ---- imported after the optimizer was made ------------------------------------------------------------------
+
+
+def imported_late():
+    """accelerate comes when the model is zerod's already, as with `from transformers import Trainer` in a function."""
+    import importlib.util
+
+    import zerod
+
+    model = torch.nn.Linear(4, 2)
+    opt = zerod.Optimizer(model)
+    assert "accelerate" not in sys.modules and importlib.util.find_spec("accelerate") is not None
+    import accelerate
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    assert accelerator.num_processes == opt.world_size == WORLD
+    prepared, optimizer = accelerator.prepare(model, opt)
+    accelerator.backward(prepared(torch.ones(3, 4)).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    name, n_steps = type(prepared).__name__, opt.epoch
+    opt.close()
+    torch.distributed.destroy_process_group()
+    return name, n_steps
+
+
+def test_accelerate_is_imported_late(zerod, run):
+    needs("accelerate")
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    assert run(zerod(), imported_late, group) == [("Linear", 1)] * WORLD

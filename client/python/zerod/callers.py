@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.abc
+import importlib.util
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -28,13 +30,49 @@ _fully_shard = sys.modules.get("torch.distributed.fsdp._fully_shard._fully_shard
 
 
 def install() -> None:
-    """At every attach: accelerate may have been imported since the last one."""
+    """At every attach."""
     _refuse_wrappers()
     _broadcast_buffers_only()
     _restore_to_numbered_cpu()
     if "accelerate" in sys.modules:
-        _leave_out_ddp()
-        _leave_state_alone()
+        _teach_accelerate()
+    else:
+        _await_accelerate()
+
+
+def _teach_accelerate() -> None:
+    _leave_out_ddp()
+    _leave_state_alone()
+
+
+class _Awaited(importlib.abc.MetaPathFinder):
+    """Finds accelerate as ever, and has it taught when its import is over; transformers imports it late."""
+
+    def __init__(self) -> None:
+        self._is_asking = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "accelerate" or self._is_asking:
+            return None
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_asking = False
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                load(module)
+                _teach_accelerate()
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+@functools.cache
+def _await_accelerate() -> None:
+    sys.meta_path.insert(0, _Awaited())
 
 
 def is_ours(optimizer: Any) -> bool:
