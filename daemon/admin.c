@@ -376,7 +376,7 @@ static char *on_report(struct server *server)
     struct status status = make_status(server, refused, view);
     _cleanup_free_ struct status_rank *ranks = make_ranks(job);
     _cleanup_free_ struct status_param *params = make_params(job);
-    _cleanup_free_ char *config = print_config(server_config(server));
+    _cleanup_free_ char *config = print_config(server_job(server)->config);
     const struct diagnostic *list[KEPT_MAX];
 
     return report_json(&(struct report){

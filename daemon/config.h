@@ -111,6 +111,19 @@ struct config_limits {
     uint64_t reattach_timeout_ms;
 };
 
+/* As Welcome.configured has them. */
+enum config_configured {
+    CONFIG_GIVES_OPTIMIZER = 1 << 0,
+    CONFIG_GIVES_LR = 1 << 1,
+    CONFIG_GIVES_BETAS = 1 << 2,
+    CONFIG_GIVES_EPS = 1 << 3,
+    CONFIG_GIVES_WEIGHT_DECAY = 1 << 4,
+    CONFIG_GIVES_MOMENTUM = 1 << 5,
+    CONFIG_GIVES_DAMPENING = 1 << 6,
+    CONFIG_GIVES_NESTEROV = 1 << 7,
+    CONFIG_GIVES_LR_DECAY = 1 << 8,
+};
+
 /* Where a value came from. */
 struct config_origin {
     unsigned line, column; /* from 1; meaningless when not given */
@@ -174,6 +187,13 @@ bool config_partitions_all(const struct config *config);
 unsigned config_local_ranks(const struct config *config);
 /* The name of what it computes: Adam with decoupled weight decay is AdamW. */
 const char *config_optimizer_name(const struct config_optimizer *optimizer);
+/*
+ * For a configuration without an optimizer: takes the one of that name (as config_optimizer_name() has it), with its own
+ * defaults and, if it is SGD, that momentum. Return: whether it was taken; else nothing has changed.
+ */
+bool config_choose_optimizer(struct config *config, const char *name, double momentum);
+/* Which of these settings the file names: bits of enum config_configured. */
+unsigned config_configured(const struct config *config);
 unsigned config_first_rank_of(const struct config *config, unsigned node);
 unsigned config_first_rank(const struct config *config);
 

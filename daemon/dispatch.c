@@ -23,8 +23,8 @@ static void refuse(struct session *session, const char *what)
 
 static void welcome(struct session *session)
 {
-    const struct config *config = server_config(session->server);
     const struct job *job = server_job(session->server);
+    const struct config *config = job->config;
     static const enum wire_on_duplicate policies[] = {
         [CONFIG_DUPLICATE_REJECT] = WIRE_ON_DUPLICATE_REJECT,
         [CONFIG_DUPLICATE_ACCUMULATE] = WIRE_ON_DUPLICATE_ACCUMULATE,
@@ -55,6 +55,7 @@ static void welcome(struct session *session)
                     .fp16 = config->fp16.enabled,
                     .accumulation = (uint32_t)config->gradient_accumulation_steps,
                     .cuda = config->device == CONFIG_DEVICE_CUDA,
+                    .configured = config_configured(config),
                 },
         },
         NULL, 0);

@@ -35,7 +35,7 @@ int job_new(struct job **out, const struct config *config, const struct kernels 
 
     if (!job)
         return -ENOMEM;
-    job->config = config;
+    job->config = job->configured = config;
     job->kernels = kernels;
     job->pool = pool;
     job->ops = *ops;
@@ -591,6 +591,19 @@ static void start_incarnation(struct job *job, struct job_rank *rank, const stru
     }
 }
 
+/* A configuration without an optimizer has the one that the first rank wants: the others are told. */
+static void choose_optimizer(struct job *job, const struct request_hello *hello)
+{
+    if (job->layout || job->nodes)
+        return;
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (job->ranks[r].peer)
+            return;
+    job->chosen = *job->configured;
+    job->config = config_choose_optimizer(&job->chosen, hello->optimizer, hello->momentum) ? &job->chosen
+                                                                                           : job->configured;
+}
+
 int job_attach(struct job *job, const struct job_attach *attach, struct job_rank **out, struct diagnostic **refusal)
 {
     static const enum config_on_duplicate policies[] = {
@@ -611,6 +624,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
         job->ops.drop(job->ops.userdata, rank->peer, NULL);
         job_detach(job, rank);
     }
+    choose_optimizer(job, hello);
     end_leave(job, rank);
     start_incarnation(job, rank, attach);
     if (rank->formed) /* a reconnect goes on where it was */

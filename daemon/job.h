@@ -255,7 +255,9 @@ struct job_counters {
 
 
 struct job {
-    const struct config *config;
+    const struct config *config;     /* the configured one, or chosen */
+    const struct config *configured; /* the daemon's */
+    struct config chosen;            /* the same with a program's optimizer; what it points to is the daemon's */
     const struct kernels *kernels;
     struct worker_pool *pool;
     struct job_ops ops;

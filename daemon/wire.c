@@ -120,6 +120,8 @@ static const struct wire_rule hello_rules[] = {
     U64(Hello, request_hello, incarnation, .min = 1),
     ENUM(Hello, request_hello, on_duplicate, .max = WIRE_ON_DUPLICATE_ABORT_STEP),
     STRING(Hello, request_hello, client, .max = WIRE_MAX_RUN_ID_BYTES),
+    STRING(Hello, request_hello, optimizer, .max = MAX_LABEL),
+    DOUBLE(Hello, request_hello, momentum, .flags = WIRE_POSITIVE),
 };
 
 static bool hello_check(const void *ours, struct wire_problem *problem)
@@ -408,6 +410,7 @@ static const struct wire_rule welcome_rules[] = {
     BOOL(Welcome, reply_welcome, fp16),
     U32(Welcome, reply_welcome, accumulation),
     BOOL(Welcome, reply_welcome, cuda),
+    U32(Welcome, reply_welcome, configured),
 };
 
 static const struct wire_rule formed_rules[] = {

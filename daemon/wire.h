@@ -162,6 +162,8 @@ struct request_hello {
     uint64_t incarnation;
     enum wire_on_duplicate on_duplicate;
     const char *client;
+    const char *optimizer;
+    double momentum;
 };
 
 struct request_declare {
@@ -413,6 +415,7 @@ struct reply_welcome {
     bool fp16;
     uint32_t accumulation;
     bool cuda;
+    uint32_t configured;
 };
 
 struct reply_formed {

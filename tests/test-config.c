@@ -181,6 +181,48 @@ static void test_optimizer_defaults(void **state)
     }
 }
 
+/* What a program wants counts where the file says nothing of an optimizer, with the defaults of that one. */
+static void test_chosen_optimizers(void **state)
+{
+    static const char *const names[] = {"AdamW", "Adam", "SGD", "Lion", "Adagrad"};
+    static const enum optimizer types[] = {OPTIMIZER_ADAMW, OPTIMIZER_ADAM, OPTIMIZER_SGD, OPTIMIZER_LION,
+                                           OPTIMIZER_ADAGRAD};
+    static const double rates[] = {1e-3, 1e-3, 1e-3, 1e-4, 1e-2};
+
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        struct config *c = load_valid(MINIMAL);
+
+        assert_true(config_choose_optimizer(c, names[i], 0.5));
+        assert_int_equal(c->optimizer.type, types[i]);
+        assert_string_equal(config_optimizer_name(&c->optimizer), names[i]);
+        assert_true(c->optimizer.hyper.lr == rates[i]);
+        assert_true(c->optimizer.hyper.momentum == (types[i] == OPTIMIZER_SGD ? 0.5 : 0));
+        assert_int_equal(config_configured(c), 0);
+        config_free(c);
+    }
+    (void)state;
+}
+
+static void test_configured_optimizers_stay(void **state)
+{
+    static const char *const texts[] = {MINIMAL "optimizer: {type: AdamW}", MINIMAL "optimizer: {params: {lr: 0.1}}",
+                                        MINIMAL "optimizer: {params: {betas: [0.8, 0.9], weight_decay: 0}}", MINIMAL};
+    static const unsigned bits[] = {CONFIG_GIVES_OPTIMIZER, CONFIG_GIVES_LR,
+                                    CONFIG_GIVES_BETAS | CONFIG_GIVES_WEIGHT_DECAY, 0};
+    static const char *const wanted[] = {"SGD", "SGD", "SGD", "AdamW, params: {}"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
+        struct config *c = load_valid(texts[i]);
+
+        assert_false(config_choose_optimizer(c, wanted[i], 0));
+        assert_false(config_choose_optimizer(c, "", 0));
+        assert_int_equal(c->optimizer.type, OPTIMIZER_ADAMW);
+        assert_int_equal(config_configured(c), bits[i]);
+        config_free(c);
+    }
+    (void)state;
+}
+
 static void test_schedulers(void **state)
 {
     struct config *c = load_valid(MINIMAL "scheduler: {type: WarmupLR}\noptimizer: {type: SGD}\n");
@@ -573,6 +615,8 @@ int main(void)
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_every_section),
         cmocka_unit_test(test_optimizer_defaults),
+        cmocka_unit_test(test_chosen_optimizers),
+        cmocka_unit_test(test_configured_optimizers_stay),
         cmocka_unit_test(test_schedulers),
         cmocka_unit_test(test_whole_numbers),
         cmocka_unit_test(test_sizes_and_times),

@@ -176,6 +176,8 @@ static void assert_request_equal(const struct request *a, const struct request *
         assert_int_equal(a->hello.incarnation, b->hello.incarnation);
         assert_int_equal(a->hello.on_duplicate, b->hello.on_duplicate);
         assert_string_equal(a->hello.client, b->hello.client);
+        assert_string_equal(a->hello.optimizer, b->hello.optimizer);
+        assert_true(a->hello.momentum == b->hello.momentum);
         break;
     case REQUEST_DECLARE:
         assert_declare_equal(&a->declare, &b->declare);
@@ -338,6 +340,7 @@ static void assert_reply_equal(const struct reply *a, const struct reply *b)
         assert_true(a->welcome.max_norm == b->welcome.max_norm && a->welcome.accumulation == b->welcome.accumulation);
         assert_true(a->welcome.has_scheduler == b->welcome.has_scheduler && a->welcome.mean == b->welcome.mean);
         assert_true(a->welcome.fp16 == b->welcome.fp16 && a->welcome.cuda == b->welcome.cuda);
+        assert_int_equal(a->welcome.configured, b->welcome.configured);
         break;
     case REPLY_FORMED:
         assert_formed_equal(&a->formed, &b->formed);

@@ -454,6 +454,8 @@ static int say_hello(struct zerod *c, const struct zerod_options *options)
                                     .incarnation = c->incarnation,
                                     .on_duplicate = (enum wire_on_duplicate)options->on_duplicate,
                                     .client = client_name(options),
+                                    .optimizer = options->optimizer ? options->optimizer : "",
+                                    .momentum = options->momentum,
                                 },
                         },
                         REPLY_WELCOME, &reply);
@@ -611,6 +613,7 @@ int zerod_job(struct zerod *c, struct zerod_job *out)
         .accumulation = w->accumulation,
         .max_live_elems = w->stage3_max_live_elems,
         .cuda = w->cuda,
+        .configured = w->configured,
     };
     return 0;
 }

@@ -108,6 +108,23 @@ struct zerod_options {
        thread took. Not 0: the call fails with -EINTR, which is fatal. NULL: signals do not end a wait. */
     int (*interrupted)(void *arg);
     void *interrupted_arg;
+    /* As zerod_job.optimizer has it; NULL: the daemon's, whatever it is. A daemon whose configuration has no optimizer, as
+       zerodrun's without --config, takes that of the first rank to connect; else zerod_job() shows another one. */
+    const char *optimizer;
+    double momentum; /* of that optimizer, if it is "SGD": 0 keeps no momentum buffer */
+};
+
+/* Bits of zerod_job.configured. */
+enum zerod_configured {
+    ZEROD_CONFIGURED_OPTIMIZER = 1 << 0,
+    ZEROD_CONFIGURED_LR = 1 << 1,
+    ZEROD_CONFIGURED_BETAS = 1 << 2,
+    ZEROD_CONFIGURED_EPS = 1 << 3,
+    ZEROD_CONFIGURED_WEIGHT_DECAY = 1 << 4,
+    ZEROD_CONFIGURED_MOMENTUM = 1 << 5,
+    ZEROD_CONFIGURED_DAMPENING = 1 << 6,
+    ZEROD_CONFIGURED_NESTEROV = 1 << 7,
+    ZEROD_CONFIGURED_LR_DECAY = 1 << 8,
 };
 
 /* A parameter. Equal on all ranks but for init. */
@@ -185,6 +202,7 @@ struct zerod_job {
     unsigned accumulation;    /* gradient_accumulation_steps; 0: auto, zerod_step() is the boundary */
     uint64_t max_live_elems;  /* stage3_max_live_parameters */
     bool cuda;                /* gradients and weights lie in device memory */
+    unsigned configured;      /* which of optimizer and hyper the configuration names: enum zerod_configured */
 };
 
 /*

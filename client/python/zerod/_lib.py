@@ -36,6 +36,10 @@ MEMORY_RING, MEMORY_WEIGHTS = range(2)
 
 MASTER, EXP_AVG, EXP_AVG_SQ, GRAD_NORM, STEP_COUNT = range(5)
 
+# Bits of Job.configured, by torch's names; 1 is the optimizer itself.
+CONFIGURED = {"lr": 2, "betas": 4, "eps": 8, "weight_decay": 16, "momentum": 32, "dampening": 64, "nesterov": 128,
+              "lr_decay": 256}  # fmt: skip
+
 INTERRUPTED = ctypes.CFUNCTYPE(c_int, c_void_p)
 
 
@@ -43,6 +47,7 @@ class Options(ctypes.Structure):
     _fields_ = [
         ("socket", c_char_p), ("rank", c_int), ("run_id", c_char_p), ("timeout_ms", c_int), ("on_duplicate", c_int),
         ("flags", c_uint), ("client", c_char_p), ("interrupted", INTERRUPTED), ("interrupted_arg", c_void_p),
+        ("optimizer", c_char_p), ("momentum", c_double),
     ]  # fmt: skip
 
 
@@ -95,7 +100,7 @@ class Job(ctypes.Structure):
         ("world_size", c_uint), ("stage", c_uint), ("private_weights", c_bool), ("on_duplicate", c_int),
         ("run_id", c_char_p), ("optimizer", c_char_p), ("hyper", Hyper), ("has_scheduler", c_bool),
         ("max_norm", c_double), ("mean", c_bool), ("fp16", c_bool), ("accumulation", c_uint),
-        ("max_live_elems", c_uint64), ("cuda", c_bool),
+        ("max_live_elems", c_uint64), ("cuda", c_bool), ("configured", c_uint),
     ]  # fmt: skip
 
 

@@ -132,6 +132,8 @@ class Client:
         run_id: str | None,
         timeout: float | None,
         on_duplicate: str | None,
+        optimizer: str | None = None,
+        momentum: float = 0.0,
     ) -> None:
         self._handle = c_void_p()
         self._is_kept = False  # the handle, until the process exits
@@ -154,6 +156,8 @@ class Client:
             on_duplicate=_lib.ON_DUPLICATE[on_duplicate],
             client=_program().encode(),
             interrupted=_interrupted,
+            optimizer=optimizer.encode() if optimizer else None,
+            momentum=momentum,
         )
         status = lib.connect(byref(self._handle), byref(options))
         self.job = _lib.Job()

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from . import _lib, binding, callers, patches, placement, reads, sites, state
+from . import _lib, binding, callers, patches, placement, reads, settings, sites, state
 from .client import Client, Position, StepResult
 from .errors import ConnectionLost, GradientFault
 from .gradients import Gradients
@@ -83,6 +83,8 @@ class Optimizer(torch.optim.Optimizer):
     on_duplicate  "reject", "accumulate" or "abort_step"; default: as the daemon is configured
     on_grad_read  "warn" once, "error" or "ignore": the program reads .grad of what has been pushed, see reads.py
     timeout       seconds to wait for an answer before TimeoutError; default: for ever, which stall_timeout bounds
+    type          "AdamW", "Adam", "SGD", "Lion" or "Adagrad": a daemon whose configuration names no optimizer takes it,
+                  another one than the configuration's is refused; default: the daemon's
     hypers        lr, betas, eps, ... of the daemon's optimizer; default: as the daemon is configured. Its scheduler
                   counts as long as none is given here or changed in param_groups
 
@@ -107,6 +109,7 @@ class Optimizer(torch.optim.Optimizer):
         on_duplicate: str | None = None,
         on_grad_read: str = "warn",
         timeout: float | None = None,
+        type: str | None = None,
         **hypers: Any,
     ) -> None:
         self._formed = False
@@ -114,16 +117,19 @@ class Optimizer(torch.optim.Optimizer):
         self.model, groups = _model_and_groups(params, model)
         _refuse_attached(self.model)
         socket = _socket_of(job) if job and socket is None else socket
-        self._client = Client(socket, rank, run_id, timeout, on_duplicate)
+        given = settings.given(groups, hypers)
+        settings.check_type(type, HYPERS)
+        self._client = Client(socket, rank, run_id, timeout, on_duplicate, type, settings.momentum(type, given))
         try:
             _refuse_wrapped(self.model, self._client)
+            settings.check_type(type, [self.optimizer_type])
             self._init_groups(groups, hypers)
             self._form()
         except BaseException:
             self._client.close()
             raise
         if self._client.rank == 0:
-            print(self._describe(socket), file=sys.stderr, flush=True)
+            print(self._describe(socket), *settings.differences(self, given), sep="\n", file=sys.stderr, flush=True)
 
     # ---- attaching -----------------------------------------------------------------------------------
 

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the program says of its optimizer, beside what the daemon's configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from . import _lib
+
+if TYPE_CHECKING:
+    from .optimizer import Optimizer
+
+
+def given(groups: list[Any], hypers: dict[str, Any]) -> dict[str, list[Any]]:
+    """What the program gives for each hyperparameter, to all groups or to one."""
+    values: dict[str, list[Any]] = {name: [value] for name, value in hypers.items()}
+    for group in groups:
+        for name, value in group.items() if isinstance(group, dict) else ():
+            if name in _lib.CONFIGURED:
+                values.setdefault(name, []).append(value)
+    return values
+
+
+def momentum(wanted: str | None, values: dict[str, list[Any]]) -> float:
+    """Whether SGD has a momentum buffer, and its default. What is wrong is refused where all of them are checked."""
+    numbers = [value for value in values.get("momentum", []) if isinstance(value, int | float) and 0 <= value < 1]
+    return float(max(numbers, default=0.0)) if wanted == "SGD" else 0.0
+
+
+def check_type(wanted: str | None, known: Iterable[str]) -> None:
+    """known: all that there are, or the daemon's."""
+    names = list(known)
+    if wanted is None or wanted in names:
+        return
+    if len(names) > 1:
+        raise ValueError(f"type is {wanted!r}; it may be {', '.join(names)}")
+    raise ValueError(
+        f"type is {wanted!r}, and the daemon's optimizer is {names[0]}: optimizer: {{type: {wanted}}} in its "
+        f"configuration, or type={names[0]!r} here"
+    )
+
+
+def differences(opt: Optimizer, values: dict[str, list[Any]]) -> list[str]:
+    """A line that says where the program overrules what the daemon's configuration names; or none."""
+    job = opt._client.job
+    betas = job.hyper.beta1, job.hyper.beta2
+    configured = {name: betas if name == "betas" else getattr(job.hyper, name, None) for name in values}
+    other = [
+        f"{name} {'/'.join(map(str, dict.fromkeys(map(_plain, mine))))} and not {_plain(configured[name])}"
+        for name, mine in values.items()
+        if job.configured & _lib.CONFIGURED.get(name, 0) and any(_plain(m) != _plain(configured[name]) for m in mine)
+    ]
+    if "lr" in values and job.has_scheduler:
+        other.append("lr without the daemon's scheduler")
+    return [f"zerod: warning: the program overrules the daemon's configuration: {', '.join(other)}"] if other else []
+
+
+def _plain(value: Any) -> Any:
+    """As it is compared and printed: a tensor, a list and a number of another kind may mean the same."""
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(str(_plain(v)) for v in value) + ")"
+    return f"{float(value):g}"
