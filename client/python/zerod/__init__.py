@@ -54,9 +54,12 @@ from .observe import observe, unobserve
 from .optimizer import Optimizer
 from .stage3 import stage3
 from .steps import steps
+from .trainer import for_trainer
 from .userstate import buffers, user_state
 from .window import gathered, writable
 
 __version__ = "0.2.0"
-_FUNCTIONS = ("buffers", "gathered", "observe", "stage3", "steps", "unobserve", "user_state", "writable")
+_FUNCTIONS = (
+    "buffers", "for_trainer", "gathered", "observe", "stage3", "steps", "unobserve", "user_state", "writable",
+)
 __all__ = [name for name in dir() if name[0].isupper() or name in _FUNCTIONS]

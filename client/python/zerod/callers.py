@@ -75,6 +75,19 @@ def _await_accelerate() -> None:
     sys.meta_path.insert(0, _Awaited())
 
 
+def refuse_lost_settings(params: Any) -> None:
+    """
+    Called by zerod.Optimizer(params). A Trainer with optimizer_cls_and_kwargs=(zerod.Optimizer, {"model": model}) gives
+    the model in the place of its groups, and the rest of its arguments to nobody.
+    """
+    maker = sys._getframe(2).f_code
+    if isinstance(params, nn.Module) and maker.co_name == "create_optimizer" and "transformers" in maker.co_filename:
+        raise TypeError(
+            'optimizer_cls_and_kwargs=(zerod.Optimizer, {"model": model}): learning rate, weight decay, betas and groups '
+            "of the TrainingArguments would be lost; optimizers=(zerod.for_trainer(model, args), None)"
+        )
+
+
 def is_ours(optimizer: Any) -> bool:
     return any(optimizer is opt for opt in open_optimizers)
 

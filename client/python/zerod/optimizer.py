@@ -114,6 +114,7 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         self._formed = False
         self._on_grad_read = reads.check_how(on_grad_read)
+        callers.refuse_lost_settings(params)
         self.model, groups = _model_and_groups(params, model)
         _refuse_attached(self.model)
         socket = _socket_of(job) if job and socket is None else socket
