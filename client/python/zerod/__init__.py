@@ -23,6 +23,7 @@ if tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in torch.__v
         "pip install 'torch>=2.6'"
     )
 
+from .accelerator import epochs
 from .client import Position, StepResult
 from .errors import (
     BackwardAbandoned,
@@ -50,16 +51,18 @@ from .errors import (
     WeightsWritten,
     WrongGradient,
 )
+from .lightning import resume_lightning
 from .observe import observe, unobserve
 from .optimizer import Optimizer
 from .stage3 import stage3
 from .steps import steps
-from .trainer import for_trainer
+from .trainer import for_trainer, resume
 from .userstate import buffers, user_state
 from .window import gathered, writable
 
 __version__ = "0.2.0"
 _FUNCTIONS = (
-    "buffers", "for_trainer", "gathered", "observe", "stage3", "steps", "unobserve", "user_state", "writable",
-)
+    "buffers", "epochs", "for_trainer", "gathered", "observe", "resume", "resume_lightning", "stage3", "steps",
+    "unobserve", "user_state", "writable",
+)  # fmt: skip
 __all__ = [name for name in dir() if name[0].isupper() or name in _FUNCTIONS]

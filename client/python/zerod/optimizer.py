@@ -22,7 +22,7 @@ from . import _lib, binding, callers, patches, placement, reads, settings, sites
 from .client import Client, Position, StepResult
 from .errors import ConnectionLost, GradientFault
 from .gradients import Gradients
-from .registry import open_optimizers, owners_of
+from .registry import open_optimizers, owners_of, when_attached
 from .stage3 import Sharding
 
 # torch's names of a group's hyperparameters, for each optimizer of the daemon's.
@@ -41,6 +41,7 @@ class _Aside:
     """What methods set. Lightning's wrapper has the optimizer's methods, but its attributes are copies."""
 
     user_state: Any = None
+    before_commit: Any = None  # called when step() has pushed all, before the user state is packed
     in_window: bool = False
     amp: tuple[float, torch.Tensor] | None = None  # loss scale and found_inf of a GradScaler
     max_norm: float | None = None  # of a clip_grad_norm_ before the next step
@@ -131,6 +132,8 @@ class Optimizer(torch.optim.Optimizer):
             raise
         if self._client.rank == 0:
             print(self._describe(socket), *settings.differences(self, given), sep="\n", file=sys.stderr, flush=True)
+        for call in list(when_attached):
+            call(self)
 
     # ---- attaching -----------------------------------------------------------------------------------
 
@@ -335,6 +338,8 @@ class Optimizer(torch.optim.Optimizer):
         args = _lib.StepArgs(loss_scale=self._aside.amp[0] if self._aside.amp is not None else 0.0)
         hypers = [self._hyper_of(group) for group in self.param_groups]
         found_inf = getattr(self, "found_inf", None)
+        if self._aside.before_commit is not None:
+            self._aside.before_commit()
         blob = self._pack()
 
         if hypers != self._untouched:
@@ -360,6 +365,10 @@ class Optimizer(torch.optim.Optimizer):
     def set_user_state(self, user_state: Any) -> None:
         """user_state.pack() gives what is stored with each micro-batch and step; see zerod.user_state()."""
         self._aside.user_state = user_state
+
+    def before_commit(self, call: Callable[[], None]) -> None:
+        """Called by each step() after the last backward, before the user state is packed."""
+        self._aside.before_commit = call
 
     @property
     def user_state(self) -> Any:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .optimizer import Optimizer
 
 open_optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+when_attached: list[Callable[[Optimizer], None]] = []  # called with each optimizer when it has been made
 
 
 def owners_of(params: Iterable[torch.Tensor]) -> list[Optimizer]:

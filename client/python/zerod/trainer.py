@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Hugging Face's Trainer and its subclasses: the optimizer that their arguments ask for. transformers is imported here when
-it is used, not before.
+Hugging Face's Trainer and its subclasses: the optimizer that their arguments ask for, and going on in a process that
+was started again. transformers is imported here when it is used, not before.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+import tempfile
+import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from .optimizer import HYPERS, Optimizer
+from .progress import Progress, group_is_done
 
 if TYPE_CHECKING:
     import transformers
+
+# ---- the optimizer of its arguments ---------------------------------------------------------------------
 
 
 def _hypers(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -86,3 +94,87 @@ def for_trainer(
     trainer.model = trainer.model_wrapped = model
     trainer.args, trainer.optimizer, trainer.optimizer_cls_and_kwargs = args, None, None
     return _create(trainer, more)
+
+
+# ---- going on -------------------------------------------------------------------------------------------
+
+
+def _optimizer_of(trainer: Any) -> Optimizer:
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            "this trainer has no zerod.Optimizer: optimizers=(zerod.for_trainer(model, args), None), or "
+            "zerod.for_trainer(trainer) before this"
+        )
+    return optimizer
+
+
+def _state_of(trainer: weakref.ref[Any]) -> dict[str, Any]:
+    state = dataclasses.asdict(trainer().state)
+    return {name: value for name, value in state.items() if name != "log_history"}  # it grows without end
+
+
+@functools.cache
+def _callback() -> type:
+    from transformers import TrainerCallback
+
+    class ZerodResume(TrainerCallback):
+        """Keeps what resume() needs in the next process."""
+
+        def __init__(self, progress: Progress, folder: Any) -> None:
+            self._progress, self._folder = progress, folder  # the folder is removed with its last reference
+
+        def on_train_begin(self, _args: Any, _state: Any, _control: Any, lr_scheduler: Any = None, **_: Any) -> None:
+            self._progress.restore(lr_scheduler)
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            group_is_done()
+
+    return ZerodResume
+
+
+def _write_checkpoint(folder: Path, trainer: Any, progress: Progress) -> None:
+    """What a Trainer reads to go on, but for weights and optimizer state, which the daemon has."""
+    from transformers.trainer import TRAINER_STATE_NAME
+    from transformers.trainer_callback import TrainerState
+
+    step, args = progress.opt.epoch, trainer.args
+    if progress.more is not None:
+        state = TrainerState(**progress.more)
+        state.global_step += step - progress.kept["step"]  # not the daemon's count if a checkpoint was loaded before
+    else:
+        state = TrainerState(global_step=step, train_batch_size=args.train_batch_size)
+        state.compute_steps(args, args.max_steps)
+    state.save_to_json(str(folder / TRAINER_STATE_NAME))
+    if progress.generators is not None:
+        name = f"rng_state_{args.process_index}.pth" if args.world_size > 1 else "rng_state.pth"
+        torch.save(progress.generators, folder / name)
+
+
+def resume(trainer: transformers.Trainer) -> str | None:
+    """
+    Makes a Trainer go on where the job is, in a process that was started again:
+
+        trainer.train(resume_from_checkpoint=zerod.resume(trainer))
+
+    Return: the folder of a checkpoint for train(), without weights, or None if the job has no step yet. The trainer
+    then skips the data of the committed steps, and goes on with its counters, its schedule and the random number
+    generators; a step that was begun is begun again. The log of the steps before is lost. All ranks are started again
+    together: when one ends, the others end as well. Call it on all ranks.
+    """
+    opt = _optimizer_of(trainer)
+    progress = Progress(opt, functools.partial(_state_of, weakref.ref(trainer)))
+    step = progress.resume()
+    folder = tempfile.TemporaryDirectory(prefix="zerod-resume-", ignore_cleanup_errors=True) if step else None
+    trainer.add_callback(_callback()(progress, folder))
+    if folder is None:
+        return None
+    _write_checkpoint(Path(folder.name), trainer, progress)
+    load = trainer._load_from_checkpoint
+
+    def load_unless_ours(resume_from_checkpoint: str, *more: Any, **named: Any) -> None:
+        if resume_from_checkpoint != folder.name:
+            load(resume_from_checkpoint, *more, **named)
+
+    trainer._load_from_checkpoint = load_unless_ours
+    return folder.name

@@ -79,27 +79,29 @@ def main() -> None:
     model = make_model()
     if args.reentrant:  # such a segment makes no gradients when none of its inputs wants one, and the base is frozen
         model.enable_input_require_grads()
-    optimizer = zerod.Optimizer(model, lr=args.lr, weight_decay=0.0)
+    settings = TrainingArguments(
+        output_dir=str(args.out / "trainer"),
+        max_steps=args.steps,
+        learning_rate=args.lr,
+        per_device_train_batch_size=8,
+        use_cpu=True,
+        gradient_checkpointing=True,
+        gradient_checkpointing_kwargs={"use_reentrant": args.reentrant},
+        lr_scheduler_type="constant",
+        logging_steps=10,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    optimizer = zerod.for_trainer(model, settings)
     before = digest(model, True), digest(model, False)
     trainer = Trainer(
         model=model,
-        args=TrainingArguments(
-            output_dir=str(args.out / "trainer"),
-            max_steps=args.steps,
-            per_device_train_batch_size=8,
-            use_cpu=True,
-            gradient_checkpointing=True,
-            gradient_checkpointing_kwargs={"use_reentrant": args.reentrant},
-            lr_scheduler_type="constant",
-            logging_steps=10,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        ),
+        args=settings,
         train_dataset=Text(Path("/usr/share/common-licenses")),
         optimizers=(optimizer, None),
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=zerod.resume(trainer))
     after = digest(model, True), digest(model, False)
     if optimizer.rank == 0:
         model.save_pretrained(args.out / "adapter")

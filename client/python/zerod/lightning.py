@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Lightning's Trainer, which goes on in a process that was started again. Its loops have no way to begin in the middle
+of an epoch but with a checkpoint, and skip no data then: this sets their counters and skips.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from typing import Any
+
+from .optimizer import Optimizer
+from .progress import Progress, group_is_done
+from .registry import when_attached
+
+
+def _set(progress: Any, total: int, current: int) -> None:
+    for tracker, n in ((progress.total, total), (progress.current, current)):
+        for name in ("ready", "started", "processed", "completed"):
+            if hasattr(tracker, name):
+                setattr(tracker, name, n)
+
+
+@functools.cache
+def _callback() -> type:
+    if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+        from pytorch_lightning import Callback
+    else:
+        from lightning.pytorch import Callback
+
+    class ZerodResume(Callback):
+        """See resume_lightning()."""
+
+        def __init__(self) -> None:
+            self._progress: Any = None
+            self._step = 0  # to begin with
+            self._n_skipped = 0  # batches of the first epoch, or 0
+            self._waits = False  # for the first batch, with which the generators are set
+
+        def setup(self, trainer: Any, module: Any, stage: str) -> None:
+            """The optimizer is about to be made; others may wait for its rank to say where it begins."""
+            if stage == "fit":
+                when_attached.append(self._attached)
+
+        def _attached(self, opt: Optimizer) -> None:
+            if self._progress is not None:
+                raise TypeError("zerod.resume_lightning() is for one zerod.Optimizer")
+            self._progress = Progress(opt)
+            self._step = self._progress.resume()
+
+        def on_fit_start(self, trainer: Any, module: Any) -> None:
+            when_attached.remove(self._attached)
+            if self._progress is None or not module.automatic_optimization:
+                raise TypeError("zerod.resume_lightning() is for a zerod.Optimizer and automatic optimization")
+
+        def on_train_start(self, trainer: Any, _module: Any) -> None:
+            """The loops have their loaders, and have not begun."""
+            step, n_micro = self._step, trainer.accumulate_grad_batches
+            if step and trainer.num_training_batches == float("inf"):
+                raise TypeError("zerod.resume_lightning() needs a loader with a length")
+            per_epoch = max(1, -(-trainer.num_training_batches // n_micro)) if step else 1
+            self._restore_scheduler(trainer, per_epoch)
+            if step:
+                self._set_counters(trainer, step, *divmod(step, per_epoch))
+
+        def _restore_scheduler(self, trainer: Any, per_epoch: int) -> None:
+            configs = trainer.lr_scheduler_configs
+            if len(configs) > 1:
+                raise TypeError("zerod.resume_lightning() is for one scheduler")
+            if not configs:
+                self._progress.restore(None)
+                return
+            frequency = configs[0].frequency * (per_epoch if configs[0].interval == "epoch" else 1)
+            self._progress.restore(configs[0].scheduler, lambda step: (step + 1) % frequency == 0)
+
+        def _set_counters(self, trainer: Any, step: int, epoch: int, n_done: int) -> None:
+            fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+            n_batches = n_done * trainer.accumulate_grad_batches
+            _set(fit.epoch_progress, epoch, epoch)
+            _set(loop.batch_progress, epoch * int(trainer.num_training_batches) + n_batches, n_batches)
+            _set(loop.automatic_optimization.optim_progress.optimizer.step, step, n_done)
+            loop._batches_that_stepped = step
+            self._n_skipped, self._waits = n_batches, True
+            if n_batches:
+                loop.restarting = True  # else it would count its batches from 0
+                loop._batches_that_stepped -= 1  # which it adds then
+                warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
+
+        def on_train_epoch_start(self, trainer: Any, _module: Any) -> None:
+            """The samplers know their epoch."""
+            if self._waits and not self._n_skipped:
+                self._waits = False
+                self._progress.begin_next_epoch()
+            fetcher, n_skipped, self._n_skipped = trainer.fit_loop._data_fetcher, self._n_skipped, 0
+            is_first = trainer.current_epoch == 0  # its order was drawn with the loaders, by the program's seed
+            self._progress.begin_epoch(goes_on=n_skipped > 0 and not is_first)
+            if n_skipped and not is_first:
+                iter(fetcher)
+            for _ in range(n_skipped):
+                next(fetcher)
+            if n_skipped:
+                fetcher.fetched = 0  # the loop adds what it has counted
+
+        def on_train_batch_start(self, *_: Any) -> None:
+            if self._waits:
+                self._waits = False
+                self._progress.set_generators()
+
+        def on_train_end(self, *_: Any) -> None:
+            group_is_done()
+
+    return ZerodResume
+
+
+def resume_lightning() -> Any:
+    """
+    A callback for Lightning's Trainer, so that it goes on where the job is in a process that was started again:
+
+        trainer = Trainer(callbacks=[zerod.resume_lightning(), ...], strategy=Zerod(), ...)
+
+    The trainer then skips the data of the committed steps, and goes on with its counters, its scheduler and the random
+    number generators; a step that was begun is begun again. For one optimizer and automatic optimization. All ranks are
+    started again together: when one ends, the others end as well.
+    """
+    return _callback()()

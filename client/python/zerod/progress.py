@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What the loops of other libraries need to go on in a process that was started again: which step it is, the learning
+rate scheduler, and the random number generators as the last step left them. It is kept in the daemon, with each
+micro-batch and step of the rank (zerod.user_state). trainer.py, accelerator.py and lightning.py use it.
+
+Such loops begin at whole steps, and their ranks share a process group, which a single new rank cannot join: so a step
+that was begun is aborted, and when one process of the group ends, the others end as well.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import os
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from . import _lib
+from .errors import StepAborted
+from .optimizer import Optimizer
+from .userstate import user_state
+
+_WATCH_TIMEOUT = datetime.timedelta(days=365)
+
+
+def generators() -> dict[str, Any]:
+    """Under the names that transformers gives them in its checkpoints."""
+    numpy = sys.modules.get("numpy")
+    states = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+    if numpy is not None:
+        states["numpy"] = numpy.random.get_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_generators(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    torch.set_rng_state(states["cpu"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+class Progress:
+    """
+    Of one rank, for the owner of a loop: resume() once, restore() when there is a scheduler, begin_epoch() before the
+    loop draws the order of its data, and the generators put back where it says.
+
+    more: gives what the owner wants to have kept besides, which is `more` in a successor. sampler: what the order of
+    the data is drawn with, if it is not the process's generators.
+    """
+
+    def __init__(
+        self, opt: Optimizer, more: Callable[[], Any] = lambda: None, sampler: torch.Generator | None = None
+    ) -> None:
+        self.opt, self._more, self._sampler, self._scheduler = opt, more, sampler, None
+        self._sampler_state: torch.Tensor | None = None  # as the last step left it
+        self._generators: dict[str, Any] | None = None  # as they were when the last step was asked for
+        self._epoch: dict[str, Any] | None = None  # as they were when the epoch began
+        self._n_applied = 0  # steps that were not skipped, as the daemon counts
+        self.kept: dict[str, Any] | None = None  # of the predecessor
+
+    # ---- what is kept --------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.opt.epoch,
+            "generators": self._generators,
+            "sampler": self._sampler_state,
+            "epoch": self._epoch,
+            "n_applied": self._n_applied,
+            "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
+            "rates": [float(group["lr"]) for group in self.opt.param_groups],
+            "more": self._more(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept, self._generators, self._epoch = state, state["generators"], state["epoch"]
+        self._sampler_state = state["sampler"]
+
+    # ---- going on ------------------------------------------------------------------------------------
+
+    def resume(self) -> int:
+        """
+        Takes what a predecessor has left. A collective of the process group, if there is one. Return: the step that
+        this rank begins with, in the daemon's count.
+        """
+        own = generators()
+        user_state(self.opt, progress=self)
+        set_generators(own)  # the predecessor's count where its loop would have had them
+        if self.opt.resumed:
+            self._begin_step()
+        watch_group()
+        self.opt.before_commit(self._before_commit)
+        self.opt.register_step_post_hook(self._after_step)
+        return self.opt.epoch
+
+    def _begin_step(self) -> None:
+        """
+        All ranks at micro-batch 0. Each asks for the abort before it waits for the others: one that attaches may be
+        waiting for micro-batches of this one.
+        """
+        self.opt.abort_step("a rank was started again, and its program begins with whole steps")
+        if _has_group():
+            distributed.barrier()
+        with contextlib.suppress(StepAborted):  # another rank's
+            self.opt.clear_fault()
+
+    @property
+    def more(self) -> Any:
+        return self.kept["more"] if self.kept else None
+
+    @property
+    def generators(self) -> dict[str, Any] | None:
+        """As the last step left them."""
+        return self._generators
+
+    def set_generators(self) -> None:
+        """Those of the last step, if they were kept."""
+        if self._generators is not None:
+            set_generators(self._generators)
+
+    def begin_epoch(self, goes_on: bool = False) -> None:
+        """Before the order of the data is drawn. goes_on: in the middle, so that the order is the one it had."""
+        if goes_on and self._epoch is not None:
+            set_generators(self._epoch["generators"])
+            self._set_sampler(self._epoch["sampler"])
+        else:
+            self._epoch = {"generators": generators(), "sampler": self._get_sampler()}
+
+    def begin_next_epoch(self) -> None:
+        """In a process that was started again, when the last step ended an epoch."""
+        self.set_generators()
+        self._set_sampler(self._sampler_state)
+
+    def _get_sampler(self) -> torch.Tensor | None:
+        return self._sampler.get_state() if self._sampler is not None else None
+
+    def _set_sampler(self, state: torch.Tensor | None) -> None:
+        if self._sampler is not None and state is not None:
+            self._sampler.set_state(state)
+
+    def restore(self, scheduler: Any, n_calls: Callable[[int], int] = lambda _step: 1) -> None:
+        """
+        From now on the scheduler is kept, too. Puts it where it was; what came after the last step was kept only if a
+        micro-batch came after that. n_calls: how often scheduler.step() is called after a step of that number.
+        """
+        self._scheduler = scheduler
+        self._n_applied = self._count_applied()
+        end = self.opt.epoch
+        if scheduler is None or end == 0:
+            return
+        if self.kept is None or self.kept["scheduler"] is None:
+            steps = range(end)  # a predecessor that kept nothing
+        else:
+            scheduler.load_state_dict(self.kept["scheduler"])
+            for group, rate in zip(self.opt.param_groups, self.kept["rates"], strict=True):
+                group["lr"] = rate
+            was_applied = self._n_applied > self.kept["n_applied"]
+            steps = range(self.kept["step"] if was_applied else end, end)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that no step of the optimizer came before: it did
+            for _ in range(0 if isinstance(scheduler, ReduceLROnPlateau) else sum(map(n_calls, steps))):
+                scheduler.step()
+
+    def _count_applied(self) -> int:
+        return max(
+            (int(self.opt._client.read_number(b.index, _lib.STEP_COUNT)) for b in self.opt._bound if b.trainable),
+            default=0,
+        )
+
+    def _before_commit(self) -> None:
+        self._generators, self._sampler_state = generators(), self._get_sampler()
+
+    def _after_step(self, *_: Any) -> None:
+        self._n_applied += not self.opt.step_was_skipped
+
+
+# ---- the process group ----------------------------------------------------------------------------------
+
+
+def _has_group() -> bool:
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+class _Watch:
+    """Ends this process when another one of the process group ends before it said that it is done."""
+
+    def __init__(self) -> None:
+        self._rank = distributed.get_rank()
+        self._others = [rank for rank in range(distributed.get_world_size()) if rank != self._rank]
+        self._group = distributed.new_group(backend="gloo", timeout=_WATCH_TIMEOUT)
+        self._threads = [threading.Thread(target=self._wait, args=(other,), daemon=True) for other in self._others]
+        for thread in self._threads:
+            thread.start()
+        atexit.register(self.done_at_exit)
+
+    def _wait(self, other: int) -> None:
+        try:
+            distributed.recv(torch.zeros(1), src=other, group=self._group)
+        except BaseException:
+            print(
+                f"zerod: rank {other} has ended, and with it the process group: rank {self._rank} ends as well, so "
+                "that all ranks are started again",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)
+
+    def done(self) -> None:
+        """Waits until all others are done."""
+        for other in self._others:
+            with contextlib.suppress(RuntimeError):  # it has ended: the thread says so
+                distributed.send(torch.zeros(1), dst=other, group=self._group)
+        for thread in self._threads:
+            thread.join()
+
+    def done_at_exit(self) -> None:
+        if _watch is self and not hasattr(sys, "last_value"):  # which an exception that nobody caught leaves
+            group_is_done()
+
+
+_watch: _Watch | None = None
+
+
+def watch_group() -> None:
+    """
+    A rank that waits in the daemon for one that has died would never notice that their process group is gone, and the
+    successor would wait for the group in vain. A collective.
+    """
+    global _watch
+    if _watch is None and _has_group():
+        _watch = _Watch()
+
+
+def group_is_done() -> None:
+    """This rank's training is over: when another one ends it need not end as well. Waits for the others."""
+    global _watch
+    watch, _watch = _watch, None
+    if watch is not None:
+        watch.done()

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The loops of Hugging Face Trainer, accelerate and Lightning: their ranks are killed, started again, and go on to the bits
+of a run that nobody disturbed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import environment
+from test_bad_input import ONE, all_same, caught, make_model
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+WORLD = 2
+
+
+def resume_without_zerod(folder):
+    """A Trainer with an optimizer of its own; and one process alone."""
+    import zerod
+    from transformers import Trainer, TrainingArguments
+
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        del os.environ[name]
+    args = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none")
+    return {"trainer-not-zerods": caught(zerod.resume, Trainer(model=make_model(), args=args))}
+
+
+def test_a_trainer_without_zerod(zerod, start, tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    all_same(start(zerod(ONE), resume_without_zerod, folder=tmp_path).result())
+
+
+@pytest.fixture
+def launch(build, tmp_path):
+    """launch(runs, n_restarts): two ranks under zerodrun; what came of each run, by its name."""
+
+    def go(runs, n_restarts):
+        file = tmp_path / "runs.json"
+        file.write_text(json.dumps(runs))
+        command = [build.path("client/run/zerodrun"), "--socket", next(iter(runs.values()))["socket"], "-n", WORLD,
+                   "--restarts", n_restarts, "--", sys.executable, HERE / "run_resume.py", file]
+        variables = {"PYTHONPATH": ROOT / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"),
+                     "OMP_NUM_THREADS": 1, "PYTHONDONTWRITEBYTECODE": 1, "HF_HUB_OFFLINE": 1}
+        result = subprocess.run([str(word) for word in command], env=environment(variables), text=True, timeout=900,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert result.returncode == 0, result.stdout[-8000:]
+        return {name: [torch.load(tmp_path / f"{name}.rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
+                for name in runs}
+
+    return go
+
+
+def check(results, name, lives):
+    """A run that was killed against the same run, undisturbed."""
+    for killed, whole in zip(results[name], results[f"{name}-whole"], strict=True):
+        assert killed["resumed"] and not whole["resumed"] and killed["lives"] == lives
+        assert killed["committed"] == whole["committed"] == 20
+        for what in killed.keys() - {"weights", "lives", "resumed"}:
+            assert killed[what] == whole[what], what
+        assert killed["weights"].keys() == whole["weights"].keys()
+        for key, value in killed["weights"].items():
+            assert torch.equal(value, whole["weights"][key]), f"{key} of {name}"
+
+
+def runs_of(zerod, way, **kills):
+    """Each of them killed, and then each undisturbed, on daemons of their own."""
+    stages = {"step": 2, "micro": 3, "boundary": 1}
+    runs = {name: how | {"with": way} for name, how in kills.items()}
+    runs |= {f"{name}-whole": {k: v for k, v in how.items() if k != "kill"} for name, how in runs.items()}
+    for name, how in runs.items():
+        daemon = zerod({"zero_optimization": {"stage": stages[name.removesuffix("-whole")]}})
+        how["socket"] = str(daemon.socket)
+    return runs
+
+
+@pytest.mark.parametrize("way", ["trainer", "accelerate", "lightning"])
+def test_loops_go_on(zerod, launch, way):
+    """
+    Rank 1 is killed before its seventh step, so that rank 0 waits in the daemon; later rank 0 inside a step, and rank 1
+    between two epochs. Each time both ranks are started again.
+    """
+    for name in {"trainer": ("transformers", "accelerate")}.get(way, (way,)):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    results = launch(runs_of(zerod, way, step={"kill": [0, 1, "begin", 7]},
+                             micro={"kill": [1, 0, "micro", 11], "micro": 2},
+                             boundary={"kill": [2, 1, "end", 8]}), n_restarts=3)
+    for life, name in enumerate(("step", "micro", "boundary")):
+        check(results, name, lives=life + 1)
