@@ -43,6 +43,7 @@ from .errors import (
     RanksDrifted,
     RankTaken,
     ReducedTwice,
+    ResumeIgnored,
     StaleGradient,
     Stalled,
     StepAborted,

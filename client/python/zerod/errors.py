@@ -4,6 +4,7 @@ What zerod raises.
 
     Error
       ConnectionLost          the daemon is gone, or was never there
+      ResumeIgnored           the program was started again and does not look where the job is
       GradientFault           a diagnostic of the daemon: code, cause, fix
         DuplicateGradient ... one class for each kind, see CLASSES
         StepAborted           any of them, when it ended in an abort for all ranks
@@ -22,6 +23,11 @@ class Error(RuntimeError):
 
 class ConnectionLost(Error):
     """There is no daemon to talk to any more: only close() is left."""
+
+
+class ResumeIgnored(Error):
+    """The job has committed steps, and this program, started again, trains without having read opt.position,
+    opt.epoch or opt.resumed. Nothing of it was pushed. opt.begin_anew() begins anew knowingly."""
 
 
 class GradientFault(Error):

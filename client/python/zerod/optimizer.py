@@ -24,6 +24,7 @@ from .errors import ConnectionLost, GradientFault
 from .gradients import Gradients
 from .registry import open_optimizers, owners_of, when_attached
 from .stage3 import Sharding
+from .unread import Unread
 
 # torch's names of a group's hyperparameters, for each optimizer of the daemon's.
 HYPERS = {
@@ -160,7 +161,7 @@ class Optimizer(torch.optim.Optimizer):
             for name in ("lr", "weight_decay")
         )
         clipping = f"clipping to {job.max_norm:g}" if job.max_norm else "no clipping"
-        at = f", goes on at step {self.position.step}" if self.resumed else ""
+        at = f", goes on at step {self._client.position.step}" if self._resumed else ""
         return (
             f"zerod: {self.optimizer_type}, stage {job.stage}, {job.world_size} ranks, lr {rates}, weight_decay {decays}, "
             f"{clipping}{at}; from the daemon at {socket or os.environ.get('ZEROD_SOCKET')}"
@@ -173,13 +174,14 @@ class Optimizer(torch.optim.Optimizer):
         buffers = binding.pack_buffers(self.model)
         with place.context():
             declarations, keep = binding.declarations(self._bound, buffers, client.rank, place.initial)
-            self.resumed = client.form(declarations)
+            self._resumed = client.form(declarations)
             del keep
             place.attach()
         if buffers.numel():
             packed = place.read_frozen(len(self._bound), buffers.numel())
             binding.unpack_buffers(self.model, packed, device=place.device)
         self._frozen = [b for b in self._bound if not b.trainable]
+        self._unread = Unread(client.position, [b.param for b in self._bound if b.trainable])
         self._aside = _Aside()
         self.result: StepResult | None = None
         self.sharding = Sharding(client, self.model, self._bound, place.device) if self.stage == 3 else None
@@ -201,6 +203,7 @@ class Optimizer(torch.optim.Optimizer):
             self._unwatch()
             for guard in self._guards:
                 guard.remove()
+            self._unread.read()
             if self._client.is_mine:
                 self._give_back()
             open_optimizers.discard(self)
@@ -245,14 +248,32 @@ class Optimizer(torch.optim.Optimizer):
         return self._place.device
 
     @property
+    def resumed(self) -> bool:
+        """Had the job begun before this process attached? Then go on at position."""
+        self._unread.read()
+        return self._resumed
+
+    @property
     def position(self) -> Position:
         """What this rank has to do next; a program that was started again goes on from here."""
+        self._unread.read()
         return self._client.position
 
     @property
     def epoch(self) -> int:
         """Steps committed, skipped ones included."""
+        self._unread.read()
         return self._client.position.step
+
+    def begin_anew(self) -> None:
+        """
+        For a program that was started again and knows it: the weights and the state are those of the job, and its data
+        begin again. Without it such a program has to read `position`, `epoch` or `resumed` before its first backward
+        (ResumeIgnored). A step that was begun is aborted for all ranks, so that this rank begins it with micro-batch 0.
+        """
+        self._unread.read()
+        if self._client.position.micro_batch:
+            self.abort_step("the program begins anew")
 
     @property
     def loss_scale(self) -> float:
@@ -275,7 +296,7 @@ class Optimizer(torch.optim.Optimizer):
         what it came to. A closure is called first, with gradients enabled, and its value returned.
 
         Raises what a backward has raised and was not cleared; MissingGradient; NonFiniteGradient (on_nonfinite: error);
-        StepArgumentsDiffer; StepAborted.
+        StepArgumentsDiffer; StepAborted; ResumeIgnored.
         """
         loss = None
         if closure is not None:
@@ -288,6 +309,7 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def _take_step(self) -> None:
+        self._unread.check()
         self._check_frozen()
         self._push_by_hand()
         self._gradients.finish()

@@ -317,6 +317,7 @@ def load_full_state_dict(opt: Optimizer, state_dict: dict[str, Any]) -> None:
     with opt.window():
         for b, entry in entries:
             _write(opt, b, entry)
+    opt._unread.read()  # a checkpoint says where the program goes on
     _load_groups(opt, state_dict["param_groups"])
 
 
@@ -344,5 +345,6 @@ def _is_own(opt: Optimizer, state_dict: dict[str, Any]) -> bool:
     entries = [entry for _, entry in _entries(opt, state_dict)]
     if all(isinstance(e, LazyState) and e.is_untouched(opt) for e in entries):
         return True
-    untouched = opt.epoch == 0 and opt.position.n_windows == 0
+    position = opt._client.position  # not the program's question
+    untouched = position.step == 0 and position.n_windows == 0
     return untouched and all(_is_blank(e) for e in entries)

@@ -122,4 +122,5 @@ def user_state(opt: Optimizer, **objects: Stateful) -> bool:
     blob = opt.stored_user_state
     if blob:
         state.unpack(blob)
+        opt._unread.read()  # what is put back says where the data go on
     return bool(blob)

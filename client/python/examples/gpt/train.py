@@ -147,6 +147,8 @@ def train(args: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Opt
         return
     import zerod
 
+    for _ in range(optimizer.epoch if schedule else 0):
+        schedule.step()
     for step in zerod.steps(optimizer, args.steps):  # goes on where the job is
         with step:  # one that is aborted begins again
             take(step)
