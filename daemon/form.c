@@ -271,10 +271,10 @@ static int make_tables(struct job *job)
 static int make_state(struct job *job)
 {
     const struct config *config = job->config;
-    int r;
+    int r = config->device == CONFIG_DEVICE_CUDA ? device_job_new(job) : 0;
 
-    if (config->device == CONFIG_DEVICE_CUDA && device_job_new(job) < 0)
-        return -ENOMEM;
+    if (r < 0)
+        return r;
     r = state_new(&job->state, &(struct state_options){
                                    .mirror = job->devices && !config_offloads(config),
                                    .no_gradient = config_offloads(config),

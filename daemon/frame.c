@@ -317,12 +317,24 @@ static int queue_append(struct frame_queue *queue, const void *data, size_t n_by
     return 0;
 }
 
+bool frame_is_short(int r)
+{
+    return r == -ENOMEM || r == -ENOBUFS;
+}
+
+static int send_or_keep(int fd, const void *data, size_t n_bytes, const int *fds, size_t n_fds)
+{
+    int r = frame_send(fd, data, n_bytes, fds, n_fds);
+
+    return frame_is_short(r) ? FRAME_AGAIN : r;
+}
+
 int frame_queue_send(struct frame_queue *queue, int fd, const void *data, size_t n_bytes, int *fds, size_t n_fds)
 {
     int r = FRAME_AGAIN;
 
     if (!queue->first)
-        r = frame_send(fd, data, n_bytes, fds, n_fds);
+        r = send_or_keep(fd, data, n_bytes, fds, n_fds);
     if (r == FRAME_AGAIN)
         r = queue_append(queue, data, n_bytes, fds, n_fds);
     fds_close(fds, n_fds);
@@ -335,7 +347,7 @@ int frame_queue_flush(struct frame_queue *queue, int fd)
     int r;
 
     while ((out = queue->first)) {
-        r = frame_send(fd, out->data, out->n_bytes, out->fds, out->n_fds);
+        r = send_or_keep(fd, out->data, out->n_bytes, out->fds, out->n_fds);
         if (r)
             return r;
         queue_pop(queue);

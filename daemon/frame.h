@@ -123,6 +123,12 @@ void frame_queue_deinit(struct frame_queue *queue);
  */
 int frame_queue_send(struct frame_queue *queue, int fd, const void *data, size_t n_bytes, int *fds, size_t n_fds);
 
+/*
+ * Does a result mean that the kernel had no memory for this call? Nothing was received or sent then, and the next call
+ * may do. Queues keep what they could not send for that reason.
+ */
+bool frame_is_short(int r);
+
 /* Return: 0, all is sent; FRAME_AGAIN, something is left; FRAME_EOF; -errno. */
 int frame_queue_flush(struct frame_queue *queue, int fd);
 

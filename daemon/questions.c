@@ -174,7 +174,7 @@ static void send_on(struct questions *questions, struct question *question)
     const struct answer_part *part = &question->answer->parts[question->next_part];
     int r = frame_send(question->fd, question->answer->bytes + part->offset, part->n_bytes, NULL, 0);
 
-    if (r == FRAME_AGAIN) {
+    if (r == FRAME_AGAIN || frame_is_short(r)) {
         question->blocked_ns = uv_hrtime();
         set_state(questions, question, QUESTION_BLOCKED);
         questions->ops.moved(question);

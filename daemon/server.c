@@ -16,6 +16,7 @@
 #include "daemon/frame.h"
 #include "daemon/job.h"
 #include "daemon/listener.h"
+#include "daemon/log-limit.h"
 #include "daemon/log.h"
 #include "daemon/membership.h"
 #include "daemon/notify.h"
@@ -45,6 +46,7 @@ struct server {
     struct job *job;
     struct membership *membership; /* NULL: one node */
     struct session *sessions;
+    struct log_limit closed; /* connections that are closed without a word */
     unsigned n_sessions;
     bool some_doomed;
     bool listening; /* the listen handle is active */
@@ -230,6 +232,12 @@ static void refuse_connection(struct session *session)
     session_refuse(session, server_keep(session, cause_quota(&evidence)));
 }
 
+void server_note_closed(struct server *server, const struct session *session, const char *why)
+{
+    log_limited(&server->closed, now_ns() / 1000000, LOG_ERR, "a connection of pid %d is closed, because %s",
+                (int)session->peer.pid, why);
+}
+
 static void on_listen(uv_poll_t *handle, int status, int events)
 {
     struct server *server = handle->data;
@@ -377,6 +385,7 @@ static void on_tick(uv_timer_t *handle)
     places_close_silent(server, now);
     job_tick(server->job);
     diagnostic_log_flush(&server->log, now / 1000000);
+    log_limit_flush(&server->closed, now / 1000000);
     tell_status(server, now);
     feed_watchdog(server, now);
     server_reap(server);
@@ -587,6 +596,10 @@ void server_free(struct server *server)
         return;
     if (server->job)
         server->job->stopping = true;
+    /* First: a trainer that finds its connection closed looks whether the daemon listens. */
+    if (server->listener.fd >= 0 && server->listen_poll.type == UV_POLL)
+        uv_close((uv_handle_t *)&server->listen_poll, NULL);
+    listener_deinit(&server->listener);
     for (struct session *s = server->sessions; s; s = s->next)
         s->doomed = server->some_doomed = true;
     server_reap(server);
@@ -597,7 +610,6 @@ void server_free(struct server *server)
     worker_pool_free(server->pool);
     job_free(server->job); /* it stops its engine: before the membership goes, whose callbacks end with it */
     membership_close(server->membership);
-    listener_deinit(&server->listener);
     uv_walk(&server->loop, close_handle, NULL);
     uv_run(&server->loop, UV_RUN_DEFAULT);
     uv_loop_close(&server->loop);

@@ -34,6 +34,8 @@ const char *server_version(void);
 /* For sessions and handlers. */
 uv_loop_t *server_loop(struct server *server);
 uint64_t server_now_ns(const struct server *server);
+/* Logs why a connection is closed without a word to its peer: a few times, then their number. */
+void server_note_closed(struct server *server, const struct session *session, const char *why);
 struct job *server_job(struct server *server);
 const struct config *server_config(const struct server *server);
 const char *server_isa(const struct server *server);

@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -12,7 +13,6 @@
 #include "daemon/cause.h"
 #include "daemon/dispatch.h"
 #include "daemon/failpoint.h"
-#include "daemon/log.h"
 #include "daemon/open-files.h"
 #include "daemon/server.h"
 
@@ -157,6 +157,7 @@ void session_want_events(struct session *session)
 {
     bool has_more = !frame_queue_is_empty(&session->queue) || session->question.state == QUESTION_BLOCKED;
     int events = (may_read(session) ? UV_READABLE : UV_DISCONNECT) | (has_more ? UV_WRITABLE : 0), r;
+    char why[160];
 
     if (events == session->events || session->doomed)
         return;
@@ -164,8 +165,22 @@ void session_want_events(struct session *session)
     r = open_files_watch(&session->socket_poll, events, on_socket);
     if (r == 0)
         return;
-    log_error("a connection is closed, because it cannot be watched: %s", strerror(-r));
+    snprintf(why, sizeof(why), "it cannot be watched: %s", strerror(-r));
+    server_note_closed(session->server, session, why);
     session_doom(session);
+}
+
+/* The peer learns that its connection is closed, and the log why: libzerod points there. */
+static void note_failure(const struct session *session, const char *what, int r)
+{
+    char why[160];
+
+    if (r == FRAME_E_FULL)
+        snprintf(why, sizeof(why), "it does not read its answers");
+    else
+        snprintf(why, sizeof(why), "nothing can be %s it: %s", what, strerror(-r));
+    if (r == FRAME_E_FULL || r < 0)
+        server_note_closed(session->server, session, why);
 }
 
 void session_send(struct session *session, const struct reply *reply, int *fds, size_t n_fds)
@@ -181,10 +196,12 @@ void session_send(struct session *session, const struct reply *reply, int *fds, 
         return;
     }
     r = frame_queue_send(&session->queue, session->fd, server_buffer(session->server), (size_t)n, fds, n_fds);
-    if (r != 0)
+    if (r != 0) {
+        note_failure(session, "sent to", r);
         session_doom(session);
-    else if (!frame_queue_is_empty(&session->queue))
+    } else if (!frame_queue_is_empty(&session->queue)) {
         session_want_events(session);
+    }
 }
 
 void session_refuse(struct session *session, const struct diagnostic *diagnostic)
@@ -239,9 +256,10 @@ static bool serve_batch(struct session *session)
     size_t n_packets = session->state & (SESSION_HELLO | SESSION_CONTROL) ? 1 : FRAME_BATCH;
     int r = frame_receive_some(session->fd, batch, n_packets);
 
-    if (r == FRAME_AGAIN)
+    if (r == FRAME_AGAIN || frame_is_short(r)) /* the loop comes again */
         return false;
     if (r != 0) {
+        note_failure(session, "received from", r);
         session_doom(session);
         return false;
     }
@@ -259,10 +277,12 @@ static void send_more(struct session *session)
 {
     int r = frame_queue_flush(&session->queue, session->fd);
 
-    if (r != 0 && r != FRAME_AGAIN)
+    if (r != 0 && r != FRAME_AGAIN) {
+        note_failure(session, "sent to", r);
         session_doom(session);
-    else if (r == 0 && session->question.state == QUESTION_BLOCKED)
+    } else if (r == 0 && session->question.state == QUESTION_BLOCKED) {
         questions_unblock(server_questions(session->server), &session->question);
+    }
     session_want_events(session);
 }
 

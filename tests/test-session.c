@@ -5,9 +5,11 @@
  * when one misbehaves, and what a connection leaves behind when it goes.
  */
 
+#include <errno.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "daemon/base.h"
@@ -16,6 +18,30 @@
 #include "tests/local-server.h"
 
 enum { NOBODY = 54321 };
+
+/* What the kernel says to the next calls of these, found before libc's. */
+static int receive_error, send_error;
+static unsigned n_receive_errors, n_send_errors;
+
+int recvmmsg(int fd, struct mmsghdr *messages, unsigned n, int flags, struct timespec *timeout)
+{
+    if (n_receive_errors > 0) {
+        n_receive_errors--;
+        errno = receive_error;
+        return -1;
+    }
+    return (int)syscall(SYS_recvmmsg, fd, messages, n, flags, timeout);
+}
+
+ssize_t send(int fd, const void *data, size_t n_bytes, int flags)
+{
+    if (n_send_errors > 0) {
+        n_send_errors--;
+        errno = send_error;
+        return -1;
+    }
+    return syscall(SYS_sendto, fd, data, n_bytes, flags, NULL, 0);
+}
 
 static struct request admin(const char *command)
 {
@@ -102,6 +128,33 @@ static void test_allowed_but_no_admin(void **userdata)
     client_expect_closed(&c);
     assert_false(server_job(local.server)->draining);
     client_close(&c);
+    local_stop(&local);
+}
+
+/* ---- memory of the kernel ------------------------------------------------------------------------------ */
+
+/* A moment in which the kernel has no memory is no reason to close a connection. */
+static void test_short_of_memory(void **userdata)
+{
+    static const int errors[] = {ENOMEM, ENOBUFS};
+    struct local local;
+    struct client c;
+
+    (void)userdata;
+    local_start(&local, 1, "");
+    for (size_t i = 0; i < ARRAY_SIZE(errors); i++) {
+        struct request request = admin("ranks");
+
+        client_open(&c, &local);
+        client_hello(&c, WIRE_ROLE_CONTROL, 0);
+        client_say(&c, &request);
+        receive_error = send_error = errors[i];
+        n_receive_errors = n_send_errors = 3;
+        client_expect(&c, REPLY_ADMIN_PART);
+        assert_true(c.reply.admin_part.last);
+        assert_int_equal(n_receive_errors + n_send_errors, 0);
+        client_close(&c);
+    }
     local_stop(&local);
 }
 
@@ -563,6 +616,7 @@ int main(void)
         cmocka_unit_test(test_through_the_socket),
         cmocka_unit_test(test_not_allowed),
         cmocka_unit_test(test_allowed_but_no_admin),
+        cmocka_unit_test(test_short_of_memory),
         cmocka_unit_test(test_limit_of_clients),
         cmocka_unit_test(test_silent_ones_go_first),
         cmocka_unit_test(test_places_of_administrators),

@@ -163,9 +163,20 @@ static int64_t deadline(const struct zerod *c)
     return c->timeout_ms > 0 ? now_ms() + c->timeout_ms : -1;
 }
 
+/* Does anybody take connections where this one was made? */
+static bool is_served(const struct zerod *c)
+{
+    _cleanup_close_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    return fd >= 0 && (connect(fd, (const struct sockaddr *)&c->address, sizeof(c->address)) == 0 || errno == EAGAIN);
+}
+
+/* A daemon that ends closes its socket first. */
 static int lost(struct zerod *c)
 {
-    return client_fatal(c, -ECONNRESET, "zerod has closed the connection: it was stopped or killed; see its log");
+    return client_fatal(c, -ECONNRESET, "%s",
+                        is_served(c) ? "zerod has closed this connection alone, and still listens: its log says why"
+                                     : "zerod has closed the connection: it was stopped or killed; see its log");
 }
 
 /* Packs into out, from *n_bytes on. */
@@ -296,7 +307,8 @@ static int receive(struct zerod *c, struct reply *reply)
                             "the descriptors of zerod's answer were lost: this process has none left; raise ulimit -n, or "
                             "close files");
     if (r != 0)
-        return client_fatal(c, r < 0 ? r : -EPROTO, "receiving from zerod failed");
+        return client_fatal(c, r < 0 ? r : -EPROTO, "receiving from zerod: %s",
+                            r < 0 ? strerror(-r) : "a packet of more than 131071 bytes");
     r = wire_unpack_reply(&c->arena, c->in.data, c->in.n_bytes, reply, why, sizeof(why));
     if (r != 0)
         return client_fatal(c, r < 0 ? r : -EPROTO, "zerod's answer is not understood: %s", why);
@@ -403,6 +415,7 @@ static int open_socket(struct zerod *c, const char *path)
         return client_fail(NULL, -ENAMETOOLONG, "socket path of %zu bytes, at most %zu are possible: %s", strlen(path),
                            sizeof(sa.sun_path) - 1, path);
     strcpy(sa.sun_path, path);
+    c->address = sa;
     c->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (c->fd < 0 || connect(c->fd, (struct sockaddr *)&sa, sizeof(sa)) < 0)
         return client_fail(NULL, -errno, "cannot connect to zerod at %s: %s%s", path, strerror(errno),

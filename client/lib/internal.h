@@ -19,6 +19,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <sys/un.h>
 
 #include "client/lib/cuda.h"
 #include "client/lib/range.h"
@@ -73,6 +74,7 @@ struct interned {
 
 struct zerod {
     int fd;
+    struct sockaddr_un address; /* of the daemon */
     bool *mine; /* a page of its own, which a forked child finds wiped */
     int fatal;  /* sticky -errno */
     int timeout_ms;

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from conftest import wait_for
-from puppet import REFUSED, all_do, diagnostics, n_fds_at_rest, steps, trainers
+from puppet import REFUSED, Puppet, all_do, diagnostics, n_fds_at_rest, steps, trainers
 
 STRAY = [signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,
          signal.SIGIO, signal.SIGPWR, signal.SIGXCPU, signal.SIGXFSZ]
@@ -208,3 +208,37 @@ def test_connection_that_cannot_be_watched(zerod, nth):
     ranks = trainers(daemon)
     steps(ranks)
     assert daemon.log().count("a connection could not be served: Cannot allocate memory") == 1
+
+
+# ---- connections that end ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_trainers_of_a_daemon_that_ends(zerod, number):
+    daemon = zerod({"world": {"size": 2}})
+    ranks = trainers(daemon)
+    ranks[0].tell("steps 1")
+    daemon.signal(number)
+    answer = ranks[0].answer()
+    assert "it was stopped or killed" in answer.text, answer
+    daemon.popen.wait(20 * daemon.patience)
+    daemon.checked = True
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_connection_that_is_closed_alone(zerod, tmp_path, listens):
+    """Of a connection that is closed without a word libzerod says whether the daemon still listens."""
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        puppet = Puppet(zerod(), env={"ZEROD_SOCKET": path})
+        puppet.tell("connect rank=0")
+        connection = listener.accept()[0]
+        assert connection.recv(1 << 17)
+        if not listens:
+            listener.close()
+        connection.close()
+        text = puppet.answer().text
+    assert ("closed this connection alone, and still listens: its log says why" in text) == listens, text
+    assert ("it was stopped or killed" in text) != listens, text
