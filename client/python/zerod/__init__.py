@@ -59,11 +59,11 @@ from .stage3 import stage3
 from .steps import steps
 from .trainer import for_trainer, resume
 from .userstate import buffers, user_state
-from .window import gathered, writable
+from .window import gathered, sync_buffers, writable
 
 __version__ = "0.2.0"
 _FUNCTIONS = (
     "buffers", "epochs", "for_trainer", "gathered", "observe", "resume", "resume_lightning", "stage3", "steps",
-    "unobserve", "user_state", "writable",
+    "sync_buffers", "unobserve", "user_state", "writable",
 )  # fmt: skip
 __all__ = [name for name in dir() if name[0].isupper() or name in _FUNCTIONS]

@@ -10,7 +10,7 @@ A parameter whose strides are not those of a contiguous tensor (channels_last) k
 shape in the order of memory, so that ranks that disagree about it are told (E1101).
 
 Buffers travel once: their bytes are declared as one frozen parameter, and every rank copies rank 0's when the job
-is formed. Afterwards each rank's buffers are its own, as under DDP with broadcast_buffers=False.
+is formed. What becomes of them afterwards: buffersync.py.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _buffers(model: nn.Module, saved: bool) -> list[tuple[nn.Module, str, torch.
     return found
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -173,7 +173,7 @@ def pack_buffers(model: nn.Module, saved: bool = False) -> torch.Tensor:
 
     for (_, _, buffer), size in zip(_buffers(model, saved), sizes, strict=True):
         if buffer.device.type != "meta":
-            packed[start : start + size] = _bytes_of(buffer)
+            packed[start : start + size] = bytes_of(buffer)
         start += size
     return packed
 

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from . import _lib, binding, callers, patches, placement, reads, settings, sites, state
+from .buffersync import BufferSync
 from .client import Client, Position, StepResult
 from .errors import ConnectionLost, GradientFault
 from .gradients import Gradients
@@ -84,6 +85,8 @@ class Optimizer(torch.optim.Optimizer):
     run_id        whose state it is: the same id resumes, another one is refused (E1109)
     on_duplicate  "reject", "accumulate" or "abort_step"; default: as the daemon is configured
     on_grad_read  "warn" once, "error" or "ignore": the program reads .grad of what has been pushed, see reads.py
+    sync_buffers  after each step rank 0's buffers are everybody's, as under DDP, if there is a process group; without
+                  one a warning says once that they differ, see zerod.sync_buffers()
     timeout       seconds to wait for an answer before TimeoutError; default: for ever, which stall_timeout bounds
     type          "AdamW", "Adam", "SGD", "Lion" or "Adagrad": a daemon whose configuration names no optimizer takes it,
                   another one than the configuration's is refused; default: the daemon's
@@ -110,6 +113,7 @@ class Optimizer(torch.optim.Optimizer):
         run_id: str | None = None,
         on_duplicate: str | None = None,
         on_grad_read: str = "warn",
+        sync_buffers: bool = True,
         timeout: float | None = None,
         type: str | None = None,
         **hypers: Any,
@@ -117,6 +121,7 @@ class Optimizer(torch.optim.Optimizer):
         self._formed = False
         self._on_grad_read = reads.check_how(on_grad_read)
         callers.refuse_lost_settings(params)
+        self._syncs_buffers = sync_buffers
         self.model, groups = _model_and_groups(params, model)
         _refuse_attached(self.model)
         socket = _socket_of(job) if job and socket is None else socket
@@ -186,6 +191,8 @@ class Optimizer(torch.optim.Optimizer):
         self.result: StepResult | None = None
         self.sharding = Sharding(client, self.model, self._bound, place.device) if self.stage == 3 else None
         self._gradients = Gradients(client, self.model, self._bound, self._pack, self.sharding, place)
+        self._n_buffer_bytes = buffers.numel()
+        self._buffers = BufferSync(self.model, client.rank, self.world_size, self._syncs_buffers)
         self._unwatch = reads.watch(self._gradients.was_pushed, self._bound, self._on_grad_read)
         self._guards = patches.attach(self)
         callers.install()
@@ -322,6 +329,7 @@ class Optimizer(torch.optim.Optimizer):
             self._aside.amp[1].fill_(1.0)  # GradScaler.update() reads it: all ranks' verdict, not this rank's
         self._aside.amp = self._aside.max_norm = None
         self._gradients.forget_step()
+        self._buffers.after_step()
 
     def _check_frozen(self) -> None:
         """In no group, or thawed since it was declared: its gradient is refused (E1103) with the next answer."""
@@ -494,6 +502,20 @@ class Optimizer(torch.optim.Optimizer):
             self.close_window(forget=True)
             raise
         self.close_window()
+
+    def sync_buffers(self) -> None:
+        """See zerod.sync_buffers()."""
+        packed, index = binding.pack_buffers(self.model), len(self._bound)
+        if packed.numel() != self._n_buffer_bytes:
+            raise ValueError(
+                f"the model has {packed.numel()} bytes of buffers, and {self._n_buffer_bytes} when the job was formed"
+            )
+        if packed.numel():
+            with self.window():
+                if self.rank == 0:
+                    ctypes.memmove(self._client.window_address(index), packed.data_ptr(), packed.numel())
+            packed = self._place.read_frozen(index, packed.numel())
+            binding.unpack_buffers(self.model, packed, device=self._place.device)
 
     def gathered(self, params: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
         index = {b.param: b.index for b in self._bound}

@@ -33,6 +33,14 @@ def writable(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def sync_buffers(model: nn.Module) -> None:
+    """
+    Rank 0's buffers, such as the running statistics of BatchNorm, become everybody's. Between two steps; on all ranks,
+    a collective. Where the ranks have a process group, each step does so.
+    """
+    _owner(model).sync_buffers()
+
+
 @contextlib.contextmanager
 def gathered(model: nn.Module | nn.Parameter) -> Iterator[None]:
     """
