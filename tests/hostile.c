@@ -288,6 +288,37 @@ static void never_reads(unsigned n)
     raw_close(&c);
 }
 
+/* n connections that have eight questions under way each, until this program is told to end by the end of its input. */
+static void asks(unsigned n)
+{
+    enum { MAX_ASKERS = 64, UNDER_WAY = 8 };
+    static struct raw askers[MAX_ASKERS];
+    struct pollfd polled[MAX_ASKERS + 1] = {{.fd = STDIN_FILENO, .events = POLLIN}};
+    unsigned long n_answers = 0;
+
+    n = MIN(n, (unsigned)MAX_ASKERS);
+    for (unsigned i = 0; i < n; i++) {
+        raw_open(&askers[i]);
+        raw_say(&askers[i], &(struct request){.type = REQUEST_HELLO, .hello = hello(WIRE_ROLE_CONTROL, 0).hello});
+        for (unsigned k = 0; k < UNDER_WAY; k++)
+            ask(&askers[i], "status");
+        polled[i + 1] = (struct pollfd){.fd = askers[i].fd, .events = POLLIN};
+    }
+    while (poll(polled, n + 1, -1) > 0 && !polled[0].revents) {
+        for (unsigned i = 0; i < n; i++) {
+            if (!polled[i + 1].revents)
+                continue;
+            if (raw_hear(&askers[i], 0) == RAW_CLOSED) {
+                polled[i + 1].fd = -1;
+                continue;
+            }
+            n_answers++;
+            ask(&askers[i], "status");
+        }
+    }
+    printf("%lu answers\n", n_answers);
+}
+
 /* The command of an administrator, as whoever runs this. Prints the answer. */
 static void admin(unsigned n)
 {
@@ -1058,6 +1089,30 @@ static void rank_taken(unsigned n)
     raw_close(&c);
 }
 
+/* The incarnation that `zerodctl ranks` shows everybody opens no rank. */
+static void steals_shown(unsigned n)
+{
+    static const char key[] = "\"incarnation\":";
+    struct request request = hello(WIRE_ROLE_TRAINER, 0);
+    const char *shown;
+    struct raw c;
+
+    raw_open(&c);
+    raw_hello(&c, WIRE_ROLE_CONTROL, 0);
+    ask(&c, "ranks");
+    raw_expect(&c, REPLY_ADMIN_PART);
+    shown = memmem(c.reply.admin_part.json, c.reply.admin_part.n_json_bytes, key, strlen(key));
+    EXPECT(shown, "ranks does not show incarnations");
+    shown += strlen(key);
+    request.hello.incarnation = strtoull(shown + strspn(shown, " \""), NULL, 16);
+    EXPECT(request.hello.incarnation > 0, "ranks shows no incarnation");
+    raw_close(&c);
+    raw_open(&c);
+    raw_say(&c, &request);
+    raw_expect_dropped(&c, 1301, "held by");
+    raw_close(&c);
+}
+
 static void after_leave(unsigned n)
 {
     struct raw c;
@@ -1405,6 +1460,7 @@ static const struct {
     {"stranger", "control-unknown", control_unknown},
     {"stranger", "never-reads", never_reads},
     {"stranger", "rank-taken", rank_taken},
+    {"stranger", "steals-shown", steals_shown},
     {"rank", "hello-twice", hello_twice},
     {"rank", "ticket-range", ticket_range},
     {"rank", "ticket-use", ticket_use},
@@ -1456,6 +1512,7 @@ static const struct {
     {"other", "idle", idle},
     {"other", "idle-closed", idle_closed},
     {"other", "control-idle", control_idle},
+    {"other", "asks", asks},
     {"other", "hoards-state", hoards_state},
     {"other", "admin", admin},
     {"other", "foreign", foreign},
