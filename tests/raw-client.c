@@ -231,6 +231,7 @@ static void take_segments(struct raw *c, const struct reply_formed *formed)
             break;
         default:
             c->weights_fd = fd;
+            c->on_gpu = formed->segments[i].cuda;
         }
     }
 }

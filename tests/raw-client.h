@@ -35,6 +35,7 @@ struct raw {
     uint8_t *ring, *overflow;
     const struct credit_page *credit;
     int ring_fd, overflow_fd, credit_fd, weights_fd; /* -1: none */
+    bool on_gpu;                                     /* the weights */
     uint64_t ring_bytes, end_bytes;
     uint32_t n_tickets, next_ticket;
     struct raw_slot {

@@ -441,7 +441,7 @@ def test_allowed_uid(open_daemon, listen, groups):
 @pytest.mark.parametrize("stage", [2, 3])
 def test_another_uid_writes_nothing(open_daemon, stage):
     """What it was given for reading it cannot open for writing."""
-    daemon = open_daemon(allow_users=["65534"], config={"zero_optimization": {"stage": stage}})
+    daemon = open_daemon(allow_users=["65534"], config={"device": "cpu", "zero_optimization": {"stage": stage}})
     rank_0 = Puppet(daemon, 0).attach()
     rank_0.tell("form")
     as_nobody(daemon, "reopened", 1)
