@@ -256,7 +256,8 @@ static bool serve_batch(struct session *session)
     size_t n_packets = session->state & (SESSION_HELLO | SESSION_CONTROL) ? 1 : FRAME_BATCH;
     int r = frame_receive_some(session->fd, batch, n_packets);
 
-    if (r == FRAME_AGAIN || frame_is_short(r)) /* the loop comes again */
+    session->is_short = frame_is_short(r);
+    if (r == FRAME_AGAIN || session->is_short) /* the loop comes again */
         return false;
     if (r != 0) {
         note_failure(session, "received from", r);
@@ -314,6 +315,8 @@ static void on_pid(uv_poll_t *handle, int status, int events)
     for (int round = 0; round < LAST_ROUNDS && !session->doomed; round++)
         if (!may_read(session) || !serve_batch(session))
             break;
+    if (session->is_short && !session->doomed)
+        return; /* what it said is still to be read */
     session_doom(session);
     server_reap(session->server);
 }

@@ -41,6 +41,7 @@ struct session {
     int events;         /* that the socket is watched for */
     unsigned n_handles; /* libuv handles that are not closed yet */
     bool watches_socket, watches_pid; /* the handles below are to be closed */
+    bool is_short; /* the last time that it was read from, the kernel had no memory */
     bool doomed;
     enum session_state state;
     struct listener_peer peer;

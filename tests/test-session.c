@@ -400,7 +400,7 @@ static pid_t start_trainer(struct local *local, const struct request *last_words
 }
 
 /* A process is dead when it is dead, whoever has inherited its socket; what it said before still counts. */
-static void test_death_with_a_child(void **userdata)
+static void die_with_a_child(unsigned n_errors)
 {
     struct request report = {.type = REQUEST_REPORT, .report = {.code = E_DRIFTED, .detail = "its last words"}};
     struct local local;
@@ -409,7 +409,6 @@ static void test_death_with_a_child(void **userdata)
     int hold[2], status;
     pid_t pid;
 
-    (void)userdata;
     local_start(&local, 1, "");
     job = server_job(local.server);
     assert_int_equal(pipe(hold), 0);
@@ -417,16 +416,27 @@ static void test_death_with_a_child(void **userdata)
     assert_true(pid > 0);
     close(hold[0]);
     assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
-    while (job->ranks[0].pid == 0)
+    receive_error = ENOMEM;
+    n_receive_errors = n_errors;
+    for (int turn = 0; turn < 20 && job->ranks[0].pid == 0; turn++)
         local_turn(&local);
     assert_int_equal(job->ranks[0].pid, pid);
     wait_until_free(&local, 0);
+    assert_int_equal(n_receive_errors, 0);
+    assert_non_null(kept_last(&job->kept));
     assert_int_equal(kept_last(&job->kept)->id, 1);
     assert_int_equal(kept_last(&job->kept)->code, E_DRIFTED);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
     close(hold[1]);
     local_stop(&local);
+}
+
+static void test_death_with_a_child(void **userdata)
+{
+    (void)userdata;
+    die_with_a_child(0);
+    die_with_a_child(3); /* the kernel has no memory at that moment */
 }
 
 /* ---- those who misbehave ------------------------------------------------------------------------------- */
