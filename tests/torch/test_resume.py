@@ -36,6 +36,32 @@ def test_a_trainer_without_zerod(zerod, start, tmp_path):
     all_same(start(zerod(ONE), resume_without_zerod, folder=tmp_path).result())
 
 
+def train_twice(folder):
+    """Two calls of train() with resume(). Return: steps of the trainer and of the job after each, and the first rates."""
+    import test_for_trainer
+    import zerod
+    from transformers import Trainer
+
+    test_for_trainer.alone()
+    model, args = test_for_trainer.make_model(), test_for_trainer.arguments(folder, logging_steps=1)
+    opt = zerod.for_trainer(model, args, rank=0)
+    trainer = Trainer(model=model, args=args, train_dataset=test_for_trainer.Text(), optimizers=(opt, None))
+    ends = []
+    for _ in range(2):
+        assert zerod.resume(trainer) is None
+        trainer.train()
+        ends.append((trainer.state.global_step, opt.epoch, trainer.state.log_history[0]["learning_rate"]))
+    opt.close()
+    return ends
+
+
+def test_the_second_training_of_a_process_begins_anew(zerod, start, tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    first, second = start(zerod(ONE), train_twice, folder=tmp_path).result()
+    assert first == (3, 3, 5e-3) and second[:2] == (3, 6)
+
+
 @pytest.fixture
 def launch(build, tmp_path):
     """launch(runs, n_restarts): two ranks under zerodrun; what came of each run, by its name."""

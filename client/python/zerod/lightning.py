@@ -39,8 +39,8 @@ def _callback() -> type:
             self._n_skipped = 0  # batches of the first epoch, or 0
             self._waits = False  # for the first batch, with which the generators are set
 
-        def setup(self, trainer: Any, module: Any, stage: str) -> None:
-            """The optimizer is about to be made; others may wait for its rank to say where it begins."""
+        def setup(self, _trainer: Any, _module: Any, stage: str) -> None:
+            """The optimizer is about to be made; other ranks may wait for it to say where it begins."""
             if stage == "fit":
                 when_attached.append(self._attached)
 
@@ -50,8 +50,15 @@ def _callback() -> type:
             self._progress = Progress(opt)
             self._step = self._progress.resume()
 
-        def on_fit_start(self, trainer: Any, module: Any) -> None:
-            when_attached.remove(self._attached)
+        def _forget(self) -> None:
+            if self._attached in when_attached:
+                when_attached.remove(self._attached)
+
+        def on_exception(self, *_: Any) -> None:
+            self._forget()
+
+        def on_fit_start(self, _trainer: Any, module: Any) -> None:
+            self._forget()
             if self._progress is None or not module.automatic_optimization:
                 raise TypeError("zerod.resume_lightning() is for a zerod.Optimizer and automatic optimization")
 

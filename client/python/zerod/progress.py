@@ -18,6 +18,7 @@ import random
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +29,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from . import _lib
 from .errors import StepAborted
 from .optimizer import Optimizer
-from .userstate import user_state
+from .userstate import UserState, user_state
 
 _WATCH_TIMEOUT = datetime.timedelta(days=365)
+_gone_on: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # whose first loop has begun
 
 
 def generators() -> dict[str, Any]:
@@ -69,6 +71,7 @@ class Progress:
         self._sampler_state: torch.Tensor | None = None  # as the last step left it
         self._generators: dict[str, Any] | None = None  # as they were when the last step was asked for
         self._epoch: dict[str, Any] | None = None  # as they were when the epoch began
+        self._begin = 0  # step of the first loop in a process that was started again
         self._n_applied = 0  # steps that were not skipped, as the daemon counts
         self.kept: dict[str, Any] | None = None  # of the predecessor
 
@@ -95,17 +98,21 @@ class Progress:
     def resume(self) -> int:
         """
         Takes what a predecessor has left. A collective of the process group, if there is one. Return: the step that
-        this rank begins with, in the daemon's count.
+        this rank begins with, in the daemon's count; 0 for a loop that begins anew, as a second one in this process.
         """
-        own = generators()
-        user_state(self.opt, progress=self)
-        set_generators(own)  # the predecessor's count where its loop would have had them
-        if self.opt.resumed:
+        if self.opt.resumed and self.opt not in _gone_on:
+            own = generators()
+            user_state(self.opt, progress=self)
+            set_generators(own)  # the predecessor's count where its loop would have had them
             self._begin_step()
+            self._begin = self.opt.epoch
+        else:
+            self.opt.set_user_state(UserState(self.opt, {"progress": self}))
+        _gone_on.add(self.opt)
         watch_group()
         self.opt.before_commit(self._before_commit)
         self.opt.register_step_post_hook(self._after_step)
-        return self.opt.epoch
+        return self._begin
 
     def _begin_step(self) -> None:
         """
@@ -159,7 +166,7 @@ class Progress:
         """
         self._scheduler = scheduler
         self._n_applied = self._count_applied()
-        end = self.opt.epoch
+        end, self._begin = self._begin, 0  # not again for a second training
         if scheduler is None or end == 0:
             return
         if self.kept is None or self.kept["scheduler"] is None:

@@ -138,7 +138,7 @@ def _write_checkpoint(folder: Path, trainer: Any, progress: Progress) -> None:
     from transformers.trainer import TRAINER_STATE_NAME
     from transformers.trainer_callback import TrainerState
 
-    step, args = progress.opt.epoch, trainer.args
+    step, args = progress.opt.epoch, trainer.args  # it has not trained yet
     if progress.more is not None:
         state = TrainerState(**progress.more)
         state.global_step += step - progress.kept["step"]  # not the daemon's count if a checkpoint was loaded before
@@ -166,6 +166,7 @@ def resume(trainer: transformers.Trainer) -> str | None:
     progress = Progress(opt, functools.partial(_state_of, weakref.ref(trainer)))
     step = progress.resume()
     folder = tempfile.TemporaryDirectory(prefix="zerod-resume-", ignore_cleanup_errors=True) if step else None
+    trainer.remove_callback(_callback())
     trainer.add_callback(_callback()(progress, folder))
     if folder is None:
         return None
