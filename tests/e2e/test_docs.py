@@ -224,6 +224,19 @@ def test_names(document):
         assert os.access(ROOT / script, os.X_OK), f"{document}: {script} is no program"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_tests_that_are_named(document):
+    """A test that a document names as `test_file.py: test_name` (or `test_name` of the file named before) is there."""
+    text, sources = (ROOT / document).read_text(encoding="utf-8"), []
+    for file, name in re.findall(r"`(?:(test[\w-]+\.(?:py|c)))?(?::\s+)?(test_\w+)?`", text):
+        if file:
+            sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob(file)]
+            assert sources, f"{document}: there is no tests/**/{file}"
+        assert not name or any(f" {name}(" in source for source in sources), f"{document}: {name} is no test"
+    for attack in re.findall(r"attack `([\w-]+)`", text):
+        assert f'"{attack}"' in (ROOT / "tests/hostile.c").read_text(), f"{document}: {attack} is no attack"
+
+
 def anchors(path):
     text = path.read_text(encoding="utf-8")
     made = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE)]
