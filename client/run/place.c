@@ -277,7 +277,8 @@ static int place_load_job(struct place *place, struct place_job *job)
 }
 
 /* The first job's configuration, on a socket beside its own. */
-static int place_copy_job(struct place *place, const struct run_options *options, struct place_job *job, unsigned number)
+static int place_copy_job(struct place *place, const struct run_options *options, struct place_job *job,
+                          unsigned number)
 {
     if (place->n_nodes > 1) {
         fprintf(stderr, "zerodrun: on several nodes each job needs a --config of its own, with other ports\n");
