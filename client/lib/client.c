@@ -163,12 +163,27 @@ static int64_t deadline(const struct zerod *c)
     return c->timeout_ms > 0 ? now_ms() + c->timeout_ms : -1;
 }
 
-/* Does anybody take connections where this one was made? */
+/* Return: the process that listens at the other end of the socket; 0: unknown. */
+static pid_t listener_of(int fd)
+{
+    struct ucred peer = {0};
+    socklen_t n_bytes = sizeof(peer);
+
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n_bytes) == 0 ? peer.pid : 0;
+}
+
+/*
+ * Does the daemon of this connection still take others? Not another one that was started in its place; and of a service
+ * manager's socket, which is always there, nobody knows.
+ */
 static bool is_served(const struct zerod *c)
 {
     _cleanup_close_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    pid_t pid = listener_of(c->fd);
 
-    return fd >= 0 && (connect(fd, (const struct sockaddr *)&c->address, sizeof(c->address)) == 0 || errno == EAGAIN);
+    if (fd < 0 || pid <= 1)
+        return false;
+    return connect(fd, (const struct sockaddr *)&c->address, sizeof(c->address)) == 0 && listener_of(fd) == pid;
 }
 
 /* A daemon that ends closes its socket first. */

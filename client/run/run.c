@@ -37,7 +37,7 @@ struct run_rank {
     struct child child;
     struct environment env;
     unsigned local;
-    char label[16];
+    char label[24];
     unsigned n_restarts;
     bool running;
 };
@@ -47,7 +47,7 @@ struct run_daemon {
     struct child child;
     const char *socket, *config_path; /* the place's */
     bool told_socket;                 /* it listens there because it is told so */
-    char label[16];
+    char label[24];
     bool running;
 };
 

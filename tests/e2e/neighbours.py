@@ -75,10 +75,11 @@ class Programs:
 
 
 class Attackers:
-    """All of them, from the constructor to end()."""
+    """All of them, from the constructor to end(). idle: under SCHED_IDLE."""
 
-    def __init__(self, programs, daemon, name):
+    def __init__(self, programs, daemon, name, idle):
         self.programs, self.daemon, self.name, self.processes, self.lines = programs, daemon, name, [], {}
+        self.schedule = ["chrt", "--idle", "0"] if idle else []
         for uid, attacks in REPEATED.items():
             for attack in attacks:
                 self.repeat(uid, attack)
@@ -89,7 +90,7 @@ class Attackers:
 
     def start(self, uid, command, folder):
         self.processes.append(subprocess.Popen(
-            ["chrt", "--idle", "0", *as_user(uid), *map(str, command)], cwd=folder, process_group=0,
+            [*self.schedule, *as_user(uid), *map(str, command)], cwd=folder, process_group=0,
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env=environment({"ZEROD_SOCKET": self.daemon.socket})))
 
@@ -97,6 +98,10 @@ class Attackers:
         folder = self.programs.folder_of(uid, f"{self.name}-{uid}-{attack.replace(' ', '-')}")
         self.lines[uid, attack] = folder / "lines"
         self.start(uid, ["sh", "-c", LOOP.format("lines"), "sh", self.programs.path("tests/hostile"), *attack.split()], folder)
+
+    def each_has_ended(self):
+        """Has each attack come to its end once?"""
+        return all(path.exists() and path.stat().st_size for path in self.lines.values())
 
     def end(self):
         """Return: {(uid, attack): (how often the daemon held, how often it was full)}, and what else was printed."""
@@ -186,14 +191,20 @@ class Campaign:
         self.at_rest = n_fds_at_rest(self.attacked.daemon), n_threads(self.attacked.daemon)
         self.undisturbed, self.disturbed, self.counts, self.root_waited, self.n_rounds = [], [], {}, 0, 0
 
-    def round(self, seconds):
-        """An undisturbed phase and an attacked one, of so many seconds each."""
+    def round(self, seconds, each=False):
+        """
+        An undisturbed phase and an attacked one, of so many seconds each. each: attackers have their share of the
+        processors, and the phase is as long as it takes for each of them to have come to its end.
+        """
         self.n_rounds += 1
         self.undisturbed += self.attacked.train(seconds)
         visitor = Visitor(self.attacked.daemon)
-        attackers = Attackers(self.programs, self.attacked.daemon, f"round{self.n_rounds}")
+        attackers = Attackers(self.programs, self.attacked.daemon, f"round{self.n_rounds}", idle=not each)
         try:
             self.disturbed += self.attacked.train(seconds)
+            until = time.monotonic() + 60 * self.programs.patience
+            while each and not attackers.each_has_ended() and time.monotonic() < until:
+                self.attacked.train(0.2)
         finally:
             counts, others = attackers.end()
         self.root_waited = max(self.root_waited, visitor.end())

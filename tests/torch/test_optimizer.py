@@ -181,5 +181,6 @@ def test_one_line_says_what_it_trains_with(zerod, run):
     daemon = zerod({"gradient_clipping": 0.5, "zero_optimization": {"stage": 2}})
     first, second = run(daemon, attaches)
     assert re.fullmatch(r"zerod: AdamW, stage 2, 2 ranks, lr [\d./]+, weight_decay [\d./]+, clipping to 0.5; "
-                        rf"from the daemon at {daemon.socket}\n", first), first
+                        rf"from the daemon at {daemon.socket}\n"
+                        r"zerod: warning: the program overrules the daemon's configuration: .*\n", first), first
     assert second == ""
