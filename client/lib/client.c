@@ -18,6 +18,8 @@
 #include "daemon/failpoint.h"
 #include "daemon/hyper-check.h"
 
+enum { LISTENER_ENDS_MS = 200 }; /* picked: the sockets of a killed process are closed together */
+
 /* zerod_error(NULL): why the calling thread's last zerod_connect() gave no handle. */
 static __thread struct client_error connect_error;
 
@@ -174,16 +176,18 @@ static pid_t listener_of(int fd)
 
 /*
  * Does the daemon of this connection still take others? Not another one that was started in its place; and of a service
- * manager's socket, which is always there, nobody knows.
+ * manager's socket, which is always there, nobody knows. While a killed daemon's sockets are closed, its listener may be
+ * the last: a connection to it ends soon.
  */
 static bool is_served(const struct zerod *c)
 {
     _cleanup_close_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    struct pollfd end = {.fd = fd};
     pid_t pid = listener_of(c->fd);
 
-    if (fd < 0 || pid <= 1)
+    if (fd < 0 || pid <= 1 || connect(fd, (const struct sockaddr *)&c->address, sizeof(c->address)) < 0)
         return false;
-    return connect(fd, (const struct sockaddr *)&c->address, sizeof(c->address)) == 0 && listener_of(fd) == pid;
+    return listener_of(fd) == pid && poll(&end, 1, LISTENER_ENDS_MS) == 0;
 }
 
 /* A daemon that ends closes its socket first. */
