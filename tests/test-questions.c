@@ -125,7 +125,8 @@ static void test_one_at_a_time(void **userdata)
     local_stop(&local);
 }
 
-/* However many ask: after each round the lane pauses for so many times what the round took. */
+/* However many ask: after each round the lane pauses for so many times what the round took. A slow machine needs several
+ * rounds for an answer. */
 static void test_share_of_time(void **userdata)
 {
     struct request report = admin("report");
@@ -145,7 +146,7 @@ static void test_share_of_time(void **userdata)
         client_say(&c, &report);
         asked_ns = uv_hrtime();
         client_expect(&c, REPLY_ADMIN_PART);
-        assert_int_equal(questions->n_rounds, n_rounds + 1);
+        assert_true(questions->n_rounds > n_rounds);
         assert_true(questions->lanes[0].until_ns > asked_ns);
         hold(&local);
         client_say(&c, &report);
