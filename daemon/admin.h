@@ -11,5 +11,5 @@ struct request_admin;
 
 /* Asks the question, or refuses it. */
 void admin_request(struct session *session, const struct request_admin *request);
-/* Of a command that its asker may give. Return: JSON, owned by the caller, or NULL when memory is out. */
+/* Answers a command that admin_request() has let through. Return: JSON, owned by the caller; NULL: no memory. */
 char *admin_answer(struct server *server, const char *command, uint32_t *exit_code);

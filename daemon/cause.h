@@ -171,8 +171,8 @@ struct diagnostic *cause_rank_lost(const struct evidence_lost *evidence);
 struct diagnostic *cause_rank_back(const struct evidence_at *at);
 
 /*
- * What a process that is gone left of the open step keeps the step from being taken, and no other process can change
- * it: aborted for all.
+ * The step is aborted for all ranks, because a dead process left a part of it that is refused, and no other process can
+ * change that part.
  */
 struct evidence_inherited {
     struct evidence_at at;            /* rank: whose process is gone */
@@ -210,7 +210,7 @@ struct diagnostic *cause_engine(const struct evidence_node *evidence);
 struct diagnostic *cause_device(const struct evidence_node *evidence);
 struct diagnostic *cause_device_unformed(const struct evidence_at *at, const char *why);
 
-/* What zerod sees of a process whose CUDA events its engine cannot open. */
+/* A reason why the engine cannot open the CUDA events of a process, as far as zerod sees one. */
 enum evidence_reach {
     REACH_UNKNOWN, /* its /dev/shm cannot be seen */
     REACH_OTHER_SHM,

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * What zerod can see of why CUDA does not share a trainer's events with the engine: they travel through /dev/shm, and
- * between processes that may reach each other. Any thread.
+ * Finds the reason why CUDA does not share a trainer's events with the engine. CUDA shares them through /dev/shm, and
+ * only between processes that may reach each other. Any thread.
  */
 
 #include <stdbool.h>
@@ -11,5 +11,5 @@
 
 #include "daemon/cause.h"
 
-/* Of a process, as zerod sees it; pid: 0 or less, it is in a PID namespace that zerod cannot see. */
+/* pid: the trainer, in the PID namespace of zerod; 0 or less: it is in one that zerod cannot see. */
 enum evidence_reach device_reach(int64_t pid, uint32_t uid);

@@ -101,7 +101,7 @@ int device_share(struct device *device, uint32_t number, const struct segment *s
 
 /* A trainer's event. Return: as device_order(). */
 int device_event(struct device *device, const struct device_event *event);
-/* Of a local rank: orders that name events which could not be opened begin. */
+/* Starts the orders of a local rank that wait because one of its events could not be opened. */
 int device_release(struct device *device, uint32_t local_rank);
 
 int64_t device_pid(const struct device *device);

@@ -461,7 +461,7 @@ bool devices_has_event(const struct devices *devices, unsigned local_rank, uint3
     return event_at(devices, local_rank, number)->set;
 }
 
-/* What waits in this engine for events of the rank that it could not open waits no longer. */
+/* Starts the orders that wait in this engine because an event of the rank could not be opened. */
 static void release_unopened(struct devices *devices, unsigned local_rank)
 {
     uint32_t bit = UINT32_C(1) << local_rank;

@@ -349,7 +349,7 @@ void dispatch_request(struct session *session, const struct request *request)
         job_drop_peer(job, session->rank, what);
         return;
     }
-    /* Who says something else has read the state it asked for. */
+    /* A rank that sends another request has read the state that it asked for. */
     if (session->rank && request->type != REQUEST_READ_STATE)
         job_release_reading(job, session->rank);
     table[request->type].handle(session, request);

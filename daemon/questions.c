@@ -197,7 +197,7 @@ static void fail_readers(struct questions *questions, const struct answer *answe
         }
 }
 
-/* Who does not read an answer does not keep memory for ever: the oldest answers go first. */
+/* Drops the oldest answers that are not read, so that they do not keep memory for ever. */
 static void bound_memory(struct questions *questions)
 {
     while (questions->oldest != questions->newest &&

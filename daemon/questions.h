@@ -91,7 +91,7 @@ struct questions {
     struct answer *oldest, *newest;
     uint64_t kept_bytes; /* of all answers that somebody has not read yet */
     uint64_t due_ns;     /* since when a round is due; 0: none is */
-    bool trainers_first; /* this turn of the loop had something of theirs to do */
+    bool trainers_first; /* this turn of the loop has served a trainer or a worker */
     uint64_t n_built, n_rounds;
 };
 

@@ -35,7 +35,7 @@ static void hold(struct local *local)
         questions->lanes[i].until_ns = uv_hrtime() + UINT64_C(3600000000000);
 }
 
-/* Or no more. */
+/* The lanes pause no longer. */
 static void let_go(struct local *local)
 {
     struct questions *questions = server_questions(local->server);

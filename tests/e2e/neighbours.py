@@ -43,8 +43,8 @@ LASTING = {
     ALLOWED: [("asks 20", 1), ("never-reads 10000", 1), ("control-idle", 44), ("idle 100", 1)],
     STRANGER: [("idle 200", 1)],
 }
-# That an attack was refused for want of room, since the others had taken it, is no success of it.
-LOOP = 'while :; do if "$@" >out 2>&1; then echo held; elif grep -q E1401 out; then echo full; else cat out; fi; done >>{}'
+# An attacker that is refused for want of room, or whose silent connection gives its place to another, has not succeeded.
+LOOP = 'while :; do if "$@" >out 2>&1; then echo held; elif grep -qE "E1401|got the end" out; then echo full; else cat out; fi; done >>{}'
 
 
 def as_user(uid):
