@@ -83,7 +83,7 @@ void frame_batch_deinit(struct frame_batch *batch);
  * Return: 0 and at least one packet; FRAME_AGAIN; FRAME_EOF; -errno.
  */
 int frame_receive(int fd, struct frame_batch *batch);
-/* The same, of at most n_packets (1 to FRAME_BATCH). */
+/* frame_receive() of at most n_packets (1 to FRAME_BATCH). */
 int frame_receive_some(int fd, struct frame_batch *batch, size_t n_packets);
 
 /* Return: 0 or -ENOMEM. */

@@ -504,7 +504,7 @@ void job_gather(struct job *job, struct job_rank *rank, const struct request_gat
 void job_release(struct job *job, struct job_rank *rank, const struct request_release *request);
 void job_prefetch(struct job *job, struct job_rank *rank, const struct request_prefetch *request);
 void job_read_state(struct job *job, struct job_rank *rank, const struct request_read_state *request);
-/* What the last answer held is given back, whether the client has let go of it or not. */
+/* Frees the memory of the last answer to ReadState, also when the client still has a descriptor of it. */
 void job_release_reading(struct job *job, struct job_rank *rank);
 void reading_free(struct reading *reading);
 int pool_new(struct pool **out, struct job *job);

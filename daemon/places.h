@@ -23,8 +23,9 @@ enum { PLACES_KEPT = 8 };                           /* picked: more than adminis
 bool places_take(struct server *server, struct session *session);
 
 /*
- * The same where descriptors, or places before Hello, are short: session is the newest connection and has not said
- * Hello. equals: also those of its own standing may go, the oldest that has not said Hello first.
+ * Closes a connection for the newest one, which has not said Hello, when descriptors or places before Hello are short.
+ * equals: connections of its own standing may go, too, the oldest that has not said Hello first. Return: whether one
+ * was closed.
  */
 bool places_make_room(struct server *server, struct session *session, bool equals);
 

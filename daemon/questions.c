@@ -10,7 +10,7 @@
 #include "daemon/frame.h"
 #include "daemon/wire.h"
 
-/* What a packet has beside its part of the JSON: picked, it is some 20 bytes. */
+/* Bytes of a packet beside its part of the JSON: some 20 are needed; picked. */
 enum { PART_EXTRA_BYTES = 64 };
 
 /* Packets that are ready to be sent, to as many as asked. */

@@ -37,9 +37,9 @@ size_t page_size(void);
 /* name without prefix: "ring.0" shows as "/memfd:zerod.ring.0" in smaps. Sparse until reserved. Return: 0 or -errno. */
 int segment_init(struct segment *segment, const char *name, size_t n_bytes);
 /*
- * The same for what only this mapping writes: nobody, this daemon included, can map it for writing, write to it or punch
- * holes into it again (F_SEAL_FUTURE_WRITE), so that it suits neither segments that engines write, nor any that a later
- * daemon has to take over.
+ * segment_init(), then seals the segment (F_SEAL_FUTURE_WRITE): only this mapping writes to it. No process, this daemon
+ * included, can map it for writing, write to it or punch holes into it again. It does not suit segments that engines
+ * write, nor segments that a later daemon has to take over.
  */
 int segment_init_published(struct segment *segment, const char *name, size_t n_bytes);
 void segment_deinit(struct segment *segment);

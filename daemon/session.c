@@ -252,7 +252,7 @@ static void serve_packet(struct session *session, const struct frame_packet *pac
 static bool serve_batch(struct session *session)
 {
     struct frame_batch *batch = server_batch(session->server);
-    /* What a control connection asks besides stays in the kernel, so that the connection cannot send without end. */
+    /* Further questions of a control connection stay in the kernel, so that the connection cannot send without end. */
     size_t n_packets = session->state & (SESSION_HELLO | SESSION_CONTROL) ? 1 : FRAME_BATCH;
     int r = frame_receive_some(session->fd, batch, n_packets);
 

@@ -4,6 +4,7 @@
  * The configuration: what is read, which units and numbers, what comes out of --print-config, and help.
  */
 
+#include "client/include/zerod/client.h"
 #include "daemon/base.h"
 #include "daemon/config-table.h"
 #include "daemon/config-value.h"
@@ -13,6 +14,18 @@
 #include <errno.h>
 #include <sys/stat.h>
 #include <syslog.h>
+
+/* Welcome.configured goes from the daemon to the program as it is. */
+#define SAME_BIT(name) _Static_assert((int)CONFIG_GIVES_##name == (int)ZEROD_CONFIGURED_##name, "bits of " #name)
+SAME_BIT(OPTIMIZER);
+SAME_BIT(LR);
+SAME_BIT(BETAS);
+SAME_BIT(EPS);
+SAME_BIT(WEIGHT_DECAY);
+SAME_BIT(MOMENTUM);
+SAME_BIT(DAMPENING);
+SAME_BIT(NESTEROV);
+SAME_BIT(LR_DECAY);
 
 static void test_defaults(void **state)
 {
@@ -181,7 +194,7 @@ static void test_optimizer_defaults(void **state)
     }
 }
 
-/* What a program wants counts where the file says nothing of an optimizer, with the defaults of that one. */
+/* If the file names no optimizer, the program chooses it, and its settings are that optimizer's defaults. */
 static void test_chosen_optimizers(void **state)
 {
     static const char *const names[] = {"AdamW", "Adam", "SGD", "Lion", "Adagrad"};

@@ -224,7 +224,10 @@ DEVICE_FN uint64_t double_bits(double x)
     return bits;
 }
 
-/* What exact_sum_add() would add to limb[limb] for a sum of squares; not finite: nothing, and what it is. */
+/*
+ * Return: the part that exact_sum_add() adds to limb[limb] for a sum of squares; 0 if value is not finite, and then a
+ * flag is set.
+ */
 DEVICE_FN uint64_t exact_digit(double value, unsigned limb, bool *nonfinite, bool *nan)
 {
     const uint64_t bits = double_bits(value), integer = EXACT_MANTISSA(bits);
