@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/gpu.h"
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 #include <poll.h>
 #include <signal.h>

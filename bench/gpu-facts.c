@@ -8,7 +8,7 @@
  */
 
 #include "bench/gpu.h"
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 #include <poll.h>
 #include <stdio.h>

@@ -7,8 +7,8 @@
  */
 
 #include "bench/gpu.h"
-#include "daemon/base.h"
-#include "daemon/layout.h"
+#include "core/base/base.h"
+#include "core/layout/layout.h"
 #include "kernels/convert.h"
 #include "kernels/device.h"
 

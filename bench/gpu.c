@@ -16,7 +16,7 @@
  */
 
 #include "bench/gpu.h"
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 #include <getopt.h>
 #include <stdio.h>

@@ -9,7 +9,7 @@
  * Errors: there is nothing to go on with. gpu_fail() says what it was and ends the process with status 1.
  */
 
-#include "daemon/frame.h"
+#include "core/wire/frame.h"
 
 #include <stddef.h>
 #include <stdint.h>

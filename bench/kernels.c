@@ -13,7 +13,7 @@
  * shared memfds, as in the daemon, and touched beforehand; gradients are new for each measurement.
  */
 
-#include "daemon/base.h"
+#include "core/base/base.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
 

@@ -14,8 +14,8 @@
  */
 
 #include "client/ctl/control.h"
-#include "daemon/base.h"
-#include "daemon/wire.h"
+#include "core/base/base.h"
+#include "core/wire/wire.h"
 
 #include <errno.h>
 #include <getopt.h>

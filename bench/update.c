@@ -7,11 +7,11 @@
  *     bench-update [--elems N] [--params P] [--ranks R] [--threads T]
  */
 
-#include "daemon/base.h"
-#include "daemon/layout.h"
-#include "daemon/state.h"
-#include "daemon/step.h"
-#include "daemon/worker.h"
+#include "core/base/base.h"
+#include "core/base/worker.h"
+#include "core/layout/layout.h"
+#include "daemon/memory/state.h"
+#include "daemon/step/step.h"
 
 #include <getopt.h>
 #include <inttypes.h>

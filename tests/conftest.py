@@ -212,7 +212,7 @@ class Daemon(Process):
         return any(line[-1] == str(self.socket) and int(line[3], 16) & 0x10000 for line in lines[1:])
 
     def spawn(self, program, *args, rank=None, env=None, failpoint=None):
-        """Starts a program that finds this daemon, as rank; failpoint: see daemon/failpoint.h."""
+        """Starts a program that finds this daemon, as rank; failpoint: see core/base/failpoint.h."""
         more = {"ZEROD_SOCKET": self.socket_of(rank), **({} if rank is None else {"RANK": rank}),
                 **({} if failpoint is None else {"ZEROD_FAILPOINT": failpoint}), **gpu_environment(self.build),
                 **(env or {})}

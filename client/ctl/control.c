@@ -11,8 +11,8 @@
 #include <sys/un.h>
 #include <sysexits.h>
 
-#include "daemon/base.h"
-#include "daemon/diagnosis.h"
+#include "core/base/base.h"
+#include "core/diagnosis/diagnosis.h"
 
 enum {
     ANSWER_MAX_BYTES = 1 << 30, /* picked: a million parameters are a quarter of it */

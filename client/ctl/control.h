@@ -11,8 +11,8 @@
 
 #include <stddef.h>
 
-#include "daemon/frame.h"
-#include "daemon/wire.h"
+#include "core/wire/frame.h"
+#include "core/wire/wire.h"
 
 enum {
     CONTROL_SILENCE_MS = 30 * 1000, /* picked: a daemon whose loop is blocked for longer is ended by its watchdog */

@@ -11,9 +11,9 @@
 #include <ctype.h>
 #include <string.h>
 
-#include "daemon/base.h"
-#include "daemon/diagnosis.h"
-#include "daemon/strbuf.h"
+#include "core/base/base.h"
+#include "core/base/strbuf.h"
+#include "core/diagnosis/diagnosis.h"
 
 struct stream {
     int64_t rank; /* -1: lines without a rank */

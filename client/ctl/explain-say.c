@@ -10,8 +10,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "daemon/base.h"
-#include "daemon/cause-text.h"
+#include "core/base/base.h"
+#include "core/diagnosis/cause-text.h"
 
 #define FOLK "batch size, LoRA rank, number of GPUs"
 #define STATE_DDP "DDP cannot go on from here: start again after the fix; zerod had no part in it"

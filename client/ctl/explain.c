@@ -6,9 +6,9 @@
 #include <string.h>
 #include <sysexits.h>
 
-#include "daemon/base.h"
-#include "daemon/diagnosis.h"
-#include "daemon/status.h"
+#include "core/base/base.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/wire/status.h"
 
 /* Keeps the last EXPLAIN_MAX_BYTES of what it reads: an error stands at the end of a log. Return: 0 or -errno. */
 static int read_end(FILE *file, char *text, size_t *n_bytes)

@@ -18,7 +18,7 @@
 #include "client/ctl/plan.h"
 #include "client/ctl/report.h"
 #include "client/ctl/show.h"
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 static const char help_text[] =
     "Usage: zerodctl [--socket PATH] [--json] COMMAND [ARGUMENTS]\n"

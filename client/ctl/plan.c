@@ -8,12 +8,12 @@
 #include <sysexits.h>
 
 #include "client/ctl/print.h"
-#include "daemon/base.h"
-#include "daemon/budget.h"
-#include "daemon/config.h"
-#include "daemon/json.h"
-#include "daemon/layout.h"
-#include "daemon/plan.h"
+#include "core/base/base.h"
+#include "core/base/json.h"
+#include "core/config/config.h"
+#include "core/layout/layout.h"
+#include "core/layout/plan.h"
+#include "daemon/step/budget.h"
 #include "kernels/update.h"
 #include "proto/credit.h"
 

@@ -7,7 +7,7 @@
 #include <stdarg.h>
 #include <string.h>
 
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 /* Three digits: 1.23, 12.3, 123. */
 static void print_scaled(char *dst, double value, const char *unit)

@@ -11,8 +11,8 @@
 
 #include <json-c/json.h>
 
-#include "daemon/base.h"
-#include "daemon/json.h"
+#include "core/base/base.h"
+#include "core/base/json.h"
 
 enum {
     FILE_MAX_BYTES = 64 * 1024, /* of one file of /proc; what is longer is cut */

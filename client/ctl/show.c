@@ -9,7 +9,7 @@
 #include <json-c/json.h>
 
 #include "client/ctl/print.h"
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 static struct json_object *get(struct json_object *o, const char *key)
 {

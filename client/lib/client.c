@@ -14,9 +14,9 @@
 #include <time.h>
 
 #include "client/lib/internal.h"
-#include "daemon/base.h"
-#include "daemon/failpoint.h"
-#include "daemon/hyper-check.h"
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "core/wire/hyper-check.h"
 
 enum { LISTENER_ENDS_MS = 200 }; /* picked: the sockets of a killed process are closed together */
 

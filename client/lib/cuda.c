@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "client/lib/cuda.h"
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 /* The driver's numbers and types, as its documentation has them. They have been the same since CUDA 10.2. */
 enum {

@@ -16,8 +16,8 @@
 #include <ucontext.h>
 
 #include "client/lib/internal.h"
-#include "daemon/base.h"
-#include "daemon/cause.h"
+#include "core/base/base.h"
+#include "core/diagnosis/cause.h"
 
 enum { MAX_RANGES = 64, MAX_FRAMES = 12 };
 

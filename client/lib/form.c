@@ -5,8 +5,8 @@
 #include <sys/mman.h>
 
 #include "client/lib/internal.h"
-#include "daemon/base.h"
-#include "daemon/failpoint.h"
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
 
 /* ---- mappings ------------------------------------------------------------------------------------------ */
 

@@ -9,9 +9,9 @@
 #include <string.h>
 
 #include "client/lib/internal.h"
-#include "daemon/base.h"
-#include "daemon/cause.h"
-#include "daemon/evidence.h"
+#include "core/base/base.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/evidence.h"
 
 struct explained {
     struct zerod_error public; /* first: what the caller holds */

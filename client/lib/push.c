@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Slots and pushes. A slot holds a parcel's gradients (daemon/layout.h) of one micro-batch and
+ * Slots and pushes. A slot holds a parcel's gradients (core/layout/layout.h) of one micro-batch and
  * pass; the client places it in the ring, first fit, and names it by a ticket
  * until the credit page says that it has been reduced. No room in the ring: the
  * daemon is asked for an overflow extent, the only wait there is in a backward.
@@ -14,8 +14,8 @@
 #include <xxhash.h>
 
 #include "client/lib/internal.h"
-#include "daemon/base.h"
-#include "daemon/failpoint.h"
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
 
 /* ---- tickets ------------------------------------------------------------------------------------------- */
 

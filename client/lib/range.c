@@ -7,8 +7,8 @@
 
 #include "client/lib/cuda.h"
 #include "client/lib/range.h"
-#include "daemon/base.h"
-#include "daemon/layout.h"
+#include "core/base/base.h"
+#include "core/layout/layout.h"
 
 struct range_memory {
     uint64_t memory;

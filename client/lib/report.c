@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "client/lib/internal.h"
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 /* Parameters of a report: with 3 bytes each they fit into a packet. Picked; texts name five of them. */
 enum { MAX_REPORTED = 32768 };

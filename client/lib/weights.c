@@ -20,8 +20,8 @@
 #include <sys/mman.h>
 
 #include "client/lib/internal.h"
-#include "daemon/base.h"
-#include "daemon/failpoint.h"
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
 
 enum { POOL_ALIGN_BYTES = 256 }; /* of what lies in the pool, as the protocol has it */
 

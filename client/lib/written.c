@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 
 #include "client/lib/internal.h"
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 /* Values of zerod.written. */
 enum { NOTHING_WRITTEN, BECOMES_PRIVATE, IS_PRIVATE, IS_REPORTED };

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "client/run/sink.h"
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 /*
  * libuv has no hook between fork and exec, where PR_SET_PDEATHSIG belongs. So what is spawned

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/base.h" /* before uv.h, whose sys/param.h has a MIN of its own */
+#include "core/base/base.h" /* before uv.h, whose sys/param.h has a MIN of its own */
 
 #include <uv.h>
 

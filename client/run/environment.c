@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 static int environment_add(struct environment *env, char *var)
 {

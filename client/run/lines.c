@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 int lines_init(struct lines *lines, lines_fn *emit, void *context)
 {

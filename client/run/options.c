@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sysexits.h>
 
-#include "daemon/config.h"
+#include "core/config/config.h"
 
 enum {
     OPTION_CONFIG = 256,

@@ -13,8 +13,8 @@
 #include "client/ctl/control.h"
 #include "client/run/environment.h"
 #include "client/run/options.h"
-#include "daemon/base.h"
-#include "daemon/config.h"
+#include "core/base/base.h"
+#include "core/config/config.h"
 
 enum {
     TORCHRUN_PORT = 29500, /* the port that all nodes agree on when nobody says another */

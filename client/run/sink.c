@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 /* Return: true when all is written, false when the reader is gone. */
 static bool write_all(struct sink *sink, const char *data, size_t n_bytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for the golden numbers, and the comparison of a result file (tests/golden-case.h) with them."""
+"""Cases for the golden numbers, and the comparison of a result file (tests/programs/golden-case.h) with them."""
 
 import functools
 import json

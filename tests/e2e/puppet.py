@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers that do as they are told (tests/refusals.c), and what can be seen of a daemon from outside."""
+"""Trainers that do as they are told (tests/programs/refusals.c), and what can be seen of a daemon from outside."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from conftest import ROOT, SANITIZER, environment, gpu_environment, wait_for
 
 GOLDEN = ROOT / "tests" / "e2e" / "refusals"
 REFUSED, ABORTED, RESUMED = 2, 3, 1
-N_PARAMS = 11  # of tests/puppet-model.h
+N_PARAMS = 11  # of tests/programs/puppet-model.h
 FROZEN = 8
 
 

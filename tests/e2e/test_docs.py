@@ -29,8 +29,8 @@ DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT 
 # Who checks the blocks of kind text: a file of tests that names the document; or why there is nothing to check.
 ELSEWHERE = {
     "docs/architecture.md": "a picture",
-    "docs/configuration.md": "tests/test-config-docs.c",
-    "docs/diagnostics.md": "tests/test-diagnosis.c",
+    "docs/configuration.md": "tests/core/config/test-config-docs.c",
+    "docs/diagnostics.md": "tests/core/diagnosis/test-diagnosis.c",
              "docs/faults.md": "tests/faults/test_systems.py",
 }
 TIME = re.compile(r"\b\d+(\.\d+)? ?(ns|us|ms|s|min)\b")
@@ -234,7 +234,7 @@ def test_tests_that_are_named(document):
             assert sources, f"{document}: there is no tests/**/{file}"
         assert not name or any(f" {name}(" in source for source in sources), f"{document}: {name} is no test"
     for attack in re.findall(r"attack `([\w-]+)`", text):
-        assert f'"{attack}"' in (ROOT / "tests/hostile.c").read_text(), f"{document}: {attack} is no attack"
+        assert f'"{attack}"' in (ROOT / "tests/programs/hostile.c").read_text(), f"{document}: {attack} is no attack"
 
 
 def anchors(path):

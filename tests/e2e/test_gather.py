@@ -15,7 +15,7 @@ from puppet import ABORTED, N_PARAMS, REFUSED, RESUMED, Puppet, all_do, state, s
 
 pytestmark = pytest.mark.threads
 
-BIG = 7  # of tests/puppet-model.h
+BIG = 7  # of tests/programs/puppet-model.h
 PAGE = os.sysconf("SC_PAGESIZE")
 STAGE3 = {"zero_optimization": {"stage": 3}}
 # Each copy into the pool takes so long, in host memory and by way of it; on GPUs all that they do takes longer.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 The data path of the daemon gives the golden numbers, bit for bit, however it is run: stage, bucket size, threads,
-instruction set, order of pushes, one core or two. tests/golden-driver.c runs it; nothing here needs a daemon.
+instruction set, order of pushes, one core or two. tests/programs/golden-driver.c runs it; nothing here needs a daemon.
 
 How a case is run is drawn from all combinations, shuffled with a fixed seed; ZEROD_GOLDEN_FULL=1 runs them all.
 """

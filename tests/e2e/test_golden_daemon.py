@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The golden numbers through a real daemon: a process per rank (tests/golden-client.c) pushes in its own order over the
+The golden numbers through a real daemon: a process per rank (tests/programs/golden-client.c) pushes in its own order over the
 socket, and reads norms, weights and state back.
 
 With ZEROD_TIMING=1 no push may take longer than 50 ms; without, what the slowest took is only printed.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Clients that mean ill, or break (tests/hostile.c). The guilty connection alone suffers: after each attack the daemon is
+Clients that mean ill, or break (tests/programs/hostile.c). The guilty connection alone suffers: after each attack the daemon is
 alive and holds no descriptor and no thread more than before, and the job's next step has the bits of an undisturbed run.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Every refusal that one node can produce, provoked by trainers that do as they are told (tests/refusals.c).
+Every refusal that one node can produce, provoked by trainers that do as they are told (tests/programs/refusals.c).
 
 Of each: the whole text is that of refusals/NAME.txt, with times and pids masked; it stands word for word in the daemon's log
 and in zerodctl's JSON; masters, moments, weights and the journal are byte for byte what they were; it sticks until it is

@@ -16,7 +16,7 @@ from puppet import FROZEN, N_PARAMS, REFUSED, RESUMED, Puppet, all_do, form, mem
 pytestmark = pytest.mark.threads
 
 BEFORE, AFTER = 3, 3
-EMPTY, BIG = 5, 7  # of tests/puppet-model.h
+EMPTY, BIG = 5, 7  # of tests/programs/puppet-model.h
 OPTIMIZERS = {  # the configuration, and which states it keeps: digits, enum zerod_state
     "AdamW": ({}, "0124"),
     "Adam-L2": ({"type": "Adam", "params": {"lr": 1e-2, "weight_decay": 0.1, "adam_w_mode": False}}, "0124"),

@@ -5,7 +5,7 @@
  * print as YAML that reads back to the same; what is refused must say why, with a bounded list of problems.
  */
 
-#include "daemon/config.h"
+#include "core/config/config.h"
 
 #include <stdint.h>
 #include <stdlib.h>

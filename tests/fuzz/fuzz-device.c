@@ -2,7 +2,7 @@
 
 /* Reports of the engine on GPUs, and commands to it. */
 
-#include "daemon/device-wire.h"
+#include "core/wire/device-wire.h"
 #include "round-trip.h"
 
 DEFINE_ROUND_TRIP(device, report, struct device_report, "Device")

@@ -13,12 +13,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/config.h"
-#include "daemon/frame.h"
-#include "daemon/job.h"
-#include "daemon/log.h"
-#include "daemon/server.h"
-#include "daemon/session.h"
+#include "core/base/log.h"
+#include "core/config/config.h"
+#include "core/wire/frame.h"
+#include "daemon/job/job.h"
+#include "daemon/server/server.h"
+#include "daemon/server/session.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

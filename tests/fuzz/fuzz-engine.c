@@ -2,7 +2,7 @@
 
 /* Reports of the engine between hosts, and commands to it. */
 
-#include "daemon/engine-wire.h"
+#include "core/wire/engine-wire.h"
 #include "round-trip.h"
 
 DEFINE_ROUND_TRIP(engine, report, struct engine_report, "Engine")

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "client/ctl/explain.h"
-#include "daemon/diagnosis.h"
+#include "core/diagnosis/diagnosis.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

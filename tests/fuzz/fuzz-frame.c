@@ -11,8 +11,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "daemon/base.h"
-#include "daemon/frame.h"
+#include "core/base/base.h"
+#include "core/wire/frame.h"
 
 enum {
     MAX_SENT = 1024,

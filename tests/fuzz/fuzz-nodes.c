@@ -13,9 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base.h"
-#include "daemon/leader.h"
-#include "daemon/node-wire.h"
+#include "core/base/base.h"
+#include "core/wire/node-wire.h"
+#include "daemon/leader/leader.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

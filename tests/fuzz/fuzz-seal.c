@@ -14,10 +14,10 @@
 #include <assert.h>
 #include <string.h>
 
-#include "daemon/base.h"
-#include "daemon/config.h"
-#include "daemon/link-frame.h"
-#include "daemon/seal.h"
+#include "core/base/base.h"
+#include "core/config/config.h"
+#include "daemon/link/link-frame.h"
+#include "daemon/link/seal.h"
 
 enum { MAX_FRAME = 2048, MAX_SAID = 512, WIRE_BYTES = 1 << 20 };
 

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/frame.h"
-#include "daemon/wire.h"
+#include "core/wire/frame.h"
+#include "core/wire/wire.h"
 
 struct conversation {
     FILE *file;

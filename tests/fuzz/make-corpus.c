@@ -10,15 +10,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/base.h"
-#include "daemon/frame.h"
-#include "daemon/link-frame.h"
-#include "daemon/seal.h"
-#include "daemon/wire.h"
-#include "tests/device-examples.h"
-#include "tests/engine-examples.h"
-#include "tests/node-examples.h"
-#include "tests/wire-examples.h"
+#include "core/base/base.h"
+#include "core/wire/frame.h"
+#include "core/wire/wire.h"
+#include "daemon/link/link-frame.h"
+#include "daemon/link/seal.h"
+#include "tests/core/wire/device-examples.h"
+#include "tests/core/wire/engine-examples.h"
+#include "tests/core/wire/node-examples.h"
+#include "tests/core/wire/wire-examples.h"
 
 static uint8_t packet[FRAME_MAX_BYTES];
 

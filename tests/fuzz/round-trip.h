@@ -10,10 +10,10 @@
 #include <assert.h>
 #include <string.h>
 
-#include "daemon/base.h"
-#include "daemon/frame.h"
-#include "daemon/wire-arena.h"
-#include "daemon/wire.h"
+#include "core/base/base.h"
+#include "core/wire/frame.h"
+#include "core/wire/wire-arena.h"
+#include "core/wire/wire.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -22,7 +22,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "daemon/base.h"
+#include "core/base/base.h"
 
 #include "cuda.h"
 #include "cuda_runtime_api.h"

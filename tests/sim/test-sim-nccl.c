@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/base.h"
+#include "core/base/base.h"
 #include "sim-child.h"
 
 enum { MAX_RANKS = 4, N = 257 }; /* elements of each rank */

@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/base.h"
+#include "core/base/base.h"
 #include "sim-child.h"
 
 enum { N = 1000, GRANULE = 2 << 20 };

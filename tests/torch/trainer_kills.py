@@ -4,7 +4,7 @@ Torch trainers under zerodrun --restarts that are killed and go on: their weight
 every loss on the way, have the bits of an undisturbed run. Used by test_trainer_kills.py; as a program
 (scripts/soak torch-kills) the long campaign.
 
-A rank's plan is a list of deaths, one for each life: a failpoint (text: daemon/failpoint.h), or [steps, ms]: from
+A rank's plan is a list of deaths, one for each life: a failpoint (text: core/base/failpoint.h), or [steps, ms]: from
 outside, so long after the life has made so many steps; or ["start", ms]: after its process was started.
 """
 

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "core/base/failpoint.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/base/base.h"
+
+enum { MAX_POINTS = 32, MAX_NAME = 48, DEFAULT_SLEEP_MS = 100 };
+
+enum action { ACTION_KILL, ACTION_STOP, ACTION_SLEEP, ACTION_ERROR };
+
+struct point {
+    char name[MAX_NAME];
+    enum action action;
+    unsigned long ms;   /* ACTION_SLEEP */
+    unsigned long pass; /* from 1; 0: every time */
+    atomic_ulong n_passed;
+};
+
+/* Only in test builds, and written once: the environment is the process's, so this is too. */
+static struct point points[MAX_POINTS];
+static size_t n_points;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* Return: true when all of text is a number. */
+static bool parse_number(const char *text, unsigned long *n)
+{
+    char *end;
+
+    errno = 0;
+    *n = strtoul(text, &end, 10);
+    return *text >= '0' && *text <= '9' && !*end && errno == 0;
+}
+
+static bool parse_action(struct point *point, char *text)
+{
+    static const char *const words[] = {
+        [ACTION_KILL] = "kill", [ACTION_STOP] = "stop", [ACTION_SLEEP] = "sleep", [ACTION_ERROR] = "error"};
+    char *ms = strchr(text, ':');
+
+    if (ms)
+        *ms++ = '\0';
+    for (size_t i = 0; i < ARRAY_SIZE(words); i++) {
+        if (strcmp(text, words[i]) != 0)
+            continue;
+        point->action = (enum action)i;
+        point->ms = DEFAULT_SLEEP_MS;
+        return !ms || (point->action == ACTION_SLEEP && parse_number(ms, &point->ms));
+    }
+    return false;
+}
+
+/* name:action[:ms][@pass] */
+static bool parse_point(struct point *point, char *text)
+{
+    char *action = strchr(text, ':'), *pass = strchr(text, '@');
+
+    if (!action || action == text || action - text >= MAX_NAME || (pass && pass < action))
+        return false;
+    *action++ = '\0';
+    if (pass)
+        *pass++ = '\0';
+    strcpy(point->name, text);
+    point->pass = 1;
+    if (pass && strcmp(pass, "*") == 0)
+        point->pass = 0;
+    else if (pass && (!parse_number(pass, &point->pass) || point->pass == 0))
+        return false;
+    return parse_action(point, action);
+}
+
+static void parse(void)
+{
+    const char *variable = getenv("ZEROD_FAILPOINT");
+    _cleanup_free_ char *text = variable ? strdup(variable) : NULL;
+    char *rest = NULL;
+
+    for (char *item = text ? strtok_r(text, ",", &rest) : NULL; item; item = strtok_r(NULL, ",", &rest)) {
+        if (n_points < MAX_POINTS && parse_point(&points[n_points], item)) {
+            n_points++;
+            continue;
+        }
+        fprintf(stderr, "ZEROD_FAILPOINT=%s: \"%s\" is not name:kill|stop|sleep[:ms]|error[@pass|@*]\n", variable,
+                item);
+        abort();
+    }
+}
+
+static void sleep_ms(unsigned long ms)
+{
+    struct timespec left = {.tv_sec = (time_t)(ms / 1000), .tv_nsec = (long)(ms % 1000) * 1000000};
+
+    while (nanosleep(&left, &left) < 0 && errno == EINTR)
+        ;
+}
+
+static int act(const struct point *point)
+{
+    switch (point->action) {
+    case ACTION_KILL:
+        (void)kill(getpid(), SIGKILL);
+        for (;;)
+            pause(); /* not one instruction of the caller's more */
+    case ACTION_STOP:
+        (void)kill(getpid(), SIGSTOP);
+        return 0;
+    case ACTION_SLEEP:
+        sleep_ms(point->ms);
+        return 0;
+    case ACTION_ERROR:
+        return -ENOMEM;
+    }
+    return 0;
+}
+
+int failpoint(const char *name)
+{
+    int r = 0;
+
+    pthread_once(&once, parse);
+    for (size_t i = 0; i < n_points; i++) {
+        struct point *point = &points[i];
+
+        if (strcmp(point->name, name) != 0)
+            continue;
+        /* Counted also when an earlier entry of the same name has failed: passes are passes of the process. */
+        if (atomic_fetch_add(&point->n_passed, 1) + 1 == point->pass || point->pass == 0)
+            r = MIN(r, act(point));
+    }
+    return r;
+}
+
+int failpoint_at(const char *request, const char *where)
+{
+    char name[MAX_NAME];
+
+    snprintf(name, sizeof(name), "%s.%s", request, where);
+    return failpoint(name);
+}

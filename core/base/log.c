@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "core/base/log.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "core/base/base.h"
+#include "core/base/notify.h"
+#include "core/diagnosis/diagnosis.h"
+
+enum {
+    LOG_QUEUE_BYTES = 256 << 10, /* lines that wait for a slow reader; picked, not measured */
+    LOG_PATIENCE_MS = 50,        /* for one line, while the reader keeps up; once it does not, none */
+    LOG_LAST_MS = 1000,          /* for what waits when the process ends */
+};
+
+/* A line that waits to be written; text ends with a newline. */
+struct log_entry {
+    struct log_entry *next;
+    struct notify_message *journal; /* NULL: to stderr */
+    size_t n_bytes;
+    char text[];
+};
+
+static struct {
+    const char *job;
+    int level;
+    bool journal;
+    bool threaded; /* a thread writes, for which the caller waits a moment at the most */
+    pthread_mutex_t mutex;
+    pthread_cond_t work, empty;
+    struct log_entry *first, **last; /* guarded by mutex, as are those below */
+    size_t n_bytes;
+    uint64_t n_dropped;
+    bool writing, stopping;
+} sink = {.job = "", .level = LOG_INFO, .mutex = PTHREAD_MUTEX_INITIALIZER, .last = &sink.first};
+
+/* systemd names stderr's device and inode in JOURNAL_STREAM; a redirected stderr has others. */
+static bool stderr_is_journal(void)
+{
+    const char *stream = getenv("JOURNAL_STREAM");
+    uintmax_t device, inode;
+    struct stat st;
+
+    return stream && sscanf(stream, "%" SCNuMAX ":%" SCNuMAX, &device, &inode) == 2 && fstat(STDERR_FILENO, &st) == 0 &&
+           st.st_dev == device && st.st_ino == inode;
+}
+
+void log_init(const char *job, int level)
+{
+    sink.job = job;
+    sink.level = level;
+    sink.journal = stderr_is_journal();
+}
+
+/* ---- writing ------------------------------------------------------------------------------------------- */
+
+/* A reader that is gone takes nothing: its lines are lost. */
+static void write_all(const char *text, size_t n_bytes)
+{
+    while (n_bytes > 0) {
+        ssize_t n = write(STDERR_FILENO, text, n_bytes);
+
+        if (n >= 0) {
+            text += n;
+            n_bytes -= (size_t)n;
+        } else if (errno == EAGAIN) { /* another process has made stderr non-blocking */
+            (void)poll(&(struct pollfd){.fd = STDERR_FILENO, .events = POLLOUT}, 1, -1);
+        } else if (errno != EINTR) {
+            return;
+        }
+    }
+}
+
+static void write_entry(struct log_entry *entry)
+{
+    if (!entry->journal || !notify_message_send(entry->journal))
+        write_all(entry->text, entry->n_bytes);
+}
+
+static void write_dropped(uint64_t n_dropped)
+{
+    char text[256];
+    int n = snprintf(text, sizeof(text),
+                     "zerod[%s]: %" PRIu64 " lines of this log were dropped: nobody read it in time\n", sink.job,
+                     n_dropped);
+
+    if (n_dropped > 0)
+        write_all(text, MIN((size_t)n, sizeof(text) - 1));
+}
+
+static void entry_free(struct log_entry *entry)
+{
+    notify_message_free(entry->journal);
+    free(entry);
+}
+
+/* The lock is held. Return: the oldest entry, or NULL when there will be none. */
+static struct log_entry *take_entry(void)
+{
+    struct log_entry *entry;
+
+    sink.writing = false;
+    while (!sink.first) {
+        pthread_cond_broadcast(&sink.empty);
+        if (sink.stopping)
+            return NULL;
+        pthread_cond_wait(&sink.work, &sink.mutex);
+    }
+    entry = sink.first;
+    sink.first = entry->next;
+    if (!sink.first)
+        sink.last = &sink.first;
+    sink.n_bytes -= entry->n_bytes;
+    sink.writing = true;
+    return entry;
+}
+
+static void *write_entries(void *unused)
+{
+    struct log_entry *entry;
+
+    (void)unused;
+    pthread_mutex_lock(&sink.mutex);
+    while ((entry = take_entry())) {
+        uint64_t n_dropped = sink.first ? 0 : sink.n_dropped; /* they came after all that are queued */
+
+        sink.n_dropped -= n_dropped;
+        pthread_mutex_unlock(&sink.mutex);
+        write_entry(entry);
+        write_dropped(n_dropped);
+        entry_free(entry);
+        pthread_mutex_lock(&sink.mutex);
+    }
+    pthread_mutex_unlock(&sink.mutex);
+    return NULL;
+}
+
+/* The lock is held. */
+static bool is_behind(void)
+{
+    return sink.first || sink.writing;
+}
+
+/* The lock is held. */
+static void wait_until_written(unsigned ms)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += ms / 1000;
+    until.tv_nsec += ms % 1000 * 1000000L;
+    if (until.tv_nsec >= 1000000000L) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000L;
+    }
+    while (is_behind() && pthread_cond_timedwait(&sink.empty, &sink.mutex, &until) == 0)
+        ;
+}
+
+/* What a client is told is in the log by then, as long as somebody reads the log. */
+static void queue_entry(struct log_entry *entry)
+{
+    bool was_behind;
+
+    pthread_mutex_lock(&sink.mutex);
+    was_behind = is_behind();
+    /* Once something was dropped, everything is until the reader has caught up: so it is told where. */
+    if (!entry || (sink.n_dropped > 0 && sink.first) || sink.n_bytes + entry->n_bytes > LOG_QUEUE_BYTES) {
+        sink.n_dropped++;
+        if (entry)
+            entry_free(entry);
+    } else {
+        *sink.last = entry;
+        sink.last = &entry->next;
+        sink.n_bytes += entry->n_bytes;
+        pthread_cond_signal(&sink.work);
+    }
+    if (!was_behind)
+        wait_until_written(LOG_PATIENCE_MS);
+    pthread_mutex_unlock(&sink.mutex);
+}
+
+/* ---- lines --------------------------------------------------------------------------------------------- */
+
+static struct log_entry *entry_new(const struct notify_entry *from)
+{
+    int n = snprintf(NULL, 0, "zerod[%s]: %s\n", from->job, from->text);
+    struct log_entry *entry = n < 0 ? NULL : malloc(sizeof(*entry) + (size_t)n + 1);
+
+    if (!entry)
+        return NULL;
+    *entry = (struct log_entry){.n_bytes = (size_t)n};
+    snprintf(entry->text, (size_t)n + 1, "zerod[%s]: %s\n", from->job, from->text);
+    if (sink.journal)
+        entry->journal = notify_message_new(from);
+    return entry;
+}
+
+static void put(const struct notify_entry *from)
+{
+    struct log_entry *entry = entry_new(from);
+
+    if (sink.threaded) {
+        queue_entry(entry);
+    } else if (entry) {
+        write_entry(entry);
+        entry_free(entry);
+    }
+}
+
+void log_line(int level, const char *format, ...)
+{
+    char text[2048];
+    va_list args;
+
+    if (level > sink.level)
+        return;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    put(&(struct notify_entry){.level = level, .job = sink.job, .text = text});
+}
+
+void log_diagnostic(const struct diagnostic *diagnostic)
+{
+    int level = diagnostic->warning ? LOG_WARNING : LOG_ERR;
+
+    if (level > sink.level)
+        return;
+    put(&(struct notify_entry){.level = level, .job = sink.job, .text = diagnostic->text, .diagnostic = diagnostic});
+}
+
+/* ---- the thread ---------------------------------------------------------------------------------------- */
+
+int log_start(void)
+{
+    pthread_condattr_t monotonic;
+    pthread_t thread;
+    int r;
+
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&sink.work, NULL);
+    pthread_cond_init(&sink.empty, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    sink.stopping = false;
+    r = pthread_create(&thread, NULL, write_entries, NULL);
+    if (r == 0)
+        pthread_detach(thread); /* it may stand in a write for ever */
+    sink.threaded = r == 0;
+    return -r;
+}
+
+void log_stop(void)
+{
+    if (!sink.threaded)
+        return;
+    pthread_mutex_lock(&sink.mutex);
+    wait_until_written(LOG_LAST_MS);
+    sink.stopping = true;
+    pthread_cond_signal(&sink.work);
+    pthread_mutex_unlock(&sink.mutex);
+    sink.threaded = false;
+}

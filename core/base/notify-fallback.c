@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "core/base/notify.h"
+
+#include <stddef.h>
+
+void notify_state(const char *state)
+{
+    (void)state;
+}
+
+uint64_t notify_watchdog_us(void)
+{
+    return 0;
+}
+
+int notify_listen_fd(void)
+{
+    return -1;
+}
+
+struct notify_message *notify_message_new(const struct notify_entry *entry)
+{
+    (void)entry;
+    return NULL;
+}
+
+bool notify_message_send(const struct notify_message *message)
+{
+    (void)message;
+    return false;
+}
+
+void notify_message_free(struct notify_message *message)
+{
+    (void)message;
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#define SD_JOURNAL_SUPPRESS_LOCATION
+
+#include "core/base/notify.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <systemd/sd-daemon.h>
+#include <systemd/sd-journal.h>
+
+#include "core/base/base.h"
+#include "core/diagnosis/diagnosis.h"
+
+void notify_state(const char *state)
+{
+    (void)sd_notify(0, state);
+}
+
+uint64_t notify_watchdog_us(void)
+{
+    uint64_t us = 0;
+
+    return sd_watchdog_enabled(0, &us) > 0 ? us : 0;
+}
+
+int notify_listen_fd(void)
+{
+    int n = sd_listen_fds(1);
+
+    if (n <= 0)
+        return n < 0 ? n : -1;
+    if (n > 1 || sd_is_socket(SD_LISTEN_FDS_START, AF_UNIX, SOCK_SEQPACKET, 1) <= 0)
+        return -EINVAL;
+    return SD_LISTEN_FDS_START;
+}
+
+/* Where libsystemd sends to. A container or a chroot may have stderr from outside, but not this. */
+#define JOURNAL_SOCKET "/run/systemd/journal/socket"
+
+enum { MAX_FIELDS = 10 };
+
+struct notify_message {
+    struct iovec iov[MAX_FIELDS];
+    char *texts[MAX_FIELDS];
+    int n;
+};
+
+static void add(struct notify_message *message, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+static void add(struct notify_message *message, const char *name, const char *format, ...)
+{
+    char *value = NULL, *text = NULL;
+    va_list args;
+    int r;
+
+    va_start(args, format);
+    r = vasprintf(&value, format, args);
+    va_end(args);
+    if (r < 0)
+        return;
+    r = asprintf(&text, "%s=%s", name, value);
+    free(value);
+    if (r < 0)
+        return;
+    message->texts[message->n] = text;
+    message->iov[message->n++] = (struct iovec){.iov_base = text, .iov_len = strlen(text)};
+}
+
+static void add_diagnostic(struct notify_message *message, const struct diagnostic *d)
+{
+    add(message, "ZEROD_CODE", "E%d", d->code);
+    if (d->cause_class[0])
+        add(message, "ZEROD_CLASS", "%s", d->cause_class);
+    if (d->n_params_named > 0)
+        add(message, "ZEROD_PARAM", "%s", d->params[0]);
+    if (d->has_rank)
+        add(message, "ZEROD_RANK", "%" PRIu32, d->rank);
+    if (d->has_step)
+        add(message, "ZEROD_STEP", "%" PRIu64, d->step);
+    if (d->has_micro_batch)
+        add(message, "ZEROD_MICRO_BATCH", "%" PRIu32, d->micro_batch);
+}
+
+struct notify_message *notify_message_new(const struct notify_entry *entry)
+{
+    struct notify_message *message;
+
+    if (access(JOURNAL_SOCKET, F_OK) < 0) /* sd_journal_sendv() would say that all is well */
+        return NULL;
+    message = calloc(1, sizeof(*message));
+    if (!message)
+        return NULL;
+    add(message, "MESSAGE", "%s", entry->text);
+    add(message, "PRIORITY", "%d", entry->level);
+    add(message, "ZEROD_JOB", "%s", entry->job);
+    if (entry->diagnostic)
+        add_diagnostic(message, entry->diagnostic);
+    return message;
+}
+
+bool notify_message_send(const struct notify_message *message)
+{
+    return sd_journal_sendv(message->iov, message->n) >= 0;
+}
+
+void notify_message_free(struct notify_message *message)
+{
+    for (int i = 0; message && i < message->n; i++)
+        free(message->texts[i]);
+    free(message);
+}

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "core/base/worker.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+
+#include "core/base/base.h"
+#include "kernels/kernels.h"
+
+struct worker_pool {
+    pthread_mutex_t lock;
+    pthread_cond_t work_posted;
+    pthread_cond_t work_done;
+    struct work *head, **tail;      /* posted, with items left to start */
+    struct work *done, **done_tail; /* finished, to be reaped */
+    uint64_t n_items_done;
+    unsigned n_under_way; /* posted and not yet in the done list */
+    bool stop;
+    bool bad_float_env;
+    void (*notify)(void *userdata);
+    void *userdata;
+    unsigned n_threads, n_ready;
+    pthread_t threads[];
+};
+
+/* Called with the lock held. */
+static void pool_finish(struct worker_pool *pool, struct work *work)
+{
+    work->next = NULL;
+    *pool->done_tail = work;
+    pool->done_tail = &work->next;
+    pool->n_under_way--;
+    pthread_cond_broadcast(&pool->work_done);
+}
+
+/* Called with the lock held; takes the next item of the first work. Return: its work or NULL. */
+static struct work *pool_take(struct worker_pool *pool, uint32_t *item)
+{
+    struct work *work = pool->head;
+
+    if (!work)
+        return NULL;
+    *item = work->n_started++;
+    if (work->n_started == work->n_items) {
+        pool->head = work->next;
+        if (!pool->head)
+            pool->tail = &pool->head;
+    }
+    return work;
+}
+
+static void pool_work(struct worker_pool *pool)
+{
+    struct work *work;
+    uint32_t item;
+    bool finished;
+
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        while (!pool->stop && !pool->head)
+            pthread_cond_wait(&pool->work_posted, &pool->lock);
+        if (pool->stop)
+            break;
+        work = pool_take(pool, &item);
+        pthread_mutex_unlock(&pool->lock);
+        work->run(work, item);
+        pthread_mutex_lock(&pool->lock);
+        pool->n_items_done++;
+        finished = ++work->n_finished == work->n_items;
+        if (finished) {
+            pool_finish(pool, work);
+            pthread_mutex_unlock(&pool->lock);
+            pool->notify(pool->userdata);
+            pthread_mutex_lock(&pool->lock);
+        }
+    }
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static void *worker_main(void *arg)
+{
+    struct worker_pool *pool = arg;
+    char why[128];
+
+    pthread_mutex_lock(&pool->lock);
+    /* A library linked with -ffast-math switches flush-to-zero on for every new thread: other bits than promised. */
+    if (kernels_assert_float_env(why, sizeof(why)) < 0)
+        pool->bad_float_env = true;
+    pool->n_ready++;
+    pthread_cond_broadcast(&pool->work_done);
+    pthread_mutex_unlock(&pool->lock);
+
+    pool_work(pool);
+    return NULL;
+}
+
+/* Signals belong to the loop's thread. */
+static int start_thread(struct worker_pool *pool)
+{
+    sigset_t all, old;
+    int r;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    r = pthread_create(&pool->threads[pool->n_threads], NULL, worker_main, pool);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (r)
+        return -r;
+    pthread_setname_np(pool->threads[pool->n_threads], "zerod-worker");
+    pool->n_threads++;
+    return 0;
+}
+
+int worker_pool_new(struct worker_pool **out, unsigned n_threads, void (*notify)(void *userdata), void *userdata)
+{
+    struct worker_pool *pool;
+    int r = 0;
+
+    assert(n_threads >= 1);
+    pool = calloc(1, sizeof(*pool) + n_threads * sizeof(pool->threads[0]));
+    if (!pool)
+        return -ENOMEM;
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->work_posted, NULL);
+    pthread_cond_init(&pool->work_done, NULL);
+    pool->tail = &pool->head;
+    pool->done_tail = &pool->done;
+    pool->notify = notify;
+    pool->userdata = userdata;
+
+    while (r == 0 && pool->n_threads < n_threads)
+        r = start_thread(pool);
+
+    pthread_mutex_lock(&pool->lock);
+    while (pool->n_ready < pool->n_threads)
+        pthread_cond_wait(&pool->work_done, &pool->lock);
+    if (r == 0 && pool->bad_float_env)
+        r = -ENOTSUP;
+    pthread_mutex_unlock(&pool->lock);
+
+    if (r < 0) {
+        worker_pool_free(pool);
+        return r;
+    }
+    *out = pool;
+    return 0;
+}
+
+void worker_pool_free(struct worker_pool *pool)
+{
+    if (!pool)
+        return;
+    pthread_mutex_lock(&pool->lock);
+    pool->stop = true;
+    pthread_cond_broadcast(&pool->work_posted);
+    pthread_mutex_unlock(&pool->lock);
+    for (unsigned i = 0; i < pool->n_threads; i++)
+        pthread_join(pool->threads[i], NULL);
+    pthread_cond_destroy(&pool->work_done);
+    pthread_cond_destroy(&pool->work_posted);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool);
+}
+
+void worker_post(struct worker_pool *pool, struct work *work)
+{
+    work->n_started = 0;
+    work->n_finished = 0;
+    work->next = NULL;
+
+    pthread_mutex_lock(&pool->lock);
+    pool->n_under_way++;
+    if (work->n_items == 0) {
+        pool_finish(pool, work);
+        pthread_mutex_unlock(&pool->lock);
+        pool->notify(pool->userdata);
+        return;
+    }
+    *pool->tail = work;
+    pool->tail = &work->next;
+    pthread_cond_broadcast(&pool->work_posted);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+unsigned worker_pool_reap(struct worker_pool *pool)
+{
+    struct work *done, *next;
+    unsigned n = 0;
+
+    pthread_mutex_lock(&pool->lock);
+    done = pool->done;
+    pool->done = NULL;
+    pool->done_tail = &pool->done;
+    pthread_mutex_unlock(&pool->lock);
+
+    for (; done; done = next, n++) {
+        next = done->next;
+        done->done(done);
+    }
+    return n;
+}
+
+unsigned worker_pool_wait(struct worker_pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    while (!pool->done && pool->n_under_way > 0)
+        pthread_cond_wait(&pool->work_done, &pool->lock);
+    pthread_mutex_unlock(&pool->lock);
+    return worker_pool_reap(pool);
+}
+
+unsigned worker_pool_n_threads(const struct worker_pool *pool)
+{
+    return pool->n_threads;
+}
+
+bool worker_pool_progress(struct worker_pool *pool, uint64_t *n_items_done)
+{
+    bool busy;
+
+    pthread_mutex_lock(&pool->lock);
+    busy = pool->n_under_way > 0;
+    *n_items_done = pool->n_items_done;
+    pthread_mutex_unlock(&pool->lock);
+    return busy;
+}

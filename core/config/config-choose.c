@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "core/base/base.h"
+#include "core/config/config-problem.h"
+#include "core/config/config-table.h"
+#include "core/config/config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+DEFINE_CLEANUP(struct config *, config_free);
+
+static bool gives(const struct config *config, const char *path)
+{
+    size_t n_keys;
+    const struct config_key *keys = config_table(&n_keys);
+
+    for (size_t i = 0; i < n_keys; i++)
+        if (config->origins[i].given && strcmp(keys[i].path, path) == 0)
+            return true;
+    return false;
+}
+
+unsigned config_configured(const struct config *config)
+{
+    static const char *const paths[] = {
+        "optimizer.type",
+        "optimizer.params.lr",
+        "optimizer.params.betas",
+        "optimizer.params.eps",
+        "optimizer.params.weight_decay",
+        "optimizer.params.momentum",
+        "optimizer.params.dampening",
+        "optimizer.params.nesterov",
+        "optimizer.params.lr_decay",
+    };
+    unsigned bits = 0;
+
+    for (size_t i = 0; i < ARRAY_SIZE(paths); i++)
+        bits |= (unsigned)gives(config, paths[i]) << i;
+    return bits;
+}
+
+/* A configuration that has no more than this optimizer: its defaults are the table's. NULL: there is no such one. */
+static struct config *config_of(const char *name, double momentum)
+{
+    static const char *const known[] = {"AdamW", "Adam", "SGD", "Lion", "Adagrad"};
+    struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    struct config *config = NULL;
+    char text[256], params[64] = "";
+    bool is_known = false;
+    int n;
+
+    for (size_t i = 0; i < ARRAY_SIZE(known); i++)
+        is_known |= strcmp(known[i], name) == 0;
+    if (!is_known)
+        return NULL;
+    if (strcmp(name, "Adam") == 0)
+        strcpy(params, "adam_w_mode: false");
+    else if (strcmp(name, "SGD") == 0)
+        snprintf(params, sizeof(params), "momentum: %.17g", momentum);
+    n = snprintf(text, sizeof(text),
+                 "job: program\nlisten: {socket: /program}\nworld: {size: 1}\noptimizer: {type: %s, params: {%s}}\n", name,
+                 params);
+    (void)config_load_string(
+        &config, &(struct config_source){.text = {.name = "program", .text = text, .n_bytes = (size_t)n}}, &problems);
+    config_problems_deinit(&problems);
+    return config;
+}
+
+bool config_choose_optimizer(struct config *config, const char *name, double momentum)
+{
+    _cleanup_(config_freep) struct config *wanted = NULL;
+
+    if (!name || !*name || gives(config, "optimizer"))
+        return false;
+    wanted = config_of(name, momentum);
+    if (wanted)
+        config->optimizer = wanted->optimizer;
+    return wanted != NULL;
+}

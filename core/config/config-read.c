@@ -1,0 +1,664 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "core/config/config-read.h"
+
+#include "core/base/base.h"
+#include "core/config/config-check.h"
+#include "core/config/config-table.h"
+#include "core/config/config-value.h"
+#include "core/config/config-yaml.h"
+#include "core/config/config.h"
+
+#include <assert.h>
+#include <limits.h>
+#include <string.h>
+
+enum {
+    ONLY_OPTIMIZERS = 0x00ff,
+    ONLY_SCHEDULES = 0xff00,
+    SHOWN_BYTES = 60, /* of a value or key in a message */
+};
+
+/* One reading of one text. */
+struct reader {
+    struct config *config;
+    const struct config_text *text;
+    struct config_problems *problems;
+    struct yaml *yaml;
+    const struct config_key *keys;
+    size_t n_keys;
+    struct config_row *rows; /* one per key */
+    unsigned active;         /* see config_key_applies */
+    bool scheduler_unknown;  /* there is one, of a type that is not known: all its keys apply */
+    int r;                   /* sticky: -ENOMEM */
+};
+
+/* A pair of the file that has a row in the table. */
+struct pair {
+    const struct config_key *key;
+    struct config_row *row;
+    struct fy_node *value;
+    void *base; /* the struct whose field it fills */
+};
+
+DEFINE_CLEANUP(struct yaml *, yaml_free);
+
+static void read_mapping(struct reader *reader, struct fy_node *mapping, const char *section, void *base);
+
+/* A text of the file as it may stand in a message: short, and nothing that a terminal would act upon. */
+static void quote(char *shown, size_t n_shown, const char *text)
+{
+    size_t n = text ? strnlen(text, SHOWN_BYTES + 1) : 0;
+    bool cut = n > SHOWN_BYTES;
+
+    if (!text) {
+        snprintf(shown, n_shown, "this value");
+        return;
+    }
+    for (n = MIN(n, (size_t)SHOWN_BYTES); cut && n > 0 && (text[n] & 0xc0) == 0x80;)
+        n--;
+    snprintf(shown, n_shown, "\"%.*s%s\"", (int)n, text, cut ? "..." : "");
+    for (char *c = shown; *c; c++) {
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            *c = '?';
+    }
+}
+
+static char *allowed_text(struct reader *reader, const struct config_key *key)
+{
+    char *text = NULL;
+    size_t n_bytes;
+    FILE *file = open_memstream(&text, &n_bytes);
+
+    if (file) {
+        config_value_allowed(file, key);
+        fclose(file);
+    }
+    if (!text)
+        reader->r = -ENOMEM;
+    return text;
+}
+
+static const char *nearest_choice(const struct config_key *key, const char *text)
+{
+    const char *nearest = NULL;
+    unsigned least = 0;
+
+    for (const struct config_choice *choice = key->choices; key->type == CONFIG_CHOICE && choice->name; choice++) {
+        unsigned distance = config_distance(text, choice->name);
+
+        if (!nearest || distance < least) {
+            nearest = choice->name;
+            least = distance;
+        }
+    }
+    return nearest;
+}
+
+/* "VALUE is not ...; allowed: ...; nearest: ..." at the value, or at the key where the value is nowhere. */
+static void refuse_value(struct reader *reader, const struct pair *pair, struct fy_node *at, const char *why)
+{
+    _cleanup_free_ char *allowed = allowed_text(reader, pair->key);
+    const char *text = at ? yaml_text(at) : NULL;
+    const char *nearest = text ? nearest_choice(pair->key, text) : NULL;
+    struct config_spot spot = at ? yaml_spot(reader->yaml, at) : (struct config_spot){0};
+    char shown[SHOWN_BYTES + 8];
+
+    pair->row->bad = true;
+    quote(shown, sizeof(shown), text);
+    if (at && !fy_node_is_scalar(at))
+        spot = pair->row->spot;
+    config_problems_add(reader->problems, reader->text, spot.line > 0 ? &spot : &pair->row->spot, pair->key->path,
+                        "%s %s; allowed: %s%s%s", shown, why, allowed ? allowed : "", nearest ? "; nearest: " : "",
+                        nearest ? nearest : "");
+}
+
+/* Aliases and tags have no place here: each value stands where it is used, its type is the table's. */
+static bool is_plain_yaml(struct reader *reader, struct fy_node *node, const char *path)
+{
+    struct config_spot spot;
+    const char *what = NULL;
+
+    if (node && fy_node_is_alias(node))
+        what = "an alias (*name)";
+    else if (node && fy_node_get_tag_token(node))
+        what = "a tag (!name)";
+    if (!what)
+        return true;
+    spot = yaml_spot(reader->yaml, node);
+    config_problems_add(reader->problems, reader->text, &spot, path, "%s is not supported; allowed: the value itself",
+                        what);
+    return false;
+}
+
+static void read_scalar(struct reader *reader, const struct pair *pair, struct fy_node *node)
+{
+    struct config_value value = {.text = yaml_text(node), .quoted = yaml_is_quoted(node)};
+    const char *why;
+    int r;
+
+    if (!is_plain_yaml(reader, node, pair->key->path)) {
+        pair->row->bad = true;
+        return;
+    }
+    if (!value.text) {
+        refuse_value(reader, pair, node, fy_node_is_scalar(node) ? "holds a NUL" : "is not a single value");
+        return;
+    }
+    r = config_value_store(pair->key, &value, pair->base, &why);
+    if (r < 0)
+        reader->r = r;
+    else if (r > 0)
+        refuse_value(reader, pair, node, why);
+}
+
+/* Reads n items into an array of items of key's type; what is wrong with one is said of the whole list. */
+static void read_items(struct reader *reader, const struct pair *list, enum config_type type, size_t item_bytes,
+                       void *items)
+{
+    struct config_key key = *list->key;
+    struct pair item = {.key = &key, .row = list->row, .base = items};
+    struct fy_node *node;
+    void *iter = NULL;
+
+    key.type = type;
+    key.offset = 0;
+    key.size = item_bytes;
+    while (reader->problems->n_dropped == 0 && (node = fy_node_sequence_iterate(list->value, &iter))) {
+        read_scalar(reader, &item, node);
+        key.offset += item_bytes;
+    }
+}
+
+static void read_names(struct reader *reader, const struct pair *pair, size_t n_items)
+{
+    struct config_names *names = (void *)((char *)pair->base + pair->key->offset);
+
+    names->items = calloc(n_items + 1, sizeof(*names->items));
+    if (!names->items) {
+        reader->r = -ENOMEM;
+        return;
+    }
+    names->n_items = n_items;
+    read_items(reader, pair, CONFIG_NAME, sizeof(*names->items), names->items);
+}
+
+/* Also one number without brackets, whose node is then no sequence. */
+static void read_numbers(struct reader *reader, const struct pair *pair, size_t n_items)
+{
+    struct schedule_numbers *numbers = (void *)((char *)pair->base + pair->key->offset);
+    struct config_key key = *pair->key;
+    struct pair single = *pair;
+
+    numbers->items = calloc(n_items, sizeof(*numbers->items));
+    if (!numbers->items) {
+        reader->r = -ENOMEM;
+        return;
+    }
+    numbers->n_items = n_items;
+    if (fy_node_is_sequence(pair->value)) {
+        read_items(reader, pair, CONFIG_REAL, sizeof(double), numbers->items);
+        return;
+    }
+    key.type = CONFIG_REAL;
+    key.offset = 0;
+    single.key = &key;
+    single.base = numbers->items;
+    read_scalar(reader, &single, pair->value);
+}
+
+/* Keys that must be there, below one section, and are not. */
+static void refuse_missing(struct reader *reader, const char *prefix, const struct config_spot *spot)
+{
+    for (size_t i = 0; i < reader->n_keys; i++) {
+        const struct config_key *key = &reader->keys[i];
+        _cleanup_free_ char *allowed = NULL;
+
+        if (!(key->flags & CONFIG_REQUIRED) || reader->rows[i].seen || !config_key_applies(key, reader->active) ||
+            strncmp(key->path, prefix, strlen(prefix)) != 0)
+            continue;
+        allowed = allowed_text(reader, key);
+        reader->rows[i].bad = true;
+        config_problems_add(reader->problems, reader->text, spot, key->path, "is missing; needed: %s",
+                            allowed ? allowed : "");
+    }
+}
+
+static bool lacks_keys(const struct reader *reader, const char *prefix)
+{
+    for (size_t i = 0; i < reader->n_keys; i++) {
+        if ((reader->keys[i].flags & CONFIG_REQUIRED) && !reader->rows[i].seen &&
+            strncmp(reader->keys[i].path, prefix, strlen(prefix)) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void read_node(struct reader *reader, const struct pair *list, struct fy_node *item, struct config_node *node)
+{
+    static const char prefix[] = "world.nodes[].";
+    struct config_spot spot;
+
+    if (!fy_node_is_mapping(item)) {
+        refuse_value(reader, list, item, "is not a node");
+        return;
+    }
+    /* The rows of a node's keys are used for one node after another. */
+    for (size_t i = 0; i < reader->n_keys; i++) {
+        if (strncmp(reader->keys[i].path, prefix, strlen(prefix)) == 0)
+            reader->rows[i] = (struct config_row){0};
+    }
+    read_mapping(reader, item, "world.nodes[]", node);
+    if (!lacks_keys(reader, prefix))
+        return;
+    spot = yaml_spot(reader->yaml, item);
+    refuse_missing(reader, prefix, spot.line > 0 ? &spot : &list->row->spot);
+}
+
+static void read_nodes(struct reader *reader, const struct pair *pair, size_t n_items)
+{
+    struct config_nodes *nodes = (void *)((char *)pair->base + pair->key->offset);
+    size_t n_problems = reader->problems->n_errors;
+    struct fy_node *item;
+    void *iter = NULL;
+
+    nodes->items = calloc(n_items, sizeof(*nodes->items));
+    if (!nodes->items) {
+        reader->r = -ENOMEM;
+        return;
+    }
+    while (reader->problems->n_dropped == 0 && (item = fy_node_sequence_iterate(pair->value, &iter)))
+        read_node(reader, pair, item, &nodes->items[nodes->n_items++]);
+    if (reader->problems->n_errors > n_problems)
+        pair->row->bad = true;
+}
+
+static void read_list(struct reader *reader, const struct pair *pair)
+{
+    bool is_list = fy_node_is_sequence(pair->value);
+    int n_items = is_list ? fy_node_sequence_item_count(pair->value) : 1;
+
+    if (!is_list && (pair->key->type != CONFIG_NUMBERS || !fy_node_is_scalar(pair->value)))
+        refuse_value(reader, pair, pair->value, "is not a list");
+    else if (pair->key->type == CONFIG_PAIR && n_items != 2)
+        refuse_value(reader, pair, pair->value, "has not two items");
+    else if (pair->key->type == CONFIG_PAIR)
+        read_items(reader, pair, CONFIG_REAL, sizeof(double), (char *)pair->base + pair->key->offset);
+    else if ((size_t)n_items > pair->key->max_items)
+        refuse_value(reader, pair, pair->value, "has too many items");
+    else if (pair->key->type == CONFIG_NAMES)
+        read_names(reader, pair, (size_t)n_items);
+    else if (n_items == 0)
+        refuse_value(reader, pair, pair->value, "is empty");
+    else if (pair->key->type == CONFIG_NUMBERS)
+        read_numbers(reader, pair, (size_t)n_items);
+    else
+        read_nodes(reader, pair, (size_t)n_items);
+}
+
+/* Hugging Face's integration fills "auto" in; one that is left over means the default, as for DeepSpeed. */
+static void read_auto(struct reader *reader, const struct pair *pair)
+{
+    if (pair->key->flags & CONFIG_REQUIRED) {
+        refuse_value(reader, pair, pair->value, "is not filled in here, and there is no default");
+        return;
+    }
+    config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
+                         "nothing fills in \"auto\" here; the default is used%s%s", pair->key->def ? ", " : "",
+                         pair->key->def ? pair->key->def : "");
+}
+
+static void read_value(struct reader *reader, const struct pair *pair)
+{
+    const struct config_key *key = pair->key;
+    const char *text = yaml_text(pair->value);
+
+    if (yaml_is_null(pair->value)) {
+        /* A section whose keys are all commented out is no mistake. */
+        if (!(key->flags & CONFIG_NULLABLE) && key->type != CONFIG_SECTION)
+            refuse_value(reader, pair, NULL, "is empty");
+        return;
+    }
+    if ((key->flags & CONFIG_DEEPSPEED) && text && strcmp(text, "auto") == 0) {
+        read_auto(reader, pair);
+        return;
+    }
+    pair->row->given = true;
+    switch (key->type) {
+    case CONFIG_SECTION:
+        if (!is_plain_yaml(reader, pair->value, key->path))
+            pair->row->bad = true;
+        else if (fy_node_is_mapping(pair->value))
+            read_mapping(reader, pair->value, key->path, pair->base);
+        else
+            refuse_value(reader, pair, pair->value, "is not a section");
+        break;
+    case CONFIG_NAMES:
+    case CONFIG_NUMBERS:
+    case CONFIG_PAIR:
+    case CONFIG_NODES:
+        if (is_plain_yaml(reader, pair->value, key->path))
+            read_list(reader, pair);
+        else
+            pair->row->bad = true;
+        break;
+    default:
+        read_scalar(reader, pair, pair->value);
+    }
+}
+
+/* "1.0" is "1", "False" is "false". */
+static bool same_value(const char *a, const char *b)
+{
+    static const char digits[] = "-0123456789.";
+
+    if (strcasecmp(a, b) == 0)
+        return true;
+    return a[strspn(a, digits)] == '\0' && b[strspn(b, digits)] == '\0' && strtod(a, NULL) == strtod(b, NULL);
+}
+
+static void read_inert(struct reader *reader, const struct pair *pair)
+{
+    const char *text = yaml_text(pair->value), *accepted = pair->key->accepted;
+
+    if (accepted && !yaml_is_null(pair->value) && (!text || (strcmp(text, "auto") != 0 && !same_value(text, accepted))))
+        config_problems_add(reader->problems, reader->text, &pair->row->spot, pair->key->path,
+                            "would change what is trained: %s Allowed: %s", pair->key->sentence, accepted);
+    else
+        config_problems_note(reader->problems, reader->text, &pair->row->spot, pair->key->path,
+                             "has no effect here: %s", pair->key->sentence);
+}
+
+/* The keys that a section has, those that DeepSpeed alone knows left out. */
+static char *section_keys(struct reader *reader, const char *section)
+{
+    char *text = NULL;
+    size_t n_bytes, n = 0;
+    FILE *file = open_memstream(&text, &n_bytes);
+
+    for (size_t i = 0; file && i < reader->n_keys; i++) {
+        const struct config_key *key = &reader->keys[i];
+        const char *leaf = config_key_leaf(key);
+
+        if (key->kind == CONFIG_OURS && config_table_find(section, leaf, reader->active) == key)
+            fprintf(file, "%s%s", n++ > 0 ? ", " : "", leaf);
+    }
+    if (file)
+        fclose(file);
+    if (!text)
+        reader->r = -ENOMEM;
+    return text;
+}
+
+/* The optimizer or scheduler that was chosen, for a section of its keys. */
+static const char *active_type(const struct reader *reader, const char *section)
+{
+    bool is_optimizer = strncmp(section, "optimizer", strlen("optimizer")) == 0;
+    const struct config_key *key = config_table_lookup(is_optimizer ? "optimizer.type" : "scheduler.type", UINT_MAX);
+
+    for (const struct config_choice *choice = key->choices; choice->name; choice++) {
+        if (reader->active &
+            (is_optimizer ? CONFIG_ONLY_OPTIMIZER(choice->value) : CONFIG_ONLY_SCHEDULE(choice->value)))
+            return choice->name;
+    }
+    return "this type";
+}
+
+/* A key that is not in the table, or is, but for another optimizer or scheduler. */
+static void refuse_key(struct reader *reader, const char *section, const char *name, struct fy_node *at)
+{
+    const struct config_key *nearest = config_table_nearest(section, name, reader->active);
+    bool elsewhere = config_table_find(section, name, UINT_MAX) != NULL;
+    _cleanup_free_ char *keys = section_keys(reader, section);
+    struct config_spot spot = yaml_spot(reader->yaml, at);
+    char path[SHOWN_BYTES + 80], shown[SHOWN_BYTES + 8];
+
+    quote(shown, sizeof(shown), name);
+    shown[strlen(shown) - 1] = '\0';
+    snprintf(path, sizeof(path), "%s%s%s", section, *section ? "." : "", shown + 1);
+    config_problems_add(reader->problems, reader->text, &spot, path, "%s%s; allowed here: %s; nearest valid key: %s",
+                        elsewhere ? "is not a key of " : "unknown key", elsewhere ? active_type(reader, section) : "",
+                        keys ? keys : "", nearest->path);
+}
+
+/* Finds the row of a pair's key and notes where it stands. Return: false when the pair is not to be read. */
+static bool find_row(struct reader *reader, const char *section, struct fy_node *key_node, struct pair *pair)
+{
+    const char *name = fy_node_is_alias(key_node) ? NULL : yaml_text(key_node);
+    struct config_spot spot = {0};
+
+    if (!name || fy_node_get_tag_token(key_node)) {
+        spot = yaml_spot(reader->yaml, key_node);
+        config_problems_add(reader->problems, reader->text, &spot, *section ? section : NULL,
+                            "a key is a plain word; allowed: key: value");
+        return false;
+    }
+    pair->key = config_table_find(section, name, reader->active);
+    if (!pair->key) {
+        refuse_key(reader, section, name, key_node);
+        return false;
+    }
+    pair->row = &reader->rows[pair->key - reader->keys];
+    if (pair->row->seen) {
+        spot = yaml_spot(reader->yaml, key_node);
+        config_problems_add(reader->problems, reader->text, &spot, pair->key->path,
+                            "is given twice, first in line %u; allowed: once", pair->row->spot.line);
+        return false;
+    }
+    pair->row->seen = true;
+    if (!yaml_is_null(pair->value) && fy_node_is_scalar(pair->value))
+        spot = yaml_spot(reader->yaml, pair->value);
+    pair->row->spot = spot.line > 0 ? spot : yaml_spot(reader->yaml, key_node);
+    return true;
+}
+
+static void read_mapping(struct reader *reader, struct fy_node *mapping, const char *section, void *base)
+{
+    struct fy_node_pair *fy_pair;
+    void *iter = NULL;
+
+    while ((fy_pair = fy_node_mapping_iterate(mapping, &iter)) && reader->problems->n_dropped == 0) {
+        struct pair pair = {.value = fy_node_pair_value(fy_pair), .base = base};
+        struct fy_node *key_node = fy_node_pair_key(fy_pair);
+
+        if (!key_node) {
+            config_problems_add(reader->problems, reader->text, &(struct config_spot){0}, *section ? section : NULL,
+                                "a value has no key; allowed: key: value");
+            continue;
+        }
+        if (!find_row(reader, section, key_node, &pair))
+            continue;
+        if (pair.key->kind == CONFIG_OURS) {
+            read_value(reader, &pair);
+        } else if (pair.key->kind == CONFIG_INERT) {
+            read_inert(reader, &pair);
+        } else {
+            config_problems_add(reader->problems, reader->text, &pair.row->spot, pair.key->path, "is refused: %s",
+                                pair.key->sentence);
+        }
+    }
+}
+
+/* The first value of a key of a mapping; NULL when there is none. */
+static struct fy_node *value_of(struct fy_node *mapping, const char *name)
+{
+    struct fy_node_pair *pair;
+    void *iter = NULL;
+
+    while (mapping && fy_node_is_mapping(mapping) && (pair = fy_node_mapping_iterate(mapping, &iter))) {
+        const char *text = fy_node_pair_key(pair) ? yaml_text(fy_node_pair_key(pair)) : NULL;
+
+        if (text && strcmp(text, name) == 0)
+            return fy_node_pair_value(pair);
+    }
+    return NULL;
+}
+
+/* The value of section.type among the choices of its row. Return: false when it is none of them. */
+static bool choose_type(struct fy_node *section, const char *path, int *type)
+{
+    const struct config_key *key = config_table_lookup(path, UINT_MAX);
+    struct fy_node *node = value_of(section, "type");
+    const char *text = node ? yaml_text(node) : NULL;
+
+    for (const struct config_choice *choice = key->choices; text && choice->name; choice++) {
+        if (strcmp(choice->name, text) == 0) {
+            *type = choice->value;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Which optimizer and scheduler there are decides which of their keys apply: so these two are read first. */
+static void choose_active(struct reader *reader)
+{
+    struct fy_node *optimizer = value_of(yaml_root(reader->yaml), "optimizer");
+    struct fy_node *scheduler = value_of(yaml_root(reader->yaml), "scheduler");
+    int type = OPTIMIZER_ADAMW;
+
+    reader->active = ONLY_OPTIMIZERS;
+    if (!value_of(optimizer, "type") || choose_type(optimizer, "optimizer.type", &type))
+        reader->active = CONFIG_ONLY_OPTIMIZER(type);
+
+    if (yaml_is_null(scheduler))
+        return;
+    reader->scheduler_unknown = !choose_type(scheduler, "scheduler.type", &type);
+    reader->active |= reader->scheduler_unknown ? ONLY_SCHEDULES : CONFIG_ONLY_SCHEDULE(type);
+}
+
+/* The innermost section of a path that the file has, or NULL. */
+static const struct config_row *section_row(const struct reader *reader, const char *path)
+{
+    const struct config_row *row = NULL;
+
+    for (size_t i = 0; i < reader->n_keys; i++) {
+        size_t n = strlen(reader->keys[i].path);
+
+        if (reader->keys[i].type == CONFIG_SECTION && reader->rows[i].seen &&
+            strncmp(reader->keys[i].path, path, n) == 0 && path[n] == '.')
+            row = &reader->rows[i];
+    }
+    return row;
+}
+
+static void refuse_all_missing(struct reader *reader)
+{
+    for (size_t i = 0; i < reader->n_keys; i++) {
+        const struct config_key *key = &reader->keys[i];
+        const struct config_row *section = section_row(reader, key->path);
+
+        /* A node's keys were looked at with it; what an unknown scheduler needs, nobody knows. */
+        if (!(key->flags & CONFIG_REQUIRED) || strstr(key->path, "[]") || (section && section->bad) ||
+            (reader->scheduler_unknown && strncmp(key->path, "scheduler.params.", 17) == 0))
+            continue;
+        refuse_missing(reader, key->path, section ? &section->spot : &(struct config_spot){0});
+    }
+}
+
+/* The table's text goes the way of a value from a file. One that does not read is our mistake. */
+static void read_default(struct reader *reader, size_t i)
+{
+    const struct config_key *key = &reader->keys[i];
+    struct config_key item = *key;
+    double *pair = (void *)((char *)reader->config + key->offset);
+    struct schedule_numbers *numbers = (void *)pair;
+    struct config_value value = {.text = key->def};
+    void *base = reader->config;
+    const char *why = NULL;
+    int r;
+
+    if (key->type == CONFIG_PAIR) {
+        r = sscanf(key->def, "[%lf, %lf]", &pair[0], &pair[1]) == 2 ? 0 : CONFIG_VALUE_E_BAD;
+        assert(r == 0);
+        return;
+    }
+    if (key->type == CONFIG_NUMBERS) {
+        config_value_deinit(key, reader->config);
+        numbers->items = calloc(1, sizeof(double));
+        if (!numbers->items) {
+            reader->r = -ENOMEM;
+            return;
+        }
+        numbers->n_items = 1;
+        item.type = CONFIG_REAL;
+        item.offset = 0;
+        base = numbers->items;
+    }
+    r = config_value_store(&item, &value, base, &why);
+    assert(r <= 0);
+    if (r < 0)
+        reader->r = r;
+}
+
+static void read_defaults(struct reader *reader)
+{
+    for (size_t i = 0; i < reader->n_keys; i++) {
+        const struct config_key *key = &reader->keys[i];
+
+        if (key->kind == CONFIG_OURS && key->def && !reader->rows[i].given && config_key_applies(key, reader->active))
+            read_default(reader, i);
+    }
+}
+
+static int keep_origins(struct reader *reader)
+{
+    struct config *config = reader->config;
+
+    config->file = strdup(reader->text->name);
+    config->origins = calloc(reader->n_keys, sizeof(*config->origins));
+    if (!config->file || !config->origins)
+        return -ENOMEM;
+    for (size_t i = 0; i < reader->n_keys; i++) {
+        config->origins[i] = (struct config_origin){
+            .line = reader->rows[i].spot.line,
+            .column = reader->rows[i].spot.column,
+            .given = reader->rows[i].given,
+        };
+    }
+    return 0;
+}
+
+static int read_text(struct reader *reader, const struct config_build *build)
+{
+    size_t n_errors = reader->problems->n_errors;
+
+    choose_active(reader);
+    read_mapping(reader, yaml_root(reader->yaml), "", reader->config);
+    refuse_all_missing(reader);
+    read_defaults(reader);
+    config_check(&(struct config_check){
+        .config = reader->config,
+        .rows = reader->rows,
+        .active = reader->active,
+        .build = build ? build : config_build_own(),
+        .text = reader->text,
+        .problems = reader->problems,
+    });
+    config_problems_sort(reader->problems);
+
+    if (reader->r < 0 || reader->problems->r < 0)
+        return -ENOMEM;
+    if (reader->problems->n_errors > n_errors)
+        return CONFIG_E_INVALID;
+    return keep_origins(reader);
+}
+
+int config_read(struct config *config, const struct config_source *source, struct config_problems *problems)
+{
+    _cleanup_(yaml_freep) struct yaml *yaml = NULL;
+    _cleanup_free_ struct config_row *rows = NULL;
+    struct reader reader = {.config = config, .text = &source->text, .problems = problems};
+    int r;
+
+    reader.keys = config_table(&reader.n_keys);
+    reader.rows = rows = calloc(reader.n_keys, sizeof(*rows));
+    if (!rows)
+        return -ENOMEM;
+    r = yaml_new(&yaml, &source->text, problems);
+    if (r)
+        return problems->r < 0 ? problems->r : r;
+    reader.yaml = yaml;
+
+    return read_text(&reader, source->build);
+}

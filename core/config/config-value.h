@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * One scalar of a configuration: from text to the field that a row of the table names, and back. Pure but
+ * for the strings it allocates.
+ *
+ * Whole numbers, sizes and durations are read exactly, by decimal arithmetic: 5e8, 1.5GiB and 2.5s are
+ * whole in their unit, 0.3 ranks and 1.00001s are not, and are refused rather than rounded.
+ */
+
+#include "core/config/config-table.h"
+
+#include <stdio.h>
+
+enum {
+    CONFIG_VALUE_E_BAD = 1, /* *why says what it is not */
+};
+
+struct config_value {
+    const char *text; /* NUL-terminated; no NUL inside */
+    bool quoted;      /* a quoted "5" is no number */
+};
+
+/*
+ * Stores into the field of `base` (what a string field held before is freed). *why: a constant, such as "is
+ * not a whole number". Not for sections and lists, whose items are scalars of their own.
+ * Return: 0, CONFIG_VALUE_E_BAD, or -ENOMEM.
+ */
+int config_value_store(const struct config_key *key, const struct config_value *value, void *base, const char **why);
+
+/* The field of base as YAML on one line, lists in brackets. */
+void config_value_print(FILE *file, const struct config_key *key, const void *base);
+
+/* What is allowed: "a whole number from 1 to 1024 (ranks)", "one of shared, private". */
+void config_value_allowed(FILE *file, const struct config_key *key);
+
+/* Frees what the field of base owns, and empties it. */
+void config_value_deinit(const struct config_key *key, void *base);

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "core/config/config-yaml.h"
+
+#include "core/base/base.h"
+#include "core/config/config.h"
+
+#include <ctype.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct yaml {
+    struct fy_diag *diag;
+    struct fy_parser *parser;
+    struct fy_document *document;
+    char report[512]; /* the beginning of what the library said last */
+    size_t n_report;
+};
+
+static const char place_marker[] = "here";
+
+void yaml_free(struct yaml *yaml)
+{
+    if (!yaml)
+        return;
+    if (yaml->document)
+        fy_parse_document_destroy(yaml->parser, yaml->document);
+    if (yaml->parser)
+        fy_parser_destroy(yaml->parser);
+    if (yaml->diag)
+        fy_diag_unref(yaml->diag);
+    free(yaml);
+}
+
+DEFINE_CLEANUP(struct yaml *, yaml_free);
+
+static void keep_report(struct fy_diag *diag, void *userdata, const char *buffer, size_t n_bytes)
+{
+    struct yaml *yaml = userdata;
+    size_t n = MIN(n_bytes, sizeof(yaml->report) - 1 - yaml->n_report);
+
+    (void)diag;
+    memcpy(yaml->report + yaml->n_report, buffer, n);
+    yaml->n_report += n;
+    yaml->report[yaml->n_report] = '\0';
+}
+
+static void forget_report(struct yaml *yaml)
+{
+    yaml->n_report = 0;
+    yaml->report[0] = '\0';
+}
+
+/* Reads a number backwards from end, and steps over the colon before it. Return: false when there is none. */
+static bool number_before(const char *start, const char **end, unsigned *number)
+{
+    const char *s = *end;
+
+    while (s > start && isdigit((unsigned char)s[-1]))
+        s--;
+    if (s == *end || s == start || s[-1] != ':')
+        return false;
+    *number = (unsigned)strtoul(s, NULL, 10);
+    *end = s - 1;
+    return true;
+}
+
+/*
+ * A report begins "NAME:LINE:COLUMN: error: TEXT". NAME is the library's own for a text in memory; it is
+ * skipped by reading from the back. Return: the TEXT, with the place in *spot, or NULL.
+ */
+static char *split_report(struct yaml *yaml, struct config_spot *spot)
+{
+    static const char mark[] = ": error: ";
+    char *at = strstr(yaml->report, mark);
+    const char *end = at;
+
+    *spot = (struct config_spot){0};
+    if (!at || !number_before(yaml->report, &end, &spot->column) || !number_before(yaml->report, &end, &spot->line)) {
+        spot->line = 0;
+        return NULL;
+    }
+    at += strlen(mark);
+    at[strcspn(at, "\n")] = '\0';
+    return at;
+}
+
+/*
+ * The library takes UTF-16 and UTF-32 as well and reads over some bytes that a terminal or a log should
+ * never see; only text is let through: UTF-8 without control characters.
+ */
+static size_t bad_byte(const struct config_text *text)
+{
+    const unsigned char *s = (const unsigned char *)text->text;
+    size_t i = 0;
+
+    while (i < text->n_bytes) {
+        unsigned char c = s[i];
+        size_t n_more = c < 0x80                ? 0
+                        : c >= 0xc2 && c < 0xe0 ? 1
+                        : c >= 0xe0 && c < 0xf0 ? 2
+                        : c >= 0xf0 && c < 0xf5 ? 3
+                                                : SIZE_MAX;
+
+        if (n_more == SIZE_MAX || n_more >= text->n_bytes - i || c == 0x7f ||
+            (c < ' ' && c != '\n' && c != '\t' && c != '\r'))
+            return i;
+        for (size_t j = 1; j <= n_more; j++) {
+            if ((s[i + j] & 0xc0) != 0x80)
+                return i;
+        }
+        if ((c == 0xe0 && s[i + 1] < 0xa0) || (c == 0xed && s[i + 1] > 0x9f) || (c == 0xf0 && s[i + 1] < 0x90) ||
+            (c == 0xf4 && s[i + 1] > 0x8f) || (c == 0xc2 && s[i + 1] < 0xa0))
+            return i;
+        i += n_more + 1;
+    }
+    return SIZE_MAX;
+}
+
+/* Line and column of a byte; the bytes before it are proper text. */
+static struct config_spot spot_of_byte(const struct config_text *text, size_t at)
+{
+    struct config_spot spot = {.line = 1, .column = 1};
+
+    for (size_t i = 0; i < at; i++) {
+        if (text->text[i] == '\n') {
+            spot.line++;
+            spot.column = 1;
+        } else if ((text->text[i] & 0xc0) != 0x80) {
+            spot.column++;
+        }
+    }
+    return spot;
+}
+
+static int check_text(const struct config_text *text, struct config_problems *problems)
+{
+    struct config_spot nowhere = {0}, spot;
+    size_t at;
+
+    if (text->n_bytes > CONFIG_MAX_BYTES) {
+        config_problems_add(problems, text, &nowhere, NULL, "is %zu bytes long; allowed: at most %d", text->n_bytes,
+                            CONFIG_MAX_BYTES);
+        return CONFIG_E_INVALID;
+    }
+    at = bad_byte(text);
+    if (at != SIZE_MAX) {
+        spot = spot_of_byte(text, at);
+        config_problems_add(problems, text, &spot, NULL,
+                            "byte 0x%02x is no text; allowed: UTF-8 without control characters",
+                            (unsigned char)text->text[at]);
+        return CONFIG_E_INVALID;
+    }
+    return 0;
+}
+
+static int yaml_open(struct yaml *yaml, const struct config_text *text)
+{
+    struct fy_diag_cfg diag_cfg;
+    struct fy_parse_cfg parse_cfg = {
+        .search_path = "",
+        .flags = FYPCF_DEFAULT_VERSION_1_2 | FYPCF_JSON_NONE | FYPCF_ALLOW_DUPLICATE_KEYS,
+    };
+
+    fy_diag_cfg_default(&diag_cfg);
+    diag_cfg.fp = NULL;
+    diag_cfg.output_fn = keep_report;
+    diag_cfg.user = yaml;
+    diag_cfg.level = FYET_ERROR;
+    diag_cfg.colorize = false;
+    diag_cfg.show_source = diag_cfg.show_position = diag_cfg.show_type = diag_cfg.show_module = false;
+
+    yaml->diag = fy_diag_create(&diag_cfg);
+    if (!yaml->diag)
+        return -ENOMEM;
+    parse_cfg.diag = yaml->diag;
+    yaml->parser = fy_parser_create(&parse_cfg);
+    if (!yaml->parser)
+        return -ENOMEM;
+    return fy_parser_set_string(yaml->parser, text->text, text->n_bytes) < 0 ? -ENOMEM : 0;
+}
+
+static int syntax_problem(struct yaml *yaml, const struct config_text *text, struct config_problems *problems)
+{
+    struct config_spot spot;
+    const char *why = split_report(yaml, &spot);
+
+    config_problems_add(problems, text, &spot, NULL, "not valid YAML: %s", why ? why : "it cannot be read");
+    return CONFIG_E_INVALID;
+}
+
+static int yaml_read(struct yaml *yaml, const struct config_text *text, struct config_problems *problems)
+{
+    struct config_spot spot = {0};
+    struct fy_document *second;
+
+    forget_report(yaml);
+    yaml->document = fy_parse_load_document(yaml->parser);
+    if (fy_parser_get_stream_error(yaml->parser))
+        return syntax_problem(yaml, text, problems);
+    if (!yaml->document || yaml_is_null(yaml_root(yaml))) {
+        config_problems_add(problems, text, &spot, NULL, "is empty; needed at least: listen.socket, world.size");
+        return CONFIG_E_INVALID;
+    }
+    if (!fy_node_is_mapping(yaml_root(yaml))) {
+        spot = yaml_spot(yaml, yaml_root(yaml));
+        config_problems_add(problems, text, &spot, NULL, "is no configuration; allowed: a mapping of keys to values");
+        return CONFIG_E_INVALID;
+    }
+
+    second = fy_parse_load_document(yaml->parser);
+    if (fy_parser_get_stream_error(yaml->parser)) {
+        if (second)
+            fy_parse_document_destroy(yaml->parser, second);
+        return syntax_problem(yaml, text, problems);
+    }
+    if (second) {
+        spot = fy_document_root(second) ? yaml_spot(yaml, fy_document_root(second)) : spot;
+        fy_parse_document_destroy(yaml->parser, second);
+        config_problems_add(problems, text, &spot, NULL, "a second document begins here; allowed: one");
+        return CONFIG_E_INVALID;
+    }
+    return 0;
+}
+
+int yaml_new(struct yaml **out, const struct config_text *text, struct config_problems *problems)
+{
+    _cleanup_(yaml_freep) struct yaml *yaml = NULL;
+    int r;
+
+    r = check_text(text, problems);
+    if (r)
+        return r;
+    yaml = calloc(1, sizeof(*yaml));
+    if (!yaml)
+        return -ENOMEM;
+    r = yaml_open(yaml, text);
+    if (r < 0)
+        return r;
+    r = yaml_read(yaml, text, problems);
+    if (r)
+        return r;
+    *out = steal_ptr(yaml);
+    return 0;
+}
+
+struct fy_node *yaml_root(const struct yaml *yaml)
+{
+    return fy_document_root(yaml->document);
+}
+
+struct config_spot yaml_spot(struct yaml *yaml, struct fy_node *node)
+{
+    enum fy_node_style style = fy_node_get_style(node);
+    struct config_spot spot;
+    size_t n_bytes = 0;
+
+    forget_report(yaml);
+    fy_node_report(node, FYET_ERROR, "%s", place_marker);
+    if (!split_report(yaml, &spot))
+        return spot;
+    if (fy_node_is_scalar(node) && fy_node_get_scalar(node, &n_bytes))
+        spot.n_columns = (unsigned)MIN(n_bytes, (size_t)1000);
+    /* The library's place of these is behind their first character: a quote, an asterisk. */
+    if (style == FYNS_SINGLE_QUOTED || style == FYNS_DOUBLE_QUOTED || style == FYNS_ALIAS) {
+        spot.column -= spot.column > 1;
+        spot.n_columns += style == FYNS_ALIAS ? 1 : 2;
+    }
+    return spot;
+}
+
+const char *yaml_text(struct fy_node *node)
+{
+    const char *text = NULL;
+    size_t n_bytes;
+
+    if (!node || !fy_node_is_scalar(node) || !fy_node_get_scalar(node, &n_bytes))
+        return NULL;
+    text = fy_node_get_scalar0(node);
+    return text && strlen(text) == n_bytes ? text : NULL;
+}
+
+bool yaml_is_quoted(struct fy_node *node)
+{
+    return fy_node_is_scalar(node) && fy_node_get_style(node) != FYNS_PLAIN;
+}
+
+bool yaml_is_null(struct fy_node *node)
+{
+    const char *text;
+
+    if (!node || (fy_node_is_scalar(node) && fy_node_is_null(node)))
+        return true;
+    text = fy_node_is_scalar(node) && !yaml_is_quoted(node) ? yaml_text(node) : NULL;
+    return text && (strcmp(text, "~") == 0 || strcmp(text, "null") == 0 || strcmp(text, "Null") == 0 ||
+                    strcmp(text, "NULL") == 0 || *text == '\0');
+}

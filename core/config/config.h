@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The configuration of one job: a YAML file as plain structs. Reading is strict: what is not understood is
+ * refused (E1601), with every problem of the file in one go, each with file:line:column, what is allowed and
+ * the nearest valid key. Every value remembers where it came from.
+ *
+ * A struct config is constant once loaded and may be read by any thread; all it points to is its own.
+ * Units are in the names: _bytes, _ms; counts of elements and steps carry none.
+ */
+
+#include "core/config/config-problem.h"
+#include "core/config/lossscale.h"
+#include "core/config/schedule.h"
+#include "kernels/dtype.h"
+#include "kernels/update.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+enum {
+    CONFIG_E_INVALID = 1, /* the problems say what is wrong; the daemon exits with EX_CONFIG (78) */
+};
+
+enum {
+    CONFIG_MAX_BYTES = 1 << 20,    /* of a file; picked, ours are below 10 KiB */
+    CONFIG_MAX_SOCKET_BYTES = 107, /* sun_path without its NUL */
+    CONFIG_MAX_RANKS = 1024,       /* picked; what is kept per rank stays small next to the state */
+    CONFIG_MAX_LOCAL_RANKS = 64,   /* on one node: who pushed a parameter is one mask */
+    CONFIG_MAX_LOCAL_GPUS = 16,    /* likewise, each with a GPU: what an engine is told of in one message */
+    CONFIG_MAX_NODES = 64,         /* which of them have something is one mask */
+    CONFIG_MAX_PIECES = 64,        /* of all nodes (subtree.h): and so is which of them have pushed */
+};
+
+enum config_device { CONFIG_DEVICE_CPU, CONFIG_DEVICE_CUDA };
+enum config_collective { CONFIG_COLLECTIVE_LOCAL, CONFIG_COLLECTIVE_GLOO, CONFIG_COLLECTIVE_NCCL };
+enum config_offload { CONFIG_OFFLOAD_NONE, CONFIG_OFFLOAD_CPU };
+enum config_allreduce_op { CONFIG_ALLREDUCE_MEAN, CONFIG_ALLREDUCE_SUM };
+enum config_weights { CONFIG_WEIGHTS_SHARED, CONFIG_WEIGHTS_PRIVATE };
+enum config_on_duplicate { CONFIG_DUPLICATE_REJECT, CONFIG_DUPLICATE_ACCUMULATE, CONFIG_DUPLICATE_ABORT_STEP };
+enum config_on_missing { CONFIG_MISSING_ZERO, CONFIG_MISSING_ERROR, CONFIG_MISSING_SKIP };
+enum config_on_nonfinite { CONFIG_NONFINITE_SKIP, CONFIG_NONFINITE_ERROR };
+enum config_on_leave { CONFIG_LEAVE_STOP, CONFIG_LEAVE_CONTINUE };
+
+struct config_names {
+    char **items;
+    size_t n_items;
+};
+
+struct config_node {
+    char *address; /* host:port */
+    unsigned ranks;
+};
+
+struct config_nodes {
+    struct config_node *items;
+    size_t n_items;
+};
+
+struct config_listen {
+    char *socket; /* absolute, at most CONFIG_MAX_SOCKET_BYTES */
+    mode_t mode;
+    /* Names or decimal ids, not looked up yet. */
+    struct config_names allow_users, allow_groups;
+    struct config_names admin_users, admin_groups;
+};
+
+struct config_world {
+    unsigned size;             /* ranks in all */
+    struct config_nodes nodes; /* empty: one node; else their ranks add up to size */
+    unsigned node;             /* this one, an index into nodes */
+    char *key_file;            /* absolute, or NULL */
+};
+
+struct config_zero {
+    int stage;                   /* 1, 2, 3 */
+    uint64_t reduce_bucket_size; /* elements */
+    bool overlap_comm;
+    uint64_t stage3_max_live_parameters; /* elements, per rank */
+    enum config_offload offload_optimizer;
+};
+
+struct config_optimizer {
+    enum optimizer type; /* OPTIMIZER_ADAM: hyper.adam_w_mode says which Adam it is */
+    struct hyper hyper;  /* what the type does not take stays 0 */
+};
+
+struct config_fp16 {
+    bool enabled;
+    struct lossscale_params scale;
+};
+
+struct config_diagnostics {
+    enum config_on_duplicate on_duplicate;
+    enum config_on_missing on_missing;
+    enum config_on_nonfinite on_nonfinite;
+    enum config_on_leave on_leave;
+    bool static_graph;
+    uint64_t stall_warning_ms; /* 0: never */
+    uint64_t stall_timeout_ms; /* 0: never */
+};
+
+struct config_limits {
+    uint64_t memory_bytes; /* 0: only what is free bounds it */
+    unsigned clients;
+    uint64_t handshake_timeout_ms;
+    uint64_t reattach_timeout_ms;
+};
+
+/* As Welcome.configured has them. */
+enum config_configured {
+    CONFIG_GIVES_OPTIMIZER = 1 << 0,
+    CONFIG_GIVES_LR = 1 << 1,
+    CONFIG_GIVES_BETAS = 1 << 2,
+    CONFIG_GIVES_EPS = 1 << 3,
+    CONFIG_GIVES_WEIGHT_DECAY = 1 << 4,
+    CONFIG_GIVES_MOMENTUM = 1 << 5,
+    CONFIG_GIVES_DAMPENING = 1 << 6,
+    CONFIG_GIVES_NESTEROV = 1 << 7,
+    CONFIG_GIVES_LR_DECAY = 1 << 8,
+};
+
+/* Where a value came from. */
+struct config_origin {
+    unsigned line, column; /* from 1; meaningless when not given */
+    bool given;            /* else the default */
+};
+
+struct config {
+    char *job;
+    int log_level; /* LOG_ERR to LOG_DEBUG of syslog.h */
+    struct config_listen listen;
+    struct config_world world;
+    struct config_zero zero;
+    enum config_device device;
+    enum config_collective collective;
+    bool deterministic;
+    struct config_optimizer optimizer;
+    struct schedule scheduler;            /* SCHEDULE_NONE when there is none */
+    uint64_t gradient_accumulation_steps; /* 0: auto, step() is the boundary */
+    double gradient_clipping;             /* 0: off */
+    enum config_allreduce_op gradient_allreduce_op;
+    enum dtype communication_data_type; /* of gradients between nodes: DTYPE_F32 or DTYPE_BF16 */
+    struct config_fp16 fp16;
+    enum config_weights weights;
+    unsigned threads; /* 0: auto */
+    struct config_diagnostics diagnostics;
+    struct config_limits limits;
+
+    char *file;                    /* as named by whoever loaded it */
+    struct config_origin *origins; /* one per row of config_table() */
+};
+
+/* Which engines were built; a configuration that needs another is refused. */
+struct config_build {
+    bool have_gloo;
+    bool have_nccl;
+};
+
+/* A text to read instead of a file. */
+struct config_source {
+    struct config_text text;
+    const struct config_build *build; /* NULL: what this build has */
+};
+
+/*
+ * Reads a file. On success *out is the caller's (config_free) and problems may hold notes; on failure *out
+ * is NULL. problems: initialised by the caller, added to, in order of place.
+ * Return: 0, CONFIG_E_INVALID, or -ENOMEM.
+ */
+int config_load(struct config **out, const char *path, struct config_problems *problems);
+int config_load_string(struct config **out, const struct config_source *source, struct config_problems *problems);
+void config_free(struct config *config);
+
+/* The engines that this build has. */
+const struct config_build *config_build_own(void);
+
+/* Ranks on this node, and the first of them. */
+/* Masters and moments are in host memory, and all else on GPUs? */
+bool config_offloads(const struct config *config);
+/* Stage 3 on GPUs: of the state nothing is in host memory, and frozen parameters are partitioned, too. */
+bool config_partitions_all(const struct config *config);
+unsigned config_local_ranks(const struct config *config);
+/* The name of what it computes: Adam with decoupled weight decay is AdamW. */
+const char *config_optimizer_name(const struct config_optimizer *optimizer);
+/*
+ * For a configuration without an optimizer: takes the one of that name (as config_optimizer_name() has it), with its own
+ * defaults and, if it is SGD, that momentum. Return: whether it was taken; else nothing has changed.
+ */
+bool config_choose_optimizer(struct config *config, const char *name, double momentum);
+/* Which of these settings the file names: bits of enum config_configured. */
+unsigned config_configured(const struct config *config);
+unsigned config_first_rank_of(const struct config *config, unsigned node);
+unsigned config_first_rank(const struct config *config);
+
+/*
+ * Every effective value with its origin, as YAML that loads back to the same configuration; origins are
+ * comments. Return: 0, or -errno when the stream failed.
+ */
+int config_print(FILE *file, const struct config *config);
+
+/*
+ * The effective values of all keys that every node must have alike, one line "key: value" each, in the order of the
+ * table. Return: the caller's (free), or NULL without memory.
+ */
+char *config_shared_text(const struct config *config);
+
+/*
+ * Compares such a text of ours with another node's, which may be of another version and is not trusted to be well
+ * formed. sentence names the first keys that differ, with both values: "weights is private there and shared here".
+ * Return: how many keys differ; with 0 the sentence is empty.
+ */
+size_t config_shared_difference(const char *here, const char *there, char *sentence, size_t size);
+
+/* Help on one key or, with a section or NULL, on all below it. Return: 0, or CONFIG_E_INVALID: no such key.
+ */
+int config_describe(FILE *file, const char *path);

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "core/config/lossscale.h"
+
+#include <math.h>
+
+/*
+ * Doubling stops here. Trainers hold the scaled loss in fp32, which ends at 2^128, so no run with a loss gets
+ * this far; one whose gradients are all zero would otherwise double into infinity, and 0 x infinity is NaN.
+ */
+static const double largest_scale = 0x1p127;
+
+void lossscale_init_off(struct lossscale *ls)
+{
+    *ls = (struct lossscale){.scale = 1.0};
+}
+
+void lossscale_init(struct lossscale *ls, const struct lossscale_params *params)
+{
+    bool dynamic = params->static_scale == 0;
+
+    *ls = (struct lossscale){
+        .params = *params,
+        .dynamic = dynamic,
+        .scale = dynamic ? ldexp(1.0, (int)params->initial_power) : params->static_scale,
+        .hysteresis_left = params->hysteresis,
+    };
+}
+
+bool lossscale_is_at_minimum(const struct lossscale *ls)
+{
+    return ls->dynamic && ls->hysteresis_left <= 1 && ls->scale <= ls->params.min_scale;
+}
+
+static int lossscale_lower(struct lossscale *ls)
+{
+    if (ls->hysteresis_left > 1) {
+        ls->hysteresis_left--;
+        return 0;
+    }
+    if (lossscale_is_at_minimum(ls))
+        return LOSSSCALE_E_AT_MINIMUM;
+
+    /* The last unit of hysteresis is not refilled here: the next overflow halves at once. */
+    ls->scale = fmax(ls->scale / 2, ls->params.min_scale);
+    return 0;
+}
+
+static void lossscale_raise(struct lossscale *ls)
+{
+    uint64_t n_clean = ls->n_steps - ls->window_start; /* before this step */
+
+    if (ls->params.consecutive_hysteresis)
+        ls->hysteresis_left = ls->params.hysteresis;
+    if (n_clean == 0 || n_clean % ls->params.window != 0)
+        return;
+
+    ls->hysteresis_left = ls->params.hysteresis;
+    if (ls->scale < largest_scale)
+        ls->scale *= 2;
+}
+
+int lossscale_update(struct lossscale *ls, bool overflow)
+{
+    int r = 0;
+
+    if (!ls->dynamic)
+        return 0;
+
+    if (overflow) {
+        r = lossscale_lower(ls);
+        ls->window_start = ls->n_steps + 1;
+    } else {
+        lossscale_raise(ls);
+    }
+    ls->n_steps++;
+    return r;
+}

@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* E1501, E1502, E1503: other nodes, and the engines that move bytes between them. */
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/diagnosis/cause-text.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis-build.h"
+
+static void add_foreign(struct diagnostic *d, const char *label, const char *text)
+{
+    struct strbuf buf = {0};
+
+    strbuf_add_foreign(&buf, text);
+    diagnostic_field_take(d, label, &buf);
+}
+
+struct diagnostic *cause_node_silent(const struct evidence_node *e)
+{
+    char title[64];
+    struct strbuf on = {0}, cause = {0};
+    struct diagnostic *d;
+
+    snprintf(title, sizeof(title), "node %u is not reached", e->node);
+    d = cause_new(&e->at, E_NODE_LOST, title);
+    diagnostic_warn(d);
+    add_foreign(d, "waits", e->waits);
+    strbuf_add(&on, "node %u at ", e->node);
+    strbuf_add_foreign(&on, e->address);
+    if (e->n_ranks > 1)
+        strbuf_add(&on, ", ranks %u to %u", e->first_rank, e->first_rank + e->n_ranks - 1);
+    else
+        strbuf_add(&on, ", rank %u", e->first_rank);
+    diagnostic_field_take(d, "on", &on);
+    strbuf_add(&cause, "the link to its daemon does not stand: ");
+    strbuf_add_foreign(&cause, e->why);
+    diagnostic_field_take(d, "cause", &cause);
+    diagnostic_field(d, "fix",
+                     "see that its machine, its daemon and the network are up: the link comes back by itself");
+    diagnostic_field(d, "not it", "the training program, the gradients; a longer stall_timeout");
+    diagnostic_field(
+        d, "state",
+        "nothing is lost as long as its daemon lives: the step goes on where it is when the link is back,\n"
+        "and no node takes a step without the others");
+    return diagnostic_finish(d);
+}
+
+struct diagnostic *cause_nodes_differ(const struct evidence_node *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_NODE_LOST, "nodes are configured differently, job not formed");
+    struct strbuf on = {0};
+
+    strbuf_add(&on, "node %u at ", e->node);
+    strbuf_add_foreign(&on, e->address);
+    strbuf_add(&on, " (there); node %u (here) has compared them", e->here);
+    diagnostic_field_take(d, "on", &on);
+    add_foreign(d, "cause", e->why);
+    diagnostic_field(d, "fix", "the same value on every node (zerod --print-config shows them), and that daemon restarted");
+    diagnostic_field(d, "not it", "the training program; the network: the two daemons talk to each other");
+    diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
+    return diagnostic_finish(d);
+}
+
+struct diagnostic *cause_engine(const struct evidence_node *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_ENGINE, "engine failed, replaced");
+
+    diagnostic_warn(d);
+    diagnostic_field(d, "waits", "what travels between nodes, for the engines of generation %" PRIu32 " to connect",
+                     e->generation);
+    add_foreign(d, "cause", e->why);
+    diagnostic_field(d, "fix", "none, if it happens once: engines are replaced on all nodes together");
+    diagnostic_field(
+        d, "or", "if it repeats, look at the network between the nodes and at the host of each address in world.nodes");
+    diagnostic_field(d, "not it",
+                     "the training program; its gradients: they are kept until they have arrived everywhere");
+    diagnostic_field(d, "state", "what had not arrived everywhere is sent again, and nothing is counted twice");
+    return diagnostic_finish(d);
+}
+
+struct diagnostic *cause_device(const struct evidence_node *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_ENGINE, "engine of the GPUs failed, replaced");
+
+    diagnostic_warn(d);
+    diagnostic_field(d, "waits", "what is to be computed on the GPUs, for the engine of generation %" PRIu32,
+                     e->generation);
+    add_foreign(d, "cause", e->why);
+    diagnostic_field(d, "fix", "none, if it happens once: another engine goes on with what is in the GPUs' memory");
+    diagnostic_field(d, "or", "if it repeats, look at the GPUs: nvidia-smi, and Xid lines in the kernel's log");
+    diagnostic_field(d, "not it", "the training program; its gradients: they are kept until they are added up");
+    diagnostic_field(d, "state", "what was not done is done again, and nothing is counted twice");
+    return diagnostic_finish(d);
+}
+
+struct diagnostic *cause_device_unformed(const struct evidence_at *at, const char *why)
+{
+    struct diagnostic *d = cause_new(at, E_ENGINE, "job not formed: no engine for the GPUs");
+
+    add_foreign(d, "cause", why);
+    diagnostic_field(d, "fix",
+                     "make the GPUs reachable for zerod (nvidia-smi as its user; CUDA_VISIBLE_DEVICES; one GPU"
+                     " for each rank of the node), or free their memory");
+    diagnostic_field(d, "or", "device: cpu, with the state in host memory");
+    diagnostic_field(d, "not it", "the model, the training program, the other ranks");
+    diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
+    return diagnostic_finish(d);
+}
+
+static void explain_reach(struct diagnostic *d, const struct evidence_unopened *e)
+{
+    switch (e->reach) {
+    case REACH_OTHER_SHM:
+        diagnostic_field(d, "cause",
+                         "the process sees another /dev/shm than zerod, as in a container: CUDA shares events there");
+        diagnostic_field(d, "fix",
+                         "give both the same /dev/shm: docker run --ipc=host, for zerod too if it has a container");
+        return;
+    case REACH_OTHER_USER:
+        diagnostic_field(d, "cause",
+                         "the process is of user %" PRIu32 " and zerod's engine of user %" PRIu32
+                         ", and CUDA does not share events between them here",
+                         e->uid, e->own_uid);
+        diagnostic_field(d, "fix", "run zerod as the user of the trainers");
+        return;
+    case REACH_SAME:
+        diagnostic_field(d, "cause", "not known: the process and zerod are of one user and see one /dev/shm");
+        diagnostic_field(d, "tell apart",
+                         "CUDA's sample simpleIPC in the same place: if it fails too, the driver or a sandbox (WSL, "
+                         "gVisor)\ndoes not share events between processes");
+        return;
+    case REACH_UNKNOWN:
+        diagnostic_field(d, "cause",
+                         "not known: CUDA shares events through /dev/shm, and zerod cannot see which one the process has");
+        diagnostic_field(d, "tell apart",
+                         "stat -c '%%d:%%i' /dev/shm in the trainer and beside zerod: different numbers are different "
+                         "folders, as in a container\n(docker run --ipc=host)");
+    }
+}
+
+struct diagnostic *cause_unopened(const struct evidence_unopened *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_ENGINE, "the GPUs' engine cannot open this rank's events, rank ended");
+
+    if (e->pid > 0)
+        diagnostic_field(d, "process", "pid %" PRId64 " of user %" PRIu32 "; zerod is of user %" PRIu32, e->pid, e->uid,
+                         e->own_uid);
+    add_foreign(d, "got", e->why);
+    explain_reach(d, e);
+    diagnostic_field(d, e->reach == REACH_OTHER_SHM || e->reach == REACH_OTHER_USER ? "or" : "fix",
+                     "device: cpu, with gradients and state in host memory");
+    diagnostic_field(d, "not it", "the gradients, the model, NCCL, the other ranks");
+    diagnostic_field(d, "state",
+                     "without its events nobody knows when the gradients of this rank are written, so none is added:\n"
+                     "the step is aborted for all ranks, and this rank is closed; a new process can take its place");
+    return diagnostic_finish(d);
+}
+
+struct diagnostic *cause_node_reborn(const struct evidence_node *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_GENERATION, "a node came back as another daemon, job ended");
+
+    diagnostic_field(d, "what", "the partitions of the ranks of that node: masters, moments, gradients");
+    add_foreign(d, "cause", e->why);
+    diagnostic_field(d, "fix", "start the trainers of all nodes again: the run begins anew, from what they have saved");
+    diagnostic_field(d, "not it", "the gradients; the ranks and the daemons of the other nodes");
+    diagnostic_field(d, "state",
+                     "the job is ended on every node, as none can go on with its part of the state alone;\n"
+                     "the daemons run on and wait for ranks");
+    return diagnostic_finish(d);
+}
+
+struct diagnostic *cause_refused_elsewhere(const struct evidence_at *at, unsigned code, const char *text)
+{
+    struct diagnostic *d = cause_new(at, (enum diagnostic_code)code, "job not formed: another node refuses it");
+    struct strbuf buf = {0};
+    size_t n = strlen(text);
+
+    while (n > 0 && text[n - 1] == '\n')
+        n--;
+    strbuf_add_bytes(&buf, text, n);
+    diagnostic_field_take(d, "cause", &buf);
+    diagnostic_field(d, "fix", "what is said there, on that node");
+    diagnostic_field(d, "not it", "this node");
+    diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
+    return diagnostic_finish(d);
+}
+
+struct diagnostic *cause_runs_differ(const struct evidence_at *at, const char *who)
+{
+    struct diagnostic *d = cause_new(at, E_OTHER_RUN, "nodes of two runs, job not formed");
+
+    add_foreign(d, "cause", who);
+    diagnostic_field(d, "fix", "one run id on all nodes: zerodrun --run-id, or ZEROD_RUN_ID");
+    diagnostic_field(d, "or", "end the ranks that are left over from another run");
+    diagnostic_field(d, "not it", "the model, the number of ranks, permissions, the network");
+    diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
+    return diagnostic_finish(d);
+}

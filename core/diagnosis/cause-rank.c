@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Ranks as processes: taken, lost, waited for, and the abort of a step as the innocent see it. E1301, E1302,
+ * E1303.
+ */
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/diagnosis/cause-text.h"
+
+#define STEP_ABORTED                                                                                                   \
+    "step aborted on all ranks, weights and optimizer state are unchanged: begin it again at micro-batch 0"
+
+static bool is_c(const struct evidence_at *at)
+{
+    return caller_of(at, NULL) == CALLER_C;
+}
+
+/* How a rank says that it is done. */
+static const char *leave(const struct evidence_at *at)
+{
+    return is_c(at) ? "zerod_leave" : "opt.close()";
+}
+
+static void add_foreign(struct diagnostic *d, const char *label, const char *text)
+{
+    struct strbuf buf = {0};
+
+    strbuf_add_foreign(&buf, text);
+    diagnostic_field_take(d, label, &buf);
+}
+
+/* "12.3 s", "2 min 5 s", "3 h 10 min" */
+static void print_duration(struct strbuf *buf, uint64_t ms)
+{
+    uint64_t s = ms / 1000;
+
+    if (s < 60)
+        strbuf_add(buf, "%" PRIu64 ".%" PRIu64 " s", s, ms % 1000 / 100);
+    else if (s < 3600)
+        strbuf_add(buf, "%" PRIu64 " min %" PRIu64 " s", s / 60, s % 60);
+    else
+        strbuf_add(buf, "%" PRIu64 " h %" PRIu64 " min", s / 3600, s % 3600 / 60);
+}
+
+/* ---- E1301 --------------------------------------------------------------------------------------------- */
+
+struct diagnostic *cause_rank_taken(const struct evidence_at *at, int64_t pid, uint64_t since_ns, uint64_t now_ns)
+{
+    struct diagnostic *d = cause_new(at, E_RANK_TAKEN, NULL);
+    struct strbuf buf = {0};
+
+    if (pid > 0)
+        strbuf_add(&buf, "pid %" PRId64 ", ", pid);
+    strbuf_add(&buf, "attached ");
+    print_duration(&buf, now_ns > since_ns ? (now_ns - since_ns) / 1000000 : 0);
+    strbuf_add(&buf, " ago");
+    diagnostic_field_take(d, "held by", &buf);
+    diagnostic_field(d, "cause", "two processes claim one rank, and the one that holds it is alive");
+    diagnostic_field(d, "fix", "a rank of its own for each process: RANK in its environment, or %s",
+                     is_c(at) ? "zerod_options.rank" : "zerod.Optimizer(..., rank=)");
+    if (pid > 0)
+        diagnostic_field(d, "or", "kill %" PRId64 "   (if it is a leftover: the rank is free as soon as it is gone)",
+                         pid);
+    diagnostic_field(d, "not it", "the socket, the run id, a time-out: a dead process frees its rank at once");
+    diagnostic_field(d, "state", "attach refused; the rank that is held goes on");
+    return diagnostic_finish(d);
+}
+
+struct diagnostic *cause_rank_taken_by_itself(const struct evidence_at *at, int64_t pid)
+{
+    struct diagnostic *d = cause_new(at, E_RANK_TAKEN, NULL);
+
+    diagnostic_field(d, "held by", "pid %" PRId64 ", the process that asks", pid);
+    diagnostic_field(d, "cause",
+                     "this process has attached to this daemon already: a daemon holds one job, with one optimizer");
+    diagnostic_field(d, "fix", "a daemon for each: zerodrun --jobs 2, and %s",
+                     is_c(at) ? "zerod_options.socket from ZEROD_SOCKET_1 for the second"
+                              : "zerod.Optimizer(second_model, job=1)");
+    diagnostic_field(d, "or", "%s the first one   (if it is done with)", is_c(at) ? "zerod_close()" : "close()");
+    diagnostic_field(d, "not it", "RANK, the run id; a leftover process: there is none");
+    diagnostic_field(d, "state", "attach refused; the rank that is held goes on");
+    return diagnostic_finish(d);
+}
+
+/* ---- E1302 --------------------------------------------------------------------------------------------- */
+
+static void add_process(struct diagnostic *d, const struct evidence_lost *e)
+{
+    struct strbuf buf = {0};
+
+    if (e->pid > 0)
+        strbuf_add(&buf, "pid %" PRId64, e->pid);
+    if (e->last_message && *e->last_message) {
+        strbuf_add(&buf, "%slast message ", buf.n_bytes ? ", " : "");
+        strbuf_add_foreign(&buf, e->last_message);
+    }
+    diagnostic_field_take(d, "process", &buf);
+    add_foreign(d, "owed", e->owed);
+}
+
+static void explain_left(struct diagnostic *d, const struct evidence_lost *e)
+{
+    diagnostic_field(d, "cause", "the rank said that it is done (%s), and diagnostics.on_leave is stop",
+                     is_c(&e->at) ? "zerod_leave" : "opt.close(), or the end of its program");
+    diagnostic_field(d, "fix", "the same number of steps on every rank");
+    diagnostic_field(d, "or", "diagnostics.on_leave: continue   (the others go on without it)");
+    diagnostic_field(d, "not it", "a crash: the rank ended in order");
+    diagnostic_field(d, "state", "steps that were committed stand; no further one is begun");
+}
+
+static void explain_difference(struct diagnostic *d, const struct evidence_lost *e)
+{
+    diagnostic_field(d, "cause", "%s",
+                     e->on_gpu
+                         ? "the successor redid the micro-batch with another result than what is in the sums:\n"
+                           "its predecessor's, or as much of that as the GPU had written when it died"
+                         : "the successor redid the micro-batch with another result than its predecessor's, which "
+                           "is in the sums");
+    diagnostic_field(d, "fix", "%s",
+                     is_c(&e->at)
+                         ? "store loader position and RNG state with each micro-batch and step (the blob of "
+                           "zerod_end_backward),\n"
+                           "and restore them from zerod_user_state"
+                         : "zerod.user_state(opt, sampler=...): it keeps RNG and loader position and restores them;\n"
+                           "draw a batch right before its forward");
+    if (e->on_gpu)
+        diagnostic_field(d, "or",
+                         "nothing   (if the rank was killed inside a backward: the step is redone, and whole)");
+    diagnostic_field(d, "not it", "rounding in zerod: gradients are compared as they were pushed");
+    diagnostic_field(d, "state", STEP_ABORTED);
+}
+
+static void explain_nobody_came(struct diagnostic *d, const struct evidence_lost *e)
+{
+    struct strbuf buf = {0};
+
+    strbuf_add(&buf, "its process is gone, and no successor attached");
+    if (e->waited_ms) {
+        strbuf_add(&buf, " within ");
+        print_duration(&buf, e->waited_ms);
+        strbuf_add(&buf, " (limits.reattach_timeout)");
+    }
+    diagnostic_field_take(d, "cause", &buf);
+    diagnostic_field(d, "fix", "start the rank again with the same run id; zerodrun --restarts N does it by itself");
+    diagnostic_field(d, "not it", "the ranks that wait; the network");
+    diagnostic_field(d, "state", STEP_ABORTED);
+}
+
+static void explain_gone(struct diagnostic *d, const struct evidence_lost *e)
+{
+    struct remedy remedies[] = {
+        {"or", is_c(&e->at) ? "zerod_leave before the process ends" : "opt.close() before the process ends",
+         "if it was done"},
+        {"or", "zerodctl abort-step", "to give the step up"},
+    };
+
+    diagnostic_field(d, "cause", "its process ended, or closed its connection, without having left");
+    diagnostic_field(d, "fix", "start the rank again with the same run id; zerodrun --restarts N does it by itself");
+    cause_remedies(d, remedies, ARRAY_SIZE(remedies));
+    diagnostic_field(d, "not it", "the other ranks: they wait, redo nothing and lose nothing");
+    diagnostic_field(d, "state", "the others wait for a successor; the step is aborted after limits.reattach_timeout");
+}
+
+struct diagnostic *cause_rank_lost(const struct evidence_lost *e)
+{
+    const char *title = e->left      ? "a rank has left, the others stop"
+                        : e->differs ? "successor's gradient differs, step aborted"
+                        : e->aborted ? "rank lost, step aborted"
+                                     : "rank lost, waiting for its successor";
+    struct diagnostic *d = cause_new(&e->at, E_RANK_LOST, title);
+
+    if (!e->left && !e->differs && !e->aborted)
+        diagnostic_warn(d);
+    if (e->differs)
+        diagnostic_params(d, e->at.layout, &e->param, 1);
+    add_process(d, e);
+    if (e->left)
+        explain_left(d, e);
+    else if (e->differs)
+        explain_difference(d, e);
+    else if (e->aborted)
+        explain_nobody_came(d, e);
+    else
+        explain_gone(d, e);
+    return diagnostic_finish(d);
+}
+
+struct diagnostic *cause_rank_back(const struct evidence_at *at)
+{
+    struct diagnostic *d = cause_new(at, E_RANK_LOST, "a rank that had left is back, step aborted");
+
+    diagnostic_field(d, "cause", "it had left (%s), and gradients of this step were added up without it", leave(at));
+    diagnostic_field(d, "fix", "none is needed: the step begins again with all ranks");
+    diagnostic_field(d, "or", "%s after the last step only   (if it was not to come back)", leave(at));
+    diagnostic_field(d, "not it", "the ranks that went on: they lose the step and nothing else");
+    diagnostic_field(d, "state", STEP_ABORTED);
+    return diagnostic_finish(d);
+}
+
+struct diagnostic *cause_inherited(const struct evidence_inherited *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_RANK_LOST, "a dead process left a step that is refused, step aborted");
+    struct strbuf buf = {0};
+
+    if (e->refusal)
+        strbuf_add_bytes(&buf, e->refusal->text, strcspn(e->refusal->text, "\n"));
+    diagnostic_field_take(d, "got", &buf);
+    if (e->asked)
+        diagnostic_field(d, "cause", "a process that is gone had asked for the step, and no other can ask differently");
+    else if (!e->refusal)
+        diagnostic_field(d, "cause",
+                         "a part of a micro-batch of a process that is gone is in the sums, and was not redone");
+    else
+        diagnostic_field(d, "cause",
+                         "%" PRIu32 " micro-batch%s of this rank had been ended by a process that is gone, and its "
+                         "successor cannot change them",
+                         e->n_ended, e->n_ended == 1 ? "" : "es");
+    diagnostic_field(d, "fix", "none is needed: the step begins again, and the successor does all of it");
+    diagnostic_field(d, "or", "mend the program   (if the step is then refused again, this time for its own)");
+    diagnostic_field(d, "not it", "the ranks that waited: they lose the step and nothing else");
+    diagnostic_field(d, "state", STEP_ABORTED);
+    return diagnostic_finish(d);
+}
+
+/* ---- the abort of a step ------------------------------------------------------------------------------- */
+
+/* All of it: whoever is told of the abort needs to look nowhere else. */
+static void print_reason(struct strbuf *buf, const char *text)
+{
+    size_t n = strlen(text);
+
+    while (n > 0 && text[n - 1] == '\n')
+        n--;
+    strbuf_add_bytes(buf, text, n);
+}
+
+struct diagnostic *cause_aborted(const struct evidence_abort *e)
+{
+    struct diagnostic *d = cause_new(&e->at, E_RANK_LOST, "step aborted for all ranks");
+    enum caller caller = caller_of(&e->at, NULL);
+    const char *reason = e->reason ? e->reason->text : e->reason_text;
+    const char *class = e->reason ? e->reason->cause_class : e->reason_class;
+    struct strbuf buf = {0};
+
+    if (class && class[0])
+        diagnostic_class(d, class);
+    if (e->at.rank >= 0)
+        diagnostic_field(d, "guilty", "rank %" PRId64, e->at.rank);
+    add_foreign(d, "reason", e->why);
+    if (reason) {
+        print_reason(&buf, reason);
+        diagnostic_field_take(d, "cause", &buf);
+    } else if (e->at.rank >= 0) {
+        diagnostic_field(d, "cause", "rank %" PRId64 " asked for it", e->at.rank);
+    } else {
+        diagnostic_field(d, "cause", "an administrator asked for it (zerodctl abort-step)");
+    }
+    diagnostic_field(d, "fix", "%s",
+                     caller == CALLER_C ? "go back to zerod_epoch() and begin the step again at micro-batch 0"
+                                        : "begin the step again with its first micro-batch");
+    diagnostic_field(d, "not it", "%s",
+                     e->at.rank >= 0 ? "the other ranks: they lose the step and nothing else"
+                     : reason        ? "the ranks that waited: they lose the step and nothing else"
+                                     : "any rank: it came from outside the job");
+    diagnostic_field(d, "state",
+                     "gradients of the step are dropped on all ranks, weights and optimizer state are unchanged; "
+                     "attempt %" PRIu32 " begins",
+                     e->new_attempt);
+    return diagnostic_finish(d);
+}
+
+/* ---- E1303 --------------------------------------------------------------------------------------------- */
+
+static void explain_other_node(struct diagnostic *d, const struct evidence_stall *e)
+{
+    if (e->forming)
+        diagnostic_field(d, "cause", "the job forms when all ranks of all nodes have attached and declared");
+    else
+        diagnostic_field(d, "cause", "a step needs every node; here all ranks wait, and there one has not come as far");
+    diagnostic_field(d, "fix", "look on that node: zerodctl ranks there shows which rank, and which it waits for");
+    diagnostic_field(d, "or", "zerodctl status on node 0   (whether that node is reached, and why not)");
+    diagnostic_field(d, "not it", "the ranks of this node; bucket size; a longer stall_timeout");
+}
+
+static void explain_stall(struct diagnostic *d, const struct evidence_stall *e)
+{
+    if (e->elsewhere) {
+        explain_other_node(d, e);
+        return;
+    }
+    if (e->forming) {
+        diagnostic_field(d, "cause", "the job forms when all ranks have attached and declared, and some have not");
+        diagnostic_field(d, "fix", "start every rank of world.size; zerodctl ranks shows which are missing");
+        diagnostic_field(d, "not it", "the model; memory");
+        return;
+    }
+    if (e->deadlocked) {
+        diagnostic_field(d, "cause", "the ranks wait in different calls, each for the others to make the same one");
+        diagnostic_field(d, "fix", "the same collective calls in the same order on every rank");
+        diagnostic_field(d, "or", "zerodctl abort-step   (to give the step up)");
+        diagnostic_field(d, "not it", "the speed of a rank; bucket size; a longer stall_timeout");
+        return;
+    }
+    if (e->gone) {
+        diagnostic_field(d, "cause", "the process that is waited for has ended without %s", leave(&e->at));
+        diagnostic_field(d, "fix", "start it again with the same run id; zerodrun --restarts N does it by itself");
+        diagnostic_field(d, "or", "%s before the process ends   (if it was done)", leave(&e->at));
+        diagnostic_field(d, "not it", "the ranks that wait; bucket size; a longer stall_timeout");
+        return;
+    }
+    if (e->absent)
+        diagnostic_field(d, "cause", "the rank that is waited for never opened the step");
+    else
+        diagnostic_field(d, "cause", "a step needs every rank, and the one that is waited for has not come as far");
+    diagnostic_field(d, "fix", "look where it is: py-spy dump --pid PID, or gdb -p PID   (its pid: zerodctl ranks)");
+    diagnostic_field(d, "or", "zerodctl abort-step   (to give the step up)");
+    diagnostic_field(d, "not it", "the ranks that wait; bucket size; a longer stall_timeout");
+}
+
+struct diagnostic *cause_stalled(const struct evidence_stall *e)
+{
+    struct strbuf title = {0};
+    struct diagnostic *d;
+
+    strbuf_add(&title, "stalled for ");
+    print_duration(&title, e->since_ms);
+    if (e->aborted)
+        strbuf_add(&title, e->forming ? ", forming given up" : ", step aborted");
+    d = cause_new(&e->at, E_STALLED, strbuf_text(&title));
+    strbuf_deinit(&title);
+    if (!e->aborted)
+        diagnostic_warn(d);
+    if (e->absent)
+        diagnostic_class(d, "M7");
+    add_foreign(d, "waits", e->waiting);
+    add_foreign(d, "on", e->blocking);
+    diagnostic_params(d, e->at.layout, e->params, e->n_params);
+    explain_stall(d, e);
+    if (!e->aborted)
+        diagnostic_field(d, "state", "nothing is lost and all wait on; diagnostics.stall_timeout ends it");
+    else if (e->forming)
+        diagnostic_field(d, "state", "those who waited are refused and may try again; nothing was formed");
+    else
+        diagnostic_field(d, "state", STEP_ABORTED);
+    return diagnostic_finish(d);
+}

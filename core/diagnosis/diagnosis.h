@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What zerod refuses, and what it says: codes, causes and texts. Pure: evidence
+ * in, diagnostic out; no I/O, no clock.
+ *
+ * A diagnostic is built by one of the diagnose_*() functions from plain
+ * evidence, is then immutable, and is what the exception, the log, the journal
+ * and the JSON show. Names, sites and numbers are copied into it.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "daemon/memory/ledger.h"
+
+struct layout;
+
+enum diagnostic_code {
+    E_DUPLICATE = 1001,
+    E_STALE = 1002,
+    E_EARLY = 1003,
+    E_AFTER_BOUNDARY = 1004,
+    E_MISSING = 1005,
+    E_GRAPH_CHANGED = 1006,
+    E_ABANDONED = 1007,
+    E_MANIFEST = 1101,
+    E_GRADIENT = 1102,
+    E_PARAMETER = 1103,
+    E_REPOINTED = 1104,
+    E_DRIFTED = 1105,
+    E_WEIGHT_WRITTEN = 1106,
+    E_REDUCED_TWICE = 1107,
+    E_STEP_ARGS = 1108,
+    E_OTHER_RUN = 1109,
+    E_RELEASED_READ = 1110,
+    E_NONFINITE = 1201,
+    E_LOSS_SCALE = 1202,
+    E_RANK_TAKEN = 1301,
+    E_RANK_LOST = 1302,
+    E_STALLED = 1303,
+    E_QUOTA = 1401,
+    E_NOT_ALLOWED = 1402,
+    E_BAD_MESSAGE = 1403,
+    E_NODE_LOST = 1501,
+    E_ENGINE = 1502,
+    E_GENERATION = 1503,
+    E_CONFIG = 1601,
+};
+
+enum {
+    DIAGNOSTIC_MAX_PARAMS = 5, /* names in a text; the full list is in zerodctl diagnostics --json */
+    DIAGNOSTIC_MAX_FIELDS = 16,
+};
+
+struct diagnostic_field {
+    char *label;
+    char *text; /* may hold newlines; printing indents them */
+};
+
+/* A push_record whose interned strings are spelled out. */
+struct diagnostic_push {
+    bool present;
+    struct push_record record;
+    char *segment, *site; /* "" if unknown */
+};
+
+struct diagnostic {
+    enum diagnostic_code code;
+    char cause_class[4]; /* "D1", or "" */
+    bool warning;        /* nothing was refused */
+    char *title;         /* "duplicate gradient refused" */
+    bool has_rank, has_step, has_micro_batch;
+    uint32_t rank;
+    uint64_t step;
+    uint32_t micro_batch;
+    char *params[DIAGNOSTIC_MAX_PARAMS];
+    uint32_t n_params_named, n_params;
+    uint32_t *param_ids; /* all n_params of them, may be NULL */
+    struct diagnostic_push first, second;
+    struct diagnostic_field fields[DIAGNOSTIC_MAX_FIELDS];
+    size_t n_fields;
+    char *text;           /* everything, as printed; set by diagnostic_finish() */
+    uint64_t id, time_ns; /* set by who keeps it */
+    unsigned n_refs;
+};
+
+/* One static row per code: short text, and what an operator reads in the manual's index. */
+struct diagnostic_info {
+    enum diagnostic_code code;
+    const char *title;   /* "duplicate gradient refused" */
+    const char *summary; /* one sentence */
+};
+
+const struct diagnostic_info *diagnostic_info(enum diagnostic_code code); /* NULL: no such code */
+const struct diagnostic_info *diagnostic_table(size_t *n);
+
+/* Building. title NULL takes the table's. Never fails visibly: out of memory yields a diagnostic with shorter texts. */
+struct diagnostic *diagnostic_new(enum diagnostic_code code, const char *title);
+void diagnostic_at(struct diagnostic *d, int64_t rank, int64_t step, int64_t micro_batch); /* negative: leave out */
+void diagnostic_field(struct diagnostic *d, const char *label, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void diagnostic_params(struct diagnostic *d, const struct layout *layout, const uint32_t *ids, size_t n);
+/* Renders the text. Fields are printed in the order in which they were added. */
+struct diagnostic *diagnostic_finish(struct diagnostic *d);
+
+struct diagnostic *diagnostic_ref(struct diagnostic *d);
+void diagnostic_unref(struct diagnostic *d); /* NULL is fine */

@@ -1,0 +1,581 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "core/layout/layout.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "core/base/base.h"
+
+#define MAX_TOTAL_BYTES (UINT64_C(1) << 62)
+
+enum {
+    WEIGHT_BUCKET_ALIGN_BYTES = 4096,
+    WEIGHT_FROZEN_ALIGN_BYTES = 64,
+    /*
+     * Picked, not measured: what a declaration can make us allocate before anyone asks for the
+     * memory of its parameters. 2^26 chunks are 1.5 GiB, and 4 Ti elements if whole.
+     */
+    MAX_CHUNKS = 1 << 26,
+    MAX_GROUPS = 1 << 16,
+    N_KEYS = N_DTYPES * N_DTYPES, /* per group: kinds of bucket */
+};
+
+/* What layout_new() needs only while it runs. */
+struct builder {
+    struct layout *layout;
+    const struct layout_decl *decls;
+    uint32_t *open;   /* per group and key: the bucket that is being filled, or LAYOUT_NO_BUCKET */
+    uint64_t n_bytes; /* running bound, see charge_param() */
+    uint32_t *bad;
+};
+
+static uint64_t page_bytes(void)
+{
+    return (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static uint64_t align_up(uint64_t n, uint64_t align)
+{
+    return (n + align - 1) / align * align;
+}
+
+/* ---- taking the declarations over ---------------------------------------------------------------------- */
+
+/* Return: false when the product does not fit. A dimension of 0 makes any shape an empty one. */
+static bool count_elems(const struct layout_decl *decl, uint64_t *n_elems)
+{
+    for (uint32_t i = 0; i < decl->n_dims; i++) {
+        if (decl->shape[i] == 0) {
+            *n_elems = 0;
+            return true;
+        }
+    }
+    *n_elems = 1;
+    for (uint32_t i = 0; i < decl->n_dims; i++)
+        if (__builtin_mul_overflow(*n_elems, decl->shape[i], n_elems))
+            return false;
+    return true;
+}
+
+/*
+ * Adds the most that a parameter can take in any of the segments: fp32, with the
+ * padding of a bucket and of a page of its own. What stays below the limit
+ * here can be added up without further checks everywhere else.
+ */
+static bool charge_param(struct builder *builder, uint64_t n_elems)
+{
+    uint64_t bucket_align = (uint64_t)LAYOUT_ALIGN_ELEMS * builder->layout->world_size;
+    uint64_t n;
+
+    if (__builtin_add_overflow(n_elems, LAYOUT_ALIGN_ELEMS + bucket_align, &n) ||
+        __builtin_mul_overflow(n, sizeof(float), &n) ||
+        __builtin_add_overflow(n, page_bytes() + WEIGHT_BUCKET_ALIGN_BYTES, &n) ||
+        __builtin_add_overflow(builder->n_bytes, n, &builder->n_bytes))
+        return false;
+    return builder->n_bytes <= MAX_TOTAL_BYTES;
+}
+
+static int copy_param(struct builder *builder, uint32_t id)
+{
+    struct layout *layout = builder->layout;
+    const struct layout_decl *decl = &builder->decls[id];
+    struct layout_param *param = &layout->params[id];
+
+    assert(decl->dtype < N_DTYPES && decl->grad_dtype < N_DTYPES);
+
+    *builder->bad = id;
+    if (decl->n_dims > LAYOUT_MAX_DIMS || decl->group >= MAX_GROUPS || !count_elems(decl, &param->n_elems) ||
+        !charge_param(builder, param->n_elems))
+        return LAYOUT_E_TOO_LARGE;
+
+    param->name = malloc(decl->name_len + 1);
+    if (!param->name)
+        return -ENOMEM;
+    if (decl->name_len)
+        memcpy(param->name, decl->name, decl->name_len);
+    param->name[decl->name_len] = '\0';
+    param->name_len = decl->name_len;
+    if (decl->n_dims)
+        memcpy(param->shape, decl->shape, decl->n_dims * sizeof(*decl->shape));
+    param->n_dims = decl->n_dims;
+    param->dtype = decl->dtype;
+    param->grad_dtype = decl->grad_dtype;
+    param->group = decl->group;
+    param->trainable = decl->trainable;
+    param->bucket = LAYOUT_NO_BUCKET;
+
+    layout->n_groups = MAX(layout->n_groups, decl->group + 1);
+    if (decl->trainable)
+        layout->trainable_elems += param->n_elems;
+    else
+        layout->frozen_elems += param->n_elems;
+    return 0;
+}
+
+static bool same_name(const struct layout_param *a, const struct layout_param *b)
+{
+    return a->name_len == b->name_len && !memcmp(a->name, b->name, a->name_len);
+}
+
+/* An open-addressed set of parameter ids + 1, at most half full. */
+static int check_names(struct builder *builder)
+{
+    const struct layout *layout = builder->layout;
+    size_t n_slots = 2;
+    _cleanup_free_ uint32_t *slots = NULL;
+
+    while (n_slots < 2 * (size_t)layout->n_params)
+        n_slots *= 2;
+    slots = calloc(n_slots, sizeof(*slots));
+    if (!slots)
+        return -ENOMEM;
+
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+        size_t at = XXH3_64bits(param->name, param->name_len) & (n_slots - 1);
+
+        for (; slots[at]; at = (at + 1) & (n_slots - 1)) {
+            if (same_name(param, &layout->params[slots[at] - 1])) {
+                *builder->bad = p;
+                return LAYOUT_E_DUPLICATE_NAME;
+            }
+        }
+        slots[at] = p + 1;
+    }
+    return 0;
+}
+
+static int copy_params(struct builder *builder, uint32_t n_params)
+{
+    struct layout *layout = builder->layout;
+    int r;
+
+    layout->params = calloc(n_params, sizeof(*layout->params));
+    if (!layout->params)
+        return -ENOMEM;
+    layout->n_params = n_params;
+
+    for (uint32_t p = 0; p < n_params; p++) {
+        r = copy_param(builder, p);
+        if (r != 0)
+            return r;
+    }
+    return check_names(builder);
+}
+
+/* ---- buckets ------------------------------------------------------------------------------------------- */
+
+static uint32_t *open_bucket(const struct builder *builder, const struct layout_param *param)
+{
+    return &builder->open[param->group * N_KEYS + param->grad_dtype * N_DTYPES + param->dtype];
+}
+
+/* While buckets are filled their n_elems is where the last parameter ends. */
+static void place_param(struct builder *builder, uint32_t id)
+{
+    struct layout *layout = builder->layout;
+    struct layout_param *param = &layout->params[id];
+    uint32_t *open = open_bucket(builder, param);
+    struct layout_bucket *bucket = NULL;
+    uint64_t offset = 0;
+
+    if (*open != LAYOUT_NO_BUCKET) {
+        bucket = &layout->buckets[*open];
+        offset = align_up(bucket->n_elems, LAYOUT_ALIGN_ELEMS);
+    }
+    if (!bucket || offset + param->n_elems > layout->bucket_elems) {
+        *open = layout->n_buckets++;
+        offset = 0;
+        bucket = &layout->buckets[*open];
+        *bucket = (struct layout_bucket){
+            .group = param->group,
+            .grad_dtype = param->grad_dtype,
+            .dtype = param->dtype,
+        };
+    }
+
+    param->bucket = *open;
+    param->index_in_bucket = bucket->n_params++;
+    param->offset_elems = offset;
+    bucket->n_elems = offset + param->n_elems;
+    bucket->used_elems += param->n_elems;
+}
+
+/* Lengths, places in the arena, and the lists of parameters. */
+static void close_buckets(struct layout *layout)
+{
+    uint64_t align = (uint64_t)LAYOUT_ALIGN_ELEMS * layout->world_size;
+    uint32_t first_param = 0;
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++) {
+        struct layout_bucket *bucket = &layout->buckets[b];
+
+        bucket->n_elems = align_up(bucket->n_elems, align);
+        bucket->arena_offset_bytes = layout->arena_bytes;
+        bucket->first_param = first_param;
+
+        layout->padded_elems += bucket->n_elems;
+        layout->arena_bytes += bucket->n_elems * dtype_size(bucket->grad_dtype);
+        first_param += bucket->n_params;
+    }
+
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+
+        if (param->trainable)
+            layout->bucket_params[layout->buckets[param->bucket].first_param + param->index_in_bucket] = p;
+    }
+}
+
+static int make_buckets(struct builder *builder)
+{
+    struct layout *layout = builder->layout;
+    size_t n_open = (size_t)layout->n_groups * N_KEYS;
+    struct layout_bucket *shrunk;
+
+    /* One bucket per parameter is the most there can be. */
+    layout->buckets = calloc(layout->n_params, sizeof(*layout->buckets));
+    layout->bucket_params = calloc(layout->n_params, sizeof(*layout->bucket_params));
+    builder->open = malloc(n_open * sizeof(*builder->open));
+    if (!layout->buckets || !layout->bucket_params || !builder->open)
+        return -ENOMEM;
+
+    for (size_t i = 0; i < n_open; i++)
+        builder->open[i] = LAYOUT_NO_BUCKET;
+    for (uint32_t p = layout->n_params; p-- > 0;)
+        if (layout->params[p].trainable)
+            place_param(builder, p);
+    shrunk = reallocarray(layout->buckets, MAX(layout->n_buckets, 1u), sizeof(*shrunk));
+    if (!shrunk)
+        return -ENOMEM;
+    layout->buckets = shrunk;
+    close_buckets(layout);
+    return 0;
+}
+
+/* ---- bytes of the weight segment and the range --------------------------------------------------------- */
+
+static void place_weights(struct layout *layout)
+{
+    uint64_t end = 0;
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++) {
+        struct layout_bucket *bucket = &layout->buckets[b];
+
+        bucket->weight_offset_bytes = align_up(end, WEIGHT_BUCKET_ALIGN_BYTES);
+        end = bucket->weight_offset_bytes + bucket->n_elems * dtype_size(bucket->dtype);
+    }
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        struct layout_param *param = &layout->params[p];
+
+        if (param->trainable) {
+            param->weight_offset_bytes =
+                layout->buckets[param->bucket].weight_offset_bytes + param->offset_elems * dtype_size(param->dtype);
+        } else {
+            param->weight_offset_bytes = align_up(end, WEIGHT_FROZEN_ALIGN_BYTES);
+            end = param->weight_offset_bytes + param->n_elems * dtype_size(param->dtype);
+        }
+    }
+    layout->weight_bytes = end;
+}
+
+static void place_range(struct layout *layout)
+{
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        struct layout_param *param = &layout->params[p];
+
+        param->range_offset_bytes = layout->range_bytes;
+        layout->range_bytes += align_up(param->n_elems * dtype_size(param->dtype), page_bytes());
+    }
+}
+
+/* ---- chunks -------------------------------------------------------------------------------------------- */
+
+/* The chunk of the parameter that starts at start_elem < n_elems. */
+static struct layout_chunk cut_chunk(const struct layout *layout, uint32_t id, uint64_t start_elem)
+{
+    const struct layout_param *param = &layout->params[id];
+    uint64_t partition_elems = layout_partition_elems(layout, param->bucket);
+    uint64_t rank = (param->offset_elems + start_elem) / partition_elems;
+    uint64_t end = MIN(param->n_elems, (rank + 1) * partition_elems - param->offset_elems);
+
+    return (struct layout_chunk){
+        .param = id,
+        .rank = (uint32_t)rank,
+        .start_elem = start_elem,
+        .n_elems = (uint32_t)MIN(end - start_elem, (uint64_t)CHUNK_ELEMS),
+    };
+}
+
+static int count_chunks(struct builder *builder)
+{
+    struct layout *layout = builder->layout;
+
+    for (uint32_t i = 0; i < layout->n_buckets; i++) {
+        struct layout_bucket *bucket = &layout->buckets[i];
+
+        bucket->first_chunk = layout->n_chunks;
+        for (uint32_t k = 0; k < bucket->n_params; k++) {
+            uint32_t id = layout->bucket_params[bucket->first_param + k];
+            struct layout_param *param = &layout->params[id];
+
+            param->first_chunk = layout->n_chunks;
+            for (uint64_t at = 0; at < param->n_elems; at += cut_chunk(layout, id, at).n_elems) {
+                if (layout->n_chunks == MAX_CHUNKS) {
+                    *builder->bad = id;
+                    return LAYOUT_E_TOO_LARGE;
+                }
+                layout->n_chunks++;
+            }
+            param->n_chunks = layout->n_chunks - param->first_chunk;
+        }
+        bucket->n_chunks = layout->n_chunks - bucket->first_chunk;
+    }
+    return 0;
+}
+
+static int make_chunks(struct builder *builder)
+{
+    struct layout *layout = builder->layout;
+    int r;
+
+    r = count_chunks(builder);
+    if (r != 0)
+        return r;
+    layout->chunks = calloc(MAX(layout->n_chunks, 1u), sizeof(*layout->chunks));
+    if (!layout->chunks)
+        return -ENOMEM;
+
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+        uint64_t at = 0;
+
+        for (uint32_t c = param->first_chunk; c < param->first_chunk + param->n_chunks; c++) {
+            layout->chunks[c] = cut_chunk(layout, p, at);
+            at += layout->chunks[c].n_elems;
+        }
+    }
+    return 0;
+}
+
+/* ---- parcels ------------------------------------------------------------------------------------------- */
+
+/* The parcel of the bucket that begins with first_chunk, but for its parts. */
+static struct layout_parcel cut_parcel(const struct layout *layout, uint32_t b, uint32_t first_chunk)
+{
+    const struct layout_bucket *bucket = &layout->buckets[b];
+    uint32_t end = bucket->first_chunk + bucket->n_chunks, c = first_chunk;
+    struct layout_parcel parcel = {.bucket = b, .first_chunk = first_chunk};
+
+    /* All parameters but a large one of its own fit into bucket_elems, and so begin with the bucket. */
+    if (first_chunk > bucket->first_chunk)
+        parcel.offset_elems = layout->chunks[first_chunk].start_elem;
+    if (bucket->n_params > 1)
+        c = end;
+    while (c < end && (c == first_chunk || parcel.n_elems + layout->chunks[c].n_elems <= layout->bucket_elems))
+        parcel.n_elems += layout->chunks[c++].n_elems;
+    if (c == end)
+        parcel.n_elems = bucket->n_elems - parcel.offset_elems;
+    parcel.n_chunks = c - first_chunk;
+    return parcel;
+}
+
+/* The share of a parameter that lies in a parcel. */
+static void add_part(struct layout *layout, struct layout_parcel *parcel, uint32_t id)
+{
+    struct layout_param *param = &layout->params[id];
+    uint32_t first = MAX(param->first_chunk, parcel->first_chunk);
+    uint32_t end = MIN(param->first_chunk + param->n_chunks, parcel->first_chunk + parcel->n_chunks);
+    struct layout_part part = {
+        .param = id,
+        .parcel = (uint32_t)(parcel - layout->parcels),
+        .first_chunk = first,
+        .n_chunks = end - first,
+    };
+
+    if (part.n_chunks > 0)
+        part.start_elem = layout->chunks[first].start_elem;
+    for (uint32_t c = first; c < end; c++) {
+        layout->chunks[c].part = layout->n_parts;
+        part.n_elems += layout->chunks[c].n_elems;
+    }
+    if (param->n_parts++ == 0) {
+        param->first_part = layout->n_parts;
+        param->first_parcel = part.parcel;
+    }
+    parcel->n_parts++;
+    layout->parts[layout->n_parts++] = part;
+}
+
+static void make_parcel(struct layout *layout, const struct layout_parcel *cut)
+{
+    const struct layout_bucket *bucket = &layout->buckets[cut->bucket];
+    struct layout_parcel *parcel = &layout->parcels[layout->n_parcels++];
+
+    *parcel = *cut;
+    parcel->first_part = layout->n_parts;
+    for (uint32_t i = 0; i < bucket->n_params; i++)
+        add_part(layout, parcel, layout->bucket_params[bucket->first_param + i]);
+    layout->largest_parcel_bytes = MAX(layout->largest_parcel_bytes, parcel->n_elems * dtype_size(bucket->grad_dtype));
+}
+
+/* All parcels of a bucket, made or, without room for them, only counted. Return: how many. */
+static uint32_t cut_bucket(struct layout *layout, uint32_t b)
+{
+    const struct layout_bucket *bucket = &layout->buckets[b];
+    uint32_t end = bucket->first_chunk + bucket->n_chunks, at = bucket->first_chunk, n = 0;
+
+    do {
+        struct layout_parcel parcel = cut_parcel(layout, b, at);
+
+        if (layout->parcels)
+            make_parcel(layout, &parcel);
+        at += parcel.n_chunks;
+        n++;
+    } while (at < end);
+    return n;
+}
+
+static int make_parcels(struct layout *layout)
+{
+    uint32_t n_parcels = 0, n_parts = 0;
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++) {
+        struct layout_bucket *bucket = &layout->buckets[b];
+
+        bucket->first_parcel = n_parcels;
+        bucket->n_parcels = cut_bucket(layout, b);
+        n_parcels += bucket->n_parcels;
+        n_parts += MAX(bucket->n_parcels, bucket->n_params); /* one of them is 1 */
+    }
+    layout->parcels = calloc(MAX(n_parcels, 1u), sizeof(*layout->parcels));
+    layout->parts = calloc(MAX(n_parts, 1u), sizeof(*layout->parts));
+    if (!layout->parcels || !layout->parts)
+        return -ENOMEM;
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        cut_bucket(layout, b);
+    return 0;
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+DEFINE_CLEANUP(struct layout *, layout_free);
+
+int layout_new(struct layout **out, const struct layout_decl *decls, uint32_t n_params, unsigned world_size,
+               uint64_t bucket_elems, uint32_t *bad)
+{
+    _cleanup_(layout_freep) struct layout *layout = NULL;
+    struct builder builder = {.decls = decls, .bad = bad};
+    int r;
+
+    assert(world_size > 0 && bucket_elems > 0);
+
+    *bad = 0;
+    if (n_params == 0)
+        return LAYOUT_E_EMPTY;
+    layout = calloc(1, sizeof(*layout));
+    if (!layout)
+        return -ENOMEM;
+    layout->world_size = world_size;
+    layout->bucket_elems = bucket_elems;
+    builder.layout = layout;
+
+    r = copy_params(&builder, n_params);
+    if (r == 0)
+        r = make_buckets(&builder);
+    free(builder.open);
+    if (r == 0) {
+        place_weights(layout);
+        place_range(layout);
+        r = make_chunks(&builder);
+    }
+    if (r == 0)
+        r = make_parcels(layout);
+    if (r == 0)
+        *out = steal_ptr(layout);
+    return r;
+}
+
+void layout_free(struct layout *layout)
+{
+    if (!layout)
+        return;
+    for (uint32_t p = 0; p < layout->n_params; p++)
+        free(layout->params[p].name);
+    free(layout->params);
+    free(layout->buckets);
+    free(layout->bucket_params);
+    free(layout->chunks);
+    free(layout->parts);
+    free(layout->parcels);
+    free(layout);
+}
+
+/* Little-endian on any machine, so that nodes agree. Return: behind what was written. */
+static uint8_t *put_u64(uint8_t *at, uint64_t value)
+{
+    for (int i = 0; i < 8; i++)
+        *at++ = (uint8_t)(value >> 8 * i);
+    return at;
+}
+
+uint64_t layout_digest(const struct layout *layout)
+{
+    uint64_t digest = 0;
+
+    /* Each hash seeds the next, and lengths go before what they measure: order and borders count. */
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+        uint8_t fields[(6 + LAYOUT_MAX_DIMS) * sizeof(uint64_t)], *at = fields;
+
+        at = put_u64(at, param->name_len);
+        at = put_u64(at, param->dtype);
+        at = put_u64(at, param->grad_dtype);
+        at = put_u64(at, param->group);
+        at = put_u64(at, param->trainable);
+        at = put_u64(at, param->n_dims);
+        for (uint32_t i = 0; i < param->n_dims; i++)
+            at = put_u64(at, param->shape[i]);
+        digest = XXH3_64bits_withSeed(fields, (size_t)(at - fields), digest);
+        digest = XXH3_64bits_withSeed(param->name, param->name_len, digest);
+    }
+    return digest;
+}
+
+/* ---- names --------------------------------------------------------------------------------------------- */
+
+/* Return: its length: 1, or 4 for an escape. */
+static size_t print_byte(char dst[5], unsigned char byte)
+{
+    return (size_t)snprintf(dst, 5, byte >= 0x20 && byte < 0x7f ? "%c" : "\\x%02x", byte);
+}
+
+void layout_print_name(char *dst, size_t size, const char *name, size_t name_len)
+{
+    char piece[5];
+    size_t n_needed = 0, n = 0, room;
+
+    if (size == 0)
+        return;
+    for (size_t i = 0; i < name_len; i++)
+        n_needed += print_byte(piece, (unsigned char)name[i]);
+
+    /* When it does not fit: as many whole pieces as leave room for the dots. */
+    room = size - 1;
+    if (n_needed > room)
+        room -= MIN(room, (size_t)3);
+    for (size_t i = 0; i < name_len; i++) {
+        size_t len = print_byte(piece, (unsigned char)name[i]);
+
+        if (n + len > room)
+            break;
+        memcpy(dst + n, piece, len);
+        n += len;
+    }
+    dst[n] = '\0';
+    if (n_needed > size - 1)
+        strncat(dst, "...", size - 1 - n);
+}

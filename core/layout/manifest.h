@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The manifest of one rank as it declares it, part by part: names, shapes,
+ * dtypes, groups in order. Owns copies of everything. Pure.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/layout/layout.h"
+
+struct manifest {
+    struct layout_decl *decls; /* n; names and shapes owned */
+    uint32_t n, capacity;
+    uint64_t n_bytes; /* held, for the quota */
+};
+
+enum {
+    MANIFEST_MAX_PARAMS = 1 << 20, /* a million: 100 times the largest model we know */
+    MANIFEST_MAX_BYTES = 256 << 20,
+    MANIFEST_E_FULL = 1,
+};
+
+/* Copies. Return: 0, -ENOMEM, MANIFEST_E_FULL. */
+int manifest_add(struct manifest *manifest, const struct layout_decl *decl);
+void manifest_deinit(struct manifest *manifest);
+
+/* XXH3 over everything; equal manifests have equal digests. */
+uint64_t manifest_digest(const struct manifest *manifest);
+
+/* Index of the first entry that differs (the shorter length when one is a prefix), UINT32_MAX when equal. */
+uint32_t manifest_first_difference(const struct manifest *a, const struct manifest *b);
+
+bool manifest_entry_equal(const struct layout_decl *a, const struct layout_decl *b);
+
+/* "layers.0.w [64, 32] bf16, gradient fp32, group 0, trainable" */
+void manifest_print_entry(char *dst, size_t size, const struct layout_decl *decl);

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "core/layout/plan.h"
+
+#include <assert.h>
+
+#include "core/base/base.h"
+#include "core/layout/layout.h"
+
+enum {
+    OPTIMIZER_BYTES = 12, /* K of the paper: fp32 master, exp_avg, exp_avg_sq */
+    RING_MIN_BYTES = 1 << 20,
+    RING_SPARE_PARCELS = 4,
+    UNDO_LANES = 3, /* DEVICE_LANES */
+    FROZEN_ALIGN_BYTES = 64,
+    POOL_ALIGN_BYTES = 256, /* DEVICE_POOL_ALIGN */
+    POOL_SPARE_BYTES = 16 << 20,
+};
+
+double plan_model_states(double n_params, unsigned ranks, unsigned stage)
+{
+    const double whole = 4 + OPTIMIZER_BYTES;
+    double n = ranks, bytes;
+
+    assert(ranks > 0 && stage <= 3);
+
+    switch (stage) {
+    case 0:
+        bytes = whole * n_params;
+        break;
+    case 1:
+        bytes = 4 * n_params + OPTIMIZER_BYTES * n_params / n;
+        break;
+    case 2:
+        bytes = 2 * n_params + (2 + OPTIMIZER_BYTES) * n_params / n;
+        break;
+    default:
+        bytes = whole * n_params / n;
+    }
+    return bytes / 1e9;
+}
+
+/* ---- arithmetic that stays at the top ------------------------------------------------------------------ */
+
+static uint64_t add(uint64_t a, uint64_t b)
+{
+    uint64_t sum;
+
+    return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
+}
+
+static uint64_t mul(uint64_t a, uint64_t b)
+{
+    uint64_t product;
+
+    return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
+static uint64_t align(uint64_t n, uint64_t to)
+{
+    uint64_t rest = n % to;
+
+    return rest ? add(n, to - rest) : n;
+}
+
+static uint64_t pages(uint64_t n_bytes)
+{
+    return align(n_bytes, (uint64_t)sysconf(_SC_PAGESIZE));
+}
+
+/* ---- classes ------------------------------------------------------------------------------------------- */
+
+static uint64_t owned_elems(const struct layout *layout, const struct plan_options *options, uint32_t bucket)
+{
+    return layout_partition_elems(layout, bucket) * options->n_local_ranks;
+}
+
+static uint64_t state_bytes(const struct layout *layout, const struct plan_options *options)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++) {
+        bool master = options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32;
+        uint64_t n_arrays = (uint64_t)options->n_moments + master;
+
+        sum = add(sum, mul(mul(owned_elems(layout, options, b), sizeof(float)), n_arrays));
+    }
+    for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+
+        if (!param->trainable)
+            sum = add(sum, align(param->n_elems * dtype_size(param->dtype), FROZEN_ALIGN_BYTES));
+    }
+    return pages(sum);
+}
+
+/* What an engine saves before it changes it. */
+static uint64_t undo_bytes(const struct layout *layout, const struct plan_options *options)
+{
+    uint64_t largest = 0, n_arrays = 1 + (options->offloaded ? 0 : (uint64_t)options->n_moments);
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        largest = MAX(largest, layout_partition_elems(layout, b));
+    return mul(mul(largest, sizeof(float)), (uint64_t)UNDO_LANES * n_arrays * options->n_local_ranks);
+}
+
+static uint64_t gradient_bytes(const struct layout *layout, const struct plan_options *options)
+{
+    uint64_t n_elems = 0;
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        n_elems = add(n_elems, owned_elems(layout, options, b));
+    return pages(mul(n_elems, sizeof(float)));
+}
+
+uint64_t plan_ring_bytes(const struct layout *layout, bool overlap_comm, bool holds_all)
+{
+    uint64_t largest = layout->largest_parcel_bytes;
+    uint64_t elem_bytes = 0, typical, n_bytes;
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        elem_bytes = MAX(elem_bytes, (uint64_t)dtype_size(layout->buckets[b].grad_dtype));
+
+    typical = MIN(largest, mul(layout->bucket_elems, elem_bytes));
+    n_bytes = add(largest, mul(typical, overlap_comm ? RING_SPARE_PARCELS : 1));
+    n_bytes = holds_all ? layout->arena_bytes : MIN(n_bytes, layout->arena_bytes);
+    return pages(MAX(n_bytes, (uint64_t)RING_MIN_BYTES));
+}
+
+uint64_t plan_device_ring_bytes(const struct layout *layout, bool overlap_comm)
+{
+    return pages(add(layout->arena_bytes, plan_ring_bytes(layout, overlap_comm, false)));
+}
+
+static uint64_t weight_bytes(const struct layout *layout, const struct plan_options *options)
+{
+    uint64_t n_copies = 1 + (options->private_weights ? (uint64_t)options->n_local_ranks : 0);
+
+    if (options->on_devices)
+        n_copies = options->n_local_ranks;
+    return options->stage == 3 ? 0 : mul(pages(layout->weight_bytes), n_copies);
+}
+
+uint64_t plan_device_pool_bytes(const struct layout *layout)
+{
+    uint64_t largest = 0, all = 0;
+
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        uint64_t n_bytes = align(layout->params[p].n_elems * dtype_size(layout->params[p].dtype), POOL_ALIGN_BYTES);
+
+        largest = MAX(largest, n_bytes);
+        all = add(all, n_bytes);
+    }
+    return pages(MIN(all, add(mul(largest, 2), POOL_SPARE_BYTES)));
+}
+
+static uint64_t pool_bytes(const struct layout *layout, const struct plan_options *options)
+{
+    uint64_t live = mul(mul(options->stage3_max_live_elems, sizeof(float)), options->n_local_ranks);
+
+    if (options->stage != 3)
+        return 0;
+    return options->on_devices ? mul(plan_device_pool_bytes(layout), options->n_local_ranks)
+                               : MIN(layout->range_bytes, pages(live));
+}
+
+static uint64_t layout_bytes(const struct layout *layout)
+{
+    uint64_t n_bytes = sizeof(*layout);
+
+    n_bytes += layout->n_params * (sizeof(*layout->params) + sizeof(*layout->bucket_params));
+    n_bytes += layout->n_buckets * sizeof(*layout->buckets);
+    n_bytes += layout->n_chunks * sizeof(*layout->chunks);
+    n_bytes += layout->n_parts * sizeof(*layout->parts);
+    n_bytes += layout->n_parcels * sizeof(*layout->parcels);
+    for (uint32_t p = 0; p < layout->n_params; p++)
+        n_bytes += layout->params[p].name_len + 1;
+    return n_bytes;
+}
+
+static uint64_t fixed_bytes(const struct layout *layout, const struct plan_options *options)
+{
+    uint64_t n_local = options->n_local_ranks;
+    uint64_t per_chunk = add(options->chunk_bytes, mul(options->chunk_rank_bytes, n_local));
+    uint64_t per_rank = add(options->rank_bytes, pages(options->credit_bytes));
+    uint64_t sum = add(layout_bytes(layout), options->fixed_bytes);
+
+    sum = add(sum, mul(layout->n_chunks, per_chunk));
+    sum = add(sum, mul(layout->n_params, options->param_bytes));
+    sum = add(sum, mul(layout->n_parts, mul(options->part_rank_bytes, n_local)));
+    sum = add(sum, mul(layout->n_parcels, options->parcel_bytes));
+    return add(sum, mul(n_local, per_rank));
+}
+
+void plan_bytes_by_class(const struct layout *layout, const struct plan_options *options, struct plan_bytes *out)
+{
+    uint64_t n_local = options->n_local_ranks;
+
+    assert(options->stage >= 1 && options->stage <= 3);
+    assert(options->first_local_rank + n_local <= layout->world_size);
+
+    *out = (struct plan_bytes){
+        .state = state_bytes(layout, options),
+        .gradient = gradient_bytes(layout, options),
+        .ring =
+            mul(n_local, options->on_devices ? plan_device_ring_bytes(layout, options->overlap_comm)
+                                             : plan_ring_bytes(layout, options->overlap_comm, options->ring_holds_all)),
+        .overflow = options->on_devices ? 0 : mul(n_local, pages(layout->arena_bytes)),
+        .staging = options->staging_bytes,
+        .weights = weight_bytes(layout, options),
+        .pool = pool_bytes(layout, options),
+        .fixed = fixed_bytes(layout, options),
+    };
+    out->offloaded = options->on_devices && options->offloaded;
+    out->needed = add(out->staging, out->fixed);
+    if (out->offloaded) {
+        out->state = add(out->state, options->stage == 3 ? 0 : pages(layout->weight_bytes));
+        out->gradient = add(out->gradient, undo_bytes(layout, options));
+        out->needed = add(out->needed, out->state);
+    } else if (options->on_devices) {
+        out->state = add(out->state, undo_bytes(layout, options));
+        out->device = out->state;
+    }
+    if (options->on_devices)
+        out->device = add(out->device, add(add(out->gradient, out->ring), add(out->weights, out->pool)));
+    else
+        out->needed =
+            add(out->needed, add(add(out->state, out->gradient), add(add(out->ring, out->weights), out->pool)));
+    out->total = add(out->needed, out->overflow);
+}

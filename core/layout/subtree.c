@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "core/layout/subtree.h"
+
+#include <assert.h>
+
+static unsigned find(unsigned lo, unsigned n, struct subtree within, struct subtree *subtrees, unsigned n_found)
+{
+    unsigned end = within.first + within.n, left = 1;
+
+    if (n == 0 || lo + n <= within.first || lo >= end)
+        return n_found;
+    if (lo >= within.first && lo + n <= end) {
+        assert(n_found < SUBTREE_MAX);
+        subtrees[n_found] = (struct subtree){.first = lo, .n = n};
+        return n_found + 1;
+    }
+    while (left * 2 < n)
+        left *= 2;
+    n_found = find(lo, left, within, subtrees, n_found);
+    return find(lo + left, n - left, within, subtrees, n_found);
+}
+
+unsigned subtree_find(unsigned world, unsigned first, unsigned n, struct subtree *subtrees)
+{
+    return find(0, world, (struct subtree){first, n}, subtrees, 0);
+}

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The layout as the NCCL engine gets it, and what lies where in the memory that it shares with the daemon. Pure; the
+ * same functions on both sides.
+ *
+ * Plan: a header and arrays, written once (device_plan_write), read in place (device_plan_open), which looks at every
+ * number that places are computed from.
+ *
+ * Pieces of device memory, of each local rank (bytes from the piece's start; a *slice* is the rank's partition of a
+ * bucket; all arrays begin at multiples of 256 bytes):
+ *   state      for each bucket: slice of masters (not where weights are fp32 and there is a weights piece), of exp_avg
+ *              and of exp_avg_sq as the optimizer has them, fp32; stage 3: behind them, for each frozen parameter, a
+ *              slice of it in its own type. Nothing where the state is in host memory (offload)
+ *   gradient   for each bucket: slice of accumulators, fp32
+ *   weights    stages 1 and 2: as the layout's weight segment
+ *   ring       slots, placed by the daemon
+ *   undo       for each lane: slices of master, exp_avg, exp_avg_sq of one bucket, or of accumulators
+ *   pool       stage 3: whole parameters, placed by the daemon, each from a multiple of DEVICE_POOL_ALIGN
+ *
+ * A *lane* is what one order needs while it is under way; so many orders are at most under way on the devices.
+ *
+ * Inputs: for each part of the layout a mask of the world's ranks that have pushed it, device_plan.mask_words words,
+ * rank r being bit r % 64 of word r / 64; for each part whether its accumulator holds something of this step; for each
+ * parameter whether it has contributed to the step, and its scalars.
+ *
+ * Results: for each chunk the exact squares of its accumulator; for each chunk and local rank the position sum of what
+ * that rank pushed; for each parcel the first value that was not finite; for each local rank the marks of its lanes,
+ * and for each of its buckets the last step in which it was updated.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/layout/layout.h"
+#include "core/wire/device-wire.h"
+#include "kernels/exact.h"
+#include "kernels/position_sum.h"
+#include "kernels/update.h"
+
+enum {
+    DEVICE_PLAN_VERSION = 2,
+    DEVICE_LANES = 3,         /* picked: one that communicates, one that computes, one that is being reported */
+    DEVICE_ALIGN_BYTES = 256, /* of arrays: whole lines and more of any GPU */
+};
+
+#define DEVICE_NONE UINT64_MAX /* an array that is not there */
+
+/* A parameter as the engine needs it: layout_param without name and shape. */
+struct device_plan_param {
+    uint64_t n_elems;
+    uint64_t offset_elems; /* from the bucket's start */
+    uint64_t weight_offset_bytes;
+    uint32_t bucket; /* LAYOUT_NO_BUCKET when frozen */
+    uint32_t first_part, n_parts;
+    uint32_t first_chunk, n_chunks;
+    uint32_t dtype; /* of the weights */
+};
+
+struct device_plan_header {
+    uint32_t magic, version;
+    uint32_t world_size, first_local, n_local;
+    uint32_t stage;
+    uint32_t optimizer;
+    uint8_t exp_avg, exp_avg_sq; /* which moments there are */
+    uint8_t deterministic;
+    uint8_t offload;
+    uint32_t n_params, n_buckets, n_chunks, n_parts, n_parcels;
+    uint32_t mask_words;
+    uint64_t weight_bytes, ring_bytes, pool_bytes;
+    uint64_t params_at, buckets_at, chunks_at, parts_at, parcels_at; /* bytes from the header */
+    uint64_t n_bytes;                                                /* of all */
+};
+
+/* A plan in memory; constant, borrowed from where it lies. */
+struct device_plan {
+    const struct device_plan_header *head;
+    const struct device_plan_param *params;
+    const struct layout_bucket *buckets;
+    const struct layout_chunk *chunks;
+    const struct layout_part *parts;
+    const struct layout_parcel *parcels;
+};
+
+struct device_plan_options {
+    const struct layout *layout;
+    unsigned stage;
+    unsigned first_local, n_local;
+    enum optimizer optimizer;
+    struct optimizer_moments moments;
+    bool deterministic;
+    bool offload;        /* masters and moments are in host memory: reductions, gathering and copies are all there is */
+    uint64_t ring_bytes; /* of each local rank */
+    uint64_t pool_bytes; /* stage 3: likewise */
+};
+
+uint64_t device_plan_bytes(const struct device_plan_options *options);
+/* memory: device_plan_bytes(), zeroed, aligned to 8. */
+void device_plan_write(const struct device_plan_options *options, void *memory);
+/* Return: 0, or -EINVAL with a sentence in why. */
+int device_plan_open(struct device_plan *out, const void *memory, uint64_t n_bytes, char *why, size_t why_size);
+
+/* ---- device memory --------------------------------------------------------------------------------------- */
+
+/* Where arrays of one bucket lie in the pieces of any local rank; bytes, or DEVICE_NONE. */
+struct device_places {
+    uint64_t slice_elems;
+    uint64_t master; /* in state; DEVICE_NONE: in weights, see device_master(), or in host memory */
+    uint64_t exp_avg, exp_avg_sq;
+    uint64_t acc; /* in gradient */
+};
+
+/*
+ * For all buckets: places[n_buckets]. frozen[n_params]: where a frozen parameter's slice lies in state, stage 3; else
+ * DEVICE_NONE. piece_bytes[DEVICE_N_PIECES]: what each piece must have.
+ */
+void device_plan_places(const struct device_plan *plan, struct device_places *places, uint64_t *frozen,
+                        uint64_t *piece_bytes);
+
+/* What one lane has of the undo piece, a multiple of DEVICE_ALIGN_BYTES, and each array's part of it. */
+uint64_t device_undo_lane_bytes(const struct device_plan *plan);
+uint64_t device_undo_array_bytes(const struct device_plan *plan);
+
+/* Where the master of a rank's slice lies: *kind is the piece. Not with offload. */
+uint64_t device_master(const struct device_plan *plan, const struct device_places *places, uint32_t bucket,
+                       unsigned rank, uint32_t *kind);
+
+/* Elements of a parcel that a rank owns, from the bucket's start; *end == *begin: none. */
+void device_parcel_slice(const struct device_plan *plan, uint32_t parcel, unsigned rank, uint64_t *begin,
+                         uint64_t *end);
+
+/* Elements of a parameter that a rank owns, from the parameter's start; *end == *begin: none. Those of a frozen one are
+ * owned in stage 3 alone. */
+void device_param_slice(const struct device_plan *plan, uint32_t param, unsigned rank, uint64_t *begin, uint64_t *end);
+/* Ranks *first to *end - 1 own something of it; *end == *first: nobody does. */
+void device_param_owners(const struct device_plan *plan, uint32_t param, unsigned *first, unsigned *end);
+
+/* ---- inputs ---------------------------------------------------------------------------------------------- */
+
+/* Pointers into a mapping of inputs. */
+struct device_inputs {
+    uint64_t *masks;                /* per part, mask_words each */
+    struct update_scalars *scalars; /* per parameter */
+    uint8_t *begun;                 /* per part */
+    uint8_t *contributed;           /* per parameter */
+};
+
+uint64_t device_inputs_bytes(const struct device_plan *plan);
+void device_inputs_open(const struct device_plan *plan, void *map, struct device_inputs *out);
+
+static inline bool device_pushed(const struct device_plan *plan, const struct device_inputs *inputs, uint32_t part,
+                                 unsigned rank)
+{
+    return inputs->masks[(size_t)part * plan->head->mask_words + rank / 64] >> (rank % 64) & 1;
+}
+
+/* ---- results --------------------------------------------------------------------------------------------- */
+
+/* The first value of a reduction that was not finite, by (parameter, element); as struct step_finding. */
+struct device_result_finding {
+    uint8_t found;
+    uint8_t overflowed; /* all inputs were finite, their sum was not */
+    uint16_t zero;
+    uint32_t param;
+    uint32_t rank; /* meaningless when overflowed */
+    float value;
+    uint64_t elem;
+    uint64_t n_nan, n_inf; /* in that parameter's chunk by that rank */
+};
+
+enum device_mark_kind { DEVICE_MARK_REDUCE = 1, DEVICE_MARK_UPDATE, DEVICE_MARK_GATHER };
+
+/* The undo copy of a lane: what it is of. The device writes `copied` after the copy and before it changes anything. */
+struct device_mark {
+    uint64_t copied; /* tag + 1; 0: there is nothing to put back */
+    uint32_t kind;   /* enum device_mark_kind */
+    uint32_t index;  /* parcel, or bucket */
+    uint64_t step;   /* of an update */
+    uint64_t zero;
+};
+
+struct device_results {
+    struct exact_sum *squares;              /* per chunk; those of local ranks are written */
+    struct position_sum *sums;              /* per chunk and local rank */
+    struct device_result_finding *findings; /* per parcel */
+    struct device_mark *marks;              /* per local rank and lane */
+    uint64_t *updated;                      /* per local rank and bucket: step */
+};
+
+/* Marks and updated lie in whole pages of their own, from *marks_at to the end: a device writes them. */
+uint64_t device_results_bytes(const struct device_plan *plan, uint64_t *marks_at);
+void device_results_open(const struct device_plan *plan, void *map, struct device_results *out);

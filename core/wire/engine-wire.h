@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * proto/engine.proto as plain structs, commands and reports, both ways. Names and meanings of fields are those of the
+ * proto, which is the specification; texts, arrays and memory are as in wire.h.
+ *
+ * Unpacking validates every field: what is allowed stands in the tables of engine-wire.c. What depends on state (a node
+ * that exists, an order that was given) is for the caller. The engine is a child that may die at any time and of
+ * anything, so its reports are read with as much care as a stranger's.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/base/traffic.h"
+
+struct wire_arena;
+
+enum {
+    ENGINE_WIRE_VERSION = 1,
+    ENGINE_MAX_SEGMENTS = 10,  /* at one time; numbered by the caller */
+    ENGINE_SETUP_SEGMENTS = 8, /* of those the first are given with the setup: as many as a packet has descriptors */
+    ENGINE_MAX_MOVES = 4096,   /* of one order: they fit into one frame */
+    ENGINE_MAX_NODES = 512,
+    ENGINE_MAX_ADDRESS_BYTES = 255,
+    ENGINE_MAX_KEY_BYTES = 64,
+    ENGINE_MAX_VALUE_BYTES = 96 * 1024, /* gloo's: an address, at most 192 bytes, for each of the other nodes */
+    ENGINE_MAX_WHAT_BYTES = 512,
+};
+
+#define ENGINE_MAX_SEGMENT_BYTES (UINT64_C(1) << 48) /* more than a process can map */
+#define ENGINE_MAX_TAG (UINT64_MAX - 1)
+
+struct engine_segment {
+    uint32_t number;
+    uint64_t n_bytes;
+};
+
+struct engine_setup {
+    uint32_t version;
+    uint32_t generation;
+    uint32_t node, n_nodes;
+    const char *address;
+    uint32_t connect_timeout_ms;
+    const struct engine_segment *segments;
+    size_t n_segments;
+};
+
+struct engine_share {
+    struct engine_segment segment;
+};
+
+struct engine_move {
+    uint32_t node;
+    bool send; /* else receive */
+    uint32_t segment;
+    uint64_t offset_bytes, n_bytes; /* n_bytes > 0 */
+};
+
+struct engine_order {
+    uint64_t tag; /* unique within a generation; equal on both ends of its moves; at most ENGINE_MAX_TAG */
+    uint32_t timeout_ms;
+    enum traffic_kind kind; /* what it is counted as; does not travel */
+    const struct engine_move *moves;
+    size_t n_moves; /* 1 to ENGINE_MAX_MOVES */
+};
+
+struct engine_pair {
+    const char *key;
+    const uint8_t *value;
+    size_t n_value_bytes;
+};
+
+struct engine_done {
+    uint64_t tag;
+    uint64_t n_bytes_sent, n_bytes_received;
+};
+
+struct engine_failed {
+    const char *what;
+    bool has_tag;
+    uint64_t tag;
+};
+
+enum engine_command_type {
+    ENGINE_COMMAND_SETUP = 1,
+    ENGINE_COMMAND_SHARE,
+    ENGINE_COMMAND_ORDER,
+    ENGINE_COMMAND_VALUE,
+    N_ENGINE_COMMAND_TYPES,
+};
+
+struct engine_command {
+    enum engine_command_type type;
+    union {
+        struct engine_setup setup;
+        struct engine_share share;
+        struct engine_order order;
+        struct engine_pair value;
+    };
+};
+
+enum engine_report_type {
+    ENGINE_REPORT_VALUE = 1,
+    ENGINE_REPORT_READY,
+    ENGINE_REPORT_DONE,
+    ENGINE_REPORT_FAILED,
+    N_ENGINE_REPORT_TYPES,
+};
+
+struct engine_report {
+    enum engine_report_type type;
+    union {
+        struct engine_pair value;
+        struct engine_done done;
+        struct engine_failed failed;
+    };
+};
+
+/*
+ * A packet to a struct, which points into the arena. On WIRE_E_INVALID why is a sentence: message, field, what was got,
+ * what was expected. Return: 0, WIRE_E_INVALID, -ENOMEM.
+ */
+int engine_unpack_command(struct wire_arena *arena, const void *data, size_t n_bytes, struct engine_command *out,
+                          char *why, size_t why_size);
+int engine_unpack_report(struct wire_arena *arena, const void *data, size_t n_bytes, struct engine_report *out,
+                         char *why, size_t why_size);
+
+/* A struct to a packet. Nothing is kept in the arena. Return: its size, -EMSGSIZE when size is too small, -ENOMEM. */
+int engine_pack_command(struct wire_arena *arena, const struct engine_command *command, void *buffer, size_t size);
+int engine_pack_report(struct wire_arena *arena, const struct engine_report *report, void *buffer, size_t size);

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/wire/hyper-check.h"
+
+#include <float.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "core/base/base.h"
+
+enum { ADAM = 1, ADAMW = 2, SGD = 4, LION = 8, ADAGRAD = 16, ALL = 31 };
+
+enum range { FROM_0, FROM_0_BELOW_1, ABOVE_0, ANY };
+
+static const char *const expectations[] = {
+    [FROM_0] = "a number of at least 0",
+    [FROM_0_BELOW_1] = "a number of at least 0 and below 1",
+    [ABOVE_0] = "a number above 0",
+    [ANY] = "a finite number",
+};
+
+static const struct {
+    const char *name;
+    size_t offset;
+    enum range range;
+    unsigned only;
+} rules[] = {
+    {"lr", offsetof(struct wire_hyper, lr), FROM_0, ALL},
+    {"beta1", offsetof(struct wire_hyper, beta1), FROM_0_BELOW_1, ADAM | ADAMW | LION},
+    {"beta2", offsetof(struct wire_hyper, beta2), FROM_0_BELOW_1, ADAM | ADAMW | LION},
+    {"eps", offsetof(struct wire_hyper, eps), ABOVE_0, ADAM | ADAMW | ADAGRAD},
+    {"weight_decay", offsetof(struct wire_hyper, weight_decay), FROM_0, ALL},
+    {"momentum", offsetof(struct wire_hyper, momentum), FROM_0_BELOW_1, SGD},
+    {"dampening", offsetof(struct wire_hyper, dampening), ANY, SGD},
+    {"lr_decay", offsetof(struct wire_hyper, lr_decay), FROM_0, ADAGRAD},
+};
+
+static unsigned kind_of(const char *optimizer)
+{
+    static const char *const names[] = {"Adam", "AdamW", "SGD", "Lion", "Adagrad"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+        if (strcmp(optimizer, names[i]) == 0)
+            return 1u << i;
+    return 0;
+}
+
+static bool is_in(enum range range, double value)
+{
+    if (!isfinite(value) || fabs(value) > (double)FLT_MAX)
+        return false;
+    switch (range) {
+    case FROM_0:
+        return value >= 0;
+    case FROM_0_BELOW_1:
+        return value >= 0 && value < 1;
+    case ABOVE_0:
+        return (float)value > 0;
+    case ANY:
+        return true;
+    }
+    return false;
+}
+
+bool hyper_is_wrong(const char *optimizer, const struct wire_hyper *hyper, struct hyper_problem *problem)
+{
+    unsigned kind = kind_of(optimizer);
+
+    for (size_t i = 0; i < ARRAY_SIZE(rules); i++) {
+        double value;
+
+        memcpy(&value, (const char *)hyper + rules[i].offset, sizeof(value));
+        if (!(rules[i].only & kind) || is_in(rules[i].range, value))
+            continue;
+        *problem = (struct hyper_problem){rules[i].name, value, expectations[rules[i].range]};
+        return true;
+    }
+    if (kind != SGD || !hyper->nesterov || (hyper->momentum > 0 && hyper->dampening == 0))
+        return false;
+    *problem = (struct hyper_problem){"nesterov", 1, "momentum above 0 and dampening 0 with it"};
+    return true;
+}

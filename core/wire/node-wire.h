@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What the daemons of a job say to each other, as plain structs; proto/nodes.proto has the conversation. What
+ * is unpacked has passed the limits of its fields; whether numbers fit the job is its users' business.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/wire/wire-arena.h"
+#include "core/wire/wire.h"
+#include "kernels/exact.h"
+
+enum {
+    NODE_MESSAGE_MAX_BYTES = 1 << 20,
+    NODE_MAX_NODES = 64, /* in a mask */
+};
+
+/* Numbered as in the proto. */
+enum node_kind {
+    NODE_DECLARED = 1,
+    NODE_FORMED,
+    NODE_UNFORMED,
+    NODE_CONNECTED,
+    NODE_BROKEN,
+    NODE_VALUE,
+    NODE_WEIGHTS,
+    NODE_MOVED,
+    NODE_READY,
+    NODE_PASSED,
+    NODE_ASKED,
+    NODE_WANT_NORM,
+    NODE_SUM,
+    NODE_UPDATED,
+    NODE_ABORT,
+    NODE_UNDECLARED,
+    NODE_FETCH,
+    NODE_WINDOW,
+    NODE_WINDOW_END,
+    NODE_STORED,
+    NODE_RANK,
+    NODE_MANIFEST,
+    NODE_BACK,
+    NODE_EVIDENCE,
+    NODE_WITHDRAW,
+    NODE_WANT_SQUARES,
+    NODE_SQUARES,
+
+    NODE_FORM = 32,
+    NODE_REFUSE,
+    NODE_ENGINE,
+    NODE_SPREAD,
+    NODE_TRAIN,
+    NODE_EXCHANGE,
+    NODE_SETTLED,
+    NODE_MEASURE,
+    NODE_NORM,
+    NODE_DECIDED,
+    NODE_HOLD,
+    NODE_GATHER,
+    NODE_COMMIT,
+    NODE_ABORTED,
+    NODE_SERVE,
+    NODE_OPEN,
+    NODE_WRITE,
+    NODE_STORE,
+    NODE_CLOSED,
+    NODE_SHOW,
+    NODE_WITHDRAWN,
+};
+
+struct node_finding {
+    bool found, overflowed;
+    uint32_t micro_batch, param, rank;
+    uint64_t elem;
+    double value;
+    uint64_t n_nan, n_inf;
+};
+
+struct node_verdict {
+    bool apply, nonfinite, found_inf;
+    double norm, s, norm_scale;
+    const struct wire_hyper *groups;
+    size_t n_groups;
+    const uint8_t *pushed_any, *pushed_all;
+    size_t n_any_bytes, n_all_bytes;
+    struct node_finding finding;
+};
+
+/* Texts, bytes and numbers are borrowed. */
+struct node_message {
+    enum node_kind kind;
+    uint64_t step;
+    uint32_t attempt, generation;
+    uint64_t tag;
+    uint32_t parcel, micro_batch, pass;
+    const uint64_t *numbers;
+    size_t n_numbers;
+    uint64_t digest;
+    uint32_t node, rank;
+    bool has_rank;
+    const char *text;
+    const uint8_t *bytes;
+    size_t n_bytes;
+    struct request_step args;
+    const uint8_t *pushed_any, *pushed_all;
+    size_t n_any_bytes, n_all_bytes;
+    const uint8_t *awaited; /* RANK: a bit per parameter that the open backward has not brought yet */
+    size_t n_awaited_bytes;
+    struct node_finding finding;
+    struct node_verdict verdict;
+    double norm;
+    uint64_t arrived;
+    bool proceed, forget;
+    const char *reason, *cause_class;
+};
+
+/* What lies behind the pointers of *out lives in the arena, until its next use. Return: as wire_unpack_request(). */
+int node_unpack(struct wire_arena *arena, const void *data, size_t n_bytes, struct node_message *out, char *why,
+                size_t why_size);
+
+/* Return: bytes in buffer; -EMSGSIZE, -ENOMEM. */
+int node_pack(struct wire_arena *arena, const struct node_message *message, void *buffer, size_t size);
+
+/*
+ * The bytes of SUM and SQUARES, if they are a sum as exact_sum_carry() leaves it, so far from its end that all nodes'
+ * sums together do not reach that.
+ */
+bool node_exact_sum(const struct node_message *message, struct exact_sum *out);
+
+/* "EXCHANGE", for logs and texts. */
+const char *node_kind_name(enum node_kind kind);

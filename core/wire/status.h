@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What the daemon says about itself, as JSON. Pure: plain snapshots in, text
+ * out; no I/O, no clock. The key names are a contract: docs/schema/ has a JSON
+ * Schema for each answer, and tests compare the two.
+ *
+ * Who owns what. A snapshot owns nothing: its strings and arrays must live until the
+ * call that reads them returns; a NULL string is JSON null. The texts
+ * returned belong to the caller (free()); NULL means out of memory.
+ *
+ * Units. _ns are nanoseconds, points in time are CLOCK_MONOTONIC like now_ns;
+ * the JSON has durations only, so that it can be read on another machine. Sizes
+ * are bytes or elements, as named. Parameters' names are printed as in
+ * diagnostics; bytes of other strings that are not UTF-8 become \xNN.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/base/traffic.h"
+
+struct diagnostic;
+struct layout;
+struct ledger;
+
+/* Kinds of memory, in the order in which they are printed; the words are those of `zerodctl plan`. */
+enum status_memory {
+    STATUS_MEMORY_STATE,
+    STATUS_MEMORY_GRADIENT,
+    STATUS_MEMORY_RING,
+    STATUS_MEMORY_OVERFLOW,
+    STATUS_MEMORY_STAGING,
+    STATUS_MEMORY_WEIGHTS,
+    STATUS_MEMORY_POOL,
+    STATUS_MEMORY_FIXED,
+    N_STATUS_MEMORY,
+};
+
+/* Where the time of steps goes. Reduce runs beside the trainers' backward; wait and update do not. */
+enum status_phase {
+    STATUS_PHASE_WAIT,   /* from the first rank that waits in step() to the last one's request */
+    STATUS_PHASE_REDUCE, /* time in which at least one reduction was running */
+    STATUS_PHASE_UPDATE, /* from the decision to the commit */
+    N_STATUS_PHASES,
+};
+
+struct status_bytes {
+    uint64_t held_bytes;
+    uint64_t planned_bytes; /* 0 until the job is formed */
+    bool on_device;         /* of the node's GPUs, not of the host */
+};
+
+struct status_time {
+    uint64_t total_ns; /* over all committed steps */
+    uint64_t last_ns;  /* of the last committed step */
+};
+
+/* How often a code has been refused since the daemon started. */
+struct status_refused {
+    unsigned code; /* 1001 for E1001 */
+    uint64_t n;
+};
+
+struct status_counters {
+    uint64_t n_pushes_admitted;
+    uint64_t n_pushes_retried;
+    uint64_t n_pushes_dropped;     /* of an aborted attempt */
+    uint64_t n_pushes_accumulated; /* duplicates taken as later passes */
+    uint64_t n_pushes_redone;      /* a successor's, compared with its predecessor's */
+    uint64_t n_aborts;
+    uint64_t n_reattaches;
+    uint64_t n_overflow_slots; /* granted */
+    uint64_t n_warnings;
+};
+
+/* A node of a job that runs on several. */
+struct status_node {
+    const char *address;
+    unsigned first_rank, n_ranks;
+    bool known;         /* node 0 knows of all nodes, another one of itself and node 0 */
+    bool reached;       /* itself, or the link to its daemon stands */
+    const char *why;    /* not reached: a sentence or the end of one */
+    uint64_t silent_ns; /* since it was last heard; UINT64_MAX: never */
+};
+
+struct status_nodes {
+    unsigned node; /* this one */
+    const struct status_node *list;
+    size_t n;
+    const char *engine; /* "gloo" */
+    uint32_t generation;
+    bool connected;                /* the engines of that generation to each other */
+    const struct traffic *traffic; /* N_TRAFFIC, of this node's engines */
+    uint64_t waits_for;            /* node 0: the nodes that it waits for, as a mask */
+    const char *waits_to;          /* what they are to do; NULL: not node 0 */
+};
+
+/* The engine of a job whose state lies on GPUs. */
+struct status_device {
+    bool ready;
+    int64_t pid; /* 0: none runs */
+    uint32_t generation;
+    uint64_t n_failures;           /* engines that have failed */
+    const struct traffic *traffic; /* N_TRAFFIC, of all of them, between ranks; NULL: no engine yet */
+    const char *versions;          /* as the last one that was ready has said; NULL: none was */
+};
+
+/* The job at a glance. All fields may be zero but now_ns, job, state, version. */
+struct status {
+    uint64_t now_ns;
+
+    const char *job;
+    const char *run_id;      /* NULL: no run yet */
+    const char *state;       /* one word: "waiting", "forming", "training", "draining", ... */
+    const char *version;     /* "0.1.0" */
+    const char *isa;         /* instruction set of the kernels, "avx2" */
+    const char *config_path; /* NULL: defaults only */
+    const char *socket_path;
+    int64_t pid;
+    uint64_t started_ns;
+
+    unsigned stage;
+    unsigned world_size;
+    unsigned n_attached;         /* ranks of this node with a connection */
+    const struct layout *layout; /* NULL until formed */
+
+    uint64_t step;    /* = epoch: steps committed, skipped ones included */
+    uint32_t attempt; /* aborts since the daemon started */
+    uint64_t n_applied, n_skipped;
+    double loss_scale;
+    bool has_grad_norm;    /* a step was decided */
+    double grad_norm;      /* of the last decided step; not finite becomes null */
+    double lr;             /* of group 0 in the last step */
+    double steps_per_s;    /* recent; 0 while fewer than two steps were committed */
+    uint64_t last_step_ns; /* from one commit to the next */
+    struct status_time phases[N_STATUS_PHASES];
+    uint64_t overlap_reduced_bytes; /* last micro-batch: reduced before the last rank ended its backward */
+    uint64_t overlap_bytes;         /* last micro-batch: all that was reduced */
+
+    struct status_bytes memory[N_STATUS_MEMORY];
+    uint64_t limit_bytes; /* limits.memory */
+
+    struct status_counters counters;
+    const struct status_refused *refused;
+    size_t n_refused;
+
+    int64_t slowest_rank;                     /* came last to the last step; negative: none */
+    uint64_t slowest_behind_ns;               /* behind the first one */
+    const struct diagnostic *last_diagnostic; /* NULL: none */
+    const struct status_nodes *nodes;         /* NULL: one node */
+    bool has_device;                          /* else host memory */
+    struct status_device device;
+};
+
+/* One rank, attached or not. */
+struct status_rank {
+    uint32_t rank;
+    bool attached;
+    int64_t pid; /* 0: never attached */
+    int64_t uid;
+    const char *state;           /* one word: "absent", "declaring", "backward", "step", "lost", ... */
+    const char *client;          /* program and version as it named itself */
+    uint64_t incarnation;        /* 0: never attached */
+    uint64_t connected_since_ns; /* 0: not connected */
+    uint64_t last_message_ns;    /* 0: none */
+    uint64_t step;
+    uint32_t micro_batch;    /* the open one, or the next */
+    uint64_t n_pushes;       /* admitted, of this incarnation */
+    const char *waiting_for; /* "ranks 1, 3 to ask for the step"; NULL: it does not wait */
+    uint64_t waiting_since_ns;
+    const struct diagnostic *fault; /* sticky; NULL: none */
+};
+
+/* What a parameter has beyond its layout. */
+struct status_param {
+    uint64_t n_steps; /* its own step count */
+    bool has_grad_norm;
+    double grad_norm; /* of the last decided step, unscaled, before clipping */
+};
+
+/* `zerodctl status`: one object. */
+char *status_json(const struct status *status);
+
+/* `zerodctl ranks`: an array, in the order given. */
+char *ranks_json(const struct status_rank *ranks, size_t n, uint64_t now_ns);
+
+/* `zerodctl params`: an array in declaration order. layout NULL: empty. ledger (pushed_by) and params
+ * (layout->n_params of them) may be NULL. */
+char *params_json(const struct layout *layout, const struct ledger *ledger, const struct status_param *params);
+
+/* `zerodctl diagnostics`: an array, in the order given; with a layout every parameter of each is named. */
+char *diagnostics_json(const struct diagnostic *const *list, size_t n, const struct layout *layout, uint64_t now_ns);
+
+/* Everything that `report` bundles of the daemon. */
+struct report {
+    const struct status *status; /* with its layout */
+    const struct status_rank *ranks;
+    size_t n_ranks;
+    const struct ledger *ledger;
+    const struct status_param *params;
+    const struct diagnostic *const *diagnostics;
+    size_t n_diagnostics;
+    const char *config; /* as `zerod --print-config` prints it */
+};
+
+/* The daemon's part of `zerodctl report`, which adds what /proc knows. */
+char *report_json(const struct report *report);
+
+/* {"message": text} and {"error": text}: answers to drain, abort-step and drop, and to what failed. */
+char *message_json(const char *message);
+char *error_json(const char *error);

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/wire/wire-envelope.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+
+#include "core/base/base.h"
+#include "core/wire/wire-arena.h"
+#include "core/wire/wire.h"
+
+static void *arena_alloc(void *arena, size_t n_bytes)
+{
+    return wire_arena_alloc(arena, n_bytes);
+}
+
+static void arena_free(void *arena, void *p)
+{
+    (void)arena;
+    (void)p;
+}
+
+static uint64_t take_varint(const uint8_t **at, const uint8_t *end)
+{
+    uint64_t v = 0;
+
+    for (unsigned shift = 0; *at < end && shift < 64; shift += 7) {
+        uint8_t byte = *(*at)++;
+
+        v |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80)
+            break;
+    }
+    return v;
+}
+
+/*
+ * How many messages are in a packet. protobuf takes the last of several members of a oneof; for us a second one is an
+ * error that should not pass in silence. The bytes have been unpacked, so they are well-formed.
+ */
+static unsigned count_kinds(const struct wire_envelope *envelope, const uint8_t *at, const uint8_t *end)
+{
+    unsigned n_kinds = 0;
+    uint64_t key, n;
+
+    while (at < end) {
+        key = take_varint(&at, end);
+        n_kinds += key >> 3 < envelope->n_types;
+        switch (key & 7) {
+        case PROTOBUF_C_WIRE_TYPE_VARINT:
+            take_varint(&at, end);
+            continue;
+        case PROTOBUF_C_WIRE_TYPE_64BIT:
+            n = 8;
+            break;
+        case PROTOBUF_C_WIRE_TYPE_32BIT:
+            n = 4;
+            break;
+        default:
+            n = take_varint(&at, end);
+            break;
+        }
+        at += MIN(n, (uint64_t)(end - at));
+    }
+    return n_kinds;
+}
+
+/* The type of a decoded envelope, or 0 and the problem. */
+static unsigned find_type(const struct wire_envelope *envelope, const ProtobufCMessage *message, const uint8_t *data,
+                          size_t n_bytes, struct wire_problem *problem)
+{
+    unsigned type = *(const uint32_t *)((const uint8_t *)message + envelope->case_offset);
+    unsigned n_kinds = count_kinds(envelope, data, data + n_bytes);
+
+    if (type != 0 && n_kinds == 1)
+        return type;
+    if (type != 0)
+        wire_problem_set(problem, ": %u messages in one packet, expected one", n_kinds);
+    else if (message->n_unknown_fields > 0)
+        wire_problem_set(problem, ": message of kind %" PRIu32 ", expected 1 to %u", message->unknown_fields[0].tag,
+                         envelope->n_types - 1);
+    else
+        wire_problem_set(problem, ": an empty packet, expected one message");
+    return 0;
+}
+
+static int decode(const struct wire_envelope *envelope, struct wire_arena *arena, const void *data, size_t n_bytes,
+                  unsigned *type, const void **out, struct wire_problem *problem)
+{
+    ProtobufCAllocator allocator = {.alloc = arena_alloc, .free = arena_free, .allocator_data = arena};
+    ProtobufCMessage *message;
+
+    wire_arena_reset(arena);
+    message = protobuf_c_message_unpack(envelope->descriptor, &allocator, n_bytes, data);
+    if (!message && arena->failure)
+        return arena->failure;
+    if (!message)
+        wire_problem_set(problem, ": %zu bytes that are not a protobuf message", n_bytes);
+    else
+        *type = find_type(envelope, message, data, n_bytes, problem);
+    if (!message || *type == 0)
+        return WIRE_E_INVALID;
+    *out = *(void *const *)((const uint8_t *)message + envelope->member_offset);
+    return 0;
+}
+
+int wire_envelope_unpack(const struct wire_envelope *envelope, struct wire_arena *arena, const void *data,
+                         size_t n_bytes, unsigned *type, void *ours, struct wire_problem *problem)
+{
+    const char *name = envelope->descriptor->short_name;
+    const void *message;
+    int r;
+
+    r = decode(envelope, arena, data, n_bytes, type, &message, problem);
+    if (!r) {
+        name = envelope->tables[*type].descriptor->short_name;
+        r = wire_table_unpack(&envelope->tables[*type], arena, message, ours, problem);
+        if (r == WIRE_E_INVALID)
+            wire_problem_prefix(problem, ".");
+    }
+    if (r == -EMSGSIZE) {
+        /* the arena's limit; no message that is meant comes near it */
+        wire_problem_set(problem, ": more than %d MiB when unpacked", WIRE_ARENA_MAX_BYTES >> 20);
+        r = WIRE_E_INVALID;
+    }
+    if (r == WIRE_E_INVALID)
+        wire_problem_prefix(problem, "%s", name);
+    return r;
+}
+
+/*
+ * The most that a message of numbers alone takes when packed, with its envelope; 0 when it has other fields. Such a
+ * message needs no pass to find its size first: for a Push that pass takes as long as packing it.
+ */
+static size_t bound_numbers(const struct wire_table *table)
+{
+    enum { KEY = 2, VALUE = 10, ENVELOPE = 8 };
+
+    for (size_t i = 0; i < table->n_rules; i++)
+        if (table->rules[i].kind > WIRE_DOUBLE)
+            return 0;
+    return ENVELOPE + table->n_rules * (KEY + VALUE);
+}
+
+static int pack(const struct wire_envelope *envelope, struct wire_arena *arena, unsigned type, const void *ours,
+                void *buffer, size_t size)
+{
+    const struct wire_table *table = &envelope->tables[type];
+    ProtobufCMessage *message, *member;
+    size_t bound;
+    int r;
+
+    assert(type > 0 && type < envelope->n_types);
+
+    message = wire_arena_alloc(arena, envelope->descriptor->sizeof_message);
+    member = wire_arena_alloc(arena, table->descriptor->sizeof_message);
+    if (!message || !member)
+        return arena->failure;
+    protobuf_c_message_init(envelope->descriptor, message);
+    *(uint32_t *)((uint8_t *)message + envelope->case_offset) = type;
+    *(void **)((uint8_t *)message + envelope->member_offset) = member;
+    r = wire_table_pack(table, arena, ours, member);
+    if (r)
+        return r;
+    bound = bound_numbers(table);
+    if ((bound == 0 || bound > size) && protobuf_c_message_get_packed_size(message) > size)
+        return -EMSGSIZE;
+    return (int)protobuf_c_message_pack(message, buffer);
+}
+
+int wire_envelope_pack(const struct wire_envelope *envelope, struct wire_arena *arena, unsigned type, const void *ours,
+                       void *buffer, size_t size)
+{
+    struct wire_mark mark = wire_arena_mark(arena);
+    int r = pack(envelope, arena, type, ours, buffer, size);
+
+    wire_arena_rewind(arena, mark);
+    return r;
+}

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * One field of a message, as data: where it lies in protobuf-c's struct and in ours, and
+ * which values are allowed. From a table of these rows come unpacking, validation, packing and the
+ * sentence that says what was wrong, for every message alike.
+ *
+ * A row is written U64(Push, request_push, offset_bytes, .multiple_of = 64): message of the proto, our
+ * struct, field, limits. The compiler checks that the field has that type on both sides.
+ *
+ * Limits left out allow every value. max is a value for numbers, and the length in bytes for texts and
+ * bytes. A text that may have more than one line is WIRE_MULTILINE; one that is WIRE_CUT is cut to max when
+ * it is packed, so that it is not refused where it arrives.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <protobuf-c/protobuf-c.h>
+
+#include "core/wire/wire-arena.h"
+
+enum wire_kind {
+    /* numbers: at most 10 bytes when packed */
+    WIRE_U32,
+    WIRE_U64,
+    WIRE_ENUM,
+    WIRE_BOOL,
+    WIRE_DOUBLE,
+    /* of any length */
+    WIRE_STRING,
+    WIRE_BYTES,
+    WIRE_MESSAGE, /* embedded in our struct */
+    WIRE_U32S,
+    WIRE_U64S,
+    WIRE_STRINGS,
+    WIRE_MESSAGES,
+};
+
+enum {
+    WIRE_MULTILINE = 1 << 0, /* newlines and tabs are allowed */
+    WIRE_CUT = 1 << 1,       /* cut to max when packed */
+    WIRE_FINITE = 1 << 2,
+    WIRE_POSITIVE = 1 << 3, /* finite, and not below 0 */
+    WIRE_REQUIRED = 1 << 4, /* the message must be there */
+};
+
+struct wire_table;
+
+struct wire_rule {
+    const char *name;
+    enum wire_kind kind;
+    unsigned flags;
+    uint16_t proto_offset, proto_count_offset; /* in protobuf-c's struct; counts are size_t */
+    uint16_t offset, count_offset;             /* in ours */
+    uint16_t n_count_bytes;                    /* 4 or 8: the size of our count */
+    uint16_t proto_has_offset, has_offset; /* of a has_x without which x is 0; 0: none. A WIRE_MESSAGE has only ours */
+    uint64_t min, max;                     /* max 0: any */
+    uint64_t max_count;                    /* of a repeated field; 0: any */
+    uint64_t multiple_of;                  /* 0: any */
+    const struct wire_table *table;        /* of a message */
+};
+
+/* What is wrong with a message, told from the inside out: the field first, then what it is in. */
+struct wire_problem {
+    char *why;
+    size_t size;
+};
+
+struct wire_table {
+    const ProtobufCMessageDescriptor *descriptor;
+    size_t n_bytes; /* of our struct */
+    const struct wire_rule *rules;
+    size_t n_rules;
+    /* What concerns more than one field. Return: false after wire_problem_set(). NULL: nothing. */
+    bool (*check)(const void *ours, struct wire_problem *problem);
+};
+
+/* Messages that more than one protocol has. */
+extern const struct wire_table wire_hyper_table, wire_step_table;
+
+void wire_problem_set(struct wire_problem *problem, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void wire_problem_prefix(struct wire_problem *problem, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* proto to ours. Return: 0, WIRE_E_INVALID with the problem, the arena's failure. */
+int wire_table_unpack(const struct wire_table *table, struct wire_arena *arena, const void *proto, void *ours,
+                      struct wire_problem *problem);
+
+/* Ours to proto; strings, bytes and arrays are borrowed where they can be. Return: 0, the arena's failure. */
+int wire_table_pack(const struct wire_table *table, struct wire_arena *arena, const void *ours, void *proto);
+
+#define WIRE_HAS_TYPE(type, member, expected)                                                                          \
+    (0 * sizeof(char[__builtin_types_compatible_p(__typeof__(((type *)NULL)->member), expected) ? 1 : -1]))
+#define WIRE_HAS_SIZE(type, member, size) (0 * sizeof(char[sizeof(((type *)NULL)->member) == (size) ? 1 : -1]))
+
+#define WIRE_RULE(kind_, M, S, field, ...)                                                                             \
+    {                                                                                                                  \
+        .name = #field, .kind = kind_, .proto_offset = offsetof(Zerod__V1__##M, field),                                \
+        .offset = offsetof(struct S, field), __VA_ARGS__                                                               \
+    }
+/* A row whose field has type proto_type there and type here. */
+#define WIRE_SCALAR(kind_, proto_type, type, M, S, field, ...)                                                         \
+    WIRE_RULE(kind_ + WIRE_HAS_TYPE(Zerod__V1__##M, field, proto_type) + WIRE_HAS_TYPE(struct S, field, type), M, S,   \
+              field, __VA_ARGS__)
+#define WIRE_COUNTED(kind_, M, S, field, count, ...)                                                                   \
+    WIRE_RULE(kind_, M, S, field, .count_offset = offsetof(struct S, count),                                           \
+              .n_count_bytes = sizeof(((struct S *)NULL)->count), __VA_ARGS__)
+#define WIRE_REPEATED(kind_, proto_type, type, M, S, field, count, ...)                                                \
+    WIRE_COUNTED(kind_ + WIRE_HAS_TYPE(Zerod__V1__##M, field, proto_type) + WIRE_HAS_TYPE(struct S, field, type), M,   \
+                 S, field, count, .proto_count_offset = offsetof(Zerod__V1__##M, n_##field), __VA_ARGS__)
+
+#define U32(M, S, field, ...) WIRE_SCALAR(WIRE_U32, uint32_t, uint32_t, M, S, field, __VA_ARGS__)
+#define U64(M, S, field, ...) WIRE_SCALAR(WIRE_U64, uint64_t, uint64_t, M, S, field, __VA_ARGS__)
+#define BOOL(M, S, field, ...) WIRE_SCALAR(WIRE_BOOL, protobuf_c_boolean, bool, M, S, field, __VA_ARGS__)
+#define DOUBLE(M, S, field, ...) WIRE_SCALAR(WIRE_DOUBLE, double, double, M, S, field, __VA_ARGS__)
+#define STRING(M, S, field, ...) WIRE_SCALAR(WIRE_STRING, char *, const char *, M, S, field, __VA_ARGS__)
+#define ENUM(M, S, field, ...)                                                                                         \
+    WIRE_RULE(WIRE_ENUM + WIRE_HAS_SIZE(Zerod__V1__##M, field, sizeof(int32_t)) +                                      \
+                  WIRE_HAS_SIZE(struct S, field, sizeof(int32_t)),                                                     \
+              M, S, field, __VA_ARGS__)
+#define BYTES(M, S, field, count, ...)                                                                                 \
+    WIRE_COUNTED(WIRE_BYTES + WIRE_HAS_TYPE(Zerod__V1__##M, field, ProtobufCBinaryData) +                              \
+                     WIRE_HAS_SIZE(struct S, field, sizeof(void *)),                                                   \
+                 M, S, field, count, __VA_ARGS__)
+#define MESSAGE(M, S, field, ...) WIRE_RULE(WIRE_MESSAGE, M, S, field, __VA_ARGS__)
+#define U32S(M, S, field, count, ...)                                                                                  \
+    WIRE_REPEATED(WIRE_U32S, uint32_t *, const uint32_t *, M, S, field, count, __VA_ARGS__)
+#define U64S(M, S, field, count, ...)                                                                                  \
+    WIRE_REPEATED(WIRE_U64S, uint64_t *, const uint64_t *, M, S, field, count, __VA_ARGS__)
+#define STRINGS(M, S, field, count, ...)                                                                               \
+    WIRE_REPEATED(WIRE_STRINGS, char **, const char *const *, M, S, field, count, __VA_ARGS__)
+#define MESSAGES(M, S, field, count, ...)                                                                              \
+    WIRE_COUNTED(WIRE_MESSAGES, M, S, field, count, .proto_count_offset = offsetof(Zerod__V1__##M, n_##field),         \
+                 __VA_ARGS__)
+
+/* has_x of field x, on both sides. */
+#define HAS(M, S, has) .proto_has_offset = offsetof(Zerod__V1__##M, has), .has_offset = offsetof(struct S, has)
+
+#define WIRE_TABLE(M, S, rules_, ...)                                                                                  \
+    {                                                                                                                  \
+        .descriptor = &zerod__v1__##M##__descriptor, .n_bytes = sizeof(struct S), .rules = rules_,                     \
+        .n_rules = ARRAY_SIZE(rules_), __VA_ARGS__                                                                     \
+    }

@@ -1,0 +1,616 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/engines/child.h"
+
+#include <assert.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "core/base/base.h"
+#include "core/base/open-files.h"
+#include "core/wire/frame.h"
+
+/* What a child that does not read may have waiting for it; picked: 500 orders of the largest size. */
+enum { MAX_QUEUED_PACKETS = 64 * 1024, MAX_QUEUED_BYTES = 64 << 20 };
+
+enum {
+    EXIT_WAIT_MS = 500, /* from the end of the socket to the end of the process; picked, usually it is below 10 */
+    LATE_MS = 500,      /* a timer that comes so late: we were not run, and what the child has said is not read yet */
+    MIN_ORDERS = 16,
+};
+
+struct child {
+    struct child_ops ops;
+    uv_loop_t *loop;
+    char *program;
+    const char *const *further; /* names of variables that it gets beside the kept ones */
+    size_t n_further;
+    uv_process_t process;
+    uv_poll_t poll;
+    uv_timer_t timer;
+    unsigned n_handles; /* libuv handles that are not closed yet */
+    bool has_process, has_poll, has_timer;
+    bool runs; /* the process */
+    bool gives_fds;
+    int fd, child_fd; /* ours, and the child's until it runs */
+    int events;       /* that poll watches for */
+    struct frame_queue queue;
+    struct frame_batch batch;   /* of a child that gives no descriptors */
+    struct frame_buffer buffer; /* of one that does */
+
+    bool ready;
+    bool eof; /* of the socket */
+    bool failing, told;
+    bool closed; /* by the owner */
+
+    struct traffic *traffic;
+    struct child_order *orders;
+    size_t n_orders, n_orders_allocated;
+    uint64_t ready_deadline_ms, exit_deadline_ms;
+    uint64_t timer_ms; /* when the timer ends; UINT64_MAX: it does not run */
+
+    char what[CHILD_MAX_WHAT_BYTES + 1];
+    bool said; /* what: by the child itself */
+    bool has_tag;
+    uint64_t tag;
+};
+
+static void on_timer(uv_timer_t *timer);
+static void on_poll(uv_poll_t *poll, int status, int events);
+
+bool child_is_over(const struct child *child)
+{
+    return child->failing || child->closed;
+}
+
+bool child_is_ready(const struct child *child)
+{
+    return child->ready;
+}
+
+int64_t child_pid(const struct child *child)
+{
+    return child->process.pid;
+}
+
+/* ---- failure -------------------------------------------------------------------------------------------- */
+
+/* Not the loop's time: that is as old as the loop's round. */
+static uint64_t now_ms(void)
+{
+    return uv_hrtime() / 1000000;
+}
+
+static void wake_at(struct child *child, uint64_t deadline_ms)
+{
+    uint64_t now = now_ms();
+
+    if (child->closed || deadline_ms >= child->timer_ms)
+        return;
+    child->timer_ms = deadline_ms;
+    (void)uv_timer_start(&child->timer, on_timer, deadline_ms > now ? deadline_ms - now : 0, 0);
+}
+
+static void child_kill(struct child *child)
+{
+    if (child->runs)
+        (void)uv_process_kill(&child->process, SIGKILL);
+    if (child->traffic) /* it does nothing more that is heard */
+        traffic_stop(child->traffic, uv_hrtime());
+}
+
+/* The owner is told from the timer, so never from within a call of its own. */
+static void begin_failing(struct child *child, const uint64_t *tag)
+{
+    child->failing = true;
+    child->has_tag = tag;
+    child->tag = tag ? *tag : 0;
+    child_kill(child);
+    (void)uv_poll_stop(&child->poll);
+    wake_at(child, 0);
+}
+
+void child_fail(struct child *child, const uint64_t *tag, const char *format, ...)
+{
+    va_list args;
+
+    if (child_is_over(child))
+        return;
+    va_start(args, format);
+    vsnprintf(child->what, sizeof(child->what), format, args);
+    va_end(args);
+    begin_failing(child, tag);
+}
+
+void child_say(struct child *child, const uint64_t *tag, const char *what)
+{
+    child->said |= !child_is_over(child);
+    child_fail(child, tag, "%s", what);
+}
+
+static void tell(struct child *child)
+{
+    struct child_failure failure = {
+        .said = child->said, .what = child->what, .has_tag = child->has_tag, .tag = child->tag};
+
+    if (child->told)
+        return;
+    child->told = true;
+    child->ops.failed(child->ops.userdata, &failure);
+}
+
+/* ---- orders under way ----------------------------------------------------------------------------------- */
+
+struct child_order *child_find(struct child *child, uint64_t tag)
+{
+    for (size_t i = 0; i < child->n_orders; i++)
+        if (child->orders[i].tag == tag)
+            return &child->orders[i];
+    return NULL;
+}
+
+static int make_room(struct child *child)
+{
+    struct child_order *grown;
+    size_t n;
+
+    if (child->n_orders < child->n_orders_allocated)
+        return 0;
+    n = MAX(2 * child->n_orders_allocated, (size_t)MIN_ORDERS);
+    grown = reallocarray(child->orders, n, sizeof(*grown));
+    if (!grown)
+        return -ENOMEM;
+    child->orders = grown;
+    child->n_orders_allocated = n;
+    return 0;
+}
+
+int child_expect(struct child *child, const struct child_order *order, uint32_t timeout_ms)
+{
+    struct child_order *added;
+    int r;
+
+    assert(!child_find(child, order->tag));
+    if (child_is_over(child))
+        return -EPIPE;
+    r = make_room(child);
+    if (r < 0) {
+        child_fail(child, &order->tag, "cannot be given an order: %s", strerror(-r));
+        return r;
+    }
+    added = &child->orders[child->n_orders++];
+    *added = *order;
+    added->deadline_ms = now_ms() + timeout_ms + CHILD_GRACE_MS;
+    wake_at(child, added->deadline_ms);
+    if (child->traffic)
+        traffic_begin(child->traffic, order->kind, uv_hrtime());
+    return 0;
+}
+
+void child_settle(struct child *child, struct child_order *order, uint64_t n_bytes_sent, uint64_t n_bytes_received)
+{
+    if (child->traffic)
+        traffic_end(child->traffic, order->kind, n_bytes_sent, n_bytes_received, uv_hrtime());
+    *order = child->orders[--child->n_orders];
+}
+
+static void check_deadlines(struct child *child)
+{
+    uint64_t now = now_ms(), next = UINT64_MAX;
+
+    if (child->eof && now >= child->exit_deadline_ms)
+        child_fail(child, NULL, "has closed its socket and not ended");
+    else if (!child->ready && now >= child->ready_deadline_ms)
+        child_fail(child, NULL, "missed its deadline for connecting");
+    for (size_t i = 0; i < child->n_orders; i++) {
+        if (now >= child->orders[i].deadline_ms)
+            child_fail(child, &child->orders[i].tag, "missed its deadline");
+        next = MIN(next, child->orders[i].deadline_ms);
+    }
+    if (child->eof)
+        next = MIN(next, child->exit_deadline_ms);
+    if (!child->ready)
+        next = MIN(next, child->ready_deadline_ms);
+    if (!child->failing && next < UINT64_MAX)
+        wake_at(child, next);
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+    struct child *child = timer->data;
+    uint64_t due_ms = child->timer_ms, now = now_ms();
+
+    child->timer_ms = UINT64_MAX;
+    if (child->failing)
+        tell(child);
+    else if (now > due_ms + LATE_MS)
+        wake_at(child, now + 1);
+    else
+        check_deadlines(child);
+}
+
+bool child_note_ready(struct child *child)
+{
+    if (child->ready)
+        child_fail(child, NULL, "has reported twice that it is ready");
+    else
+        child->ready = true;
+    return !child->failing;
+}
+
+/* ---- reading -------------------------------------------------------------------------------------------- */
+
+static void serve_packet(struct child *child, const struct frame_packet *packet)
+{
+    if (packet->status == 0)
+        child->ops.packet(child->ops.userdata, packet->data, packet->n_bytes, NULL, 0);
+    else
+        child_fail(child, NULL, "has sent what is no report: %s",
+                   packet->status == FRAME_E_FDS ? "a descriptor" : "a packet of more than 131071 bytes");
+}
+
+/* The reason of the end, if the child does not give one before, is what exit() and kill() leave behind. */
+static void note_eof(struct child *child)
+{
+    child->eof = true;
+    (void)uv_poll_stop(&child->poll);
+    child->exit_deadline_ms = now_ms() + EXIT_WAIT_MS;
+    wake_at(child, child->exit_deadline_ms);
+}
+
+/* One packet with its descriptors. Return: as serve_batch(). */
+static bool serve_buffer(struct child *child)
+{
+    struct frame_buffer *buffer = &child->buffer;
+    int r = child->eof ? FRAME_AGAIN : frame_receive_fds(child->fd, buffer);
+
+    switch (r) {
+    case FRAME_AGAIN:
+        return false;
+    case FRAME_EOF:
+        note_eof(child);
+        return false;
+    case 0:
+        child->ops.packet(child->ops.userdata, buffer->data, buffer->n_bytes, buffer->fds, buffer->n_fds);
+        return !child_is_over(child);
+    case FRAME_E_FDS:
+        child_fail(child, NULL, "has sent what is no report: more than %d descriptors", FRAME_MAX_FDS);
+        return false;
+    case FRAME_E_TOO_LARGE:
+        child_fail(child, NULL, "has sent what is no report: a packet of more than 131071 bytes");
+        return false;
+    default:
+        child_fail(child, NULL, "cannot be read from: %s", strerror(-r));
+        return false;
+    }
+}
+
+/* Return: true when there may be more to read at once. */
+static bool serve_batch(struct child *child)
+{
+    struct frame_batch *batch = &child->batch;
+    int r;
+
+    if (child->gives_fds)
+        return serve_buffer(child);
+    r = child->eof ? FRAME_AGAIN : frame_receive(child->fd, batch);
+    if (r == FRAME_AGAIN)
+        return false;
+    if (r < 0)
+        child_fail(child, NULL, "cannot be read from: %s", strerror(-r));
+    for (size_t i = 0; r == 0 && i < batch->n_packets && !child_is_over(child); i++)
+        serve_packet(child, &batch->packets[i]);
+    if ((r == FRAME_EOF || batch->eof) && !child_is_over(child))
+        note_eof(child);
+    return r == 0 && batch->more && !child_is_over(child);
+}
+
+/* ---- the handles ---------------------------------------------------------------------------------------- */
+
+static void want_events(struct child *child)
+{
+    int events = UV_READABLE | (frame_queue_is_empty(&child->queue) ? 0 : UV_WRITABLE), r;
+
+    if (child->eof || child_is_over(child) || (events == child->events && uv_is_active((uv_handle_t *)&child->poll)))
+        return;
+    child->events = events;
+    r = open_files_watch(&child->poll, events, on_poll);
+    if (r < 0)
+        child_fail(child, NULL, "cannot be watched: %s", strerror(-r));
+}
+
+/*
+ * An end with something unread comes as an error (UV_EBADF), and libuv then watches no more. What was said before it is
+ * still there to be read.
+ */
+static void on_poll(uv_poll_t *poll, int status, int events)
+{
+    struct child *child = poll->data;
+    int r;
+
+    if (status < 0)
+        events = UV_READABLE;
+    for (int round = 0; (events & UV_READABLE) && (round < FRAME_ROUNDS || status < 0); round++)
+        if (!serve_batch(child))
+            break;
+    if (child_is_over(child))
+        return;
+    if (status < 0 && !child->eof)
+        note_eof(child);
+    if (!(events & UV_WRITABLE))
+        return;
+    r = frame_queue_flush(&child->queue, child->fd);
+    if (r < 0)
+        child_fail(child, NULL, "cannot be written to: %s", strerror(-r));
+    else if (r != FRAME_EOF) /* its end comes as an event of its own */
+        want_events(child);
+}
+
+/* What a process has done that was killed from here is done, whoever has heard of it. */
+static void serve_late(struct child *child)
+{
+    struct frame_buffer *buffer = &child->buffer;
+
+    while (child->ops.late && child->gives_fds && child->has_process && frame_receive_fds(child->fd, buffer) == 0)
+        child->ops.late(child->ops.userdata, buffer->data, buffer->n_bytes);
+}
+
+static void child_free(struct child *child)
+{
+    serve_late(child);
+    closep(&child->fd);
+    closep(&child->child_fd);
+    frame_queue_deinit(&child->queue);
+    frame_batch_deinit(&child->batch);
+    frame_buffer_deinit(&child->buffer);
+    free(child->program);
+    free(child->orders);
+    child->ops.freed(child->ops.userdata);
+    free(child);
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+    struct child *child = handle->data;
+
+    if (--child->n_handles == 0)
+        child_free(child);
+}
+
+static void on_process_exit(uv_process_t *process, int64_t status, int signal)
+{
+    struct child *child = process->data;
+
+    child->runs = false;
+    if (child->closed) {
+        uv_close((uv_handle_t *)process, on_closed);
+        return;
+    }
+    /* What it has said before it ended counts, and tells more. */
+    while (!child->failing && serve_batch(child))
+        ;
+    if (signal > 0)
+        child_fail(child, NULL, "was killed by signal %d (%s)", signal, strsignal(signal));
+    else
+        child_fail(child, NULL, "exited with status %d", (int)status);
+}
+
+/* ---- starting ------------------------------------------------------------------------------------------- */
+
+/* The child's environment: what a program is found and linked by, and what sanitizers go by in tests. */
+static const char *const kept_variables[] = {"PATH",          "LD_LIBRARY_PATH", "ASAN_OPTIONS",
+                                             "UBSAN_OPTIONS", "TSAN_OPTIONS",    "LSAN_OPTIONS"};
+
+static void environment_free(char **environment)
+{
+    for (size_t i = 0; environment && environment[i]; i++)
+        free(environment[i]);
+    free(environment);
+}
+DEFINE_CLEANUP(char **, environment_free);
+
+static int environment_add(char **environment, size_t *n, const char *name)
+{
+    const char *value = getenv(name);
+
+    if (!value)
+        return 0;
+    if (asprintf(&environment[*n], "%s=%s", name, value) < 0) {
+        environment[*n] = NULL;
+        return -ENOMEM;
+    }
+    (*n)++;
+    return 0;
+}
+
+/* Return: a NULL-terminated array, or NULL for want of memory. */
+static char **environment_new(const struct child *child)
+{
+    _cleanup_(environment_freep) char **environment =
+        calloc(ARRAY_SIZE(kept_variables) + child->n_further + 1, sizeof(*environment));
+    size_t n = 0;
+    int r = environment ? 0 : -ENOMEM;
+
+    for (size_t i = 0; i < ARRAY_SIZE(kept_variables) && !r; i++)
+        r = environment_add(environment, &n, kept_variables[i]);
+    for (size_t i = 0; i < child->n_further && !r; i++)
+        r = environment_add(environment, &n, child->further[i]);
+    return r ? NULL : steal_ptr(environment);
+}
+
+/* Beside the program that runs, or "" when there is none. */
+static void find_neighbour(const char *name, char *path, size_t size)
+{
+    ssize_t n = readlink("/proc/self/exe", path, size - 1);
+    char *slash;
+
+    path[n > 0 ? n : 0] = '\0';
+    slash = strrchr(path, '/');
+    if (!slash || (size_t)(slash + 1 - path) + strlen(name) + 1 > size) {
+        path[0] = '\0';
+        return;
+    }
+    memcpy(slash + 1, name, strlen(name) + 1);
+    if (access(path, X_OK) < 0)
+        path[0] = '\0';
+}
+
+static char *find_program(const struct child_options *options)
+{
+    const char *program = options->program ? options->program : getenv(options->variable);
+    char neighbour[PATH_MAX];
+
+    if (program && program[0] != '\0')
+        return strdup(program);
+    find_neighbour(options->name, neighbour, sizeof(neighbour));
+    return strdup(neighbour[0] != '\0' ? neighbour : options->name);
+}
+
+/* The child's end of the socket becomes its descriptor 3. */
+int child_start(struct child *child, char *why, size_t why_size)
+{
+    _cleanup_(environment_freep) char **environment = environment_new(child);
+    char *args[] = {child->program, NULL};
+    uv_stdio_container_t stdio[] = {
+        {.flags = UV_IGNORE},
+        {.flags = UV_IGNORE},
+        {.flags = UV_INHERIT_FD, .data = {.fd = STDERR_FILENO}},
+        {.flags = UV_INHERIT_FD, .data = {.fd = child->child_fd}},
+    };
+    uv_process_options_t process = {
+        .exit_cb = on_process_exit,
+        .file = child->program,
+        .args = args,
+        .env = environment,
+        .stdio = stdio,
+        .stdio_count = ARRAY_SIZE(stdio),
+    };
+    int r = environment ? 0 : -ENOMEM;
+
+    if (!r) {
+        child->process.data = child;
+        r = uv_spawn(child->loop, &child->process, &process);
+        child->runs = r == 0;
+        child->has_process = true; /* a handle to be closed, also when it has failed */
+        child->n_handles++;
+    }
+    if (r < 0)
+        snprintf(why, why_size, "the engine %s cannot be started: %s", child->program, strerror(-r));
+    close(steal_fd(&child->child_fd));
+    wake_at(child, child->ready_deadline_ms);
+    return r;
+}
+
+static int watch(struct child *child)
+{
+    int r = uv_timer_init(child->loop, &child->timer);
+
+    assert(r == 0); /* libuv has no other answer */
+    child->timer.data = child;
+    child->has_timer = true;
+    child->n_handles++;
+    r = uv_poll_init(child->loop, &child->poll, child->fd);
+    if (r < 0)
+        return r;
+    child->poll.data = child;
+    child->has_poll = true;
+    child->n_handles++;
+    child->events = UV_READABLE;
+    return open_files_watch(&child->poll, child->events, on_poll);
+}
+
+static int allocate(struct child *child, const struct child_options *options)
+{
+    child->loop = options->loop;
+    child->further = options->environment;
+    child->n_further = options->n_environment;
+    child->gives_fds = options->gives_fds;
+    child->timer_ms = UINT64_MAX;
+    child->traffic = options->traffic;
+    child->ready_deadline_ms = now_ms() + options->ready_timeout_ms + CHILD_GRACE_MS;
+    frame_queue_init(&child->queue, MAX_QUEUED_PACKETS, MAX_QUEUED_BYTES);
+    child->program = find_program(options);
+    if (!child->program)
+        return -ENOMEM;
+    return child->gives_fds ? frame_buffer_init(&child->buffer) : frame_batch_init(&child->batch);
+}
+
+static int make_socket(struct child *child, char *why, size_t why_size)
+{
+    int pair[2], r;
+
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) < 0) {
+        r = -errno;
+        snprintf(why, why_size, "no socket for the engine: %s", strerror(-r));
+        return r;
+    }
+    child->fd = pair[0];
+    child->child_fd = pair[1];
+    r = watch(child);
+    if (r < 0)
+        snprintf(why, why_size, "the engine cannot be set up: %s", strerror(-r));
+    return r;
+}
+
+int child_new(struct child **out, const struct child_options *options, char *why, size_t why_size)
+{
+    struct child *child = calloc(1, sizeof(*child));
+    int r = -ENOMEM;
+
+    if (child) {
+        child->fd = child->child_fd = -1;
+        child->ops = options->ops;
+        r = allocate(child, options);
+    }
+    if (r < 0)
+        snprintf(why, why_size, "no memory for the engine");
+    else
+        r = make_socket(child, why, why_size);
+    *out = child;
+    return r;
+}
+
+/* ---- sending -------------------------------------------------------------------------------------------- */
+
+int child_send(struct child *child, const void *data, int n_bytes, int *fds, size_t n_fds)
+{
+    int n = child_is_over(child) ? -EPIPE : n_bytes, r = 0;
+
+    if (n > 0)
+        r = frame_queue_send(&child->queue, child->fd, data, (size_t)n, fds, n_fds);
+    for (size_t i = 0; n <= 0 && i < n_fds; i++)
+        closep(&fds[i]);
+    if (n < 0 || r < 0)
+        child_fail(child, NULL, "cannot be given commands: %s", strerror(n < 0 ? -n : -r));
+    else if (r == FRAME_E_FULL)
+        child_fail(child, NULL, "does not read its commands");
+    want_events(child);
+    if (n < 0 || r < 0)
+        return n < 0 ? n : r;
+    return r == 0 ? 0 : r == FRAME_E_FULL ? -ENOBUFS : -EPIPE; /* FRAME_EOF: on_poll or on_process_exit fails it */
+}
+
+void child_close(struct child *child)
+{
+    if (!child)
+        return;
+    assert(!child->closed);
+    child->closed = true;
+    child_kill(child);
+    if (child->n_handles == 0) {
+        child_free(child);
+        return;
+    }
+    if (child->has_timer)
+        uv_close((uv_handle_t *)&child->timer, on_closed);
+    if (child->has_poll)
+        uv_close((uv_handle_t *)&child->poll, on_closed);
+    /* A process that still runs keeps its handle until it has ended: else it would stay a zombie. */
+    if (child->has_process && !child->runs)
+        uv_close((uv_handle_t *)&child->process, on_closed);
+}

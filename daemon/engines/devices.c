@@ -1,0 +1,913 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/engines/devices.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "core/base/log.h"
+#include "core/base/traffic.h"
+#include "kernels/kernels.h"
+
+enum {
+    FIRST_PAUSE_MS = 100,
+    CONNECT_MS = 60 * 1000, /* contexts on eight GPUs and NCCL between them take seconds, ten and more the first time */
+    ORDER_MS = 10 * 1000,   /* an order that has nothing before it: a device that does nothing for so long hangs */
+    ORDER_BYTES_PER_MS = 10000, /* what is slower than 10 MB/s stands still; picked */
+    LOST_MS = 5000,             /* for what a dead trainer's GPU had begun */
+    UNOPENED_MS = 2000,         /* for the end of a process to be seen after its events cannot be opened; picked */
+    BATCH_MOVES = 256,
+    BOUNCE = 0, /* number of the shared segment */
+    /* Several nodes: any order may stand behind one that waits for what other nodes send. Their trainers' GPUs may be
+     * late, and only they know; an engine that is replaced for that has lost nothing. Picked. */
+    OTHERS_MS = 60 * 1000,
+};
+
+#define BOUNCE_BYTES (UINT64_C(16) << 20) /* picked: little beside any GPU, much beside a system call */
+
+struct order {
+    struct order *next;
+    struct device_command command; /* its array is the order's own */
+    void *array;
+    uint64_t tag; /* under which the engine of now has it; 0: it has not been given to it */
+    uint64_t n_bytes;
+    devices_done done;
+    void *userdata;
+};
+
+struct copy {
+    struct copy *next;
+    size_t at; /* the move that is next, and how much of it has been taken */
+    uint64_t at_bytes;
+    devices_done done;
+    void *userdata;
+    size_t n_moves;
+    struct devices_move moves[];
+};
+
+/* A part of a move that lies in the bounce segment. */
+struct part {
+    const struct devices_move *move;
+    uint64_t from_bytes, n_bytes; /* in the move */
+    uint64_t bounce_at;
+};
+
+struct event {
+    bool set;
+    uint8_t handle[DEVICE_EVENT_BYTES];
+};
+
+struct devices {
+    struct devices_options options;
+    struct device_keep keep;
+    struct segment bounce;
+    const struct segment *shared[DEVICES_N_SEGMENTS]; /* beside it; NULL: none */
+    bool has_keep, closing;
+    struct device *device;
+    uv_timer_t pause, lost, unopened;
+    unsigned n_timers;   /* not closed yet */
+    uint32_t lost_ranks; /* local ranks whose process is gone, as a mask, while the engine has their events */
+    uint32_t unopened_ranks; /* local ranks of which this engine cannot open an event, as a mask */
+    char unopened_why[DEVICE_MAX_WHAT_BYTES + 1];
+    uint32_t generation;
+    uint32_t wanted; /* several nodes: the generation that is to be started; 0: none is */
+    struct early {   /* and what another node's engine has put before ours was started */
+        char key[DEVICE_MAX_KEY_BYTES + 1];
+        uint8_t value[DEVICE_MAX_VALUE_BYTES];
+        size_t n_bytes; /* 0: none */
+    } early;
+    bool ready, was_ready, cancelled;
+    unsigned n_failures; /* since an order was done */
+    uint64_t n_all_failures;
+    struct traffic traffic[N_TRAFFIC];
+    char versions[DEVICE_MAX_WHAT_BYTES + 1];
+    uint64_t last_tag, n_collectives, n_waiting_bytes;
+    struct order *orders, **last_order;
+    struct copy *copies, **last_copy;
+    bool copying; /* the parts are under way */
+    bool working; /* workers are at them */
+    bool filling; /* work: host to bounce; else bounce to host */
+    struct work work;
+    struct part parts[BATCH_MOVES];
+    size_t n_parts;
+    struct event *events; /* per local rank and number */
+};
+
+/* ---- orders ---------------------------------------------------------------------------------------------- */
+
+/* What travels between ranks is numbered anew in each generation. */
+static void set_collective(struct devices *devices, struct device_command *command)
+{
+    if (command->type == DEVICE_COMMAND_REDUCE)
+        command->reduce.collective = devices->n_collectives++;
+    else if (command->type == DEVICE_COMMAND_GATHER)
+        command->gather.collective = devices->n_collectives++;
+    else if (command->type == DEVICE_COMMAND_FETCH)
+        command->fetch.collective = devices->n_collectives++;
+}
+
+static void set_tag(struct device_command *command, uint64_t tag, uint32_t timeout_ms)
+{
+    switch (command->type) {
+    case DEVICE_COMMAND_REDUCE:
+        command->reduce.tag = tag;
+        command->reduce.timeout_ms = timeout_ms;
+        return;
+    case DEVICE_COMMAND_UPDATE:
+        command->update.tag = tag;
+        command->update.timeout_ms = timeout_ms;
+        return;
+    case DEVICE_COMMAND_GATHER:
+        command->gather.tag = tag;
+        command->gather.timeout_ms = timeout_ms;
+        return;
+    case DEVICE_COMMAND_FETCH:
+        command->fetch.tag = tag;
+        command->fetch.timeout_ms = timeout_ms;
+        return;
+    default:
+        command->copy.tag = tag;
+        command->copy.timeout_ms = timeout_ms;
+    }
+}
+
+/* Events that are forgotten since the order was made are waited for no more. */
+static void drop_lost_events(const struct devices *devices, const struct order *order)
+{
+    struct device_slot *slots = order->array;
+    struct device_move *moves = order->array;
+
+    if (order->command.type == DEVICE_COMMAND_REDUCE)
+        for (size_t i = 0; i < order->command.reduce.n_slots; i++)
+            if (slots[i].has_event && !devices_has_event(devices, slots[i].local_rank, slots[i].event))
+                slots[i].has_event = (slots[i].event = 0) != 0;
+    if (order->command.type == DEVICE_COMMAND_COPY)
+        for (size_t i = 0; i < order->command.copy.n_moves; i++)
+            if (moves[i].has_event && !devices_has_event(devices, moves[i].local_rank, moves[i].event))
+                moves[i].has_event = (moves[i].event = 0) != 0;
+}
+
+static bool names_lost(const struct devices *devices, const struct order *order)
+{
+    const struct device_slot *slots = order->array;
+
+    for (size_t i = 0; order->command.type == DEVICE_COMMAND_REDUCE && i < order->command.reduce.n_slots; i++)
+        if (slots[i].has_event && devices->lost_ranks >> slots[i].local_rank & 1)
+            return true;
+    return false;
+}
+
+static void on_lost(uv_timer_t *handle);
+
+static void watch_lost(struct devices *devices)
+{
+    (void)uv_timer_start(&devices->lost, on_lost, LOST_MS, 0);
+}
+
+/* An engine that cannot be given it is failing: then the next one gets it. */
+static void give(struct devices *devices, struct order *order)
+{
+    uint64_t base_ms = devices->options.n_nodes > 1 && failpoint("others") == 0 ? OTHERS_MS : ORDER_MS;
+    uint64_t timeout_ms = base_ms + devices->n_waiting_bytes / ORDER_BYTES_PER_MS;
+
+    order->tag = ++devices->last_tag;
+    drop_lost_events(devices, order);
+    /* What a rank had pushed before its process ended may be added up long after. */
+    if (names_lost(devices, order) && !uv_is_active((uv_handle_t *)&devices->lost))
+        watch_lost(devices);
+    set_collective(devices, &order->command);
+    set_tag(&order->command, order->tag, (uint32_t)MIN(timeout_ms, (uint64_t)INT32_MAX));
+    (void)device_order(devices->device, &order->command);
+}
+
+/* Takes the array. Return: 0 or -ENOMEM. */
+static int add_order(struct devices *devices, const struct order *order)
+{
+    struct order *copy = malloc(sizeof(*copy));
+
+    if (!copy) {
+        free(order->array);
+        return -ENOMEM;
+    }
+    *copy = *order;
+    *devices->last_order = copy;
+    devices->last_order = &copy->next;
+    devices->n_waiting_bytes += copy->n_bytes;
+    if (devices->ready)
+        give(devices, copy);
+    return 0;
+}
+
+/* The array that belongs to an order, if one does. Return: where its pointer is, or NULL. */
+static const void **array_of(struct device_command *command, size_t *size)
+{
+    switch (command->type) {
+    case DEVICE_COMMAND_REDUCE:
+        *size = command->reduce.n_slots * sizeof(*command->reduce.slots);
+        return (const void **)&command->reduce.slots;
+    case DEVICE_COMMAND_COPY:
+        *size = command->copy.n_moves * sizeof(*command->copy.moves);
+        return (const void **)&command->copy.moves;
+    case DEVICE_COMMAND_FETCH:
+        *size = command->fetch.n_params * sizeof(*command->fetch.params);
+        return (const void **)&command->fetch.params;
+    default:
+        *size = 0;
+        return NULL;
+    }
+}
+
+int devices_order(struct devices *devices, const struct device_command *command, uint64_t n_bytes, devices_done done,
+                  void *userdata)
+{
+    struct order order = {.command = *command, .n_bytes = n_bytes, .done = done, .userdata = userdata};
+    size_t size;
+    const void **array = array_of(&order.command, &size);
+
+    if (devices->cancelled)
+        return -ECANCELED;
+    if (size > 0) {
+        order.array = malloc(size);
+        if (!order.array)
+            return -ENOMEM;
+        memcpy(order.array, *array, size);
+        *array = order.array;
+    }
+    return add_order(devices, &order);
+}
+
+static struct order *remove_order(struct devices *devices, uint64_t tag)
+{
+    for (struct order **link = &devices->orders; *link; link = &(*link)->next) {
+        struct order *order = *link;
+
+        if (order->tag != tag)
+            continue;
+        *link = order->next;
+        if (devices->last_order == &order->next)
+            devices->last_order = link;
+        devices->n_waiting_bytes -= order->n_bytes;
+        return order;
+    }
+    return NULL;
+}
+
+static void end_order(struct order *order, int result)
+{
+    devices_done done = order->done;
+    void *userdata = order->userdata;
+
+    free(order->array);
+    free(order);
+    done(userdata, result);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------------------- */
+
+static void start_batch(struct devices *devices);
+
+static void copy_run(struct work *work, uint32_t item)
+{
+    struct devices *devices = container_of(work, struct devices, work);
+    const struct part *part = &devices->parts[item];
+    uint8_t *host = part->move->host, *bounce = devices->bounce.map + part->bounce_at;
+    size_t elem_bytes = dtype_size(part->move->dtype);
+
+    (void)failpoint("bounce");
+    if (part->move->write != devices->filling)
+        return;
+    if (!part->move->write)
+        memcpy(host + part->from_bytes, bounce, part->n_bytes);
+    else if (part->move->rounds)
+        devices->options.kernels->convert_from_f32(bounce,
+                                                   (const float *)part->move->host + part->from_bytes / elem_bytes,
+                                                   part->move->dtype, part->n_bytes / elem_bytes);
+    else if (host)
+        memcpy(bounce, host + part->from_bytes, part->n_bytes);
+    else
+        memset(bounce, 0, part->n_bytes);
+}
+
+static void cancel_copies(struct devices *devices)
+{
+    while (devices->copies) {
+        struct copy *copy = devices->copies;
+
+        devices->copies = copy->next;
+        copy->done(copy->userdata, -ECANCELED);
+        free(copy);
+    }
+}
+
+/* What has been read is in the daemon's memory. */
+static void batch_done(struct devices *devices)
+{
+    struct copy *copy = devices->copies;
+    devices_done done = copy->done;
+    void *userdata = copy->userdata;
+
+    devices->copying = false;
+    if (copy->at == copy->n_moves) {
+        devices->copies = copy->next;
+        if (!devices->copies)
+            devices->last_copy = &devices->copies;
+        free(copy);
+        start_batch(devices);
+        done(userdata, 0);
+    } else {
+        start_batch(devices);
+    }
+}
+
+static void post_work(struct devices *devices)
+{
+    devices->working = true;
+    worker_post(devices->options.pool, &devices->work);
+}
+
+static void moves_done(void *userdata, int result)
+{
+    struct devices *devices = userdata;
+
+    if (result < 0)
+        return; /* devices_free() ends the copies themselves */
+    devices->filling = false;
+    post_work(devices);
+}
+
+/* Nothing else can be done for a copy that there is no memory for a list of: it is tried with the next one. */
+static int order_moves(struct devices *devices)
+{
+    struct device_move *moves = calloc(devices->n_parts, sizeof(*moves));
+    struct order order = {
+        .command = {.type = DEVICE_COMMAND_COPY, .copy = {.moves = moves, .n_moves = devices->n_parts}},
+        .array = moves,
+        .done = moves_done,
+        .userdata = devices};
+
+    if (!moves)
+        return -ENOMEM;
+    for (size_t i = 0; i < devices->n_parts; i++) {
+        const struct part *part = &devices->parts[i];
+        const struct devices_move *move = part->move;
+
+        order.n_bytes += part->n_bytes;
+        moves[i] = (struct device_move){.write = move->write,
+                                        .local_rank = move->local_rank,
+                                        .kind = move->kind,
+                                        .offset_bytes = move->offset_bytes + part->from_bytes,
+                                        .segment = BOUNCE,
+                                        .segment_offset_bytes = part->bounce_at,
+                                        .n_bytes = part->n_bytes,
+                                        .has_event = move->has_event,
+                                        .event = move->has_event ? move->event : 0};
+    }
+    return add_order(devices, &order);
+}
+
+static void copy_work_done(struct work *work)
+{
+    struct devices *devices = container_of(work, struct devices, work);
+
+    devices->working = false;
+    if (devices->cancelled)
+        cancel_copies(devices);
+    else if (!devices->filling || devices->n_parts == 0)
+        batch_done(devices);
+    else if (order_moves(devices) < 0)
+        post_work(devices); /* again, as there may be memory then */
+}
+
+static void start_batch(struct devices *devices)
+{
+    struct copy *copy = devices->copies;
+    uint64_t used = 0;
+
+    if (!copy || devices->copying)
+        return;
+    devices->n_parts = 0;
+    while (copy->at < copy->n_moves && devices->n_parts < BATCH_MOVES && used < BOUNCE_BYTES) {
+        const struct devices_move *move = &copy->moves[copy->at];
+        uint64_t n = MIN(move->n_bytes - copy->at_bytes, BOUNCE_BYTES - used);
+
+        devices->parts[devices->n_parts++] =
+            (struct part){.move = move, .from_bytes = copy->at_bytes, .n_bytes = n, .bounce_at = used};
+        used = MIN(round_up(used + n, 64), BOUNCE_BYTES);
+        copy->at_bytes += n;
+        if (copy->at_bytes == move->n_bytes) {
+            copy->at++;
+            copy->at_bytes = 0;
+        }
+    }
+    devices->copying = devices->filling = true;
+    devices->work = (struct work){.run = copy_run, .done = copy_work_done, .n_items = (uint32_t)devices->n_parts};
+    post_work(devices);
+}
+
+int devices_copy(struct devices *devices, const struct devices_move *moves, size_t n_moves, devices_done done,
+                 void *userdata)
+{
+    struct copy *copy = devices->cancelled ? NULL : malloc(sizeof(*copy) + n_moves * sizeof(*moves));
+
+    if (devices->cancelled)
+        return -ECANCELED;
+    if (!copy)
+        return -ENOMEM;
+    *copy = (struct copy){.done = done, .userdata = userdata};
+    for (size_t i = 0; i < n_moves; i++)
+        if (moves[i].n_bytes > 0)
+            copy->moves[copy->n_moves++] = moves[i];
+    *devices->last_copy = copy;
+    devices->last_copy = &copy->next;
+    start_batch(devices);
+    return 0;
+}
+
+/* ---- events of trainers ---------------------------------------------------------------------------------- */
+
+static struct event *event_at(const struct devices *devices, unsigned local_rank, uint32_t number)
+{
+    return &devices->events[(size_t)local_rank * DEVICE_MAX_EVENTS + number];
+}
+
+static void give_event(struct devices *devices, unsigned local_rank, uint32_t number)
+{
+    const struct event *event = event_at(devices, local_rank, number);
+
+    (void)device_event(devices->device, &(struct device_event){.local_rank = local_rank,
+                                                               .number = number,
+                                                               .handle = event->handle,
+                                                               .n_handle_bytes = sizeof(event->handle)});
+}
+
+void devices_event(struct devices *devices, unsigned local_rank, uint32_t number, const uint8_t *handle)
+{
+    struct event *event = event_at(devices, local_rank, number);
+
+    /* Who has a ring to push into has no predecessor any more whose work an order could wait for. */
+    devices_found_trainer(devices, local_rank);
+    event->set = true;
+    memcpy(event->handle, handle, sizeof(event->handle));
+    if (devices->ready)
+        give_event(devices, local_rank, number);
+}
+
+bool devices_has_event(const struct devices *devices, unsigned local_rank, uint32_t number)
+{
+    return event_at(devices, local_rank, number)->set;
+}
+
+/* Starts the orders that wait in this engine because an event of the rank could not be opened. */
+static void release_unopened(struct devices *devices, unsigned local_rank)
+{
+    uint32_t bit = UINT32_C(1) << local_rank;
+
+    if (devices->ready && devices->unopened_ranks & bit)
+        (void)device_release(devices->device, local_rank);
+    devices->unopened_ranks &= ~bit;
+}
+
+void devices_forget_events(struct devices *devices, unsigned local_rank)
+{
+    release_unopened(devices, local_rank);
+    memset(event_at(devices, local_rank, 0), 0, DEVICE_MAX_EVENTS * sizeof(struct event));
+}
+
+static void on_unopened(uv_timer_t *handle)
+{
+    struct devices *devices = handle->data;
+    const struct devices_ops ops = devices->options.ops;
+
+    if (!devices->ready)
+        return; /* the next engine tries again */
+    for (unsigned i = 0; i < devices->keep.plan.head->n_local; i++) {
+        if (!(devices->unopened_ranks >> i & 1))
+            continue;
+        ops.unopened(ops.userdata, i, devices->unopened_why);
+        devices_forget_events(devices, i);
+    }
+    ops.after(ops.userdata);
+}
+
+static void engine_cannot_open(void *userdata, const struct device_unopened *unopened)
+{
+    struct devices *devices = userdata;
+
+    if (!(devices->unopened_ranks >> unopened->local_rank & 1))
+        log_notice("an event of local rank %" PRIu32 " cannot be opened: %s", unopened->local_rank, unopened->what);
+    devices->unopened_ranks |= UINT32_C(1) << unopened->local_rank;
+    snprintf(devices->unopened_why, sizeof(devices->unopened_why), "%s", unopened->what);
+    if (!uv_is_active((uv_handle_t *)&devices->unopened))
+        (void)uv_timer_start(&devices->unopened, on_unopened, UNOPENED_MS, 0);
+}
+
+/* ---- engines --------------------------------------------------------------------------------------------- */
+
+static void engine_is_ready(void *userdata, const char *versions)
+{
+    struct devices *devices = userdata;
+    bool first = !devices->was_ready;
+
+    log_notice("the engine of the GPUs is ready: %s, generation %u, process %jd", versions, devices->generation,
+               (intmax_t)device_pid(devices->device));
+    snprintf(devices->versions, sizeof(devices->versions), "%s", versions);
+    devices->ready = devices->was_ready = true;
+    devices->lost_ranks = devices->unopened_ranks = 0; /* it has none of theirs */
+    (void)uv_timer_stop(&devices->unopened);
+    devices->n_collectives = 0;
+    (void)device_share(devices->device, BOUNCE, &devices->bounce);
+    for (uint32_t i = 0; i < DEVICES_N_SEGMENTS; i++)
+        if (devices->shared[i] && devices->shared[i]->n_bytes > 0)
+            (void)device_share(devices->device, i, devices->shared[i]);
+    for (unsigned i = 0; i < devices->keep.plan.head->n_local; i++)
+        for (uint32_t number = 0; number < DEVICE_MAX_EVENTS; number++)
+            if (devices_has_event(devices, i, number))
+                give_event(devices, i, number);
+    for (struct order *order = devices->orders; order; order = order->next)
+        give(devices, order);
+    devices->options.ops.ready(devices->options.ops.userdata, first);
+    devices->options.ops.after(devices->options.ops.userdata);
+}
+
+static void engine_has_done(void *userdata, const struct device_done *done)
+{
+    struct devices *devices = userdata;
+    const struct devices_ops ops = devices->options.ops;
+    struct order *order = remove_order(devices, done->tag);
+
+    assert(order); /* the engine is given no other */
+    devices->n_failures = 0;
+    end_order(order, 0);
+    ops.after(ops.userdata);
+}
+
+static void engine_puts(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    struct devices *devices = userdata;
+    const struct devices_ops ops = devices->options.ops;
+
+    ops.put(ops.userdata, key, value, n_bytes);
+    ops.after(ops.userdata);
+}
+
+static void has_failed(struct devices *devices, const char *why)
+{
+    const struct devices_ops ops = devices->options.ops;
+
+    devices->ready = false;
+    devices->wanted = 0;
+    devices->n_failures++;
+    devices->n_all_failures++;
+    ops.failed(ops.userdata, devices->was_ready ? devices->generation + 1 : 0, why);
+    ops.after(ops.userdata);
+}
+
+static void engine_has_failed(void *userdata, const struct device_failure *failure)
+{
+    struct devices *devices = userdata;
+    char why[2 * DEVICE_MAX_WHAT_BYTES];
+
+    snprintf(why, sizeof(why), failure->said ? "the engine of the GPUs says: %s" : "the engine of the GPUs %s",
+             failure->what);
+    device_close(steal_ptr(devices->device)); /* the next one is started when it has ended */
+    has_failed(devices, why);
+}
+
+/* Does an order that the engine has wait for somebody who is gone? */
+static bool waits_for_lost(const struct devices *devices)
+{
+    for (const struct order *order = devices->orders; order; order = order->next)
+        if (order->tag > 0 && names_lost(devices, order))
+            return true;
+    return false;
+}
+
+static void on_lost(uv_timer_t *handle)
+{
+    struct devices *devices = handle->data;
+
+    if (!devices->ready || !waits_for_lost(devices))
+        return;
+    for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
+        if (devices->lost_ranks >> i & 1)
+            devices_forget_events(devices, i);
+    devices->lost_ranks = 0;
+    device_close(steal_ptr(devices->device));
+    has_failed(devices, "the engine of the GPUs waits for what a trainer had begun that is gone");
+}
+
+void devices_lost_trainer(struct devices *devices, unsigned local_rank)
+{
+    if (!devices->ready)
+        return; /* the next engine cannot open its events */
+    devices->lost_ranks |= UINT32_C(1) << local_rank;
+    watch_lost(devices);
+}
+
+void devices_found_trainer(struct devices *devices, unsigned local_rank)
+{
+    devices->lost_ranks &= ~(UINT32_C(1) << local_rank);
+}
+
+static void start_engine(struct devices *devices);
+
+static void on_pause(uv_timer_t *handle)
+{
+    start_engine(handle->data);
+}
+
+static void start_later(struct devices *devices)
+{
+    unsigned shift = MIN(devices->n_failures, 16u);
+    uint64_t pause_ms =
+        devices->n_failures < 2 ? 0 : MIN((uint64_t)FIRST_PAUSE_MS << (shift - 2), (uint64_t)DEVICES_MAX_PAUSE_MS);
+
+    /* From the loop: a start that fails at once is a failure like any other. */
+    (void)uv_timer_start(&devices->pause, on_pause, pause_ms, 0);
+}
+
+static void free_now(struct devices *devices)
+{
+    if (devices->keep.in_use || devices->n_timers > 0)
+        return;
+    if (devices->has_keep)
+        device_keep_deinit(&devices->keep);
+    segment_deinit(&devices->bounce);
+    free(devices->events);
+    free(devices);
+}
+
+static bool is_collective(const struct order *order)
+{
+    return order->command.type == DEVICE_COMMAND_REDUCE || order->command.type == DEVICE_COMMAND_GATHER ||
+           order->command.type == DEVICE_COMMAND_FETCH;
+}
+
+/* The next engine is not given them by itself. */
+static void cancel_collectives(struct devices *devices)
+{
+    struct order *ended = NULL, **link = &devices->orders;
+
+    devices->last_order = &devices->orders;
+    while (*link) {
+        struct order *order = *link;
+
+        if (is_collective(order)) {
+            *link = order->next;
+            devices->n_waiting_bytes -= order->n_bytes;
+            order->next = ended;
+            ended = order;
+        } else {
+            link = devices->last_order = &order->next;
+        }
+    }
+    while (ended) {
+        struct order *order = ended;
+
+        ended = order->next;
+        end_order(order, -ECANCELED);
+    }
+}
+
+/* Before it was killed, and before anybody had read it. */
+static void engine_had_done(void *userdata, const struct device_done *done)
+{
+    struct devices *devices = userdata;
+    struct order *order = remove_order(devices, done->tag);
+
+    if (order)
+        end_order(order, 0);
+}
+
+/* What it has not done is for the next one, or with several nodes, if that travels, for whoever gives it again. */
+static void forget_engine(struct devices *devices)
+{
+    for (struct order *order = devices->orders; order; order = order->next)
+        order->tag = 0;
+    if (devices->options.n_nodes > 1)
+        cancel_collectives(devices);
+}
+
+static void engine_has_ended(void *userdata)
+{
+    struct devices *devices = userdata;
+    const struct devices_ops ops = devices->options.ops;
+
+    if (devices->closing) {
+        free_now(devices);
+        return;
+    }
+    forget_engine(devices);
+    if (!devices->cancelled && (devices->options.n_nodes > 1 ? devices->wanted > 0 : devices->was_ready))
+        start_later(devices);
+    ops.after(ops.userdata);
+}
+
+static void start_engine(struct devices *devices)
+{
+    const struct device_options options = {
+        .loop = devices->options.loop,
+        .generation = devices->wanted > 0 ? devices->wanted : devices->generation + 1,
+        .node = devices->options.node,
+        .n_nodes = devices->options.n_nodes,
+        .connect_timeout_ms = CONNECT_MS,
+        .keep = &devices->keep,
+        .traffic = devices->traffic,
+        .ops = {.ready = engine_is_ready,
+                .done = engine_has_done,
+                .put = engine_puts,
+                .unopened = engine_cannot_open,
+                .failed = engine_has_failed,
+                .late = engine_had_done,
+                .ended = engine_has_ended,
+                .userdata = devices},
+    };
+    bool again = devices->was_ready && devices->options.n_nodes == 1;
+    char why[256];
+
+    devices->generation = options.generation;
+    if (device_new(&devices->device, &options, why, sizeof(why)) == 0) {
+        if (devices->early.n_bytes > 0)
+            (void)device_value(devices->device, devices->early.key, devices->early.value, devices->early.n_bytes);
+        devices->early.n_bytes = 0;
+        return;
+    }
+    devices->device = NULL;
+    if (again)
+        start_later(devices); /* before it is told, which may be the end of it */
+    has_failed(devices, why);
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------ */
+
+int devices_new(struct devices **out, const struct devices_options *options)
+{
+    struct devices *devices = calloc(1, sizeof(*devices));
+
+    if (!devices)
+        return -ENOMEM;
+    devices->options = *options;
+    devices->bounce = SEGMENT_NULL;
+    devices->last_order = &devices->orders;
+    devices->last_copy = &devices->copies;
+    devices->pause.data = devices->lost.data = devices->unopened.data = devices;
+    devices->events = calloc((size_t)options->plan.n_local * DEVICE_MAX_EVENTS, sizeof(*devices->events));
+    if (!devices->events) {
+        free(devices);
+        return -ENOMEM;
+    }
+    *out = devices;
+    return 0;
+}
+
+int devices_reserve(struct devices *devices)
+{
+    int r = device_keep_init(&devices->keep, &devices->options.plan);
+
+    devices->options.plan.layout = NULL;
+    devices->has_keep = r == 0;
+    if (r == 0)
+        r = segment_init(&devices->bounce, "device.bounce", BOUNCE_BYTES);
+    return r < 0 ? r : segment_reserve(&devices->bounce, 0, devices->bounce.n_bytes);
+}
+
+uint64_t devices_bounce_bytes(void)
+{
+    return BOUNCE_BYTES;
+}
+
+uint64_t devices_table_bytes(const struct device_plan_options *plan)
+{
+    const struct layout *layout = plan->layout;
+    uint64_t per_chunk = sizeof(struct exact_sum) + plan->n_local * sizeof(struct position_sum);
+    uint64_t per_part = 1 + div_round_up(layout->world_size, 64) * sizeof(uint64_t);
+    uint64_t per_param = 1 + sizeof(struct update_scalars);
+
+    return device_plan_bytes(plan) + layout->n_chunks * per_chunk + layout->n_parts * per_part +
+           layout->n_params * per_param + layout->n_parcels * sizeof(struct device_result_finding) +
+           plan->n_local * (DEVICE_LANES * sizeof(struct device_mark) + layout->n_buckets * sizeof(uint64_t));
+}
+
+void devices_share(struct devices *devices, enum devices_segment number, const struct segment *segment)
+{
+    devices->shared[number] = segment;
+}
+
+static void init_timers(struct devices *devices)
+{
+    uv_timer_init(devices->options.loop, &devices->pause);
+    uv_timer_init(devices->options.loop, &devices->lost);
+    uv_timer_init(devices->options.loop, &devices->unopened);
+    devices->n_timers = 3;
+}
+
+void devices_start(struct devices *devices)
+{
+    init_timers(devices);
+    (void)uv_timer_start(&devices->pause, on_pause, 0, 0);
+}
+
+void devices_next(struct devices *devices, uint32_t generation)
+{
+    if (devices->n_timers == 0)
+        init_timers(devices);
+    devices_stop(devices);
+    devices->wanted = generation;
+    if (!devices->keep.in_use && !devices->cancelled)
+        start_later(devices); /* else when the last one has ended */
+}
+
+void devices_value(struct devices *devices, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    struct early *early = &devices->early;
+
+    if (devices->device) {
+        (void)device_value(devices->device, key, value, n_bytes);
+        return;
+    }
+    if (devices->wanted == 0 || n_bytes > sizeof(early->value) || strlen(key) >= sizeof(early->key))
+        return;
+    strcpy(early->key, key);
+    memcpy(early->value, value, n_bytes);
+    early->n_bytes = n_bytes;
+}
+
+static void on_timer_closed(uv_handle_t *handle)
+{
+    struct devices *devices = handle->data;
+
+    if (--devices->n_timers == 0)
+        free_now(devices);
+}
+
+static void cancel_orders(struct devices *devices)
+{
+    while (devices->orders) {
+        struct order *order = devices->orders;
+
+        devices->orders = order->next;
+        end_order(order, -ECANCELED);
+    }
+    devices->last_order = &devices->orders;
+}
+
+void devices_stop(struct devices *devices)
+{
+    devices->ready = false;
+    devices->wanted = 0;
+    devices->early.n_bytes = 0;
+    if (devices->n_timers == 0)
+        return; /* nothing was started, and a worker may still be reserving the keep */
+    (void)uv_timer_stop(&devices->pause);
+    device_close(steal_ptr(devices->device));
+    if (!devices->keep.in_use) /* else when it has ended: until then nobody knows what it has done */
+        forget_engine(devices);
+}
+
+void devices_cancel(struct devices *devices)
+{
+    devices->cancelled = true;
+    devices_stop(devices);
+    cancel_orders(devices);
+    if (!devices->working) /* else when they have ended, who touch what it is of */
+        cancel_copies(devices);
+}
+
+void devices_free(struct devices *devices)
+{
+    if (!devices)
+        return;
+    devices->closing = true;
+    devices->ready = false;
+    cancel_orders(devices);
+    cancel_copies(devices);
+    device_close(steal_ptr(devices->device));
+    if (devices->n_timers == 0) {
+        free_now(devices);
+        return;
+    }
+    uv_close((uv_handle_t *)&devices->pause, on_timer_closed);
+    uv_close((uv_handle_t *)&devices->lost, on_timer_closed);
+    uv_close((uv_handle_t *)&devices->unopened, on_timer_closed);
+}
+
+struct device_keep *devices_keep(struct devices *devices)
+{
+    return &devices->keep;
+}
+
+struct devices_status devices_status(const struct devices *devices)
+{
+    return (struct devices_status){
+        .ready = devices->ready,
+        .generation = devices->generation,
+        .pid = devices->device ? device_pid(devices->device) : 0,
+        .versions = devices->versions,
+        .n_failures = devices->n_all_failures,
+        .traffic = devices->traffic,
+    };
+}

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What travels between the GPUs of several nodes: node 0 says of each parcel, of the gathering after an update, and in
+ * stage 3 of what a rank gathers, that it is to be done; each node orders it from its engine of GPUs, in the order in
+ * which it was said.
+ */
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "daemon/engines/devices.h"
+#include "daemon/exchange/exchange-inside.h"
+#include "daemon/job/job.h"
+#include "daemon/memory/ring.h"
+#include "daemon/step/step-device.h"
+
+static const char *give_waiting(struct exchange *exchange);
+
+/* From the callback that says so: what waits is next, and a reason why it cannot be done breaks the generation. */
+static void go_on_giving(struct exchange *exchange)
+{
+    const char *wrong = give_waiting(exchange);
+
+    if (wrong)
+        exchange->ops.wrong(exchange->ops.userdata, wrong);
+    job_settle(exchange->job);
+}
+
+static void reduced_there(void *userdata, struct reduction *reduction)
+{
+    struct motion *motion = userdata;
+    struct exchange *exchange = motion->exchange;
+    const struct place *place = &exchange->places[motion->parcel];
+
+    motion->working = false;
+    if (!motion->serves)
+        exchange->job->n_under_way--;
+    for (unsigned i = 0; i < reduction->step->n_local; i++)
+        if (reduction->held[i])
+            ring_unhold(steal_ptr(reduction->held[i]));
+    if (reduction->cancelled) { /* with its generation: node 0 says it again */
+        exchange_drop_motion(motion);
+        return;
+    }
+    if (!motion->serves && place->kept && exchange_is_at(place, motion->micro_batch, motion->pass))
+        collect_combined(exchange->job, motion->parcel);
+    exchange_finish(motion);
+    go_on_giving(exchange);
+}
+
+/* A slot of a local rank is there, as that is what this node has announced. */
+static void take_slots(struct exchange *exchange, struct reduction *reduction)
+{
+    const struct job *job = exchange->job;
+
+    for (unsigned i = 0; i < reduction->step->n_local; i++) {
+        struct ring *ring;
+        const struct ring_slot *slot = collect_find_slot(&job->ranks[job->first_rank + i], reduction->parcel,
+                                                         reduction->micro_batch, reduction->pass, &ring);
+
+        reduction->sources[i] = slot ? slot->data : NULL;
+        if (!slot)
+            continue;
+        reduction->held[i] = ring;
+        ring_hold(ring);
+    }
+}
+
+static const char *reduce_there(struct motion *motion)
+{
+    struct exchange *exchange = motion->exchange;
+    struct job *job = exchange->job;
+    struct reduction *reduction = step_combine(job->step, motion->parcel, motion->micro_batch, motion->pass);
+    uint32_t n_parts = job->layout->parcels[motion->parcel].n_parts;
+
+    memcpy(reduction->masks, motion->masks, n_parts * sizeof(*motion->masks)); /* source i is rank i */
+    reduction->give_only = motion->serves;
+    take_slots(exchange, reduction);
+    motion->working = true;
+    if (!motion->serves)
+        job->n_under_way++;
+    if (step_device_combine(reduction, reduced_there, motion) == 0)
+        return NULL;
+    reduction->cancelled = true;
+    reduced_there(motion, reduction);
+    return EXCHANGE_NO_MEMORY;
+}
+
+static void gathered_there(void *userdata, int result)
+{
+    struct motion *motion = userdata;
+    struct exchange *exchange = motion->exchange;
+
+    motion->working = false;
+    if (result < 0) { /* with its generation: node 0 says it again */
+        exchange_drop_motion(motion);
+        return;
+    }
+    exchange_finish(motion);
+    go_on_giving(exchange);
+}
+
+static uint64_t fetched_bytes(const struct layout *layout, const struct motion *motion)
+{
+    uint64_t n_bytes = 0;
+
+    for (size_t i = 0; i < motion->n_gathered; i++) {
+        const struct layout_param *p = &layout->params[motion->gathered[i].param];
+
+        n_bytes += p->n_elems * dtype_size(p->dtype);
+    }
+    return n_bytes;
+}
+
+/* Weights: all to all, or some to one rank. */
+static const char *gather_there(struct motion *motion)
+{
+    const struct job *job = motion->exchange->job;
+    bool all = motion->kind == MOTION_GATHER;
+    struct device_command command = {.type = all ? DEVICE_COMMAND_GATHER : DEVICE_COMMAND_FETCH};
+
+    if (all)
+        command.gather.n_buckets = job->layout->n_buckets;
+    else
+        command.fetch = (struct device_order_fetch){
+            .rank = motion->rank, .params = motion->gathered, .n_params = motion->n_gathered};
+    motion->working = true;
+    if (devices_order(job->devices, &command, all ? job->layout->weight_bytes : fetched_bytes(job->layout, motion),
+                      gathered_there, motion) == 0)
+        return NULL;
+    motion->working = false;
+    return EXCHANGE_NO_MEMORY;
+}
+
+/* Is an earlier motion of the parcel still with the engine? It was only sent again here, and all others have it. */
+static bool is_before(const struct motion *motion)
+{
+    for (const struct motion *other = motion->next; other; other = other->next)
+        if (other->kind == MOTION_PARCEL && motion->kind == MOTION_PARCEL && other->parcel == motion->parcel)
+            return true;
+    return false;
+}
+
+/* One behind the other, as they were said: the engines of all nodes are given them in one order. */
+static const char *give_waiting(struct exchange *exchange)
+{
+    for (;;) {
+        struct motion *oldest = NULL;
+        const char *wrong;
+
+        for (struct motion *motion = exchange->motions; motion; motion = motion->next)
+            if (motion->on_devices && !motion->given)
+                oldest = motion; /* the newest is first */
+        if (!oldest || is_before(oldest))
+            return NULL;
+        oldest->given = true;
+        wrong = oldest->kind == MOTION_PARCEL ? reduce_there(oldest) : gather_there(oldest);
+        if (wrong)
+            return wrong;
+    }
+}
+
+const char *exchange_give_to_devices(struct motion *motion)
+{
+    motion->on_devices = true;
+    return give_waiting(motion->exchange);
+}

@@ -1,0 +1,580 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Fetching what other nodes own: state that a rank reads, in stage 3 weights that ranks gather. It is asked of node 0,
+ * which says it to all in the one order; then the owners send, each parameter under a tag of its own. fp32 goes as it
+ * lies in the state; weights of 16 bits are rounded from the masters first, into one of two slots, and what lies on
+ * GPUs is copied there. Where ranks on GPUs gather, their engines do all of it instead (exchange-device.c).
+ *
+ * State and weights do not change meanwhile: a node that fetches has not asked for the step.
+ */
+
+#include <assert.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/config/config.h"
+#include "daemon/exchange/exchange-inside.h"
+#include "daemon/job/job.h"
+#include "daemon/step/device-job.h"
+
+/* ---- slots --------------------------------------------------------------------------------------------- */
+
+/* The largest owned part of a parameter that is rounded. */
+static uint64_t largest_slot_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks)
+{
+    uint64_t most = 0;
+
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+        uint64_t n_elems = 0;
+
+        for (uint32_t c = param->first_chunk; param->trainable && c < param->first_chunk + param->n_chunks; c++)
+            if (layout->chunks[c].rank - first_rank < n_ranks)
+                n_elems += layout->chunks[c].n_elems;
+        if (param->trainable && param->dtype != DTYPE_F32)
+            most = MAX(most, n_elems * dtype_size(param->dtype));
+    }
+    return round_up(most, page_size());
+}
+
+/* Of fp32 values of one parameter on this node's GPUs. */
+static uint64_t largest_values_bytes(const struct config *config, const struct layout *layout)
+{
+    unsigned first_rank = config_first_rank(config), n_ranks = config_local_ranks(config);
+    uint64_t most = 0;
+
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+        uint64_t n_elems = 0;
+
+        for (uint32_t c = param->first_chunk; param->trainable && c < param->first_chunk + param->n_chunks; c++)
+            if (layout->chunks[c].rank - first_rank < n_ranks)
+                n_elems += layout->chunks[c].n_elems;
+        if (!param->trainable && config_partitions_all(config))
+            n_elems = MIN(param->n_elems, layout_frozen_slice_elems(param->n_elems, layout->world_size) * n_ranks);
+        most = MAX(most, n_elems * sizeof(float));
+    }
+    return round_up(most, page_size());
+}
+
+uint64_t exchange_serving_bytes(const struct config *config, const struct layout *layout)
+{
+    if (config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
+        return SERVING_SLOTS * largest_values_bytes(config, layout);
+    if (config->zero.stage != 3)
+        return 0;
+    return SERVING_SLOTS * largest_slot_bytes(layout, config_first_rank(config), config_local_ranks(config));
+}
+
+int exchange_form_serving(struct exchange *exchange)
+{
+    const struct job *job = exchange->job;
+    uint64_t n_bytes = exchange_serving_bytes(job->config, job->layout);
+    int r = segment_init(&exchange->serving, "serving", n_bytes);
+
+    exchange->slot_bytes = n_bytes / SERVING_SLOTS;
+    return r;
+}
+
+static struct serving *unlink_serving(struct exchange *exchange, struct serving **link)
+{
+    struct serving *serving = *link;
+
+    if (serving->slot >= 0)
+        exchange->slots_taken[serving->slot] = false;
+    *link = serving->next;
+    return serving;
+}
+
+void exchange_drop_serving(struct exchange *exchange)
+{
+    while (exchange->servings) {
+        assert(!exchange->servings->working);
+        free(unlink_serving(exchange, &exchange->servings));
+    }
+    exchange_cancel(exchange);
+    segment_deinit(&exchange->serving);
+    exchange->serving = SEGMENT_NULL;
+}
+
+void exchange_break_serving(struct exchange *exchange)
+{
+    struct serving **link = &exchange->servings;
+
+    while (*link) {
+        (*link)->dead = true; /* one that is being rounded goes when that is done */
+        if ((*link)->working)
+            link = &(*link)->next;
+        else
+            free(unlink_serving(exchange, link));
+    }
+}
+
+/* ---- serving ------------------------------------------------------------------------------------------- */
+
+static bool is_rounded(const struct exchange *exchange, const struct serving *serving, enum exchange_kind kind)
+{
+    return kind == EXCHANGE_PUBLISHED && exchange->job->layout->params[serving->param].dtype != DTYPE_F32;
+}
+
+/* Where the owned elements of fp32 state lie. NULL: this optimizer has no such moment. */
+static const uint8_t *state_bytes(const struct exchange *exchange, enum exchange_kind kind, uint32_t bucket,
+                                  uint64_t start)
+{
+    enum state_kind state_kind = kind == EXCHANGE_PUBLISHED ? STATE_MASTER : (enum state_kind)kind;
+
+    return (const uint8_t *)state_values(exchange->job->state, state_kind, bucket, start);
+}
+
+/* It is made here first: rounded, or copied from the GPUs. Else it goes as it lies. */
+static bool is_made(const struct exchange *exchange, const struct serving *serving, enum exchange_kind kind)
+{
+    return exchange->job->state->mirror || is_rounded(exchange, serving, kind);
+}
+
+static void send_state(struct exchange *exchange, const struct serving *serving, enum exchange_kind kind)
+{
+    const struct job *job = exchange->job;
+    const struct layout_param *param = &job->layout->params[serving->param];
+    uint64_t start, n = exchange_owned(exchange, exchange->self, serving->param, &start);
+    const uint8_t *bytes = state_bytes(exchange, kind, param->bucket, param->offset_elems + start);
+    const struct segment *state = &job->state->state, *weights = &job->state->weights;
+    bool published = weights->n_bytes > 0 && bytes >= weights->map && bytes < weights->map + weights->n_bytes;
+
+    if (!bytes)
+        return;
+    exchange_add_move(exchange, (struct engine_move){
+                                    .node = serving->node,
+                                    .send = true,
+                                    .segment = published ? EXCHANGE_WEIGHTS : EXCHANGE_STATE,
+                                    .offset_bytes = (uint64_t)(bytes - (published ? weights->map : state->map)),
+                                    .n_bytes = n * sizeof(float),
+                                });
+}
+
+static void round_run(struct work *work, uint32_t item)
+{
+    struct serving *serving = container_of(work, struct serving, work);
+    struct exchange *exchange = serving->exchange;
+    const struct job *job = exchange->job;
+    const struct layout_param *param = &job->layout->params[serving->param];
+    const struct layout_chunk *chunk = &job->layout->chunks[param->first_chunk + item];
+    uint64_t start, slot = exchange->slot_bytes * (uint64_t)serving->slot;
+
+    if (!state_owns(job->state, chunk->rank))
+        return;
+    exchange_owned(exchange, exchange->self, serving->param, &start);
+    job->kernels->convert_from_f32(
+        exchange->serving.map + slot + (chunk->start_elem - start) * dtype_size(param->dtype),
+        state_master(job->state, param->bucket, param->offset_elems + chunk->start_elem), param->dtype, chunk->n_elems);
+}
+
+static void start_waiting(struct exchange *exchange);
+
+/* It lies in its slot. */
+static void is_served(struct serving *serving)
+{
+    struct serving **link;
+    struct exchange *exchange = serving->exchange;
+    size_t elem_bytes = serving->kind == EXCHANGE_PUBLISHED
+                            ? dtype_size(exchange->job->layout->params[serving->param].dtype)
+                            : sizeof(float);
+    uint64_t start, n = exchange_owned(exchange, exchange->self, serving->param, &start);
+
+    exchange->job->n_io--;
+    serving->working = false;
+    if (!serving->dead) {
+        exchange_add_move(exchange, (struct engine_move){.node = serving->node,
+                                                         .send = true,
+                                                         .segment = EXCHANGE_SERVING,
+                                                         .offset_bytes = exchange->slot_bytes * (uint64_t)serving->slot,
+                                                         .n_bytes = n * elem_bytes});
+        exchange_post(exchange, serving->tag, TRAFFIC_FETCH);
+        return;
+    }
+    for (link = &exchange->servings; *link != serving; link = &(*link)->next)
+        ;
+    free(unlink_serving(exchange, link));
+    start_waiting(exchange);
+    job_settle(exchange->job);
+}
+
+static void round_done(struct work *work)
+{
+    is_served(container_of(work, struct serving, work));
+}
+
+static void copy_done(void *userdata, int result)
+{
+    struct serving *serving = userdata;
+
+    serving->dead |= result < 0; /* the job is going, and nobody waits for it */
+    is_served(serving);
+}
+
+/* Return: 0 or -ENOMEM. */
+static int copy_values(struct serving *serving)
+{
+    const struct exchange *exchange = serving->exchange;
+    uint8_t *slot = exchange->serving.map + exchange->slot_bytes * (uint64_t)serving->slot;
+    uint64_t start;
+
+    if (serving->kind == EXCHANGE_PUBLISHED)
+        return device_job_read_weights(exchange->job, serving->param, slot, copy_done, serving);
+    exchange_owned(exchange, exchange->self, serving->param, &start);
+    /* As from the parameter's start, of which only what is owned is written. */
+    slot -= start * sizeof(float);
+    return device_job_read(exchange->job, serving->param, (enum wire_state_kind)serving->kind, (float *)(void *)slot,
+                           copy_done, serving);
+}
+
+/* From the loop, when a slot is free. */
+static void copy_posted(struct work *work)
+{
+    struct serving *serving = container_of(work, struct serving, work);
+
+    if (copy_values(serving) < 0) {
+        serving->dead = true; /* whoever waits for it finds out by its deadline, and so does node 0 */
+        is_served(serving);
+    }
+}
+
+static void do_nothing(struct work *work, uint32_t item)
+{
+    (void)work;
+    (void)item;
+}
+
+/* What waits for a slot and is to have one. */
+static void start_waiting(struct exchange *exchange)
+{
+    struct job *job = exchange->job;
+
+    for (struct serving *serving = exchange->servings; serving; serving = serving->next) {
+        int slot = exchange->slots_taken[0] ? 1 : 0;
+
+        if (serving->slot >= 0 || serving->dead || !serving->work.run)
+            continue;
+        if (exchange->slots_taken[slot])
+            return;
+        exchange->slots_taken[slot] = true;
+        serving->slot = slot;
+        serving->working = true;
+        job->n_io++;
+        worker_post(job->pool, &serving->work);
+    }
+}
+
+static const char *serve_param(struct exchange *exchange, const struct exchange_service *service, size_t i)
+{
+    struct serving *serving = calloc(1, sizeof(*serving)), **last = &exchange->servings;
+    const struct layout_param *param = &exchange->job->layout->params[service->params[i]];
+
+    if (!serving)
+        return "out of memory";
+    *serving = (struct serving){.exchange = exchange,
+                                .tag = service->tag + i,
+                                .param = (uint32_t)service->params[i],
+                                .kind = service->kind,
+                                .node = service->node,
+                                .slot = -1};
+    while (*last)
+        last = &(*last)->next;
+    *last = serving;
+    if (is_made(exchange, serving, service->kind)) {
+        serving->work = exchange->job->state->mirror
+                            ? (struct work){.run = do_nothing, .done = copy_posted, .n_items = 1}
+                            : (struct work){.run = round_run, .done = round_done, .n_items = param->n_chunks};
+        start_waiting(exchange);
+    } else {
+        send_state(exchange, serving, service->kind);
+        exchange_post(exchange, serving->tag, TRAFFIC_FETCH);
+    }
+    return NULL;
+}
+
+void exchange_served(struct exchange *exchange, uint64_t tag)
+{
+    struct serving **link = &exchange->servings;
+
+    while (*link && ((*link)->tag != tag || (*link)->dead)) /* one of a generation before may still be rounded */
+        link = &(*link)->next;
+    if (!*link || (*link)->working)
+        return;
+    free(unlink_serving(exchange, link));
+    start_waiting(exchange);
+}
+
+/* ---- fetching ------------------------------------------------------------------------------------------ */
+
+/* fp32 state, in the segment of the one who asks. */
+static bool is_state(enum exchange_kind kind)
+{
+    return kind < EXCHANGE_PUBLISHED;
+}
+
+/* Is it fetched: does another node own any of it? */
+static bool is_wanted(const struct exchange *exchange, enum exchange_kind kind, uint32_t p)
+{
+    uint64_t start;
+
+    return kind == EXCHANGE_GATHERED ||
+           exchange->job->layout->params[p].n_elems > exchange_owned(exchange, exchange->self, p, &start);
+}
+
+static void ask(struct exchange *exchange, struct pending_fetch *fetch)
+{
+    _cleanup_free_ uint64_t *params = calloc(fetch->what.n_params, sizeof(*params));
+
+    if (!params) {
+        exchange_finish_fetch(exchange, fetch, -ENOMEM);
+        return;
+    }
+    for (size_t i = 0; i < fetch->what.n_params; i++)
+        params[i] = fetch->what.params[i];
+    fetch->asked = true;
+    exchange->ops.fetch(exchange->ops.userdata, &(struct exchange_service){.id = fetch->id,
+                                                                           .kind = fetch->what.kind,
+                                                                           .rank = fetch->what.rank,
+                                                                           .params = params,
+                                                                           .n_params = fetch->what.n_params});
+}
+
+/* Weights at once; state one after the other, as its segment changes. */
+static void ask_next(struct exchange *exchange)
+{
+    bool reading = false;
+
+    for (struct pending_fetch *fetch = exchange->fetches, *next; fetch; fetch = next) {
+        next = fetch->next;
+        if (!fetch->asked && (!is_state(fetch->what.kind) || !reading)) {
+            if (is_state(fetch->what.kind)) {
+                exchange->segments[EXCHANGE_READING] = fetch->what.segment;
+                (void)exchange->ops.share(exchange->ops.userdata, EXCHANGE_READING, fetch->what.segment);
+                reading = true;
+            }
+            ask(exchange, fetch);
+            continue;
+        }
+        reading |= is_state(fetch->what.kind);
+    }
+}
+
+static void free_fetch(struct pending_fetch *fetch)
+{
+    free((void *)fetch->what.params);
+    free((void *)fetch->what.offsets_bytes);
+    free(fetch);
+}
+
+/* With what is to be fetched of what is asked for. NULL: out of memory. */
+static struct pending_fetch *new_fetch(const struct exchange *exchange, const struct exchange_fetch *what)
+{
+    uint32_t *params = calloc(what->n_params + 1, sizeof(*params));
+    uint64_t *offsets = what->offsets_bytes ? calloc(what->n_params + 1, sizeof(*offsets)) : NULL;
+    struct pending_fetch *fetch = calloc(1, sizeof(*fetch));
+    size_t n = 0;
+
+    if (!params || !fetch || (what->offsets_bytes && !offsets)) {
+        free(params);
+        free(offsets);
+        free(fetch);
+        return NULL;
+    }
+    for (size_t i = 0; i < what->n_params; i++) {
+        if (!is_wanted(exchange, what->kind, what->params[i]))
+            continue;
+        if (offsets)
+            offsets[n] = what->offsets_bytes[i];
+        params[n++] = what->params[i];
+    }
+    fetch->what = *what;
+    fetch->what.params = params;
+    fetch->what.offsets_bytes = offsets;
+    fetch->what.n_params = n;
+    return fetch;
+}
+
+int exchange_fetch(struct exchange *exchange, const struct exchange_fetch *what)
+{
+    struct pending_fetch *fetch = new_fetch(exchange, what), **last = &exchange->fetches;
+
+    if (!fetch)
+        return -ENOMEM;
+    if (fetch->what.n_params == 0) {
+        free_fetch(fetch);
+        return 1;
+    }
+    fetch->id = ++exchange->last_fetch;
+    while (*last)
+        last = &(*last)->next;
+    *last = fetch;
+    ask_next(exchange);
+    return 0;
+}
+
+void exchange_finish_fetch(struct exchange *exchange, struct pending_fetch *fetch, int result)
+{
+    struct pending_fetch **link = &exchange->fetches;
+    struct exchange_fetch what = fetch->what;
+
+    while (*link != fetch)
+        link = &(*link)->next;
+    *link = fetch->next;
+    free_fetch(fetch);
+    if (is_state(what.kind))
+        exchange->segments[EXCHANGE_READING] = NULL;
+    if (result != -ECANCELED)
+        ask_next(exchange);
+    what.done(what.userdata, result);
+}
+
+void exchange_cancel(struct exchange *exchange)
+{
+    for (struct motion *motion = exchange->motions; motion; motion = motion->next)
+        motion->fetch = NULL;
+    while (exchange->fetches)
+        exchange_finish_fetch(exchange, exchange->fetches, -ECANCELED);
+}
+
+/* Where its parameter of that number begins, in the segment. */
+static uint64_t find_place(const struct exchange *exchange, const struct exchange_fetch *what, size_t i)
+{
+    if (is_state(what->kind))
+        return 0;
+    return what->offsets_bytes ? what->offsets_bytes[i]
+                               : exchange->job->layout->params[what->params[i]].range_offset_bytes;
+}
+
+/* From each owner what it has of the parameter. */
+static void receive_param(struct exchange *exchange, const struct exchange_fetch *what, size_t i)
+{
+    const struct layout_param *param = &exchange->job->layout->params[what->params[i]];
+    bool published = what->kind == EXCHANGE_PUBLISHED;
+    size_t size = published ? dtype_size(param->dtype) : sizeof(float);
+    enum exchange_segment destination = what->window ? EXCHANGE_SPREADING
+                                        : published  ? EXCHANGE_POOL
+                                                     : EXCHANGE_READING;
+    uint64_t base = find_place(exchange, what, i), start;
+
+    for (unsigned node = 0; node < exchange->n_nodes; node++) {
+        uint64_t n = exchange_owned(exchange, node, what->params[i], &start);
+
+        if (node != exchange->self && n > 0)
+            exchange_add_move(exchange, (struct engine_move){.node = node,
+                                                             .segment = destination,
+                                                             .offset_bytes = base + start * size,
+                                                             .n_bytes = n * size});
+    }
+}
+
+/* NULL: given up; whoever sends for it finds out by its deadline, and so does node 0. */
+static struct pending_fetch *find_fetch(const struct exchange *exchange, const struct exchange_service *service)
+{
+    struct pending_fetch *fetch = exchange->fetches;
+
+    while (fetch && (fetch->id != service->id || fetch->what.n_params != service->n_params))
+        fetch = fetch->next;
+    return fetch;
+}
+
+static bool is_under_way(const struct exchange *exchange, const struct pending_fetch *fetch)
+{
+    for (const struct motion *motion = exchange->motions; motion; motion = motion->next)
+        if (motion->fetch == fetch)
+            return true;
+    return false;
+}
+
+static const char *receive(struct exchange *exchange, const struct exchange_service *service)
+{
+    struct pending_fetch *fetch = find_fetch(exchange, service);
+    struct motion *motion;
+
+    if (!fetch)
+        return NULL;
+    if (is_under_way(exchange, fetch))
+        return EXCHANGE_SAID_TWICE;
+    motion = exchange_add_motion(exchange, MOTION_FETCH, service->tag);
+    if (!motion)
+        return EXCHANGE_NO_MEMORY;
+    motion->fetch = fetch;
+    for (size_t i = 0; i < service->n_params; i++) {
+        receive_param(exchange, &fetch->what, i);
+        exchange_post_motion(exchange, motion);
+    }
+    exchange_progress(motion);
+    return NULL;
+}
+
+/* Does this node own any of it? */
+static bool owns_any(const struct exchange *exchange, uint32_t param)
+{
+    uint64_t start;
+
+    return exchange_owned(exchange, exchange->self, param, &start) > 0;
+}
+
+/* Whose GPUs have no part in it, neither as the one who asks nor as an owner, has nothing to do. */
+static const char *gather(struct exchange *exchange, const struct exchange_service *service)
+{
+    bool asks = service->node == exchange->self, has_part = asks;
+    struct pending_fetch *fetch = asks ? find_fetch(exchange, service) : NULL;
+    struct motion *motion;
+
+    for (size_t i = 0; i < service->n_params; i++)
+        has_part |= owns_any(exchange, (uint32_t)service->params[i]);
+    if (!has_part || (asks && !fetch))
+        return NULL;
+    if (fetch && is_under_way(exchange, fetch))
+        return EXCHANGE_SAID_TWICE;
+    motion = exchange_add_motion(exchange, MOTION_FETCH, service->tag);
+    if (motion)
+        motion->gathered = calloc(service->n_params, sizeof(*motion->gathered));
+    if (!motion || !motion->gathered)
+        return EXCHANGE_NO_MEMORY;
+    motion->fetch = fetch;
+    motion->serves = !asks;
+    motion->rank = service->rank;
+    motion->n_gathered = service->n_params;
+    for (size_t i = 0; i < service->n_params; i++)
+        motion->gathered[i] = (struct device_fetched){.param = (uint32_t)service->params[i],
+                                                      .offset_bytes = fetch ? fetch->what.offsets_bytes[i] : 0};
+    return exchange_give_to_devices(motion);
+}
+
+/* Return: NULL, or why it cannot be served. */
+static const char *check_service(const struct exchange *exchange, const struct exchange_service *service)
+{
+    const struct job *job = exchange->job;
+    bool partitions_all = config_partitions_all(job->config);
+
+    if (service->node >= exchange->n_nodes)
+        return "SERVE.node: no such node";
+    if (service->kind >= EXCHANGE_N_KINDS || (service->kind == EXCHANGE_PUBLISHED && job->config->zero.stage != 3) ||
+        (service->kind == EXCHANGE_GATHERED && (!partitions_all || service->n_params > DEVICE_MAX_FETCHES)))
+        return "SERVE.pass: no such kind";
+    for (size_t i = 0; i < service->n_params; i++)
+        if (service->params[i] >= job->layout->n_params ||
+            !(job->layout->params[service->params[i]].trainable || partitions_all))
+            return "SERVE.numbers: no such parameter";
+    return NULL;
+}
+
+const char *exchange_serve(struct exchange *exchange, const struct exchange_service *service)
+{
+    const char *wrong = check_service(exchange, service);
+
+    if (wrong)
+        return wrong;
+    if (service->kind == EXCHANGE_GATHERED)
+        return gather(exchange, service);
+    for (size_t i = 0; i < service->n_params; i++) {
+        if (service->node != exchange->self && owns_any(exchange, (uint32_t)service->params[i]))
+            wrong = serve_param(exchange, service, i);
+        if (wrong)
+            return wrong;
+    }
+    return service->node == exchange->self ? receive(exchange, service) : NULL;
+}

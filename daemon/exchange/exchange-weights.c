@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Weights between nodes: initial ones from node 0 to all, updated ones from who owns them to all, and what rank 0 has
+ * written in a window, state included.
+ */
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/config/config.h"
+#include "daemon/exchange/exchange-inside.h"
+#include "daemon/job/job.h"
+#include "daemon/memory/rewrite.h"
+#include "daemon/memory/weights.h"
+#include "daemon/step/device-job.h"
+
+/* ---- weights ------------------------------------------------------------------------------------------- */
+
+/* The weights of a bucket that a node owns. */
+static struct engine_move bucket_weights(const struct exchange *exchange, enum exchange_segment segment, uint32_t b,
+                                         unsigned node)
+{
+    const struct layout_bucket *bucket = &exchange->job->layout->buckets[b];
+    uint64_t slice_bytes = layout_partition_elems(exchange->job->layout, b) * dtype_size(bucket->dtype);
+
+    return (struct engine_move){.segment = segment,
+                                .offset_bytes = bucket->weight_offset_bytes + slice_bytes * exchange->spans[node].first,
+                                .n_bytes = slice_bytes * exchange->spans[node].n};
+}
+
+/* From node 0 to one that has not got it, or, on that one, from node 0. */
+static void spread_to(struct exchange *exchange, const struct exchange_said *said, unsigned node,
+                      struct engine_move move)
+{
+    if (exchange_has_arrived(said, node) || (exchange->self != 0 && exchange->self != node))
+        return;
+    move.send = exchange->self == 0;
+    move.node = exchange->self == 0 ? node : 0;
+    exchange_add_move(exchange, move);
+}
+
+/* Stages 1 and 2: all weights to all. Stage 3: to each what it owns, and frozen parameters, which lie behind the
+ * buckets. */
+const char *exchange_spread(struct exchange *exchange, const struct exchange_said *said)
+{
+    const struct layout *layout = exchange->job->layout;
+    struct motion *motion;
+    bool owned_only = exchange->job->config->zero.stage == 3;
+    enum exchange_segment segment = owned_only ? EXCHANGE_SPREADING : EXCHANGE_WEIGHTS;
+    uint64_t start = owned_only ? layout_frozen_offset_bytes(layout) : 0;
+
+    if (exchange_is_said_twice(exchange, said))
+        return EXCHANGE_SAID_TWICE;
+    motion = exchange_add_said(exchange, MOTION_SPREAD, said);
+    if (!motion)
+        return EXCHANGE_NO_MEMORY;
+    for (unsigned node = 1; node < exchange->n_nodes; node++)
+        spread_to(
+            exchange, said, node,
+            (struct engine_move){.segment = segment, .offset_bytes = start, .n_bytes = layout->weight_bytes - start});
+    exchange_post_motion(exchange, motion);
+    for (uint32_t b = 0; owned_only && b < layout->n_buckets; b++) {
+        for (unsigned node = 1; node < exchange->n_nodes; node++)
+            spread_to(exchange, said, node, bucket_weights(exchange, segment, b, node));
+        exchange_post_motion(exchange, motion);
+    }
+    exchange_progress(motion);
+    return NULL;
+}
+
+const char *exchange_gather(struct exchange *exchange, const struct exchange_said *said)
+{
+    struct motion *motion;
+
+    if (exchange->job->config->zero.stage == 3)
+        return "GATHER: not in stage 3";
+    if (exchange_is_said_twice(exchange, said))
+        return EXCHANGE_SAID_TWICE;
+    motion = exchange_add_said(exchange, MOTION_GATHER, said);
+    if (!motion)
+        return EXCHANGE_NO_MEMORY;
+    if (exchange->job->devices && exchange->job->layout->n_buckets > 0)
+        return exchange_give_to_devices(motion);
+    for (uint32_t b = 0; b < exchange->job->layout->n_buckets; b++) {
+        for (unsigned node = 0; node < exchange->n_nodes; node++) {
+            struct engine_move move = bucket_weights(exchange, EXCHANGE_WEIGHTS, b, exchange->self);
+
+            if (node == exchange->self)
+                continue;
+            move.node = node;
+            move.send = true;
+            if (!exchange_has_arrived(said, node))
+                exchange_add_move(exchange, move);
+            move = bucket_weights(exchange, EXCHANGE_WEIGHTS, b, node);
+            move.node = node;
+            if (!motion->serves)
+                exchange_add_move(exchange, move);
+        }
+        exchange_post_motion(exchange, motion);
+    }
+    exchange_progress(motion);
+    return NULL;
+}
+
+int exchange_init(struct exchange *exchange, const struct request_init *init, const void *weights)
+{
+    const struct layout_param *param = &exchange->job->layout->params[init->param];
+    size_t size = dtype_size(param->dtype);
+    uint64_t offset = param->weight_offset_bytes + init->start_elem * size, n_bytes = init->n_elems * size;
+    uint64_t page = offset / page_size() * page_size();
+    int r;
+
+    if (exchange->job->config->zero.stage != 3 || n_bytes == 0)
+        return 0;
+    r = segment_reserve(&exchange->spreading, page, round_up(offset + n_bytes, page_size()) - page);
+    if (r == 0)
+        memcpy(exchange->spreading.map + offset, weights, n_bytes);
+    return r;
+}
+
+void exchange_spread_is_over(struct exchange *exchange)
+{
+    if (exchange->spreading.n_bytes > 0)
+        segment_punch(&exchange->spreading, 0, exchange->spreading.n_bytes);
+}
+
+/* ---- adopting ------------------------------------------------------------------------------------------ */
+
+static const uint8_t *initial_weights(const struct exchange *exchange)
+{
+    return exchange->job->config->zero.stage == 3 ? exchange->spreading.map : exchange->job->state->weights.map;
+}
+
+/* Initial weights are here: masters of what is owned are their exact values. */
+static void adopt_run(struct work *work, uint32_t item)
+{
+    struct motion *motion = container_of(work, struct motion, work);
+    struct exchange *exchange = motion->exchange;
+    const struct job *job = exchange->job;
+    const struct layout_param *param = &job->layout->params[item];
+
+    if (job->config->zero.stage == 3 || (param->trainable && param->dtype != DTYPE_F32))
+        weights_adopt(job->state, job->kernels, item, initial_weights(exchange) + param->weight_offset_bytes);
+}
+
+static void adopt_done(struct work *work)
+{
+    struct motion *motion = container_of(work, struct motion, work);
+    struct job *job = motion->exchange->job;
+
+    job->n_io--;
+    motion->working = false;
+    exchange_finish(motion);
+    job_settle(job);
+}
+
+/* And they are on this node's GPUs. */
+static void adopted_there(void *userdata, int result)
+{
+    struct motion *motion = userdata;
+    struct job *job = motion->exchange->job;
+
+    job->n_io--;
+    motion->working = false;
+    if (result == 0) {
+        exchange_finish(motion);
+    } else if (result != -ECANCELED) { /* it is sent again */
+        motion->arrived = false;
+        motion->exchange->ops.wrong(motion->exchange->ops.userdata, EXCHANGE_NO_MEMORY);
+    }
+    job_settle(job);
+}
+
+void exchange_adopt(struct motion *motion)
+{
+    struct job *job = motion->exchange->job;
+
+    if (job->devices) {
+        job->n_io++;
+        motion->working = true;
+        if (device_job_adopt(job, initial_weights(motion->exchange), adopted_there, motion) == 0)
+            return;
+        job->n_io--;
+        motion->working = motion->arrived = false;
+        motion->exchange->ops.wrong(motion->exchange->ops.userdata, EXCHANGE_NO_MEMORY);
+        return;
+    }
+    motion->work = (struct work){.run = adopt_run, .done = adopt_done, .n_items = job->layout->n_params};
+    motion->working = true;
+    job->n_io++;
+    worker_post(job->pool, &motion->work);
+}
+
+/* ---- write windows ------------------------------------------------------------------------------------- */
+
+void exchange_window(struct exchange *exchange, const struct segment *segment)
+{
+    exchange_share(exchange, EXCHANGE_SPREADING, segment);
+    if (!segment)
+        exchange_share(exchange, EXCHANGE_READING, NULL);
+}
+
+/* What a node owns of a parameter, whose elements lie from offset_bytes on. */
+static struct engine_move owned_elems(const struct exchange *exchange, uint32_t p, unsigned node, uint64_t offset_bytes,
+                                      size_t elem_bytes)
+{
+    uint64_t start, n = exchange_owned(exchange, node, p, &start);
+
+    return (struct engine_move){.offset_bytes = offset_bytes + start * elem_bytes, .n_bytes = n * elem_bytes};
+}
+
+static void write_weights(struct exchange *exchange, const struct exchange_said *said, uint32_t p)
+{
+    const struct layout_param *param = &exchange->job->layout->params[p];
+    bool range = exchange->job->config->zero.stage == 3;
+
+    for (unsigned node = 1; node < exchange->n_nodes; node++) {
+        struct engine_move move =
+            owned_elems(exchange, p, node, range ? param->range_offset_bytes : param->weight_offset_bytes,
+                        dtype_size(param->dtype));
+
+        move.segment = EXCHANGE_SPREADING;
+        spread_to(exchange, said, node, move);
+    }
+}
+
+static void write_state(struct exchange *exchange, const struct exchange_said *said, uint64_t written,
+                        const struct rewrite *rewrite)
+{
+    uint32_t p = (uint32_t)(written >> 8);
+    struct rewrite_place place = rewrite_place(rewrite, p, (enum state_kind)(written & 0xff));
+
+    for (unsigned node = 1; node < exchange->n_nodes; node++) {
+        struct engine_move move = owned_elems(exchange, p, node, place.offset_bytes, sizeof(float));
+
+        move.segment = EXCHANGE_READING;
+        spread_to(exchange, said, node, move);
+    }
+}
+
+const char *exchange_write(struct exchange *exchange, const struct exchange_said *said, const uint64_t *written,
+                           size_t n_written, const struct rewrite *rewrite)
+{
+    struct motion *motion = exchange_add_said(exchange, MOTION_WRITE, said);
+
+    if (!motion)
+        return EXCHANGE_NO_MEMORY;
+    if (rewrite)
+        exchange_share(exchange, EXCHANGE_READING, &rewrite->segment);
+    for (uint32_t p = 0; p < exchange->job->layout->n_params; p++) {
+        write_weights(exchange, said, p);
+        exchange_post_motion(exchange, motion);
+    }
+    for (size_t i = 0; i < n_written; i++) {
+        write_state(exchange, said, written[i], rewrite);
+        exchange_post_motion(exchange, motion);
+    }
+    exchange_progress(motion);
+    return NULL;
+}

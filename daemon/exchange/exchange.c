@@ -1,0 +1,872 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/exchange/exchange.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "core/config/config.h"
+#include "core/layout/plan.h"
+#include "daemon/exchange/exchange-inside.h"
+#include "daemon/job/job.h"
+#include "daemon/leader/leader.h"
+#include "daemon/memory/ring.h"
+
+_Static_assert((int)LEADER_MAX_NODES == (int)CONFIG_MAX_NODES && (int)STEP_MAX_RANKS == (int)CONFIG_MAX_PIECES,
+               "what config admits, a mask must hold");
+
+enum {
+    MOVE_BASE_MS = 1800,       /* with ENGINE_GRACE_MS a frozen engine is noticed within 3 s */
+    MOVE_BYTES_PER_MS = 10000, /* what is slower than 10 MB/s stands still; picked */
+};
+
+/* ---- who has what -------------------------------------------------------------------------------------- */
+
+/* Between GPUs each rank's gradient travels by itself. */
+static bool on_devices(const struct config *config)
+{
+    return config->device == CONFIG_DEVICE_CUDA;
+}
+
+unsigned exchange_n_pieces(const struct config *config, unsigned node)
+{
+    struct subtree pieces[SUBTREE_MAX];
+
+    if (on_devices(config))
+        return config->world.nodes.items[node].ranks;
+    return subtree_find(config->world.size, config_first_rank_of(config, node), config->world.nodes.items[node].ranks,
+                        pieces);
+}
+
+unsigned exchange_n_sources(const struct config *config)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < config->world.nodes.n_items; i++)
+        n += exchange_n_pieces(config, i);
+    return n;
+}
+
+/* [*start, *start + n) of the bucket's elements that are in [from, from + n_elems) and owned by the span. Return: n. */
+static uint64_t owned_by(const struct layout *layout, struct span span, uint32_t bucket, uint64_t from,
+                         uint64_t n_elems, uint64_t *start)
+{
+    uint64_t slice = layout_partition_elems(layout, bucket);
+    uint64_t first = MAX(slice * span.first, from);
+    uint64_t end = MIN(slice * (span.first + span.n), from + n_elems);
+
+    *start = first;
+    return end > first ? end - first : 0;
+}
+
+uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t param, uint64_t *start)
+{
+    const struct layout *layout = exchange->job->layout;
+    const struct layout_param *p = &layout->params[param];
+    uint64_t n = p->n_elems, slice;
+
+    *start = 0;
+    if (p->trainable) {
+        n = owned_by(layout, exchange->spans[node], p->bucket, p->offset_elems, p->n_elems, start);
+        *start = n > 0 ? *start - p->offset_elems : 0;
+    } else if (config_partitions_all(exchange->job->config)) {
+        slice = layout_frozen_slice_elems(p->n_elems, layout->world_size);
+        *start = MIN(slice * exchange->spans[node].first, p->n_elems);
+        n = MIN(slice * (exchange->spans[node].first + exchange->spans[node].n), p->n_elems) - *start;
+    }
+    return n;
+}
+
+static uint64_t owned_part(const struct layout *layout, const struct layout_parcel *parcel, struct span span,
+                           uint64_t *start)
+{
+    return owned_by(layout, span, parcel->bucket, parcel->offset_elems, parcel->n_elems, start);
+}
+
+static struct span own_span(const struct config *config)
+{
+    return (struct span){.first = config_first_rank(config), .n = config_local_ranks(config)};
+}
+
+/* The most that comes in of one parcel. */
+static uint64_t incoming_slot_elems(const struct config *config, const struct layout *layout)
+{
+    unsigned n_others = exchange_n_sources(config) - exchange_n_pieces(config, config->world.node);
+    uint64_t most = 0, start;
+
+    for (uint32_t p = 0; p < layout->n_parcels; p++)
+        most = MAX(most, owned_part(layout, &layout->parcels[p], own_span(config), &start));
+    return most * n_others;
+}
+
+static uint64_t incoming_bytes(const struct config *config, const struct layout *layout)
+{
+    return incoming_slot_elems(config, layout) * MIN(layout->n_parcels, (uint32_t)LEADER_MAX_MOVING) *
+           dtype_size(config->communication_data_type);
+}
+
+/* The mirror's pages for initial weights, which have no moments; in stage 3 what weights come in is not the mirror's.
+ */
+static uint64_t initial_bytes(const struct config *config, const struct layout *layout)
+{
+    uint64_t n_bytes = round_up(layout->weight_bytes, page_size());
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        if (layout->buckets[b].dtype != DTYPE_F32 || config->zero.stage == 3)
+            n_bytes += layout_partition_elems(layout, b) * config_local_ranks(config) * sizeof(float);
+    return n_bytes;
+}
+
+static uint64_t pool_bytes(const struct config *config, const struct layout *layout)
+{
+    return config_offloads(config) && config->zero.stage == 3 ? plan_device_pool_bytes(layout) : 0;
+}
+
+uint64_t exchange_bytes(const struct config *config, const struct layout *layout)
+{
+    if (config->world.nodes.n_items < 2)
+        return 0;
+    if (on_devices(config))
+        return (config_offloads(config) ? pool_bytes(config, layout) : initial_bytes(config, layout)) +
+               exchange_serving_bytes(config, layout);
+    return round_up(step_staging_bytes(layout, config_local_ranks(config),
+                                       exchange_n_pieces(config, config->world.node), config->communication_data_type),
+                    page_size()) +
+           round_up(incoming_bytes(config, layout), page_size()) + exchange_serving_bytes(config, layout);
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+static void find_sources(struct exchange *exchange, const struct config *config)
+{
+    for (unsigned i = 0; i < exchange->n_nodes; i++) {
+        struct subtree pieces[SUBTREE_MAX];
+        unsigned n;
+
+        exchange->spans[i] = (struct span){config_first_rank_of(config, i), config->world.nodes.items[i].ranks};
+        for (unsigned k = 0; on_devices(config) && k < exchange->spans[i].n; k++)
+            exchange->sources[exchange->n_sources++] =
+                (struct source){.node = i, .first_rank = exchange->spans[i].first + k, .piece = k};
+        if (on_devices(config))
+            continue;
+        n = subtree_find(config->world.size, exchange->spans[i].first, exchange->spans[i].n, pieces);
+        for (unsigned k = 0; k < n; k++)
+            exchange->sources[exchange->n_sources++] =
+                (struct source){.node = i, .first_rank = pieces[k].first, .piece = k};
+    }
+}
+
+int exchange_new(struct exchange **out, struct job *job, const struct exchange_ops *ops)
+{
+    struct exchange *exchange = calloc(1, sizeof(*exchange));
+
+    assert(exchange_n_sources(job->config) <= STEP_MAX_RANKS); /* config admits no more */
+    if (!exchange)
+        return -ENOMEM;
+    exchange->job = job;
+    exchange->ops = *ops;
+    exchange->incoming = exchange->serving = exchange->spreading = exchange->nothing = exchange->pool = SEGMENT_NULL;
+    exchange->n_nodes = (unsigned)job->config->world.nodes.n_items;
+    exchange->self = job->config->world.node;
+    exchange->spans = calloc(exchange->n_nodes, sizeof(*exchange->spans));
+    exchange->moves = calloc(ENGINE_MAX_MOVES, sizeof(*exchange->moves));
+    if (!exchange->spans || !exchange->moves) {
+        exchange_free(exchange);
+        return -ENOMEM;
+    }
+    find_sources(exchange, job->config);
+    *out = exchange;
+    return 0;
+}
+
+static void motion_free(struct motion *motion)
+{
+    if (motion->incoming >= 0)
+        motion->exchange->incoming_taken[motion->incoming] = false;
+    free(motion->masks);
+    free(motion->gathered);
+    free(motion);
+}
+
+void exchange_free(struct exchange *exchange)
+{
+    if (!exchange)
+        return;
+    exchange_drop(exchange);
+    free(exchange->spans);
+    free(exchange->moves);
+    free(exchange);
+}
+
+/* An empty segment has no descriptor. */
+static void set_segment(struct exchange *exchange, enum exchange_segment number, const struct segment *segment)
+{
+    exchange->segments[number] = segment && segment->n_bytes > 0 ? segment : NULL;
+}
+
+int exchange_form(struct exchange *exchange)
+{
+    const struct job *job = exchange->job;
+    const struct layout *layout = job->layout;
+    uint64_t start;
+    int r;
+
+    exchange->places = calloc(layout->n_parcels + 1, sizeof(*exchange->places));
+    if (!exchange->places)
+        return -ENOMEM;
+    for (uint32_t p = 0; p < layout->n_parcels; p++) {
+        struct place *place = &exchange->places[p];
+
+        place->n_elems = owned_part(layout, &layout->parcels[p], exchange->spans[exchange->self], &start);
+        place->start = start - layout->parcels[p].offset_elems;
+    }
+    exchange->incoming_elems = incoming_slot_elems(job->config, layout);
+    /* Between GPUs nothing comes into this memory. */
+    r = segment_init(&exchange->incoming, "incoming", job->devices ? 0 : incoming_bytes(job->config, layout));
+    if (r == 0 && job->config->zero.stage == 3)
+        r = segment_init(&exchange->spreading, "spreading",
+                         layout->weight_bytes); /* pages come with what is put there */
+    if (r == 0)
+        r = segment_init(&exchange->pool, "pool", pool_bytes(job->config, layout));
+    if (r == 0)
+        r = segment_init(&exchange->nothing, "nothing", 1);
+    if (r == 0)
+        r = exchange_form_serving(exchange);
+    set_segment(exchange, EXCHANGE_STAGING, &job->step->staging_segment);
+    set_segment(exchange, EXCHANGE_INCOMING, &exchange->incoming);
+    set_segment(exchange, EXCHANGE_WEIGHTS, &job->state->weights);
+    set_segment(exchange, EXCHANGE_STATE, &job->state->state);
+    set_segment(exchange, EXCHANGE_POOL, job->gathered ? pool_segment(job->gathered) : &exchange->pool);
+    set_segment(exchange, EXCHANGE_SERVING, &exchange->serving);
+    set_segment(exchange, EXCHANGE_SPREADING, &exchange->spreading);
+    return r;
+}
+
+/* Where a slot was lent it is not any more. */
+static void end_loan(struct place *place)
+{
+    struct ring *ring = steal_ptr(place->ring);
+
+    if (ring)
+        ring_unhold(ring);
+}
+
+void exchange_drop(struct exchange *exchange)
+{
+    for (uint32_t p = 0; exchange->places && p < exchange->job->layout->n_parcels; p++)
+        end_loan(&exchange->places[p]);
+    exchange->shared_ring = NULL;
+    while (exchange->motions) {
+        struct motion *motion = exchange->motions;
+
+        assert(!motion->working);
+        exchange->motions = motion->next;
+        motion_free(motion);
+    }
+    exchange_drop_serving(exchange);
+    segment_deinit(&exchange->incoming);
+    segment_deinit(&exchange->spreading);
+    segment_deinit(&exchange->nothing);
+    segment_deinit(&exchange->pool);
+    exchange->incoming = exchange->spreading = exchange->nothing = exchange->pool = SEGMENT_NULL;
+    memset(exchange->segments, 0, sizeof(exchange->segments));
+    free(steal_ptr(exchange->places));
+    exchange->n_waiting_bytes = 0;
+}
+
+const struct segment *exchange_pool(const struct exchange *exchange)
+{
+    return &exchange->pool;
+}
+
+const struct segment *const *exchange_segments(const struct exchange *exchange)
+{
+    return exchange->segments;
+}
+
+/* ---- orders -------------------------------------------------------------------------------------------- */
+
+void exchange_add_move(struct exchange *exchange, struct engine_move move)
+{
+    if (move.n_bytes > 0)
+        exchange->moves[exchange->n_moves++] = move;
+}
+
+struct motion *exchange_add_motion(struct exchange *exchange, enum motion_kind kind, uint64_t tag)
+{
+    struct motion *motion = calloc(1, sizeof(*motion));
+
+    if (!motion)
+        return NULL;
+    motion->kind = kind;
+    motion->exchange = exchange;
+    motion->tag = tag;
+    motion->attempt = exchange->job->ledger.attempt;
+    motion->incoming = -1;
+    motion->next = exchange->motions;
+    exchange->motions = motion;
+    return motion;
+}
+
+struct motion *exchange_add_said(struct exchange *exchange, enum motion_kind kind, const struct exchange_said *said)
+{
+    struct motion *motion = exchange_add_motion(exchange, kind, said->tag);
+
+    if (!motion)
+        return NULL;
+    motion->parcel = said->parcel;
+    motion->micro_batch = said->micro_batch;
+    motion->pass = said->pass;
+    motion->serves = said->arrived >> exchange->self & 1;
+    return motion;
+}
+
+bool exchange_post(struct exchange *exchange, uint64_t tag, enum traffic_kind traffic)
+{
+    struct engine_order order = {.tag = tag, .kind = traffic, .moves = exchange->moves, .n_moves = exchange->n_moves};
+
+    exchange->n_moves = 0;
+    if (order.n_moves == 0)
+        return false;
+    for (size_t i = 0; i < order.n_moves; i++)
+        exchange->n_waiting_bytes += exchange->moves[i].n_bytes;
+    /* Orders wait for each other: each has time for all that is under way. */
+    order.timeout_ms = (uint32_t)MIN(MOVE_BASE_MS + exchange->n_waiting_bytes / MOVE_BYTES_PER_MS, (uint64_t)INT32_MAX);
+    (void)failpoint("order");
+    (void)exchange->ops.order(exchange->ops.userdata, &order);
+    return true;
+}
+
+void exchange_post_motion(struct exchange *exchange, struct motion *motion)
+{
+    static const enum traffic_kind traffic[] = {
+        [MOTION_PARCEL] = TRAFFIC_REDUCE_SCATTER, [MOTION_SPREAD] = TRAFFIC_BROADCAST,
+        [MOTION_GATHER] = TRAFFIC_ALL_GATHER,     [MOTION_FETCH] = TRAFFIC_FETCH,
+        [MOTION_WRITE] = TRAFFIC_BROADCAST,
+    };
+
+    if (!exchange_post(exchange, motion->tag + motion->n_orders++, traffic[motion->kind]))
+        motion->n_done++;
+}
+
+bool exchange_is_said_twice(const struct exchange *exchange, const struct exchange_said *said)
+{
+    for (const struct motion *motion = exchange->motions; motion; motion = motion->next)
+        if (motion->tag == said->tag && !motion->serves && !exchange_has_arrived(said, exchange->self))
+            return true;
+    return false;
+}
+
+/* ---- a parcel ------------------------------------------------------------------------------------------ */
+
+static bool is_present(const struct exchange_said *said, unsigned source)
+{
+    bool present = said->n_masks == 0;
+
+    for (size_t k = 0; !present && k < said->n_masks; k++)
+        present = said->masks[k] >> source & 1;
+    return present;
+}
+
+/* Where another node's piece of what this node owns of the parcel goes; index: among the others' pieces. */
+static uint64_t incoming_elem(const struct motion *motion, unsigned index)
+{
+    const struct exchange *exchange = motion->exchange;
+
+    return exchange->incoming_elems * (unsigned)motion->incoming + exchange->places[motion->parcel].n_elems * index;
+}
+
+/* The first one that is free: it was in use last, and is likeliest still in a cache. Return: false, there is none. */
+static bool take_incoming(struct motion *motion)
+{
+    struct exchange *exchange = motion->exchange;
+
+    for (int i = 0; i < LEADER_MAX_MOVING; i++)
+        if (!exchange->incoming_taken[i]) {
+            exchange->incoming_taken[i] = true;
+            motion->incoming = i;
+            return true;
+        }
+    return false;
+}
+
+static unsigned index_among_others(const struct exchange *exchange, unsigned source)
+{
+    unsigned index = 0;
+
+    for (unsigned i = 0; i < source; i++)
+        index += exchange->sources[i].node != exchange->self;
+    return index;
+}
+
+/* A segment that comes and goes; NULL: it goes. */
+static void share(struct exchange *exchange, enum exchange_segment number, const struct segment *segment)
+{
+    (void)exchange->ops.share(exchange->ops.userdata, number,
+                              segment && segment->n_bytes > 0 ? segment : &exchange->nothing);
+}
+
+void exchange_share(struct exchange *exchange, enum exchange_segment number, const struct segment *segment)
+{
+    set_segment(exchange, number, segment);
+    share(exchange, number, segment);
+}
+
+static void share_ring(struct exchange *exchange, const struct ring *ring)
+{
+    if (exchange->shared_ring == ring)
+        return;
+    exchange->shared_ring = ring;
+    share(exchange, EXCHANGE_RING, ring ? &ring->ring : NULL);
+    share(exchange, EXCHANGE_OVERFLOW, ring ? &ring->overflow : NULL);
+}
+
+static bool lies_in(const struct segment *segment, const uint8_t *data)
+{
+    return data >= segment->map && data < segment->map + segment->n_bytes;
+}
+
+/* Where this node's piece of a parcel lies, for the engine: segment and offset_bytes. */
+static struct engine_move locate_piece(struct exchange *exchange, uint32_t parcel, unsigned piece)
+{
+    const struct step *step = exchange->job->step;
+    const uint8_t *data = step_piece(step, parcel, piece);
+    const struct ring *ring = exchange->places[parcel].ring;
+
+    if (!step_sends_slots(step, parcel))
+        return (struct engine_move){.segment = EXCHANGE_STAGING, .offset_bytes = (uint64_t)(data - step->staging)};
+    share_ring(exchange, ring);
+    if (lies_in(&ring->ring, data))
+        return (struct engine_move){.segment = EXCHANGE_RING, .offset_bytes = (uint64_t)(data - ring->ring.map)};
+    return (struct engine_move){.segment = EXCHANGE_OVERFLOW, .offset_bytes = (uint64_t)(data - ring->overflow.map)};
+}
+
+/* This node's piece: to each owner what it owns. */
+static void send_piece(struct exchange *exchange, const struct exchange_said *said, const struct source *source)
+{
+    const struct step *step = exchange->job->step;
+    const struct layout_parcel *parcel = &step->layout->parcels[said->parcel];
+    const struct engine_move piece = locate_piece(exchange, said->parcel, source->piece);
+    size_t size = dtype_size(step->wire);
+    uint64_t start;
+
+    for (unsigned node = 0; node < exchange->n_nodes; node++) {
+        uint64_t n = owned_part(step->layout, parcel, exchange->spans[node], &start);
+
+        if (node == exchange->self || exchange_has_arrived(said, node))
+            continue;
+        exchange_add_move(
+            exchange, (struct engine_move){.node = node,
+                                           .send = true,
+                                           .segment = piece.segment,
+                                           .offset_bytes = piece.offset_bytes + (start - parcel->offset_elems) * size,
+                                           .n_bytes = n * size});
+    }
+}
+
+static void receive_piece(const struct motion *motion, unsigned source)
+{
+    struct exchange *exchange = motion->exchange;
+    size_t size = dtype_size(exchange->job->step->wire);
+
+    if (motion->incoming < 0)
+        return;
+    exchange_add_move(exchange, (struct engine_move){
+                                    .node = exchange->sources[source].node,
+                                    .segment = EXCHANGE_INCOMING,
+                                    .offset_bytes = incoming_elem(motion, index_among_others(exchange, source)) * size,
+                                    .n_bytes = exchange->places[motion->parcel].n_elems * size,
+                                });
+}
+
+/* The orders of a parcel: this node's pieces to their owners, the others' of what it owns from them. */
+static void order_parcel(struct motion *motion)
+{
+    struct exchange *exchange = motion->exchange;
+    const struct exchange_said said = {
+        .tag = motion->tag,
+        .arrived = motion->elsewhere,
+        .parcel = motion->parcel,
+        .masks = motion->masks,
+        .n_masks = exchange->job->layout->parcels[motion->parcel].n_parts,
+    };
+
+    for (unsigned s = 0; s < exchange->n_sources; s++) {
+        if (!is_present(&said, s))
+            continue;
+        if (exchange->sources[s].node == exchange->self)
+            send_piece(exchange, &said, &exchange->sources[s]);
+        else
+            receive_piece(motion, s);
+    }
+    exchange_post_motion(exchange, motion);
+    exchange_progress(motion);
+}
+
+static void note_contributions(struct exchange *exchange, const struct exchange_said *said)
+{
+    const struct layout_parcel *parcel = &exchange->job->layout->parcels[said->parcel];
+
+    for (uint32_t k = 0; k < parcel->n_parts; k++)
+        if (said->n_masks == 0 || said->masks[k])
+            step_contribute(exchange->job->step, parcel->first_part + k);
+}
+
+static bool copy_masks(const struct exchange *exchange, struct motion *motion, const struct exchange_said *said)
+{
+    uint32_t n_parts = exchange->job->layout->parcels[said->parcel].n_parts;
+    uint64_t all = exchange->n_sources == 64 ? UINT64_MAX : (UINT64_C(1) << exchange->n_sources) - 1;
+
+    motion->masks = malloc((n_parts + 1) * sizeof(*motion->masks));
+    for (uint32_t k = 0; motion->masks && k < n_parts; k++)
+        motion->masks[k] = said->n_masks ? said->masks[k] & all : all;
+    return motion->masks != NULL;
+}
+
+/* Is this node to send a slot that nobody has lent? */
+static bool lacks_slot(const struct exchange *exchange, const struct exchange_said *said)
+{
+    const struct place *place = &exchange->places[said->parcel];
+    bool keeps = place->kept && exchange_is_at(place, said->micro_batch, said->pass);
+    bool lacks = exchange->job->devices
+                     ? !keeps || !place->taken
+                     : step_sends_slots(exchange->job->step, said->parcel) && !(place->ring && keeps);
+    bool sends = false;
+
+    for (unsigned s = 0; lacks && s < exchange->n_sources; s++)
+        sends |= exchange->sources[s].node == exchange->self && is_present(said, s);
+    return sends;
+}
+
+const char *exchange_parcel(struct exchange *exchange, const struct exchange_said *said)
+{
+    const struct layout *layout = exchange->job->layout;
+    const struct place *place;
+    struct motion *motion;
+
+    if (!layout || said->parcel >= layout->n_parcels)
+        return "EXCHANGE.parcel: no such parcel";
+    if (said->n_masks != 0 && said->n_masks != layout->parcels[said->parcel].n_parts)
+        return "EXCHANGE.numbers: not one mask per part";
+    place = &exchange->places[said->parcel];
+    if (exchange_is_said_twice(exchange, said))
+        return EXCHANGE_SAID_TWICE;
+    if (lacks_slot(exchange, said))
+        return "EXCHANGE: of what this node does not have";
+    motion = exchange_add_said(exchange, MOTION_PARCEL, said);
+    if (!motion || !copy_masks(exchange, motion, said))
+        return EXCHANGE_NO_MEMORY;
+    motion->elsewhere = said->arrived;
+    if (exchange->job->devices) {
+        if (!motion->serves)
+            note_contributions(exchange, said);
+        return exchange_give_to_devices(motion);
+    }
+    /* Node 0 says no more at a time than there are slots: else the generation ends, and it is said again. */
+    if (!motion->serves && place->n_elems > 0 && !take_incoming(motion)) {
+        exchange_drop_motion(motion);
+        return "EXCHANGE: of more than may be under way";
+    }
+    motion->waits = place->kept && !place->summed && exchange_is_at(place, said->micro_batch, said->pass);
+    if (!motion->serves)
+        note_contributions(exchange, said);
+    if (!motion->waits || step_sends_slots(exchange->job->step, said->parcel))
+        order_parcel(motion);
+    return NULL;
+}
+
+/* ---- what has arrived ---------------------------------------------------------------------------------- */
+
+static void unlink_motion(struct motion *motion)
+{
+    struct motion **link = &motion->exchange->motions;
+
+    while (*link != motion)
+        link = &(*link)->next;
+    *link = motion->next;
+}
+
+void exchange_drop_motion(struct motion *motion)
+{
+    unlink_motion(motion);
+    motion_free(motion);
+}
+
+void exchange_finish(struct motion *motion)
+{
+    struct exchange *exchange = motion->exchange;
+    struct pending_fetch *fetch = motion->fetch;
+    uint64_t tag = motion->tag;
+    uint32_t parcel = motion->parcel;
+    bool tell = !motion->serves && (motion->kind != MOTION_PARCEL || motion->attempt == exchange->job->ledger.attempt);
+
+    unlink_motion(motion);
+    motion_free(motion);
+    if (fetch)
+        exchange_finish_fetch(exchange, fetch, 0);
+    if (tell)
+        exchange->ops.moved(exchange->ops.userdata, tag, parcel);
+}
+
+/* A sum of the parcel has been made: what has waited for that, a sum of this node's ranks or of pieces, is next. */
+static void go_on(struct exchange *exchange, uint32_t parcel)
+{
+    collect_parcel(exchange->job, parcel);
+    for (struct motion *motion = exchange->motions; motion; motion = motion->next)
+        if (motion->kind == MOTION_PARCEL && motion->parcel == parcel && motion->arrived && !motion->working) {
+            exchange_progress(motion);
+            return;
+        }
+}
+
+static void combine_is_done(void *userdata, struct reduction *reduction)
+{
+    struct motion *motion = userdata;
+    struct exchange *exchange = motion->exchange;
+    uint32_t parcel = reduction->parcel;
+    const struct place *place = &exchange->places[parcel];
+
+    exchange->job->n_under_way--;
+    motion->working = false;
+    if (motion->ring)
+        ring_unhold(steal_ptr(motion->ring));
+    if (place->ring && place->kept && exchange_is_at(place, reduction->micro_batch, reduction->pass))
+        collect_combined(exchange->job, parcel);
+    exchange_finish(motion);
+    go_on(exchange, parcel);
+    job_settle(exchange->job);
+}
+
+static const uint8_t *source_data(const struct motion *motion, unsigned s)
+{
+    const struct exchange *exchange = motion->exchange;
+    const struct source *source = &exchange->sources[s];
+    uint32_t parcel = motion->parcel;
+    const struct step *step = exchange->job->step;
+    size_t size = dtype_size(step->wire);
+
+    if (source->node == exchange->self)
+        return step_piece(step, parcel, source->piece);
+    /* As from the parcel's start, of which only what is owned is here and read. */
+    return exchange->incoming.map + incoming_elem(motion, index_among_others(exchange, s)) * size -
+           exchange->places[parcel].start * size;
+}
+
+static void combine(struct motion *motion)
+{
+    struct exchange *exchange = motion->exchange;
+    struct job *job = exchange->job;
+    uint32_t n_parts = job->layout->parcels[motion->parcel].n_parts;
+    struct reduction *reduction = step_combine(job->step, motion->parcel, motion->micro_batch, motion->pass);
+
+    for (unsigned s = 0; s < exchange->n_sources; s++) {
+        unsigned i = reduction->n_sources++;
+
+        reduction->sources[i] = source_data(motion, s);
+        reduction->source_ranks[i] = exchange->sources[s].first_rank;
+        if (step_gets_slots(job->step, exchange->spans[exchange->sources[s].node].n, motion->parcel))
+            reduction->slots |= UINT64_C(1) << i;
+        for (uint32_t k = 0; k < n_parts; k++)
+            reduction->masks[k] |= (motion->masks[k] >> s & 1) << i;
+    }
+    motion->ring = exchange->places[motion->parcel].ring;
+    if (motion->ring) /* an abort may end the loan meanwhile */
+        ring_hold(motion->ring);
+    motion->working = true;
+    job->n_under_way++;
+    step_post(reduction, combine_is_done, motion);
+}
+
+void exchange_progress(struct motion *motion)
+{
+    struct exchange *exchange = motion->exchange;
+    struct job *job = exchange->job;
+
+    if (motion->waits || motion->n_done < motion->n_orders || motion->working)
+        return;
+    motion->arrived = true;
+    if (motion->serves || motion->kind == MOTION_GATHER || motion->kind == MOTION_FETCH ||
+        motion->kind == MOTION_WRITE ||
+        (motion->kind == MOTION_PARCEL && (motion->attempt != job->ledger.attempt || job->phase == JOB_ABORTING ||
+                                           exchange->places[motion->parcel].n_elems == 0)) ||
+        (motion->kind == MOTION_SPREAD && exchange->self == 0)) {
+        exchange_finish(motion);
+        return;
+    }
+    if (motion->kind == MOTION_SPREAD)
+        exchange_adopt(motion);
+    else if (!step_is_busy(job->step, motion->parcel))
+        combine(motion);
+}
+
+void exchange_done(struct exchange *exchange, const struct engine_done *done)
+{
+    uint64_t n_bytes = done->n_bytes_sent + done->n_bytes_received;
+
+    exchange->n_waiting_bytes -= MIN(n_bytes, exchange->n_waiting_bytes);
+    for (struct motion *motion = exchange->motions; motion; motion = motion->next) {
+        if (motion->arrived || done->tag < motion->tag || done->tag >= motion->tag + motion->n_orders)
+            continue;
+        motion->n_done++;
+        exchange_progress(motion);
+        return;
+    }
+    exchange_served(exchange, done->tag);
+}
+
+void exchange_summed(struct exchange *exchange, uint32_t parcel)
+{
+    struct motion *next;
+
+    exchange->places[parcel].summed = true;
+    for (struct motion *motion = exchange->motions; motion; motion = next) {
+        next = motion->next; /* where nothing is to be moved it ends at once */
+        if (motion->kind == MOTION_PARCEL && motion->parcel == parcel && motion->waits) {
+            motion->waits = false;
+            if (step_sends_slots(exchange->job->step, parcel))
+                exchange_progress(motion);
+            else
+                order_parcel(motion);
+        }
+    }
+    go_on(exchange, parcel);
+}
+
+void exchange_broken(struct exchange *exchange)
+{
+    struct motion **link = &exchange->motions;
+
+    while (*link) {
+        struct motion *motion = *link;
+
+        /* What GPUs are at is known when their engine has ended. */
+        if (motion->arrived || (motion->on_devices && motion->working)) {
+            link = &motion->next;
+            continue;
+        }
+        *link = motion->next;
+        motion_free(motion); /* a fetch stays pending: node 0 says it again */
+    }
+    exchange_break_serving(exchange);
+    exchange->n_waiting_bytes = 0;
+    exchange->shared_ring = NULL; /* the next engine has none yet */
+}
+
+size_t exchange_list_arrived(const struct exchange *exchange, uint64_t *tags, size_t max)
+{
+    size_t n = 0;
+
+    for (const struct motion *motion = exchange->motions; motion; motion = motion->next) {
+        if (motion->serves)
+            continue;
+        if (n < max)
+            tags[n] = motion->tag;
+        n++;
+    }
+    return n;
+}
+
+/* ---- what is kept -------------------------------------------------------------------------------------- */
+
+void exchange_keep(struct exchange *exchange, const struct reduction *reduction)
+{
+    struct place *place = &exchange->places[reduction->parcel];
+
+    place->kept = true;
+    place->taken = place->summing = place->summed = place->awaited = false;
+    place->micro_batch = reduction->micro_batch;
+    place->pass = reduction->pass;
+}
+
+bool exchange_keeps(const struct exchange *exchange, uint32_t parcel)
+{
+    return exchange->places[parcel].kept;
+}
+
+bool exchange_is_promised(const struct exchange *exchange, uint32_t parcel)
+{
+    return exchange->places[parcel].kept && !exchange->places[parcel].taken;
+}
+
+void exchange_take(struct exchange *exchange, uint32_t parcel)
+{
+    exchange->places[parcel].taken = true;
+}
+
+void exchange_lend(struct exchange *exchange, uint32_t parcel, struct ring *ring)
+{
+    struct place *place = &exchange->places[parcel];
+
+    assert(!place->ring);
+    ring_hold(ring);
+    place->ring = ring;
+}
+
+void exchange_ring_is_gone(struct exchange *exchange, const struct ring *ring)
+{
+    if (exchange->shared_ring == ring)
+        share_ring(exchange, NULL);
+}
+
+bool exchange_owns_any(const struct exchange *exchange, uint32_t parcel)
+{
+    return exchange->places[parcel].n_elems > 0;
+}
+
+bool exchange_start_sum(struct exchange *exchange, uint32_t parcel)
+{
+    struct place *place = &exchange->places[parcel];
+    bool starts = place->taken && !place->summing;
+
+    place->summing |= starts;
+    return starts;
+}
+
+bool exchange_await(struct exchange *exchange, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
+{
+    struct place *place = parcel < exchange->job->layout->n_parcels ? &exchange->places[parcel] : NULL;
+
+    if (!place || !place->kept || !exchange_is_at(place, micro_batch, pass))
+        return false;
+    place->awaited = true;
+    return !place->taken;
+}
+
+bool exchange_withdraw(struct exchange *exchange, uint32_t parcel)
+{
+    struct place *place = &exchange->places[parcel];
+
+    if (!place->kept || place->awaited)
+        return false;
+    place->kept = place->taken;
+    return place->taken;
+}
+
+bool exchange_settled(struct exchange *exchange, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
+{
+    struct place *place = parcel < exchange->job->layout->n_parcels ? &exchange->places[parcel] : NULL;
+
+    if (!place || !place->kept || !place->summed || !exchange_is_at(place, micro_batch, pass))
+        return false;
+    place->kept = false;
+    end_loan(place);
+    return true;
+}
+
+void exchange_forget(struct exchange *exchange)
+{
+    for (uint32_t p = 0; p < exchange->job->layout->n_parcels; p++) {
+        exchange->places[p].kept = false;
+        end_loan(&exchange->places[p]);
+    }
+}
+
+bool exchange_is_busy(const struct exchange *exchange)
+{
+    for (const struct motion *motion = exchange->motions; motion; motion = motion->next)
+        if (motion->kind == MOTION_PARCEL)
+            return true;
+    return false;
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The end of a step that is not taken: possible until it is decided (commit.c), and it leaves no trace of the step but
+ * attempt + 1. What the attempt had under way ends first. Of several nodes, node 0 says that all abort.
+ */
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "daemon/job/job.h"
+#include "daemon/nodes/nodes.h"
+
+static void rewind_rank(struct job *job, struct job_rank *rank)
+{
+    struct ring *ring = rank->rings[0];
+
+    job_forget_step(rank);
+    blob_reset(&rank->blob);
+    blob_reset(&rank->blob_step);
+    if (rank->blob_committed.data)
+        blob_set(&rank->blob, rank->blob_committed.data, rank->blob_committed.n_bytes);
+    job_fault_reset(&rank->fault);
+    job_fault_reset(&rank->again);
+    rank->partial = (struct partial_push){0};
+    ring_orphan(steal_ptr(rank->rings[1]));
+    if (!rank->peer || rank->left) { /* nobody will say AbortSeen */
+        collect_release_ring(job, rank, true);
+        rank->declared = rank->formed = rank->ready = false; /* whoever comes back has no ring: it forms again */
+        manifest_deinit(&rank->manifest);
+        return;
+    }
+    /* Its client may still write into these slots: they come back with AbortSeen. Until then they hold nothing. */
+    for (uint32_t i = 0; ring && i < ring->n_tickets; i++) {
+        ring->slots[i].posted = ring->slots[i].lent = false;
+        ring->slots[i].n_pushed = 0;
+    }
+    if (ring)
+        ring->n_lent = 0;
+    if (ring && ring->ready)
+        atomic_store_explicit(&ring_credit_page(ring)->attempt, job->ledger.attempt, memory_order_release);
+}
+
+static void tell_rank(struct job *job, struct job_rank *rank, struct diagnostic *notice)
+{
+    if (!rank->formed || !rank->peer || rank->left)
+        return;
+    if (rank->wait == WAIT_ABORT) {
+        job_answer_done(job, rank);
+        return;
+    }
+    diagnostic_unref(rank->abort_notice);
+    rank->abort_notice = diagnostic_ref(notice);
+    if (job_is_collective(rank->wait) || rank->wait == WAIT_WRITE) /* its window is gone */
+        job_is_held(job, rank);
+}
+
+static void finish_abort(struct job *job)
+{
+    struct diagnostic *reason = steal_ptr(job->abort_reason), *notice;
+
+    ledger_abort(&job->ledger);
+    job->ledger.attempt = MAX(job->ledger.attempt, job->said_attempt);
+    memset(job->cursors, 0, job->layout->n_parcels * sizeof(*job->cursors));
+    step_open(job->step);
+    job->counters.aborts++;
+    job->counters.batch_bytes = job->counters.batch_reduced_bytes = 0;
+    job->phase = JOB_TRAINING;
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        rewind_rank(job, &job->ranks[r]);
+    notice = job_keep(job, cause_aborted(&(struct evidence_abort){
+                               .at = {.layout = job->layout,
+                                      .rank = job->abort_rank,
+                                      .step = (int64_t)job->ledger.step,
+                                      .micro_batch = -1,
+                                      .client = job_client(job)},
+                               .why = reason || job->abort_text ? NULL : job->abort_why,
+                               .new_attempt = job->ledger.attempt,
+                               .reason = reason,
+                               .reason_text = job->abort_text,
+                               .reason_class = job->abort_class,
+                           }));
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        tell_rank(job, &job->ranks[r], notice);
+    diagnostic_unref(reason);
+    free(steal_ptr(job->abort_why));
+    free(steal_ptr(job->abort_text));
+    free(steal_ptr(job->abort_class));
+    job_settle(job);
+}
+
+/* What the aborted attempt had under way ends first: on workers, and between nodes. */
+static bool is_quiet(const struct job *job)
+{
+    return job->n_under_way == 0 && !(job->nodes && exchange_is_busy(nodes_exchange(job->nodes)));
+}
+
+void abort_settle(struct job *job)
+{
+    if (job->phase == JOB_ABORTING && is_quiet(job))
+        finish_abort(job);
+}
+
+void abort_start(struct job *job, int64_t rank, struct diagnostic *reason)
+{
+    job->phase = JOB_ABORTING;
+    job->abort_rank = rank;
+    job->abort_reason = reason;
+    collect_settle(job);
+    abort_settle(job);
+}
+
+void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)
+{
+    if (job->phase == JOB_WINDOW && !job->nodes)
+        window_forget(job);
+    if (job->phase != JOB_TRAINING &&
+        job->phase != JOB_WINDOW) { /* nothing to abort, or decided already: it only rolls forward */
+        diagnostic_unref(reason);
+        return;
+    }
+    if (reason && reason->id == 0) /* else it is kept already */
+        job_keep(job, diagnostic_ref(reason));
+    if (!job->nodes) {
+        abort_start(job, rank, reason);
+        return;
+    }
+    nodes_abort(job->nodes, rank, !reason && job->abort_why ? job->abort_why : "", reason);
+    if (job->abort_reason)
+        diagnostic_unref(reason);
+    else
+        job->abort_reason = reason; /* for when node 0 agrees */
+}
+
+void job_abort_step(struct job *job, struct job_rank *rank, const char *why)
+{
+    struct diagnostic *notice = steal_ptr(rank->abort_notice);
+
+    if (notice) { /* it was aborted already: that is what was asked for */
+        diagnostic_unref(notice);
+        job_answer_done(job, rank);
+        return;
+    }
+    job_fault_reset(&rank->fault);
+    job_wait(job, rank, WAIT_ABORT);
+    if (job->phase == JOB_TRAINING || job->phase == JOB_WINDOW) {
+        free(job->abort_why); /* of another rank, whose abort is on its way to node 0 */
+        job->abort_why = strdup(why);
+    }
+    job_abort(job, rank->rank, NULL);
+    if (rank->wait == WAIT_ABORT && job->phase != JOB_ABORTING &&
+        !(job->nodes && (job->phase == JOB_TRAINING || job->phase == JOB_WINDOW)))
+        job_answer_done(job, rank);
+}
+
+void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt)
+{
+    struct ring *ring = rank->rings[0];
+
+    (void)attempt;
+    for (uint32_t i = 0; ring && ring->n_held > 0 && i < ring->n_tickets; i++)
+        if (ring->slots[i].held && ring->slots[i].attempt < job->ledger.attempt)
+            ring_credit(ring, &ring->slots[i]);
+    rank->slot_credited = true;
+    if (ring)
+        ring_reclaim(ring);
+}
+
+/* ---- what node 0 says ---------------------------------------------------------------------------------- */
+
+/* What another node, or this one, has said of why. */
+static void keep_reason(struct job *job, const struct node_message *message)
+{
+    free(job->abort_why);
+    free(job->abort_text);
+    free(job->abort_class);
+    job->abort_why = message->text && message->text[0] ? strdup(message->text) : NULL;
+    job->abort_text = message->reason && message->reason[0] ? strdup(message->reason) : NULL;
+    job->abort_class = message->cause_class ? strdup(message->cause_class) : NULL;
+}
+
+void job_aborted(struct job *job, const struct node_message *message)
+{
+    struct diagnostic *reason = steal_ptr(job->abort_reason);
+    int64_t rank = message->has_rank ? (int64_t)message->rank : -1;
+
+    job->said_attempt = message->attempt;
+    if (job->phase == JOB_ABORTING) { /* others were through with that one, and have aborted the next: both at once */
+        job->abort_reason = reason;
+        return;
+    }
+    keep_reason(job, message);
+    if (reason && (!job->abort_text || strcmp(reason->text, job->abort_text) != 0))
+        diagnostic_unref(steal_ptr(reason)); /* another one came first */
+    if (job->phase == JOB_UPDATING) { /* of the next step: what is gathered here is still being copied for this one */
+        diagnostic_unref(reason);
+        job->abort_rank = rank;
+        job->aborts_next = true;
+        return;
+    }
+    if (job->phase == JOB_WINDOW)
+        window_forget(job);
+    abort_start(job, rank, reason);
+}

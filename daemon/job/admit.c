@@ -1,0 +1,618 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The way of a push, as far as the loop goes:
+ *
+ *     is it well formed      parameter, size, dtype               (E1103, E1102)
+ *     its slot               opened with the first push into it   (E1403)
+ *     the ledger             admits or refuses; refused: nothing else changes
+ *     its parcel             when the slot is full it may be complete: collect.c
+ *
+ * A large gradient comes in parts, one Push each, in order and with no other between them; what is said
+ * of its first part goes for all. One that ends before its last part (there was no room for a slot) leaves a torn
+ * micro-batch, which can be given up but not ended.
+ *
+ * And of those who need a slot and have no room: ring, for a moment; then overflow, then E1401.
+ */
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "core/base/base.h"
+#include "daemon/engines/devices.h"
+#include "daemon/job/job.h"
+
+/*
+ * For a slot of the ring, before overflow is granted. Picked: longer than ranks usually differ; and when that was in
+ * vain, some slices of the scheduler.
+ */
+enum { SLOT_PATIENCE_MS = 250, SLOT_LITTLE_PATIENCE_MS = 15 };
+
+/* ---- opening a micro-batch ----------------------------------------------------------------------------- */
+
+static enum diagnostic_code code_of(int verdict)
+{
+    switch (verdict) {
+    case LEDGER_E_PARAM:
+        return E_PARAMETER;
+    case LEDGER_E_STALE:
+        return E_STALE;
+    case LEDGER_E_AFTER_BOUNDARY:
+        return E_AFTER_BOUNDARY;
+    case LEDGER_E_EARLY:
+        return E_EARLY;
+    default:
+        return E_DUPLICATE;
+    }
+}
+
+void job_begin_backward(struct job *job, struct job_rank *rank, const struct request_begin_backward *request)
+{
+    struct ledger_position next = ledger_next(&job->ledger, rank->rank);
+    struct push_record record = {.incarnation = rank->incarnation,
+                                 .step = request->step,
+                                 .micro_batch = request->micro_batch,
+                                 .time_ns = job_now(job)};
+    char detail[96];
+    int r;
+
+    if (request->attempt < job->ledger.attempt || rank->abort_notice)
+        return; /* of an aborted attempt; the next answer says so */
+    if (request->step == next.step && request->micro_batch == next.micro_batch && !collect_is_done(job, rank) &&
+        !job->ledger.ranks[rank->rank].open) {
+        job_drop_peer(job, rank, "BeginBackward: the last EndBackward has not been answered yet");
+        return;
+    }
+    r = ledger_begin(&job->ledger, rank->rank, request->step, request->micro_batch);
+    rank->n_forwards = request->n_forwards;
+    rank->n_backwards = request->n_backwards;
+    if (r == LEDGER_ADMITTED)
+        return;
+    snprintf(detail, sizeof(detail), "backward of step %" PRIu64 ", micro-batch %u", request->step,
+             request->micro_batch);
+    record.sequence = 1; /* something was asked, though it was no push */
+    job_fault_push(job, rank, code_of(r), NULL, &record, detail);
+}
+
+/* ---- a push -------------------------------------------------------------------------------------------- */
+
+static struct push_record make_record(const struct job *job, const struct job_rank *rank,
+                                      const struct request_push *request)
+{
+    return (struct push_record){
+        .incarnation = rank->incarnation,
+        .sequence = request->sequence,
+        .step = request->step,
+        .task = request->task,
+        .time_ns = job_now(job),
+        .attempt = request->attempt,
+        .micro_batch = request->micro_batch,
+        .param = request->param,
+        .part = request->param < job->layout->n_params ? job->layout->params[request->param].first_part + request->part
+                                                       : UINT32_MAX,
+        .ordinal = request->ordinal,
+        .depth = request->depth,
+        .segment = request->segment,
+        .call = request->call,
+        .site = request->site,
+        .flags = request->flags,
+    };
+}
+
+/* Return: true when the gradient has the declared form; else the fault is noted. */
+static bool has_declared_form(struct job *job, struct job_rank *rank, const struct request_push *request,
+                              const struct push_record *record)
+{
+    static const char *const names[] = {"fp32", "bf16", "fp16"};
+    const struct layout_param *param;
+    uint64_t n_bytes;
+    char detail[128];
+
+    if (request->param >= job->layout->n_params || !job->layout->params[request->param].trainable) {
+        snprintf(detail, sizeof(detail),
+                 request->param >= job->layout->n_params ? "no parameter %u: the manifest has %u"
+                                                         : "parameter %u of %u is frozen",
+                 request->param, job->layout->n_params);
+        job_fault_push(job, rank, E_PARAMETER, NULL, record, detail);
+        return false;
+    }
+    param = &job->layout->params[request->param];
+    n_bytes = param->n_elems * dtype_size(param->grad_dtype);
+    if ((request->n_bytes && request->n_bytes != n_bytes) ||
+        (request->dtype_plus_one && request->dtype_plus_one != param->grad_dtype + 1)) {
+        snprintf(detail, sizeof(detail), "expected %" PRIu64 " bytes of %s, got %" PRIu64 " of %s", n_bytes,
+                 names[param->grad_dtype], request->n_bytes ? request->n_bytes : n_bytes,
+                 names[request->dtype_plus_one ? request->dtype_plus_one - 1 : param->grad_dtype]);
+        job_fault_push(job, rank, E_GRADIENT, NULL, record, detail);
+        return false;
+    }
+    return true;
+}
+
+/* The part is one of the parameter's, and the first or next one of a gradient. */
+static bool is_next_part(const struct job *job, const struct job_rank *rank, const struct request_push *request)
+{
+    const struct partial_push *partial = &rank->partial;
+
+    if (request->part >= job->layout->params[request->param].n_parts)
+        return false;
+    if (request->attempt < job->ledger.attempt || request->sequence <= job->ledger.ranks[rank->rank].last_sequence)
+        return true; /* the ledger does not look at it */
+    return request->part == 0 || (request->part == partial->next && request->param == partial->param);
+}
+
+static void note_part(const struct job *job, struct job_rank *rank, const struct request_push *request, bool refused)
+{
+    struct partial_push *partial = &rank->partial;
+
+    if (request->part == 0 && partial->next > 0)
+        partial->torn |= !partial->refused;
+    partial->param = request->param;
+    partial->next = request->part + 1;
+    partial->refused = refused;
+    if (request->record_only || partial->next == job->layout->params[request->param].n_parts)
+        partial->next = 0;
+}
+
+/* Return: 0 and *slot (NULL when the push has no data), or positive: the connection is being dropped. */
+static int open_slot(struct job *job, struct job_rank *rank, const struct request_push *request, uint32_t part,
+                     struct ring_slot **slot)
+{
+    uint32_t parcel = job->layout->parts[part].parcel;
+    int r;
+
+    *slot = NULL;
+    if (request->record_only)
+        return 0;
+    r = ring_open_slot(rank->rings[0],
+                       &(struct ring_use){
+                           .ticket = request->ticket,
+                           .use = request->use,
+                           .parcel = parcel,
+                           .micro_batch = request->micro_batch,
+                           .pass = request->pass,
+                           .attempt = request->attempt,
+                           .offset_bytes = request->offset_bytes,
+                           .n_bytes = layout_parcel_bytes(job->layout, parcel),
+                           .overflow = request->overflow,
+                       },
+                       slot);
+    /* A retry may name a slot that was reduced and given back long ago. */
+    if (r != 0 && request->sequence <= job->ledger.ranks[rank->rank].last_sequence)
+        return 0;
+    if (r != 0)
+        job_drop_peer(job, rank,
+                      r == RING_E_TICKET ? "Push.ticket: not free, or in use for another slot"
+                                         : "Push.offset_bytes: outside the ring, or not granted");
+    return r;
+}
+
+static void note_again(struct job *job, struct job_rank *rank, const struct push_record *record)
+{
+    struct fault *again = &rank->again;
+
+    job->counters.accumulated++;
+    if (!again->code) {
+        again->code = E_DUPLICATE;
+        again->first = ledger_entry(&job->ledger, rank->rank, record->part)->first;
+        again->second = *record;
+    }
+    if (!again->diagnostic)
+        job_fault_join(again, record->param);
+}
+
+static void admit(struct job *job, struct job_rank *rank, const struct push_record *record, struct ring_slot *slot,
+                  uint16_t pass)
+{
+    const struct layout_part *part = &job->layout->parts[record->part];
+    bool last = layout_is_last_part(job->layout, record->part);
+
+    if (!slot || slot->pass != pass) {
+        job_drop_peer(job, rank, slot ? "Push.pass: not the pass of this push" : "Push.record_only: not a duplicate");
+        return;
+    }
+    job->counters.admitted += last;
+    rank->n_pushes += last;
+    if (pass > 0 && last)
+        note_again(job, rank, record);
+    slot->n_pushed++;
+    if (slot->n_pushed == job->layout->parcels[part->parcel].n_parts)
+        collect_parcel(job, part->parcel);
+}
+
+/* As the client sums a duplicate: over the parts, which have sums of their own. Return: false when it is not known. */
+static bool find_sum(const struct job *job, const struct job_rank *rank, uint32_t param, uint64_t *sum)
+{
+    const struct layout_param *p = &job->layout->params[param];
+    uint64_t of_part;
+
+    *sum = 0;
+    for (uint32_t i = 0; i < p->n_parts; i++, *sum += of_part)
+        if (!ledger_find_sum(&job->ledger, rank->rank, p->first_part + i, 0, &of_part))
+            return false;
+    return true;
+}
+
+static void refuse_duplicate(struct job *job, struct job_rank *rank, const struct push_record *record,
+                             const struct request_push *request)
+{
+    const struct ledger_entry *entry = ledger_entry(&job->ledger, rank->rank, record->part);
+    bool first = !rank->fault.code;
+    uint64_t sum;
+
+    job_fault_push(job, rank, E_DUPLICATE, &entry->first, record, NULL);
+    if (first && request->record_only && find_sum(job, rank, record->param, &sum)) {
+        rank->fault.sums_known = true;
+        rank->fault.sums_equal = sum == request->sum;
+    }
+    if (rank->on_duplicate == CONFIG_DUPLICATE_ABORT_STEP) {
+        job_abort(job, rank->rank, diagnostic_ref(job_fault_diagnostic(job, rank, &rank->fault, false)));
+        job_fault_reset(&rank->fault);
+    }
+}
+
+/* A push that does not belong to the open micro-batch has opened a slot that nothing will come of. */
+static void close_empty(struct job_rank *rank, struct ring_slot *slot)
+{
+    if (slot && slot->n_pushed == 0)
+        ring_credit(rank->rings[0], slot);
+}
+
+static bool knows_event(const struct job *job, const struct job_rank *rank, const struct request_push *request)
+{
+    return request->event_plus_one == 0 ||
+           (job->devices && devices_has_event(job->devices, rank->rank - job->first_rank, request->event_plus_one - 1));
+}
+
+void job_push(struct job *job, struct job_rank *rank, const struct request_push *request)
+{
+    struct push_record record = make_record(job, rank, request);
+    struct ring_slot *slot;
+    uint16_t pass = 0;
+    int r;
+
+    if (!has_declared_form(job, rank, request, &record))
+        return;
+    if (!knows_event(job, rank, request)) {
+        job_drop_peer(job, rank, "Push.event_plus_one: no such event");
+        return;
+    }
+    if (!is_next_part(job, rank, request)) {
+        job_drop_peer(job, rank, "Push.part: not the part that comes next");
+        return;
+    }
+    if (open_slot(job, rank, request, record.part, &slot) != 0)
+        return;
+    if (slot && request->event_plus_one > 0) /* recorded behind all that the slot has, the last one counts */
+        slot->event_plus_one = request->event_plus_one;
+    if (rank->abort_notice && request->attempt >= job->ledger.attempt) {
+        job_drop_peer(job, rank, "Push.attempt: newer than what this rank was told");
+        return;
+    }
+    if (request->part > 0 && rank->partial.refused) {
+        note_part(job, rank, request, true);
+        close_empty(rank, slot);
+        return;
+    }
+    if (job->has_learnt && !job->learnt[request->param] && request->attempt == job->ledger.attempt) {
+        note_part(job, rank, request, true);
+        job_fault_push(job, rank, E_GRAPH_CHANGED, NULL, &record, NULL);
+        return;
+    }
+    r = ledger_push(&job->ledger, rank->rank, &record, &pass);
+    if (r != LEDGER_RETRY && r != LEDGER_DROPPED)
+        note_part(job, rank, request, r != LEDGER_ADMITTED && r != LEDGER_REDO);
+    switch (r) {
+    case LEDGER_ADMITTED:
+        admit(job, rank, &record, slot, pass);
+        break;
+    case LEDGER_REDO:
+        if (!slot || slot->pass != pass) {
+            job_drop_peer(job, rank, "Push.pass: not the pass of this push");
+            break;
+        }
+        slot->redo = true;
+        slot->n_pushed++;
+        collect_verify(job, rank, slot, record.part, pass);
+        break;
+    case LEDGER_RETRY:
+        job->counters.retried++;
+        close_empty(rank, slot);
+        break;
+    case LEDGER_DROPPED:
+        job->counters.dropped++;
+        break;
+    case LEDGER_E_DUPLICATE:
+        refuse_duplicate(job, rank, &record, request);
+        break;
+    default:
+        close_empty(rank, slot);
+        job_fault_push(job, rank, code_of(r), NULL, &record, NULL);
+        break;
+    }
+}
+
+void job_event(struct job *job, struct job_rank *rank, const struct request_event *request)
+{
+    const struct ring *ring = rank->rings[0];
+
+    if (!job->devices) {
+        job_drop_peer(job, rank, "Event: the job's gradients lie in host memory");
+        return;
+    }
+    for (uint32_t i = 0; ring && ring->n_held > 0 && i < ring->n_tickets; i++)
+        if (ring->slots[i].held && ring->slots[i].event_plus_one == request->number + 1) {
+            job_drop_peer(job, rank, "Event.number: pushes that name it are not reduced yet");
+            return;
+        }
+    devices_event(job->devices, rank->rank - job->first_rank, request->number, request->handle);
+}
+
+/* ---- room for a slot ----------------------------------------------------------------------------------- */
+
+struct extent_start {
+    struct work work;
+    struct job *job;
+    struct job_rank *rank;
+    struct ring *ring;
+    uint64_t offset_bytes, n_bytes;
+    int result;
+};
+
+static uint64_t overflow_bytes(const struct job *job)
+{
+    uint64_t n = 0;
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        for (size_t i = 0; i < ARRAY_SIZE(job->ranks[r].rings); i++)
+            n += job->ranks[r].rings[i] ? job->ranks[r].rings[i]->overflow_bytes : 0;
+    return n;
+}
+
+static void refuse_slot(struct job *job, struct job_rank *rank, uint64_t n_bytes, const char *what, uint64_t allowed)
+{
+    job_fault(job, rank,
+              cause_quota(&(struct evidence_quota){
+                  .at = job_at(job, rank),
+                  .what = what,
+                  .unit = "bytes",
+                  .asked = n_bytes,
+                  .held = rank->rings[0]->overflow_bytes,
+                  .allowed = allowed,
+                  .fix = "push parameters in the same order on all ranks, end micro-batches, or raise limits.memory",
+              }));
+    if (rank->wait == WAIT_SLOT)
+        job_is_held(job, rank);
+}
+
+/* Room or not: there is nothing left to name a slot by. */
+static void refuse_ticket(struct job *job, struct job_rank *rank)
+{
+    uint32_t n = rank->rings[0]->n_tickets;
+
+    job_fault(job, rank,
+              cause_quota(&(struct evidence_quota){
+                  .at = job_at(job, rank),
+                  .what = "gradient slots at a time",
+                  .unit = "slots",
+                  .asked = 1,
+                  .held = n,
+                  .allowed = n,
+                  .fix = "push parameters in the same order on all ranks, or end micro-batches: that empties slots",
+              }));
+    job_is_held(job, rank);
+}
+
+static void grant(struct job *job, struct job_rank *rank, bool in_ring, uint64_t offset_bytes)
+{
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_SLOT_GRANT,
+                   .slot_grant = {.in_ring = in_ring,
+                                  .offset_bytes = offset_bytes,
+                                  .n_warnings = (uint32_t)job->counters.warnings},
+               },
+               NULL, 0);
+}
+
+static void extent_run(struct work *work, uint32_t item)
+{
+    struct extent_start *start = container_of(work, struct extent_start, work);
+
+    (void)item;
+    start->result = segment_reserve(&start->ring->overflow, start->offset_bytes, start->n_bytes);
+}
+
+static uint64_t wanted_bytes(const struct job *job, const struct job_rank *rank)
+{
+    const struct request_slot_request *wanted = &rank->slot_wanted;
+
+    return layout_parcel_bytes(job->layout, job->layout->buckets[wanted->bucket].first_parcel + wanted->parcel);
+}
+
+static void extent_done(struct work *work)
+{
+    struct extent_start *start = container_of(work, struct extent_start, work);
+    struct job *job = start->job;
+    struct job_rank *rank = start->rank;
+
+    job->n_io--;
+    ring_reserved(start->ring, start->offset_bytes, start->result == 0);
+    if (rank->rings[0] == start->ring) {
+        rank->reserving = false;
+        if (rank->wait == WAIT_SLOT && start->result == 0 && start->n_bytes >= wanted_bytes(job, rank))
+            grant(job, rank, false, start->offset_bytes);
+        else if (rank->wait == WAIT_SLOT && start->result == 0)
+            admit_settle(job, rank); /* it was for a request that an abort has ended */
+        else if (rank->wait == WAIT_SLOT)
+            refuse_slot(job, rank, start->n_bytes, "gradient slots (the kernel gave no more memory)", 0);
+    }
+    ring_unhold(start->ring);
+    free(start);
+}
+
+static void start_extent(struct job *job, struct job_rank *rank, uint64_t offset_bytes, uint64_t n_bytes)
+{
+    struct extent_start *start = calloc(1, sizeof(*start));
+
+    if (!start) {
+        ring_reserved(rank->rings[0], offset_bytes, false);
+        refuse_slot(job, rank, n_bytes, "gradient slots (out of memory)", 0);
+        return;
+    }
+    *start = (struct extent_start){
+        .work = {.run = extent_run, .done = extent_done, .n_items = 1},
+        .job = job,
+        .rank = rank,
+        .ring = rank->rings[0],
+        .offset_bytes = offset_bytes,
+        .n_bytes = n_bytes,
+    };
+    rank->reserving = true;
+    ring_hold(start->ring);
+    job->n_io++;
+    worker_post(job->pool, &start->work);
+}
+
+/* A rank that has completed a later parcel but not this one has a parameter that comes late, or never. */
+static bool find_late(const struct job *job, uint32_t *late_rank, uint32_t *late_param)
+{
+    for (uint32_t i = 0; i + 1 < job->layout->n_parcels; i++) {
+        const struct layout_parcel *parcel = &job->layout->parcels[i], *next = parcel + 1;
+
+        for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+            const struct ledger_rank *ledger = &job->ledger.ranks[r];
+            bool later = true;
+
+            for (uint32_t k = 0; k < next->n_parts; k++)
+                later &= ledger->entries[next->first_part + k].n_pushed > 0;
+            for (uint32_t k = 0; later && ledger->open && k < parcel->n_parts; k++) {
+                *late_param = job->layout->parts[parcel->first_part + k].param;
+                *late_rank = r;
+                if (ledger->entries[parcel->first_part + k].n_pushed == 0)
+                    return true;
+            }
+        }
+    }
+    return false;
+}
+
+static void warn_late(struct job *job)
+{
+    struct diagnostic *d;
+    uint32_t rank, param;
+
+    if (job->overflow_warned_step == job->ledger.step + 1 || !find_late(job, &rank, &param))
+        return;
+    job->overflow_warned_step = job->ledger.step + 1;
+    d = diagnostic_new(E_QUOTA, "gradients wait for a late parameter");
+    d->warning = true;
+    diagnostic_at(d, rank, (int64_t)job->ledger.step, job->ledger.ranks[rank].n_ended);
+    diagnostic_params(d, job->layout, &param, 1);
+    diagnostic_field(d, "cause",
+                     "the rank has pushed all of a later bucket, but not this parameter: its bucket %u "
+                     "stays open, and gradients behind it take further memory",
+                     job->layout->params[param].bucket);
+    diagnostic_field(d, "fix", "freeze the parameter if it is not used, or declare it where its gradient comes");
+    diagnostic_field(d, "state", "nothing was refused; the numbers are the same");
+    job_keep(job, diagnostic_finish(d));
+}
+
+/* A slot is full, and its parcel waits for ranks that are behind. */
+static bool has_full_slot(const struct job *job, const struct ring *ring)
+{
+    for (uint32_t i = 0; ring->n_held > 0 && i < ring->n_tickets; i++) {
+        const struct ring_slot *slot = &ring->slots[i];
+
+        if (slot->held && !slot->overflow && !slot->redo &&
+            slot->n_pushed == job->layout->parcels[slot->parcel].n_parts)
+            return true;
+    }
+    return false;
+}
+
+/* No rank has pushed in this micro-batch what this one has not: so far they come the same way, behind it. */
+static bool others_follow(const struct job *job, const struct job_rank *rank)
+{
+    const struct ledger_rank *own = &job->ledger.ranks[rank->rank];
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        const struct ledger_rank *other = &job->ledger.ranks[r];
+
+        for (uint32_t i = 0; other->open && other->n_ended == own->n_ended && i < job->layout->n_parts; i++)
+            if (other->entries[i].n_pushed > own->entries[i].n_pushed)
+                return false;
+    }
+    return true;
+}
+
+/*
+ * A rank that is ahead by a whole ring gains nothing by more memory when the others are about to follow, and
+ * loses time: fresh pages, out of every cache. Once in a micro-batch it finds out that they are not: perhaps what
+ * it does next is what they wait for.
+ */
+static bool is_patient(struct job *job, struct job_rank *rank)
+{
+    unsigned patience_ms = rank->waited_in_vain ? SLOT_LITTLE_PATIENCE_MS : SLOT_PATIENCE_MS;
+
+    if (rank->impatient || !has_full_slot(job, rank->rings[0]) || !others_follow(job, rank))
+        return false;
+    if (job_now(job) - rank->wait_ns >= patience_ms * UINT64_C(1000000))
+        rank->impatient = rank->waited_in_vain = true;
+    else
+        job->ops.soon(job->ops.userdata, patience_ms);
+    return !rank->impatient;
+}
+
+void admit_settle(struct job *job, struct job_rank *rank)
+{
+    uint64_t n_bytes = wanted_bytes(job, rank), offset, extent_bytes;
+    struct memory_headroom headroom;
+    int r;
+
+    if (rank->wait != WAIT_SLOT || rank->reserving || job_is_held(job, rank))
+        return;
+    if (rank->slot_credited) { /* perhaps after the client looked */
+        rank->slot_credited = rank->waited_in_vain = false;
+        grant(job, rank, true, 0);
+        return;
+    }
+    if (ring_credit_is_near(rank->rings[0]) || is_patient(job, rank))
+        return;
+    if (rank->rings[0]->n_held == rank->rings[0]->n_tickets) {
+        refuse_ticket(job, rank);
+        return;
+    }
+    r = ring_grant(rank->rings[0], n_bytes, &offset, &extent_bytes);
+    if (r < 0) {
+        refuse_slot(job, rank, n_bytes, "gradient slots", rank->rings[0]->overflow.n_bytes);
+        return;
+    }
+    warn_late(job);
+    if (r == 0) {
+        grant(job, rank, false, offset);
+        return;
+    }
+    memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
+    if (job->memory.used + overflow_bytes(job) > job->memory.limit || extent_bytes > headroom.cgroup_bytes ||
+        extent_bytes > headroom.available_bytes) {
+        ring_reserved(rank->rings[0], offset, false);
+        refuse_slot(job, rank, n_bytes, "gradient slots (limits.memory, cgroup or free memory)", job->memory.limit);
+        return;
+    }
+    start_extent(job, rank, offset, extent_bytes);
+}
+
+void job_slot_request(struct job *job, struct job_rank *rank, const struct request_slot_request *request)
+{
+    if (request->bucket >= job->layout->n_buckets ||
+        request->parcel >= job->layout->buckets[request->bucket].n_parcels) {
+        job_drop_peer(job, rank,
+                      request->bucket >= job->layout->n_buckets ? "SlotRequest.bucket: no such bucket"
+                                                                : "SlotRequest.parcel: the bucket has fewer");
+        return;
+    }
+    rank->slot_wanted = *request;
+    job_wait(job, rank, WAIT_SLOT);
+    admit_settle(job, rank);
+}

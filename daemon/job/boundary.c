@@ -1,0 +1,570 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Boundaries as one rank meets them: the end of a micro-batch, giving one up,
+ * asking for the step. What is wrong with a request is said here, before it counts;
+ * what happens when all ranks have asked is commit.c.
+ */
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/wire/hyper-check.h"
+#include "daemon/job/job.h"
+#include "daemon/nodes/nodes.h"
+
+/* How long a refusal waits for what would explain it. Picked: a rank's first iteration may be slower by seconds. */
+enum { OTHERS_MS = 30000 };
+
+/* ---- end of a micro-batch ------------------------------------------------------------------------------ */
+
+static struct evidence_lost differing(const struct job *job, const struct job_rank *rank)
+{
+    return (struct evidence_lost){
+        .at = job_at(job, rank),
+        .pid = rank->pid,
+        .aborted = true,
+        .differs = true,
+        .param = UINT32_MAX,
+        .last_message = rank->last_request,
+    };
+}
+
+static const struct misplaced step_while_open = {
+    "the step", "a micro-batch is open, and its gradients belong to the step", "zerod_end_backward before zerod_step"};
+static const struct misplaced norm_while_open = {"the gradient norm",
+                                                 "a micro-batch is open, and its gradients belong to the norm",
+                                                 "zerod_end_backward before zerod_grad_norm"};
+
+static void refuse_position(struct job *job, struct job_rank *rank, enum diagnostic_code code, uint64_t step,
+                            uint32_t micro_batch, const char *detail)
+{
+    struct push_record record = {.incarnation = rank->incarnation,
+                                 .sequence = 1,
+                                 .step = step,
+                                 .micro_batch = micro_batch,
+                                 .time_ns = job_now(job)};
+
+    job_fault_push(job, rank, code, NULL, &record, detail);
+    job_is_held(job, rank);
+}
+
+static bool is_torn(const struct job_rank *rank)
+{
+    return rank->partial.torn || (rank->partial.next > 0 && !rank->partial.refused);
+}
+
+/* Some parts of a gradient may be in the sums, and the others will not come. */
+static void abort_torn(struct job *job, struct job_rank *rank)
+{
+    job_wait(job, rank, WAIT_ABORTED);
+    job_abort(job, rank->rank,
+              cause_abandoned(&(struct evidence_abandoned){
+                  .at = job_at(job, rank),
+                  .why = "the rest of a large gradient was not pushed",
+                  .n_dropped = job_n_pushed_open(job, rank),
+                  .aborted = true,
+              }));
+    job_settle(job);
+}
+
+void job_end_backward(struct job *job, struct job_rank *rank, const struct request_end_backward *request)
+{
+    if (job_is_stopped(job, rank))
+        return;
+    if (is_torn(rank)) {
+        abort_torn(job, rank);
+        return;
+    }
+    switch (ledger_end(&job->ledger, rank->rank, request->step, request->micro_batch)) {
+    case LEDGER_ADMITTED:
+        if (request->has_blob)
+            blob_set(&rank->blob, request->blob, request->n_blob_bytes);
+        rank->abandoned = false;
+        free(steal_ptr(rank->given_up_why));
+        collect_close(job, rank);
+        job_wait(job, rank, WAIT_END);
+        collect_all(job);
+        break;
+    case LEDGER_RETRY:
+        job_wait(job, rank, WAIT_END);
+        break;
+    case LEDGER_E_INCOMPLETE: {
+        struct evidence_lost evidence = differing(job, rank);
+
+        job_wait(job, rank, WAIT_ABORTED);
+        job_abort(job, rank->rank, cause_rank_lost(&evidence));
+        break;
+    }
+    case LEDGER_E_STALE:
+        refuse_position(job, rank, E_STALE, request->step, request->micro_batch, "end of a micro-batch");
+        return;
+    default:
+        refuse_position(job, rank, E_EARLY, request->step, request->micro_batch,
+                        "end of a micro-batch that was not begun");
+        return;
+    }
+    job_settle(job);
+}
+
+/* Dropped, or if any of it is in a sum already, the step begins again without it. */
+static void abandon(struct job *job, struct job_rank *rank)
+{
+    uint32_t n_pushed = job_n_pushed_open(job, rank);
+    struct evidence_abandoned evidence = {
+        .at = job_at(job, rank), .why = rank->given_up_why ? rank->given_up_why : "", .n_dropped = n_pushed};
+    struct diagnostic *diagnostic;
+
+    evidence.aborted = ledger_abandon(&job->ledger, rank->rank) == LEDGER_MUST_ABORT;
+    diagnostic = cause_abandoned(&evidence);
+    rank->abandoned = true;
+    rank->n_given_up = n_pushed;
+    if (evidence.aborted) {
+        job_wait(job, rank, WAIT_ABORTED);
+        job_abort(job, rank->rank, diagnostic);
+        job_settle(job);
+        return;
+    }
+    job_keep(job, diagnostic);
+    collect_drop_open(job, rank);
+    job_answer_done(job, rank);
+}
+
+void job_abandon_backward(struct job *job, struct job_rank *rank, const struct request_abandon_backward *request)
+{
+    job_fault_reset(&rank->fault); /* the pushes that it is about are given up */
+    rank->partial = (struct partial_push){0};
+    if (job_is_held(job, rank))
+        return;
+    free(rank->given_up_why);
+    rank->given_up_why = *request->why ? strdup(request->why) : NULL;
+    if (!collect_has_promised(job, rank)) {
+        abandon(job, rank);
+        return;
+    }
+    job_wait(job, rank, WAIT_ABANDON);
+    nodes_withdraw(job->nodes);
+}
+
+void job_withdrawn(struct job *job)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (rank->wait == WAIT_ABANDON)
+            abandon(job, rank);
+        else if (rank->left && job->ledger.ranks[r].open)
+            job_give_up_open(job, rank);
+    }
+    collect_all(job);
+}
+
+/* ---- asking for the step ------------------------------------------------------------------------------- */
+
+struct params {
+    uint32_t *ids; /* owned */
+    uint32_t n;
+};
+
+/* Trainable parameters (or learnt ones) that the rank has not pushed in this step. */
+static struct params missing_of(const struct job *job, unsigned rank, const uint8_t *among)
+{
+    struct params params = {.ids = calloc(job->layout->n_params + 1, sizeof(uint32_t))};
+
+    for (uint32_t p = 0; params.ids && p < job->layout->n_params; p++)
+        if (job->layout->params[p].trainable && !job_has_pushed(job, rank, p) && (!among || among[p]))
+            params.ids[params.n++] = p;
+    return params;
+}
+
+/* Has no other rank pushed any of these parameters in this step, so far? */
+static bool missing_on_all(const struct job *job, const struct params *missing)
+{
+    for (unsigned r = 0; r < job->world_size; r++)
+        for (uint32_t i = 0; i < missing->n; i++)
+            if (job_has_pushed(job, r, missing->ids[i]))
+                return false;
+    return true;
+}
+
+/* Has no rank ever pushed them in a step that was applied? */
+static bool never_pushed(const struct job *job, const struct params *missing)
+{
+    for (uint32_t i = 0; i < missing->n; i++)
+        if (state_journal(job->state)->counts[missing->ids[i]] > 0)
+            return false;
+    return true;
+}
+
+/* Another rank that is here may still push what it has not pushed yet. */
+static bool others_are_behind(const struct job *job, const struct job_rank *rank)
+{
+    for (unsigned r = 0; r < job->world_size; r++) {
+        const struct ledger_rank *other = &job->ledger.ranks[r];
+
+        if (job_rank_is_here(&job->ranks[r]) && !job->ranks[r].left && !other->asked &&
+            other->n_ended < job->ledger.ranks[rank->rank].n_ended)
+            return true;
+    }
+    return false;
+}
+
+/* Return: NULL when this rank may ask, else why not. */
+static struct diagnostic *judge_request(const struct job *job, const struct job_rank *rank)
+{
+    const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
+    uint64_t configured = job->config->gradient_accumulation_steps;
+    uint32_t trainable = job_n_trainable(job);
+    struct params missing = missing_of(job, rank->rank, NULL);
+    bool on_all = missing_on_all(job, &missing);
+    _cleanup_free_ uint32_t *ids = missing.ids;
+    _cleanup_free_ uint8_t *called = calloc(missing.n + 1, 1);
+    struct evidence_at at = job_at(job, rank);
+    struct evidence_missing evidence = {
+        .at = at,
+        .params = missing.ids,
+        .n_params = missing.n,
+        .n_trainable = trainable,
+        .world_size = on_all && others_are_behind(job, rank) ? 1 : job->world_size, /* of which something is known */
+        .n_micro_batches = ledger->n_ended,
+        .n_configured = (uint32_t)configured,
+        .n_forwards = rank->n_forwards - rank->n_forwards_at_step,
+        .n_backwards = rank->n_backwards - rank->n_backwards_at_step,
+        .abandoned = rank->abandoned,
+        .n_given_up = rank->n_given_up,
+        .why = rank->given_up_why,
+        .same_on_all_ranks = on_all,
+        .same_every_step = never_pushed(job, &missing),
+        .n_steps_seen = job->ledger.step + 1,
+    };
+
+    rank_evidence_add(&rank->evidence, &evidence, called, true);
+    if (ledger->n_ended > 0 && !rank->abandoned)
+        evidence.at.micro_batch = at.micro_batch = -1; /* it is about the step, not about one of its micro-batches */
+    if (configured && ledger->n_ended > configured)
+        return cause_duplicate(&(struct evidence_duplicate){
+            .at = at, .n_micro_batches = ledger->n_ended, .n_configured = (uint32_t)configured});
+    if (configured && ledger->n_ended < configured)
+        return cause_missing(&evidence);
+    evidence.n_configured = 0;
+    if (trainable > 0 && (ledger->n_pushed == 0 || rank->abandoned))
+        return cause_missing(&evidence);
+    if (missing.n > 0 && job->config->diagnostics.on_missing == CONFIG_MISSING_ERROR)
+        return cause_missing(&evidence);
+    if (job->has_learnt) {
+        struct params unlearnt = missing_of(job, rank->rank, job->learnt);
+        _cleanup_free_ uint32_t *unlearnt_ids = unlearnt.ids;
+
+        if (unlearnt.n > 0)
+            return cause_graph_changed(
+                &(struct evidence_graph){.at = at, .params = unlearnt.ids, .n_params = unlearnt.n});
+    }
+    return NULL;
+}
+
+struct hyper job_plain_hyper(const struct config *config, const struct wire_hyper *h)
+{
+    return (struct hyper){
+        .lr = h->lr,
+        .beta1 = h->beta1,
+        .beta2 = h->beta2,
+        .eps = h->eps,
+        .weight_decay = h->weight_decay,
+        .momentum = h->momentum,
+        .dampening = h->dampening,
+        .lr_decay = h->lr_decay,
+        .nesterov = h->nesterov,
+        .adam_w_mode = config->optimizer.hyper.adam_w_mode,
+    };
+}
+
+struct wire_hyper job_wire_hyper(const struct hyper *h)
+{
+    return (struct wire_hyper){h->lr,       h->beta1,     h->beta2,    h->eps,     h->weight_decay,
+                               h->momentum, h->dampening, h->lr_decay, h->nesterov};
+}
+
+void job_describe_args(const struct job *job, const struct step_args *args, struct request_step *request,
+                       struct wire_hyper *groups)
+{
+    *request = (struct request_step){.has_max_norm = args->has_max_norm,
+                                     .max_norm = args->max_norm,
+                                     .loss_scale = args->loss_scale,
+                                     .found_inf = args->found_inf,
+                                     .groups = groups};
+    for (uint32_t g = 0; args->groups && g < job->layout->n_groups; g++)
+        groups[request->n_groups++] = job_wire_hyper(&args->groups[g]);
+}
+
+void job_keep_args(const struct job *job, struct step_args *args, const struct request_step *request)
+{
+    free(args->groups);
+    *args = (struct step_args){
+        .has_max_norm = request->has_max_norm,
+        .max_norm = request->max_norm,
+        .loss_scale = request->loss_scale,
+        .found_inf = request->found_inf,
+    };
+    if (request->n_groups == job->layout->n_groups)
+        args->groups = calloc(request->n_groups, sizeof(*args->groups));
+    for (size_t i = 0; args->groups && i < request->n_groups; i++) {
+        args->groups[i] = job_plain_hyper(job->config, &request->groups[i]);
+        args->n_groups++;
+    }
+}
+
+/* Looks for a difference between what two ranks want of a group. Return: true and what it is. */
+static bool hypers_differ(const struct hyper *a, const struct hyper *b, struct evidence_args *evidence,
+                          const char **name)
+{
+    static const struct {
+        const char *name;
+        size_t offset;
+    } fields[] = {
+        {"lr", offsetof(struct hyper, lr)},
+        {"beta1", offsetof(struct hyper, beta1)},
+        {"beta2", offsetof(struct hyper, beta2)},
+        {"eps", offsetof(struct hyper, eps)},
+        {"weight_decay", offsetof(struct hyper, weight_decay)},
+        {"momentum", offsetof(struct hyper, momentum)},
+        {"dampening", offsetof(struct hyper, dampening)},
+        {"lr_decay", offsetof(struct hyper, lr_decay)},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(fields); i++) {
+        evidence->value = *(const double *)((const char *)a + fields[i].offset);
+        evidence->other_value = *(const double *)((const char *)b + fields[i].offset);
+        *name = fields[i].name;
+        if (evidence->value != evidence->other_value)
+            return true;
+    }
+    evidence->value = a->nesterov;
+    evidence->other_value = b->nesterov;
+    *name = "nesterov";
+    return a->nesterov != b->nesterov;
+}
+
+/* Looks for a difference between two ranks' arguments. What one gives and the other leaves as configured may be equal.
+ */
+static bool args_differ(const struct job *job, const struct step_args *a, const struct step_args *b,
+                        struct evidence_args *evidence, char *name, size_t name_size)
+{
+    const struct {
+        const char *name;
+        double a, b;
+    } scalars[] = {
+        {"max_norm", a->has_max_norm ? a->max_norm : NAN, b->has_max_norm ? b->max_norm : NAN},
+        {"loss_scale", a->loss_scale > 0 ? a->loss_scale : NAN, b->loss_scale > 0 ? b->loss_scale : NAN},
+    };
+    const char *field;
+
+    evidence->name = name;
+    for (size_t i = 0; i < ARRAY_SIZE(scalars); i++) {
+        if (scalars[i].a == scalars[i].b || (isnan(scalars[i].a) && isnan(scalars[i].b)))
+            continue;
+        snprintf(name, name_size, "%s", scalars[i].name);
+        evidence->value = scalars[i].a;
+        evidence->other_value = scalars[i].b;
+        return true;
+    }
+    for (uint32_t g = 0; (a->groups || b->groups) && g < job->layout->n_groups; g++) {
+        struct hyper of_a = job_hyper(job, a, g), of_b = job_hyper(job, b, g);
+
+        if (hypers_differ(&of_a, &of_b, evidence, &field)) {
+            snprintf(name, name_size, "%s of group %u", field, g);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Return: the first rank but this one that has asked for the step, or NULL. */
+static const struct job_rank *first_asked(const struct job *job, const struct job_rank *rank)
+{
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (r != rank->rank && job->ledger.ranks[r].asked)
+            return &job->ranks[r];
+    return NULL;
+}
+
+struct diagnostic *job_compare_args(const struct job *job, const struct job_rank *rank)
+{
+    const struct job_rank *other = first_asked(job, rank);
+    struct evidence_args evidence = {.at = job_at(job, rank)};
+    char name[64];
+
+    if (!other)
+        return NULL;
+    evidence.other_rank = other->rank;
+    if (!args_differ(job, &rank->args, &other->args, &evidence, name, sizeof(name)))
+        return NULL;
+    return cause_step_args(&evidence);
+}
+
+/* Settings that no configuration may have: there is no memory for them, or weights could become NaN. The client library
+ * looks first, and tells the value. */
+static const char *check_hyper(const struct config *config, const struct wire_hyper *h)
+{
+    struct hyper_problem problem;
+
+    if (config->optimizer.type == OPTIMIZER_SGD && h->momentum != 0 && config->optimizer.hyper.momentum == 0)
+        return "Step.groups.momentum: the job has no momentum buffer, as optimizer.params.momentum is 0";
+    if (hyper_is_wrong(config_optimizer_name(&config->optimizer), h, &problem))
+        return "Step.groups: a hyperparameter is out of range";
+    return NULL;
+}
+
+static const char *check_step(const struct job *job, const struct request_step *request)
+{
+    if (request->step != job->ledger.step || request->attempt != job->ledger.attempt)
+        return "Step.step: not the open step";
+    if (request->n_groups && request->n_groups != job->layout->n_groups)
+        return "Step.groups: not one per parameter group";
+    for (size_t i = 0; i < request->n_groups; i++) {
+        const char *wrong = check_hyper(job->config, &request->groups[i]);
+
+        if (wrong)
+            return wrong;
+    }
+    return NULL;
+}
+
+/* A rank may come here a moment before the others have pushed what it misses; that they do is the cause then. */
+static bool needs_others(const struct job *job, const struct job_rank *rank)
+{
+    _cleanup_free_ uint32_t *ids = NULL;
+    struct params missing;
+
+    if (job->config->diagnostics.on_missing != CONFIG_MISSING_ERROR || rank->abandoned ||
+        job->ledger.ranks[rank->rank].n_pushed == 0 || !others_are_behind(job, rank))
+        return false;
+    missing = missing_of(job, rank->rank, NULL);
+    ids = missing.ids;
+    return missing.n > 0 && missing_on_all(job, &missing);
+}
+
+void job_abort_inherited(struct job *job, const struct job_rank *from, struct diagnostic *refusal)
+{
+    struct evidence_inherited evidence = {
+        .at = job_at(job, from),
+        .n_ended = job->ledger.ranks[from->rank].n_inherited,
+        .asked = job->ledger.ranks[from->rank].asked,
+        .refusal = refusal,
+    };
+    struct diagnostic *reason;
+
+    evidence.at.micro_batch = -1; /* it is about the step */
+    reason = cause_inherited(&evidence);
+    diagnostic_unref(refusal);
+    job_abort(job, from->rank, reason);
+}
+
+/*
+ * A successor that is refused what its predecessor did can only end, and the next one would be refused alike. The same
+ * goes for the arguments of a request whose process is gone.
+ */
+static void refuse_step(struct job *job, struct job_rank *rank, struct diagnostic *refusal, const struct job_rank *from)
+{
+    if (from) {
+        job_wait(job, rank, WAIT_ABORTED);
+        job_abort_inherited(job, from, refusal);
+        return;
+    }
+    job_fault(job, rank, refusal);
+    job_is_held(job, rank);
+}
+
+/* Is the rank's part of the step its predecessor's, and is none of its micro-batches still to come? */
+static bool is_heir(const struct job *job, const struct job_rank *rank)
+{
+    uint64_t configured = job->config->gradient_accumulation_steps;
+
+    return ledger_inherits(&job->ledger, rank->rank) &&
+           (!configured || job->ledger.ranks[rank->rank].n_ended >= configured);
+}
+
+static void judge_and_ask(struct job *job, struct job_rank *rank)
+{
+    const struct job_rank *heir = is_heir(job, rank) ? rank : NULL;
+    const struct job_rank *other = first_asked(job, rank);
+    struct diagnostic *refusal = rank->proceed ? NULL : judge_request(job, rank);
+
+    if (refusal) {
+        refuse_step(job, rank, refusal, heir);
+        return;
+    }
+    refusal = job_compare_args(job, rank);
+    if (refusal) {
+        refuse_step(job, rank, refusal, other->wait == WAIT_STEP ? NULL : other);
+        return;
+    }
+    if (ledger_ask(&job->ledger, rank->rank) == LEDGER_E_EARLY) { /* a part of its predecessor's stands */
+        refuse_step(job, rank, NULL, rank);
+        return;
+    }
+    rank->asked_ns = job_now(job);
+    job_wait(job, rank, WAIT_STEP);
+    collect_all(job);
+}
+
+void boundary_settle(struct job *job)
+{
+    for (unsigned r = job->first_rank; job->phase == JOB_TRAINING && r < job->end_rank; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (rank->wait == WAIT_OTHERS &&
+            (!needs_others(job, rank) || job_now(job) - rank->wait_ns >= OTHERS_MS * UINT64_C(1000000)))
+            judge_and_ask(job, rank);
+    }
+}
+
+void job_step(struct job *job, struct job_rank *rank, const struct request_step *request)
+{
+    const char *wrong;
+
+    if (job_is_stopped(job, rank))
+        return;
+    wrong = check_step(job, request);
+    if (wrong) {
+        job_drop_peer(job, rank, wrong);
+        return;
+    }
+    if (job->ledger.ranks[rank->rank].open) {
+        job_refuse_early(job, rank, &step_while_open);
+        return;
+    }
+    if (!collect_is_done(job, rank)) { /* its slots would hold the step up for ever */
+        job_drop_peer(job, rank, "Step: AbortSeen was not sent after the last abort");
+        return;
+    }
+    job_keep_args(job, &rank->args, request);
+    blob_reset(&rank->blob_step);
+    if (request->has_blob)
+        blob_set(&rank->blob_step, request->blob, request->n_blob_bytes);
+    if (!rank->proceed && needs_others(job, rank)) {
+        job_wait(job, rank, WAIT_OTHERS);
+        job->ops.soon(job->ops.userdata, OTHERS_MS);
+        return;
+    }
+    judge_and_ask(job, rank);
+    job_settle(job);
+}
+
+void job_grad_norm(struct job *job, struct job_rank *rank)
+{
+    if (job_is_stopped(job, rank))
+        return;
+    if (job->ledger.ranks[rank->rank].open) {
+        job_refuse_early(job, rank, &norm_while_open);
+        return;
+    }
+    if (!collect_is_done(job, rank)) {
+        job_drop_peer(job, rank, "GradNorm: AbortSeen was not sent after the last abort");
+        return;
+    }
+    job_wait(job, rank, WAIT_NORM);
+    job_settle(job);
+}

@@ -1,0 +1,562 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Collecting: what all ranks have pushed is reduced, what is reduced is credited.
+ *
+ * Each parcel has a cursor, the (micro-batch, pass) that is reduced next. It is
+ * complete when every rank has pushed all of the parcel's parts there, or has
+ * ended that micro-batch. So the order of sums is that of docs/numerics.md
+ * whatever the order of arrival, and a parcel is reduced as early as it can be.
+ */
+
+#include <assert.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "core/diagnosis/cause.h"
+#include "daemon/job/job.h"
+#include "daemon/nodes/nodes.h"
+#include "daemon/step/device-job.h"
+
+/* ---- what is complete ---------------------------------------------------------------------------------- */
+
+/* A rank that has asked for the step, or left, has ended every later micro-batch with nothing. */
+static bool has_ended(const struct job *job, const struct job_rank *rank, uint32_t micro_batch)
+{
+    const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
+
+    return ledger->asked || rank->left || ledger->n_ended > micro_batch;
+}
+
+static struct ring_slot *find_slot(const struct job_rank *rank, uint32_t parcel, struct cursor at, struct ring **ring)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++) {
+        struct ring_slot *slot = rank->rings[i] ? ring_find(rank->rings[i], parcel, at.micro_batch, at.pass) : NULL;
+
+        if (slot && slot->n_pushed > 0 && !slot->redo) {
+            *ring = rank->rings[i];
+            return slot;
+        }
+    }
+    return NULL;
+}
+
+struct ring_slot *collect_find_slot(const struct job_rank *rank, uint32_t parcel, uint32_t micro_batch, uint32_t pass,
+                                    struct ring **ring)
+{
+    return find_slot(rank, parcel, (struct cursor){.micro_batch = micro_batch, .pass = pass}, ring);
+}
+
+enum completeness { OPEN, COMPLETE, EMPTY };
+
+static enum completeness look_at(const struct job *job, uint32_t parcel, struct cursor at)
+{
+    bool any = false;
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        const struct job_rank *rank = &job->ranks[r];
+        struct ring *ring;
+        const struct ring_slot *slot = find_slot(rank, parcel, at, &ring);
+
+        if (!has_ended(job, rank, at.micro_batch) && (!slot || slot->n_pushed < job->layout->parcels[parcel].n_parts))
+            return OPEN;
+        any |= slot != NULL;
+    }
+    return any ? COMPLETE : EMPTY;
+}
+
+/* Nothing can lie beyond the furthest rank's position. */
+static uint32_t furthest(const struct job *job)
+{
+    uint32_t most = 0;
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        most = MAX(most, job->ledger.ranks[r].n_ended);
+    return most;
+}
+
+/* ---- reducing ------------------------------------------------------------------------------------------ */
+
+/* Between nodes GPUs add up all ranks' gradients at once, and slots are read until all nodes have what they own of
+ * them: a sum of this node's own ranks there is none. */
+static bool sums_at_once(const struct job *job)
+{
+    return job->nodes && job->devices;
+}
+
+static void clock_start(struct job *job)
+{
+    if (job->n_under_way++ == 0)
+        job->times.reduce_busy_since_ns = job_now(job);
+}
+
+static void clock_stop(struct job *job)
+{
+    assert(job->n_under_way > 0);
+    if (--job->n_under_way == 0)
+        job->times.reduce_last_ns += job_now(job) - job->times.reduce_busy_since_ns;
+}
+
+/* How much was reduced before the last rank ended its backward: what overlap_comm is for. */
+static void count_overlap(struct job *job, const struct reduction *reduction, uint64_t n_bytes)
+{
+    struct job_counters *counters = &job->counters;
+    bool overlapped = false;
+
+    if (counters->batch != reduction->micro_batch) {
+        counters->batch = reduction->micro_batch;
+        counters->batch_bytes = counters->batch_reduced_bytes = 0;
+    }
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        overlapped |= !has_ended(job, &job->ranks[r], reduction->micro_batch);
+    counters->batch_bytes += n_bytes;
+    if (overlapped)
+        counters->batch_reduced_bytes += n_bytes;
+}
+
+/* Those of a micro-batch that was ended meanwhile nobody will ask for. */
+static void record_sums(struct job *job, const struct reduction *reduction, unsigned rank)
+{
+    const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
+
+    unsigned local = rank - job->first_rank;
+
+    for (uint32_t i = 0; i < parcel->n_parts; i++) {
+        uint32_t part = parcel->first_part + i;
+        const struct ledger_entry *entry = ledger_entry(&job->ledger, rank, part);
+
+        if (reduction->masks[i] >> local & 1 && entry->n_summed < entry->n_posted)
+            (void)ledger_sum(&job->ledger, rank, part, step_sum(job->step, reduction, local, part));
+    }
+}
+
+static bool sends_slots(const struct job *job, uint32_t parcel)
+{
+    return job->nodes && step_sends_slots(job->step, parcel);
+}
+
+/* Part of its 64-bit sum is taken when the pieces of all nodes are added. */
+static bool is_summed_later(const struct job *job, uint32_t parcel)
+{
+    return sends_slots(job, parcel) && exchange_owns_any(nodes_exchange(job->nodes), parcel);
+}
+
+static void reduction_is_done(void *userdata, struct reduction *reduction);
+
+void collect_combined(struct job *job, uint32_t parcel)
+{
+    if (sums_at_once(job)) {
+        reduction_is_done(job, &job->step->reductions[parcel]);
+        return;
+    }
+    for (unsigned r = job->first_rank; is_summed_later(job, parcel) && r < job->end_rank; r++)
+        record_sums(job, &job->step->reductions[parcel], r);
+    collect_settle(job);
+}
+
+/* What was read is given back, unless it is sent straight from there: then when all have it, or its rank is gone. */
+static void give_back(struct job *job, struct job_rank *rank, struct ring *ring, struct ring_slot *slot)
+{
+    if (sums_at_once(job))
+        return; /* until it is everywhere */
+    if (sends_slots(job, slot->parcel) && ring == rank->rings[0]) {
+        ring_lend(ring, slot);
+        return;
+    }
+    ring_credit(ring, slot);
+    rank->slot_credited = true;
+}
+
+static void reduction_is_done(void *userdata, struct reduction *reduction)
+{
+    struct job *job = userdata;
+    struct cursor *cursor = &job->cursors[reduction->parcel];
+    const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
+    uint64_t n_bytes = 0;
+
+    if (!sums_at_once(job))
+        clock_stop(job);
+    for (uint32_t i = 0; i < parcel->n_parts; i++)
+        n_bytes += (uint64_t)__builtin_popcountll(reduction->masks[i]) *
+                   layout_part_bytes(job->layout, parcel->first_part + i);
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        struct job_rank *rank = &job->ranks[r];
+        struct ring *ring;
+        struct ring_slot *slot = find_slot(rank, reduction->parcel, *cursor, &ring);
+
+        if (job->phase == JOB_ABORTING || !slot || !slot->posted)
+            continue;
+        if (!is_summed_later(job, reduction->parcel))
+            record_sums(job, reduction, r);
+        give_back(job, rank, ring, slot);
+    }
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (reduction->held[r - job->first_rank])
+            ring_unhold(reduction->held[r - job->first_rank]);
+    if (job->phase != JOB_ABORTING) {
+        count_overlap(job, reduction, n_bytes);
+        if (!job->nodes) /* else it stays until what is sent is everywhere */
+            cursor->pass++;
+        collect_settle(job);
+        collect_parcel(job, reduction->parcel);
+        for (unsigned r = job->first_rank; r < job->end_rank; r++)
+            admit_settle(job, &job->ranks[r]);
+    }
+    if (job->nodes)
+        exchange_summed(nodes_exchange(job->nodes), reduction->parcel);
+    job_settle(job);
+}
+
+void collect_settled(struct job *job, uint32_t parcel)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        struct job_rank *rank = &job->ranks[r];
+        struct ring *ring;
+        struct ring_slot *slot = find_slot(rank, parcel, job->cursors[parcel], &ring);
+
+        if (!slot || !(slot->lent || (sums_at_once(job) && slot->posted)))
+            continue;
+        ring_credit(ring, slot);
+        rank->slot_credited = true;
+        admit_settle(job, rank);
+    }
+    job->cursors[parcel].pass++;
+    collect_parcel(job, parcel);
+}
+
+static void fill_masks(struct job *job, struct reduction *reduction, unsigned rank)
+{
+    const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
+
+    for (uint32_t i = 0; i < parcel->n_parts; i++)
+        if (ledger_entry(&job->ledger, rank, parcel->first_part + i)->n_pushed > reduction->pass)
+            reduction->masks[i] |= UINT64_C(1) << (rank - job->first_rank);
+}
+
+/* Who has pushed what at the cursor. */
+static struct reduction *prepare(struct job *job, uint32_t parcel, struct cursor at)
+{
+    struct reduction *reduction = step_prepare(job->step, parcel, at.micro_batch, at.pass);
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        struct ring *ring;
+        struct ring_slot *slot = find_slot(&job->ranks[r], parcel, at, &ring);
+
+        reduction->sources[r - job->first_rank] = slot ? slot->data : NULL;
+        if (slot)
+            fill_masks(job, reduction, r);
+    }
+    return reduction;
+}
+
+static void post_rank(struct job *job, struct reduction *reduction, unsigned rank)
+{
+    const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
+    unsigned local = rank - job->first_rank;
+    struct ring *ring = NULL;
+
+    if (reduction->sources[local])
+        find_slot(&job->ranks[rank], reduction->parcel, job->cursors[reduction->parcel], &ring)->posted = true;
+    /* GPUs hold it while they are at it (exchange.c): they may be given it several times, or never. */
+    reduction->held[local] = sums_at_once(job) ? NULL : ring;
+    if (!ring)
+        return;
+    if (reduction->held[local])
+        ring_hold(ring);
+    if (sends_slots(job, reduction->parcel))
+        exchange_lend(nodes_exchange(job->nodes), reduction->parcel, ring);
+    for (uint32_t i = 0; i < parcel->n_parts; i++)
+        if (reduction->masks[i] >> local & 1)
+            ledger_post(&job->ledger, rank, parcel->first_part + i);
+}
+
+/* From here on it is in the sum. */
+static void post(struct job *job, struct reduction *reduction)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        post_rank(job, reduction, r);
+    if (!sums_at_once(job))
+        clock_start(job);
+}
+
+/* What is taken, once nothing else of the parcel is being summed. */
+static void sum_promised(struct job *job, uint32_t parcel)
+{
+    if (sums_at_once(job))
+        return;
+    if (!step_is_busy(job->step, parcel) && exchange_start_sum(nodes_exchange(job->nodes), parcel))
+        step_post(&job->step->reductions[parcel], reduction_is_done, job);
+}
+
+void collect_take(struct job *job, uint32_t parcel)
+{
+    exchange_take(nodes_exchange(job->nodes), parcel);
+    post(job, &job->step->reductions[parcel]);
+    sum_promised(job, parcel);
+}
+
+/* Is anything that the rank has pushed announced to the other nodes, but not in a sum yet? */
+static bool is_promised(const struct job *job, const struct job_rank *rank, uint32_t parcel)
+{
+    return exchange_is_promised(nodes_exchange(job->nodes), parcel) &&
+           job->step->reductions[parcel].sources[rank->rank - job->first_rank];
+}
+
+bool collect_has_promised(const struct job *job, const struct job_rank *rank)
+{
+    for (uint32_t p = 0; job->nodes && p < job->layout->n_parcels; p++)
+        if (is_promised(job, rank, p))
+            return true;
+    return false;
+}
+
+void collect_keep_promises(struct job *job, const struct job_rank *rank)
+{
+    for (uint32_t p = 0; job->nodes && job->phase == JOB_TRAINING && p < job->layout->n_parcels; p++)
+        if (is_promised(job, rank, p))
+            collect_take(job, p);
+}
+
+/* Between nodes it is announced, and summed when all have it: until then a backward can be taken back. */
+static void reduce(struct job *job, uint32_t parcel, struct cursor at)
+{
+    struct reduction *reduction = prepare(job, parcel, at);
+
+    if (!job->nodes) {
+        post(job, reduction);
+        step_post(reduction, reduction_is_done, job);
+        return;
+    }
+    exchange_keep(nodes_exchange(job->nodes), reduction);
+    nodes_ready(job->nodes, reduction);
+}
+
+void collect_parcel(struct job *job, uint32_t parcel)
+{
+    struct cursor *cursor = &job->cursors[parcel];
+    uint32_t last;
+
+    if (job->nodes)
+        sum_promised(job, parcel);
+    if (job->phase != JOB_TRAINING || job->step->reductions[parcel].busy ||
+        (job->nodes && (exchange_keeps(nodes_exchange(job->nodes), parcel) || nodes_withdraws(job->nodes))))
+        return;
+    last = furthest(job);
+    while (cursor->micro_batch <= last) {
+        switch (look_at(job, parcel, *cursor)) {
+        case OPEN:
+            return;
+        case COMPLETE:
+            reduce(job, parcel, *cursor);
+            return;
+        case EMPTY:
+            if (cursor->micro_batch == last)
+                return; /* of ranks that left a successor may still come and push there */
+            if (job->nodes)
+                nodes_passed(job->nodes, parcel, cursor->micro_batch);
+            *cursor = (struct cursor){.micro_batch = cursor->micro_batch + 1};
+            break;
+        }
+    }
+}
+
+void collect_all(struct job *job)
+{
+    for (uint32_t i = 0; i < job->layout->n_parcels; i++)
+        collect_parcel(job, i);
+}
+
+bool collect_is_done(const struct job *job, const struct job_rank *rank)
+{
+    /* A comparison outlives the slot and the incarnation that it is of. */
+    for (const struct verification *v = job->verifications; v; v = v->next)
+        if (v->rank == rank->rank && v->attempt == job->ledger.attempt)
+            return false;
+    for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++)
+        if (rank->rings[i] && rank->rings[i]->n_held > rank->rings[i]->n_lent)
+            return false;
+    return true;
+}
+
+/* ---- what a successor pushes again --------------------------------------------------------------------- */
+
+static void verify_run(struct work *work, uint32_t item)
+{
+    struct verification *v = container_of(work, struct verification, work);
+    const struct layout *layout = v->job->layout;
+    const struct layout_part *part = &layout->parts[v->part];
+    struct position_sum sum = {0};
+
+    (void)item;
+    (void)failpoint("verify");
+    v->job->kernels->position_sum_update(&sum, layout->params[part->param].grad_dtype, v->data, part->n_elems,
+                                         part->start_elem);
+    v->sum = position_sum_finish(&sum, layout_part_bytes(layout, v->part));
+}
+
+static void verify_done(struct work *work)
+{
+    struct verification *v = container_of(work, struct verification, work);
+    struct job *job = v->job;
+
+    v->summed = true;
+    collect_settle(job);
+    job_settle(job);
+}
+
+/* A redo slot is given back when all that it can hold has been compared, or its micro-batch has ended. */
+static void credit_redo(struct job *job, struct job_rank *rank, struct ring *ring, struct ring_slot *slot)
+{
+    bool full = slot->n_pushed == job->layout->parcels[slot->parcel].n_parts;
+
+    if (slot->held && slot->redo && slot->n_pending == 0 && (full || has_ended(job, rank, slot->micro_batch))) {
+        ring_credit(ring, slot);
+        rank->slot_credited = true;
+    }
+}
+
+static void successor_differs(struct job *job, const struct verification *v)
+{
+    const struct job_rank *rank = &job->ranks[v->rank];
+
+    job_abort(job, v->rank,
+              cause_rank_lost(&(struct evidence_lost){
+                  .at = {.layout = job->layout,
+                         .rank = v->rank,
+                         .step = (int64_t)job->ledger.step,
+                         .micro_batch = job->ledger.ranks[v->rank].n_ended,
+                         .client = rank->client},
+                  .pid = rank->pid,
+                  .aborted = true,
+                  .differs = true,
+                  .on_gpu = job->devices,
+                  .param = job->layout->parts[v->part].param,
+                  .last_message = rank->last_request,
+              }));
+}
+
+void collect_settle(struct job *job)
+{
+    struct verification **link = &job->verifications;
+    uint64_t expected;
+
+    while (*link) {
+        struct verification *v = *link;
+        bool stale = v->attempt != job->ledger.attempt || job->phase == JOB_ABORTING;
+
+        if (!v->summed || (!stale && !ledger_find_sum(&job->ledger, v->rank, v->part, v->pass, &expected))) {
+            link = &v->next;
+            continue;
+        }
+        *link = v->next;
+        clock_stop(job);
+        if (!stale) {
+            v->slot->n_pending--;
+            if (expected == v->sum)
+                credit_redo(job, &job->ranks[v->rank], v->ring, v->slot);
+            else
+                successor_differs(job, v);
+        }
+        ring_unhold(v->ring);
+        free(v->copy);
+        free(v);
+        link = &job->verifications; /* an abort may have changed the list */
+    }
+}
+
+void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *slot, uint32_t part, uint16_t pass)
+{
+    struct verification *v = calloc(1, sizeof(*v));
+    uint8_t *copy = v && job->devices ? malloc(layout_part_bytes(job->layout, part) + 1) : NULL;
+
+    if (!v || (job->devices && !copy)) {
+        free(v);
+        job_abort(job, rank->rank, NULL); /* cannot compare: rather redo the step than trust it */
+        return;
+    }
+    *v = (struct verification){
+        .work = {.run = verify_run, .done = verify_done, .n_items = 1},
+        .job = job,
+        .ring = rank->rings[0],
+        .slot = slot,
+        .rank = rank->rank,
+        .part = part,
+        .pass = pass,
+        .attempt = job->ledger.attempt,
+        .copy = copy,
+        .data = copy ? copy : slot->data + layout_part_offset_bytes(job->layout, part),
+        .next = job->verifications,
+    };
+    job->verifications = v;
+    job->counters.redone += layout_is_last_part(job->layout, part);
+    slot->n_pending++;
+    ring_hold(v->ring);
+    clock_start(job);
+    if (job->devices)
+        device_job_verify(v);
+    else
+        worker_post(job->pool, &v->work);
+}
+
+/* ---- slots that nothing will come of ------------------------------------------------------------------- */
+
+void collect_close(struct job *job, struct job_rank *rank)
+{
+    struct ring *ring = rank->rings[0];
+
+    for (uint32_t i = 0; ring && ring->n_held > 0 && i < ring->n_tickets; i++) {
+        struct ring_slot *slot = &ring->slots[i];
+
+        if (!slot->held || slot->attempt != job->ledger.attempt)
+            continue;
+        if (slot->redo)
+            credit_redo(job, rank, ring, slot);
+        else if (slot->n_pushed == 0)
+            ring_credit(ring, slot);
+    }
+    if (ring)
+        ring_reclaim(ring);
+    rank->impatient = false;
+}
+
+/* Slots of the open micro-batch that are not posted leave with the incarnation; ended ones wait to be reduced. */
+static void drop_open_slots(struct job *job, struct job_rank *rank, struct ring *ring, bool all)
+{
+    uint32_t n_ended = job->ledger.ranks[rank->rank].n_ended;
+
+    for (uint32_t i = 0; ring->n_held > 0 && i < ring->n_tickets; i++) {
+        struct ring_slot *slot = &ring->slots[i];
+
+        if (slot->held && !slot->posted &&
+            (all || slot->redo || slot->micro_batch >= n_ended || slot->attempt != job->ledger.attempt))
+            ring_credit(ring, slot);
+    }
+}
+
+void collect_drop_open(struct job *job, struct job_rank *rank)
+{
+    if (!rank->rings[0])
+        return;
+    drop_open_slots(job, rank, rank->rings[0], false);
+    ring_reclaim(rank->rings[0]);
+    rank->impatient = false;
+}
+
+void collect_release_ring(struct job *job, struct job_rank *rank, bool abort)
+{
+    struct ring *ring = steal_ptr(rank->rings[0]);
+
+    if (rank->rings[1] && (abort || rank->rings[1]->n_held == 0))
+        ring_orphan(steal_ptr(rank->rings[1]));
+    rank->reserving = false;
+    if (!ring)
+        return;
+    drop_open_slots(job, rank, ring, abort);
+    ring_credit_lent(ring);
+    /* An incarnation gets no ring before its predecessor's is empty, so there is never a third. */
+    if (ring->n_held > 0 && !abort)
+        rank->rings[1] = ring;
+    else
+        ring_orphan(ring);
+}

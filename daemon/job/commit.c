@@ -1,0 +1,731 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The step as a transaction:
+ *
+ *     all ranks have asked, everything is reduced
+ *       norm, verdict (apply or skip), one scale factor
+ *     ---- the step is decided: until here nothing of state or weights was written ----
+ *       update of every owned partition
+ *       commit: epoch + 1, every rank is answered
+ *
+ * Until the decision an abort is possible (abort.c).
+ */
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "daemon/job/job.h"
+#include "daemon/nodes/nodes.h"
+
+/* ---- the decision -------------------------------------------------------------------------------------- */
+
+static double divisor(const struct job *job)
+{
+    return job->config->gradient_allreduce_op == CONFIG_ALLREDUCE_MEAN ? job->world_size : 1;
+}
+
+static const struct step_args *first_args(const struct job *job)
+{
+    static const struct step_args none = {0}; /* a rank's own are those of its last step */
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (job->ledger.ranks[r].asked)
+            return &job->ranks[r].args;
+    return &none;
+}
+
+static double loss_scale_of(const struct job *job, const struct step_args *args)
+{
+    return args->loss_scale > 0 ? args->loss_scale : job_loss_scale(job);
+}
+
+/* The norm of what is accumulated here, as it is: docs/numerics.md section 2. */
+static double measure_norm(struct job *job)
+{
+    struct exact_sum total;
+
+    exact_sum_reset(&total);
+    step_norm(job->step, &total);
+    return sqrt(exact_sum_round(&total));
+}
+
+/* What the ranks of the world ask the step with. */
+struct asked {
+    const struct step_args *args; /* of the first of them */
+    bool found_inf, proceed;      /* of any */
+};
+
+static bool is_own(const struct job *job, uint32_t rank)
+{
+    return rank >= job->first_rank && rank < job->end_rank;
+}
+
+static bool misses_all(const struct job *job, unsigned rank, const uint32_t *ids, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (job_has_pushed(job, rank, ids[i]))
+            return false;
+    return true;
+}
+
+void job_find_pushed(const struct job *job, uint8_t *any, uint8_t *all)
+{
+    memset(any, 0, job_bits_bytes(job));
+    memset(all, 0, job_bits_bytes(job));
+    for (uint32_t p = 0; p < job->layout->n_params; p++) {
+        bool by_any = false, by_all = true;
+
+        for (unsigned r = job->first_rank; job->layout->params[p].trainable && r < job->end_rank; r++) {
+            bool pushed = job_has_pushed(job, r, p);
+
+            by_any |= pushed;
+            by_all &= pushed;
+        }
+        any[p / 8] |= (uint8_t)(by_any << p % 8);
+        all[p / 8] |= (uint8_t)(by_all << p % 8);
+    }
+}
+
+static bool has_bit(const uint8_t *bits, uint32_t param)
+{
+    return bits[param / 8] >> param % 8 & 1;
+}
+
+/* Has a rank not pushed a parameter that is trained? */
+static bool misses_any(const struct job *job, const uint8_t *all)
+{
+    for (uint32_t p = 0; p < job->layout->n_params; p++)
+        if (!has_bit(all, p)) /* frozen ones count as pushed by all */
+            return true;
+    return false;
+}
+
+static bool was_reported(struct job *job, uint64_t digest)
+{
+    for (unsigned i = 0; i < MIN(job->n_missing_seen, (unsigned)ARRAY_SIZE(job->missing_seen)); i++)
+        if (job->missing_seen[i] == digest)
+            return true;
+    job->missing_seen[job->n_missing_seen++ % ARRAY_SIZE(job->missing_seen)] = digest;
+    return false;
+}
+
+/* Which parameters are missing, on whom; a warning once per set. any, all: who of the world has pushed them. */
+static void report_missing(struct job *job, const uint8_t *any, const uint8_t *all)
+{
+    uint32_t n_params = job->layout->n_params;
+    _cleanup_free_ uint8_t *flags = calloc(n_params + 1, 1);
+    _cleanup_free_ uint32_t *ids = calloc(n_params + 1, sizeof(*ids));
+    _cleanup_free_ uint8_t *called = calloc(n_params + 1, 1);
+    uint32_t n = 0, n_all = 0;
+    uint64_t digest;
+    struct evidence_missing evidence = {
+        .at = {.layout = job->layout,
+               .rank = -1,
+               .step = (int64_t)job->ledger.step,
+               .micro_batch = -1,
+               .client = job_client(job)},
+        .warning = true,
+        .skipped = job->config->diagnostics.on_missing == CONFIG_MISSING_SKIP,
+        .n_trainable = job_n_trainable(job),
+        .world_size = job->world_size,
+    };
+
+    if (!flags || !ids)
+        return;
+    for (uint32_t p = 0; p < n_params; p++) {
+        flags[p] = job->layout->params[p].trainable && !has_bit(all, p);
+        if (flags[p])
+            ids[n++] = p;
+        n_all += flags[p] && !has_bit(any, p);
+    }
+    job->n_missing = n_all;
+    digest = n ? XXH3_64bits(flags, n_params) : 0;
+    job->n_last_missing = digest == job->last_missing ? job->n_last_missing + 1 : 1;
+    evidence.same_every_step = n && job->n_last_missing == job->ledger.step + 1;
+    job->last_missing = digest;
+    if (n == 0 || was_reported(job, digest))
+        return;
+    evidence.params = ids;
+    evidence.n_params = n;
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (is_own(job, r) || !job->ranks[r].left) /* of another node's it is what it asked with last */
+            rank_evidence_add(&job->ranks[r].evidence, &evidence, called, misses_all(job, r, ids, n));
+    evidence.same_on_all_ranks = n == n_all;
+    evidence.n_ranks_missing = n == n_all ? job->world_size : 1;
+    evidence.n_steps_seen = job->ledger.step + 1;
+    job_keep(job, cause_missing(&evidence));
+}
+
+static struct evidence_nonfinite nonfinite_evidence(const struct job *job, bool held)
+{
+    const struct step_finding *finding = &job->finding;
+
+    return (struct evidence_nonfinite){
+        .at = {.layout = job->layout,
+               .rank = finding->found && !finding->overflowed ? (int64_t)finding->rank : -1,
+               .step = (int64_t)job->ledger.step,
+               .micro_batch = finding->found ? (int64_t)finding->micro_batch : -1,
+               .client = job_client(job)},
+        .param = finding->param,
+        .elem = finding->elem,
+        .value = finding->value,
+        .n_nan = finding->n_nan,
+        .n_inf = finding->n_inf,
+        .overflowed = finding->overflowed,
+        .held = held,
+        .loss_scale = loss_scale_of(job, first_args(job)),
+    };
+}
+
+static bool anybody(const struct job *job, bool (*says)(const struct job_rank *))
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (job->ledger.ranks[r].asked && says(&job->ranks[r])) /* one that has left asked for another step */
+            return true;
+    return false;
+}
+
+static bool found_inf(const struct job_rank *rank)
+{
+    return rank->args.found_inf;
+}
+
+static bool proceeds(const struct job_rank *rank)
+{
+    return rank->proceed;
+}
+
+/* A trainer that scales its loss itself lowers the scale when a step is skipped; at 1 there is none to lower. */
+static bool scales_itself(const struct job_rank *rank)
+{
+    return rank->args.loss_scale > 1;
+}
+
+/* A dynamic loss scale skips such steps by itself, as long as it can be lowered. */
+static bool holds_nonfinite(const struct job *job, const struct asked *asked)
+{
+    const struct step_finding *finding = &job->finding;
+
+    return job->config->diagnostics.on_nonfinite == CONFIG_NONFINITE_ERROR &&
+           (!job->lossscale.dynamic || lossscale_is_at_minimum(&job->lossscale)) && !(asked->args->loss_scale > 1) &&
+           finding->found && !job->ranks[finding->rank].left && !asked->proceed;
+}
+
+/*
+ * on_nonfinite: error. The guilty rank's request is taken back and refused; the others wait on. If a process pushed it
+ * that is gone, the step is aborted.
+ */
+static void hold_for_nonfinite(struct job *job)
+{
+    struct evidence_nonfinite evidence = nonfinite_evidence(job, true);
+    struct job_rank *rank = &job->ranks[job->finding.rank];
+    struct diagnostic *refusal = job->lossscale.dynamic
+                                     ? cause_loss_scale(&evidence, job->config->fp16.scale.min_scale)
+                                     : cause_nonfinite(&evidence);
+
+    job->ledger.ranks[rank->rank].asked = false;
+    if (job->finding.micro_batch < job->ledger.ranks[rank->rank].n_inherited) {
+        job_abort_inherited(job, rank, refusal);
+        return;
+    }
+    job_fault(job, rank, refusal);
+    if (rank->wait == WAIT_STEP)
+        job_is_held(job, rank);
+}
+
+static void set_generation(struct job *job)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (job->ranks[r].rings[0] && job->ranks[r].rings[0]->ready)
+            atomic_fetch_add_explicit(&ring_credit_page(job->ranks[r].rings[0])->generation, 1, memory_order_acq_rel);
+}
+
+/* This node's part of the step is done. */
+static void updated(struct job *job)
+{
+    if (job->nodes)
+        nodes_updated(job->nodes);
+    else
+        job_commit(job);
+}
+
+static void update_is_done(void *userdata, int result)
+{
+    struct job *job = userdata;
+
+    (void)failpoint("updated");
+    job->n_io--;
+    if (result < 0) { /* cancelled */
+        if (job->doom)
+            job_settle(job); /* it has waited for it */
+        return;
+    }
+    step_commit(job->step);
+    state_journal(job->state)->n_applied++;
+    updated(job);
+}
+
+struct hyper job_hyper(const struct job *job, const struct step_args *args, uint32_t group)
+{
+    const struct config *config = job->config;
+    struct hyper hyper = args->groups ? args->groups[group] : config->optimizer.hyper;
+    double base[WIRE_MAX_GROUPS];
+
+    if (args->groups || config->scheduler.type == SCHEDULE_NONE)
+        return hyper;
+    for (uint32_t g = 0; g < job->layout->n_groups; g++)
+        base[g] = config->optimizer.hyper.lr;
+    hyper.lr =
+        schedule_lr(&config->scheduler, base, job->layout->n_groups, group, state_journal(job->state)->n_applied);
+    return hyper;
+}
+
+static void choose_hypers(struct job *job, const struct step_args *args)
+{
+    for (uint32_t g = 0; g < job->layout->n_groups; g++)
+        job->hypers[g] = job_hyper(job, args, g);
+}
+
+static void note_waiting(struct job *job)
+{
+    uint64_t first = UINT64_MAX, last = 0;
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        if (!job->ledger.ranks[r].asked)
+            continue;
+        first = MIN(first, job->ranks[r].asked_ns);
+        if (job->ranks[r].asked_ns >= last) {
+            last = job->ranks[r].asked_ns;
+            job->times.slowest_rank = r;
+        }
+    }
+    job->times.wait_last_ns = last > first ? last - first : 0;
+    job->times.slowest_behind_ns = job->times.wait_last_ns;
+    job->times.decided_ns = job_now(job);
+}
+
+static void warn_accumulated(struct job *job)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (rank->again.code && !rank->again_reported)
+            job_fault_diagnostic(job, rank, &rank->again, true);
+        rank->again_reported |= rank->again.code != 0;
+        job_fault_reset(&rank->again);
+    }
+}
+
+/* norm: unscaled, of the world. Return: false when the step is held. */
+static bool judge(struct job *job, const struct asked *asked, double norm, const uint8_t *pushed_all,
+                  struct node_verdict *verdict)
+{
+    const struct step_args *args = asked->args;
+    double scale = divisor(job) * loss_scale_of(job, args);
+    double max_norm = args->has_max_norm ? args->max_norm : job->config->gradient_clipping, coef;
+    bool skips_missing = job->config->diagnostics.on_missing == CONFIG_MISSING_SKIP;
+
+    norm /= scale;
+    verdict->nonfinite = !isfinite(norm);
+    verdict->found_inf = asked->found_inf;
+    if (verdict->nonfinite && !verdict->found_inf && holds_nonfinite(job, asked))
+        return false;
+    coef = max_norm > 0 ? fmin(1.0, max_norm / (norm + 1e-6)) : 1.0;
+    verdict->norm = norm;
+    verdict->s = coef / scale;
+    verdict->norm_scale = 1.0 / scale;
+    verdict->apply = !verdict->nonfinite && !verdict->found_inf && !(skips_missing && misses_any(job, pushed_all));
+    if (verdict->apply)
+        choose_hypers(job, args);
+    return true;
+}
+
+/* The loss scale and what is said of values that are not finite follow from the verdict, on every node alike. */
+static void note_nonfinite(struct job *job, const struct node_verdict *verdict)
+{
+    struct evidence_nonfinite evidence;
+
+    if (verdict->nonfinite && !verdict->found_inf && !job->lossscale.dynamic && !anybody(job, scales_itself)) {
+        evidence = nonfinite_evidence(job, false);
+        job_keep(job, cause_nonfinite(&evidence));
+    }
+    if (lossscale_update(&job->lossscale, verdict->nonfinite || verdict->found_inf) == LOSSSCALE_E_AT_MINIMUM) {
+        evidence = nonfinite_evidence(job, false);
+        job_keep(job, cause_loss_scale(&evidence, job->config->fp16.scale.min_scale));
+    }
+}
+
+/* From here the step only rolls forward. */
+static void carry_out(struct job *job, const struct node_verdict *verdict)
+{
+    note_waiting(job);
+    warn_accumulated(job);
+    report_missing(job, verdict->pushed_any, verdict->pushed_all);
+    job->last_norm = verdict->norm;
+    job->has_norm = true;
+    job->applying = verdict->apply;
+    note_nonfinite(job, verdict);
+    step_decide(job->step, verdict->norm_scale);
+    state_journal(job->state)->decided = state_journal(job->state)->epoch + 1;
+    (void)failpoint("decided");
+    job->phase = JOB_UPDATING;
+    set_generation(job);
+    if (!job->applying) {
+        updated(job);
+        return;
+    }
+    job->last_lr = job->hypers[0].lr;
+    job->n_io++;
+    step_update(job->step, &(struct step_update){.groups = job->hypers, .s = verdict->s}, update_is_done, job);
+}
+
+/* One node: it decides by itself. */
+static void decide(struct job *job)
+{
+    const struct asked asked = {
+        .args = first_args(job), .found_inf = anybody(job, found_inf), .proceed = anybody(job, proceeds)};
+    _cleanup_free_ uint8_t *any = malloc(job_bits_bytes(job)), *all = malloc(job_bits_bytes(job));
+    struct node_verdict verdict = {.pushed_any = any, .pushed_all = all};
+
+    if (!any || !all) {
+        job_abort(job, -1, NULL);
+        return;
+    }
+    job_find_pushed(job, any, all);
+    job->finding = job->step->finding;
+    if (judge(job, &asked, measure_norm(job), all, &verdict))
+        carry_out(job, &verdict);
+    else
+        hold_for_nonfinite(job);
+}
+
+/* ---- commit -------------------------------------------------------------------------------------------- */
+
+static void note_times(struct job *job)
+{
+    struct job_times *times = &job->times;
+    uint64_t now = job_now(job);
+
+    times->update_last_ns = now - times->decided_ns;
+    times->step_last_ns = now - times->last_commit_ns;
+    times->last_commit_ns = now;
+    times->wait_total_ns += times->wait_last_ns;
+    times->reduce_total_ns += times->reduce_last_ns;
+    times->reduce_shown_ns = times->reduce_last_ns;
+    times->reduce_last_ns = 0;
+    times->update_total_ns += times->update_last_ns;
+    times->recent_ns[times->n_recent++ % ARRAY_SIZE(times->recent_ns)] = times->step_last_ns;
+    job->counters.overlap_bytes = job->counters.batch_bytes;
+    job->counters.overlap_reduced_bytes = job->counters.batch_reduced_bytes;
+    job->counters.batch_bytes = job->counters.batch_reduced_bytes = 0;
+}
+
+static void close_rank(struct job *job, struct job_rank *rank)
+{
+    if (rank->blob_step.data) {
+        blob_reset(&rank->blob);
+        rank->blob = rank->blob_step;
+        rank->blob_step = (struct blob){0};
+    }
+    if (rank->blob.data)
+        blob_set(&rank->blob_committed, rank->blob.data, rank->blob.n_bytes);
+    job_forget_step(rank);
+    if (rank->rings[0])
+        ring_trim(rank->rings[0]);
+    (void)job;
+}
+
+static void learn_graph(struct job *job)
+{
+    if (!job->config->diagnostics.static_graph || job->has_learnt || !job->applying)
+        return;
+    memcpy(job->learnt, job->step->contributed, job->layout->n_params);
+    job->has_learnt = true;
+}
+
+static void answer_step(struct job *job, struct job_rank *rank)
+{
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_STEP_DONE,
+                   .step_done =
+                       {
+                           .position = job_position(job, rank),
+                           .applied = job->applying,
+                           .norm = job->last_norm,
+                           .loss_scale = job_loss_scale(job),
+                           .lr = job->last_lr,
+                           .n_missing = job->n_missing,
+                       },
+               },
+               NULL, 0);
+}
+
+static void finish_commit(struct job *job)
+{
+    learn_graph(job);
+    ledger_commit(&job->ledger);
+    memset(job->cursors, 0, job->layout->n_parcels * sizeof(*job->cursors));
+    step_open(job->step);
+    set_generation(job);
+    job->phase = JOB_TRAINING;
+    job->counters.applied += job->applying;
+    job->counters.skipped += !job->applying;
+    note_times(job);
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        close_rank(job, &job->ranks[r]);
+    diagnostic_unref(steal_ptr(job->abort_reason)); /* it came too late */
+    if (!job->aborts_next)
+        free(steal_ptr(job->abort_why));
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        if (job->ranks[r].wait == WAIT_STEP)
+            answer_step(job, &job->ranks[r]);
+        else if (job->ranks[r].wait == WAIT_ABORT)
+            job_answer_done(job, &job->ranks[r]);
+    }
+    if (job->aborts_next) {
+        job->aborts_next = false;
+        abort_start(job, job->abort_rank, NULL);
+    }
+    job_settle(job);
+}
+
+void job_commit(struct job *job)
+{
+    struct state_journal *journal = state_journal(job->state);
+
+    journal->epoch++;
+    journal->n_windows = 0;
+    if (!job->applying || !gather_refresh(job, finish_commit))
+        finish_commit(job);
+}
+
+/* ---- who can be answered ------------------------------------------------------------------------------- */
+
+static bool all_reduced(const struct job *job)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (!collect_is_done(job, &job->ranks[r]))
+            return false;
+    return job->n_under_way == 0 && !gather_is_busy(job);
+}
+
+/* Every rank that has not left has asked for the step, and at least one has. */
+static bool all_asked(const struct job *job)
+{
+    bool any = false;
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        if (!job->ledger.ranks[r].asked && !job->ranks[r].left)
+            return false;
+        any |= job->ledger.ranks[r].asked;
+    }
+    return any;
+}
+
+/* The same for the norm. A rank that has gone on to the step was answered; a successor may be asking again. */
+static bool all_want_norm(const struct job *job)
+{
+    bool any = false;
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        bool wants = job->ranks[r].wait == WAIT_NORM;
+
+        if (!wants && !job->ledger.ranks[r].asked && !job->ranks[r].left)
+            return false;
+        any |= wants;
+    }
+    return any;
+}
+
+/* norm: of what is accumulated, unscaled. */
+static void answer_norm(struct job *job, double norm)
+{
+    norm /= divisor(job) * loss_scale_of(job, first_args(job));
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (rank->wait == WAIT_NORM)
+            job_answer(
+                job, rank,
+                &(struct reply){
+                    .type = REPLY_DONE,
+                    .done = {.position = job_position(job, rank), .norm = norm, .loss_scale = job_loss_scale(job)},
+                },
+                NULL, 0);
+    }
+}
+
+/* A node whose ranks have all left has nothing more to say, and the others' steps are not to wait for it. */
+static bool all_left(const struct job *job)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (!job->ranks[r].left)
+            return false;
+    return true;
+}
+
+/* One node answers and decides by itself; of several, node 0 does when all have come as far. */
+static void settle_step(struct job *job)
+{
+    bool norm = all_want_norm(job), step = all_asked(job) || (job->nodes && all_left(job));
+
+    if (job->nodes && norm)
+        nodes_want_norm(job->nodes);
+    else if (job->nodes && step)
+        nodes_asked(job->nodes);
+    else if (norm)
+        answer_norm(job, measure_norm(job));
+    else if (step)
+        decide(job);
+}
+
+void commit_settle(struct job *job)
+{
+    if (job->phase != JOB_TRAINING)
+        return;
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (rank->wait == WAIT_END && collect_is_done(job, rank)) {
+            ledger_forget(&job->ledger, r);
+            job_answer_done(job, rank);
+        }
+    }
+    if (!all_reduced(job))
+        return;
+    settle_step(job);
+}
+
+/* ---- what node 0 says ---------------------------------------------------------------------------------- */
+
+static struct node_finding wire_finding(const struct step_finding *f)
+{
+    return (struct node_finding){.found = f->found,
+                                 .overflowed = f->overflowed,
+                                 .micro_batch = f->micro_batch,
+                                 .param = f->param,
+                                 .rank = f->rank,
+                                 .elem = f->elem,
+                                 .value = f->value,
+                                 .n_nan = f->n_nan,
+                                 .n_inf = f->n_inf};
+}
+
+/* What other nodes name is looked at before it is used as an index. */
+static struct step_finding own_finding(const struct job *job, const struct node_finding *f)
+{
+    return (struct step_finding){.found = f->found && f->param < job->layout->n_params && f->rank < job->world_size,
+                                 .overflowed = f->overflowed,
+                                 .micro_batch = f->micro_batch,
+                                 .param = f->param,
+                                 .rank = f->rank,
+                                 .elem = f->elem,
+                                 .value = (float)f->value,
+                                 .n_nan = f->n_nan,
+                                 .n_inf = f->n_inf};
+}
+
+void job_describe_sum(struct job *job, struct exact_sum *squares, struct node_finding *finding)
+{
+    exact_sum_reset(squares);
+    step_norm(job->step, squares);
+    exact_sum_carry(squares);
+    *finding = wire_finding(&job->step->finding);
+}
+
+void job_describe_request(const struct job *job, struct node_message *message, struct wire_hyper *groups)
+{
+    const struct step_args *args = first_args(job);
+
+    message->has_rank = all_asked(job);
+    message->proceed = anybody(job, proceeds);
+    job_describe_args(job, args, &message->args, groups);
+    message->args.found_inf = anybody(job, found_inf);
+}
+
+/*
+ * Ranks of two nodes may ask at one moment, neither knowing of the other. Return: one whose arguments are not those of
+ * the first, -1: all agree.
+ */
+static int64_t find_differing(const struct job *job)
+{
+    for (unsigned r = job->world_size; r-- > 0;) {
+        struct diagnostic *difference = job->ledger.ranks[r].asked ? job_compare_args(job, &job->ranks[r]) : NULL;
+
+        diagnostic_unref(difference);
+        if (difference)
+            return r;
+    }
+    return -1;
+}
+
+bool job_judge(struct job *job, const struct leader_merged *merged, struct node_verdict *verdict,
+               struct wire_hyper *groups, struct node_message *hold)
+{
+    int64_t differing = find_differing(job);
+    struct step_args args = {0};
+    const struct asked asked = {
+        .args = &args, .found_inf = merged->args && merged->args->found_inf, .proceed = merged->proceed};
+    struct exact_sum squares = merged->squares;
+    bool decided;
+
+    if (differing >= 0) {
+        *hold = (struct node_message){.has_rank = true, .rank = (uint32_t)differing};
+        return false;
+    }
+    if (merged->args)
+        job_keep_args(job, &args, merged->args);
+    job->finding = own_finding(job, &merged->finding);
+    decided = judge(job, &asked, sqrt(exact_sum_round(&squares)), merged->pushed_all, verdict);
+    free(args.groups);
+    hold->finding = merged->finding;
+    if (!decided)
+        return false;
+    for (uint32_t g = 0; verdict->apply && g < job->layout->n_groups; g++)
+        groups[verdict->n_groups++] = job_wire_hyper(&job->hypers[g]);
+    verdict->groups = groups;
+    return true;
+}
+
+void job_carry_out(struct job *job, const struct node_verdict *verdict)
+{
+    if (job->phase != JOB_TRAINING || verdict->n_any_bytes < job_bits_bytes(job) ||
+        verdict->n_all_bytes < job_bits_bytes(job) || (verdict->apply && verdict->n_groups != job->layout->n_groups))
+        return;
+    job->finding = own_finding(job, &verdict->finding);
+    for (uint32_t g = 0; verdict->apply && g < job->layout->n_groups; g++)
+        job->hypers[g] = job_plain_hyper(job->config, &verdict->groups[g]);
+    carry_out(job, verdict);
+}
+
+/* Its request is taken back and refused, as if the other had been known when it asked. */
+static void hold_for_args(struct job *job, struct job_rank *rank)
+{
+    struct diagnostic *refusal = job_compare_args(job, rank);
+
+    job->ledger.ranks[rank->rank].asked = false;
+    if (refusal)
+        job_fault(job, rank, refusal);
+    if (refusal && rank->wait == WAIT_STEP)
+        job_is_held(job, rank);
+}
+
+void job_hold(struct job *job, const struct node_message *message)
+{
+    job->finding = own_finding(job, &message->finding);
+    if (message->has_rank && is_own(job, message->rank))
+        hold_for_args(job, &job->ranks[message->rank]);
+    else if (!message->has_rank && job->finding.found && is_own(job, job->finding.rank))
+        hold_for_nonfinite(job);
+}
+
+void job_norm_is(struct job *job, double norm)
+{
+    answer_norm(job, norm);
+}

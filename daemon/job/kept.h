@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The last diagnostics. Those of ranks have places of their own: however often strangers are refused, what a trainer
+ * was told stays.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/diagnosis/diagnosis.h"
+
+enum { KEPT_OF_RANKS = 256, KEPT_OF_STRANGERS = 32, KEPT_MAX = KEPT_OF_RANKS + KEPT_OF_STRANGERS };
+
+struct kept_diagnostics {
+    struct diagnostic *of_ranks[KEPT_OF_RANKS], *of_strangers[KEPT_OF_STRANGERS]; /* rings, with a reference each */
+    uint64_t n_of_ranks, n_of_strangers;
+};
+
+void kept_deinit(struct kept_diagnostics *kept);
+/* Takes the reference, and numbers the diagnostic. stranger: it was refused before it had a rank. */
+void kept_add(struct kept_diagnostics *kept, struct diagnostic *diagnostic, bool stranger);
+/* list: room for KEPT_MAX; oldest first. Return: how many. */
+size_t kept_list(const struct kept_diagnostics *kept, const struct diagnostic **list);
+/* Return: the last one, or NULL. */
+const struct diagnostic *kept_last(const struct kept_diagnostics *kept);

@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Reading a parameter's state: its master, its moments, how often it was updated, how large its gradient was. */
+
+#include <errno.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/open-files.h"
+#include "daemon/job/job.h"
+#include "daemon/nodes/nodes.h"
+#include "daemon/nodes/param-norm.h"
+#include "daemon/step/device-job.h"
+
+struct reading {
+    struct work work;
+    struct job *job;
+    struct job_rank *rank;
+    void *peer;
+    uint64_t incarnation; /* another session may get the address of one that is gone */
+    struct segment segment;
+    struct charge charge;
+    struct segment last; /* of the answer before this one: its pages go first */
+    uint32_t param;
+    enum wire_state_kind kind;
+    unsigned n_waiting; /* for what is here, and for what other nodes have */
+    int result;
+};
+
+/* The wire's kinds of state that are arrays, by the state's own numbers. */
+_Static_assert((int)EXCHANGE_MASTER == (int)STATE_MASTER && (int)EXCHANGE_EXP_AVG == (int)STATE_EXP_AVG &&
+                   (int)EXCHANGE_EXP_AVG_SQ == (int)STATE_EXP_AVG_SQ,
+               "and of what is fetched");
+_Static_assert((int)WIRE_STATE_MASTER == (int)STATE_MASTER && (int)WIRE_STATE_EXP_AVG == (int)STATE_EXP_AVG &&
+                   (int)WIRE_STATE_EXP_AVG_SQ == (int)STATE_EXP_AVG_SQ,
+               "kinds of state are numbered alike");
+
+static const float *array_of(const struct job *job, uint32_t bucket, uint64_t elem, enum wire_state_kind kind)
+{
+    return state_values(job->state, (enum state_kind)kind, bucket, elem);
+}
+
+void reading_free(struct reading *reading)
+{
+    if (!reading)
+        return;
+    segment_deinit(&reading->segment);
+    segment_deinit(&reading->last);
+    charge_deinit(&reading->charge);
+    free(reading);
+}
+
+/* The pages go, also where the client has kept a descriptor or a mapping: it reads zeroes there. */
+static void give_pages_back(struct segment *segment)
+{
+    segment_punch(segment, 0, segment->n_bytes);
+    segment_deinit(segment);
+}
+
+static void release_run(struct work *work, uint32_t item)
+{
+    struct reading *reading = container_of(work, struct reading, work);
+
+    (void)item;
+    give_pages_back(&reading->segment);
+}
+
+static void release_done(struct work *work)
+{
+    struct reading *reading = container_of(work, struct reading, work);
+    struct job *job = reading->job;
+
+    job->n_io--;
+    reading_free(reading);
+    job_settle(job);
+}
+
+void job_release_reading(struct job *job, struct job_rank *rank)
+{
+    struct reading *reading = steal_ptr(rank->given);
+
+    if (!reading)
+        return;
+    reading->work = (struct work){.run = release_run, .done = release_done, .n_items = 1};
+    job->n_io++;
+    worker_post(job->pool, &reading->work);
+}
+
+static void reading_run(struct work *work, uint32_t item)
+{
+    struct reading *reading = container_of(work, struct reading, work);
+    const struct job *job = reading->job;
+    const struct layout_param *p = &job->layout->params[reading->param];
+    float *dst = (float *)reading->segment.map;
+
+    (void)item;
+    give_pages_back(&reading->last);
+    if (reading->result < 0)
+        return;
+    reading->result = segment_reserve(&reading->segment, 0, reading->segment.n_bytes);
+    if (reading->result < 0)
+        return;
+    if (job->state->mirror)
+        return; /* it is copied there */
+    if (!p->trainable)
+        job->kernels->convert_to_f32(dst, state_frozen(job->state, reading->param), p->dtype, p->n_elems);
+    for (uint32_t c = p->first_chunk; p->trainable && c < p->first_chunk + p->n_chunks; c++) {
+        const struct layout_chunk *chunk = &job->layout->chunks[c];
+
+        if (!state_owns(job->state, chunk->rank))
+            continue; /* it comes from its owner */
+        memcpy(dst + chunk->start_elem, array_of(job, p->bucket, p->offset_elems + chunk->start_elem, reading->kind),
+               chunk->n_elems * sizeof(float));
+    }
+}
+
+/* r: why it cannot be given: a negative errno, or QUOTA_E_OVER. */
+static void refuse_reading(struct job *job, struct job_rank *rank, uint64_t n_bytes, int r)
+{
+    struct evidence_quota evidence = {.at = job_at(job, rank),
+                                      .what = "state to be read",
+                                      .unit = "bytes",
+                                      .asked = n_bytes,
+                                      .fix = "free memory on this machine",
+                                      .open_files = open_files_if_short(r)};
+
+    if (r == QUOTA_E_OVER) {
+        evidence.what = "state to be read (limits.memory)";
+        evidence.held = job->memory.used;
+        evidence.allowed = job->memory.limit;
+        evidence.of_job = true;
+        evidence.fix = "raise limits.memory: beside the job, the largest parameter's state must fit once for each rank "
+                       "that reads";
+    }
+
+    job_refuse(job, rank, job_keep(job, cause_quota(&evidence)), false);
+}
+
+static void finish_reading(struct reading *reading)
+{
+    struct job *job = reading->job;
+    struct job_rank *rank = reading->rank;
+    struct wire_segment segment = {.kind = WIRE_SEGMENT_STATE, .n_bytes = reading->segment.n_bytes};
+    bool has_bytes = reading->segment.n_bytes > 0;
+    int fd = reading->result < 0 || !has_bytes ? -1 : segment_open_ro(&reading->segment);
+    bool asks = rank->wait == WAIT_READ && rank->peer == reading->peer && rank->incarnation == reading->incarnation;
+
+    job->n_io--;
+    if (has_bytes && fd < 0 && reading->result == 0)
+        reading->result = fd;
+    if (asks && reading->result == 0) {
+        job_answer(job, rank,
+                   &(struct reply){
+                       .type = REPLY_STATE_IS,
+                       .state_is = {.segments = &segment,
+                                    .n_segments = has_bytes,
+                                    .n_elems = job->layout->params[reading->param].n_elems,
+                                    .count = state_journal(job->state)->counts[reading->param]},
+                   },
+                   &fd, has_bytes);
+    } else if (asks) {
+        refuse_reading(job, rank, reading->segment.n_bytes, reading->result);
+    } else if (fd >= 0) {
+        close(fd);
+    }
+    if (asks && reading->result == 0 && has_bytes) {
+        segment_close_descriptor(&reading->segment);
+        rank->given = reading;
+    } else {
+        reading_free(reading);
+    }
+    job_settle(job);
+}
+
+static void reading_fetched(void *userdata, int result);
+
+static void reading_done(struct work *work)
+{
+    struct reading *reading = container_of(work, struct reading, work);
+    struct job *job = reading->job;
+
+    if (job->state->mirror && reading->result == 0 &&
+        device_job_read(job, reading->param, reading->kind, (float *)(void *)reading->segment.map, reading_fetched,
+                        reading) == 0)
+        return;
+    if (job->state->mirror)
+        reading->result = -ENOMEM;
+    if (--reading->n_waiting == 0)
+        finish_reading(reading);
+}
+
+static void reading_fetched(void *userdata, int result)
+{
+    struct reading *reading = userdata;
+
+    if (result == -ECANCELED && reading->job->state->mirror && !reading->job->doom) { /* with the job */
+        if (--reading->n_waiting == 0)
+            reading_free(reading);
+        return;
+    }
+    if (result < 0)
+        reading->result = result;
+    if (--reading->n_waiting == 0)
+        finish_reading(reading);
+}
+
+/* What other nodes own of it. */
+static void read_remote(struct reading *reading)
+{
+    struct job *job = reading->job;
+    int r = job->nodes ? exchange_fetch(nodes_exchange(job->nodes),
+                                        &(struct exchange_fetch){.kind = (enum exchange_kind)reading->kind,
+                                                                 .params = &reading->param,
+                                                                 .n_params = 1,
+                                                                 .segment = &reading->segment,
+                                                                 .done = reading_fetched,
+                                                                 .userdata = reading})
+                       : 1;
+
+    if (r == 0)
+        reading->n_waiting++;
+    else if (r < 0)
+        reading->result = r;
+}
+
+static bool has_array(enum wire_state_kind kind)
+{
+    return kind != WIRE_STATE_GRAD_NORM && kind != WIRE_STATE_STEP_COUNT;
+}
+
+static const char *check_read(const struct job *job, const struct request_read_state *request)
+{
+    const struct layout_param *p;
+
+    if (request->param >= job->layout->n_params)
+        return "ReadState.param: no such parameter";
+    p = &job->layout->params[request->param];
+    if (request->kind == WIRE_STATE_MASTER)
+        return NULL;
+    if (!p->trainable)
+        return "ReadState.kind: a frozen parameter has no optimizer state";
+    if (has_array(request->kind) && p->n_elems > 0 && !array_of(job, p->bucket, p->offset_elems, request->kind))
+        return "ReadState.kind: this optimizer has no such moment";
+    return NULL;
+}
+
+/*
+ * An answer's memory is charged before it is made: never more than limits.memory, nor so much that we are killed for it.
+ * The pages of the answer before it are free by then. Return: 0, QUOTA_E_OVER or -ENOMEM.
+ */
+static int charge_reading(struct job *job, struct reading *reading, uint64_t n_bytes)
+{
+    struct memory_headroom headroom;
+    uint64_t n_more = n_bytes - MIN(n_bytes, (uint64_t)reading->last.n_bytes);
+
+    memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
+    if (n_more > headroom.available_bytes || n_more > headroom.cgroup_bytes)
+        return -ENOMEM;
+    return quota_charge(&job->memory, &reading->charge, n_bytes);
+}
+
+/* A rank holds one answer: what it got before is given back with this one. Return: NULL, the rank has been told. */
+static struct reading *reading_new(struct job *job, struct job_rank *rank, uint64_t n_bytes)
+{
+    struct reading *reading = calloc(1, sizeof(*reading));
+    int r = reading ? 0 : -ENOMEM;
+
+    if (reading) {
+        reading->segment = reading->last = SEGMENT_NULL;
+        reading->job = job;
+        reading->rank = rank;
+    }
+    if (reading && rank->given) {
+        reading->last = rank->given->segment;
+        rank->given->segment = SEGMENT_NULL;
+        reading_free(steal_ptr(rank->given));
+    }
+    if (r == 0)
+        r = charge_reading(job, reading, round_up(n_bytes, page_size()));
+    if (r == 0)
+        r = segment_init(&reading->segment, "read", n_bytes);
+    if (r == 0)
+        return reading;
+    refuse_reading(job, rank, n_bytes, r);
+    if (reading) {
+        give_pages_back(&reading->last);
+        reading_free(reading);
+    }
+    return NULL;
+}
+
+/* Norms and counts. Return: 0 or -ENOMEM. */
+static int read_figure(struct job *job, struct job_rank *rank, const struct request_read_state *request)
+{
+    uint32_t param = request->param;
+
+    if (request->kind == WIRE_STATE_GRAD_NORM && !param_norm_is_here(job, param))
+        return param_norm_ask(job, rank, param);
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_STATE_IS,
+                   .state_is = {.norm = step_param_norm(job->step, step_squares(job->step, param)),
+                                .count = state_journal(job->state)->counts[param]},
+               },
+               NULL, 0);
+    return 0;
+}
+
+void job_read_state(struct job *job, struct job_rank *rank, const struct request_read_state *request)
+{
+    const char *wrong = check_read(job, request);
+    struct evidence_at at = job_at(job, rank);
+    struct reading *reading;
+
+    if (job_is_held(job, rank))
+        return;
+    if (wrong) { /* a question, not an act: refused, and nothing sticks */
+        job_refuse(job, rank, job_keep(job, cause_bad_message(&at, wrong)), false);
+        return;
+    }
+    if (!has_array(request->kind)) {
+        if (read_figure(job, rank, request) < 0)
+            refuse_reading(job, rank, 0, -ENOMEM);
+        return;
+    }
+    reading = reading_new(job, rank, job->layout->params[request->param].n_elems * sizeof(float));
+    if (!reading)
+        return;
+    reading->peer = rank->peer;
+    reading->incarnation = rank->incarnation;
+    reading->param = request->param;
+    reading->kind = request->kind;
+    reading->work = (struct work){.run = reading_run, .done = reading_done, .n_items = 1};
+    reading->n_waiting = 1;
+    job->n_io++;
+    job_wait(job, rank, WAIT_READ);
+    read_remote(reading);
+    worker_post(job->pool, &reading->work);
+}

@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Time: who waits for whom, since when; ranks that do not come back. */
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "core/base/base.h"
+#include "daemon/job/job.h"
+#include "daemon/nodes/mirror.h"
+#include "daemon/nodes/nodes.h"
+
+static uint64_t median_step_ns(const struct job *job)
+{
+    uint64_t sorted[ARRAY_SIZE(job->times.recent_ns)];
+    unsigned n = MIN(job->times.n_recent, (unsigned)ARRAY_SIZE(sorted));
+
+    for (unsigned i = 0; i < n; i++) {
+        unsigned j = i;
+
+        for (; j > 0 && sorted[j - 1] > job->times.recent_ns[i]; j--)
+            sorted[j] = sorted[j - 1];
+        sorted[j] = job->times.recent_ns[i];
+    }
+    return n ? sorted[n / 2] : 0;
+}
+
+/* "ranks 0, 2" of those for which pick() holds. Return: how many. */
+static unsigned list_ranks(const struct job *job, bool (*pick)(const struct job *, const struct job_rank *), char *dst,
+                           size_t size)
+{
+    unsigned n = 0;
+    size_t at = 0;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        if (!pick(job, &job->ranks[r]))
+            continue;
+        at += (size_t)snprintf(dst + MIN(at, size - 1), size - MIN(at, size - 1), "%s%u", n ? ", " : "rank ", r);
+        n++;
+    }
+    return n;
+}
+
+static bool is_waiting(const struct job *job, const struct job_rank *rank)
+{
+    (void)job;
+    return rank->wait != WAIT_NONE;
+}
+
+static bool is_blocking(const struct job *job, const struct job_rank *rank)
+{
+    if (!job->layout)
+        return !rank->declared || rank->wait != WAIT_FORM;
+    /* Without initial weights nobody can begin, so one that left before is waited for. */
+    return rank->wait == WAIT_NONE && (!rank->left || !job->has_weights) && !job->ledger.ranks[rank->rank].asked;
+}
+
+/* Ranks that wait for different things wait for each other, when nothing is under way that could end it. */
+static bool is_deadlocked(const struct job *job)
+{
+    enum job_wait wait = WAIT_NONE;
+    bool differ = false;
+
+    if ((job->phase != JOB_TRAINING && job->phase != JOB_WINDOW) || job->n_under_way > 0 || job->n_io > 0 ||
+        gather_is_busy(job))
+        return false;
+    for (unsigned r = 0; r < job->world_size; r++) {
+        if (is_blocking(job, &job->ranks[r]))
+            return false;
+        if (job->ranks[r].wait == WAIT_NONE)
+            continue;
+        differ |= wait != WAIT_NONE && job->ranks[r].wait != wait;
+        wait = job->ranks[r].wait;
+    }
+    return differ;
+}
+
+/* Have all who are waited for been here, and ended? */
+static bool all_are_gone(const struct job *job)
+{
+    bool any = false;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        const struct job_rank *rank = &job->ranks[r];
+
+        if (!is_blocking(job, rank))
+            continue;
+        if (rank->peer || !rank->pid)
+            return false;
+        any = true;
+    }
+    return any;
+}
+
+static const struct job_rank *first_waiting(const struct job *job)
+{
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (job->ranks[r].wait != WAIT_NONE)
+            return &job->ranks[r];
+    return NULL;
+}
+
+static bool waits_like_first(const struct job *job, const struct job_rank *rank)
+{
+    return rank->wait != WAIT_NONE && rank->wait == first_waiting(job)->wait;
+}
+
+static void describe_blocking(const struct job *job, char *dst, size_t size)
+{
+    bool deadlocked = is_deadlocked(job);
+    size_t at = 0;
+
+    for (unsigned r = 0; r < job->world_size && at < size - 1; r++) {
+        const struct job_rank *rank = &job->ranks[r];
+        uint64_t ago_ms = (job_now(job) - rank->last_ns) / 1000000;
+
+        if (deadlocked && rank->wait != WAIT_NONE && !waits_like_first(job, rank))
+            at += (size_t)snprintf(dst + at, size - at, "%srank %u (pid %" PRId64 ", waits %s)", at ? "; " : "", r,
+                                   rank->pid, job_waits_for(job, rank));
+        if (!is_blocking(job, rank))
+            continue;
+        if (!rank->peer)
+            at += (size_t)snprintf(dst + at, size - at, "%srank %u (%s)", at ? "; " : "", r,
+                                   rank->pid ? "its process is gone" : "never attached");
+        else
+            at += (size_t)snprintf(dst + at, size - at,
+                                   "%srank %u (pid %" PRId64 ", last message %s %" PRIu64 " ms ago)", at ? "; " : "", r,
+                                   rank->pid, rank->last_request ? rank->last_request : "none", ago_ms);
+    }
+}
+
+/* All ranks here wait, and node 0 says for whom, if this is node 0; else all that is known is that it decides. */
+static bool waits_elsewhere(const struct job *job)
+{
+    struct nodes_status status;
+
+    if (!job->nodes || (job->phase != JOB_WAITING && job->phase != JOB_TRAINING))
+        return false;
+    status = nodes_status(job->nodes);
+    return status.node != 0 || (status.waits_for & ~UINT64_C(1));
+}
+
+static void describe_elsewhere(const struct job *job, char *dst, size_t size)
+{
+    const struct config_nodes *nodes = &job->config->world.nodes;
+    struct nodes_status status = nodes_status(job->nodes);
+    size_t at = 0;
+
+    if (status.node != 0) {
+        snprintf(dst, size, "node 0 (%s), which decides what comes next; it knows for whom it waits",
+                 nodes->items[0].address);
+        return;
+    }
+    for (unsigned i = 1; i < status.n_nodes && at < size - 1; i++)
+        if (status.waits_for >> i & 1)
+            at += (size_t)snprintf(dst + at, size - at, "%snode %u (%s), %s", at ? "; " : "", i,
+                                   nodes->items[i].address, status.waits_to);
+}
+
+const char *job_waits_for(const struct job *job, const struct job_rank *rank)
+{
+    static const char *const waits[] = {
+        [WAIT_FORM] = "to form the job",
+        [WAIT_INIT] = "for initial weights",
+        [WAIT_READY] = "for initial weights",
+        [WAIT_SLOT] = "for a gradient slot",
+        [WAIT_END] = "at the end of a micro-batch",
+        [WAIT_OTHERS] = "in the step",
+        [WAIT_STEP] = "in the step",
+        [WAIT_NORM] = "for the gradient norm",
+        [WAIT_GATHER] = "for gathered weights",
+        [WAIT_READ] = "for state",
+        [WAIT_WINDOW_BEGIN] = "to open a write window",
+        [WAIT_WINDOW_END] = "to close a write window",
+        [WAIT_WRITE] = "for room in a write window",
+        [WAIT_ABANDON] = "to give up a backward",
+        [WAIT_ABORTED] = "for the abort",
+        [WAIT_ABORT] = "for the abort",
+    };
+
+    (void)job;
+    return waits[rank->wait];
+}
+
+/* Have those who are waited for done nothing of this step yet? */
+static bool all_are_absent(const struct job *job)
+{
+    bool any = false;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        const struct ledger_rank *ledger = &job->ledger.ranks[r];
+
+        if (!is_blocking(job, &job->ranks[r]))
+            continue;
+        if (ledger->open || ledger->n_ended > 0)
+            return false;
+        any = true;
+    }
+    return any;
+}
+
+static bool awaits(const struct job *job, unsigned rank, uint32_t param)
+{
+    bool local = rank >= job->first_rank && rank < job->end_rank;
+
+    return local ? job_awaits(job, &job->ranks[rank], param) : mirror_awaits(job->mirror, rank, param);
+}
+
+/* What the first of them that is inside a backward has not pushed yet. Return: how many; ids has room for all. */
+static uint32_t find_awaited(const struct job *job, uint32_t *ids)
+{
+    uint32_t n = 0;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        if (!is_blocking(job, &job->ranks[r]) || !job->ledger.ranks[r].open)
+            continue;
+        for (uint32_t p = 0; p < job->layout->n_params; p++)
+            if (awaits(job, r, p))
+                ids[n++] = p;
+        break;
+    }
+    return n;
+}
+
+static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, bool aborted, bool elsewhere)
+{
+    char ranks[256] = "", waiting[384], blocking[1024] = "";
+    const struct job_rank *one = first_waiting(job);
+    struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
+    _cleanup_free_ uint32_t *awaited = job->layout ? calloc(job->layout->n_params + 1, sizeof(*awaited)) : NULL;
+    uint32_t n_awaited = awaited ? find_awaited(job, awaited) : 0;
+
+    if (one)
+        at = job_at(job, one);
+    if (one && one->wait == WAIT_END && at.micro_batch > 0)
+        at.micro_batch--; /* it is at the end of that one, which counts as ended already */
+    list_ranks(job, is_deadlocked(job) ? waits_like_first : is_waiting, ranks, sizeof(ranks));
+    snprintf(waiting, sizeof(waiting), "%s, %s", ranks, one ? job_waits_for(job, one) : "");
+    if (elsewhere)
+        describe_elsewhere(job, blocking, sizeof(blocking));
+    else
+        describe_blocking(job, blocking, sizeof(blocking));
+    return cause_stalled(&(struct evidence_stall){
+        .at = at,
+        .waiting = waiting,
+        .blocking = blocking,
+        .params = awaited,
+        .n_params = n_awaited,
+        .absent = job->has_weights && all_are_absent(job),
+        .since_ms = since_ms,
+        .aborted = aborted,
+        .forming = !job->has_weights,
+        .deadlocked = is_deadlocked(job),
+        .gone = all_are_gone(job),
+        .elsewhere = elsewhere,
+    });
+}
+
+/* Return: the one rank that all others wait for, -1 when there are several. */
+static int64_t find_guilty(const struct job *job)
+{
+    bool deadlocked = is_deadlocked(job);
+    int64_t guilty = -1;
+
+    for (unsigned r = 0; r < job->world_size; r++) {
+        if (deadlocked || !is_blocking(job, &job->ranks[r]))
+            continue;
+        if (guilty >= 0)
+            return -1;
+        guilty = r;
+    }
+    return guilty;
+}
+
+static void check_stall(struct job *job, uint64_t now)
+{
+    uint64_t warning_ns = job->config->diagnostics.stall_warning_ms * UINT64_C(1000000);
+    uint64_t timeout_ns = job->config->diagnostics.stall_timeout_ms * UINT64_C(1000000);
+    uint64_t longest = 0;
+    bool blocked = false, elsewhere;
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        if (job->ranks[r].wait != WAIT_NONE)
+            longest = MAX(longest, now - job->ranks[r].wait_ns);
+    }
+    for (unsigned r = 0; r < job->world_size; r++)
+        blocked |= is_blocking(job, &job->ranks[r]);
+    elsewhere = !blocked && !is_deadlocked(job) && waits_elsewhere(job);
+    if (longest == 0 || !(blocked || is_deadlocked(job) || elsewhere)) {
+        job->stall_interval_ns = 0;
+        return;
+    }
+    if (job->abort_reason)
+        return; /* asked for; node 0 is to agree */
+    /* On account of other nodes it is node 0 that gives up: it knows on whose. */
+    if (timeout_ns && longest > timeout_ns && !(elsewhere && job->config->world.node != 0)) {
+        struct diagnostic *diagnostic = describe_stall(job, longest / 1000000, true, elsewhere);
+
+        if (job->has_weights)
+            job_abort(job, find_guilty(job), diagnostic);
+        else
+            form_refuse_all(job, diagnostic); /* there is nothing to abort yet */
+        return;
+    }
+    if (!warning_ns || longest < MAX(warning_ns, 3 * median_step_ns(job)))
+        return;
+    if (job->stall_interval_ns && now - job->stall_reported_ns < job->stall_interval_ns)
+        return;
+    job->stall_interval_ns = MAX(job->stall_interval_ns * 2, warning_ns);
+    job->stall_reported_ns = now;
+    job_keep(job, describe_stall(job, longest / 1000000, false, elsewhere));
+}
+
+static void check_lost(struct job *job, uint64_t now)
+{
+    uint64_t timeout_ns = job->config->limits.reattach_timeout_ms * UINT64_C(1000000);
+    char waiting[256];
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (!rank->lost_ns || rank->peer || now - rank->lost_ns < timeout_ns)
+            continue;
+        if (list_ranks(job, is_waiting, waiting, sizeof(waiting)) == 0)
+            continue;
+        rank->lost_ns = now; /* those who begin the step again wait as long again */
+        job_abort(job, rank->rank,
+                  cause_rank_lost(&(struct evidence_lost){
+                      .at = job_at(job, rank),
+                      .pid = rank->pid,
+                      .aborted = true,
+                      .last_message = rank->last_request,
+                      .waited_ms = timeout_ns / 1000000,
+                  }));
+        return;
+    }
+}
+
+void job_tick(struct job *job)
+{
+    if (job->mirror)
+        mirror_tell(job->mirror, true);
+    uint64_t now = job_now(job);
+
+    check_lost(job, now);
+    check_stall(job, now);
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (job->ranks[r].wait == WAIT_SLOT)
+            admit_settle(job, &job->ranks[r]);
+    boundary_settle(job);
+}

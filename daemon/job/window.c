@@ -1,0 +1,843 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Write windows: between two steps rank 0 writes into a segment that shows the
+ * weights; when all ranks end the window it becomes the weights and masters.
+ * Until then nothing of the state has changed, so a window that is forgotten leaves no trace. What 16-bit weights
+ * do not show, moments and step counts, is written beside it, into a rewrite, which shares the window's fate.
+ */
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "core/base/open-files.h"
+#include "daemon/job/job.h"
+#include "daemon/memory/rewrite.h"
+#include "daemon/memory/transfer.h"
+#include "daemon/nodes/nodes.h"
+#include "daemon/step/device-job.h"
+
+/* Pages for a place of the rewrite. Rank 0 waits for them, or is gone. */
+struct writing {
+    struct work work;
+    struct job *job;
+    uint32_t param;
+    enum state_kind kind;
+    struct rewrite_place place;
+    int result;
+};
+
+struct window {
+    struct segment segment;
+    struct charge charge;
+    struct rewrite *rewrite; /* NULL: nothing of the state was written yet */
+    struct charge rewrite_charge;
+    struct charge mirror_charge; /* jobs on GPUs: while the mirror is filled; several nodes: until the window is over */
+    struct job *job;             /* while it is committed */
+    struct work again;
+    struct writing writing;
+    bool ready;         /* shows the weights */
+    bool stores;        /* node 0 has said so: when nothing is under way in it */
+    bool busy;          /* a transfer, a rewrite or the reserving of its pages is under way */
+    bool stale;         /* its writer died: to be filled again for the successor */
+    bool lacks_memory;  /* several nodes, on which it is open: to be tried again when a rank asks again */
+    bool forgotten;     /* while a transfer was under way: goes when that ends */
+    unsigned n_filling; /* what is here, and what other nodes have */
+    int fill_result;
+};
+
+void window_free(struct window *window)
+{
+    if (!window)
+        return;
+    segment_deinit(&window->segment);
+    charge_deinit(&window->charge);
+    rewrite_free(window->rewrite);
+    charge_deinit(&window->rewrite_charge);
+    charge_deinit(&window->mirror_charge);
+    free(window);
+}
+
+bool window_is_busy(const struct window *window)
+{
+    return window && window->busy;
+}
+
+static void share_window(struct job *job, const struct segment *segment)
+{
+    if (job->nodes)
+        exchange_window(nodes_exchange(job->nodes), segment);
+}
+
+/* What is under way in it frees it at its end. */
+static void let_go(struct job *job)
+{
+    share_window(job, NULL);
+    if (job->window && job->window->busy)
+        job->window->forgotten = true;
+    else
+        window_free(steal_ptr(job->window));
+}
+
+void window_forget(struct job *job)
+{
+    let_go(job);
+    job->phase = JOB_TRAINING;
+}
+
+static const struct misplaced inside_step = {"a write window",
+                                             "windows open between two steps, and this rank has begun one",
+                                             "zerod_write_begin before the step's first micro-batch, on all ranks"};
+static const struct misplaced not_open = {"the end of a write window", "no write window is open",
+                                          "zerod_write_begin first, on all ranks"};
+static const struct misplaced written_outside = {"state to be written (zerod_write_state)", "no write window is open",
+                                                 "zerod_write_begin first, on all ranks"};
+
+/* ---- begin --------------------------------------------------------------------------------------------- */
+
+/* r: why it cannot be given, a negative errno. */
+static void refuse_begin(struct job *job, struct job_rank *rank, uint64_t n_bytes, int r)
+{
+    struct evidence_quota evidence = {.at = job_at(job, rank),
+                                      .what = "write window",
+                                      .unit = "bytes",
+                                      .asked = n_bytes,
+                                      .fix = "free memory on this machine",
+                                      .open_files = open_files_if_short(r)};
+
+    job_refuse(job, rank, job_keep(job, cause_quota(&evidence)), false);
+}
+
+static void answer_begin(struct job *job, struct job_rank *rank)
+{
+    bool stage3 = job->config->zero.stage == 3;
+    const struct segment *shown = &job->window->segment;
+    struct wire_segment segment = {.kind = WIRE_SEGMENT_WINDOW, .n_bytes = shown->n_bytes};
+    /* In stages 1 and 2 the others have the weights to map a private copy of. */
+    bool has_segment = shown->n_bytes > 0 && (rank->rank == 0 || stage3);
+    int fd = !has_segment ? -1 : rank->rank == 0 ? segment_open_rw(shown) : segment_open_ro(shown);
+
+    if (has_segment && fd < 0) {
+        refuse_begin(job, rank, shown->n_bytes, fd);
+        return;
+    }
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_DONE,
+                   .done = {.position = job_position(job, rank),
+                            .segments = &segment,
+                            .n_segments = has_segment,
+                            .loss_scale = job_loss_scale(job)},
+               },
+               &fd, has_segment);
+}
+
+static uint64_t segment_bytes(const struct job *job)
+{
+    return job->config->zero.stage == 3 ? job->layout->range_bytes : job->layout->weight_bytes;
+}
+
+/* What opening takes. */
+static uint64_t opening_bytes(const struct job *job)
+{
+    bool mirror = job->state->mirror && (job->nodes || job->config->zero.stage == 3);
+
+    return segment_bytes(job) + (mirror ? device_job_mirror_bytes(job) : 0);
+}
+
+static void fill_done(void *userdata, int result)
+{
+    struct job *job = userdata;
+    struct window *window = job->window;
+
+    if (result == -ECANCELED && job->devices && !job->doom)
+        return; /* with the job */
+    if (result < 0)
+        window->fill_result = result;
+    if (--window->n_filling > 0)
+        return;
+    window->busy = false;
+    if (window->forgotten) {
+        window_free(steal_ptr(job->window));
+    } else if (window->fill_result < 0) {
+        for (unsigned r = job->first_rank; r < job->end_rank; r++)
+            if (job->ranks[r].wait == WAIT_WINDOW_BEGIN)
+                refuse_begin(job, &job->ranks[r], opening_bytes(job), window->fill_result);
+        window->lacks_memory = true;
+        if (!job->nodes)
+            window_forget(job);
+    } else {
+        window->ready = true;
+    }
+    job_settle(job);
+}
+
+/* Stage 3: what other nodes own. Return: 0, or -ENOMEM. */
+static int fill_remote(struct job *job)
+{
+    _cleanup_free_ uint32_t *params = calloc(job->layout->n_params, sizeof(*params));
+    int r;
+
+    for (uint32_t p = 0; params && p < job->layout->n_params; p++)
+        params[p] = p;
+    r = params ? exchange_fetch(nodes_exchange(job->nodes), &(struct exchange_fetch){.kind = EXCHANGE_PUBLISHED,
+                                                                                     .window = true,
+                                                                                     .params = params,
+                                                                                     .n_params = job->layout->n_params,
+                                                                                     .done = fill_done,
+                                                                                     .userdata = job})
+               : -ENOMEM;
+    if (r == 0)
+        job->window->n_filling++;
+    return MIN(r, 0);
+}
+
+/* Between the state of this node and the window. */
+static int start_transfer(struct job *job, enum transfer_direction direction, void (*done)(void *userdata, int result))
+{
+    return transfer_start(job->pool, &(struct transfer_options){
+                                         .state = job->state,
+                                         .kernels = job->kernels,
+                                         .segment = &job->window->segment,
+                                         .n_params = job->layout->n_params,
+                                         .range = job->config->zero.stage == 3,
+                                         .direction = direction,
+                                         .done = done,
+                                         .userdata = job,
+                                     });
+}
+
+/* For a mirror with all of the state. Return: 0, also when it is charged already, or -ENOMEM. */
+static int charge_mirror(struct job *job)
+{
+    uint64_t n_bytes = device_job_mirror_bytes(job);
+    struct memory_headroom headroom;
+
+    if (job->window->mirror_charge.quota)
+        return 0;
+    memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
+    if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes || failpoint("mirror") < 0 ||
+        quota_charge(&job->memory, &job->window->mirror_charge, n_bytes) != 0)
+        return -ENOMEM;
+    return 0;
+}
+
+/* Several nodes: it is wanted again when all have said that the window is to be committed, and then it has to be there.
+ */
+static void empty_mirror(struct job *job)
+{
+    device_job_empty(job);
+    if (!job->nodes)
+        charge_deinit(&job->window->mirror_charge);
+}
+
+static int load_mirror(struct job *job, devices_done done)
+{
+    int r = charge_mirror(job);
+
+    return r < 0 ? r : device_job_load(job, done, job);
+}
+
+/* Stage 3 on GPUs: there is no copy of the weights, so they come from the masters, by way of the mirror. */
+static void mirror_shown(void *userdata, int result)
+{
+    struct job *job = userdata;
+
+    if (result == -ECANCELED && !job->doom) /* with the job */
+        return;
+    empty_mirror(job);
+    fill_done(job, result);
+}
+
+static void mirror_filled(void *userdata, int result)
+{
+    struct job *job = userdata;
+
+    if (result < 0 || start_transfer(job, TRANSFER_FETCH, mirror_shown) < 0)
+        mirror_shown(job, result < 0 ? result : -ENOMEM);
+}
+
+/* Offloaded, the weights are here as well; of several nodes in stages 1 and 2 only those that this one owns. */
+static int fill_here(struct job *job)
+{
+    bool stage3 = job->config->zero.stage == 3;
+
+    if (!job->state->mirror && (stage3 || !(job->devices && job->nodes)))
+        return start_transfer(job, TRANSFER_FETCH, fill_done);
+    if (stage3)
+        return load_mirror(job, mirror_filled);
+    return device_job_fill(job, &job->window->segment, fill_done, job);
+}
+
+static int fill(struct job *job)
+{
+    int r;
+
+    job->window->n_filling = 1;
+    job->window->fill_result = 0;
+    share_window(job, &job->window->segment);
+    r = fill_here(job);
+
+    if (r == 0 && job->nodes && job->config->zero.stage == 3 && fill_remote(job) < 0)
+        job->window->fill_result = -ENOMEM;
+    job->window->ready = job->window->stale = job->window->lacks_memory = false;
+    job->window->busy = r == 0;
+    /* A successor begins with nothing written. */
+    rewrite_free(steal_ptr(job->window->rewrite));
+    charge_deinit(&job->window->rewrite_charge);
+    return r;
+}
+
+/* What ranks map; once. Return: 0 or -errno. */
+static int make_segment(struct job *job)
+{
+    uint64_t n_bytes = segment_bytes(job);
+    struct window *window = job->window;
+    struct memory_headroom headroom;
+    int r;
+
+    if (window->segment.n_bytes > 0 || n_bytes == 0)
+        return 0;
+    memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
+    if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes ||
+        quota_charge(&job->memory, &window->charge, n_bytes) != 0)
+        return -ENOMEM;
+    r = segment_init(&window->segment, "window", n_bytes);
+    if (r < 0)
+        charge_deinit(&window->charge);
+    return r;
+}
+
+/* Shows the weights as they are committed, whatever it has shown before. */
+static void show_weights(struct job *job)
+{
+    int r = make_segment(job);
+
+    if (r == 0 && job->nodes && job->state->mirror)
+        r = charge_mirror(job);
+    if (r == 0)
+        r = fill(job);
+    if (r == 0)
+        return;
+    job->window->n_filling = 1;
+    fill_done(job, r);
+}
+
+static void open_window(struct job *job)
+{
+    job->window = calloc(1, sizeof(*job->window));
+    if (!job->window)
+        return; /* as if nobody had asked yet */
+    job->window->segment = SEGMENT_NULL;
+    job->phase = JOB_WINDOW;
+    show_weights(job);
+}
+
+void job_write_begin(struct job *job, struct job_rank *rank)
+{
+    const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
+
+    if (job_is_stopped(job, rank))
+        return;
+    if (ledger->open || ledger->n_ended > 0) {
+        job_refuse_early(job, rank, &inside_step);
+        return;
+    }
+    job_wait(job, rank, WAIT_WINDOW_BEGIN);
+    job_settle(job);
+}
+
+/* ---- writing state ------------------------------------------------------------------------------------- */
+
+/* Return: NULL, or why it cannot be written; a sentence in what. */
+static const char *check_write(const struct job *job, const struct request_write_state *request, char *what,
+                               size_t size)
+{
+    static const char *const names[] = {[STATE_EXP_AVG] = "exp_avg", [STATE_EXP_AVG_SQ] = "exp_avg_sq"};
+    const struct layout_param *p;
+    char name[128];
+
+    if (request->param >= job->layout->n_params) {
+        snprintf(what, size, "WriteState.param: %u, expected 0 to %u", request->param, job->layout->n_params - 1);
+        return what;
+    }
+    p = &job->layout->params[request->param];
+    layout_print_name(name, sizeof(name), p->name, p->name_len);
+    if (!p->trainable) {
+        snprintf(what, size,
+                 "WriteState.param: %s is frozen and has no optimizer state; zerod_window() has its weights", name);
+        return what;
+    }
+    if (request->kind != WIRE_STATE_STEP_COUNT && p->n_elems > 0 &&
+        !state_values(job->state, (enum state_kind)request->kind, p->bucket, p->offset_elems)) {
+        snprintf(what, size, "WriteState.kind: %s, which the optimizer of this daemon (optimizer.type) does not keep",
+                 names[request->kind]);
+        return what;
+    }
+    return NULL;
+}
+
+static void refuse_write(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic)
+{
+    job_fault(job, rank, diagnostic); /* sticky: what is missing is not to be committed by mistake */
+    job_is_held(job, rank);
+}
+
+static void refuse_pages(struct job *job, struct job_rank *rank, const struct evidence_quota *bound, uint64_t n_bytes)
+{
+    struct evidence_quota evidence = *bound;
+
+    evidence.at = job_at(job, rank);
+    evidence.what = "state in a write window";
+    evidence.unit = "bytes";
+    evidence.asked = n_bytes;
+    if (!evidence.fix)
+        evidence.fix = "free memory on this machine";
+    refuse_write(job, rank, cause_quota(&evidence));
+}
+
+/* Return: true when so many bytes more may be held, and are charged; else the rank has been told. */
+static bool charge_pages(struct job *job, struct job_rank *rank, uint64_t n_bytes)
+{
+    struct memory_headroom headroom;
+    uint64_t free_bytes;
+
+    memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
+    free_bytes = MIN(headroom.available_bytes, headroom.cgroup_bytes);
+    if (n_bytes > free_bytes) {
+        refuse_pages(job, rank, &(struct evidence_quota){0}, n_bytes);
+        return false;
+    }
+    if (quota_charge_more(&job->memory, &job->window->rewrite_charge, n_bytes) == 0)
+        return true;
+    refuse_pages(job, rank,
+                 &(struct evidence_quota){.held = job->memory.used,
+                                          .allowed = job->memory.limit,
+                                          .of_job = true,
+                                          .fix = "raise limits.memory, or write the state in several windows"},
+                 n_bytes);
+    return false;
+}
+
+/* place: NULL when there is nothing to fill. Return: false when it could not be handed out, and the rank was told. */
+static bool answer_write(struct job *job, struct job_rank *rank, uint32_t param, const struct rewrite_place *place)
+{
+    const struct segment *segment = place ? &job->window->rewrite->segment : NULL;
+    int fd = segment ? segment_open_rw(segment) : -1;
+
+    if (segment && fd < 0) {
+        refuse_pages(job, rank, &(struct evidence_quota){.open_files = open_files_if_short(fd)}, 0);
+        return false;
+    }
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_STATE_IS,
+                   .state_is = {.segments = segment ? &(struct wire_segment){.kind = WIRE_SEGMENT_WINDOW_STATE,
+                                                                             .n_bytes = segment->n_bytes}
+                                                    : NULL,
+                                .n_segments = segment != NULL,
+                                .n_elems = job->layout->params[param].n_elems,
+                                .count = state_journal(job->state)->counts[param],
+                                .offset_bytes = place ? place->offset_bytes : 0},
+               },
+               &fd, segment != NULL);
+    return true;
+}
+
+static void writing_run(struct work *work, uint32_t item)
+{
+    struct writing *writing = container_of(work, struct writing, work);
+
+    (void)item;
+    writing->result = failpoint("writing");
+    if (writing->result == 0)
+        writing->result = rewrite_reserve(writing->job->window->rewrite, &writing->place);
+}
+
+static void writing_done(struct work *work)
+{
+    struct writing *writing = container_of(work, struct writing, work);
+    struct job *job = writing->job;
+    struct window *window = job->window;
+    struct job_rank *rank = &job->ranks[0];
+
+    job->n_io--;
+    window->busy = false;
+    if (window->forgotten) { /* by an abort, of which the rank is told */
+        window_free(steal_ptr(job->window));
+    } else if (rank->wait == WAIT_WRITE && writing->result < 0) {
+        refuse_pages(job, rank, &(struct evidence_quota){0}, writing->place.n_bytes);
+    } else if (rank->wait == WAIT_WRITE) {
+        if (answer_write(job, rank, writing->param, &writing->place)) /* else nobody fills it */
+            rewrite_mark(window->rewrite, writing->param, writing->kind);
+    }
+    job_settle(job);
+}
+
+static void give_place(struct job *job, struct job_rank *rank, const struct request_write_state *request)
+{
+    struct window *window = job->window;
+    enum state_kind kind = (enum state_kind)request->kind;
+    struct rewrite_place place = rewrite_place(window->rewrite, request->param, kind);
+
+    if (rewrite_is_marked(window->rewrite, request->param, kind)) {
+        answer_write(job, rank, request->param, &place);
+        return;
+    }
+    if (!charge_pages(job, rank, place.n_bytes))
+        return;
+    window->writing = (struct writing){.work = {.run = writing_run, .done = writing_done, .n_items = 1},
+                                       .job = job,
+                                       .param = request->param,
+                                       .kind = kind,
+                                       .place = place};
+    window->busy = true;
+    job->n_io++;
+    job_wait(job, rank, WAIT_WRITE);
+    worker_post(job->pool, &window->writing.work);
+}
+
+/* Rank 0 inside a window whose weights it was given; a successor has to begin first. */
+static bool may_write(const struct job *job, const struct job_rank *rank)
+{
+    const struct window *window = job->window;
+
+    return job->phase == JOB_WINDOW && (rank->rank != 0 || (window->ready && !window->busy && !window->stale));
+}
+
+void job_write_state(struct job *job, struct job_rank *rank, const struct request_write_state *request)
+{
+    struct evidence_at at = job_at(job, rank);
+    char buffer[256];
+    const char *wrong;
+    int r = 0;
+
+    if (job_is_held(job, rank))
+        return;
+    if (!may_write(job, rank)) {
+        job_refuse_early(job, rank, &written_outside);
+        return;
+    }
+    wrong = check_write(job, request, buffer, sizeof(buffer));
+    if (wrong) {
+        refuse_write(job, rank, cause_bad_message(&at, wrong));
+        return;
+    }
+    if (rank->rank == 0 && !job->window->rewrite)
+        r = rewrite_new(&job->window->rewrite, job->state, job->kernels);
+    if (r < 0) {
+        refuse_pages(job, rank, &(struct evidence_quota){.open_files = open_files_if_short(r)}, 0);
+        return;
+    }
+    if (rank->rank == 0 && request->kind == WIRE_STATE_STEP_COUNT)
+        rewrite_set_count(job->window->rewrite, request->param, request->count);
+    if (rank->rank == 0 && request->kind != WIRE_STATE_STEP_COUNT && job->layout->params[request->param].n_elems > 0)
+        give_place(job, rank, request);
+    else
+        answer_write(job, rank, request->param, NULL);
+}
+
+/* ---- end ----------------------------------------------------------------------------------------------- */
+
+static void set_generations(struct job *job)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (job->ranks[r].rings[0] && job->ranks[r].rings[0]->ready)
+            atomic_fetch_add_explicit(&ring_credit_page(job->ranks[r].rings[0])->generation, 1, memory_order_acq_rel);
+}
+
+static void finish_window(struct job *job)
+{
+    let_go(job); /* a node whose ranks have all left may still be filling it when the others have forgotten it */
+    state_journal(job->state)->n_windows++; /* a forgotten one too: a successor must not wait for it again */
+    job->phase = JOB_TRAINING;
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (job->ranks[r].wait == WAIT_WINDOW_END)
+            job_answer_done(job, &job->ranks[r]);
+    job_settle(job);
+}
+
+static void committed(struct job *job)
+{
+    set_generations(job);
+    finish_window(job);
+}
+
+static void stored(void *userdata);
+
+/* What was stored here has come to the GPUs. */
+static void mirror_stored(void *userdata, int result)
+{
+    struct job *job = userdata;
+
+    if (result == -ECANCELED && !job->doom) /* with the job */
+        return;
+    empty_mirror(job);
+    stored(job);
+}
+
+static void store_again(struct work *work)
+{
+    struct window *window = container_of(work, struct window, again);
+
+    int r = device_job_store(window->job, mirror_stored, window->job);
+
+    if (r == -ECANCELED)
+        mirror_stored(window->job, r);
+    else if (r < 0)
+        worker_post(window->job->pool, &window->again);
+}
+
+static void do_nothing(struct work *work, uint32_t item)
+{
+    (void)work;
+    (void)item;
+}
+
+/* There is no way back from here: for want of a few KiB it is tried until there are. */
+static void all_stored(void *userdata)
+{
+    struct job *job = userdata;
+
+    if (!job->devices) {
+        stored(job);
+        return;
+    }
+    job->window->again = (struct work){.run = do_nothing, .done = store_again, .n_items = 1};
+    store_again(&job->window->again);
+}
+
+static void stored(void *userdata)
+{
+    struct job *job = userdata;
+
+    job->window->busy = false;
+    if (job->window->forgotten) /* node 0 has said that it is over before it could be */
+        window_free(steal_ptr(job->window));
+    else if (job->nodes)
+        nodes_stored(job->nodes); /* it is committed when it is stored everywhere */
+    else if (!gather_refresh(job, committed))
+        committed(job);
+}
+
+/* After the weights: a master that was written itself is the one that counts. */
+static void store_done(void *userdata, int result)
+{
+    struct job *job = userdata;
+
+    (void)result;
+    if (job->window->rewrite)
+        rewrite_store(job->window->rewrite, job->pool, all_stored, job);
+    else
+        all_stored(job);
+}
+
+/* There is no memory for it: nothing was written, everybody is told. */
+static void refuse_commit(struct job *job)
+{
+    if (job->state->mirror)
+        empty_mirror(job);
+    job->window->busy = false;
+    set_generations(job);
+    job->phase = JOB_WINDOW;
+    for (unsigned i = job->first_rank; i < job->end_rank; i++)
+        if (job->ranks[i].wait == WAIT_WINDOW_END)
+            job_refuse(job, &job->ranks[i],
+                       job_keep(job, cause_quota(&(struct evidence_quota){
+                                         .at = job_at(job, &job->ranks[i]),
+                                         .what = "write window",
+                                         .unit = "bytes",
+                                         .asked = job->state->mirror ? device_job_mirror_bytes(job) : 0,
+                                         .fix = "free memory, then end the window again"})),
+                       false);
+}
+
+static void begin_storing(struct work *work);
+
+/* What all nodes have decided has no way back either; what it takes is charged since the window is open. */
+static void cannot_commit(struct job *job)
+{
+    if (!job->nodes || job->doom) {
+        refuse_commit(job);
+        return;
+    }
+    job->window->again = (struct work){.run = do_nothing, .done = begin_storing, .n_items = 1};
+    worker_post(job->pool, &job->window->again);
+}
+
+/* The mirror, if there is one, shows what is on the GPUs: the window is stored there as if it were the state. */
+static void loaded(void *userdata, int result)
+{
+    struct job *job = userdata;
+
+    if (result == -ECANCELED && !job->doom) /* with the job */
+        return;
+    if (result < 0 || start_transfer(job, TRANSFER_STORE, store_done) < 0)
+        cannot_commit(job);
+}
+
+static void begin_storing(struct work *work)
+{
+    struct job *job = container_of(work, struct window, again)->job;
+    int r = job->state->mirror ? load_mirror(job, loaded) : start_transfer(job, TRANSFER_STORE, store_done);
+
+    if (r < 0)
+        loaded(job, r);
+}
+
+static void commit_window(struct job *job)
+{
+    job->phase = JOB_COMMITTING_WINDOW;
+    job->window->busy = true;
+    job->window->job = job;
+    set_generations(job);
+    begin_storing(&job->window->again);
+}
+
+void job_write_end(struct job *job, struct job_rank *rank, bool forget)
+{
+    if (job_is_stopped(job, rank))
+        return;
+    if (job->phase != JOB_WINDOW || job->window->lacks_memory ||
+        (rank->rank == 0 && job->window->stale)) { /* stale: its predecessor's, half written */
+        job_refuse_early(job, rank, &not_open);
+        return;
+    }
+    rank->forget = forget;
+    job_wait(job, rank, WAIT_WINDOW_END);
+    job_settle(job);
+}
+
+void window_detach(struct job *job, struct job_rank *rank)
+{
+    if (job->phase == JOB_WINDOW && rank->rank == 0)
+        job->window->stale = true;
+}
+
+/* ---- who can be answered ------------------------------------------------------------------------------- */
+
+static bool all_wait(const struct job *job, enum job_wait wait)
+{
+    bool any = false;
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        if (job->ranks[r].wait != wait && !job->ranks[r].left)
+            return false;
+        any |= job->ranks[r].wait == wait;
+    }
+    return any;
+}
+
+static bool any_waits(const struct job *job, enum job_wait wait)
+{
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (job->ranks[r].wait == wait)
+            return true;
+    return false;
+}
+
+/* A successor of rank 0 must not see what its predecessor had begun to write. */
+static void settle_open(struct job *job)
+{
+    if ((job->window->stale && job->ranks[0].wait == WAIT_WINDOW_BEGIN) ||
+        (job->window->lacks_memory && any_waits(job, WAIT_WINDOW_BEGIN))) {
+        show_weights(job);
+        return;
+    }
+    if (!job->window->ready)
+        return;
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        if (job->ranks[r].wait == WAIT_WINDOW_BEGIN && (r != 0 || !job->window->stale))
+            answer_begin(job, &job->ranks[r]);
+}
+
+void window_settle(struct job *job)
+{
+    if (job->phase == JOB_TRAINING && !job->window && all_wait(job, WAIT_WINDOW_BEGIN)) {
+        if (job->nodes)
+            nodes_want_window(job->nodes);
+        else
+            open_window(job);
+        return;
+    }
+    if (job->phase != JOB_WINDOW || job->window->busy)
+        return;
+    if (job->window->stores) {
+        commit_window(job);
+        return;
+    }
+    settle_open(job);
+    /* What loads while weights change would be a mixture. */
+    if (job->phase != JOB_WINDOW || gather_is_busy(job) || !all_wait(job, WAIT_WINDOW_END))
+        return;
+    if (job->nodes)
+        nodes_end_window(job->nodes, job->window->rewrite, job->ranks[0].forget || job->ranks[0].left);
+    else if (job->ranks[0].forget || job->ranks[0].left)
+        finish_window(job);
+    else
+        commit_window(job);
+}
+
+/* ---- what node 0 says ---------------------------------------------------------------------------------- */
+
+void job_window_open(struct job *job)
+{
+    if (job->phase == JOB_TRAINING && !job->window)
+        open_window(job);
+}
+
+/* Another node's rank 0 has written it: a rewrite of the same, for what comes in. Return: 0 or -ENOMEM. */
+static int copy_rewrite(struct job *job, const uint64_t *written, size_t n)
+{
+    int r = job->window->rewrite ? 0 : rewrite_new(&job->window->rewrite, job->state, job->kernels);
+
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        uint64_t param = written[i] >> 8, kind = written[i] & 0xff;
+
+        if (param >= job->layout->n_params || !job->layout->params[param].trainable)
+            return -EINVAL;
+        if (kind == REWRITE_COUNT_FOLLOWS && i + 1 < n)
+            rewrite_set_count(job->window->rewrite, (uint32_t)param, written[++i]);
+        else if (kind < STATE_N_KINDS)
+            rewrite_mark(job->window->rewrite, (uint32_t)param, (enum state_kind)kind);
+        else
+            return -EINVAL;
+    }
+    return r;
+}
+
+const char *job_window_write(struct job *job, const struct exchange_said *said, const uint64_t *written, size_t n)
+{
+    _cleanup_free_ uint64_t *arrays = calloc(n + 1, sizeof(*arrays));
+    size_t n_arrays = 0;
+
+    if (job->phase != JOB_WINDOW || !job->window)
+        return "WRITE: no write window is open";
+    if (!arrays || (n > 0 && job->first_rank > 0 && copy_rewrite(job, written, n) < 0))
+        return "out of memory for what was written in the window";
+    for (size_t i = 0; i < n; i++) {
+        if ((written[i] & 0xff) == REWRITE_COUNT_FOLLOWS)
+            i++;
+        else
+            arrays[n_arrays++] = written[i];
+    }
+    return exchange_write(nodes_exchange(job->nodes), said, arrays, n_arrays, job->window->rewrite);
+}
+
+void job_window_store(struct job *job)
+{
+    if (job->phase != JOB_WINDOW || !job->window)
+        return;
+    job->window->stores = true;
+    window_settle(job); /* a node whose ranks have all left may still be filling it */
+}
+
+void job_window_closed(struct job *job)
+{
+    if (job->phase == JOB_COMMITTING_WINDOW && !gather_refresh(job, committed))
+        committed(job);
+    else if (job->phase == JOB_WINDOW)
+        finish_window(job);
+}

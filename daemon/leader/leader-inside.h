@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Inside of the leader:
+ *
+ *   leader.c          life, forming, fetches, generations of engines; where reports come in; who is waited for
+ *   leader-parcel.c   what nodes have of parcels, and its exchanges
+ *   leader-step.c     the step: requests, verdict, update, commit; abort
+ *   leader-window.c   write windows
+ */
+
+#include "daemon/leader/leader.h"
+
+enum leader_phase {
+    LEADER_DECLARING,
+    LEADER_SHOWING, /* manifests that differ, before they are refused */
+    LEADER_FORMING,
+    LEADER_STARTING,  /* engines connect, rank 0's initial weights come in */
+    LEADER_SPREADING, /* which are sent to all */
+    LEADER_TRAINING,
+    LEADER_MEASURING,
+    LEADER_UPDATING, /* decided: it only rolls forward */
+    LEADER_GATHERING,
+    LEADER_WINDOW, /* open */
+    LEADER_WRITING,
+    LEADER_STORING,
+    LEADER_CLOSING, /* weights that were written go from their owners to all */
+};
+
+/* Where a node is in a parcel: what it reports next is this position. */
+struct place {
+    uint32_t micro_batch, pass;
+    bool ready;
+    uint64_t *masks; /* per part, over the node's pieces; NULL: all of all */
+};
+
+/* What moves between nodes: of a parcel, or weights. */
+struct motion {
+    uint64_t tag;            /* 0: nothing does */
+    bool said;               /* in some generation */
+    uint64_t arrived, moved; /* nodes that have the bytes; nodes that have done with them */
+};
+
+struct parcel {
+    uint32_t micro_batch, pass; /* exchanged next */
+    struct motion motion;
+    bool queued;          /* it could be, and others are */
+    struct place *places; /* per node */
+};
+
+struct node {
+    bool shown, declared, formed, connected, asked, wants_norm, summed, updated;
+    bool wants_window, ends_window, stored;
+    uint64_t digest;
+    char run_id[WIRE_MAX_RUN_ID_BYTES + 1]; /* empty: any */
+    /* Of ASKED. */
+    struct request_step args; /* groups are owned */
+    bool has_args, proceed;
+    uint8_t *pushed_any, *pushed_all;
+    size_t n_bits_bytes;
+    /* Of SUM. */
+    struct exact_sum squares;
+    struct node_finding finding;
+};
+
+/* What a node fetches from others, until it has it. */
+struct fetch {
+    uint64_t tag, id;
+    unsigned node, rank;
+    uint32_t kind;
+    struct fetch *next;
+    size_t n_params;
+    uint64_t params[];
+};
+
+struct leader {
+    unsigned n_nodes, stage;
+    bool partitions_all;
+    unsigned n_sources[LEADER_MAX_NODES], first_source[LEADER_MAX_NODES];
+    unsigned n_all_sources;
+    struct leader_ops ops;
+    enum leader_phase phase;
+    const struct layout *layout;
+    struct parcel *parcels;
+    struct place *places;
+    unsigned n_moving; /* parcels with a motion, at most LEADER_MAX_MOVING */
+    uint32_t *queue;   /* parcels that wait for one of them, a ring of as many as there are */
+    uint32_t queue_first, n_queued;
+    struct node nodes[LEADER_MAX_NODES];
+    struct motion weights; /* spread or gathered */
+    struct fetch *fetches;
+    bool has_weights;  /* rank 0's are complete */
+    bool applies;      /* the step that was decided */
+    bool forgets;      /* the window, says node 0 */
+    uint64_t *written; /* of the window, as node 0 says it; owned */
+    size_t n_written;
+    char differ[256]; /* why manifests are shown */
+    uint64_t step, last_tag;
+    uint32_t attempt, generation;
+    uint64_t *masks; /* scratch: of the parcel with the most parts */
+};
+
+/* leader.c */
+void leader_say(struct leader *leader, struct node_message message);
+bool leader_all_are_connected(const struct leader *leader);
+void leader_forget_request(struct node *node);
+/* Everything of the open step. */
+void leader_forget_step(struct leader *leader);
+void leader_start_motion(struct leader *leader, struct motion *motion, uint64_t n_tags);
+
+/* leader-parcel.c */
+bool leader_is_at(const struct place *place, const struct parcel *parcel);
+/* Has the node said all that it has to say about the parcel's position? */
+bool leader_is_settled(const struct leader *leader, const struct parcel *parcel, unsigned node);
+void leader_say_exchange(struct leader *leader, uint32_t index);
+void leader_try_parcel(struct leader *leader, uint32_t index);
+/* Others have ended: parcels that have waited for that. */
+void leader_try_queued(struct leader *leader);
+void leader_parcel_is_settled(struct leader *leader, uint32_t index);
+void leader_hear_ready(struct leader *leader, unsigned node, const struct node_message *message);
+void leader_hear_passed(struct leader *leader, unsigned node, const struct node_message *message);
+void leader_hear_withdraw(struct leader *leader, unsigned node);
+
+/* leader-step.c */
+void leader_try_step(struct leader *leader);
+/* A node whose ranks have all left is through, and asks for nothing. */
+bool leader_is_gone(const struct node *node);
+void leader_hear_request(struct leader *leader, unsigned node, const struct node_message *message);
+void leader_hear_back(struct leader *leader, unsigned node, const struct node_message *message);
+void leader_hear_sum(struct leader *leader, unsigned node, const struct node_message *message);
+void leader_hear_updated(struct leader *leader, unsigned node);
+void leader_commit(struct leader *leader);
+/* Until the step is decided. */
+void leader_abort_step(struct leader *leader, const struct node_message *message);
+/* Nobody has asked for it. */
+void leader_give_up(struct leader *leader, unsigned node, const char *why);
+
+/* leader-window.c */
+void leader_hear_window(struct leader *leader, unsigned node);
+void leader_hear_window_end(struct leader *leader, unsigned node, const struct node_message *message);
+void leader_hear_stored(struct leader *leader, unsigned node);
+void leader_say_write(struct leader *leader);
+void leader_close_window(struct leader *leader);

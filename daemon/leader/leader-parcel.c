@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Exchanges of parcels. Each node says of each position of a parcel, a micro-batch and a pass, that it is ready or has
+ * nothing of it; when all have, what there is moves, and when that is everywhere the next position is looked at. No
+ * parcel waits for another one, but for one of so many that are exchanged at a time, and none for a node that has asked
+ * for the step.
+ */
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "daemon/leader/leader-inside.h"
+
+/* ---- places -------------------------------------------------------------------------------------------- */
+
+bool leader_is_at(const struct place *place, const struct parcel *parcel)
+{
+    return place->ready && place->micro_batch == parcel->micro_batch && place->pass == parcel->pass;
+}
+
+bool leader_is_settled(const struct leader *leader, const struct parcel *parcel, unsigned node)
+{
+    const struct place *place = &parcel->places[node];
+
+    return leader_is_at(place, parcel) || place->micro_batch > parcel->micro_batch ||
+           (leader->nodes[node].asked && !place->ready);
+}
+
+/* ---- exchanges ----------------------------------------------------------------------------------------- */
+
+/* The masks of all nodes' pieces. Return: how many numbers; 0: all of all. */
+static size_t merge_masks(struct leader *leader, const struct parcel *parcel, uint32_t n_parts)
+{
+    bool whole = true;
+
+    memset(leader->masks, 0, n_parts * sizeof(*leader->masks));
+    for (unsigned i = 0; i < leader->n_nodes; i++) {
+        const struct place *place = &parcel->places[i];
+        uint64_t all = (UINT64_C(1) << leader->n_sources[i]) - 1;
+
+        if (!leader_is_at(place, parcel) || place->masks)
+            whole = false;
+        for (uint32_t k = 0; leader_is_at(place, parcel) && k < n_parts; k++)
+            leader->masks[k] |= (place->masks ? place->masks[k] & all : all) << leader->first_source[i];
+    }
+    return whole ? 0 : n_parts;
+}
+
+/*
+ * A motion is said once in a generation, when all can hear it: who had heard it before that would begin it twice. What
+ * is under way when they are connected is said then.
+ */
+void leader_say_exchange(struct leader *leader, uint32_t index)
+{
+    struct parcel *parcel = &leader->parcels[index];
+
+    parcel->motion.said = true;
+    leader_say(leader, (struct node_message){
+                           .kind = NODE_EXCHANGE,
+                           .tag = parcel->motion.tag,
+                           .parcel = index,
+                           .micro_batch = parcel->micro_batch,
+                           .pass = parcel->pass,
+                           .arrived = parcel->motion.arrived,
+                           .numbers = leader->masks,
+                           .n_numbers = merge_masks(leader, parcel, leader->layout->parcels[index].n_parts),
+                       });
+}
+
+/* Nobody has anything at the position: to the first micro-batch in which somebody may. Return: false: there is none. */
+static bool skip_ahead(struct leader *leader, struct parcel *parcel)
+{
+    uint32_t next = UINT32_MAX;
+
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (parcel->places[i].ready || !leader->nodes[i].asked)
+            next = MIN(next, parcel->places[i].micro_batch);
+    if (next == UINT32_MAX || next <= parcel->micro_batch)
+        return false;
+    parcel->micro_batch = next;
+    parcel->pass = 0;
+    return true;
+}
+
+static void queue(struct leader *leader, uint32_t index)
+{
+    if (leader->parcels[index].queued)
+        return;
+    leader->parcels[index].queued = true;
+    leader->queue[(leader->queue_first + leader->n_queued++) % leader->layout->n_parcels] = index;
+}
+
+/* What has changed meanwhile shows when it is looked at again. */
+void leader_try_queued(struct leader *leader)
+{
+    while (leader->n_queued > 0 && leader->n_moving < LEADER_MAX_MOVING) {
+        uint32_t index = leader->queue[leader->queue_first];
+
+        leader->queue_first = (leader->queue_first + 1) % leader->layout->n_parcels;
+        leader->n_queued--;
+        leader->parcels[index].queued = false;
+        leader_try_parcel(leader, index);
+    }
+}
+
+void leader_try_parcel(struct leader *leader, uint32_t index)
+{
+    struct parcel *parcel = &leader->parcels[index];
+
+    if (leader->phase != LEADER_TRAINING || parcel->motion.tag)
+        return;
+    do {
+        bool any = false;
+
+        for (unsigned i = 0; i < leader->n_nodes; i++) {
+            if (!leader_is_settled(leader, parcel, i))
+                return;
+            any |= leader_is_at(&parcel->places[i], parcel);
+        }
+        if (any && leader->n_moving == LEADER_MAX_MOVING) {
+            queue(leader, index);
+            return;
+        }
+        if (any) {
+            leader_start_motion(leader, &parcel->motion, 1);
+            leader->n_moving++;
+            if (leader_all_are_connected(leader))
+                leader_say_exchange(leader, index);
+            return;
+        }
+    } while (skip_ahead(leader, parcel));
+}
+
+void leader_parcel_is_settled(struct leader *leader, uint32_t index)
+{
+    struct parcel *parcel = &leader->parcels[index];
+
+    leader_say(leader, (struct node_message){.kind = NODE_SETTLED,
+                                             .tag = parcel->motion.tag,
+                                             .parcel = index,
+                                             .micro_batch = parcel->micro_batch,
+                                             .pass = parcel->pass});
+    for (unsigned i = 0; i < leader->n_nodes; i++) {
+        struct place *place = &parcel->places[i];
+
+        if (!leader_is_at(place, parcel))
+            continue;
+        free(steal_ptr(place->masks));
+        place->ready = false;
+        place->pass++;
+    }
+    parcel->pass++;
+    parcel->motion = (struct motion){0};
+    leader->n_moving--;
+    leader_try_queued(leader);
+    leader_try_parcel(leader, index);
+}
+
+/* ---- reports ------------------------------------------------------------------------------------------- */
+
+/* Is it next what the node has of the parcel? */
+static bool is_next(const struct place *place, const struct node_message *message)
+{
+    return !place->ready && place->micro_batch == message->micro_batch && place->pass == message->pass;
+}
+
+/* Has the position been summed without the node, or is it just now? It had asked for the step; what comes then, as of a
+ * rank that has taken the place of one that left, can be in no sum any more. */
+static bool is_too_late(const struct leader *leader, const struct parcel *parcel, const struct place *place)
+{
+    if (place->micro_batch != parcel->micro_batch)
+        return place->micro_batch < parcel->micro_batch;
+    return place->pass < parcel->pass || (place->pass == parcel->pass && parcel->motion.tag) ||
+           leader->phase != LEADER_TRAINING;
+}
+
+void leader_hear_ready(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    struct place *place;
+    uint32_t n_parts;
+
+    if (message->parcel >= leader->layout->n_parcels) {
+        leader->ops.complain(leader->ops.userdata, node, "READY.parcel: no such parcel");
+        return;
+    }
+    place = &leader->parcels[message->parcel].places[node];
+    n_parts = leader->layout->parcels[message->parcel].n_parts;
+    if (!is_next(place, message) || (message->n_numbers > 0 && message->n_numbers != n_parts)) {
+        leader->ops.complain(leader->ops.userdata, node, "READY: not the parcel's next position");
+        return;
+    }
+    if (is_too_late(leader, &leader->parcels[message->parcel], place)) {
+        leader_give_up(leader, node, "gradients came after their sum was made");
+        return;
+    }
+    if (message->n_numbers > 0) {
+        place->masks = malloc(n_parts * sizeof(*place->masks));
+        if (!place->masks) {
+            leader_give_up(leader, 0, "node 0 is out of memory");
+            return;
+        }
+        memcpy(place->masks, message->numbers, n_parts * sizeof(*place->masks));
+    }
+    place->ready = true;
+    leader_try_parcel(leader, message->parcel);
+}
+
+void leader_hear_passed(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    for (size_t k = 0; k < message->n_numbers; k++) {
+        uint64_t index = message->numbers[k];
+        struct place *place = index < leader->layout->n_parcels ? &leader->parcels[index].places[node] : NULL;
+
+        if (!place || place->ready || place->micro_batch != message->micro_batch ||
+            message->micro_batch == UINT32_MAX) {
+            leader->ops.complain(leader->ops.userdata, node, "PASSED: not the parcel's position");
+            return;
+        }
+        place->micro_batch = message->micro_batch + 1;
+        place->pass = 0;
+        leader_try_parcel(leader, (uint32_t)index);
+    }
+}
+
+/* What is said to move is counted on; the rest of what the node had ready is as if it had never been. */
+void leader_hear_withdraw(struct leader *leader, unsigned node)
+{
+    for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {
+        struct parcel *parcel = &leader->parcels[p];
+        struct place *place = &parcel->places[node];
+
+        if (!place->ready || (leader_is_at(place, parcel) && parcel->motion.said))
+            continue;
+        if (leader_is_at(place, parcel)) {
+            leader->n_moving -= parcel->motion.tag != 0;
+            parcel->motion = (struct motion){0};
+        }
+        place->ready = false;
+        free(steal_ptr(place->masks));
+    }
+    leader_try_queued(leader);
+    leader_say(leader, (struct node_message){.kind = NODE_WITHDRAWN, .node = node});
+}

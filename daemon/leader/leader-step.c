@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The step as a transaction. When all nodes have asked for it and nothing moves any more, each adds up its squares; the
+ * sums are merged and judged once, and the verdict is said to all. Until then an abort drops the step everywhere, and
+ * after a norm, a hold or a rank that is back nodes ask again; from then on it only rolls forward.
+ */
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "daemon/leader/leader-inside.h"
+
+/* ---- requests ------------------------------------------------------------------------------------------ */
+
+bool leader_is_gone(const struct node *node)
+{
+    return node->asked && !node->has_args;
+}
+
+static bool any_asks(const struct leader *leader)
+{
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (leader->nodes[i].wants_norm || (leader->nodes[i].asked && !leader_is_gone(&leader->nodes[i])))
+            return true;
+    return false;
+}
+
+/* All nodes have asked, and at least one that still has ranks. */
+static bool all_are_through(const struct leader *leader)
+{
+    bool any = false;
+
+    for (unsigned i = 0; i < leader->n_nodes; i++) {
+        if (!leader->nodes[i].asked && !leader->nodes[i].wants_norm)
+            return false;
+        any |= leader->nodes[i].has_args || leader->nodes[i].wants_norm;
+    }
+    if (!any)
+        return false;
+    for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {
+        if (leader->parcels[p].motion.tag)
+            return false;
+        for (unsigned i = 0; i < leader->n_nodes; i++)
+            if (leader->parcels[p].places[i].ready)
+                return false;
+    }
+    return true;
+}
+
+void leader_try_step(struct leader *leader)
+{
+    if (leader->phase != LEADER_TRAINING || !any_asks(leader) || !all_are_through(leader))
+        return;
+    leader->phase = LEADER_MEASURING;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader->nodes[i].summed = false;
+    leader_say(leader, (struct node_message){.kind = NODE_MEASURE});
+}
+
+static uint8_t *copy_bytes(const uint8_t *bytes, size_t n)
+{
+    uint8_t *copy = malloc(n + 1);
+
+    if (copy && n > 0)
+        memcpy(copy, bytes, n);
+    return copy;
+}
+
+/* Return: false when memory is out; then nothing is kept. */
+static bool keep_request(struct node *node, const struct node_message *message)
+{
+    struct wire_hyper *groups = calloc(message->args.n_groups + 1, sizeof(*groups));
+
+    node->n_bits_bytes = MIN(message->n_any_bytes, message->n_all_bytes);
+    node->pushed_any = copy_bytes(message->pushed_any, node->n_bits_bytes);
+    node->pushed_all = copy_bytes(message->pushed_all, node->n_bits_bytes);
+    node->args = message->args;
+    node->args.groups = groups;
+    if (!groups || !node->pushed_any || !node->pushed_all) {
+        leader_forget_request(node);
+        return false;
+    }
+    if (message->args.n_groups > 0)
+        memcpy(groups, message->args.groups, message->args.n_groups * sizeof(*groups));
+    node->has_args = message->has_rank;
+    node->proceed = message->proceed;
+    return true;
+}
+
+void leader_hear_request(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    struct node *n = &leader->nodes[node];
+
+    if (leader->phase != LEADER_TRAINING || n->asked || n->wants_norm) {
+        leader->ops.complain(leader->ops.userdata, node, "ASKED: it has asked already");
+        return;
+    }
+    leader_forget_request(n);
+    if (message->kind == NODE_ASKED && !keep_request(n, message)) {
+        leader_give_up(leader, 0, "node 0 is out of memory");
+        return;
+    }
+    n->asked = message->kind == NODE_ASKED;
+    n->wants_norm = message->kind == NODE_WANT_NORM;
+    for (uint32_t p = 0; p < leader->layout->n_parcels; p++)
+        leader_try_parcel(leader, p);
+    leader_try_step(leader);
+}
+
+/* ---- ranks that are back ------------------------------------------------------------------------------- */
+
+/* Something was added up, or is just now, of which the node has not said whether it has a part in it. */
+static bool was_passed_over(const struct leader *leader, unsigned node)
+{
+    for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {
+        const struct parcel *parcel = &leader->parcels[p];
+        const struct place *place = &parcel->places[node];
+
+        if (place->micro_batch != parcel->micro_batch
+                ? place->micro_batch < parcel->micro_batch
+                : place->pass < parcel->pass || (parcel->motion.tag && !leader_is_at(place, parcel)))
+            return true;
+    }
+    return false;
+}
+
+static bool all_are_gone(const struct leader *leader)
+{
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!leader_is_gone(&leader->nodes[i]))
+            return false;
+    return true;
+}
+
+/*
+ * A rank that had left is back: what its node has asked for is asked for again, with it. When all had left all are
+ * expected back, as on one node. In any other phase what ends that phase lets it in.
+ */
+void leader_hear_back(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    const struct node *n = &leader->nodes[node];
+    bool all = message->proceed || all_are_gone(leader), late = message->forget;
+
+    if (leader->phase != LEADER_TRAINING || (!all && !late && !n->asked && !n->wants_norm && !n->wants_window))
+        return;
+    for (unsigned i = 0; i < leader->n_nodes; i++) {
+        if (!all && i != node)
+            continue;
+        leader_forget_request(&leader->nodes[i]);
+        late |= was_passed_over(leader, i);
+    }
+    leader_say(leader, (struct node_message){.kind = NODE_BACK, .node = node, .proceed = all, .forget = late});
+}
+
+/* ---- sums ---------------------------------------------------------------------------------------------- */
+
+static bool is_before(const struct node_finding *a, const struct node_finding *b)
+{
+    if (a->micro_batch != b->micro_batch)
+        return a->micro_batch < b->micro_batch;
+    if (a->param != b->param)
+        return a->param < b->param;
+    return a->elem < b->elem;
+}
+
+static void merge_bits(struct leader_merged *merged, const struct node *node)
+{
+    for (size_t k = 0; k < merged->n_bits_bytes; k++) {
+        merged->pushed_any[k] |= k < node->n_bits_bytes ? node->pushed_any[k] : 0;
+        merged->pushed_all[k] &= k < node->n_bits_bytes ? node->pushed_all[k] : 0;
+    }
+}
+
+/* args: room for what merged->args points to. */
+static void merge(const struct leader *leader, struct leader_merged *merged, struct request_step *args)
+{
+    bool found_inf = false;
+
+    exact_sum_reset(&merged->squares);
+    for (unsigned i = 0; i < leader->n_nodes; i++) {
+        const struct node *node = &leader->nodes[i];
+        struct exact_sum squares = node->squares;
+
+        exact_sum_merge(&merged->squares, &squares);
+        if (node->finding.found && (!merged->finding.found || is_before(&node->finding, &merged->finding)))
+            merged->finding = node->finding;
+        merged->proceed |= node->proceed;
+        merge_bits(merged, node);
+        found_inf |= node->args.found_inf;
+        if (node->has_args && !merged->args) {
+            *args = node->args;
+            merged->args = args;
+        }
+    }
+    args->found_inf = found_inf;
+}
+
+/* ---- the verdict --------------------------------------------------------------------------------------- */
+
+/* Each asks again when it has heard: what one had asked for before could else come a second time in the next measuring,
+ * and take the place of its sum. */
+static void say_norm(struct leader *leader, const struct exact_sum *squares)
+{
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader_forget_request(&leader->nodes[i]);
+    leader->phase = LEADER_TRAINING;
+    leader_say(leader, (struct node_message){.kind = NODE_NORM, .norm = sqrt(exact_sum_round(squares))});
+}
+
+/* The rank that is at fault asks again when it has seen to it. */
+static void say_hold(struct leader *leader, struct node_message hold)
+{
+    leader->phase = LEADER_TRAINING;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader_forget_request(&leader->nodes[i]); /* each reports again */
+    hold.kind = NODE_HOLD;
+    leader_say(leader, hold);
+}
+
+static void decide(struct leader *leader, const struct leader_merged *merged)
+{
+    struct node_verdict verdict = {0};
+    struct node_message hold = {0};
+
+    if (!leader->ops.judge(leader->ops.userdata, merged, &verdict, &hold)) {
+        say_hold(leader, hold);
+        return;
+    }
+    verdict.pushed_any = merged->pushed_any;
+    verdict.pushed_all = merged->pushed_all;
+    verdict.n_any_bytes = verdict.n_all_bytes = merged->n_bits_bytes;
+    verdict.finding = merged->finding;
+    leader->applies = verdict.apply;
+    leader->phase = LEADER_UPDATING;
+    leader_say(leader, (struct node_message){.kind = NODE_DECIDED, .verdict = verdict});
+}
+
+static void all_are_summed(struct leader *leader)
+{
+    size_t n = leader->layout->n_params / 8 + 1;
+    _cleanup_free_ uint8_t *any = calloc(n, 1), *all = malloc(n);
+    struct leader_merged merged = {.pushed_any = any, .pushed_all = all, .n_bits_bytes = n};
+    struct request_step args = {0};
+    bool wants_norm = false;
+
+    if (!any || !all) {
+        leader_give_up(leader, 0, "node 0 is out of memory");
+        return;
+    }
+    memset(all, 0xff, n);
+    merge(leader, &merged, &args);
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        wants_norm |= leader->nodes[i].wants_norm;
+    if (wants_norm)
+        say_norm(leader, &merged.squares);
+    else
+        decide(leader, &merged);
+}
+
+void leader_hear_sum(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    struct node *n = &leader->nodes[node];
+
+    if (leader->phase != LEADER_MEASURING)
+        return;
+    if (!node_exact_sum(message, &n->squares)) {
+        leader->ops.complain(leader->ops.userdata, node, "SUM.bytes: not an exact sum");
+        return;
+    }
+    n->finding = message->finding;
+    n->summed = true;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!leader->nodes[i].summed)
+            return;
+    all_are_summed(leader);
+}
+
+/* ---- update and commit --------------------------------------------------------------------------------- */
+
+static void all_are_updated(struct leader *leader)
+{
+    if (leader->stage == 3 || !leader->applies) {
+        leader_commit(leader);
+        return;
+    }
+    leader->phase = LEADER_GATHERING;
+    leader_start_motion(leader, &leader->weights, MAX(leader->layout->n_buckets, 1u));
+    if (leader_all_are_connected(leader))
+        leader_say(leader, (struct node_message){.kind = NODE_GATHER, .tag = leader->weights.tag});
+}
+
+void leader_hear_updated(struct leader *leader, unsigned node)
+{
+    if (leader->phase != LEADER_UPDATING)
+        return;
+    leader->nodes[node].updated = true;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!leader->nodes[i].updated)
+            return;
+    all_are_updated(leader);
+}
+
+void leader_commit(struct leader *leader)
+{
+    leader_say(leader, (struct node_message){.kind = NODE_COMMIT});
+    leader_forget_step(leader);
+    leader->weights = (struct motion){0};
+    leader->step++;
+    leader->phase = LEADER_TRAINING;
+}
+
+/* ---- abort --------------------------------------------------------------------------------------------- */
+
+void leader_abort_step(struct leader *leader, const struct node_message *message)
+{
+    if (leader->phase != LEADER_TRAINING && leader->phase != LEADER_MEASURING && leader->phase != LEADER_WINDOW)
+        return;
+    leader_forget_step(leader);
+    leader->attempt++;
+    leader->phase = LEADER_TRAINING;
+    leader_say(leader, (struct node_message){.kind = NODE_ABORTED,
+                                             .has_rank = message->has_rank,
+                                             .rank = message->rank,
+                                             .node = message->node,
+                                             .text = message->text,
+                                             .reason = message->reason,
+                                             .cause_class = message->cause_class});
+}
+
+void leader_give_up(struct leader *leader, unsigned node, const char *why)
+{
+    leader_abort_step(leader, &(struct node_message){.node = node, .reason = why});
+}

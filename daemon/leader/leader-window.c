@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Write windows: opened when all nodes want one, over when all have ended it. What rank 0 wrote goes to its owners and
+ * is stored there; then, but in stage 3, the weights go from them to all.
+ */
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "daemon/leader/leader-inside.h"
+
+/* ---- opening ------------------------------------------------------------------------------------------- */
+
+static bool all_say(const struct leader *leader, bool (*says)(const struct node *))
+{
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!says(&leader->nodes[i]))
+            return false;
+    return true;
+}
+
+static bool wants_window(const struct node *node)
+{
+    return node->wants_window || leader_is_gone(node);
+}
+
+void leader_hear_window(struct leader *leader, unsigned node)
+{
+    leader->nodes[node].wants_window = true;
+    if (leader->phase != LEADER_TRAINING || !all_say(leader, wants_window))
+        return;
+    leader->phase = LEADER_WINDOW;
+    leader->forgets = true; /* until node 0 says otherwise: without rank 0 there is nothing to keep */
+    leader_say(leader, (struct node_message){.kind = NODE_OPEN});
+}
+
+/* ---- what was written ---------------------------------------------------------------------------------- */
+
+/* What node 0 says of it is what counts: it is rank 0 that writes. */
+static bool keep_written(struct leader *leader, const struct node_message *message)
+{
+    free(leader->written);
+    leader->n_written = message->n_numbers;
+    leader->forgets = message->forget;
+    leader->written = malloc((message->n_numbers + 1) * sizeof(*leader->written));
+    if (leader->written && message->n_numbers > 0)
+        memcpy(leader->written, message->numbers, message->n_numbers * sizeof(*leader->written));
+    return leader->written;
+}
+
+void leader_say_write(struct leader *leader)
+{
+    leader_say(leader, (struct node_message){.kind = NODE_WRITE,
+                                             .tag = leader->weights.tag,
+                                             .arrived = leader->weights.arrived,
+                                             .numbers = leader->written,
+                                             .n_numbers = leader->n_written});
+}
+
+static bool ends_window(const struct node *node)
+{
+    return node->ends_window || leader_is_gone(node);
+}
+
+void leader_hear_window_end(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    if (leader->phase != LEADER_WINDOW)
+        return;
+    if (node == 0 && !keep_written(leader, message)) {
+        leader_give_up(leader, 0, "node 0 is out of memory");
+        return;
+    }
+    leader->nodes[node].ends_window = true;
+    if (!all_say(leader, ends_window))
+        return;
+    if (leader->forgets) {
+        leader_close_window(leader);
+        return;
+    }
+    leader->phase = LEADER_WRITING;
+    leader_start_motion(leader, &leader->weights, leader->layout->n_params + leader->n_written + 1);
+    if (leader_all_are_connected(leader))
+        leader_say_write(leader);
+}
+
+static bool has_stored(const struct node *node)
+{
+    return node->stored;
+}
+
+void leader_hear_stored(struct leader *leader, unsigned node)
+{
+    leader->nodes[node].stored = true;
+    if (leader->phase != LEADER_STORING || !all_say(leader, has_stored))
+        return;
+    if (leader->stage == 3) {
+        leader_close_window(leader);
+        return;
+    }
+    leader->phase = LEADER_CLOSING;
+    leader_start_motion(leader, &leader->weights, MAX(leader->layout->n_buckets, 1u));
+    if (leader_all_are_connected(leader))
+        leader_say(leader, (struct node_message){.kind = NODE_GATHER, .tag = leader->weights.tag});
+}
+
+/* ---- closing ------------------------------------------------------------------------------------------- */
+
+void leader_close_window(struct leader *leader)
+{
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader_forget_request(&leader->nodes[i]);
+    leader->weights = (struct motion){0};
+    leader->phase = LEADER_TRAINING;
+    leader_say(leader, (struct node_message){.kind = NODE_CLOSED});
+}

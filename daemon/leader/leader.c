@@ -1,0 +1,724 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/leader/leader.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/wire/device-wire.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/leader/leader-inside.h"
+
+static uint64_t all_nodes(const struct leader *leader)
+{
+    return leader->n_nodes == 64 ? UINT64_MAX : (UINT64_C(1) << leader->n_nodes) - 1;
+}
+
+bool leader_all_are_connected(const struct leader *leader)
+{
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!leader->nodes[i].connected)
+            return false;
+    return true;
+}
+
+void leader_say(struct leader *leader, struct node_message message)
+{
+    message.step = leader->step;
+    message.attempt = leader->attempt;
+    leader->ops.say(leader->ops.userdata, &message);
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+int leader_new(struct leader **out, const struct leader_options *options)
+{
+    struct leader *leader = calloc(1, sizeof(*leader));
+
+    assert(options->n_nodes > 1 && options->n_nodes <= LEADER_MAX_NODES);
+    if (!leader)
+        return -ENOMEM;
+    leader->n_nodes = options->n_nodes;
+    leader->stage = options->stage;
+    leader->partitions_all = options->partitions_all;
+    leader->ops = options->ops;
+    for (unsigned i = 0; i < options->n_nodes; i++) {
+        leader->n_sources[i] = options->n_sources[i];
+        leader->first_source[i] = leader->n_all_sources;
+        leader->n_all_sources += options->n_sources[i];
+    }
+    *out = leader;
+    return 0;
+}
+
+void leader_forget_request(struct node *node)
+{
+    node->asked = node->wants_norm = node->summed = node->updated = false;
+    node->has_args = node->proceed = false;
+    node->wants_window = node->ends_window = node->stored = false;
+    free((void *)node->args.groups);
+    node->args = (struct request_step){0};
+    free(steal_ptr(node->pushed_any));
+    free(steal_ptr(node->pushed_all));
+    node->n_bits_bytes = 0;
+}
+
+void leader_forget_step(struct leader *leader)
+{
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader_forget_request(&leader->nodes[i]);
+    for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++) {
+        struct parcel *parcel = &leader->parcels[p];
+
+        for (unsigned i = 0; i < leader->n_nodes; i++) {
+            free(parcel->places[i].masks);
+            parcel->places[i] = (struct place){0};
+        }
+        parcel->micro_batch = parcel->pass = 0;
+        parcel->motion = (struct motion){0};
+        parcel->queued = false;
+    }
+    leader->n_moving = leader->n_queued = 0;
+}
+
+static void forget_fetches(struct leader *leader)
+{
+    while (leader->fetches) {
+        struct fetch *fetch = leader->fetches;
+
+        leader->fetches = fetch->next;
+        free(fetch);
+    }
+}
+
+static void drop_layout(struct leader *leader)
+{
+    free(steal_ptr(leader->written));
+    forget_fetches(leader);
+    if (leader->places)
+        leader_forget_step(leader);
+    free(steal_ptr(leader->parcels));
+    free(steal_ptr(leader->places));
+    free(steal_ptr(leader->queue));
+    free(steal_ptr(leader->masks));
+    leader->layout = NULL;
+}
+
+void leader_free(struct leader *leader)
+{
+    if (!leader)
+        return;
+    drop_layout(leader);
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader_forget_request(&leader->nodes[i]);
+    free(leader);
+}
+
+int leader_form(struct leader *leader, const struct layout *layout)
+{
+    uint32_t most = 0;
+
+    drop_layout(leader);
+    if (!layout)
+        return 0;
+    leader->parcels = calloc(layout->n_parcels + 1, sizeof(*leader->parcels));
+    leader->places = calloc((size_t)layout->n_parcels * leader->n_nodes + 1, sizeof(*leader->places));
+    for (uint32_t p = 0; p < layout->n_parcels; p++)
+        most = MAX(most, layout->parcels[p].n_parts);
+    leader->masks = calloc(most + 1, sizeof(*leader->masks));
+    leader->queue = calloc(layout->n_parcels + 1, sizeof(*leader->queue));
+    leader->queue_first = 0;
+    if (!leader->parcels || !leader->places || !leader->masks || !leader->queue) {
+        drop_layout(leader);
+        return -ENOMEM;
+    }
+    for (uint32_t p = 0; p < layout->n_parcels; p++)
+        leader->parcels[p].places = leader->places + (size_t)p * leader->n_nodes;
+    leader->layout = layout;
+    return 0;
+}
+
+/* ---- what moves ---------------------------------------------------------------------------------------- */
+
+void leader_start_motion(struct leader *leader, struct motion *motion, uint64_t n_tags)
+{
+    *motion = (struct motion){.tag = leader->last_tag + 1};
+    leader->last_tag += n_tags;
+}
+
+/* Return: true when all nodes have done with it. */
+static bool note_moved(struct leader *leader, struct motion *motion, unsigned node)
+{
+    motion->moved |= UINT64_C(1) << node;
+    motion->arrived |= motion->moved;
+    return motion->moved == all_nodes(leader);
+}
+
+/* ---- forming ------------------------------------------------------------------------------------------- */
+
+/* Not for the node that has just begun anew (0: for all): what it has declared since is not refused. */
+static void refuse_saying(struct leader *leader, struct node_message said)
+{
+    leader->phase = LEADER_DECLARING;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader->nodes[i].declared = leader->nodes[i].formed = leader->nodes[i].connected = false;
+    leader->weights = (struct motion){0};
+    forget_fetches(leader);
+    leader_forget_step(leader);
+    said.kind = NODE_REFUSE;
+    leader_say(leader, said);
+}
+
+static void refuse_but(struct leader *leader, unsigned newcomer, const char *text)
+{
+    refuse_saying(leader, (struct node_message){.node = newcomer, .text = text});
+}
+
+/* In the words of the node that cannot form the job. */
+static void refuse_as(struct leader *leader, const struct node_message *message)
+{
+    refuse_saying(leader, (struct node_message){
+                              .has_rank = true, .rank = message->node, .tag = message->tag, .text = message->text});
+}
+
+static void refuse(struct leader *leader, const char *text)
+{
+    refuse_but(leader, 0, text);
+}
+
+void leader_refuse_without(struct leader *leader, unsigned node, unsigned code, const char *why)
+{
+    bool any = false;
+
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        any |= leader->nodes[i].declared;
+    if (any && leader->phase == LEADER_DECLARING)
+        refuse_saying(leader, (struct node_message){.node = node, .has_rank = true, .tag = code, .text = why});
+}
+
+/* Every node is to see them all: it tells its ranks which entries differ. */
+static void show_manifests(struct leader *leader, const char *why)
+{
+    leader->phase = LEADER_SHOWING;
+    snprintf(leader->differ, sizeof(leader->differ), "%s", why);
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader->nodes[i].shown = false;
+    leader_say(leader, (struct node_message){.kind = NODE_SHOW});
+}
+
+static void hear_manifest(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    if (leader->phase != LEADER_SHOWING)
+        return;
+    leader->ops.say(leader->ops.userdata, message);
+    leader->nodes[node].shown = true;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!leader->nodes[i].shown)
+            return;
+    refuse(leader, leader->differ);
+}
+
+/* Return: the first node that has a run id; n_nodes: none has. */
+static unsigned find_run(const struct leader *leader)
+{
+    unsigned i = 0;
+
+    while (i < leader->n_nodes && !leader->nodes[i].run_id[0])
+        i++;
+    return i;
+}
+
+/* Return: whether all nodes may be of one run; else they are refused. */
+static bool check_runs(struct leader *leader)
+{
+    unsigned first = find_run(leader);
+    char text[2 * WIRE_MAX_RUN_ID_BYTES + 128];
+
+    for (unsigned i = first + 1; i < leader->n_nodes; i++) {
+        const struct node *a = &leader->nodes[i], *b = &leader->nodes[first];
+
+        if (!a->run_id[0] || strcmp(a->run_id, b->run_id) == 0)
+            continue;
+        snprintf(text, sizeof(text), "the ranks of node %u have the run id %s, those of node %u have %s", i, a->run_id,
+                 first, b->run_id);
+        refuse_saying(leader, (struct node_message){.tag = E_OTHER_RUN, .text = text});
+        return false;
+    }
+    return true;
+}
+
+static void try_form(struct leader *leader)
+{
+    unsigned first = find_run(leader);
+    char text[256];
+
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!leader->nodes[i].declared)
+            return;
+    if (!check_runs(leader))
+        return;
+    for (unsigned i = 1; i < leader->n_nodes; i++) {
+        if (leader->nodes[i].digest == leader->nodes[0].digest)
+            continue;
+        snprintf(text, sizeof(text),
+                 "the ranks of node %u declare other parameters than those of node 0 (digests %016" PRIx64
+                 " and %016" PRIx64 ")",
+                 i, leader->nodes[i].digest, leader->nodes[0].digest);
+        show_manifests(leader, text);
+        return;
+    }
+    leader->phase = LEADER_FORMING;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader->nodes[i].formed = false;
+    leader->has_weights = false; /* what was said of a job that was given up may have come since */
+    leader->step = 0;
+    leader->attempt = 0;
+    leader_say(leader, (struct node_message){.kind = NODE_FORM,
+                                             .digest = leader->nodes[0].digest,
+                                             .text = first < leader->n_nodes ? leader->nodes[first].run_id : ""});
+}
+
+static void hear_declared(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    struct node *n = &leader->nodes[node];
+
+    if (strlen(message->text) > WIRE_MAX_RUN_ID_BYTES) {
+        leader->ops.complain(leader->ops.userdata, node, "DECLARED.text: not a run id");
+        return;
+    }
+    n->declared = true;
+    n->digest = message->digest;
+    strcpy(n->run_id, message->text);
+    if (leader->phase == LEADER_DECLARING)
+        try_form(leader);
+}
+
+/* ---- fetches ------------------------------------------------------------------------------------------- */
+
+static void say_serve(struct leader *leader, const struct fetch *fetch)
+{
+    leader_say(leader, (struct node_message){.kind = NODE_SERVE,
+                                             .tag = fetch->tag,
+                                             .node = fetch->node,
+                                             .rank = fetch->rank,
+                                             .digest = fetch->id,
+                                             .pass = fetch->kind,
+                                             .numbers = fetch->params,
+                                             .n_numbers = fetch->n_params});
+}
+
+/* What is said to all must be such that all can do it: else no generation of engines would live. Return: NULL, or why.
+ */
+static const char *check_fetch(const struct leader *leader, unsigned node, const struct node_message *message)
+{
+    const struct layout *layout = leader->layout;
+    bool gathers = message->pass == EXCHANGE_GATHERED;
+
+    if (message->n_numbers == 0)
+        return "FETCH.numbers: no parameters";
+    if (message->pass >= EXCHANGE_N_KINDS || (message->pass == EXCHANGE_PUBLISHED && leader->stage != 3) ||
+        (gathers && !leader->partitions_all))
+        return "FETCH.pass: no such kind";
+    if (gathers && message->n_numbers > DEVICE_MAX_FETCHES)
+        return "FETCH.numbers: more parameters than one order takes";
+    if (gathers && message->rank - leader->first_source[node] >= leader->n_sources[node]) /* a rank is one */
+        return "FETCH.rank: not of that node";
+    for (size_t k = 0; k < message->n_numbers; k++)
+        if (message->numbers[k] >= layout->n_params ||
+            !(layout->params[message->numbers[k]].trainable || leader->partitions_all))
+            return "FETCH.numbers: no such parameter";
+    return NULL;
+}
+
+static void hear_fetch(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    struct fetch *fetch;
+    const char *wrong;
+
+    if (!leader->layout || leader->phase < LEADER_FORMING)
+        return; /* the job is given up: it will be told */
+    wrong = check_fetch(leader, node, message);
+    fetch = wrong ? NULL : malloc(sizeof(*fetch) + message->n_numbers * sizeof(fetch->params[0]));
+    if (!fetch) {
+        leader->ops.complain(leader->ops.userdata, node, wrong ? wrong : "FETCH: out of memory");
+        return;
+    }
+    *fetch = (struct fetch){.tag = leader->last_tag + 1,
+                            .id = message->digest,
+                            .node = node,
+                            .rank = message->rank,
+                            .kind = message->pass,
+                            .n_params = message->n_numbers,
+                            .next = leader->fetches};
+    memcpy(fetch->params, message->numbers, message->n_numbers * sizeof(fetch->params[0]));
+    leader->last_tag += message->n_numbers;
+    leader->fetches = fetch;
+    if (leader_all_are_connected(leader))
+        say_serve(leader, fetch); /* else when they are */
+}
+
+/* Return: whether it was a fetch. */
+static bool end_fetch(struct leader *leader, unsigned node, uint64_t tag)
+{
+    for (struct fetch **link = &leader->fetches; *link; link = &(*link)->next) {
+        struct fetch *fetch = *link;
+
+        if (fetch->tag != tag || fetch->node != node)
+            continue;
+        *link = fetch->next;
+        free(fetch);
+        return true;
+    }
+    return false;
+}
+
+/* ---- generations of engines ---------------------------------------------------------------------------- */
+
+static void next_generation(struct leader *leader, const char *why)
+{
+    leader->generation++;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader->nodes[i].connected = false;
+    leader_say(leader, (struct node_message){.kind = NODE_ENGINE, .generation = leader->generation, .text = why});
+}
+
+static void try_start(struct leader *leader)
+{
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!leader->nodes[i].formed)
+            return;
+    leader->phase = LEADER_STARTING;
+    next_generation(leader, "");
+}
+
+static void try_spread(struct leader *leader)
+{
+    if (leader->phase != LEADER_STARTING || !leader->has_weights || !leader_all_are_connected(leader))
+        return;
+    leader->phase = LEADER_SPREADING;
+    leader_start_motion(leader, &leader->weights, (uint64_t)leader->layout->n_buckets + 1);
+    leader_say(leader, (struct node_message){.kind = NODE_SPREAD, .tag = leader->weights.tag});
+}
+
+/* All engines of a generation are connected: what was under way begins again, for those who have not got it. */
+static void resume(struct leader *leader)
+{
+    for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++)
+        if (leader->parcels[p].motion.tag)
+            leader_say_exchange(leader, p);
+    for (const struct fetch *fetch = leader->fetches; fetch; fetch = fetch->next)
+        say_serve(leader, fetch);
+    if (leader->phase == LEADER_WRITING)
+        leader_say_write(leader);
+    if (leader->phase == LEADER_SPREADING || leader->phase == LEADER_GATHERING || leader->phase == LEADER_CLOSING)
+        leader_say(leader, (struct node_message){.kind = leader->phase == LEADER_SPREADING ? NODE_SPREAD : NODE_GATHER,
+                                                 .tag = leader->weights.tag,
+                                                 .arrived = leader->weights.arrived});
+    try_spread(leader);
+}
+
+static void hear_connected(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    if (message->generation != leader->generation || leader->phase < LEADER_STARTING)
+        return;
+    if (leader->nodes[node].connected) {
+        leader->ops.complain(leader->ops.userdata, node, "CONNECTED: it is, in this generation");
+        return;
+    }
+    leader->nodes[node].connected = true;
+    for (size_t k = 0; k < message->n_numbers; k++) {
+        if (message->numbers[k] == 0)
+            continue; /* what is not under way has no tag */
+        if (leader->weights.tag == message->numbers[k])
+            leader->weights.arrived |= UINT64_C(1) << node;
+        for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++)
+            if (leader->parcels[p].motion.tag == message->numbers[k])
+                leader->parcels[p].motion.arrived |= UINT64_C(1) << node;
+    }
+    if (leader_all_are_connected(leader))
+        resume(leader);
+}
+
+/* ---- reports ------------------------------------------------------------------------------------------- */
+
+static void weights_have_moved(struct leader *leader)
+{
+    if (leader->phase == LEADER_GATHERING) {
+        leader_commit(leader);
+    } else if (leader->phase == LEADER_CLOSING) {
+        leader_close_window(leader);
+    } else if (leader->phase == LEADER_WRITING) {
+        leader->weights = (struct motion){0};
+        leader->phase = LEADER_STORING;
+        leader_say(leader, (struct node_message){.kind = NODE_STORE});
+    } else {
+        leader->weights = (struct motion){0};
+        leader->phase = LEADER_TRAINING;
+        leader_say(leader, (struct node_message){.kind = NODE_TRAIN});
+    }
+}
+
+static void hear_moved(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    if (message->tag == 0 || end_fetch(leader, node, message->tag))
+        return;
+    if (leader->weights.tag == message->tag) {
+        if (!note_moved(leader, &leader->weights, node))
+            return;
+        weights_have_moved(leader);
+        return;
+    }
+    if (message->parcel >= leader->layout->n_parcels || leader->parcels[message->parcel].motion.tag != message->tag)
+        return; /* of an aborted attempt */
+    if (note_moved(leader, &leader->parcels[message->parcel].motion, node)) {
+        leader_parcel_is_settled(leader, message->parcel);
+        leader_try_step(leader);
+    }
+}
+
+static void hear_forming(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    struct node *n = &leader->nodes[node];
+
+    switch (message->kind) {
+    case NODE_DECLARED:
+        hear_declared(leader, node, message);
+        break;
+    case NODE_UNDECLARED:
+        n->declared = false;
+        break;
+    case NODE_UNFORMED:
+        if (leader->phase == LEADER_FORMING || leader->phase == LEADER_STARTING) /* then it is its GPUs */
+            refuse_as(leader, message);
+        break;
+    case NODE_MANIFEST:
+        hear_manifest(leader, node, message);
+        break;
+    case NODE_FORMED:
+        n->formed = true;
+        if (leader->phase == LEADER_FORMING)
+            try_start(leader);
+        break;
+    default: /* NODE_WEIGHTS */
+        if (node != 0) {
+            leader->ops.complain(leader->ops.userdata, node, "WEIGHTS: rank 0 is not there");
+            break;
+        }
+        leader->has_weights = true;
+        try_spread(leader);
+        break;
+    }
+}
+
+/* What belongs to a step: of an earlier one, or of an aborted attempt, it is void. */
+static void hear_training(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    if (!leader->layout || leader->phase < LEADER_TRAINING || message->step != leader->step ||
+        message->attempt != leader->attempt)
+        return;
+    switch (message->kind) {
+    case NODE_READY:
+        leader_hear_ready(leader, node, message);
+        break;
+    case NODE_PASSED:
+        leader_hear_passed(leader, node, message);
+        break;
+    case NODE_WITHDRAW:
+        leader_hear_withdraw(leader, node);
+        break;
+    case NODE_ASKED:
+    case NODE_WANT_NORM:
+        leader_hear_request(leader, node, message);
+        break;
+    case NODE_SUM:
+        leader_hear_sum(leader, node, message);
+        break;
+    case NODE_UPDATED:
+        leader_hear_updated(leader, node);
+        break;
+    case NODE_WINDOW:
+        leader_hear_window(leader, node);
+        break;
+    case NODE_WINDOW_END:
+        leader_hear_window_end(leader, node, message);
+        break;
+    case NODE_STORED:
+        leader_hear_stored(leader, node);
+        break;
+    case NODE_ABORT:
+        leader_abort_step(leader, message);
+        break;
+    case NODE_BACK:
+        leader_hear_back(leader, node, message);
+        break;
+    default:
+        leader->ops.complain(leader->ops.userdata, node, "a message that node 0 alone may send");
+        break;
+    }
+}
+
+void leader_hear(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    switch (message->kind) {
+    case NODE_DECLARED:
+    case NODE_UNDECLARED:
+    case NODE_MANIFEST:
+    case NODE_UNFORMED:
+    case NODE_FORMED:
+    case NODE_WEIGHTS:
+        hear_forming(leader, node, message);
+        break;
+    case NODE_CONNECTED:
+        hear_connected(leader, node, message);
+        break;
+    case NODE_BROKEN:
+        if (message->generation == leader->generation && leader->phase >= LEADER_STARTING)
+            next_generation(leader, message->text);
+        break;
+    case NODE_VALUE:
+        if (message->generation == leader->generation)
+            leader->ops.say(leader->ops.userdata, message);
+        break;
+    case NODE_RANK:
+    case NODE_EVIDENCE:
+    case NODE_WANT_SQUARES:
+    case NODE_SQUARES:
+        leader->ops.say(leader->ops.userdata, message);
+        break;
+    case NODE_FETCH:
+        hear_fetch(leader, node, message);
+        break;
+    case NODE_MOVED:
+        if (leader->layout)
+            hear_moved(leader, node, message);
+        break;
+    default:
+        hear_training(leader, node, message);
+        break;
+    }
+}
+
+void leader_lose(struct leader *leader, unsigned node, const char *why)
+{
+    leader->nodes[node].declared = false;
+    if (leader->phase != LEADER_DECLARING)
+        refuse_but(leader, node, why);
+}
+
+void leader_reconnect(struct leader *leader)
+{
+    if (leader->phase >= LEADER_STARTING)
+        next_generation(leader, "");
+}
+
+/* ---- who is waited for --------------------------------------------------------------------------------- */
+
+/* Nodes without whom parcels that others are ready for cannot be exchanged. */
+static uint64_t holding_back(const struct leader *leader)
+{
+    uint64_t mask = 0;
+
+    for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {
+        const struct parcel *parcel = &leader->parcels[p];
+        uint64_t unsettled = 0;
+        bool any = false;
+
+        for (unsigned i = 0; !parcel->motion.tag && i < leader->n_nodes; i++) {
+            any |= leader_is_at(&parcel->places[i], parcel);
+            unsettled |= (uint64_t)!leader_is_settled(leader, parcel, i) << i;
+        }
+        mask |= any ? unsettled : 0;
+    }
+    return mask;
+}
+
+/* Nodes that have not got yet what travels. */
+static uint64_t receiving(const struct leader *leader)
+{
+    uint64_t mask = 0;
+
+    for (uint32_t p = 0; p < leader->layout->n_parcels; p++)
+        if (leader->parcels[p].motion.tag)
+            mask |= all_nodes(leader) & ~leader->parcels[p].motion.moved;
+    return mask;
+}
+
+uint64_t leader_waits_for(const struct leader *leader)
+{
+    uint64_t mask = leader->phase == LEADER_TRAINING ? holding_back(leader) : 0;
+
+    if (leader->phase == LEADER_TRAINING && !mask)
+        mask = receiving(leader);
+    if (mask)
+        return mask;
+    for (unsigned i = 0; i < leader->n_nodes; i++) {
+        const struct node *node = &leader->nodes[i];
+        bool waits;
+
+        switch (leader->phase) {
+        case LEADER_SHOWING:
+            waits = !node->shown;
+            break;
+        case LEADER_DECLARING:
+            waits = !node->declared;
+            break;
+        case LEADER_FORMING:
+            waits = !node->formed;
+            break;
+        case LEADER_STARTING:
+            waits = !node->connected || (i == 0 && !leader->has_weights);
+            break;
+        case LEADER_MEASURING:
+            waits = !node->summed;
+            break;
+        case LEADER_UPDATING:
+            waits = !node->updated;
+            break;
+        case LEADER_TRAINING:
+            waits = !node->asked && !node->wants_norm && !node->wants_window;
+            break;
+        case LEADER_WINDOW:
+            waits = !node->ends_window;
+            break;
+        case LEADER_STORING:
+            waits = !node->stored;
+            break;
+        default:
+            waits = !(leader->weights.moved >> i & 1);
+            break;
+        }
+        mask |= (uint64_t)waits << i;
+    }
+    return mask;
+}
+
+const char *leader_waits_to(const struct leader *leader)
+{
+    static const char *const words[] = {
+        [LEADER_DECLARING] = "to declare parameters",
+        [LEADER_SHOWING] = "to show what it declares",
+        [LEADER_FORMING] = "to reserve memory",
+        [LEADER_STARTING] = "to connect the engine",
+        [LEADER_SPREADING] = "to take over initial weights",
+        [LEADER_TRAINING] = "to ask for the step",
+        [LEADER_MEASURING] = "to add up squares",
+        [LEADER_UPDATING] = "to update partitions",
+        [LEADER_GATHERING] = "to get the new weights",
+        [LEADER_WINDOW] = "to end the write window",
+        [LEADER_WRITING] = "to get what was written",
+        [LEADER_STORING] = "to store what was written",
+        [LEADER_CLOSING] = "to get the weights that were written",
+    };
+
+    if (leader->phase == LEADER_STARTING && leader_all_are_connected(leader))
+        return "to send the initial weights of rank 0";
+    if (leader->phase == LEADER_TRAINING && holding_back(leader))
+        return "to push gradients, or to end a backward";
+    if (leader->phase == LEADER_TRAINING && receiving(leader))
+        return "to get gradients that travel";
+    return words[leader->phase];
+}

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What the files of the module `cluster` share, from bottom to top: cluster-dial.c, addresses and the way to node 0;
+ * cluster-welcome.c, what becomes of a connection until its link stands, and when it fails; cluster.c, life, listening
+ * and time. Nobody else includes this.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+
+#include "core/base/log-limit.h"
+#include "daemon/link/cluster-peer.h"
+#include "daemon/link/cluster.h"
+#include "daemon/link/connection.h"
+#include "daemon/link/seal.h"
+
+/* Why a line about a connection is logged that may be anybody's: each has its own limit. */
+enum cluster_reason {
+    CLUSTER_STRANGER,
+    CLUSTER_UNPROVED,
+    CLUSTER_SLOW,
+    CLUSTER_CROWDED,
+    CLUSTER_BABBLE,
+    CLUSTER_NO_MEMORY,
+    N_CLUSTER_REASONS
+};
+
+struct cluster {
+    uv_loop_t *loop;
+    const struct config *config;
+    struct cluster_ops ops;
+    uint64_t incarnation;
+    unsigned node, n_nodes;
+    struct seal_key key;
+    char *alike; /* what all nodes must have alike */
+
+    struct cluster_peer *peers; /* one per node; nothing where we are ourselves */
+    /* Connections that are not a link yet, or no more: unproved ones, the one that we make, those that finish. */
+    struct connection *waiting;
+
+    uv_tcp_t listener;
+    uv_timer_t tick;
+    uint64_t ticked_ms;
+    unsigned n_open; /* handles, connections and a lookup; the last one's end frees all this */
+    bool closing;
+
+    /* The way to node 0. */
+    uv_getaddrinfo_t lookup;
+    struct addrinfo *addresses, *next_address;
+    bool is_connecting;
+    uint64_t retry_at_ms;
+
+    struct log_limit limits[N_CLUSTER_REASONS];
+};
+
+/* ---- cluster-dial.c ------------------------------------------------------------------------------------ */
+
+/* Waits for the name server, if the address is a name: the loop does not run yet. Return: a socket, or -errno. */
+int cluster_bind(struct cluster *cluster, char *why, size_t why_size);
+
+/* Looks for node 0, and connects. */
+void cluster_look_up(struct cluster *cluster);
+
+/* Connects to the next of the addresses that were found; there is one. */
+void cluster_try_next_address(struct cluster *cluster);
+
+/* The way to node 0 has failed, at connection if there was one; its why has been set. */
+void cluster_retry(struct cluster *cluster, struct connection *connection);
+
+/* Puts a connection among the waiting ones. */
+void cluster_link(struct cluster *cluster, struct connection *connection);
+
+/* Takes it out, if it is one of them. */
+void cluster_unlink(struct connection *connection);
+
+/* Ends a connection that waits. */
+void cluster_let_go(struct connection *connection);
+
+struct connection_options cluster_connection_options(struct cluster *cluster);
+
+/* ---- cluster-welcome.c --------------------------------------------------------------------------------- */
+
+extern const struct connection_ops cluster_connection_ops;
+
+/* A connection that came in, and is of no use. The sentence goes on after "a connection from ADDRESS". */
+void cluster_refuse(struct connection *connection, enum cluster_reason reason, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* The connection to node 0 is of no use. */
+void cluster_outgoing_failed(struct connection *connection, enum connection_fault fault, const char *what);
+
+/* The link of a peer does not stand any more; its why has been set. */
+void cluster_lose(struct cluster_peer *peer);
+
+/* Ends the link of a peer that was given up. */
+void cluster_part_from(struct cluster_peer *peer);
+
+/* ---- cluster.c ----------------------------------------------------------------------------------------- */
+
+/* One of n_open has ended. */
+void cluster_one_less(struct cluster *cluster);

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * One other node, as this daemon knows it: its incarnation, the messages to and from it, the connection
+ * over which the link stands, and why it does not. cluster.c makes connections and introduces them; from then on
+ * they are in here.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/base/log-limit.h"
+#include "daemon/link/cluster.h"
+#include "daemon/link/mailbox.h"
+
+struct connection;
+struct link_frame;
+
+/* Why a line about a peer is logged: each has its own limit. */
+enum peer_reason { PEER_UP, PEER_UNREACHABLE, PEER_LOST, PEER_SILENT, PEER_DIFFERENT, PEER_GIVEN_UP, N_PEER_REASONS };
+
+struct cluster_peer {
+    const struct cluster_ops *ops;
+    uv_loop_t *loop;
+    unsigned node;
+    uint64_t incarnation; /* 0: never heard of */
+    struct mailbox mailbox;
+    struct connection *connection; /* while the link stands */
+    bool owes_acknowledgement;
+    bool given_up;     /* messages to this incarnation were dropped: it cannot go on */
+    bool is_silent;    /* why: it has not been heard */
+    bool is_doubted;   /* it had not been heard at the last tick; what has come by then may be unread */
+    uint64_t heard_ms; /* before the present connection; UINT64_MAX: never */
+    char why[640];
+    struct log_limit limits[N_PEER_REASONS];
+};
+
+void peer_init(struct cluster_peer *peer, const struct cluster_ops *ops, uv_loop_t *loop, unsigned node);
+/* The connection has been closed by then. */
+void peer_deinit(struct cluster_peer *peer);
+
+/* Why the link does not stand, a sentence; logged as well. */
+void peer_explain(struct cluster_peer *peer, enum peer_reason reason, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Milliseconds since it was last heard; UINT64_MAX: never. */
+uint64_t peer_silent_ms(const struct cluster_peer *peer);
+
+/* Return: 0 or -ENOMEM. */
+int peer_send(struct cluster_peer *peer, const void *data, size_t n_bytes);
+
+/* What an introduction says of the messages between us does not fit what we know: one of us has forgotten the other. */
+bool peer_fits(const struct cluster_peer *peer, const struct link_frame *introduction, uint64_t own_incarnation);
+
+/* Takes over what an introduction that fits says; drops what was for another process. Return: it is another. */
+bool peer_adopt(struct cluster_peer *peer, const struct link_frame *introduction, uint64_t own_incarnation);
+
+/* The link stands over this connection: everything kept is sent, up() is called. */
+void peer_go_up(struct cluster_peer *peer, struct connection *connection);
+
+/* Gives up the connection and calls down(). Return: the connection, to be closed. */
+struct connection *peer_go_down(struct cluster_peer *peer);
+
+/* A frame on a link that stands. Return: 0, or LINK_FRAME_E_INVALID when it cannot come now. */
+int peer_take(struct cluster_peer *peer, const struct link_frame *frame);
+
+/* Sends what may be sent. */
+void peer_pump(struct cluster_peer *peer);
+
+/* Says how far messages have come, if some have come or if it is time. */
+void peer_acknowledge(struct cluster_peer *peer);
+void peer_beat(struct cluster_peer *peer);

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * One TCP connection to another node's daemon, or to who says so: the socket (libuv), its seal, and what
+ * is on its way out. It turns bytes into frames and frames into bytes; what they say is the owner's business.
+ *
+ * Life: connection_accept() or connection_open() makes it; connection_close() ends it, and the last libuv callback
+ * frees it after closed(). Its owner closes it in any callback but closed().
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+
+#include "daemon/link/link-frame.h"
+#include "daemon/link/seal.h"
+
+struct connection;
+
+enum connection_fault {
+    CONNECTION_LOST,     /* the socket is at its end */
+    CONNECTION_STRANGER, /* what came is not ours, see seal.h; said in clear, or without our key */
+    CONNECTION_UNPROVED, /* a frame that cannot be opened */
+    CONNECTION_BABBLE,   /* sealed with our key, but not a frame */
+    CONNECTION_NO_MEMORY,
+};
+
+struct connection_ops {
+    /* The peer's hello has come: connection->seal.peer_node is who it says it is. */
+    void (*met)(struct connection *connection);
+    /* A sealed frame. It lives until the call returns. */
+    void (*frame)(struct connection *connection, const struct link_frame *frame);
+    /* All frames that came together have been told. */
+    void (*drained)(struct connection *connection);
+    /* There is room for more to send. */
+    void (*writable)(struct connection *connection);
+    /* It is of no more use; what: what happened, as "connection refused". To be closed now. */
+    void (*failed)(struct connection *connection, enum connection_fault fault, const char *what);
+    /* The last call: it is freed when this returns. */
+    void (*closed)(struct connection *connection);
+};
+
+struct connection_options {
+    uv_loop_t *loop;
+    const struct connection_ops *ops;
+    void *owner;
+    const struct seal_key *key;
+    const char *job;
+    unsigned node; /* ours */
+    size_t max_frame_bytes;
+};
+
+struct connection {
+    const struct connection_ops *ops;
+    void *owner;
+    struct connection *next, **link; /* the owner's list */
+    uv_tcp_t tcp;
+    uv_connect_t connecting;
+    uv_shutdown_t finishing;
+    struct seal seal;
+    bool outgoing;
+    bool connected;                       /* there is somebody at the other end */
+    bool closing;                         /* connection_close() was called */
+    bool is_finishing;                    /* connection_finish() was called: only what is written still goes out */
+    int failure;                          /* a write that could not even begin; told at the next connection_check() */
+    uint64_t since_ms, heard_ms, said_ms; /* made; last frame in; last frame out */
+    char peer[80];                        /* its address and port */
+    uint8_t input[16 * 1024];
+};
+
+/*
+ * Takes the connection that waits at the listening socket. Return: 0, or -errno: *out is then NULL, or closed already
+ * and closed() still to come.
+ */
+int connection_accept(struct connection **out, const struct connection_options *options, uv_stream_t *listener);
+
+/* Begins to connect; says its hello once that is done. Return: as above. */
+int connection_open(struct connection **out, const struct connection_options *options, const struct sockaddr *address);
+
+/* Stops it; no callback comes any more but closed(). Closing twice is fine. */
+void connection_close(struct connection *connection);
+
+/* Reads no more, and closes when what was sent has left, or when the owner does. */
+void connection_finish(struct connection *connection);
+
+/* The plain hello; the connecting end has said its own already. */
+void connection_say_hello(struct connection *connection);
+
+/* Seals and sends. A failure comes as failed(), not from within. */
+void connection_send(struct connection *connection, const struct link_frame *frame);
+void connection_send_packed(struct connection *connection, const uint8_t *bytes, size_t n_bytes);
+
+/* Is there so little on its way that more may be sent? */
+bool connection_has_room(const struct connection *connection);
+
+/* To be called now and then: tells of a write that failed at once. */
+void connection_check(struct connection *connection);

@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/memory/ring.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "core/base/base.h"
+
+/* What is on a GPU is not read here: whoever tries is stopped at once. */
+static int make_places(struct ring *ring)
+{
+    void *places = mmap(NULL, ring->ring_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (places == MAP_FAILED)
+        return -errno;
+    ring->places = places;
+    return 0;
+}
+
+int ring_new(struct ring **out, const struct ring_options *options)
+{
+    struct ring *ring = calloc(1, sizeof(*ring));
+    uint64_t n_bytes = held_pushes_offset(options->ring_bytes) + sizeof(struct held_pushes);
+    char name[32];
+    int r = -ENOMEM;
+
+    if (!ring)
+        return -ENOMEM;
+    ring->ring = ring->overflow = ring->credit = SEGMENT_NULL;
+    ring->ring_bytes = options->ring_bytes;
+    ring->n_tickets = options->n_tickets;
+    ring->n_parcels = options->n_parcels;
+    ring->slots = calloc(options->n_tickets, sizeof(*ring->slots));
+    ring->extents = calloc(options->n_tickets, sizeof(*ring->extents));
+    ring->heads = malloc(sizeof(*ring->heads) * MAX(options->n_parcels, 1u));
+    if (!ring->slots || !ring->heads || !ring->extents)
+        goto fail;
+    for (uint32_t b = 0; b < options->n_parcels; b++)
+        ring->heads[b] = RING_NONE;
+
+    snprintf(name, sizeof(name), "ring.%u", options->rank);
+    if (options->on_device)
+        r = make_places(ring);
+    else
+        r = n_bytes < options->ring_bytes ? -EOVERFLOW : segment_init(&ring->ring, name, n_bytes);
+    snprintf(name, sizeof(name), "overflow.%u", options->rank);
+    if (r == 0 && !options->on_device)
+        r = segment_init(&ring->overflow, name, options->overflow_bytes);
+    snprintf(name, sizeof(name), "credit.%u", options->rank);
+    if (r == 0)
+        r = segment_init_published(&ring->credit, name, credit_page_bytes(options->n_tickets));
+    if (r < 0)
+        goto fail;
+    ring->freed = options->freed;
+    ring->userdata = options->userdata;
+    *out = ring;
+    return 0;
+
+fail:
+    ring_free(ring);
+    return r;
+}
+
+void ring_free(struct ring *ring)
+{
+    if (!ring)
+        return;
+    assert(ring->n_readers == 0);
+    if (ring->freed)
+        ring->freed(ring->userdata, ring);
+    if (ring->places)
+        munmap(ring->places, ring->ring_bytes);
+    segment_deinit(&ring->ring);
+    segment_deinit(&ring->overflow);
+    segment_deinit(&ring->credit);
+    free(ring->slots);
+    free(ring->heads);
+    free(ring->extents);
+    free(ring);
+}
+
+void ring_hold(struct ring *ring)
+{
+    ring->n_readers++;
+}
+
+void ring_unhold(struct ring *ring)
+{
+    assert(ring->n_readers > 0);
+    ring->n_readers--;
+    if (ring->orphaned && ring->n_readers == 0)
+        ring_free(ring);
+}
+
+void ring_orphan(struct ring *ring)
+{
+    if (!ring)
+        return;
+    ring->orphaned = true;
+    if (ring->n_readers == 0)
+        ring_free(ring);
+}
+
+bool ring_is_held_back(const struct ring *ring, uint32_t param)
+{
+    const struct held_pushes *held;
+    uint32_t n;
+
+    if (ring->places) /* nobody can look there */
+        return false;
+    held = (const struct held_pushes *)(ring->ring.map + held_pushes_offset(ring->ring_bytes));
+    n = MIN(atomic_load_explicit(&held->n, memory_order_acquire), (uint32_t)HELD_PUSHES);
+
+    for (uint32_t i = 0; i < n; i++)
+        if (atomic_load_explicit(&held->params[i], memory_order_relaxed) == param)
+            return true;
+    return false;
+}
+
+struct credit_page *ring_credit_page(const struct ring *ring)
+{
+    return (struct credit_page *)ring->credit.map;
+}
+
+static struct ring_extent *find_extent(struct ring *ring, uint64_t offset_bytes)
+{
+    for (uint32_t i = 0; i < ring->n_extents; i++)
+        if (ring->extents[i].offset_bytes == offset_bytes)
+            return &ring->extents[i];
+    return NULL;
+}
+
+/* Overflow slots only, so seldom: not worth a field to be kept right. */
+static bool holds_slot(const struct ring *ring, const struct ring_extent *extent)
+{
+    for (uint32_t i = 0; i < ring->n_tickets; i++)
+        if (ring->slots[i].held && ring->slots[i].overflow && ring->slots[i].offset_bytes == extent->offset_bytes)
+            return true;
+    return false;
+}
+
+static bool place_is_valid(struct ring *ring, const struct ring_use *use)
+{
+    const struct ring_extent *extent;
+
+    if (!use->overflow)
+        return use->offset_bytes % (ring->places ? 128 : 64) == 0 && use->n_bytes <= ring->ring_bytes &&
+               use->offset_bytes <= ring->ring_bytes - use->n_bytes;
+    extent = find_extent(ring, use->offset_bytes);
+    return extent && extent->busy && !extent->reserving && use->n_bytes <= extent->n_bytes && !holds_slot(ring, extent);
+}
+
+/* A second slot of one parcel and pass: each would hold a part of its gradients, and one be reduced. */
+static bool is_open_already(const struct ring *ring, const struct ring_use *use)
+{
+    const struct ring_slot *slot = ring_find(ring, use->parcel, use->micro_batch, use->pass);
+
+    return slot && slot->attempt == use->attempt;
+}
+
+static uint8_t *memory_of(const struct ring *ring, bool overflow)
+{
+    if (overflow)
+        return ring->overflow.map;
+    return ring->places ? ring->places : ring->ring.map;
+}
+
+int ring_open_slot(struct ring *ring, const struct ring_use *use, struct ring_slot **out)
+{
+    struct ring_slot *slot;
+    uint32_t credits;
+
+    if (use->ticket >= ring->n_tickets)
+        return RING_E_TICKET;
+    slot = &ring->slots[use->ticket];
+    if (slot->held) {
+        if (slot->use != use->use || slot->parcel != use->parcel || slot->micro_batch != use->micro_batch ||
+            slot->pass != use->pass || slot->attempt != use->attempt || slot->overflow != use->overflow ||
+            slot->offset_bytes != use->offset_bytes)
+            return RING_E_TICKET;
+        *out = slot;
+        return 0;
+    }
+    credits = atomic_load_explicit(&ring_credit_page(ring)->credits[use->ticket], memory_order_relaxed);
+    if (use->use != credits || is_open_already(ring, use))
+        return RING_E_TICKET;
+    if (!place_is_valid(ring, use))
+        return RING_E_PLACE;
+
+    *slot = (struct ring_slot){
+        .held = true,
+        .overflow = use->overflow,
+        .parcel = use->parcel,
+        .micro_batch = use->micro_batch,
+        .pass = use->pass,
+        .attempt = use->attempt,
+        .use = use->use,
+        .offset_bytes = use->offset_bytes,
+        .data = memory_of(ring, use->overflow) + use->offset_bytes,
+        .next = ring->heads[use->parcel],
+    };
+    ring->heads[use->parcel] = use->ticket;
+    ring->n_held++;
+    *out = slot;
+    return 0;
+}
+
+struct ring_slot *ring_find(const struct ring *ring, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
+{
+    for (uint32_t i = ring->heads[parcel]; i != RING_NONE; i = ring->slots[i].next) {
+        struct ring_slot *slot = &ring->slots[i];
+
+        if (slot->micro_batch == micro_batch && slot->pass == pass)
+            return slot;
+    }
+    return NULL;
+}
+
+static void unlink_slot(struct ring *ring, struct ring_slot *slot)
+{
+    uint32_t ticket = (uint32_t)(slot - ring->slots);
+    uint32_t *link = &ring->heads[slot->parcel];
+
+    while (*link != ticket)
+        link = &ring->slots[*link].next;
+    *link = slot->next;
+}
+
+void ring_lend(struct ring *ring, struct ring_slot *slot)
+{
+    assert(slot->held && !slot->lent);
+    slot->lent = true;
+    ring->n_lent++;
+}
+
+void ring_credit_lent(struct ring *ring)
+{
+    for (uint32_t i = 0; ring->n_lent > 0 && i < ring->n_tickets; i++)
+        if (ring->slots[i].lent)
+            ring_credit(ring, &ring->slots[i]);
+}
+
+void ring_credit(struct ring *ring, struct ring_slot *slot)
+{
+    assert(slot->held);
+    unlink_slot(ring, slot);
+    ring->n_lent -= slot->lent;
+    slot->held = false;
+    slot->posted = slot->lent = false;
+    ring->n_held--;
+    if (slot->overflow) {
+        struct ring_extent *extent = find_extent(ring, slot->offset_bytes);
+
+        if (extent)
+            extent->busy = false;
+    }
+    atomic_fetch_add_explicit(&ring_credit_page(ring)->credits[slot - ring->slots], 1, memory_order_release);
+}
+
+bool ring_credit_is_near(const struct ring *ring)
+{
+    for (uint32_t i = 0; ring->n_held > 0 && i < ring->n_tickets; i++)
+        if (ring->slots[i].held && ring->slots[i].posted && !ring->slots[i].overflow)
+            return true;
+    return false;
+}
+
+/* The lowest gap of n_bytes between extents. Return: index at which the new extent goes, or RING_NONE. */
+static uint32_t find_gap(const struct ring *ring, uint64_t n_bytes, uint64_t *offset)
+{
+    uint64_t end = 0;
+
+    for (uint32_t i = 0; i < ring->n_extents; i++) {
+        if (ring->extents[i].offset_bytes - end >= n_bytes) {
+            *offset = end;
+            return i;
+        }
+        end = ring->extents[i].offset_bytes + ring->extents[i].n_bytes;
+    }
+    *offset = end;
+    return ring->overflow.n_bytes - end >= n_bytes ? ring->n_extents : RING_NONE;
+}
+
+static void remove_extent(struct ring *ring, uint32_t i)
+{
+    ring->overflow_bytes -= ring->extents[i].n_bytes;
+    ring->n_extents--;
+    memmove(&ring->extents[i], &ring->extents[i + 1], (ring->n_extents - i) * sizeof(ring->extents[0]));
+}
+
+/* Gives back the pages before extent i that no extent touches. */
+static void punch_gap(struct ring *ring, uint32_t i)
+{
+    uint64_t start = i > 0 ? ring->extents[i - 1].offset_bytes + ring->extents[i - 1].n_bytes : 0;
+    uint64_t end = i < ring->n_extents ? ring->extents[i].offset_bytes : ring->overflow.n_bytes;
+
+    start = round_up(start, page_size());
+    end = end / page_size() * page_size();
+    if (start < end)
+        segment_punch(&ring->overflow, start, end - start);
+}
+
+/* Gives the pages of idle extents back, those that this step used included when all. */
+static void drop_idle(struct ring *ring, bool all)
+{
+    for (uint32_t i = ring->n_extents; i-- > 0;) {
+        struct ring_extent *extent = &ring->extents[i];
+
+        if (extent->busy || (extent->used && !all)) {
+            extent->used = extent->busy;
+            continue;
+        }
+        remove_extent(ring, i);
+        punch_gap(ring, i);
+    }
+}
+
+int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uint64_t *extent_bytes)
+{
+    uint64_t offset;
+    uint32_t at;
+
+    /* Not whole pages: thousands of parcels of a few elements would not fit below the bound. */
+    n_bytes = round_up(MAX(n_bytes, (uint64_t)1), 64);
+    for (uint32_t i = 0; i < ring->n_extents; i++) {
+        struct ring_extent *extent = &ring->extents[i];
+
+        /* Of this very size: a small parcel in a large one's extent would cost the large one its room. */
+        if (extent->busy || extent->n_bytes != n_bytes)
+            continue;
+        extent->busy = extent->used = true;
+        ring->n_overflows++;
+        *extent_offset = extent->offset_bytes;
+        *extent_bytes = extent->n_bytes;
+        return 0;
+    }
+
+    at = ring->n_extents < ring->n_tickets ? find_gap(ring, n_bytes, &offset) : RING_NONE;
+    if (at == RING_NONE) {
+        /* Idle extents of other sizes may be in the way. */
+        drop_idle(ring, true);
+        at = ring->n_extents < ring->n_tickets ? find_gap(ring, n_bytes, &offset) : RING_NONE;
+    }
+    if (at == RING_NONE)
+        return -ENOSPC;
+    memmove(&ring->extents[at + 1], &ring->extents[at], (ring->n_extents - at) * sizeof(ring->extents[0]));
+    ring->extents[at] =
+        (struct ring_extent){.offset_bytes = offset, .n_bytes = n_bytes, .busy = true, .used = true, .reserving = true};
+    ring->n_extents++;
+    ring->n_overflows++;
+    ring->overflow_bytes += n_bytes;
+    *extent_offset = offset;
+    *extent_bytes = n_bytes;
+    return 1;
+}
+
+void ring_reserved(struct ring *ring, uint64_t extent_offset, bool ok)
+{
+    struct ring_extent *extent = find_extent(ring, extent_offset);
+
+    assert(extent && extent->reserving);
+    extent->reserving = false;
+    if (!ok)
+        remove_extent(ring, (uint32_t)(extent - ring->extents));
+}
+
+void ring_reclaim(struct ring *ring)
+{
+    for (uint32_t i = 0; i < ring->n_extents; i++)
+        if (!ring->extents[i].reserving)
+            ring->extents[i].busy = false;
+    for (uint32_t i = 0; ring->n_held > 0 && i < ring->n_tickets; i++)
+        if (ring->slots[i].held && ring->slots[i].overflow)
+            find_extent(ring, ring->slots[i].offset_bytes)->busy = true;
+}
+
+void ring_trim(struct ring *ring)
+{
+    drop_idle(ring, false);
+}

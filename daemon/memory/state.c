@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/memory/state.h"
+
+#include "core/base/base.h"
+
+struct placement {
+    uint64_t master, exp_avg, exp_avg_sq; /* offsets in the state segment, UINT64_MAX: not there */
+    uint64_t acc;                         /* in the gradient segment */
+};
+
+/* Arrays so large may lie 2^27 bytes apart, which costs dearly: see segment_map(). */
+#define LARGE_ARRAY_BYTES (UINT64_C(64) << 20)
+
+static uint64_t take(uint64_t *end, uint64_t n_elems, bool wanted)
+{
+    uint64_t offset = *end, n_bytes = n_elems * sizeof(float);
+
+    if (!wanted)
+        return UINT64_MAX;
+    *end += n_bytes; /* multiples of 64 elements keep every array on a cache line */
+    if (n_bytes >= LARGE_ARRAY_BYTES)
+        *end += 64 * 1024;
+    return offset;
+}
+
+/* Sizes and places of everything; returns them through *state's buckets and places[]. */
+static void plan_places(struct state *state, const struct state_options *options, struct placement *places,
+                        uint64_t *state_bytes, uint64_t *gradient_bytes)
+{
+    const struct layout *layout = options->layout;
+
+    *state_bytes = *gradient_bytes = 0;
+    for (uint32_t b = 0; b < layout->n_buckets; b++) {
+        uint64_t slice = layout_partition_elems(layout, b);
+        struct state_bucket *bucket = &state->buckets[b];
+
+        bucket->owned_start = slice * options->first_rank;
+        bucket->owned_elems = slice * options->n_ranks;
+        places[b].master =
+            take(state_bytes, bucket->owned_elems, options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
+        places[b].exp_avg = take(state_bytes, bucket->owned_elems, options->moments.m);
+        places[b].exp_avg_sq = take(state_bytes, bucket->owned_elems, options->moments.v);
+        places[b].acc = take(gradient_bytes, bucket->owned_elems, !options->no_gradient);
+    }
+    for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+
+        if (param->trainable)
+            continue;
+        state->frozen_offset_bytes[p] = *state_bytes;
+        *state_bytes += round_up(param->n_elems * dtype_size(param->dtype), 64);
+    }
+}
+
+static float *at(const struct segment *segment, uint64_t offset)
+{
+    return offset == UINT64_MAX ? NULL : (float *)(segment->map + offset);
+}
+
+static void set_pointers(struct state *state, const struct placement *places)
+{
+    for (uint32_t b = 0; b < state->layout->n_buckets; b++) {
+        struct state_bucket *bucket = &state->buckets[b];
+
+        bucket->exp_avg = at(&state->state, places[b].exp_avg);
+        bucket->exp_avg_sq = at(&state->state, places[b].exp_avg_sq);
+        bucket->acc = at(&state->gradient, places[b].acc);
+        /* fp32 weights of owned partitions are their masters: no copy. */
+        bucket->master = places[b].master != UINT64_MAX
+                             ? at(&state->state, places[b].master)
+                             : at(&state->weights, state->layout->buckets[b].weight_offset_bytes) + bucket->owned_start;
+    }
+}
+
+static int make_segments(struct state *state, const struct state_options *options, uint64_t state_bytes,
+                         uint64_t gradient_bytes)
+{
+    uint64_t journal_bytes = sizeof(struct state_journal) + options->layout->n_params * sizeof(uint64_t);
+    uint64_t weight_bytes = options->stage == 3 ? 0 : options->layout->weight_bytes;
+    int r;
+
+    r = segment_init(&state->state, "state", state_bytes);
+    if (r == 0)
+        r = segment_init(&state->gradient, "gradient", gradient_bytes);
+    if (r == 0 && options->alone)
+        r = segment_init_published(&state->weights, "weights", weight_bytes);
+    else if (r == 0)
+        r = segment_init(&state->weights, "weights", weight_bytes);
+    if (r == 0)
+        r = segment_init(&state->journal, "journal", journal_bytes);
+    return r;
+}
+
+int state_new(struct state **out, const struct state_options *options)
+{
+    struct state *state = calloc(1, sizeof(*state));
+    _cleanup_free_ struct placement *places = calloc(options->layout->n_buckets + 1, sizeof(*places));
+    uint64_t state_bytes, gradient_bytes;
+    int r = -ENOMEM;
+
+    if (!state || !places)
+        goto fail;
+    state->state = state->gradient = state->weights = state->journal = SEGMENT_NULL;
+    state->layout = options->layout;
+    state->stage = options->stage;
+    state->mirror = options->mirror;
+    state->first_rank = options->first_rank;
+    state->n_ranks = options->n_ranks;
+    state->buckets = calloc(options->layout->n_buckets + 1, sizeof(*state->buckets));
+    if (options->stage == 3)
+        state->frozen_offset_bytes = calloc(options->layout->n_params, sizeof(uint64_t));
+    if (!state->buckets || (options->stage == 3 && !state->frozen_offset_bytes))
+        goto fail;
+
+    plan_places(state, options, places, &state_bytes, &gradient_bytes);
+    r = make_segments(state, options, state_bytes, gradient_bytes);
+    if (r < 0)
+        goto fail;
+    set_pointers(state, places);
+    *out = state;
+    return 0;
+
+fail:
+    state_free(state);
+    return r;
+}
+
+void state_free(struct state *state)
+{
+    if (!state)
+        return;
+    segment_deinit(&state->state);
+    segment_deinit(&state->gradient);
+    segment_deinit(&state->weights);
+    segment_deinit(&state->journal);
+    free(state->buckets);
+    free(state->frozen_offset_bytes);
+    free(state);
+}
+
+uint32_t state_n_reserve_pieces(const struct state *state)
+{
+    const struct segment *segments[] = {&state->journal, &state->state, &state->gradient, &state->weights};
+
+    return segments_n_pieces(segments, state->mirror ? 1 : ARRAY_SIZE(segments));
+}
+
+int state_reserve(const struct state *state, uint32_t piece)
+{
+    const struct segment *segments[] = {&state->journal, &state->state, &state->gradient, &state->weights};
+
+    return segments_reserve(segments, state->mirror ? 1 : ARRAY_SIZE(segments), piece);
+}

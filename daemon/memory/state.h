@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The state of the owned partitions: master weights, moments, accumulated
+ * gradient, published weights, step counts. All of it lives in memfds, so that it can
+ * outlive the process that works on it.
+ *
+ * Owned: partitions of ranks [first_rank, first_rank + n_ranks), contiguous in
+ * every bucket. Elements are always counted from the bucket's start; the
+ * accessors below subtract what is not owned.
+ *
+ *              stages 1, 2                          stage 3
+ *  master      fp32 weights: the weight segment     state segment
+ *              16-bit weights: state segment
+ *  moments     state segment                        state segment
+ *  gradient    owned partitions                     owned partitions
+ *  weights     weight segment, all buckets          none: gathered from masters into the pool
+ *  frozen      weight segment                       state segment, in their own dtype
+ *
+ * Pages are reserved by a work on the workers (state_reserve_*), never on the loop.
+ *
+ * Of a job on GPUs whose optimizer is offloaded all of this is here but the gradient.
+ *
+ * A mirror is the same of a state that lies on GPUs: places without pages, but for the journal. Whoever needs some of
+ * it here reserves those pages, copies (device-job.h), and gives them back.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/base/segment.h"
+#include "core/layout/layout.h"
+#include "kernels/update.h"
+
+enum { STATE_MAGIC = 0x7a65726f }; /* "zero" */
+
+/* Start of the journal segment: what is committed. Only the loop writes it. */
+struct state_journal {
+    uint32_t magic, version;
+    uint64_t manifest_digest;
+    uint64_t epoch; /* steps committed, skipped ones included */
+    uint64_t n_applied;
+    uint64_t decided;   /* epoch + 1 while a decided step is being rolled forward, else epoch */
+    uint64_t n_windows; /* ended since the last step */
+    uint64_t counts[];  /* per parameter: applied steps in which it was pushed */
+};
+
+struct state_bucket {
+    uint64_t owned_start, owned_elems; /* elements from the bucket's start */
+    float *master;                     /* at owned_start */
+    float *exp_avg;                    /* at owned_start; NULL if the optimizer has none */
+    float *exp_avg_sq;
+    float *acc; /* at owned_start; NULL: on GPUs */
+};
+
+struct state {
+    const struct layout *layout;
+    unsigned stage, first_rank, n_ranks;
+    bool mirror;
+    struct segment state, gradient, weights, journal;
+    struct state_bucket *buckets;
+    uint64_t *frozen_offset_bytes; /* stage 3: per parameter, in the state segment */
+};
+
+/* The arrays of a bucket, by number. */
+enum state_kind {
+    STATE_MASTER = 0,
+    STATE_EXP_AVG = 1,
+    STATE_EXP_AVG_SQ = 2,
+    STATE_N_KINDS,
+};
+
+struct state_options {
+    const struct layout *layout; /* not consumed, must outlive the state */
+    unsigned stage;
+    unsigned first_rank, n_ranks; /* owned */
+    struct optimizer_moments moments;
+    bool mirror;      /* the state lies on GPUs: only the journal is reserved */
+    bool no_gradient; /* only the gradient does: no accumulators here */
+    bool alone;       /* no engine writes weights: they are published */
+};
+
+/* Creates the segments, sparse. Return: 0 or -errno. */
+int state_new(struct state **out, const struct state_options *options);
+void state_free(struct state *state);
+
+/* Reserving, piece by piece and in any order: state_n_reserve_pieces() calls of state_reserve(). Return: 0 or -errno.
+ */
+uint32_t state_n_reserve_pieces(const struct state *state);
+int state_reserve(const struct state *state, uint32_t piece);
+
+static inline struct state_journal *state_journal(const struct state *state)
+{
+    return (struct state_journal *)state->journal.map;
+}
+
+static inline float *state_master(const struct state *state, uint32_t bucket, uint64_t elem)
+{
+    const struct state_bucket *b = &state->buckets[bucket];
+
+    return b->master + (elem - b->owned_start);
+}
+
+static inline float *state_exp_avg(const struct state *state, uint32_t bucket, uint64_t elem)
+{
+    const struct state_bucket *b = &state->buckets[bucket];
+
+    return b->exp_avg ? b->exp_avg + (elem - b->owned_start) : NULL;
+}
+
+static inline float *state_exp_avg_sq(const struct state *state, uint32_t bucket, uint64_t elem)
+{
+    const struct state_bucket *b = &state->buckets[bucket];
+
+    return b->exp_avg_sq ? b->exp_avg_sq + (elem - b->owned_start) : NULL;
+}
+
+/* NULL: the optimizer has no such moment. */
+static inline float *state_values(const struct state *state, enum state_kind kind, uint32_t bucket, uint64_t elem)
+{
+    switch (kind) {
+    case STATE_EXP_AVG:
+        return state_exp_avg(state, bucket, elem);
+    case STATE_EXP_AVG_SQ:
+        return state_exp_avg_sq(state, bucket, elem);
+    default:
+        return state_master(state, bucket, elem);
+    }
+}
+
+static inline float *state_acc(const struct state *state, uint32_t bucket, uint64_t elem)
+{
+    const struct state_bucket *b = &state->buckets[bucket];
+
+    return b->acc + (elem - b->owned_start);
+}
+
+static inline bool state_owns(const struct state *state, unsigned rank)
+{
+    return rank - state->first_rank < state->n_ranks;
+}
+
+/* Published weights of a parameter from its element start on. Stages 1 and 2. */
+static inline uint8_t *state_weights(const struct state *state, uint32_t param, uint64_t start)
+{
+    const struct layout_param *p = &state->layout->params[param];
+
+    return state->weights.map + p->weight_offset_bytes + start * dtype_size(p->dtype);
+}
+
+/* The bytes of a frozen parameter, any stage. */
+static inline uint8_t *state_frozen(const struct state *state, uint32_t param)
+{
+    return state->frozen_offset_bytes ? state->state.map + state->frozen_offset_bytes[param]
+                                      : state_weights(state, param, 0);
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/memory/weights.h"
+
+#include <string.h>
+
+#include "core/base/base.h"
+
+/* The part of [start, start + n) that lies in a chunk, counted from the parameter's start. */
+struct part {
+    uint64_t start, n;
+};
+
+static struct part intersect(const struct layout_chunk *chunk, uint64_t start, uint64_t n)
+{
+    uint64_t from = MAX(chunk->start_elem, start);
+    uint64_t to = MIN(chunk->start_elem + chunk->n_elems, start + n);
+
+    return (struct part){.start = from, .n = to > from ? to - from : 0};
+}
+
+/* Of a mirror frozen parameters, too, are only those slices that local ranks have; elsewhere they are whole. */
+static struct part owned_frozen(const struct state *state, uint64_t start, uint64_t n, uint64_t n_elems)
+{
+    uint64_t slice = layout_frozen_slice_elems(n_elems, state->layout->world_size), from, to;
+
+    if (!state->mirror || state->stage != 3)
+        return (struct part){.start = start, .n = n};
+    from = MAX(slice * state->first_rank, start);
+    to = MIN(slice * (state->first_rank + state->n_ranks), start + n);
+    return (struct part){.start = from, .n = to > from ? to - from : 0};
+}
+
+void weights_fetch(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
+                   uint64_t n_elems, void *dst)
+{
+    const struct layout_param *p = &state->layout->params[param];
+    size_t size = dtype_size(p->dtype);
+
+    if (p->trainable && state->stage != 3) {
+        memcpy(dst, (const uint8_t *)state_weights(state, param, 0) + start * size, n_elems * size);
+        return;
+    }
+    if (!p->trainable) {
+        struct part part = owned_frozen(state, start, n_elems, p->n_elems);
+
+        memcpy((uint8_t *)dst + (part.start - start) * size, state_frozen(state, param) + part.start * size,
+               part.n * size);
+        return;
+    }
+    for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
+        struct part part = intersect(&state->layout->chunks[c], start, n_elems);
+
+        if (part.n > 0 && state_owns(state, state->layout->chunks[c].rank))
+            kernels->convert_from_f32((uint8_t *)dst + (part.start - start) * size,
+                                      state_master(state, p->bucket, p->offset_elems + part.start), p->dtype, part.n);
+    }
+}
+
+enum { BLOCK_ELEMS = 1024 };
+
+static void store_16(const struct state *state, const struct kernels *kernels, const struct layout_param *p,
+                     struct part part, uint16_t *published, const uint16_t *src)
+{
+    float *master = state_master(state, p->bucket, p->offset_elems + part.start);
+    uint16_t now[BLOCK_ELEMS];
+    float exact[BLOCK_ELEMS];
+
+    for (uint64_t at = 0; at < part.n; at += BLOCK_ELEMS) {
+        uint64_t n = MIN(part.n - at, (uint64_t)BLOCK_ELEMS);
+
+        kernels->convert_from_f32(now, master + at, p->dtype, n);
+        if (memcmp(now, src + at, n * sizeof(*src)) == 0 &&
+            (!published || memcmp(published + at, src + at, n * sizeof(*src)) == 0))
+            continue;
+        kernels->convert_to_f32(exact, src + at, p->dtype, n);
+        for (uint64_t i = 0; i < n; i++)
+            if (now[i] != src[at + i])
+                master[at + i] = exact[i];
+        if (published)
+            memcpy(published + at, src + at, n * sizeof(*src));
+    }
+}
+
+void weights_store(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
+                   uint64_t n_elems, const void *src)
+{
+    const struct layout_param *p = &state->layout->params[param];
+    size_t size = dtype_size(p->dtype);
+
+    if (!p->trainable) {
+        memcpy(state_frozen(state, param) + start * size, src, n_elems * size);
+        return;
+    }
+    for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
+        struct part part = intersect(&state->layout->chunks[c], start, n_elems);
+        const uint8_t *from = (const uint8_t *)src + (part.start - start) * size;
+
+        if (part.n == 0)
+            continue;
+        if (!state_owns(state, state->layout->chunks[c].rank)) {
+            if (state->stage != 3)
+                memcpy(state_weights(state, param, part.start), from, part.n * size);
+        } else if (p->dtype == DTYPE_F32)
+            memcpy(state_master(state, p->bucket, p->offset_elems + part.start), from, part.n * size);
+        else
+            store_16(state, kernels, p, part,
+                     state->stage == 3 ? NULL : (uint16_t *)state_weights(state, param, part.start),
+                     (const uint16_t *)from);
+    }
+}
+
+void weights_store_masters(const struct state *state, const struct kernels *kernels, const struct layout_chunk *chunk,
+                           const float *src)
+{
+    const struct layout_param *p = &state->layout->params[chunk->param];
+    bool owned = state_owns(state, chunk->rank);
+
+    if (owned)
+        memcpy(state_master(state, p->bucket, p->offset_elems + chunk->start_elem), src, chunk->n_elems * sizeof(*src));
+    if (state->stage != 3 && (!owned || p->dtype != DTYPE_F32)) /* fp32 masters that are owned are the weights */
+        kernels->convert_from_f32(state_weights(state, chunk->param, chunk->start_elem), src, p->dtype, chunk->n_elems);
+}
+
+void weights_adopt(const struct state *state, const struct kernels *kernels, uint32_t param, const void *src)
+{
+    const struct layout_param *p = &state->layout->params[param];
+    size_t size = dtype_size(p->dtype);
+
+    if (!p->trainable) {
+        memcpy(state_frozen(state, param), src, p->n_elems * size);
+        return;
+    }
+    for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
+        const struct layout_chunk *chunk = &state->layout->chunks[c];
+
+        if (state_owns(state, chunk->rank))
+            kernels->convert_to_f32(state_master(state, p->bucket, p->offset_elems + chunk->start_elem),
+                                    (const uint8_t *)src + chunk->start_elem * size, p->dtype, chunk->n_elems);
+    }
+}

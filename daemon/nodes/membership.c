@@ -1,0 +1,471 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/nodes/membership.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "core/base/base.h"
+#include "core/base/log.h"
+#include "core/config/config.h"
+#include "core/diagnosis/cause.h"
+#include "daemon/engines/engine.h"
+#include "daemon/job/job.h"
+#include "daemon/link/cluster.h"
+#include "daemon/nodes/nodes.h"
+
+enum {
+    FIRST_PAUSE_MS = 100,
+    FIRST_CONNECT_MS = 5000, /* no node may be late enough to draw a complaint when all of them start */
+    CONNECT_MS = 2000,       /* later: with ENGINE_GRACE_MS one that is frozen meanwhile is noticed within 3 s */
+    MAX_CONNECT_MS = 20000,
+    MAX_HOST_BYTES = 256,
+};
+
+/* Of another node's engine, which has been started before ours. */
+struct early_value {
+    struct early_value *next;
+    char key[ENGINE_MAX_KEY_BYTES + 1];
+    size_t n_bytes;
+    uint8_t bytes[];
+};
+
+struct membership {
+    uv_loop_t *loop;
+    struct job *job;
+    void (*after)(void *userdata);
+    void *userdata;
+    struct cluster *cluster;
+    struct engine *engine;
+    uv_async_t wake;
+    uv_timer_t pause;
+    unsigned n_ending;  /* engines that were killed and have not ended: what they write would be taken for the next's */
+    unsigned n_handles; /* not closed yet, and those engines */
+    bool starts;        /* the next engine, when the pause is over and they have ended */
+    char host[MAX_HOST_BYTES];
+    uint32_t generation;
+    const struct segment *const *segments;
+    struct early_value *early, **last_early;
+    struct traffic traffic[N_TRAFFIC];
+    unsigned n_failures; /* since an order was done */
+    bool has_worked;     /* an engine of this job has done an order */
+    bool closing;
+};
+
+static void finish(struct membership *m)
+{
+    if (!m->closing)
+        m->after(m->userdata);
+}
+
+/* ---- the engine ---------------------------------------------------------------------------------------- */
+
+static void engine_is_ready(void *userdata)
+{
+    struct membership *m = userdata;
+
+    nodes_engine_ready(m->job->nodes);
+    finish(m);
+}
+
+static void engine_has_done(void *userdata, const struct engine_done *done)
+{
+    struct membership *m = userdata;
+
+    m->n_failures = 0;
+    m->has_worked = true;
+    nodes_engine_done(m->job->nodes, done);
+    finish(m);
+}
+
+static void engine_puts(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    struct membership *m = userdata;
+
+    nodes_engine_put(m->job->nodes, key, value, n_bytes);
+    finish(m);
+}
+
+static void engine_has_failed(void *userdata, const struct engine_failure *failure)
+{
+    struct membership *m = userdata;
+
+    m->n_failures++;
+    nodes_engine_failed(m->job->nodes, failure);
+    finish(m);
+}
+
+static void drop_early_values(struct membership *m)
+{
+    while (m->early) {
+        struct early_value *value = m->early;
+
+        m->early = value->next;
+        free(value);
+    }
+    m->last_early = &m->early;
+}
+
+static int keep_value(struct membership *m, const char *key, const uint8_t *bytes, size_t n_bytes)
+{
+    struct early_value *value = malloc(sizeof(*value) + n_bytes);
+
+    if (!value)
+        return -ENOMEM; /* the engine misses its deadline for connecting, and the next generation has it */
+    value->next = NULL;
+    snprintf(value->key, sizeof(value->key), "%s", key);
+    value->n_bytes = n_bytes;
+    if (n_bytes > 0)
+        memcpy(value->bytes, bytes, n_bytes);
+    *m->last_early = value;
+    m->last_early = &value->next;
+    return 0;
+}
+
+/* Twice as long after each failure but the first: a machine that is too slow for it gets there. */
+static uint32_t connect_timeout_ms(const struct membership *m)
+{
+    uint32_t base_ms = m->has_worked ? CONNECT_MS : FIRST_CONNECT_MS;
+    uint32_t n_doublings = m->n_failures ? MIN(m->n_failures - 1, 8u) : 0;
+
+    return MIN(base_ms << n_doublings, (uint32_t)MAX_CONNECT_MS);
+}
+
+static void engine_has_ended(void *userdata);
+
+static void start_now(struct membership *m)
+{
+    char why[256];
+    int r;
+
+    m->starts = false;
+    r = engine_new(&m->engine,
+                   &(struct engine_options){
+                       .loop = m->loop,
+                       .kind = ENGINE_GLOO,
+                       .generation = m->generation,
+                       .node = m->job->config->world.node,
+                       .n_nodes = (unsigned)m->job->config->world.nodes.n_items,
+                       .address = m->host,
+                       .segments = m->segments,
+                       .traffic = m->traffic,
+                       .n_segments = EXCHANGE_N_SEGMENTS,
+                       .connect_timeout_ms = connect_timeout_ms(m),
+                       .ops = {.ready = engine_is_ready,
+                               .done = engine_has_done,
+                               .put = engine_puts,
+                               .failed = engine_has_failed,
+                               .ended = engine_has_ended,
+                               .userdata = m},
+                   },
+                   why, sizeof(why));
+    for (struct early_value *value = m->early; r == 0 && value; value = value->next)
+        r = engine_value(m->engine, value->key, value->bytes, value->n_bytes) < 0 ? 1 : 0; /* it says so itself */
+    drop_early_values(m);
+    if (r < 0)
+        engine_has_failed(m, &(struct engine_failure){.kind = ENGINE_NOT_STARTED, .what = why});
+}
+
+static void start_if_ready(struct membership *m)
+{
+    if (m->starts && m->n_ending == 0 && !uv_is_active((uv_handle_t *)&m->pause))
+        start_now(m);
+}
+
+static void on_pause(uv_timer_t *handle)
+{
+    start_if_ready(handle->data);
+}
+
+static void let_go(struct membership *m)
+{
+    if (--m->n_handles == 0)
+        free(m);
+}
+
+static void engine_has_ended(void *userdata)
+{
+    struct membership *m = userdata;
+
+    m->n_ending--;
+    if (!m->closing)
+        start_if_ready(m);
+    let_go(m);
+}
+
+static void end_engine(struct membership *m)
+{
+    if (!m->engine)
+        return;
+    m->n_ending++;
+    m->n_handles++;
+    engine_close(steal_ptr(m->engine));
+}
+
+static int start_engine(void *userdata, uint32_t generation, const struct segment *const *segments, char *why,
+                        size_t why_size)
+{
+    struct membership *m = userdata;
+    unsigned shift = MIN(m->n_failures, 16u);
+    uint64_t pause_ms =
+        m->n_failures < 2 ? 0 : MIN((uint64_t)FIRST_PAUSE_MS << (shift - 2), (uint64_t)MEMBERSHIP_MAX_PAUSE_MS);
+
+    end_engine(m);
+    drop_early_values(m);
+    m->generation = generation;
+    m->segments = segments;
+    m->starts = true;
+    /* Always from the loop: a start that fails at once is a failure like any other. */
+    if (uv_timer_start(&m->pause, on_pause, pause_ms, 0) == 0)
+        return 0;
+    snprintf(why, why_size, "the engine cannot be started");
+    return -EINVAL;
+}
+
+static int order(void *userdata, const struct engine_order *o)
+{
+    struct membership *m = userdata;
+
+    return m->engine ? engine_order(m->engine, o) : -ENOTCONN;
+}
+
+static int give_value(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    struct membership *m = userdata;
+
+    if (m->engine)
+        return engine_value(m->engine, key, value, n_bytes);
+    /* Started at the same word of node 0, another node's engine may be faster, or ours has to pause. */
+    return m->starts ? keep_value(m, key, value, n_bytes) : -ENOTCONN;
+}
+
+static int share(void *userdata, unsigned number, const struct segment *segment)
+{
+    struct membership *m = userdata;
+
+    return m->engine ? engine_share(m->engine, number, segment) : -ENOTCONN;
+}
+
+static void stop_engine(void *userdata)
+{
+    struct membership *m = userdata;
+
+    end_engine(m);
+    m->starts = false;
+    uv_timer_stop(&m->pause);
+    drop_early_values(m);
+    m->has_worked = false;
+}
+
+/* ---- links --------------------------------------------------------------------------------------------- */
+
+static void link_says(void *userdata, unsigned node, const uint8_t *data, size_t n_bytes)
+{
+    struct membership *m = userdata;
+    const char *wrong = nodes_hear(m->job->nodes, node, data, n_bytes);
+
+    if (wrong)
+        log_error("node %u: %s", node, wrong);
+    finish(m);
+}
+
+/* Engines connect to all, so the last link counts. */
+static void reconnect_if_all_are_up(struct membership *m)
+{
+    const struct config *config = m->job->config;
+
+    for (unsigned i = 1; i < config->world.nodes.n_items; i++)
+        if (!cluster_is_up(m->cluster, i))
+            return;
+    nodes_reconnect(m->job->nodes);
+    finish(m);
+}
+
+static void link_is_up(void *userdata, unsigned node)
+{
+    struct membership *m = userdata;
+
+    log_notice("node %u (%s) is here", node, m->job->config->world.nodes.items[node].address);
+    /* What failed without it may do with it. */
+    m->n_failures = 0;
+    if (uv_is_active((uv_handle_t *)&m->pause))
+        (void)uv_timer_start(&m->pause, on_pause, 0, 0);
+    if (m->job->config->world.node == 0)
+        reconnect_if_all_are_up(m);
+}
+
+static void link_is_down(void *userdata, unsigned node, const char *why)
+{
+    struct membership *m = userdata;
+    struct job *job = m->job;
+    const struct config *config = job->config;
+    struct nodes_status status = nodes_status(job->nodes);
+    char waits[128] = "this node, for all that node 0 decides";
+
+    if (config->world.node == 0 && status.waits_for >> node & 1)
+        snprintf(waits, sizeof(waits), "node 0, for it %s", status.waits_to);
+    else if (config->world.node == 0)
+        snprintf(waits, sizeof(waits), "nobody at this moment");
+    job_keep(job, cause_node_silent(&(struct evidence_node){
+                      .at = {.rank = -1, .step = job->layout ? (int64_t)job->ledger.step : -1, .micro_batch = -1},
+                      .node = node,
+                      .first_rank = config_first_rank_of(config, node),
+                      .n_ranks = config->world.nodes.items[node].ranks,
+                      .address = config->world.nodes.items[node].address,
+                      .waits = waits,
+                      .why = why,
+                  }));
+}
+
+static void link_is_another(void *userdata, unsigned node)
+{
+    struct membership *m = userdata;
+
+    nodes_lose(m->job->nodes, node);
+    finish(m);
+}
+
+static void link_is_different(void *userdata, unsigned node, const char *difference)
+{
+    struct membership *m = userdata;
+
+    job_node_differs(m->job, node, difference);
+    finish(m);
+}
+
+static int send_to(void *userdata, unsigned node, const void *data, size_t n_bytes)
+{
+    struct membership *m = userdata;
+
+    return cluster_send(m->cluster, node, data, n_bytes);
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+static void wake(void *userdata)
+{
+    struct membership *m = userdata;
+
+    uv_async_send(&m->wake);
+}
+
+static void on_wake(uv_async_t *handle)
+{
+    struct membership *m = handle->data;
+
+    nodes_serve(m->job->nodes);
+    finish(m);
+}
+
+/* "10.0.0.1:7700", "[fe80::1]:7700": what stands before the port. */
+static void copy_host(char *dst, size_t size, const char *address)
+{
+    const char *colon = strrchr(address, ':');
+    size_t n = colon ? (size_t)(colon - address) : strlen(address);
+
+    if (n >= 2 && address[0] == '[' && address[n - 1] == ']') {
+        address++;
+        n -= 2;
+    }
+    snprintf(dst, size, "%.*s", (int)MIN(n, size - 1), address);
+}
+
+static int start(struct membership *m, char *why, size_t why_size)
+{
+    const struct nodes_ops ops = {.send = send_to,
+                                  .wake = wake,
+                                  .start_engine = start_engine,
+                                  .order = order,
+                                  .value = give_value,
+                                  .share = share,
+                                  .stop_engine = stop_engine,
+                                  .userdata = m};
+    struct cluster_options options = {
+        .loop = m->loop,
+        .config = m->job->config,
+        .ops = {.message = link_says,
+                .up = link_is_up,
+                .down = link_is_down,
+                .reborn = link_is_another,
+                .different = link_is_different,
+                .userdata = m},
+    };
+    int r;
+
+    snprintf(why, why_size, "out of memory");
+    while (options.incarnation == 0)
+        if (getrandom(&options.incarnation, sizeof(options.incarnation), 0) < 0)
+            return -errno;
+    r = job_join(m->job, &ops);
+    return r < 0 ? r : cluster_new(&m->cluster, &options, why, why_size);
+}
+
+int membership_new(struct membership **out, const struct membership_options *options, char *why, size_t why_size)
+{
+    const struct config *config = options->job->config;
+    struct membership *m = calloc(1, sizeof(*m));
+    int r;
+
+    if (!m) {
+        snprintf(why, why_size, "out of memory");
+        return -ENOMEM;
+    }
+    m->loop = options->loop;
+    m->job = options->job;
+    m->after = options->after;
+    m->userdata = options->userdata;
+    m->last_early = &m->early;
+    copy_host(m->host, sizeof(m->host), config->world.nodes.items[config->world.node].address);
+    m->wake.data = m->pause.data = m;
+    r = uv_async_init(m->loop, &m->wake, on_wake);
+    if (r < 0) {
+        free(m);
+        return r;
+    }
+    uv_timer_init(m->loop, &m->pause);
+    m->n_handles = 2;
+    r = start(m, why, why_size);
+    if (r < 0) {
+        membership_close(m);
+        return r;
+    }
+    *out = m;
+    return 0;
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+    let_go(handle->data);
+}
+
+void membership_close(struct membership *m)
+{
+    if (!m || m->closing)
+        return;
+    m->closing = true;
+    end_engine(m);
+    drop_early_values(m);
+    cluster_close(steal_ptr(m->cluster));
+    uv_close((uv_handle_t *)&m->wake, on_closed);
+    uv_close((uv_handle_t *)&m->pause, on_closed);
+}
+
+struct membership_node membership_node(const struct membership *m, unsigned node)
+{
+    const struct config *config = m->job->config;
+    bool self = node == config->world.node;
+
+    return (struct membership_node){
+        .address = config->world.nodes.items[node].address,
+        .up = self || cluster_is_up(m->cluster, node),
+        .why = self ? NULL : cluster_why_down(m->cluster, node),
+        .silent_ms = self ? 0 : cluster_silent_ms(m->cluster, node),
+    };
+}
+
+const struct traffic *membership_traffic(const struct membership *m)
+{
+    return m->traffic;
+}

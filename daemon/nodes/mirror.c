@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/nodes/mirror.h"
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/diagnosis/evidence.h"
+#include "daemon/job/job.h"
+#include "daemon/nodes/nodes.h"
+
+/* NODE_RANK.numbers, in this order. */
+enum {
+    HERE,
+    LEFT,
+    DECLARED,
+    ASKED,
+    WAIT,
+    WAITED_MS,
+    SILENT_MS,
+    PID,
+    LAST_REQUEST, /* 0: none; else its type */
+    OPEN,
+    N_ENDED,
+    N_PUSHED,
+    N_NUMBERS,
+};
+
+/* What was told last of a rank. */
+struct told {
+    uint64_t numbers[N_NUMBERS];
+    uint64_t step;
+    uint32_t attempt;
+    uint32_t n_pushed_open;
+    uint64_t evidence; /* its digest; 0: none */
+};
+
+struct mirror {
+    struct job *job;
+    struct told *told; /* per rank of this node */
+    uint8_t **awaited; /* per rank of other nodes, inside a backward: a bit per parameter; owned, else NULL */
+};
+
+int mirror_new(struct mirror **out, struct job *job)
+{
+    struct mirror *mirror = calloc(1, sizeof(*mirror));
+
+    if (!mirror)
+        return -ENOMEM;
+    mirror->job = job;
+    mirror->told = calloc(job_n_local(job), sizeof(*mirror->told));
+    mirror->awaited = calloc(job->world_size, sizeof(*mirror->awaited));
+    if (!mirror->told || !mirror->awaited) {
+        mirror_free(mirror);
+        return -ENOMEM;
+    }
+    *out = mirror;
+    return 0;
+}
+
+void mirror_free(struct mirror *mirror)
+{
+    if (!mirror)
+        return;
+    for (unsigned r = 0; mirror->awaited && r < mirror->job->world_size; r++)
+        free(mirror->awaited[r]);
+    free(mirror->awaited);
+    free(mirror->told);
+    free(mirror);
+}
+
+/* ---- telling ------------------------------------------------------------------------------------------- */
+
+/* Names of requests are static: the pointer says which it is. */
+static unsigned type_of(const char *request)
+{
+    for (unsigned type = 1; request && type < N_REQUEST_TYPES; type++)
+        if (request_type_name((enum request_type)type) == request)
+            return type;
+    return 0;
+}
+
+static void look_at(const struct job *job, const struct job_rank *rank, uint64_t *numbers)
+{
+    uint64_t now = job_now(job);
+
+    memset(numbers, 0, N_NUMBERS * sizeof(*numbers));
+    numbers[HERE] = rank->peer != NULL;
+    numbers[LEFT] = rank->left;
+    numbers[DECLARED] = rank->declared;
+    numbers[WAIT] = rank->wait;
+    numbers[WAITED_MS] = rank->wait != WAIT_NONE ? (now - rank->wait_ns) / 1000000 : 0;
+    numbers[SILENT_MS] = (now - rank->last_ns) / 1000000;
+    numbers[PID] = (uint64_t)rank->pid;
+    numbers[LAST_REQUEST] = type_of(rank->last_request);
+    if (job->layout) {
+        const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
+
+        numbers[ASKED] = ledger->asked;
+        numbers[OPEN] = ledger->open;
+        numbers[N_ENDED] = ledger->n_ended;
+        numbers[N_PUSHED] = ledger->n_pushed;
+    }
+}
+
+/* How long something has lasted changes all the time, and is no news. */
+static bool is_news(const struct told *told, const struct told *now, bool tick)
+{
+    static const unsigned deciding[] = {HERE, LEFT, DECLARED, ASKED, N_ENDED};
+    static const unsigned telling[] = {WAIT, PID, LAST_REQUEST, OPEN};
+    bool news =
+        told->step != now->step || told->attempt != now->attempt || (tick && told->n_pushed_open != now->n_pushed_open);
+
+    for (size_t i = 0; i < ARRAY_SIZE(deciding); i++)
+        news |= told->numbers[deciding[i]] != now->numbers[deciding[i]];
+    for (size_t i = 0; tick && i < ARRAY_SIZE(telling); i++)
+        news |= told->numbers[telling[i]] != now->numbers[telling[i]];
+    return news;
+}
+
+static bool all_pushed(const struct job *job, const struct told *now)
+{
+    return now->numbers[N_PUSHED] == job->layout->n_parts;
+}
+
+/* Return: NULL when out of memory, or when it is inside no backward. */
+static uint8_t *list_awaited(const struct job *job, const struct job_rank *rank)
+{
+    uint8_t *bits = job->layout && job->ledger.ranks[rank->rank].open ? calloc(job_bits_bytes(job), 1) : NULL;
+
+    for (uint32_t p = 0; bits && p < job->layout->n_params; p++)
+        bits[p / 8] |= (uint8_t)((unsigned)job_awaits(job, rank, p) << p % 8);
+    return bits;
+}
+
+static void tell(struct job *job, const struct job_rank *rank, const struct told *now)
+{
+    struct node_message message = {.kind = NODE_RANK,
+                                   .has_rank = true,
+                                   .rank = rank->rank,
+                                   .numbers = now->numbers,
+                                   .n_numbers = N_NUMBERS,
+                                   .text = rank->client ? rank->client : ""};
+    _cleanup_free_ uint8_t *pushed = job->layout ? calloc(job_bits_bytes(job), 1) : NULL;
+    _cleanup_free_ uint8_t *awaited = list_awaited(job, rank);
+    _cleanup_free_ struct wire_hyper *groups = job->layout ? calloc(job->layout->n_groups, sizeof(*groups)) : NULL;
+
+    for (uint32_t p = 0; pushed && !all_pushed(job, now) && p < job->layout->n_params; p++)
+        if (job->layout->params[p].trainable && job_has_pushed(job, rank->rank, p))
+            pushed[p / 8] |= (uint8_t)(1 << p % 8);
+    if (pushed && !all_pushed(job, now)) {
+        message.pushed_any = pushed;
+        message.n_any_bytes = job_bits_bytes(job);
+    }
+    if (awaited) {
+        message.awaited = awaited;
+        message.n_awaited_bytes = job_bits_bytes(job);
+    }
+    if (groups && now->numbers[ASKED])
+        job_describe_args(job, &rank->args, &message.args, groups);
+    nodes_report(job->nodes, message);
+}
+
+/* Nothing is looked at for a rank that misses nothing. */
+static void tell_evidence(struct job *job, const struct job_rank *rank, uint64_t *digest)
+{
+    _cleanup_free_ uint32_t *ids = NULL;
+    struct request_evidence evidence;
+
+    if (rank->evidence.present)
+        ids = calloc(job->layout->n_params + 1, sizeof(*ids));
+    if (ids)
+        rank_evidence_describe(&rank->evidence, job->layout->n_params, ids, &evidence);
+    if (ids || *digest)
+        nodes_evidence(job->nodes, rank->rank, ids ? &evidence : NULL, digest);
+}
+
+void mirror_tell(struct mirror *mirror, bool tick)
+{
+    struct job *job = mirror->job;
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        struct told *told = &mirror->told[r - job->first_rank];
+        struct told now = {.step = job->layout ? job->ledger.step : 0,
+                           .attempt = job->layout ? job->ledger.attempt : 0,
+                           .n_pushed_open = job->layout ? job->ledger.ranks[job->ranks[r].rank].n_pushed_open : 0};
+
+        look_at(job, &job->ranks[r], now.numbers);
+        if (!is_news(told, &now, tick))
+            continue;
+        now.evidence = told->evidence;
+        if (now.numbers[ASKED])
+            tell_evidence(job, &job->ranks[r], &now.evidence);
+        *told = now;
+        tell(job, &job->ranks[r], &now);
+    }
+}
+
+void mirror_repeat(struct mirror *mirror)
+{
+    for (unsigned r = 0; r < job_n_local(mirror->job); r++)
+        mirror->told[r].attempt = UINT32_MAX;
+}
+
+/* ---- hearing ------------------------------------------------------------------------------------------- */
+
+static bool is_own(const struct job *job, unsigned rank)
+{
+    return rank >= job->first_rank && rank < job->end_rank;
+}
+
+static void keep_progress(struct job *job, struct job_rank *rank, const struct node_message *message)
+{
+    struct ledger_rank *ledger = ledger_mirror(&job->ledger, rank->rank);
+    bool all = message->n_any_bytes < job_bits_bytes(job);
+
+    ledger->asked = message->numbers[ASKED];
+    ledger->open = message->numbers[OPEN];
+    ledger->n_ended = (uint32_t)message->numbers[N_ENDED];
+    ledger->n_pushed = (uint32_t)message->numbers[N_PUSHED];
+    for (uint32_t p = 0; p < job->layout->n_params; p++)
+        if (job->layout->params[p].trainable)
+            ledger->pushed_in_step[layout_last_part(job->layout, p)] = all || (message->pushed_any[p / 8] >> p % 8 & 1);
+    if (ledger->asked)
+        job_keep_args(job, &rank->args, &message->args);
+}
+
+static void keep_awaited(struct mirror *mirror, const struct node_message *message)
+{
+    size_t n = message->n_awaited_bytes;
+    uint8_t *bits = n > 0 && n == job_bits_bytes(mirror->job) ? malloc(n) : NULL;
+
+    if (bits)
+        memcpy(bits, message->awaited, n);
+    mirror->awaited[message->rank] = bits;
+}
+
+bool mirror_awaits(const struct mirror *mirror, unsigned rank, uint32_t param)
+{
+    const uint8_t *bits = mirror->awaited[rank];
+
+    return bits && bits[param / 8] >> param % 8 & 1;
+}
+
+void mirror_hear(struct mirror *mirror, const struct node_message *message)
+{
+    struct job *job = mirror->job;
+    const uint64_t *numbers = message->numbers;
+    uint64_t now = job_now(job);
+    struct job_rank *rank;
+    bool left;
+
+    if (message->rank >= job->world_size || message->n_numbers != N_NUMBERS || numbers[WAIT] > WAIT_ABORT ||
+        numbers[LAST_REQUEST] >= N_REQUEST_TYPES || is_own(job, message->rank))
+        return; /* its own come back to it, too */
+    rank = &job->ranks[message->rank];
+    left = numbers[LEFT] && !rank->left;
+    rank->rank = message->rank;
+    rank->peer = numbers[HERE] ? rank : NULL; /* somebody, and never asked for more */
+    rank->left = numbers[LEFT];
+    rank->declared = numbers[DECLARED];
+    rank->wait = (enum job_wait)numbers[WAIT];
+    rank->wait_ns = now - MIN(numbers[WAITED_MS] * 1000000, now);
+    rank->last_ns = now - MIN(numbers[SILENT_MS] * 1000000, now);
+    rank->pid = (int64_t)numbers[PID];
+    rank->last_request = numbers[LAST_REQUEST] ? request_type_name((enum request_type)numbers[LAST_REQUEST]) : NULL;
+    free(rank->client);
+    rank->client = message->text[0] ? strdup(message->text) : NULL;
+    free(steal_ptr(mirror->awaited[message->rank]));
+    if (job->layout && message->step == job->ledger.step && message->attempt == job->ledger.attempt) {
+        keep_progress(job, rank, message);
+        keep_awaited(mirror, message);
+    }
+    if (left)
+        job_stop_waiting(job);
+}
+
+static bool are_params(const struct job *job, const uint32_t *ids, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] >= job->layout->n_params)
+            return false;
+    return true;
+}
+
+void mirror_hear_evidence(struct mirror *mirror, unsigned rank, const struct request_evidence *evidence)
+{
+    struct job *job = mirror->job;
+
+    if (!job->layout || rank >= job->world_size || is_own(job, rank))
+        return;
+    rank_evidence_reset(&job->ranks[rank].evidence);
+    if (evidence && are_params(job, evidence->not_called, evidence->n_not_called) &&
+        are_params(job, evidence->called, evidence->n_called))
+        rank_evidence_set(&job->ranks[rank].evidence, evidence, job->layout->n_params);
+}
+
+void mirror_forget(struct mirror *mirror)
+{
+    struct job *job = mirror->job;
+
+    for (unsigned r = 0; r < job->world_size; r++)
+        if (is_own(job, r)) {
+            mirror->told[r - job->first_rank].evidence = 0;
+        } else {
+            rank_evidence_reset(&job->ranks[r].evidence);
+            free(steal_ptr(mirror->awaited[r]));
+        }
+}

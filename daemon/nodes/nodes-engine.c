@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The engines of a generation, as node 0 begins and this node ends them. */
+
+#include <stdio.h>
+
+#include "core/base/base.h"
+#include "daemon/engines/devices.h"
+#include "daemon/nodes/nodes-inside.h"
+
+enum { VALUE_OF_DEVICES = 1 }; /* tag of VALUE: of the engines of GPUs */
+
+/* The engines of the generation are of no more use. */
+static void end_generation(struct nodes *nodes)
+{
+    nodes->connected = nodes->has_engine = nodes->has_devices = false;
+    if (nodes->job->devices)
+        devices_stop(nodes->job->devices); /* first: what it has under way is forgotten then */
+    exchange_broken(nodes->exchange);
+}
+
+static void engine_is_broken(struct nodes *nodes, const char *why)
+{
+    end_generation(nodes);
+    nodes_report(nodes, (struct node_message){.kind = NODE_BROKEN, .generation = nodes->generation, .text = why});
+}
+
+/* All nodes are told a sentence around this node's name. */
+static void break_engine(struct nodes *nodes, const char *before, const char *after, const char *what)
+{
+    snprintf(nodes->why, sizeof(nodes->why), "%snode %u (%s) %s%s", before, nodes->self,
+             nodes_address_of(nodes, nodes->self), after, what);
+    engine_is_broken(nodes, nodes->why);
+}
+
+void nodes_cannot_be_done(void *userdata, const char *why)
+{
+    break_engine(userdata, "", "cannot do what node 0 says: ", why);
+}
+
+/* wrong: NULL, or why it could not be. */
+void nodes_obeyed(struct nodes *nodes, const char *wrong)
+{
+    if (wrong)
+        break_engine(nodes, "", "cannot do what node 0 says: ", wrong);
+}
+
+void nodes_hear_engine(struct nodes *nodes, const struct node_message *message)
+{
+    char why[256];
+
+    if (message->generation <= nodes->generation || !nodes->job->layout)
+        return;
+    nodes->generation = message->generation;
+    end_generation(nodes);
+    if (message->text[0])
+        job_note_engine(nodes->job, nodes->generation, message->text);
+    if (nodes->ops.start_engine(nodes->ops.userdata, nodes->generation, exchange_segments(nodes->exchange), why,
+                                sizeof(why)) < 0)
+        break_engine(nodes, "", "has no engine: ", why);
+    else if (nodes->job->devices)
+        devices_next(nodes->job->devices, nodes->generation);
+    job_settle(nodes->job); /* an abort may have waited for what is forgotten */
+}
+
+static void is_connected(struct nodes *nodes)
+{
+    size_t n = exchange_list_arrived(nodes->exchange, NULL, 0);
+    _cleanup_free_ uint64_t *tags = calloc(n + 1, sizeof(*tags));
+
+    if (!tags) {
+        engine_is_broken(nodes, "out of memory");
+        return;
+    }
+    nodes->connected = true;
+    (void)exchange_list_arrived(nodes->exchange, tags, n);
+    nodes_report(nodes, (struct node_message){
+                            .kind = NODE_CONNECTED, .generation = nodes->generation, .numbers = tags, .n_numbers = n});
+}
+
+static void try_connected(struct nodes *nodes)
+{
+    if (nodes->has_engine && (nodes->has_devices || !nodes->job->devices))
+        is_connected(nodes);
+}
+
+void nodes_engine_ready(struct nodes *nodes)
+{
+    nodes->has_engine = true;
+    try_connected(nodes);
+}
+
+void nodes_devices_ready(struct nodes *nodes)
+{
+    nodes->has_devices = true;
+    try_connected(nodes);
+}
+
+void nodes_engine_done(struct nodes *nodes, const struct engine_done *done)
+{
+    exchange_done(nodes->exchange, done);
+    job_settle(nodes->job);
+}
+
+static void put(struct nodes *nodes, uint64_t tag, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    nodes_report(nodes, (struct node_message){.kind = NODE_VALUE,
+                                              .generation = nodes->generation,
+                                              .tag = tag,
+                                              .text = key,
+                                              .bytes = value,
+                                              .n_bytes = n_bytes});
+}
+
+void nodes_engine_put(struct nodes *nodes, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    put(nodes, 0, key, value, n_bytes);
+}
+
+void nodes_devices_put(struct nodes *nodes, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    put(nodes, VALUE_OF_DEVICES, key, value, n_bytes);
+}
+
+void nodes_devices_failed(struct nodes *nodes, const char *why)
+{
+    break_engine(nodes, "on ", "", why);
+    job_settle(nodes->job);
+}
+
+void nodes_hear_value(struct nodes *nodes, const struct node_message *message)
+{
+    if (message->generation != nodes->generation || message->node == nodes->self)
+        return;
+    if (message->tag == VALUE_OF_DEVICES && nodes->job->devices)
+        devices_value(nodes->job->devices, message->text, message->bytes, message->n_bytes);
+    else if (message->tag == 0)
+        (void)nodes->ops.value(nodes->ops.userdata, message->text, message->bytes, message->n_bytes);
+}
+
+void nodes_engine_failed(struct nodes *nodes, const struct engine_failure *failure)
+{
+    bool started = failure->kind != ENGINE_NOT_STARTED;
+
+    break_engine(nodes, started ? "the engine of " : "",
+                 !started                       ? "has no engine: "
+                 : failure->kind == ENGINE_SAID ? "says: "
+                                                : "",
+                 failure->what);
+    job_settle(nodes->job);
+}

@@ -1,0 +1,381 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What node 0 says. */
+
+#include <stdio.h>
+
+#include "core/base/base.h"
+#include "daemon/nodes/mirror.h"
+#include "daemon/nodes/nodes-inside.h"
+#include "daemon/nodes/param-norm.h"
+
+/* ---- manifests that differ ----------------------------------------------------------------------------- */
+
+void nodes_forget_shown(struct nodes *nodes)
+{
+    for (unsigned i = 0; nodes->shown && i < nodes->n; i++)
+        manifest_deinit(&nodes->shown[i]);
+    free(steal_ptr(nodes->shown));
+    nodes->n_shown = 0;
+}
+
+const struct manifest *nodes_manifest(const struct nodes *nodes, unsigned node)
+{
+    return nodes->shown && nodes->n_shown == nodes->n ? &nodes->shown[node] : NULL;
+}
+
+/* One that is too large for a message is not shown: then the text does without. */
+static void show_manifest(struct nodes *nodes)
+{
+    const struct job *job = nodes->job;
+    const struct manifest *manifest = &job->ranks[job->first_rank].manifest;
+    const struct request request = {.type = REQUEST_DECLARE,
+                                    .declare = {.params = manifest->decls, .n_params = manifest->n}};
+    _cleanup_free_ uint8_t *bytes = malloc(NODE_MESSAGE_MAX_BYTES);
+    int n = bytes ? wire_pack_request(&nodes->said, &request, bytes, NODE_MESSAGE_MAX_BYTES * 3 / 4) : -ENOMEM;
+
+    nodes_forget_shown(nodes);
+    nodes->shown = calloc(nodes->n, sizeof(*nodes->shown));
+    nodes_report(nodes, (struct node_message){.kind = NODE_MANIFEST,
+                                              .digest = manifest_digest(manifest),
+                                              .bytes = bytes,
+                                              .n_bytes = n > 0 ? (size_t)n : 0});
+}
+
+static void hear_manifest(struct nodes *nodes, const struct node_message *message)
+{
+    struct wire_arena arena = WIRE_ARENA_NULL;
+    struct request request;
+
+    if (!nodes->shown || message->node >= nodes->n || nodes->shown[message->node].n > 0 || wire_arena_init(&arena) < 0)
+        return;
+    if (wire_unpack_request(&arena, message->bytes, message->n_bytes, &request, nodes->why, sizeof(nodes->why)) == 0 &&
+        request.type == REQUEST_DECLARE) {
+        for (size_t i = 0; i < request.declare.n_params; i++)
+            (void)manifest_add(&nodes->shown[message->node], &request.declare.params[i]);
+        nodes->n_shown += request.declare.n_params > 0;
+    }
+    wire_arena_deinit(&arena);
+}
+
+/* ---- motions, steps, ranks --------------------------------------------------------------------------------- */
+
+static void hear_evidence(struct nodes *nodes, const struct node_message *message)
+{
+    struct wire_arena arena = WIRE_ARENA_NULL;
+    struct request request;
+
+    if (message->n_bytes == 0) {
+        mirror_hear_evidence(nodes->job->mirror, message->rank, NULL);
+        return;
+    }
+    if (wire_arena_init(&arena) < 0)
+        return;
+    if (wire_unpack_request(&arena, message->bytes, message->n_bytes, &request, nodes->why, sizeof(nodes->why)) == 0 &&
+        request.type == REQUEST_EVIDENCE)
+        mirror_hear_evidence(nodes->job->mirror, message->rank, &request.evidence);
+    wire_arena_deinit(&arena);
+}
+
+static void hear_motion(struct nodes *nodes, const struct node_message *message)
+{
+    const struct exchange_said said = {
+        .tag = message->tag,
+        .arrived = message->arrived,
+        .parcel = message->parcel,
+        .micro_batch = message->micro_batch,
+        .pass = message->pass,
+        .masks = message->numbers,
+        .n_masks = message->n_numbers,
+    };
+    const char *wrong;
+
+    if (!nodes->connected || !nodes->job->layout)
+        return; /* said again in the next generation */
+    if (message->kind == NODE_WRITE)
+        wrong = job_window_write(nodes->job, &said, message->numbers, message->n_numbers);
+    else if (message->kind == NODE_EXCHANGE)
+        wrong = exchange_parcel(nodes->exchange, &said);
+    else if (message->kind == NODE_SPREAD)
+        wrong = exchange_spread(nodes->exchange, &said);
+    else
+        wrong = exchange_gather(nodes->exchange, &said);
+    nodes_obeyed(nodes, wrong);
+}
+
+static void hear_serve(struct nodes *nodes, const struct node_message *message)
+{
+    const char *wrong;
+
+    if (!nodes->connected || !nodes->job->layout)
+        return; /* said again in the next generation */
+    wrong = exchange_serve(nodes->exchange, &(struct exchange_service){.tag = message->tag,
+                                                                       .id = message->digest,
+                                                                       .node = message->node,
+                                                                       .rank = message->rank,
+                                                                       .kind = (enum exchange_kind)message->pass,
+                                                                       .params = message->numbers,
+                                                                       .n_params = message->n_numbers});
+    nodes_obeyed(nodes, wrong);
+}
+
+/* Also without an engine: node 0 counts on it from now on, and will say the motion again. */
+static void hear_exchange(struct nodes *nodes, const struct node_message *message)
+{
+    if (exchange_await(nodes->exchange, message->parcel, message->micro_batch, message->pass))
+        collect_take(nodes->job, message->parcel);
+    hear_motion(nodes, message);
+}
+
+static void hear_withdrawn(struct nodes *nodes, const struct node_message *message)
+{
+    const struct job *job = nodes->job;
+
+    if (message->node != nodes->self || !nodes->withdraws)
+        return;
+    nodes->withdraws = false;
+    for (uint32_t p = 0; p < job->layout->n_parcels; p++)
+        if (exchange_withdraw(nodes->exchange, p))
+            nodes_ready(nodes, &job->step->reductions[p]);
+    job_withdrawn(nodes->job);
+}
+
+static void hear_settled(struct nodes *nodes, const struct node_message *message)
+{
+    if (exchange_settled(nodes->exchange, message->parcel, message->micro_batch, message->pass))
+        collect_settled(nodes->job, message->parcel);
+}
+
+static void hear_measure(struct nodes *nodes)
+{
+    struct node_message message = {.kind = NODE_SUM};
+    struct exact_sum squares;
+
+    job_describe_sum(nodes->job, &squares, &message.finding);
+    message.bytes = (const uint8_t *)&squares;
+    message.n_bytes = sizeof(squares);
+    nodes_report(nodes, message);
+}
+
+bool nodes_judge(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict,
+                 struct node_message *hold)
+{
+    struct nodes *nodes = userdata;
+
+    return job_judge(nodes->job, merged, verdict, nodes->verdict, hold);
+}
+
+static void hear_back(struct nodes *nodes, const struct node_message *message)
+{
+    struct job *job = nodes->job;
+    bool own = message->node == nodes->self;
+
+    if (!job->layout)
+        return;
+    if (message->proceed)
+        job_all_are_back(job, !nodes->holds_back);
+    if (own || message->proceed) {
+        nodes_end_request(nodes);
+        nodes->holds_back = message->forget; /* until the abort that comes of it */
+    }
+    if (own && message->forget)
+        job_is_back_late(job, &job->ranks[nodes->back]);
+}
+
+static void hear_commit(struct nodes *nodes)
+{
+    nodes_end_request(nodes);
+    exchange_forget(nodes->exchange);
+    job_commit(nodes->job);
+}
+
+static void hear_aborted(struct nodes *nodes, const struct node_message *message)
+{
+    nodes_end_request(nodes);
+    nodes->withdraws = false;
+    nodes->n_passed = 0;
+    exchange_forget(nodes->exchange);
+    job_aborted(nodes->job, message);
+}
+
+/* What belongs to a step that is not the open one is void: an abort has overtaken it, and what it was about. */
+static bool is_stale(const struct nodes *nodes, const struct node_message *message)
+{
+    const struct job *job = nodes->job;
+
+    switch (message->kind) {
+    case NODE_MEASURE:
+    case NODE_SETTLED:
+    case NODE_EXCHANGE:
+    case NODE_WITHDRAWN:
+        return !job->layout || message->step != job->ledger.step || message->attempt != job->ledger.attempt;
+    default:
+        return false;
+    }
+}
+
+/* Is the job where node 0 would say that? Elsewhere there is nothing to do it with, or it is under way. */
+static bool is_in_place(const struct nodes *nodes, enum node_kind kind)
+{
+    const struct job *job = nodes->job;
+    bool step = job->phase == JOB_TRAINING || job->phase == JOB_WINDOW;
+
+    switch (kind) {
+    case NODE_SPREAD:
+    case NODE_TRAIN:
+        return job->phase == JOB_INITIALISING;
+    case NODE_EXCHANGE:
+    case NODE_SETTLED:
+        return step || job->phase == JOB_ABORTING;
+    case NODE_MEASURE:
+    case NODE_NORM:
+    case NODE_HOLD:
+    case NODE_WITHDRAWN:
+        return step;
+    case NODE_DECIDED: /* a node asks when all that it has is reduced */
+        return job->phase == JOB_TRAINING && nodes->said_request && job->n_under_way == 0;
+    case NODE_GATHER:
+        return (job->phase == JOB_UPDATING && !job->aborts_next) || job->phase == JOB_COMMITTING_WINDOW;
+    case NODE_COMMIT:
+        return job->phase == JOB_UPDATING && !job->aborts_next;
+    case NODE_ABORTED:
+        return step || job->phase == JOB_ABORTING || job->phase == JOB_UPDATING;
+    default:
+        return true;
+    }
+}
+
+static void hear_refuse(struct nodes *nodes, const struct node_message *message)
+{
+    if (message->node != 0 && message->node == nodes->self)
+        return;                   /* of a run that this daemon has never heard of */
+    nodes_declared(nodes, false); /* what was declared while it was on its way is refused, too */
+    if (message->has_rank && (message->rank == nodes->self || nodes->said_unformed))
+        return; /* it was this node, or this one too, and it has said so */
+    job_give_up(nodes->job, (unsigned)message->tag, message->text);
+    nodes_forget_shown(nodes);
+}
+
+/* Forming, engines, ranks, what is fetched. Return: whether it was of these. */
+static bool obey_around(struct nodes *nodes, const struct node_message *message)
+{
+    struct job *job = nodes->job;
+
+    switch (message->kind) {
+    case NODE_FORM:
+        job_form_now(job, message->text);
+        break;
+    case NODE_SHOW:
+        show_manifest(nodes);
+        break;
+    case NODE_MANIFEST:
+        hear_manifest(nodes, message);
+        break;
+    case NODE_REFUSE:
+        hear_refuse(nodes, message);
+        break;
+    case NODE_ENGINE:
+        nodes_hear_engine(nodes, message);
+        break;
+    case NODE_VALUE:
+        nodes_hear_value(nodes, message);
+        break;
+    case NODE_RANK:
+        mirror_hear(job->mirror, message);
+        break;
+    case NODE_EVIDENCE:
+        hear_evidence(nodes, message);
+        break;
+    case NODE_BACK:
+        hear_back(nodes, message);
+        break;
+    case NODE_SERVE:
+        hear_serve(nodes, message);
+        break;
+    case NODE_WANT_SQUARES:
+        nodes_obeyed(nodes, param_norm_hear_question(job, message));
+        break;
+    case NODE_SQUARES:
+        nodes_obeyed(nodes, param_norm_hear_answer(job, message));
+        break;
+    case NODE_TRAIN:
+        job_train(job);
+        break;
+    default:
+        return false;
+    }
+    return true;
+}
+
+/* A step, a write window, and what moves for them. Return: whether it was of these. */
+static bool obey_within(struct nodes *nodes, const struct node_message *message)
+{
+    struct job *job = nodes->job;
+
+    switch (message->kind) {
+    case NODE_EXCHANGE:
+        hear_exchange(nodes, message);
+        break;
+    case NODE_WITHDRAWN:
+        hear_withdrawn(nodes, message);
+        break;
+    case NODE_SPREAD:
+    case NODE_GATHER:
+    case NODE_WRITE:
+        hear_motion(nodes, message);
+        break;
+    case NODE_OPEN:
+        nodes_end_request(nodes);
+        job_window_open(job);
+        break;
+    case NODE_STORE:
+        job_window_store(job);
+        break;
+    case NODE_CLOSED:
+        nodes_end_request(nodes);
+        job_window_closed(job);
+        break;
+    case NODE_SETTLED:
+        hear_settled(nodes, message);
+        break;
+    case NODE_MEASURE:
+        hear_measure(nodes);
+        break;
+    case NODE_NORM:
+        nodes_end_request(nodes);
+        job_norm_is(job, message->norm);
+        break;
+    case NODE_DECIDED:
+        job_carry_out(job, &message->verdict);
+        break;
+    case NODE_HOLD:
+        nodes_end_request(nodes);
+        job_hold(job, message);
+        break;
+    case NODE_COMMIT:
+        hear_commit(nodes);
+        break;
+    case NODE_ABORTED:
+        hear_aborted(nodes, message);
+        break;
+    default:
+        return false;
+    }
+    return true;
+}
+
+const char *nodes_obey(struct nodes *nodes, const struct node_message *message)
+{
+    if (is_stale(nodes, message))
+        return NULL;
+    if (!is_in_place(nodes, message->kind)) {
+        snprintf(nodes->why, sizeof(nodes->why), "%s, which has no place here now", node_kind_name(message->kind));
+        return nodes->why;
+    }
+    if (!obey_within(nodes, message) && !obey_around(nodes, message)) {
+        snprintf(nodes->why, sizeof(nodes->why), "%s, which only node 0 hears", node_kind_name(message->kind));
+        return nodes->why;
+    }
+    job_settle(nodes->job);
+    return NULL;
+}

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What this node tells node 0 of where it stands (proto/nodes.proto). */
+
+#include <xxhash.h>
+
+#include "core/base/base.h"
+#include "core/diagnosis/cause.h"
+#include "daemon/memory/rewrite.h"
+#include "daemon/nodes/nodes-inside.h"
+
+void nodes_declared(struct nodes *nodes, bool declared)
+{
+    const struct job *job = nodes->job;
+
+    if (nodes->said_declared == declared)
+        return;
+    nodes->said_declared = declared;
+    nodes->said_unformed &= !declared;
+    nodes_report(nodes, (struct node_message){
+                            .kind = declared ? NODE_DECLARED : NODE_UNDECLARED,
+                            .digest = declared ? manifest_digest(&job->ranks[job->first_rank].manifest) : 0,
+                            .text = declared && job->run_id ? job->run_id : "",
+                        });
+}
+
+void nodes_formed(struct nodes *nodes)
+{
+    nodes_report(nodes, (struct node_message){.kind = NODE_FORMED});
+}
+
+void nodes_unformed(struct nodes *nodes, unsigned code, const char *why)
+{
+    nodes->said_unformed = code != 0; /* then its ranks are told what */
+    nodes_report(nodes, (struct node_message){.kind = NODE_UNFORMED, .tag = code, .text = why});
+}
+
+void nodes_evidence(struct nodes *nodes, unsigned rank, const struct request_evidence *evidence, uint64_t *digest)
+{
+    struct request request = {.type = REQUEST_EVIDENCE};
+    _cleanup_free_ uint8_t *bytes = evidence ? malloc(NODE_MESSAGE_MAX_BYTES) : NULL;
+    uint64_t last = *digest;
+    int n = 0;
+
+    if (bytes) {
+        request.evidence = *evidence;
+        n = MAX(wire_pack_request(&nodes->said, &request, bytes, NODE_MESSAGE_MAX_BYTES * 3 / 4), 0);
+    }
+    *digest = n > 0 ? XXH3_64bits(bytes, (size_t)n) : 0;
+    if (*digest != last)
+        nodes_report(nodes,
+                     (struct node_message){
+                         .kind = NODE_EVIDENCE, .has_rank = true, .rank = rank, .bytes = bytes, .n_bytes = (size_t)n});
+}
+
+void nodes_have_weights(struct nodes *nodes)
+{
+    nodes_report(nodes, (struct node_message){.kind = NODE_WEIGHTS});
+}
+
+/* Nobody has asked for it. */
+static void give_up(struct nodes *nodes, const char *why)
+{
+    nodes_report(nodes, (struct node_message){.kind = NODE_ABORT, .reason = why});
+}
+
+void nodes_asked(struct nodes *nodes)
+{
+    size_t n = job_bits_bytes(nodes->job);
+    _cleanup_free_ uint8_t *any = malloc(n), *all = malloc(n);
+    struct node_message message = {.kind = NODE_ASKED, .pushed_any = any, .pushed_all = all};
+
+    if (nodes->said_request)
+        return;
+    nodes->said_request = true;
+    if (!any || !all) {
+        give_up(nodes, "out of memory for the list of pushed parameters");
+        return;
+    }
+    job_find_pushed(nodes->job, any, all);
+    message.n_any_bytes = message.n_all_bytes = n;
+    job_describe_request(nodes->job, &message, nodes->verdict);
+    nodes_report(nodes, message);
+}
+
+void nodes_want_norm(struct nodes *nodes)
+{
+    if (nodes->said_request)
+        return;
+    nodes->said_request = true;
+    nodes_report(nodes, (struct node_message){.kind = NODE_WANT_NORM});
+}
+
+void nodes_want_window(struct nodes *nodes)
+{
+    if (nodes->said_request)
+        return;
+    nodes->said_request = true;
+    nodes_report(nodes, (struct node_message){.kind = NODE_WINDOW});
+}
+
+void nodes_end_window(struct nodes *nodes, const struct rewrite *rewrite, bool forget)
+{
+    size_t n = rewrite ? rewrite_list(rewrite, NULL) : 0;
+    _cleanup_free_ uint64_t *numbers = calloc(n + 1, sizeof(*numbers));
+
+    if (nodes->said_request)
+        return;
+    nodes->said_request = true;
+    if (!numbers) {
+        give_up(nodes, "out of memory for the list of what was written");
+        return;
+    }
+    if (rewrite)
+        rewrite_list(rewrite, numbers);
+    nodes_report(nodes,
+                 (struct node_message){.kind = NODE_WINDOW_END, .numbers = numbers, .n_numbers = n, .forget = forget});
+}
+
+void nodes_stored(struct nodes *nodes)
+{
+    nodes_report(nodes, (struct node_message){.kind = NODE_STORED});
+}
+
+void nodes_updated(struct nodes *nodes)
+{
+    nodes_report(nodes, (struct node_message){.kind = NODE_UPDATED});
+}
+
+void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, const struct diagnostic *reason)
+{
+    nodes_report(nodes, (struct node_message){
+                            .kind = NODE_ABORT,
+                            .has_rank = rank >= 0,
+                            .rank = (uint32_t)MAX(rank, (int64_t)0),
+                            .text = why,
+                            .reason = reason ? reason->text : "",
+                            .cause_class = reason ? reason->cause_class : "",
+                        });
+}
+
+void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late)
+{
+    if (!late && (nodes->holds_back || (!nodes->said_request && !all)))
+        return;
+    nodes->holds_back = true;
+    nodes->back = rank;
+    nodes_report(nodes, (struct node_message){.kind = NODE_BACK, .proceed = all, .forget = late});
+}
+
+bool nodes_hold_back(const struct nodes *nodes)
+{
+    return nodes->holds_back;
+}
+
+void nodes_end_request(struct nodes *nodes)
+{
+    nodes->said_request = nodes->holds_back = false;
+}
+
+/* Return: whether every local rank has pushed every part. */
+static bool fill_masks(struct nodes *nodes, const struct reduction *reduction)
+{
+    const struct step *step = reduction->step;
+    uint32_t n_parts = step->layout->parcels[reduction->parcel].n_parts;
+    bool whole = true;
+
+    /* Between GPUs each rank's gradient travels by itself. */
+    for (uint32_t k = 0; step->devices && k < n_parts; k++) {
+        nodes->masks[k] = reduction->masks[k];
+        whole &= (unsigned)__builtin_popcountll(reduction->masks[k]) == step->n_local;
+    }
+    for (uint32_t k = 0; !step->devices && k < n_parts; k++) {
+        nodes->masks[k] = 0;
+        for (unsigned i = 0; i < step->n_pieces; i++) {
+            unsigned first = step->pieces[i].first - step->first_local;
+            uint64_t ranks = ((UINT64_C(2) << (step->pieces[i].n - 1)) - 1) << first;
+            bool present = reduction->masks[k] & ranks;
+
+            nodes->masks[k] |= (uint64_t)present << i;
+            whole &= present;
+        }
+    }
+    return whole;
+}
+
+void nodes_ready(struct nodes *nodes, const struct reduction *reduction)
+{
+    bool whole = fill_masks(nodes, reduction);
+
+    nodes_report(nodes, (struct node_message){
+                            .kind = NODE_READY,
+                            .parcel = reduction->parcel,
+                            .micro_batch = reduction->micro_batch,
+                            .pass = reduction->pass,
+                            .numbers = nodes->masks,
+                            .n_numbers = whole ? 0 : nodes->job->layout->parcels[reduction->parcel].n_parts,
+                        });
+}
+
+void nodes_withdraw(struct nodes *nodes)
+{
+    if (nodes->withdraws)
+        return;
+    nodes->withdraws = true;
+    nodes_report(nodes, (struct node_message){.kind = NODE_WITHDRAW});
+}
+
+bool nodes_withdraws(const struct nodes *nodes)
+{
+    return nodes->withdraws;
+}
+
+void nodes_flush_passed(struct nodes *nodes)
+{
+    uint32_t n = nodes->n_passed;
+
+    if (n == 0)
+        return;
+    nodes->n_passed = 0;
+    nodes_report(nodes, (struct node_message){.kind = NODE_PASSED,
+                                              .micro_batch = nodes->passed_micro_batch,
+                                              .numbers = nodes->passed,
+                                              .n_numbers = n});
+}
+
+void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch)
+{
+    if (nodes->n_passed == nodes->job->layout->n_parcels || nodes->passed_micro_batch != micro_batch)
+        nodes_flush_passed(nodes);
+    nodes->passed_micro_batch = micro_batch;
+    nodes->passed[nodes->n_passed++] = parcel;
+    nodes->ops.wake(nodes->ops.userdata); /* which reports them together */
+}
+
+void nodes_parcel_is_moved(void *userdata, uint64_t tag, uint32_t parcel)
+{
+    nodes_report(userdata, (struct node_message){.kind = NODE_MOVED, .tag = tag, .parcel = parcel});
+}
+
+void nodes_ask_fetch(void *userdata, const struct exchange_service *asked)
+{
+    nodes_report(userdata, (struct node_message){.kind = NODE_FETCH,
+                                                 .digest = asked->id,
+                                                 .pass = asked->kind,
+                                                 .rank = asked->rank,
+                                                 .numbers = asked->params,
+                                                 .n_numbers = asked->n_params});
+}

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/log.h"
+#include "daemon/nodes/nodes-inside.h"
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+static void leader_says(void *userdata, const struct node_message *message);
+static void leader_complains(void *userdata, unsigned node, const char *why);
+
+static int give_order(void *userdata, const struct engine_order *order)
+{
+    struct nodes *nodes = userdata;
+
+    return nodes->ops.order(nodes->ops.userdata, order);
+}
+
+static int share(void *userdata, enum exchange_segment number, const struct segment *segment)
+{
+    struct nodes *nodes = userdata;
+
+    /* Also to one that is connecting. One that is still to be started is given all that there are then. */
+    return nodes->ops.share(nodes->ops.userdata, number, segment);
+}
+
+static int make_leader(struct nodes *nodes)
+{
+    unsigned n_sources[LEADER_MAX_NODES];
+
+    for (unsigned i = 0; i < nodes->n; i++)
+        n_sources[i] = exchange_n_pieces(nodes->job->config, i);
+    return leader_new(
+        &nodes->leader,
+        &(struct leader_options){
+            .n_nodes = nodes->n,
+            .n_sources = n_sources,
+            .stage = (unsigned)nodes->job->config->zero.stage,
+            .partitions_all = config_partitions_all(nodes->job->config),
+            .ops = {.say = leader_says, .judge = nodes_judge, .complain = leader_complains, .userdata = nodes},
+        });
+}
+
+int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops)
+{
+    struct nodes *nodes = calloc(1, sizeof(*nodes));
+    const struct exchange_ops exchange_ops = {.order = give_order,
+                                              .moved = nodes_parcel_is_moved,
+                                              .fetch = nodes_ask_fetch,
+                                              .share = share,
+                                              .wrong = nodes_cannot_be_done,
+                                              .userdata = nodes};
+    int r;
+
+    if (!nodes)
+        return -ENOMEM;
+    nodes->job = job;
+    nodes->ops = *ops;
+    nodes->n = (unsigned)job->config->world.nodes.n_items;
+    nodes->self = job->config->world.node;
+    nodes->last = &nodes->first;
+    nodes->buffer = malloc(NODE_MESSAGE_MAX_BYTES);
+    r = nodes->buffer ? exchange_new(&nodes->exchange, job, &exchange_ops) : -ENOMEM;
+    if (r == 0)
+        r = wire_arena_init(&nodes->heard);
+    if (r == 0)
+        r = wire_arena_init(&nodes->said);
+    if (r == 0 && nodes->self == 0)
+        r = make_leader(nodes);
+    if (r < 0) {
+        nodes_free(nodes);
+        return r;
+    }
+    *out = nodes;
+    return 0;
+}
+
+void nodes_free(struct nodes *nodes)
+{
+    if (!nodes)
+        return;
+    while (nodes->first) {
+        struct packet *packet = nodes->first;
+
+        nodes->first = packet->next;
+        free(packet);
+    }
+    nodes_drop(nodes);
+    nodes_forget_shown(nodes);
+    leader_free(nodes->leader);
+    exchange_free(nodes->exchange);
+    wire_arena_deinit(&nodes->heard);
+    wire_arena_deinit(&nodes->said);
+    free(nodes->verdict);
+    free(nodes->buffer);
+    free(nodes);
+}
+
+const char *nodes_address_of(const struct nodes *nodes, unsigned node)
+{
+    return nodes->job->config->world.nodes.items[node].address;
+}
+
+struct exchange *nodes_exchange(struct nodes *nodes)
+{
+    return nodes->exchange;
+}
+
+int nodes_form(struct nodes *nodes)
+{
+    const struct layout *layout = nodes->job->layout;
+    uint32_t most = 0;
+    int r;
+
+    for (uint32_t p = 0; p < layout->n_parcels; p++)
+        most = MAX(most, layout->parcels[p].n_parts);
+    nodes->passed = calloc(layout->n_parcels + 1, sizeof(*nodes->passed));
+    nodes->masks = calloc(most + 1, sizeof(*nodes->masks));
+    nodes->verdict = calloc(layout->n_groups + 1, sizeof(*nodes->verdict));
+    if (!nodes->passed || !nodes->masks || !nodes->verdict)
+        return -ENOMEM;
+    r = exchange_form(nodes->exchange);
+    if (r == 0 && nodes->leader)
+        r = leader_form(nodes->leader, layout);
+    return r;
+}
+
+void nodes_drop(struct nodes *nodes)
+{
+    if (nodes->leader)
+        (void)leader_form(nodes->leader, NULL);
+    nodes->ops.stop_engine(nodes->ops.userdata);
+    nodes->has_engine = nodes->has_devices = false;
+    if (nodes->exchange)
+        exchange_drop(nodes->exchange);
+    free(steal_ptr(nodes->passed));
+    free(steal_ptr(nodes->masks));
+    free(steal_ptr(nodes->verdict));
+    nodes->n_passed = 0;
+    nodes->said_declared = nodes->said_request = nodes->withdraws = nodes->holds_back = nodes->connected = false;
+}
+
+/* ---- sending and queueing ------------------------------------------------------------------------------ */
+
+static void enqueue(struct nodes *nodes, bool report, size_t n_bytes)
+{
+    struct packet *packet = malloc(sizeof(*packet) + n_bytes);
+
+    if (!packet) { /* the step stalls, and that is said; nothing is wrong but the time it takes */
+        log_error("out of memory for a message between nodes");
+        return;
+    }
+    *packet = (struct packet){.report = report, .n_bytes = n_bytes};
+    memcpy(packet->data, nodes->buffer, n_bytes);
+    *nodes->last = packet;
+    nodes->last = &packet->next;
+    nodes->ops.wake(nodes->ops.userdata);
+}
+
+/* Return: bytes in the buffer; 0: it could not be packed. */
+static size_t pack(struct nodes *nodes, const struct node_message *message)
+{
+    int n = node_pack(&nodes->said, message, nodes->buffer, NODE_MESSAGE_MAX_BYTES);
+
+    if (n < 0)
+        log_error("the message %s between nodes cannot be packed: %s", node_kind_name(message->kind), strerror(-n));
+    return (size_t)MAX(n, 0);
+}
+
+static void send_to(struct nodes *nodes, unsigned node, size_t n_bytes)
+{
+    int r = nodes->ops.send(nodes->ops.userdata, node, nodes->buffer, n_bytes);
+
+    if (r < 0)
+        log_error("a message to node %u cannot be kept: %s", node, strerror(-r));
+}
+
+void nodes_report(struct nodes *nodes, struct node_message message)
+{
+    const struct job *job = nodes->job;
+    size_t n;
+
+    if (message.kind != NODE_PASSED)
+        nodes_flush_passed(nodes);
+    message.step = job->layout ? job->ledger.step : 0;
+    message.attempt = job->layout ? job->ledger.attempt : 0;
+    message.node = nodes->self;
+    n = pack(nodes, &message);
+    if (n == 0)
+        return;
+    if (nodes->leader)
+        enqueue(nodes, true, n);
+    else
+        send_to(nodes, 0, n);
+}
+
+static void leader_says(void *userdata, const struct node_message *message)
+{
+    struct nodes *nodes = userdata;
+    size_t n = pack(nodes, message);
+
+    if (n == 0)
+        return;
+    for (unsigned node = 1; node < nodes->n; node++)
+        send_to(nodes, node, n);
+    enqueue(nodes, false, n);
+}
+
+static void leader_complains(void *userdata, unsigned node, const char *why)
+{
+    (void)userdata;
+    log_error("node %u: %s", node, why);
+}
+
+/* ---- serving ------------------------------------------------------------------------------------------- */
+
+const char *nodes_hear(struct nodes *nodes, unsigned node, const void *data, size_t n_bytes)
+{
+    struct node_message message;
+    int r = node_unpack(&nodes->heard, data, n_bytes, &message, nodes->why, sizeof(nodes->why));
+
+    if (r < 0)
+        return "out of memory";
+    if (r == WIRE_E_INVALID)
+        return nodes->why;
+    if (nodes->leader) {
+        message.node = node;
+        leader_hear(nodes->leader, node, &message);
+        return NULL;
+    }
+    return nodes_obey(nodes, &message);
+}
+
+static void serve(struct nodes *nodes, const struct packet *packet)
+{
+    struct node_message message;
+    const char *wrong;
+    int r = node_unpack(&nodes->heard, packet->data, packet->n_bytes, &message, nodes->why, sizeof(nodes->why));
+
+    if (r != 0) {
+        log_error("a message of this node's own cannot be read: %s", r < 0 ? strerror(-r) : nodes->why);
+        return;
+    }
+    if (packet->report) {
+        leader_hear(nodes->leader, 0, &message);
+        return;
+    }
+    wrong = nodes_obey(nodes, &message);
+    if (wrong)
+        log_error("node 0 said %s", wrong);
+}
+
+void nodes_serve(struct nodes *nodes)
+{
+    nodes_flush_passed(nodes);
+    while (nodes->first) {
+        _cleanup_free_ struct packet *packet = nodes->first;
+
+        nodes->first = packet->next;
+        if (!nodes->first)
+            nodes->last = &nodes->first;
+        serve(nodes, packet);
+        nodes_flush_passed(nodes);
+    }
+}
+
+void nodes_lose(struct nodes *nodes, unsigned node)
+{
+    snprintf(nodes->why, sizeof(nodes->why),
+             "the daemon of node %u (%s) was started anew, and what the one before it held of the run is gone", node,
+             nodes_address_of(nodes, node));
+    if (nodes->leader) {
+        leader_lose(nodes->leader, node, nodes->why);
+        return;
+    }
+    nodes->generation = 0; /* a new leader counts from there */
+    nodes->said_declared = false;
+    if (nodes->job->phase != JOB_WAITING)
+        job_give_up(nodes->job, 0, nodes->why);
+    job_settle(nodes->job);
+}
+
+/*
+ * Of GPUs' engines only those that have not connected: what travels between them may go another way than what daemons
+ * say, and a new engine has to be told all that is on its GPU.
+ */
+void nodes_reconnect(struct nodes *nodes)
+{
+    if (nodes->leader && !(nodes->job->devices && nodes->connected))
+        leader_reconnect(nodes->leader);
+}
+
+void nodes_differ(struct nodes *nodes, unsigned node, unsigned code, const char *why)
+{
+    if (nodes->leader)
+        leader_refuse_without(nodes->leader, node, code, why);
+}
+
+struct nodes_status nodes_status(const struct nodes *nodes)
+{
+    return (struct nodes_status){
+        .n_nodes = nodes->n,
+        .node = nodes->self,
+        .generation = nodes->generation,
+        .connected = nodes->connected,
+        .waits_for = nodes->leader ? leader_waits_for(nodes->leader) : 0,
+        .waits_to = nodes->leader ? leader_waits_to(nodes->leader) : NULL,
+    };
+}

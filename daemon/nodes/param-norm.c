@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/nodes/param-norm.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/base/base.h"
+#include "core/wire/node-wire.h"
+#include "daemon/job/job.h"
+#include "daemon/nodes/nodes.h"
+
+struct param_norm {
+    struct param_norm *next;
+    uint64_t number; /* on this node */
+    unsigned rank;
+    uint64_t incarnation; /* that asked */
+    uint32_t param;
+    uint64_t heard; /* nodes, as a mask */
+    struct exact_sum squares;
+};
+
+/* The numbers of all nodes' questions are different. */
+static uint64_t digest_of(const struct job *job, const struct param_norm *question)
+{
+    return question->number * NODE_MAX_NODES + job->config->world.node;
+}
+
+bool param_norm_is_here(const struct job *job, uint32_t param)
+{
+    const struct layout_param *p = &job->layout->params[param];
+
+    for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++)
+        if (!state_owns(job->state, job->layout->chunks[c].rank))
+            return false;
+    return true;
+}
+
+int param_norm_ask(struct job *job, struct job_rank *rank, uint32_t param)
+{
+    struct param_norm *question = calloc(1, sizeof(*question));
+    uint64_t number = param;
+
+    if (!question)
+        return -ENOMEM;
+    question->next = job->param_norms;
+    question->number = job->n_param_norms++;
+    question->rank = rank->rank;
+    question->incarnation = rank->incarnation;
+    question->param = param;
+    job->param_norms = question;
+    job_wait(job, rank, WAIT_READ);
+    nodes_report(job->nodes, (struct node_message){.kind = NODE_WANT_SQUARES,
+                                                   .digest = digest_of(job, question),
+                                                   .numbers = &number,
+                                                   .n_numbers = 1});
+    return 0;
+}
+
+const char *param_norm_hear_question(struct job *job, const struct node_message *message)
+{
+    const struct exact_sum *squares;
+
+    if (!job->layout)
+        return NULL; /* of a run that this daemon has given up */
+    if (message->n_numbers != 1 || message->numbers[0] >= job->layout->n_params)
+        return "WANT_SQUARES.numbers: no such parameter";
+    squares = step_squares(job->step, (uint32_t)message->numbers[0]);
+    nodes_report(job->nodes, (struct node_message){.kind = NODE_SQUARES,
+                                                   .digest = message->digest,
+                                                   .bytes = (const uint8_t *)squares,
+                                                   .n_bytes = sizeof(*squares)});
+    return NULL;
+}
+
+static void answer(struct job *job, const struct param_norm *question)
+{
+    struct job_rank *rank = &job->ranks[question->rank];
+
+    if (rank->wait != WAIT_READ || rank->incarnation != question->incarnation)
+        return; /* its process has gone */
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_STATE_IS,
+                   .state_is = {.norm = step_param_norm(job->step, &question->squares),
+                                .count = state_journal(job->state)->counts[question->param]},
+               },
+               NULL, 0);
+}
+
+const char *param_norm_hear_answer(struct job *job, const struct node_message *message)
+{
+    size_t n_nodes = job->config->world.nodes.n_items;
+    struct param_norm **link = &job->param_norms, *question;
+    struct exact_sum squares;
+
+    while (*link && digest_of(job, *link) != message->digest)
+        link = &(*link)->next;
+    question = *link;
+    if (!question)
+        return NULL; /* another node's */
+    if (!node_exact_sum(message, &squares))
+        return "SQUARES.bytes: not an exact sum";
+    if (message->node >= n_nodes || question->heard >> message->node & 1)
+        return "SQUARES.node: no such node, or it has answered";
+    exact_sum_merge(&question->squares, &squares);
+    question->heard |= UINT64_C(1) << message->node;
+    if (question->heard != UINT64_MAX >> (NODE_MAX_NODES - n_nodes))
+        return NULL;
+    *link = question->next;
+    answer(job, question);
+    free(question);
+    return NULL;
+}
+
+void param_norm_forget(struct job *job)
+{
+    while (job->param_norms) {
+        struct param_norm *question = job->param_norms;
+
+        job->param_norms = question->next;
+        free(question);
+    }
+}

@@ -1,0 +1,498 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/server/admin.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sysexits.h>
+
+#include "core/base/base.h"
+#include "core/base/log.h"
+#include "core/config/config.h"
+#include "core/diagnosis/cause.h"
+#include "core/wire/status.h"
+#include "daemon/engines/devices.h"
+#include "daemon/job/job.h"
+#include "daemon/nodes/membership.h"
+#include "daemon/nodes/nodes.h"
+#include "daemon/nodes/param-norm.h"
+#include "daemon/server/questions.h"
+#include "daemon/server/server.h"
+#include "daemon/server/session.h"
+
+/* ---- snapshots ----------------------------------------------------------------------------------------- */
+
+static const char *phase_word(const struct job *job)
+{
+    static const char *const words[] = {
+        [JOB_WAITING] = "waiting",   [JOB_RESERVING] = "forming",        [JOB_INITIALISING] = "initialising",
+        [JOB_TRAINING] = "training", [JOB_UPDATING] = "updating",        [JOB_ABORTING] = "aborting",
+        [JOB_WINDOW] = "window",     [JOB_COMMITTING_WINDOW] = "window",
+    };
+
+    return job->draining ? "draining" : words[job->phase];
+}
+
+static double steps_per_second(const struct job *job)
+{
+    unsigned n = MIN(job->times.n_recent, (unsigned)ARRAY_SIZE(job->times.recent_ns));
+    uint64_t sum = 0;
+
+    for (unsigned i = 0; i < n; i++)
+        sum += job->times.recent_ns[i];
+    return n >= 2 && sum > 0 ? n * 1e9 / (double)sum : 0;
+}
+
+static uint64_t ring_bytes_held(const struct job *job, bool overflow)
+{
+    uint64_t n = 0;
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        for (size_t i = 0; i < ARRAY_SIZE(job->ranks[r].rings); i++) {
+            const struct ring *ring = job->ranks[r].rings[i];
+
+            if (ring)
+                n += overflow ? ring->overflow_bytes : ring->ring.n_bytes;
+        }
+    }
+    return n;
+}
+
+/* What the engine has allocated: none of it is this process's. Offloaded: what it keeps to undo something is gradients.
+ */
+static void fill_device_memory(const struct job *job, struct status_bytes *memory)
+{
+    enum status_memory state = job->planned.offloaded ? STATUS_MEMORY_GRADIENT : STATUS_MEMORY_STATE;
+    const struct {
+        enum status_memory memory;
+        enum device_piece_kind kind;
+    } classes[] = {{state, DEVICE_STATE},
+                   {state, DEVICE_UNDO},
+                   {STATUS_MEMORY_GRADIENT, DEVICE_GRADIENT},
+                   {STATUS_MEMORY_RING, DEVICE_RING},
+                   {STATUS_MEMORY_WEIGHTS, DEVICE_WEIGHTS},
+                   {STATUS_MEMORY_POOL, DEVICE_POOL}};
+    const struct device_keep *keep = devices_keep(job->devices);
+
+    for (size_t i = 0; i < ARRAY_SIZE(classes); i++)
+        memory[classes[i].memory] = (struct status_bytes){.planned_bytes = memory[classes[i].memory].planned_bytes};
+    /* Every engine has all pieces; of those that the stage has no use for, next to nothing. */
+    for (size_t i = 0; i < ARRAY_SIZE(classes); i++)
+        for (unsigned local = 0; memory[classes[i].memory].planned_bytes > 0 && local < job_n_local(job); local++) {
+            memory[classes[i].memory].on_device = true;
+            memory[classes[i].memory].held_bytes += keep->n_bytes[local][classes[i].kind];
+        }
+}
+
+static void fill_memory(const struct job *job, struct status_bytes *memory)
+{
+    const struct plan_bytes *planned = &job->planned;
+
+    if (!job->layout)
+        return;
+    memory[STATUS_MEMORY_STATE] = (struct status_bytes){job->state->state.n_bytes, planned->state};
+    memory[STATUS_MEMORY_GRADIENT] = (struct status_bytes){job->state->gradient.n_bytes, planned->gradient};
+    memory[STATUS_MEMORY_RING] = (struct status_bytes){ring_bytes_held(job, false), planned->ring};
+    memory[STATUS_MEMORY_OVERFLOW] = (struct status_bytes){ring_bytes_held(job, true), planned->overflow};
+    memory[STATUS_MEMORY_STAGING] = (struct status_bytes){0, planned->staging};
+    memory[STATUS_MEMORY_WEIGHTS] = (struct status_bytes){job->state->weights.n_bytes, planned->weights};
+    memory[STATUS_MEMORY_POOL] =
+        (struct status_bytes){job->gathered ? pool_held_bytes(job->gathered) : 0, planned->pool};
+    memory[STATUS_MEMORY_FIXED] = (struct status_bytes){planned->fixed, planned->fixed};
+    if (planned->offloaded)
+        memory[STATUS_MEMORY_STATE].held_bytes += job->state->weights.n_bytes;
+    if (job->devices)
+        memory[STATUS_MEMORY_STAGING].held_bytes = planned->staging;
+    if (job->devices && job->phase != JOB_RESERVING) /* then it is being made */
+        fill_device_memory(job, memory);
+}
+
+static void fill_counters(const struct job *job, struct status *status)
+{
+    const struct job_counters *c = &job->counters;
+    uint64_t overflows = 0;
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        overflows += job->ranks[r].rings[0] ? job->ranks[r].rings[0]->n_overflows : 0;
+    status->counters = (struct status_counters){
+        .n_pushes_admitted = c->admitted,
+        .n_pushes_retried = c->retried,
+        .n_pushes_dropped = c->dropped,
+        .n_pushes_accumulated = c->accumulated,
+        .n_pushes_redone = c->redone,
+        .n_aborts = c->aborts,
+        .n_reattaches = c->reattaches,
+        .n_overflow_slots = overflows,
+        .n_warnings = c->warnings,
+    };
+}
+
+static void fill_step(const struct job *job, struct status *status)
+{
+    const struct job_times *t = &job->times;
+
+    status->step = job->layout ? job->ledger.step : 0;
+    status->attempt = job->layout ? job->ledger.attempt : 0;
+    status->n_applied = job->counters.applied;
+    status->n_skipped = job->counters.skipped;
+    status->loss_scale = job_loss_scale(job);
+    status->has_grad_norm = job->has_norm;
+    status->grad_norm = job->last_norm;
+    status->lr = job->last_lr;
+    status->steps_per_s = steps_per_second(job);
+    status->last_step_ns = t->step_last_ns;
+    status->phases[STATUS_PHASE_WAIT] = (struct status_time){t->wait_total_ns, t->wait_last_ns};
+    status->phases[STATUS_PHASE_REDUCE] = (struct status_time){t->reduce_total_ns, t->reduce_shown_ns};
+    status->phases[STATUS_PHASE_UPDATE] = (struct status_time){t->update_total_ns, t->update_last_ns};
+    status->overlap_bytes = job->counters.overlap_bytes;
+    status->overlap_reduced_bytes = job->counters.overlap_reduced_bytes;
+    status->slowest_rank = job->has_norm ? (int64_t)t->slowest_rank : -1;
+    status->slowest_behind_ns = t->slowest_behind_ns;
+}
+
+/* What a snapshot of the nodes points to. */
+struct nodes_view {
+    struct status_nodes nodes;
+    struct status_node list[CONFIG_MAX_NODES];
+    char whys[CONFIG_MAX_NODES][256];
+};
+
+static void view_node(struct nodes_view *view, struct server *server, unsigned i)
+{
+    const struct config *config = server_config(server);
+    struct membership_node node = membership_node(server_membership(server), i);
+
+    snprintf(view->whys[i], sizeof(view->whys[i]), "%s", node.why ? node.why : "");
+    view->list[i] = (struct status_node){
+        .address = node.address,
+        .first_rank = config_first_rank_of(config, i),
+        .n_ranks = config->world.nodes.items[i].ranks,
+        .known = config->world.node == 0 || i == 0 || i == config->world.node,
+        .reached = node.up,
+        .why = view->whys[i],
+        .silent_ns = node.silent_ms == UINT64_MAX ? UINT64_MAX : node.silent_ms * UINT64_C(1000000),
+    };
+}
+
+/* Return: NULL for one node, or when memory is out; to be freed. */
+static struct nodes_view *view_nodes(struct server *server)
+{
+    const struct job *job = server_job(server);
+    struct nodes_view *view = job->nodes ? calloc(1, sizeof(*view)) : NULL;
+    struct nodes_status status;
+
+    if (!view)
+        return NULL;
+    status = nodes_status(job->nodes);
+    view->nodes = (struct status_nodes){
+        .node = status.node,
+        .list = view->list,
+        .n = status.n_nodes,
+        .engine = "gloo",
+        .generation = status.generation,
+        .connected = status.connected,
+        .traffic = membership_traffic(server_membership(server)),
+        .waits_for = status.waits_for,
+        .waits_to = status.waits_to,
+    };
+    for (unsigned i = 0; i < status.n_nodes; i++)
+        view_node(view, server, i);
+    return view;
+}
+
+static struct status_device view_device(const struct job *job)
+{
+    struct devices_status status = job->devices ? devices_status(job->devices) : (struct devices_status){0};
+
+    return (struct status_device){
+        .ready = status.ready,
+        .pid = status.pid,
+        .generation = status.generation,
+        .n_failures = status.n_failures,
+        .traffic = status.traffic,
+        .versions = status.versions && status.versions[0] ? status.versions : NULL,
+    };
+}
+
+/* refused is the caller's array of ARRAY_SIZE(job->refused); view may be NULL. */
+static struct status make_status(struct server *server, struct status_refused *refused, const struct nodes_view *view)
+{
+    const struct config *config = server_config(server);
+    const struct job *job = server_job(server);
+    struct status status = {
+        .now_ns = server_now_ns(server),
+        .job = config->job,
+        .run_id = job->run_id,
+        .state = phase_word(job),
+        .version = server_version(),
+        .isa = server_isa(server),
+        .config_path = config->file,
+        .socket_path = config->listen.socket,
+        .pid = getpid(),
+        .started_ns = server_started_ns(server),
+        .stage = (unsigned)config->zero.stage,
+        .world_size = job->world_size,
+        .layout = job->layout,
+        .limit_bytes = config->limits.memory_bytes,
+        .refused = refused,
+        .n_refused = job->n_refused,
+        .nodes = view ? &view->nodes : NULL,
+        .has_device = job->devices != NULL,
+        .device = view_device(job),
+    };
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        status.n_attached += job->ranks[r].peer != NULL;
+    for (size_t i = 0; i < job->n_refused; i++)
+        refused[i] = (struct status_refused){.code = job->refused[i].code, .n = job->refused[i].n};
+    status.last_diagnostic = kept_last(&job->kept);
+    fill_step(job, &status);
+    fill_memory(job, status.memory);
+    fill_counters(job, &status);
+    return status;
+}
+
+static const char *rank_word(const struct job *job, const struct job_rank *rank)
+{
+    static const char *const words[] = {
+        [WAIT_FORM] = "forming",  [WAIT_INIT] = "initialising",   [WAIT_READY] = "initialising",
+        [WAIT_SLOT] = "slot",     [WAIT_END] = "boundary",        [WAIT_OTHERS] = "step",
+        [WAIT_STEP] = "step",     [WAIT_NORM] = "norm",           [WAIT_GATHER] = "gather",
+        [WAIT_READ] = "read",     [WAIT_WINDOW_BEGIN] = "window", [WAIT_WINDOW_END] = "window",
+        [WAIT_WRITE] = "window",  [WAIT_ABANDON] = "boundary",    [WAIT_ABORT] = "abort",
+        [WAIT_ABORTED] = "abort",
+    };
+
+    if (rank->left)
+        return "left";
+    if (!rank->peer)
+        return rank->lost_ns ? "lost" : "absent";
+    if (rank->wait != WAIT_NONE)
+        return words[rank->wait];
+    if (!job->layout || !rank->formed)
+        return "declaring";
+    return job->ledger.ranks[rank->rank].open ? "backward" : "computing";
+}
+
+static struct status_rank make_rank(const struct job *job, const struct job_rank *rank)
+{
+    bool formed = job->layout != NULL;
+    struct ledger_position next = formed ? ledger_next(&job->ledger, rank->rank) : (struct ledger_position){0};
+
+    return (struct status_rank){
+        .rank = rank->rank,
+        .attached = rank->peer != NULL,
+        .pid = rank->pid,
+        .uid = rank->uid,
+        .state = rank_word(job, rank),
+        .client = rank->client,
+        .incarnation = rank->incarnation,
+        .connected_since_ns = rank->peer ? rank->attached_ns : 0,
+        .last_message_ns = rank->last_ns,
+        .step = next.step,
+        .micro_batch = next.micro_batch,
+        .n_pushes = rank->n_pushes,
+        .waiting_for = rank->wait != WAIT_NONE ? job_waits_for(job, rank) : NULL,
+        .waiting_since_ns = rank->wait != WAIT_NONE ? rank->wait_ns : 0,
+        .fault = rank->fault.diagnostic,
+    };
+}
+
+static struct status_rank *make_ranks(const struct job *job)
+{
+    struct status_rank *ranks = calloc(job_n_local(job), sizeof(*ranks));
+
+    for (unsigned r = job->first_rank; ranks && r < job->end_rank; r++)
+        ranks[r - job->first_rank] = make_rank(job, &job->ranks[r]);
+    return ranks;
+}
+
+static struct status_param *make_params(const struct job *job)
+{
+    struct status_param *params = job->layout ? calloc(job->layout->n_params + 1, sizeof(*params)) : NULL;
+
+    for (uint32_t p = 0; params && p < job->layout->n_params; p++)
+        params[p] = (struct status_param){
+            .n_steps = state_journal(job->state)->counts[p],
+            .has_grad_norm = job->has_norm && param_norm_is_here(job, p),
+            .grad_norm = step_param_norm(job->step, step_squares(job->step, p)),
+        };
+    return params;
+}
+
+/* ---- commands: each returns JSON, owned by the caller, or NULL when memory is out ---------------------- */
+
+static char *on_status(struct server *server)
+{
+    struct status_refused refused[ARRAY_SIZE(server_job(server)->refused)];
+    _cleanup_free_ struct nodes_view *view = view_nodes(server);
+    struct status status = make_status(server, refused, view);
+
+    return status_json(&status);
+}
+
+static char *on_ranks(struct server *server)
+{
+    _cleanup_free_ struct status_rank *ranks = make_ranks(server_job(server));
+
+    return ranks ? ranks_json(ranks, job_n_local(server_job(server)), server_now_ns(server)) : NULL;
+}
+
+static char *on_params(struct server *server)
+{
+    const struct job *job = server_job(server);
+    _cleanup_free_ struct status_param *params = make_params(job);
+
+    return params_json(job->layout, job->layout ? &job->ledger : NULL, params);
+}
+
+static char *on_diagnostics(struct server *server)
+{
+    const struct diagnostic *list[KEPT_MAX];
+    size_t n = kept_list(&server_job(server)->kept, list);
+
+    return diagnostics_json(list, n, server_job(server)->layout, server_now_ns(server));
+}
+
+static char *print_config(const struct config *config)
+{
+    char *text = NULL;
+    size_t size;
+    FILE *file = open_memstream(&text, &size);
+
+    if (!file)
+        return NULL;
+    config_print(file, config);
+    fclose(file);
+    return text;
+}
+
+static char *on_report(struct server *server)
+{
+    const struct job *job = server_job(server);
+    struct status_refused refused[ARRAY_SIZE(job->refused)];
+    _cleanup_free_ struct nodes_view *view = view_nodes(server);
+    struct status status = make_status(server, refused, view);
+    _cleanup_free_ struct status_rank *ranks = make_ranks(job);
+    _cleanup_free_ struct status_param *params = make_params(job);
+    _cleanup_free_ char *config = print_config(server_job(server)->config);
+    const struct diagnostic *list[KEPT_MAX];
+
+    return report_json(&(struct report){
+        .status = &status,
+        .ranks = ranks,
+        .n_ranks = ranks ? job_n_local(job) : 0,
+        .ledger = job->layout ? &job->ledger : NULL,
+        .params = params,
+        .diagnostics = list,
+        .n_diagnostics = kept_list(&job->kept, list),
+        .config = config,
+    });
+}
+
+static char *on_drain(struct server *server)
+{
+    server_job(server)->draining = true;
+    log_notice("draining: no rank may attach, the daemon ends with the last one");
+    return message_json("draining: no rank may attach any more; the daemon ends when the last trainer has left");
+}
+
+static char *on_abort(struct server *server)
+{
+    struct job *job = server_job(server);
+    unsigned n = 0;
+    char text[256];
+
+    if (job->phase != JOB_TRAINING)
+        return error_json("there is no open step: the job is not formed, or the step is decided already");
+    free(job->abort_why);
+    job->abort_why = strdup("zerodctl abort-step");
+    job_abort(job, -1, NULL);
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        n += job->ranks[r].peer != NULL;
+    if (n == 0)
+        return message_json("the step is aborted; no rank is attached to this daemon");
+    snprintf(text, sizeof(text),
+             "the step is aborted, which the next call of each rank says (%u attached to this daemon): loops over "
+             "zerod.steps() begin it again, others end with zerod.StepAborted, and C programs get ZEROD_ABORTED",
+             n);
+    return message_json(text);
+}
+
+static char *on_drop(struct server *server)
+{
+    _cleanup_free_ char *why = NULL;
+
+    if (job_drop(server_job(server), &why) != 0)
+        return error_json(why ? why : "trainers are still attached");
+    log_notice("state dropped by request");
+    return message_json("the state is gone; the next run may attach under any run id");
+}
+
+static const struct {
+    const char *name;
+    bool admin;
+    char *(*run)(struct server *server);
+} table[] = {
+    {"status", false, on_status},           {"ranks", false, on_ranks},   {"params", false, on_params},
+    {"diagnostics", false, on_diagnostics}, {"report", false, on_report}, {"drain", true, on_drain},
+    {"abort-step", true, on_abort},         {"drop", true, on_drop},
+};
+
+/* ---- answering ----------------------------------------------------------------------------------------- */
+
+static uint32_t exit_code_of(const char *json)
+{
+    return strncmp(json, "{\"error\"", 8) == 0 || strncmp(json, "{ \"error\"", 9) == 0 ? EX_UNAVAILABLE : EX_OK;
+}
+
+char *admin_answer(struct server *server, const char *command, uint32_t *exit_code)
+{
+    char text[160];
+    char *json;
+
+    for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
+        if (strcmp(table[i].name, command) != 0)
+            continue;
+        json = table[i].run(server);
+        *exit_code = json ? exit_code_of(json) : EX_OSERR;
+        return json ? json : error_json("out of memory");
+    }
+    snprintf(text, sizeof(text), "there is no command \"%.32s\"", command);
+    *exit_code = EX_USAGE;
+    return error_json(text);
+}
+
+static void refuse_command(struct session *session)
+{
+    struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
+    struct diagnostic *d = server_keep(session, cause_not_allowed(&at, session->peer.uid, session->peer.gid,
+                                                                  "change the job (listen.admin_users, "
+                                                                  "listen.admin_groups)"));
+    _cleanup_free_ char *json = error_json(d->text);
+    const char *answer = json ? json : "{}";
+
+    session_send(session,
+                 &(struct reply){
+                     .type = REPLY_ADMIN_PART,
+                     .admin_part = {.json = (const uint8_t *)answer,
+                                    .n_json_bytes = strlen(answer),
+                                    .last = true,
+                                    .exit_code = EX_NOPERM},
+                 },
+                 NULL, 0);
+    session_doom(session);
+}
+
+void admin_request(struct session *session, const struct request_admin *request)
+{
+    bool is_admin = server_is_admin(session->server, &session->peer);
+
+    for (size_t i = 0; i < ARRAY_SIZE(table); i++)
+        if (table[i].admin && !is_admin && strcmp(table[i].name, request->command) == 0) {
+            refuse_command(session);
+            return;
+        }
+    questions_ask(server_questions(session->server), &session->question, session->fd, request->command, is_admin);
+}

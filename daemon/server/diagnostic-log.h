@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Diagnostics on their way to the log. A client can cause them as often as it likes: of each rank and code, and of each
+ * code of connections without a rank, so many are logged, then nothing until DIAGNOSTIC_LOG_MS are over; what came
+ * meanwhile is one line with its number. The time is passed in.
+ */
+
+#include <stdint.h>
+
+#include "core/diagnosis/diagnosis.h"
+
+enum {
+    DIAGNOSTIC_LOG_MS = 10000,
+    DIAGNOSTIC_LOG_BURST = 16, /* picked: a trainer that is told as often in 10 s is a loop */
+    DIAGNOSTIC_LOG_KINDS = 64,
+};
+
+struct diagnostic_log {
+    struct diagnostic_log_kind {
+        int64_t rank; /* -1: none */
+        unsigned code;
+        uint64_t until_ms; /* 0: free */
+        unsigned n_logged, n_held;
+    } kinds[DIAGNOSTIC_LOG_KINDS];
+};
+
+void diagnostic_log_put(struct diagnostic_log *log, const struct diagnostic *diagnostic, uint64_t now_ms);
+/* To be called now and then: says what was held when its time is over. */
+void diagnostic_log_flush(struct diagnostic_log *log, uint64_t now_ms);

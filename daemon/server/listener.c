@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/server/listener.h"
+
+#include <ctype.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <limits.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "core/base/base.h"
+#include "core/base/notify.h"
+#include "core/config/config.h"
+
+/* Connections that wait to be accepted; picked so that a thousand may arrive in one burst. */
+enum { BACKLOG = 1024 };
+
+/* ---- who may ------------------------------------------------------------------------------------------- */
+
+static bool parse_id(const char *name, unsigned long *id)
+{
+    char *end;
+
+    errno = 0;
+    *id = strtoul(name, &end, 10);
+    return isdigit((unsigned char)name[0]) && !*end && errno == 0 && *id < UINT32_MAX;
+}
+
+static int look_up_users(struct listener_ids *ids, const struct config_names *names, char *why, size_t why_size)
+{
+    ids->uids = calloc(names->n_items + 1, sizeof(*ids->uids));
+    if (!ids->uids)
+        return -ENOMEM;
+    for (size_t i = 0; i < names->n_items; i++) {
+        unsigned long id;
+        const struct passwd *entry = parse_id(names->items[i], &id) ? NULL : getpwnam(names->items[i]);
+
+        if (entry)
+            id = entry->pw_uid;
+        else if (!parse_id(names->items[i], &id)) {
+            snprintf(why, why_size, "listen: there is no user \"%s\"", names->items[i]);
+            return -ENOENT;
+        }
+        ids->uids[ids->n_uids++] = (uid_t)id;
+    }
+    return 0;
+}
+
+static int look_up_groups(struct listener_ids *ids, const struct config_names *names, char *why, size_t why_size)
+{
+    ids->gids = calloc(names->n_items + 1, sizeof(*ids->gids));
+    if (!ids->gids)
+        return -ENOMEM;
+    for (size_t i = 0; i < names->n_items; i++) {
+        unsigned long id;
+        const struct group *entry = parse_id(names->items[i], &id) ? NULL : getgrnam(names->items[i]);
+
+        if (entry)
+            id = entry->gr_gid;
+        else if (!parse_id(names->items[i], &id)) {
+            snprintf(why, why_size,
+                     "listen: there is no group \"%s\" on this machine (systemd-sysusers makes that of the service)",
+                     names->items[i]);
+            return -ENOENT;
+        }
+        ids->gids[ids->n_gids++] = (gid_t)id;
+    }
+    return 0;
+}
+
+static bool contains_gid(const struct listener_ids *ids, gid_t gid)
+{
+    for (size_t i = 0; i < ids->n_gids; i++)
+        if (ids->gids[i] == gid)
+            return true;
+    return false;
+}
+
+static bool matches(const struct listener_ids *ids, const struct listener_peer *peer)
+{
+    if (peer->uid == 0 || peer->uid == geteuid() || contains_gid(ids, peer->gid))
+        return true;
+    for (size_t i = 0; i < ids->n_uids; i++)
+        if (ids->uids[i] == peer->uid)
+            return true;
+    for (size_t i = 0; i < peer->n_groups; i++)
+        if (contains_gid(ids, peer->groups[i]))
+            return true;
+    return false;
+}
+
+bool listener_allows(const struct listener *listener, const struct listener_peer *peer)
+{
+    return matches(&listener->allow, peer) || matches(&listener->admin, peer);
+}
+
+bool listener_is_admin(const struct listener *listener, const struct listener_peer *peer)
+{
+    return matches(&listener->admin, peer);
+}
+
+int listener_peer_init(struct listener_peer *peer, int fd)
+{
+    struct ucred cred;
+    socklen_t size = sizeof(cred);
+
+    *peer = (struct listener_peer){0};
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) < 0)
+        return -errno;
+    peer->pid = cred.pid;
+    peer->uid = cred.uid;
+    peer->gid = cred.gid;
+    size = 0;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &size) < 0 && errno == ERANGE && size > 0) {
+        peer->groups = malloc(size);
+        if (peer->groups && getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, peer->groups, &size) == 0)
+            peer->n_groups = size / sizeof(gid_t);
+    }
+    return 0;
+}
+
+void listener_peer_deinit(struct listener_peer *peer)
+{
+    free(peer->groups);
+    *peer = (struct listener_peer){0};
+}
+
+/* ---- the socket ---------------------------------------------------------------------------------------- */
+
+static struct sockaddr_un address(const char *path)
+{
+    struct sockaddr_un sa = {.sun_family = AF_UNIX};
+
+    snprintf(sa.sun_path, sizeof(sa.sun_path), "%s", path); /* config has checked the length */
+    return sa;
+}
+
+/* Return: 0 when the path is free now, else -errno with a sentence. */
+static int clear_path(const char *path, char *why, size_t why_size)
+{
+    struct sockaddr_un sa = address(path);
+    _cleanup_close_ int fd = -1;
+    struct stat st;
+
+    if (lstat(path, &st) < 0)
+        return 0; /* nothing there; bind says what else is wrong */
+    if (!S_ISSOCK(st.st_mode)) {
+        snprintf(why, why_size, "%s: there is a file that is no socket; remove it or choose another listen.socket",
+                 path);
+        return -EEXIST;
+    }
+    fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    if (connect(fd, (struct sockaddr *)&sa, sizeof(sa)) == 0 || errno == EAGAIN) {
+        snprintf(why, why_size,
+                 "%s: another daemon already listens there; stop it, or give this job its own listen.socket", path);
+        return -EADDRINUSE;
+    }
+    if (errno != ECONNREFUSED) {
+        snprintf(why, why_size, "%s: a socket of another kind is in use there: %s", path, strerror(errno));
+        return -EADDRINUSE;
+    }
+    (void)unlink(path); /* left behind by a daemon that was killed */
+    return 0;
+}
+
+static int listen_at(const char *path, mode_t mode, char *why, size_t why_size)
+{
+    struct sockaddr_un sa = address(path);
+    _cleanup_close_ int fd = -1;
+    mode_t old;
+    int r;
+
+    r = clear_path(path, why, why_size);
+    if (r < 0)
+        return r;
+    fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    old = umask(0777); /* nobody may connect before the mode is set */
+    r = bind(fd, (struct sockaddr *)&sa, sizeof(sa)) < 0 ? -errno : 0;
+    umask(old);
+    if (r == 0 && chmod(path, mode) < 0)
+        r = -errno;
+    if (r == 0 && listen(fd, BACKLOG) < 0)
+        r = -errno;
+    if (r < 0) {
+        snprintf(why, why_size, "listen.socket %s: %s; the directory must exist and be writable by user %u", path,
+                 strerror(-r), geteuid());
+        return r;
+    }
+    return steal_fd(&fd);
+}
+
+/* The socket's group is the first of allow_groups, so that mode 0660 means what it says. */
+static void give_to_group(const struct listener *listener, const char *path)
+{
+    if (listener->allow.n_gids > 0 && chown(path, (uid_t)-1, listener->allow.gids[0]) < 0)
+        return; /* not allowed to: connections are judged by their credentials all the same */
+}
+
+static int look_up_all(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
+{
+    int r = look_up_users(&listener->allow, &config->allow_users, why, why_size);
+
+    if (r == 0)
+        r = look_up_groups(&listener->allow, &config->allow_groups, why, why_size);
+    if (r == 0)
+        r = look_up_users(&listener->admin, &config->admin_users, why, why_size);
+    if (r == 0)
+        r = look_up_groups(&listener->admin, &config->admin_groups, why, why_size);
+    return r;
+}
+
+int listener_init(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
+{
+    int r;
+
+    *listener = LISTENER_NULL;
+    *why = '\0';
+    r = look_up_all(listener, config, why, why_size);
+    if (r == 0) {
+        listener->fd = notify_listen_fd();
+        if (listener->fd < -1) {
+            snprintf(why, why_size,
+                     "the socket that was passed is not one listening SOCK_SEQPACKET socket: "
+                     "use ListenSequentialPacket= in the socket unit");
+            r = listener->fd;
+        } else if (listener->fd >= 0) {
+            r = fcntl(listener->fd, F_SETFL, fcntl(listener->fd, F_GETFL) | O_NONBLOCK) < 0 ? -errno : 0;
+        } else {
+            r = listener->fd = listen_at(config->socket, config->mode, why, why_size);
+            if (r >= 0) {
+                listener->path = strdup(config->socket);
+                give_to_group(listener, config->socket);
+                r = 0;
+            }
+        }
+    }
+    if (r < 0) {
+        if (!*why)
+            snprintf(why, why_size, "listen: %s", strerror(-r));
+        listener_deinit(listener);
+    }
+    return r;
+}
+
+void listener_deinit(struct listener *listener)
+{
+    if (listener->path)
+        (void)unlink(listener->path);
+    free(listener->path);
+    if (listener->fd >= 0)
+        close(listener->fd);
+    free(listener->allow.uids);
+    free(listener->allow.gids);
+    free(listener->admin.uids);
+    free(listener->admin.gids);
+    *listener = LISTENER_NULL;
+}
+
+int listener_accept(const struct listener *listener)
+{
+    int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+    return fd < 0 ? -errno : fd;
+}

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* zerod: the ZeRO optimizer as a service. Options, configuration, and out again with an exit code of sysexits.h. */
+
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sysexits.h>
+
+#include "core/base/base.h"
+#include "core/base/log.h"
+#include "core/config/config.h"
+#include "daemon/server/server.h"
+
+static const char usage[] = "usage: zerod --config FILE [--socket PATH] [--check | --print-config]\n"
+                            "\n"
+                            "Holds the sharded optimizer state of one training job on this node: takes gradients\n"
+                            "from trainers over a local socket, reduces, updates, publishes the weights.\n"
+                            "\n"
+                            "  -c, --config FILE   configuration of the job (YAML)\n"
+                            "      --socket PATH   listen there, not on the configuration's listen.socket\n"
+                            "      --check         validate the configuration and exit\n"
+                            "      --print-config  print every effective value with its origin and exit\n"
+                            "  -V, --version       print the version and exit\n"
+                            "  -h, --help          print this and exit\n"
+                            "\n"
+                            "SIGTERM and SIGINT stop it cleanly. See zerod(8), zerod.yaml(5).\n";
+
+struct options {
+    const char *config, *socket;
+    bool check, print;
+    int exit_now; /* -1: go on */
+};
+
+static struct options parse(int argc, char **argv)
+{
+    static const struct option longs[] = {
+        {"config", required_argument, NULL, 'c'}, {"check", no_argument, NULL, 'k'},
+        {"print-config", no_argument, NULL, 'p'}, {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},         {"socket", required_argument, NULL, 's'}, {0},
+    };
+    struct options options = {.exit_now = -1};
+    int c;
+
+    while ((c = getopt_long(argc, argv, "c:Vh", longs, NULL)) != -1) {
+        switch (c) {
+        case 'c':
+            options.config = optarg;
+            break;
+        case 's':
+            options.socket = optarg;
+            break;
+        case 'k':
+            options.check = true;
+            break;
+        case 'p':
+            options.print = true;
+            break;
+        case 'V':
+            printf("zerod %s\n", server_version());
+            options.exit_now = EX_OK;
+            return options;
+        case 'h':
+            fputs(usage, stdout);
+            options.exit_now = EX_OK;
+            return options;
+        default:
+            fputs(usage, stderr);
+            options.exit_now = EX_USAGE;
+            return options;
+        }
+    }
+    if (!options.config || optind < argc) {
+        fprintf(stderr, options.config ? "zerod: unexpected argument \"%s\"\n" : "zerod: --config FILE is missing\n",
+                argv[optind]);
+        fputs(usage, stderr);
+        options.exit_now = EX_USAGE;
+    }
+    return options;
+}
+
+static int load(struct config **config, const char *path)
+{
+    struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    int r = config_load(config, path, &problems);
+
+    config_problems_print(stderr, &problems);
+    config_problems_deinit(&problems);
+    return r == 0 ? EX_OK : r == CONFIG_E_INVALID ? EX_CONFIG : EX_OSERR;
+}
+
+/* As listen.socket has to be. */
+static int move_socket(struct config *config, const char *path)
+{
+    if (path[0] != '/' || strlen(path) > CONFIG_MAX_SOCKET_BYTES) {
+        fprintf(stderr, "zerod: --socket %s: expected an absolute path of at most %d bytes\n", path,
+                CONFIG_MAX_SOCKET_BYTES);
+        return EX_USAGE;
+    }
+    free(config->listen.socket);
+    config->listen.socket = strdup(path);
+    return config->listen.socket ? EX_OK : EX_OSERR;
+}
+
+static int exit_code(int r)
+{
+    switch (r) {
+    case -EADDRINUSE:
+    case -EEXIST:
+        return EX_UNAVAILABLE;
+    case -EACCES:
+    case -EPERM:
+        return EX_NOPERM;
+    case -ENOENT:
+    case -ENOTDIR:
+    case -EINVAL:
+    case -ENOTSUP:
+        return EX_CONFIG;
+    default:
+        return EX_OSERR;
+    }
+}
+
+/*
+ * The daemon holds the state of a job, so no signal ends it that does not ask it to end. SIGTERM, SIGINT and SIGHUP are
+ * the server's; SIGQUIT and the faults dump core. libuv gives its child processes the default dispositions.
+ */
+static void ignore_signals(void)
+{
+    static const int ignored[] = {SIGHUP,  SIGPIPE,   SIGALRM, SIGUSR1,   SIGUSR2, SIGPOLL,
+                                  SIGPROF, SIGVTALRM, SIGPWR,  SIGSTKFLT, SIGXCPU, SIGXFSZ};
+
+    for (size_t i = 0; i < ARRAY_SIZE(ignored); i++)
+        signal(ignored[i], SIG_IGN);
+}
+
+static int serve(const struct config *config)
+{
+    struct server *server;
+    char why[512];
+    int r;
+
+    ignore_signals();
+    log_init(config->job, config->log_level);
+    r = server_new(&server, config, why, sizeof(why));
+    if (r < 0) {
+        log_error("%s", why);
+        return exit_code(r);
+    }
+    if (log_start() < 0)
+        log_error("there is no thread for the log: a reader that is slow makes the daemon slow");
+    server_run(server);
+    server_free(server);
+    log_stop();
+    return EX_OK;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = parse(argc, argv);
+    struct config *config = NULL;
+    int r;
+
+    if (options.exit_now >= 0)
+        return options.exit_now;
+    r = load(&config, options.config);
+    if (r == EX_OK && options.socket)
+        r = move_socket(config, options.socket);
+    if (r == EX_OK && options.print)
+        r = config_print(stdout, config) < 0 ? EX_IOERR : EX_OK;
+    else if (r == EX_OK && options.check)
+        printf("%s: ok (users, groups and the socket's folder are looked at when the daemon starts)\n", options.config);
+    else if (r == EX_OK)
+        r = serve(config);
+    config_free(config);
+    return r;
+}

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/server/places.h"
+
+#include "core/base/base.h"
+#include "core/config/config.h"
+#include "daemon/server/server.h"
+#include "daemon/server/session.h"
+
+enum standing { ANYBODY, ADMINISTRATOR, ROOT };
+
+static enum standing standing_of(const struct server *server, const struct session *session)
+{
+    if (session->peer.uid == 0)
+        return ROOT;
+    return server_is_admin(server, &session->peer) ? ADMINISTRATOR : ANYBODY;
+}
+
+/* Since when the connection has not done what it is waited for; UINT64_MAX: nothing is. */
+static uint64_t silent_since_ns(const struct session *session)
+{
+    if (session->state == SESSION_HELLO)
+        return session->accepted_ns;
+    if (session->state != SESSION_CONTROL)
+        return UINT64_MAX;
+    switch (session->question.state) {
+    case QUESTION_NONE:
+        return session->quiet_ns;
+    case QUESTION_BLOCKED: /* it does not read its answer */
+        return session->question.blocked_ns;
+    default:
+        return UINT64_MAX;
+    }
+}
+
+static uint64_t silence_ns(const struct session *session, uint64_t now_ns)
+{
+    uint64_t since_ns = silent_since_ns(session);
+
+    return since_ns < now_ns ? now_ns - since_ns : 0;
+}
+
+void places_close_silent(struct server *server, uint64_t now_ns)
+{
+    uint64_t timeout_ns = server_config(server)->limits.handshake_timeout_ms * UINT64_C(1000000);
+
+    for (struct session *s = server_sessions(server); s; s = s->next)
+        if (silence_ns(s, now_ns) > timeout_ns)
+            session_doom(s);
+}
+
+/*
+ * The connection to be closed for the newcomer, in one of these states: the lowest, and of these the one silent for
+ * longest. Equals go if they have been silent for min_silence_ns. Return: NULL, none has to.
+ */
+static struct session *find_lowest(struct server *server, const struct session *newcomer, unsigned states,
+                                   uint64_t min_silence_ns)
+{
+    enum standing standing = standing_of(server, newcomer), lowest = ROOT;
+    uint64_t now_ns = server_now_ns(server), longest_ns = 0;
+    struct session *found = NULL;
+
+    for (struct session *s = server_sessions(server); s; s = s->next) {
+        enum standing its = standing_of(server, s);
+        uint64_t silent_ns = silence_ns(s, now_ns);
+
+        if (s == newcomer || s->doomed || !(s->state & states) || its > standing)
+            continue;
+        if (its == standing && silent_ns < min_silence_ns)
+            continue;
+        if (found && (its > lowest || (its == lowest && silent_ns <= longest_ns)))
+            continue;
+        found = s;
+        lowest = its;
+        longest_ns = silent_ns;
+    }
+    return found;
+}
+
+static bool close_for(struct session *session)
+{
+    if (session)
+        session_doom(session);
+    return session != NULL;
+}
+
+bool places_take(struct server *server, struct session *session)
+{
+    uint64_t n_places = server_config(server)->limits.clients;
+    uint64_t n_taken = 0;
+
+    if (standing_of(server, session) > ANYBODY)
+        n_places += PLACES_KEPT;
+    for (const struct session *s = server_sessions(server); s; s = s->next)
+        n_taken += s->state == SESSION_CONTROL && !s->doomed;
+    return n_taken < n_places || close_for(find_lowest(server, session, SESSION_CONTROL, PLACES_SILENT_NS));
+}
+
+bool places_make_room(struct server *server, struct session *session, bool equals)
+{
+    unsigned states = equals ? SESSION_HELLO : SESSION_HELLO | SESSION_CONTROL;
+
+    return close_for(find_lowest(server, session, states, equals ? 0 : UINT64_MAX));
+}

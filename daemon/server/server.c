@@ -1,0 +1,632 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/server/server.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/base/base.h"
+#include "core/base/log-limit.h"
+#include "core/base/log.h"
+#include "core/base/notify.h"
+#include "core/base/open-files.h"
+#include "core/base/worker.h"
+#include "core/config/config.h"
+#include "core/diagnosis/cause.h"
+#include "core/wire/frame.h"
+#include "core/wire/wire-arena.h"
+#include "daemon/job/job.h"
+#include "daemon/nodes/membership.h"
+#include "daemon/server/admin.h"
+#include "daemon/server/diagnostic-log.h"
+#include "daemon/server/listener.h"
+#include "daemon/server/places.h"
+#include "daemon/server/questions.h"
+#include "daemon/server/session.h"
+
+enum {
+    TICK_MS = 50,         /* how late a time-out may be noticed */
+    MAX_UNGREETED = 4096, /* connections before Hello; picked: more than a burst of a large job */
+    MAX_ACCEPTS = 64,     /* per readiness */
+};
+
+struct server {
+    const struct config *config;
+    const struct kernels *kernels;
+    uv_loop_t loop;
+    uv_poll_t listen_poll;
+    uv_async_t work_async;
+    uv_timer_t tick, soon;
+    uv_signal_t sigterm, sigint, sighup;
+    struct listener listener;
+    struct worker_pool *pool;
+    struct job *job;
+    struct membership *membership; /* NULL: one node */
+    struct session *sessions;
+    struct log_limit closed; /* connections that are closed without a word */
+    unsigned n_sessions;
+    bool some_doomed;
+    bool listening; /* the listen handle is active */
+    struct wire_arena arena;
+    struct frame_batch batch;
+    struct questions questions;
+    uint8_t *buffer;
+    uint64_t started_ns, watchdog_ns, fed_ns, status_ns;
+    uint64_t progress_seen, stuck_since_ns;
+    struct diagnostic_log log;
+    bool stopping;
+    bool told_sighup;
+};
+
+const char *server_version(void)
+{
+    return ZEROD_VERSION;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+uv_loop_t *server_loop(struct server *server)
+{
+    return &server->loop;
+}
+
+uint64_t server_now_ns(const struct server *server)
+{
+    (void)server;
+    return now_ns();
+}
+
+struct job *server_job(struct server *server)
+{
+    return server->job;
+}
+
+const struct config *server_config(const struct server *server)
+{
+    return server->config;
+}
+
+const char *server_isa(const struct server *server)
+{
+    return server->kernels->isa;
+}
+
+const struct membership *server_membership(const struct server *server)
+{
+    return server->membership;
+}
+
+uint64_t server_started_ns(const struct server *server)
+{
+    return server->started_ns;
+}
+
+struct wire_arena *server_arena(struct server *server)
+{
+    return &server->arena;
+}
+
+struct frame_batch *server_batch(struct server *server)
+{
+    return &server->batch;
+}
+
+struct questions *server_questions(struct server *server)
+{
+    return &server->questions;
+}
+
+uint8_t *server_buffer(struct server *server)
+{
+    return server->buffer;
+}
+
+bool server_allows(const struct server *server, const struct listener_peer *peer)
+{
+    return listener_allows(&server->listener, peer);
+}
+
+bool server_is_admin(const struct server *server, const struct listener_peer *peer)
+{
+    return listener_is_admin(&server->listener, peer);
+}
+
+int64_t server_rank_number(const struct session *session)
+{
+    return session->rank ? (int64_t)session->rank->rank : -1;
+}
+
+struct diagnostic *server_keep(struct session *session, struct diagnostic *diagnostic)
+{
+    struct job *job = session->server->job;
+
+    return session->rank ? job_keep(job, diagnostic) : job_keep_stranger(job, diagnostic);
+}
+
+/* ---- sessions ------------------------------------------------------------------------------------------ */
+
+void server_link(struct server *server, struct session *session)
+{
+    session->next = server->sessions;
+    session->link = &server->sessions;
+    if (session->next)
+        session->next->link = &session->next;
+    server->sessions = session;
+    server->n_sessions++;
+}
+
+void server_unlink(struct server *server, struct session *session)
+{
+    *session->link = session->next;
+    if (session->next)
+        session->next->link = session->link;
+    server->n_sessions--;
+}
+
+struct session *server_sessions(struct server *server)
+{
+    return server->sessions;
+}
+
+void server_detach(struct server *server, struct session *session, struct job_rank *rank)
+{
+    if (rank->peer == session) /* else a reconnect of the same process has taken the rank over */
+        job_detach(server->job, rank);
+}
+
+void server_note_doomed(struct server *server)
+{
+    server->some_doomed = true;
+}
+
+void server_reap(struct server *server)
+{
+    struct session *session, *next;
+
+    /* Closing one may doom another: a job tells its ranks, and one of them does not read. */
+    while (server->some_doomed) {
+        server->some_doomed = false;
+        for (session = server->sessions; session; session = next) {
+            next = session->next;
+            if (session->doomed)
+                session_close(session);
+        }
+    }
+}
+
+static unsigned n_ungreeted(const struct server *server)
+{
+    unsigned n = 0;
+
+    for (const struct session *s = server->sessions; s; s = s->next)
+        n += s->state == SESSION_HELLO && !s->doomed;
+    return n;
+}
+
+/* Descriptors that the job may still ask for. fd: the newest, below which all are taken. */
+static bool needs_for_job(const struct server *server, int fd)
+{
+    const struct job *job = server->job;
+    uint64_t needed = job->layout ? OPEN_FILES_FOR_JOB / 2 : OPEN_FILES_FOR_JOB;
+
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        needed += job->ranks[r].peer ? 0 : OPEN_FILES_PER_RANK;
+    return (uint64_t)fd + needed >= open_files_limit();
+}
+
+static void refuse_connection(struct session *session)
+{
+    struct evidence_quota evidence = {.at = {.rank = -1, .step = -1, .micro_batch = -1},
+                                      .what = "connections",
+                                      .open_files = open_files_limit()};
+
+    session_refuse(session, server_keep(session, cause_quota(&evidence)));
+}
+
+void server_note_closed(struct server *server, const struct session *session, const char *why)
+{
+    log_limited(&server->closed, now_ns() / 1000000, LOG_ERR, "a connection of pid %d is closed, because %s",
+                (int)session->peer.pid, why);
+}
+
+static void on_listen(uv_poll_t *handle, int status, int events)
+{
+    struct server *server = handle->data;
+
+    (void)status;
+    (void)events;
+    for (int i = 0; i < MAX_ACCEPTS; i++) {
+        int fd = listener_accept(&server->listener), r;
+        struct session *session;
+
+        if (fd == -EMFILE || fd == -ENFILE || fd == -ENOMEM || fd == -ENOBUFS) {
+            /* Level-triggered readiness would spin; the tick listens again. */
+            log_error("cannot accept connections: %s", strerror(-fd));
+            uv_poll_stop(&server->listen_poll);
+            server->listening = false;
+            break;
+        }
+        if (fd < 0)
+            break;
+        r = session_new(&session, server, fd);
+        if (r < 0)
+            log_error("a connection could not be served: %s", strerror(-r));
+        else if (needs_for_job(server, fd) && !places_make_room(server, session, false))
+            refuse_connection(session);
+        else if (n_ungreeted(server) > MAX_UNGREETED)
+            (void)places_make_room(server, session, true);
+    }
+    server_reap(server);
+}
+
+/* ---- job callbacks ------------------------------------------------------------------------------------- */
+
+static void job_answers(void *userdata, void *peer, const struct reply *reply, int *fds, size_t n_fds)
+{
+    (void)userdata;
+    session_send(peer, reply, fds, n_fds);
+}
+
+static void job_drops(void *userdata, void *peer, const struct diagnostic *diagnostic)
+{
+    (void)userdata;
+    if (diagnostic)
+        session_refuse(peer, diagnostic);
+    else
+        session_doom(peer);
+}
+
+static void job_logs(void *userdata, const struct diagnostic *diagnostic)
+{
+    struct server *server = userdata;
+
+    diagnostic_log_put(&server->log, diagnostic, now_ns() / 1000000);
+}
+
+static uint64_t job_clock(void *userdata)
+{
+    (void)userdata;
+    return now_ns();
+}
+
+/* ---- questions ----------------------------------------------------------------------------------------- */
+
+static char *answer_question(void *userdata, const char *command, uint32_t *exit_code)
+{
+    return admin_answer(userdata, command, exit_code);
+}
+
+static void question_moved(struct question *question)
+{
+    struct session *session = container_of(question, struct session, question);
+
+    session->quiet_ns = now_ns();
+    session_want_events(session);
+}
+
+static void question_failed(struct question *question)
+{
+    session_doom(container_of(question, struct session, question));
+}
+
+static void after_questions(void *userdata)
+{
+    server_reap(userdata);
+}
+
+/* ---- time ---------------------------------------------------------------------------------------------- */
+
+static void tell_status(struct server *server, uint64_t now)
+{
+    static const char *const words[] = {
+        [JOB_WAITING] = "waiting for ranks", [JOB_RESERVING] = "forming",
+        [JOB_INITIALISING] = "initialising", [JOB_TRAINING] = "training",
+        [JOB_UPDATING] = "training",         [JOB_ABORTING] = "aborting a step",
+        [JOB_WINDOW] = "write window",       [JOB_COMMITTING_WINDOW] = "write window",
+    };
+    const struct job *job = server->job;
+    unsigned n_here = 0;
+    char text[256];
+
+    if (now - server->status_ns < UINT64_C(2000000000))
+        return;
+    server->status_ns = now;
+    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        n_here += job->ranks[r].peer != NULL;
+    snprintf(text, sizeof(text), "STATUS=%s, %u of %u ranks, step %" PRIu64, words[job->phase], n_here,
+             job_n_local(job), job->layout ? job->ledger.step : 0);
+    notify_state(text);
+}
+
+/*
+ * The watchdog is fed from the loop, and only while the workers get on: a pool
+ * that has work but has finished no item since the last time is stuck.
+ */
+static void feed_watchdog(struct server *server, uint64_t now)
+{
+    uint64_t progress;
+    bool busy = worker_pool_progress(server->pool, &progress);
+
+    if (!server->watchdog_ns)
+        return;
+    if (!busy || progress != server->progress_seen) {
+        server->progress_seen = progress;
+        server->stuck_since_ns = now;
+    }
+    if (now - server->stuck_since_ns > server->watchdog_ns || now - server->fed_ns < server->watchdog_ns / 4)
+        return;
+    server->fed_ns = now;
+    notify_state("WATCHDOG=1");
+}
+
+static void stop(struct server *server);
+
+static void listen_again(struct server *server)
+{
+    server->listening = open_files_watch(&server->listen_poll, UV_READABLE, on_listen) == 0;
+}
+
+static void on_tick(uv_timer_t *handle)
+{
+    struct server *server = handle->data;
+    uint64_t now = now_ns();
+
+    if (!server->listening)
+        listen_again(server);
+    places_close_silent(server, now);
+    job_tick(server->job);
+    diagnostic_log_flush(&server->log, now / 1000000);
+    log_limit_flush(&server->closed, now / 1000000);
+    tell_status(server, now);
+    feed_watchdog(server, now);
+    server_reap(server);
+    if (server->job->draining && job_is_idle(server->job)) {
+        log_notice("drained: no trainer is left");
+        stop(server);
+    }
+}
+
+static void on_soon(uv_timer_t *handle)
+{
+    struct server *server = handle->data;
+
+    job_tick(server->job);
+    server_reap(server);
+}
+
+static void job_wants_tick(void *userdata, unsigned delay_ms)
+{
+    struct server *server = userdata;
+
+    if (!uv_is_active((uv_handle_t *)&server->soon) || uv_timer_get_due_in(&server->soon) > delay_ms)
+        (void)uv_timer_start(&server->soon, on_soon, delay_ms, 0);
+}
+
+static void on_work(uv_async_t *handle)
+{
+    struct server *server = handle->data;
+
+    questions_give_way(&server->questions);
+    worker_pool_reap(server->pool);
+    server_reap(server);
+}
+
+static void notify_loop(void *userdata)
+{
+    struct server *server = userdata;
+
+    uv_async_send(&server->work_async);
+}
+
+static void stop(struct server *server)
+{
+    if (server->stopping)
+        return;
+    server->stopping = true;
+    notify_state("STOPPING=1");
+    uv_stop(&server->loop);
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+    struct server *server = handle->data;
+
+    log_notice("stopping: %s", number == SIGTERM ? "SIGTERM" : "SIGINT");
+    stop(server);
+}
+
+/* Many services read their configuration again. It is said once that this one does not. */
+static void on_sighup(uv_signal_t *handle, int number)
+{
+    struct server *server = handle->data;
+
+    (void)number;
+    if (!server->told_sighup)
+        log_notice("SIGHUP changes nothing: the configuration is read at the start only; restart to change it");
+    server->told_sighup = true;
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+static unsigned n_threads(const struct config *config)
+{
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+
+    return config->threads ? config->threads : (unsigned)MAX(n, 1L);
+}
+
+static int start_handles(struct server *server)
+{
+    int r;
+
+    uv_timer_init(&server->loop, &server->tick);
+    uv_timer_init(&server->loop, &server->soon);
+    server->soon.data = server;
+    uv_signal_init(&server->loop, &server->sigterm);
+    uv_signal_init(&server->loop, &server->sigint);
+    uv_signal_init(&server->loop, &server->sighup);
+    r = uv_poll_init(&server->loop, &server->listen_poll, server->listener.fd);
+    if (r < 0)
+        return r;
+    server->tick.data = server->listen_poll.data = server;
+    server->sigterm.data = server->sigint.data = server->sighup.data = server;
+    r = open_files_watch(&server->listen_poll, UV_READABLE, on_listen);
+    if (r == 0)
+        r = uv_timer_start(&server->tick, on_tick, TICK_MS, TICK_MS);
+    if (r == 0)
+        r = uv_signal_start(&server->sigterm, on_signal, SIGTERM);
+    if (r == 0)
+        r = uv_signal_start(&server->sigint, on_signal, SIGINT);
+    if (r == 0)
+        r = uv_signal_start(&server->sighup, on_sighup, SIGHUP);
+    server->listening = r == 0;
+    return r;
+}
+
+static void after_engine(void *userdata)
+{
+    server_reap(userdata);
+}
+
+static int start(struct server *server, char *why, size_t why_size)
+{
+    const struct job_ops ops = {.answer = job_answers,
+                                .drop = job_drops,
+                                .log = job_logs,
+                                .now_ns = job_clock,
+                                .soon = job_wants_tick,
+                                .after = after_engine,
+                                .loop = &server->loop,
+                                .userdata = server};
+    const struct questions_ops questions = {.answer = answer_question,
+                                            .moved = question_moved,
+                                            .failed = question_failed,
+                                            .after = after_questions,
+                                            .userdata = server};
+    int r;
+
+    r = kernels_select(&server->kernels, NULL, why, why_size);
+    if (r < 0)
+        return r;
+    r = worker_pool_new(&server->pool, n_threads(server->config), notify_loop, server);
+    if (r < 0) {
+        snprintf(why, why_size,
+                 r == -ENOTSUP ? "the floating point environment flushes subnormals: a library built "
+                                 "with -ffast-math is loaded (LD_PRELOAD?)"
+                               : "cannot start worker threads: %s",
+                 strerror(-r));
+        return r;
+    }
+    r = job_new(&server->job, server->config, server->kernels, server->pool, &ops);
+    if (r == 0 && server->config->world.nodes.n_items > 1)
+        r = membership_new(&server->membership,
+                           &(struct membership_options){
+                               .loop = &server->loop, .job = server->job, .after = after_engine, .userdata = server},
+                           why, why_size);
+    if (r == 0)
+        r = wire_arena_init(&server->arena);
+    if (r == 0)
+        r = frame_batch_init(&server->batch);
+    if (r == 0)
+        r = questions_init(&server->questions, &server->loop, &questions);
+    if (r < 0)
+        return r;
+    r = listener_init(&server->listener, &server->config->listen, why, why_size);
+    return r < 0 ? r : start_handles(server);
+}
+
+int server_new(struct server **out, const struct config *config, char *why, size_t why_size)
+{
+    struct server *server;
+    int r;
+
+    open_files_raise();
+    r = open_files_check(config_local_ranks(config), why, why_size);
+    if (r < 0)
+        return r;
+    snprintf(why, why_size, "out of memory");
+    server = calloc(1, sizeof(*server));
+    if (!server)
+        return -ENOMEM;
+    r = uv_loop_init(&server->loop);
+    if (r < 0) {
+        snprintf(why, why_size, "cannot start the event loop: %s", uv_strerror(r));
+        free(server);
+        return r;
+    }
+    server->config = config;
+    server->listener = LISTENER_NULL;
+    server->started_ns = server->stuck_since_ns = now_ns();
+    server->watchdog_ns = notify_watchdog_us() * 1000;
+    server->buffer = malloc(FRAME_MAX_BYTES);
+    server->work_async.data = server;
+    r = uv_async_init(&server->loop, &server->work_async, on_work);
+    if (r == 0 && !server->buffer)
+        r = -ENOMEM;
+    if (r == 0)
+        r = start(server, why, why_size);
+    if (r < 0) {
+        server_free(server);
+        return r;
+    }
+    *out = server;
+    return 0;
+}
+
+/* An engine has been killed, and is freed when its process has ended: that is the loop's to see. */
+static void close_handle(uv_handle_t *handle, void *userdata)
+{
+    (void)userdata;
+    if (!uv_is_closing(handle) && handle->type != UV_PROCESS)
+        uv_close(handle, NULL);
+}
+
+void server_free(struct server *server)
+{
+    if (!server)
+        return;
+    if (server->job)
+        server->job->stopping = true;
+    /* First: a trainer that finds its connection closed looks whether the daemon listens. */
+    if (server->listener.fd >= 0 && server->listen_poll.type == UV_POLL)
+        uv_close((uv_handle_t *)&server->listen_poll, NULL);
+    listener_deinit(&server->listener);
+    for (struct session *s = server->sessions; s; s = s->next)
+        s->doomed = server->some_doomed = true;
+    server_reap(server);
+    /* Works refer to the job: they end first. */
+    while (server->pool && worker_pool_wait(server->pool) > 0)
+        ;
+    server_reap(server);
+    worker_pool_free(server->pool);
+    job_free(server->job); /* it stops its engine: before the membership goes, whose callbacks end with it */
+    membership_close(server->membership);
+    uv_walk(&server->loop, close_handle, NULL);
+    uv_run(&server->loop, UV_RUN_DEFAULT);
+    uv_loop_close(&server->loop);
+    frame_batch_deinit(&server->batch);
+    questions_deinit(&server->questions);
+    wire_arena_deinit(&server->arena);
+    free(server->buffer);
+    free(server);
+}
+
+int server_run(struct server *server)
+{
+    log_notice("ready: job %s, %u ranks, stage %d, %s kernels, %u threads, socket %s", server->config->job,
+               server->config->world.size, server->config->zero.stage, server->kernels->isa,
+               worker_pool_n_threads(server->pool), server->config->listen.socket);
+    tell_status(server, now_ns()); /* so that a unit that is active has a status line */
+    notify_state("READY=1");
+    uv_run(&server->loop, UV_RUN_DEFAULT);
+    return 0;
+}

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/server/session.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "core/base/open-files.h"
+#include "core/diagnosis/cause.h"
+#include "daemon/server/dispatch.h"
+#include "daemon/server/server.h"
+
+/* Answers that a client has not read: a diagnostic or a part of JSON is 128 KiB at most; picked, not measured. */
+enum { MAX_QUEUED_PACKETS = 64, MAX_QUEUED_BYTES = 8 << 20 };
+
+/* Batches that a dead process may have left in its socket: the kernel holds some 300 packets of a sender at most. */
+enum { LAST_ROUNDS = 64 };
+
+static void on_socket(uv_poll_t *handle, int status, int events);
+static void on_pid(uv_poll_t *handle, int status, int events);
+
+void session_set_state(struct session *session, enum session_state state)
+{
+    static const unsigned from[] = {
+        [SESSION_ATTACHED] = SESSION_HELLO,
+        [SESSION_FORMED] = SESSION_ATTACHED,
+        [SESSION_CONTROL] = SESSION_HELLO,
+        [SESSION_LEFT] = SESSION_ATTACHED | SESSION_FORMED,
+        [SESSION_CLOSED] = SESSION_HELLO | SESSION_ATTACHED | SESSION_FORMED | SESSION_CONTROL | SESSION_LEFT,
+    };
+
+    assert(from[state] & session->state);
+    session->state = state;
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+static void on_closed(uv_handle_t *handle)
+{
+    struct session *session = handle->data;
+
+    if (--session->n_handles > 0)
+        return;
+    close(session->fd);
+    if (session->pidfd >= 0)
+        close(session->pidfd);
+    listener_peer_deinit(&session->peer);
+    frame_queue_deinit(&session->queue);
+    free(session);
+}
+
+/* *is_handle: it has become a handle, which has to be closed; also on failure. */
+static int watch(struct session *session, uv_poll_t *handle, int fd, uv_poll_cb callback, bool *is_handle)
+{
+    uv_loop_t *loop = server_loop(session->server);
+    int r = uv_poll_init(loop, handle, fd);
+
+    if (r < 0)
+        return r;
+    handle->data = session;
+    session->n_handles++;
+    *is_handle = true;
+    return open_files_watch(handle, UV_READABLE, callback);
+}
+
+/*
+ * End-of-file comes late when a child of the trainer has inherited the socket;
+ * the pidfd becomes readable when the process itself ends. A peer in a PID
+ * namespace that we do not see has none, nor has one that is gone already.
+ */
+static int watch_peer(struct session *session)
+{
+    if (session->peer.pid > 0)
+        session->pidfd = (int)syscall(SYS_pidfd_open, session->peer.pid, 0);
+    if (session->pidfd < 0)
+        return session->peer.pid > 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM) ? -errno : 0;
+    return watch(session, &session->pid_poll, session->pidfd, on_pid, &session->watches_pid);
+}
+
+int session_new(struct session **out, struct server *server, int fd)
+{
+    struct session *session = calloc(1, sizeof(*session));
+    int r;
+
+    if (!session) {
+        close(fd);
+        return -ENOMEM;
+    }
+    session->server = server;
+    session->fd = fd;
+    session->pidfd = -1;
+    session->state = SESSION_HELLO;
+    session->accepted_ns = server_now_ns(server);
+    frame_queue_init(&session->queue, MAX_QUEUED_PACKETS, MAX_QUEUED_BYTES);
+    server_link(server, session);
+
+    session->events = UV_READABLE;
+    r = listener_peer_init(&session->peer, fd);
+    if (r == 0)
+        r = watch(session, &session->socket_poll, fd, on_socket, &session->watches_socket);
+    if (r == 0)
+        r = watch_peer(session);
+    if (r < 0) {
+        session_close(session);
+        return r;
+    }
+    *out = session;
+    return 0;
+}
+
+void session_close(struct session *session)
+{
+    struct job_rank *rank = steal_ptr(session->rank);
+
+    assert(session->state != SESSION_CLOSED);
+    session_set_state(session, SESSION_CLOSED);
+    server_unlink(session->server, session);
+    questions_cancel(server_questions(session->server), &session->question);
+    if (rank)
+        server_detach(session->server, session, rank);
+    if (session->watches_pid)
+        uv_close((uv_handle_t *)&session->pid_poll, on_closed);
+    if (session->watches_socket)
+        uv_close((uv_handle_t *)&session->socket_poll, on_closed);
+    if (session->n_handles == 0) { /* it never got as far as being watched */
+        close(session->fd);
+        if (session->pidfd >= 0)
+            close(session->pidfd);
+        listener_peer_deinit(&session->peer);
+        free(session);
+    }
+}
+
+void session_doom(struct session *session)
+{
+    session->doomed = true;
+    server_note_doomed(session->server);
+}
+
+/* ---- sending ------------------------------------------------------------------------------------------- */
+
+/* A control connection says nothing more until all that it has asked for is sent. */
+static bool may_read(const struct session *session)
+{
+    if (session->state != SESSION_CONTROL)
+        return true;
+    return session->question.state == QUESTION_NONE && frame_queue_is_empty(&session->queue);
+}
+
+void session_want_events(struct session *session)
+{
+    bool has_more = !frame_queue_is_empty(&session->queue) || session->question.state == QUESTION_BLOCKED;
+    int events = (may_read(session) ? UV_READABLE : UV_DISCONNECT) | (has_more ? UV_WRITABLE : 0), r;
+    char why[160];
+
+    if (events == session->events || session->doomed)
+        return;
+    session->events = events;
+    r = open_files_watch(&session->socket_poll, events, on_socket);
+    if (r == 0)
+        return;
+    snprintf(why, sizeof(why), "it cannot be watched: %s", strerror(-r));
+    server_note_closed(session->server, session, why);
+    session_doom(session);
+}
+
+/* The peer learns that its connection is closed, and the log why: libzerod points there. */
+static void note_failure(const struct session *session, const char *what, int r)
+{
+    char why[160];
+
+    if (r == FRAME_E_FULL)
+        snprintf(why, sizeof(why), "it does not read its answers");
+    else
+        snprintf(why, sizeof(why), "nothing can be %s it: %s", what, strerror(-r));
+    if (r == FRAME_E_FULL || r < 0)
+        server_note_closed(session->server, session, why);
+}
+
+void session_send(struct session *session, const struct reply *reply, int *fds, size_t n_fds)
+{
+    int n = wire_pack_reply(server_arena(session->server), reply, server_buffer(session->server), FRAME_MAX_BYTES);
+    int r;
+
+    (void)failpoint("answer");
+    if (n < 0) {
+        for (size_t i = 0; i < n_fds; i++)
+            close(fds[i]);
+        session_doom(session);
+        return;
+    }
+    r = frame_queue_send(&session->queue, session->fd, server_buffer(session->server), (size_t)n, fds, n_fds);
+    if (r != 0) {
+        note_failure(session, "sent to", r);
+        session_doom(session);
+    } else if (!frame_queue_is_empty(&session->queue)) {
+        session_want_events(session);
+    }
+}
+
+void session_refuse(struct session *session, const struct diagnostic *diagnostic)
+{
+    session_send(session,
+                 &(struct reply){
+                     .type = REPLY_REFUSED,
+                     .refused = {.diagnostic = wire_diagnostic(diagnostic), .closing = true},
+                 },
+                 NULL, 0);
+    session_doom(session);
+}
+
+/* ---- receiving ----------------------------------------------------------------------------------------- */
+
+static void refuse_message(struct session *session, const char *why)
+{
+    struct evidence_at at = {.rank = server_rank_number(session), .step = -1, .micro_batch = -1};
+    struct diagnostic *diagnostic = server_keep(session, cause_bad_message(&at, why));
+
+    session_refuse(session, diagnostic);
+}
+
+static void serve_packet(struct session *session, const struct frame_packet *packet)
+{
+    struct request request;
+    char why[WIRE_WHY_BYTES];
+    int r;
+
+    if (packet->status == FRAME_E_TOO_LARGE) {
+        refuse_message(session, "a packet of more than 131071 bytes");
+        return;
+    }
+    if (packet->status == FRAME_E_FDS) {
+        refuse_message(session, "descriptors travel from the daemon to the client only; those sent were closed");
+        return;
+    }
+    r = wire_unpack_request(server_arena(session->server), packet->data, packet->n_bytes, &request, why, sizeof(why));
+    if (r == WIRE_E_INVALID)
+        refuse_message(session, why);
+    else if (r < 0)
+        refuse_message(session, "no memory to unpack the message");
+    else
+        dispatch_request(session, &request);
+}
+
+/* Return: true when there may be more to read at once. */
+static bool serve_batch(struct session *session)
+{
+    struct frame_batch *batch = server_batch(session->server);
+    /* Further questions of a control connection stay in the kernel, so that the connection cannot send without end. */
+    size_t n_packets = session->state & (SESSION_HELLO | SESSION_CONTROL) ? 1 : FRAME_BATCH;
+    int r = frame_receive_some(session->fd, batch, n_packets);
+
+    session->is_short = frame_is_short(r);
+    if (r == FRAME_AGAIN || session->is_short) /* the loop comes again */
+        return false;
+    if (r != 0) {
+        note_failure(session, "received from", r);
+        session_doom(session);
+        return false;
+    }
+    for (size_t i = 0; i < batch->n_packets && !session->doomed; i++)
+        serve_packet(session, &batch->packets[i]);
+    if (session->state != SESSION_CONTROL)
+        questions_give_way(server_questions(session->server));
+    if (batch->eof)
+        session_doom(session);
+    return batch->more && !session->doomed;
+}
+
+/* The socket can take more: what is queued goes first. */
+static void send_more(struct session *session)
+{
+    int r = frame_queue_flush(&session->queue, session->fd);
+
+    if (r != 0 && r != FRAME_AGAIN) {
+        note_failure(session, "sent to", r);
+        session_doom(session);
+    } else if (r == 0 && session->question.state == QUESTION_BLOCKED) {
+        questions_unblock(server_questions(session->server), &session->question);
+    }
+    session_want_events(session);
+}
+
+static void on_socket(uv_poll_t *handle, int status, int events)
+{
+    struct session *session = handle->data;
+
+    if (status < 0 || session->doomed || (events & UV_DISCONNECT)) {
+        session_doom(session);
+        server_reap(session->server);
+        return;
+    }
+    /* A few rounds, then the others: one that floods lets nobody starve. */
+    for (int round = 0; (events & UV_READABLE) && round < FRAME_ROUNDS && !session->doomed; round++)
+        if (!may_read(session) || !serve_batch(session))
+            break;
+    if ((events & UV_WRITABLE) && !session->doomed)
+        send_more(session);
+    server_reap(session->server);
+}
+
+/* The process is dead. What it said before it died still counts; a child that goes on saying things does not. */
+static void on_pid(uv_poll_t *handle, int status, int events)
+{
+    struct session *session = handle->data;
+
+    (void)status;
+    (void)events;
+    for (int round = 0; round < LAST_ROUNDS && !session->doomed; round++)
+        if (!may_read(session) || !serve_batch(session))
+            break;
+    if (session->is_short && !session->doomed)
+        return; /* what it said is still to be read */
+    session_doom(session);
+    server_reap(session->server);
+}

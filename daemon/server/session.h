@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * A session: one connection, from accept to close. It owns the socket, the
+ * pidfd of its peer and its output queue; it turns packets into requests and
+ * replies into packets. What a request does is dispatch's business.
+ *
+ * Life: session_new() starts it; session_close() stops it and unlinks it from
+ * the job; the last libuv close callback frees it. A session that must go while
+ * one of its own packets is being served is marked (session_doom) and closed after.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <uv.h>
+
+#include "core/wire/frame.h"
+#include "core/wire/wire.h"
+#include "daemon/server/listener.h"
+#include "daemon/server/questions.h"
+
+struct server;
+struct job_rank;
+struct diagnostic;
+
+enum session_state {
+    SESSION_HELLO = 1 << 0,    /* nothing but Hello is expected */
+    SESSION_ATTACHED = 1 << 1, /* a rank, declaring */
+    SESSION_FORMED = 1 << 2,   /* a rank that was told the layout */
+    SESSION_CONTROL = 1 << 3,  /* zerodctl */
+    SESSION_LEFT = 1 << 4,     /* a rank that has left */
+    SESSION_CLOSED = 1 << 5,
+};
+
+struct session {
+    struct server *server;
+    struct session *next, **link;
+    int fd, pidfd;
+    uv_poll_t socket_poll, pid_poll;
+    int events;         /* that the socket is watched for */
+    unsigned n_handles; /* libuv handles that are not closed yet */
+    bool watches_socket, watches_pid; /* the handles below are to be closed */
+    bool is_short; /* the last time that it was read from, the kernel had no memory */
+    bool doomed;
+    enum session_state state;
+    struct listener_peer peer;
+    struct frame_queue queue;
+    struct question question; /* of a control connection: the one at work */
+    struct job_rank *rank;    /* once attached */
+    uint64_t accepted_ns;
+    uint64_t quiet_ns; /* of a control connection: Hello, or the last answer */
+};
+
+/* Takes the fd, also on failure. Return: 0 or -errno. */
+int session_new(struct session **out, struct server *server, int fd);
+void session_close(struct session *session);
+
+/* The only place that changes the state; asserts the transition. */
+void session_set_state(struct session *session, enum session_state state);
+
+/* Queues a reply; descriptors are taken. A peer that does not read its answers is doomed. */
+void session_send(struct session *session, const struct reply *reply, int *fds, size_t n_fds);
+
+/* Waits for what its state and its question need. */
+void session_want_events(struct session *session);
+
+/* Tells the peer why, then closes when the packet under way has been served. */
+void session_refuse(struct session *session, const struct diagnostic *diagnostic);
+void session_doom(struct session *session);

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/step/budget.h"
+
+#include "core/base/base.h"
+#include "core/config/config.h"
+#include "daemon/engines/devices.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/memory/ledger.h"
+#include "daemon/memory/ring.h"
+#include "daemon/step/step-offload.h"
+#include "daemon/step/step.h"
+
+enum { MAX_TICKETS = 65536 };
+
+/* Each parcel once in this micro-batch and once in a later pass, and some; picked, not measured. */
+uint32_t budget_n_tickets(uint64_t n_parcels)
+{
+    n_parcels = MIN(n_parcels, (uint64_t)MAX_TICKETS); /* twice any number may be small again */
+    return (uint32_t)MIN(2 * n_parcels + 64, (uint64_t)MAX_TICKETS);
+}
+
+bool budget_ring_holds_all(const struct config *config, const struct layout *layout, unsigned n_local)
+{
+    return step_sends_any_slots(layout, n_local, config->communication_data_type);
+}
+
+struct plan_options budget_options(const struct config *config, const struct layout *layout, struct budget_ranks ranks,
+                                   uint64_t n_parcels)
+{
+    uint32_t n_tickets = budget_n_tickets(n_parcels);
+    bool on_devices = config->device == CONFIG_DEVICE_CUDA, offloaded = config_offloads(config);
+    uint64_t device_staging = devices_bounce_bytes() + (offloaded ? offload_staging_bytes(layout) : 0);
+    struct device_plan_options device = {.layout = layout, .first_local = ranks.first_local, .n_local = ranks.n_local};
+
+    return (struct plan_options){
+        .stage = (unsigned)config->zero.stage,
+        .n_moments = optimizer_n_moments(config->optimizer.type, &config->optimizer.hyper),
+        .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
+        .overlap_comm = config->zero.overlap_comm,
+        .first_local_rank = ranks.first_local,
+        .n_local_ranks = ranks.n_local,
+        .on_devices = on_devices,
+        .offloaded = offloaded,
+        .ring_holds_all = budget_ring_holds_all(config, layout, ranks.n_local),
+        .staging_bytes = exchange_bytes(config, layout) + (on_devices ? device_staging : 0),
+        .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
+        .part_rank_bytes = sizeof(struct ledger_entry),
+        .parcel_bytes = sizeof(uint32_t) * ranks.n_local,
+        .rank_bytes = n_tickets * (sizeof(struct ring_slot) + sizeof(struct ring_extent)),
+        .credit_bytes = credit_page_bytes(n_tickets),
+        .fixed_bytes = step_fixed_bytes(layout, ranks.n_local) + (on_devices ? devices_table_bytes(&device) : 0),
+    };
+}

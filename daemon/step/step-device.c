@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/step/step-device.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "daemon/engines/devices.h"
+#include "daemon/memory/ring.h"
+#include "daemon/step/step.h"
+
+/* ---- reduce ---------------------------------------------------------------------------------------------- */
+
+/* Bits of the masks are ranks of the world: a job of one node has no others. */
+static bool is_pusher(const struct reduction *reduction, uint32_t part, unsigned local)
+{
+    return reduction->masks[part] >> (reduction->step->first_local + local) & 1;
+}
+
+/* Who has pushed what, and which accumulators hold something already. */
+static void set_inputs(const struct reduction *reduction, struct device_keep *keep)
+{
+    const struct step *step = reduction->step;
+    const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
+    uint32_t n_words = keep->plan.head->mask_words;
+
+    for (uint32_t i = 0; i < parcel->n_parts; i++) {
+        uint64_t *mask = &keep->inputs.masks[(size_t)(parcel->first_part + i) * n_words];
+
+        memset(mask, 0, n_words * sizeof(*mask));
+        mask[0] = reduction->masks[i];
+        keep->inputs.begun[parcel->first_part + i] = step->begun[parcel->first_part + i];
+    }
+}
+
+static bool has_pushed(const struct reduction *reduction, unsigned local)
+{
+    const struct layout_parcel *parcel = &reduction->step->layout->parcels[reduction->parcel];
+
+    for (uint32_t i = 0; i < parcel->n_parts; i++)
+        if (is_pusher(reduction, i, local))
+            return true;
+    return false;
+}
+
+static size_t find_slots(const struct reduction *reduction, struct device_slot *slots)
+{
+    size_t n = 0;
+
+    for (unsigned local = 0; local < reduction->step->n_local; local++) {
+        const struct ring *ring = reduction->held[local];
+        const struct ring_slot *slot;
+
+        if (!has_pushed(reduction, local))
+            continue;
+        slot = ring_find(ring, reduction->parcel, reduction->micro_batch, reduction->pass);
+        assert(slot && slot->data == reduction->sources[local]);
+        slots[n++] = (struct device_slot){.local_rank = local,
+                                          .offset_bytes = slot->offset_bytes,
+                                          .has_event = slot->event_plus_one > 0,
+                                          .event = slot->event_plus_one > 0 ? slot->event_plus_one - 1 : 0};
+    }
+    return n;
+}
+
+/* What the engine has found out, as if the kernels of this process had. */
+static void take_results(const struct reduction *reduction)
+{
+    struct step *step = reduction->step;
+    const struct device_results *results = &devices_keep(step->devices)->results;
+    const struct device_result_finding *found = &results->findings[reduction->parcel];
+    const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
+
+    for (uint32_t c = parcel->first_chunk; c < parcel->first_chunk + parcel->n_chunks; c++) {
+        const struct layout_chunk *chunk = &step->layout->chunks[c];
+        uint32_t part = chunk->part - parcel->first_part;
+
+        if (reduction->masks[part] && state_owns(step->state, chunk->rank))
+            step->results[c].squares = results->squares[c];
+        for (unsigned local = 0; local < step->n_local; local++)
+            if (is_pusher(reduction, part, local))
+                step->sums[(size_t)c * step->n_local + local] = results->sums[(size_t)c * step->n_local + local];
+    }
+    if (found->found)
+        step_keep_finding(step, &(struct step_finding){.found = true,
+                                                       .overflowed = found->overflowed,
+                                                       .micro_batch = reduction->micro_batch,
+                                                       .param = found->param,
+                                                       .rank = found->rank,
+                                                       .elem = found->elem,
+                                                       .value = found->value,
+                                                       .n_nan = found->n_nan,
+                                                       .n_inf = found->n_inf});
+}
+
+/* Without an engine for good, as the job ends: who held the slots lets go. */
+static void cancel(struct reduction *reduction)
+{
+    reduction->busy = false;
+    for (unsigned local = 0; local < reduction->step->n_local; local++)
+        if (reduction->held[local])
+            ring_unhold(reduction->held[local]);
+}
+
+static void reduce_done(void *userdata, int result)
+{
+    struct reduction *reduction = userdata;
+
+    if (result < 0) {
+        cancel(reduction);
+        return;
+    }
+    take_results(reduction);
+    step_reduced(reduction);
+}
+
+static void combine_done(void *userdata, int result)
+{
+    struct reduction *reduction = userdata;
+
+    reduction->cancelled = result < 0;
+    if (result == 0 && !reduction->give_only)
+        take_results(reduction);
+    if (result == 0 && !reduction->give_only) {
+        step_reduced(reduction);
+        return;
+    }
+    reduction->busy = false;
+    reduction->done(reduction->userdata, reduction);
+}
+
+/* The order could not be made for want of a few bytes: it is tried again from the loop. */
+static void post_again(struct work *work)
+{
+    step_device_reduce(container_of(work, struct reduction, work));
+}
+
+static void do_nothing(struct work *work, uint32_t item)
+{
+    (void)work;
+    (void)item;
+}
+
+static int order_reduction(struct reduction *reduction, devices_done done)
+{
+    struct step *step = reduction->step;
+    struct device_slot slots[DEVICE_MAX_LOCAL];
+    struct device_command command = {.type = DEVICE_COMMAND_REDUCE,
+                                     .reduce = {.parcel = reduction->parcel,
+                                                .micro_batch = reduction->micro_batch,
+                                                .pass = reduction->pass,
+                                                .slots = slots,
+                                                .n_slots = find_slots(reduction, slots),
+                                                .give_only = reduction->give_only}};
+    uint64_t n_bytes = layout_parcel_bytes(step->layout, reduction->parcel) * step->n_local;
+
+    (void)failpoint("reduce");
+    set_inputs(reduction, devices_keep(step->devices));
+    return devices_order(step->devices, &command, n_bytes, done, reduction);
+}
+
+int step_device_combine(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction),
+                        void *userdata)
+{
+    int r;
+
+    reduction->busy = true;
+    reduction->done = done;
+    reduction->userdata = userdata;
+    r = order_reduction(reduction, combine_done);
+    if (r < 0)
+        reduction->busy = false;
+    return r;
+}
+
+void step_device_reduce(struct reduction *reduction)
+{
+    struct step *step = reduction->step;
+
+    if (order_reduction(reduction, reduce_done) == 0)
+        return;
+    reduction->work = (struct work){.run = do_nothing, .done = post_again, .n_items = 1};
+    worker_post(step->pool, &reduction->work);
+}
+
+/* ---- update ---------------------------------------------------------------------------------------------- */
+
+static void update_done(void *userdata, int result)
+{
+    struct step *step = userdata;
+
+    if (--step->n_updating == 0)
+        step->update_done(step->update_userdata, result);
+}
+
+static void order_rest(struct step *step);
+
+static void order_again(struct work *work)
+{
+    order_rest(container_of(work, struct step, update_work));
+}
+
+bool step_device_gathers(const struct step *step)
+{
+    return step->layout->world_size > 1 && step->n_local == step->layout->world_size && step->state->stage != 3;
+}
+
+/* The update, and then the gathering, which takes effect later and so need not be waited for here. */
+static void order_rest(struct step *step)
+{
+    uint32_t n = step->layout->n_buckets;
+    const struct device_command update = {.type = DEVICE_COMMAND_UPDATE,
+                                          .update = {.step = state_journal(step->state)->epoch + 1, .n_buckets = n}};
+    const struct device_command gather = {.type = DEVICE_COMMAND_GATHER, .gather = {.n_buckets = n}};
+    uint64_t n_bytes = step->layout->padded_elems * 3 * sizeof(float);
+
+    for (; step->n_to_order > 0; step->n_to_order--) {
+        bool first = !step_device_gathers(step) || step->n_to_order == 2;
+        int r = devices_order(step->devices, first ? &update : &gather, n_bytes, update_done, step);
+
+        if (r == 0)
+            continue;
+        if (r == -ECANCELED) { /* of several nodes, where it is the only order */
+            update_done(step, r);
+            return; /* perhaps there is no step any more */
+        }
+        /* For want of a few bytes: again from the loop. */
+        step->update_work = (struct work){.run = do_nothing, .done = order_again, .n_items = 1};
+        worker_post(step->pool, &step->update_work);
+        return;
+    }
+}
+
+void step_device_update(struct step *step)
+{
+    struct device_keep *keep = devices_keep(step->devices);
+
+    (void)failpoint("update");
+    memcpy(keep->inputs.contributed, step->contributed, step->layout->n_params);
+    memcpy(keep->inputs.scalars, step->scalars, step->layout->n_params * sizeof(*step->scalars));
+    step->n_updating = step->n_to_order = step_device_gathers(step) ? 2 : 1;
+    order_rest(step);
+}

@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/step/step-offload.h"
+
+#include <assert.h>
+
+#include "core/base/base.h"
+#include "core/base/segment.h"
+#include "daemon/engines/devices.h"
+#include "daemon/step/step-device.h"
+#include "daemon/step/step.h"
+
+enum {
+    N_SLOTS = 3,          /* one comes, one is updated, one is about to come */
+    N_PORTIONS = 8,       /* at least, as far as the parcels allow; picked */
+    SLOT_ELEMS = 1 << 20, /* of several small parcels: 4 MiB, so that an order's own costs do not show; picked */
+};
+
+/* Parcels [first, end); buckets [first_bucket, end_bucket) are complete with them. */
+struct portion {
+    uint32_t first, end;
+    uint32_t first_bucket, end_bucket;
+};
+
+struct slot {
+    struct offload *offload;
+    bool arrived;
+};
+
+struct offload {
+    struct step *step;
+    struct segment staging;
+    uint64_t slot_elems;
+    uint64_t *starts; /* per parcel, and of their end: elements of all before */
+    struct portion *portions;
+    uint32_t n_portions;
+    struct device_move *moves; /* of the order that is being made */
+    /* Of the update under way: how many portions, in order. */
+    uint32_t n_read, n_updated, n_written, n_gathered;
+    struct slot slots[N_SLOTS]; /* of portion i: i % N_SLOTS */
+    unsigned n_orders;          /* not done yet */
+    bool updating, retrying;
+    bool cancelled; /* the job is given up: what has begun ends, and nothing else begins */
+    struct work work, retry;
+};
+
+/* ---- portions -------------------------------------------------------------------------------------------- */
+
+static uint64_t find_slot_elems(const struct layout *layout)
+{
+    uint64_t largest = 0;
+
+    for (uint32_t i = 0; i < layout->n_parcels; i++)
+        largest = MAX(largest, layout->parcels[i].n_elems);
+    return MAX(largest, MIN((uint64_t)SLOT_ELEMS, layout->padded_elems / N_PORTIONS));
+}
+
+uint64_t offload_staging_bytes(const struct layout *layout)
+{
+    return N_SLOTS * find_slot_elems(layout) * sizeof(float);
+}
+
+/* How many of the parcels from first on. */
+static uint32_t fill_portion(const struct offload *offload, uint32_t first)
+{
+    const struct layout *layout = offload->step->layout;
+    uint32_t end = first + 1, most = DEVICE_MAX_MOVES / offload->step->n_local;
+
+    while (end < layout->n_parcels && end - first < most &&
+           offload->starts[end + 1] - offload->starts[first] <= offload->slot_elems)
+        end++;
+    return end - first;
+}
+
+static uint32_t n_complete(const struct layout *layout, uint32_t end)
+{
+    return end < layout->n_parcels ? layout->parcels[end].bucket : layout->n_buckets;
+}
+
+static void make_portions(struct offload *offload)
+{
+    const struct layout *layout = offload->step->layout;
+
+    for (uint32_t i = 0; i < layout->n_parcels; i++)
+        offload->starts[i + 1] = offload->starts[i] + layout->parcels[i].n_elems;
+    for (uint32_t i = 0; i < layout->n_parcels; offload->n_portions++) {
+        struct portion *portion = &offload->portions[offload->n_portions];
+
+        portion->first = i;
+        i = portion->end = i + fill_portion(offload, i);
+        portion->first_bucket = n_complete(layout, portion->first);
+        portion->end_bucket = n_complete(layout, portion->end);
+    }
+}
+
+/* Where in staging the accumulators of a parcel lie, in elements. */
+static uint64_t staging_at(const struct offload *offload, uint32_t i, uint32_t parcel)
+{
+    return i % N_SLOTS * offload->slot_elems + offload->starts[parcel] - offload->starts[offload->portions[i].first];
+}
+
+/* ---- orders ---------------------------------------------------------------------------------------------- */
+
+static void advance(struct offload *offload);
+
+static void do_nothing(struct work *work, uint32_t item)
+{
+    (void)work;
+    (void)item;
+}
+
+static void retry_done(struct work *work)
+{
+    struct offload *offload = container_of(work, struct offload, retry);
+
+    offload->retrying = false;
+    advance(offload);
+}
+
+/* An order could not be made for want of a few bytes: again from the loop. */
+static void retry(struct offload *offload)
+{
+    if (offload->retrying)
+        return;
+    offload->retrying = true;
+    offload->retry = (struct work){.run = do_nothing, .done = retry_done, .n_items = 1};
+    worker_post(offload->step->pool, &offload->retry);
+}
+
+/* result < 0: the job is going, and nothing is begun any more. */
+static void end_order(struct offload *offload, int result)
+{
+    offload->cancelled |= result < 0;
+    offload->n_orders--;
+    advance(offload);
+}
+
+static void has_arrived(void *userdata, int result)
+{
+    struct slot *slot = userdata;
+
+    slot->arrived = result == 0;
+    end_order(slot->offload, result);
+}
+
+static void is_done(void *userdata, int result)
+{
+    end_order(userdata, result);
+}
+
+/* What a rank owns of a parcel: its accumulators to staging, or its weights, which are where the layout places them. */
+static struct device_move make_move(const struct offload *offload, uint32_t i, uint32_t parcel, unsigned local,
+                                    bool write)
+{
+    const struct step *step = offload->step;
+    const struct device_keep *keep = devices_keep(step->devices);
+    const struct layout_parcel *p = &step->layout->parcels[parcel];
+    const struct layout_bucket *bucket = &step->layout->buckets[p->bucket];
+    unsigned rank = step->first_local + local;
+    uint64_t begin, end, acc = keep->places[p->bucket].acc,
+                         elem_bytes = write ? dtype_size(bucket->dtype) : sizeof(float);
+    struct device_move move = {.write = write, .local_rank = local};
+
+    device_parcel_slice(&keep->plan, parcel, rank, &begin, &end);
+    move.n_bytes = (end - begin) * elem_bytes;
+    if (write) {
+        move.kind = DEVICE_WEIGHTS;
+        move.segment = DEVICES_WEIGHTS;
+        move.offset_bytes = move.segment_offset_bytes = bucket->weight_offset_bytes + begin * elem_bytes;
+    } else {
+        move.kind = DEVICE_GRADIENT;
+        move.segment = DEVICES_STAGING;
+        move.offset_bytes = acc + (begin - layout_partition_elems(step->layout, p->bucket) * rank) * elem_bytes;
+        move.segment_offset_bytes = (staging_at(offload, i, parcel) + begin - p->offset_elems) * elem_bytes;
+    }
+    return move;
+}
+
+/* Return: 0; 1: there is nothing to copy; -ENOMEM or -ECANCELED. */
+static int order_copy(struct offload *offload, uint32_t i, bool write, devices_done done, void *userdata)
+{
+    const struct portion *portion = &offload->portions[i];
+    struct device_command command = {.type = DEVICE_COMMAND_COPY, .copy.moves = offload->moves};
+    uint64_t n_bytes = 0;
+    int r;
+
+    for (uint32_t parcel = portion->first; parcel < portion->end; parcel++) {
+        for (unsigned local = 0; local < offload->step->n_local; local++) {
+            struct device_move move = make_move(offload, i, parcel, local, write);
+
+            if (move.n_bytes == 0)
+                continue;
+            n_bytes += move.n_bytes;
+            offload->moves[command.copy.n_moves++] = move;
+        }
+    }
+    if (command.copy.n_moves == 0)
+        return 1;
+    r = devices_order(offload->step->devices, &command, n_bytes, done, userdata);
+    if (r == 0)
+        offload->n_orders++;
+    return r;
+}
+
+/* A slot is free again when what was in it has been updated. */
+static int read_in(struct offload *offload)
+{
+    for (; offload->n_read < offload->n_portions && offload->n_read < offload->n_updated + N_SLOTS; offload->n_read++) {
+        struct slot *slot = &offload->slots[offload->n_read % N_SLOTS];
+        int r;
+
+        slot->arrived = false;
+        r = order_copy(offload, offload->n_read, false, has_arrived, slot);
+        if (r < 0)
+            return r;
+        slot->arrived = r > 0;
+    }
+    return 0;
+}
+
+static int write_back(struct offload *offload)
+{
+    if (offload->step->state->stage == 3) /* weights are rounded from masters when they are gathered */
+        offload->n_written = offload->n_updated;
+    for (; offload->n_written < offload->n_updated; offload->n_written++) {
+        int r = order_copy(offload, offload->n_written, true, is_done, offload);
+
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+/* It takes effect after the copies that were ordered before it. */
+static int gather(struct offload *offload)
+{
+    const struct layout *layout = offload->step->layout;
+
+    for (; offload->n_gathered < offload->n_written; offload->n_gathered++) {
+        const struct portion *portion = &offload->portions[offload->n_gathered];
+        const struct device_command command = {.type = DEVICE_COMMAND_GATHER,
+                                               .gather = {.first_bucket = portion->first_bucket,
+                                                          .n_buckets = portion->end_bucket - portion->first_bucket}};
+        uint64_t n_bytes = 0;
+        int r;
+
+        if (!step_device_gathers(offload->step) || command.gather.n_buckets == 0)
+            continue;
+        for (uint32_t b = portion->first_bucket; b < portion->end_bucket; b++)
+            n_bytes += layout->buckets[b].n_elems * dtype_size(layout->buckets[b].dtype);
+        r = devices_order(offload->step->devices, &command, n_bytes, is_done, offload);
+        if (r < 0)
+            return r;
+        offload->n_orders++;
+    }
+    return 0;
+}
+
+/* ---- update ---------------------------------------------------------------------------------------------- */
+
+static void update_run(struct work *work, uint32_t item)
+{
+    const struct offload *offload = container_of(work, struct offload, work);
+    const struct layout *layout = offload->step->layout;
+    uint32_t i = offload->n_updated, id = layout->parcels[offload->portions[i].first].first_chunk + item;
+    const struct layout_chunk *chunk = &layout->chunks[id];
+    uint32_t parcel = layout->parts[chunk->part].parcel;
+    uint64_t elem = layout->params[chunk->param].offset_elems + chunk->start_elem;
+    uint64_t at = staging_at(offload, i, parcel) + elem - layout->parcels[parcel].offset_elems;
+
+    if (!state_owns(offload->step->state, chunk->rank)) /* another node's */
+        return;
+    step_update_chunk(offload->step, id, (float *)(void *)offload->staging.map + at);
+}
+
+static void update_done(struct work *work)
+{
+    struct offload *offload = container_of(work, struct offload, work);
+
+    offload->updating = false;
+    offload->n_updated++;
+    advance(offload);
+}
+
+static void start_update(struct offload *offload)
+{
+    const struct layout_parcel *parcels = offload->step->layout->parcels;
+    const struct portion *portion = &offload->portions[offload->n_updated];
+
+    if (offload->updating || offload->n_updated == offload->n_read ||
+        !offload->slots[offload->n_updated % N_SLOTS].arrived)
+        return;
+    offload->updating = true;
+    offload->work = (struct work){.run = update_run, .done = update_done};
+    for (uint32_t i = portion->first; i < portion->end; i++)
+        offload->work.n_items += parcels[i].n_chunks;
+    worker_post(offload->step->pool, &offload->work);
+}
+
+/* The last one of what was begun has ended: then the update has. */
+static void give_up(const struct offload *offload)
+{
+    struct step *step = offload->step;
+
+    if (offload->n_orders == 0 && !offload->updating && !offload->retrying)
+        step->update_done(step->update_userdata, -ECANCELED);
+}
+
+/* Return: 0, or -errno: not all could be ordered. */
+static int order_all(struct offload *offload)
+{
+    int r = write_back(offload);
+
+    if (r == 0)
+        r = gather(offload);
+    return r == 0 ? read_in(offload) : r;
+}
+
+static void advance(struct offload *offload)
+{
+    struct step *step = offload->step;
+    int r = offload->cancelled ? -ECANCELED : order_all(offload);
+
+    if (r == -ECANCELED) {
+        offload->cancelled = true;
+        give_up(offload);
+        return; /* perhaps there is no step any more */
+    }
+    if (r < 0)
+        retry(offload);
+    start_update(offload);
+    if (offload->n_gathered == offload->n_portions && offload->n_orders == 0 && !offload->retrying)
+        step->update_done(step->update_userdata, 0);
+}
+
+void offload_update(struct offload *offload)
+{
+    assert(offload->n_orders == 0 && !offload->updating && !offload->retrying);
+    offload->n_read = offload->n_updated = offload->n_written = offload->n_gathered = 0;
+    if (offload->n_portions == 0)
+        retry(offload); /* the end is not said from within */
+    else
+        advance(offload);
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------ */
+
+int offload_new(struct offload **out, struct step *step)
+{
+    const struct layout *layout = step->layout;
+    struct offload *offload = calloc(1, sizeof(*offload));
+    int r = -ENOMEM;
+
+    if (!offload)
+        return -ENOMEM;
+    offload->step = step;
+    offload->staging = SEGMENT_NULL;
+    offload->slot_elems = find_slot_elems(layout);
+    for (unsigned i = 0; i < N_SLOTS; i++)
+        offload->slots[i].offload = offload;
+    offload->starts = calloc((size_t)layout->n_parcels + 1, sizeof(*offload->starts));
+    offload->portions = calloc((size_t)layout->n_parcels + 1, sizeof(*offload->portions));
+    offload->moves = calloc(DEVICE_MAX_MOVES, sizeof(*offload->moves));
+    if (offload->starts && offload->portions && offload->moves)
+        r = segment_init(&offload->staging, "device.gradient", offload_staging_bytes(layout));
+    if (r < 0) {
+        offload_free(offload);
+        return r;
+    }
+    make_portions(offload);
+    *out = offload;
+    return 0;
+}
+
+void offload_free(struct offload *offload)
+{
+    if (!offload)
+        return;
+    segment_deinit(&offload->staging);
+    free(offload->starts);
+    free(offload->portions);
+    free(offload->moves);
+    free(offload);
+}
+
+int offload_reserve(struct offload *offload)
+{
+    return segment_reserve(&offload->staging, 0, offload->staging.n_bytes);
+}
+
+const struct segment *offload_staging(const struct offload *offload)
+{
+    return &offload->staging;
+}

@@ -1,0 +1,656 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/step/step.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "core/config/config.h"
+#include "daemon/step/step-device.h"
+#include "daemon/step/step-offload.h"
+
+_Static_assert((int)STEP_MAX_RANKS == (int)CONFIG_MAX_LOCAL_RANKS, "what config admits, a mask must hold");
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+static void reduction_run(struct work *work, uint32_t item);
+static void reduction_done(struct work *work);
+
+static int make_reductions(struct step *step, struct reduction **reductions)
+{
+    const struct layout *layout = step->layout;
+    uint64_t before = 0;
+
+    *reductions = calloc(layout->n_parcels + 1, sizeof(**reductions));
+    if (!*reductions)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < layout->n_parcels; i++) {
+        struct reduction *reduction = &(*reductions)[i];
+
+        reduction->step = step;
+        reduction->parcel = i;
+        reduction->staging_elems = before * step->n_pieces;
+        before += step_sends_slots(step, i) ? 0 : layout->parcels[i].n_elems;
+        reduction->work = (struct work){.run = reduction_run, .done = reduction_done};
+        reduction->masks = calloc(layout->parcels[i].n_parts, sizeof(*reduction->masks));
+        reduction->sources = calloc(STEP_MAX_RANKS, sizeof(*reduction->sources));
+        if (!reduction->masks || !reduction->sources)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+static void free_reductions(const struct step *step, struct reduction *reductions)
+{
+    for (uint32_t i = 0; reductions && i < step->layout->n_parcels; i++) {
+        assert(!reductions[i].busy);
+        free(reductions[i].masks);
+        free(reductions[i].sources);
+    }
+    free(reductions);
+}
+
+static bool is_alone(const struct step *step)
+{
+    return step->n_local == step->layout->world_size;
+}
+
+/* One rank is a sum already, if its gradients are of the type that travels. */
+static bool sends_slots(const struct layout *layout, unsigned n_local, enum dtype wire, uint32_t bucket)
+{
+    return n_local == 1 && layout->world_size > 1 && layout->buckets[bucket].grad_dtype == wire;
+}
+
+bool step_gets_slots(const struct step *step, unsigned n_ranks, uint32_t parcel)
+{
+    return !step->devices && sends_slots(step->layout, n_ranks, step->wire, step->layout->parcels[parcel].bucket);
+}
+
+bool step_sends_slots(const struct step *step, uint32_t parcel)
+{
+    return step_gets_slots(step, step->n_local, parcel);
+}
+
+bool step_sends_any_slots(const struct layout *layout, unsigned n_local, enum dtype wire)
+{
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        if (sends_slots(layout, n_local, wire, b))
+            return true;
+    return false;
+}
+
+uint64_t step_staging_bytes(const struct layout *layout, unsigned n_local, unsigned n_pieces, enum dtype wire)
+{
+    uint64_t n_elems = 0;
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        n_elems += sends_slots(layout, n_local, wire, b) ? 0 : layout->buckets[b].n_elems;
+    return n_elems * n_pieces * dtype_size(wire);
+}
+
+static int make_staging(struct step *step)
+{
+    int r;
+
+    if (is_alone(step) || step->devices)
+        return 0;
+    r = segment_init(&step->staging_segment, "staging",
+                     step_staging_bytes(step->layout, step->n_local, step->n_pieces, step->wire));
+    step->staging = step->staging_segment.map;
+    return r;
+}
+
+int step_new(struct step **out, const struct step_options *options)
+{
+    const struct layout *layout = options->state->layout;
+    struct step *step = calloc(1, sizeof(*step));
+
+    if (!step)
+        return -ENOMEM;
+    assert(options->n_local <= STEP_MAX_RANKS && layout->world_size <= STEP_MAX_WORLD);
+    pthread_mutex_init(&step->finding_lock, NULL);
+    step->staging_segment = SEGMENT_NULL;
+    step->layout = layout;
+    step->state = options->state;
+    step->kernels = options->kernels;
+    step->pool = options->pool;
+    step->first_local = options->first_local;
+    step->n_local = options->n_local;
+    step->optimizer = options->optimizer;
+    step->devices = options->devices;
+    step->wire = options->wire;
+    step->n_pieces = subtree_find(layout->world_size, step->first_local, step->n_local, step->pieces);
+    step->results = calloc(layout->n_chunks + 1, sizeof(*step->results));
+    step->sums = calloc((size_t)layout->n_chunks * options->n_local + 1, sizeof(*step->sums));
+    step->begun = calloc(layout->n_parts + 1, 1);
+    step->contributed = calloc(layout->n_params, 1);
+    step->measured = calloc(layout->n_params, sizeof(*step->measured));
+    step->squares = calloc(layout->n_params, sizeof(*step->squares));
+    step->scalars = calloc(layout->n_params, sizeof(*step->scalars));
+    if (!step->results || !step->sums || !step->begun || !step->contributed || !step->measured || !step->squares ||
+        !step->scalars || make_reductions(step, &step->reductions) < 0 || make_staging(step) < 0 ||
+        (!is_alone(step) && make_reductions(step, &step->combinations) < 0) ||
+        (step->devices && !step->state->mirror && offload_new(&step->offload, step) < 0)) {
+        step_free(step);
+        return -ENOMEM;
+    }
+    *out = step;
+    return 0;
+}
+
+void step_free(struct step *step)
+{
+    if (!step)
+        return;
+    free_reductions(step, step->reductions);
+    free_reductions(step, step->combinations);
+    free(step->results);
+    free(step->sums);
+    free(step->begun);
+    free(step->contributed);
+    free(step->measured);
+    free(step->squares);
+    free(step->scalars);
+    offload_free(step->offload);
+    segment_deinit(&step->staging_segment);
+    pthread_mutex_destroy(&step->finding_lock);
+    free(step);
+}
+
+uint64_t step_fixed_bytes(const struct layout *layout, unsigned n_local)
+{
+    uint64_t per_chunk = sizeof(struct reduce_result) + n_local * sizeof(struct position_sum);
+    uint64_t per_param = 1 + 2 * sizeof(struct exact_sum) + sizeof(struct update_scalars);
+    uint64_t n_kinds = n_local < layout->world_size ? 2 : 1;
+    uint64_t per_part = 1 + n_kinds * sizeof(uint64_t);
+    uint64_t per_parcel = n_kinds * (sizeof(struct reduction) + STEP_MAX_RANKS * sizeof(void *));
+
+    return layout->n_chunks * per_chunk + layout->n_params * per_param + layout->n_parts * per_part +
+           layout->n_parcels * per_parcel;
+}
+
+void step_open(struct step *step)
+{
+    memset(step->begun, 0, step->layout->n_parts);
+    memset(step->contributed, 0, step->layout->n_params);
+    step->finding = (struct step_finding){0};
+    step->n_reduced_bytes = 0;
+}
+
+/* ---- reduce -------------------------------------------------------------------------------------------- */
+
+/* The leaves of one chunk: who takes part, where its data lies, how the tree joins them. */
+struct leaves {
+    const void *data[STEP_MAX_RANKS];
+    unsigned source[STEP_MAX_RANKS]; /* index into reduction->sources */
+    struct reduce_join joins[STEP_MAX_RANKS];
+    unsigned n;
+};
+
+static unsigned rank_of(const struct reduction *reduction, unsigned source)
+{
+    return reduction->combining ? reduction->source_ranks[source] : reduction->step->first_local + source;
+}
+
+/* Sources [first, first + n) that are in the mask of a part; elem: from the parcel's start. */
+static void find_leaves(const struct reduction *reduction, uint64_t elem, size_t elem_bytes, uint64_t mask,
+                        unsigned first, unsigned n, struct leaves *leaves)
+{
+    const struct step *step = reduction->step;
+    bool present[STEP_MAX_WORLD];
+
+    leaves->n = 0;
+    memset(present, 0, step->layout->world_size);
+    for (unsigned i = first; i < first + n; i++) {
+        unsigned rank = rank_of(reduction, i);
+
+        if (!(mask >> i & 1))
+            continue;
+        leaves->data[leaves->n] = reduction->sources[i] + elem * elem_bytes;
+        leaves->source[leaves->n] = i;
+        leaves->n++;
+        present[rank] = true;
+    }
+    if (leaves->n > 0)
+        reduce_joins(present, step->layout->world_size, leaves->joins);
+}
+
+static bool finding_is_before(const struct step_finding *a, const struct step_finding *b)
+{
+    if (a->micro_batch != b->micro_batch)
+        return a->micro_batch < b->micro_batch;
+    if (a->param != b->param)
+        return a->param < b->param;
+    return a->elem < b->elem;
+}
+
+void step_keep_finding(struct step *step, const struct step_finding *finding)
+{
+    pthread_mutex_lock(&step->finding_lock);
+    if (!step->finding.found || finding_is_before(finding, &step->finding))
+        step->finding = *finding;
+    pthread_mutex_unlock(&step->finding_lock);
+}
+
+/* Only when a chunk's accumulator is not finite: whose gradient was it? Slots are still held here. */
+static void blame(struct reduction *reduction, const struct reduce_args *args, const struct leaves *leaves,
+                  uint32_t param)
+{
+    struct step *step = reduction->step;
+    struct reduce_finding findings[STEP_MAX_RANKS], overflow;
+
+    reduce_find_nonfinite(args, findings, &overflow);
+    for (unsigned i = 0; i <= leaves->n; i++) {
+        const struct reduce_finding *f = i < leaves->n ? &findings[i] : &overflow;
+        unsigned source = i < leaves->n ? leaves->source[i] : 0;
+
+        if (f->n_nan + f->n_inf == 0)
+            continue;
+        /* Which of a piece's ranks it was, the node knows that has reduced them; a slot is of one rank. */
+        if (reduction->combining && i < leaves->n && !(reduction->slots >> source & 1))
+            continue;
+        step_keep_finding(step, &(struct step_finding){
+                                    .found = true,
+                                    .overflowed = i == leaves->n,
+                                    .micro_batch = reduction->micro_batch,
+                                    .param = param,
+                                    .rank = rank_of(reduction, source),
+                                    .elem = f->first_elem,
+                                    .value = f->first_value,
+                                    .n_nan = f->n_nan,
+                                    .n_inf = f->n_inf,
+                                });
+    }
+}
+
+/* Who pushed it, of the sources [first, first + n); args: n_leaves 0 when nobody did. */
+static void make_args(const struct reduction *reduction, const struct layout_chunk *chunk, unsigned first, unsigned n,
+                      struct leaves *leaves, struct reduce_args *args)
+{
+    const struct step *step = reduction->step;
+    const struct layout_param *param = &step->layout->params[chunk->param];
+    const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
+    enum dtype dtype = reduction->combining ? step->wire : param->grad_dtype;
+
+    find_leaves(reduction, param->offset_elems + chunk->start_elem - parcel->offset_elems, dtype_size(dtype),
+                reduction->masks[chunk->part - parcel->first_part], first, n, leaves);
+    *args = (struct reduce_args){
+        .dtype = dtype,
+        .n_leaves = leaves->n,
+        .leaves = leaves->data,
+        .joins = leaves->joins,
+        .n_elems = chunk->n_elems,
+        .start_elem = chunk->start_elem,
+    };
+}
+
+/* One chunk, the sources [first, first + n), into target. */
+static void reduce_into(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id,
+                        unsigned first, unsigned n, float *target, bool first_contribution)
+{
+    struct step *step = reduction->step;
+    struct position_sum sums[STEP_MAX_RANKS];
+    struct reduce_result *result = &step->results[chunk_id];
+    struct leaves leaves;
+    struct reduce_args args;
+
+    make_args(reduction, chunk, first, n, &leaves, &args);
+    if (leaves.n == 0)
+        return;
+    args.acc = target;
+    args.first = first_contribution;
+    result->sums = sums;
+    step->kernels->reduce(&args, result);
+    if (result->nonfinite)
+        blame(reduction, &args, &leaves, chunk->param);
+    for (unsigned i = 0; i < leaves.n; i++) {
+        unsigned source = leaves.source[i];
+
+        if (!reduction->combining)
+            step->sums[(size_t)chunk_id * step->n_local + source] = sums[i];
+        else if (reduction->slots >> source & 1 && rank_of(reduction, source) == step->first_local)
+            step->sums[chunk_id] = sums[i]; /* the only local rank's own */
+    }
+}
+
+/* What is sent straight from the slot, and summed by other nodes: of its own part this one takes the sum in passing. */
+static void look_at(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id)
+{
+    struct step *step = reduction->step;
+    struct position_sum *sum = &step->sums[chunk_id];
+    struct leaves leaves;
+    struct reduce_args args;
+
+    make_args(reduction, chunk, 0, 1, &leaves, &args);
+    if (leaves.n == 0 || state_owns(step->state, chunk->rank))
+        return;
+    *sum = (struct position_sum){0};
+    step->kernels->position_sum_update(sum, args.dtype, args.leaves[0], args.n_elems, args.start_elem);
+}
+
+enum { BF16_OVERFLOW_EXPONENT = 127 }; /* only from 2^127 on rounding can make a value infinite */
+
+/* Finite sums that rounding has made infinite. */
+static void blame_rounding(struct reduction *reduction, const struct reduce_args *args, const uint16_t *rounded,
+                           uint32_t param)
+{
+    struct step_finding finding = {
+        .overflowed = true, .micro_batch = reduction->micro_batch, .param = param, .value = INFINITY};
+
+    for (size_t i = 0; i < args->n_elems; i++) {
+        if (!isfinite(args->acc[i]) || (rounded[i] & 0x7fff) != 0x7f80)
+            continue;
+        if (!finding.found)
+            finding.elem = args->start_elem + i;
+        finding.found = true;
+        finding.n_inf++;
+    }
+    if (finding.found)
+        step_keep_finding(reduction->step, &finding);
+}
+
+/* As reduce_into(), rounded to bf16; by blocks that stay in the nearest cache. */
+static void reduce_rounded(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id,
+                           unsigned first, unsigned n, uint16_t *target)
+{
+    enum { BLOCK_ELEMS = 2048 };
+
+    struct step *step = reduction->step;
+    struct position_sum sums[STEP_MAX_RANKS], *totals = &step->sums[(size_t)chunk_id * step->n_local];
+    struct reduce_result *result = &step->results[chunk_id];
+    float block[BLOCK_ELEMS];
+    struct leaves leaves;
+    struct reduce_args args;
+
+    make_args(reduction, chunk, first, n, &leaves, &args);
+    args.acc = block;
+    args.first = true;
+    result->sums = sums;
+    for (unsigned i = 0; i < leaves.n; i++)
+        totals[leaves.source[i]] = (struct position_sum){0};
+    for (uint64_t at = 0; leaves.n > 0 && at < chunk->n_elems; at += args.n_elems) {
+        args.n_elems = MIN((size_t)BLOCK_ELEMS, chunk->n_elems - at);
+        args.start_elem = chunk->start_elem + at;
+        step->kernels->reduce(&args, result);
+        step->kernels->convert_from_f32(target + at, block, step->wire, args.n_elems);
+        if (result->nonfinite)
+            blame(reduction, &args, &leaves, chunk->param);
+        if (exact_sum_may_reach(&result->squares, 2 * BF16_OVERFLOW_EXPONENT))
+            blame_rounding(reduction, &args, target + at, chunk->param);
+        for (unsigned i = 0; i < leaves.n; i++) {
+            position_sum_add(&totals[leaves.source[i]], &sums[i]);
+            leaves.data[i] = (const uint8_t *)leaves.data[i] + args.n_elems * dtype_size(args.dtype);
+        }
+    }
+}
+
+/* The partial sums of one of this node's pieces. */
+static void reduce_piece(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id, unsigned i)
+{
+    struct step *step = reduction->step;
+    const struct subtree *piece = &step->pieces[i];
+    uint64_t elem = step->layout->params[chunk->param].offset_elems + chunk->start_elem -
+                    step->layout->parcels[reduction->parcel].offset_elems;
+    uint8_t *target = (uint8_t *)step_staging(step, reduction->parcel, i) + elem * dtype_size(step->wire);
+
+    if (step->wire == DTYPE_F32)
+        reduce_into(reduction, chunk, chunk_id, piece->first - step->first_local, piece->n, (float *)(void *)target,
+                    true);
+    else
+        reduce_rounded(reduction, chunk, chunk_id, piece->first - step->first_local, piece->n,
+                       (uint16_t *)(void *)target);
+}
+
+static void reduction_run(struct work *work, uint32_t item)
+{
+    struct reduction *reduction = container_of(work, struct reduction, work);
+    struct step *step = reduction->step;
+    const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
+    uint32_t chunk_id = parcel->first_chunk + item;
+    const struct layout_chunk *chunk = &step->layout->chunks[chunk_id];
+    const struct layout_param *param = &step->layout->params[chunk->param];
+    uint64_t elem = param->offset_elems + chunk->start_elem;
+    bool kept = state_owns(step->state, chunk->rank); /* the accumulator is here */
+
+    (void)failpoint("reduce");
+    if (is_alone(step) || reduction->combining) {
+        if (kept)
+            reduce_into(reduction, chunk, chunk_id, 0, reduction->n_sources,
+                        state_acc(step->state, parcel->bucket, elem), !step->begun[chunk->part]);
+        return;
+    }
+    if (step_sends_slots(step, reduction->parcel)) {
+        look_at(reduction, chunk, chunk_id);
+        return;
+    }
+    for (unsigned i = 0; i < step->n_pieces; i++)
+        reduce_piece(reduction, chunk, chunk_id, i);
+}
+
+static void reduction_done(struct work *work)
+{
+    step_reduced(container_of(work, struct reduction, work));
+}
+
+void step_reduced(struct reduction *reduction)
+{
+    struct step *step = reduction->step;
+    const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
+
+    reduction->busy = false;
+    for (uint32_t i = 0; i < parcel->n_parts; i++) {
+        uint32_t part = parcel->first_part + i;
+        unsigned n = (unsigned)__builtin_popcountll(reduction->masks[i]);
+
+        if (n == 0)
+            continue;
+        if (is_alone(step) || reduction->combining)
+            step->begun[part] = step->contributed[step->layout->parts[part].param] = 1;
+        if (!reduction->combining)
+            step->n_reduced_bytes += n * layout_part_bytes(step->layout, part);
+    }
+    reduction->done(reduction->userdata, reduction);
+}
+
+static struct reduction *prepare(struct reduction *reduction, uint32_t micro_batch, uint32_t pass)
+{
+    const struct step *step = reduction->step;
+    const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
+
+    assert(!reduction->busy);
+    reduction->micro_batch = micro_batch;
+    reduction->pass = pass;
+    reduction->combining = false;
+    reduction->n_sources = step->n_local;
+    reduction->work.n_items = parcel->n_chunks;
+    memset(reduction->masks, 0, parcel->n_parts * sizeof(*reduction->masks));
+    return reduction;
+}
+
+struct reduction *step_prepare(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
+{
+    return prepare(&step->reductions[parcel], micro_batch, pass);
+}
+
+struct reduction *step_combine(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
+{
+    struct reduction *reduction = prepare(&step->combinations[parcel], micro_batch, pass);
+
+    reduction->combining = true;
+    reduction->slots = 0;
+    reduction->give_only = reduction->cancelled = false;
+    reduction->n_sources = 0;
+    memset(reduction->held, 0, sizeof(reduction->held));
+    return reduction;
+}
+
+bool step_is_busy(const struct step *step, uint32_t parcel)
+{
+    return step->reductions[parcel].busy || (step->combinations && step->combinations[parcel].busy);
+}
+
+void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata)
+{
+    reduction->busy = true;
+    reduction->done = done;
+    reduction->userdata = userdata;
+    if (reduction->step->devices)
+        step_device_reduce(reduction);
+    else
+        worker_post(reduction->step->pool, &reduction->work);
+}
+
+uint64_t step_sum(const struct step *step, const struct reduction *reduction, unsigned local_rank, uint32_t part)
+{
+    const struct layout_part *p = &step->layout->parts[part];
+    struct position_sum total = {0};
+
+    assert(reduction->masks[part - step->layout->parcels[p->parcel].first_part] >> local_rank & 1);
+    for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++)
+        position_sum_add(&total, &step->sums[(size_t)c * step->n_local + local_rank]);
+    return position_sum_finish(&total, layout_part_bytes(step->layout, part));
+}
+
+const uint8_t *step_piece(const struct step *step, uint32_t parcel, unsigned piece)
+{
+    return step_sends_slots(step, parcel) ? step->reductions[parcel].sources[0] : step_staging(step, parcel, piece);
+}
+
+void *step_staging(const struct step *step, uint32_t parcel, unsigned piece)
+{
+    return step->staging + (step->reductions[parcel].staging_elems + step->layout->parcels[parcel].n_elems * piece) *
+                               dtype_size(step->wire);
+}
+
+void step_contribute(struct step *step, uint32_t part)
+{
+    step->contributed[step->layout->parts[part].param] = 1;
+}
+
+/* ---- norm ---------------------------------------------------------------------------------------------- */
+
+void step_norm(struct step *step, struct exact_sum *total)
+{
+    const struct layout *layout = step->layout;
+
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+        struct exact_sum *sum = &step->measured[p];
+
+        exact_sum_reset(sum);
+        if (!step->contributed[p])
+            continue;
+        for (uint32_t c = param->first_chunk; c < param->first_chunk + param->n_chunks; c++)
+            if (state_owns(step->state, layout->chunks[c].rank))
+                exact_sum_merge(sum, &step->results[c].squares);
+        exact_sum_carry(sum);
+        exact_sum_merge(total, sum);
+    }
+}
+
+void step_decide(struct step *step, double norm_scale)
+{
+    struct exact_sum *measured = step->measured;
+
+    step->measured = step->squares;
+    step->squares = measured;
+    step->norm_scale = norm_scale;
+}
+
+const struct exact_sum *step_squares(const struct step *step, uint32_t param)
+{
+    return &step->squares[param];
+}
+
+double step_param_norm(const struct step *step, const struct exact_sum *squares)
+{
+    return sqrt(exact_sum_round(squares)) * step->norm_scale;
+}
+
+/* ---- update -------------------------------------------------------------------------------------------- */
+
+void step_update_chunk(const struct step *step, uint32_t id, const float *acc)
+{
+    const struct layout_chunk *chunk = &step->layout->chunks[id];
+    const struct layout_param *param = &step->layout->params[chunk->param];
+    uint64_t elem = param->offset_elems + chunk->start_elem;
+    bool publish = step->state->stage != 3 && param->dtype != DTYPE_F32;
+    struct update_args args;
+
+    (void)failpoint("update");
+    if (!step->contributed[chunk->param])
+        return;
+    args = (struct update_args){
+        .p = state_master(step->state, param->bucket, elem),
+        .m = state_exp_avg(step->state, param->bucket, elem),
+        .v = state_exp_avg_sq(step->state, param->bucket, elem),
+        .acc = acc,
+        .w16 = publish ? state_weights(step->state, chunk->param, chunk->start_elem) : NULL,
+        .w16_dtype = publish ? param->dtype : DTYPE_F32,
+        .n_elems = chunk->n_elems,
+        .k = &step->scalars[chunk->param],
+    };
+    step->kernels->update[step->optimizer](&args);
+}
+
+static void update_run(struct work *work, uint32_t item)
+{
+    const struct step *step = container_of(work, struct step, update_work);
+    const struct layout_chunk *chunk = &step->layout->chunks[item];
+    const struct layout_param *param = &step->layout->params[chunk->param];
+
+    if (state_owns(step->state, chunk->rank))
+        step_update_chunk(step, item, state_acc(step->state, param->bucket, param->offset_elems + chunk->start_elem));
+}
+
+static void update_done(struct work *work)
+{
+    struct step *step = container_of(work, struct step, update_work);
+
+    step->update_done(step->update_userdata, 0);
+}
+
+void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata, int result),
+                 void *userdata)
+{
+    const struct state_journal *journal = state_journal(step->state);
+    const struct update_scalars *last = NULL;
+    uint64_t last_count = 0;
+    uint32_t last_group = 0;
+
+    for (uint32_t p = 0; p < step->layout->n_params; p++) {
+        uint32_t group = step->layout->params[p].group;
+
+        if (!step->contributed[p])
+            continue;
+        /* pow() is what costs here; neighbours nearly always share group and count. */
+        if (last && last_group == group && last_count == journal->counts[p])
+            step->scalars[p] = *last;
+        else
+            update_scalars_compute(step->optimizer, &update->groups[group], update->s, journal->counts[p] + 1,
+                                   &step->scalars[p]);
+        last = &step->scalars[p];
+        last_group = group;
+        last_count = journal->counts[p];
+    }
+    step->update_done = done;
+    step->update_userdata = userdata;
+    step->update_work = (struct work){.run = update_run, .done = update_done, .n_items = step->layout->n_chunks};
+    if (step->offload && step->layout->n_buckets > 0)
+        offload_update(step->offload);
+    else if (step->devices && step->layout->n_buckets > 0)
+        step_device_update(step);
+    else
+        worker_post(step->pool, &step->update_work);
+}
+
+void step_commit(struct step *step)
+{
+    struct state_journal *journal = state_journal(step->state);
+
+    for (uint32_t p = 0; p < step->layout->n_params; p++)
+        journal->counts[p] += step->contributed[p];
+}

@@ -1,0 +1,607 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/nccl.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "core/base/base.h"
+
+enum { LIST_ALIGN = 16, HOST_PAGE = 4096 };
+
+/* ---- the driver's calls ---------------------------------------------------------------------------------- */
+
+/* Virtual memory management, which the runtime does not have: found by name, so that libcuda is not linked. */
+static struct {
+    __typeof__(&cuMemGetAllocationGranularity) granularity;
+    __typeof__(&cuMemCreate) create;
+    __typeof__(&cuMemRelease) release;
+    __typeof__(&cuMemExportToShareableHandle) export;
+    __typeof__(&cuMemImportFromShareableHandle) import;
+    __typeof__(&cuMemAddressReserve) reserve;
+    __typeof__(&cuMemMap) map;
+    __typeof__(&cuMemSetAccess) set_access;
+    __typeof__(&cuDeviceGetUuid) get_uuid;
+} driver;
+
+enum { DRIVER_VERSION = 12000 }; /* CUDA 12.0: all of these have the signatures of cuda.h since long before */
+
+static void *find(struct nccl_engine *engine, const char *name)
+{
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    void *function = NULL;
+
+    engine_check_cuda(engine, NULL,
+                      cudaGetDriverEntryPointByVersion(name, &function, DRIVER_VERSION, cudaEnableDefault, &found),
+                      "cudaGetDriverEntryPointByVersion");
+    if (found != cudaDriverEntryPointSuccess || !function)
+        engine_fail(engine, "the GPU driver has no %s", name);
+    return function;
+}
+
+static void find_driver(struct nccl_engine *engine)
+{
+    driver.granularity = (__typeof__(driver.granularity))find(engine, "cuMemGetAllocationGranularity");
+    driver.create = (__typeof__(driver.create))find(engine, "cuMemCreate");
+    driver.release = (__typeof__(driver.release))find(engine, "cuMemRelease");
+    driver.export = (__typeof__(driver.export))find(engine, "cuMemExportToShareableHandle");
+    driver.import = (__typeof__(driver.import))find(engine, "cuMemImportFromShareableHandle");
+    driver.reserve = (__typeof__(driver.reserve))find(engine, "cuMemAddressReserve");
+    driver.map = (__typeof__(driver.map))find(engine, "cuMemMap");
+    driver.set_access = (__typeof__(driver.set_access))find(engine, "cuMemSetAccess");
+    driver.get_uuid = (__typeof__(driver.get_uuid))find(engine, "cuDeviceGetUuid");
+}
+
+static void check_driver(struct nccl_engine *engine, const struct nccl_gpu *gpu, CUresult r, const char *what,
+                         uint64_t n_bytes)
+{
+    if (r == CUDA_ERROR_OUT_OF_MEMORY)
+        engine_fail(engine, "GPU %d has no %" PRIu64 " bytes left (%s)", gpu->device, n_bytes, what);
+    if (r != CUDA_SUCCESS)
+        engine_fail(engine, "GPU %d: %s: driver error %d", gpu->device, what, (int)r);
+}
+
+/* ---- host memory ----------------------------------------------------------------------------------------- */
+
+uint8_t *memory_map(struct nccl_engine *engine, int fd, uint64_t n_bytes)
+{
+    struct stat status;
+    void *map;
+
+    if (fstat(fd, &status) < 0 || status.st_size < 0 || (uint64_t)status.st_size < n_bytes)
+        engine_fail(engine, "a segment is smaller than it is said to be");
+    map = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (map == MAP_FAILED)
+        engine_fail(engine, "a segment cannot be mapped: %s", strerror(errno));
+    /* No core dump of ours shall hold the state. */
+    (void)madvise(map, n_bytes, MADV_DONTDUMP);
+    return map;
+}
+
+/* Host memory that all devices read and write without the processor's help. */
+static void pin(struct nccl_engine *engine, void *map, uint64_t n_bytes)
+{
+    engine_check_cuda(engine, NULL, cudaHostRegister(map, n_bytes, cudaHostRegisterPortable), "cudaHostRegister");
+}
+
+static uint8_t *make_pinned(struct nccl_engine *engine, uint64_t n_bytes)
+{
+    void *map = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (map == MAP_FAILED)
+        engine_fail(engine, "no memory");
+    pin(engine, map, n_bytes);
+    return map;
+}
+
+void memory_share(struct nccl_engine *engine, const struct device_share *share, int fd)
+{
+    struct nccl_segment *segment = &engine->segments[share->number];
+
+    if (segment->map) {
+        engine_check_cuda(engine, NULL, cudaHostUnregister(segment->map), "cudaHostUnregister");
+        munmap(segment->map, segment->n_bytes);
+    }
+    segment->map = memory_map(engine, fd, share->n_bytes);
+    segment->n_bytes = share->n_bytes;
+    pin(engine, segment->map, segment->n_bytes);
+}
+
+/* ---- lanes ----------------------------------------------------------------------------------------------- */
+
+/* What one chunk takes in lists and in results, at most; leaves: of one range. */
+static void add_chunks(struct nccl_sizes *sizes, uint64_t n, uint64_t leaves)
+{
+    uint64_t n_blocks = device_chunks_count(CHUNK_ELEMS);
+
+    sizes->lists += n * (sizeof(struct device_reduce_range) + leaves * sizeof(struct device_leaf) +
+                         n_blocks * sizeof(struct device_chunk));
+    sizes->results += n * (sizeof(struct exact_sum) + sizeof(struct device_finding) +
+                           leaves * (sizeof(struct position_sum) + sizeof(struct device_finding)));
+    sizes->n_notes += n;
+    sizes->n_leaves += n * leaves;
+}
+
+/* A reduction: ranges of the owned chunks, and where results are not of all ranks also those of the rank's own slot. */
+static void size_reduction(const struct nccl_engine *engine, uint32_t parcel, struct nccl_sizes *sizes)
+{
+    const struct device_plan_header *head = engine->plan.head;
+    const struct layout_parcel *p = &engine->plan.parcels[parcel];
+    struct nccl_sizes need = {.lists = 0};
+    uint64_t begin, end, staging;
+
+    add_chunks(&need, p->n_chunks, nccl_exchanges(&engine->plan, parcel) ? head->world_size : 1);
+    add_chunks(&need, p->n_chunks, 1);
+    for (unsigned i = 0; i < head->n_local; i++) {
+        device_parcel_slice(&engine->plan, parcel, head->first_local + i, &begin, &end);
+        need.stride = MAX(need.stride, (end - begin) * sizeof(float));
+    }
+    sizes->lists = MAX(sizes->lists, need.lists);
+    sizes->results = MAX(sizes->results, need.results);
+    sizes->n_notes = MAX(sizes->n_notes, need.n_notes);
+    sizes->n_leaves = MAX(sizes->n_leaves, need.n_leaves);
+    /* Slices of all other ranks; or a whole parcel in fp32, and the sum of a slice behind it. */
+    need.stride = round_up(need.stride, DEVICE_ALIGN_BYTES);
+    staging = nccl_exchanges(&engine->plan, parcel) ? need.stride * (head->world_size - 1)
+                                                    : p->n_elems * sizeof(float) + need.stride;
+    sizes->staging = MAX(sizes->staging, staging);
+    sizes->stride = MAX(sizes->stride, need.stride);
+}
+
+static uint64_t size_update(const struct nccl_engine *engine)
+{
+    const struct device_plan_header *head = engine->plan.head;
+    uint64_t per_chunk =
+        sizeof(struct device_update_range) + device_chunks_count(CHUNK_ELEMS) * sizeof(struct device_chunk);
+
+    return head->n_chunks * per_chunk + head->n_params * sizeof(struct update_scalars) +
+           head->n_buckets * (sizeof(struct device_mark) + 8 * LIST_ALIGN);
+}
+
+static void find_sizes(struct nccl_engine *engine)
+{
+    const struct device_plan_header *head = engine->plan.head;
+    struct nccl_sizes *sizes = &engine->sizes;
+
+    for (uint32_t i = 0; i < head->n_parcels; i++)
+        size_reduction(engine, i, sizes);
+    fetch_size(engine, sizes);
+    sizes->lists = round_up(MAX(sizes->lists, size_update(engine)) + HOST_PAGE, HOST_PAGE);
+    sizes->results = round_up(sizes->results + HOST_PAGE, HOST_PAGE);
+    /* Slices lie one stride apart, whatever the parcel. */
+    sizes->staging = MAX(sizes->staging, sizes->stride * (head->world_size - 1));
+    sizes->staging = MAX(sizes->staging, (uint64_t)DEVICE_ALIGN_BYTES);
+}
+
+static uint8_t *make_scratch(struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t n_bytes)
+{
+    void *at = NULL;
+
+    engine_check_cuda(engine, gpu, cudaMalloc(&at, n_bytes), "cudaMalloc");
+    return at;
+}
+
+static void make_lane(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_lane *lane)
+{
+    const struct nccl_sizes *sizes = &engine->sizes;
+
+    lane->lists = (struct nccl_lists){.host = make_pinned(engine, sizes->lists),
+                                      .device = make_scratch(engine, gpu, sizes->lists),
+                                      .n_bytes = sizes->lists};
+    lane->results_host = make_pinned(engine, sizes->results);
+    lane->results = make_scratch(engine, gpu, sizes->results);
+    lane->staging = make_scratch(engine, gpu, sizes->staging);
+    lane->notes = calloc(sizes->n_notes + 1, sizeof(*lane->notes));
+    lane->leaf_ranks = calloc(sizes->n_leaves + 1, sizeof(*lane->leaf_ranks));
+    if (!lane->notes || !lane->leaf_ranks)
+        engine_fail(engine, "no memory");
+    engine_check_cuda(engine, gpu, cudaEventCreateWithFlags(&lane->received, cudaEventDisableTiming),
+                      "cudaEventCreateWithFlags");
+    engine_check_cuda(engine, gpu, cudaEventCreateWithFlags(&lane->done, cudaEventDisableTiming),
+                      "cudaEventCreateWithFlags");
+}
+
+void memory_prepare(struct nccl_engine *engine)
+{
+    uint64_t marks_at, n_bytes = device_results_bytes(&engine->plan, &marks_at);
+
+    find_driver(engine);
+    engine->places = calloc(engine->plan.head->n_buckets + 1, sizeof(*engine->places));
+    engine->frozen = calloc(engine->plan.head->n_params + 1, sizeof(*engine->frozen));
+    if (!engine->places || !engine->frozen)
+        engine_fail(engine, "no memory");
+    device_plan_places(&engine->plan, engine->places, engine->frozen, engine->piece_bytes);
+    pin(engine, engine->results.marks, n_bytes - marks_at);
+    find_sizes(engine);
+    for (unsigned i = 0; i < engine->n_gpus; i++) {
+        engine_use(engine, &engine->gpus[i]);
+        for (unsigned lane = 0; lane < DEVICE_LANES; lane++)
+            make_lane(engine, &engine->gpus[i], &engine->gpus[i].lanes[lane]);
+    }
+}
+
+void *lists_take(struct nccl_engine *engine, struct nccl_lists *lists, size_t n_bytes, void **device)
+{
+    size_t at = lists->n_used;
+
+    if (n_bytes > lists->n_bytes - at)
+        engine_fail(engine, "an order needs more than the %zu bytes of lists that were set aside", lists->n_bytes);
+    lists->n_used = MIN(round_up(at + n_bytes, LIST_ALIGN), lists->n_bytes);
+    *device = lists->device + at;
+    return lists->host + at;
+}
+
+void lists_upload(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane)
+{
+    struct nccl_lists *lists = &gpu->lanes[lane].lists;
+    size_t from = lists->n_uploaded;
+
+    if (lists->n_used > from)
+        engine_check_cuda(engine, gpu,
+                          cudaMemcpyAsync(lists->device + from, lists->host + from, lists->n_used - from,
+                                          cudaMemcpyHostToDevice, gpu->main),
+                          "cudaMemcpyAsync");
+    lists->n_uploaded = lists->n_used;
+}
+
+size_t results_take(struct nccl_engine *engine, struct nccl_lane *lane, size_t n_bytes)
+{
+    size_t at = lane->n_results_used;
+
+    if (n_bytes > engine->sizes.results - at)
+        engine_fail(engine, "an order has more than the %" PRIu64 " bytes of results that were set aside",
+                    engine->sizes.results);
+    lane->n_results_used = MIN(round_up(at + n_bytes, LIST_ALIGN), engine->sizes.results);
+    return at;
+}
+
+/* ---- pieces ---------------------------------------------------------------------------------------------- */
+
+static CUmemAllocationProp make_properties(const struct nccl_gpu *gpu)
+{
+    return (CUmemAllocationProp){
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu->device},
+    };
+}
+
+static uint64_t round_to_granularity(struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t n_bytes)
+{
+    CUmemAllocationProp properties = make_properties(gpu);
+    size_t granularity = 0;
+
+    check_driver(engine, gpu, driver.granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+                 "cuMemGetAllocationGranularity", 0);
+    return round_up(n_bytes, granularity);
+}
+
+static CUmemGenericAllocationHandle allocate(struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t n_bytes,
+                                             int *fd)
+{
+    CUmemAllocationProp properties = make_properties(gpu);
+    CUmemGenericAllocationHandle handle = 0;
+
+    check_driver(engine, gpu, driver.create(&handle, n_bytes, &properties, 0), "cuMemCreate", n_bytes);
+    check_driver(engine, gpu, driver.export(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+                 "cuMemExportToShareableHandle", n_bytes);
+    return handle;
+}
+
+/* Whose GPUs are to reach a piece: its own, and a pool's all others that can. Return: bits of them. */
+static uint32_t find_users(struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t kind)
+{
+    uint32_t users = UINT32_C(1) << gpu->device;
+
+    for (unsigned i = 0; kind == DEVICE_POOL && i < engine->n_gpus; i++) {
+        int can = 0;
+
+        if (engine->gpus[i].device != gpu->device)
+            engine_check_cuda(engine, gpu, cudaDeviceCanAccessPeer(&can, engine->gpus[i].device, gpu->device),
+                              "cudaDeviceCanAccessPeer");
+        users |= (uint32_t) !!can << i;
+    }
+    return users;
+}
+
+static void give_access(struct nccl_engine *engine, const struct nccl_gpu *gpu, const struct nccl_piece *piece,
+                        CUdeviceptr at, uint32_t users)
+{
+    CUmemAccessDesc access[DEVICE_MAX_LOCAL];
+    size_t n = 0;
+
+    for (unsigned i = 0; i < engine->n_gpus; i++)
+        if (users >> i & 1)
+            access[n++] = (CUmemAccessDesc){.location = make_properties(&engine->gpus[i]).location,
+                                            .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    check_driver(engine, gpu, driver.set_access(at, piece->n_bytes, access, n), "cuMemSetAccess", piece->n_bytes);
+}
+
+static void map_piece(struct nccl_engine *engine, const struct nccl_gpu *gpu, struct nccl_piece *piece,
+                      CUmemGenericAllocationHandle handle, uint32_t users)
+{
+    CUdeviceptr at = 0;
+
+    check_driver(engine, gpu, driver.reserve(&at, piece->n_bytes, 0, 0, 0), "cuMemAddressReserve", piece->n_bytes);
+    check_driver(engine, gpu, driver.map(at, piece->n_bytes, 0, handle, 0), "cuMemMap", piece->n_bytes);
+    give_access(engine, gpu, piece, at, users);
+    /* The mapping holds it from here. */
+    check_driver(engine, gpu, driver.release(handle), "cuMemRelease", piece->n_bytes);
+    piece->at = (uint8_t *)(uintptr_t)at;
+}
+
+/* One piece as zerod asks for it. Return: the descriptor of a new one, or -1. */
+static int take_piece(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct device_piece *asked, int fd)
+{
+    struct nccl_piece *piece = &gpu->pieces[asked->kind];
+    CUmemGenericAllocationHandle handle = 0;
+    uint32_t users = find_users(engine, gpu, asked->kind);
+    int new_fd = -1;
+
+    if (asked->n_bytes < engine->piece_bytes[asked->kind])
+        engine_fail(engine, "piece %" PRIu32 " of local rank %d has %" PRIu64 " bytes, and needs %" PRIu64, asked->kind,
+                    gpu->device, asked->n_bytes, engine->piece_bytes[asked->kind]);
+    piece->n_bytes = round_to_granularity(engine, gpu, asked->n_bytes);
+    if (asked->has_fd)
+        check_driver(engine, gpu,
+                     driver.import(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+                     "cuMemImportFromShareableHandle", piece->n_bytes);
+    else
+        handle = allocate(engine, gpu, piece->n_bytes, &new_fd);
+    map_piece(engine, gpu, piece, handle, users);
+    if (asked->kind == DEVICE_POOL)
+        gpu->pool_writers = users;
+    return new_fd;
+}
+
+static void report_memory(struct nccl_engine *engine, uint32_t local_rank, const struct device_piece *pieces, int *fds,
+                          size_t n)
+{
+    const struct nccl_gpu *gpu = &engine->gpus[local_rank];
+    CUuuid uuid;
+    struct device_report report = {.type = DEVICE_REPORT_MEMORY,
+                                   .memory = {.local_rank = local_rank,
+                                              .pieces = pieces,
+                                              .n_pieces = n,
+                                              .gpu = (const uint8_t *)uuid.bytes,
+                                              .n_gpu_bytes = sizeof(uuid.bytes)}};
+
+    check_driver(engine, gpu, driver.get_uuid(&uuid, gpu->device), "cuDeviceGetUuid", 0);
+    engine_report(engine, &report, fds, n);
+    for (size_t i = 0; i < n; i++)
+        close(fds[i]);
+}
+
+void memory_take(struct nccl_engine *engine, const struct device_memory *memory, const int *fds, size_t n_fds)
+{
+    struct device_piece made[DEVICE_N_PIECES];
+    int made_fds[DEVICE_N_PIECES], fd;
+    struct nccl_gpu *gpu;
+    size_t n = 0, n_made = 0;
+
+    if (engine->phase != NCCL_AWAITS_MEMORY || memory->local_rank >= engine->n_gpus ||
+        engine->gpus[memory->local_rank].has_memory || memory->n_pieces != DEVICE_N_PIECES ||
+        device_memory_n_fds(memory) != n_fds)
+        engine_fail(engine, "memory out of place");
+    gpu = &engine->gpus[memory->local_rank];
+    engine_use(engine, gpu);
+    for (size_t i = 0; i < memory->n_pieces; i++) {
+        const struct device_piece *piece = &memory->pieces[i];
+
+        fd = take_piece(engine, gpu, piece, piece->has_fd ? fds[n++] : -1);
+        if (fd < 0)
+            continue;
+        made[n_made] =
+            (struct device_piece){.kind = piece->kind, .n_bytes = gpu->pieces[piece->kind].n_bytes, .has_fd = true};
+        made_fds[n_made++] = fd;
+    }
+    gpu->has_memory = true;
+    report_memory(engine, memory->local_rank, made, made_fds, n_made);
+    if (++engine->n_with_memory == engine->n_gpus)
+        memory_restore(engine);
+}
+
+/* ---- events of trainers ---------------------------------------------------------------------------------- */
+
+static struct nccl_gpu *use_gpu_of(struct nccl_engine *engine, uint32_t local_rank)
+{
+    if (local_rank >= engine->n_gpus)
+        engine_fail(engine, "an event of local rank %" PRIu32 " of %u", local_rank, engine->n_gpus);
+    engine_use(engine, &engine->gpus[local_rank]);
+    return &engine->gpus[local_rank];
+}
+
+static void report_unopened(struct nccl_engine *engine, const struct device_event *event, cudaError_t r)
+{
+    char what[DEVICE_MAX_WHAT_BYTES];
+    struct device_report report = {
+        .type = DEVICE_REPORT_UNOPENED,
+        .unopened = {.local_rank = event->local_rank, .number = event->number, .what = what}};
+
+    snprintf(what, sizeof(what), "cudaIpcOpenEventHandle: %s (%s)", cudaGetErrorString(r), cudaGetErrorName(r));
+    engine_report(engine, &report, NULL, 0);
+}
+
+/* Whether its trainer is gone or lives where CUDA cannot reach it is for the daemon to find out. Until it says so,
+ * orders do not begin that would add what may not be written yet. */
+void memory_event(struct nccl_engine *engine, const struct device_event *event)
+{
+    struct nccl_gpu *gpu = use_gpu_of(engine, event->local_rank);
+    cudaEvent_t *opened = &gpu->events[event->number];
+    cudaIpcEventHandle_t handle;
+    cudaError_t r;
+
+    if (*opened)
+        engine_check_cuda(engine, gpu, cudaEventDestroy(*opened), "cudaEventDestroy");
+    *opened = NULL;
+    memcpy(&handle, event->handle, sizeof(handle));
+    r = cudaIpcOpenEventHandle(opened, handle);
+    gpu->unopened[event->number] = r != cudaSuccess;
+    if (r == cudaSuccess)
+        return;
+    (void)cudaGetLastError();
+    engine_check_gpus(engine, "cudaIpcOpenEventHandle"); /* a GPU that is lost makes every call fail */
+    *opened = NULL;
+    report_unopened(engine, event, r);
+}
+
+/* Nothing waits for an event that was never recorded. */
+void memory_release(struct nccl_engine *engine, const struct device_release *release)
+{
+    struct nccl_gpu *gpu = use_gpu_of(engine, release->local_rank);
+
+    for (unsigned i = 0; i < DEVICE_MAX_EVENTS; i++) {
+        if (!gpu->unopened[i])
+            continue;
+        engine_check_cuda(engine, gpu, cudaEventCreateWithFlags(&gpu->events[i], cudaEventDisableTiming),
+                          "cudaEventCreateWithFlags");
+        gpu->unopened[i] = false;
+    }
+}
+
+/* ---- undo ------------------------------------------------------------------------------------------------ */
+
+static uint8_t *undo_place(const struct nccl_engine *engine, const struct nccl_gpu *gpu, unsigned lane)
+{
+    return gpu->pieces[DEVICE_UNDO].at + lane * device_undo_lane_bytes(&engine->plan);
+}
+
+static struct device_mark *mark_of(const struct nccl_engine *engine, const struct nccl_gpu *gpu, unsigned lane)
+{
+    return &engine->results.marks[(size_t)gpu->device * DEVICE_LANES + lane];
+}
+
+static void copy(struct nccl_engine *engine, struct nccl_gpu *gpu, void *dst, const void *src, size_t n_bytes,
+                 enum cudaMemcpyKind kind)
+{
+    if (n_bytes > 0)
+        engine_check_cuda(engine, gpu, cudaMemcpyAsync(dst, src, n_bytes, kind, gpu->main), "cudaMemcpyAsync");
+}
+
+void undo_prepare(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, const struct device_mark *mark,
+                  struct nccl_undo *undo)
+{
+    /* The mark as it is before the copy, and as it is after it. */
+    struct device_mark *host;
+    void *device;
+
+    host = lists_take(engine, &gpu->lanes[lane].lists, 2 * sizeof(*mark), &device);
+    host[0] = (struct device_mark){.copied = 0, .kind = mark->kind, .index = mark->index, .step = mark->step};
+    host[1] = *mark;
+    *undo = (struct nccl_undo){
+        .host = host, .device = device, .mark = mark_of(engine, gpu, lane), .at = undo_place(engine, gpu, lane)};
+}
+
+void undo_begin(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_undo *undo)
+{
+    /* First that there is nothing to put back, then of what it will be: at no time is the one taken for the other. */
+    copy(engine, gpu, &undo->mark->copied, undo->device, sizeof(undo->mark->copied), cudaMemcpyDeviceToHost);
+    copy(engine, gpu, (uint8_t *)undo->mark + sizeof(undo->mark->copied), undo->device + sizeof(undo->mark->copied),
+         sizeof(*undo->mark) - sizeof(undo->mark->copied), cudaMemcpyDeviceToHost);
+}
+
+void undo_copy(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_undo *undo, const void *array,
+               uint64_t n_bytes)
+{
+    copy(engine, gpu, undo->at, array, n_bytes, cudaMemcpyDeviceToDevice);
+    undo->at += device_undo_array_bytes(&engine->plan);
+}
+
+void undo_end(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_undo *undo)
+{
+    copy(engine, gpu, &undo->mark->copied, undo->device + sizeof(*undo->mark), sizeof(undo->mark->copied),
+         cudaMemcpyDeviceToHost);
+}
+
+static void restore_reduction(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, uint32_t parcel)
+{
+    uint64_t begin, end;
+
+    if (parcel >= engine->plan.head->n_parcels)
+        engine_fail(engine, "a mark of parcel %" PRIu32 ", which does not exist", parcel);
+    device_parcel_slice(&engine->plan, parcel, gpu->rank, &begin, &end);
+    copy(engine, gpu, nccl_acc(engine, gpu, engine->plan.parcels[parcel].bucket, begin), undo_place(engine, gpu, lane),
+         (end - begin) * sizeof(float), cudaMemcpyDeviceToDevice);
+}
+
+static void restore_update(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, uint32_t bucket)
+{
+    const struct device_places *places = &engine->places[bucket];
+    const uint8_t *from = undo_place(engine, gpu, lane);
+    float *arrays[3];
+    unsigned n = 0;
+
+    arrays[n++] = nccl_master(engine, gpu, bucket);
+    if (places->exp_avg != DEVICE_NONE)
+        arrays[n++] = nccl_moment(gpu, places->exp_avg);
+    if (places->exp_avg_sq != DEVICE_NONE)
+        arrays[n++] = nccl_moment(gpu, places->exp_avg_sq);
+    for (unsigned i = 0; i < n; i++)
+        copy(engine, gpu, arrays[i], from + i * device_undo_array_bytes(&engine->plan),
+             places->slice_elems * sizeof(float), cudaMemcpyDeviceToDevice);
+}
+
+static void restore_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, uint32_t bucket)
+{
+    uint64_t n_bytes;
+    uint8_t *slice = nccl_weights(engine, gpu, bucket, &n_bytes);
+
+    copy(engine, gpu, slice, undo_place(engine, gpu, lane), n_bytes, cudaMemcpyDeviceToDevice);
+}
+
+static void restore_lane(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane)
+{
+    const struct device_mark *mark = mark_of(engine, gpu, lane);
+    const struct device_plan_header *head = engine->plan.head;
+
+    if (mark->copied == 0)
+        return;
+    if (mark->kind != DEVICE_MARK_REDUCE && mark->index >= head->n_buckets)
+        engine_fail(engine, "a mark of bucket %" PRIu32 ", which does not exist", mark->index);
+    if ((mark->kind == DEVICE_MARK_UPDATE && head->offload) || (mark->kind == DEVICE_MARK_GATHER && head->stage == 3))
+        engine_fail(engine, "a mark of kind %" PRIu32 ", of which there are no orders here", mark->kind);
+    switch (mark->kind) {
+    case DEVICE_MARK_REDUCE:
+        restore_reduction(engine, gpu, lane, mark->index);
+        return;
+    case DEVICE_MARK_UPDATE:
+        if (engine->results.updated[(size_t)gpu->device * head->n_buckets + mark->index] != mark->step)
+            restore_update(engine, gpu, lane, mark->index);
+        return;
+    case DEVICE_MARK_GATHER:
+        restore_slice(engine, gpu, lane, mark->index);
+        return;
+    default:
+        engine_fail(engine, "a mark of kind %" PRIu32, mark->kind);
+    }
+}
+
+void memory_restore(struct nccl_engine *engine)
+{
+    for (unsigned i = 0; i < engine->n_gpus; i++) {
+        struct nccl_gpu *gpu = &engine->gpus[i];
+
+        engine_use(engine, gpu);
+        for (unsigned lane = 0; lane < DEVICE_LANES; lane++)
+            restore_lane(engine, gpu, lane);
+        engine_check_cuda(engine, gpu, cudaEventRecord(gpu->main_event, gpu->main), "cudaEventRecord");
+    }
+    engine->phase = NCCL_RESTORES;
+}
+
+int memory_poll_restore(struct nccl_engine *engine)
+{
+    for (unsigned i = 0; i < engine->n_gpus; i++) {
+        cudaError_t r = cudaEventQuery(engine->gpus[i].main_event);
+
+        if (r == cudaErrorNotReady)
+            return NCCL_AGAIN;
+        engine_check_cuda(engine, &engine->gpus[i], r, "cudaEventQuery");
+    }
+    for (unsigned i = 0; i < engine->n_gpus * DEVICE_LANES; i++)
+        engine->results.marks[i].copied = 0;
+    return 0;
+}

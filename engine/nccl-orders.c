@@ -1,0 +1,594 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/nccl.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/base/base.h"
+
+/* ---- the queue ------------------------------------------------------------------------------------------- */
+
+static void *copy_array(struct nccl_engine *engine, const void *array, size_t n, size_t size)
+{
+    void *copy = calloc(n + 1, size);
+
+    if (!copy)
+        engine_fail(engine, "no memory");
+    if (n > 0)
+        memcpy(copy, array, n * size);
+    return copy;
+}
+
+static void check_buckets(struct nccl_engine *engine, uint32_t first, uint32_t n)
+{
+    uint32_t n_buckets = engine->plan.head->n_buckets;
+
+    if (first >= n_buckets || n > n_buckets - first)
+        engine_fail(engine, "an order for buckets %" PRIu32 " to %" PRIu64 " of %" PRIu32, first,
+                    (uint64_t)first + n - 1, n_buckets);
+}
+
+/* Was it given, whether it could be opened or not? */
+static bool has_event(const struct nccl_engine *engine, uint32_t local_rank, uint32_t event)
+{
+    const struct nccl_gpu *gpu = &engine->gpus[local_rank];
+
+    return gpu->events[event] || gpu->unopened[event];
+}
+
+static void check_slots(struct nccl_engine *engine, const struct device_order_reduce *reduce)
+{
+    const struct device_plan *plan = &engine->plan;
+    const struct layout_parcel *parcel;
+    uint64_t n_bytes;
+
+    if (reduce->parcel >= plan->head->n_parcels)
+        engine_fail(engine, "an order for parcel %" PRIu32 " of %" PRIu32, reduce->parcel, plan->head->n_parcels);
+    parcel = &plan->parcels[reduce->parcel];
+    n_bytes = parcel->n_elems * dtype_size(plan->buckets[parcel->bucket].grad_dtype);
+    for (size_t i = 0; i < reduce->n_slots; i++) {
+        const struct device_slot *slot = &reduce->slots[i];
+        uint64_t ring =
+            engine->n_gpus > slot->local_rank ? engine->gpus[slot->local_rank].pieces[DEVICE_RING].n_bytes : 0;
+
+        if (slot->offset_bytes > ring || n_bytes > ring - slot->offset_bytes)
+            engine_fail(engine, "a slot of %" PRIu64 " bytes at %" PRIu64 " of the ring of local rank %" PRIu32,
+                        n_bytes, slot->offset_bytes, slot->local_rank);
+        if (slot->has_event && !has_event(engine, slot->local_rank, slot->event))
+            engine_fail(engine, "event %" PRIu32 " of local rank %" PRIu32 " is not there", slot->event,
+                        slot->local_rank);
+    }
+}
+
+static void check_moves(struct nccl_engine *engine, const struct device_order_copy *copy)
+{
+    for (size_t i = 0; i < copy->n_moves; i++) {
+        const struct device_move *move = &copy->moves[i];
+        uint64_t host = engine->segments[move->segment].n_bytes, piece = 0;
+
+        if (move->local_rank < engine->n_gpus)
+            piece = engine->gpus[move->local_rank].pieces[move->kind].n_bytes;
+        if (move->offset_bytes > piece || move->n_bytes > piece - move->offset_bytes)
+            engine_fail(engine, "move %zu is for %" PRIu64 " bytes at %" PRIu64 " of a piece of %" PRIu64, i,
+                        move->n_bytes, move->offset_bytes, piece);
+        if (move->segment_offset_bytes > host || move->n_bytes > host - move->segment_offset_bytes)
+            engine_fail(engine, "move %zu is for %" PRIu64 " bytes at %" PRIu64 " of a segment of %" PRIu64, i,
+                        move->n_bytes, move->segment_offset_bytes, host);
+        if (move->has_event && !has_event(engine, move->local_rank, move->event))
+            engine_fail(engine, "move %zu names event %" PRIu32 ", which is not there", i, move->event);
+    }
+}
+
+static void take_contents(struct nccl_engine *engine, struct nccl_order *order)
+{
+    struct device_command *command = &order->command;
+
+    switch (command->type) {
+    case DEVICE_COMMAND_REDUCE:
+        check_slots(engine, &command->reduce);
+        order->array = copy_array(engine, command->reduce.slots, command->reduce.n_slots, sizeof(struct device_slot));
+        command->reduce.slots = order->array;
+        return;
+    case DEVICE_COMMAND_UPDATE:
+        if (engine->plan.head->offload)
+            engine_fail(engine, "an update of masters that are in host memory");
+        check_buckets(engine, command->update.first_bucket, command->update.n_buckets);
+        return;
+    case DEVICE_COMMAND_GATHER:
+        if (engine->plan.head->stage == 3)
+            engine_fail(engine, "a gathering of all weights, and this is stage 3");
+        check_buckets(engine, command->gather.first_bucket, command->gather.n_buckets);
+        return;
+    case DEVICE_COMMAND_FETCH:
+        fetch_check(engine, &command->fetch);
+        order->array =
+            copy_array(engine, command->fetch.params, command->fetch.n_params, sizeof(struct device_fetched));
+        command->fetch.params = order->array;
+        return;
+    default:
+        check_moves(engine, &command->copy);
+        order->array = copy_array(engine, command->copy.moves, command->copy.n_moves, sizeof(struct device_move));
+        command->copy.moves = order->array;
+    }
+}
+
+void orders_add(struct nccl_engine *engine, const struct device_command *command)
+{
+    struct nccl_order *order = calloc(1, sizeof(*order));
+
+    if (!order)
+        engine_fail(engine, "no memory");
+    order->command = *command;
+    order->lane = -1;
+    order->clock_ns = engine_now_ns();
+    if (!device_command_order(command, &order->tag, &order->timeout_ms) || engine->phase != NCCL_IS_READY)
+        engine_fail(engine, "an order out of place");
+    engine->tag = &order->tag;
+    take_contents(engine, order);
+    engine->tag = NULL;
+    if (engine->last)
+        engine->last->next = order;
+    else
+        engine->first = order;
+    engine->last = order;
+}
+
+void orders_count_collective(struct nccl_engine *engine, uint64_t collective)
+{
+    if (!engine->groups)
+        return;
+    /* Those between are fetches of other nodes. */
+    if (collective < engine->n_collectives)
+        engine_fail(engine, "collective %" PRIu64 " is ordered where %" PRIu64 " is due", collective,
+                    engine->n_collectives);
+    engine->n_collectives = collective + 1;
+}
+
+void orders_launch(struct nccl_engine *engine, const struct nccl_gpu *gpu, int r, const char *what)
+{
+    engine_check_cuda(engine, gpu, (cudaError_t)r, what);
+}
+
+/* ---- update ---------------------------------------------------------------------------------------------- */
+
+/* The owned chunks of a bucket that take part. Return: how many. */
+static uint32_t fill_update(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32_t bucket, struct nccl_lists *lists,
+                            struct device_update_list *list)
+{
+    const struct device_plan *plan = &engine->plan;
+    const struct layout_bucket *b = &plan->buckets[bucket];
+    const struct device_places *places = &engine->places[bucket];
+    /* Stage 3: weights are rounded when they are fetched. */
+    enum dtype w16 = plan->head->stage == 3 ? DTYPE_F32 : b->dtype;
+    uint32_t n_blocks_each = device_chunks_count(CHUNK_ELEMS), n = 0;
+    struct device_update_range *ranges;
+    struct device_chunk *blocks;
+    void *ranges_there, *blocks_there;
+
+    ranges = lists_take(engine, lists, b->n_chunks * sizeof(*ranges), &ranges_there);
+    blocks = lists_take(engine, lists, (size_t)b->n_chunks * n_blocks_each * sizeof(*blocks), &blocks_there);
+    list->ranges = ranges_there;
+    list->chunks = blocks_there;
+    for (uint32_t c = b->first_chunk; c < b->first_chunk + b->n_chunks; c++) {
+        const struct layout_chunk *chunk = &plan->chunks[c];
+        const struct device_plan_param *param = &plan->params[chunk->param];
+        uint64_t elem = param->offset_elems + chunk->start_elem;
+        uint64_t own = elem - places->slice_elems * gpu->rank; /* from the slice's start */
+
+        if (chunk->rank != gpu->rank || !engine->inputs.contributed[chunk->param])
+            continue;
+        ranges[n] = (struct device_update_range){
+            .p = nccl_master(engine, gpu, bucket) + own,
+            .m = places->exp_avg == DEVICE_NONE ? NULL : nccl_moment(gpu, places->exp_avg) + own,
+            .v = places->exp_avg_sq == DEVICE_NONE ? NULL : nccl_moment(gpu, places->exp_avg_sq) + own,
+            .acc = nccl_acc(engine, gpu, bucket, elem),
+            .w16 = w16 == DTYPE_F32 ? NULL
+                                    : gpu->pieces[DEVICE_WEIGHTS].at + b->weight_offset_bytes + elem * dtype_size(w16),
+            .n_elems = chunk->n_elems,
+            .scalars = chunk->param,
+            .w16_dtype = w16,
+        };
+        list->n_chunks += device_chunks_fill(&blocks[list->n_chunks], n, chunk->n_elems);
+        n++;
+    }
+    return n;
+}
+
+struct bucket_update {
+    struct device_update_list list;
+    struct nccl_undo undo;
+    const uint64_t *step; /* on the device */
+    bool wanted;
+};
+
+static void prepare_bucket(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_order *order, uint32_t bucket,
+                           struct bucket_update *update)
+{
+    const struct device_order_update *u = &order->command.update;
+    struct nccl_lists *lists = &gpu->lanes[order->lane].lists;
+    struct device_mark mark = {.copied = order->tag + 1, .kind = DEVICE_MARK_UPDATE, .index = bucket, .step = u->step};
+    uint64_t *step;
+    void *there;
+
+    *update = (struct bucket_update){.wanted = false};
+    if (engine->results.updated[(size_t)gpu->device * engine->plan.head->n_buckets + bucket] == u->step)
+        return;
+    update->wanted = fill_update(engine, gpu, bucket, lists, &update->list) > 0;
+    if (!update->wanted)
+        return;
+    undo_prepare(engine, gpu, (unsigned)order->lane, &mark, &update->undo);
+    step = lists_take(engine, lists, sizeof(*step), &there);
+    *step = u->step;
+    update->step = there;
+}
+
+/* Copies what is about to change, says so, changes it, says so. */
+static void update_bucket(struct nccl_engine *engine, struct nccl_gpu *gpu, uint32_t bucket,
+                          struct bucket_update *update)
+{
+    const struct device_places *places = &engine->places[bucket];
+    uint64_t n_bytes = places->slice_elems * sizeof(float);
+    uint64_t *updated = &engine->results.updated[(size_t)gpu->device * engine->plan.head->n_buckets + bucket];
+
+    undo_begin(engine, gpu, &update->undo);
+    undo_copy(engine, gpu, &update->undo, nccl_master(engine, gpu, bucket), n_bytes);
+    if (places->exp_avg != DEVICE_NONE)
+        undo_copy(engine, gpu, &update->undo, nccl_moment(gpu, places->exp_avg), n_bytes);
+    if (places->exp_avg_sq != DEVICE_NONE)
+        undo_copy(engine, gpu, &update->undo, nccl_moment(gpu, places->exp_avg_sq), n_bytes);
+    undo_end(engine, gpu, &update->undo);
+    orders_launch(engine, gpu, device_update(gpu->main, &update->list), "device_update");
+    engine_check_cuda(engine, gpu,
+                      cudaMemcpyAsync(updated, update->step, sizeof(*updated), cudaMemcpyDeviceToHost, gpu->main),
+                      "cudaMemcpyAsync");
+}
+
+static void update_gpu(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_order *order)
+{
+    const struct device_order_update *u = &order->command.update;
+    struct nccl_lists *lists = &gpu->lanes[order->lane].lists;
+    size_t n_bytes = engine->plan.head->n_params * sizeof(struct update_scalars);
+    struct bucket_update *updates = calloc(u->n_buckets, sizeof(*updates));
+    void *scalars;
+
+    if (!updates)
+        engine_fail(engine, "no memory");
+    engine_use(engine, gpu);
+    memcpy(lists_take(engine, lists, n_bytes, &scalars), engine->inputs.scalars, n_bytes);
+    for (uint32_t i = 0; i < u->n_buckets; i++) {
+        prepare_bucket(engine, gpu, order, u->first_bucket + i, &updates[i]);
+        updates[i].list.scalars = scalars;
+        updates[i].list.optimizer = engine->plan.head->optimizer;
+    }
+    lists_upload(engine, gpu, (unsigned)order->lane);
+    for (uint32_t i = 0; i < u->n_buckets; i++)
+        if (updates[i].wanted)
+            update_bucket(engine, gpu, u->first_bucket + i, &updates[i]);
+    free(updates);
+}
+
+static int update_issue(struct nccl_engine *engine, struct nccl_order *order)
+{
+    for (unsigned i = 0; i < engine->n_gpus; i++)
+        update_gpu(engine, &engine->gpus[i], order);
+    return 0;
+}
+
+/* ---- gather ---------------------------------------------------------------------------------------------- */
+
+/* comm behind main, or main behind comm. */
+static void join(struct nccl_engine *engine, struct nccl_gpu *gpu, cudaStream_t later, cudaStream_t earlier,
+                 cudaEvent_t event)
+{
+    engine_check_cuda(engine, gpu, cudaEventRecord(event, earlier), "cudaEventRecord");
+    engine_check_cuda(engine, gpu, cudaStreamWaitEvent(later, event, 0), "cudaStreamWaitEvent");
+}
+
+/*
+ * The rank's own slice lies in the midst of what NCCL writes. It has no reason to touch it but with the same bytes;
+ * that a killed one has not done otherwise is more than it promises, and what is lost there nobody else has.
+ */
+static void save_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
+                       uint32_t bucket)
+{
+    struct device_mark mark = {.copied = order->tag + 1, .kind = DEVICE_MARK_GATHER, .index = bucket};
+    struct nccl_undo undo;
+    uint64_t n_bytes;
+    uint8_t *slice = nccl_weights(engine, gpu, bucket, &n_bytes);
+
+    /* The last bucket's copy is of use until that has been gathered. */
+    join(engine, gpu, gpu->main, gpu->comm, gpu->comm_event);
+    undo_prepare(engine, gpu, (unsigned)order->lane, &mark, &undo);
+    lists_upload(engine, gpu, (unsigned)order->lane);
+    undo_begin(engine, gpu, &undo);
+    undo_copy(engine, gpu, &undo, slice, n_bytes);
+    undo_end(engine, gpu, &undo);
+    join(engine, gpu, gpu->comm, gpu->main, gpu->main_event);
+}
+
+/* One bucket's group of all local ranks, in place: each rank's slice lies in its own copy where it belongs. */
+static void gather_bucket(struct nccl_engine *engine, struct nccl_order *order, uint32_t bucket)
+{
+    const struct layout_bucket *b = &engine->plan.buckets[bucket];
+    uint64_t n_bytes = 0;
+
+    for (unsigned i = 0; i < engine->n_gpus; i++) {
+        engine_use(engine, &engine->gpus[i]);
+        save_slice(engine, &engine->gpus[i], order, bucket);
+    }
+    engine_check_nccl(engine, ncclGroupStart(), "ncclGroupStart");
+    for (unsigned i = 0; i < engine->n_gpus; i++) {
+        struct nccl_gpu *gpu = &engine->gpus[i];
+        uint8_t *slice = nccl_weights(engine, gpu, bucket, &n_bytes);
+
+        engine_use(engine, gpu);
+        engine_check_nccl(engine,
+                          ncclAllGather(slice, slice - gpu->rank * n_bytes, engine->places[bucket].slice_elems,
+                                        collect_dtype(b->dtype), gpu->communicator, gpu->comm),
+                          "ncclAllGather");
+        order->n_sent += n_bytes * (engine->plan.head->world_size - 1);
+        order->n_received += n_bytes * (engine->plan.head->world_size - 1);
+    }
+    engine_check_nccl(engine, ncclGroupEnd(), "ncclGroupEnd");
+}
+
+void orders_join_all(struct nccl_engine *engine, bool comm_later)
+{
+    for (unsigned i = 0; i < engine->n_gpus; i++) {
+        struct nccl_gpu *gpu = &engine->gpus[i];
+
+        engine_use(engine, gpu);
+        if (comm_later)
+            join(engine, gpu, gpu->comm, gpu->main, gpu->main_event);
+        else
+            join(engine, gpu, gpu->main, gpu->comm, gpu->comm_event);
+    }
+}
+
+static int gather_issue(struct nccl_engine *engine, struct nccl_order *order)
+{
+    const struct device_order_gather *g = &order->command.gather;
+
+    if (!engine->groups)
+        return 0;
+    if (order->step == 0) {
+        orders_count_collective(engine, g->collective);
+        orders_join_all(engine, true);
+        order->bucket = g->first_bucket;
+        order->step = 1;
+    }
+    while (collect_poll(engine) == 0) {
+        if (order->bucket - g->first_bucket == g->n_buckets) {
+            orders_join_all(engine, false);
+            return 0;
+        }
+        if (engine->places[order->bucket].slice_elems > 0)
+            gather_bucket(engine, order, order->bucket);
+        order->bucket++;
+    }
+    return NCCL_AGAIN;
+}
+
+/* ---- copy ------------------------------------------------------------------------------------------------ */
+
+static int copy_issue(struct nccl_engine *engine, struct nccl_order *order)
+{
+    const struct device_order_copy *copy = &order->command.copy;
+
+    for (size_t i = 0; i < copy->n_moves; i++) {
+        const struct device_move *move = &copy->moves[i];
+        struct nccl_gpu *gpu = &engine->gpus[move->local_rank];
+        uint8_t *device = gpu->pieces[move->kind].at + move->offset_bytes;
+        uint8_t *host = engine->segments[move->segment].map + move->segment_offset_bytes;
+
+        engine_use(engine, gpu);
+        if (move->has_event)
+            engine_check_cuda(engine, gpu, cudaStreamWaitEvent(gpu->main, gpu->events[move->event], 0),
+                              "cudaStreamWaitEvent");
+        engine_check_cuda(engine, gpu,
+                          cudaMemcpyAsync(move->write ? device : host, move->write ? host : device, move->n_bytes,
+                                          move->write ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, gpu->main),
+                          "cudaMemcpyAsync");
+    }
+    /* What a later order sends may have been written here. */
+    orders_join_all(engine, true);
+    return 0;
+}
+
+/* ---- events of trainers ---------------------------------------------------------------------------------- */
+
+static bool is_unopened(const struct nccl_engine *engine, uint32_t local_rank, uint32_t event)
+{
+    return engine->gpus[local_rank].unopened[event];
+}
+
+/* Does the order name an event that could not be opened, and of which the daemon has not said what is to be done? */
+static bool names_unopened(const struct nccl_engine *engine, const struct nccl_order *order)
+{
+    const struct device_order_reduce *reduce = &order->command.reduce;
+    const struct device_order_copy *copy = &order->command.copy;
+
+    for (size_t i = 0; order->command.type == DEVICE_COMMAND_REDUCE && i < reduce->n_slots; i++)
+        if (reduce->slots[i].has_event && is_unopened(engine, reduce->slots[i].local_rank, reduce->slots[i].event))
+            return true;
+    for (size_t i = 0; order->command.type == DEVICE_COMMAND_COPY && i < copy->n_moves; i++)
+        if (copy->moves[i].has_event && is_unopened(engine, copy->moves[i].local_rank, copy->moves[i].event))
+            return true;
+    return false;
+}
+
+/* A trainer pushes what it has queued: its GPU may be seconds and more from having computed it. */
+static bool awaits_trainer(const struct nccl_engine *engine, const struct nccl_order *order)
+{
+    const struct device_order_reduce *reduce = &order->command.reduce;
+
+    if (names_unopened(engine, order))
+        return true;
+    for (size_t i = 0; order->command.type == DEVICE_COMMAND_REDUCE && i < reduce->n_slots; i++) {
+        const struct device_slot *slot = &reduce->slots[i];
+
+        if (slot->has_event && cudaEventQuery(engine->gpus[slot->local_rank].events[slot->event]) == cudaErrorNotReady)
+            return true;
+    }
+    return false;
+}
+
+/* ---- progress -------------------------------------------------------------------------------------------- */
+
+static int issue(struct nccl_engine *engine, struct nccl_order *order)
+{
+    switch (order->command.type) {
+    case DEVICE_COMMAND_REDUCE:
+        return reduce_issue(engine, order);
+    case DEVICE_COMMAND_UPDATE:
+        return update_issue(engine, order);
+    case DEVICE_COMMAND_GATHER:
+        return gather_issue(engine, order);
+    case DEVICE_COMMAND_FETCH:
+        return fetch_issue(engine, order);
+    default:
+        return copy_issue(engine, order);
+    }
+}
+
+static bool take_lane(struct nccl_engine *engine, struct nccl_order *order)
+{
+    for (unsigned lane = 0; lane < DEVICE_LANES; lane++) {
+        if (engine->in_flight[lane])
+            continue;
+        engine->in_flight[lane] = order;
+        engine->n_in_flight++;
+        order->lane = (int)lane;
+        for (unsigned i = 0; i < engine->n_gpus; i++) {
+            struct nccl_lane *l = &engine->gpus[i].lanes[lane];
+
+            l->lists.n_used = l->lists.n_uploaded = l->n_results_used = 0;
+            l->owned = l->own = (struct nccl_outcome){.n_ranges = 0};
+        }
+        return true;
+    }
+    return false;
+}
+
+/* Issues the first order, as far as that goes now. */
+static bool issue_next(struct nccl_engine *engine)
+{
+    struct nccl_order *order = engine->first;
+
+    if (!order || (order->step == 0 && names_unopened(engine, order)))
+        return false;
+    if (order->lane < 0 && !take_lane(engine, order))
+        return false;
+    engine->tag = &order->tag;
+    if (issue(engine, order) == 0) {
+        for (unsigned i = 0; i < engine->n_gpus; i++) {
+            struct nccl_gpu *gpu = &engine->gpus[i];
+
+            engine_use(engine, gpu);
+            engine_check_cuda(engine, gpu, cudaEventRecord(gpu->lanes[order->lane].done, gpu->main), "cudaEventRecord");
+        }
+        engine->first = order->next;
+        if (!engine->first)
+            engine->last = NULL;
+    }
+    engine->tag = NULL;
+    return engine->first != order;
+}
+
+/* Return: -1, it has ended everywhere; else the first GPU that is at it. */
+static int find_busy(struct nccl_engine *engine, unsigned lane)
+{
+    for (unsigned i = 0; i < engine->n_gpus; i++) {
+        cudaError_t r = cudaEventQuery(engine->gpus[i].lanes[lane].done);
+
+        if (r == cudaErrorNotReady)
+            return (int)i;
+        engine_check_cuda(engine, &engine->gpus[i], r, "cudaEventQuery");
+    }
+    return -1;
+}
+
+static void finish(struct nccl_engine *engine, struct nccl_order *order)
+{
+    struct device_report report = {
+        .type = DEVICE_REPORT_DONE,
+        .done = {.tag = order->tag, .n_bytes_sent = order->n_sent, .n_bytes_received = order->n_received}};
+
+    if (order->command.type == DEVICE_COMMAND_REDUCE)
+        reduce_finish(engine, order);
+    engine->in_flight[order->lane] = NULL;
+    engine->n_in_flight--;
+    free(order->array);
+    free(order);
+    engine_report(engine, &report, NULL, 0);
+}
+
+bool orders_progress(struct nccl_engine *engine)
+{
+    bool moved = false;
+
+    for (unsigned lane = 0; lane < DEVICE_LANES; lane++) {
+        struct nccl_order *order = engine->in_flight[lane];
+
+        if (!order || order == engine->first)
+            continue;
+        engine->tag = &order->tag;
+        if (find_busy(engine, lane) < 0) {
+            finish(engine, order);
+            moved = true;
+        }
+        engine->tag = NULL;
+    }
+    if (engine->groups && engine->n_in_flight > 0)
+        (void)collect_poll(engine);
+    while (issue_next(engine))
+        moved = true;
+    return moved;
+}
+
+static const char *name_of(const struct nccl_order *order)
+{
+    static const char *const names[N_DEVICE_COMMAND_TYPES] = {
+        [DEVICE_COMMAND_REDUCE] = "a reduction",
+        [DEVICE_COMMAND_UPDATE] = "an update",
+        [DEVICE_COMMAND_GATHER] = "a gathering of weights",
+        [DEVICE_COMMAND_COPY] = "a copy",
+        [DEVICE_COMMAND_FETCH] = "a fetch of parameters",
+    };
+
+    return names[order->command.type];
+}
+
+static bool is_late(const struct nccl_engine *engine, struct nccl_order *order)
+{
+    uint64_t now = engine_now_ns();
+
+    if (now <= order->clock_ns + (uint64_t)order->timeout_ms * 1000000)
+        return false;
+    if (!awaits_trainer(engine, order))
+        return true;
+    order->clock_ns = now;
+    return false;
+}
+
+void orders_check_deadlines(struct nccl_engine *engine)
+{
+    for (unsigned lane = 0; lane < DEVICE_LANES; lane++) {
+        struct nccl_order *order = engine->in_flight[lane];
+
+        if (!order || !is_late(engine, order))
+            continue;
+        engine->tag = &order->tag;
+        if (order == engine->first)
+            engine_fail(engine, "%s took more than %" PRIu32 " ms: NCCL has not taken it", name_of(order),
+                        order->timeout_ms);
+        engine_fail(engine, "%s took more than %" PRIu32 " ms: GPU %d is at it", name_of(order), order->timeout_ms,
+                    find_busy(engine, lane));
+    }
+    for (struct nccl_order *order = engine->first; order; order = order->next)
+        if (is_late(engine, order)) {
+            engine->tag = &order->tag;
+            engine_fail(engine, "%s took more than %" PRIu32 " ms: it waits for others", name_of(order),
+                        order->timeout_ms);
+        }
+}

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/nccl.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "core/base/base.h"
+#include "core/wire/wire.h"
+
+enum {
+    SOCKET_FD = 3,
+    IDLE_NS = 100 * 1000, /* between two looks at devices that are at work; picked: little beside any order */
+    CONNECTING_NS = 1000 * 1000,
+    REPORT_WAIT_MS = 1000, /* for a daemon that does not read */
+};
+
+uint64_t engine_now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* ---- reports and the end --------------------------------------------------------------------------------- */
+
+/* Threads of CUDA and NCCL may be anywhere: nothing is destroyed. */
+static __attribute__((noreturn)) void leave(int status)
+{
+    _exit(status);
+}
+
+void engine_report(struct nccl_engine *engine, const struct device_report *report, const int *fds, size_t n_fds)
+{
+    struct pollfd room = {SOCKET_FD, POLLOUT, 0};
+    int n = device_pack_report(&engine->arena, report, engine->packet, FRAME_MAX_BYTES), r;
+
+    if (n <= 0)
+        leave(EXIT_FAILURE);
+    /* The one wait of this process, and bounded: the daemon reads, or it is stopped and nothing goes on anyway. */
+    while ((r = frame_send(SOCKET_FD, engine->packet, (size_t)n, fds, n_fds)) == FRAME_AGAIN)
+        if (poll(&room, 1, REPORT_WAIT_MS) == 0)
+            leave(EXIT_FAILURE);
+    if (r != 0)
+        leave(r == FRAME_EOF ? EXIT_SUCCESS : EXIT_FAILURE);
+}
+
+void engine_fail(struct nccl_engine *engine, const char *format, ...)
+{
+    char what[DEVICE_MAX_WHAT_BYTES];
+    struct device_report report = {.type = DEVICE_REPORT_FAILED};
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(what, sizeof(what), format, args);
+    va_end(args);
+    for (char *c = what; *c; c++)
+        if (*c < 0x20 || *c > 0x7e)
+            *c = ' ';
+    report.failed.what = what;
+    report.failed.has_tag = engine->tag;
+    report.failed.tag = engine->tag ? *engine->tag : 0;
+    engine_report(engine, &report, NULL, 0);
+    leave(EXIT_FAILURE);
+}
+
+void engine_check_cuda(struct nccl_engine *engine, const struct nccl_gpu *gpu, cudaError_t r, const char *what)
+{
+    if (r == cudaSuccess)
+        return;
+    if (gpu)
+        engine_fail(engine, "GPU %d: %s: %s (%s)", gpu->device, what, cudaGetErrorString(r), cudaGetErrorName(r));
+    engine_fail(engine, "%s: %s (%s)", what, cudaGetErrorString(r), cudaGetErrorName(r));
+}
+
+void engine_check_gpus(struct nccl_engine *engine, const char *what)
+{
+    for (unsigned i = 0; i < engine->n_gpus; i++) {
+        const struct nccl_gpu *gpu = &engine->gpus[i];
+        cudaError_t r = gpu->main ? cudaStreamQuery(gpu->main) : cudaSuccess;
+
+        engine_check_cuda(engine, gpu, r == cudaErrorNotReady ? cudaSuccess : r, what);
+    }
+}
+
+void engine_check_nccl(struct nccl_engine *engine, ncclResult_t r, const char *what)
+{
+    if (r == ncclSuccess || r == ncclInProgress)
+        return;
+    engine_check_gpus(engine, what);
+    engine_fail(engine, "NCCL: %s (%s)", ncclGetErrorString(r), what);
+}
+
+void engine_use(struct nccl_engine *engine, const struct nccl_gpu *gpu)
+{
+    engine_check_cuda(engine, gpu, cudaSetDevice(gpu->device), "cudaSetDevice");
+}
+
+/* ---- setup ----------------------------------------------------------------------------------------------- */
+
+static void check_versions(struct nccl_engine *engine)
+{
+    int driver = 0, runtime = 0, nccl = 0;
+
+    engine_check_cuda(engine, NULL, cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+    engine_check_cuda(engine, NULL, cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+    engine_check_nccl(engine, ncclGetVersion(&nccl), "ncclGetVersion");
+    if (driver / 1000 < CUDART_VERSION / 1000)
+        engine_fail(engine, "the GPU driver knows CUDA %d.%d, and this program needs %d.%d", driver / 1000,
+                    driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    if (runtime / 1000 != CUDART_VERSION / 1000)
+        engine_fail(engine, "the CUDA runtime is %d.%d, and this program was built with %d.%d", runtime / 1000,
+                    runtime % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    if (nccl / 10000 != NCCL_MAJOR || nccl < NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, 0))
+        engine_fail(engine, "NCCL is %d.%d.%d, and this program was built with %d.%d.%d", nccl / 10000,
+                    nccl / 100 % 100, nccl % 100, NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
+    snprintf(engine->versions, sizeof(engine->versions), "%sCUDA %d.%d, driver %d.%d, NCCL %d.%d.%d",
+             ZEROD_ENGINE_PREFIX, runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, nccl / 10000,
+             nccl / 100 % 100, nccl % 100);
+}
+
+static void open_gpu(struct nccl_engine *engine, unsigned local)
+{
+    struct nccl_gpu *gpu = &engine->gpus[local];
+
+    gpu->device = (int)local;
+    gpu->rank = engine->plan.head->first_local + local;
+    engine_use(engine, gpu);
+    engine_check_cuda(engine, gpu, cudaStreamCreateWithFlags(&gpu->main, cudaStreamNonBlocking),
+                      "cudaStreamCreateWithFlags");
+    engine_check_cuda(engine, gpu, cudaStreamCreateWithFlags(&gpu->comm, cudaStreamNonBlocking),
+                      "cudaStreamCreateWithFlags");
+    engine_check_cuda(engine, gpu, cudaEventCreateWithFlags(&gpu->main_event, cudaEventDisableTiming),
+                      "cudaEventCreateWithFlags");
+    engine_check_cuda(engine, gpu, cudaEventCreateWithFlags(&gpu->comm_event, cudaEventDisableTiming),
+                      "cudaEventCreateWithFlags");
+}
+
+static void open_gpus(struct nccl_engine *engine)
+{
+    int n_devices = 0;
+
+    engine_check_cuda(engine, NULL, cudaGetDeviceCount(&n_devices), "cudaGetDeviceCount");
+    engine->n_gpus = engine->plan.head->n_local;
+    if ((unsigned)n_devices < engine->n_gpus)
+        engine_fail(engine, "this node has %u ranks, and %d of its GPUs can be seen", engine->n_gpus, n_devices);
+    engine->gpus = calloc(engine->n_gpus, sizeof(*engine->gpus));
+    if (!engine->gpus)
+        engine_fail(engine, "no memory");
+    for (unsigned i = 0; i < engine->n_gpus; i++)
+        open_gpu(engine, i);
+}
+
+static void set_up(struct nccl_engine *engine, const struct device_setup *setup)
+{
+    const int *fds = engine->buffer.fds;
+    uint8_t *plan, *inputs, *results;
+    char why[128];
+
+    if (engine->phase != NCCL_AWAITS_SETUP || engine->buffer.n_fds != DEVICE_SETUP_FDS)
+        engine_fail(engine, "a setup out of place");
+    engine->setup = *setup;
+    engine->begun_ns = engine_now_ns();
+    check_versions(engine);
+    plan = memory_map(engine, fds[0], setup->plan_bytes);
+    if (device_plan_open(&engine->plan, plan, setup->plan_bytes, why, sizeof(why)) < 0)
+        engine_fail(engine, "%s", why);
+    engine->groups = engine->plan.head->world_size > 1;
+    for (uint32_t i = 0; i < engine->plan.head->n_parcels; i++)
+        if (nccl_exchanges(&engine->plan, i) && engine->plan.head->world_size > REDUCE_MAX_LEAVES)
+            engine_fail(engine,
+                        "sums in the order of the ranks (deterministic: true, or a parameter larger than a "
+                        "bucket) are over %d ranks at most, and there are %" PRIu32,
+                        REDUCE_MAX_LEAVES, engine->plan.head->world_size);
+    if (device_inputs_bytes(&engine->plan) > setup->inputs_bytes ||
+        device_results_bytes(&engine->plan, NULL) > setup->results_bytes)
+        engine_fail(engine, "inputs of %" PRIu64 " bytes or results of %" PRIu64 " are too small for the plan",
+                    setup->inputs_bytes, setup->results_bytes);
+    open_gpus(engine);
+    inputs = memory_map(engine, fds[1], setup->inputs_bytes);
+    results = memory_map(engine, fds[2], setup->results_bytes);
+    device_inputs_open(&engine->plan, inputs, &engine->inputs);
+    device_results_open(&engine->plan, results, &engine->results);
+    memory_prepare(engine);
+    engine->phase = NCCL_AWAITS_MEMORY;
+}
+
+/* ---- commands -------------------------------------------------------------------------------------------- */
+
+static void serve(struct nccl_engine *engine, const struct device_command *command)
+{
+    const struct frame_buffer *buffer = &engine->buffer;
+
+    if (engine->phase == NCCL_AWAITS_SETUP && command->type != DEVICE_COMMAND_SETUP)
+        engine_fail(engine, "a command before the setup");
+    switch (command->type) {
+    case DEVICE_COMMAND_SETUP:
+        set_up(engine, &command->setup);
+        return;
+    case DEVICE_COMMAND_MEMORY:
+        memory_take(engine, &command->memory, buffer->fds, buffer->n_fds);
+        return;
+    case DEVICE_COMMAND_VALUE:
+        collect_value(engine, &command->value);
+        return;
+    case DEVICE_COMMAND_SHARE:
+        if (buffer->n_fds != 1)
+            engine_fail(engine, "a segment without a descriptor");
+        memory_share(engine, &command->share, buffer->fds[0]);
+        return;
+    case DEVICE_COMMAND_EVENT:
+        memory_event(engine, &command->event);
+        return;
+    case DEVICE_COMMAND_RELEASE:
+        memory_release(engine, &command->release);
+        return;
+    default:
+        orders_add(engine, command);
+    }
+}
+
+/* Return: false, there is none. */
+static bool take_command(struct nccl_engine *engine)
+{
+    struct device_command command;
+    char why[WIRE_WHY_BYTES];
+    int r = frame_receive_fds(SOCKET_FD, &engine->buffer);
+
+    if (r == FRAME_AGAIN)
+        return false;
+    if (r == FRAME_EOF)
+        leave(EXIT_SUCCESS);
+    if (r != 0)
+        engine_fail(engine, "a command cannot be received");
+    r = device_unpack_command(&engine->arena, engine->buffer.data, engine->buffer.n_bytes, &command, why, sizeof(why));
+    if (r != 0)
+        engine_fail(engine, "a command that is not understood: %s", r == WIRE_E_INVALID ? why : strerror(-r));
+    serve(engine, &command);
+    return true;
+}
+
+/* ---- the loop -------------------------------------------------------------------------------------------- */
+
+static void get_ready(struct nccl_engine *engine)
+{
+    struct device_report report = {.type = DEVICE_REPORT_READY, .ready = {.versions = engine->versions}};
+
+    engine->phase = NCCL_IS_READY;
+    engine_report(engine, &report, NULL, 0);
+}
+
+/* Return: true when something has moved. */
+static bool progress(struct nccl_engine *engine)
+{
+    enum nccl_phase before = engine->phase;
+
+    switch (engine->phase) {
+    case NCCL_AWAITS_SETUP:
+    case NCCL_AWAITS_MEMORY:
+        return false;
+    case NCCL_RESTORES:
+        if (memory_poll_restore(engine) == 0)
+            collect_begin(engine);
+        break;
+    case NCCL_AWAITS_ID:
+        if (engine->has_id || !engine->groups)
+            collect_connect(engine);
+        break;
+    case NCCL_CONNECTS:
+        if (collect_poll(engine) == 0)
+            get_ready(engine);
+        break;
+    case NCCL_IS_READY:
+        return orders_progress(engine);
+    }
+    return engine->phase != before;
+}
+
+static void check_deadlines(struct nccl_engine *engine)
+{
+    uint64_t timeout_ns = (uint64_t)engine->setup.connect_timeout_ms * 1000000;
+
+    if (engine->phase == NCCL_IS_READY)
+        orders_check_deadlines(engine);
+    else if (engine->phase != NCCL_AWAITS_SETUP && engine_now_ns() > engine->begun_ns + timeout_ns)
+        engine_fail(engine, "not connected to all nodes within %" PRIu32 " ms: %s", engine->setup.connect_timeout_ms,
+                    engine->phase == NCCL_AWAITS_ID  ? "nothing has been heard of the engine of node 0"
+                    : engine->phase == NCCL_CONNECTS ? "not all have come"
+                                                     : "the memory is not there yet");
+}
+
+/* Nothing in it blocks but the wait for commands, which is short while a device is at work. */
+static __attribute__((noreturn)) void run(struct nccl_engine *engine)
+{
+    struct pollfd input = {SOCKET_FD, POLLIN, 0};
+
+    for (;;) {
+        bool moved = progress(engine), idle;
+        struct timespec wait = {.tv_nsec = moved ? 0 : engine->phase == NCCL_IS_READY ? IDLE_NS : CONNECTING_NS};
+
+        check_deadlines(engine);
+        idle = engine->phase == NCCL_AWAITS_SETUP ||
+               (engine->phase == NCCL_IS_READY && !engine->first && engine->n_in_flight == 0);
+        (void)ppoll(&input, 1, idle ? NULL : &wait, NULL);
+        while (take_command(engine))
+            ;
+    }
+}
+
+/* Ends with the daemon, and with nothing else: who stops the daemon with a signal to all its processes wants it to
+ * finish its step first. A peer that is gone is an error of write(), not a signal. */
+static void prepare_process(void)
+{
+    static const int ignored[] = {SIGPIPE, SIGINT, SIGTERM, SIGHUP};
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (size_t i = 0; i < ARRAY_SIZE(ignored); i++)
+        signal(ignored[i], SIG_IGN);
+}
+
+static bool has_daemon(void)
+{
+    int type = 0;
+    socklen_t size = sizeof(type);
+
+    return getsockopt(SOCKET_FD, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET;
+}
+
+int main(void)
+{
+    static struct nccl_engine engine; /* threads that are still there when the process ends use it */
+
+    if (!has_daemon()) {
+        fprintf(stderr, "zerod-engine-nccl is started by zerod, not by hand\n");
+        return 2;
+    }
+    prepare_process();
+    engine.packet = malloc(FRAME_MAX_BYTES);
+    if (!engine.packet || frame_buffer_init(&engine.buffer) < 0 || wire_arena_init(&engine.arena) < 0)
+        leave(EXIT_FAILURE);
+    run(&engine);
+}

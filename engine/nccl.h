@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * zerod-engine-nccl: all GPUs of a node's local ranks, driven from one thread that never waits for a device or a peer
+ * (proto/device.proto says what it is told and what it answers).
+ *
+ * Streams. Each GPU has two: `main` computes and copies, `comm` communicates. main is ordered behind comm by an event
+ * after every collective; comm behind main only where it needs what main has made, so that slices of one parcel travel
+ * while another is added up.
+ *
+ * Orders. They wait in a queue and are issued one at a time, in the order given; that may take several rounds, because
+ * what follows a group of NCCL calls on its stream may be put there only when the communicators have taken the group.
+ * An order that is issued holds its lane, whose last event on each GPU tells its end.
+ *
+ * Errors. There is one way on from an error, engine_fail(): it is reported, and the process ends. Communicators are not
+ * aborted one by one: the end of the process does that, and the daemons end the engines of all nodes. Nothing
+ * is freed on the way out, as devices may still be at work.
+ *
+ * Files: nccl.c (loop, socket, setup), nccl-memory.c (pieces, lanes, undo), nccl-collect.c (communicators),
+ * nccl-orders.c (the queue; update, gather, copy), nccl-reduce.c, nccl-fetch.c.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include "core/wire/device-plan.h"
+#include "core/wire/device-wire.h"
+#include "core/wire/frame.h"
+#include "core/wire/wire-arena.h"
+#include "kernels/device.h"
+
+/* A piece of device memory, mapped on its GPU. */
+struct nccl_piece {
+    uint8_t *at; /* on the device; never read here */
+    uint64_t n_bytes;
+};
+
+/* A bump allocator over two places of one size: what is written to `host` is found at `device` after the upload. */
+struct nccl_lists {
+    uint8_t *host, *device;
+    size_t n_used, n_uploaded, n_bytes;
+};
+
+/* Of a reduction, until its results are read: which chunk a range is, which rank a leaf. */
+struct nccl_range_note {
+    uint32_t chunk;
+    uint32_t first_leaf, n_leaves;
+};
+
+/* What comes back from one list of ranges: places in the lane's results. */
+struct nccl_outcome {
+    size_t squares, sums, findings, overflows;
+    uint32_t n_ranges, n_leaves;
+};
+
+/* What a lane has on one GPU. */
+struct nccl_lane {
+    struct nccl_lists lists;
+    uint8_t *staging;                /* device: slices that other ranks sent, or the sum of all */
+    uint8_t *results, *results_host; /* device, and the host's copy */
+    size_t n_results_used;
+    cudaEvent_t received, done;
+    /* Of a reduction under way. */
+    struct nccl_range_note *notes; /* of the owned ranges, then of the rank's own slot */
+    uint16_t *leaf_ranks;
+    struct nccl_outcome owned, own;
+};
+
+struct nccl_gpu {
+    int device;
+    unsigned rank; /* in the world */
+    cudaStream_t main, comm;
+    cudaEvent_t main_event, comm_event;
+    ncclComm_t communicator;
+    bool has_memory;
+    uint32_t pool_writers; /* bits of the local GPUs that may write into its pool */
+    struct nccl_piece pieces[DEVICE_N_PIECES];
+    struct nccl_lane lanes[DEVICE_LANES];
+    cudaEvent_t events[DEVICE_MAX_EVENTS]; /* of the trainer; NULL: none of that number, or it is unopened */
+    bool unopened[DEVICE_MAX_EVENTS];      /* it cannot be opened: orders that name it wait for DeviceRelease */
+};
+
+/* Sizes of what a lane has on each GPU. */
+struct nccl_sizes {
+    uint64_t lists, results, staging, stride;
+    uint64_t fetch; /* bytes of staging that one round of a fetch may fill: equal on all nodes */
+    uint64_t n_notes, n_leaves;
+};
+
+struct nccl_order {
+    struct nccl_order *next;
+    struct device_command command; /* arrays are the order's own */
+    void *array;
+    uint64_t tag;
+    uint32_t timeout_ms;
+    uint64_t clock_ns; /* of its deadline: later, when it waited for a trainer */
+    int lane;          /* -1: none yet */
+    unsigned step;
+    uint32_t bucket; /* the next of several */
+    size_t n_issued; /* of what a fetch asks for */
+    uint64_t n_sent, n_received;
+};
+
+enum nccl_phase {
+    NCCL_AWAITS_SETUP,
+    NCCL_AWAITS_MEMORY,
+    NCCL_RESTORES,
+    NCCL_AWAITS_ID,
+    NCCL_CONNECTS,
+    NCCL_IS_READY,
+};
+
+struct nccl_segment {
+    uint8_t *map;
+    uint64_t n_bytes;
+};
+
+struct nccl_engine {
+    enum nccl_phase phase;
+    struct device_setup setup;
+    uint64_t begun_ns;
+    struct device_plan plan;
+    struct device_inputs inputs;
+    struct device_results results;
+    struct device_places *places;
+    uint64_t *frozen;
+    uint64_t piece_bytes[DEVICE_N_PIECES];
+    struct nccl_sizes sizes;
+    struct nccl_gpu *gpus;
+    unsigned n_gpus, n_with_memory;
+    bool groups; /* the world has more than one rank */
+    bool has_id;
+    ncclUniqueId id;
+    uint64_t n_collectives;
+    struct nccl_segment segments[DEVICE_MAX_SEGMENTS];
+
+    struct nccl_order *first, *last;            /* not issued yet */
+    struct nccl_order *in_flight[DEVICE_LANES]; /* by lane; the order that is being issued, too */
+    unsigned n_in_flight;
+    const uint64_t *tag; /* of the order that is being worked on, for what is said of an error */
+    char versions[DEVICE_MAX_WHAT_BYTES];
+
+    struct frame_buffer buffer;
+    struct wire_arena arena;
+    uint8_t *packet;
+};
+
+enum { NCCL_AGAIN = 1 /* in the next round */ };
+
+/* nccl.c */
+
+void engine_fail(struct nccl_engine *engine, const char *format, ...) __attribute__((format(printf, 2, 3), noreturn));
+/* Fails unless r is cudaSuccess; what: the entry point. */
+void engine_check_cuda(struct nccl_engine *engine, const struct nccl_gpu *gpu, cudaError_t r, const char *what);
+/* Fails if a GPU has: a GPU that is lost makes the calls of NCCL fail, too, and those say less of it. */
+void engine_check_gpus(struct nccl_engine *engine, const char *what);
+/* Fails unless r says success or in progress; a GPU that is lost is named before NCCL is. */
+void engine_check_nccl(struct nccl_engine *engine, ncclResult_t r, const char *what);
+void engine_report(struct nccl_engine *engine, const struct device_report *report, const int *fds, size_t n_fds);
+/* The calls that follow are for this GPU. */
+void engine_use(struct nccl_engine *engine, const struct nccl_gpu *gpu);
+uint64_t engine_now_ns(void);
+
+/* nccl-memory.c */
+
+void memory_prepare(struct nccl_engine *engine);
+/* Takes the descriptors of one local rank's memory, allocates what is missing, and reports that. */
+void memory_take(struct nccl_engine *engine, const struct device_memory *memory, const int *fds, size_t n_fds);
+/* All is there: puts back what is marked as torn. */
+void memory_restore(struct nccl_engine *engine);
+/* Return: 0, all is put back; NCCL_AGAIN. */
+int memory_poll_restore(struct nccl_engine *engine);
+void memory_share(struct nccl_engine *engine, const struct device_share *share, int fd);
+void memory_event(struct nccl_engine *engine, const struct device_event *event);
+void memory_release(struct nccl_engine *engine, const struct device_release *release);
+/* Maps host memory that a device reads and writes. Fails the engine. */
+uint8_t *memory_map(struct nccl_engine *engine, int fd, uint64_t n_bytes);
+
+/* n_bytes of a lane's lists, aligned to 16: the host's place, and the device's in *device. */
+void *lists_take(struct nccl_engine *engine, struct nccl_lists *lists, size_t n_bytes, void **device);
+void lists_upload(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane);
+/* An offset in a lane's results. */
+size_t results_take(struct nccl_engine *engine, struct nccl_lane *lane, size_t n_bytes);
+
+/*
+ * The undo copy of one GPU's lane: begin() writes what it is of, copy() takes an array, end() makes it valid. All is
+ * put on the main stream.
+ */
+struct nccl_undo {
+    const struct device_mark *host; /* in the lists */
+    const uint8_t *device;
+    struct device_mark *mark; /* in results */
+    uint8_t *at;              /* next array */
+};
+
+/* Before lists_upload(). */
+void undo_prepare(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, const struct device_mark *mark,
+                  struct nccl_undo *undo);
+void undo_begin(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_undo *undo);
+void undo_copy(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_undo *undo, const void *array,
+               uint64_t n_bytes);
+void undo_end(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_undo *undo);
+
+/* nccl-collect.c */
+
+/* Makes the id, or waits for that of node 0. */
+void collect_begin(struct nccl_engine *engine);
+void collect_connect(struct nccl_engine *engine);
+/* Return: 0, all communicators have done what they were told; NCCL_AGAIN. Fails on an asynchronous error. */
+int collect_poll(struct nccl_engine *engine);
+void collect_value(struct nccl_engine *engine, const struct device_pair *value);
+ncclDataType_t collect_dtype(enum dtype dtype);
+
+/* nccl-orders.c */
+
+void orders_add(struct nccl_engine *engine, const struct device_command *command);
+/* Return: true when something has moved. */
+bool orders_progress(struct nccl_engine *engine);
+/* Checks and counts the number of a collective, when it is issued. */
+void orders_count_collective(struct nccl_engine *engine, uint64_t collective);
+void orders_check_deadlines(struct nccl_engine *engine);
+void orders_launch(struct nccl_engine *engine, const struct nccl_gpu *gpu, int r, const char *what);
+
+/* comm behind main, or main behind comm, of all GPUs. */
+void orders_join_all(struct nccl_engine *engine, bool comm_later);
+
+/* nccl-fetch.c */
+
+/* What an order may ask for. Fails the engine. */
+void fetch_check(struct nccl_engine *engine, const struct device_order_fetch *fetch);
+void fetch_size(const struct nccl_engine *engine, struct nccl_sizes *sizes);
+int fetch_issue(struct nccl_engine *engine, struct nccl_order *order);
+
+/* nccl-reduce.c */
+
+int reduce_issue(struct nccl_engine *engine, struct nccl_order *order);
+void reduce_finish(struct nccl_engine *engine, struct nccl_order *order);
+
+/* Slices of a parcel travel as they are, and the owner adds them; else NCCL does, which wants whole buckets. */
+static inline bool nccl_exchanges(const struct device_plan *plan, uint32_t parcel)
+{
+    const struct layout_parcel *p = &plan->parcels[parcel];
+
+    return plan->head->deterministic || plan->head->world_size == 1 || p->n_elems != plan->buckets[p->bucket].n_elems;
+}
+
+static inline float *nccl_acc(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket,
+                              uint64_t elem)
+{
+    const struct device_places *places = &engine->places[bucket];
+
+    return (float *)(gpu->pieces[DEVICE_GRADIENT].at + places->acc) + (elem - places->slice_elems * gpu->rank);
+}
+
+/* Start of the rank's slice. */
+static inline float *nccl_master(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket)
+{
+    uint32_t kind;
+    uint64_t offset = device_master(&engine->plan, engine->places, bucket, gpu->rank, &kind);
+
+    return (float *)(gpu->pieces[kind].at + offset);
+}
+
+/* Likewise; NULL: the optimizer has none. */
+static inline float *nccl_moment(const struct nccl_gpu *gpu, uint64_t offset)
+{
+    return offset == DEVICE_NONE ? NULL : (float *)(gpu->pieces[DEVICE_STATE].at + offset);
+}
+
+/* The rank's slice of its own copy of the weights. */
+static inline uint8_t *nccl_weights(const struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t bucket,
+                                    uint64_t *n_bytes)
+{
+    const struct layout_bucket *b = &engine->plan.buckets[bucket];
+
+    *n_bytes = engine->places[bucket].slice_elems * dtype_size(b->dtype);
+    return gpu->pieces[DEVICE_WEIGHTS].at + b->weight_offset_bytes + gpu->rank * *n_bytes;
+}

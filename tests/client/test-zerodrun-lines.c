@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Output is cut into lines alike however it arrives: in one piece, byte by byte, or in random pieces. */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "client/run/lines.h"
+#include "core/base/base.h"
+
+/* What was handed out: every piece in <>, continued ones after '+'. */
+struct record {
+    char *text;
+    size_t n_bytes, n_pieces, longest;
+};
+
+static void record_piece(void *context, const char *text, size_t n_bytes, bool continued)
+{
+    struct record *record = context;
+
+    memcpy(record->text + record->n_bytes, continued ? "+<" : "<", continued ? 2 : 1);
+    record->n_bytes += continued ? 2 : 1;
+    memcpy(record->text + record->n_bytes, text, n_bytes);
+    record->n_bytes += n_bytes;
+    record->text[record->n_bytes++] = '>';
+    record->text[record->n_bytes] = '\0';
+    record->n_pieces++;
+    record->longest = MAX(record->longest, n_bytes);
+}
+
+static struct record feed(const char *data, size_t n_bytes, size_t piece)
+{
+    struct record record = {.text = calloc(8, n_bytes + 64)};
+    struct lines lines;
+    size_t i, n;
+
+    assert_int_equal(lines_init(&lines, record_piece, &record), 0);
+    for (i = 0; i < n_bytes; i += n) {
+        n = piece ? piece : 1 + (size_t)rand() % 97;
+        n = MIN(n, n_bytes - i);
+        lines_feed(&lines, data + i, n);
+    }
+    lines_flush(&lines);
+    lines_deinit(&lines);
+    return record;
+}
+
+static void test_cases(void **state)
+{
+    static const char *const cases[][2] = {
+        {"", ""},
+        {"a\nb\n", "<a\n><b\n>"},
+        {"a\n\nb", "<a\n><\n><b\n>"},
+        {"10%\r20%\rdone\n", "<10%\r><20%\r><done\n>"},
+        {"dos\r\nunix\n", "<dos\r>+<\n><unix\n>"},
+        {"\r\r\n\n", "<\r><\r>+<\n><\n>"},
+        {"end\r", "<end\r>"},
+    };
+    struct record record;
+    size_t i, piece;
+
+    for (i = 0; i < ARRAY_SIZE(cases); i++) {
+        for (piece = 1; piece < 8; piece++) {
+            record = feed(cases[i][0], strlen(cases[i][0]), piece);
+            assert_string_equal(record.text, cases[i][1]);
+            free(record.text);
+        }
+    }
+}
+
+static void test_long_lines_are_cut(void **state)
+{
+    const size_t n_bytes = 3 * (size_t)LINE_MAX_BYTES + 5;
+    char *data = malloc(n_bytes);
+    struct record record;
+
+    memset(data, 'x', n_bytes);
+    record = feed(data, n_bytes, 0);
+    assert_int_equal(record.n_pieces, 4);
+    assert_int_equal(record.longest, LINE_MAX_BYTES);
+    assert_memory_equal(record.text + record.n_bytes - 9, "+<xxxxx\n>", 9);
+    free(record.text);
+
+    /* Exactly full: the '\n' comes alone, and what follows is a new line. */
+    data[LINE_MAX_BYTES] = '\n';
+    record = feed(data, LINE_MAX_BYTES + 2, 0);
+    assert_int_equal(record.n_pieces, 3);
+    assert_memory_equal(record.text + record.n_bytes - 8, "+<\n><x\n>", 8);
+    free(record.text);
+    free(data);
+}
+
+static void test_any_pieces_give_the_same(void **state)
+{
+    static const char alphabet[] = "ab\n\r";
+    char data[3000];
+    struct record whole, pieces;
+    int round;
+    size_t i;
+
+    srand(1);
+    for (round = 0; round < 200; round++) {
+        for (i = 0; i < sizeof(data); i++)
+            data[i] = alphabet[(size_t)rand() % (sizeof(alphabet) - 1)];
+        whole = feed(data, sizeof(data), sizeof(data));
+        pieces = feed(data, sizeof(data), 0);
+        assert_string_equal(whole.text, pieces.text);
+        free(whole.text);
+        free(pieces.text);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cases),
+        cmocka_unit_test(test_long_lines_are_cut),
+        cmocka_unit_test(test_any_pieces_give_the_same),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What a supervisor is told, at a socket of the test's own: that the daemon is ready, what it does, that it is alive.
+ * The watchdog is the point: it is fed when the loop turns and the workers get on, and by nothing else. The clock of
+ * the daemon is the test's (--wrap=clock_gettime), so hours pass at once and no assertion depends on time.
+ */
+
+#include <sched.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "core/base/base.h"
+#include "core/base/notify.h"
+#include "core/base/worker.h"
+#include "tests/daemon/server/local-server.h"
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ts);
+
+static uint64_t clock_ns = UINT64_C(1000000000000);
+static unsigned n_looks; /* at the clock */
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ts)
+{
+    (void)clock;
+    n_looks++;
+    *ts = (struct timespec){.tv_sec = (time_t)(clock_ns / 1000000000u), .tv_nsec = (long)(clock_ns % 1000000000u)};
+    return 0;
+}
+
+/* ---- a supervisor -------------------------------------------------------------------------------------- */
+
+static char folder[] = "/tmp/zerod-test-XXXXXX", path[64];
+static int supervisor;
+
+static int make_supervisor(void **userdata)
+{
+    struct sockaddr_un sa = {.sun_family = AF_UNIX};
+
+    (void)userdata;
+    supervisor = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (supervisor < 0 || !mkdtemp(folder))
+        return -1;
+    snprintf(path, sizeof(path), "%s/notify", folder);
+    snprintf(sa.sun_path, sizeof(sa.sun_path), "%s", path);
+    return bind(supervisor, (struct sockaddr *)&sa, sizeof(sa));
+}
+
+static int remove_supervisor(void **userdata)
+{
+    (void)userdata;
+    close(supervisor);
+    return unlink(path) < 0 ? -1 : rmdir(folder);
+}
+
+static int supervise(void **userdata)
+{
+    (void)userdata;
+    setenv("NOTIFY_SOCKET", path, 1);
+    unsetenv("WATCHDOG_USEC");
+    unsetenv("WATCHDOG_PID");
+    unsetenv("LISTEN_FDS");
+    return 0;
+}
+
+/* Return: false when nothing was said. */
+static bool hear(char *text, size_t size)
+{
+    ssize_t n = recv(supervisor, text, size - 1, 0);
+
+    text[MAX(n, (ssize_t)0)] = '\0';
+    return n >= 0;
+}
+
+static void expect(const char *expected)
+{
+    char text[512];
+
+    if (!hear(text, sizeof(text)))
+        fail_msg("expected \"%s\", nothing was said", expected);
+    assert_string_equal(text, expected);
+}
+
+/* How often the watchdog was fed; other messages are passed over. */
+static unsigned n_fed(void)
+{
+    char text[512];
+    unsigned n = 0;
+
+    while (hear(text, sizeof(text)))
+        n += strcmp(text, "WATCHDOG=1") == 0;
+    return n;
+}
+
+static void set_watchdog(const char *us, pid_t pid)
+{
+    char text[16];
+
+    snprintf(text, sizeof(text), "%d", pid);
+    setenv("WATCHDOG_USEC", us, 1);
+    setenv("WATCHDOG_PID", text, 1);
+}
+
+/* ---- words --------------------------------------------------------------------------------------------- */
+
+static void test_state(void **userdata)
+{
+    char text[16];
+
+    (void)userdata;
+    notify_state("READY=1");
+    notify_state("STATUS=training, 2 of 2 ranks");
+    expect("READY=1");
+    expect("STATUS=training, 2 of 2 ranks");
+    unsetenv("NOTIFY_SOCKET"); /* nobody supervises */
+    notify_state("READY=1");
+    assert_false(hear(text, sizeof(text)));
+}
+
+static void test_watchdog_us(void **userdata)
+{
+    (void)userdata;
+    assert_int_equal(notify_watchdog_us(), 0);
+    set_watchdog("3000000", getpid());
+    assert_int_equal(notify_watchdog_us(), 3000000);
+    set_watchdog("3000000", getppid()); /* was meant for another process */
+    assert_int_equal(notify_watchdog_us(), 0);
+    set_watchdog("soon", getpid());
+    assert_int_equal(notify_watchdog_us(), 0);
+}
+
+/* ---- a socket that is passed --------------------------------------------------------------------------- */
+
+enum { FIRST_FD = 3 };
+
+/* What a process makes of n sockets of that type that it is passed. */
+static int take(int type, bool listens, unsigned n, pid_t pid_offset)
+{
+    struct sockaddr_un sa = {.sun_family = AF_UNIX}; /* no name: the kernel finds one */
+    int status;
+    pid_t pid = fork();
+
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        char text[16];
+        int fd = socket(AF_UNIX, type, 0);
+
+        if (fd < 0 || bind(fd, (struct sockaddr *)&sa, sizeof(sa.sun_family)) < 0 || (listens && listen(fd, 1) < 0))
+            _exit(1);
+        dup2(fd, FIRST_FD + 1);
+        dup2(FIRST_FD + 1, FIRST_FD);
+        snprintf(text, sizeof(text), "%d", getpid() + pid_offset);
+        setenv("LISTEN_PID", text, 1);
+        snprintf(text, sizeof(text), "%u", n);
+        setenv("LISTEN_FDS", text, 1);
+        _exit(100 + notify_listen_fd());
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status) - 100;
+}
+
+static void test_passed_socket(void **userdata)
+{
+    (void)userdata;
+    assert_int_equal(notify_listen_fd(), -1);
+    assert_int_equal(take(SOCK_SEQPACKET, true, 1, 0), FIRST_FD);
+    assert_int_equal(take(SOCK_SEQPACKET, true, 1, 1), -1); /* was meant for another process */
+    assert_int_equal(take(SOCK_SEQPACKET, true, 2, 0), -EINVAL);
+    assert_int_equal(take(SOCK_SEQPACKET, false, 1, 0), -EINVAL);
+    assert_int_equal(take(SOCK_STREAM, true, 1, 0), -EINVAL);
+    assert_int_equal(take(SOCK_DGRAM, false, 1, 0), -EINVAL);
+}
+
+/* ---- the life of a server ------------------------------------------------------------------------------ */
+
+static void on_due(uv_timer_t *timer)
+{
+    uv_close((uv_handle_t *)timer, NULL);
+    raise(SIGTERM);
+}
+
+/* Ready when it serves, with a status line by then; and the end is announced. */
+static void test_life(void **userdata)
+{
+    struct local local;
+    uv_timer_t timer;
+    char text[512], last[512] = "";
+
+    (void)userdata;
+    local_start(&local, 2, "");
+    assert_false(hear(text, sizeof(text))); /* not before the loop runs */
+    uv_timer_init(server_loop(local.server), &timer);
+    uv_timer_start(&timer, on_due, 0, 0);
+    assert_int_equal(server_run(local.server), 0);
+    expect("STATUS=waiting for ranks, 0 of 2 ranks, step 0");
+    expect("READY=1");
+    while (hear(text, sizeof(text)))
+        strcpy(last, text);
+    assert_string_equal(last, "STOPPING=1");
+    local_stop(&local);
+}
+
+/* Time passes, and the loop ticks once. An idle loop looks at the clock in nothing but the tick. */
+static void tick(struct local *local, unsigned later_ms)
+{
+    unsigned before = n_looks;
+
+    clock_ns += later_ms * UINT64_C(1000000);
+    while (n_looks == before)
+        local_turn(local);
+}
+
+static void test_status(void **userdata)
+{
+    struct local local;
+    struct client c;
+    char text[512];
+
+    (void)userdata;
+    local_start(&local, 2, "");
+    client_open(&c, &local);
+    client_hello(&c, WIRE_ROLE_TRAINER, 1);
+    while (hear(text, sizeof(text)))
+        ;
+    tick(&local, 2000);
+    expect("STATUS=waiting for ranks, 1 of 2 ranks, step 0");
+    tick(&local, 1999); /* not more often than somebody would read it */
+    assert_false(hear(text, sizeof(text)));
+    client_close(&c);
+    local_stop(&local);
+}
+
+static void test_fed_by_the_loop(void **userdata)
+{
+    struct local local;
+
+    (void)userdata;
+    set_watchdog("4000000", getpid());
+    local_start(&local, 1, "");
+    clock_ns += UINT64_C(20000000000);
+    assert_int_equal(n_fed(), 0); /* time alone does not feed it */
+    tick(&local, 0);
+    assert_int_equal(n_fed(), 1);
+    tick(&local, 0);
+    tick(&local, 999);
+    assert_int_equal(n_fed(), 0); /* four times in its period are enough */
+    tick(&local, 1);
+    assert_int_equal(n_fed(), 1);
+    clock_ns += UINT64_C(20000000000);
+    assert_int_equal(n_fed(), 0);
+    local_stop(&local);
+}
+
+static void test_no_watchdog(void **userdata)
+{
+    struct local local;
+
+    (void)userdata;
+    local_start(&local, 1, "");
+    for (unsigned i = 0; i < 3; i++)
+        tick(&local, 5000);
+    assert_int_equal(n_fed(), 0);
+    local_stop(&local);
+}
+
+/* Work each item of which ends when the test lets it. */
+struct held_work {
+    struct work work;
+    sem_t go;
+    bool is_done;
+};
+
+static void held_run(struct work *work, uint32_t item)
+{
+    (void)item;
+    while (sem_wait(&container_of(work, struct held_work, work)->go) < 0)
+        ;
+}
+
+static void held_done(struct work *work)
+{
+    container_of(work, struct held_work, work)->is_done = true;
+}
+
+static struct worker_pool *post(struct local *local, struct held_work *held, uint32_t n_items)
+{
+    struct worker_pool *pool = server_job(local->server)->pool;
+
+    *held = (struct held_work){.work = {.run = held_run, .done = held_done, .n_items = n_items}};
+    assert_int_equal(sem_init(&held->go, 0, 0), 0);
+    worker_post(pool, &held->work);
+    return pool;
+}
+
+static void let_one_go(struct held_work *held, struct worker_pool *pool)
+{
+    uint64_t before, now;
+
+    worker_pool_progress(pool, &before);
+    sem_post(&held->go);
+    do {
+        sched_yield();
+        worker_pool_progress(pool, &now);
+    } while (now == before);
+}
+
+/* The loop turns, but the worker hangs: after one period it is let starve; and lives when it goes on. */
+static void test_not_fed_while_stuck(void **userdata)
+{
+    struct held_work held;
+    struct worker_pool *pool;
+    struct local local;
+
+    (void)userdata;
+    set_watchdog("4000000", getpid());
+    local_start(&local, 1, "");
+    tick(&local, 0);
+    assert_int_equal(n_fed(), 1);
+    pool = post(&local, &held, 1);
+    for (unsigned i = 0; i < 4; i++) {
+        tick(&local, 1000);
+        assert_int_equal(n_fed(), 1); /* it may only take long */
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        tick(&local, 1000);
+        assert_int_equal(n_fed(), 0);
+    }
+    let_one_go(&held, pool);
+    while (!held.is_done)
+        local_turn(&local);
+    tick(&local, 1000);
+    assert_in_range(n_fed(), 1, 2); /* the turns before may have had a tick in them */
+    local_stop(&local);
+    sem_destroy(&held.go);
+}
+
+/* A long work of which item after item ends is no stuck one. */
+static void test_fed_while_items_end(void **userdata)
+{
+    enum { N = 4 }; /* times 3 s */
+    struct held_work held;
+    struct worker_pool *pool;
+    struct local local;
+
+    (void)userdata;
+    set_watchdog("4000000", getpid());
+    local_start(&local, 1, "");
+    tick(&local, 0);
+    pool = post(&local, &held, N);
+    for (unsigned i = 0; i < N; i++) {
+        n_fed();
+        tick(&local, 3000);
+        assert_int_equal(n_fed(), 1);
+        let_one_go(&held, pool);
+    }
+    while (!held.is_done)
+        local_turn(&local);
+    local_stop(&local);
+    sem_destroy(&held.go);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_state, supervise),
+        cmocka_unit_test_setup(test_watchdog_us, supervise),
+        cmocka_unit_test_setup(test_passed_socket, supervise),
+        cmocka_unit_test_setup(test_life, supervise),
+        cmocka_unit_test_setup(test_status, supervise),
+        cmocka_unit_test_setup(test_fed_by_the_loop, supervise),
+        cmocka_unit_test_setup(test_no_watchdog, supervise),
+        cmocka_unit_test_setup(test_not_fed_while_stuck, supervise),
+        cmocka_unit_test_setup(test_fed_while_items_end, supervise),
+    };
+
+    return cmocka_run_group_tests(tests, make_supervisor, remove_supervisor);
+}

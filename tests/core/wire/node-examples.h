@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* One message of each kind between nodes, with every field that it has set: tests compare with them, the fuzzer starts
+ * from them. */
+
+#include "core/wire/node-wire.h"
+
+enum { N_NODE_EXAMPLES = 48 };
+
+extern const struct node_message node_examples[N_NODE_EXAMPLES];

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Which hyperparameters each optimizer takes. */
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "core/base/base.h"
+#include "core/wire/hyper-check.h"
+
+static const struct wire_hyper usual = {
+    .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .momentum = 0.9};
+
+static void test_usual(void **state)
+{
+    static const char *const names[] = {"Adam", "AdamW", "SGD", "Lion", "Adagrad"};
+    struct hyper_problem problem;
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+        assert_false(hyper_is_wrong(names[i], &usual, &problem));
+    assert_false(hyper_is_wrong("AdamW", &(struct wire_hyper){.eps = 1e-8}, &problem)); /* lr 0 stops a group */
+}
+
+static void test_wrong(void **state)
+{
+    static const struct {
+        const char *optimizer, *name;
+        size_t offset;
+        double value;
+    } cases[] = {
+        {"AdamW", "lr", offsetof(struct wire_hyper, lr), -0.5},
+        {"SGD", "lr", offsetof(struct wire_hyper, lr), NAN},
+        {"Lion", "lr", offsetof(struct wire_hyper, lr), 1e300},
+        {"Adagrad", "lr", offsetof(struct wire_hyper, lr), INFINITY},
+        {"Adam", "beta1", offsetof(struct wire_hyper, beta1), 1},
+        {"Lion", "beta2", offsetof(struct wire_hyper, beta2), -0.1},
+        {"Adam", "eps", offsetof(struct wire_hyper, eps), 0},
+        {"Adagrad", "eps", offsetof(struct wire_hyper, eps), 1e-60},
+        {"SGD", "weight_decay", offsetof(struct wire_hyper, weight_decay), -1},
+        {"SGD", "momentum", offsetof(struct wire_hyper, momentum), 1.5},
+        {"SGD", "momentum", offsetof(struct wire_hyper, momentum), -1},
+        {"SGD", "dampening", offsetof(struct wire_hyper, dampening), NAN},
+        {"Adagrad", "lr_decay", offsetof(struct wire_hyper, lr_decay), -1e-9},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct wire_hyper hyper = usual;
+        struct hyper_problem problem = {0};
+
+        memcpy((char *)&hyper + cases[i].offset, &cases[i].value, sizeof(double));
+        assert_true(hyper_is_wrong(cases[i].optimizer, &hyper, &problem));
+        assert_string_equal(problem.name, cases[i].name);
+        assert_non_null(problem.expected);
+    }
+}
+
+static void test_not_read(void **state)
+{
+    struct wire_hyper hyper = usual;
+    struct hyper_problem problem;
+
+    (void)state;
+    hyper.momentum = -1;
+    hyper.lr_decay = NAN;
+    assert_false(hyper_is_wrong("AdamW", &hyper, &problem));
+    hyper = usual;
+    hyper.beta1 = hyper.eps = -1;
+    assert_false(hyper_is_wrong("SGD", &hyper, &problem));
+}
+
+static void test_nesterov(void **state)
+{
+    struct wire_hyper hyper = usual;
+    struct hyper_problem problem;
+
+    (void)state;
+    hyper.nesterov = true;
+    assert_false(hyper_is_wrong("SGD", &hyper, &problem));
+    assert_false(hyper_is_wrong("AdamW", &hyper, &problem));
+    hyper.dampening = 0.1;
+    assert_true(hyper_is_wrong("SGD", &hyper, &problem));
+    hyper.dampening = hyper.momentum = 0;
+    assert_true(hyper_is_wrong("SGD", &hyper, &problem));
+    assert_string_equal(problem.name, "nesterov");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_usual),
+        cmocka_unit_test(test_wrong),
+        cmocka_unit_test(test_not_read),
+        cmocka_unit_test(test_nesterov),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * One message of each type with every field set, and to a value of its own. The tests
+ * compare with them, the fuzzers start from them.
+ */
+
+#include "core/wire/wire.h"
+
+extern const struct request example_requests[N_REQUEST_TYPES]; /* by type; [0] is none */
+extern const struct reply example_replies[N_REPLY_TYPES];

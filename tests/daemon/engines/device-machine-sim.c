@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/daemon/engines/device-machine.h"
+
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/sim/sim.h"
+
+static sem_t held;
+
+bool machine_open(void)
+{
+    return true;
+}
+
+unsigned machine_n_gpus(void)
+{
+    return 4; /* unless told otherwise, see sim.h */
+}
+
+bool machine_is_sim(void)
+{
+    return true;
+}
+
+/* No two engines of a program have their devices do things in the same order. */
+void machine_set(unsigned node, const char *fault)
+{
+    static unsigned seed;
+    char items[256];
+
+    (void)node;
+    snprintf(items, sizeof(items), "seed=%u%s%s", ++seed, fault ? "," : "", fault ? fault : "");
+    setenv("ZEROD_SIM", items, 1);
+}
+
+static void wait_until_let_go(void *unused)
+{
+    (void)unused;
+    while (sem_wait(&held) < 0)
+        continue;
+}
+
+void machine_hold(struct CUstream_st *stream)
+{
+    if (sem_init(&held, 0, 0) < 0 || sim_launch(stream, wait_until_let_go, NULL, NULL) != 0)
+        abort();
+}
+
+void machine_let_go(void)
+{
+    (void)sem_post(&held);
+}

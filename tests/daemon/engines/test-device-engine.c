@@ -1,0 +1,675 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The engine that drives GPUs, over the stand-ins or on GPUs: what it computes, bit for bit as daemon/step/step.c does. */
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "core/base/base.h"
+#include "daemon/memory/weights.h"
+#include "tests/daemon/engines/device-machine.h"
+#include "tests/daemon/engines/device-mesh.h"
+
+/* Two micro-batches and an update; what the next step finds is what this one left. */
+static void do_step(struct gpus *gpus, bool all)
+{
+    gpus_open_step(gpus);
+    for (uint32_t micro = 0; micro < 2; micro++) {
+        gpus_make_gradients(gpus, gpus->epoch * 2 + micro + 1, all);
+        gpus_push(gpus);
+        gpus_reduce_all(gpus, micro);
+    }
+    gpus_check_squares(gpus);
+    gpus_check_gradients(gpus);
+    gpus_decide(gpus);
+    gpus_wait_done(gpus, gpus_order_update(gpus, 0));
+    if (gpus->options.stage < 3)
+        gpus_wait_done(gpus, gpus_order_gather(gpus, 0));
+    gpus_commit(gpus);
+    gpus_check_state(gpus);
+}
+
+static void check_steps(const struct gpus_options *options)
+{
+    const char *expected = machine_is_sim() ? "sim, CUDA " : "CUDA ";
+    struct gpus gpus;
+
+    gpus_init(&gpus, options);
+    gpus.whole_numbers = options->adds_with_nccl;
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    assert_int_equal(strncmp(gpus.nodes[0].versions, expected, strlen(expected)), 0);
+    gpus_write_state(&gpus);
+    for (unsigned i = 0; i < 2; i++)
+        do_step(&gpus, i == 1);
+    gpus_deinit(&gpus);
+}
+
+static void test_one_gpu(void **state)
+{
+    check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 1});
+}
+
+static void test_two_gpus(void **state)
+{
+    check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2});
+}
+
+static void test_four_gpus(void **state)
+{
+    check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 4, .stage = 1});
+}
+
+/* R = 3, whose tree has a leaf on its own. */
+static void test_three_gpus(void **state)
+{
+    check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 3});
+}
+
+static void test_two_nodes(void **state)
+{
+    check_steps(&(struct gpus_options){.n_nodes = 2, .n_local = 1});
+    check_steps(&(struct gpus_options){.n_nodes = 2, .n_local = 3});
+}
+
+static void test_three_nodes(void **state)
+{
+    check_steps(&(struct gpus_options){.n_nodes = 3, .n_local = 2});
+}
+
+/* Buckets of one chunk, of all parameters of a kind, and larger than all. */
+static void test_bucket_sizes(void **state)
+{
+    static const uint64_t sizes[] = {64, 65536, 1000000};
+
+    for (unsigned i = 0; i < ARRAY_SIZE(sizes); i++)
+        check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .bucket_elems = sizes[i]});
+}
+
+static void test_optimizers(void **state)
+{
+    for (enum optimizer optimizer = 0; optimizer < N_OPTIMIZERS; optimizer++)
+        check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .optimizer = optimizer});
+}
+
+/* The order of NCCL's additions is its own; of whole numbers every order gives the same. */
+static void test_nccl_adds(void **state)
+{
+    check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .adds_with_nccl = true});
+    check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 4, .adds_with_nccl = true, .bucket_elems = 1000000});
+    check_steps(&(struct gpus_options){.n_nodes = 3, .n_local = 1, .adds_with_nccl = true, .bucket_elems = 1000000});
+}
+
+/* ---- stage 3 --------------------------------------------------------------------------------------------- */
+
+static void fetch(struct gpus *gpus, unsigned rank, uint32_t params)
+{
+    uint64_t tag = gpus_order_fetch(gpus, rank, params), n_sent = 0, n_received = 0;
+
+    gpus_wait_done(gpus, tag);
+    for (unsigned n = 0; n < gpus->options.n_nodes; n++)
+        if (gpus->nodes[n].last.tag == tag) {
+            n_sent += gpus->nodes[n].last.n_bytes_sent;
+            n_received += gpus->nodes[n].last.n_bytes_received;
+        }
+    assert_true(n_sent == n_received && (n_sent > 0) == (gpus->world > 1));
+    gpus_check_pool(gpus, rank, params);
+}
+
+/* Some before a step, of which the next ones show what it made; a place that is not asked for stays as it was. */
+static void check_fetches(const struct gpus_options *options, const char *sim)
+{
+    const uint32_t some = 1u << 0 | 1u << 3 | 1u << 7;
+    struct gpus gpus;
+
+    gpus_init(&gpus, options);
+    gpus.fault = sim;
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    gpus_write_state(&gpus);
+    for (unsigned rank = 0; rank < gpus.world; rank++)
+        fetch(&gpus, rank, some);
+    fetch(&gpus, gpus.world - 1, GPUS_ALL_PARAMS & ~some);
+    gpus_check_pool(&gpus, gpus.world - 1, GPUS_ALL_PARAMS);
+    do_step(&gpus, true);
+    fetch(&gpus, gpus.world - 1, GPUS_ALL_PARAMS);
+    do_step(&gpus, false);
+    fetch(&gpus, 0, GPUS_ALL_PARAMS);
+    gpus_stop(&gpus);
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    gpus_check_pool(&gpus, 0, GPUS_ALL_PARAMS);
+    gpus_deinit(&gpus);
+}
+
+static void test_fetches(void **state)
+{
+    for (unsigned n_local = 1; n_local <= 4; n_local++)
+        check_fetches(&(struct gpus_options){.n_nodes = 1, .n_local = n_local, .stage = 3}, NULL);
+    check_fetches(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .stage = 3, .bucket_elems = 1000000}, NULL);
+}
+
+static void test_fetches_between_nodes(void **state)
+{
+    check_fetches(&(struct gpus_options){.n_nodes = 2, .n_local = 1, .stage = 3}, NULL);
+    check_fetches(&(struct gpus_options){.n_nodes = 2, .n_local = 3, .stage = 3}, NULL);
+    check_fetches(&(struct gpus_options){.n_nodes = 3, .n_local = 2, .stage = 3}, NULL);
+}
+
+/* Where no GPU may write into another's pool, all travels by way of NCCL. */
+static void test_fetches_without_peers(void **state)
+{
+    check_fetches(&(struct gpus_options){.n_nodes = 1, .n_local = 3, .stage = 3}, "peers=0");
+    check_fetches(&(struct gpus_options){.n_nodes = 2, .n_local = 2, .stage = 3}, "peers=0");
+}
+
+/* Given at once with reductions and copies they take effect in the order in which they are given. */
+static void test_fetches_among_others(void **state)
+{
+    struct gpus gpus;
+    uint64_t tags[64], last = 0;
+    uint32_t n;
+
+    gpus_init(&gpus, &(struct gpus_options){.n_nodes = 2, .n_local = 2, .stage = 3});
+    n = gpus.layout->n_parcels;
+    assert_true(n <= ARRAY_SIZE(tags));
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    gpus_write_state(&gpus);
+    gpus_open_step(&gpus);
+    gpus_make_gradients(&gpus, 1, false);
+    gpus_push(&gpus);
+    for (uint32_t i = 0; i < n; i++) {
+        tags[i] = gpus_order_reduce(&gpus, i, 0, 0);
+        (void)gpus_order_fetch(&gpus, i % gpus.world, 1u << i % GPUS_N_PARAMS);
+        (void)gpus_order_copy(&gpus, false, 1u << DEVICE_POOL, 0);
+    }
+    for (unsigned rank = 0; rank < gpus.world; rank++)
+        last = gpus_order_fetch(&gpus, rank, GPUS_ALL_PARAMS);
+    for (uint32_t i = 0; i < n; i++) {
+        gpus_wait_done(&gpus, tags[i]);
+        gpus_reduced(&gpus, i, 0);
+        gpus_check_sums(&gpus, i);
+    }
+    gpus_wait_done(&gpus, last);
+    gpus_check_gradients(&gpus);
+    for (unsigned rank = 0; rank < gpus.world; rank++)
+        gpus_check_pool(&gpus, rank, GPUS_ALL_PARAMS);
+    gpus_deinit(&gpus);
+}
+
+/* A pool to the mirror of one, several times, each of which takes its time. */
+static void copy_pool(struct gpus *gpus, unsigned source, unsigned mirror, unsigned times)
+{
+    struct gpus_node *node = &gpus->nodes[0];
+    struct device_move moves[8];
+    struct device_command command = {
+        .type = DEVICE_COMMAND_COPY,
+        .copy = {.tag = ++gpus->last_tag, .timeout_ms = GPUS_PATIENCE_MS, .moves = moves, .n_moves = times}};
+
+    assert_true(times <= ARRAY_SIZE(moves));
+    for (unsigned i = 0; i < times; i++)
+        moves[i] = (struct device_move){.local_rank = source,
+                                        .kind = DEVICE_POOL,
+                                        .segment_offset_bytes = node->mirror_at[mirror][DEVICE_POOL],
+                                        .n_bytes = node->keep.piece_bytes[DEVICE_POOL]};
+    assert_int_equal(device_order(node->device, &command), 0);
+}
+
+static void check_mirror(const struct gpus *gpus, unsigned mirror, uint32_t param)
+{
+    uint64_t n_elems = gpus->layout->params[param].n_elems;
+    size_t n_bytes = n_elems * dtype_size(gpus->layout->params[param].dtype);
+    _cleanup_free_ uint8_t *expected = malloc(n_bytes);
+
+    assert_non_null(expected);
+    weights_fetch(gpus->state, gpus->step->kernels, param, 0, n_elems, expected);
+    assert_memory_equal(gpus_mirror(gpus, mirror, DEVICE_POOL), expected, n_bytes);
+}
+
+/*
+ * Another GPU writes into the pool: not before what its owner reads there for an earlier order, which is slow, and not
+ * after what it reads for a later one, though the other GPU is busy at first.
+ */
+static void test_pool_of_two(void **state)
+{
+    const uint32_t first = 0, second = GPUS_N_PARAMS - 1;
+    struct gpus gpus;
+
+    gpus_init(&gpus, &(struct gpus_options){.n_nodes = 1, .n_local = 2, .stage = 3});
+    gpus.fault = "cudaMemcpyAsync:delay=60@*";
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    gpus_write_state(&gpus);
+    gpus.pool_offset[first] = gpus.pool_offset[second] = 0;
+    copy_pool(&gpus, 1, 1, 5);
+    (void)gpus_order_fetch(&gpus, 0, 1u << first);
+    copy_pool(&gpus, 0, 0, 5);
+    (void)gpus_order_fetch(&gpus, 0, 1u << second);
+    copy_pool(&gpus, 0, 1, 1);
+    gpus_wait_done(&gpus, gpus.last_tag);
+    check_mirror(&gpus, 0, first);
+    check_mirror(&gpus, 1, second);
+    gpus_deinit(&gpus);
+}
+
+/* ---- the state in host memory ---------------------------------------------------------------------------- */
+
+enum { SEGMENT_GRADIENT = 1, SEGMENT_WEIGHTS };
+
+/* What a node's daemon has then: its partitions, and what updates them. */
+struct host {
+    struct state *state;
+    struct step *step;
+    bool updated;
+};
+
+static void host_init(struct gpus *gpus, unsigned n, struct host *host)
+{
+    const struct gpus_options *options = &gpus->options;
+    struct gpus_node *node = &gpus->nodes[n];
+
+    *host = (struct host){.updated = false};
+    assert_int_equal(state_new(&host->state,
+                               &(struct state_options){.layout = gpus->layout,
+                                                       .stage = options->stage,
+                                                       .first_rank = n * options->n_local,
+                                                       .n_ranks = options->n_local,
+                                                       .moments = optimizer_moments(options->optimizer, &gpus->hyper)}),
+                     0);
+    assert_int_equal(step_new(&host->step, &(struct step_options){.state = host->state,
+                                                                  .kernels = gpus->step->kernels,
+                                                                  .pool = gpus->pool,
+                                                                  .first_local = n * options->n_local,
+                                                                  .n_local = options->n_local,
+                                                                  .optimizer = options->optimizer}),
+                     0);
+    gpus_set_weights(gpus, host->state);
+    assert_int_equal(device_share(node->device, SEGMENT_GRADIENT, &host->state->gradient), 0);
+    if (options->stage < 3)
+        assert_int_equal(device_share(node->device, SEGMENT_WEIGHTS, &host->state->weights), 0);
+}
+
+/* Slices of all buckets: gradients to the host, or weights from it, where they lie there. */
+static void copy_slices(struct gpus *gpus, unsigned n, const struct host *host, bool weights, uint64_t tag)
+{
+    struct gpus_node *node = &gpus->nodes[n];
+    struct device_move moves[64];
+    struct device_order_copy copy = {.tag = tag, .timeout_ms = GPUS_PATIENCE_MS, .moves = moves};
+
+    for (uint32_t b = 0; b < gpus->layout->n_buckets; b++)
+        for (unsigned i = 0; i < gpus->options.n_local; i++) {
+            const struct layout_bucket *bucket = &gpus->layout->buckets[b];
+            const struct device_places *places = &node->keep.places[b];
+            uint64_t elem = places->slice_elems * (n * gpus->options.n_local + i);
+            uint64_t at = bucket->weight_offset_bytes + elem * dtype_size(bucket->dtype);
+            uint64_t n_bytes = places->slice_elems * (weights ? dtype_size(bucket->dtype) : sizeof(float));
+
+            assert_true(copy.n_moves < ARRAY_SIZE(moves));
+            if (!weights)
+                moves[copy.n_moves] =
+                    (struct device_move){.kind = DEVICE_GRADIENT,
+                                         .offset_bytes = places->acc,
+                                         .segment = SEGMENT_GRADIENT,
+                                         .segment_offset_bytes = (uint64_t)((uint8_t *)state_acc(host->state, b, elem) -
+                                                                            host->state->gradient.map)};
+            else
+                moves[copy.n_moves] = (struct device_move){.write = true,
+                                                           .kind = DEVICE_WEIGHTS,
+                                                           .offset_bytes = at,
+                                                           .segment = SEGMENT_WEIGHTS,
+                                                           .segment_offset_bytes = at};
+            moves[copy.n_moves].local_rank = i;
+            moves[copy.n_moves].n_bytes = n_bytes;
+            copy.n_moves += n_bytes > 0;
+        }
+    assert_int_equal(device_order(node->device, &(struct device_command){.type = DEVICE_COMMAND_COPY, .copy = copy}),
+                     0);
+}
+
+static void copy_all_slices(struct gpus *gpus, const struct host *hosts, bool weights)
+{
+    uint64_t tag = ++gpus->last_tag;
+
+    for (unsigned n = 0; n < gpus->options.n_nodes; n++)
+        copy_slices(gpus, n, &hosts[n], weights, tag);
+    gpus_wait_done(gpus, tag);
+}
+
+/* What the engine has reported, to where the host's step has it. */
+static void take_results(const struct gpus *gpus, unsigned n, struct host *host)
+{
+    const struct device_keep *keep = &gpus->nodes[n].keep;
+
+    step_open(host->step);
+    for (uint32_t part = 0; part < gpus->layout->n_parts; part++)
+        if (keep->inputs.begun[part])
+            step_contribute(host->step, part);
+    for (uint32_t c = 0; c < gpus->layout->n_chunks; c++)
+        if (keep->inputs.begun[gpus->layout->chunks[c].part])
+            host->step->results[c].squares = keep->results.squares[c];
+}
+
+static void note_updated(void *userdata, int result)
+{
+    struct host *host = userdata;
+
+    host->updated = true;
+}
+
+/* Norm and update of each node's partitions, on the host; the norm is the one of the core that owns everything. */
+static void update_hosts(struct gpus *gpus, struct host *hosts)
+{
+    struct exact_sum total = {.n_deferred = 0}, expected = {.n_deferred = 0};
+    struct step_update update = {.groups = &gpus->hyper, .s = 1.0 / gpus->world};
+
+    step_norm(gpus->step, &expected);
+    for (unsigned n = 0; n < gpus->options.n_nodes; n++) {
+        take_results(gpus, n, &hosts[n]);
+        step_norm(hosts[n].step, &total);
+    }
+    assert_true(exact_sum_round(&total) == exact_sum_round(&expected) && exact_sum_round(&total) > 0);
+    for (unsigned n = 0; n < gpus->options.n_nodes; n++) {
+        hosts[n].updated = false;
+        step_update(hosts[n].step, &update, note_updated, &hosts[n]);
+        while (!hosts[n].updated)
+            assert_true(worker_pool_wait(gpus->pool) > 0);
+        step_commit(hosts[n].step);
+    }
+}
+
+static void check_host(const struct gpus *gpus, const struct host *host)
+{
+    for (uint32_t c = 0; c < gpus->layout->n_chunks; c++) {
+        const struct layout_chunk *chunk = &gpus->layout->chunks[c];
+        const struct layout_param *param = &gpus->layout->params[chunk->param];
+        uint64_t elem = param->offset_elems + chunk->start_elem;
+
+        if (!state_owns(host->state, chunk->rank))
+            continue;
+        for (enum state_kind kind = 0; kind < STATE_N_KINDS; kind++) {
+            const float *values = state_values(host->state, kind, param->bucket, elem);
+
+            if (values)
+                assert_memory_equal(values, state_values(gpus->state, kind, param->bucket, elem),
+                                    chunk->n_elems * sizeof(float));
+        }
+    }
+}
+
+/* Stage 3, one node: whole parameters from the host's masters to all pools. */
+static void fill_pools(struct gpus *gpus, const struct host *host)
+{
+    for (unsigned rank = 0; rank < gpus->world; rank++)
+        for (uint32_t p = 0; p < GPUS_N_PARAMS; p++)
+            weights_fetch(host->state, gpus->step->kernels, p, 0, gpus->layout->params[p].n_elems,
+                          gpus_mirror(gpus, rank, DEVICE_POOL) + gpus->pool_offset[p]);
+    gpus_copy(gpus, true, 1u << DEVICE_POOL);
+    memset(gpus->nodes[0].host.map, 0, gpus->nodes[0].host.n_bytes);
+    for (unsigned rank = 0; rank < gpus->world; rank++)
+        gpus_check_pool(gpus, rank, GPUS_ALL_PARAMS);
+}
+
+static void do_offloaded_step(struct gpus *gpus, struct host *hosts, bool all)
+{
+    gpus_open_step(gpus);
+    for (uint32_t micro = 0; micro < 2; micro++) {
+        gpus_make_gradients(gpus, gpus->epoch * 2 + micro + 1, all);
+        gpus_push(gpus);
+        gpus_reduce_all(gpus, micro);
+    }
+    copy_all_slices(gpus, hosts, false);
+    update_hosts(gpus, hosts);
+    gpus_decide(gpus);
+    if (gpus->options.stage < 3) {
+        copy_all_slices(gpus, hosts, true);
+        gpus_wait_done(gpus, gpus_order_gather(gpus, 0));
+    } else {
+        fill_pools(gpus, &hosts[0]);
+    }
+    gpus_commit(gpus);
+    gpus_check_state(gpus);
+    for (unsigned n = 0; n < gpus->options.n_nodes; n++)
+        check_host(gpus, &hosts[n]);
+}
+
+static void check_offload(struct gpus_options options)
+{
+    struct host hosts[GPUS_MAX_NODES];
+    struct gpus gpus;
+
+    options.offload = true;
+    gpus_init(&gpus, &options);
+    assert_int_equal(gpus.nodes[0].keep.piece_bytes[DEVICE_STATE], DEVICE_ALIGN_BYTES);
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    for (unsigned n = 0; n < options.n_nodes; n++)
+        host_init(&gpus, n, &hosts[n]);
+    gpus_write_state(&gpus);
+    for (unsigned i = 0; i < 2; i++)
+        do_offloaded_step(&gpus, hosts, i == 1);
+    gpus_stop(&gpus);
+    for (unsigned n = 0; n < options.n_nodes; n++) {
+        step_free(hosts[n].step);
+        state_free(hosts[n].state);
+    }
+    gpus_deinit(&gpus);
+}
+
+static void test_offload(void **state)
+{
+    check_offload((struct gpus_options){.n_nodes = 1, .n_local = 1});
+    check_offload((struct gpus_options){.n_nodes = 1, .n_local = 3, .stage = 1});
+    check_offload((struct gpus_options){.n_nodes = 2, .n_local = 2});
+    check_offload((struct gpus_options){.n_nodes = 1, .n_local = 2, .stage = 3});
+    for (enum optimizer optimizer = 0; optimizer < N_OPTIMIZERS; optimizer++)
+        check_offload((struct gpus_options){.n_nodes = 1, .n_local = 2, .optimizer = optimizer});
+}
+
+/* ---- what is not finite ---------------------------------------------------------------------------------- */
+
+static void reduce_with(struct gpus *gpus, unsigned rank, unsigned param, uint64_t elem, float value)
+{
+    gpus_open_step(gpus);
+    gpus_make_gradients(gpus, 1, true);
+    gpus_set_gradient(gpus, rank, param, elem, value);
+    gpus_push(gpus);
+    gpus_reduce_all(gpus, 0);
+}
+
+static void check_finding(const struct gpus_options *options)
+{
+    const unsigned rank = 1, param = 2;
+    const uint64_t elem = 40;
+    struct gpus gpus;
+    uint32_t parcel;
+    unsigned n_found = 0;
+
+    gpus_init(&gpus, options);
+    gpus.whole_numbers = options->adds_with_nccl;
+    parcel = gpus.layout->params[param].first_parcel;
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    reduce_with(&gpus, rank, param, elem, -INFINITY);
+    for (unsigned n = 0; n < options->n_nodes; n++) {
+        const struct device_result_finding *finding = &gpus.nodes[n].keep.results.findings[parcel];
+
+        if (!finding->found || finding->overflowed)
+            continue;
+        n_found++;
+        assert_true(finding->param == param && finding->rank == rank && finding->elem == elem);
+        assert_true(isinf(finding->value) && finding->value < 0 && finding->n_inf == 1 && finding->n_nan == 0);
+    }
+    assert_int_equal(n_found, 1);
+    reduce_with(&gpus, rank, param, elem, 1);
+    for (unsigned n = 0; n < options->n_nodes; n++)
+        assert_false(gpus.nodes[n].keep.results.findings[parcel].found);
+    gpus_deinit(&gpus);
+}
+
+static void test_findings(void **state)
+{
+    check_finding(&(struct gpus_options){.n_nodes = 1, .n_local = 2});
+    check_finding(&(struct gpus_options){.n_nodes = 2, .n_local = 1});
+    check_finding(&(struct gpus_options){.n_nodes = 2, .n_local = 1, .adds_with_nccl = true});
+}
+
+/* ---- a trainer ------------------------------------------------------------------------------------------- */
+
+/* By name, as whoever does not link the driver finds them. */
+static void find(const char *name, void *function)
+{
+    enum cudaDriverEntryPointQueryResult result;
+    void *found;
+
+    assert_int_equal(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result), cudaSuccess);
+    assert_int_equal(result, cudaDriverEntryPointSuccess);
+    memcpy(function, &found, sizeof(found));
+}
+
+/* The ring of local rank 0 as a trainer maps it: from zerod's descriptor, in another process than the engine. */
+static uint8_t *map_ring(const struct gpus *gpus)
+{
+    const struct device_keep *keep = &gpus->nodes[0].keep;
+    __typeof__(&cuMemImportFromShareableHandle) import;
+    __typeof__(&cuMemAddressReserve) reserve;
+    __typeof__(&cuMemMap) map;
+    __typeof__(&cuMemSetAccess) set_access;
+    __typeof__(&cuMemRelease) release;
+    CUmemGenericAllocationHandle handle;
+    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    size_t n_bytes = keep->n_bytes[0][DEVICE_RING];
+    CUdeviceptr at;
+
+    find("cuMemImportFromShareableHandle", &import);
+    find("cuMemAddressReserve", &reserve);
+    find("cuMemMap", &map);
+    find("cuMemSetAccess", &set_access);
+    find("cuMemRelease", &release);
+    assert_int_equal(
+        import(&handle, (void *)(intptr_t)keep->fds[0][DEVICE_RING], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+        CUDA_SUCCESS);
+    assert_int_equal(reserve(&at, n_bytes, 0, 0, 0), CUDA_SUCCESS);
+    assert_int_equal(map(at, n_bytes, 0, handle, 0), CUDA_SUCCESS);
+    assert_int_equal(set_access(at, n_bytes, &access, 1), CUDA_SUCCESS);
+    assert_int_equal(release(handle), CUDA_SUCCESS);
+    return (uint8_t *)(uintptr_t)at;
+}
+
+/* The trainer has its writing and its event on a stream and is done with them; the engine waits on the device. */
+static void test_events(void **state)
+{
+    enum { TURNS = 30 }; /* of 10 ms at most, which is long for an engine that does not wait */
+    struct gpus gpus;
+    uint64_t first_tag;
+    cudaIpcEventHandle_t handle;
+    cudaStream_t stream;
+    cudaEvent_t written;
+    uint8_t *ring;
+
+    gpus_init(&gpus, &(struct gpus_options){.n_nodes = 1, .n_local = 1});
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    gpus_open_step(&gpus);
+    gpus_make_gradients(&gpus, 1, true);
+
+    assert_int_equal(cudaSetDevice(0), cudaSuccess);
+    assert_int_equal(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    assert_int_equal(cudaEventCreateWithFlags(&written, cudaEventInterprocess | cudaEventDisableTiming), cudaSuccess);
+    assert_int_equal(cudaIpcGetEventHandle(&handle, written), cudaSuccess);
+    assert_int_equal(device_event(gpus.nodes[0].device, &(struct device_event){.number = 5,
+                                                                               .handle = (const uint8_t *)&handle,
+                                                                               .n_handle_bytes = sizeof(handle)}),
+                     0);
+    ring = map_ring(&gpus);
+    assert_int_equal(cudaHostRegister(gpus.arenas[0], gpus.layout->arena_bytes, cudaHostRegisterDefault), cudaSuccess);
+    machine_hold(stream);
+    assert_int_equal(cudaMemcpyAsync(ring, gpus.arenas[0], gpus.layout->arena_bytes, cudaMemcpyHostToDevice, stream),
+                     cudaSuccess);
+    assert_int_equal(cudaEventRecord(written, stream), cudaSuccess);
+    gpus.has_event = true;
+    gpus.event = 5;
+    first_tag = gpus_order_reduce_all(&gpus, 0);
+    for (unsigned i = 0; i < TURNS; i++)
+        gpus_turn(&gpus);
+    for (uint32_t i = 0; i < gpus.layout->n_parcels; i++)
+        assert_false(gpus_is_done(&gpus, first_tag + i));
+    assert_int_equal(cudaEventQuery(written), cudaErrorNotReady);
+    machine_let_go();
+    gpus_finish_reduce_all(&gpus, 0, first_tag);
+    gpus_check_gradients(&gpus);
+    assert_int_equal(cudaEventQuery(written), cudaSuccess);
+    assert_int_equal(cudaHostUnregister(gpus.arenas[0]), cudaSuccess);
+    gpus_deinit(&gpus);
+}
+
+/* An event that cannot be opened: what it is of is not added before somebody says so, and other slots are. */
+static void test_unopened_event(void **state)
+{
+    static const uint8_t handle[DEVICE_EVENT_BYTES] = {7}; /* of nothing */
+    enum { TURNS = 10 };                                   /* of 10 ms at most */
+    struct gpus gpus;
+    uint64_t first_tag;
+    struct gpus_node *node = &gpus.nodes[0];
+
+    gpus_init(&gpus, &(struct gpus_options){.n_nodes = 1, .n_local = 1});
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    gpus_open_step(&gpus);
+    gpus_make_gradients(&gpus, 1, true);
+    gpus_push(&gpus);
+
+    assert_int_equal(device_event(node->device, &(struct device_event){.number = 5,
+                                                                       .handle = handle,
+                                                                       .n_handle_bytes = sizeof(handle)}),
+                     0);
+    gpus.has_event = true;
+    gpus.event = 5;
+    first_tag = gpus_order_reduce_all(&gpus, 0);
+    while (node->n_unopened == 0)
+        gpus_turn(&gpus);
+    assert_int_equal(node->unopened, 5);
+    assert_non_null(strstr(node->what, "cudaIpcOpenEventHandle: "));
+    for (unsigned i = 0; i < TURNS; i++)
+        gpus_turn(&gpus);
+    for (uint32_t i = 0; i < gpus.layout->n_parcels; i++)
+        assert_false(gpus_is_done(&gpus, first_tag + i));
+    assert_int_equal(device_release(node->device, 0), 0);
+    gpus_finish_reduce_all(&gpus, 0, first_tag);
+    gpus_check_gradients(&gpus);
+    assert_int_equal(node->n_unopened, 1);
+    gpus_deinit(&gpus);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_gpu),
+        cmocka_unit_test(test_two_gpus),
+        cmocka_unit_test(test_three_gpus),
+        cmocka_unit_test(test_four_gpus),
+        cmocka_unit_test(test_two_nodes),
+        cmocka_unit_test(test_three_nodes),
+        cmocka_unit_test(test_nccl_adds),
+        cmocka_unit_test(test_bucket_sizes),
+        cmocka_unit_test(test_optimizers),
+        cmocka_unit_test(test_findings),
+        cmocka_unit_test(test_events),
+        cmocka_unit_test(test_unopened_event),
+        cmocka_unit_test(test_fetches),
+        cmocka_unit_test(test_fetches_between_nodes),
+        cmocka_unit_test(test_fetches_without_peers),
+        cmocka_unit_test(test_fetches_among_others),
+        cmocka_unit_test(test_pool_of_two),
+        cmocka_unit_test(test_offload),
+    };
+
+    if (!machine_open())
+        return 77; /* meson: skipped */
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

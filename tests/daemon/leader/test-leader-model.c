@@ -1,0 +1,890 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The leader and nodes that report as nodes.c and collect.c do, without any bytes: whole steps under a few hundred
+ * seeds, each with an order of its own in which messages are heard, engines break and steps are aborted. What must hold
+ * whatever the order: a contribution is in exactly one sum of the attempt that is committed, on every node, and in the
+ * order of micro-batches and passes; of a parcel one exchange is under way at a time, and of all of them no more than a
+ * node has room for; nobody is complained about; it ends.
+ */
+
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "client/example/random.h"
+#include "core/base/base.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/leader/leader.h"
+
+enum {
+    SEEDS = 400,
+    MAX_NODES = 4,
+    PARCELS = LEADER_MAX_MOVING + 4,
+    MICRO_BATCHES = 3,
+    PASSES = 3,
+    STEPS = 4,
+    MAX_QUEUED = 16384, /* messages of one direction; more than a run has */
+    MAX_MOTIONS = 64,
+    MAX_TAGS = 16384,
+    MAX_SUMS = MICRO_BATCHES * PASSES,
+    MAX_EVENTS = 800000,
+};
+
+struct mail {
+    struct node_message message;
+    uint64_t numbers[MAX_MOTIONS];
+};
+
+struct queue {
+    struct mail *mails;
+    size_t first, n;
+};
+
+/* What a node has in one pass of a parcel; a part is pushed or not. */
+struct position {
+    uint32_t micro_batch, pass;
+};
+
+struct motion {
+    uint64_t tag;
+    enum node_kind kind;
+    uint32_t parcel, attempt;
+    struct position at;
+    uint64_t masks[2];
+    bool live, serves, arrived, fetches;
+};
+
+struct sum {
+    struct position at;
+    uint64_t masks[2];
+};
+
+struct parcel {
+    struct position cursor;
+    bool kept, awaited;
+    struct sum sums[MAX_SUMS]; /* what was added, in order */
+    unsigned n_sums;
+};
+
+enum node_state { TRAINING, DECIDED, COMMITTING, ABORTING };
+
+struct node {
+    struct queue in, out;
+    enum node_state state;
+    uint64_t step;
+    uint32_t attempt, next_attempt, generation;
+    bool started, connected, trains, updating;
+    bool said_request, fetching, withdraws;
+    uint32_t n_micro_batches;                     /* of this step and attempt */
+    uint8_t plan[PARCELS][MICRO_BATCHES][PASSES]; /* which parts it has, as bits; 0: nothing, nor later passes */
+    struct parcel parcels[PARCELS];
+    struct motion motions[MAX_MOTIONS];
+};
+
+struct model {
+    struct leader *leader;
+    struct layout *layout;
+    unsigned n, stage;
+    bool uneven; /* nodes end different numbers of micro-batches; then none asks for the norm, which would wait for more
+                  */
+    struct node nodes[MAX_NODES];
+    uint64_t seed, n_random;
+    unsigned n_breaks, n_aborts, n_fetches, n_norms, n_withdrawals; /* still to come */
+    bool was_full;                                                  /* as many parcels as can be were under way */
+    uint64_t open_tags[PARCELS];
+    uint32_t given[MAX_TAGS][MAX_NODES]; /* generations in which engines were last given the order of a tag */
+};
+
+static uint64_t draw(struct model *m, uint64_t n)
+{
+    return random_mix(m->seed << 32 ^ m->n_random++) % n;
+}
+
+/* ---- messages ------------------------------------------------------------------------------------------ */
+
+static void append(struct model *m, struct queue *queue, const struct node_message *message)
+{
+    struct mail *mail = &queue->mails[queue->first + queue->n++];
+
+    if (queue->first + queue->n > MAX_QUEUED)
+        fail_msg("seed %" PRIu64 ": more messages than a run has", m->seed);
+    mail->message = *message;
+    assert_true(message->n_numbers <= ARRAY_SIZE(mail->numbers));
+    if (message->n_numbers > 0)
+        memcpy(mail->numbers, message->numbers, message->n_numbers * sizeof(mail->numbers[0]));
+    mail->message.numbers = mail->numbers;
+}
+
+static struct mail *take(struct queue *queue)
+{
+    queue->n--;
+    return &queue->mails[queue->first++];
+}
+
+static void report(struct model *m, struct node *node, struct node_message message)
+{
+    message.step = node->step;
+    message.attempt = node->attempt;
+    message.node = (uint32_t)(node - m->nodes);
+    message.text = "";
+    append(m, &node->out, &message);
+}
+
+/* One exchange of a parcel at a time, however often it is said. */
+static void check_said(struct model *m, const struct node_message *message)
+{
+    uint64_t *open = message->parcel < PARCELS ? &m->open_tags[message->parcel] : NULL;
+
+    if (message->kind == NODE_EXCHANGE) {
+        assert_true(*open == 0 || *open == message->tag);
+        *open = message->tag;
+    } else if (message->kind == NODE_SETTLED) {
+        assert_true(*open == message->tag);
+        *open = 0;
+    } else if (message->kind == NODE_ABORTED) {
+        assert_string_equal(message->text, ""); /* that a node asked for it, and no other reason */
+        memset(m->open_tags, 0, sizeof(m->open_tags));
+    } else if (message->kind == NODE_MEASURE || message->kind == NODE_COMMIT) {
+        for (unsigned p = 0; p < PARCELS; p++)
+            assert_true(m->open_tags[p] == 0);
+    }
+}
+
+static void on_say(void *userdata, const struct node_message *message)
+{
+    struct model *m = userdata;
+
+    check_said(m, message);
+    for (unsigned i = 0; i < m->n; i++)
+        append(m, &m->nodes[i].in, message);
+}
+
+static bool on_judge(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict,
+                     struct node_message *hold)
+{
+    (void)hold;
+    struct model *m = userdata;
+
+    assert_true(exact_sum_round(&merged->squares) == m->n); /* each has said 1, and none of an older attempt */
+    verdict->apply = draw(m, 4) > 0;
+    return draw(m, 8) > 0;
+}
+
+static void on_complain(void *userdata, unsigned node, const char *why)
+{
+    struct model *m = userdata;
+
+    fail_msg("seed %" PRIu64 ": node %u: %s", m->seed, node, why);
+}
+
+/* ---- a node's step ------------------------------------------------------------------------------------- */
+
+static uint32_t n_parts(const struct model *m, unsigned p)
+{
+    return m->layout->parcels[p].n_parts;
+}
+
+/* What its ranks push, otherwise in every attempt. */
+static void begin_attempt(struct model *m, struct node *node)
+{
+    node->state = TRAINING;
+    node->said_request = node->withdraws = false;
+    node->n_micro_batches = 1 + (uint32_t)(m->uneven ? draw(m, MICRO_BATCHES) : (m->seed + node->step) % MICRO_BATCHES);
+    memset(node->plan, 0, sizeof(node->plan));
+    memset(node->parcels, 0, sizeof(node->parcels));
+    for (unsigned p = 0; p < PARCELS; p++)
+        for (uint32_t k = 0; k < node->n_micro_batches; k++)
+            for (uint32_t pass = 0; pass < PASSES && draw(m, 3) > (pass == 0 ? 0 : 1); pass++)
+                node->plan[p][k][pass] = (uint8_t)(1 + draw(m, (UINT64_C(1) << n_parts(m, p)) - 1));
+}
+
+static uint8_t planned(const struct node *node, unsigned p, struct position at)
+{
+    return at.micro_batch < node->n_micro_batches && at.pass < PASSES ? node->plan[p][at.micro_batch][at.pass] : 0;
+}
+
+/* Its piece is a bit of the masks, as each node has one. */
+static void fill_masks(const struct model *m, unsigned p, uint8_t parts, uint64_t bit, uint64_t *masks)
+{
+    for (uint32_t k = 0; k < n_parts(m, p); k++)
+        masks[k] |= parts >> k & 1 ? bit : 0;
+}
+
+static void say_ready(struct model *m, struct node *node, unsigned p)
+{
+    struct position at = node->parcels[p].cursor;
+    uint8_t parts = planned(node, p, at);
+    uint64_t masks[2] = {0};
+
+    fill_masks(m, p, parts, 1, masks);
+    report(m, node,
+           (struct node_message){.kind = NODE_READY,
+                                 .parcel = p,
+                                 .micro_batch = at.micro_batch,
+                                 .pass = at.pass,
+                                 .numbers = masks,
+                                 .n_numbers = parts == (1 << n_parts(m, p)) - 1 ? 0 : n_parts(m, p)});
+}
+
+/* As collect_parcel(). Return: whether there was anything to report. */
+static bool collect(struct model *m, struct node *node, unsigned p)
+{
+    struct parcel *parcel = &node->parcels[p];
+    struct position at = parcel->cursor;
+    uint64_t index = p;
+
+    if (node->state != TRAINING || !node->trains || node->withdraws || parcel->kept ||
+        at.micro_batch >= node->n_micro_batches)
+        return false;
+    if (!planned(node, p, at)) {
+        report(m, node,
+               (struct node_message){
+                   .kind = NODE_PASSED, .micro_batch = at.micro_batch, .numbers = &index, .n_numbers = 1});
+        parcel->cursor = (struct position){at.micro_batch + 1, 0};
+        return true;
+    }
+    parcel->kept = true;
+    parcel->awaited = false;
+    say_ready(m, node, p);
+    return true;
+}
+
+/* Has everything been summed on this node? Then its ranks may ask; what is in staging may still be on its way. */
+static bool has_collected(const struct node *node)
+{
+    for (unsigned p = 0; p < PARCELS; p++) {
+        struct position at = node->parcels[p].cursor;
+
+        at.pass += node->parcels[p].kept;
+        for (; at.micro_batch < node->n_micro_batches; at = (struct position){at.micro_batch + 1, 0})
+            if (planned(node, p, at))
+                return false;
+    }
+    return true;
+}
+
+static bool ask(struct model *m, struct node *node)
+{
+    static const uint8_t bits[1] = {1};
+
+    if (node->state != TRAINING || !node->trains || node->said_request || node->withdraws || node->fetching ||
+        !has_collected(node))
+        return false;
+    node->said_request = true;
+    if (m->n_norms > 0 && draw(m, 2)) {
+        m->n_norms--;
+        report(m, node, (struct node_message){.kind = NODE_WANT_NORM});
+        return true;
+    }
+    report(m, node,
+           (struct node_message){.kind = NODE_ASKED,
+                                 .has_rank = true,
+                                 .pushed_any = bits,
+                                 .pushed_all = bits,
+                                 .n_any_bytes = 1,
+                                 .n_all_bytes = 1});
+    return true;
+}
+
+/* ---- motions ------------------------------------------------------------------------------------------- */
+
+static struct motion *add_motion(struct model *m, struct node *node, const struct node_message *message)
+{
+    struct motion *motion = node->motions;
+    unsigned self = (unsigned)(node - m->nodes);
+
+    while (motion < node->motions + MAX_MOTIONS && motion->live)
+        motion++;
+    assert_true(motion < node->motions + MAX_MOTIONS && message->tag < MAX_TAGS);
+    m->given[message->tag][self] = node->generation;
+    *motion = (struct motion){.live = true,
+                              .tag = message->tag,
+                              .kind = message->kind,
+                              .parcel = message->parcel,
+                              .attempt = node->attempt,
+                              .at = {message->micro_batch, message->pass},
+                              .serves = message->arrived >> self & 1};
+    return motion;
+}
+
+/* What comes in of a parcel needs a slot from here until it is added. */
+static void check_room(struct model *m, const struct node *node)
+{
+    unsigned n = 0;
+
+    for (unsigned k = 0; k < MAX_MOTIONS; k++)
+        n += node->motions[k].live && node->motions[k].kind == NODE_EXCHANGE && !node->motions[k].serves;
+    assert_true(n <= LEADER_MAX_MOVING);
+    m->was_full |= n == LEADER_MAX_MOVING;
+}
+
+static void hear_exchange(struct model *m, struct node *node, const struct node_message *message)
+{
+    struct motion *motion = add_motion(m, node, message);
+    uint64_t bit = UINT64_C(1) << (node - m->nodes);
+    const struct parcel *parcel = &node->parcels[message->parcel];
+    bool takes_part = false;
+
+    check_room(m, node);
+    for (uint32_t k = 0; k < n_parts(m, message->parcel); k++) {
+        motion->masks[k] = message->n_numbers ? message->numbers[k] : (UINT64_C(1) << m->n) - 1;
+        takes_part |= (motion->masks[k] & bit) != 0;
+    }
+    if (takes_part && !motion->serves) /* it has it, where it is to be sent from */
+        assert_true(parcel->kept && parcel->cursor.micro_batch == motion->at.micro_batch &&
+                    parcel->cursor.pass == motion->at.pass);
+}
+
+/* All engines of the generation have been given the order: bytes arrive. */
+static bool is_everywhere(const struct model *m, const struct node *node, uint64_t tag)
+{
+    for (unsigned i = 0; i < m->n; i++)
+        if (m->given[tag][i] != node->generation)
+            return false;
+    return true;
+}
+
+static void add_sum(struct node *node, const struct motion *motion)
+{
+    struct parcel *parcel = &node->parcels[motion->parcel];
+    struct sum *sum = &parcel->sums[parcel->n_sums++];
+
+    assert_true(parcel->n_sums <= MAX_SUMS);
+    sum->at = motion->at;
+    memcpy(sum->masks, motion->masks, sizeof(sum->masks));
+}
+
+/* First the bytes arrive, for which the engines are needed, then they are added, for which they are not. */
+static bool progress(struct model *m, struct node *node, struct motion *motion)
+{
+    bool void_now = motion->attempt != node->attempt || node->state == ABORTING;
+
+    if (!motion->live)
+        return false;
+    if (!motion->arrived) {
+        if (!node->connected || !is_everywhere(m, node, motion->tag))
+            return false;
+        motion->arrived = true;
+        if (motion->serves || (motion->kind == NODE_SERVE && !motion->fetches))
+            motion->live = false;
+        return true;
+    }
+    motion->live = false;
+    if (motion->kind == NODE_EXCHANGE && !void_now)
+        add_sum(node, motion);
+    if (motion->fetches)
+        node->fetching = false;
+    if (motion->kind != NODE_EXCHANGE || motion->attempt == node->attempt)
+        report(m, node, (struct node_message){.kind = NODE_MOVED, .tag = motion->tag, .parcel = motion->parcel});
+    return true;
+}
+
+static void drop_motions(struct node *node)
+{
+    for (unsigned k = 0; k < MAX_MOTIONS; k++)
+        if (!node->motions[k].arrived)
+            node->motions[k].live = false;
+}
+
+static bool is_exchanging(const struct node *node)
+{
+    for (unsigned k = 0; k < MAX_MOTIONS; k++)
+        if (node->motions[k].live && node->motions[k].kind == NODE_EXCHANGE)
+            return true;
+    return false;
+}
+
+/* ---- what node 0 says ---------------------------------------------------------------------------------- */
+
+static void hear_engine(struct node *node, const struct node_message *message)
+{
+    if (message->generation <= node->generation)
+        return;
+    node->generation = message->generation;
+    node->started = true;
+    node->connected = false;
+    drop_motions(node);
+}
+
+/* Its sums are those of all contributions, once each, in order. */
+static void check_sums(const struct model *m, const struct node *node)
+{
+    for (unsigned p = 0; p < PARCELS; p++) {
+        unsigned n = 0;
+
+        for (uint32_t k = 0; k < MICRO_BATCHES * PASSES; k++) {
+            struct sum expected = {.at = {k / PASSES, k % PASSES}};
+            const struct sum *got = &node->parcels[p].sums[n];
+
+            for (unsigned i = 0; i < m->n; i++)
+                fill_masks(m, p, planned(&m->nodes[i], p, expected.at), UINT64_C(1) << i, expected.masks);
+            if (expected.masks[0] == 0 && expected.masks[1] == 0)
+                continue;
+            if (n++ == node->parcels[p].n_sums || memcmp(got, &expected, sizeof(expected)) != 0)
+                fail_msg("seed %" PRIu64 ": step %" PRIu64 ": node %td: parcel %u: expected %u.%u of %" PRIx64
+                         ",%" PRIx64 ", got %u.%u of %" PRIx64 ",%" PRIx64,
+                         m->seed, node->step, node - m->nodes, p, expected.at.micro_batch, expected.at.pass,
+                         expected.masks[0], expected.masks[1], got->at.micro_batch, got->at.pass, got->masks[0],
+                         got->masks[1]);
+        }
+        assert_int_equal(n, node->parcels[p].n_sums);
+    }
+}
+
+/* Node 0 counts on it from now on, whether the engine is there or not. */
+static void await(struct node *node, const struct node_message *message)
+{
+    struct parcel *parcel = &node->parcels[message->parcel];
+
+    if (parcel->cursor.micro_batch == message->micro_batch && parcel->cursor.pass == message->pass)
+        parcel->awaited = true;
+}
+
+/* What is in a sum already is announced again as it is; for the rest other gradients may come. */
+static void hear_withdrawn(struct model *m, struct node *node, const struct node_message *message)
+{
+    if (message->node != (uint32_t)(node - m->nodes))
+        return;
+    assert_true(node->withdraws);
+    node->withdraws = false;
+    for (unsigned p = 0; p < PARCELS; p++) {
+        struct parcel *parcel = &node->parcels[p];
+        struct position at = parcel->cursor;
+
+        if (!parcel->kept || parcel->awaited)
+            continue;
+        parcel->kept = draw(m, 2);
+        if (parcel->kept)
+            say_ready(m, node, p);
+        else
+            node->plan[p][at.micro_batch][at.pass] = (uint8_t)(1 + draw(m, (UINT64_C(1) << n_parts(m, p)) - 1));
+    }
+}
+
+static void hear_settled(struct node *node, const struct node_message *message)
+{
+    struct parcel *parcel = &node->parcels[message->parcel];
+
+    if (!parcel->kept || parcel->cursor.micro_batch != message->micro_batch || parcel->cursor.pass != message->pass)
+        return;
+    parcel->kept = false;
+    parcel->cursor.pass++;
+}
+
+static void hear_measure(struct model *m, struct node *node)
+{
+    struct exact_sum one;
+
+    exact_sum_reset(&one);
+    exact_sum_add(&one, 1);
+    exact_sum_carry(&one);
+    report(m, node, (struct node_message){.kind = NODE_SUM, .bytes = (const uint8_t *)&one, .n_bytes = sizeof(one)});
+}
+
+static void hear_serve(struct model *m, struct node *node, const struct node_message *message)
+{
+    struct motion *motion = add_motion(m, node, message);
+
+    motion->fetches = message->node == (unsigned)(node - m->nodes) && node->fetching;
+}
+
+static bool is_stale(const struct node *node, const struct node_message *message)
+{
+    return (message->kind == NODE_MEASURE || message->kind == NODE_SETTLED || message->kind == NODE_EXCHANGE ||
+            message->kind == NODE_WITHDRAWN) &&
+           (message->step != node->step || message->attempt != node->attempt);
+}
+
+static void hear_step(struct model *m, struct node *node, const struct node_message *message)
+{
+    switch (message->kind) {
+    case NODE_SETTLED:
+        hear_settled(node, message);
+        break;
+    case NODE_WITHDRAWN:
+        hear_withdrawn(m, node, message);
+        break;
+    case NODE_MEASURE:
+        hear_measure(m, node);
+        break;
+    case NODE_NORM:
+    case NODE_HOLD:
+        node->said_request = false;
+        break;
+    case NODE_DECIDED:
+        assert_int_equal(node->state, TRAINING);
+        check_sums(m, node);
+        node->state = DECIDED;
+        node->updating = true;
+        break;
+    case NODE_COMMIT:
+        assert_int_equal(node->state, DECIDED);
+        node->state = COMMITTING; /* weights that are gathered are copied again */
+        break;
+    case NODE_ABORTED: /* by others that are through with the commit, or with an abort before it */
+        assert_int_not_equal(node->state, DECIDED);
+        if (node->state == TRAINING)
+            node->state = ABORTING;
+        node->next_attempt = message->attempt;
+        break;
+    default:
+        fail_msg("seed %" PRIu64 ": %s", m->seed, node_kind_name(message->kind));
+    }
+}
+
+static void obey(struct model *m, struct node *node, const struct mail *mail)
+{
+    const struct node_message *message = &mail->message;
+
+    if (is_stale(node, message))
+        return;
+    switch (message->kind) {
+    case NODE_FORM:
+        report(m, node, (struct node_message){.kind = NODE_FORMED});
+        if (node == m->nodes)
+            report(m, node, (struct node_message){.kind = NODE_WEIGHTS});
+        break;
+    case NODE_ENGINE:
+        hear_engine(node, message);
+        break;
+    case NODE_TRAIN:
+        node->trains = true;
+        break;
+    case NODE_EXCHANGE:
+        await(node, message);
+        if (node->connected)
+            hear_exchange(m, node, message);
+        break;
+    case NODE_SPREAD:
+    case NODE_GATHER:
+        if (node->connected)
+            add_motion(m, node, message);
+        break;
+    case NODE_SERVE:
+        if (node->connected)
+            hear_serve(m, node, message);
+        break;
+    default:
+        hear_step(m, node, message);
+        break;
+    }
+}
+
+/* ---- what may happen ----------------------------------------------------------------------------------- */
+
+static bool finish_commit(struct model *m, struct node *node)
+{
+    if (node->state != COMMITTING)
+        return false;
+    node->step++;
+    begin_attempt(m, node);
+    if (node->next_attempt > node->attempt)
+        node->state = ABORTING;
+    return true;
+}
+
+static bool finish_abort(struct model *m, struct node *node)
+{
+    if (node->state != ABORTING || is_exchanging(node))
+        return false;
+    node->attempt = node->next_attempt;
+    begin_attempt(m, node);
+    return true;
+}
+
+/* Engines of a generation meet when all are started. */
+static bool connect_engine(struct model *m, struct node *node)
+{
+    uint64_t tags[ARRAY_SIZE(((struct mail *)NULL)->numbers)];
+    size_t n = 0;
+
+    for (unsigned i = 0; i < m->n; i++)
+        if (m->nodes[i].generation != node->generation)
+            return false;
+    if (!node->started || node->connected)
+        return false;
+    for (unsigned k = 0; k < MAX_MOTIONS && n < ARRAY_SIZE(tags); k++)
+        if (node->motions[k].live && !node->motions[k].serves)
+            tags[n++] = node->motions[k].tag;
+    node->connected = true;
+    report(
+        m, node,
+        (struct node_message){.kind = NODE_CONNECTED, .generation = node->generation, .numbers = tags, .n_numbers = n});
+    return true;
+}
+
+static bool break_engine(struct model *m, struct node *node)
+{
+    if (m->n_breaks == 0 || !node->started || draw(m, 24))
+        return false;
+    m->n_breaks--;
+    if (draw(m, 3) == 0) {
+        leader_reconnect(m->leader); /* who obeys drops what it has under way */
+        return true;
+    }
+    node->started = node->connected = false;
+    drop_motions(node);
+    report(m, node, (struct node_message){.kind = NODE_BROKEN, .generation = node->generation});
+    return true;
+}
+
+static bool abort_step(struct model *m, struct node *node)
+{
+    if (m->n_aborts == 0 || !node->trains || node->state != TRAINING || draw(m, 24))
+        return false;
+    m->n_aborts--;
+    report(m, node, (struct node_message){.kind = NODE_ABORT});
+    return true;
+}
+
+static bool withdraw(struct model *m, struct node *node)
+{
+    if (m->n_withdrawals == 0 || !node->trains || node->state != TRAINING || node->said_request || node->withdraws ||
+        draw(m, 4))
+        return false;
+    m->n_withdrawals--;
+    node->withdraws = true;
+    report(m, node, (struct node_message){.kind = NODE_WITHDRAW});
+    return true;
+}
+
+static bool fetch(struct model *m, struct node *node)
+{
+    uint64_t param = 0;
+
+    if (m->n_fetches == 0 || !node->trains || node->state != TRAINING || node->said_request || node->fetching)
+        return false;
+    m->n_fetches--;
+    node->fetching = true;
+    report(m, node,
+           (struct node_message){
+               .kind = NODE_FETCH, .digest = 1, .pass = EXCHANGE_MASTER, .numbers = &param, .n_numbers = 1});
+    return true;
+}
+
+static bool finish_update(struct model *m, struct node *node)
+{
+    if (!node->updating)
+        return false;
+    node->updating = false;
+    report(m, node, (struct node_message){.kind = NODE_UPDATED});
+    return true;
+}
+
+static bool deliver(struct model *m, struct node *node, bool to_leader)
+{
+    struct mail *mail;
+
+    if ((to_leader ? node->out.n : node->in.n) == 0)
+        return false;
+    mail = take(to_leader ? &node->out : &node->in);
+    if (!to_leader) {
+        obey(m, node, mail);
+        return true;
+    }
+    if (mail->message.kind == NODE_SUM) { /* its bytes are those that all say */
+        struct exact_sum one;
+
+        exact_sum_reset(&one);
+        exact_sum_add(&one, 1);
+        exact_sum_carry(&one);
+        mail->message.bytes = (const uint8_t *)&one;
+        leader_hear(m->leader, (unsigned)(node - m->nodes), &mail->message);
+        return true;
+    }
+    leader_hear(m->leader, (unsigned)(node - m->nodes), &mail->message);
+    return true;
+}
+
+enum { ACTS = 11 + PARCELS + MAX_MOTIONS };
+
+static bool act(struct model *m, struct node *node, unsigned number)
+{
+    switch (number) {
+    case 0:
+    case 1:
+        return deliver(m, node, number == 0);
+    case 2:
+        return finish_abort(m, node);
+    case 3:
+        return connect_engine(m, node);
+    case 4:
+        return break_engine(m, node);
+    case 5:
+        return abort_step(m, node);
+    case 6:
+        return fetch(m, node);
+    case 7:
+        return finish_update(m, node);
+    case 8:
+        return ask(m, node);
+    case 9:
+        return finish_commit(m, node);
+    case 10:
+        return withdraw(m, node);
+    default:
+        number -= 11;
+        return number < PARCELS ? collect(m, node, number) : progress(m, node, &node->motions[number - PARCELS]);
+    }
+}
+
+/* Something that can happen now, anything. Return: false when there is nothing. */
+static bool happen(struct model *m)
+{
+    unsigned n = m->n * ACTS, first = (unsigned)draw(m, n);
+
+    if (draw(m, 4) == 0) /* acts are many, messages two: else those would hardly come */
+        first = (unsigned)(draw(m, m->n) * ACTS + draw(m, 2));
+    for (unsigned i = 0; i < n; i++) {
+        unsigned k = (first + i) % n;
+
+        if (act(m, &m->nodes[k / ACTS], k % ACTS))
+            return true;
+    }
+    return false;
+}
+
+/* ---- a run --------------------------------------------------------------------------------------------- */
+
+/* Parcels of one part but the first, which has two. */
+static struct layout *make_layout(unsigned world_size)
+{
+    static const uint64_t shape[1] = {64};
+    struct layout_decl decls[PARCELS + 1];
+    struct layout *layout;
+    char names[PARCELS + 1];
+    uint32_t bad;
+
+    for (unsigned i = 0; i < ARRAY_SIZE(decls); i++) {
+        names[i] = (char)('a' + i);
+        decls[i] = (struct layout_decl){.name = &names[i],
+                                        .name_len = 1,
+                                        .group = MIN(PARCELS - i, (unsigned)PARCELS - 1),
+                                        .trainable = true,
+                                        .n_dims = 1,
+                                        .shape = shape};
+    }
+    assert_int_equal(layout_new(&layout, decls, ARRAY_SIZE(decls), world_size, 1024, &bad), 0);
+    assert_int_equal(layout->n_parcels, PARCELS);
+    return layout;
+}
+
+static struct model *model_new(uint64_t seed)
+{
+    static const unsigned n_sources[MAX_NODES] = {1, 1, 1, 1};
+    struct model *m = calloc(1, sizeof(*m));
+
+    assert_non_null(m);
+    m->seed = seed;
+    m->n = 2 + (unsigned)draw(m, MAX_NODES - 1);
+    m->stage = 1 + (unsigned)draw(m, 3);
+    m->n_breaks = (unsigned)draw(m, 6);
+    m->n_aborts = (unsigned)draw(m, 6);
+    m->n_fetches = (unsigned)draw(m, 6);
+    m->n_withdrawals = (unsigned)draw(m, 12);
+    m->uneven = draw(m, 2);
+    m->n_norms = m->uneven ? 0 : (unsigned)draw(m, 6);
+    m->layout = make_layout(m->n);
+    assert_int_equal(leader_new(&m->leader,
+                                &(struct leader_options){
+                                    .n_nodes = m->n,
+                                    .n_sources = n_sources,
+                                    .stage = m->stage,
+                                    .ops = {.say = on_say, .judge = on_judge, .complain = on_complain, .userdata = m}}),
+                     0);
+    assert_int_equal(leader_form(m->leader, m->layout), 0);
+    for (unsigned i = 0; i < m->n; i++) {
+        struct node *node = &m->nodes[i];
+
+        node->in.mails = calloc(MAX_QUEUED, sizeof(struct mail));
+        node->out.mails = calloc(MAX_QUEUED, sizeof(struct mail));
+        assert_true(node->in.mails && node->out.mails);
+        begin_attempt(m, node);
+        report(m, node, (struct node_message){.kind = NODE_DECLARED});
+    }
+    return m;
+}
+
+static void model_free(struct model *m)
+{
+    for (unsigned i = 0; i < m->n; i++) {
+        free(m->nodes[i].in.mails);
+        free(m->nodes[i].out.mails);
+    }
+    leader_free(m->leader);
+    layout_free(m->layout);
+    free(m);
+}
+
+static bool is_over(const struct model *m)
+{
+    for (unsigned i = 0; i < m->n; i++)
+        if (m->nodes[i].step < STEPS)
+            return false;
+    return true;
+}
+
+/* Where everybody is, when a run fails. */
+static void print(const struct model *m)
+{
+    print_error("seed %" PRIu64 ", stage %u; the leader waits for %" PRIx64 "\n", m->seed, m->stage,
+                leader_waits_for(m->leader));
+    for (unsigned i = 0; i < m->n; i++) {
+        const struct node *node = &m->nodes[i];
+
+        print_error("node %u: state %d, step %" PRIu64 ".%u, generation %u%s%s%s%s\n", i, (int)node->state, node->step,
+                    node->attempt, node->generation, node->connected ? ", connected" : "",
+                    node->trains ? ", trains" : "", node->said_request ? ", has asked" : "",
+                    node->fetching ? ", fetches" : "");
+        for (unsigned p = 0; p < PARCELS; p++)
+            print_error("  parcel %u: %u.%u of %u%s\n", p, node->parcels[p].cursor.micro_batch,
+                        node->parcels[p].cursor.pass, node->n_micro_batches, node->parcels[p].kept ? ", kept" : "");
+        for (unsigned k = 0; k < MAX_MOTIONS; k++)
+            if (node->motions[k].live)
+                print_error("  %s %" PRIu64 "%s\n", node_kind_name(node->motions[k].kind), node->motions[k].tag,
+                            node->motions[k].serves ? ", again" : "");
+    }
+}
+
+static void run(struct model *m)
+{
+    for (unsigned i = 0; !is_over(m); i++) {
+        bool happened = happen(m);
+
+        if (happened && i < MAX_EVENTS)
+            continue;
+        print(m);
+        fail_msg("seed %" PRIu64 ": %s", m->seed, happened ? "it does not end" : "all wait for something");
+    }
+}
+
+static void test_runs(void **state)
+{
+    unsigned n_full = 0;
+
+    (void)state;
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        struct model *m = model_new(seed);
+
+        run(m);
+        n_full += m->was_full;
+        model_free(m);
+    }
+    assert_true(n_full > SEEDS / 10);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_runs),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,1445 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The leader alone. A test reports for the nodes and compares what is said, as one line of text each, with what should
+ * be. The last test lets simulated nodes, which report as nodes.c does, run whole steps in random order, with breaks
+ * and aborts, and looks at what must always hold.
+ */
+
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "core/base/base.h"
+#include "core/wire/device-wire.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/leader/leader.h"
+
+enum {
+    NODES = 3,
+    PARCELS = 3,
+    SAID_BYTES = 4096,
+};
+
+struct fixture {
+    struct leader *leader;
+    struct layout *layout;
+    unsigned n_nodes, stage;
+    bool holds; /* the judge's next answer, once */
+    bool skips;
+    struct node_finding found; /* what the judge was shown */
+    unsigned n_args;           /* groups of the arguments that it was shown */
+    double loss_scale, squares;
+    bool found_inf, proceed;
+    uint8_t any, all;
+    char said[SAID_BYTES];
+    size_t n_said;
+    uint64_t step;
+    uint32_t attempt; /* as last said: what nodes report with */
+};
+
+/* ---- what is said -------------------------------------------------------------------------------------- */
+
+static void note(struct fixture *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void note(struct fixture *f, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    f->n_said += (size_t)vsnprintf(f->said + f->n_said, sizeof(f->said) - f->n_said, format, args);
+    va_end(args);
+    assert_true(f->n_said < sizeof(f->said));
+}
+
+static void note_numbers(struct fixture *f, const struct node_message *m)
+{
+    for (size_t i = 0; i < m->n_numbers; i++)
+        note(f, "%s%" PRIu64, i ? "," : " numbers ", m->numbers[i]);
+}
+
+static void note_arrived(struct fixture *f, const struct node_message *m)
+{
+    if (m->arrived)
+        note(f, " arrived %" PRIx64, m->arrived);
+}
+
+/* Of a kind only what is meant to be in it. */
+static void note_details(struct fixture *f, const struct node_message *m)
+{
+    switch (m->kind) {
+    case NODE_FORM:
+        note(f, " %" PRIx64 "%s%s", m->digest, m->text[0] ? " run " : "", m->text);
+        break;
+    case NODE_REFUSE:
+        note(f, " %s", m->text);
+        break;
+    case NODE_ENGINE:
+        note(f, " %u%s%s", m->generation, m->text[0] ? " " : "", m->text);
+        break;
+    case NODE_EXCHANGE:
+    case NODE_SETTLED:
+        note(f, " %" PRIu64 " parcel %u at %u.%u", m->tag, m->parcel, m->micro_batch, m->pass);
+        note_numbers(f, m);
+        note_arrived(f, m);
+        break;
+    case NODE_SPREAD:
+    case NODE_GATHER:
+        note(f, " %" PRIu64, m->tag);
+        note_arrived(f, m);
+        break;
+    case NODE_NORM:
+        note(f, " %g", m->norm);
+        break;
+    case NODE_DECIDED:
+        note(f, " %s", m->verdict.apply ? "apply" : "skip");
+        break;
+    case NODE_HOLD:
+        note(f, " param %u", m->finding.param);
+        break;
+    case NODE_ABORTED:
+        note(f, " attempt %u node %u", m->attempt, m->node);
+        if (m->has_rank)
+            note(f, " rank %u", m->rank);
+        note(f, " %s", m->reason && m->reason[0] ? m->reason : m->text);
+        break;
+    case NODE_SERVE:
+        note(f, " %" PRIu64 " node %u fetch %" PRIu64 " kind %u", m->tag, m->node, m->digest, m->pass);
+        if (m->pass == EXCHANGE_GATHERED)
+            note(f, " for rank %u", m->rank);
+        note_numbers(f, m);
+        break;
+    case NODE_VALUE:
+        note(f, " %s of node %u", m->text, m->node);
+        break;
+    case NODE_MANIFEST:
+    case NODE_WITHDRAWN:
+        note(f, " of node %u", m->node);
+        break;
+    case NODE_BACK:
+        note(f, " node %u%s%s", m->node, m->proceed ? " all" : "", m->forget ? " late" : "");
+        break;
+    default:
+        break;
+    }
+}
+
+static void on_say(void *userdata, const struct node_message *m)
+{
+    struct fixture *f = userdata;
+
+    if (m->kind != NODE_VALUE && m->kind != NODE_MANIFEST) { /* are passed on as they came */
+        f->step = m->step + (m->kind == NODE_COMMIT);
+        f->attempt = m->attempt;
+    }
+    note(f, "%s", node_kind_name(m->kind));
+    note_details(f, m);
+    note(f, "\n");
+}
+
+static bool on_judge(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict,
+                     struct node_message *hold)
+{
+    hold->finding = merged->finding;
+    struct fixture *f = userdata;
+    bool holds = f->holds;
+
+    f->holds = false;
+    f->found = merged->finding;
+    f->n_args = merged->args ? (unsigned)merged->args->n_groups : 0;
+    f->loss_scale = merged->args ? merged->args->loss_scale : -1;
+    f->found_inf = merged->args && merged->args->found_inf;
+    f->proceed = merged->proceed;
+    f->squares = exact_sum_round(&merged->squares);
+    f->any = merged->pushed_any[0];
+    f->all = merged->pushed_all[0];
+    verdict->apply = !f->skips;
+    return !holds;
+}
+
+static void on_complain(void *userdata, unsigned node, const char *why)
+{
+    note(userdata, "! node %u: %s\n", node, why);
+}
+
+/* That, and nothing else, was said since the last time. */
+static void expect(struct fixture *f, const char *text)
+{
+    if (strcmp(f->said, text) != 0)
+        fail_msg("expected\n%s\ngot\n%s", text, f->said);
+    f->n_said = 0;
+    f->said[0] = '\0';
+}
+
+/* ---- reports ------------------------------------------------------------------------------------------- */
+
+static void report(struct fixture *f, unsigned node, struct node_message message)
+{
+    message.step = f->step;
+    message.attempt = f->attempt;
+    message.node = node;
+    if (!message.text)
+        message.text = "";
+    leader_hear(f->leader, node, &message);
+}
+
+static void report_all(struct fixture *f, struct node_message message)
+{
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        report(f, i, message);
+}
+
+static void ready(struct fixture *f, unsigned node, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
+{
+    report(f, node,
+           (struct node_message){.kind = NODE_READY, .parcel = parcel, .micro_batch = micro_batch, .pass = pass});
+}
+
+/* Part masks over the node's pieces. */
+static void ready_partly(struct fixture *f, unsigned node, uint32_t parcel, const uint64_t *masks, size_t n)
+{
+    report(f, node, (struct node_message){.kind = NODE_READY, .parcel = parcel, .numbers = masks, .n_numbers = n});
+}
+
+static void passed(struct fixture *f, unsigned node, uint32_t micro_batch, uint64_t parcel)
+{
+    report(f, node,
+           (struct node_message){.kind = NODE_PASSED, .micro_batch = micro_batch, .numbers = &parcel, .n_numbers = 1});
+}
+
+static void asked(struct fixture *f, unsigned node)
+{
+    static const uint8_t bits[] = {0xff};
+
+    report(f, node,
+           (struct node_message){.kind = NODE_ASKED,
+                                 .has_rank = true,
+                                 .pushed_any = bits,
+                                 .pushed_all = bits,
+                                 .n_any_bytes = 1,
+                                 .n_all_bytes = 1});
+}
+
+/* All ranks of the node have left. */
+static void gone(struct fixture *f, unsigned node)
+{
+    report(f, node, (struct node_message){.kind = NODE_ASKED});
+}
+
+static void back(struct fixture *f, unsigned node, bool all)
+{
+    report(f, node, (struct node_message){.kind = NODE_BACK, .proceed = all});
+}
+
+static void moved(struct fixture *f, unsigned node, uint64_t tag, uint32_t parcel)
+{
+    report(f, node, (struct node_message){.kind = NODE_MOVED, .tag = tag, .parcel = parcel});
+}
+
+static void all_moved(struct fixture *f, uint64_t tag, uint32_t parcel)
+{
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        moved(f, i, tag, parcel);
+}
+
+static void connected(struct fixture *f, unsigned node, uint32_t generation, const uint64_t *tags, size_t n)
+{
+    report(f, node,
+           (struct node_message){.kind = NODE_CONNECTED, .generation = generation, .numbers = tags, .n_numbers = n});
+}
+
+static void all_connected(struct fixture *f, uint32_t generation)
+{
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        connected(f, i, generation, NULL, 0);
+}
+
+static void broken(struct fixture *f, unsigned node, uint32_t generation)
+{
+    report(f, node, (struct node_message){.kind = NODE_BROKEN, .generation = generation, .text = "it broke"});
+}
+
+static void fetch(struct fixture *f, unsigned node, uint64_t id, enum exchange_kind kind, uint64_t param)
+{
+    report(f, node,
+           (struct node_message){.kind = NODE_FETCH, .digest = id, .pass = kind, .numbers = &param, .n_numbers = 1});
+}
+
+static void sum(struct fixture *f, unsigned node, double value, const struct node_finding *finding)
+{
+    struct node_message message = {.kind = NODE_SUM};
+    struct exact_sum squares;
+
+    exact_sum_reset(&squares);
+    exact_sum_add(&squares, value);
+    exact_sum_carry(&squares);
+    message.bytes = (const uint8_t *)&squares;
+    message.n_bytes = sizeof(squares);
+    if (finding)
+        message.finding = *finding;
+    report(f, node, message);
+}
+
+static void all_sum(struct fixture *f)
+{
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        sum(f, i, 1, NULL);
+}
+
+/* ---- fixture ------------------------------------------------------------------------------------------- */
+
+/* Parcels: 0 of two parts, 1 and 2 of one; the last parameter is frozen. */
+static struct layout *make_layout(unsigned world_size)
+{
+    static const uint64_t shapes[][1] = {{100}, {190}, {64}, {64}, {5}};
+    struct layout_decl decls[ARRAY_SIZE(shapes)];
+    struct layout *layout;
+    char names[ARRAY_SIZE(shapes)][2];
+    uint32_t bad;
+
+    for (uint32_t i = 0; i < ARRAY_SIZE(shapes); i++) {
+        snprintf(names[i], sizeof(names[i]), "%u", i);
+        decls[i] = (struct layout_decl){.name = names[i],
+                                        .name_len = 1,
+                                        .group = i < 2 ? 2 - i : 0,
+                                        .trainable = i != 4,
+                                        .n_dims = 1,
+                                        .shape = shapes[i]};
+    }
+    assert_int_equal(layout_new(&layout, decls, ARRAY_SIZE(decls), world_size, 256, &bad), 0);
+    return layout;
+}
+
+/* Nodes of one rank and piece, but node 1, which has two. */
+static struct fixture *fixture_new(unsigned n_nodes, unsigned stage, bool partitions_all)
+{
+    static const unsigned n_sources[] = {1, 2, 1, 1};
+    struct fixture *f = calloc(1, sizeof(*f));
+
+    assert_non_null(f);
+    f->n_nodes = n_nodes;
+    f->stage = stage;
+    f->layout = make_layout(n_nodes + 1);
+    assert_int_equal(f->layout->n_parcels, PARCELS);
+    assert_int_equal(leader_new(&f->leader,
+                                &(struct leader_options){
+                                    .n_nodes = n_nodes,
+                                    .n_sources = n_sources,
+                                    .stage = stage,
+                                    .partitions_all = partitions_all,
+                                    .ops = {.say = on_say, .judge = on_judge, .complain = on_complain, .userdata = f}}),
+                     0);
+    return f;
+}
+
+static void fixture_free(struct fixture *f)
+{
+    expect(f, "");
+    leader_free(f->leader);
+    layout_free(f->layout);
+    free(f);
+}
+
+static void form(struct fixture *f)
+{
+    report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 0xd1});
+    expect(f, "FORM d1\n");
+    assert_int_equal(leader_form(f->leader, f->layout), 0);
+    report_all(f, (struct node_message){.kind = NODE_FORMED});
+    expect(f, "ENGINE 1\n");
+    all_connected(f, 1);
+    expect(f, "");
+    report(f, 0, (struct node_message){.kind = NODE_WEIGHTS});
+    expect(f, "SPREAD 1\n");
+    all_moved(f, 1, 0);
+    expect(f, "TRAIN\n");
+}
+
+/* Formed; the next tag is FIRST. Three buckets have a tag each when weights are spread, and there is one more. */
+enum { FIRST = 5 };
+
+static struct fixture *start(unsigned stage)
+{
+    struct fixture *f = fixture_new(NODES, stage, false);
+
+    form(f);
+    return f;
+}
+
+/* Stage 3 on GPUs. */
+static struct fixture *start_on_gpus(void)
+{
+    struct fixture *f = fixture_new(NODES, 3, true);
+
+    form(f);
+    return f;
+}
+
+/* Everybody asks, and so on to the end. tag: of the gathering, if there is one. */
+static void finish_step(struct fixture *f, uint64_t tag)
+{
+    char said[128];
+
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        asked(f, i);
+    expect(f, "MEASURE\n");
+    all_sum(f);
+    expect(f, f->skips ? "DECIDED skip\n" : "DECIDED apply\n");
+    for (unsigned i = 0; i + 1 < f->n_nodes; i++)
+        report(f, i, (struct node_message){.kind = NODE_UPDATED});
+    expect(f, "");
+    report(f, f->n_nodes - 1, (struct node_message){.kind = NODE_UPDATED});
+    if (f->stage == 3 || f->skips) {
+        expect(f, "COMMIT\n");
+        return;
+    }
+    snprintf(said, sizeof(said), "GATHER %" PRIu64 "\n", tag);
+    expect(f, said);
+    all_moved(f, tag, 0);
+    expect(f, "COMMIT\n");
+}
+
+/* ---- forming ------------------------------------------------------------------------------------------- */
+
+static void test_forming(void **state)
+{
+    struct fixture *f = fixture_new(NODES, 2, false);
+
+    (void)state;
+    assert_int_equal(leader_waits_for(f->leader), 7);
+    report(f, 1, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
+    report(f, 0, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
+    assert_int_equal(leader_waits_for(f->leader), 4);
+    report(f, 1, (struct node_message){.kind = NODE_UNDECLARED});
+    report(f, 2, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
+    expect(f, "");
+    report(f, 1, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
+    expect(f, "FORM 1\n");
+    assert_int_equal(leader_form(f->leader, f->layout), 0);
+    report(f, 2, (struct node_message){.kind = NODE_FORMED});
+    report(f, 0, (struct node_message){.kind = NODE_FORMED});
+    assert_int_equal(leader_waits_for(f->leader), 2);
+    report(f, 0, (struct node_message){.kind = NODE_WEIGHTS}); /* before the engines are there */
+    report(f, 1, (struct node_message){.kind = NODE_FORMED});
+    expect(f, "ENGINE 1\n");
+    connected(f, 0, 1, NULL, 0);
+    connected(f, 2, 1, NULL, 0);
+    assert_int_equal(leader_waits_for(f->leader), 2);
+    connected(f, 1, 1, NULL, 0);
+    expect(f, "SPREAD 1\n");
+    moved(f, 1, 1, 0);
+    moved(f, 0, 1, 0);
+    assert_int_equal(leader_waits_for(f->leader), 4);
+    expect(f, "");
+    moved(f, 2, 1, 0);
+    expect(f, "TRAIN\n");
+    assert_int_equal(leader_waits_for(f->leader), 7);
+    fixture_free(f);
+}
+
+static void test_unequal(void **state)
+{
+    struct fixture *f = fixture_new(NODES, 2, false);
+
+    (void)state;
+    report(f, 0, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
+    report(f, 1, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
+    report(f, 2, (struct node_message){.kind = NODE_DECLARED, .digest = 0xabc});
+    expect(f, "SHOW\n");
+    assert_int_equal(leader_waits_for(f->leader), 7);
+    report(f, 2, (struct node_message){.kind = NODE_MANIFEST, .node = 2});
+    report(f, 0, (struct node_message){.kind = NODE_MANIFEST, .node = 0});
+    expect(f, "MANIFEST of node 2\nMANIFEST of node 0\n");
+    assert_int_equal(leader_waits_for(f->leader), 2);
+    report(f, 1, (struct node_message){.kind = NODE_MANIFEST, .node = 1});
+    expect(f, "MANIFEST of node 1\nREFUSE the ranks of node 2 declare other parameters than those of node 0 (digests "
+              "0000000000000abc and "
+              "0000000000000001)\n");
+    assert_int_equal(leader_waits_for(f->leader), 7); /* all begin again */
+    form(f);
+    fixture_free(f);
+}
+
+static void declare(struct fixture *f, unsigned node, const char *run_id)
+{
+    report(f, node, (struct node_message){.kind = NODE_DECLARED, .digest = 1, .text = run_id});
+}
+
+/* One job is one run; a node whose ranks name none is of any. */
+static void test_runs(void **state)
+{
+    struct fixture *f = fixture_new(NODES, 2, false);
+    char text[257];
+
+    (void)state;
+    declare(f, 0, "");
+    declare(f, 2, "monday");
+    declare(f, 1, "tuesday");
+    expect(f, "REFUSE the ranks of node 2 have the run id monday, those of node 1 have tuesday\n");
+    assert_int_equal(leader_waits_for(f->leader), 7);
+    memset(text, 'x', 256);
+    text[256] = '\0';
+    declare(f, 1, text);
+    expect(f, "! node 1: DECLARED.text: not a run id\n");
+    declare(f, 0, "");
+    declare(f, 2, "monday");
+    expect(f, "");
+    declare(f, 1, "");
+    expect(f, "FORM 1 run monday\n");
+    fixture_free(f);
+}
+
+static void test_cannot_form(void **state)
+{
+    struct fixture *f = fixture_new(NODES, 2, false);
+
+    (void)state;
+    report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
+    expect(f, "FORM 1\n");
+    assert_int_equal(leader_form(f->leader, f->layout), 0);
+    report(f, 0, (struct node_message){.kind = NODE_FORMED});
+    report(f, 2, (struct node_message){.kind = NODE_UNFORMED, .text = "no memory"});
+    expect(f, "REFUSE no memory\n");
+    report(f, 1, (struct node_message){.kind = NODE_UNFORMED, .text = "no memory either"}); /* it is known */
+    report(f, 2, (struct node_message){.kind = NODE_FORMED});
+    expect(f, "");
+    assert_int_equal(leader_form(f->leader, NULL), 0);
+    form(f);
+    fixture_free(f);
+}
+
+/* What a node has said of a job that was given up meanwhile is not of the next one. */
+static void test_stale_forming(void **state)
+{
+    struct fixture *f = fixture_new(NODES, 2, false);
+
+    (void)state;
+    report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
+    expect(f, "FORM 1\n");
+    leader_lose(f->leader, 2, "node 2 is gone");
+    expect(f, "REFUSE node 2 is gone\n");
+    report(f, 0, (struct node_message){.kind = NODE_FORMED});
+    report(f, 1, (struct node_message){.kind = NODE_FORMED});
+    report(f, 0, (struct node_message){.kind = NODE_WEIGHTS});
+    report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
+    expect(f, "FORM 1\n");
+    assert_int_equal(leader_form(f->leader, f->layout), 0);
+    report(f, 2, (struct node_message){.kind = NODE_FORMED});
+    report(f, 1, (struct node_message){.kind = NODE_FORMED});
+    expect(f, ""); /* node 0 is still at it */
+    report(f, 0, (struct node_message){.kind = NODE_FORMED});
+    expect(f, "ENGINE 1\n");
+    all_connected(f, 1);
+    expect(f, ""); /* rank 0's weights are not complete */
+    report(f, 0, (struct node_message){.kind = NODE_WEIGHTS});
+    expect(f, "SPREAD 1\n");
+    fixture_free(f);
+}
+
+/* ---- exchanges ----------------------------------------------------------------------------------------- */
+
+static void test_exchange(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    ready(f, 2, 1, 0, 0);
+    ready(f, 0, 1, 0, 0);
+    ready(f, 0, 2, 0, 0);
+    expect(f, "");
+    ready(f, 1, 1, 0, 0);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0\n");
+    ready(f, 1, 2, 0, 0);
+    ready(f, 2, 2, 0, 0);
+    expect(f, "EXCHANGE 6 parcel 2 at 0.0\n"); /* of different parcels any number */
+    all_moved(f, 6, 2);
+    expect(f, "SETTLED 6 parcel 2 at 0.0\n");
+    moved(f, 1, 5, 1);
+    moved(f, 1, 5, 1);
+    moved(f, 0, 5, 1);
+    expect(f, "");
+    moved(f, 2, 5, 1);
+    expect(f, "SETTLED 5 parcel 1 at 0.0\n");
+    fixture_free(f);
+}
+
+/* Masks are over the pieces of all nodes, in rank order: node 1's are the second and third. */
+static void test_masks(void **state)
+{
+    static const uint64_t of_one[] = {2, 1}, beyond[] = {UINT64_MAX, 0};
+    struct fixture *f = start(2);
+
+    (void)state;
+    ready(f, 0, 0, 0, 0);
+    ready_partly(f, 1, 0, of_one, 2);
+    ready(f, 2, 0, 0, 0);
+    expect(f, "EXCHANGE 5 parcel 0 at 0.0 numbers 13,11\n");
+    all_moved(f, 5, 0);
+    expect(f, "SETTLED 5 parcel 0 at 0.0\n");
+    report(f, 0, (struct node_message){.kind = NODE_ABORT, .text = "again"});
+    expect(f, "ABORTED attempt 1 node 0 again\n");
+    ready_partly(f, 0, 0, beyond, 2); /* it has one piece */
+    passed(f, 1, 0, 0);
+    passed(f, 2, 0, 0);
+    expect(f, "EXCHANGE 6 parcel 0 at 0.0 numbers 1,0\n");
+    fixture_free(f);
+}
+
+/* What has been said to move is counted on, in later generations too; the rest is as if it had never been ready. */
+static void test_withdraw(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    ready(f, 0, 1, 0, 0);
+    ready(f, 1, 1, 0, 0);
+    ready(f, 2, 1, 0, 0);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0\n");
+    ready(f, 1, 2, 0, 0);
+    report(f, 0, (struct node_message){.kind = NODE_BROKEN, .generation = 1, .text = "it broke"});
+    expect(f, "ENGINE 2 it broke\n");
+    for (unsigned i = 0; i < 3; i++)
+        ready(f, i, 0, 0, 0); /* it would move, when the engines are connected */
+    report(f, 1, (struct node_message){.kind = NODE_WITHDRAW});
+    expect(f, "WITHDRAWN of node 1\n");
+    all_connected(f, 2);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0\n");
+    ready(f, 0, 2, 0, 0);
+    ready(f, 2, 2, 0, 0);
+    expect(f, "");
+    ready(f, 1, 2, 0, 0);
+    ready(f, 1, 0, 0, 0);
+    expect(f, "EXCHANGE 7 parcel 2 at 0.0\nEXCHANGE 8 parcel 0 at 0.0\n");
+    fixture_free(f);
+}
+
+/* Whom node 0 waits for in a write window, and for what. */
+static void test_window(void **state)
+{
+    static const uint64_t written[] = {3};
+    struct fixture *f = start(2);
+
+    (void)state;
+    for (unsigned i = 0; i < NODES; i++)
+        report(f, i, (struct node_message){.kind = NODE_WINDOW});
+    expect(f, "OPEN\n");
+    report(f, 1, (struct node_message){.kind = NODE_WINDOW_END});
+    assert_int_equal(leader_waits_for(f->leader), 5);
+    assert_string_equal(leader_waits_to(f->leader), "to end the write window");
+    report(f, 0, (struct node_message){.kind = NODE_WINDOW_END, .numbers = written, .n_numbers = 1});
+    report(f, 2, (struct node_message){.kind = NODE_WINDOW_END});
+    expect(f, "WRITE\n");
+    assert_int_equal(leader_waits_for(f->leader), 7);
+    assert_string_equal(leader_waits_to(f->leader), "to get what was written");
+    all_moved(f, 5, 0);
+    expect(f, "STORE\n");
+    report(f, 2, (struct node_message){.kind = NODE_STORED});
+    assert_int_equal(leader_waits_for(f->leader), 3);
+    assert_string_equal(leader_waits_to(f->leader), "to store what was written");
+    report(f, 0, (struct node_message){.kind = NODE_STORED});
+    report(f, 1, (struct node_message){.kind = NODE_STORED});
+    expect(f, "GATHER 12\n");
+    moved(f, 1, 12, 0);
+    assert_int_equal(leader_waits_for(f->leader), 5);
+    assert_string_equal(leader_waits_to(f->leader), "to get the weights that were written");
+    moved(f, 0, 12, 0);
+    moved(f, 2, 12, 0);
+    expect(f, "CLOSED\n");
+    fixture_free(f);
+}
+
+/* A node may have more passes than another, nothing at all in a micro-batch, or be ahead. */
+static void test_passes(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    passed(f, 0, 0, 1);
+    ready(f, 0, 1, 1, 0); /* ahead */
+    ready(f, 1, 1, 0, 0);
+    passed(f, 2, 0, 1);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0 numbers 6\n");
+    all_moved(f, 5, 1);
+    expect(f, "SETTLED 5 parcel 1 at 0.0\n");
+    ready(f, 2, 1, 1, 0);
+    expect(f, ""); /* node 1 may have another pass of 0 */
+    ready(f, 1, 1, 0, 1);
+    expect(f, "EXCHANGE 6 parcel 1 at 0.1 numbers 6\n");
+    passed(f, 1, 0, 1);
+    expect(f, "! node 1: PASSED: not the parcel's position\n"); /* what it has is under way */
+    all_moved(f, 6, 1);
+    expect(f, "SETTLED 6 parcel 1 at 0.1\n");
+    passed(f, 1, 0, 1);
+    expect(f, "");
+    ready(f, 1, 1, 1, 0);
+    expect(f, "EXCHANGE 7 parcel 1 at 1.0\n");
+    ready(f, 0, 2, 0, 0);
+    all_moved(f, 7, 1);
+    expect(f, "SETTLED 7 parcel 1 at 1.0\n");
+    passed(f, 1, 0, 2);
+    expect(f, "");
+    passed(f, 2, 0, 2);
+    expect(f, "EXCHANGE 8 parcel 2 at 0.0 numbers 1\n");
+    fixture_free(f);
+}
+
+/* Micro-batches that nobody had anything in are skipped. */
+static void test_skipped_ahead(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    for (unsigned i = 0; i < NODES; i++)
+        for (uint32_t m = 0; m < 3; m++)
+            passed(f, i, m, 1);
+    expect(f, "");
+    ready(f, 0, 1, 3, 0);
+    ready(f, 1, 1, 3, 0);
+    passed(f, 2, 3, 1);
+    expect(f, "EXCHANGE 5 parcel 1 at 3.0 numbers 7\n");
+    fixture_free(f);
+}
+
+/* Who has asked for the step has nothing more. */
+static void test_asked(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    ready(f, 0, 1, 0, 0);
+    asked(f, 2);
+    expect(f, "");
+    asked(f, 1);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0 numbers 1\n");
+    asked(f, 0);
+    expect(f, "");
+    all_moved(f, 5, 1);
+    expect(f, "SETTLED 5 parcel 1 at 0.0\nMEASURE\n");
+    fixture_free(f);
+}
+
+/* A rank of a node that had asked without it: the step waits for it again. */
+static void test_back(void **state)
+{
+    struct fixture *f = start(3);
+
+    (void)state;
+    asked(f, 0);
+    gone(f, 1);
+    back(f, 2, false); /* it has not asked: nothing of it is void */
+    expect(f, "");
+    back(f, 1, false);
+    expect(f, "BACK node 1\n");
+    asked(f, 2);
+    assert_int_equal(leader_waits_for(f->leader), 2);
+    ready(f, 1, 1, 0, 0);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0 numbers 6\n");
+    all_moved(f, 5, 1);
+    expect(f, "SETTLED 5 parcel 1 at 0.0\n");
+    asked(f, 1);
+    expect(f, "MEASURE\n");
+    back(f, 1, false); /* the end of the step lets it in */
+    expect(f, "");
+    all_sum(f);
+    expect(f, "DECIDED apply\n");
+    back(f, 1, true);
+    report_all(f, (struct node_message){.kind = NODE_UPDATED});
+    expect(f, "COMMIT\n");
+    fixture_free(f);
+}
+
+/* The first that is back after all had left brings all of them back: nothing is added up without the others. */
+static void test_all_back(void **state)
+{
+    struct fixture *f = start(3);
+
+    (void)state;
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        gone(f, i);
+    expect(f, "");
+    back(f, 2, false);
+    expect(f, "BACK node 2 all\n");
+    ready(f, 2, 1, 0, 0);
+    back(f, 0, false); /* it was let in with the others */
+    expect(f, "");
+    ready(f, 0, 1, 0, 0);
+    ready(f, 1, 1, 0, 0);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0\n");
+    all_moved(f, 5, 1);
+    expect(f, "SETTLED 5 parcel 1 at 0.0\n");
+    gone(f, 1);
+    back(f, 0, true); /* it knows that the others have left, before they have said so here */
+    expect(f, "BACK node 0 all\n");
+    finish_step(f, 0);
+    fixture_free(f);
+}
+
+/* What it would have had a part in has been added up, or is just now. */
+static void test_back_late(void **state)
+{
+    struct fixture *f = start(3);
+
+    (void)state;
+    gone(f, 1);
+    ready(f, 0, 1, 0, 0);
+    ready(f, 2, 1, 0, 0);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0 numbers 9\n");
+    back(f, 1, false);
+    expect(f, "BACK node 1 late\n");
+    gone(f, 1);
+    all_moved(f, 5, 1);
+    expect(f, "SETTLED 5 parcel 1 at 0.0\n");
+    back(f, 1, false);
+    expect(f, "BACK node 1 late\n");
+    report(f, 1, (struct node_message){.kind = NODE_ABORT, .text = "is back"});
+    expect(f, "ABORTED attempt 1 node 1 is back\n");
+    gone(f, 1);
+    passed(f, 0, 0, 2);
+    passed(f, 2, 0, 2);
+    back(f, 1, false);
+    expect(f, "BACK node 1 late\n"); /* nobody had anything: the others are in the next micro-batch */
+    report(f, 2, (struct node_message){.kind = NODE_BACK, .forget = true});
+    expect(f, "BACK node 2 late\n"); /* what its own ranks had was added up on the node */
+    fixture_free(f);
+}
+
+/* What comes after the sum it belongs in was made is in no sum: the step is aborted, rather than lost or waited for. */
+static void test_too_late(void **state)
+{
+    static const char aborted[] = "ABORTED attempt %u node 2 gradients came after their sum was made\n";
+    struct fixture *f = start(2);
+    char said[128];
+
+    (void)state;
+    for (unsigned when = 0; when < 3; when++) {
+        uint64_t tag = FIRST + when;
+
+        ready(f, 0, 1, 0, 0);
+        ready(f, 1, 1, 0, 0);
+        asked(f, 2);
+        snprintf(said, sizeof(said), "EXCHANGE %" PRIu64 " parcel 1 at 0.0 numbers 7\n", tag);
+        expect(f, said);
+        if (when > 0) {
+            all_moved(f, tag, 1);
+            snprintf(said, sizeof(said), "SETTLED %" PRIu64 " parcel 1 at 0.0\n", tag);
+            expect(f, said);
+        }
+        if (when > 1) {
+            asked(f, 0);
+            asked(f, 1);
+            expect(f, "MEASURE\n");
+        }
+        ready(f, 2, when > 1 ? 2 : 1, 0, 0);
+        snprintf(said, sizeof(said), aborted, when + 1);
+        expect(f, said);
+    }
+    fixture_free(f);
+}
+
+/* ---- the step ------------------------------------------------------------------------------------------ */
+
+static void test_step(void **state)
+{
+    struct fixture *f = start(1);
+
+    (void)state;
+    for (unsigned i = 0; i < NODES; i++)
+        ready(f, i, 0, 0, 0);
+    expect(f, "EXCHANGE 5 parcel 0 at 0.0\n");
+    all_moved(f, 5, 0);
+    expect(f, "SETTLED 5 parcel 0 at 0.0\n");
+    finish_step(f, 6);
+    assert_int_equal(f->step, 1);
+    assert_true(f->squares == NODES);
+    /* The next one begins at its first micro-batch; a bucket each has a tag. */
+    for (unsigned i = 0; i < NODES; i++)
+        ready(f, i, 0, 0, 0);
+    expect(f, "EXCHANGE 9 parcel 0 at 0.0\n");
+    fixture_free(f);
+}
+
+/* In stage 3 there is nothing to gather; nor is there after a skipped step. */
+static void test_no_gather(void **state)
+{
+    struct fixture *f = start(3);
+
+    (void)state;
+    finish_step(f, 0);
+    finish_step(f, 0);
+    fixture_free(f);
+    f = start(2);
+    f->skips = true;
+    finish_step(f, 0);
+    f->skips = false;
+    finish_step(f, FIRST);
+    assert_int_equal(f->step, 2);
+    fixture_free(f);
+}
+
+static void ask_with(struct fixture *f, unsigned node, bool has_rank, unsigned n_groups, const char *bits)
+{
+    static const struct wire_hyper groups[3] = {{.lr = 1}};
+
+    report(f, node,
+           (struct node_message){
+               .kind = NODE_ASKED,
+               .has_rank = has_rank,
+               .proceed = node == 1,
+               .args = {.groups = groups, .n_groups = n_groups, .loss_scale = n_groups, .found_inf = node == 2},
+               .pushed_any = (const uint8_t *)bits,
+               .pushed_all = (const uint8_t *)bits + 1,
+               .n_any_bytes = strlen(bits) / 2,
+               .n_all_bytes = strlen(bits) / 2});
+}
+
+/* Of the lowest node with arguments those, of all nodes the union and the intersection, the first finding. */
+static void test_merged(void **state)
+{
+    static const struct node_finding later = {.found = true, .micro_batch = 1, .param = 0},
+                                     first = {.found = true, .micro_batch = 0, .param = 2, .elem = 5},
+                                     second = {.found = true, .micro_batch = 0, .param = 2, .elem = 7};
+    struct fixture *f = start(2);
+
+    (void)state;
+    ask_with(f, 0, false, 1, "\x01\x01");
+    ask_with(f, 1, true, 2, "\x06\x03");
+    ask_with(f, 2, true, 3, "\x04\x0b");
+    expect(f, "MEASURE\n");
+    sum(f, 2, 0.5, &second);
+    sum(f, 0, 0.25, &later);
+    sum(f, 1, 4, &first);
+    expect(f, "DECIDED apply\n");
+    assert_int_equal(f->n_args, 2);
+    assert_true(f->loss_scale == 2 && f->squares == 4.75);
+    assert_true(f->found_inf && f->proceed);
+    assert_int_equal(f->any, 0x07);
+    assert_int_equal(f->all, 0x01);
+    assert_true(f->found.found);
+    assert_int_equal(f->found.elem, 5);
+    fixture_free(f);
+}
+
+/* Pushed by nobody of a node that names fewer parameters. */
+static void test_short_bits(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    ask_with(f, 0, true, 0, "\x01\x01");
+    ask_with(f, 1, true, 0, "");
+    ask_with(f, 2, true, 0, "\x04\x01");
+    all_sum(f);
+    expect(f, "MEASURE\nDECIDED apply\n");
+    assert_int_equal(f->any, 0x05);
+    assert_int_equal(f->all, 0x00);
+    fixture_free(f);
+}
+
+static void test_norm(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    report(f, 0, (struct node_message){.kind = NODE_WANT_NORM});
+    asked(f, 1); /* its ranks do not want to know */
+    ready(f, 2, 1, 0, 0);
+    passed(f, 0, 0, 1);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0 numbers 8\n");
+    report(f, 2, (struct node_message){.kind = NODE_WANT_NORM});
+    all_moved(f, 5, 1);
+    expect(f, "SETTLED 5 parcel 1 at 0.0\nMEASURE\n");
+    sum(f, 0, 9, NULL);
+    sum(f, 1, 16, NULL);
+    sum(f, 2, 0, NULL);
+    expect(f, "NORM 5\n");
+    asked(f, 0);
+    asked(f, 2);
+    expect(f, "");
+    asked(f, 1); /* who had asked for the step asks again, too */
+    expect(f, "MEASURE\n");
+    asked(f, 1);
+    expect(f, "! node 1: ASKED: it has asked already\n");
+    all_sum(f);
+    expect(f, "DECIDED apply\n");
+    fixture_free(f);
+}
+
+static void test_hold(void **state)
+{
+    static const struct node_finding bad = {.found = true, .param = 3, .rank = 2};
+    struct fixture *f = start(2);
+
+    (void)state;
+    for (unsigned i = 0; i < NODES; i++)
+        asked(f, i);
+    f->holds = true;
+    sum(f, 0, 1, NULL);
+    sum(f, 1, 1, &bad);
+    sum(f, 2, 1, NULL);
+    expect(f, "MEASURE\nHOLD param 3\n");
+    asked(f, 0);
+    asked(f, 2);
+    expect(f, "");
+    assert_int_equal(leader_waits_for(f->leader), 2);
+    asked(f, 1);
+    all_sum(f);
+    expect(f, "MEASURE\nDECIDED apply\n");
+    fixture_free(f);
+}
+
+/* ---- abort --------------------------------------------------------------------------------------------- */
+
+static void abort_now(struct fixture *f, unsigned node)
+{
+    report(f, node, (struct node_message){.kind = NODE_ABORT, .has_rank = true, .rank = 7, .text = "enough"});
+}
+
+/* Until the step is decided, wherever it is; what nodes had said of the attempt is void. */
+static void test_abort(void **state)
+{
+    struct fixture *f = start(2);
+    char said[128];
+
+    (void)state;
+    for (unsigned when = 0; when < 5; when++) {
+        if (when >= 1)
+            ready(f, 0, 1, 0, 0);
+        if (when >= 2) {
+            ready(f, 1, 1, 0, 0);
+            ready(f, 2, 1, 0, 0);
+        }
+        if (when >= 3)
+            all_moved(f, FIRST + when - 2, 1);
+        for (unsigned i = 0; when >= 4 && i < NODES; i++)
+            asked(f, i);
+        f->n_said = 0;
+        abort_now(f, 1);
+        snprintf(said, sizeof(said), "ABORTED attempt %u node 1 rank 7 enough\n", when + 1);
+        expect(f, said);
+        f->attempt--;
+        ready(f, 0, 1, 0, 0);
+        ready(f, 1, 1, 0, 0);
+        ready(f, 2, 1, 0, 0);
+        all_moved(f, FIRST + when - 2, 1);
+        for (unsigned i = 0; i < NODES; i++)
+            asked(f, i);
+        abort_now(f, 2); /* it is */
+        sum(f, 0, 1, NULL);
+        f->attempt++;
+        expect(f, "");
+    }
+    finish_step(f, FIRST + 3);
+    fixture_free(f);
+}
+
+static void test_decided(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    for (unsigned i = 0; i < NODES; i++)
+        asked(f, i);
+    all_sum(f);
+    expect(f, "MEASURE\nDECIDED apply\n");
+    abort_now(f, 0);
+    expect(f, "");
+    asked(f, 0);
+    expect(f, "! node 0: ASKED: it has asked already\n");
+    report_all(f, (struct node_message){.kind = NODE_UPDATED});
+    expect(f, "GATHER 5\n");
+    abort_now(f, 0);
+    expect(f, "");
+    all_moved(f, 5, 0);
+    expect(f, "COMMIT\n");
+    f->step--;
+    abort_now(f, 0); /* of the step that is committed */
+    f->step++;
+    expect(f, "");
+    fixture_free(f);
+}
+
+/* ---- generations --------------------------------------------------------------------------------------- */
+
+/* Node 1 has got it, node 2 has got it and added it, node 0 neither. */
+static void test_broken_exchange(void **state)
+{
+    static const uint64_t arrived[] = {FIRST, 77};
+    struct fixture *f = start(2);
+
+    (void)state;
+    for (unsigned i = 0; i < NODES; i++)
+        ready(f, i, 1, 0, 0);
+    ready(f, 0, 2, 0, 0);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0\n");
+    moved(f, 2, 5, 1);
+    broken(f, 0, 1);
+    expect(f, "ENGINE 2 it broke\n");
+    broken(f, 1, 1); /* of the generation before */
+    broken(f, 2, 1);
+    ready(f, 1, 2, 0, 0);
+    connected(f, 0, 1, NULL, 0);
+    connected(f, 0, 2, NULL, 0);
+    connected(f, 2, 2, NULL, 0);
+    expect(f, "");
+    connected(f, 1, 2, arrived, 2);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0 arrived 6\n");
+    connected(f, 1, 2, arrived, 2);
+    expect(f, "! node 1: CONNECTED: it is, in this generation\n");
+    broken(f, 1, 2);
+    expect(f, "ENGINE 3 it broke\n");
+    moved(f, 1, 5, 1); /* what had arrived is added without an engine */
+    all_connected(f, 3);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0 arrived 6\n");
+    moved(f, 0, 5, 1);
+    expect(f, "SETTLED 5 parcel 1 at 0.0\n");
+    broken(f, 1, 3);
+    ready(f, 2, 2, 0, 0);
+    expect(f, "ENGINE 4 it broke\n"); /* who is connected would hear it twice */
+    all_connected(f, 4);
+    expect(f, "EXCHANGE 6 parcel 2 at 0.0\n");
+    fixture_free(f);
+}
+
+static void test_broken_before(void **state)
+{
+    struct fixture *f = fixture_new(NODES, 2, false);
+    uint64_t spread = 1;
+
+    (void)state;
+    broken(f, 1, 0); /* there is none yet */
+    connected(f, 1, 0, NULL, 0);
+    report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
+    assert_int_equal(leader_form(f->leader, f->layout), 0);
+    report_all(f, (struct node_message){.kind = NODE_FORMED});
+    expect(f, "FORM 1\nENGINE 1\n");
+    connected(f, 0, 1, NULL, 0);
+    broken(f, 1, 1);
+    connected(f, 2, 1, NULL, 0);
+    expect(f, "ENGINE 2 it broke\n");
+    report(f, 0, (struct node_message){.kind = NODE_WEIGHTS});
+    all_connected(f, 2);
+    expect(f, "SPREAD 1\n");
+    moved(f, 0, 1, 0);
+    broken(f, 0, 2);
+    connected(f, 0, 3, NULL, 0);
+    connected(f, 1, 3, &spread, 1);
+    connected(f, 2, 3, NULL, 0);
+    expect(f, "ENGINE 3 it broke\nSPREAD 1 arrived 3\n");
+    moved(f, 1, 1, 0);
+    moved(f, 2, 1, 0);
+    expect(f, "TRAIN\n");
+    fixture_free(f);
+}
+
+static void test_broken_gather(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    for (unsigned i = 0; i < NODES; i++)
+        asked(f, i);
+    broken(f, 2, 1); /* what is measured and decided needs no engine */
+    all_sum(f);
+    expect(f, "MEASURE\nENGINE 2 it broke\nDECIDED apply\n");
+    report_all(f, (struct node_message){.kind = NODE_UPDATED});
+    expect(f, "");
+    all_connected(f, 2);
+    expect(f, "GATHER 5\n");
+    moved(f, 1, 5, 0);
+    broken(f, 2, 2);
+    all_connected(f, 3);
+    expect(f, "ENGINE 3 it broke\nGATHER 5 arrived 2\n");
+    moved(f, 0, 5, 0);
+    moved(f, 2, 5, 0);
+    expect(f, "COMMIT\n");
+    broken(f, 0, 3);
+    all_connected(f, 4);
+    expect(f, "ENGINE 4 it broke\n"); /* nothing is under way */
+    fixture_free(f);
+}
+
+/* Engines are replaced whenever there are any, be it that none has said that it broke. */
+static void test_reconnect(void **state)
+{
+    struct fixture *f = fixture_new(NODES, 2, false);
+
+    (void)state;
+    leader_reconnect(f->leader);
+    report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
+    expect(f, "FORM 1\n");
+    leader_reconnect(f->leader);
+    expect(f, "");
+    fixture_free(f);
+    f = start(2);
+    for (unsigned i = 0; i < NODES; i++)
+        ready(f, i, 1, 0, 0);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0\n");
+    leader_reconnect(f->leader);
+    expect(f, "ENGINE 2\n");
+    broken(f, 0, 1); /* that is known */
+    leader_reconnect(f->leader);
+    expect(f, "ENGINE 3\n");
+    all_connected(f, 2);
+    expect(f, "");
+    all_connected(f, 3);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0\n");
+    fixture_free(f);
+}
+
+static void test_values(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    report(f, 2, (struct node_message){.kind = NODE_VALUE, .generation = 1, .text = "key"});
+    expect(f, "VALUE key of node 2\n");
+    report(f, 2, (struct node_message){.kind = NODE_VALUE, .generation = 2, .text = "key"});
+    expect(f, "");
+    fixture_free(f);
+}
+
+/* ---- fetches ------------------------------------------------------------------------------------------- */
+
+static void test_fetch(void **state)
+{
+    static const uint64_t params[] = {3, 0};
+    struct fixture *f = start(3);
+
+    (void)state;
+    report(f, 1,
+           (struct node_message){
+               .kind = NODE_FETCH, .digest = 9, .pass = EXCHANGE_PUBLISHED, .numbers = params, .n_numbers = 2});
+    expect(f, "SERVE 5 node 1 fetch 9 kind 3 numbers 3,0\n");
+    fetch(f, 0, 1, EXCHANGE_MASTER, 2);
+    expect(f, "SERVE 7 node 0 fetch 1 kind 0 numbers 2\n"); /* a tag for each parameter */
+    moved(f, 2, 5, 0);                                      /* not who fetches it */
+    broken(f, 0, 1);
+    expect(f, "ENGINE 2 it broke\n");
+    fetch(f, 2, 4, EXCHANGE_EXP_AVG, 1);
+    expect(f, "");
+    moved(f, 0, 7, 0); /* it had come */
+    all_connected(f, 2);
+    expect(f, "SERVE 8 node 2 fetch 4 kind 1 numbers 1\nSERVE 5 node 1 fetch 9 kind 3 numbers 3,0\n");
+    moved(f, 1, 5, 0);
+    moved(f, 2, 8, 0);
+    broken(f, 0, 2);
+    all_connected(f, 3);
+    expect(f, "ENGINE 3 it broke\n");
+    fixture_free(f);
+}
+
+/* GPUs gather from each other, frozen parameters as well: for a rank that the node has. */
+static void test_gathering_fetch(void **state)
+{
+    static const uint64_t params[] = {4, 0};
+    struct node_message message = {
+        .kind = NODE_FETCH, .digest = 9, .pass = EXCHANGE_GATHERED, .numbers = params, .n_numbers = 2, .rank = 2};
+    uint64_t too_many[DEVICE_MAX_FETCHES + 1] = {0};
+    struct fixture *f = start_on_gpus();
+
+    (void)state;
+    report(f, 1, message);
+    expect(f, "SERVE 5 node 1 fetch 9 kind 4 for rank 2 numbers 4,0\n");
+    broken(f, 0, 1);
+    expect(f, "ENGINE 2 it broke\n");
+    all_connected(f, 2);
+    expect(f, "SERVE 5 node 1 fetch 9 kind 4 for rank 2 numbers 4,0\n");
+    moved(f, 1, 5, 0);
+    fetch(f, 2, 3, EXCHANGE_MASTER, 4); /* frozen */
+    expect(f, "SERVE 7 node 2 fetch 3 kind 0 numbers 4\n");
+    moved(f, 2, 7, 0);
+    for (unsigned rank = 0; rank < NODES + 1; rank += 3) {
+        message.rank = rank;
+        report(f, 1, message);
+        expect(f, "! node 1: FETCH.rank: not of that node\n");
+    }
+    message.rank = 1;
+    message.numbers = too_many;
+    message.n_numbers = ARRAY_SIZE(too_many);
+    report(f, 1, message);
+    expect(f, "! node 1: FETCH.numbers: more parameters than one order takes\n");
+    fixture_free(f);
+}
+
+/* What not all can do would break every generation of engines. */
+static void test_bad_fetch(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    report(f, 1, (struct node_message){.kind = NODE_FETCH, .digest = 9});
+    expect(f, "! node 1: FETCH.numbers: no parameters\n");
+    fetch(f, 1, 1, EXCHANGE_MASTER, 5);
+    expect(f, "! node 1: FETCH.numbers: no such parameter\n");
+    fetch(f, 1, 1, EXCHANGE_MASTER, 4); /* frozen */
+    expect(f, "! node 1: FETCH.numbers: no such parameter\n");
+    fetch(f, 1, 1, EXCHANGE_PUBLISHED, 0); /* not in this stage */
+    expect(f, "! node 1: FETCH.pass: no such kind\n");
+    fetch(f, 1, 1, EXCHANGE_GATHERED, 0); /* in host memory */
+    expect(f, "! node 1: FETCH.pass: no such kind\n");
+    fetch(f, 1, 1, EXCHANGE_N_KINDS, 0);
+    expect(f, "! node 1: FETCH.pass: no such kind\n");
+    fixture_free(f);
+}
+
+/* ---- losing a node, nonsense --------------------------------------------------------------------------- */
+
+static void test_lost(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    for (unsigned i = 0; i < NODES; i++)
+        ready(f, i, 1, 0, 0);
+    fetch(f, 0, 1, EXCHANGE_MASTER, 2);
+    expect(f, "EXCHANGE 5 parcel 1 at 0.0\nSERVE 6 node 0 fetch 1 kind 0 numbers 2\n");
+    leader_lose(f->leader, 1, "it was restarted");
+    expect(f, "REFUSE it was restarted\n");
+    assert_int_equal(leader_waits_for(f->leader), 7);
+    /* Others go on until they hear of it. */
+    all_moved(f, 5, 1);
+    ready(f, 0, 2, 0, 0);
+    asked(f, 0);
+    abort_now(f, 2);
+    fetch(f, 0, 2, EXCHANGE_MASTER, 2);
+    broken(f, 0, 1);
+    connected(f, 0, 1, NULL, 0);
+    expect(f, "");
+    leader_lose(f->leader, 2, "this one, too");
+    expect(f, "");
+    assert_int_equal(leader_form(f->leader, NULL), 0);
+    ready(f, 0, 2, 0, 0);
+    moved(f, 0, 5, 1);
+    fetch(f, 0, 2, EXCHANGE_MASTER, 2);
+    expect(f, "");
+    report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 2});
+    expect(f, "FORM 2\n");
+    assert_int_equal(leader_form(f->leader, f->layout), 0);
+    report_all(f, (struct node_message){.kind = NODE_FORMED});
+    expect(f, "ENGINE 2\n");
+    fixture_free(f);
+}
+
+static void test_nonsense(void **state)
+{
+    static const uint64_t masks[] = {1, 1, 1};
+    struct fixture *f = start(2);
+
+    (void)state;
+    ready(f, 1, PARCELS, 0, 0);
+    expect(f, "! node 1: READY.parcel: no such parcel\n");
+    ready(f, 1, 0, 0, 1);
+    expect(f, "! node 1: READY: not the parcel's next position\n");
+    ready(f, 1, 0, 1, 0);
+    expect(f, "! node 1: READY: not the parcel's next position\n");
+    ready_partly(f, 1, 0, masks, 3);
+    expect(f, "! node 1: READY: not the parcel's next position\n");
+    ready(f, 1, 0, 0, 0);
+    ready(f, 1, 0, 0, 0);
+    expect(f, "! node 1: READY: not the parcel's next position\n");
+    passed(f, 1, 0, PARCELS);
+    expect(f, "! node 1: PASSED: not the parcel's position\n");
+    passed(f, 1, 0, UINT64_MAX);
+    expect(f, "! node 1: PASSED: not the parcel's position\n");
+    passed(f, 1, 1, 2);
+    expect(f, "! node 1: PASSED: not the parcel's position\n");
+    passed(f, 1, UINT32_MAX, 2);
+    expect(f, "! node 1: PASSED: not the parcel's position\n");
+    report(f, 1, (struct node_message){.kind = NODE_COMMIT});
+    expect(f, "! node 1: a message that node 0 alone may send\n");
+    report(f, 1, (struct node_message){.kind = NODE_WEIGHTS});
+    expect(f, "! node 1: WEIGHTS: rank 0 is not there\n");
+    report(f, 1, (struct node_message){.kind = NODE_UPDATED});
+    moved(f, 1, 0, 0);
+    moved(f, 0, 0, 0);
+    moved(f, 2, 0, 0);
+    moved(f, 0, 99, PARCELS);
+    expect(f, ""); /* nothing is under way */
+    fixture_free(f);
+}
+
+/* A sum that could not be added to others' without running over is no sum. */
+static void test_bad_sums(void **state)
+{
+    struct fixture *f = start(2);
+    struct exact_sum bad;
+
+    (void)state;
+    for (unsigned i = 0; i < NODES; i++)
+        asked(f, i);
+    expect(f, "MEASURE\n");
+    for (unsigned k = 0; k < 7; k++) {
+        uint8_t *bytes = (uint8_t *)&bad;
+
+        exact_sum_reset(&bad);
+        if (k == 0)
+            bad.limb[EXACT_N_LIMBS - 1] = UINT32_MAX;
+        else if (k == 1)
+            bad.limb[3] = UINT64_C(1) << 32;
+        else if (k == 2)
+            bad.n_deferred = 1;
+        else if (k == 3)
+            bytes[offsetof(struct exact_sum, nonfinite)] = 2;
+        else if (k == 4)
+            bad.zero[1] = 1;
+        else if (k == 6)
+            bad.nan = true; /* and yet finite */
+        report(f, 1, (struct node_message){.kind = NODE_SUM, .bytes = bytes, .n_bytes = sizeof(bad) - (k == 5)});
+        expect(f, "! node 1: SUM.bytes: not an exact sum\n");
+    }
+    report(f, 1, (struct node_message){.kind = NODE_SUM});
+    expect(f, "! node 1: SUM.bytes: not an exact sum\n");
+    all_sum(f);
+    expect(f, "DECIDED apply\n");
+    fixture_free(f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forming),
+        cmocka_unit_test(test_unequal),
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_cannot_form),
+        cmocka_unit_test(test_stale_forming),
+        cmocka_unit_test(test_exchange),
+        cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_withdraw),
+        cmocka_unit_test(test_window),
+        cmocka_unit_test(test_passes),
+        cmocka_unit_test(test_skipped_ahead),
+        cmocka_unit_test(test_asked),
+        cmocka_unit_test(test_too_late),
+        cmocka_unit_test(test_back),
+        cmocka_unit_test(test_all_back),
+        cmocka_unit_test(test_back_late),
+        cmocka_unit_test(test_step),
+        cmocka_unit_test(test_no_gather),
+        cmocka_unit_test(test_merged),
+        cmocka_unit_test(test_short_bits),
+        cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_hold),
+        cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_decided),
+        cmocka_unit_test(test_broken_exchange),
+        cmocka_unit_test(test_broken_before),
+        cmocka_unit_test(test_broken_gather),
+        cmocka_unit_test(test_reconnect),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_fetch),
+        cmocka_unit_test(test_gathering_fetch),
+        cmocka_unit_test(test_bad_fetch),
+        cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_bad_sums),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,979 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The links between the nodes' daemons, over TCP: messages in order and once whatever becomes of the connections, who
+ * is let in, what becomes of those who are not, and what each end is told of the other.
+ */
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include "core/base/base.h"
+#include "core/base/log-limit.h"
+#include "core/config/config.h"
+#include "daemon/link/key-file.h"
+#include "daemon/link/link-frame.h"
+#include "tests/daemon/link/cluster-nodes.h"
+
+static struct node a, b, c;
+
+#define SAYS(text, part)                                                                                               \
+    do {                                                                                                               \
+        const char *text_ = (text);                                                                                    \
+        if (!strstr(text_, part))                                                                                      \
+            fail_msg("\"%s\" does not say \"%s\"", text_, part);                                                       \
+    } while (0)
+
+static bool both_up(void)
+{
+    return node_is_up(&a, 1) && node_is_up(&b, 0);
+}
+
+static void start_two(void)
+{
+    node_start(&a, &(struct node_options){.node = 0});
+    node_start(&b, &(struct node_options){.node = 1});
+}
+
+static void begin_up(bool through_proxy)
+{
+    harness_begin();
+    proxy.on = through_proxy;
+    start_two();
+    WAIT_FOR(both_up(), 3000);
+    log_forget();
+}
+
+static void end(void)
+{
+    node_stop(&b);
+    node_stop(&a);
+    harness_end();
+}
+
+/* Both still stand, over the same connection as before, and carry messages. */
+static void expect_undisturbed(void)
+{
+    uint32_t n_a = a.n_received[1], n_b = b.n_received[0];
+
+    node_send(&a, 1, 10);
+    node_send(&b, 0, 10);
+    WAIT_FOR(a.n_received[1] == n_a + 1 && b.n_received[0] == n_b + 1, 2000);
+    assert_int_equal(a.n_down[1], 0);
+    assert_int_equal(b.n_down[0], 0);
+}
+
+/* ---- messages ------------------------------------------------------------------------------------------ */
+
+static void test_in_order_both_ways(void **userdata)
+{
+    static const size_t sizes[] = {0, 1, 4, 1000, 100000, CLUSTER_MAX_MESSAGE_BYTES};
+
+    (void)userdata;
+    begin_up(false);
+    for (unsigned i = 0; i < 300; i++) {
+        node_send(&a, 1, sizes[i % (i % 25 ? 4 : ARRAY_SIZE(sizes))]);
+        node_send(&b, 0, sizes[i % (i % 30 ? 4 : ARRAY_SIZE(sizes))]);
+    }
+    WAIT_FOR(a.n_received[1] == 300 && b.n_received[0] == 300, 10000);
+    assert_int_equal(a.n_up[1], 1);
+    assert_int_equal(a.n_reborn[1], 0);
+    assert_true(cluster_silent_ms(a.cluster, 1) < 1000);
+    end();
+}
+
+/* Before anybody was there. */
+static void test_kept_for_the_first(void **userdata)
+{
+    (void)userdata;
+    harness_begin();
+    node_start(&b, &(struct node_options){.node = 1});
+    assert_int_equal(cluster_silent_ms(b.cluster, 0), UINT64_MAX);
+    SAYS(cluster_why_down(b.cluster, 0), "not heard of yet");
+    for (unsigned i = 0; i < 10; i++)
+        node_send(&b, 0, 50);
+    turn_for(500);
+    assert_false(cluster_is_up(b.cluster, 0));
+    SAYS(cluster_why_down(b.cluster, 0), "nobody answers at 127.0.0.1:");
+    SAYS(cluster_why_down(b.cluster, 0), "(connection refused)");
+    assert_int_equal(n_logged("nobody answers"), 1); /* tried more often than that */
+    node_start(&a, &(struct node_options){.node = 0});
+    assert_int_equal(cluster_silent_ms(a.cluster, 1), UINT64_MAX);
+    WAIT_FOR(a.n_received[1] == 10, 3000);
+    assert_int_equal(a.n_reborn[1], 0);
+    assert_int_equal(b.n_reborn[0], 0);
+    end();
+}
+
+static void test_three_nodes(void **userdata)
+{
+    (void)userdata;
+    harness_begin();
+    node_start(&a, &(struct node_options){.node = 0, .n_nodes = 3});
+    node_start(&b, &(struct node_options){.node = 1, .n_nodes = 3});
+    node_start(&c, &(struct node_options){.node = 2, .n_nodes = 3});
+    for (unsigned i = 0; i < 50; i++) {
+        node_send(&a, 1 + i % 2, 100);
+        node_send(&b, 0, 100);
+        node_send(&c, 0, 100);
+    }
+    WAIT_FOR(a.n_received[1] == 50 && a.n_received[2] == 50 && b.n_received[0] == 25 && c.n_received[0] == 25, 3000);
+    node_stop(&c);
+    WAIT_FOR(!node_is_up(&a, 2), 1000); /* at once, not when it has been silent for long */
+    SAYS(cluster_why_down(a.cluster, 2), "the connection was lost");
+    expect_undisturbed();
+    end();
+}
+
+/* Of the messages that have come, over the link that has carried the fewest. */
+static uint32_t n_fewest(const struct node *nodes)
+{
+    uint32_t n = UINT32_MAX;
+
+    for (unsigned i = 1; i < MAX_NODES; i++) {
+        n = MIN(n, nodes[0].n_received[i]);
+        n = MIN(n, nodes[i].n_received[0]);
+    }
+    return n;
+}
+
+/*
+ * Seven nodes, each of whose connections is cut after a random number of bytes, in the handshake too, with what was on
+ * its way: nothing is lost, nothing comes twice.
+ */
+static void test_cuts(void **userdata)
+{
+    enum { WANTED_CUTS = 300 };
+    static struct node nodes[MAX_NODES];
+    uint64_t end_ms = now_ms() + 40000;
+    unsigned n_ups = 0;
+
+    (void)userdata;
+    srand(7);
+    harness_begin();
+    proxy.on = proxy.cuts = true;
+    for (unsigned i = 0; i < MAX_NODES; i++)
+        node_start(&nodes[i], &(struct node_options){.node = i, .n_nodes = MAX_NODES});
+    while ((proxy.n_cuts < WANTED_CUTS || n_fewest(nodes) < 50) && now_ms() < end_ms) {
+        for (unsigned i = 1; i < MAX_NODES; i++) {
+            if (nodes[0].n_sent[i] < nodes[i].n_received[0] + 20)
+                node_send(&nodes[0], i, (size_t)(rand() % 3000));
+            if (nodes[i].n_sent[0] < nodes[0].n_received[i] + 20)
+                node_send(&nodes[i], 0, (size_t)(rand() % 3000));
+        }
+        turn();
+    }
+    assert_true(proxy.n_cuts >= WANTED_CUTS && n_fewest(nodes) >= 50);
+    proxy.cuts = false;
+    for (unsigned i = 1; i < MAX_NODES; i++) {
+        WAIT_FOR(nodes[0].n_received[i] == nodes[i].n_sent[0] && nodes[i].n_received[0] == nodes[0].n_sent[i], 8000);
+        assert_int_equal(nodes[0].n_reborn[i] + nodes[i].n_reborn[0], 0);
+        n_ups += nodes[0].n_up[i];
+    }
+    assert_true(n_ups > WANTED_CUTS / 2); /* most connections got beyond the handshake before they were cut */
+    assert_true(n_logged_in_all() < 8 * MAX_NODES * 5);
+    for (unsigned i = MAX_NODES; i-- > 0;)
+        node_stop(&nodes[i]);
+    harness_end();
+}
+
+/* More than the network takes at once, to a node that does not read for a while. */
+static void test_backlog(void **userdata)
+{
+    (void)userdata;
+    begin_up(false);
+    b.frozen = true;
+    for (unsigned i = 0; i < 40; i++)
+        node_send(&a, 1, CLUSTER_MAX_MESSAGE_BYTES);
+    turn_for(1000);
+    assert_true(node_is_up(&a, 1));
+    b.frozen = false;
+    WAIT_FOR(b.n_received[0] == 40, 10000);
+    assert_int_equal(a.n_down[1], 0);
+    end();
+}
+
+/* ---- who is not there ---------------------------------------------------------------------------------- */
+
+static void expect_noticed(struct node *frozen, struct node *other)
+{
+    uint64_t since_ms;
+
+    begin_up(false);
+    turn_for(700); /* heartbeats go by */
+    frozen->frozen = true;
+    since_ms = now_ms();
+    for (unsigned i = 0; i < 5; i++)
+        node_send(other, frozen->node, 200);
+    WAIT_FOR(!node_is_up(other, frozen->node), 3000);
+    assert_true(now_ms() - since_ms >= CLUSTER_SILENCE_MS - CLUSTER_HEARTBEAT_MS - 100);
+    SAYS(other->why[frozen->node], "has not been heard for 1.");
+    assert_int_equal(n_logged("has not been heard for"), 1);
+    turn_for(700);
+    assert_true(cluster_silent_ms(other->cluster, frozen->node) >= 2000);
+    if (other->node == 0) /* the other way round somebody is tried again, so that the text is another by now */
+        SAYS(cluster_why_down(other->cluster, frozen->node), "has not been heard for 2.");
+    frozen->frozen = false;
+    WAIT_FOR(frozen->n_received[other->node] == 5, 5000);
+    WAIT_FOR(both_up(), 3000);
+    assert_int_equal(other->n_reborn[frozen->node], 0);
+    assert_int_equal(frozen->n_reborn[other->node], 0);
+    end();
+}
+
+static void test_frozen_node(void **userdata)
+{
+    (void)userdata;
+    expect_noticed(&b, &a);
+}
+
+static void test_frozen_node_0(void **userdata)
+{
+    (void)userdata;
+    expect_noticed(&a, &b);
+}
+
+/* No end of the connection is seen, nothing comes: both notice, and both find each other again. */
+static void test_black_hole(void **userdata)
+{
+    (void)userdata;
+    begin_up(true);
+    proxy.hole = true;
+    node_send(&a, 1, 10);
+    node_send(&b, 0, 10);
+    WAIT_FOR(!node_is_up(&a, 1) && !node_is_up(&b, 0), 3000);
+    proxy.hole = false;
+    proxy_cut();
+    WAIT_FOR(both_up() && a.n_received[1] == 1 && b.n_received[0] == 1, 5000);
+    end();
+}
+
+/* A node that was not run for a while must not blame the others for it. */
+static void test_own_sleep(void **userdata)
+{
+    (void)userdata;
+    begin_up(false);
+    for (unsigned i = 0; i < 4; i++) {
+        turn_for(300);
+        usleep(1000 * 1000);
+        turn();
+    }
+    usleep(1000 * (CLUSTER_SILENCE_MS + 300));
+    turn_for(1000);
+    expect_undisturbed();
+    end();
+}
+
+/* ---- another process in its place ---------------------------------------------------------------------- */
+
+static void test_reborn(void **userdata)
+{
+    (void)userdata;
+    begin_up(false);
+    a.talks_when_reborn = true;
+    for (unsigned i = 0; i < 10; i++) {
+        node_send(&a, 1, 10);
+        node_send(&b, 0, 10);
+    }
+    WAIT_FOR(a.n_received[1] == 10 && b.n_received[0] == 10, 2000);
+    node_stop(&b);
+    WAIT_FOR(!node_is_up(&a, 1), 1000);
+    for (unsigned i = 0; i < 10; i++)
+        node_send(&a, 1, 10); /* for the one that is gone */
+    node_start(&b, &(struct node_options){.node = 1});
+    node_send(&b, 0, 10);
+    WAIT_FOR(both_up() && a.n_received[1] == 11 && b.n_received[0] == 1, 3000);
+    assert_int_equal(a.n_reborn[1], 1);
+    assert_int_equal(a.n_reborn_at_up[1], 1); /* before up() */
+    assert_int_equal(b.n_reborn[0], 0);
+    turn_for(300);
+    assert_int_equal(b.n_received[0], 1); /* what was sent in reborn(), and nothing of before */
+
+    /* The same the other way: node 0 is another one. */
+    node_stop(&a);
+    WAIT_FOR(!node_is_up(&b, 0), 1000);
+    node_start(&a, &(struct node_options){.node = 0});
+    WAIT_FOR(both_up(), 3000);
+    assert_int_equal(b.n_reborn[0], 1);
+    assert_int_equal(b.n_reborn_at_up[0], 1);
+    assert_int_equal(a.n_reborn[1], 0);
+    node_send(&b, 0, 10);
+    WAIT_FOR(a.n_received[1] == 1, 2000);
+    end();
+}
+
+/* While one is frozen another takes its place; the first must not go on where it was. */
+static void test_one_that_was_replaced(void **userdata)
+{
+    (void)userdata;
+    begin_up(false);
+    for (unsigned i = 0; i < 3; i++)
+        node_send(&b, 0, 10);
+    WAIT_FOR(a.n_received[1] == 3, 2000);
+    b.frozen = true;
+    node_start(&c, &(struct node_options){.node = 1});
+    WAIT_FOR(node_is_up(&c, 0), 3000); /* at once: a new connection takes the place of the old one */
+    assert_int_equal(a.n_reborn[1], 1);
+    SAYS(a.why[1], "made a new connection");
+    node_stop(&c);
+    WAIT_FOR(!node_is_up(&a, 1), 1000);
+    b.frozen = false;
+    turn_for(1500);
+    assert_false(node_is_up(&a, 1));
+    assert_false(node_is_up(&b, 0));
+    SAYS(cluster_why_down(b.cluster, 0), "must be started anew");
+    assert_true(n_logged("must be started anew") <= 2);
+    end();
+}
+
+/* ---- who is not let in --------------------------------------------------------------------------------- */
+
+static void test_wrong_key(void **userdata)
+{
+    (void)userdata;
+    harness_begin();
+    node_start(&a, &(struct node_options){.node = 0});
+    node_start(&b, &(struct node_options){.node = 1, .key = "a key that is not the one all others hold"});
+    turn_for(1500);
+    assert_false(node_is_up(&a, 1));
+    assert_false(node_is_up(&b, 0));
+    assert_int_equal(a.n_up[1] + b.n_up[0], 0);
+    SAYS(cluster_why_down(a.cluster, 1), "who says he is that node has another key");
+    SAYS(cluster_why_down(b.cluster, 0), "is world.key_file the same there?");
+    assert_int_equal(n_logged("could not be opened with our key"), 1);
+    assert_int_equal(n_logged("is world.key_file the same there?"), 1);
+    end();
+}
+
+static void expect_dropped_with(const void *bytes, size_t n_bytes, size_t n_answered, const char *line)
+{
+    int fd = knock();
+
+    log_forget();
+    assert_int_equal(send(fd, bytes, n_bytes, MSG_NOSIGNAL), n_bytes);
+    assert_int_equal(wait_until_dropped(fd, 3000), n_answered);
+    assert_int_equal(n_logged(line), 1);
+    close(fd);
+    expect_undisturbed();
+}
+
+static void test_replayed(void **userdata)
+{
+    (void)userdata;
+    begin_up(true);
+    for (unsigned i = 0; i < 20; i++)
+        node_send(&b, 0, 500);
+    WAIT_FOR(a.n_received[1] == 20, 2000);
+    assert_true(proxy.n_recorded > 20 * 500);
+    expect_dropped_with(proxy.recorded, proxy.n_recorded, SEAL_HELLO_BYTES, "could not be opened with our key");
+    turn_for(200);
+    assert_int_equal(a.n_received[1], 21); /* the one of expect_undisturbed() */
+    end();
+}
+
+static void test_other_bytes(void **userdata)
+{
+    static uint8_t bytes[5000];
+
+    (void)userdata;
+    srand(11);
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        bytes[i] = (uint8_t)rand();
+    begin_up(false);
+    expect_dropped_with(bytes, sizeof(bytes), 0, "is not what a daemon says");
+    end();
+    begin_up(false);
+    expect_dropped_with("GET / HTTP/1.0\r\n\r\n", 18, 0, "is not what a daemon says");
+    end();
+}
+
+/* A hello of a node, as anybody can make it. */
+static void make_hello(struct seal *seal, unsigned node)
+{
+    struct seal_key key;
+    struct seal_options options = {
+        .role = SEAL_CONNECTS, .key = &key, .job = "train", .node = node, .max_frame_bytes = 2 << 20};
+
+    assert_int_equal(seal_key_init(&key, "no key", 6), 0);
+    randombytes_buf(options.nonce, sizeof(options.nonce));
+    seal_init(seal, &options);
+}
+
+static void test_hello_and_nonsense(void **userdata)
+{
+    static const uint8_t too_long[SEAL_HEADER_BYTES + 4] = {[SEAL_HEADER_BYTES] = 0xff, 0xff, 0xff, 0x7f};
+    uint8_t bytes[SEAL_HELLO_BYTES + 2000] = {0};
+    struct seal seal;
+
+    (void)userdata;
+    begin_up(false);
+    make_hello(&seal, 1);
+    memcpy(bytes, seal.hello, SEAL_HELLO_BYTES);
+    memcpy(bytes + SEAL_HELLO_BYTES, too_long, sizeof(too_long));
+    expect_dropped_with(bytes, SEAL_HELLO_BYTES + sizeof(too_long), SEAL_HELLO_BYTES, "of an impossible length");
+    seal_deinit(&seal);
+    end();
+
+    for (unsigned i = 0; i < 2; i++) {
+        begin_up(false);
+        make_hello(&seal, i == 0 ? 0 : 7); /* node 0 is who is called; there is no node 7 */
+        expect_dropped_with(seal.hello, SEAL_HELLO_BYTES, 0, i == 0 ? "it says it is node 0" : "it says it is node 7");
+        seal_deinit(&seal);
+        end();
+    }
+
+    begin_up(false);
+    make_hello(&seal, 1);
+    seal.hello[8] = 9;
+    expect_dropped_with(seal.hello, SEAL_HELLO_BYTES, SEAL_HELLO_BYTES, "it speaks version 9");
+    seal_deinit(&seal);
+    end();
+}
+
+/* Half a handshake, and nothing more. */
+static void test_half_and_silence(void **userdata)
+{
+    uint64_t since_ms;
+    struct seal seal;
+
+    (void)userdata;
+    begin_up(false);
+    make_hello(&seal, 1);
+    since_ms = now_ms();
+    expect_dropped_with(seal.hello, SEAL_HELLO_BYTES / 2, 0, "has not said within 2 s who it is");
+    assert_in_range(now_ms() - since_ms, 1900, 3000);
+    seal_deinit(&seal);
+    end();
+}
+
+/* A bit is flipped on a link that stands: it is made anew, and nothing is lost. */
+static void test_flipped_bit(void **userdata)
+{
+    (void)userdata;
+    begin_up(true);
+    for (unsigned round = 1; round <= 3; round++) {
+        proxy.flip_at = 700;
+        for (unsigned i = 0; i < 10; i++) {
+            node_send(&b, 0, 300);
+            node_send(&a, 1, 300);
+        }
+        WAIT_FOR(a.n_received[1] == 10 * round && b.n_received[0] == 10 * round, 3000);
+        assert_int_equal(proxy.flip_at, 0);
+        assert_int_equal(a.n_down[1], round);
+        SAYS(a.why[1], "could not be opened with our key");
+    }
+    assert_int_equal(a.n_reborn[1], 0);
+    end();
+}
+
+static void test_thousand_connections(void **userdata)
+{
+    enum { N = 1000 };
+    static int fds[N];
+    struct rlimit limit = {.rlim_cur = 4096, .rlim_max = 4096};
+    unsigned n_dropped = 0;
+
+    (void)userdata;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+    begin_up(false);
+    for (unsigned i = 0; i < N; i++) {
+        fds[i] = knock();
+        if (i % 20 == 0)
+            turn();
+    }
+    turn_for(200);
+    for (unsigned i = 0; i < N; i++)
+        n_dropped += is_dropped(fds[i]);
+    assert_true(n_dropped >= N - 18); /* 16, and one per node, may be waiting */
+    assert_true(n_dropped < N);
+    assert_int_equal(n_logged("have not said either who they are"), 1);
+    expect_undisturbed();
+
+    /* A node still gets in at once, while more and more come. */
+    node_stop(&b);
+    WAIT_FOR(!node_is_up(&a, 1), 1000);
+    node_start(&b, &(struct node_options){.node = 1});
+    for (unsigned i = 100; i < N - 100 && !both_up(); i++) { /* those have been dropped */
+        close(fds[i]);
+        fds[i] = knock();
+        if (i % 3 == 0)
+            turn();
+    }
+    assert_true(both_up());
+    turn_for(2300);
+    for (unsigned i = 0; i < N; i++) {
+        assert_true(is_dropped(fds[i]));
+        close(fds[i]);
+    }
+    assert_true(both_up());
+    end();
+}
+
+/* ---- what must be alike -------------------------------------------------------------------------------- */
+
+static void expect_different(const char *yaml, const char *difference_at_1, const char *difference_at_0)
+{
+    char line[600];
+
+    harness_begin();
+    node_start(&a, &(struct node_options){.node = 0});
+    node_start(&b, &(struct node_options){.node = 1, .yaml = yaml});
+    turn_for(900);
+    assert_int_equal(a.n_up[1] + b.n_up[0], 0);
+    snprintf(line, sizeof(line), "node 1 is configured differently: %s", difference_at_0);
+    assert_int_equal(n_logged(line), 1);
+    SAYS(cluster_why_down(a.cluster, 1), difference_at_0);
+    snprintf(line, sizeof(line), "node 0 is configured differently: %s", difference_at_1);
+    assert_int_equal(n_logged(line), 1);
+    SAYS(cluster_why_down(b.cluster, 0), difference_at_1);
+    end();
+}
+
+static void test_different(void **userdata)
+{
+    (void)userdata;
+    expect_different("zero_optimization: {stage: 3}\n", "zero_optimization.stage is 2 there and 3 here",
+                     "zero_optimization.stage is 3 there and 2 here");
+    expect_different("job: other\n", "job is \"train\" there and \"other\" here",
+                     "job is \"other\" there and \"train\" here");
+}
+
+/* Each node has these for itself. */
+static void test_own_keys_may_differ(void **userdata)
+{
+    (void)userdata;
+    harness_begin();
+    node_start(&a, &(struct node_options){.node = 0, .yaml = "threads: 3\n"});
+    node_start(&b, &(struct node_options){.node = 1, .yaml = "threads: 2\nlog_level: debug\nlimits: {clients: 7}\n"});
+    WAIT_FOR(both_up(), 3000);
+    end();
+}
+
+/* A peer made by hand, which holds the key. */
+struct peer {
+    int fd;
+    struct seal seal;
+};
+
+static void peer_read(struct peer *peer, int expected, struct seal_frame *frame)
+{
+    uint64_t end_ms = now_ms() + 2000;
+    uint8_t bytes[4096];
+    int r;
+
+    while ((r = seal_next(&peer->seal, frame)) == SEAL_AGAIN && now_ms() < end_ms) {
+        ssize_t n = recv(peer->fd, bytes, sizeof(bytes), 0);
+
+        if (n > 0)
+            assert_int_equal(seal_feed(&peer->seal, bytes, (size_t)n), 0);
+        turn();
+    }
+    assert_int_equal(r, expected);
+}
+
+static void peer_say(struct peer *peer, const struct link_frame *frame)
+{
+    size_t n_bytes = link_frame_packed_bytes(frame);
+    uint8_t bytes[4096], sealed[8192];
+
+    link_frame_pack(frame, bytes);
+    size_t n_sealed = seal_pushed_bytes(&peer->seal, n_bytes);
+    seal_push(&peer->seal, bytes, n_bytes, sealed);
+    assert_int_equal(send(peer->fd, sealed, n_sealed, MSG_NOSIGNAL), n_sealed);
+}
+
+static void peer_meet(struct peer *peer)
+{
+    struct seal_key key;
+    struct seal_options options = {
+        .role = SEAL_CONNECTS, .key = &key, .job = "train", .node = 1, .max_frame_bytes = 2 << 20};
+    const char text[] = "the key that all nodes of this test hold";
+
+    assert_int_equal(seal_key_init(&key, text, sizeof(text) - 1), 0);
+    randombytes_buf(options.nonce, sizeof(options.nonce));
+    seal_init(&peer->seal, &options);
+    peer->fd = knock();
+    assert_int_equal(send(peer->fd, peer->seal.hello, SEAL_HELLO_BYTES, MSG_NOSIGNAL), SEAL_HELLO_BYTES);
+    peer_read(peer, SEAL_MET, &(struct seal_frame){0});
+}
+
+static void peer_end(struct peer *peer)
+{
+    close(peer->fd);
+    seal_deinit(&peer->seal);
+}
+
+static struct link_frame introduction(uint64_t incarnation, const char *text)
+{
+    return (struct link_frame){.kind = LINK_FRAME_INTRODUCTION,
+                               .introduction = {.incarnation = incarnation},
+                               .data = (const uint8_t *)text,
+                               .n_bytes = strlen(text)};
+}
+
+/* What node 0 says must be alike, with a version of ours. */
+static void alike_text(char *text, size_t size, const char *version)
+{
+    _cleanup_free_ char *shared = config_shared_text(a.config);
+
+    snprintf(text, size, "zerod version: %s\n%s", version, shared);
+}
+
+static void test_other_version(void **userdata)
+{
+    struct link_frame said, frame;
+    struct seal_frame sealed;
+    struct peer peer;
+    char text[4096];
+
+    (void)userdata;
+    harness_begin();
+    node_start(&a, &(struct node_options){.node = 0});
+    alike_text(text, sizeof(text), "9.9.9");
+    said = introduction(77, text);
+    peer_meet(&peer);
+    peer_say(&peer, &said);
+    /* It is told the same, so that it can name the difference. */
+    peer_read(&peer, 0, &sealed);
+    assert_int_equal(link_frame_unpack(&frame, sealed.data, sealed.n_bytes), 0);
+    assert_int_equal(frame.kind, LINK_FRAME_INTRODUCTION);
+    assert_non_null(memmem(frame.data, frame.n_bytes, "zerod version: ", 15));
+    assert_int_equal(wait_until_dropped(peer.fd, 1000), 0);
+    assert_int_equal(n_logged("node 1 is configured differently: zerod version is 9.9.9 there and "), 1);
+    assert_int_equal(a.n_up[1], 0);
+    peer_end(&peer);
+    node_stop(&a);
+    harness_end();
+}
+
+/* A message that comes again, as from a peer that has missed how far we are, is not told again. */
+static void test_told_once(void **userdata)
+{
+    const struct link_frame first = {.kind = LINK_FRAME_MESSAGE, .number = 1},
+                            second = {LINK_FRAME_MESSAGE, {.number = 2}};
+    struct link_frame hello, frame = {.kind = LINK_FRAME_INTRODUCTION};
+    struct seal_frame sealed;
+    struct peer peer;
+    char text[4096];
+
+    (void)userdata;
+    harness_begin();
+    node_start(&a, &(struct node_options){.node = 0});
+    alike_text(text, sizeof(text), ZEROD_VERSION);
+    hello = introduction(33, text);
+    peer_meet(&peer);
+    peer_say(&peer, &hello);
+    peer_say(&peer, &first);
+    peer_say(&peer, &first);
+    peer_say(&peer, &second);
+    peer_say(&peer, &first);
+    while (frame.kind != LINK_FRAME_HEARTBEAT || frame.n_received < 2) { /* peer_read() does not wait for ever */
+        peer_read(&peer, 0, &sealed);
+        assert_int_equal(link_frame_unpack(&frame, sealed.data, sealed.n_bytes), 0);
+    }
+    turn_for(50);
+    assert_int_equal(a.n_received[1], 2);
+    assert_true(node_is_up(&a, 1));
+    peer_end(&peer);
+    node_stop(&a);
+    harness_end();
+}
+
+/* Who holds the key and does not keep to the rules is dropped as well, and harms nobody. */
+static void test_broken_rules(void **userdata)
+{
+    const struct link_frame sins[] = {
+        {.kind = LINK_FRAME_MESSAGE, .number = 2},       /* 1 has not come */
+        {.kind = LINK_FRAME_HEARTBEAT, .n_received = 1}, /* nothing was sent */
+        {.kind = LINK_FRAME_INTRODUCTION, .introduction = {.incarnation = 5}},
+    };
+    const struct link_frame heartbeat = {.kind = LINK_FRAME_HEARTBEAT}, farewell = {.kind = LINK_FRAME_FAREWELL};
+    struct link_frame hello;
+    struct peer peer;
+    char text[4096];
+
+    (void)userdata;
+    harness_begin();
+    node_start(&a, &(struct node_options){.node = 0});
+    alike_text(text, sizeof(text), ZEROD_VERSION);
+    for (unsigned i = 0; i < ARRAY_SIZE(sins); i++) {
+        hello = introduction(100 + i, text);
+        peer_meet(&peer);
+        peer_say(&peer, &hello);
+        peer_read(&peer, 0, &(struct seal_frame){0});
+        assert_true(node_is_up(&a, 1));
+        peer_say(&peer, &sins[i]);
+        (void)wait_until_dropped(peer.fd, 1000);
+        SAYS(a.why[1], "a frame came that cannot come now");
+        peer_end(&peer);
+    }
+    for (unsigned i = 0; i < 2; i++) { /* not introduced */
+        peer_meet(&peer);
+        peer_say(&peer, i == 0 ? &heartbeat : &farewell);
+        (void)wait_until_dropped(peer.fd, 1000);
+        peer_end(&peer);
+    }
+    assert_int_equal(n_logged("does not introduce itself"), 1);
+    assert_int_equal(a.n_up[1], ARRAY_SIZE(sins));
+    node_stop(&a);
+    harness_end();
+}
+
+static void test_shared_text(void **userdata)
+{
+    static const char here[] = "a: 1\nb: 2\nc: 3\nd: 4\ne: 5\n";
+    static const struct {
+        const char *there;
+        size_t n;
+        const char *sentence;
+    } cases[] = {
+        {here, 0, ""},
+        {"b: 2\na: 1\nc: 3\nd: 4\ne: 5\n", 0, ""},
+        {"a: 1\nb: 2\nc: 3\nd: 4\ne: 5", 0, ""},
+        {"a: 7\nb: 2\nc: 3\nd: 4\ne: 5\n", 1, "a is 7 there and 1 here"},
+        {"a: 1\nb: 2\nc: 3\nd: 4\n", 1, "e is not known there and 5 here"},
+        {"a: 1\nb: 2\nc: 3\nd: 4\ne: 5\nf: 6\n", 1, "f is 6 there and not known here"},
+        {"a: 10\nb: \nc: 3\nd: 4\ne: \x01\n", 3,
+         "a is 10 there and 1 here, b is  there and 2 here, e is \\x01 there and 5 here"},
+        {"", 5,
+         "a is not known there and 1 here, b is not known there and 2 here, c is not known there and 3 here, "
+         "and 2 more"},
+    };
+    char sentence[400], a_long[300], b_long[300];
+
+    (void)userdata;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        assert_int_equal(config_shared_difference(here, cases[i].there, sentence, sizeof(sentence)), cases[i].n);
+        assert_string_equal(sentence, cases[i].sentence);
+    }
+    /* Where long values differ is what is shown of them. */
+    snprintf(a_long, sizeof(a_long), "nodes: %0150d1 tail of mine\n", 0);
+    snprintf(b_long, sizeof(b_long), "nodes: %0150d2 tail of his\n", 0);
+    assert_int_equal(config_shared_difference(a_long, b_long, sentence, sizeof(sentence)), 1);
+    assert_string_equal(sentence,
+                        "nodes is ...00000000000000002 tail of his there and ...00000000000000001 tail of mine here");
+}
+
+static void test_what_is_shared(void **userdata)
+{
+    static const char *const own[] = {"listen.", "world.node:", "world.key_file", "threads", "limits.", "log_level"};
+    static const char *const shared[] = {"job: \"train\"\n",
+                                         "\nworld.size: 2\n",
+                                         "\nworld.nodes: [{address: ",
+                                         "\nzero_optimization.stage: 2\n",
+                                         "\noptimizer.type: AdamW\n",
+                                         "\nscheduler: null\n",
+                                         "\ndiagnostics.stall_timeout: 10min\n"};
+    _cleanup_free_ char *text = NULL;
+
+    (void)userdata;
+    harness_begin();
+    node_start(&a, &(struct node_options){.node = 0});
+    text = config_shared_text(a.config);
+    assert_non_null(text);
+    for (size_t i = 0; i < ARRAY_SIZE(own); i++)
+        assert_null(strstr(text, own[i]));
+    for (size_t i = 0; i < ARRAY_SIZE(shared); i++)
+        SAYS(text, shared[i]);
+    node_stop(&a);
+    harness_end();
+}
+
+/* ---- limits and ends ----------------------------------------------------------------------------------- */
+
+/* A peer for which too much is kept cannot go on; another process in its place can. */
+static void test_given_up(void **userdata)
+{
+    static uint8_t data[CLUSTER_MAX_MESSAGE_BYTES];
+    unsigned n = 0;
+
+    (void)userdata;
+    begin_up(true);
+    node_send(&b, 0, 10);
+    WAIT_FOR(a.n_received[1] == 1, 1000);
+    proxy.hole = true; /* not silent for long enough to be noticed */
+    while (cluster_send(a.cluster, 1, data, sizeof(data)) == 0)
+        n++;
+    assert_in_range(n, 62, 64);
+    assert_int_equal(cluster_send(a.cluster, 1, data, 1), -ENOMEM);
+    assert_false(cluster_is_up(a.cluster, 1));
+    assert_int_equal(a.n_down[1], 0); /* not from within cluster_send() */
+    turn_for(300);
+    assert_int_equal(a.n_down[1], 1);
+    SAYS(a.why[1], "is given up");
+    proxy.hole = false;
+    proxy_cut();
+    turn_for(1000);
+    assert_false(node_is_up(&a, 1));
+    SAYS(cluster_why_down(a.cluster, 1), "is given up");
+    SAYS(cluster_why_down(b.cluster, 0), "must be started anew");
+    node_stop(&b);
+    node_start(&b, &(struct node_options){.node = 1});
+    WAIT_FOR(both_up(), 3000);
+    assert_int_equal(a.n_reborn[1], 1);
+    node_send(&a, 1, 10);
+    WAIT_FOR(b.n_received[0] == 1, 1000);
+    end();
+}
+
+static void expect_no_start(const struct node_options *options, int error, const char *part)
+{
+    char why[512] = "";
+
+    assert_int_equal(node_try(&a, options, why, sizeof(why)), error);
+    assert_null(a.cluster);
+    SAYS(why, part);
+    node_stop(&a);
+}
+
+static void write_file(const char *path, mode_t mode, const void *data, size_t n_bytes)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, data, n_bytes), n_bytes);
+    assert_int_equal(fchmod(fd, mode), 0);
+    close(fd);
+}
+
+static void test_key_files(void **userdata)
+{
+    static const uint8_t large[KEY_FILE_MAX_BYTES + 1] = {1};
+    static const struct {
+        const char *data;
+        size_t n_bytes;
+        mode_t mode;
+        int r;
+        const char *why;
+    } cases[] = {
+        {"0123456789012345678901234567890\n", 32, 0600, -EINVAL, "has 31 bytes, a key has at least 32"},
+        {"01234567890123456789012345678901\n", 33, 0600, 0, ""},
+        {"01234567890123456789012345678901", 32, 0640, 0, ""},
+        {"01234567890123456789012345678901", 32, 0644, -EPERM, "others can read or write it (mode 0644)"},
+        {"01234567890123456789012345678901", 32, 0602, -EPERM, "others can read or write it"},
+        {"", 0, 0600, -EINVAL, "has 0 bytes"},
+        {(const char *)large, sizeof(large), 0600, -EFBIG, "which is no key"},
+    };
+    char path[] = "/tmp/zerod-key-XXXXXX", why[300];
+    struct seal_key key, first;
+
+    (void)userdata;
+    close(mkstemp(path));
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        write_file(path, cases[i].mode, cases[i].data, cases[i].n_bytes);
+        assert_int_equal(key_file_read(&key, path, why, sizeof(why)), cases[i].r);
+        SAYS(why, cases[i].why);
+        if (i == 1)
+            first = key;
+        if (i == 2)
+            assert_memory_equal(&key, &first, sizeof(key)); /* the newline does not count */
+    }
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(key_file_read(&key, path, why, sizeof(why)), -ENOENT);
+    SAYS(why, "No such file");
+    assert_int_equal(key_file_read(&key, "/tmp", why, sizeof(why)), -EINVAL);
+}
+
+static void test_cannot_start(void **userdata)
+{
+    (void)userdata;
+    harness_begin();
+    expect_no_start(&(struct node_options){.node = 0}, -EINVAL, "has 0 bytes"); /* the key was not written yet */
+    node_start(&c, &(struct node_options){.node = 0});
+    expect_no_start(&(struct node_options){.node = 0}, -EADDRINUSE, "cannot listen at 127.0.0.1:");
+    node_stop(&c);
+    harness_end();
+}
+
+/* The owner may close from within what it is told. */
+static void test_closed_in_callbacks(void **userdata)
+{
+    (void)userdata;
+    for (unsigned i = 0; i < 4; i++) {
+        harness_begin();
+        start_two();
+        (i % 2 ? &a : &b)->closes_when_up = i < 2;
+        (i % 2 ? &a : &b)->closes_when_down = i >= 2;
+        WAIT_FOR(a.n_up[1] == 1 || b.n_up[0] == 1, 3000);
+        if (i >= 2) {
+            WAIT_FOR(both_up(), 3000);
+            node_stop(i % 2 ? &b : &a);
+            WAIT_FOR(!(i % 2 ? &a : &b)->cluster, 1000);
+            node_stop(i % 2 ? &a : &b);
+        } else {
+            WAIT_FOR(!(i % 2 ? &a : &b)->cluster, 1000);
+            node_stop(&b);
+            node_stop(&a);
+        }
+        harness_end();
+    }
+    cluster_close(NULL);
+}
+
+static void test_log_limit(void **userdata)
+{
+    struct log_limit limit = {0};
+
+    (void)userdata;
+    log_forget();
+    log_limited(&limit, 5000, 4, "line %d", 1);
+    assert_int_equal(n_logged("line 1"), 1);
+    for (int i = 2; i <= 9; i++)
+        log_limited(&limit, 5000 + LOG_LIMIT_MS - 1, 4, "line %d", i);
+    log_limit_flush(&limit, 5000 + LOG_LIMIT_MS - 1);
+    assert_int_equal(n_logged_in_all(), 1);
+    log_limit_flush(&limit, 5000 + LOG_LIMIT_MS);
+    assert_int_equal(n_logged("line 9 (the last of 8 such in 10 s)"), 1);
+    log_limited(&limit, 5000 + LOG_LIMIT_MS + 1, 4, "line %d", 10);
+    assert_int_equal(n_logged_in_all(), 2);
+    log_limited(&limit, 5000 + 3 * LOG_LIMIT_MS, 4, "line %d", 11);
+    assert_int_equal(n_logged_in_all(), 3); /* 10 is told at last, and 11 waits */
+    log_limit_flush(&limit, 5000 + 4 * LOG_LIMIT_MS);
+    assert_int_equal(n_logged("line 11"), 1);
+    log_limit_flush(&limit, 5000 + 9 * LOG_LIMIT_MS);
+    assert_int_equal(n_logged_in_all(), 4);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_log_limit),
+        cmocka_unit_test(test_key_files),
+        cmocka_unit_test(test_shared_text),
+        cmocka_unit_test(test_what_is_shared),
+        cmocka_unit_test(test_in_order_both_ways),
+        cmocka_unit_test(test_kept_for_the_first),
+        cmocka_unit_test(test_three_nodes),
+        cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_backlog),
+        cmocka_unit_test(test_frozen_node),
+        cmocka_unit_test(test_frozen_node_0),
+        cmocka_unit_test(test_black_hole),
+        cmocka_unit_test(test_own_sleep),
+        cmocka_unit_test(test_reborn),
+        cmocka_unit_test(test_one_that_was_replaced),
+        cmocka_unit_test(test_wrong_key),
+        cmocka_unit_test(test_replayed),
+        cmocka_unit_test(test_other_bytes),
+        cmocka_unit_test(test_hello_and_nonsense),
+        cmocka_unit_test(test_half_and_silence),
+        cmocka_unit_test(test_flipped_bit),
+        cmocka_unit_test(test_thousand_connections),
+        cmocka_unit_test(test_different),
+        cmocka_unit_test(test_own_keys_may_differ),
+        cmocka_unit_test(test_other_version),
+        cmocka_unit_test(test_told_once),
+        cmocka_unit_test(test_broken_rules),
+        cmocka_unit_test(test_given_up),
+        cmocka_unit_test(test_cannot_start),
+        cmocka_unit_test(test_closed_in_callbacks),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

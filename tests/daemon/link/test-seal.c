@@ -1,0 +1,557 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Two ends of a connection as two arrays of bytes: what opens, and that nothing else does. */
+
+#include <endian.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "core/base/base.h"
+#include "daemon/link/link-frame.h"
+#include "daemon/link/mailbox.h"
+#include "daemon/link/seal.h"
+
+enum { MAX_FRAME = 4096, WIRE_BYTES = 64 * 1024 };
+
+/* What one end has said and the other has not been fed. */
+struct wire {
+    uint8_t bytes[WIRE_BYTES];
+    size_t n_bytes;
+};
+
+struct end {
+    struct seal seal;
+    struct wire said;
+};
+
+struct pair {
+    struct end connecting, listening;
+};
+
+static struct pair pair;
+
+static struct seal_key key_of(const char *text)
+{
+    struct seal_key key;
+
+    assert_int_equal(seal_key_init(&key, text, strlen(text)), 0);
+    return key;
+}
+
+static void end_init(struct end *end, enum seal_role role, const char *key_text, const char *job, uint8_t nonce)
+{
+    struct seal_key key = key_of(key_text);
+    struct seal_options options = {
+        .role = role, .key = &key, .job = job, .node = role == SEAL_CONNECTS, .max_frame_bytes = MAX_FRAME};
+
+    memset(options.nonce, nonce, sizeof(options.nonce));
+    *end = (struct end){.said = {.n_bytes = 0}};
+    seal_init(&end->seal, &options);
+    memcpy(end->said.bytes, end->seal.hello, SEAL_HELLO_BYTES);
+    end->said.n_bytes = SEAL_HELLO_BYTES;
+}
+
+static void say(struct end *end, const void *data, size_t n_bytes)
+{
+    size_t n_sealed = seal_pushed_bytes(&end->seal, n_bytes);
+
+    assert_true(end->said.n_bytes + n_sealed <= WIRE_BYTES);
+    seal_push(&end->seal, data, n_bytes, end->said.bytes + end->said.n_bytes);
+    end->said.n_bytes += n_sealed;
+}
+
+/* Feeds what an end has said to the other, all at once. */
+static void carry(struct end *from, struct end *to)
+{
+    assert_int_equal(seal_feed(&to->seal, from->said.bytes, from->said.n_bytes), 0);
+    from->said.n_bytes = 0;
+}
+
+static void pair_init(void)
+{
+    end_init(&pair.connecting, SEAL_CONNECTS, "the key of this job, 32 bytes and more", "train", 1);
+    end_init(&pair.listening, SEAL_LISTENS, "the key of this job, 32 bytes and more", "train", 2);
+}
+
+static void pair_meet(void)
+{
+    struct seal_frame frame;
+
+    carry(&pair.connecting, &pair.listening);
+    carry(&pair.listening, &pair.connecting);
+    assert_int_equal(seal_next(&pair.listening.seal, &frame), SEAL_MET);
+    assert_int_equal(seal_next(&pair.connecting.seal, &frame), SEAL_MET);
+    assert_int_equal(seal_next(&pair.listening.seal, &frame), SEAL_AGAIN);
+    assert_int_equal(pair.listening.seal.peer_node, 1);
+    assert_int_equal(pair.connecting.seal.peer_node, 0);
+}
+
+static void pair_deinit(void)
+{
+    seal_deinit(&pair.connecting.seal);
+    seal_deinit(&pair.listening.seal);
+}
+
+static void expect_frame(struct end *end, const void *data, size_t n_bytes)
+{
+    struct seal_frame frame;
+
+    assert_int_equal(seal_next(&end->seal, &frame), 0);
+    assert_int_equal(frame.n_bytes, n_bytes);
+    assert_memory_equal(frame.data, data, n_bytes);
+}
+
+/* It fails, goes on failing the same way, and takes no more. */
+static void expect_failure(struct end *end, int failure)
+{
+    static const uint8_t more[100];
+    struct seal_frame frame;
+
+    assert_int_equal(seal_next(&end->seal, &frame), failure);
+    assert_int_equal(seal_feed(&end->seal, more, sizeof(more)), 0);
+    assert_int_equal(seal_next(&end->seal, &frame), failure);
+}
+
+/* ---- what opens ---------------------------------------------------------------------------------------- */
+
+static void test_both_ways(void **userdata)
+{
+    static const uint8_t large[MAX_FRAME] = {[0] = 7, [MAX_FRAME - 1] = 9};
+    struct seal_frame frame;
+
+    (void)userdata;
+    pair_init();
+    pair_meet();
+    for (unsigned round = 0; round < 3; round++) {
+        say(&pair.connecting, "one", 3);
+        say(&pair.connecting, "", 0);
+        say(&pair.connecting, large, sizeof(large));
+        say(&pair.listening, "two", 3);
+        carry(&pair.connecting, &pair.listening);
+        carry(&pair.listening, &pair.connecting);
+        expect_frame(&pair.listening, "one", 3);
+        expect_frame(&pair.listening, "", 0);
+        expect_frame(&pair.listening, large, sizeof(large));
+        expect_frame(&pair.connecting, "two", 3);
+        assert_int_equal(seal_next(&pair.listening.seal, &frame), SEAL_AGAIN);
+        assert_int_equal(seal_next(&pair.connecting.seal, &frame), SEAL_AGAIN);
+    }
+    pair_deinit();
+}
+
+static void test_byte_by_byte(void **userdata)
+{
+    struct seal_frame frame;
+    unsigned n_frames = 0, n_met = 0;
+    size_t n_said;
+
+    (void)userdata;
+    pair_init();
+    assert_int_equal(seal_feed(&pair.connecting.seal, pair.listening.said.bytes, SEAL_HELLO_BYTES), 0);
+    assert_int_equal(seal_next(&pair.connecting.seal, &frame), SEAL_MET);
+    for (unsigned i = 0; i < 5; i++)
+        say(&pair.connecting, "frame", 5);
+    n_said = pair.connecting.said.n_bytes;
+    assert_int_equal(n_said, SEAL_HELLO_BYTES + SEAL_HEADER_BYTES + 5 * (SEAL_OVERHEAD_BYTES + 5));
+    for (size_t i = 0; i < n_said; i++) {
+        int r;
+
+        assert_int_equal(seal_feed(&pair.listening.seal, pair.connecting.said.bytes + i, 1), 0);
+        while ((r = seal_next(&pair.listening.seal, &frame)) != SEAL_AGAIN) {
+            assert_true(r == 0 || r == SEAL_MET);
+            n_frames += r == 0;
+            n_met += r == SEAL_MET;
+            assert_true(r == SEAL_MET || (frame.n_bytes == 5 && memcmp(frame.data, "frame", 5) == 0));
+            assert_int_equal(n_met, 1);
+        }
+        /* No frame before its last byte. */
+        assert_int_equal(n_frames, i + 1 < SEAL_HELLO_BYTES + SEAL_HEADER_BYTES
+                                       ? 0
+                                       : (i + 1 - SEAL_HELLO_BYTES - SEAL_HEADER_BYTES) / (SEAL_OVERHEAD_BYTES + 5));
+    }
+    assert_int_equal(n_frames, 5);
+    pair_deinit();
+}
+
+/* Nothing of what is said can be read in what travels, and the same said twice looks different. */
+static void test_is_secret(void **userdata)
+{
+    static const char text[] = "zero_optimization.stage: 3";
+    uint8_t first[sizeof(text)];
+
+    (void)userdata;
+    pair_init();
+    assert_null(memmem(pair.connecting.said.bytes, pair.connecting.said.n_bytes, "train", 5));
+    pair_meet();
+    say(&pair.connecting, text, sizeof(text));
+    assert_null(memmem(pair.connecting.said.bytes, pair.connecting.said.n_bytes, text, 8));
+    memcpy(first, pair.connecting.said.bytes + pair.connecting.said.n_bytes - sizeof(text), sizeof(text));
+    say(&pair.connecting, text, sizeof(text));
+    assert_memory_not_equal(pair.connecting.said.bytes + pair.connecting.said.n_bytes - sizeof(text), first,
+                            sizeof(text));
+    pair_deinit();
+}
+
+/* ---- what does not ------------------------------------------------------------------------------------- */
+
+static void test_other_key(void **userdata)
+{
+    static const char *const keys[] = {"the key of this job, 32 bytes and morf",
+                                       "the key of this job, 32 bytes and mor"};
+
+    (void)userdata;
+    for (size_t i = 0; i < ARRAY_SIZE(keys); i++) {
+        pair_init();
+        seal_deinit(&pair.connecting.seal);
+        end_init(&pair.connecting, SEAL_CONNECTS, keys[i], "train", 1);
+        pair_meet();
+        say(&pair.connecting, "hello", 5);
+        carry(&pair.connecting, &pair.listening);
+        expect_failure(&pair.listening, SEAL_E_FORGED);
+        say(&pair.listening, "hello", 5);
+        carry(&pair.listening, &pair.connecting);
+        expect_failure(&pair.connecting, SEAL_E_FORGED);
+        pair_deinit();
+    }
+}
+
+/* Another job with the same key proves itself: that it is another is said by name, over the sealed connection. */
+static void test_other_job(void **userdata)
+{
+    (void)userdata;
+    pair_init();
+    seal_deinit(&pair.connecting.seal);
+    end_init(&pair.connecting, SEAL_CONNECTS, "the key of this job, 32 bytes and more", "other", 1);
+    assert_memory_not_equal(pair.connecting.seal.hello + SEAL_HELLO_BYTES - SEAL_JOB_BYTES,
+                            pair.listening.seal.hello + SEAL_HELLO_BYTES - SEAL_JOB_BYTES, SEAL_JOB_BYTES);
+    pair_meet();
+    say(&pair.connecting, "job: other", 10);
+    carry(&pair.connecting, &pair.listening);
+    expect_frame(&pair.listening, "job: other", 10);
+    pair_deinit();
+}
+
+/* What an end has said is of no use in another connection, where the other end's nonce is another. */
+static void test_replayed(void **userdata)
+{
+    struct wire recorded;
+    struct end victim;
+
+    (void)userdata;
+    pair_init();
+    memcpy(recorded.bytes, pair.connecting.said.bytes, SEAL_HELLO_BYTES);
+    pair_meet();
+    say(&pair.connecting, "decided", 7);
+    memcpy(recorded.bytes + SEAL_HELLO_BYTES, pair.connecting.said.bytes, pair.connecting.said.n_bytes);
+    recorded.n_bytes = SEAL_HELLO_BYTES + pair.connecting.said.n_bytes;
+
+    end_init(&victim, SEAL_LISTENS, "the key of this job, 32 bytes and more", "train", 3);
+    assert_int_equal(seal_feed(&victim.seal, recorded.bytes, recorded.n_bytes), 0);
+    assert_int_equal(seal_next(&victim.seal, &(struct seal_frame){0}), SEAL_MET);
+    expect_failure(&victim, SEAL_E_FORGED);
+    seal_deinit(&victim.seal);
+
+    /* A frame that has been opened cannot be opened again either. */
+    carry(&pair.connecting, &pair.listening);
+    expect_frame(&pair.listening, "decided", 7);
+    assert_int_equal(
+        seal_feed(&pair.listening.seal, recorded.bytes + SEAL_HELLO_BYTES + SEAL_HEADER_BYTES, SEAL_OVERHEAD_BYTES + 7),
+        0);
+    expect_failure(&pair.listening, SEAL_E_FORGED);
+    pair_deinit();
+}
+
+/* A daemon that hears itself. */
+static void test_reflected(void **userdata)
+{
+    struct end mirror;
+
+    (void)userdata;
+    pair_init();
+    assert_int_equal(seal_feed(&pair.connecting.seal, pair.connecting.said.bytes, SEAL_HELLO_BYTES), 0);
+    assert_int_equal(seal_next(&pair.connecting.seal, &(struct seal_frame){0}), SEAL_MET);
+    pair.connecting.said.n_bytes = 0;
+    say(&pair.connecting, "me", 2);
+    mirror.said = pair.connecting.said;
+    carry(&mirror, &pair.connecting);
+    expect_failure(&pair.connecting, SEAL_E_FORGED);
+    pair_deinit();
+}
+
+/* Frames out of order, or one left out. */
+static void test_reordered(void **userdata)
+{
+    size_t n_first;
+
+    (void)userdata;
+    pair_init();
+    pair_meet();
+    say(&pair.connecting, "a", 1);
+    carry(&pair.connecting, &pair.listening);
+    expect_frame(&pair.listening, "a", 1);
+    say(&pair.connecting, "b", 1);
+    n_first = pair.connecting.said.n_bytes;
+    say(&pair.connecting, "c", 1);
+    assert_int_equal(seal_feed(&pair.listening.seal, pair.connecting.said.bytes + n_first, n_first), 0);
+    expect_failure(&pair.listening, SEAL_E_FORGED);
+    pair_deinit();
+}
+
+/* Every single bit of a conversation matters, from the hello to the last frame's last byte. */
+static void test_flipped_bits(void **userdata)
+{
+    size_t n_said = SEAL_HELLO_BYTES + SEAL_HEADER_BYTES + SEAL_OVERHEAD_BYTES + 3;
+    struct seal_frame frame;
+
+    (void)userdata;
+    for (size_t bit = 0; bit < 8 * n_said; bit++) {
+        int r = 0;
+
+        pair_init();
+        assert_int_equal(seal_feed(&pair.connecting.seal, pair.listening.said.bytes, SEAL_HELLO_BYTES), 0);
+        assert_int_equal(seal_next(&pair.connecting.seal, &frame), SEAL_MET);
+        say(&pair.connecting, "abc", 3);
+        assert_int_equal(pair.connecting.said.n_bytes, n_said);
+        pair.connecting.said.bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        carry(&pair.connecting, &pair.listening);
+        do {
+            r = seal_next(&pair.listening.seal, &frame);
+        } while (r == SEAL_MET);
+        /* A length made longer waits for bytes that will not come; everything else is seen at once. */
+        assert_true(r == SEAL_E_STRANGER || r == SEAL_E_VERSION || r == SEAL_E_LENGTH || r == SEAL_E_FORGED ||
+                    (r == SEAL_AGAIN && bit / 8 >= SEAL_HELLO_BYTES + SEAL_HEADER_BYTES &&
+                     bit / 8 < SEAL_HELLO_BYTES + SEAL_HEADER_BYTES + SEAL_LENGTH_BYTES));
+        pair_deinit();
+    }
+}
+
+static void test_strangers(void **userdata)
+{
+    static const struct {
+        const char *bytes;
+        size_t n_bytes;
+        int r;
+    } cases[] = {
+        {"G", 1, SEAL_E_STRANGER},
+        {"GET / HTTP/1.1\r\n\r\n", 18, SEAL_E_STRANGER},
+        {"z", 1, SEAL_AGAIN},
+        {"zerodlnk", 8, SEAL_AGAIN},
+        {"zerodlnk\1\0\0", 11, SEAL_AGAIN},
+        {"zerodlnk\2\0\0\0", 12, SEAL_E_VERSION},
+        {"zerodlnX", 8, SEAL_E_STRANGER},
+        {"zerodlnk\1\0\0\0", 12, SEAL_AGAIN},
+        {"\0\0\0\0\0\0\0\0", 8, SEAL_E_STRANGER},
+    };
+
+    (void)userdata;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        pair_init();
+        assert_int_equal(seal_feed(&pair.listening.seal, cases[i].bytes, cases[i].n_bytes), 0);
+        assert_int_equal(seal_next(&pair.listening.seal, &(struct seal_frame){0}), cases[i].r);
+        if (cases[i].r == SEAL_E_VERSION)
+            assert_int_equal(pair.listening.seal.peer_version, 2);
+        pair_deinit();
+    }
+}
+
+/* A length is judged by its four bytes: nothing is kept for what will be refused. */
+static void test_lengths(void **userdata)
+{
+    static const struct {
+        uint32_t length;
+        int r;
+    } cases[] = {
+        {0, SEAL_E_LENGTH},
+        {SEAL_OVERHEAD_BYTES - SEAL_LENGTH_BYTES - 1, SEAL_E_LENGTH},
+        {SEAL_OVERHEAD_BYTES - SEAL_LENGTH_BYTES, SEAL_AGAIN},
+        {MAX_FRAME + SEAL_OVERHEAD_BYTES - SEAL_LENGTH_BYTES, SEAL_AGAIN},
+        {MAX_FRAME + SEAL_OVERHEAD_BYTES - SEAL_LENGTH_BYTES + 1, SEAL_E_LENGTH},
+        {UINT32_MAX, SEAL_E_LENGTH},
+    };
+    static const uint8_t header[SEAL_HEADER_BYTES];
+
+    (void)userdata;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        uint32_t length = htole32(cases[i].length);
+
+        pair_init();
+        pair_meet();
+        assert_int_equal(seal_feed(&pair.listening.seal, header, sizeof(header)), 0);
+        assert_int_equal(seal_feed(&pair.listening.seal, &length, sizeof(length)), 0);
+        assert_int_equal(seal_next(&pair.listening.seal, &(struct seal_frame){0}), cases[i].r);
+        assert_true(pair.listening.seal.input_capacity <= 1024);
+        pair_deinit();
+    }
+}
+
+static void test_wiped(void **userdata)
+{
+    static const struct seal empty;
+    static const struct seal_key no_key;
+
+    (void)userdata;
+    pair_init();
+    pair_meet();
+    /* The shared key has done its part by now. */
+    assert_memory_equal(&pair.connecting.seal.key, &no_key, sizeof(no_key));
+    pair_deinit();
+    assert_memory_equal(&pair.connecting.seal, &empty, sizeof(empty));
+    seal_deinit(&pair.connecting.seal);
+}
+
+/* ---- what the frames say ------------------------------------------------------------------------------- */
+
+static void test_frames(void **userdata)
+{
+    static const struct link_frame frames[] = {
+        {.kind = LINK_FRAME_INTRODUCTION,
+         .introduction = {0x0102030405060708, 3, 4, 5},
+         .data = (const uint8_t *)"job: a\n",
+         .n_bytes = 7},
+        {.kind = LINK_FRAME_INTRODUCTION, .introduction = {1, 0, 0, 0}},
+        {.kind = LINK_FRAME_MESSAGE, .number = 1},
+        {.kind = LINK_FRAME_MESSAGE, .number = UINT64_MAX, .data = (const uint8_t *)"\0x", .n_bytes = 2},
+        {.kind = LINK_FRAME_HEARTBEAT, .n_received = 77},
+        {.kind = LINK_FRAME_FAREWELL, .data = (const uint8_t *)"why", .n_bytes = 3},
+    };
+    uint8_t bytes[128];
+    struct link_frame back;
+
+    (void)userdata;
+    for (size_t i = 0; i < ARRAY_SIZE(frames); i++) {
+        size_t n_bytes = link_frame_packed_bytes(&frames[i]), n_fixed = n_bytes - frames[i].n_bytes;
+
+        link_frame_pack(&frames[i], bytes);
+        assert_int_equal(link_frame_unpack(&back, bytes, n_bytes), 0);
+        assert_int_equal(back.kind, frames[i].kind);
+        assert_memory_equal(&back.introduction, &frames[i].introduction, sizeof(back.introduction));
+        assert_int_equal(back.n_bytes, frames[i].n_bytes);
+        if (back.n_bytes > 0)
+            assert_memory_equal(back.data, frames[i].data, back.n_bytes);
+        assert_int_equal(link_frame_unpack(&back, bytes, n_fixed - 1), LINK_FRAME_E_INVALID);
+    }
+}
+
+static void test_frames_that_are_none(void **userdata)
+{
+    static const struct {
+        const char *bytes;
+        size_t n_bytes;
+    } cases[] = {
+        {"", 0},
+        {"\0", 1},
+        {"\5", 1},
+        {"\1\0\0\0\0\0\0\0\0"
+         "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+         33}, /* incarnation 0 */
+        {"\1\1\0\0\0\0\0\0\0"
+         "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0a\0b",
+         36},                        /* a text with a zero byte */
+        {"\2\0\0\0\0\0\0\0\0x", 10}, /* message 0 */
+        {"\3\1\0\0\0\0\0\0\0x", 10}, /* a heartbeat with something behind it */
+        {"\4a\0b", 4},               /* a sentence with a zero byte */
+    };
+    static uint8_t long_farewell[LINK_FRAME_MAX_WHY + 2];
+    struct link_frame frame;
+
+    (void)userdata;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
+        assert_int_equal(link_frame_unpack(&frame, (const uint8_t *)cases[i].bytes, cases[i].n_bytes),
+                         LINK_FRAME_E_INVALID);
+    memset(long_farewell, 'x', sizeof(long_farewell));
+    long_farewell[0] = LINK_FRAME_FAREWELL;
+    assert_int_equal(link_frame_unpack(&frame, long_farewell, sizeof(long_farewell)), LINK_FRAME_E_INVALID);
+    assert_int_equal(link_frame_unpack(&frame, long_farewell, sizeof(long_farewell) - 1), 0);
+}
+
+/* ---- messages that outlive a connection ---------------------------------------------------------------- */
+
+static void expect_taken(struct mailbox *mailbox, uint64_t number)
+{
+    const struct mailbox_message *message = mailbox_take(mailbox);
+    struct link_frame frame;
+
+    if (number == 0) {
+        assert_null(message);
+        return;
+    }
+    assert_non_null(message);
+    assert_int_equal(link_frame_unpack(&frame, message->bytes, message->n_bytes), 0);
+    assert_int_equal(frame.number, number);
+    assert_int_equal(frame.data[0], number);
+}
+
+static void test_mailbox(void **userdata)
+{
+    struct mailbox mailbox;
+
+    (void)userdata;
+    mailbox_init(&mailbox, 4096);
+    expect_taken(&mailbox, 0);
+    for (uint8_t i = 1; i <= 4; i++)
+        assert_int_equal(mailbox_put(&mailbox, &i, 1), 0);
+    expect_taken(&mailbox, 1);
+    expect_taken(&mailbox, 2);
+    assert_int_equal(mailbox_acknowledge(&mailbox, 3), MAILBOX_E_GAP); /* never sent */
+    assert_int_equal(mailbox_acknowledge(&mailbox, 1), 0);
+    mailbox_rewind(&mailbox); /* a new connection, and 2 was lost with the old one */
+    expect_taken(&mailbox, 2);
+    expect_taken(&mailbox, 3);
+    mailbox_rewind(&mailbox);
+    assert_int_equal(mailbox_acknowledge(&mailbox, 3), 0); /* nothing was: it came late */
+    expect_taken(&mailbox, 4);
+    expect_taken(&mailbox, 0);
+    assert_int_equal(mailbox_acknowledge(&mailbox, 2), 0); /* old news */
+    assert_int_equal(mailbox.n_acknowledged, 3);
+    assert_int_equal(mailbox_acknowledge(&mailbox, 4), 0);
+    assert_int_equal(mailbox.n_bytes, 0);
+    assert_null(mailbox.last);
+
+    assert_int_equal(mailbox_receive(&mailbox, 2), MAILBOX_E_GAP);
+    assert_int_equal(mailbox_receive(&mailbox, 1), 0);
+    assert_int_equal(mailbox_receive(&mailbox, 1), MAILBOX_OLD);
+    assert_int_equal(mailbox_receive(&mailbox, 2), 0);
+    mailbox_reset(&mailbox);
+    assert_int_equal(mailbox_receive(&mailbox, 1), 0);
+    assert_int_equal(mailbox_put(&mailbox, "\1", 1), 0);
+    expect_taken(&mailbox, 1);
+    mailbox_reset(&mailbox);
+}
+
+static void test_mailbox_full(void **userdata)
+{
+    static const uint8_t data[1000];
+    struct mailbox mailbox;
+
+    (void)userdata;
+    mailbox_init(&mailbox, 4096);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(mailbox_put(&mailbox, data, sizeof(data)), 0);
+    assert_int_equal(mailbox_put(&mailbox, data, sizeof(data)), MAILBOX_E_FULL);
+    assert_int_equal(mailbox.n_put, 3);
+    (void)mailbox_take(&mailbox);
+    assert_int_equal(mailbox_acknowledge(&mailbox, 1), 0);
+    assert_int_equal(mailbox_put(&mailbox, data, sizeof(data)), 0);
+    mailbox_reset(&mailbox);
+    assert_int_equal(mailbox.n_bytes, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_both_ways),    cmocka_unit_test(test_byte_by_byte),
+        cmocka_unit_test(test_is_secret),    cmocka_unit_test(test_other_key),
+        cmocka_unit_test(test_other_job),    cmocka_unit_test(test_replayed),
+        cmocka_unit_test(test_reflected),    cmocka_unit_test(test_reordered),
+        cmocka_unit_test(test_flipped_bits), cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_lengths),      cmocka_unit_test(test_wiped),
+        cmocka_unit_test(test_frames),       cmocka_unit_test(test_frames_that_are_none),
+        cmocka_unit_test(test_mailbox),      cmocka_unit_test(test_mailbox_full),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,488 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The state: that every array of the owned partitions has its place, in the segment that the header names,
+ * on cache lines and apart from all others, for each stage and each range of owned ranks; that the journal
+ * has room for every count; and that pages are reserved once and all.
+ */
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+#include "core/base/base.h"
+#include "core/layout/layout.h"
+#include "daemon/memory/state.h"
+#include "tests/programs/held.h"
+
+enum { WORLD = 4, N_PARAMS = 6, BUCKET_ELEMS = 1200 };
+
+static unsigned fail_fallocate; /* the call that fails, from 1; 0: none */
+
+/* Found before libc's: memory that really runs out does not make an error here, but kills somebody. */
+int fallocate(int fd, int mode, off_t offset, off_t n_bytes)
+{
+    if (fail_fallocate > 0 && --fail_fallocate == 0) {
+        errno = ENOSPC;
+        return -1;
+    }
+    return (int)syscall(SYS_fallocate, fd, mode, offset, n_bytes);
+}
+
+static size_t n_open;
+
+static int setup(void **state)
+{
+    (void)state;
+    fail_fallocate = 0;
+    n_open = count_fds();
+    return 0;
+}
+
+/* Each test leaves no descriptor behind. */
+static int teardown(void **state)
+{
+    (void)state;
+    return count_fds() == n_open ? 0 : -1;
+}
+
+/* Trainable and frozen ones of each dtype; the fourth has no elements. */
+static struct layout *make_layout(void)
+{
+    static const uint64_t shapes[N_PARAMS] = {1000, 300, 777, 0, 100, 33};
+    static const enum dtype dtypes[N_PARAMS] = {DTYPE_BF16, DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_F16, DTYPE_F32};
+    struct layout_decl decls[N_PARAMS];
+    struct layout *layout = NULL;
+    char names[N_PARAMS][4];
+    uint32_t bad;
+
+    for (unsigned p = 0; p < N_PARAMS; p++) {
+        snprintf(names[p], sizeof(names[p]), "p%u", p);
+        decls[p] = (struct layout_decl){
+            .name = names[p], .name_len = 2, .dtype = dtypes[p], .trainable = p < 4, .n_dims = 1, .shape = &shapes[p]};
+    }
+    assert_int_equal(layout_new(&layout, decls, N_PARAMS, WORLD, BUCKET_ELEMS, &bad), 0);
+    assert_true(layout->n_buckets >= 3);
+    return layout;
+}
+
+static struct layout *make_one(uint64_t n_elems, enum dtype dtype, bool trainable)
+{
+    struct layout_decl decl = {
+        .name = "w", .name_len = 1, .dtype = dtype, .trainable = trainable, .n_dims = 1, .shape = &n_elems};
+    struct layout *layout = NULL;
+    uint32_t bad;
+
+    assert_int_equal(layout_new(&layout, &decl, 1, 1, n_elems, &bad), 0);
+    return layout;
+}
+
+static struct state *make(const struct state_options *options)
+{
+    struct state *s = NULL;
+
+    assert_int_equal(state_new(&s, options), 0);
+    assert_non_null(s);
+    return s;
+}
+
+/* ---- places -------------------------------------------------------------------------------------------- */
+
+/* Whatever lies in a segment. */
+struct extent {
+    const struct segment *segment;
+    const uint8_t *start;
+    uint64_t n_bytes;
+};
+
+struct extents {
+    struct extent all[64];
+    size_t n;
+};
+
+static void add(struct extents *e, const struct segment *segment, const void *start, uint64_t n_bytes)
+{
+    assert_true(e->n < ARRAY_SIZE(e->all));
+    e->all[e->n++] = (struct extent){segment, start, n_bytes};
+}
+
+static void check_extents(const struct extents *e)
+{
+    for (size_t i = 0; i < e->n; i++) {
+        const struct extent *a = &e->all[i];
+        const uint8_t *map = a->segment->map;
+
+        assert_int_equal((uintptr_t)a->start % 64, 0);
+        assert_true(a->n_bytes == 0 || a->start >= map);
+        assert_true(a->n_bytes == 0 || (uint64_t)(a->start - map) + a->n_bytes <= a->segment->n_bytes);
+        for (size_t k = 0; k < i; k++) {
+            const struct extent *b = &e->all[k];
+
+            assert_true(a->n_bytes == 0 || b->n_bytes == 0 || a->start + a->n_bytes <= b->start ||
+                        b->start + b->n_bytes <= a->start);
+        }
+    }
+}
+
+/* Each array where the table of state.h says, and nothing over another. */
+static void check_buckets(const struct state *s, const struct state_options *o, struct extents *e)
+{
+    const struct layout *layout = o->layout;
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++) {
+        const struct state_bucket *bucket = &s->buckets[b];
+        uint64_t slice = layout_partition_elems(layout, b), start = slice * o->first_rank;
+        uint64_t owned_bytes = bucket->owned_elems * sizeof(float);
+
+        assert_int_equal(bucket->owned_start, start);
+        assert_int_equal(bucket->owned_elems, slice * o->n_ranks);
+        if (o->stage != 3 && layout->buckets[b].dtype == DTYPE_F32)
+            assert_ptr_equal(state_master(s, b, start), /* fp32 weights are their own masters */
+                             s->weights.map + layout->buckets[b].weight_offset_bytes + start * sizeof(float));
+        else
+            add(e, &s->state, state_master(s, b, start), owned_bytes);
+        if (o->moments.m)
+            add(e, &s->state, state_exp_avg(s, b, start), owned_bytes);
+        else
+            assert_null(state_exp_avg(s, b, start));
+        if (o->moments.v)
+            add(e, &s->state, state_exp_avg_sq(s, b, start), owned_bytes);
+        else
+            assert_null(state_exp_avg_sq(s, b, start));
+        add(e, &s->gradient, state_acc(s, b, start), owned_bytes);
+        assert_ptr_equal(state_acc(s, b, start + 5), state_acc(s, b, start) + 5);
+        assert_ptr_equal(state_master(s, b, start + 5), state_master(s, b, start) + 5);
+    }
+}
+
+static void check_places(const struct state_options *o)
+{
+    const struct layout *layout = o->layout;
+    struct state *s = make(o);
+    struct extents e = {.n = 0};
+    uint64_t n_bytes = 0;
+
+    check_buckets(s, o, &e);
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+        uint64_t param_bytes = param->n_elems * dtype_size(param->dtype);
+
+        if (!param->trainable)
+            add(&e, o->stage == 3 ? &s->state : &s->weights, state_frozen(s, p), param_bytes);
+        else if (o->stage != 3)
+            add(&e, &s->weights, state_weights(s, p, 0), param_bytes);
+        if (o->stage != 3 && param->n_elems > 3)
+            assert_ptr_equal(state_weights(s, p, 3), state_weights(s, p, 0) + 3 * dtype_size(param->dtype));
+    }
+    check_extents(&e);
+
+    /* And no more than that, but for the last page. */
+    for (size_t i = 0; i < e.n; i++)
+        if (e.all[i].segment == &s->state)
+            n_bytes += round_up(e.all[i].n_bytes, 64);
+    assert_int_equal(s->state.n_bytes, round_up(n_bytes, page_size()));
+    assert_int_equal(s->weights.n_bytes, o->stage == 3 ? 0 : round_up(layout->weight_bytes, page_size()));
+    for (unsigned rank = 0; rank < WORLD; rank++)
+        assert_int_equal(state_owns(s, rank), rank >= o->first_rank && rank < o->first_rank + o->n_ranks);
+    state_free(s);
+}
+
+static void test_places(void **state)
+{
+    static const unsigned owned[][2] = {{0, WORLD}, {0, 1}, {1, 2}, {3, 1}};
+    struct layout *layout = make_layout();
+
+    (void)state;
+    for (unsigned stage = 1; stage <= 3; stage++)
+        for (size_t i = 0; i < ARRAY_SIZE(owned); i++)
+            for (unsigned moments = 0; moments < 4; moments++)
+                check_places(&(struct state_options){.layout = layout,
+                                                     .stage = stage,
+                                                     .first_rank = owned[i][0],
+                                                     .n_ranks = owned[i][1],
+                                                     .moments = {.m = moments & 1, .v = moments & 2}});
+    layout_free(layout);
+}
+
+static void test_names(void **state)
+{
+    static const char *const names[] = {"state", "gradient", "weights", "journal"};
+    struct layout *layout = make_layout();
+    struct state *s = make(&(struct state_options){.layout = layout, .stage = 2, .n_ranks = WORLD});
+    const struct segment *segments[] = {&s->state, &s->gradient, &s->weights, &s->journal};
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        char path[64], target[128] = "", expected[64];
+
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", segments[i]->fd);
+        snprintf(expected, sizeof(expected), "/memfd:zerod.%s (deleted)", names[i]);
+        assert_true(readlink(path, target, sizeof(target) - 1) > 0);
+        assert_string_equal(target, expected);
+    }
+    state_free(s);
+    layout_free(layout);
+}
+
+/* Frozen parameters alone: there is nothing to reduce or to update. */
+static void test_all_frozen(void **state)
+{
+    struct layout *layout = make_one(1000, DTYPE_BF16, false);
+
+    (void)state;
+    for (unsigned stage = 1; stage <= 3; stage++) {
+        struct state *s =
+            make(&(struct state_options){.layout = layout, .stage = stage, .n_ranks = 1, .moments = {true, true}});
+        const struct segment *with = stage == 3 ? &s->state : &s->weights;
+
+        assert_int_equal(s->gradient.n_bytes, 0);
+        assert_true(with->n_bytes >= 2000);
+        assert_int_equal((stage == 3 ? &s->weights : &s->state)->n_bytes, 0);
+        assert_true(state_frozen(s, 0) >= with->map && state_frozen(s, 0) + 2000 <= with->map + with->n_bytes);
+        for (uint32_t piece = 0; piece < state_n_reserve_pieces(s); piece++)
+            assert_int_equal(state_reserve(s, piece), 0);
+        state_free(s);
+    }
+    layout_free(layout);
+}
+
+/* An update streams through master, moments and gradient at once: see segment.c for what 2^27 bytes do. */
+static void test_large_arrays_are_skewed(void **state)
+{
+    const uint64_t stride = UINT64_C(1) << 27;
+    struct layout *layout = make_one(stride / sizeof(float), DTYPE_BF16, true);
+    struct state *s =
+        make(&(struct state_options){.layout = layout, .stage = 2, .n_ranks = 1, .moments = {true, true}});
+    const float *arrays[] = {state_master(s, 0, 0), state_exp_avg(s, 0, 0), state_exp_avg_sq(s, 0, 0),
+                             state_acc(s, 0, 0)};
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(arrays); i++)
+        for (size_t k = 0; k < i; k++)
+            assert_true(((uintptr_t)arrays[i] - (uintptr_t)arrays[k]) % stride >= page_size());
+    state_free(s);
+    layout_free(layout);
+}
+
+static void test_new_fails(void **state)
+{
+    struct layout *layout = make_layout();
+    struct state *s = NULL;
+    struct rlimit before, few;
+    int first = dup(0), r;
+
+    (void)state;
+    close(first); /* the lowest that is free */
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    for (unsigned i = 0; i < 4; i++) {
+        few.rlim_cur = (rlim_t)first + i; /* room for i of its four segments */
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+        r = state_new(&s, &(struct state_options){.layout = layout, .stage = 1, .n_ranks = WORLD});
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+        assert_int_equal(r, -EMFILE);
+        assert_null(s);
+        assert_int_equal(count_fds(), n_open);
+    }
+    state_free(NULL);
+    layout_free(layout);
+}
+
+/* ---- the journal --------------------------------------------------------------------------------------- */
+
+static void test_journal(void **state)
+{
+    struct layout *layout = make_layout();
+    struct state *s = make(&(struct state_options){.layout = layout, .stage = 1, .n_ranks = WORLD});
+    struct state_journal *journal = state_journal(s);
+    const struct state_journal *seen;
+    int fd = segment_open_ro(&s->journal);
+
+    (void)state;
+    assert_true(s->journal.n_bytes >= sizeof(*journal) + N_PARAMS * sizeof(journal->counts[0]));
+    assert_int_equal(journal->magic, 0); /* nothing is committed, and it does not claim so */
+    assert_int_equal(journal->epoch, 0);
+    assert_int_equal(journal->decided, 0);
+    for (unsigned p = 0; p < N_PARAMS; p++)
+        assert_int_equal(journal->counts[p], 0);
+
+    /* It begins its segment, so whoever has the descriptor can read it. */
+    *journal = (struct state_journal){.magic = STATE_MAGIC,
+                                      .version = 1,
+                                      .manifest_digest = 2,
+                                      .epoch = 3,
+                                      .n_applied = 4,
+                                      .decided = 5,
+                                      .n_windows = 6};
+    for (unsigned p = 0; p < N_PARAMS; p++)
+        journal->counts[p] = 100 + p;
+    seen = mmap(NULL, s->journal.n_bytes, PROT_READ, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(seen, MAP_FAILED);
+    assert_memory_equal(seen, journal, sizeof(*journal) + N_PARAMS * sizeof(journal->counts[0]));
+    munmap((void *)seen, s->journal.n_bytes);
+    close(fd);
+    state_free(s);
+    layout_free(layout);
+}
+
+/* A journal of more than a page. */
+static void test_journal_of_many(void **state)
+{
+    enum { N = 3000 };
+    static struct layout_decl decls[N];
+    static char names[N][8];
+    const uint64_t shape = 1;
+    struct layout *layout = NULL;
+    struct state *s;
+    uint32_t bad;
+
+    (void)state;
+    for (unsigned p = 0; p < N; p++) {
+        snprintf(names[p], sizeof(names[p]), "%u", p);
+        decls[p] = (struct layout_decl){
+            .name = names[p], .name_len = strlen(names[p]), .trainable = p % 2, .n_dims = 1, .shape = &shape};
+    }
+    assert_int_equal(layout_new(&layout, decls, N, 1, 100000, &bad), 0);
+    s = make(&(struct state_options){.layout = layout, .stage = 3, .n_ranks = 1});
+    assert_true(s->journal.n_bytes >= sizeof(struct state_journal) + N * sizeof(uint64_t));
+    state_journal(s)->counts[N - 1] = 7; /* frozen ones have a place, too */
+    state_free(s);
+    layout_free(layout);
+}
+
+/* What a process wrote is there when it is gone, however it went. */
+static void test_outlives_a_process(void **state)
+{
+    struct layout *layout = make_layout();
+    struct state *s =
+        make(&(struct state_options){.layout = layout, .stage = 2, .n_ranks = WORLD, .moments = {true, true}});
+    int status;
+    pid_t pid = fork();
+
+    (void)state;
+    if (pid == 0) {
+        state_journal(s)->epoch = 41;
+        for (uint32_t b = 0; b < layout->n_buckets; b++) {
+            *state_master(s, b, 9) = 1.5f;
+            *state_exp_avg(s, b, 9) = 2.5f;
+            *state_exp_avg_sq(s, b, 9) = 3.5f;
+            *state_acc(s, b, 9) = 4.5f;
+        }
+        *state_weights(s, 0, 9) = 42;
+        _exit(0);
+    }
+    assert_true(pid > 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(state_journal(s)->epoch, 41);
+    for (uint32_t b = 0; b < layout->n_buckets; b++) {
+        assert_true(*state_master(s, b, 9) == 1.5f);
+        assert_true(*state_exp_avg(s, b, 9) == 2.5f);
+        assert_true(*state_exp_avg_sq(s, b, 9) == 3.5f);
+        assert_true(*state_acc(s, b, 9) == 4.5f);
+    }
+    assert_int_equal(*state_weights(s, 0, 9), 42);
+    state_free(s);
+    layout_free(layout);
+}
+
+/* ---- reserving ----------------------------------------------------------------------------------------- */
+
+static uint64_t held_bytes(const struct state *s)
+{
+    const struct segment *segments[] = {&s->state, &s->gradient, &s->weights, &s->journal};
+    uint64_t sum = 0;
+    struct stat st;
+
+    for (size_t i = 0; i < ARRAY_SIZE(segments); i++) {
+        if (segments[i]->n_bytes == 0)
+            continue;
+        assert_int_equal(fstat(segments[i]->fd, &st), 0);
+        sum += (uint64_t)st.st_blocks * 512;
+    }
+    return sum;
+}
+
+static uint64_t size_bytes(const struct state *s)
+{
+    return s->state.n_bytes + s->gradient.n_bytes + s->weights.n_bytes + s->journal.n_bytes;
+}
+
+static void test_reserve(void **state)
+{
+    struct layout *layout = make_layout();
+
+    (void)state;
+    for (unsigned stage = 1; stage <= 3; stage++) {
+        struct state *s =
+            make(&(struct state_options){.layout = layout, .stage = stage, .n_ranks = WORLD, .moments = {true, true}});
+
+        assert_int_equal(held_bytes(s), 0); /* sparse */
+        for (uint32_t piece = state_n_reserve_pieces(s); piece-- > 0;)
+            assert_int_equal(state_reserve(s, piece), 0);
+        assert_int_equal(held_bytes(s), size_bytes(s));
+        state_free(s);
+    }
+    layout_free(layout);
+}
+
+/* Segments of several pieces, the last of them short. Each piece adds pages, so none is there twice. */
+static void test_reserve_pieces(void **state)
+{
+    struct layout *layout = make_one(UINT64_C(17) << 20, DTYPE_F32, true); /* 68 MiB */
+    struct state *s = make(&(struct state_options){.layout = layout, .stage = 2, .n_ranks = 1});
+    uint32_t n_pieces = state_n_reserve_pieces(s);
+    uint64_t before = 0;
+
+    (void)state;
+    assert_true(n_pieces > 3); /* more than there are segments */
+    for (uint32_t piece = 0; piece < n_pieces; piece++) {
+        assert_int_equal(state_reserve(s, piece), 0);
+        assert_true(held_bytes(s) > before);
+        before = held_bytes(s);
+    }
+    assert_int_equal(before, size_bytes(s));
+    state_free(s);
+    layout_free(layout);
+}
+
+static void test_reserve_fails(void **state)
+{
+    struct layout *layout = make_layout();
+    struct state *s = make(&(struct state_options){.layout = layout, .stage = 2, .n_ranks = WORLD});
+
+    (void)state;
+    for (uint32_t piece = 0; piece < state_n_reserve_pieces(s); piece++) {
+        uint64_t before = held_bytes(s);
+
+        fail_fallocate = 1;
+        assert_int_equal(state_reserve(s, piece), -ENOMEM);
+        assert_int_equal(held_bytes(s), before);
+        assert_int_equal(state_reserve(s, piece), 0); /* again, when there is memory */
+    }
+    assert_int_equal(held_bytes(s), size_bytes(s));
+    state_free(s);
+    layout_free(layout);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_places),    TEST(test_names),          TEST(test_all_frozen),      TEST(test_large_arrays_are_skewed),
+        TEST(test_new_fails), TEST(test_journal),        TEST(test_journal_of_many), TEST(test_outlives_a_process),
+        TEST(test_reserve),   TEST(test_reserve_pieces), TEST(test_reserve_fails),
+    };
+
+    return cmocka_run_group_tests_name("state", tests, NULL, NULL);
+}

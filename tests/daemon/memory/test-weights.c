@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Weights in and out: for each stage, dtype and instruction set a range that is stored is what is
+ * fetched, and nothing beside it changes. Masters follow their weights exactly where those changed, and keep
+ * what 16 bits do not show where they did not.
+ */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "core/base/base.h"
+#include "core/layout/layout.h"
+#include "daemon/memory/state.h"
+#include "daemon/memory/weights.h"
+#include "tests/golden/gradients.h"
+
+enum { WORLD = 3, N_PARAMS = 8, MAX_ELEMS = 3 * 1024 + 100, BF16 = 0, F16 = 1, F32 = 2, FROZEN = 3 };
+
+/*
+ * The first two lie in several partitions and are longer than a block of weights_store(). The last two are
+ * trained again; the first shares its bucket with them, and does not begin it.
+ */
+static const uint64_t shapes[N_PARAMS] = {MAX_ELEMS, 1500, 700, 130, 65, 33, 0, 200};
+static const enum dtype dtypes[N_PARAMS] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32,  DTYPE_BF16,
+                                            DTYPE_F16,  DTYPE_F32, DTYPE_BF16, DTYPE_BF16};
+
+struct fixture {
+    struct layout *layout;
+    struct state *state;
+    const struct kernels *kernels;
+};
+
+static void make(struct fixture *f, unsigned stage, unsigned isa)
+{
+    struct layout_decl decls[N_PARAMS];
+    char names[N_PARAMS][4];
+    uint32_t bad;
+
+    *f = (struct fixture){.kernels = kernels_nth(isa)};
+    for (unsigned p = 0; p < N_PARAMS; p++) {
+        snprintf(names[p], sizeof(names[p]), "p%u", p);
+        decls[p] = (struct layout_decl){.name = names[p],
+                                        .name_len = 2,
+                                        .dtype = dtypes[p],
+                                        .n_dims = 1,
+                                        .trainable = p < FROZEN || p >= 6,
+                                        .shape = &shapes[p]};
+    }
+    assert_int_equal(layout_new(&f->layout, decls, N_PARAMS, WORLD, 2 * MAX_ELEMS, &bad), 0);
+    assert_true(f->layout->params[BF16].offset_elems > 0);
+    assert_int_equal(
+        state_new(&f->state, &(struct state_options){.layout = f->layout, .stage = stage, .n_ranks = WORLD}), 0);
+}
+
+static void done_with(struct fixture *f)
+{
+    state_free(f->state);
+    layout_free(f->layout);
+}
+
+static float *master_of(const struct fixture *f, uint32_t param, uint64_t elem)
+{
+    const struct layout_param *p = &f->layout->params[param];
+
+    return state_master(f->state, p->bucket, p->offset_elems + elem);
+}
+
+static void store(const struct fixture *f, uint32_t param, uint64_t start, uint64_t n_elems, const void *src)
+{
+    weights_store(f->state, f->kernels, param, start, n_elems, src);
+}
+
+static void fetch(const struct fixture *f, uint32_t param, uint64_t start, uint64_t n_elems, void *dst)
+{
+    weights_fetch(f->state, f->kernels, param, start, n_elems, dst);
+}
+
+/* ---- ranges -------------------------------------------------------------------------------------------- */
+
+/* Bits of any number but a NaN: those need not keep theirs on the way through fp32. */
+static void draw(uint8_t *dst, enum dtype dtype, uint64_t n_elems, uint64_t seed)
+{
+    for (uint64_t i = 0; i < n_elems; i++) {
+        uint64_t random = gradient_mix(gradient_mix(seed) + i);
+
+        if (dtype == DTYPE_F32) {
+            uint32_t bits = (uint32_t)random;
+
+            bits = (bits & 0x7f800000) == 0x7f800000 ? bits & 0xff800000 : bits;
+            memcpy(dst + 4 * i, &bits, 4);
+        } else {
+            uint16_t bits = (uint16_t)random, all = dtype == DTYPE_BF16 ? 0x7f80 : 0x7c00;
+
+            bits = (bits & all) == all ? bits & (0x8000 | all) : bits;
+            memcpy(dst + 2 * i, &bits, 2);
+        }
+    }
+}
+
+/* What was stored last, of each parameter. */
+static uint8_t model[N_PARAMS][MAX_ELEMS * 4];
+
+static void store_at_random(const struct fixture *f, uint32_t param, uint64_t seed)
+{
+    uint64_t n = shapes[param], start = n ? gradient_mix(seed) % n : 0;
+    uint64_t n_elems = n ? gradient_mix(seed + 1) % (n - start + 1) : 0;
+    size_t size = dtype_size(dtypes[param]);
+    uint8_t src[MAX_ELEMS * 4];
+
+    draw(src, dtypes[param], n_elems, seed);
+    store(f, param, start, n_elems, src);
+    memcpy(model[param] + start * size, src, n_elems * size);
+}
+
+static void check_ranges(const struct fixture *f, uint64_t seed)
+{
+    for (uint32_t param = 0; param < N_PARAMS; param++) {
+        uint64_t n = shapes[param], start = n ? gradient_mix(seed + 2) % n : 0;
+        uint64_t n_elems = n ? gradient_mix(seed + 3) % (n - start + 1) : 0;
+        size_t size = dtype_size(dtypes[param]);
+        uint8_t dst[MAX_ELEMS * 4 + 1];
+
+        dst[n * size] = 0x5a;
+        fetch(f, param, 0, n, dst);
+        assert_memory_equal(dst, model[param], n * size);
+        assert_int_equal(dst[n * size], 0x5a);
+        dst[n_elems * size] = 0x5a;
+        fetch(f, param, start, n_elems, dst);
+        assert_memory_equal(dst, model[param] + start * size, n_elems * size);
+        assert_int_equal(dst[n_elems * size], 0x5a);
+    }
+}
+
+/* Masters are the exact values of their weights as long as no update has come between. */
+static void check_masters(const struct fixture *f)
+{
+    for (uint32_t param = 0; param < FROZEN; param++) {
+        for (uint64_t i = 0; i < shapes[param]; i++) {
+            float exact;
+
+            f->kernels->convert_to_f32(&exact, model[param] + i * dtype_size(dtypes[param]), dtypes[param], 1);
+            assert_int_equal(gradient_bits(*master_of(f, param, i)), gradient_bits(exact));
+        }
+    }
+}
+
+static void test_ranges(void **state)
+{
+    (void)state;
+    for (unsigned isa = 0; kernels_nth(isa); isa++) {
+        for (unsigned stage = 1; stage <= 3; stage++) {
+            struct fixture f;
+
+            make(&f, stage, isa);
+            memset(model, 0, sizeof(model));
+            check_ranges(&f, 0);
+            for (uint64_t seed = 100; seed < 100 + 64 * 7; seed += 7) {
+                store_at_random(&f, (uint32_t)(seed / 7 % N_PARAMS), seed);
+                check_ranges(&f, seed);
+            }
+            check_masters(&f);
+            done_with(&f);
+        }
+    }
+}
+
+/* ---- masters ------------------------------------------------------------------------------------------- */
+
+/* Stages 1 and 2 publish beside the master; here by hand, as an update does it. */
+static void publish(const struct fixture *f, uint32_t param)
+{
+    for (uint64_t i = 0; f->state->stage != 3 && i < shapes[param]; i++)
+        f->kernels->convert_from_f32(state_weights(f->state, param, i), master_of(f, param, i), dtypes[param], 1);
+}
+
+/* Values that 16 bits do not show. */
+static float fine(uint64_t i)
+{
+    return 1.0f + (float)(i % 97) / 64 + 0x1p-15f;
+}
+
+/* A trainer that writes back what it read has changed nothing; not even what it could not read. */
+static void test_masters_survive(void **state)
+{
+    uint16_t weights[MAX_ELEMS];
+
+    (void)state;
+    for (unsigned stage = 1; stage <= 3; stage++) {
+        struct fixture f;
+
+        make(&f, stage, 0);
+        for (uint32_t param = BF16; param <= F16; param++) {
+            for (uint64_t i = 0; i < shapes[param]; i++)
+                *master_of(&f, param, i) = fine(i);
+            publish(&f, param);
+            fetch(&f, param, 0, shapes[param], weights);
+            store(&f, param, 0, shapes[param], weights);
+            store(&f, param, 5, 1100, weights + 5);
+            for (uint64_t i = 0; i < shapes[param]; i++)
+                assert_int_equal(gradient_bits(*master_of(&f, param, i)), gradient_bits(fine(i)));
+        }
+        done_with(&f);
+    }
+}
+
+/* Of a range only the masters whose weights are others change, wherever in it they are. */
+static void test_masters_change_with_their_weights(void **state)
+{
+    static const uint64_t changed[] = {0, 63, 64, 1023, 1024, 1025, 1499};
+    uint16_t weights[MAX_ELEMS], now[MAX_ELEMS];
+
+    (void)state;
+    for (unsigned stage = 1; stage <= 3; stage++) {
+        for (uint32_t param = BF16; param <= F16; param++) {
+            struct fixture f;
+
+            make(&f, stage, 0);
+            for (uint64_t i = 0; i < shapes[param]; i++)
+                *master_of(&f, param, i) = fine(i);
+            publish(&f, param);
+            fetch(&f, param, 0, shapes[param], weights);
+            for (size_t i = 0; i < ARRAY_SIZE(changed); i++)
+                weights[changed[i]] = 0xc000; /* -2 in either dtype */
+            store(&f, param, 0, shapes[param], weights);
+            fetch(&f, param, 0, shapes[param], now);
+            assert_memory_equal(now, weights, shapes[param] * sizeof(now[0]));
+            for (uint64_t i = 0, k = 0; i < shapes[param]; i++) {
+                bool here = k < ARRAY_SIZE(changed) && changed[k] == i;
+
+                k += here;
+                assert_int_equal(gradient_bits(*master_of(&f, param, i)), gradient_bits(here ? -2.0f : fine(i)));
+            }
+            done_with(&f);
+        }
+    }
+}
+
+/* The sign of zero is a change of bytes, too. */
+static void test_signed_zero(void **state)
+{
+    const uint16_t minus_zero = 0x8000;
+
+    (void)state;
+    for (unsigned stage = 1; stage <= 3; stage++) {
+        struct fixture f;
+        uint16_t now = 0;
+
+        make(&f, stage, 0);
+        store(&f, BF16, 7, 1, &minus_zero);
+        fetch(&f, BF16, 7, 1, &now);
+        assert_int_equal(now, minus_zero);
+        assert_int_equal(gradient_bits(*master_of(&f, BF16, 7)), 0x80000000);
+        done_with(&f);
+    }
+}
+
+/* Without a published copy, a weight is its master rounded to nearest, ties to even. */
+static void test_rounding(void **state)
+{
+    static const float masters[] = {1.0f + 0x1p-8f, 1.0f + 0x3p-8f, 1.0f + 0x1p-8f + 0x1p-20f, -1.0f - 0x1p-8f,
+                                    0x1p-9f};
+    static const uint16_t expected[] = {0x3f80, 0x3f82, 0x3f81, 0xbf80, 0x3b00};
+    uint16_t now[ARRAY_SIZE(masters)];
+    struct fixture f;
+
+    (void)state;
+    make(&f, 3, 0);
+    for (size_t i = 0; i < ARRAY_SIZE(masters); i++)
+        *master_of(&f, BF16, 1000 + i) = masters[i];
+    fetch(&f, BF16, 1000, ARRAY_SIZE(masters), now);
+    assert_memory_equal(now, expected, sizeof(now));
+    done_with(&f);
+}
+
+/* Stages 1 and 2: what is fetched is what is published, and storing mends the one and the other. */
+static void test_published(void **state)
+{
+    const uint16_t stale = 0x4000;
+    struct fixture f;
+    uint16_t now, rounded;
+    float value;
+
+    (void)state;
+    for (unsigned stage = 1; stage <= 2; stage++) {
+        make(&f, stage, 0);
+        *master_of(&f, BF16, 11) = fine(11);
+        publish(&f, BF16);
+        f.kernels->convert_from_f32(&rounded, master_of(&f, BF16, 11), DTYPE_BF16, 1);
+        memcpy(state_weights(f.state, BF16, 11), &stale, sizeof(stale));
+        fetch(&f, BF16, 11, 1, &now);
+        assert_int_equal(now, stale);
+        store(&f, BF16, 11, 1, &rounded);
+        fetch(&f, BF16, 11, 1, &now);
+        assert_int_equal(now, rounded);
+        assert_int_equal(gradient_bits(*master_of(&f, BF16, 11)), gradient_bits(fine(11)));
+
+        /* fp32 weights are their masters, whichever of them is written. */
+        store(&f, F32, 3, 1, &(float){0.1f});
+        assert_int_equal(gradient_bits(*master_of(&f, F32, 3)), gradient_bits(0.1f));
+        *master_of(&f, F32, 3) = 0.7f;
+        fetch(&f, F32, 3, 1, &value);
+        assert_int_equal(gradient_bits(value), gradient_bits(0.7f));
+        done_with(&f);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_masters_survive),
+        cmocka_unit_test(test_masters_change_with_their_weights),
+        cmocka_unit_test(test_signed_zero),
+        cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_published),
+    };
+
+    return cmocka_run_group_tests_name("weights", tests, NULL, NULL);
+}

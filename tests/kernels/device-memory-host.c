@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/kernels/device-memory.h"
+
+#include "core/base/base.h"
+
+#include <stdlib.h>
+
+struct CUstream_st;
+
+extern bool emulated_backwards;
+int sim_launch(struct CUstream_st *stream, void (*run)(void *), void (*free_args)(void *), void *args);
+
+bool device_open(void)
+{
+    return true;
+}
+
+void *device_memory_new(size_t n_bytes)
+{
+    void *memory = NULL;
+
+    if (posix_memalign(&memory, 256, MAX(n_bytes, (size_t)1)) != 0)
+        abort();
+    return memory;
+}
+
+void device_memory_free(void *memory)
+{
+    free(memory);
+}
+
+int device_finish(void)
+{
+    return 0;
+}
+
+void device_order(bool backwards)
+{
+    emulated_backwards = backwards;
+}
+
+/* A stream that is never behind. */
+int sim_launch(struct CUstream_st *stream, void (*run)(void *), void (*free_args)(void *), void *args)
+{
+    run(args);
+    free_args(args);
+    return 0;
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* What the tests of the kernels share: sizes worth trying, random bits, and values computed the slow way. */
+
+#include "core/base/base.h"
+#include "kernels/convert.h"
+#include "kernels/position_sum.h"
+
+#include <math.h>
+#include <string.h>
+
+static const size_t sizes[] = {0, 1, 7, 8, 9, 22, 63, 64, 65, 127, 128, 129, 1000, 1024, 100003};
+
+/* Random bits: splitmix64, one state per test so that a failure repeats. */
+static inline uint64_t next(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15;
+
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+}
+
+static inline bool same(float a, float b)
+{
+    return (isnan(a) && isnan(b)) || f32_bits(a) == f32_bits(b);
+}
+
+/* The value of 16 bits from their fields. */
+static inline double widen_reference(uint16_t h, enum dtype dtype)
+{
+    int digits = dtype == DTYPE_BF16 ? 7 : 10, bias = dtype == DTYPE_BF16 ? 127 : 15;
+    int exponent = (h & 0x7fff) >> digits, mantissa = h & ((1 << digits) - 1);
+    double magnitude = ldexp(mantissa + (exponent > 0 ? 1 << digits : 0), MAX(exponent, 1) - bias - digits);
+
+    if (exponent == 2 * bias + 1)
+        magnitude = mantissa ? (double)NAN : INFINITY;
+    return h & 0x8000 ? -magnitude : magnitude;
+}
+
+/* As position_sum.h says. */
+static inline struct position_sum position_reference(enum dtype dtype, const void *elems, size_t n_elems)
+{
+    const size_t run_bytes = 64 * dtype_size(dtype), n_bytes = n_elems * dtype_size(dtype);
+    struct position_sum sum = {0};
+
+    for (size_t at = 0; at < n_bytes; at += run_bytes) {
+        uint64_t words[32] = {0}, y[8] = {0};
+
+        memcpy(words, (const char *)elems + at, MIN(run_bytes, n_bytes - at));
+        for (size_t stripe = 0; stripe < run_bytes / 64; stripe++) {
+            for (int i = 0; i < 8; i += 2) {
+                unsigned __int128 pair = (unsigned __int128)y[i + 1] << 64 | y[i];
+
+                pair = pair >> 40 | pair << 88;
+                y[i] = (uint64_t)pair + words[8 * stripe + (size_t)i];
+                y[i + 1] = (uint64_t)(pair >> 64) + words[8 * stripe + (size_t)i + 1];
+            }
+        }
+        for (int i = 0; i < 8; i++) {
+            sum.first[i] += y[i] ^ y[i] >> 29;
+            sum.second[i] += (at / run_bytes + 1) * (y[i] ^ y[i] >> 29);
+        }
+    }
+    return sum;
+}

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* bf16 and fp16 against arithmetic on their fields, with every table of kernels that this CPU runs. */
+
+#include "kernels/convert.h"
+
+#include "kernels/kernels.h"
+#include "tests/kernels/kernels-reference.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* x rounded to `digits` binary digits, the last one never below 2^unit; overflow from 2^emax up. */
+static double round_to(double x, int digits, int unit, int emax)
+{
+    int exponent;
+    double scaled;
+
+    if (x == 0 || !isfinite(x))
+        return x;
+    frexp(x, &exponent);
+    exponent = MAX(exponent - digits, unit);
+    scaled = ldexp(rint(ldexp(x, -exponent)), exponent);
+    return fabs(scaled) >= ldexp(1, emax) ? copysign(INFINITY, x) : scaled;
+}
+
+static double narrow_reference(float x, enum dtype dtype)
+{
+    return dtype == DTYPE_BF16 ? round_to((double)x, 8, -133, 128) : round_to((double)x, 11, -24, 16);
+}
+
+static void test_widen_all(void **state)
+{
+    const struct kernels *k;
+
+    for (unsigned i = 0; (k = kernels_nth(i)); i++) {
+        for (enum dtype dtype = DTYPE_BF16; dtype <= DTYPE_F16; dtype++) {
+            static uint16_t in[65536], back[65536];
+            static float out[65536], plain[65536];
+
+            for (unsigned h = 0; h < 65536; h++)
+                in[h] = (uint16_t)h;
+            k->convert_to_f32(out, in, dtype, 65536);
+            convert_to_f32(plain, in, dtype, 65536);
+            assert_memory_equal(plain, out, sizeof(out));
+            k->convert_from_f32(back, out, dtype, 65536);
+            for (unsigned h = 0; h < 65536; h++) {
+                assert_true(same(out[h], (float)widen_reference((uint16_t)h, dtype)));
+                assert_int_equal(signbit(out[h]) != 0, h >> 15);
+                if (!isnan(out[h]))
+                    assert_int_equal(back[h], h);
+                else
+                    assert_true(isnan(widen_reference(back[h], dtype)) && back[h] >> 15 == h >> 15);
+            }
+        }
+    }
+}
+
+static void check_narrow(const struct kernels *k, const float *in, size_t n, enum dtype dtype)
+{
+    _cleanup_free_ uint16_t *out = malloc(n * sizeof(*out) + 1), *plain = malloc(n * sizeof(*plain) + 1);
+
+    k->convert_from_f32(out, in, dtype, n);
+    convert_from_f32(plain, in, dtype, n);
+    assert_memory_equal(plain, out, n * sizeof(*out));
+    for (size_t i = 0; i < n; i++) {
+        if (!same((float)widen_reference(out[i], dtype), (float)narrow_reference(in[i], dtype)) ||
+            out[i] >> 15 != (signbit(in[i]) != 0))
+            fail_msg("%s: %a became %#x", k->isa, (double)in[i], out[i]);
+    }
+}
+
+/* Every point where rounding turns from one 16-bit value to the next, and its fp32 neighbours. */
+static void test_narrow_halfway(void **state)
+{
+    const struct kernels *k;
+
+    for (unsigned i = 0; (k = kernels_nth(i)); i++) {
+        for (enum dtype dtype = DTYPE_BF16; dtype <= DTYPE_F16; dtype++) {
+            static float in[6 * 32768];
+            size_t n = 0;
+
+            for (unsigned h = 0; h < 0x8000; h++) {
+                double here = widen_reference((uint16_t)h, dtype), after = widen_reference((uint16_t)(h + 1), dtype);
+                float middle;
+
+                if (!isfinite(here))
+                    break;
+                if (!isfinite(after))
+                    after = ldexp(1, dtype == DTYPE_BF16 ? 128 : 16);
+                middle = (float)((here + after) / 2);
+                in[n++] = middle;
+                in[n++] = nextafterf(middle, 0);
+                in[n++] = nextafterf(middle, INFINITY);
+                in[n++] = -middle;
+                in[n++] = -nextafterf(middle, 0);
+                in[n++] = -nextafterf(middle, INFINITY);
+            }
+            check_narrow(k, in, n, dtype);
+        }
+    }
+}
+
+static void test_narrow_random(void **state)
+{
+    const struct kernels *k;
+
+    for (unsigned i = 0; (k = kernels_nth(i)); i++) {
+        static float in[1 << 18];
+        uint64_t seed = 1;
+
+        for (size_t j = 0; j < ARRAY_SIZE(in); j++)
+            in[j] = f32_from_bits((uint32_t)next(&seed));
+        in[0] = INFINITY;
+        in[1] = -INFINITY;
+        in[2] = f32_from_bits(0x7f800001);
+        in[3] = f32_from_bits(0xffffffff);
+        for (size_t s = 0; s < ARRAY_SIZE(sizes) && sizes[s] < ARRAY_SIZE(in); s++) {
+            check_narrow(k, in + (sizes[s] & 3), sizes[s], DTYPE_BF16);
+            check_narrow(k, in + (sizes[s] & 3), sizes[s], DTYPE_F16);
+        }
+        check_narrow(k, in, ARRAY_SIZE(in), DTYPE_BF16);
+        check_narrow(k, in, ARRAY_SIZE(in), DTYPE_F16);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_widen_all),
+        cmocka_unit_test(test_narrow_halfway),
+        cmocka_unit_test(test_narrow_random),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,805 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The device's kernels against the CPU's own: bits equal, nothing written beside a range. Where a sum is NaN, any NaN
+ * will do. The same tests run twice (device-memory.h): with the kernels compiled for the CPU, and on a GPU, where there
+ * is one. On the CPU every launch is made twice, with blocks and threads taking their turns from the first to the last
+ * and from the last to the first, since no result may depend on that, and arrays end where their elements end, so
+ * that an address sanitizer sees a read behind them.
+ */
+
+#include "kernels/device.h"
+#include "kernels/kernels.h"
+
+#include "tests/kernels/device-memory.h"
+#include "tests/kernels/kernels-reference.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void in_both_orders(void (*check)(uint64_t seed), uint64_t seed)
+{
+    device_order(false);
+    check(seed);
+    device_order(true);
+    check(seed);
+    device_order(false);
+}
+
+/* ---- arrays -------------------------------------------------------------------------------------------- */
+
+enum {
+    GUARD_BYTES = 256,
+    GUARD = 0xa5,
+};
+
+/* n_bytes at an address that is `shift` above a multiple of 256, guarded in front and, where they are written, behind.
+ */
+struct array {
+    char *data;
+    size_t n_bytes;
+    size_t shift;
+    size_t n_behind;
+};
+
+static struct array array_new(size_t n_bytes, size_t shift, bool written)
+{
+    struct array array = {.n_bytes = n_bytes, .shift = shift, .n_behind = written ? GUARD_BYTES : 0};
+    size_t n_all = GUARD_BYTES + shift + n_bytes + array.n_behind;
+    void *memory = device_memory_new(n_all);
+
+    memset(memory, GUARD, n_all);
+    array.data = (char *)memory + GUARD_BYTES + shift;
+    return array;
+}
+
+static void array_free(struct array *array)
+{
+    device_memory_free(array->data - GUARD_BYTES - array->shift);
+}
+
+static struct array array_copy(const struct array *from)
+{
+    struct array array = array_new(from->n_bytes, from->shift, from->n_behind > 0);
+
+    memcpy(array.data, from->data, from->n_bytes);
+    return array;
+}
+
+static void assert_guarded(const struct array *array)
+{
+    for (size_t i = 1; i <= GUARD_BYTES + array->shift; i++)
+        assert_int_equal((uint8_t)array->data[-(ptrdiff_t)i], GUARD);
+    for (size_t i = 0; i < array->n_behind; i++)
+        assert_int_equal((uint8_t)array->data[array->n_bytes + i], GUARD);
+}
+
+/* fp32 arrays: bits, but any NaN for a NaN. */
+static void assert_same_floats(const struct array *array, const struct array *expected)
+{
+    const float *a = (const float *)(const void *)array->data, *b = (const float *)(const void *)expected->data;
+
+    for (size_t i = 0; i < array->n_bytes / 4; i++) {
+        if (!same(a[i], b[i]))
+            fail_msg("element %zu of %zu: %a, expected %a", i, array->n_bytes / 4, (double)a[i], (double)b[i]);
+    }
+    assert_guarded(array);
+}
+
+static void assert_same_bytes(const struct array *array, const struct array *expected)
+{
+    if (array->n_bytes > 0)
+        assert_memory_equal(array->data, expected->data, array->n_bytes);
+    assert_guarded(array);
+}
+
+/* ---- values -------------------------------------------------------------------------------------------- */
+
+enum values {
+    VALUES_USUAL,
+    VALUES_WILD, /* all exponents, both zeroes, subnormals; sums overflow now and then */
+    VALUES_SUBNORMAL,
+    VALUES_ZEROES,
+    VALUES_NONFINITE, /* one in 50 */
+    VALUES_NAN,       /* all */
+    N_VALUES,
+};
+
+static float value_of(enum values values, uint64_t r)
+{
+    static const float strange[] = {NAN, INFINITY, -INFINITY, -NAN};
+    uint32_t sign = (uint32_t)r & 0x80000000, mantissa = (uint32_t)(r >> 9) & 0x7fffff;
+
+    switch (values) {
+    case VALUES_WILD:
+        return r >> 61 ? f32_from_bits(sign | ((uint32_t)(r >> 40) % 255) << 23 | mantissa) : f32_from_bits(sign);
+    case VALUES_SUBNORMAL:
+        return f32_from_bits(sign | mantissa);
+    case VALUES_ZEROES:
+        return f32_from_bits(sign);
+    case VALUES_NONFINITE:
+        if ((r >> 40) % 50 == 0)
+            return strange[r % 4];
+        break;
+    case VALUES_NAN:
+        return NAN;
+    default:
+        break;
+    }
+    return f32_from_bits(sign | (110 + (uint32_t)(r >> 40) % 12) << 23 | mantissa);
+}
+
+static void fill(struct array *array, enum dtype dtype, enum values values, uint64_t *seed)
+{
+    for (size_t i = 0; i < array->n_bytes / dtype_size(dtype); i++) {
+        float value = value_of(values, next(seed));
+
+        convert_from_f32(array->data + i * dtype_size(dtype), &value, dtype, 1);
+    }
+}
+
+/* Around a run, a unit, a tile of 32 runs, a chunk. */
+static const size_t lengths[] = {0,    1,    3,    7,    8,    63,   64,    65,    128,   200,  2047,
+                                 2048, 2049, 8128, 8191, 8192, 8193, 10240, 16384, 16390, 20000};
+
+static size_t a_length(uint64_t *seed)
+{
+    return lengths[next(seed) % ARRAY_SIZE(lengths)];
+}
+
+/* Mostly none. */
+static size_t a_shift(size_t elem_bytes, uint64_t *seed)
+{
+    return next(seed) % 4 ? 0 : next(seed) % 16 * elem_bytes;
+}
+
+/* ---- reduce -------------------------------------------------------------------------------------------- */
+
+enum {
+    MAX_WORLD = 1024,
+    N_REDUCTIONS = 24,
+    MAX_CHUNKS = N_REDUCTIONS * 20,
+};
+
+/* One range, for both sides. */
+struct reduction {
+    enum dtype dtype;
+    unsigned n_leaves;
+    struct array leaves[REDUCE_MAX_LEAVES];
+    const void *data[REDUCE_MAX_LEAVES];
+    struct reduce_join joins[REDUCE_MAX_LEAVES];
+    struct array out, expected;
+    bool first;
+    size_t n_elems, start_elem;
+};
+
+static unsigned choose_ranks(bool *present, uint64_t *seed)
+{
+    static const unsigned worlds[] = {1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 16, 33, 64, MAX_WORLD};
+    unsigned world = worlds[next(seed) % ARRAY_SIZE(worlds)], n = 0;
+    unsigned of_sixteen = world == MAX_WORLD ? 1 : next(seed) % 2 ? 16 : 11;
+
+    for (unsigned r = 0; r < world; r++) {
+        present[r] = n < REDUCE_MAX_LEAVES && next(seed) % 16 < of_sixteen;
+        n += present[r];
+    }
+    present[0] |= n == 0;
+    return world;
+}
+
+static void reduction_init(struct reduction *reduction, uint64_t *seed)
+{
+    enum values values = (enum values)(next(seed) % N_VALUES);
+    bool present[MAX_WORLD];
+    unsigned world = choose_ranks(present, seed);
+
+    *reduction = (struct reduction){
+        .dtype = (enum dtype)(next(seed) % N_DTYPES),
+        .first = next(seed) % 2,
+        .n_elems = a_length(seed),
+        .start_elem = next(seed) % 1000 * 64,
+    };
+    reduction->n_leaves = reduce_joins(present, world, reduction->joins) + 1;
+    for (unsigned leaf = 0; leaf < reduction->n_leaves; leaf++) {
+        struct array *array = &reduction->leaves[leaf];
+        size_t size = dtype_size(reduction->dtype);
+
+        *array = array_new(reduction->n_elems * size, a_shift(size, seed), false);
+        fill(array, reduction->dtype, values, seed);
+        reduction->data[leaf] = array->data;
+    }
+    reduction->out = array_new(reduction->n_elems * 4, a_shift(4, seed), true);
+    fill(&reduction->out, DTYPE_F32, VALUES_USUAL, seed);
+    reduction->expected = array_copy(&reduction->out);
+}
+
+static void reduction_deinit(struct reduction *reduction)
+{
+    for (unsigned leaf = 0; leaf < reduction->n_leaves; leaf++)
+        array_free(&reduction->leaves[leaf]);
+    array_free(&reduction->out);
+    array_free(&reduction->expected);
+}
+
+/* Ranges, leaves and chunks of some reductions, and their results, which start as anything. */
+struct reductions {
+    struct reduction each[N_REDUCTIONS];
+    struct device_reduce_range ranges[N_REDUCTIONS];
+    struct device_leaf leaves[N_REDUCTIONS * REDUCE_MAX_LEAVES];
+    struct device_chunk chunks[MAX_CHUNKS];
+    struct exact_sum squares[N_REDUCTIONS];
+    struct position_sum *sums; /* no more than there are leaves, for the address sanitizer */
+    struct device_finding findings[N_REDUCTIONS * REDUCE_MAX_LEAVES], overflows[N_REDUCTIONS];
+    struct device_reduce_list list;
+};
+
+static void reductions_init(struct reductions *all, bool want_sums, uint64_t *seed)
+{
+    struct device_reduce_list *list = &all->list;
+
+    memset(all, 0xee, sizeof(*all));
+    *list = (struct device_reduce_list){.ranges = all->ranges,
+                                        .leaves = all->leaves,
+                                        .chunks = all->chunks,
+                                        .squares = all->squares,
+                                        .n_ranges = N_REDUCTIONS};
+    for (unsigned i = 0; i < N_REDUCTIONS; i++) {
+        struct reduction *reduction = &all->each[i];
+
+        reduction_init(reduction, seed);
+        all->ranges[i] = (struct device_reduce_range){
+            .out = (float *)(void *)reduction->out.data,
+            .n_elems = reduction->n_elems,
+            .start_elem = reduction->start_elem,
+            .first_leaf = list->n_leaves,
+            .n_leaves = (uint16_t)reduction->n_leaves,
+            .dtype = (uint8_t)reduction->dtype,
+            .first = reduction->first,
+        };
+        device_leaves_fill(all->leaves + list->n_leaves, reduction->data, reduction->n_leaves, reduction->joins);
+        list->n_leaves += reduction->n_leaves;
+        list->n_chunks += device_chunks_fill(all->chunks + list->n_chunks, i, reduction->n_elems);
+        assert_true(list->n_chunks <= MAX_CHUNKS - 20);
+    }
+    all->sums = device_memory_new(list->n_leaves * sizeof(all->sums[0]));
+    memset(all->sums, 0xee, list->n_leaves * sizeof(all->sums[0]));
+    list->sums = want_sums ? all->sums : NULL;
+}
+
+static void reductions_free(struct reductions *all)
+{
+    for (unsigned i = 0; i < N_REDUCTIONS; i++)
+        reduction_deinit(&all->each[i]);
+    device_memory_free(all->sums);
+    device_memory_free(all);
+}
+
+/* What carries rely on; then as equal sums are equal. */
+static void carry(struct exact_sum *sum)
+{
+    for (unsigned i = 0; i < EXACT_N_LIMBS; i++)
+        assert_true(sum->limb[i] >> 32 <= sum->n_deferred);
+    exact_sum_carry(sum);
+}
+
+static void assert_same_finding(const struct device_finding *finding, const struct reduce_finding *expected)
+{
+    struct reduce_finding found;
+
+    device_finding_read(finding, &found);
+    assert_int_equal(found.n_nan, expected->n_nan);
+    assert_int_equal(found.n_inf, expected->n_inf);
+    if (found.n_nan + found.n_inf == 0)
+        return;
+    assert_int_equal(found.first_elem, expected->first_elem);
+    assert_true(same(found.first_value, expected->first_value));
+}
+
+/* What the CPU makes of reduction i. Return: whether it was not finite. */
+static bool check_reduction(struct reductions *all, unsigned i)
+{
+    struct reduction *reduction = &all->each[i];
+    unsigned first_leaf = all->ranges[i].first_leaf;
+    struct reduce_finding found[REDUCE_MAX_LEAVES] = {0}, overflow = {0};
+    struct position_sum sums[REDUCE_MAX_LEAVES];
+    struct reduce_result result = {.sums = sums};
+    struct reduce_args args = {
+        .dtype = reduction->dtype,
+        .n_leaves = reduction->n_leaves,
+        .leaves = reduction->data,
+        .joins = reduction->joins,
+        .acc = (float *)(void *)reduction->expected.data,
+        .first = reduction->first,
+        .n_elems = reduction->n_elems,
+        .start_elem = reduction->start_elem,
+    };
+
+    kernels_nth(i % 2 && kernels_nth(1) ? 1 : 0)->reduce(&args, &result);
+    assert_same_floats(&reduction->out, &reduction->expected);
+    assert_int_equal(all->squares[i].nonfinite, result.nonfinite);
+    carry(&result.squares);
+    carry(&all->squares[i]);
+    assert_memory_equal(&all->squares[i], &result.squares, sizeof(result.squares));
+    if (all->list.sums)
+        assert_memory_equal(all->sums + first_leaf, sums, reduction->n_leaves * sizeof(sums[0]));
+    if (result.nonfinite)
+        reduce_find_nonfinite(&args, found, &overflow);
+    for (unsigned leaf = 0; leaf < reduction->n_leaves; leaf++)
+        assert_same_finding(&all->findings[first_leaf + leaf], &found[leaf]);
+    assert_same_finding(&all->overflows[i], &overflow);
+    return result.nonfinite;
+}
+
+static struct reductions *reductions_new(bool want_sums, uint64_t seed)
+{
+    struct reductions *all = device_memory_new(sizeof(*all));
+
+    reductions_init(all, want_sums, &seed);
+    assert_int_equal(device_reduce(NULL, &all->list), 0);
+    assert_int_equal(device_finish(), 0);
+    return all;
+}
+
+static void check_reductions(uint64_t seed)
+{
+    struct reductions *all = reductions_new(seed % 4 != 3, seed);
+    unsigned n_nonfinite = 0;
+
+    assert_int_equal(device_find_nonfinite(NULL, &all->list, all->findings, all->overflows), 0);
+    assert_int_equal(device_finish(), 0);
+    for (unsigned i = 0; i < N_REDUCTIONS; i++)
+        n_nonfinite += check_reduction(all, i);
+    assert_in_range(n_nonfinite, 1, N_REDUCTIONS - 1);
+    reductions_free(all);
+}
+
+static void test_reduce(void **state)
+{
+    for (uint64_t seed = 0; seed < 16; seed++)
+        in_both_orders(check_reductions, seed);
+}
+
+/* The search reads no more than the flag of a range that is said to be finite. */
+static void check_unread(uint64_t seed)
+{
+    struct reductions *all = reductions_new(false, seed);
+    struct device_finding none = {0};
+
+    for (unsigned i = 0; i < N_REDUCTIONS; i++) {
+        all->squares[i].nonfinite = false;
+        all->ranges[i].out = NULL;
+    }
+    assert_int_equal(device_find_nonfinite(NULL, &all->list, all->findings, all->overflows), 0);
+    assert_int_equal(device_finish(), 0);
+    for (unsigned i = 0; i < N_REDUCTIONS; i++)
+        assert_memory_equal(&all->overflows[i], &none, sizeof(none));
+    for (uint32_t leaf = 0; leaf < all->list.n_leaves; leaf++)
+        assert_memory_equal(&all->findings[leaf], &none, sizeof(none));
+    reductions_free(all);
+}
+
+static void test_unread(void **state)
+{
+    in_both_orders(check_unread, 1);
+}
+
+enum {
+    N_PARTIAL = 5000,
+};
+
+struct partial_sums {
+    uint16_t pushed[4][N_PARTIAL];
+    float whole[N_PARTIAL], parts[2][N_PARTIAL], acc[N_PARTIAL];
+    struct device_reduce_range ranges[2];
+    struct device_leaf leaves[4];
+    struct device_chunk chunks[2];
+    struct exact_sum squares[2];
+};
+
+/* The CPU's sum over all four at once. */
+static struct exact_sum partial_sums_init(struct partial_sums *all, uint64_t seed)
+{
+    const void *leaves[4] = {all->pushed[0], all->pushed[1], all->pushed[2], all->pushed[3]};
+    struct reduce_result result = {0};
+    struct reduce_join joins[4];
+
+    for (int i = 0; i < 4 * N_PARTIAL; i++)
+        all->pushed[i / N_PARTIAL][i % N_PARTIAL] = bf16_from_f32(value_of(VALUES_USUAL, next(&seed)));
+    reduce_joins(NULL, 4, joins);
+    kernels_nth(0)->reduce(&(struct reduce_args){DTYPE_BF16, 4, leaves, joins, all->whole, true, N_PARTIAL, 0},
+                           &result);
+    exact_sum_carry(&result.squares);
+    return result.squares;
+}
+
+/* As a step does it: partial sums of two nodes' ranks into buffers, then those into an accumulator. */
+static void check_partial_sums(uint64_t seed)
+{
+    struct partial_sums *all = device_memory_new(sizeof(*all));
+    struct exact_sum expected = partial_sums_init(all, seed);
+    const void *pairs[3][2] = {
+        {all->pushed[0], all->pushed[1]}, {all->pushed[2], all->pushed[3]}, {all->parts[0], all->parts[1]}};
+    struct device_reduce_list list = {.ranges = all->ranges,
+                                      .leaves = all->leaves,
+                                      .chunks = all->chunks,
+                                      .squares = all->squares,
+                                      .n_ranges = 2,
+                                      .n_leaves = 4,
+                                      .n_chunks = 2};
+    struct reduce_join join;
+
+    reduce_joins(NULL, 2, &join);
+    for (uint32_t i = 0; i < 2; i++) {
+        all->ranges[i] = (struct device_reduce_range){.out = all->parts[i],
+                                                      .n_elems = N_PARTIAL,
+                                                      .first_leaf = 2 * i,
+                                                      .n_leaves = 2,
+                                                      .dtype = DTYPE_BF16,
+                                                      .first = true};
+        device_leaves_fill(all->leaves + 2 * i, pairs[i], 2, &join);
+        assert_int_equal(device_chunks_fill(all->chunks + i, i, N_PARTIAL), 1);
+    }
+    assert_int_equal(device_reduce(NULL, &list), 0);
+    assert_int_equal(device_finish(), 0);
+    device_leaves_fill(all->leaves, pairs[2], 2, &join);
+    all->ranges[0] = (struct device_reduce_range){
+        .out = all->acc, .n_elems = N_PARTIAL, .n_leaves = 2, .dtype = DTYPE_F32, .first = true};
+    list.n_ranges = list.n_chunks = 1;
+    list.n_leaves = 2;
+    assert_int_equal(device_reduce(NULL, &list), 0);
+    assert_int_equal(device_finish(), 0);
+    carry(&all->squares[0]);
+    assert_memory_equal(all->acc, all->whole, sizeof(all->acc));
+    assert_memory_equal(&all->squares[0], &expected, sizeof(expected));
+    device_memory_free(all);
+}
+
+static void test_partial_sums(void **state)
+{
+    in_both_orders(check_partial_sums, 3);
+}
+
+/* Each leaf as a letter, each join as brackets: in the order in which the device takes them. */
+static void check_tree(const bool *present, unsigned world)
+{
+    char waiting[REDUCE_MAX_LEAVES][1024], text[REDUCE_MAX_LEAVES][1024], joined[1024];
+    struct reduce_join joins[REDUCE_MAX_LEAVES];
+    struct device_leaf leaves[REDUCE_MAX_LEAVES];
+    const void *data[REDUCE_MAX_LEAVES] = {0};
+    unsigned n_joins = reduce_joins(present, world, joins), n_waiting = 0, most = 0;
+
+    for (unsigned leaf = 0; leaf <= n_joins; leaf++) {
+        data[leaf] = &text[leaf];
+        snprintf(text[leaf], sizeof(text[leaf]), "%u", leaf);
+    }
+    device_leaves_fill(leaves, data, n_joins + 1, joins);
+    for (unsigned leaf = 0; leaf <= n_joins; leaf++) {
+        assert_ptr_equal(leaves[leaf].data, data[leaf]);
+        strcpy(waiting[n_waiting++], text[leaf]);
+        most = n_waiting > most ? n_waiting : most;
+        for (unsigned join = 0; join < leaves[leaf].n_joins; join++, n_waiting--) {
+            snprintf(joined, sizeof(joined), "(%.500s %.500s)", waiting[n_waiting - 2], waiting[n_waiting - 1]);
+            strcpy(waiting[n_waiting - 2], joined);
+        }
+    }
+    for (unsigned j = 0; j < n_joins; j++) {
+        snprintf(joined, sizeof(joined), "(%.500s %.500s)", text[joins[j].dst], text[joins[j].src]);
+        strcpy(text[joins[j].dst], joined);
+    }
+    assert_int_equal(n_waiting, 1);
+    assert_string_equal(waiting[0], text[0]);
+    assert_true(most <= DEVICE_TREE_DEPTH + 1);
+}
+
+static void test_trees(void **state)
+{
+    static bool present[1 << 16];
+    uint64_t seed = 5;
+
+    for (unsigned world = 1; world <= REDUCE_MAX_LEAVES; world++)
+        check_tree(NULL, world);
+    for (int round = 0; round < 200; round++) {
+        bool some[MAX_WORLD];
+
+        check_tree(some, choose_ranks(some, &seed));
+    }
+    /* the deepest: one rank on the left of every split, and the last two */
+    for (unsigned left = 1 << 15, at = 0; left > 0; at += left, left /= 2)
+        present[at] = true;
+    present[(1 << 16) - 1] = true;
+    check_tree(present, 1 << 16);
+}
+
+/* ---- the 64-bit sums alone ----------------------------------------------------------------------------- */
+
+enum {
+    N_POSITIONS = 40,
+};
+
+struct positions {
+    struct array arrays[N_POSITIONS];
+    struct device_position_range ranges[N_POSITIONS];
+    struct device_chunk chunks[N_POSITIONS * 3];
+    struct position_sum sums[N_POSITIONS];
+};
+
+static void check_positions(uint64_t seed)
+{
+    struct positions *all = device_memory_new(sizeof(*all));
+    struct device_position_list list = {
+        .ranges = all->ranges, .chunks = all->chunks, .sums = all->sums, .n_ranges = N_POSITIONS};
+
+    memset(all->sums, 0xee, sizeof(all->sums));
+    for (unsigned i = 0; i < N_POSITIONS; i++) {
+        enum dtype dtype = (enum dtype)(next(&seed) % N_DTYPES);
+        size_t n_elems = a_length(&seed), size = dtype_size(dtype);
+
+        all->arrays[i] = array_new(n_elems * size, a_shift(size, &seed), false);
+        for (size_t k = 0; k < all->arrays[i].n_bytes; k++)
+            all->arrays[i].data[k] = (char)next(&seed);
+        all->ranges[i] = (struct device_position_range){
+            .data = all->arrays[i].data, .n_elems = n_elems, .start_elem = next(&seed) % 999 * 64, .dtype = dtype};
+        list.n_chunks += device_chunks_fill(all->chunks + list.n_chunks, i, n_elems);
+    }
+    assert_int_equal(device_position_sums(NULL, &list), 0);
+    assert_int_equal(device_finish(), 0);
+    for (unsigned i = 0; i < N_POSITIONS; i++) {
+        struct position_sum expected = {0};
+
+        position_sum_update(&expected, (enum dtype)all->ranges[i].dtype, all->ranges[i].data, all->ranges[i].n_elems,
+                            all->ranges[i].start_elem);
+        assert_memory_equal(&all->sums[i], &expected, sizeof(expected));
+        array_free(&all->arrays[i]);
+    }
+    device_memory_free(all);
+}
+
+static void test_positions(void **state)
+{
+    for (uint64_t seed = 0; seed < 8; seed++)
+        in_both_orders(check_positions, seed);
+}
+
+/* ---- update -------------------------------------------------------------------------------------------- */
+
+static const struct {
+    enum optimizer optimizer;
+    struct hyper hyper;
+} cases[] = {
+    {OPTIMIZER_ADAMW, {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01}},
+    {OPTIMIZER_ADAM, {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .adam_w_mode = true}},
+    {OPTIMIZER_ADAM, {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}},
+    {OPTIMIZER_SGD, {.lr = 0.1, .weight_decay = 1e-4}},
+    {OPTIMIZER_SGD, {.lr = 0.1, .momentum = 0.9, .dampening = 0.3, .weight_decay = 1e-4}},
+    {OPTIMIZER_SGD, {.lr = 0.1, .momentum = 0.9, .nesterov = true}},
+    {OPTIMIZER_LION, {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1}},
+    {OPTIMIZER_ADAGRAD, {.lr = 0.01, .lr_decay = 0.1, .eps = 1e-10, .weight_decay = 0.02}},
+};
+
+enum {
+    N_UPDATES = 20,
+};
+
+/* A range and its copy for the CPU. Moments that an optimizer has not are there, but not given. */
+struct updated {
+    struct array p, m, v, w16;
+};
+
+struct updates {
+    struct updated got[N_UPDATES], expected[N_UPDATES];
+    struct array acc[N_UPDATES];
+    struct device_update_range ranges[N_UPDATES];
+    struct update_scalars scalars[N_UPDATES];
+    struct device_chunk chunks[N_UPDATES * 3];
+    struct device_update_list list;
+};
+
+static struct updated updated_new(size_t n_elems, uint64_t *seed)
+{
+    struct updated updated = {
+        .p = array_new(n_elems * 4, a_shift(4, seed), true),
+        .m = array_new(n_elems * 4, a_shift(4, seed), true),
+        .v = array_new(n_elems * 4, a_shift(4, seed), true),
+        .w16 = array_new(n_elems * 2, a_shift(2, seed), true),
+    };
+
+    fill(&updated.p, DTYPE_F32, next(seed) % 2 ? VALUES_WILD : VALUES_USUAL, seed);
+    memset(updated.m.data, 0, updated.m.n_bytes);
+    memset(updated.v.data, 0, updated.v.n_bytes);
+    return updated;
+}
+
+static struct updated updated_copy(const struct updated *from)
+{
+    return (struct updated){array_copy(&from->p), array_copy(&from->m), array_copy(&from->v), array_copy(&from->w16)};
+}
+
+static void updated_free(struct updated *updated)
+{
+    array_free(&updated->p);
+    array_free(&updated->m);
+    array_free(&updated->v);
+    array_free(&updated->w16);
+}
+
+static void updates_init(struct updates *all, enum optimizer optimizer, const struct hyper *hyper, uint64_t *seed)
+{
+    struct optimizer_moments moments = optimizer_moments(optimizer, hyper);
+
+    all->list = (struct device_update_list){
+        .ranges = all->ranges, .chunks = all->chunks, .scalars = all->scalars, .optimizer = optimizer};
+    for (uint32_t i = 0; i < N_UPDATES; i++) {
+        enum dtype w16_dtype = (enum dtype)(next(seed) % N_DTYPES);
+        size_t n_elems = a_length(seed);
+        struct updated *got = &all->got[i];
+
+        *got = updated_new(n_elems, seed);
+        all->expected[i] = updated_copy(got);
+        all->acc[i] = array_new(n_elems * 4, a_shift(4, seed), false);
+        all->ranges[i] = (struct device_update_range){
+            .p = (float *)(void *)got->p.data,
+            .m = moments.m ? (float *)(void *)got->m.data : NULL,
+            .v = moments.v ? (float *)(void *)got->v.data : NULL,
+            .acc = (const float *)(const void *)all->acc[i].data,
+            .w16 = w16_dtype == DTYPE_F32 ? NULL : got->w16.data,
+            .n_elems = n_elems,
+            .scalars = N_UPDATES - 1 - i,
+            .w16_dtype = w16_dtype,
+        };
+        all->list.n_chunks += device_chunks_fill(all->chunks + all->list.n_chunks, i, n_elems);
+    }
+}
+
+static void check_updated(const struct updates *all, uint32_t i)
+{
+    const struct device_update_range *range = &all->ranges[i];
+    const struct updated *expected = &all->expected[i], *got = &all->got[i];
+    struct update_args args = {
+        .p = (float *)(void *)expected->p.data,
+        .m = range->m ? (float *)(void *)expected->m.data : NULL,
+        .v = range->v ? (float *)(void *)expected->v.data : NULL,
+        .acc = range->acc,
+        .w16 = range->w16 ? expected->w16.data : NULL,
+        .w16_dtype = (enum dtype)range->w16_dtype,
+        .n_elems = range->n_elems,
+        .k = &all->scalars[range->scalars],
+    };
+
+    kernels_nth(i % 2 && kernels_nth(1) ? 1 : 0)->update[all->list.optimizer](&args);
+    assert_same_bytes(&got->p, &expected->p);
+    assert_same_bytes(&got->m, &expected->m);
+    assert_same_bytes(&got->v, &expected->v);
+    assert_same_bytes(&got->w16, &expected->w16);
+}
+
+/* Three steps; a parameter's own count differs from its neighbours'. */
+static void check_updates(uint64_t seed)
+{
+    struct updates *all = device_memory_new(sizeof(*all));
+    size_t c = seed % ARRAY_SIZE(cases);
+
+    updates_init(all, cases[c].optimizer, &cases[c].hyper, &seed);
+    for (uint64_t step = 0; step < 3; step++) {
+        for (uint32_t i = 0; i < N_UPDATES; i++) {
+            update_scalars_compute(cases[c].optimizer, &cases[c].hyper, step == 1 ? 1 / 3.0 : 0.125, 1 + (step + i) % 4,
+                                   &all->scalars[i]);
+            /* wild ones' squares overflow: a moment is infinite then, and stays so */
+            fill(&all->acc[i], DTYPE_F32, (enum values)(next(&seed) % VALUES_NONFINITE), &seed);
+        }
+        assert_int_equal(device_update(NULL, &all->list), 0);
+        assert_int_equal(device_finish(), 0);
+        for (uint32_t i = 0; i < N_UPDATES; i++)
+            check_updated(all, i);
+    }
+    for (uint32_t i = 0; i < N_UPDATES; i++) {
+        updated_free(&all->got[i]);
+        updated_free(&all->expected[i]);
+        array_free(&all->acc[i]);
+    }
+    device_memory_free(all);
+}
+
+static void test_update(void **state)
+{
+    for (uint64_t seed = 0; seed < 2 * ARRAY_SIZE(cases); seed++)
+        in_both_orders(check_updates, seed);
+}
+
+/* ---- conversion ---------------------------------------------------------------------------------------- */
+
+enum {
+    N_CONVERSIONS = 40,
+};
+
+struct conversions {
+    struct array src[N_CONVERSIONS], dst[N_CONVERSIONS], expected[N_CONVERSIONS];
+    struct device_convert_range ranges[N_CONVERSIONS];
+    struct device_chunk chunks[N_CONVERSIONS * 9];
+    struct device_convert_list list;
+};
+
+/* Range i: from and to are the element sizes; its source is any bits, or all 16-bit values. */
+static void conversion_init(struct conversions *all, uint32_t i, enum dtype dtype, bool widening, uint64_t *seed)
+{
+    size_t n_elems = i < N_DTYPES ? 1 << 16 : a_length(seed);
+    size_t from = widening ? dtype_size(dtype) : 4, to = widening ? 4 : dtype_size(dtype);
+    struct array *src = &all->src[i];
+
+    *src = array_new(n_elems * from, i < N_DTYPES ? 0 : a_shift(from, seed), false);
+    for (size_t k = 0; k < n_elems; k++) {
+        uint32_t bits = from == 2 && i < N_DTYPES ? (uint32_t)k : (uint32_t)next(seed);
+        float value = value_of((enum values)(k % N_VALUES), next(seed));
+
+        if (from == 4 && k % 2)
+            bits = f32_bits(value);
+        memcpy(src->data + k * from, &bits, from); /* little-endian */
+    }
+    all->dst[i] = array_new(n_elems * to, i < N_DTYPES ? 0 : a_shift(to, seed), true);
+    all->expected[i] = array_copy(&all->dst[i]);
+    all->ranges[i] =
+        (struct device_convert_range){.dst = all->dst[i].data, .src = src->data, .n_elems = n_elems, .dtype = dtype};
+    all->list.n_chunks += device_chunks_fill(all->chunks + all->list.n_chunks, i, n_elems);
+}
+
+static void check_conversions(bool widening, uint64_t seed)
+{
+    struct conversions *all = device_memory_new(sizeof(*all));
+
+    all->list = (struct device_convert_list){.ranges = all->ranges, .chunks = all->chunks};
+    for (uint32_t i = 0; i < N_CONVERSIONS; i++)
+        conversion_init(all, i, (enum dtype)(i % N_DTYPES), widening, &seed);
+    assert_int_equal((widening ? device_convert_to_f32 : device_convert_from_f32)(NULL, &all->list), 0);
+    assert_int_equal(device_finish(), 0);
+    for (uint32_t i = 0; i < N_CONVERSIONS; i++) {
+        const struct device_convert_range *range = &all->ranges[i];
+        const struct kernels *k = kernels_nth(i % 2 && kernels_nth(1) ? 1 : 0);
+        void *expected = all->expected[i].data;
+
+        if (widening)
+            k->convert_to_f32(expected, range->src, (enum dtype)range->dtype, range->n_elems);
+        else
+            k->convert_from_f32(expected, range->src, (enum dtype)range->dtype, range->n_elems);
+        assert_same_bytes(&all->dst[i], &all->expected[i]);
+        array_free(&all->src[i]);
+        array_free(&all->dst[i]);
+        array_free(&all->expected[i]);
+    }
+    device_memory_free(all);
+}
+
+static void check_widening(uint64_t seed)
+{
+    check_conversions(true, seed);
+}
+
+static void check_narrowing(uint64_t seed)
+{
+    check_conversions(false, seed);
+}
+
+static void test_convert(void **state)
+{
+    for (uint64_t seed = 0; seed < 3; seed++) {
+        in_both_orders(check_widening, seed);
+        in_both_orders(check_narrowing, seed);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reduce),  cmocka_unit_test(test_unread),    cmocka_unit_test(test_partial_sums),
+        cmocka_unit_test(test_trees),   cmocka_unit_test(test_positions), cmocka_unit_test(test_update),
+        cmocka_unit_test(test_convert),
+    };
+
+    if (!device_open())
+        return 77; /* meson: skipped */
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,636 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Reduce and update, with every table of kernels that this CPU runs, against a second implementation of
+ * docs/numerics.md, written here one element at a time and without regard for speed. Equality of bits
+ * throughout; where a NaN is expected, any NaN will do.
+ */
+
+#include "kernels/kernels.h"
+
+#include "tests/kernels/kernels-reference.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Arithmetic that no compiler fuses, reorders or widens. */
+static float add(volatile float a, volatile float b)
+{
+    volatile float r = a + b;
+
+    return r;
+}
+
+static float sub(volatile float a, volatile float b)
+{
+    volatile float r = a - b;
+
+    return r;
+}
+
+static float mul(volatile float a, volatile float b)
+{
+    volatile float r = a * b;
+
+    return r;
+}
+
+static float quotient(volatile float a, volatile float b)
+{
+    volatile float r = a / b;
+
+    return r;
+}
+
+static float root(volatile float a)
+{
+    volatile float r = sqrtf(a);
+
+    return r;
+}
+
+static void assert_same(const float *a, const float *b, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (!same(a[i], b[i]))
+            fail_msg("element %zu of %zu: %a, expected %a", i, n, (double)a[i], (double)b[i]);
+    }
+}
+
+/* ---- reduce -------------------------------------------------------------------------------------------- */
+
+enum { MAX_RANKS = 64, N_MAX = 100003, SLACK = 64 };
+
+/* What ranks pushed, and what should come of it. */
+struct pushes {
+    enum dtype dtype;
+    unsigned world;
+    bool present[MAX_RANKS];
+    char *pushed[MAX_RANKS]; /* n_elems of dtype at an odd multiple of 4 bytes; NULL when absent */
+    size_t n_elems;
+    float *before; /* the accumulator */
+};
+
+enum values {
+    VALUES_USUAL,
+    VALUES_WILD, /* all exponents, subnormals, both zeroes; finite, and no sum overflows */
+    VALUES_SUBNORMAL,
+    VALUES_ZEROES,
+    N_VALUES,
+};
+
+static float value_of(enum values values, uint64_t r)
+{
+    uint32_t sign = (uint32_t)r & 0x80000000, mantissa = (uint32_t)(r >> 9) & 0x7fffff;
+
+    switch (values) {
+    case VALUES_WILD:
+        return r >> 61 ? f32_from_bits(sign | ((uint32_t)(r >> 40) % 245) << 23 | mantissa) : f32_from_bits(sign);
+    case VALUES_SUBNORMAL:
+        return f32_from_bits(sign | mantissa);
+    case VALUES_ZEROES:
+        return f32_from_bits(sign);
+    default:
+        return f32_from_bits(sign | (110 + (uint32_t)(r >> 40) % 12) << 23 | mantissa);
+    }
+}
+
+static void pushes_init(struct pushes *pushes, enum values values, uint64_t *seed)
+{
+    for (unsigned r = 0; r < pushes->world; r++) {
+        char *memory;
+
+        pushes->pushed[r] = NULL;
+        if (!pushes->present[r])
+            continue;
+        memory = malloc(pushes->n_elems * 4 + SLACK);
+        assert_non_null(memory);
+        pushes->pushed[r] = memory + 4;
+        for (size_t i = 0; i < pushes->n_elems; i++) {
+            float value = value_of(values, next(seed));
+
+            /* the smallest fp16 overflows early: keep its sums finite */
+            if (pushes->dtype == DTYPE_F16 && fabsf(value) > 900)
+                value = copysignf(fmodf(value, 900), value);
+            convert_from_f32(pushes->pushed[r] + i * dtype_size(pushes->dtype), &value, pushes->dtype, 1);
+        }
+    }
+    pushes->before = malloc(pushes->n_elems * 4 + 1);
+    assert_non_null(pushes->before);
+    for (size_t i = 0; i < pushes->n_elems; i++)
+        pushes->before[i] = add(0, value_of(values, next(seed)));
+}
+
+static void pushes_deinit(struct pushes *pushes)
+{
+    for (unsigned r = 0; r < pushes->world; r++)
+        free(pushes->pushed[r] ? pushes->pushed[r] - 4 : NULL);
+    free(pushes->before);
+}
+
+static float pushed_value(const struct pushes *pushes, unsigned rank, size_t i)
+{
+    uint16_t h;
+    float value;
+
+    if (!pushes->present[rank])
+        return 0;
+    if (pushes->dtype == DTYPE_F32) {
+        memcpy(&value, pushes->pushed[rank] + 4 * i, sizeof(value));
+        return value;
+    }
+    memcpy(&h, pushes->pushed[rank] + 2 * i, sizeof(h));
+    return (float)widen_reference(h, pushes->dtype);
+}
+
+/* Section 1, word for word: absent ranks count as +0. */
+static float tree_reference(const struct pushes *pushes, unsigned begin, unsigned end, size_t i)
+{
+    unsigned half = 1;
+
+    if (end - begin == 1)
+        return pushed_value(pushes, begin, i);
+    while (half * 2 < end - begin)
+        half *= 2;
+    return add(tree_reference(pushes, begin, begin + half, i), tree_reference(pushes, begin + half, end, i));
+}
+
+/* Section 2. */
+static double run_reference(const float *run, size_t n)
+{
+    volatile double lane[8] = {0}, square;
+
+    for (size_t i = 0; i < n; i++) {
+        square = (double)run[i] * (double)run[i];
+        lane[i % 8] = lane[i % 8] + square;
+    }
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+}
+
+static void reduce_reference(const struct pushes *pushes, bool first, float *acc, struct exact_sum *squares)
+{
+    exact_sum_reset(squares);
+    for (size_t i = 0; i < pushes->n_elems; i++)
+        acc[i] = add(first ? 0 : pushes->before[i], tree_reference(pushes, 0, pushes->world, i));
+    for (size_t i = 0; i < pushes->n_elems; i += 64)
+        exact_sum_add(squares, run_reference(acc + i, MIN(pushes->n_elems - i, 64u)));
+    exact_sum_carry(squares);
+}
+
+/* Reduces [begin, end) of the pushes into acc, which is at the parameter's start. */
+static struct reduce_result reduce_range(const struct kernels *k, const struct pushes *pushes, bool first, float *acc,
+                                         size_t begin, size_t end, struct position_sum *sums)
+{
+    const void *leaves[MAX_RANKS];
+    struct reduce_join joins[MAX_RANKS];
+    struct reduce_result result = {.sums = sums};
+    struct reduce_args args = {
+        .dtype = pushes->dtype,
+        .leaves = leaves,
+        .joins = joins,
+        .acc = acc + begin,
+        .first = first,
+        .n_elems = end - begin,
+        .start_elem = begin,
+    };
+
+    for (unsigned r = 0; r < pushes->world; r++) {
+        if (pushes->present[r])
+            leaves[args.n_leaves++] = pushes->pushed[r] + begin * dtype_size(pushes->dtype);
+    }
+    assert_int_equal(reduce_joins(pushes->present, pushes->world, joins), args.n_leaves - 1);
+    k->reduce(&args, &result);
+    exact_sum_carry(&result.squares);
+    return result;
+}
+
+static void check_reduce(const struct kernels *k, const struct pushes *pushes, bool first, const float *expected,
+                         const struct exact_sum *squares)
+{
+    _cleanup_free_ char *memory = malloc(pushes->n_elems * 4 + SLACK);
+    struct position_sum sums[MAX_RANKS], sum;
+    struct reduce_result result;
+    float *acc = (float *)(void *)(memory + 12);
+    unsigned leaf = 0;
+
+    memset(memory, 0xee, pushes->n_elems * 4 + SLACK);
+    if (!first)
+        memcpy(acc, pushes->before, pushes->n_elems * 4);
+    result = reduce_range(k, pushes, first, acc, 0, pushes->n_elems, sums);
+    assert_same(acc, expected, pushes->n_elems);
+    assert_memory_equal(&result.squares, squares, sizeof(*squares));
+    assert_false(result.nonfinite);
+    for (unsigned r = 0; r < pushes->world; r++) {
+        if (!pushes->present[r])
+            continue;
+        sum = position_reference(pushes->dtype, pushes->pushed[r], pushes->n_elems);
+        assert_memory_equal(&sums[leaf++], &sum, sizeof(sum));
+    }
+    for (size_t i = 12 + pushes->n_elems * 4; i < pushes->n_elems * 4 + SLACK; i++)
+        assert_int_equal((unsigned char)memory[i], 0xee);
+}
+
+/* A random world of pushes, reduced with every table. */
+static void check_world(unsigned world, size_t n_elems, enum values values, unsigned absent_of_8, uint64_t *seed)
+{
+    struct pushes pushes = {.dtype = (enum dtype)(next(seed) % N_DTYPES), .world = world, .n_elems = n_elems};
+    _cleanup_free_ float *expected = malloc(n_elems * 4 + 1);
+    const struct kernels *k;
+    struct exact_sum squares;
+
+    for (unsigned r = 0; r < world; r++)
+        pushes.present[r] = next(seed) % 8 >= absent_of_8;
+    pushes.present[next(seed) % world] = true;
+    pushes_init(&pushes, values, seed);
+    for (int first = 0; first < 2; first++) {
+        reduce_reference(&pushes, first, expected, &squares);
+        for (unsigned i = 0; (k = kernels_nth(i)); i++)
+            check_reduce(k, &pushes, first, expected, &squares);
+    }
+    pushes_deinit(&pushes);
+}
+
+static void test_reduce(void **state)
+{
+    uint64_t seed = 6;
+
+    for (unsigned world = 1; world <= 8; world++) {
+        for (size_t s = 0; s < ARRAY_SIZE(sizes); s++) {
+            for (enum values values = 0; values < N_VALUES; values++) {
+                for (unsigned absent = 0; absent < 4 && sizes[s] <= 1024; absent++)
+                    check_world(world, sizes[s], values, absent * 2, &seed);
+            }
+        }
+    }
+    for (unsigned world = 1; world <= 4; world++)
+        check_world(world, N_MAX, VALUES_USUAL, 0, &seed);
+    check_world(3, 2048 * 64 + 2 * 64 + 3, VALUES_WILD, 0, &seed); /* more runs than bins take at once */
+    for (unsigned world = 9; world <= MAX_RANKS; world += 11)
+        check_world(world, 200, VALUES_WILD, 1, &seed);
+}
+
+/* The pieces of a parameter in any order, by any tables: bits and sums of the whole. */
+static void test_reduce_pieces(void **state)
+{
+    struct pushes pushes = {.dtype = DTYPE_BF16, .world = 4, .present = {true, true, false, true}, .n_elems = 9999};
+    static float expected[9999], acc[9999];
+    struct exact_sum squares;
+    uint64_t seed = 7;
+
+    pushes_init(&pushes, VALUES_WILD, &seed);
+    reduce_reference(&pushes, true, expected, &squares);
+    for (int round = 0; round < 50; round++) {
+        struct position_sum sums[3], totals[3] = {0}, whole;
+        struct exact_sum total = {0};
+        size_t end, begin;
+
+        memset(acc, 0xff, sizeof(acc));
+        for (end = pushes.n_elems; end > 0; end = begin) {
+            const struct kernels *k = kernels_nth(next(&seed) & 1);
+            struct reduce_result result;
+
+            begin = round_up(end, 64) - 64;
+            begin -= MIN(begin, next(&seed) % 60 * 64);
+            result = reduce_range(k ? k : kernels_nth(0), &pushes, true, acc, begin, end, sums);
+            exact_sum_merge(&total, &result.squares);
+            for (int leaf = 0; leaf < 3; leaf++)
+                position_sum_add(&totals[leaf], &sums[leaf]);
+        }
+        exact_sum_carry(&total);
+        assert_memory_equal(&total, &squares, sizeof(total));
+        assert_same(acc, expected, pushes.n_elems);
+        whole = position_reference(DTYPE_BF16, pushes.pushed[3], pushes.n_elems);
+        assert_memory_equal(&totals[2], &whole, sizeof(whole));
+    }
+    pushes_deinit(&pushes);
+}
+
+/* Who brought what is not a number, with bf16 leaves of 1.0 in three ranks and 300 elements from 640 on. */
+static void check_nonfinite(const struct kernels *k)
+{
+    const uint16_t one = 0x3f80, inf = 0x7f80, minus_inf = 0xff80, nan = 0x7fc1, big = 0x7f7f;
+    uint16_t g[3][300];
+    const void *leaves[3] = {g[0], g[1], g[2]};
+    const struct reduce_join joins[2] = {{0, 1}, {0, 2}};
+    float acc[300] = {0};
+    struct reduce_args args = {DTYPE_BF16, 3, leaves, joins, acc, true, 300, 640};
+    struct reduce_result result = {0};
+    struct reduce_finding found[3], overflow;
+
+    for (int i = 0; i < 900; i++)
+        g[i / 300][i % 300] = one;
+    k->reduce(&args, &result);
+    assert_false(result.nonfinite);
+
+    g[0][299] = nan;
+    g[1][7] = inf;
+    g[2][7] = minus_inf;
+    g[1][250] = nan;
+    g[0][100] = g[1][100] = big; /* finite, but not their sum */
+    k->reduce(&args, &result);
+    assert_true(result.nonfinite && isnan(exact_sum_round(&result.squares)));
+    assert_true(isnan(acc[7]) && isinf(acc[100]) && acc[101] == 3);
+    reduce_find_nonfinite(&args, found, &overflow);
+    assert_int_equal(found[0].n_nan, 1);
+    assert_int_equal(found[0].n_inf, 0);
+    assert_int_equal(found[0].first_elem, 640 + 299);
+    assert_int_equal(found[1].n_nan, 1);
+    assert_int_equal(found[1].n_inf, 1);
+    assert_int_equal(found[1].first_elem, 640 + 7);
+    assert_true(found[1].first_value == INFINITY && found[2].first_value == -INFINITY);
+    assert_int_equal(found[2].n_nan, 0);
+    assert_int_equal(found[2].n_inf, 1);
+    assert_int_equal(overflow.n_inf, 1);
+    assert_int_equal(overflow.n_nan, 0);
+    assert_int_equal(overflow.first_elem, 640 + 100);
+
+    /* without a NaN the norm is infinite, as in torch */
+    g[0][299] = g[1][250] = one;
+    g[2][7] = one;
+    k->reduce(&args, &result);
+    assert_true(result.nonfinite && exact_sum_round(&result.squares) == INFINITY);
+    g[0][299] = g[1][250] = nan;
+    g[2][7] = minus_inf;
+    k->reduce(&args, &result);
+
+    /* it stays in the accumulator, also when the next contribution is clean */
+    for (int i = 0; i < 900; i++)
+        g[i / 300][i % 300] = one;
+    args.first = false;
+    k->reduce(&args, &result);
+    assert_true(result.nonfinite && acc[101] == 6);
+    reduce_find_nonfinite(&args, found, &overflow);
+    assert_int_equal(found[0].n_nan + found[1].n_nan + found[2].n_nan + found[1].n_inf + found[2].n_inf, 0);
+    assert_int_equal(overflow.n_nan + overflow.n_inf, 4);
+}
+
+static void test_reduce_nonfinite(void **state)
+{
+    const struct kernels *k;
+
+    for (unsigned i = 0; (k = kernels_nth(i)); i++)
+        check_nonfinite(k);
+}
+
+/* Each leaf as a letter, each join as brackets. */
+static void check_joins(unsigned world, const char *absent, const char *expected)
+{
+    struct reduce_join joins[MAX_RANKS];
+    bool present[MAX_RANKS] = {0};
+    char text[MAX_RANKS][128], joined[128];
+    unsigned n_leaves = 0, n_joins;
+
+    for (unsigned r = 0; r < world; r++) {
+        present[r] = !strchr(absent, 'a' + (int)r);
+        if (present[r])
+            snprintf(text[n_leaves++], sizeof(text[0]), "%c", 'a' + (int)r);
+    }
+    n_joins = reduce_joins(*absent ? present : NULL, world, joins);
+    assert_int_equal(n_joins, n_leaves ? n_leaves - 1 : 0);
+    for (unsigned j = 0; j < n_joins; j++) {
+        assert_true(joins[j].dst < n_leaves && joins[j].src < n_leaves);
+        assert_true((size_t)snprintf(joined, sizeof(joined), "(%.60s%.60s)", text[joins[j].dst], text[joins[j].src]) <
+                    sizeof(joined));
+        memcpy(text[joins[j].dst], joined, sizeof(joined));
+    }
+    assert_string_equal(n_leaves ? text[0] : "", expected);
+}
+
+static void test_reduce_joins(void **state)
+{
+    check_joins(1, "", "a");
+    check_joins(2, "", "(ab)");
+    check_joins(3, "", "((ab)c)");
+    check_joins(4, "", "((ab)(cd))");
+    check_joins(5, "", "(((ab)(cd))e)");
+    check_joins(6, "", "(((ab)(cd))(ef))");
+    check_joins(8, "", "(((ab)(cd))((ef)(gh)))");
+    check_joins(4, "a", "(b(cd))");
+    check_joins(4, "b", "(a(cd))");
+    check_joins(4, "cd", "(ab)");
+    check_joins(8, "bdf", "((ac)(e(gh)))");
+    check_joins(8, "abcdefg", "h");
+    check_joins(3, "abc", "");
+}
+
+/* ---- update -------------------------------------------------------------------------------------------- */
+
+/* A trajectory of one element array through some steps; 16-bit weights in w16. */
+struct trajectory {
+    float p[1030];
+    float m[1030];
+    float v[1030];
+    uint16_t w16[1030];
+};
+
+struct optimizer_case {
+    enum optimizer optimizer;
+    struct hyper hyper;
+};
+
+static const struct optimizer_case cases[] = {
+    {OPTIMIZER_ADAMW, {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01}},
+    {OPTIMIZER_ADAMW, {.lr = 0.3, .beta1 = 0.5, .beta2 = 0.25, .eps = 1e-3}},
+    {OPTIMIZER_ADAM, {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .adam_w_mode = true}},
+    {OPTIMIZER_ADAM, {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}},
+    {OPTIMIZER_SGD, {.lr = 0.1, .weight_decay = 1e-4}},
+    {OPTIMIZER_SGD, {.lr = 0.1, .momentum = 0.9, .dampening = 0.3, .weight_decay = 1e-4}},
+    {OPTIMIZER_SGD, {.lr = 0.1, .momentum = 0.9, .nesterov = true}},
+    {OPTIMIZER_LION, {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1}},
+    {OPTIMIZER_ADAGRAD, {.lr = 0.01, .lr_decay = 0.1, .eps = 1e-10, .weight_decay = 0.02}},
+};
+
+/* Section 4, one element. */
+static void update_reference(const struct optimizer_case *c, double s, uint64_t t, float acc, float *p, float *m,
+                             float *v)
+{
+    const struct hyper *h = &c->hyper;
+    float g = mul(acc, (float)s), lr = (float)h->lr, eps = (float)h->eps, denominator, u;
+    double bc1 = 1 - pow(h->beta1, (double)t), bc2 = 1 - pow(h->beta2, (double)t);
+    bool decoupled = c->optimizer == OPTIMIZER_ADAMW || c->optimizer == OPTIMIZER_LION ||
+                     (c->optimizer == OPTIMIZER_ADAM && h->adam_w_mode);
+
+    if (decoupled)
+        *p = mul(*p, (float)(1 - h->lr * h->weight_decay));
+    else
+        g = add(g, mul(*p, (float)h->weight_decay));
+
+    switch (c->optimizer) {
+    case OPTIMIZER_SGD:
+        if (h->momentum != 0) {
+            *m = t == 1 ? g : add(mul(*m, (float)h->momentum), mul(g, (float)(1 - h->dampening)));
+            g = h->nesterov ? add(g, mul(*m, (float)h->momentum)) : *m;
+        }
+        *p = sub(*p, mul(lr, g));
+        break;
+    case OPTIMIZER_LION:
+        u = add(mul(*m, (float)h->beta1), mul(g, (float)(1 - h->beta1)));
+        *p = sub(*p, mul(lr, u > 0 ? 1.0f : u < 0 ? -1.0f : 0.0f));
+        *m = add(mul(*m, (float)h->beta2), mul(g, (float)(1 - h->beta2)));
+        break;
+    case OPTIMIZER_ADAGRAD:
+        *v = add(*v, mul(g, g));
+        denominator = add(root(*v), eps);
+        *p = sub(*p, mul((float)(h->lr / (1 + (double)(t - 1) * h->lr_decay)), quotient(g, denominator)));
+        break;
+    default:
+        *m = add(mul(*m, (float)h->beta1), mul(g, (float)(1 - h->beta1)));
+        *v = add(mul(*v, (float)h->beta2), mul(mul(g, g), (float)(1 - h->beta2)));
+        denominator = add(mul(root(*v), (float)(1 / sqrt(bc2))), eps);
+        *p = sub(*p, mul((float)(h->lr / bc1), quotient(*m, denominator)));
+    }
+}
+
+static void trajectory_init(struct trajectory *t, uint64_t *seed)
+{
+    memset(t, 0, sizeof(*t));
+    for (size_t i = 0; i < ARRAY_SIZE(t->p); i++)
+        t->p[i] = value_of(i % 16 ? VALUES_USUAL : VALUES_SUBNORMAL, next(seed));
+}
+
+/* Steps both ways, at an offset so that no array is aligned to more than 4 bytes. */
+static void check_update(const struct kernels *k, const struct optimizer_case *c, size_t n, enum dtype w16_dtype,
+                         uint64_t seed)
+{
+    static struct trajectory got, expected;
+    struct optimizer_moments moments = optimizer_moments(c->optimizer, &c->hyper);
+    struct update_scalars scalars;
+    static float acc[1030];
+    const size_t at = 1;
+
+    trajectory_init(&got, &seed);
+    expected = got;
+    for (uint64_t t = 1; t <= 3; t++) {
+        double s = t == 2 ? 1 / 3.0 : 0.125;
+        struct update_args args = {
+            .p = got.p + at,
+            .m = moments.m ? got.m + at : NULL,
+            .v = moments.v ? got.v + at : NULL,
+            .acc = acc + at,
+            .w16 = w16_dtype == DTYPE_F32 ? NULL : got.w16 + at,
+            .w16_dtype = w16_dtype,
+            .n_elems = n,
+            .k = &scalars,
+        };
+
+        for (size_t i = 0; i < ARRAY_SIZE(acc); i++)
+            acc[i] = add(0, value_of((enum values)(next(&seed) % 8 ? 0 : next(&seed) % N_VALUES), next(&seed)));
+        for (size_t i = 0; i < ARRAY_SIZE(acc); i++)
+            acc[i] = fabsf(acc[i]) > 1e15f ? 1e15f : acc[i]; /* its square stays finite */
+        update_scalars_compute(c->optimizer, &c->hyper, s, t, &scalars);
+        k->update[c->optimizer](&args);
+        for (size_t i = at; i < at + n; i++) {
+            update_reference(c, s, t, acc[i], &expected.p[i], &expected.m[i], &expected.v[i]);
+            if (w16_dtype != DTYPE_F32)
+                convert_from_f32(&expected.w16[i], &expected.p[i], w16_dtype, 1);
+        }
+        assert_same(got.p, expected.p, ARRAY_SIZE(got.p));
+        assert_memory_equal(&got, &expected, sizeof(got));
+    }
+}
+
+static void test_update(void **state)
+{
+    const struct kernels *k;
+
+    for (unsigned i = 0; (k = kernels_nth(i)); i++) {
+        for (size_t c = 0; c < ARRAY_SIZE(cases); c++) {
+            for (size_t s = 0; s < ARRAY_SIZE(sizes) && sizes[s] <= 1024; s++) {
+                for (enum dtype w16_dtype = 0; w16_dtype < N_DTYPES; w16_dtype++)
+                    check_update(k, &cases[c], sizes[s], w16_dtype, 8 + c);
+            }
+        }
+    }
+}
+
+static void test_update_moments(void **state)
+{
+    const unsigned expected[] = {2, 2, 2, 2, 0, 1, 1, 1, 1};
+
+    for (size_t c = 0; c < ARRAY_SIZE(cases); c++)
+        assert_int_equal(optimizer_n_moments(cases[c].optimizer, &cases[c].hyper), expected[c]);
+    assert_true(optimizer_moments(OPTIMIZER_ADAGRAD, &cases[8].hyper).v);
+    assert_true(optimizer_moments(OPTIMIZER_LION, &cases[7].hyper).m);
+}
+
+/* ---- the choice of a table ----------------------------------------------------------------------------- */
+
+static void test_select(void **state)
+{
+    const struct kernels *k = NULL, *last = NULL;
+    char err[256] = "";
+
+    unsetenv("ZEROD_ISA");
+    for (unsigned i = 0; kernels_nth(i); i++) {
+        last = kernels_nth(i);
+        assert_int_equal(kernels_select(&k, last->isa, err, sizeof(err)), 0);
+        assert_ptr_equal(k, last);
+        setenv("ZEROD_ISA", last->isa, 1);
+        assert_int_equal(kernels_select(&k, NULL, err, sizeof(err)), 0);
+        assert_ptr_equal(k, last);
+    }
+    assert_string_equal(kernels_nth(0)->isa, "baseline");
+    setenv("ZEROD_ISA", "", 1);
+    assert_int_equal(kernels_select(&k, NULL, err, sizeof(err)), 0);
+    assert_ptr_equal(k, last);
+    unsetenv("ZEROD_ISA");
+    assert_int_equal(kernels_select(&k, NULL, err, sizeof(err)), 0);
+    assert_ptr_equal(k, last);
+
+    setenv("ZEROD_ISA", "sse9", 1);
+    assert_int_equal(kernels_select(&k, NULL, err, sizeof(err)), -EINVAL);
+    assert_non_null(strstr(err, "ZEROD_ISA: \"sse9\" is not known; this CPU runs: baseline"));
+    assert_int_equal(kernels_select(&k, "baseline", err, sizeof(err)), 0); /* an argument comes first */
+    unsetenv("ZEROD_ISA");
+#ifdef __x86_64__
+    if (strcmp(last->isa, "avx512") != 0) {
+        assert_int_equal(kernels_select(&k, "avx512", err, sizeof(err)), -ENOTSUP);
+        assert_non_null(strstr(err, "this CPU does not run \"avx512\"; it runs: baseline"));
+    }
+#endif
+}
+
+static void test_float_env(void **state)
+{
+    char err[256];
+
+    assert_int_equal(kernels_assert_float_env(err, sizeof(err)), 0);
+#ifdef __x86_64__
+    const unsigned usual = __builtin_ia32_stmxcsr();
+    /* flush, read as zero, down, up, to zero */
+    const unsigned bits[] = {0x8000, 0x0040, 0x2000, 0x4000, 0x6000};
+    const char *sentences[] = {"flush-to-zero", "denormals-are-zero", "nearest", "nearest", "nearest"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(bits); i++) {
+        bool honoured;
+        int r;
+
+        __builtin_ia32_ldmxcsr(usual | bits[i]);
+        honoured = (__builtin_ia32_stmxcsr() & bits[i]) == bits[i];
+        r = kernels_assert_float_env(err, sizeof(err));
+        __builtin_ia32_ldmxcsr(usual);
+        if (!honoured)
+            skip(); /* valgrind's processor flushes nothing, and rounds as it likes */
+        assert_int_equal(r, -ENOTSUP);
+        assert_non_null(strstr(err, sentences[i]));
+    }
+    assert_int_equal(kernels_assert_float_env(err, sizeof(err)), 0);
+#endif
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reduce),           cmocka_unit_test(test_reduce_pieces),
+        cmocka_unit_test(test_reduce_nonfinite), cmocka_unit_test(test_reduce_joins),
+        cmocka_unit_test(test_update),           cmocka_unit_test(test_update_moments),
+        cmocka_unit_test(test_select),           cmocka_unit_test(test_float_env),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

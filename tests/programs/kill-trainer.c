@@ -1,0 +1,647 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * One rank of a training that can be killed anywhere and still has to end with the same bits. It does by design what
+ * a careful trainer does: everything it computes is a function of where zerod says it stands and of what
+ * it stored with its last micro-batch or step, so a micro-batch that is done again is done alike.
+ *
+ * The gradients are those of golden/gradients.h. Their seed is carried along in the blob like the position
+ * of a data loader: a blob that is lost, too old or too new gives other gradients, other weights, and a test that
+ * fails.
+ *
+ * On standard output one line for everything that happens:
+ *
+ *     start rank R step S micro M attempt A windows W resumed 0|1
+ *     weights S HASH                the weights that step S is computed with
+ *     norm S NORM APPLIED LR        what zerod_step() said
+ *     gradnorm S NORM               what zerod_grad_norm() said
+ *     window S                      a write window was ended
+ *     aborted CODE TEXT             ZEROD_ABORTED, lines of the text joined by " | "; the step is begun again
+ *     refused CODE TEXT             ZEROD_REFUSED: exit 3
+ *     fatal STATUS TEXT             a fatal error: exit 4
+ *     wrong TEXT                    the trainer's own checks: exit 5
+ *     final MASTER EXP_AVG EXP_AVG_SQ WEIGHTS
+ *     done
+ */
+
+#include <getopt.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sysexits.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <zerod/client.h>
+
+#include "tests/golden/gradients.h"
+#include "tests/programs/trainer-memory.h"
+
+enum { MAX_ACTIONS = 8, MAX_PASSES = 3, CHUNK = 5, EXIT_REFUSED = 3, EXIT_FATAL = 4, EXIT_WRONG = 5, AGAIN = 100 };
+
+/* Odd sizes, one element, none, larger than a bucket, mixed types, two groups, one frozen. */
+static const struct {
+    const char *name;
+    enum zerod_dtype dtype, grad_dtype;
+    unsigned ndim;
+    uint64_t shape[3];
+    unsigned group;
+    bool frozen;
+} model[] = {
+    {"embed", ZEROD_F32, ZEROD_F32, 2, {67, 13}, 0, false},
+    {"position", ZEROD_F32, ZEROD_F32, 2, {10, 10}, 0, true},
+    {"scale", ZEROD_F32, ZEROD_F32, 0, {0}, 0, false},
+    {"empty", ZEROD_F32, ZEROD_F32, 2, {0, 4}, 0, false},
+    {"block.w1", ZEROD_F32, ZEROD_F32, 2, {129, 33}, 0, false},
+    {"block.b1", ZEROD_F32, ZEROD_F32, 1, {129}, 0, false},
+    {"block.w2", ZEROD_BF16, ZEROD_BF16, 2, {33, 129}, 0, false},
+    {"block.b2", ZEROD_BF16, ZEROD_BF16, 1, {33}, 0, false},
+    {"half", ZEROD_F16, ZEROD_F32, 3, {3, 5, 11}, 0, false},
+    {"norm.w", ZEROD_F32, ZEROD_F32, 1, {63}, 1, false},
+    {"norm.b", ZEROD_F32, ZEROD_F32, 1, {64}, 1, false},
+    {"tiny.0", ZEROD_F32, ZEROD_F32, 1, {1}, 0, false},
+    {"tiny.1", ZEROD_F32, ZEROD_F32, 1, {2}, 0, false},
+    {"tiny.2", ZEROD_F32, ZEROD_F32, 1, {3}, 0, false},
+    {"head", ZEROD_F32, ZEROD_F32, 2, {257, 7}, 0, false},
+};
+
+enum { N_PARAMS = sizeof(model) / sizeof(model[0]), MAX_ELEMS = 129 * 33 };
+
+enum place { AT_PUSH, AT_END, AT_STEP, AT_WINDOW };
+
+/* --at STEP.MICRO.WHERE:WHAT: something that happens once; micro does not count before the step and in a window. */
+struct action {
+    uint64_t step;
+    unsigned micro;
+    enum place place;
+    unsigned index; /* AT_PUSH: pushes that were made before */
+    char what[16];
+    unsigned long number;
+    bool done;
+};
+
+/* What the blob holds. */
+struct progress {
+    uint64_t n_done;   /* micro-batches of the whole run */
+    uint64_t rng;      /* seed of the next one's gradients */
+    uint64_t rng_step; /* the same at the start of the step, where an abort leads back to */
+};
+
+struct trainer {
+    struct zerod_options options;
+    uint64_t n_steps, seed, window_every;
+    unsigned n_micro;
+    bool accumulate;
+    struct action actions[MAX_ACTIONS];
+    size_t n_actions;
+
+    struct zerod *client;
+    struct progress progress;
+    bool differs, omits; /* a trainer that does not redo what its predecessor did */
+    float values[MAX_ELEMS];
+    uint8_t bytes[MAX_ELEMS * sizeof(float)];
+};
+
+/* ---- what it says -------------------------------------------------------------------------------------- */
+
+static void say_error(const char *word, int number, const char *text)
+{
+    printf("%s %d ", word, number);
+    for (; *text; text++) {
+        if (*text == '\n')
+            fputs(" | ", stdout);
+        else
+            putchar(*text);
+    }
+    putchar('\n');
+}
+
+/* Return: the exit status for a call's result. */
+static int say_end(const struct trainer *t, int r)
+{
+    const struct zerod_error *e = zerod_error(t->client);
+
+    if (r == 0)
+        return EXIT_SUCCESS;
+    if (r == EXIT_WRONG)
+        return r;
+    say_error(r == ZEROD_REFUSED ? "refused" : "fatal", r == ZEROD_REFUSED ? e->code : r, e->text);
+    return r == ZEROD_REFUSED ? EXIT_REFUSED : EXIT_FATAL;
+}
+
+static int wrong(const char *text)
+{
+    printf("wrong %s\n", text);
+    return EXIT_WRONG;
+}
+
+/* FNV-1a, 64 bits. */
+static uint64_t hash(uint64_t h, const void *data, size_t n_bytes)
+{
+    const uint8_t *bytes = data;
+
+    for (size_t i = 0; i < n_bytes; i++)
+        h = (h ^ bytes[i]) * UINT64_C(0x100000001b3);
+    return h;
+}
+
+#define HASH_START UINT64_C(0xcbf29ce484222325)
+
+/* ---- the model ----------------------------------------------------------------------------------------- */
+
+static size_t n_elems(unsigned param)
+{
+    size_t n = 1;
+
+    for (unsigned i = 0; i < model[param].ndim; i++)
+        n *= model[param].shape[i];
+    return n;
+}
+
+static size_t dtype_bytes(enum zerod_dtype dtype)
+{
+    return dtype == ZEROD_F32 ? 4 : 2;
+}
+
+static size_t weight_bytes(unsigned param)
+{
+    return n_elems(param) * dtype_bytes(model[param].dtype);
+}
+
+/* Values of that key in a dtype. */
+static void generate(uint64_t key, enum zerod_dtype dtype, void *dst, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float value = gradient_value(key, i);
+
+        if (dtype == ZEROD_F32)
+            ((float *)dst)[i] = value;
+        else
+            ((uint16_t *)dst)[i] = dtype == ZEROD_BF16 ? gradient_to_bf16(value) : gradient_to_fp16(value);
+    }
+}
+
+/* A parameter now and then gets no gradient on a rank: its bucket is not full when the backward ends. */
+static bool is_missing(const struct trainer *t, uint64_t step, unsigned micro, unsigned param)
+{
+    return (step + 3 * micro + 5 * param + (unsigned)t->options.rank) % 23 == 7;
+}
+
+static unsigned n_passes(const struct trainer *t, uint64_t step, unsigned param)
+{
+    return t->accumulate && (step + param) % 4 == 0 ? 1 + (unsigned)(step + param) / 4 % MAX_PASSES : 1;
+}
+
+/* ---- attaching ----------------------------------------------------------------------------------------- */
+
+static int declare(struct trainer *t)
+{
+    static _Alignas(4) uint8_t init[N_PARAMS][MAX_ELEMS * sizeof(float)]; /* until the job is formed */
+
+    for (unsigned i = 0; i < N_PARAMS; i++) {
+        int r;
+
+        generate(gradient_weights_key(t->seed, i), model[i].dtype, init[i], n_elems(i));
+        r = memory_declare(t->client, t->options.rank,
+                           &(struct zerod_param){
+                               .name = model[i].name,
+                               .dtype = model[i].dtype,
+                               .grad_dtype = model[i].grad_dtype,
+                               .ndim = model[i].ndim,
+                               .shape = model[i].shape,
+                               .group = model[i].group,
+                               .trainable = !model[i].frozen,
+                               .init = t->options.rank == 0 ? init[i] : NULL,
+                           },
+                           weight_bytes(i));
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+/* What an earlier life of this rank left with its last micro-batch or step must fit to where zerod says we stand. */
+static int resume(struct trainer *t, struct zerod_position at)
+{
+    uint64_t n_done = at.step * t->n_micro + at.micro_batch;
+    const void *blob;
+    size_t n_bytes;
+    int r = zerod_user_state(t->client, &blob, &n_bytes);
+
+    if (r)
+        return r;
+    t->progress = (struct progress){.rng = t->seed, .rng_step = t->seed};
+    if (!blob)
+        return n_done == 0 ? 0 : wrong("there is no blob");
+    if (n_bytes != sizeof(t->progress))
+        return wrong("the blob has another size");
+    memcpy(&t->progress, blob, n_bytes);
+    return t->progress.n_done == n_done ? 0 : wrong("the blob is of another micro-batch");
+}
+
+static int attach(struct trainer *t)
+{
+    struct zerod_position at;
+    int r = zerod_connect(&t->client, &t->options), resumed;
+
+    if (r == 0)
+        r = declare(t);
+    if (r == 0)
+        r = zerod_form(t->client);
+    if (r != 0 && r != ZEROD_RESUMED)
+        return r;
+    resumed = r == ZEROD_RESUMED;
+    at = zerod_epoch(t->client);
+    printf("start rank %d step %" PRIu64 " micro %u attempt %u windows %u resumed %d\n", t->options.rank, at.step,
+           at.micro_batch, at.attempt, at.n_windows, resumed);
+    return resume(t, at);
+}
+
+/* ---- things that happen once --------------------------------------------------------------------------- */
+
+static void sleep_ms(unsigned long ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = (time_t)(ms / 1000), .tv_nsec = (long)(ms % 1000) * 1000000}, NULL);
+}
+
+/* A data loader's worker: it has inherited the connection and lives on when its parent dies. */
+static void fork_worker(struct trainer *t)
+{
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        int r = zerod_begin_backward(t->client, NULL);
+
+        printf("child %d %d\n", getpid(), r);
+        sleep_ms(60000);
+        _exit(0);
+    }
+}
+
+/* Inside a window: what a successor must not find there. */
+static void scribble(struct trainer *t)
+{
+    for (unsigned i = 0; i < N_PARAMS; i++)
+        if (n_elems(i) > 0)
+            memset(zerod_window(t->client, i), 0x33, weight_bytes(i));
+}
+
+static int act(struct trainer *t, const struct action *action)
+{
+    printf("action %s\n", action->what);
+    if (strcmp(action->what, "die") == 0)
+        kill(getpid(), SIGKILL);
+    else if (strcmp(action->what, "stop") == 0)
+        kill(getpid(), SIGSTOP);
+    else if (strcmp(action->what, "sleep") == 0)
+        sleep_ms(action->number);
+    else if (strcmp(action->what, "differ") == 0)
+        t->differs = true;
+    else if (strcmp(action->what, "omit") == 0)
+        t->omits = true;
+    else if (strcmp(action->what, "scribble") == 0)
+        scribble(t);
+    else if (strcmp(action->what, "fork") == 0)
+        fork_worker(t);
+    else if (strcmp(action->what, "abort") == 0)
+        return zerod_abort_step(t->client, "the test wants it so") ? ZEROD_REFUSED : ZEROD_ABORTED;
+    else if (strcmp(action->what, "abandon") == 0)
+        return zerod_abandon_backward(t->client, "the test wants it so") ?: AGAIN;
+    else if (strcmp(action->what, "reconnect") == 0) {
+        zerod_close(t->client);
+        t->client = NULL;
+        return attach(t) ?: AGAIN;
+    } else if (strcmp(action->what, "leave") == 0) {
+        exit(say_end(t, zerod_leave(t->client)));
+    } else {
+        return wrong("what is this action?");
+    }
+    return 0;
+}
+
+static int act_at(struct trainer *t, struct zerod_position at, enum place place, unsigned index)
+{
+    for (size_t i = 0; i < t->n_actions; i++) {
+        struct action *action = &t->actions[i];
+        int r;
+
+        if (action->done || action->step != at.step || action->place != place || action->index != index ||
+            (place <= AT_END && action->micro != at.micro_batch))
+            continue;
+        action->done = true;
+        r = act(t, action);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+/* ---- a step -------------------------------------------------------------------------------------------- */
+
+/* All weights, as the caller sees them; stage 3: a few parameters at a time. */
+static int hash_weights(struct trainer *t, uint64_t *h)
+{
+    unsigned ids[CHUNK];
+
+    *h = HASH_START;
+    for (unsigned first = 0; first < N_PARAMS; first += CHUNK) {
+        unsigned n = 0;
+        int r;
+
+        while (n < CHUNK && first + n < N_PARAMS) {
+            ids[n] = first + n;
+            n++;
+        }
+        r = zerod_gather(t->client, ids, n);
+        if (r)
+            return r;
+        for (unsigned i = 0; i < n; i++)
+            *h = hash(*h, memory_weight(t->client, ids[i], weight_bytes(ids[i])), weight_bytes(ids[i]));
+        r = zerod_release(t->client, ids, n);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+static int push(struct trainer *t, struct zerod_position at, unsigned param, unsigned pass)
+{
+    struct gradient_place place = {.seed = t->progress.rng,
+                                   .step = at.step,
+                                   .micro = at.micro_batch,
+                                   .pass = pass,
+                                   .rank = (uint64_t)t->options.rank,
+                                   .param = param};
+    bool in_place = (param + at.step) % 2 == 0;
+    size_t n_bytes = n_elems(param) * (model[param].grad_dtype == ZEROD_F32 ? 4 : 2);
+    void *dst = in_place ? memory_slot(t->client, param, n_bytes) : t->bytes;
+
+    if (!dst)
+        return zerod_error(t->client)->status ?: wrong("there is no slot");
+    generate(gradient_key(&place), model[param].grad_dtype, dst, n_elems(param));
+    if (t->differs && n_elems(param) > 0)
+        ((uint8_t *)dst)[0] ^= 1;
+    return memory_push(t->client, &(struct zerod_push){.param = param, .data = in_place ? NULL : dst}, n_bytes);
+}
+
+/* Pushes in an order that is another one on each rank and in each micro-batch; later passes follow the first. */
+static int push_all(struct trainer *t, struct zerod_position at)
+{
+    uint64_t shuffle = gradient_mix(t->progress.rng ^ (uint64_t)t->options.rank);
+    unsigned order[N_PARAMS], n_pushed = 0;
+    int r;
+
+    for (unsigned i = 0; i < N_PARAMS; i++) {
+        unsigned j = (unsigned)((shuffle = gradient_mix(shuffle)) % (i + 1));
+
+        order[i] = order[j];
+        order[j] = N_PARAMS - 1 - i;
+    }
+    for (unsigned pass = 0; pass < MAX_PASSES; pass++) {
+        for (unsigned i = 0; i < N_PARAMS; i++) {
+            unsigned param = order[i];
+
+            if (model[param].frozen || is_missing(t, at.step, at.micro_batch, param) ||
+                pass >= n_passes(t, at.step, param))
+                continue;
+            r = act_at(t, at, AT_PUSH, n_pushed++);
+            if (r == 0 && !t->omits)
+                r = push(t, at, param, pass);
+            if (r)
+                return r;
+        }
+    }
+    return 0;
+}
+
+static int run_micro_batch(struct trainer *t, struct zerod_position at)
+{
+    struct progress after = t->progress;
+    int r = zerod_begin_backward(t->client, NULL);
+
+    if (r == 0)
+        r = push_all(t, at);
+    if (r == 0)
+        r = act_at(t, at, AT_END, 0);
+    t->differs = t->omits = false;
+    if (r)
+        return r;
+    after.n_done++;
+    after.rng = gradient_mix(after.rng);
+    r = zerod_end_backward(t->client, &after, sizeof(after));
+    if (r == 0)
+        t->progress = after;
+    return r;
+}
+
+/* Rank 0 writes other weights; what the others write must not count. */
+static int run_window(struct trainer *t, struct zerod_position at)
+{
+    uint64_t step = at.step;
+    int r = zerod_write_begin(t->client);
+
+    for (unsigned i = 0; r == 0 && i < N_PARAMS; i++) {
+        uint64_t key = gradient_weights_key(t->seed + step, i);
+        uint8_t *dst = zerod_window(t->client, i);
+
+        if (!dst)
+            return wrong("there is no window");
+        if (t->options.rank != 0 && n_elems(i) > 0)
+            memset(dst, 0x55, weight_bytes(i));
+        if (t->options.rank == 0 && (i + step) % 3 != 0)
+            generate(key, model[i].dtype, dst, n_elems(i));
+    }
+    if (r == 0)
+        r = act_at(t, at, AT_WINDOW, 0);
+    if (r == 0)
+        r = step / t->window_every % 3 == 2 ? zerod_write_forget(t->client) : zerod_write_end(t->client);
+    if (r == 0)
+        printf("window %" PRIu64 "\n", step);
+    return r;
+}
+
+static int finish_step(struct trainer *t, struct zerod_position at)
+{
+    struct zerod_step_args args = {.found_inf = at.step % 17 == 5};
+    struct zerod_step_result result;
+    double norm;
+    int r = act_at(t, at, AT_STEP, 0);
+
+    if (r == 0 && at.step % 7 == 3) {
+        r = zerod_grad_norm(t->client, &norm);
+        if (r == 0)
+            printf("gradnorm %" PRIu64 " %a\n", at.step, norm);
+    }
+    if (r)
+        return r;
+    /* Every other step stores a blob of its own: the last micro-batch's otherwise is what a successor gets. */
+    t->progress.rng_step = t->progress.rng;
+    if (at.step % 2 == 0) {
+        t->progress.rng = t->progress.rng_step = gradient_mix(t->progress.rng ^ at.step);
+        args.blob = &t->progress;
+        args.blob_len = sizeof(t->progress);
+    }
+    r = zerod_step(t->client, &args, &result);
+    if (r)
+        return r;
+    printf("norm %" PRIu64 " %a %d %a\n", at.step, result.grad_norm, result.applied, result.lr);
+    return result.epoch == at.step + 1 ? 0 : wrong("the epoch after the step");
+}
+
+static int run_step(struct trainer *t, struct zerod_position at)
+{
+    uint64_t h;
+    int r = 0;
+
+    if (t->window_every && at.step % t->window_every == 0 && at.micro_batch == 0 && at.n_windows == 0)
+        r = run_window(t, at);
+    if (r == 0)
+        r = hash_weights(t, &h);
+    if (r == 0)
+        printf("weights %" PRIu64 " %016" PRIx64 "\n", at.step, h);
+    while (r == 0 && zerod_epoch(t->client).micro_batch < t->n_micro)
+        r = run_micro_batch(t, zerod_epoch(t->client));
+    return r ? r : finish_step(t, at);
+}
+
+static int train(struct trainer *t)
+{
+    for (;;) {
+        struct zerod_position at = zerod_epoch(t->client);
+        struct progress before = t->progress;
+        int r;
+
+        if (at.step >= t->n_steps)
+            return 0;
+        if (t->progress.n_done != at.step * t->n_micro + at.micro_batch)
+            return wrong("lost count of the micro-batches");
+        if (at.micro_batch == 0)
+            t->progress.rng_step = before.rng_step = t->progress.rng;
+        r = run_step(t, at);
+        if (r == ZEROD_ABORTED) {
+            say_error("aborted", zerod_error(t->client)->code, zerod_error(t->client)->text);
+            t->progress = (struct progress){.n_done = zerod_epoch(t->client).step * t->n_micro,
+                                            .rng = before.rng_step,
+                                            .rng_step = before.rng_step};
+        } else if (r && r != AGAIN) {
+            return r;
+        }
+    }
+}
+
+/* ---- the end ------------------------------------------------------------------------------------------- */
+
+static int hash_state(struct trainer *t, enum zerod_state which, uint64_t *h)
+{
+    *h = HASH_START;
+    for (unsigned i = 0; i < N_PARAMS; i++) {
+        int r;
+
+        if (model[i].frozen && which != ZEROD_MASTER)
+            continue;
+        memset(t->values, 0, sizeof(t->values));
+        r = zerod_read_state(t->client, i, which, t->values);
+        if (r)
+            return r;
+        *h = hash(*h, t->values, n_elems(i) * sizeof(float));
+    }
+    return 0;
+}
+
+static int finish(struct trainer *t)
+{
+    uint64_t master, exp_avg, exp_avg_sq, weights;
+    int r = hash_state(t, ZEROD_MASTER, &master);
+
+    if (r == 0)
+        r = hash_state(t, ZEROD_EXP_AVG, &exp_avg);
+    if (r == 0)
+        r = hash_state(t, ZEROD_EXP_AVG_SQ, &exp_avg_sq);
+    if (r == 0)
+        r = hash_weights(t, &weights);
+    if (r == 0)
+        printf("final %016" PRIx64 " %016" PRIx64 " %016" PRIx64 " %016" PRIx64 "\n", master, exp_avg, exp_avg_sq,
+               weights);
+    if (r == 0)
+        r = zerod_leave(t->client);
+    if (r == 0)
+        printf("done\n");
+    return r;
+}
+
+static bool parse_action(struct trainer *t, const char *text)
+{
+    struct action *action = &t->actions[t->n_actions];
+    char where[16];
+    int n = 0;
+
+    if (t->n_actions == MAX_ACTIONS ||
+        sscanf(text, "%" SCNu64 ".%u.%15[^:]:%15[^=]%n", &action->step, &action->micro, where, action->what, &n) < 4)
+        return false;
+    if (text[n] == '=')
+        action->number = strtoul(text + n + 1, NULL, 10);
+    action->place = strcmp(where, "end") == 0      ? AT_END
+                    : strcmp(where, "step") == 0   ? AT_STEP
+                    : strcmp(where, "window") == 0 ? AT_WINDOW
+                                                   : AT_PUSH;
+    if (action->place == AT_PUSH)
+        action->index = (unsigned)strtoul(where, NULL, 10);
+    t->n_actions++;
+    return true;
+}
+
+static int parse(struct trainer *t, int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"steps", required_argument, NULL, 's'},   {"micro", required_argument, NULL, 'm'},
+        {"seed", required_argument, NULL, 'e'},    {"window", required_argument, NULL, 'w'},
+        {"accumulate", no_argument, NULL, 'a'},    {"at", required_argument, NULL, 't'},
+        {"timeout", required_argument, NULL, 'o'}, {0},
+    };
+    int option;
+
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (option == 's')
+            t->n_steps = strtoull(optarg, NULL, 10);
+        else if (option == 'm')
+            t->n_micro = (unsigned)strtoul(optarg, NULL, 10);
+        else if (option == 'e')
+            t->seed = strtoull(optarg, NULL, 10);
+        else if (option == 'w')
+            t->window_every = strtoull(optarg, NULL, 10);
+        else if (option == 'o')
+            t->options.timeout_ms = atoi(optarg);
+        else if (option == 'a')
+            t->accumulate = true;
+        else if (option != 't' || !parse_action(t, optarg))
+            return -1;
+    }
+    return optind == argc && t->n_micro > 0 ? 0 : -1;
+}
+
+int main(int argc, char **argv)
+{
+    static struct trainer t = {.n_steps = 20, .n_micro = 2, .seed = 1};
+    const char *rank = getenv("RANK");
+    int r;
+
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    t.options.rank = rank ? atoi(rank) : 0;
+    if (parse(&t, argc, argv) < 0) {
+        fprintf(stderr, "usage: kill-trainer [--steps N] [--micro N] [--seed N] [--window N] [--accumulate]\n"
+                        "                    [--timeout MS] [--at STEP.MICRO.(N|end|step|window):ACTION[=N]]...\n");
+        return EX_USAGE;
+    }
+    if (t.accumulate)
+        t.options.on_duplicate = ZEROD_ON_DUPLICATE_ACCUMULATE;
+    r = attach(&t);
+    if (r == 0)
+        r = train(&t);
+    if (r == 0)
+        r = finish(&t);
+    r = say_end(&t, r);
+    zerod_close(t.client);
+    return r;
+}

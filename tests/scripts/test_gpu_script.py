@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+scripts/test --gpu and scripts/bench --gpu where something is missing: one sentence, and a status that nobody takes for
+passed.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(os.environ.get("ZEROD_SOURCE_ROOT", Path(__file__).resolve().parents[2]))
+SKIPPED = 77
+# What the script needs to get as far as that.
+TOOLS = ["bash", "dirname", "grep", "nproc"]
+
+ONE_GPU = "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'"
+NO_DRIVER = "echo 'NVIDIA-SMI has failed'; exit 9"
+
+
+def run(tmp_path, *arguments, script="test", **programs):
+    """The script with a PATH of these programs alone: name, and what it does."""
+    for tool in TOOLS:
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    for name, body in programs.items():
+        program = tmp_path / name.replace("_", "-")
+        program.write_text(f"#!{shutil.which('bash')}\n{body}\n")
+        program.chmod(0o755)
+    return subprocess.run(
+        [ROOT / "scripts" / script, "--gpu", *arguments],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("script", ["test", "bench"])
+@pytest.mark.parametrize(
+    "programs, missing",
+    [
+        ({}, "there is no GPU (nvidia-smi lists none)"),
+        ({"nvidia_smi": NO_DRIVER}, "there is no GPU (nvidia-smi lists none)"),
+        ({"nvidia_smi": ONE_GPU}, "there is no nvcc on PATH"),
+        ({"nvidia_smi": ONE_GPU, "nvcc": "exit 0", "cc": "exit 1"}, "there is no NCCL (nccl.h is not found)"),
+    ],
+)
+def test_missing(tmp_path, programs, missing, script):
+    result = run(tmp_path, script=script, **programs)
+    assert result.stdout == ""
+    assert result.stderr == f"scripts/{script} --gpu: {missing}; nothing was run\n"
+    assert result.returncode == SKIPPED
+
+
+def test_torch_is_missing(tmp_path):
+    result = run(tmp_path, script="bench", nvidia_smi=ONE_GPU, nvcc="exit 0", cc="exit 0", python3="exit 1")
+    assert result.stderr == "scripts/bench --gpu: python3 has no PyTorch that sees the GPU; nothing was run\n"
+    assert (result.returncode, result.stdout) == (SKIPPED, "")
+
+
+def test_all_there(tmp_path):
+    """Then it goes on: here as far as the first tool that is not on this PATH."""
+    result = run(tmp_path, nvidia_smi=ONE_GPU, nvcc="exit 0", cc="exit 0")
+    assert "nothing was run" not in result.stderr
+    assert result.returncode not in (0, SKIPPED)
+
+
+def test_alone(tmp_path):
+    result = run(tmp_path, "--quick")
+    assert (result.returncode, result.stderr) == (1, "test: --gpu goes with nothing else\n")
