@@ -35,7 +35,7 @@ static void reduced_there(void *userdata, struct reduction *reduction)
 
     motion->working = false;
     if (!motion->serves)
-        exchange->job->n_under_way--;
+        exchange->job->work.n_under_way--;
     for (unsigned i = 0; i < reduction->step->n_local; i++)
         if (reduction->held[i])
             ring_unhold(steal_ptr(reduction->held[i]));
@@ -56,7 +56,7 @@ static void take_slots(struct exchange *exchange, struct reduction *reduction)
 
     for (unsigned i = 0; i < reduction->step->n_local; i++) {
         struct ring *ring;
-        const struct ring_slot *slot = collect_find_slot(&job->ranks[job->first_rank + i], reduction->parcel,
+        const struct ring_slot *slot = collect_find_slot(&job->ranks[job->world.first + i], reduction->parcel,
                                                          reduction->micro_batch, reduction->pass, &ring);
 
         reduction->sources[i] = slot ? slot->data : NULL;
@@ -79,7 +79,7 @@ static const char *reduce_there(struct motion *motion)
     take_slots(exchange, reduction);
     motion->working = true;
     if (!motion->serves)
-        job->n_under_way++;
+        job->work.n_under_way++;
     if (step_device_combine(reduction, reduced_there, motion) == 0)
         return NULL;
     reduction->cancelled = true;

@@ -182,7 +182,7 @@ static void is_served(struct serving *serving)
                             : sizeof(float);
     uint64_t start, n = exchange_owned(exchange, exchange->self, serving->param, &start);
 
-    exchange->job->n_io--;
+    exchange->job->work.n_io--;
     serving->working = false;
     if (!serving->dead) {
         exchange_add_move(exchange, (struct engine_move){.node = serving->node,
@@ -261,7 +261,7 @@ static void start_waiting(struct exchange *exchange)
         exchange->slots_taken[slot] = true;
         serving->slot = slot;
         serving->working = true;
-        job->n_io++;
+        job->work.n_io++;
         worker_post(job->pool, &serving->work);
     }
 }

@@ -149,7 +149,7 @@ static void adopt_done(struct work *work)
     struct motion *motion = container_of(work, struct motion, work);
     struct job *job = motion->exchange->job;
 
-    job->n_io--;
+    job->work.n_io--;
     motion->working = false;
     exchange_finish(motion);
     job_settle(job);
@@ -161,7 +161,7 @@ static void adopted_there(void *userdata, int result)
     struct motion *motion = userdata;
     struct job *job = motion->exchange->job;
 
-    job->n_io--;
+    job->work.n_io--;
     motion->working = false;
     if (result == 0) {
         exchange_finish(motion);
@@ -177,18 +177,18 @@ void exchange_adopt(struct motion *motion)
     struct job *job = motion->exchange->job;
 
     if (job->devices) {
-        job->n_io++;
+        job->work.n_io++;
         motion->working = true;
         if (device_job_adopt(job, initial_weights(motion->exchange), adopted_there, motion) == 0)
             return;
-        job->n_io--;
+        job->work.n_io--;
         motion->working = motion->arrived = false;
         motion->exchange->ops.wrong(motion->exchange->ops.userdata, EXCHANGE_NO_MEMORY);
         return;
     }
     motion->work = (struct work){.run = adopt_run, .done = adopt_done, .n_items = job->layout->n_params};
     motion->working = true;
-    job->n_io++;
+    job->work.n_io++;
     worker_post(job->pool, &motion->work);
 }
 

@@ -628,7 +628,7 @@ static void combine_is_done(void *userdata, struct reduction *reduction)
     uint32_t parcel = reduction->parcel;
     const struct place *place = &exchange->places[parcel];
 
-    exchange->job->n_under_way--;
+    exchange->job->work.n_under_way--;
     motion->working = false;
     if (motion->ring)
         ring_unhold(steal_ptr(motion->ring));
@@ -675,7 +675,7 @@ static void combine(struct motion *motion)
     if (motion->ring) /* an abort may end the loan meanwhile */
         ring_hold(motion->ring);
     motion->working = true;
-    job->n_under_way++;
+    job->work.n_under_way++;
     step_post(reduction, combine_is_done, motion);
 }
 

@@ -57,42 +57,42 @@ static void tell_rank(struct job *job, struct job_rank *rank, struct diagnostic 
 
 static void finish_abort(struct job *job)
 {
-    struct diagnostic *reason = steal_ptr(job->abort_reason), *notice;
+    struct diagnostic *reason = steal_ptr(job->abort.reason), *notice;
 
     ledger_abort(&job->ledger);
-    job->ledger.attempt = MAX(job->ledger.attempt, job->said_attempt);
-    memset(job->cursors, 0, job->layout->n_parcels * sizeof(*job->cursors));
+    job->ledger.attempt = MAX(job->ledger.attempt, job->abort.said_attempt);
+    memset(job->work.cursors, 0, job->layout->n_parcels * sizeof(*job->work.cursors));
     step_open(job->step);
-    job->counters.aborts++;
-    job->counters.batch_bytes = job->counters.batch_reduced_bytes = 0;
+    job->stats.counters.aborts++;
+    job->stats.counters.batch_bytes = job->stats.counters.batch_reduced_bytes = 0;
     job->phase = JOB_TRAINING;
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         rewind_rank(job, &job->ranks[r]);
     notice = job_keep(job, cause_aborted(&(struct evidence_abort){
                                .at = {.layout = job->layout,
-                                      .rank = job->abort_rank,
+                                      .rank = job->abort.rank,
                                       .step = (int64_t)job->ledger.step,
                                       .micro_batch = -1,
                                       .client = job_client(job)},
-                               .why = reason || job->abort_text ? NULL : job->abort_why,
+                               .why = reason || job->abort.text ? NULL : job->abort.why,
                                .new_attempt = job->ledger.attempt,
                                .reason = reason,
-                               .reason_text = job->abort_text,
-                               .reason_class = job->abort_class,
+                               .reason_text = job->abort.text,
+                               .reason_class = job->abort.class,
                            }));
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         tell_rank(job, &job->ranks[r], notice);
     diagnostic_unref(reason);
-    free(steal_ptr(job->abort_why));
-    free(steal_ptr(job->abort_text));
-    free(steal_ptr(job->abort_class));
+    free(steal_ptr(job->abort.why));
+    free(steal_ptr(job->abort.text));
+    free(steal_ptr(job->abort.class));
     job_settle(job);
 }
 
 /* What the aborted attempt had under way ends first: on workers, and between nodes. */
 static bool is_quiet(const struct job *job)
 {
-    return job->n_under_way == 0 && !(job->nodes && exchange_is_busy(nodes_exchange(job->nodes)));
+    return job->work.n_under_way == 0 && !(job->nodes && exchange_is_busy(nodes_exchange(job->nodes)));
 }
 
 void abort_settle(struct job *job)
@@ -104,8 +104,8 @@ void abort_settle(struct job *job)
 void abort_start(struct job *job, int64_t rank, struct diagnostic *reason)
 {
     job->phase = JOB_ABORTING;
-    job->abort_rank = rank;
-    job->abort_reason = reason;
+    job->abort.rank = rank;
+    job->abort.reason = reason;
     collect_settle(job);
     abort_settle(job);
 }
@@ -125,11 +125,11 @@ void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)
         abort_start(job, rank, reason);
         return;
     }
-    nodes_abort(job->nodes, rank, !reason && job->abort_why ? job->abort_why : "", reason);
-    if (job->abort_reason)
+    nodes_abort(job->nodes, rank, !reason && job->abort.why ? job->abort.why : "", reason);
+    if (job->abort.reason)
         diagnostic_unref(reason);
     else
-        job->abort_reason = reason; /* for when node 0 agrees */
+        job->abort.reason = reason; /* for when node 0 agrees */
 }
 
 void job_abort_step(struct job *job, struct job_rank *rank, const char *why)
@@ -144,8 +144,8 @@ void job_abort_step(struct job *job, struct job_rank *rank, const char *why)
     job_fault_reset(&rank->fault);
     job_wait(job, rank, WAIT_ABORT);
     if (job->phase == JOB_TRAINING || job->phase == JOB_WINDOW) {
-        free(job->abort_why); /* of another rank, whose abort is on its way to node 0 */
-        job->abort_why = strdup(why);
+        free(job->abort.why); /* of another rank, whose abort is on its way to node 0 */
+        job->abort.why = strdup(why);
     }
     job_abort(job, rank->rank, NULL);
     if (rank->wait == WAIT_ABORT && job->phase != JOB_ABORTING &&
@@ -171,31 +171,31 @@ void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt)
 /* What another node, or this one, has said of why. */
 static void keep_reason(struct job *job, const struct node_message *message)
 {
-    free(job->abort_why);
-    free(job->abort_text);
-    free(job->abort_class);
-    job->abort_why = message->text && message->text[0] ? strdup(message->text) : NULL;
-    job->abort_text = message->reason && message->reason[0] ? strdup(message->reason) : NULL;
-    job->abort_class = message->cause_class ? strdup(message->cause_class) : NULL;
+    free(job->abort.why);
+    free(job->abort.text);
+    free(job->abort.class);
+    job->abort.why = message->text && message->text[0] ? strdup(message->text) : NULL;
+    job->abort.text = message->reason && message->reason[0] ? strdup(message->reason) : NULL;
+    job->abort.class = message->cause_class ? strdup(message->cause_class) : NULL;
 }
 
 void job_aborted(struct job *job, const struct node_message *message)
 {
-    struct diagnostic *reason = steal_ptr(job->abort_reason);
+    struct diagnostic *reason = steal_ptr(job->abort.reason);
     int64_t rank = message->has_rank ? (int64_t)message->rank : -1;
 
-    job->said_attempt = message->attempt;
+    job->abort.said_attempt = message->attempt;
     if (job->phase == JOB_ABORTING) { /* others were through with that one, and have aborted the next: both at once */
-        job->abort_reason = reason;
+        job->abort.reason = reason;
         return;
     }
     keep_reason(job, message);
-    if (reason && (!job->abort_text || strcmp(reason->text, job->abort_text) != 0))
+    if (reason && (!job->abort.text || strcmp(reason->text, job->abort.text) != 0))
         diagnostic_unref(steal_ptr(reason)); /* another one came first */
     if (job->phase == JOB_UPDATING) { /* of the next step: what is gathered here is still being copied for this one */
         diagnostic_unref(reason);
-        job->abort_rank = rank;
-        job->aborts_next = true;
+        job->abort.rank = rank;
+        job->abort.next = true;
         return;
     }
     if (job->phase == JOB_WINDOW)

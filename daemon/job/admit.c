@@ -191,7 +191,7 @@ static void note_again(struct job *job, struct job_rank *rank, const struct push
 {
     struct fault *again = &rank->again;
 
-    job->counters.accumulated++;
+    job->stats.counters.accumulated++;
     if (!again->code) {
         again->code = E_DUPLICATE;
         again->first = ledger_entry(&job->ledger, rank->rank, record->part)->first;
@@ -211,7 +211,7 @@ static void admit(struct job *job, struct job_rank *rank, const struct push_reco
         job_drop_peer(job, rank, slot ? "Push.pass: not the pass of this push" : "Push.record_only: not a duplicate");
         return;
     }
-    job->counters.admitted += last;
+    job->stats.counters.admitted += last;
     rank->n_pushes += last;
     if (pass > 0 && last)
         note_again(job, rank, record);
@@ -261,7 +261,7 @@ static void close_empty(struct job_rank *rank, struct ring_slot *slot)
 static bool knows_event(const struct job *job, const struct job_rank *rank, const struct request_push *request)
 {
     return request->event_plus_one == 0 ||
-           (job->devices && devices_has_event(job->devices, rank->rank - job->first_rank, request->event_plus_one - 1));
+           (job->devices && devices_has_event(job->devices, rank->rank - job->world.first, request->event_plus_one - 1));
 }
 
 void job_push(struct job *job, struct job_rank *rank, const struct request_push *request)
@@ -294,7 +294,7 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
         close_empty(rank, slot);
         return;
     }
-    if (job->has_learnt && !job->learnt[request->param] && request->attempt == job->ledger.attempt) {
+    if (job->decision.has_learnt && !job->decision.learnt[request->param] && request->attempt == job->ledger.attempt) {
         note_part(job, rank, request, true);
         job_fault_push(job, rank, E_GRAPH_CHANGED, NULL, &record, NULL);
         return;
@@ -316,11 +316,11 @@ void job_push(struct job *job, struct job_rank *rank, const struct request_push 
         collect_verify(job, rank, slot, record.part, pass);
         break;
     case LEDGER_RETRY:
-        job->counters.retried++;
+        job->stats.counters.retried++;
         close_empty(rank, slot);
         break;
     case LEDGER_DROPPED:
-        job->counters.dropped++;
+        job->stats.counters.dropped++;
         break;
     case LEDGER_E_DUPLICATE:
         refuse_duplicate(job, rank, &record, request);
@@ -345,7 +345,7 @@ void job_event(struct job *job, struct job_rank *rank, const struct request_even
             job_drop_peer(job, rank, "Event.number: pushes that name it are not reduced yet");
             return;
         }
-    devices_event(job->devices, rank->rank - job->first_rank, request->number, request->handle);
+    devices_event(job->devices, rank->rank - job->world.first, request->number, request->handle);
 }
 
 /* ---- room for a slot ----------------------------------------------------------------------------------- */
@@ -363,7 +363,7 @@ static uint64_t overflow_bytes(const struct job *job)
 {
     uint64_t n = 0;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         for (size_t i = 0; i < ARRAY_SIZE(job->ranks[r].rings); i++)
             n += job->ranks[r].rings[i] ? job->ranks[r].rings[i]->overflow_bytes : 0;
     return n;
@@ -410,7 +410,7 @@ static void grant(struct job *job, struct job_rank *rank, bool in_ring, uint64_t
                    .type = REPLY_SLOT_GRANT,
                    .slot_grant = {.in_ring = in_ring,
                                   .offset_bytes = offset_bytes,
-                                  .n_warnings = (uint32_t)job->counters.warnings},
+                                  .n_warnings = (uint32_t)job->stats.counters.warnings},
                },
                NULL, 0);
 }
@@ -436,7 +436,7 @@ static void extent_done(struct work *work)
     struct job *job = start->job;
     struct job_rank *rank = start->rank;
 
-    job->n_io--;
+    job->work.n_io--;
     ring_reserved(start->ring, start->offset_bytes, start->result == 0);
     if (rank->rings[0] == start->ring) {
         rank->reserving = false;
@@ -470,7 +470,7 @@ static void start_extent(struct job *job, struct job_rank *rank, uint64_t offset
     };
     rank->reserving = true;
     ring_hold(start->ring);
-    job->n_io++;
+    job->work.n_io++;
     worker_post(job->pool, &start->work);
 }
 
@@ -480,7 +480,7 @@ static bool find_late(const struct job *job, uint32_t *late_rank, uint32_t *late
     for (uint32_t i = 0; i + 1 < job->layout->n_parcels; i++) {
         const struct layout_parcel *parcel = &job->layout->parcels[i], *next = parcel + 1;
 
-        for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+        for (unsigned r = job->world.first; r < job->world.end; r++) {
             const struct ledger_rank *ledger = &job->ledger.ranks[r];
             bool later = true;
 
@@ -502,9 +502,9 @@ static void warn_late(struct job *job)
     struct diagnostic *d;
     uint32_t rank, param;
 
-    if (job->overflow_warned_step == job->ledger.step + 1 || !find_late(job, &rank, &param))
+    if (job->work.late_warned_step == job->ledger.step + 1 || !find_late(job, &rank, &param))
         return;
-    job->overflow_warned_step = job->ledger.step + 1;
+    job->work.late_warned_step = job->ledger.step + 1;
     d = diagnostic_new(E_QUOTA, "gradients wait for a late parameter");
     d->warning = true;
     diagnostic_at(d, rank, (int64_t)job->ledger.step, job->ledger.ranks[rank].n_ended);
@@ -536,7 +536,7 @@ static bool others_follow(const struct job *job, const struct job_rank *rank)
 {
     const struct ledger_rank *own = &job->ledger.ranks[rank->rank];
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         const struct ledger_rank *other = &job->ledger.ranks[r];
 
         for (uint32_t i = 0; other->open && other->n_ended == own->n_ended && i < job->layout->n_parts; i++)
@@ -594,10 +594,10 @@ void admit_settle(struct job *job, struct job_rank *rank)
         return;
     }
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
-    if (job->memory.used + overflow_bytes(job) > job->memory.limit || extent_bytes > headroom.cgroup_bytes ||
+    if (job->memory.quota.used + overflow_bytes(job) > job->memory.quota.limit || extent_bytes > headroom.cgroup_bytes ||
         extent_bytes > headroom.available_bytes) {
         ring_reserved(rank->rings[0], offset, false);
-        refuse_slot(job, rank, n_bytes, "gradient slots (limits.memory, cgroup or free memory)", job->memory.limit);
+        refuse_slot(job, rank, n_bytes, "gradient slots (limits.memory, cgroup or free memory)", job->memory.quota.limit);
         return;
     }
     start_extent(job, rank, offset, extent_bytes);

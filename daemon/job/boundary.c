@@ -151,7 +151,7 @@ void job_abandon_backward(struct job *job, struct job_rank *rank, const struct r
 
 void job_withdrawn(struct job *job)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
         if (rank->wait == WAIT_ABANDON)
@@ -183,7 +183,7 @@ static struct params missing_of(const struct job *job, unsigned rank, const uint
 /* Has no other rank pushed any of these parameters in this step, so far? */
 static bool missing_on_all(const struct job *job, const struct params *missing)
 {
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = 0; r < job->world.size; r++)
         for (uint32_t i = 0; i < missing->n; i++)
             if (job_has_pushed(job, r, missing->ids[i]))
                 return false;
@@ -202,7 +202,7 @@ static bool never_pushed(const struct job *job, const struct params *missing)
 /* Another rank that is here may still push what it has not pushed yet. */
 static bool others_are_behind(const struct job *job, const struct job_rank *rank)
 {
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = 0; r < job->world.size; r++) {
         const struct ledger_rank *other = &job->ledger.ranks[r];
 
         if (job_rank_is_here(&job->ranks[r]) && !job->ranks[r].left && !other->asked &&
@@ -228,7 +228,7 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
         .params = missing.ids,
         .n_params = missing.n,
         .n_trainable = trainable,
-        .world_size = on_all && others_are_behind(job, rank) ? 1 : job->world_size, /* of which something is known */
+        .world_size = on_all && others_are_behind(job, rank) ? 1 : job->world.size, /* of which something is known */
         .n_micro_batches = ledger->n_ended,
         .n_configured = (uint32_t)configured,
         .n_forwards = rank->n_forwards - rank->n_forwards_at_step,
@@ -254,8 +254,8 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
         return cause_missing(&evidence);
     if (missing.n > 0 && job->config->diagnostics.on_missing == CONFIG_MISSING_ERROR)
         return cause_missing(&evidence);
-    if (job->has_learnt) {
-        struct params unlearnt = missing_of(job, rank->rank, job->learnt);
+    if (job->decision.has_learnt) {
+        struct params unlearnt = missing_of(job, rank->rank, job->decision.learnt);
         _cleanup_free_ uint32_t *unlearnt_ids = unlearnt.ids;
 
         if (unlearnt.n > 0)
@@ -384,7 +384,7 @@ static bool args_differ(const struct job *job, const struct step_args *a, const 
 /* Return: the first rank but this one that has asked for the step, or NULL. */
 static const struct job_rank *first_asked(const struct job *job, const struct job_rank *rank)
 {
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = 0; r < job->world.size; r++)
         if (r != rank->rank && job->ledger.ranks[r].asked)
             return &job->ranks[r];
     return NULL;
@@ -512,7 +512,7 @@ static void judge_and_ask(struct job *job, struct job_rank *rank)
 
 void boundary_settle(struct job *job)
 {
-    for (unsigned r = job->first_rank; job->phase == JOB_TRAINING && r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; job->phase == JOB_TRAINING && r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
         if (rank->wait == WAIT_OTHERS &&

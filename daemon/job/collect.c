@@ -54,7 +54,7 @@ static enum completeness look_at(const struct job *job, uint32_t parcel, struct 
 {
     bool any = false;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         const struct job_rank *rank = &job->ranks[r];
         struct ring *ring;
         const struct ring_slot *slot = find_slot(rank, parcel, at, &ring);
@@ -71,7 +71,7 @@ static uint32_t furthest(const struct job *job)
 {
     uint32_t most = 0;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         most = MAX(most, job->ledger.ranks[r].n_ended);
     return most;
 }
@@ -87,28 +87,28 @@ static bool sums_at_once(const struct job *job)
 
 static void clock_start(struct job *job)
 {
-    if (job->n_under_way++ == 0)
-        job->times.reduce_busy_since_ns = job_now(job);
+    if (job->work.n_under_way++ == 0)
+        job->stats.times.reduce_busy_since_ns = job_now(job);
 }
 
 static void clock_stop(struct job *job)
 {
-    assert(job->n_under_way > 0);
-    if (--job->n_under_way == 0)
-        job->times.reduce_last_ns += job_now(job) - job->times.reduce_busy_since_ns;
+    assert(job->work.n_under_way > 0);
+    if (--job->work.n_under_way == 0)
+        job->stats.times.reduce_last_ns += job_now(job) - job->stats.times.reduce_busy_since_ns;
 }
 
 /* How much was reduced before the last rank ended its backward: what overlap_comm is for. */
 static void count_overlap(struct job *job, const struct reduction *reduction, uint64_t n_bytes)
 {
-    struct job_counters *counters = &job->counters;
+    struct job_counters *counters = &job->stats.counters;
     bool overlapped = false;
 
     if (counters->batch != reduction->micro_batch) {
         counters->batch = reduction->micro_batch;
         counters->batch_bytes = counters->batch_reduced_bytes = 0;
     }
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         overlapped |= !has_ended(job, &job->ranks[r], reduction->micro_batch);
     counters->batch_bytes += n_bytes;
     if (overlapped)
@@ -120,7 +120,7 @@ static void record_sums(struct job *job, const struct reduction *reduction, unsi
 {
     const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
 
-    unsigned local = rank - job->first_rank;
+    unsigned local = rank - job->world.first;
 
     for (uint32_t i = 0; i < parcel->n_parts; i++) {
         uint32_t part = parcel->first_part + i;
@@ -150,7 +150,7 @@ void collect_combined(struct job *job, uint32_t parcel)
         reduction_is_done(job, &job->step->reductions[parcel]);
         return;
     }
-    for (unsigned r = job->first_rank; is_summed_later(job, parcel) && r < job->end_rank; r++)
+    for (unsigned r = job->world.first; is_summed_later(job, parcel) && r < job->world.end; r++)
         record_sums(job, &job->step->reductions[parcel], r);
     collect_settle(job);
 }
@@ -171,7 +171,7 @@ static void give_back(struct job *job, struct job_rank *rank, struct ring *ring,
 static void reduction_is_done(void *userdata, struct reduction *reduction)
 {
     struct job *job = userdata;
-    struct cursor *cursor = &job->cursors[reduction->parcel];
+    struct cursor *cursor = &job->work.cursors[reduction->parcel];
     const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
     uint64_t n_bytes = 0;
 
@@ -180,7 +180,7 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
     for (uint32_t i = 0; i < parcel->n_parts; i++)
         n_bytes += (uint64_t)__builtin_popcountll(reduction->masks[i]) *
                    layout_part_bytes(job->layout, parcel->first_part + i);
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
         struct ring *ring;
         struct ring_slot *slot = find_slot(rank, reduction->parcel, *cursor, &ring);
@@ -191,16 +191,16 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
             record_sums(job, reduction, r);
         give_back(job, rank, ring, slot);
     }
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
-        if (reduction->held[r - job->first_rank])
-            ring_unhold(reduction->held[r - job->first_rank]);
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (reduction->held[r - job->world.first])
+            ring_unhold(reduction->held[r - job->world.first]);
     if (job->phase != JOB_ABORTING) {
         count_overlap(job, reduction, n_bytes);
         if (!job->nodes) /* else it stays until what is sent is everywhere */
             cursor->pass++;
         collect_settle(job);
         collect_parcel(job, reduction->parcel);
-        for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        for (unsigned r = job->world.first; r < job->world.end; r++)
             admit_settle(job, &job->ranks[r]);
     }
     if (job->nodes)
@@ -210,10 +210,10 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
 
 void collect_settled(struct job *job, uint32_t parcel)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
         struct ring *ring;
-        struct ring_slot *slot = find_slot(rank, parcel, job->cursors[parcel], &ring);
+        struct ring_slot *slot = find_slot(rank, parcel, job->work.cursors[parcel], &ring);
 
         if (!slot || !(slot->lent || (sums_at_once(job) && slot->posted)))
             continue;
@@ -221,7 +221,7 @@ void collect_settled(struct job *job, uint32_t parcel)
         rank->slot_credited = true;
         admit_settle(job, rank);
     }
-    job->cursors[parcel].pass++;
+    job->work.cursors[parcel].pass++;
     collect_parcel(job, parcel);
 }
 
@@ -231,7 +231,7 @@ static void fill_masks(struct job *job, struct reduction *reduction, unsigned ra
 
     for (uint32_t i = 0; i < parcel->n_parts; i++)
         if (ledger_entry(&job->ledger, rank, parcel->first_part + i)->n_pushed > reduction->pass)
-            reduction->masks[i] |= UINT64_C(1) << (rank - job->first_rank);
+            reduction->masks[i] |= UINT64_C(1) << (rank - job->world.first);
 }
 
 /* Who has pushed what at the cursor. */
@@ -239,11 +239,11 @@ static struct reduction *prepare(struct job *job, uint32_t parcel, struct cursor
 {
     struct reduction *reduction = step_prepare(job->step, parcel, at.micro_batch, at.pass);
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct ring *ring;
         struct ring_slot *slot = find_slot(&job->ranks[r], parcel, at, &ring);
 
-        reduction->sources[r - job->first_rank] = slot ? slot->data : NULL;
+        reduction->sources[r - job->world.first] = slot ? slot->data : NULL;
         if (slot)
             fill_masks(job, reduction, r);
     }
@@ -253,11 +253,11 @@ static struct reduction *prepare(struct job *job, uint32_t parcel, struct cursor
 static void post_rank(struct job *job, struct reduction *reduction, unsigned rank)
 {
     const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
-    unsigned local = rank - job->first_rank;
+    unsigned local = rank - job->world.first;
     struct ring *ring = NULL;
 
     if (reduction->sources[local])
-        find_slot(&job->ranks[rank], reduction->parcel, job->cursors[reduction->parcel], &ring)->posted = true;
+        find_slot(&job->ranks[rank], reduction->parcel, job->work.cursors[reduction->parcel], &ring)->posted = true;
     /* GPUs hold it while they are at it (exchange.c): they may be given it several times, or never. */
     reduction->held[local] = sums_at_once(job) ? NULL : ring;
     if (!ring)
@@ -274,7 +274,7 @@ static void post_rank(struct job *job, struct reduction *reduction, unsigned ran
 /* From here on it is in the sum. */
 static void post(struct job *job, struct reduction *reduction)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         post_rank(job, reduction, r);
     if (!sums_at_once(job))
         clock_start(job);
@@ -300,7 +300,7 @@ void collect_take(struct job *job, uint32_t parcel)
 static bool is_promised(const struct job *job, const struct job_rank *rank, uint32_t parcel)
 {
     return exchange_is_promised(nodes_exchange(job->nodes), parcel) &&
-           job->step->reductions[parcel].sources[rank->rank - job->first_rank];
+           job->step->reductions[parcel].sources[rank->rank - job->world.first];
 }
 
 bool collect_has_promised(const struct job *job, const struct job_rank *rank)
@@ -334,7 +334,7 @@ static void reduce(struct job *job, uint32_t parcel, struct cursor at)
 
 void collect_parcel(struct job *job, uint32_t parcel)
 {
-    struct cursor *cursor = &job->cursors[parcel];
+    struct cursor *cursor = &job->work.cursors[parcel];
     uint32_t last;
 
     if (job->nodes)
@@ -370,7 +370,7 @@ void collect_all(struct job *job)
 bool collect_is_done(const struct job *job, const struct job_rank *rank)
 {
     /* A comparison outlives the slot and the incarnation that it is of. */
-    for (const struct verification *v = job->verifications; v; v = v->next)
+    for (const struct verification *v = job->work.verifications; v; v = v->next)
         if (v->rank == rank->rank && v->attempt == job->ledger.attempt)
             return false;
     for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++)
@@ -438,7 +438,7 @@ static void successor_differs(struct job *job, const struct verification *v)
 
 void collect_settle(struct job *job)
 {
-    struct verification **link = &job->verifications;
+    struct verification **link = &job->work.verifications;
     uint64_t expected;
 
     while (*link) {
@@ -461,7 +461,7 @@ void collect_settle(struct job *job)
         ring_unhold(v->ring);
         free(v->copy);
         free(v);
-        link = &job->verifications; /* an abort may have changed the list */
+        link = &job->work.verifications; /* an abort may have changed the list */
     }
 }
 
@@ -486,10 +486,10 @@ void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *sl
         .attempt = job->ledger.attempt,
         .copy = copy,
         .data = copy ? copy : slot->data + layout_part_offset_bytes(job->layout, part),
-        .next = job->verifications,
+        .next = job->work.verifications,
     };
-    job->verifications = v;
-    job->counters.redone += layout_is_last_part(job->layout, part);
+    job->work.verifications = v;
+    job->stats.counters.redone += layout_is_last_part(job->layout, part);
     slot->n_pending++;
     ring_hold(v->ring);
     clock_start(job);

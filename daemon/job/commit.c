@@ -26,14 +26,14 @@
 
 static double divisor(const struct job *job)
 {
-    return job->config->gradient_allreduce_op == CONFIG_ALLREDUCE_MEAN ? job->world_size : 1;
+    return job->config->gradient_allreduce_op == CONFIG_ALLREDUCE_MEAN ? job->world.size : 1;
 }
 
 static const struct step_args *first_args(const struct job *job)
 {
     static const struct step_args none = {0}; /* a rank's own are those of its last step */
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ledger.ranks[r].asked)
             return &job->ranks[r].args;
     return &none;
@@ -62,7 +62,7 @@ struct asked {
 
 static bool is_own(const struct job *job, uint32_t rank)
 {
-    return rank >= job->first_rank && rank < job->end_rank;
+    return rank >= job->world.first && rank < job->world.end;
 }
 
 static bool misses_all(const struct job *job, unsigned rank, const uint32_t *ids, uint32_t n)
@@ -80,7 +80,7 @@ void job_find_pushed(const struct job *job, uint8_t *any, uint8_t *all)
     for (uint32_t p = 0; p < job->layout->n_params; p++) {
         bool by_any = false, by_all = true;
 
-        for (unsigned r = job->first_rank; job->layout->params[p].trainable && r < job->end_rank; r++) {
+        for (unsigned r = job->world.first; job->layout->params[p].trainable && r < job->world.end; r++) {
             bool pushed = job_has_pushed(job, r, p);
 
             by_any |= pushed;
@@ -107,10 +107,10 @@ static bool misses_any(const struct job *job, const uint8_t *all)
 
 static bool was_reported(struct job *job, uint64_t digest)
 {
-    for (unsigned i = 0; i < MIN(job->n_missing_seen, (unsigned)ARRAY_SIZE(job->missing_seen)); i++)
-        if (job->missing_seen[i] == digest)
+    for (unsigned i = 0; i < MIN(job->missing.n_seen, (unsigned)ARRAY_SIZE(job->missing.seen)); i++)
+        if (job->missing.seen[i] == digest)
             return true;
-    job->missing_seen[job->n_missing_seen++ % ARRAY_SIZE(job->missing_seen)] = digest;
+    job->missing.seen[job->missing.n_seen++ % ARRAY_SIZE(job->missing.seen)] = digest;
     return false;
 }
 
@@ -132,7 +132,7 @@ static void report_missing(struct job *job, const uint8_t *any, const uint8_t *a
         .warning = true,
         .skipped = job->config->diagnostics.on_missing == CONFIG_MISSING_SKIP,
         .n_trainable = job_n_trainable(job),
-        .world_size = job->world_size,
+        .world_size = job->world.size,
     };
 
     if (!flags || !ids)
@@ -143,27 +143,27 @@ static void report_missing(struct job *job, const uint8_t *any, const uint8_t *a
             ids[n++] = p;
         n_all += flags[p] && !has_bit(any, p);
     }
-    job->n_missing = n_all;
+    job->missing.n_params = n_all;
     digest = n ? XXH3_64bits(flags, n_params) : 0;
-    job->n_last_missing = digest == job->last_missing ? job->n_last_missing + 1 : 1;
-    evidence.same_every_step = n && job->n_last_missing == job->ledger.step + 1;
-    job->last_missing = digest;
+    job->missing.n_last = digest == job->missing.last ? job->missing.n_last + 1 : 1;
+    evidence.same_every_step = n && job->missing.n_last == job->ledger.step + 1;
+    job->missing.last = digest;
     if (n == 0 || was_reported(job, digest))
         return;
     evidence.params = ids;
     evidence.n_params = n;
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = 0; r < job->world.size; r++)
         if (is_own(job, r) || !job->ranks[r].left) /* of another node's it is what it asked with last */
             rank_evidence_add(&job->ranks[r].evidence, &evidence, called, misses_all(job, r, ids, n));
     evidence.same_on_all_ranks = n == n_all;
-    evidence.n_ranks_missing = n == n_all ? job->world_size : 1;
+    evidence.n_ranks_missing = n == n_all ? job->world.size : 1;
     evidence.n_steps_seen = job->ledger.step + 1;
     job_keep(job, cause_missing(&evidence));
 }
 
 static struct evidence_nonfinite nonfinite_evidence(const struct job *job, bool held)
 {
-    const struct step_finding *finding = &job->finding;
+    const struct step_finding *finding = &job->decision.finding;
 
     return (struct evidence_nonfinite){
         .at = {.layout = job->layout,
@@ -184,7 +184,7 @@ static struct evidence_nonfinite nonfinite_evidence(const struct job *job, bool 
 
 static bool anybody(const struct job *job, bool (*says)(const struct job_rank *))
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ledger.ranks[r].asked && says(&job->ranks[r])) /* one that has left asked for another step */
             return true;
     return false;
@@ -209,10 +209,10 @@ static bool scales_itself(const struct job_rank *rank)
 /* A dynamic loss scale skips such steps by itself, as long as it can be lowered. */
 static bool holds_nonfinite(const struct job *job, const struct asked *asked)
 {
-    const struct step_finding *finding = &job->finding;
+    const struct step_finding *finding = &job->decision.finding;
 
     return job->config->diagnostics.on_nonfinite == CONFIG_NONFINITE_ERROR &&
-           (!job->lossscale.dynamic || lossscale_is_at_minimum(&job->lossscale)) && !(asked->args->loss_scale > 1) &&
+           (!job->decision.lossscale.dynamic || lossscale_is_at_minimum(&job->decision.lossscale)) && !(asked->args->loss_scale > 1) &&
            finding->found && !job->ranks[finding->rank].left && !asked->proceed;
 }
 
@@ -223,13 +223,13 @@ static bool holds_nonfinite(const struct job *job, const struct asked *asked)
 static void hold_for_nonfinite(struct job *job)
 {
     struct evidence_nonfinite evidence = nonfinite_evidence(job, true);
-    struct job_rank *rank = &job->ranks[job->finding.rank];
-    struct diagnostic *refusal = job->lossscale.dynamic
+    struct job_rank *rank = &job->ranks[job->decision.finding.rank];
+    struct diagnostic *refusal = job->decision.lossscale.dynamic
                                      ? cause_loss_scale(&evidence, job->config->fp16.scale.min_scale)
                                      : cause_nonfinite(&evidence);
 
     job->ledger.ranks[rank->rank].asked = false;
-    if (job->finding.micro_batch < job->ledger.ranks[rank->rank].n_inherited) {
+    if (job->decision.finding.micro_batch < job->ledger.ranks[rank->rank].n_inherited) {
         job_abort_inherited(job, rank, refusal);
         return;
     }
@@ -240,7 +240,7 @@ static void hold_for_nonfinite(struct job *job)
 
 static void set_generation(struct job *job)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].rings[0] && job->ranks[r].rings[0]->ready)
             atomic_fetch_add_explicit(&ring_credit_page(job->ranks[r].rings[0])->generation, 1, memory_order_acq_rel);
 }
@@ -259,9 +259,9 @@ static void update_is_done(void *userdata, int result)
     struct job *job = userdata;
 
     (void)failpoint("updated");
-    job->n_io--;
+    job->work.n_io--;
     if (result < 0) { /* cancelled */
-        if (job->doom)
+        if (job->run.drop_why)
             job_settle(job); /* it has waited for it */
         return;
     }
@@ -288,30 +288,30 @@ struct hyper job_hyper(const struct job *job, const struct step_args *args, uint
 static void choose_hypers(struct job *job, const struct step_args *args)
 {
     for (uint32_t g = 0; g < job->layout->n_groups; g++)
-        job->hypers[g] = job_hyper(job, args, g);
+        job->decision.hypers[g] = job_hyper(job, args, g);
 }
 
 static void note_waiting(struct job *job)
 {
     uint64_t first = UINT64_MAX, last = 0;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         if (!job->ledger.ranks[r].asked)
             continue;
         first = MIN(first, job->ranks[r].asked_ns);
         if (job->ranks[r].asked_ns >= last) {
             last = job->ranks[r].asked_ns;
-            job->times.slowest_rank = r;
+            job->stats.times.slowest_rank = r;
         }
     }
-    job->times.wait_last_ns = last > first ? last - first : 0;
-    job->times.slowest_behind_ns = job->times.wait_last_ns;
-    job->times.decided_ns = job_now(job);
+    job->stats.times.wait_last_ns = last > first ? last - first : 0;
+    job->stats.times.slowest_behind_ns = job->stats.times.wait_last_ns;
+    job->stats.times.decided_ns = job_now(job);
 }
 
 static void warn_accumulated(struct job *job)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
         if (rank->again.code && !rank->again_reported)
@@ -350,11 +350,11 @@ static void note_nonfinite(struct job *job, const struct node_verdict *verdict)
 {
     struct evidence_nonfinite evidence;
 
-    if (verdict->nonfinite && !verdict->found_inf && !job->lossscale.dynamic && !anybody(job, scales_itself)) {
+    if (verdict->nonfinite && !verdict->found_inf && !job->decision.lossscale.dynamic && !anybody(job, scales_itself)) {
         evidence = nonfinite_evidence(job, false);
         job_keep(job, cause_nonfinite(&evidence));
     }
-    if (lossscale_update(&job->lossscale, verdict->nonfinite || verdict->found_inf) == LOSSSCALE_E_AT_MINIMUM) {
+    if (lossscale_update(&job->decision.lossscale, verdict->nonfinite || verdict->found_inf) == LOSSSCALE_E_AT_MINIMUM) {
         evidence = nonfinite_evidence(job, false);
         job_keep(job, cause_loss_scale(&evidence, job->config->fp16.scale.min_scale));
     }
@@ -366,22 +366,22 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
     note_waiting(job);
     warn_accumulated(job);
     report_missing(job, verdict->pushed_any, verdict->pushed_all);
-    job->last_norm = verdict->norm;
-    job->has_norm = true;
-    job->applying = verdict->apply;
+    job->decision.norm = verdict->norm;
+    job->decision.has_norm = true;
+    job->decision.applying = verdict->apply;
     note_nonfinite(job, verdict);
     step_decide(job->step, verdict->norm_scale);
     state_journal(job->state)->decided = state_journal(job->state)->epoch + 1;
     (void)failpoint("decided");
     job->phase = JOB_UPDATING;
     set_generation(job);
-    if (!job->applying) {
+    if (!job->decision.applying) {
         updated(job);
         return;
     }
-    job->last_lr = job->hypers[0].lr;
-    job->n_io++;
-    step_update(job->step, &(struct step_update){.groups = job->hypers, .s = verdict->s}, update_is_done, job);
+    job->decision.lr = job->decision.hypers[0].lr;
+    job->work.n_io++;
+    step_update(job->step, &(struct step_update){.groups = job->decision.hypers, .s = verdict->s}, update_is_done, job);
 }
 
 /* One node: it decides by itself. */
@@ -397,7 +397,7 @@ static void decide(struct job *job)
         return;
     }
     job_find_pushed(job, any, all);
-    job->finding = job->step->finding;
+    job->decision.finding = job->step->finding;
     if (judge(job, &asked, measure_norm(job), all, &verdict))
         carry_out(job, &verdict);
     else
@@ -408,7 +408,7 @@ static void decide(struct job *job)
 
 static void note_times(struct job *job)
 {
-    struct job_times *times = &job->times;
+    struct job_times *times = &job->stats.times;
     uint64_t now = job_now(job);
 
     times->update_last_ns = now - times->decided_ns;
@@ -420,9 +420,9 @@ static void note_times(struct job *job)
     times->reduce_last_ns = 0;
     times->update_total_ns += times->update_last_ns;
     times->recent_ns[times->n_recent++ % ARRAY_SIZE(times->recent_ns)] = times->step_last_ns;
-    job->counters.overlap_bytes = job->counters.batch_bytes;
-    job->counters.overlap_reduced_bytes = job->counters.batch_reduced_bytes;
-    job->counters.batch_bytes = job->counters.batch_reduced_bytes = 0;
+    job->stats.counters.overlap_bytes = job->stats.counters.batch_bytes;
+    job->stats.counters.overlap_reduced_bytes = job->stats.counters.batch_reduced_bytes;
+    job->stats.counters.batch_bytes = job->stats.counters.batch_reduced_bytes = 0;
 }
 
 static void close_rank(struct job *job, struct job_rank *rank)
@@ -442,10 +442,10 @@ static void close_rank(struct job *job, struct job_rank *rank)
 
 static void learn_graph(struct job *job)
 {
-    if (!job->config->diagnostics.static_graph || job->has_learnt || !job->applying)
+    if (!job->config->diagnostics.static_graph || job->decision.has_learnt || !job->decision.applying)
         return;
-    memcpy(job->learnt, job->step->contributed, job->layout->n_params);
-    job->has_learnt = true;
+    memcpy(job->decision.learnt, job->step->contributed, job->layout->n_params);
+    job->decision.has_learnt = true;
 }
 
 static void answer_step(struct job *job, struct job_rank *rank)
@@ -456,11 +456,11 @@ static void answer_step(struct job *job, struct job_rank *rank)
                    .step_done =
                        {
                            .position = job_position(job, rank),
-                           .applied = job->applying,
-                           .norm = job->last_norm,
+                           .applied = job->decision.applying,
+                           .norm = job->decision.norm,
                            .loss_scale = job_loss_scale(job),
-                           .lr = job->last_lr,
-                           .n_missing = job->n_missing,
+                           .lr = job->decision.lr,
+                           .n_missing = job->missing.n_params,
                        },
                },
                NULL, 0);
@@ -470,27 +470,27 @@ static void finish_commit(struct job *job)
 {
     learn_graph(job);
     ledger_commit(&job->ledger);
-    memset(job->cursors, 0, job->layout->n_parcels * sizeof(*job->cursors));
+    memset(job->work.cursors, 0, job->layout->n_parcels * sizeof(*job->work.cursors));
     step_open(job->step);
     set_generation(job);
     job->phase = JOB_TRAINING;
-    job->counters.applied += job->applying;
-    job->counters.skipped += !job->applying;
+    job->stats.counters.applied += job->decision.applying;
+    job->stats.counters.skipped += !job->decision.applying;
     note_times(job);
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         close_rank(job, &job->ranks[r]);
-    diagnostic_unref(steal_ptr(job->abort_reason)); /* it came too late */
-    if (!job->aborts_next)
-        free(steal_ptr(job->abort_why));
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    diagnostic_unref(steal_ptr(job->abort.reason)); /* it came too late */
+    if (!job->abort.next)
+        free(steal_ptr(job->abort.why));
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         if (job->ranks[r].wait == WAIT_STEP)
             answer_step(job, &job->ranks[r]);
         else if (job->ranks[r].wait == WAIT_ABORT)
             job_answer_done(job, &job->ranks[r]);
     }
-    if (job->aborts_next) {
-        job->aborts_next = false;
-        abort_start(job, job->abort_rank, NULL);
+    if (job->abort.next) {
+        job->abort.next = false;
+        abort_start(job, job->abort.rank, NULL);
     }
     job_settle(job);
 }
@@ -501,7 +501,7 @@ void job_commit(struct job *job)
 
     journal->epoch++;
     journal->n_windows = 0;
-    if (!job->applying || !gather_refresh(job, finish_commit))
+    if (!job->decision.applying || !gather_refresh(job, finish_commit))
         finish_commit(job);
 }
 
@@ -509,10 +509,10 @@ void job_commit(struct job *job)
 
 static bool all_reduced(const struct job *job)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (!collect_is_done(job, &job->ranks[r]))
             return false;
-    return job->n_under_way == 0 && !gather_is_busy(job);
+    return job->work.n_under_way == 0 && !gather_is_busy(job);
 }
 
 /* Every rank that has not left has asked for the step, and at least one has. */
@@ -520,7 +520,7 @@ static bool all_asked(const struct job *job)
 {
     bool any = false;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         if (!job->ledger.ranks[r].asked && !job->ranks[r].left)
             return false;
         any |= job->ledger.ranks[r].asked;
@@ -533,7 +533,7 @@ static bool all_want_norm(const struct job *job)
 {
     bool any = false;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         bool wants = job->ranks[r].wait == WAIT_NORM;
 
         if (!wants && !job->ledger.ranks[r].asked && !job->ranks[r].left)
@@ -547,7 +547,7 @@ static bool all_want_norm(const struct job *job)
 static void answer_norm(struct job *job, double norm)
 {
     norm /= divisor(job) * loss_scale_of(job, first_args(job));
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
         if (rank->wait == WAIT_NORM)
@@ -564,7 +564,7 @@ static void answer_norm(struct job *job, double norm)
 /* A node whose ranks have all left has nothing more to say, and the others' steps are not to wait for it. */
 static bool all_left(const struct job *job)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (!job->ranks[r].left)
             return false;
     return true;
@@ -589,7 +589,7 @@ void commit_settle(struct job *job)
 {
     if (job->phase != JOB_TRAINING)
         return;
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
         if (rank->wait == WAIT_END && collect_is_done(job, rank)) {
@@ -620,7 +620,7 @@ static struct node_finding wire_finding(const struct step_finding *f)
 /* What other nodes name is looked at before it is used as an index. */
 static struct step_finding own_finding(const struct job *job, const struct node_finding *f)
 {
-    return (struct step_finding){.found = f->found && f->param < job->layout->n_params && f->rank < job->world_size,
+    return (struct step_finding){.found = f->found && f->param < job->layout->n_params && f->rank < job->world.size,
                                  .overflowed = f->overflowed,
                                  .micro_batch = f->micro_batch,
                                  .param = f->param,
@@ -655,7 +655,7 @@ void job_describe_request(const struct job *job, struct node_message *message, s
  */
 static int64_t find_differing(const struct job *job)
 {
-    for (unsigned r = job->world_size; r-- > 0;) {
+    for (unsigned r = job->world.size; r-- > 0;) {
         struct diagnostic *difference = job->ledger.ranks[r].asked ? job_compare_args(job, &job->ranks[r]) : NULL;
 
         diagnostic_unref(difference);
@@ -681,14 +681,14 @@ bool job_judge(struct job *job, const struct leader_merged *merged, struct node_
     }
     if (merged->args)
         job_keep_args(job, &args, merged->args);
-    job->finding = own_finding(job, &merged->finding);
+    job->decision.finding = own_finding(job, &merged->finding);
     decided = judge(job, &asked, sqrt(exact_sum_round(&squares)), merged->pushed_all, verdict);
     free(args.groups);
     hold->finding = merged->finding;
     if (!decided)
         return false;
     for (uint32_t g = 0; verdict->apply && g < job->layout->n_groups; g++)
-        groups[verdict->n_groups++] = job_wire_hyper(&job->hypers[g]);
+        groups[verdict->n_groups++] = job_wire_hyper(&job->decision.hypers[g]);
     verdict->groups = groups;
     return true;
 }
@@ -698,9 +698,9 @@ void job_carry_out(struct job *job, const struct node_verdict *verdict)
     if (job->phase != JOB_TRAINING || verdict->n_any_bytes < job_bits_bytes(job) ||
         verdict->n_all_bytes < job_bits_bytes(job) || (verdict->apply && verdict->n_groups != job->layout->n_groups))
         return;
-    job->finding = own_finding(job, &verdict->finding);
+    job->decision.finding = own_finding(job, &verdict->finding);
     for (uint32_t g = 0; verdict->apply && g < job->layout->n_groups; g++)
-        job->hypers[g] = job_plain_hyper(job->config, &verdict->groups[g]);
+        job->decision.hypers[g] = job_plain_hyper(job->config, &verdict->groups[g]);
     carry_out(job, verdict);
 }
 
@@ -718,10 +718,10 @@ static void hold_for_args(struct job *job, struct job_rank *rank)
 
 void job_hold(struct job *job, const struct node_message *message)
 {
-    job->finding = own_finding(job, &message->finding);
+    job->decision.finding = own_finding(job, &message->finding);
     if (message->has_rank && is_own(job, message->rank))
         hold_for_args(job, &job->ranks[message->rank]);
-    else if (!message->has_rank && job->finding.found && is_own(job, job->finding.rank))
+    else if (!message->has_rank && job->decision.finding.found && is_own(job, job->decision.finding.rank))
         hold_for_nonfinite(job);
 }
 

@@ -54,7 +54,7 @@ void job_declare(struct job *job, struct job_rank *rank, const struct request_de
 void form_refuse_all(struct job *job, struct diagnostic *diagnostic)
 {
     job_keep(job, diagnostic);
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
         if (rank->wait != WAIT_FORM && rank->wait != WAIT_READY)
@@ -93,7 +93,7 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
         job_fault(job, rank,
                   cause_declare(&at, "no parameter was declared",
                                 "zerod_clear_fault, zerod_declare, and then zerod_form again"));
-    } else if (job->layout && manifest_digest(&rank->manifest) != job->digest) {
+    } else if (job->layout && manifest_digest(&rank->manifest) != job->run.digest) {
         job_fault(job, rank,
                   cause_declare(&at, "the manifest is not the one that this run was formed with",
                                 "start the same model, or end the run: zerodctl drop"));
@@ -101,7 +101,7 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
     if (is_held(job, rank))
         return;
     rank->declared = true;
-    rank->resumes = job->has_weights; /* later, rank 0 of a new run may be ready before this one is answered */
+    rank->resumes = job->run.has_weights; /* later, rank 0 of a new run may be ready before this one is answered */
     job_wait(job, rank, WAIT_FORM);
     job_settle(job);
 }
@@ -142,7 +142,7 @@ static void print_what(char *dst, size_t size, const struct job *job, const char
 /* Return: NULL when the job fits, else the refusal. A memfd over a cgroup's limit is an OOM kill, so ask first. */
 static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes *bytes)
 {
-    uint64_t needed = bytes->needed, held = job->memory.used;
+    uint64_t needed = bytes->needed, held = job->memory.quota.used;
     struct memory_headroom headroom;
     char sum[512], what[128];
     struct evidence_quota evidence = {
@@ -152,9 +152,9 @@ static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes 
     print_sum(sum, sizeof(sum), bytes);
     evidence.sum = sum;
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
-    if (quota_charge(&job->memory, &job->charge, needed) != 0) {
+    if (quota_charge(&job->memory.quota, &job->memory.charge, needed) != 0) {
         limit = "limits.memory";
-        evidence.allowed = job->memory.limit;
+        evidence.allowed = job->memory.quota.limit;
         evidence.fix = "raise limits.memory, or make the model smaller (zerodctl plan shows what each part needs)";
     } else if (needed > headroom.cgroup_bytes) {
         limit = "what its cgroup may still take";
@@ -167,7 +167,7 @@ static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes 
     } else {
         return NULL;
     }
-    charge_deinit(&job->charge);
+    charge_deinit(&job->memory.charge);
     print_what(what, sizeof(what), job, limit);
     return cause_quota(&evidence);
 }
@@ -176,7 +176,7 @@ static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes 
 
 static bool all_declared(const struct job *job)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (!job->ranks[r].declared || job->ranks[r].wait != WAIT_FORM)
             return false;
     return true;
@@ -186,14 +186,14 @@ static bool all_declared(const struct job *job)
 static struct diagnostic *compare_manifests(const struct job *job)
 {
     const struct manifest *manifests[STEP_MAX_WORLD] = {NULL};
-    uint64_t digest = manifest_digest(&job->ranks[job->first_rank].manifest);
+    uint64_t digest = manifest_digest(&job->ranks[job->world.first].manifest);
     bool equal = true;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         manifests[r] = &job->ranks[r].manifest;
         equal &= manifest_digest(&job->ranks[r].manifest) == digest;
     }
-    return equal ? NULL : cause_manifest(manifests, job->world_size);
+    return equal ? NULL : cause_manifest(manifests, job->world.size);
 }
 
 /* The same with what other nodes have shown of theirs. */
@@ -204,21 +204,21 @@ static struct diagnostic *compare_nodes(const struct job *job)
 
     for (unsigned node = 0; node < job->config->world.nodes.n_items; node++)
         for (unsigned i = 0; i < job->config->world.nodes.items[node].ranks; i++, rank++)
-            manifests[rank] = rank >= job->first_rank && rank < job->end_rank && job->ranks[rank].manifest.n > 0
+            manifests[rank] = rank >= job->world.first && rank < job->world.end && job->ranks[rank].manifest.n > 0
                                   ? &job->ranks[rank].manifest
                                   : nodes_manifest(job->nodes, node);
-    return cause_manifest(manifests, job->world_size);
+    return cause_manifest(manifests, job->world.size);
 }
 
 /* Return: NULL and job->layout, else the refusal. */
 static struct diagnostic *make_layout(struct job *job)
 {
-    const struct manifest *manifest = &job->ranks[job->first_rank].manifest;
+    const struct manifest *manifest = &job->ranks[job->world.first].manifest;
     struct evidence_at at = at_forming(NULL);
     char name[128], what[256];
     const char *key;
     uint32_t bad = 0;
-    int r = layout_new(&job->layout, manifest->decls, manifest->n, job->world_size,
+    int r = layout_new(&job->layout, manifest->decls, manifest->n, job->world.size,
                        job->config->zero.reduce_bucket_size, &bad);
 
     if (r == LAYOUT_E_DUPLICATE_NAME) {
@@ -231,7 +231,7 @@ static struct diagnostic *make_layout(struct job *job)
                              r == LAYOUT_E_TOO_LARGE ? "the parameters have more elements in all than can be laid out"
                                                      : "out of memory for the layout",
                              "declare a smaller model");
-    job->digest = manifest_digest(manifest);
+    job->run.digest = manifest_digest(manifest);
     if (schedule_check_groups(&job->config->scheduler, job->layout->n_groups, &key) == 0)
         return NULL;
     snprintf(what, sizeof(what), "scheduler.params.%s has not one value per parameter group (%u groups)", key,
@@ -241,7 +241,7 @@ static struct diagnostic *make_layout(struct job *job)
 
 static int make_ranks(struct job *job)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
         rank->gathered = calloc(job->layout->n_params, sizeof(*rank->gathered));
@@ -256,14 +256,14 @@ static int make_tables(struct job *job)
     _cleanup_free_ uint8_t *trainable = malloc(job->layout->n_parts + 1);
     int r;
 
-    job->cursors = calloc(job->layout->n_parcels + 1, sizeof(*job->cursors));
-    job->hypers = calloc(job->layout->n_groups, sizeof(*job->hypers));
-    job->learnt = calloc(job->layout->n_params, 1);
-    if (!trainable || !job->cursors || !job->hypers || !job->learnt)
+    job->work.cursors = calloc(job->layout->n_parcels + 1, sizeof(*job->work.cursors));
+    job->decision.hypers = calloc(job->layout->n_groups, sizeof(*job->decision.hypers));
+    job->decision.learnt = calloc(job->layout->n_params, 1);
+    if (!trainable || !job->work.cursors || !job->decision.hypers || !job->decision.learnt)
         return -ENOMEM;
     memset(trainable, true, job->layout->n_parts); /* frozen parameters have no parts */
     r = ledger_init(&job->ledger,
-                    (struct ledger_ranks){.first = job->first_rank, .end = job->end_rank, .n = job->world_size},
+                    (struct ledger_ranks){.first = job->world.first, .end = job->world.end, .n = job->world.size},
                     job->layout->n_parts, trainable, false);
     return r < 0 ? r : make_ranks(job);
 }
@@ -281,7 +281,7 @@ static int make_state(struct job *job)
                                    .alone = !job->nodes && !job->devices,
                                    .layout = job->layout,
                                    .stage = (unsigned)config->zero.stage,
-                                   .first_rank = job->first_rank,
+                                   .first_rank = job->world.first,
                                    .n_ranks = job_n_local(job),
                                    .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
                                });
@@ -292,7 +292,7 @@ static int make_state(struct job *job)
                                      .state = job->state,
                                      .kernels = job->kernels,
                                      .pool = job->pool,
-                                     .first_local = job->first_rank,
+                                     .first_local = job->world.first,
                                      .n_local = job_n_local(job),
                                      .optimizer = config->optimizer.type,
                                  });
@@ -316,7 +316,7 @@ static int reserve_exchange(const struct job *job, uint32_t piece)
 
 static void reserve_run(struct work *work, uint32_t item)
 {
-    struct job *job = container_of(work, struct job, reserve_work);
+    struct job *job = container_of(work, struct job, memory.reserve_work);
     int r;
 
     (void)failpoint("forming");
@@ -327,7 +327,7 @@ static void reserve_run(struct work *work, uint32_t item)
     else
         r = reserve_exchange(job, item - state_n_reserve_pieces(job->state));
     if (r < 0)
-        __atomic_store_n(&job->reserve_result, r, __ATOMIC_RELAXED);
+        __atomic_store_n(&job->memory.reserve_result, r, __ATOMIC_RELAXED);
 }
 
 /* Takes the diagnostic. */
@@ -340,7 +340,7 @@ static void cannot_form(struct job *job, struct diagnostic *refusal)
 
 static bool anybody_waits(const struct job *job)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_FORM)
             return true;
     return false;
@@ -350,7 +350,7 @@ void job_node_differs(struct job *job, unsigned node, const char *difference)
 {
     struct diagnostic *diagnostic;
 
-    if (job->phase != JOB_WAITING || job->doom)
+    if (job->phase != JOB_WAITING || job->run.drop_why)
         return;
     diagnostic = cause_nodes_differ(&(struct evidence_node){
         .at = at_forming(NULL),
@@ -372,14 +372,14 @@ static void out_of_memory(struct job *job, int r)
 {
     char sum[512], what[128];
 
-    print_sum(sum, sizeof(sum), &job->planned);
+    print_sum(sum, sizeof(sum), &job->memory.planned);
     print_what(what, sizeof(what), job, "the kernel gave no more");
     form_drop(job);
     cannot_form(job,
                 cause_quota(&(struct evidence_quota){.at = at_forming(NULL),
                                                      .what = what,
                                                      .unit = "bytes",
-                                                     .asked = job->planned.needed,
+                                                     .asked = job->memory.planned.needed,
                                                      .sum = sum,
                                                      .fix = "free memory on this machine, or make the model smaller",
                                                      .open_files = open_files_if_short(r)}));
@@ -387,15 +387,15 @@ static void out_of_memory(struct job *job, int r)
 
 static void reserve_done(struct work *work)
 {
-    struct job *job = container_of(work, struct job, reserve_work);
+    struct job *job = container_of(work, struct job, memory.reserve_work);
 
-    job->n_io--;
-    if (job->doom) {
+    job->work.n_io--;
+    if (job->run.drop_why) {
         form_settle_doom(job);
         return;
     }
-    if (job->reserve_result < 0) {
-        out_of_memory(job, job->reserve_result);
+    if (job->memory.reserve_result < 0) {
+        out_of_memory(job, job->memory.reserve_result);
         return;
     }
     if (job->devices)
@@ -417,8 +417,8 @@ void job_formed(struct job *job)
 
     journal->magic = STATE_MAGIC;
     journal->version = 1;
-    journal->manifest_digest = job->digest;
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    journal->manifest_digest = job->run.digest;
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         if (job->ranks[r].peer)
             ledger_attach(&job->ledger, r, job->ranks[r].incarnation);
         job->ledger.ranks[r].accumulate = job->ranks[r].on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
@@ -439,10 +439,10 @@ static void start_forming(struct job *job)
         refusal = make_layout(job);
     if (!refusal) {
         options = budget_options(job->config, job->layout,
-                                 (struct budget_ranks){.first_local = job->first_rank, .n_local = job_n_local(job)},
+                                 (struct budget_ranks){.first_local = job->world.first, .n_local = job_n_local(job)},
                                  job->layout->n_parcels);
-        plan_bytes_by_class(job->layout, &options, &job->planned);
-        refusal = admit_memory(job, &job->planned);
+        plan_bytes_by_class(job->layout, &options, &job->memory.planned);
+        refusal = admit_memory(job, &job->memory.planned);
     }
     if (refusal) {
         form_drop(job); /* first: who is refused is told where it stands, and that is nowhere */
@@ -455,21 +455,21 @@ static void start_forming(struct job *job)
         return;
     }
     job->phase = JOB_RESERVING;
-    job->reserve_result = 0;
-    job->reserve_work =
+    job->memory.reserve_result = 0;
+    job->memory.reserve_work =
         (struct work){.run = reserve_run,
                       .done = reserve_done,
                       .n_items = state_n_reserve_pieces(job->state) + n_exchange_pieces(job) + (job->devices != NULL)};
-    job->n_io++;
-    worker_post(job->pool, &job->reserve_work);
+    job->work.n_io++;
+    worker_post(job->pool, &job->memory.reserve_work);
 }
 
 void job_form_now(struct job *job, const char *run_id)
 {
     if (job->phase != JOB_WAITING)
         return;
-    if (!job->run_id && *run_id)
-        job->run_id = strdup(run_id);
+    if (!job->run.id && *run_id)
+        job->run.id = strdup(run_id);
     if (all_declared(job))
         start_forming(job);
     else
@@ -479,17 +479,17 @@ void job_form_now(struct job *job, const char *run_id)
 /* Before there are weights nothing is lost: the job was not formed. */
 struct diagnostic *job_describe_doom(const struct job *job)
 {
-    struct evidence_at at = {.rank = -1, .step = job->has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
+    struct evidence_at at = {.rank = -1, .step = job->run.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
 
-    if (job->has_weights)
-        return cause_node_reborn(&(struct evidence_node){.at = at, .why = job->doom});
-    if (job->doom_code == E_OTHER_RUN)
-        return cause_runs_differ(&at, job->doom);
+    if (job->run.has_weights)
+        return cause_node_reborn(&(struct evidence_node){.at = at, .why = job->run.drop_why});
+    if (job->run.drop_code == E_OTHER_RUN)
+        return cause_runs_differ(&at, job->run.drop_why);
     if (job->nodes && nodes_manifest(job->nodes, 0))
         return compare_nodes(job);
-    if (job->doom_code)
-        return cause_refused_elsewhere(&at, job->doom_code, job->doom);
-    return cause_declare(&at, job->doom, "see what the other nodes say");
+    if (job->run.drop_code)
+        return cause_refused_elsewhere(&at, job->run.drop_code, job->run.drop_why);
+    return cause_declare(&at, job->run.drop_why, "see what the other nodes say");
 }
 
 static void tell_given_up(struct job *job)
@@ -501,18 +501,18 @@ static void tell_given_up(struct job *job)
         return;
     }
     diagnostic = job_keep(job, diagnostic);
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].peer)
             job->ops.drop(job->ops.userdata, job->ranks[r].peer, diagnostic);
 }
 
 void job_give_up(struct job *job, unsigned code, const char *why)
 {
-    if (job->doom)
+    if (job->run.drop_why)
         return;
-    job->doom_code = code;
-    job->doom = strdup(why);
-    if (!job->doom)
+    job->run.drop_code = code;
+    job->run.drop_why = strdup(why);
+    if (!job->run.drop_why)
         return;
     tell_given_up(job);
     if (job->nodes && job->layout)
@@ -525,9 +525,9 @@ void job_give_up(struct job *job, unsigned code, const char *why)
 /* Nobody is attached who was told of a layout, and nothing works on the memory that is to go. */
 static bool may_drop(const struct job *job)
 {
-    if (job->n_under_way > 0 || job->n_io > 0 || gather_is_busy(job) || window_is_busy(job->window))
+    if (job->work.n_under_way > 0 || job->work.n_io > 0 || gather_is_busy(job) || window_is_busy(job->window))
         return false;
-    for (unsigned r = job->first_rank; job->phase != JOB_WAITING && job->phase != JOB_RESERVING && r < job->end_rank;
+    for (unsigned r = job->world.first; job->phase != JOB_WAITING && job->phase != JOB_RESERVING && r < job->world.end;
          r++)
         if (job->ranks[r].peer)
             return false;
@@ -536,9 +536,9 @@ static bool may_drop(const struct job *job)
 
 void form_settle_doom(struct job *job)
 {
-    if (!job->doom || !may_drop(job))
+    if (!job->run.drop_why || !may_drop(job))
         return;
-    free(steal_ptr(job->doom));
+    free(steal_ptr(job->run.drop_why));
     if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING)
         form_drop(job); /* ranks may be declaring again */
     else
@@ -549,7 +549,7 @@ void form_settle_doom(struct job *job)
 void form_drop(struct job *job)
 {
     devices_free(steal_ptr(job->devices)); /* first: what it cancels holds rings */
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
         ring_orphan(steal_ptr(rank->rings[0]));
@@ -570,24 +570,24 @@ void form_drop(struct job *job)
     ledger_deinit(&job->ledger);
     state_free(job->state);
     layout_free(job->layout);
-    free(job->cursors);
-    free(job->hypers);
-    free(job->learnt);
-    job->said_attempt = 0;
-    job->aborts_next = false;
+    free(job->work.cursors);
+    free(job->decision.hypers);
+    free(job->decision.learnt);
+    job->abort.said_attempt = 0;
+    job->abort.next = false;
     job->window = NULL;
     job->gathered = NULL;
     job->device_gathered = NULL;
     job->step = NULL;
     job->state = NULL;
     job->layout = NULL;
-    job->cursors = NULL;
-    job->hypers = NULL;
-    job->learnt = NULL;
-    job->n_missing_seen = 0;
-    job->last_missing = job->n_last_missing = 0;
-    job->given_weights = job->has_weights = job->has_learnt = job->has_norm = false;
-    charge_deinit(&job->charge);
+    job->work.cursors = NULL;
+    job->decision.hypers = NULL;
+    job->decision.learnt = NULL;
+    job->missing.n_seen = 0;
+    job->missing.last = job->missing.n_last = 0;
+    job->run.given_weights = job->run.has_weights = job->decision.has_learnt = job->decision.has_norm = false;
+    charge_deinit(&job->memory.charge);
     job->phase = JOB_WAITING;
 }
 
@@ -642,7 +642,7 @@ static void ring_start_done(struct work *work)
     struct job *job = start->job;
     struct ring *ring = start->ring;
 
-    job->n_io--;
+    job->work.n_io--;
     if (start->result == 0) {
         ring_credit_page(ring)->n_tickets = ring->n_tickets;
         atomic_store_explicit(&ring_credit_page(ring)->attempt, job->ledger.attempt, memory_order_release);
@@ -690,7 +690,7 @@ static int start_ring(struct job *job, struct job_rank *rank)
     start->ring = rank->rings[0];
     start->work = (struct work){.run = ring_start_run, .done = ring_start_done, .n_items = 1};
     ring_hold(start->ring);
-    job->n_io++;
+    job->work.n_io++;
     worker_post(job->pool, &steal_ptr(start)->work);
     return 0;
 }
@@ -738,7 +738,7 @@ static void device_segments(const struct job *job, unsigned local, struct wire_s
 static void answer_formed(struct job *job, struct job_rank *rank)
 {
     const struct ring *ring = rank->rings[0];
-    unsigned local = rank->rank - job->first_rank;
+    unsigned local = rank->rank - job->world.first;
     struct wire_segment segments[FORMED_SEGMENTS] = {
         [2] = {.kind = WIRE_SEGMENT_CREDIT, .n_bytes = ring->credit.n_bytes}};
     int fds[FORMED_SEGMENTS] = {-1, -1, segment_open_ro(&ring->credit), -1};
@@ -747,11 +747,11 @@ static void answer_formed(struct job *job, struct job_rank *rank)
         .formed =
             {
                 .resumed = rank->resumes,
-                .init_wanted = !job->given_weights && rank->rank == 0,
+                .init_wanted = !job->run.given_weights && rank->rank == 0,
                 .position = job_position(job, rank),
                 .n_tickets = ring->n_tickets,
                 .ring_bytes = ring->ring_bytes,
-                .digest = job->digest,
+                .digest = job->run.digest,
                 .has_blob = rank->blob.data != NULL,
                 .blob = rank->blob.data,
                 .n_blob_bytes = rank->blob.n_bytes,
@@ -794,7 +794,7 @@ static void answer_formed(struct job *job, struct job_rank *rank)
 static bool can_take_part(const struct job *job, const struct job_rank *rank)
 {
     if (job->phase == JOB_INITIALISING) /* what a rank 0 that died had sent must not come after its successor's */
-        return job->n_inits == 0;
+        return job->work.n_inits == 0;
     if (job->nodes && nodes_hold_back(job->nodes))
         return false;
     return (job->phase == JOB_TRAINING || job->phase == JOB_WINDOW) && !job->ledger.ranks[rank->rank].asked &&
@@ -822,7 +822,7 @@ static void settle_rank(struct job *job, struct job_rank *rank)
 
 void form_settle(struct job *job)
 {
-    if (job->doom) {
+    if (job->run.drop_why) {
         form_settle_doom(job);
         return;
     }
@@ -835,7 +835,7 @@ void form_settle(struct job *job)
     }
     if (job->phase == JOB_RESERVING)
         return;
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         settle_rank(job, &job->ranks[r]);
 }
 
@@ -880,8 +880,8 @@ static void init_done(struct work *work)
     struct job *job = init->job;
     struct job_rank *rank = init->rank;
 
-    job->n_io--;
-    job->n_inits--;
+    job->work.n_io--;
+    job->work.n_inits--;
     if (rank->wait == WAIT_INIT && rank->rings[0] == init->ring) {
         if (init->result < 0)
             job_refuse_init(job, rank, &init->request);
@@ -898,7 +898,7 @@ static const char *check_init(const struct job *job, const struct job_rank *rank
     const struct layout_param *param;
     uint64_t ring_bytes = rank->rings[0] ? rank->rings[0]->ring_bytes : 0, n_bytes;
 
-    if (job->phase != JOB_INITIALISING || job->given_weights || rank->rank != 0 || !rank->rings[0])
+    if (job->phase != JOB_INITIALISING || job->run.given_weights || rank->rank != 0 || !rank->rings[0])
         return "Init: only rank 0 sends initial weights, once, when Formed asks for them";
     if (request->param >= job->layout->n_params)
         return "Init.param: no such parameter";
@@ -939,8 +939,8 @@ void job_init(struct job *job, struct job_rank *rank, const struct request_init 
     init->request = *request;
     init->work = (struct work){.run = init_run, .done = init_done, .n_items = 1};
     ring_hold(init->ring);
-    job->n_io++;
-    job->n_inits++;
+    job->work.n_io++;
+    job->work.n_inits++;
     job_wait(job, rank, WAIT_INIT);
     worker_post(job->pool, &init->work);
 }
@@ -972,15 +972,15 @@ void job_ready(struct job *job, struct job_rank *rank)
     if (job_is_held(job, rank))
         return;
     rank->ready = true;
-    if (!job->has_weights)
+    if (!job->run.has_weights)
         job_wait(job, rank, WAIT_READY);
-    if (job->phase == JOB_INITIALISING && rank->rank == 0 && !job->given_weights) {
-        job->given_weights = true;
+    if (job->phase == JOB_INITIALISING && rank->rank == 0 && !job->run.given_weights) {
+        job->run.given_weights = true;
         if (job->nodes)
             nodes_have_weights(job->nodes); /* they are sent to all nodes first */
         else
             job_train(job);
-    } else if (job->has_weights)
+    } else if (job->run.has_weights)
         job_answer_done(job, rank);
     job_settle(job);
 }
@@ -991,11 +991,11 @@ void job_train(struct job *job)
         exchange_spread_is_over(nodes_exchange(job->nodes));
     if (job->nodes && job->devices)
         device_job_empty(job);
-    job->has_weights = true;
+    job->run.has_weights = true;
     job->phase = JOB_TRAINING;
-    job->times.last_commit_ns = job_now(job);
+    job->stats.times.last_commit_ns = job_now(job);
     step_open(job->step);
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_READY)
             job_answer_done(job, &job->ranks[r]);
 }

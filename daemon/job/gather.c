@@ -43,7 +43,7 @@ int pool_new(struct pool **out, struct job *job)
     if (!pool)
         return -ENOMEM;
     pool->segment = SEGMENT_NULL;
-    pool->bound_bytes = job->planned.pool;
+    pool->bound_bytes = job->memory.planned.pool;
     pool->params = calloc(job->layout->n_params, sizeof(*pool->params));
     r = pool->params ? segment_init(&pool->segment, "pool", job->layout->range_bytes) : -ENOMEM;
     if (r < 0) {
@@ -260,7 +260,7 @@ static void refuse_lost(struct job *job, struct job_rank *rank)
                                       .what = "pool of gathered weights",
                                       .unit = "bytes",
                                       .held = job->gathered ? job->gathered->resident_bytes : 0,
-                                      .allowed = job->planned.pool,
+                                      .allowed = job->memory.planned.pool,
                                       .fix = "free memory on this machine"};
 
     undo_gather(job, rank);
@@ -296,7 +296,7 @@ static int answer(struct job *job, struct job_rank *rank)
 
 void gather_settle(struct job *job)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
         enum gathered found = rank->wait == WAIT_GATHER ? look(job, rank) : GATHER_LOADS;
 
@@ -388,7 +388,7 @@ static void load_absent(struct job *job, const struct job_rank *rank)
 static const char *check_gather(const struct job *job, const struct job_rank *rank,
                                 const struct request_gather *request)
 {
-    if (!job->has_weights) /* what would be loaded now would be taken for the weights later */
+    if (!job->run.has_weights) /* what would be loaded now would be taken for the weights later */
         return "Gather: before Ready was answered";
     for (size_t i = 0; i < request->n_params; i++)
         if (request->params[i] >= job->layout->n_params)
@@ -449,7 +449,7 @@ void job_release(struct job *job, struct job_rank *rank, const struct request_re
  */
 static bool takes_hints(const struct job *job, const struct job_rank *rank)
 {
-    return has_pools(job) && job->has_weights && job->phase == JOB_TRAINING && !rank->prefetching;
+    return has_pools(job) && job->run.has_weights && job->phase == JOB_TRAINING && !rank->prefetching;
 }
 
 void job_prefetch(struct job *job, struct job_rank *rank, const struct request_prefetch *request)

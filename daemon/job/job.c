@@ -23,9 +23,9 @@ uint64_t job_now(const struct job *job)
 static void reset_loss_scale(struct job *job)
 {
     if (job->config->fp16.enabled)
-        lossscale_init(&job->lossscale, &job->config->fp16.scale);
+        lossscale_init(&job->decision.lossscale, &job->config->fp16.scale);
     else
-        lossscale_init_off(&job->lossscale);
+        lossscale_init_off(&job->decision.lossscale);
 }
 
 int job_new(struct job **out, const struct config *config, const struct kernels *kernels, struct worker_pool *pool,
@@ -35,22 +35,22 @@ int job_new(struct job **out, const struct config *config, const struct kernels 
 
     if (!job)
         return -ENOMEM;
-    job->config = job->configured = config;
+    job->config = job->run.configured = config;
     job->kernels = kernels;
     job->pool = pool;
     job->ops = *ops;
-    job->world_size = config->world.size;
-    job->first_rank = config_first_rank(config);
-    job->end_rank = job->first_rank + config_local_ranks(config);
+    job->world.size = config->world.size;
+    job->world.first = config_first_rank(config);
+    job->world.end = job->world.first + config_local_ranks(config);
     assert(job_n_local(job) <= STEP_MAX_RANKS);
-    job->abort_rank = -1;
-    job->memory.limit = config->limits.memory_bytes ? config->limits.memory_bytes : UINT64_MAX;
-    job->ranks = calloc(job->world_size, sizeof(*job->ranks));
+    job->abort.rank = -1;
+    job->memory.quota.limit = config->limits.memory_bytes ? config->limits.memory_bytes : UINT64_MAX;
+    job->ranks = calloc(job->world.size, sizeof(*job->ranks));
     if (!job->ranks) {
         free(job);
         return -ENOMEM;
     }
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         job->ranks[r].rank = r;
     reset_loss_scale(job);
     *out = job;
@@ -134,16 +134,16 @@ void job_free(struct job *job)
     form_drop(job);
     nodes_free(job->nodes);
     mirror_free(job->mirror);
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = 0; r < job->world.size; r++)
         rank_deinit(&job->ranks[r]);
-    kept_deinit(&job->kept);
-    diagnostic_unref(job->abort_reason);
-    charge_deinit(&job->charge);
-    free(job->abort_why);
-    free(job->abort_text);
-    free(job->abort_class);
-    free(job->doom);
-    free(job->run_id);
+    kept_deinit(&job->journal.kept);
+    diagnostic_unref(job->abort.reason);
+    charge_deinit(&job->memory.charge);
+    free(job->abort.why);
+    free(job->abort.text);
+    free(job->abort.class);
+    free(job->run.drop_why);
+    free(job->run.id);
     free(job->ranks);
     free(job);
 }
@@ -152,24 +152,24 @@ void job_free(struct job *job)
 
 static void count_refusal(struct job *job, unsigned code)
 {
-    for (size_t i = 0; i < job->n_refused; i++) {
-        if (job->refused[i].code == code) {
-            job->refused[i].n++;
+    for (size_t i = 0; i < job->journal.n_refused; i++) {
+        if (job->journal.refused[i].code == code) {
+            job->journal.refused[i].n++;
             return;
         }
     }
-    if (job->n_refused < ARRAY_SIZE(job->refused)) {
-        job->refused[job->n_refused].code = code;
-        job->refused[job->n_refused++].n = 1;
+    if (job->journal.n_refused < ARRAY_SIZE(job->journal.refused)) {
+        job->journal.refused[job->journal.n_refused].code = code;
+        job->journal.refused[job->journal.n_refused++].n = 1;
     }
 }
 
 static struct diagnostic *keep(struct job *job, struct diagnostic *diagnostic, bool stranger)
 {
     diagnostic->time_ns = job_now(job);
-    kept_add(&job->kept, diagnostic, stranger);
+    kept_add(&job->journal.kept, diagnostic, stranger);
     if (diagnostic->warning)
-        job->counters.warnings++;
+        job->stats.counters.warnings++;
     else
         count_refusal(job, diagnostic->code);
     job->ops.log(job->ops.userdata, diagnostic);
@@ -273,7 +273,7 @@ static struct diagnostic_push spell_out(const struct job_rank *rank, const struc
 
 const char *job_client(const struct job *job)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].client)
             return job->ranks[r].client;
     return NULL;
@@ -368,7 +368,7 @@ void job_answer(struct job *job, struct job_rank *rank, const struct reply *repl
 
 double job_loss_scale(const struct job *job)
 {
-    return job->lossscale.scale;
+    return job->decision.lossscale.scale;
 }
 
 struct wire_position job_position(const struct job *job, const struct job_rank *rank)
@@ -411,7 +411,7 @@ void job_refuse(struct job *job, struct job_rank *rank, struct diagnostic *diagn
 /* on_leave: stop. Return: a rank that has left while this one wants to go on, or NULL. */
 static struct job_rank *who_left(struct job *job)
 {
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = 0; r < job->world.size; r++)
         if (job->ranks[r].left && job->config->diagnostics.on_leave == CONFIG_LEAVE_STOP)
             return &job->ranks[r];
     return NULL;
@@ -448,7 +448,7 @@ bool job_is_stopped(struct job *job, struct job_rank *rank)
 
 static bool everybody_left(const struct job *job)
 {
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = 0; r < job->world.size; r++)
         if (!job->ranks[r].left)
             return false;
     return true;
@@ -459,10 +459,10 @@ static struct diagnostic *check_run(struct job *job, const struct evidence_at *a
 {
     if (!run_id || !*run_id)
         return NULL;
-    if (job->run_id && strcmp(job->run_id, run_id) != 0)
-        return cause_other_run(at, job->run_id, run_id, job->state ? state_journal(job->state)->epoch : 0);
-    if (!job->run_id)
-        job->run_id = strdup(run_id);
+    if (job->run.id && strcmp(job->run.id, run_id) != 0)
+        return cause_other_run(at, job->run.id, run_id, job->state ? state_journal(job->state)->epoch : 0);
+    if (!job->run.id)
+        job->run.id = strdup(run_id);
     return NULL;
 }
 
@@ -492,18 +492,18 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
     struct diagnostic *refusal;
     char what[160];
 
-    if (hello->rank >= job->world_size) {
+    if (hello->rank >= job->world.size) {
         snprintf(what, sizeof(what), "Hello.rank: %u, expected 0 to %u (world.size is %u)", hello->rank,
-                 job->world_size - 1, job->world_size);
+                 job->world.size - 1, job->world.size);
         return cause_bad_message(&at, what);
     }
-    if (job->doom && job->phase != JOB_WAITING && job->phase != JOB_RESERVING) /* else it may declare anew */
+    if (job->run.drop_why && job->phase != JOB_WAITING && job->phase != JOB_RESERVING) /* else it may declare anew */
         return job_describe_doom(job);
-    if (job->draining)
+    if (job->run.draining)
         return cause_not_allowed(&at, attach->uid, attach->gid, "the job is being drained: no rank may attach");
-    if (hello->rank < job->first_rank || hello->rank >= job->end_rank) {
+    if (hello->rank < job->world.first || hello->rank >= job->world.end) {
         snprintf(what, sizeof(what), "Hello.rank: %u runs on another node; this is node %u, with ranks %u to %u",
-                 hello->rank, job->config->world.node, job->first_rank, job->end_rank - 1);
+                 hello->rank, job->config->world.node, job->world.first, job->world.end - 1);
         return cause_bad_message(&at, what);
     }
     refusal = check_owner(job, &job->ranks[hello->rank], attach, &at);
@@ -519,7 +519,7 @@ static bool was_passed_over(const struct job *job, const struct job_rank *rank)
     const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
 
     for (uint32_t i = 0; !ledger->asked && i < job->layout->n_parcels; i++) {
-        const struct cursor *cursor = &job->cursors[i];
+        const struct cursor *cursor = &job->work.cursors[i];
 
         if (cursor->micro_batch > ledger->n_ended ||
             (cursor->micro_batch == ledger->n_ended && (cursor->pass > 0 || job->step->reductions[i].busy ||
@@ -544,7 +544,7 @@ static void end_leave(struct job *job, struct job_rank *rank)
 {
     bool all = everybody_left(job), was_left = rank->left, missed = false;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *back = &job->ranks[r];
 
         if (!back->left || (!all && back != rank))
@@ -560,8 +560,8 @@ static void end_leave(struct job *job, struct job_rank *rank)
 
 void job_all_are_back(struct job *job, bool own)
 {
-    for (unsigned r = 0; r < job->world_size; r++)
-        if (own || r < job->first_rank || r >= job->end_rank)
+    for (unsigned r = 0; r < job->world.size; r++)
+        if (own || r < job->world.first || r >= job->world.end)
             job->ranks[r].left = false;
     mirror_repeat(job->mirror);
 }
@@ -575,7 +575,7 @@ static void start_incarnation(struct job *job, struct job_rank *rank, const stru
         rank->owner = attach->uid;
     if (!goes_on) {
         rank_forget_incarnation(rank);
-        rank->incarnation = ++job->n_incarnations;
+        rank->incarnation = ++job->run.n_incarnations;
         rank->secret = attach->hello->incarnation;
     }
     if (!job->layout)
@@ -583,9 +583,9 @@ static void start_incarnation(struct job *job, struct job_rank *rank, const stru
     if (successor)
         collect_keep_promises(job, rank);
     if (successor && job->devices)
-        devices_forget_events(job->devices, rank->rank - job->first_rank);
+        devices_forget_events(job->devices, rank->rank - job->world.first);
     if (ledger_attach(&job->ledger, rank->rank, rank->incarnation) == 1 && successor) {
-        job->counters.reattaches++;
+        job->stats.counters.reattaches++;
         rank->proceed &= job->ledger.ranks[rank->rank].asked; /* what it did not ask with it has not chosen */
         collect_release_ring(job, rank, false);
     }
@@ -596,12 +596,12 @@ static void choose_optimizer(struct job *job, const struct request_hello *hello)
 {
     if (job->layout || job->nodes)
         return;
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].peer)
             return;
-    job->chosen = *job->configured;
-    job->config = config_choose_optimizer(&job->chosen, hello->optimizer, hello->momentum) ? &job->chosen
-                                                                                           : job->configured;
+    job->run.chosen = *job->run.configured;
+    job->config = config_choose_optimizer(&job->run.chosen, hello->optimizer, hello->momentum) ? &job->run.chosen
+                                                                                           : job->run.configured;
 }
 
 int job_attach(struct job *job, const struct job_attach *attach, struct job_rank **out, struct diagnostic **refusal)
@@ -630,7 +630,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
     if (rank->formed) /* a reconnect goes on where it was */
         rank->lost_ns = 0;
     if (rank->formed && job->devices)
-        devices_found_trainer(job->devices, rank->rank - job->first_rank);
+        devices_found_trainer(job->devices, rank->rank - job->world.first);
     rank->peer = attach->peer;
     rank->pid = attach->pid;
     rank->uid = attach->uid;
@@ -714,7 +714,7 @@ static void report_lost(struct job *job, struct job_rank *rank)
 
 static bool anybody_is_here(const struct job *job)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].peer)
             return true;
     return false;
@@ -726,22 +726,22 @@ void job_detach(struct job *job, struct job_rank *rank)
     job_release_reading(job, rank);
     rank->wait = WAIT_NONE; /* a request for the step stands: the ledger has it */
     if (job->devices && rank->formed)
-        devices_lost_trainer(job->devices, rank->rank - job->first_rank);
+        devices_lost_trainer(job->devices, rank->rank - job->world.first);
     job_fault_reset(&rank->fault);
     rank_evidence_reset(&rank->evidence); /* of how this process came to push nothing */
     if (!job->layout) {
         rank_forget_incarnation(rank);
         rank->incarnation = 0;
         if (!anybody_is_here(job)) /* nothing is held that the run id could be the name of */
-            free(steal_ptr(job->run_id));
+            free(steal_ptr(job->run.id));
     } else {
         gather_detach(job, rank);
         window_detach(job, rank);
         /* A successor that dies before it is formed does not give its rank more time. */
-        if (!rank->left && job->has_weights && !rank->lost_ns)
+        if (!rank->left && job->run.has_weights && !rank->lost_ns)
             rank->lost_ns = job_now(job);
         /* Nobody waits for the successor of one that was sent away with all the others. */
-        if (!rank->left && rank->formed && !job->stopping && !job->doom)
+        if (!rank->left && rank->formed && !job->run.stopping && !job->run.drop_why)
             report_lost(job, rank);
     }
     job_settle(job);
@@ -781,7 +781,7 @@ void job_give_up_open(struct job *job, struct job_rank *rank)
  */
 void job_stop_waiting(struct job *job)
 {
-    for (unsigned r = job->first_rank; who_left(job) && r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; who_left(job) && r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
         if (!job_is_collective(rank->wait) || (rank->wait == WAIT_STEP && job->phase == JOB_UPDATING))
@@ -807,10 +807,10 @@ void job_leave(struct job *job, struct job_rank *rank)
 
 bool job_is_idle(const struct job *job)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].peer)
             return false;
-    if (job->n_under_way > 0 || job->n_io > 0 || gather_is_busy(job) || window_is_busy(job->window))
+    if (job->work.n_under_way > 0 || job->work.n_io > 0 || gather_is_busy(job) || window_is_busy(job->window))
         return false;
     /* A window that nobody is left to end has changed nothing. */
     return job->phase == JOB_WAITING || job->phase == JOB_TRAINING || job->phase == JOB_INITIALISING ||
@@ -831,10 +831,10 @@ void job_reset(struct job *job)
 {
     form_drop(job);
     reset_loss_scale(job);
-    free(job->run_id);
-    job->run_id = NULL;
-    job->draining = false;
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    free(job->run.id);
+    job->run.id = NULL;
+    job->run.draining = false;
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         rank_deinit(&job->ranks[r]);
         job->ranks[r] = (struct job_rank){.rank = r};
     }

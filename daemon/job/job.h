@@ -151,7 +151,6 @@ struct job_rank {
 
     struct manifest manifest;
     struct ring *rings[2]; /* [0] of this incarnation, [1] of a dead one while its slots are read */
-    uint32_t ring_tickets;
     char **strings; /* interned, by id; owned */
     uint32_t n_strings;
     uint64_t string_bytes;
@@ -168,7 +167,6 @@ struct job_rank {
 
     struct fault fault;
     struct diagnostic *abort_notice; /* to be delivered with the next answer */
-    uint32_t seen_attempt;           /* AbortSeen */
     struct blob blob;                /* the last one: of a micro-batch or a step */
     struct blob blob_committed;      /* of the last committed step */
     struct blob blob_step;           /* came with the request for the step */
@@ -182,7 +180,6 @@ struct job_rank {
     uint64_t asked_ns;
     uint64_t n_pushes;
     struct partial_push partial;
-    uint32_t n_verifying; /* redone pushes whose sums are being computed */
 
     struct reading *given; /* the last answer with state, whose memory it still has; reading.c */
 
@@ -254,19 +251,105 @@ struct job_counters {
 };
 
 
-struct job {
-    const struct config *config;     /* the configured one, or chosen */
+/* The run that the job serves: who it is, and what is settled for as long as it lasts. */
+struct job_run {
+    char *id;                        /* owned; NULL: none yet */
     const struct config *configured; /* the daemon's */
     struct config chosen;            /* the same with a program's optimizer; what it points to is the daemon's */
+    uint64_t digest;                 /* of the manifest */
+    uint64_t n_incarnations;         /* so far, of all ranks */
+    bool given_weights;              /* rank 0 has given all initial weights */
+    bool has_weights;                /* and they are on all nodes */
+    bool draining;
+    bool stopping;      /* the daemon ends: that connections close is no loss */
+    char *drop_why;     /* why the job is to be dropped when nothing is under way any more; owned, NULL: it is not */
+    unsigned drop_code; /* of the diagnostic with which another node has refused it; 0: none */
+};
+
+/* Ranks are numbered over all nodes: 0 to size - 1. Those of this node are first to end - 1. */
+struct job_world {
+    unsigned size, first, end;
+};
+
+/* What the job may hold, and what it does. */
+struct job_memory {
+    struct plan_bytes planned;
+    struct quota quota;
+    struct charge charge;
+    struct work reserve_work;
+    int reserve_result; /* written by workers, atomically */
+};
+
+/* What is under way on workers and engines. */
+struct job_work {
+    struct cursor *cursors;             /* per parcel */
+    struct verification *verifications; /* pushes that are compared with a predecessor's */
+    unsigned n_under_way;               /* reductions and verifications */
+    unsigned n_io;                      /* other works: reserving, initial weights, gathering, reading */
+    unsigned n_inits;                   /* of these: initial weights */
+    uint64_t late_warned_step;          /* epoch + 1 in which a late parameter was named */
+};
+
+/* Why the step is aborted. */
+struct job_abort {
+    struct diagnostic *reason;
+    int64_t rank;
+    char *why;             /* of zerod_abort_step; owned */
+    char *text, *class;    /* of the diagnostic that is the reason, when another node made it; owned */
+    uint32_t said_attempt; /* several nodes: the one that node 0 has said last */
+    bool next;             /* node 0 has aborted the step after the one that is being committed */
+};
+
+/* Which sets of parameters were missing: a warning comes once per set. */
+struct job_missing {
+    uint64_t seen[64]; /* digests of the sets that were reported */
+    unsigned n_seen;
+    uint64_t last;     /* digest of the last step's set, 0: none was missing */
+    uint64_t n_last;   /* steps in a row with that set */
+    uint32_t n_params; /* that no rank pushed in the step under way */
+};
+
+/* The verdict on the step. */
+struct job_decision {
+    struct hyper *hypers;        /* per group, of the step under way; owned */
+    bool applying;               /* the step under way: decided to be applied */
+    struct step_finding finding; /* of all nodes: what the decision was told */
+    struct lossscale lossscale;
+    double norm, lr; /* of the last step */
+    bool has_norm;
+    uint8_t *learnt; /* static_graph: per parameter, pushed in the first step; owned */
+    bool has_learnt;
+};
+
+struct job_stall {
+    uint64_t reported_ns, interval_ns;
+};
+
+/* What was said, and how often each code. */
+struct job_journal {
+    struct kept_diagnostics kept;
+    struct {
+        unsigned code;
+        uint64_t n;
+    } refused[32];
+    size_t n_refused;
+};
+
+struct job_stats {
+    struct job_times times;
+    struct job_counters counters;
+};
+
+struct job {
+    const struct config *config; /* the configured one, or chosen */
     const struct kernels *kernels;
     struct worker_pool *pool;
     struct job_ops ops;
 
     enum job_phase phase;
-    char *run_id; /* owned; NULL: none yet */
-    unsigned world_size;
-    unsigned first_rank, end_rank; /* those of this node */
-    struct job_rank *ranks;        /* by rank; other nodes' are mirrored: mirror.h */
+    struct job_run run;
+    struct job_world world;
+    struct job_rank *ranks; /* by rank; other nodes' are mirrored: mirror.h */
 
     struct layout *layout;
     struct ledger ledger;
@@ -275,61 +358,20 @@ struct job {
     struct devices *devices;               /* NULL: all is in host memory */
     struct nodes *nodes;                   /* NULL: one node */
     struct mirror *mirror;                 /* likewise */
+    struct param_norm *param_norms;        /* several nodes: questions under way, param-norm.h */
+    uint64_t n_param_norms;                /* asked so far */
     struct pool *gathered;                 /* stage 3, in host memory; else NULL */
     struct device_gather *device_gathered; /* stage 3, on GPUs, from when they have their memory; else NULL */
     struct window *window;
-    struct lossscale lossscale;
-    struct hyper *hypers; /* per group, of the step under way */
-    uint64_t digest;
-    bool given_weights; /* rank 0 has given all initial weights */
-    bool has_weights;   /* and they are on all nodes */
-    struct plan_bytes planned;
-    struct quota memory;
-    struct charge charge;
-    struct work reserve_work;
-    int reserve_result; /* written by workers, atomically */
 
-    struct cursor *cursors; /* per parcel */
-    unsigned n_under_way;   /* reductions and verifications */
-    unsigned n_io;          /* other works: reserving, initial weights, gathering, reading */
-    unsigned n_inits;       /* of these: initial weights */
-    struct verification *verifications;
-    struct param_norm *param_norms; /* several nodes: questions under way, param-norm.h */
-    uint64_t n_param_norms;         /* asked so far */
-    struct diagnostic *abort_reason;
-    int64_t abort_rank;
-    char *abort_why;                /* of zerod_abort_step; owned */
-    char *abort_text, *abort_class; /* of the diagnostic that is the reason, when another node made it; owned */
-    uint32_t said_attempt;          /* several nodes: the one that node 0 has said last */
-    bool aborts_next;               /* node 0 has aborted the step after the one that is being committed */
-
-    uint64_t missing_seen[64]; /* digests of the sets of missing parameters that were reported */
-    unsigned n_missing_seen;
-    uint64_t last_missing;       /* digest of the last step's set, 0: none was missing */
-    uint64_t n_last_missing;     /* steps in a row with that set */
-    uint32_t n_missing;          /* parameters that no rank pushed in the step under way */
-    bool applying;               /* the step under way: decided to be applied */
-    struct step_finding finding; /* of all nodes: what the decision was told */
-    uint8_t *learnt;             /* static_graph: per parameter, pushed in the first step */
-    bool has_learnt;
-
-    double last_norm, last_lr;
-    bool has_norm;
-    bool draining;
-    bool stopping;                 /* the daemon ends: that connections close is no loss */
-    unsigned doom_code;            /* of the diagnostic with which another node has refused it; 0: none */
-    char *doom;                    /* why the job is to be dropped when nothing is under way any more; owned */
-    uint64_t overflow_warned_step; /* epoch + 1 in which a late parameter was named */
-    uint64_t stall_reported_ns, stall_interval_ns;
-    struct job_times times;
-    struct job_counters counters;
-    struct kept_diagnostics kept;
-    uint64_t n_incarnations; /* so far, of all ranks */
-    struct {
-        unsigned code;
-        uint64_t n;
-    } refused[32];
-    size_t n_refused;
+    struct job_memory memory;
+    struct job_work work;
+    struct job_abort abort;
+    struct job_missing missing;
+    struct job_decision decision;
+    struct job_stall stall;
+    struct job_journal journal;
+    struct job_stats stats;
 };
 
 /* ---- life (job.c) -------------------------------------------------------------------------------------- */
@@ -606,7 +648,7 @@ static inline size_t job_bits_bytes(const struct job *job)
 
 static inline unsigned job_n_local(const struct job *job)
 {
-    return job->end_rank - job->first_rank;
+    return job->world.end - job->world.first;
 }
 
 static inline bool job_rank_is_here(const struct job_rank *rank)

@@ -70,7 +70,7 @@ static void release_done(struct work *work)
     struct reading *reading = container_of(work, struct reading, work);
     struct job *job = reading->job;
 
-    job->n_io--;
+    job->work.n_io--;
     reading_free(reading);
     job_settle(job);
 }
@@ -82,7 +82,7 @@ void job_release_reading(struct job *job, struct job_rank *rank)
     if (!reading)
         return;
     reading->work = (struct work){.run = release_run, .done = release_done, .n_items = 1};
-    job->n_io++;
+    job->work.n_io++;
     worker_post(job->pool, &reading->work);
 }
 
@@ -126,8 +126,8 @@ static void refuse_reading(struct job *job, struct job_rank *rank, uint64_t n_by
 
     if (r == QUOTA_E_OVER) {
         evidence.what = "state to be read (limits.memory)";
-        evidence.held = job->memory.used;
-        evidence.allowed = job->memory.limit;
+        evidence.held = job->memory.quota.used;
+        evidence.allowed = job->memory.quota.limit;
         evidence.of_job = true;
         evidence.fix = "raise limits.memory: beside the job, the largest parameter's state must fit once for each rank "
                        "that reads";
@@ -145,7 +145,7 @@ static void finish_reading(struct reading *reading)
     int fd = reading->result < 0 || !has_bytes ? -1 : segment_open_ro(&reading->segment);
     bool asks = rank->wait == WAIT_READ && rank->peer == reading->peer && rank->incarnation == reading->incarnation;
 
-    job->n_io--;
+    job->work.n_io--;
     if (has_bytes && fd < 0 && reading->result == 0)
         reading->result = fd;
     if (asks && reading->result == 0) {
@@ -193,7 +193,7 @@ static void reading_fetched(void *userdata, int result)
 {
     struct reading *reading = userdata;
 
-    if (result == -ECANCELED && reading->job->state->mirror && !reading->job->doom) { /* with the job */
+    if (result == -ECANCELED && reading->job->state->mirror && !reading->job->run.drop_why) { /* with the job */
         if (--reading->n_waiting == 0)
             reading_free(reading);
         return;
@@ -256,7 +256,7 @@ static int charge_reading(struct job *job, struct reading *reading, uint64_t n_b
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
     if (n_more > headroom.available_bytes || n_more > headroom.cgroup_bytes)
         return -ENOMEM;
-    return quota_charge(&job->memory, &reading->charge, n_bytes);
+    return quota_charge(&job->memory.quota, &reading->charge, n_bytes);
 }
 
 /* A rank holds one answer: what it got before is given back with this one. Return: NULL, the rank has been told. */
@@ -332,7 +332,7 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
     reading->kind = request->kind;
     reading->work = (struct work){.run = reading_run, .done = reading_done, .n_items = 1};
     reading->n_waiting = 1;
-    job->n_io++;
+    job->work.n_io++;
     job_wait(job, rank, WAIT_READ);
     read_remote(reading);
     worker_post(job->pool, &reading->work);

@@ -12,15 +12,15 @@
 
 static uint64_t median_step_ns(const struct job *job)
 {
-    uint64_t sorted[ARRAY_SIZE(job->times.recent_ns)];
-    unsigned n = MIN(job->times.n_recent, (unsigned)ARRAY_SIZE(sorted));
+    uint64_t sorted[ARRAY_SIZE(job->stats.times.recent_ns)];
+    unsigned n = MIN(job->stats.times.n_recent, (unsigned)ARRAY_SIZE(sorted));
 
     for (unsigned i = 0; i < n; i++) {
         unsigned j = i;
 
-        for (; j > 0 && sorted[j - 1] > job->times.recent_ns[i]; j--)
+        for (; j > 0 && sorted[j - 1] > job->stats.times.recent_ns[i]; j--)
             sorted[j] = sorted[j - 1];
-        sorted[j] = job->times.recent_ns[i];
+        sorted[j] = job->stats.times.recent_ns[i];
     }
     return n ? sorted[n / 2] : 0;
 }
@@ -32,7 +32,7 @@ static unsigned list_ranks(const struct job *job, bool (*pick)(const struct job 
     unsigned n = 0;
     size_t at = 0;
 
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = 0; r < job->world.size; r++) {
         if (!pick(job, &job->ranks[r]))
             continue;
         at += (size_t)snprintf(dst + MIN(at, size - 1), size - MIN(at, size - 1), "%s%u", n ? ", " : "rank ", r);
@@ -52,7 +52,7 @@ static bool is_blocking(const struct job *job, const struct job_rank *rank)
     if (!job->layout)
         return !rank->declared || rank->wait != WAIT_FORM;
     /* Without initial weights nobody can begin, so one that left before is waited for. */
-    return rank->wait == WAIT_NONE && (!rank->left || !job->has_weights) && !job->ledger.ranks[rank->rank].asked;
+    return rank->wait == WAIT_NONE && (!rank->left || !job->run.has_weights) && !job->ledger.ranks[rank->rank].asked;
 }
 
 /* Ranks that wait for different things wait for each other, when nothing is under way that could end it. */
@@ -61,10 +61,10 @@ static bool is_deadlocked(const struct job *job)
     enum job_wait wait = WAIT_NONE;
     bool differ = false;
 
-    if ((job->phase != JOB_TRAINING && job->phase != JOB_WINDOW) || job->n_under_way > 0 || job->n_io > 0 ||
+    if ((job->phase != JOB_TRAINING && job->phase != JOB_WINDOW) || job->work.n_under_way > 0 || job->work.n_io > 0 ||
         gather_is_busy(job))
         return false;
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = 0; r < job->world.size; r++) {
         if (is_blocking(job, &job->ranks[r]))
             return false;
         if (job->ranks[r].wait == WAIT_NONE)
@@ -80,7 +80,7 @@ static bool all_are_gone(const struct job *job)
 {
     bool any = false;
 
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = 0; r < job->world.size; r++) {
         const struct job_rank *rank = &job->ranks[r];
 
         if (!is_blocking(job, rank))
@@ -94,7 +94,7 @@ static bool all_are_gone(const struct job *job)
 
 static const struct job_rank *first_waiting(const struct job *job)
 {
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = 0; r < job->world.size; r++)
         if (job->ranks[r].wait != WAIT_NONE)
             return &job->ranks[r];
     return NULL;
@@ -110,7 +110,7 @@ static void describe_blocking(const struct job *job, char *dst, size_t size)
     bool deadlocked = is_deadlocked(job);
     size_t at = 0;
 
-    for (unsigned r = 0; r < job->world_size && at < size - 1; r++) {
+    for (unsigned r = 0; r < job->world.size && at < size - 1; r++) {
         const struct job_rank *rank = &job->ranks[r];
         uint64_t ago_ms = (job_now(job) - rank->last_ns) / 1000000;
 
@@ -187,7 +187,7 @@ static bool all_are_absent(const struct job *job)
 {
     bool any = false;
 
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = 0; r < job->world.size; r++) {
         const struct ledger_rank *ledger = &job->ledger.ranks[r];
 
         if (!is_blocking(job, &job->ranks[r]))
@@ -201,7 +201,7 @@ static bool all_are_absent(const struct job *job)
 
 static bool awaits(const struct job *job, unsigned rank, uint32_t param)
 {
-    bool local = rank >= job->first_rank && rank < job->end_rank;
+    bool local = rank >= job->world.first && rank < job->world.end;
 
     return local ? job_awaits(job, &job->ranks[rank], param) : mirror_awaits(job->mirror, rank, param);
 }
@@ -211,7 +211,7 @@ static uint32_t find_awaited(const struct job *job, uint32_t *ids)
 {
     uint32_t n = 0;
 
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = 0; r < job->world.size; r++) {
         if (!is_blocking(job, &job->ranks[r]) || !job->ledger.ranks[r].open)
             continue;
         for (uint32_t p = 0; p < job->layout->n_params; p++)
@@ -246,10 +246,10 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
         .blocking = blocking,
         .params = awaited,
         .n_params = n_awaited,
-        .absent = job->has_weights && all_are_absent(job),
+        .absent = job->run.has_weights && all_are_absent(job),
         .since_ms = since_ms,
         .aborted = aborted,
-        .forming = !job->has_weights,
+        .forming = !job->run.has_weights,
         .deadlocked = is_deadlocked(job),
         .gone = all_are_gone(job),
         .elsewhere = elsewhere,
@@ -262,7 +262,7 @@ static int64_t find_guilty(const struct job *job)
     bool deadlocked = is_deadlocked(job);
     int64_t guilty = -1;
 
-    for (unsigned r = 0; r < job->world_size; r++) {
+    for (unsigned r = 0; r < job->world.size; r++) {
         if (deadlocked || !is_blocking(job, &job->ranks[r]))
             continue;
         if (guilty >= 0)
@@ -279,24 +279,24 @@ static void check_stall(struct job *job, uint64_t now)
     uint64_t longest = 0;
     bool blocked = false, elsewhere;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         if (job->ranks[r].wait != WAIT_NONE)
             longest = MAX(longest, now - job->ranks[r].wait_ns);
     }
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = 0; r < job->world.size; r++)
         blocked |= is_blocking(job, &job->ranks[r]);
     elsewhere = !blocked && !is_deadlocked(job) && waits_elsewhere(job);
     if (longest == 0 || !(blocked || is_deadlocked(job) || elsewhere)) {
-        job->stall_interval_ns = 0;
+        job->stall.interval_ns = 0;
         return;
     }
-    if (job->abort_reason)
+    if (job->abort.reason)
         return; /* asked for; node 0 is to agree */
     /* On account of other nodes it is node 0 that gives up: it knows on whose. */
     if (timeout_ns && longest > timeout_ns && !(elsewhere && job->config->world.node != 0)) {
         struct diagnostic *diagnostic = describe_stall(job, longest / 1000000, true, elsewhere);
 
-        if (job->has_weights)
+        if (job->run.has_weights)
             job_abort(job, find_guilty(job), diagnostic);
         else
             form_refuse_all(job, diagnostic); /* there is nothing to abort yet */
@@ -304,10 +304,10 @@ static void check_stall(struct job *job, uint64_t now)
     }
     if (!warning_ns || longest < MAX(warning_ns, 3 * median_step_ns(job)))
         return;
-    if (job->stall_interval_ns && now - job->stall_reported_ns < job->stall_interval_ns)
+    if (job->stall.interval_ns && now - job->stall.reported_ns < job->stall.interval_ns)
         return;
-    job->stall_interval_ns = MAX(job->stall_interval_ns * 2, warning_ns);
-    job->stall_reported_ns = now;
+    job->stall.interval_ns = MAX(job->stall.interval_ns * 2, warning_ns);
+    job->stall.reported_ns = now;
     job_keep(job, describe_stall(job, longest / 1000000, false, elsewhere));
 }
 
@@ -316,7 +316,7 @@ static void check_lost(struct job *job, uint64_t now)
     uint64_t timeout_ns = job->config->limits.reattach_timeout_ms * UINT64_C(1000000);
     char waiting[256];
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
         if (!rank->lost_ns || rank->peer || now - rank->lost_ns < timeout_ns)
@@ -344,7 +344,7 @@ void job_tick(struct job *job)
 
     check_lost(job, now);
     check_stall(job, now);
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_SLOT)
             admit_settle(job, &job->ranks[r]);
     boundary_settle(job);

@@ -152,7 +152,7 @@ static void fill_done(void *userdata, int result)
     struct job *job = userdata;
     struct window *window = job->window;
 
-    if (result == -ECANCELED && job->devices && !job->doom)
+    if (result == -ECANCELED && job->devices && !job->run.drop_why)
         return; /* with the job */
     if (result < 0)
         window->fill_result = result;
@@ -162,7 +162,7 @@ static void fill_done(void *userdata, int result)
     if (window->forgotten) {
         window_free(steal_ptr(job->window));
     } else if (window->fill_result < 0) {
-        for (unsigned r = job->first_rank; r < job->end_rank; r++)
+        for (unsigned r = job->world.first; r < job->world.end; r++)
             if (job->ranks[r].wait == WAIT_WINDOW_BEGIN)
                 refuse_begin(job, &job->ranks[r], opening_bytes(job), window->fill_result);
         window->lacks_memory = true;
@@ -219,7 +219,7 @@ static int charge_mirror(struct job *job)
         return 0;
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
     if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes || failpoint("mirror") < 0 ||
-        quota_charge(&job->memory, &job->window->mirror_charge, n_bytes) != 0)
+        quota_charge(&job->memory.quota, &job->window->mirror_charge, n_bytes) != 0)
         return -ENOMEM;
     return 0;
 }
@@ -245,7 +245,7 @@ static void mirror_shown(void *userdata, int result)
 {
     struct job *job = userdata;
 
-    if (result == -ECANCELED && !job->doom) /* with the job */
+    if (result == -ECANCELED && !job->run.drop_why) /* with the job */
         return;
     empty_mirror(job);
     fill_done(job, result);
@@ -302,7 +302,7 @@ static int make_segment(struct job *job)
         return 0;
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
     if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes ||
-        quota_charge(&job->memory, &window->charge, n_bytes) != 0)
+        quota_charge(&job->memory.quota, &window->charge, n_bytes) != 0)
         return -ENOMEM;
     r = segment_init(&window->segment, "window", n_bytes);
     if (r < 0)
@@ -410,11 +410,11 @@ static bool charge_pages(struct job *job, struct job_rank *rank, uint64_t n_byte
         refuse_pages(job, rank, &(struct evidence_quota){0}, n_bytes);
         return false;
     }
-    if (quota_charge_more(&job->memory, &job->window->rewrite_charge, n_bytes) == 0)
+    if (quota_charge_more(&job->memory.quota, &job->window->rewrite_charge, n_bytes) == 0)
         return true;
     refuse_pages(job, rank,
-                 &(struct evidence_quota){.held = job->memory.used,
-                                          .allowed = job->memory.limit,
+                 &(struct evidence_quota){.held = job->memory.quota.used,
+                                          .allowed = job->memory.quota.limit,
                                           .of_job = true,
                                           .fix = "raise limits.memory, or write the state in several windows"},
                  n_bytes);
@@ -463,7 +463,7 @@ static void writing_done(struct work *work)
     struct window *window = job->window;
     struct job_rank *rank = &job->ranks[0];
 
-    job->n_io--;
+    job->work.n_io--;
     window->busy = false;
     if (window->forgotten) { /* by an abort, of which the rank is told */
         window_free(steal_ptr(job->window));
@@ -494,7 +494,7 @@ static void give_place(struct job *job, struct job_rank *rank, const struct requ
                                        .kind = kind,
                                        .place = place};
     window->busy = true;
-    job->n_io++;
+    job->work.n_io++;
     job_wait(job, rank, WAIT_WRITE);
     worker_post(job->pool, &window->writing.work);
 }
@@ -543,7 +543,7 @@ void job_write_state(struct job *job, struct job_rank *rank, const struct reques
 
 static void set_generations(struct job *job)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].rings[0] && job->ranks[r].rings[0]->ready)
             atomic_fetch_add_explicit(&ring_credit_page(job->ranks[r].rings[0])->generation, 1, memory_order_acq_rel);
 }
@@ -553,7 +553,7 @@ static void finish_window(struct job *job)
     let_go(job); /* a node whose ranks have all left may still be filling it when the others have forgotten it */
     state_journal(job->state)->n_windows++; /* a forgotten one too: a successor must not wait for it again */
     job->phase = JOB_TRAINING;
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_WINDOW_END)
             job_answer_done(job, &job->ranks[r]);
     job_settle(job);
@@ -572,7 +572,7 @@ static void mirror_stored(void *userdata, int result)
 {
     struct job *job = userdata;
 
-    if (result == -ECANCELED && !job->doom) /* with the job */
+    if (result == -ECANCELED && !job->run.drop_why) /* with the job */
         return;
     empty_mirror(job);
     stored(job);
@@ -642,7 +642,7 @@ static void refuse_commit(struct job *job)
     job->window->busy = false;
     set_generations(job);
     job->phase = JOB_WINDOW;
-    for (unsigned i = job->first_rank; i < job->end_rank; i++)
+    for (unsigned i = job->world.first; i < job->world.end; i++)
         if (job->ranks[i].wait == WAIT_WINDOW_END)
             job_refuse(job, &job->ranks[i],
                        job_keep(job, cause_quota(&(struct evidence_quota){
@@ -659,7 +659,7 @@ static void begin_storing(struct work *work);
 /* What all nodes have decided has no way back either; what it takes is charged since the window is open. */
 static void cannot_commit(struct job *job)
 {
-    if (!job->nodes || job->doom) {
+    if (!job->nodes || job->run.drop_why) {
         refuse_commit(job);
         return;
     }
@@ -672,7 +672,7 @@ static void loaded(void *userdata, int result)
 {
     struct job *job = userdata;
 
-    if (result == -ECANCELED && !job->doom) /* with the job */
+    if (result == -ECANCELED && !job->run.drop_why) /* with the job */
         return;
     if (result < 0 || start_transfer(job, TRANSFER_STORE, store_done) < 0)
         cannot_commit(job);
@@ -722,7 +722,7 @@ static bool all_wait(const struct job *job, enum job_wait wait)
 {
     bool any = false;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         if (job->ranks[r].wait != wait && !job->ranks[r].left)
             return false;
         any |= job->ranks[r].wait == wait;
@@ -732,7 +732,7 @@ static bool all_wait(const struct job *job, enum job_wait wait)
 
 static bool any_waits(const struct job *job, enum job_wait wait)
 {
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == wait)
             return true;
     return false;
@@ -748,7 +748,7 @@ static void settle_open(struct job *job)
     }
     if (!job->window->ready)
         return;
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_WINDOW_BEGIN && (r != 0 || !job->window->stale))
             answer_begin(job, &job->ranks[r]);
 }
@@ -815,7 +815,7 @@ const char *job_window_write(struct job *job, const struct exchange_said *said, 
 
     if (job->phase != JOB_WINDOW || !job->window)
         return "WRITE: no write window is open";
-    if (!arrays || (n > 0 && job->first_rank > 0 && copy_rewrite(job, written, n) < 0))
+    if (!arrays || (n > 0 && job->world.first > 0 && copy_rewrite(job, written, n) < 0))
         return "out of memory for what was written in the window";
     for (size_t i = 0; i < n; i++) {
         if ((written[i] & 0xff) == REWRITE_COUNT_FOLLOWS)

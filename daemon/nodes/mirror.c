@@ -49,7 +49,7 @@ int mirror_new(struct mirror **out, struct job *job)
         return -ENOMEM;
     mirror->job = job;
     mirror->told = calloc(job_n_local(job), sizeof(*mirror->told));
-    mirror->awaited = calloc(job->world_size, sizeof(*mirror->awaited));
+    mirror->awaited = calloc(job->world.size, sizeof(*mirror->awaited));
     if (!mirror->told || !mirror->awaited) {
         mirror_free(mirror);
         return -ENOMEM;
@@ -62,7 +62,7 @@ void mirror_free(struct mirror *mirror)
 {
     if (!mirror)
         return;
-    for (unsigned r = 0; mirror->awaited && r < mirror->job->world_size; r++)
+    for (unsigned r = 0; mirror->awaited && r < mirror->job->world.size; r++)
         free(mirror->awaited[r]);
     free(mirror->awaited);
     free(mirror->told);
@@ -179,8 +179,8 @@ void mirror_tell(struct mirror *mirror, bool tick)
 {
     struct job *job = mirror->job;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
-        struct told *told = &mirror->told[r - job->first_rank];
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
+        struct told *told = &mirror->told[r - job->world.first];
         struct told now = {.step = job->layout ? job->ledger.step : 0,
                            .attempt = job->layout ? job->ledger.attempt : 0,
                            .n_pushed_open = job->layout ? job->ledger.ranks[job->ranks[r].rank].n_pushed_open : 0};
@@ -206,7 +206,7 @@ void mirror_repeat(struct mirror *mirror)
 
 static bool is_own(const struct job *job, unsigned rank)
 {
-    return rank >= job->first_rank && rank < job->end_rank;
+    return rank >= job->world.first && rank < job->world.end;
 }
 
 static void keep_progress(struct job *job, struct job_rank *rank, const struct node_message *message)
@@ -250,7 +250,7 @@ void mirror_hear(struct mirror *mirror, const struct node_message *message)
     struct job_rank *rank;
     bool left;
 
-    if (message->rank >= job->world_size || message->n_numbers != N_NUMBERS || numbers[WAIT] > WAIT_ABORT ||
+    if (message->rank >= job->world.size || message->n_numbers != N_NUMBERS || numbers[WAIT] > WAIT_ABORT ||
         numbers[LAST_REQUEST] >= N_REQUEST_TYPES || is_own(job, message->rank))
         return; /* its own come back to it, too */
     rank = &job->ranks[message->rank];
@@ -287,7 +287,7 @@ void mirror_hear_evidence(struct mirror *mirror, unsigned rank, const struct req
 {
     struct job *job = mirror->job;
 
-    if (!job->layout || rank >= job->world_size || is_own(job, rank))
+    if (!job->layout || rank >= job->world.size || is_own(job, rank))
         return;
     rank_evidence_reset(&job->ranks[rank].evidence);
     if (evidence && are_params(job, evidence->not_called, evidence->n_not_called) &&
@@ -299,9 +299,9 @@ void mirror_forget(struct mirror *mirror)
 {
     struct job *job = mirror->job;
 
-    for (unsigned r = 0; r < job->world_size; r++)
+    for (unsigned r = 0; r < job->world.size; r++)
         if (is_own(job, r)) {
-            mirror->told[r - job->first_rank].evidence = 0;
+            mirror->told[r - job->world.first].evidence = 0;
         } else {
             rank_evidence_reset(&job->ranks[r].evidence);
             free(steal_ptr(mirror->awaited[r]));

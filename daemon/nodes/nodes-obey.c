@@ -28,7 +28,7 @@ const struct manifest *nodes_manifest(const struct nodes *nodes, unsigned node)
 static void show_manifest(struct nodes *nodes)
 {
     const struct job *job = nodes->job;
-    const struct manifest *manifest = &job->ranks[job->first_rank].manifest;
+    const struct manifest *manifest = &job->ranks[job->world.first].manifest;
     const struct request request = {.type = REQUEST_DECLARE,
                                     .declare = {.params = manifest->decls, .n_params = manifest->n}};
     _cleanup_free_ uint8_t *bytes = malloc(NODE_MESSAGE_MAX_BYTES);
@@ -233,11 +233,11 @@ static bool is_in_place(const struct nodes *nodes, enum node_kind kind)
     case NODE_WITHDRAWN:
         return step;
     case NODE_DECIDED: /* a node asks when all that it has is reduced */
-        return job->phase == JOB_TRAINING && nodes->said_request && job->n_under_way == 0;
+        return job->phase == JOB_TRAINING && nodes->said_request && job->work.n_under_way == 0;
     case NODE_GATHER:
-        return (job->phase == JOB_UPDATING && !job->aborts_next) || job->phase == JOB_COMMITTING_WINDOW;
+        return (job->phase == JOB_UPDATING && !job->abort.next) || job->phase == JOB_COMMITTING_WINDOW;
     case NODE_COMMIT:
-        return job->phase == JOB_UPDATING && !job->aborts_next;
+        return job->phase == JOB_UPDATING && !job->abort.next;
     case NODE_ABORTED:
         return step || job->phase == JOB_ABORTING || job->phase == JOB_UPDATING;
     default:

@@ -19,8 +19,8 @@ void nodes_declared(struct nodes *nodes, bool declared)
     nodes->said_unformed &= !declared;
     nodes_report(nodes, (struct node_message){
                             .kind = declared ? NODE_DECLARED : NODE_UNDECLARED,
-                            .digest = declared ? manifest_digest(&job->ranks[job->first_rank].manifest) : 0,
-                            .text = declared && job->run_id ? job->run_id : "",
+                            .digest = declared ? manifest_digest(&job->ranks[job->world.first].manifest) : 0,
+                            .text = declared && job->run.id ? job->run.id : "",
                         });
 }
 

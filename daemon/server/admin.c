@@ -31,16 +31,16 @@ static const char *phase_word(const struct job *job)
         [JOB_WINDOW] = "window",     [JOB_COMMITTING_WINDOW] = "window",
     };
 
-    return job->draining ? "draining" : words[job->phase];
+    return job->run.draining ? "draining" : words[job->phase];
 }
 
 static double steps_per_second(const struct job *job)
 {
-    unsigned n = MIN(job->times.n_recent, (unsigned)ARRAY_SIZE(job->times.recent_ns));
+    unsigned n = MIN(job->stats.times.n_recent, (unsigned)ARRAY_SIZE(job->stats.times.recent_ns));
     uint64_t sum = 0;
 
     for (unsigned i = 0; i < n; i++)
-        sum += job->times.recent_ns[i];
+        sum += job->stats.times.recent_ns[i];
     return n >= 2 && sum > 0 ? n * 1e9 / (double)sum : 0;
 }
 
@@ -48,7 +48,7 @@ static uint64_t ring_bytes_held(const struct job *job, bool overflow)
 {
     uint64_t n = 0;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++) {
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
         for (size_t i = 0; i < ARRAY_SIZE(job->ranks[r].rings); i++) {
             const struct ring *ring = job->ranks[r].rings[i];
 
@@ -63,7 +63,7 @@ static uint64_t ring_bytes_held(const struct job *job, bool overflow)
  */
 static void fill_device_memory(const struct job *job, struct status_bytes *memory)
 {
-    enum status_memory state = job->planned.offloaded ? STATUS_MEMORY_GRADIENT : STATUS_MEMORY_STATE;
+    enum status_memory state = job->memory.planned.offloaded ? STATUS_MEMORY_GRADIENT : STATUS_MEMORY_STATE;
     const struct {
         enum status_memory memory;
         enum device_piece_kind kind;
@@ -87,7 +87,7 @@ static void fill_device_memory(const struct job *job, struct status_bytes *memor
 
 static void fill_memory(const struct job *job, struct status_bytes *memory)
 {
-    const struct plan_bytes *planned = &job->planned;
+    const struct plan_bytes *planned = &job->memory.planned;
 
     if (!job->layout)
         return;
@@ -110,10 +110,10 @@ static void fill_memory(const struct job *job, struct status_bytes *memory)
 
 static void fill_counters(const struct job *job, struct status *status)
 {
-    const struct job_counters *c = &job->counters;
+    const struct job_counters *c = &job->stats.counters;
     uint64_t overflows = 0;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         overflows += job->ranks[r].rings[0] ? job->ranks[r].rings[0]->n_overflows : 0;
     status->counters = (struct status_counters){
         .n_pushes_admitted = c->admitted,
@@ -130,24 +130,24 @@ static void fill_counters(const struct job *job, struct status *status)
 
 static void fill_step(const struct job *job, struct status *status)
 {
-    const struct job_times *t = &job->times;
+    const struct job_times *t = &job->stats.times;
 
     status->step = job->layout ? job->ledger.step : 0;
     status->attempt = job->layout ? job->ledger.attempt : 0;
-    status->n_applied = job->counters.applied;
-    status->n_skipped = job->counters.skipped;
+    status->n_applied = job->stats.counters.applied;
+    status->n_skipped = job->stats.counters.skipped;
     status->loss_scale = job_loss_scale(job);
-    status->has_grad_norm = job->has_norm;
-    status->grad_norm = job->last_norm;
-    status->lr = job->last_lr;
+    status->has_grad_norm = job->decision.has_norm;
+    status->grad_norm = job->decision.norm;
+    status->lr = job->decision.lr;
     status->steps_per_s = steps_per_second(job);
     status->last_step_ns = t->step_last_ns;
     status->phases[STATUS_PHASE_WAIT] = (struct status_time){t->wait_total_ns, t->wait_last_ns};
     status->phases[STATUS_PHASE_REDUCE] = (struct status_time){t->reduce_total_ns, t->reduce_shown_ns};
     status->phases[STATUS_PHASE_UPDATE] = (struct status_time){t->update_total_ns, t->update_last_ns};
-    status->overlap_bytes = job->counters.overlap_bytes;
-    status->overlap_reduced_bytes = job->counters.overlap_reduced_bytes;
-    status->slowest_rank = job->has_norm ? (int64_t)t->slowest_rank : -1;
+    status->overlap_bytes = job->stats.counters.overlap_bytes;
+    status->overlap_reduced_bytes = job->stats.counters.overlap_reduced_bytes;
+    status->slowest_rank = job->decision.has_norm ? (int64_t)t->slowest_rank : -1;
     status->slowest_behind_ns = t->slowest_behind_ns;
 }
 
@@ -215,7 +215,7 @@ static struct status_device view_device(const struct job *job)
     };
 }
 
-/* refused is the caller's array of ARRAY_SIZE(job->refused); view may be NULL. */
+/* refused is the caller's array of ARRAY_SIZE(job->journal.refused); view may be NULL. */
 static struct status make_status(struct server *server, struct status_refused *refused, const struct nodes_view *view)
 {
     const struct config *config = server_config(server);
@@ -223,7 +223,7 @@ static struct status make_status(struct server *server, struct status_refused *r
     struct status status = {
         .now_ns = server_now_ns(server),
         .job = config->job,
-        .run_id = job->run_id,
+        .run_id = job->run.id,
         .state = phase_word(job),
         .version = server_version(),
         .isa = server_isa(server),
@@ -232,21 +232,21 @@ static struct status make_status(struct server *server, struct status_refused *r
         .pid = getpid(),
         .started_ns = server_started_ns(server),
         .stage = (unsigned)config->zero.stage,
-        .world_size = job->world_size,
+        .world_size = job->world.size,
         .layout = job->layout,
         .limit_bytes = config->limits.memory_bytes,
         .refused = refused,
-        .n_refused = job->n_refused,
+        .n_refused = job->journal.n_refused,
         .nodes = view ? &view->nodes : NULL,
         .has_device = job->devices != NULL,
         .device = view_device(job),
     };
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         status.n_attached += job->ranks[r].peer != NULL;
-    for (size_t i = 0; i < job->n_refused; i++)
-        refused[i] = (struct status_refused){.code = job->refused[i].code, .n = job->refused[i].n};
-    status.last_diagnostic = kept_last(&job->kept);
+    for (size_t i = 0; i < job->journal.n_refused; i++)
+        refused[i] = (struct status_refused){.code = job->journal.refused[i].code, .n = job->journal.refused[i].n};
+    status.last_diagnostic = kept_last(&job->journal.kept);
     fill_step(job, &status);
     fill_memory(job, status.memory);
     fill_counters(job, &status);
@@ -303,8 +303,8 @@ static struct status_rank *make_ranks(const struct job *job)
 {
     struct status_rank *ranks = calloc(job_n_local(job), sizeof(*ranks));
 
-    for (unsigned r = job->first_rank; ranks && r < job->end_rank; r++)
-        ranks[r - job->first_rank] = make_rank(job, &job->ranks[r]);
+    for (unsigned r = job->world.first; ranks && r < job->world.end; r++)
+        ranks[r - job->world.first] = make_rank(job, &job->ranks[r]);
     return ranks;
 }
 
@@ -315,7 +315,7 @@ static struct status_param *make_params(const struct job *job)
     for (uint32_t p = 0; params && p < job->layout->n_params; p++)
         params[p] = (struct status_param){
             .n_steps = state_journal(job->state)->counts[p],
-            .has_grad_norm = job->has_norm && param_norm_is_here(job, p),
+            .has_grad_norm = job->decision.has_norm && param_norm_is_here(job, p),
             .grad_norm = step_param_norm(job->step, step_squares(job->step, p)),
         };
     return params;
@@ -325,7 +325,7 @@ static struct status_param *make_params(const struct job *job)
 
 static char *on_status(struct server *server)
 {
-    struct status_refused refused[ARRAY_SIZE(server_job(server)->refused)];
+    struct status_refused refused[ARRAY_SIZE(server_job(server)->journal.refused)];
     _cleanup_free_ struct nodes_view *view = view_nodes(server);
     struct status status = make_status(server, refused, view);
 
@@ -350,7 +350,7 @@ static char *on_params(struct server *server)
 static char *on_diagnostics(struct server *server)
 {
     const struct diagnostic *list[KEPT_MAX];
-    size_t n = kept_list(&server_job(server)->kept, list);
+    size_t n = kept_list(&server_job(server)->journal.kept, list);
 
     return diagnostics_json(list, n, server_job(server)->layout, server_now_ns(server));
 }
@@ -371,7 +371,7 @@ static char *print_config(const struct config *config)
 static char *on_report(struct server *server)
 {
     const struct job *job = server_job(server);
-    struct status_refused refused[ARRAY_SIZE(job->refused)];
+    struct status_refused refused[ARRAY_SIZE(job->journal.refused)];
     _cleanup_free_ struct nodes_view *view = view_nodes(server);
     struct status status = make_status(server, refused, view);
     _cleanup_free_ struct status_rank *ranks = make_ranks(job);
@@ -386,14 +386,14 @@ static char *on_report(struct server *server)
         .ledger = job->layout ? &job->ledger : NULL,
         .params = params,
         .diagnostics = list,
-        .n_diagnostics = kept_list(&job->kept, list),
+        .n_diagnostics = kept_list(&job->journal.kept, list),
         .config = config,
     });
 }
 
 static char *on_drain(struct server *server)
 {
-    server_job(server)->draining = true;
+    server_job(server)->run.draining = true;
     log_notice("draining: no rank may attach, the daemon ends with the last one");
     return message_json("draining: no rank may attach any more; the daemon ends when the last trainer has left");
 }
@@ -406,10 +406,10 @@ static char *on_abort(struct server *server)
 
     if (job->phase != JOB_TRAINING)
         return error_json("there is no open step: the job is not formed, or the step is decided already");
-    free(job->abort_why);
-    job->abort_why = strdup("zerodctl abort-step");
+    free(job->abort.why);
+    job->abort.why = strdup("zerodctl abort-step");
     job_abort(job, -1, NULL);
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         n += job->ranks[r].peer != NULL;
     if (n == 0)
         return message_json("the step is aborted; no rank is attached to this daemon");

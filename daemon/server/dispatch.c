@@ -45,7 +45,7 @@ static void welcome(struct session *session)
                         policies[session->rank ? session->rank->on_duplicate : config->diagnostics.on_duplicate],
                     .server = server_version(),
                     .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
-                    .run_id = job->run_id,
+                    .run_id = job->run.id,
                     .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
                     .optimizer = config_optimizer_name(&config->optimizer),
                     .hyper = job_wire_hyper(&config->optimizer.hyper),

@@ -218,7 +218,7 @@ static bool needs_for_job(const struct server *server, int fd)
     const struct job *job = server->job;
     uint64_t needed = job->layout ? OPEN_FILES_FOR_JOB / 2 : OPEN_FILES_FOR_JOB;
 
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         needed += job->ranks[r].peer ? 0 : OPEN_FILES_PER_RANK;
     return (uint64_t)fd + needed >= open_files_limit();
 }
@@ -340,7 +340,7 @@ static void tell_status(struct server *server, uint64_t now)
     if (now - server->status_ns < UINT64_C(2000000000))
         return;
     server->status_ns = now;
-    for (unsigned r = job->first_rank; r < job->end_rank; r++)
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         n_here += job->ranks[r].peer != NULL;
     snprintf(text, sizeof(text), "STATUS=%s, %u of %u ranks, step %" PRIu64, words[job->phase], n_here,
              job_n_local(job), job->layout ? job->ledger.step : 0);
@@ -389,7 +389,7 @@ static void on_tick(uv_timer_t *handle)
     tell_status(server, now);
     feed_watchdog(server, now);
     server_reap(server);
-    if (server->job->draining && job_is_idle(server->job)) {
+    if (server->job->run.draining && job_is_idle(server->job)) {
         log_notice("drained: no trainer is left");
         stop(server);
     }
@@ -595,7 +595,7 @@ void server_free(struct server *server)
     if (!server)
         return;
     if (server->job)
-        server->job->stopping = true;
+        server->job->run.stopping = true;
     /* First: a trainer that finds its connection closed looks whether the daemon listens. */
     if (server->listener.fd >= 0 && server->listen_poll.type == UV_POLL)
         uv_close((uv_handle_t *)&server->listen_poll, NULL);

@@ -49,7 +49,7 @@ static bool find_slice(const struct job *job, uint32_t bucket, enum state_kind k
     const struct device_places *places = &keep->places[bucket];
     uint32_t piece = DEVICE_STATE;
 
-    move->local_rank = rank - job->first_rank;
+    move->local_rank = rank - job->world.first;
     if (kind == STATE_MASTER)
         move->offset_bytes = device_master(&keep->plan, keep->places, bucket, rank, &piece);
     else
@@ -66,7 +66,7 @@ static void add_values(const struct job *job, struct moves *moves, bool write, u
     uint64_t slice = layout_partition_elems(job->layout, p->bucket);
     uint64_t begin = p->offset_elems + start;
 
-    for (unsigned rank = job->first_rank; rank < job->end_rank; rank++) {
+    for (unsigned rank = job->world.first; rank < job->world.end; rank++) {
         uint64_t from = MAX(begin, slice * rank), to = MIN(begin + n, slice * (rank + 1));
         struct devices_move move = {.write = write};
 
@@ -104,7 +104,7 @@ static void add_frozen(const struct job *job, struct moves *moves, bool write, u
     const struct device_keep *keep = devices_keep(job->devices);
     size_t elem_bytes = dtype_size(job->layout->params[param].dtype);
 
-    for (unsigned rank = job->first_rank; rank < job->end_rank; rank++) {
+    for (unsigned rank = job->world.first; rank < job->world.end; rank++) {
         uint64_t begin, end, from, to;
 
         device_param_slice(&keep->plan, param, rank, &begin, &end);
@@ -112,7 +112,7 @@ static void add_frozen(const struct job *job, struct moves *moves, bool write, u
         to = MIN(end, start + n);
         if (from < to)
             moves_add(moves, &(struct devices_move){.write = write,
-                                                    .local_rank = rank - job->first_rank,
+                                                    .local_rank = rank - job->world.first,
                                                     .kind = DEVICE_STATE,
                                                     .offset_bytes = keep->frozen[param] + (from - begin) * elem_bytes,
                                                     .host = host + (from - start) * elem_bytes,
@@ -133,8 +133,8 @@ static uint64_t find_owned(const struct job *job, uint32_t param, uint64_t *star
     const struct device_plan *plan = &devices_keep(job->devices)->plan;
     uint64_t begin, end, unused;
 
-    device_param_slice(plan, param, job->first_rank, &begin, &unused);
-    device_param_slice(plan, param, job->end_rank - 1, &unused, &end);
+    device_param_slice(plan, param, job->world.first, &begin, &unused);
+    device_param_slice(plan, param, job->world.end - 1, &unused, &end);
     *start = begin;
     return end - begin;
 }
@@ -146,7 +146,7 @@ static void add_bucket(const struct job *job, struct moves *moves, bool write, u
 
     if (kind == STATE_MASTER && job->layout->buckets[bucket].dtype == DTYPE_F32 && !is_stage3(job))
         return;
-    for (unsigned rank = job->first_rank; rank < job->end_rank; rank++) {
+    for (unsigned rank = job->world.first; rank < job->world.end; rank++) {
         struct devices_move move = {.write = write, .n_bytes = slice * sizeof(float)};
 
         if (!find_slice(job, bucket, kind, rank, &move))
@@ -245,7 +245,7 @@ static void is_cleared(void *userdata, int result)
 {
     struct job *job = userdata;
 
-    job->n_io--;
+    job->work.n_io--;
     if (result < 0) {
         job_settle(job); /* a job that is given up has waited for it */
         return;
@@ -268,9 +268,9 @@ static void clear(struct job *job)
                                                      .local_rank = local,
                                                      .kind = kinds[i],
                                                      .n_bytes = devices_keep(job->devices)->piece_bytes[kinds[i]]});
-    job->n_io++;
+    job->work.n_io++;
     if (moves.failed || devices_copy(job->devices, moves.items, moves.n, is_cleared, job) < 0) {
-        job->n_io--;
+        job->work.n_io--;
         job_unformed(job, cause_device_unformed(&(struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1},
                                                 "out of memory"));
     }
@@ -298,7 +298,7 @@ static void on_put(void *userdata, const char *key, const uint8_t *value, size_t
 static void on_failed(void *userdata, uint32_t generation, const char *why)
 {
     struct job *job = userdata;
-    struct evidence_at at = {.rank = -1, .step = job->has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
+    struct evidence_at at = {.rank = -1, .step = job->run.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
 
     if (generation == 0)
         job_unformed(job, cause_device_unformed(&at, why));
@@ -312,7 +312,7 @@ static void on_failed(void *userdata, uint32_t generation, const char *why)
 static void on_unopened(void *userdata, unsigned local_rank, const char *why)
 {
     struct job *job = userdata;
-    struct job_rank *rank = &job->ranks[job->first_rank + local_rank];
+    struct job_rank *rank = &job->ranks[job->world.first + local_rank];
     struct diagnostic *diagnostic;
 
     if (!rank->peer)
@@ -340,7 +340,7 @@ int device_job_new(struct job *job)
             .kernels = job->kernels,
             .plan = {.layout = job->layout,
                      .stage = (unsigned)config->zero.stage,
-                     .first_local = job->first_rank,
+                     .first_local = job->world.first,
                      .n_local = job_n_local(job),
                      .optimizer = config->optimizer.type,
                      .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
@@ -441,8 +441,8 @@ static void init_end(struct device_io *io, bool ok)
 
     if (!job->nodes || is_stage3(job)) /* else it is sent from there */
         device_job_empty(job);
-    job->n_io--;
-    job->n_inits--;
+    job->work.n_io--;
+    job->work.n_inits--;
     if (rank->wait == WAIT_INIT && rank->rings[0] == io->ring) {
         if (ok)
             job_answer_done(job, rank);
@@ -456,7 +456,7 @@ static void init_end(struct device_io *io, bool ok)
 
 static bool init_is_over(struct device_io *io, int result)
 {
-    if (result != -ECANCELED || io->job->doom)
+    if (result != -ECANCELED || io->job->run.drop_why)
         return false;
     ring_unhold(io->ring);
     io_free(io);
@@ -567,10 +567,10 @@ void device_job_init(struct job *job, struct job_rank *rank, const struct reques
     io->ring = rank->rings[0];
     io->request = *request;
     ring_hold(io->ring);
-    job->n_io++;
-    job->n_inits++;
+    job->work.n_io++;
+    job->work.n_inits++;
     job_wait(job, rank, WAIT_INIT);
-    moves_add(&io->moves, &(struct devices_move){.local_rank = rank->rank - job->first_rank,
+    moves_add(&io->moves, &(struct devices_move){.local_rank = rank->rank - job->world.first,
                                                  .kind = DEVICE_RING,
                                                  .offset_bytes = request->offset_bytes,
                                                  .host = io->bytes,
@@ -588,7 +588,7 @@ static int reserve_mirror(struct job *job)
         uint64_t slice = layout_partition_elems(job->layout, b);
 
         if ((job->layout->buckets[b].dtype != DTYPE_F32 || is_stage3(job)) && slice > 0)
-            r = reserve_range(&state->state, state_master(state, b, slice * job->first_rank),
+            r = reserve_range(&state->state, state_master(state, b, slice * job->world.first),
                               slice * job_n_local(job) * sizeof(float));
     }
     return r;
@@ -771,13 +771,13 @@ int device_job_fill(struct job *job, const struct segment *segment, devices_done
 static void verify_read(void *userdata, int result)
 {
     struct verification *v = userdata;
-    struct verification **link = &v->job->verifications;
+    struct verification **link = &v->job->work.verifications;
 
     if (result == 0) {
         worker_post(v->job->pool, &v->work);
         return;
     }
-    if (v->job->doom) { /* nobody waits for it any more, but the end of the job */
+    if (v->job->run.drop_why) { /* nobody waits for it any more, but the end of the job */
         v->summed = true;
         v->attempt = v->job->ledger.attempt - 1;
         collect_settle(v->job);
@@ -795,7 +795,7 @@ void device_job_verify(struct verification *v)
 {
     struct job *job = v->job;
     uint64_t at = layout_part_offset_bytes(job->layout, v->part);
-    struct devices_move move = {.local_rank = v->rank - job->first_rank,
+    struct devices_move move = {.local_rank = v->rank - job->world.first,
                                 .kind = DEVICE_RING,
                                 .offset_bytes = v->slot->offset_bytes + at,
                                 .host = v->copy,

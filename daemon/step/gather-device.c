@@ -37,7 +37,7 @@ struct load {
 
 static struct rank_pool *pool_of(const struct job *job, const struct job_rank *rank)
 {
-    return &job->device_gathered->ranks[rank->rank - job->first_rank];
+    return &job->device_gathered->ranks[rank->rank - job->world.first];
 }
 
 int device_gather_new(struct device_gather **out, const struct job *job)
@@ -101,7 +101,7 @@ static void load_done(void *userdata, int result)
     to->stale = false;
     to->lost = result < 0 && !load->hinted && load->rank->wait == WAIT_GATHER;
     free(load);
-    if (result == -ECANCELED && !job->doom) /* with the job */
+    if (result == -ECANCELED && !job->run.drop_why) /* with the job */
         return;
     gather_settle(job);
     job_settle(job);
@@ -165,7 +165,7 @@ static struct devices_move move_of(const struct load *load, uint32_t param, uint
 
     return (struct devices_move){
         .write = true,
-        .local_rank = load->rank->rank - job->first_rank,
+        .local_rank = load->rank->rank - job->world.first,
         .kind = DEVICE_POOL,
         .offset_bytes = device_pool_offset(pool_of(job, load->rank)->pool, param) + start * elem_bytes,
         .n_bytes = n * elem_bytes,

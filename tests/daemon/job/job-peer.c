@@ -153,7 +153,7 @@ void fixture_drain(struct fixture *f)
 
 void fixture_free(struct fixture *f)
 {
-    f->job->stopping = true;
+    f->job->run.stopping = true;
     for (unsigned i = 0; i < FIXTURE_MAX_PEERS; i++)
         if (f->peers[i].rank)
             peer_die(&f->peers[i]);
@@ -181,7 +181,7 @@ uint64_t fixture_bits(const struct fixture *f)
 unsigned fixture_n_kept(const struct fixture *f, unsigned code)
 {
     const struct diagnostic *kept[KEPT_MAX];
-    size_t n_kept = kept_list(&f->job->kept, kept);
+    size_t n_kept = kept_list(&f->job->journal.kept, kept);
     unsigned n = 0;
 
     for (size_t i = 0; i < n_kept; i++)

@@ -27,7 +27,7 @@ static uint32_t part(const struct fixture *f, uint32_t i)
 
 static const struct cursor *cursor(const struct fixture *f, uint32_t i)
 {
-    return &f->job->cursors[f->job->layout->parts[part(f, i)].parcel];
+    return &f->job->work.cursors[f->job->layout->parts[part(f, i)].parcel];
 }
 
 static void begin_both(struct fixture *f)
@@ -57,17 +57,17 @@ static void test_parts(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0], *b = &f->peers[1];
-    uint64_t n_admitted = f->job->counters.admitted;
+    uint64_t n_admitted = f->job->stats.counters.admitted;
 
     (void)userdata;
     assert_int_equal(large(f)->n_parts, 2);
     begin_both(f);
     peer_push_part(a, part(f, 0), false);
-    assert_int_equal(f->job->counters.admitted, n_admitted);
+    assert_int_equal(f->job->stats.counters.admitted, n_admitted);
     assert_false(job_has_pushed(f->job, 0, LARGE));
     assert_int_equal(job_n_pushed_open(f->job, a->rank), 0);
     peer_push_part(a, part(f, 1), false);
-    assert_int_equal(f->job->counters.admitted, n_admitted + 1);
+    assert_int_equal(f->job->stats.counters.admitted, n_admitted + 1);
     assert_true(job_has_pushed(f->job, 0, LARGE));
     assert_int_equal(job_n_pushed_open(f->job, a->rank), 1);
     peer_push_part(b, part(f, 0), false);
@@ -165,7 +165,7 @@ static void test_successor(void **userdata)
     peer_ask_end(b);
     peer_expect(a, REPLY_DONE);
     peer_expect(b, REPLY_DONE);
-    assert_int_equal(f->job->counters.aborts, 0);
+    assert_int_equal(f->job->stats.counters.aborts, 0);
     fixture_finish(f);
 }
 
@@ -274,7 +274,7 @@ static void test_passes(void **userdata)
     end_both(f);
     for (uint32_t i = 0; i < large(f)->n_parts; i++)
         assert_int_equal(cursor(f, i)->micro_batch, 1);
-    assert_int_equal(f->job->counters.accumulated, 1);
+    assert_int_equal(f->job->stats.counters.accumulated, 1);
     fixture_free(f);
 }
 

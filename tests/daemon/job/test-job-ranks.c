@@ -19,7 +19,7 @@ static void test_abort(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0], *b = &f->peers[1];
-    uint64_t n_dropped = f->job->counters.dropped;
+    uint64_t n_dropped = f->job->stats.counters.dropped;
 
     (void)userdata;
     fixture_micro_batch(f);
@@ -42,7 +42,7 @@ static void test_abort(void **userdata)
     a->at.attempt = 0;
     peer_push_bucket(a, 1); /* was on its way: of the aborted attempt */
     a->at.attempt = 1;
-    assert_true(f->job->counters.dropped > n_dropped);
+    assert_true(f->job->stats.counters.dropped > n_dropped);
     peer_see_abort(a);
     peer_expect_silence(a);
     fixture_finish(f);
@@ -79,7 +79,7 @@ static void lose_rank_1(struct fixture *f)
     peer_push_bucket(b, bucket);
     peer_push_all(a);
     fixture_drain(f);
-    assert_int_equal(f->job->cursors[f->job->layout->buckets[bucket].first_parcel].pass, 1);
+    assert_int_equal(f->job->work.cursors[f->job->layout->buckets[bucket].first_parcel].pass, 1);
     peer_push(b, fixture_first_param(f, fixture_bucket(f, false))); /* or not yet in them */
     peer_die(b);
     assert_int_equal(fixture_n_kept(f, E_RANK_LOST), 1);
@@ -97,7 +97,7 @@ static void test_successor(void **userdata)
     lose_rank_1(f);
     assert_int_equal(peer_attach(b, "another run"), E_OTHER_RUN);
     peer_return(b, "run");
-    assert_int_equal(f->job->counters.reattaches, 1);
+    assert_int_equal(f->job->stats.counters.reattaches, 1);
     assert_int_equal(b->at.step, 1);
     assert_int_equal(b->at.micro_batch, 0);
     peer_begin(b);
@@ -105,8 +105,8 @@ static void test_successor(void **userdata)
     peer_ask_end(b);
     peer_expect(a, REPLY_DONE);
     peer_expect(b, REPLY_DONE);
-    assert_true(f->job->counters.redone >= f->job->layout->buckets[bucket].n_params);
-    assert_int_equal(f->job->counters.aborts, 0);
+    assert_true(f->job->stats.counters.redone >= f->job->layout->buckets[bucket].n_params);
+    assert_int_equal(f->job->stats.counters.aborts, 0);
     fixture_finish(f);
 }
 
@@ -232,9 +232,9 @@ static void test_leave_before_first_end(void **userdata)
     peer_push(&f->peers[0], fixture_first_param(f, fixture_bucket(f, true)));
     all_leave_and_return(f);
     for (uint32_t b = 0; b < f->job->layout->n_buckets; b++)
-        assert_int_equal(f->job->cursors[b].micro_batch, 0);
+        assert_int_equal(f->job->work.cursors[b].micro_batch, 0);
     assert_int_equal(f->peers[0].at.micro_batch, 0);
-    assert_int_equal(f->job->counters.aborts, 0);
+    assert_int_equal(f->job->stats.counters.aborts, 0);
     fixture_finish(f);
 }
 
@@ -398,7 +398,7 @@ static void test_one_leaves_and_returns_in_time(void **userdata)
     peer_leave(&f->peers[1]);
     peer_return(&f->peers[1], "run");
     assert_int_equal(f->peers[1].at.micro_batch, 1);
-    assert_int_equal(f->job->counters.aborts, 0);
+    assert_int_equal(f->job->stats.counters.aborts, 0);
     fixture_finish(f);
 }
 

@@ -94,7 +94,7 @@ static void test_manifests_differ(void **userdata)
     for (unsigned i = 0; i < PEERS; i++)
         peer_expect_refused(&f->peers[i], E_MANIFEST, false);
     assert_int_equal(f->job->phase, JOB_WAITING);
-    assert_int_equal(f->job->memory.used, 0);
+    assert_int_equal(f->job->memory.quota.used, 0);
     for (unsigned i = 0; i < PEERS; i++) {
         peer_declare(&f->peers[i]);
         peer_ask_form(&f->peers[i]);
@@ -142,7 +142,7 @@ static void test_too_large(void **userdata)
     for (unsigned i = 0; i < PEERS; i++)
         peer_expect_refused(&f->peers[i], E_QUOTA, false);
     assert_null(f->job->state);
-    assert_int_equal(f->job->memory.used, 0);
+    assert_int_equal(f->job->memory.quota.used, 0);
     fixture_free(f);
 }
 
@@ -162,7 +162,7 @@ static void test_attach(void **userdata)
     assert_int_equal(peer_attach(&other, "another run"), E_OTHER_RUN);
     peer_die(a); /* nothing is held that the run id was the name of */
     assert_int_equal(peer_attach(a, "another run"), 0);
-    f->job->draining = true;
+    f->job->run.draining = true;
     assert_int_equal(peer_attach(&other, "another run"), E_NOT_ALLOWED);
     fixture_free(f);
 }
@@ -175,17 +175,17 @@ static void test_attach_to_what_ends(void **userdata)
     enum job_phase phase = f->job->phase;
 
     (void)userdata;
-    f->job->n_io++;
-    f->job->doom = strdup("the daemon of node 1 (b:7700) was started anew");
+    f->job->work.n_io++;
+    f->job->run.drop_why = strdup("the daemon of node 1 (b:7700) was started anew");
     peer_die(a);
     assert_int_equal(peer_attach(a, "run"), E_GENERATION);
-    f->job->has_weights = false;
-    f->job->doom_code = E_QUOTA;
+    f->job->run.has_weights = false;
+    f->job->run.drop_code = E_QUOTA;
     assert_int_equal(peer_attach(a, "run"), E_QUOTA);
     f->job->phase = JOB_RESERVING; /* it is told to all who are attached, and they may declare again */
     assert_int_equal(peer_attach(a, "run"), 0);
     f->job->phase = phase;
-    f->job->n_io--;
+    f->job->work.n_io--;
     fixture_free(f);
 }
 
@@ -278,7 +278,7 @@ static void test_drop(void **userdata)
     assert_int_equal(peer_attach(&f->peers[0], "another run"), E_OTHER_RUN);
     assert_true(job_is_idle(f->job));
     assert_int_equal(job_drop(f->job, &why), 0);
-    assert_int_equal(f->job->memory.used, 0);
+    assert_int_equal(f->job->memory.quota.used, 0);
     fixture_form(f, "another run");
     assert_int_equal(f->peers[0].at.step, 0);
     fixture_steps(f, FIXTURE_STEPS, FIXTURE_MICRO);
@@ -332,7 +332,7 @@ static void test_cursor(void **userdata)
     struct peer *a = &f->peers[0], *b = &f->peers[1];
     uint32_t bucket = fixture_bucket(f, true), ticket, use;
     uint32_t parcel = f->job->layout->buckets[bucket].first_parcel;
-    const struct cursor *cursor = &f->job->cursors[parcel];
+    const struct cursor *cursor = &f->job->work.cursors[parcel];
 
     (void)userdata;
     peer_begin(a);
@@ -415,7 +415,7 @@ static void test_duplicate(void **userdata)
     }
     a->sequence--;
     peer_push(a, 0); /* the very last push once more, as after a lost connection; it was parameter 0 */
-    assert_int_equal(f->job->counters.retried, 1);
+    assert_int_equal(f->job->stats.counters.retried, 1);
     job_push(
         f->job, a->rank,
         &(struct request_push){
@@ -685,7 +685,7 @@ static void test_bad_places(void **userdata)
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0];
     struct request_push push = {.sequence = a->sequence + 1, .step = a->at.step, .param = 0, .ticket = a->next_ticket};
-    uint64_t before = f->job->counters.admitted;
+    uint64_t before = f->job->stats.counters.admitted;
 
     (void)userdata;
     push.ticket %= a->n_tickets;
@@ -708,7 +708,7 @@ static void test_bad_places(void **userdata)
     peer_expect_dropped(a, E_BAD_MESSAGE);
     peer_ask_slot(a, f->job->layout->n_buckets);
     peer_expect_dropped(a, E_BAD_MESSAGE);
-    assert_int_equal(f->job->counters.admitted, before);
+    assert_int_equal(f->job->stats.counters.admitted, before);
     fixture_free(f);
 }
 

@@ -100,7 +100,7 @@ static void test_commit(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0], *b = &f->peers[1];
-    uint64_t used = f->job->memory.used, before = fixture_bits(f), now;
+    uint64_t used = f->job->memory.quota.used, before = fixture_bits(f), now;
 
     (void)userdata;
     open_window(f);
@@ -116,7 +116,7 @@ static void test_commit(void **userdata)
     peer_expect(b, REPLY_STATE_IS);
     assert_int_equal(b->reply.state_is.n_segments, 0);
     write_count(b, HALF, 99);
-    assert_true(f->job->memory.used > used);
+    assert_true(f->job->memory.quota.used > used);
     assert_int_equal(fixture_bits(f), before);
     assert_int_equal(count_of(f, HALF), 1);
 
@@ -132,7 +132,7 @@ static void test_commit(void **userdata)
     assert_int_equal(count_of(f, HALF), 41);
     assert_int_equal(count_of(f, EMPTY), 3);
     assert_int_equal(count_of(f, BIG), 1);
-    assert_int_equal(f->job->memory.used, used);
+    assert_int_equal(f->job->memory.quota.used, used);
 
     /* The next window has nothing of it: ended, it changes nothing. */
     now = fixture_bits(f);
@@ -157,10 +157,10 @@ static void test_last_write_counts(void **userdata)
     ask(a, BIG, WIRE_STATE_MASTER, 0);
     peer_expect(a, REPLY_STATE_IS);
     offset_bytes = a->reply.state_is.offset_bytes;
-    charged = f->job->memory.used;
+    charged = f->job->memory.quota.used;
     write_array(a, BIG, WIRE_STATE_MASTER);
     assert_int_equal(a->reply.state_is.offset_bytes, offset_bytes);
-    assert_int_equal(f->job->memory.used, charged);
+    assert_int_equal(f->job->memory.quota.used, charged);
     write_count(a, BIG, 5);
     write_count(a, BIG, 6);
     end_window(f, false);
@@ -183,13 +183,13 @@ static void assert_nothing(const struct fixture *f, uint64_t bits, uint64_t used
 {
     assert_int_equal(fixture_bits(f), bits);
     assert_int_equal(count_of(f, BIG), 1);
-    assert_int_equal(f->job->memory.used, used);
+    assert_int_equal(f->job->memory.quota.used, used);
 }
 
 static void test_forget(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
-    uint64_t bits = fixture_bits(f), used = f->job->memory.used;
+    uint64_t bits = fixture_bits(f), used = f->job->memory.quota.used;
 
     (void)userdata;
     open_window(f);
@@ -203,7 +203,7 @@ static void test_abort(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0], *b = &f->peers[1];
-    uint64_t bits = fixture_bits(f), used = f->job->memory.used;
+    uint64_t bits = fixture_bits(f), used = f->job->memory.quota.used;
 
     (void)userdata;
     open_window(f);
@@ -222,7 +222,7 @@ static void test_abort_while_it_waits(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0], *b = &f->peers[1];
-    uint64_t bits = fixture_bits(f), used = f->job->memory.used;
+    uint64_t bits = fixture_bits(f), used = f->job->memory.quota.used;
 
     (void)userdata;
     open_window(f);
@@ -245,7 +245,7 @@ static void die_in_window(bool waiting)
 {
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0], *b = &f->peers[1];
-    uint64_t bits = fixture_bits(f), used = f->job->memory.used;
+    uint64_t bits = fixture_bits(f), used = f->job->memory.quota.used;
 
     open_window(f);
     write_some(f);
@@ -313,7 +313,7 @@ static void test_refusals(void **userdata)
 {
     struct fixture *f = fixture_start("diagnostics: {stall_warning: 0, stall_timeout: 0}\n"
                                       "optimizer: {type: SGD, params: {lr: 0.1, momentum: 0.9}}\n");
-    uint64_t bits = fixture_bits(f), used = f->job->memory.used;
+    uint64_t bits = fixture_bits(f), used = f->job->memory.quota.used;
 
     (void)userdata;
     for (unsigned i = 0; i < PEERS; i++) {
@@ -344,24 +344,24 @@ static void test_over_quota(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0];
-    uint64_t used = f->job->memory.used;
+    uint64_t used = f->job->memory.quota.used;
 
     (void)userdata;
     open_window(f);
     write_array(a, HALF, WIRE_STATE_EXP_AVG);
-    f->job->memory.limit = f->job->memory.used + 4096;
+    f->job->memory.quota.limit = f->job->memory.quota.used + 4096;
     ask(a, BIG, WIRE_STATE_EXP_AVG, 0); /* 12,932 bytes */
     expect_refusal(a, E_QUOTA, "raise limits.memory, or write the state in several windows");
     write_array(a, 2, WIRE_STATE_EXP_AVG); /* one page */
     end_window(f, false);
     assert_array(f, HALF, WIRE_STATE_EXP_AVG);
     assert_array(f, 2, WIRE_STATE_EXP_AVG);
-    assert_int_equal(f->job->memory.used, used);
-    f->job->memory.limit = used + 4096; /* not even the window itself */
+    assert_int_equal(f->job->memory.quota.used, used);
+    f->job->memory.quota.limit = used + 4096; /* not even the window itself */
     ask_window(f);
     for (unsigned i = 0; i < PEERS; i++)
         peer_expect_refused(&f->peers[i], E_QUOTA, false);
-    assert_int_equal(f->job->memory.used, used);
+    assert_int_equal(f->job->memory.quota.used, used);
     fixture_free(f);
 }
 

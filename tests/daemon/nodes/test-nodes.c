@@ -174,7 +174,7 @@ static struct world *world_of_one(const struct program *program, const struct to
 static void world_free(struct world *w)
 {
     for (unsigned i = 0; i < w->n_nodes; i++)
-        w->fixtures[i]->job->stopping = true;
+        w->fixtures[i]->job->run.stopping = true;
     fixture_drain(w->fixtures[0]);
     for (unsigned i = 0; i < w->n_nodes; i++) {
         w->fixtures[i]->advance = NULL; /* the others may be gone */
@@ -729,7 +729,7 @@ static void test_dying(void **state)
 static void attach_as(struct world *w, const char *const *run_ids)
 {
     for (unsigned i = 0, r = 0; i < w->n_nodes; i++)
-        for (; r < w->fixtures[i]->job->end_rank; r++) {
+        for (; r < w->fixtures[i]->job->world.end; r++) {
             assert_int_equal(peer_attach(w->peers[r], run_ids[i]), 0);
             peer_declare(w->peers[r]);
             peer_ask_form(w->peers[r]);
@@ -758,7 +758,7 @@ static void test_runs(void **state)
         attach_as(w, agree);
         finish_forming(w);
         for (unsigned i = 0; i < w->n_nodes; i++)
-            assert_string_equal(w->fixtures[i]->job->run_id, "monday");
+            assert_string_equal(w->fixtures[i]->job->run.id, "monday");
         step(w, 0);
         world_free(w);
     }
@@ -778,7 +778,7 @@ static void test_over_quota(void **state)
         attach_as(w, runs);
         for (unsigned i = 0, r = 0; i < w->n_nodes; i++) {
             snprintf(said, sizeof(said), "memory of the job on node %u (limits.memory)", i);
-            for (; r < w->fixtures[i]->job->end_rank; r++) {
+            for (; r < w->fixtures[i]->job->world.end; r++) {
                 peer_expect_refused(w->peers[r], E_QUOTA, false);
                 assert_non_null(strstr(w->peers[r]->text, said));
             }
@@ -832,7 +832,7 @@ static void test_all_return(void **state)
                 compare(w, one, s);
                 all_leave_and_return(w);
             }
-            assert_int_equal(w->fixtures[0]->job->counters.aborts, 0);
+            assert_int_equal(w->fixtures[0]->job->stats.counters.aborts, 0);
             world_free(w);
             world_free(one);
         }
@@ -862,7 +862,7 @@ static void run_within(const struct program *program, const struct topology *top
         compare(w, one, s);
     }
     for (unsigned i = 0; i < w->n_nodes; i++)
-        assert_int_equal(w->fixtures[i]->job->counters.aborts, alone ? STEPS : 0);
+        assert_int_equal(w->fixtures[i]->job->stats.counters.aborts, alone ? STEPS : 0);
     world_free(w);
     world_free(one);
 }
@@ -907,7 +907,7 @@ static void run_return(const struct program *program, const struct topology *top
         compare(w, one, s);
     }
     for (unsigned i = 0; i < w->n_nodes; i++)
-        assert_int_equal(w->fixtures[i]->job->counters.aborts, late);
+        assert_int_equal(w->fixtures[i]->job->stats.counters.aborts, late);
     world_free(w);
     world_free(one);
 }

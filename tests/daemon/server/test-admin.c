@@ -158,7 +158,7 @@ static void test_not_admin(void **userdata)
         client_expect_closed(&control);
         client_close(&control);
     }
-    assert_false(server_job(local.server)->draining);
+    assert_false(server_job(local.server)->run.draining);
     local_stop(&local);
 }
 

@@ -126,7 +126,7 @@ static void test_allowed_but_no_admin(void **userdata)
     client_expect(&c, REPLY_ADMIN_PART);
     assert_int_not_equal(c.reply.admin_part.exit_code, 0);
     client_expect_closed(&c);
-    assert_false(server_job(local.server)->draining);
+    assert_false(server_job(local.server)->run.draining);
     client_close(&c);
     local_stop(&local);
 }
@@ -423,9 +423,9 @@ static void die_with_a_child(unsigned n_errors)
     assert_int_equal(job->ranks[0].pid, pid);
     wait_until_free(&local, 0);
     assert_int_equal(n_receive_errors, 0);
-    assert_non_null(kept_last(&job->kept));
-    assert_int_equal(kept_last(&job->kept)->id, 1);
-    assert_int_equal(kept_last(&job->kept)->code, E_DRIFTED);
+    assert_non_null(kept_last(&job->journal.kept));
+    assert_int_equal(kept_last(&job->journal.kept)->id, 1);
+    assert_int_equal(kept_last(&job->journal.kept)->code, E_DRIFTED);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
     close(hold[1]);
@@ -456,7 +456,7 @@ static void test_doomed_in_a_batch(void **userdata)
     client_say_type(&c, REQUEST_LEAVE);
     client_expect_dropped(&c, E_BAD_MESSAGE, "Ready is not allowed before Hello");
     assert_null(server_job(local.server)->ranks[0].peer);
-    assert_int_equal(kept_last(&server_job(local.server)->kept)->id, 1);
+    assert_int_equal(kept_last(&server_job(local.server)->journal.kept)->id, 1);
     client_close(&c);
     check_alive(&local);
     local_stop(&local);
