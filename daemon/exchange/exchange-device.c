@@ -11,7 +11,7 @@
 #include "core/base/base.h"
 #include "daemon/engines/devices.h"
 #include "daemon/exchange/exchange-inside.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/step-device.h"
 

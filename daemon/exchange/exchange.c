@@ -10,7 +10,7 @@
 #include "core/config/config.h"
 #include "core/layout/plan.h"
 #include "daemon/exchange/exchange-inside.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/leader/leader.h"
 #include "daemon/memory/ring.h"
 

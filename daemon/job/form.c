@@ -11,7 +11,7 @@
 #include "core/base/failpoint.h"
 #include "core/base/open-files.h"
 #include "core/diagnosis/cause.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/memory/weights.h"
 #include "daemon/nodes/mirror.h"
 #include "daemon/nodes/nodes.h"

@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #include "core/base/base.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/nodes/mirror.h"
 #include "daemon/nodes/nodes.h"
 

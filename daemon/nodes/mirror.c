@@ -6,7 +6,7 @@
 
 #include "core/base/base.h"
 #include "core/diagnosis/evidence.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes.h"
 
 /* NODE_RANK.numbers, in this order. */

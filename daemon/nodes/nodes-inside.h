@@ -3,7 +3,7 @@
 
 /* Inside of nodes.c, nodes-report.c, nodes-engine.c and nodes-obey.c. */
 
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/leader/leader.h"
 #include "daemon/nodes/nodes.h"
 

@@ -7,7 +7,7 @@
 
 #include "core/base/base.h"
 #include "core/wire/node-wire.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes.h"
 
 struct param_norm {

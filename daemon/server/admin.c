@@ -13,7 +13,7 @@
 #include "core/diagnosis/cause.h"
 #include "core/wire/status.h"
 #include "daemon/engines/devices.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/nodes/membership.h"
 #include "daemon/nodes/nodes.h"
 #include "daemon/nodes/param-norm.h"

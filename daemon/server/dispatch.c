@@ -6,7 +6,7 @@
 
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/server/admin.h"
 #include "daemon/server/places.h"
 #include "daemon/server/server.h"

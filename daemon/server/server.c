@@ -18,7 +18,7 @@
 #include "core/diagnosis/cause.h"
 #include "core/wire/frame.h"
 #include "core/wire/wire-arena.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/nodes/membership.h"
 #include "daemon/server/admin.h"
 #include "daemon/server/diagnostic-log.h"

@@ -7,7 +7,7 @@
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
 #include "daemon/engines/device-reach.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/memory/weights.h"
 #include "daemon/nodes/nodes.h"
 #include "daemon/step/gather-device.h"

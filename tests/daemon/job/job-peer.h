@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "proto/credit.h"
 #include "tests/programs/puppet-model.h"
 

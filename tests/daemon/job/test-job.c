@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The job through the verbs of daemon/job/job.h: forming, who may attach, the step as a transaction, room for gradients,
+ * The job through the verbs of daemon/job/model/model.h: forming, who may attach, the step as a transaction, room for gradients,
  * time. What ranks do to it by aborting, dying and leaving is test-job-ranks.c.
  */
 

@@ -10,7 +10,7 @@
 
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
-#include "daemon/job/kept.h"
+#include "daemon/job/model/kept.h"
 #include "daemon/server/diagnostic-log.h"
 
 static struct diagnostic *make(int64_t rank)

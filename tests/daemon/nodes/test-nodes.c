@@ -459,9 +459,9 @@ static void compare(struct world *w, struct world *one, unsigned step)
 static void compare_texts(const struct job *node, const struct job *one)
 {
     const struct diagnostic *of_node[KEPT_MAX], *of_one[KEPT_MAX];
-    size_t n = kept_list(&one->kept, of_one);
+    size_t n = kept_list(&one->journal.kept, of_one);
 
-    assert_true(n > 0 && kept_list(&node->kept, of_node) == n);
+    assert_true(n > 0 && kept_list(&node->journal.kept, of_node) == n);
     for (size_t i = 0; i < n; i++)
         assert_string_equal(of_node[i]->text, of_one[i]->text);
 }

@@ -18,7 +18,7 @@
 #include "core/wire/frame.h"
 #include "core/wire/wire-arena.h"
 #include "core/wire/wire.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/server/server.h"
 #include "daemon/server/session.h"
 

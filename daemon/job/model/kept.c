@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/job/kept.h"
+#include "daemon/job/model/kept.h"
 
 #include "core/base/base.h"
 

@@ -19,7 +19,7 @@
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes.h"
 
 /* ---- the decision -------------------------------------------------------------------------------------- */

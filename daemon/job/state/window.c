@@ -13,7 +13,7 @@
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/base/open-files.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/memory/rewrite.h"
 #include "daemon/memory/transfer.h"
 #include "daemon/nodes/nodes.h"

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes.h"
 
 static void rewind_rank(struct job *job, struct job_rank *rank)

@@ -42,7 +42,7 @@
 #include "core/layout/manifest.h"
 #include "core/layout/plan.h"
 #include "core/wire/wire.h"
-#include "daemon/job/kept.h"
+#include "daemon/job/model/kept.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/ring.h"
@@ -181,7 +181,7 @@ struct job_rank {
     uint64_t n_pushes;
     struct partial_push partial;
 
-    struct reading *given; /* the last answer with state, whose memory it still has; reading.c */
+    struct reading *given; /* the last answer with state, whose memory it still has; read-state.c */
 
     uint32_t *gathered; /* stage 3: per parameter, how often; owned */
     uint64_t live_elems;
@@ -540,7 +540,7 @@ void job_is_back_late(struct job *job, struct job_rank *rank);
 /* The engines begin again, under this generation. */
 void job_note_engine(struct job *job, uint32_t generation, const char *why);
 
-/* ---- stage 3 (gather.c), state (reading.c) ------------------------------------------------------------- */
+/* ---- stage 3 (gather.c), state (read-state.c) ------------------------------------------------------------- */
 
 void job_gather(struct job *job, struct job_rank *rank, const struct request_gather *request);
 void job_release(struct job *job, struct job_rank *rank, const struct request_release *request);

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/memory/transfer.h"
 #include "daemon/nodes/nodes.h"
 #include "daemon/step/gather-device.h"

@@ -13,7 +13,7 @@
 
 #include "core/base/base.h"
 #include "core/wire/hyper-check.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes.h"
 
 /* How long a refusal waits for what would explain it. Picked: a rank's first iteration may be slower by seconds. */

@@ -7,7 +7,7 @@
 
 #include "core/base/base.h"
 #include "core/base/open-files.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes.h"
 #include "daemon/nodes/param-norm.h"
 #include "daemon/step/device-job.h"

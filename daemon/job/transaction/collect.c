@@ -15,7 +15,7 @@
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/diagnosis/cause.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes.h"
 #include "daemon/step/device-job.h"
 

@@ -20,7 +20,7 @@
 
 #include "core/base/base.h"
 #include "daemon/engines/devices.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 
 /*
  * For a slot of the ring, before overflow is granted. Picked: longer than ranks usually differ; and when that was in
