@@ -11,7 +11,10 @@
 #include "core/base/base.h"
 #include "daemon/engines/devices.h"
 #include "daemon/exchange/exchange-inside.h"
+#include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/step-device.h"
 

@@ -15,6 +15,7 @@
 #include "core/base/base.h"
 #include "core/config/config.h"
 #include "daemon/exchange/exchange-inside.h"
+#include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
 #include "daemon/step/device-job.h"
 

@@ -10,6 +10,7 @@
 #include "core/base/base.h"
 #include "core/config/config.h"
 #include "daemon/exchange/exchange-inside.h"
+#include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
 #include "daemon/memory/rewrite.h"
 #include "daemon/memory/weights.h"

@@ -10,7 +10,11 @@
 #include "core/config/config.h"
 #include "core/layout/plan.h"
 #include "daemon/exchange/exchange-inside.h"
+#include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/gather.h"
+#include "daemon/job/transaction/collect.h"
 #include "daemon/leader/leader.h"
 #include "daemon/memory/ring.h"
 

@@ -2,7 +2,8 @@
 
 /* Formation: equal manifests become a layout, memory is admitted and reserved, rank 0's initial weights come in. */
 
-#include <fcntl.h>
+#include "daemon/job/form.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,17 +11,37 @@
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/base/open-files.h"
+#include "core/base/segment.h"
+#include "core/base/worker.h"
+#include "core/config/config.h"
+#include "core/config/schedule.h"
 #include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/layout/layout.h"
+#include "core/layout/manifest.h"
+#include "core/layout/plan.h"
+#include "core/wire/wire.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/job/drop.h"
+#include "daemon/job/formed.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/fault.h"
+#include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
-#include "daemon/memory/weights.h"
-#include "daemon/nodes/mirror.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/gather.h"
+#include "daemon/job/transaction/collect.h"
+#include "daemon/memory/ledger.h"
+#include "daemon/memory/quota.h"
+#include "daemon/memory/state.h"
 #include "daemon/nodes/nodes.h"
-#include "daemon/nodes/param-norm.h"
 #include "daemon/step/budget.h"
 #include "daemon/step/device-job.h"
-#include "daemon/step/gather-device.h"
+#include "daemon/step/step.h"
+#include "kernels/update.h"
 
-static struct evidence_at at_forming(const struct job_rank *rank)
+struct evidence_at form_at(const struct job_rank *rank)
 {
     return (struct evidence_at){.rank = rank ? (int64_t)rank->rank : -1, .step = -1, .micro_batch = -1};
 }
@@ -29,7 +50,7 @@ static struct evidence_at at_forming(const struct job_rank *rank)
 
 void job_declare(struct job *job, struct job_rank *rank, const struct request_declare *request)
 {
-    struct evidence_at at = at_forming(rank);
+    struct evidence_at at = form_at(rank);
 
     if (rank->declared) {
         job_fault(job, rank,
@@ -78,7 +99,7 @@ static bool is_held(struct job *job, struct job_rank *rank)
 
 void job_form(struct job *job, struct job_rank *rank, const struct request_form *request)
 {
-    struct evidence_at at = at_forming(rank);
+    struct evidence_at at = form_at(rank);
     char what[128];
 
     if (is_held(job, rank))
@@ -146,7 +167,7 @@ static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes 
     struct memory_headroom headroom;
     char sum[512], what[128];
     struct evidence_quota evidence = {
-        .at = at_forming(NULL), .what = what, .unit = "bytes", .asked = needed, .held = held};
+        .at = form_at(NULL), .what = what, .unit = "bytes", .asked = needed, .held = held};
     const char *limit;
 
     print_sum(sum, sizeof(sum), bytes);
@@ -196,25 +217,11 @@ static struct diagnostic *compare_manifests(const struct job *job)
     return equal ? NULL : cause_manifest(manifests, job->world.size);
 }
 
-/* The same with what other nodes have shown of theirs. */
-static struct diagnostic *compare_nodes(const struct job *job)
-{
-    const struct manifest *manifests[STEP_MAX_WORLD] = {NULL};
-    unsigned rank = 0;
-
-    for (unsigned node = 0; node < job->config->world.nodes.n_items; node++)
-        for (unsigned i = 0; i < job->config->world.nodes.items[node].ranks; i++, rank++)
-            manifests[rank] = rank >= job->world.first && rank < job->world.end && job->ranks[rank].manifest.n > 0
-                                  ? &job->ranks[rank].manifest
-                                  : nodes_manifest(job->nodes, node);
-    return cause_manifest(manifests, job->world.size);
-}
-
 /* Return: NULL and job->layout, else the refusal. */
 static struct diagnostic *make_layout(struct job *job)
 {
     const struct manifest *manifest = &job->ranks[job->world.first].manifest;
-    struct evidence_at at = at_forming(NULL);
+    struct evidence_at at = form_at(NULL);
     char name[128], what[256];
     const char *key;
     uint32_t bad = 0;
@@ -353,7 +360,7 @@ void job_node_differs(struct job *job, unsigned node, const char *difference)
     if (job->phase != JOB_WAITING || job->run.drop_why)
         return;
     diagnostic = cause_nodes_differ(&(struct evidence_node){
-        .at = at_forming(NULL),
+        .at = form_at(NULL),
         .node = node,
         .address = job->config->world.nodes.items[node].address,
         .why = difference,
@@ -374,9 +381,9 @@ static void out_of_memory(struct job *job, int r)
 
     print_sum(sum, sizeof(sum), &job->memory.planned);
     print_what(what, sizeof(what), job, "the kernel gave no more");
-    form_drop(job);
+    drop_now(job);
     cannot_form(job,
-                cause_quota(&(struct evidence_quota){.at = at_forming(NULL),
+                cause_quota(&(struct evidence_quota){.at = form_at(NULL),
                                                      .what = what,
                                                      .unit = "bytes",
                                                      .asked = job->memory.planned.needed,
@@ -391,7 +398,7 @@ static void reserve_done(struct work *work)
 
     job->work.n_io--;
     if (job->run.drop_why) {
-        form_settle_doom(job);
+        drop_settle(job);
         return;
     }
     if (job->memory.reserve_result < 0) {
@@ -406,7 +413,7 @@ static void reserve_done(struct work *work)
 
 void job_unformed(struct job *job, struct diagnostic *diagnostic)
 {
-    form_drop(job);
+    drop_now(job);
     cannot_form(job, diagnostic);
     job_settle(job);
 }
@@ -445,7 +452,7 @@ static void start_forming(struct job *job)
         refusal = admit_memory(job, &job->memory.planned);
     }
     if (refusal) {
-        form_drop(job); /* first: who is refused is told where it stands, and that is nowhere */
+        drop_now(job); /* first: who is refused is told where it stands, and that is nowhere */
         cannot_form(job, refusal);
         return;
     }
@@ -476,354 +483,12 @@ void job_form_now(struct job *job, const char *run_id)
         nodes_unformed(job->nodes, 0, "a rank has gone while the job was being formed");
 }
 
-/* Before there are weights nothing is lost: the job was not formed. */
-struct diagnostic *job_describe_doom(const struct job *job)
-{
-    struct evidence_at at = {.rank = -1, .step = job->run.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
-
-    if (job->run.has_weights)
-        return cause_node_reborn(&(struct evidence_node){.at = at, .why = job->run.drop_why});
-    if (job->run.drop_code == E_OTHER_RUN)
-        return cause_runs_differ(&at, job->run.drop_why);
-    if (job->nodes && nodes_manifest(job->nodes, 0))
-        return compare_nodes(job);
-    if (job->run.drop_code)
-        return cause_refused_elsewhere(&at, job->run.drop_code, job->run.drop_why);
-    return cause_declare(&at, job->run.drop_why, "see what the other nodes say");
-}
-
-static void tell_given_up(struct job *job)
-{
-    struct diagnostic *diagnostic = job_describe_doom(job);
-
-    if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING) {
-        form_refuse_all(job, diagnostic);
-        return;
-    }
-    diagnostic = job_keep(job, diagnostic);
-    for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].peer)
-            job->ops.drop(job->ops.userdata, job->ranks[r].peer, diagnostic);
-}
-
-void job_give_up(struct job *job, unsigned code, const char *why)
-{
-    if (job->run.drop_why)
-        return;
-    job->run.drop_code = code;
-    job->run.drop_why = strdup(why);
-    if (!job->run.drop_why)
-        return;
-    tell_given_up(job);
-    if (job->nodes && job->layout)
-        exchange_cancel(nodes_exchange(job->nodes)); /* nobody will serve them any more */
-    if (job->devices && job->phase != JOB_WAITING)
-        devices_cancel(job->devices); /* nor will other nodes' GPUs answer */
-    form_settle_doom(job);
-}
-
-/* Nobody is attached who was told of a layout, and nothing works on the memory that is to go. */
-static bool may_drop(const struct job *job)
-{
-    if (job->work.n_under_way > 0 || job->work.n_io > 0 || gather_is_busy(job) || window_is_busy(job->window))
-        return false;
-    for (unsigned r = job->world.first; job->phase != JOB_WAITING && job->phase != JOB_RESERVING && r < job->world.end;
-         r++)
-        if (job->ranks[r].peer)
-            return false;
-    return true;
-}
-
-void form_settle_doom(struct job *job)
-{
-    if (!job->run.drop_why || !may_drop(job))
-        return;
-    free(steal_ptr(job->run.drop_why));
-    if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING)
-        form_drop(job); /* ranks may be declaring again */
-    else
-        job_reset(job);
-    job_settle(job);
-}
-
-void form_drop(struct job *job)
-{
-    devices_free(steal_ptr(job->devices)); /* first: what it cancels holds rings */
-    for (unsigned r = job->world.first; r < job->world.end; r++) {
-        struct job_rank *rank = &job->ranks[r];
-
-        ring_orphan(steal_ptr(rank->rings[0]));
-        ring_orphan(steal_ptr(rank->rings[1]));
-        free(rank->gathered);
-        rank->gathered = NULL;
-        rank->formed = false;
-    }
-    if (job->nodes)
-        nodes_drop(job->nodes);
-    if (job->mirror)
-        mirror_forget(job->mirror);
-    param_norm_forget(job);
-    window_free(job->window);
-    pool_free(job->gathered);
-    device_gather_free(job->device_gathered);
-    step_free(job->step);
-    ledger_deinit(&job->ledger);
-    state_free(job->state);
-    layout_free(job->layout);
-    free(job->work.cursors);
-    free(job->decision.hypers);
-    free(job->decision.learnt);
-    job->abort.said_attempt = 0;
-    job->abort.next = false;
-    job->window = NULL;
-    job->gathered = NULL;
-    job->device_gathered = NULL;
-    job->step = NULL;
-    job->state = NULL;
-    job->layout = NULL;
-    job->work.cursors = NULL;
-    job->decision.hypers = NULL;
-    job->decision.learnt = NULL;
-    job->missing.n_seen = 0;
-    job->missing.last = job->missing.n_last = 0;
-    job->run.given_weights = job->run.has_weights = job->decision.has_learnt = job->decision.has_norm = false;
-    charge_deinit(&job->memory.charge);
-    job->phase = JOB_WAITING;
-}
-
 /* ---- a rank's segments, and the answer to Form --------------------------------------------------------- */
-
-/* Reserving the pages of a ring; the rank may be gone before it ends. */
-struct ring_start {
-    struct work work;
-    struct job *job;
-    struct job_rank *rank;
-    struct ring *ring;
-    int result;
-};
-
-static void ring_start_run(struct work *work, uint32_t item)
-{
-    struct ring_start *start = container_of(work, struct ring_start, work);
-
-    (void)item;
-    start->result = segment_reserve(&start->ring->ring, 0, start->ring->ring.n_bytes);
-    if (start->result == 0)
-        start->result = segment_reserve(&start->ring->credit, 0, start->ring->credit.n_bytes);
-}
-
-static uint64_t own_ring_bytes(const struct job *job)
-{
-    bool overlap = job->config->zero.overlap_comm;
-
-    return job->devices ? plan_device_ring_bytes(job->layout, overlap)
-                        : plan_ring_bytes(job->layout, overlap,
-                                          budget_ring_holds_all(job->config, job->layout, job_n_local(job)));
-}
-
-/* r: why it has none, a negative errno. */
-static void refuse_ring(struct job *job, struct job_rank *rank, int r)
-{
-    ring_orphan(steal_ptr(rank->rings[0]));
-    job_fault(job, rank,
-              cause_quota(&(struct evidence_quota){.at = at_forming(rank),
-                                                   .what = "ring of the rank",
-                                                   .unit = "bytes",
-                                                   .asked = own_ring_bytes(job),
-                                                   .fix = "free memory on this machine",
-                                                   .open_files = open_files_if_short(r)}));
-    if (rank->wait == WAIT_FORM)
-        job_is_held(job, rank);
-}
-
-static void ring_start_done(struct work *work)
-{
-    struct ring_start *start = container_of(work, struct ring_start, work);
-    struct job *job = start->job;
-    struct ring *ring = start->ring;
-
-    job->work.n_io--;
-    if (start->result == 0) {
-        ring_credit_page(ring)->n_tickets = ring->n_tickets;
-        atomic_store_explicit(&ring_credit_page(ring)->attempt, job->ledger.attempt, memory_order_release);
-        if (job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW) /* odd while weights are being written */
-            atomic_store_explicit(&ring_credit_page(ring)->generation, 1, memory_order_release);
-        ring->ready = true;
-    } else if (start->rank->rings[0] == ring) {
-        refuse_ring(job, start->rank, start->result);
-    }
-    ring_unhold(ring);
-    free(start);
-    job_settle(job);
-}
-
-static void ring_is_freed(void *userdata, const struct ring *ring)
-{
-    struct job *job = userdata;
-
-    if (job->nodes)
-        exchange_ring_is_gone(nodes_exchange(job->nodes), ring);
-}
-
-/* Return: 0 or -errno. */
-static int start_ring(struct job *job, struct job_rank *rank)
-{
-    _cleanup_free_ struct ring_start *start = calloc(1, sizeof(*start));
-    int r;
-
-    if (!start)
-        return -ENOMEM;
-    r = ring_new(&rank->rings[0], &(struct ring_options){
-                                      .rank = rank->rank,
-                                      .ring_bytes = own_ring_bytes(job),
-                                      .on_device = job->devices != NULL,
-                                      .overflow_bytes = job->layout->arena_bytes,
-                                      .n_parcels = job->layout->n_parcels,
-                                      .n_tickets = budget_n_tickets(job->layout->n_parcels),
-                                      .freed = ring_is_freed,
-                                      .userdata = job,
-                                  });
-    if (r < 0)
-        return r;
-    start->job = job;
-    start->rank = rank;
-    start->ring = rank->rings[0];
-    start->work = (struct work){.run = ring_start_run, .done = ring_start_done, .n_items = 1};
-    ring_hold(start->ring);
-    job->work.n_io++;
-    worker_post(job->pool, &steal_ptr(start)->work);
-    return 0;
-}
-
-enum { FORMED_SEGMENTS = 4 };
-
-/* Descriptors of a rank's segments, or why there are none: a negative errno. */
-static void host_segments(const struct job *job, const struct ring *ring, struct wire_segment *segments, int *fds)
-{
-    bool stage3 = job->config->zero.stage == 3;
-    const struct segment *published = stage3 ? pool_segment(job->gathered) : &job->state->weights;
-
-    segments[0] = (struct wire_segment){.kind = WIRE_SEGMENT_RING, .n_bytes = ring->ring.n_bytes};
-    segments[1] = (struct wire_segment){.kind = WIRE_SEGMENT_OVERFLOW, .n_bytes = ring->overflow.n_bytes};
-    segments[3] =
-        (struct wire_segment){.kind = stage3 ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS, .n_bytes = published->n_bytes};
-    fds[0] = segment_open_rw(&ring->ring);
-    fds[1] = segment_open_rw(&ring->overflow);
-    fds[3] = segment_open_ro(published);
-}
-
-static int duplicate(int fd)
-{
-    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-
-    return copy < 0 ? -errno : copy;
-}
-
-/* A handle of device memory is what it is: nobody can be given less than all of it. */
-static void device_segments(const struct job *job, unsigned local, struct wire_segment *segments, int *fds)
-{
-    const struct device_keep *keep = devices_keep(job->devices);
-    bool stage3 = job->config->zero.stage == 3;
-    enum device_piece_kind published = stage3 ? DEVICE_POOL : DEVICE_WEIGHTS;
-
-    segments[0] =
-        (struct wire_segment){.kind = WIRE_SEGMENT_RING, .n_bytes = keep->n_bytes[local][DEVICE_RING], .cuda = true};
-    segments[3] = (struct wire_segment){.kind = stage3 ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS,
-                                        .n_bytes = keep->n_bytes[local][published],
-                                        .cuda = true};
-    fds[0] = duplicate(keep->fds[local][DEVICE_RING]);
-    fds[3] = duplicate(keep->fds[local][published]);
-}
-
-static void answer_formed(struct job *job, struct job_rank *rank)
-{
-    const struct ring *ring = rank->rings[0];
-    unsigned local = rank->rank - job->world.first;
-    struct wire_segment segments[FORMED_SEGMENTS] = {
-        [2] = {.kind = WIRE_SEGMENT_CREDIT, .n_bytes = ring->credit.n_bytes}};
-    int fds[FORMED_SEGMENTS] = {-1, -1, segment_open_ro(&ring->credit), -1};
-    struct reply reply = {
-        .type = REPLY_FORMED,
-        .formed =
-            {
-                .resumed = rank->resumes,
-                .init_wanted = !job->run.given_weights && rank->rank == 0,
-                .position = job_position(job, rank),
-                .n_tickets = ring->n_tickets,
-                .ring_bytes = ring->ring_bytes,
-                .digest = job->run.digest,
-                .has_blob = rank->blob.data != NULL,
-                .blob = rank->blob.data,
-                .n_blob_bytes = rank->blob.n_bytes,
-                .loss_scale = job_loss_scale(job),
-                .gpu = job->devices ? devices_keep(job->devices)->gpus[local] : NULL,
-                .n_gpu_bytes = job->devices ? WIRE_GPU_BYTES : 0,
-            },
-    };
-    struct wire_segment sent[FORMED_SEGMENTS];
-    int sent_fds[FORMED_SEGMENTS];
-    size_t n = 0;
-    int r = 0;
-
-    if (job->devices)
-        device_segments(job, local, segments, fds);
-    else
-        host_segments(job, ring, segments, fds);
-    /* A segment may be empty (no trainable parameter: no overflow): it has no descriptor. */
-    for (size_t i = 0; i < ARRAY_SIZE(segments); i++) {
-        if (segments[i].n_bytes == 0)
-            continue;
-        r = MIN(r, fds[i]);
-        sent[n] = segments[i];
-        sent_fds[n++] = fds[i];
-    }
-    if (r < 0) {
-        for (size_t i = 0; i < n; i++)
-            closep(&sent_fds[i]);
-        refuse_ring(job, rank, r);
-        return;
-    }
-    reply.formed.segments = sent;
-    reply.formed.n_segments = n;
-    rank->formed = true;
-    rank->lost_ns = 0;
-    job_answer(job, rank, &reply, sent_fds, n);
-}
-
-/* A successor waits until what its predecessor left behind is settled: ended micro-batches, a request for the step. */
-static bool can_take_part(const struct job *job, const struct job_rank *rank)
-{
-    if (job->phase == JOB_INITIALISING) /* what a rank 0 that died had sent must not come after its successor's */
-        return job->work.n_inits == 0;
-    if (job->nodes && nodes_hold_back(job->nodes))
-        return false;
-    return (job->phase == JOB_TRAINING || job->phase == JOB_WINDOW) && !job->ledger.ranks[rank->rank].asked &&
-           collect_is_done(job, rank);
-}
-
-static void settle_rank(struct job *job, struct job_rank *rank)
-{
-    int r;
-
-    if (rank->wait != WAIT_FORM)
-        return;
-    if (rank->rings[1] && !collect_is_done(job, rank))
-        return; /* its predecessor's ended micro-batches are still to be reduced */
-    ring_orphan(steal_ptr(rank->rings[1]));
-    if (!rank->rings[0]) {
-        r = start_ring(job, rank);
-        if (r < 0)
-            refuse_ring(job, rank, r);
-        return;
-    }
-    if (rank->rings[0]->ready && can_take_part(job, rank))
-        answer_formed(job, rank);
-}
 
 void form_settle(struct job *job)
 {
     if (job->run.drop_why) {
-        form_settle_doom(job);
+        drop_settle(job);
         return;
     }
     if (job->phase == JOB_WAITING) {
@@ -836,166 +501,5 @@ void form_settle(struct job *job)
     if (job->phase == JOB_RESERVING)
         return;
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        settle_rank(job, &job->ranks[r]);
-}
-
-/* ---- initial weights ----------------------------------------------------------------------------------- */
-
-struct init {
-    struct work work;
-    struct job *job;
-    struct job_rank *rank;
-    struct ring *ring;
-    struct request_init request;
-    int result;
-};
-
-static void init_run(struct work *work, uint32_t item)
-{
-    struct init *init = container_of(work, struct init, work);
-
-    (void)item;
-    if (init->job->nodes)
-        init->result = exchange_init(nodes_exchange(init->job->nodes), &init->request,
-                                     init->ring->ring.map + init->request.offset_bytes);
-    weights_store(init->job->state, init->job->kernels, init->request.param, init->request.start_elem,
-                  init->request.n_elems, init->ring->ring.map + init->request.offset_bytes);
-}
-
-void job_refuse_init(struct job *job, struct job_rank *rank, const struct request_init *request)
-{
-    job_fault(job, rank,
-              cause_quota(&(struct evidence_quota){.at = at_forming(rank),
-                                                   .what = "initial weights on their way to other nodes",
-                                                   .unit = "bytes",
-                                                   .asked = request->n_elems *
-                                                            dtype_size(job->layout->params[request->param].dtype),
-                                                   .fix = "free memory on this machine"}));
-    job_is_held(job, rank);
-}
-
-static void init_done(struct work *work)
-{
-    struct init *init = container_of(work, struct init, work);
-    struct job *job = init->job;
-    struct job_rank *rank = init->rank;
-
-    job->work.n_io--;
-    job->work.n_inits--;
-    if (rank->wait == WAIT_INIT && rank->rings[0] == init->ring) {
-        if (init->result < 0)
-            job_refuse_init(job, rank, &init->request);
-        else
-            job_answer_done(job, rank);
-    }
-    ring_unhold(init->ring);
-    free(init);
-    job_settle(job);
-}
-
-static const char *check_init(const struct job *job, const struct job_rank *rank, const struct request_init *request)
-{
-    const struct layout_param *param;
-    uint64_t ring_bytes = rank->rings[0] ? rank->rings[0]->ring_bytes : 0, n_bytes;
-
-    if (job->phase != JOB_INITIALISING || job->run.given_weights || rank->rank != 0 || !rank->rings[0])
-        return "Init: only rank 0 sends initial weights, once, when Formed asks for them";
-    if (request->param >= job->layout->n_params)
-        return "Init.param: no such parameter";
-    param = &job->layout->params[request->param];
-    if (request->start_elem > param->n_elems || request->n_elems > param->n_elems - request->start_elem)
-        return "Init.n_elems: beyond the parameter's end";
-    n_bytes = request->n_elems * dtype_size(param->dtype);
-    if (n_bytes > ring_bytes || request->offset_bytes > ring_bytes - n_bytes)
-        return "Init.offset_bytes: beyond the ring's end";
-    return NULL;
-}
-
-void job_init(struct job *job, struct job_rank *rank, const struct request_init *request)
-{
-    const char *wrong = check_init(job, rank, request);
-    struct evidence_at at = at_forming(rank);
-    struct init *init;
-
-    if (job_is_held(job, rank))
-        return;
-    if (wrong) {
-        job_drop_peer(job, rank, wrong);
-        return;
-    }
-    if (job->devices) {
-        device_job_init(job, rank, request);
-        return;
-    }
-    init = calloc(1, sizeof(*init));
-    if (!init) {
-        job_fault(job, rank, cause_declare(&at, "out of memory", "free memory on this machine"));
-        job_is_held(job, rank);
-        return;
-    }
-    init->job = job;
-    init->rank = rank;
-    init->ring = rank->rings[0];
-    init->request = *request;
-    init->work = (struct work){.run = init_run, .done = init_done, .n_items = 1};
-    ring_hold(init->ring);
-    job->work.n_io++;
-    job->work.n_inits++;
-    job_wait(job, rank, WAIT_INIT);
-    worker_post(job->pool, &init->work);
-}
-
-/* The step was aborted after Formed was sent: what that said is no longer so. */
-static void answer_rewound(struct job *job, struct job_rank *rank)
-{
-    diagnostic_unref(steal_ptr(rank->abort_notice));
-    job_answer(job, rank,
-               &(struct reply){
-                   .type = REPLY_DONE,
-                   .done = {.position = job_position(job, rank),
-                            .loss_scale = job_loss_scale(job),
-                            .rewound = true,
-                            .has_blob = rank->blob.data != NULL,
-                            .blob = rank->blob.data,
-                            .n_blob_bytes = rank->blob.n_bytes},
-               },
-               NULL, 0);
-}
-
-void job_ready(struct job *job, struct job_rank *rank)
-{
-    if (rank->abort_notice && !rank->ready) {
-        rank->ready = true;
-        answer_rewound(job, rank);
-        return;
-    }
-    if (job_is_held(job, rank))
-        return;
-    rank->ready = true;
-    if (!job->run.has_weights)
-        job_wait(job, rank, WAIT_READY);
-    if (job->phase == JOB_INITIALISING && rank->rank == 0 && !job->run.given_weights) {
-        job->run.given_weights = true;
-        if (job->nodes)
-            nodes_have_weights(job->nodes); /* they are sent to all nodes first */
-        else
-            job_train(job);
-    } else if (job->run.has_weights)
-        job_answer_done(job, rank);
-    job_settle(job);
-}
-
-void job_train(struct job *job)
-{
-    if (job->nodes)
-        exchange_spread_is_over(nodes_exchange(job->nodes));
-    if (job->nodes && job->devices)
-        device_job_empty(job);
-    job->run.has_weights = true;
-    job->phase = JOB_TRAINING;
-    job->stats.times.last_commit_ns = job_now(job);
-    step_open(job->step);
-    for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].wait == WAIT_READY)
-            job_answer_done(job, &job->ranks[r]);
+        formed_settle(job, &job->ranks[r]);
 }

@@ -2,11 +2,26 @@
 
 /* Time: who waits for whom, since when; ranks that do not come back. */
 
+#include "daemon/job/stall.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 
 #include "core/base/base.h"
+#include "core/config/config.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "daemon/job/form.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/pushed.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/gather.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/admit.h"
+#include "daemon/job/transaction/boundary.h"
+#include "daemon/memory/ledger.h"
 #include "daemon/nodes/mirror.h"
 #include "daemon/nodes/nodes.h"
 

@@ -6,7 +6,12 @@
 
 #include "core/base/base.h"
 #include "core/diagnosis/evidence.h"
+#include "daemon/job/attendance.h"
+#include "daemon/job/model/answer.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/pushed.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/transaction/boundary.h"
 #include "daemon/nodes/nodes.h"
 
 /* NODE_RANK.numbers, in this order. */

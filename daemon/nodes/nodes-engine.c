@@ -6,6 +6,7 @@
 
 #include "core/base/base.h"
 #include "daemon/engines/devices.h"
+#include "daemon/job/job.h"
 #include "daemon/nodes/nodes-inside.h"
 
 enum { VALUE_OF_DEVICES = 1 }; /* tag of VALUE: of the engines of GPUs */

@@ -5,6 +5,18 @@
 #include <stdio.h>
 
 #include "core/base/base.h"
+#include "core/layout/manifest.h"
+#include "daemon/job/attendance.h"
+#include "daemon/job/drop.h"
+#include "daemon/job/form.h"
+#include "daemon/job/init.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/window.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/boundary.h"
+#include "daemon/job/transaction/collect.h"
+#include "daemon/job/transaction/commit.h"
 #include "daemon/nodes/mirror.h"
 #include "daemon/nodes/nodes-inside.h"
 #include "daemon/nodes/param-norm.h"
@@ -252,7 +264,7 @@ static void hear_refuse(struct nodes *nodes, const struct node_message *message)
     nodes_declared(nodes, false); /* what was declared while it was on its way is refused, too */
     if (message->has_rank && (message->rank == nodes->self || nodes->said_unformed))
         return; /* it was this node, or this one too, and it has said so */
-    job_give_up(nodes->job, (unsigned)message->tag, message->text);
+    drop_begin(nodes->job, (unsigned)message->tag, message->text);
     nodes_forget_shown(nodes);
 }
 

@@ -6,6 +6,10 @@
 
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
+#include "core/layout/manifest.h"
+#include "daemon/job/model/pushed.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/transaction/commit.h"
 #include "daemon/memory/rewrite.h"
 #include "daemon/nodes/nodes-inside.h"
 

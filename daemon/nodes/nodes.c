@@ -5,6 +5,8 @@
 
 #include "core/base/base.h"
 #include "core/base/log.h"
+#include "daemon/job/drop.h"
+#include "daemon/job/job.h"
 #include "daemon/nodes/nodes-inside.h"
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
@@ -279,7 +281,7 @@ void nodes_lose(struct nodes *nodes, unsigned node)
     nodes->generation = 0; /* a new leader counts from there */
     nodes->said_declared = false;
     if (nodes->job->phase != JOB_WAITING)
-        job_give_up(nodes->job, 0, nodes->why);
+        drop_begin(nodes->job, 0, nodes->why);
     job_settle(nodes->job);
 }
 

@@ -7,7 +7,9 @@
 
 #include "core/base/base.h"
 #include "core/wire/node-wire.h"
+#include "daemon/job/model/answer.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
 #include "daemon/nodes/nodes.h"
 
 struct param_norm {

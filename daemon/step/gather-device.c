@@ -8,7 +8,11 @@
 #include "core/base/base.h"
 #include "daemon/engines/device-pool.h"
 #include "daemon/engines/devices.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/gather.h"
 #include "daemon/nodes/nodes.h"
 
 enum { FETCH_PARAMS = 64 }; /* of one order; picked */

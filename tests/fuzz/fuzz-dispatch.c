@@ -16,7 +16,9 @@
 #include "core/base/log.h"
 #include "core/config/config.h"
 #include "core/wire/frame.h"
+#include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/state/window.h"
 #include "daemon/server/server.h"
 #include "daemon/server/session.h"
 

@@ -10,14 +10,26 @@
  * Of a job on GPUs each rank has a pool on its own GPU instead, where things are as in gather-device.h.
  */
 
+#include "daemon/job/state/gather.h"
+
 #include <assert.h>
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/segment.h"
+#include "core/diagnosis/cause.h"
+#include "core/layout/layout.h"
+#include "core/wire/wire.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
 #include "daemon/memory/transfer.h"
 #include "daemon/nodes/nodes.h"
 #include "daemon/step/gather-device.h"
+#include "kernels/dtype.h"
 
 struct pool_param {
     uint32_t n_ranks; /* that have it gathered */

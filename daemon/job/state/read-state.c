@@ -2,15 +2,32 @@
 
 /* Reading a parameter's state: its master, its moments, how often it was updated, how large its gradient was. */
 
-#include <errno.h>
+#include "daemon/job/state/read-state.h"
+
 #include <string.h>
+#include <unistd.h>
 
 #include "core/base/base.h"
 #include "core/base/open-files.h"
+#include "core/base/segment.h"
+#include "core/base/worker.h"
+#include "core/diagnosis/cause.h"
+#include "core/layout/layout.h"
+#include "core/wire/wire.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/memory/quota.h"
+#include "daemon/memory/state.h"
 #include "daemon/nodes/nodes.h"
 #include "daemon/nodes/param-norm.h"
 #include "daemon/step/device-job.h"
+#include "daemon/step/step.h"
+#include "kernels/convert.h"
+#include "kernels/position_sum_kernel.h"
 
 struct reading {
     struct work work;

@@ -7,14 +7,31 @@
  * do not show, moments and step counts, is written beside it, into a rewrite, which shares the window's fate.
  */
 
+#include "daemon/job/state/window.h"
+
 #include <stdio.h>
-#include <string.h>
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/base/open-files.h"
+#include "core/base/segment.h"
+#include "core/base/worker.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/layout/layout.h"
+#include "core/wire/wire.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/fault.h"
+#include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/gather.h"
+#include "daemon/memory/ledger.h"
+#include "daemon/memory/quota.h"
 #include "daemon/memory/rewrite.h"
+#include "daemon/memory/state.h"
 #include "daemon/memory/transfer.h"
 #include "daemon/nodes/nodes.h"
 #include "daemon/step/device-job.h"
@@ -541,13 +558,6 @@ void job_write_state(struct job *job, struct job_rank *rank, const struct reques
 
 /* ---- end ----------------------------------------------------------------------------------------------- */
 
-static void set_generations(struct job *job)
-{
-    for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].rings[0] && job->ranks[r].rings[0]->ready)
-            atomic_fetch_add_explicit(&ring_credit_page(job->ranks[r].rings[0])->generation, 1, memory_order_acq_rel);
-}
-
 static void finish_window(struct job *job)
 {
     let_go(job); /* a node whose ranks have all left may still be filling it when the others have forgotten it */
@@ -561,7 +571,7 @@ static void finish_window(struct job *job)
 
 static void committed(struct job *job)
 {
-    set_generations(job);
+    job_advance_generation(job);
     finish_window(job);
 }
 
@@ -640,7 +650,7 @@ static void refuse_commit(struct job *job)
     if (job->state->mirror)
         empty_mirror(job);
     job->window->busy = false;
-    set_generations(job);
+    job_advance_generation(job);
     job->phase = JOB_WINDOW;
     for (unsigned i = job->world.first; i < job->world.end; i++)
         if (job->ranks[i].wait == WAIT_WINDOW_END)
@@ -692,7 +702,7 @@ static void commit_window(struct job *job)
     job->phase = JOB_COMMITTING_WINDOW;
     job->window->busy = true;
     job->window->job = job;
-    set_generations(job);
+    job_advance_generation(job);
     begin_storing(&job->window->again);
 }
 

@@ -5,17 +5,35 @@
  * attempt + 1. What the attempt had under way ends first. Of several nodes, node 0 says that all abort.
  */
 
+#include "daemon/job/transaction/abort.h"
+
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/blob.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/layout/manifest.h"
+#include "core/wire/node-wire.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/fault.h"
+#include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/window.h"
+#include "daemon/job/transaction/collect.h"
+#include "daemon/memory/ledger.h"
+#include "daemon/memory/ring.h"
 #include "daemon/nodes/nodes.h"
+#include "daemon/step/step.h"
 
 static void rewind_rank(struct job *job, struct job_rank *rank)
 {
     struct ring *ring = rank->rings[0];
 
-    job_forget_step(rank);
+    rank_forget_step(rank);
     blob_reset(&rank->blob);
     blob_reset(&rank->blob_step);
     if (rank->blob_committed.data)

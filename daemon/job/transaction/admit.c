@@ -15,12 +15,31 @@
  * And of those who need a slot and have no room: ring, for a moment; then overflow, then E1401.
  */
 
+#include "daemon/job/transaction/admit.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 
 #include "core/base/base.h"
+#include "core/base/segment.h"
+#include "core/base/worker.h"
+#include "core/config/config.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/layout/layout.h"
+#include "core/wire/wire.h"
 #include "daemon/engines/devices.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/fault.h"
+#include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/collect.h"
+#include "daemon/memory/ledger.h"
+#include "daemon/memory/quota.h"
+#include "daemon/memory/ring.h"
+#include "kernels/dtype.h"
 
 /*
  * For a slot of the ring, before overflow is granted. Picked: longer than ranks usually differ; and when that was in

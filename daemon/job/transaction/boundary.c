@@ -6,15 +6,35 @@
  * what happens when all ranks have asked is commit.c.
  */
 
-#include <inttypes.h>
+#include "daemon/job/transaction/boundary.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/blob.h"
+#include "core/config/config.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/diagnosis/evidence.h"
+#include "core/layout/layout.h"
 #include "core/wire/hyper-check.h"
+#include "core/wire/wire.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/fault.h"
+#include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/pushed.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/collect.h"
+#include "daemon/job/transaction/commit.h"
+#include "daemon/memory/ledger.h"
+#include "daemon/memory/state.h"
 #include "daemon/nodes/nodes.h"
+#include "kernels/update.h"
 
 /* How long a refusal waits for what would explain it. Picked: a rank's first iteration may be slower by seconds. */
 enum { OTHERS_MS = 30000 };
@@ -567,4 +587,34 @@ void job_grad_norm(struct job *job, struct job_rank *rank)
     }
     job_wait(job, rank, WAIT_NORM);
     job_settle(job);
+}
+
+/* What a predecessor's death left added up of a micro-batch that nobody has ended. */
+static bool stands_half(const struct job *job, const struct job_rank *rank)
+{
+    for (uint32_t part = 0; part < job->layout->n_parts; part++)
+        if (ledger_entry(&job->ledger, rank->rank, part)->n_redo > 0)
+            return true;
+    return false;
+}
+
+/* Half a backward is no contribution: it is taken back, or if it was added already, the step begins again without it.
+ */
+void job_give_up_open(struct job *job, struct job_rank *rank)
+{
+    struct evidence_abandoned evidence = {.at = job_at(job, rank),
+                                          .why = "the rank left inside a backward",
+                                          .n_dropped = job_n_pushed_open(job, rank),
+                                          .aborted = true};
+
+    if (collect_has_promised(job, rank)) {
+        nodes_withdraw(job->nodes); /* then again */
+        return;
+    }
+    if (stands_half(job, rank) || ledger_abandon(&job->ledger, rank->rank) == LEDGER_MUST_ABORT) {
+        job_abort(job, rank->rank, cause_abandoned(&evidence));
+        return;
+    }
+    collect_drop_open(job, rank);
+    collect_all(job); /* nothing more is to come from this rank */
 }

@@ -9,15 +9,29 @@
  * whatever the order of arrival, and a parcel is reduced as early as it can be.
  */
 
+#include "daemon/job/transaction/collect.h"
+
 #include <assert.h>
-#include <string.h>
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/base/worker.h"
 #include "core/diagnosis/cause.h"
+#include "core/layout/layout.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/model/stats.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/admit.h"
+#include "daemon/memory/ledger.h"
+#include "daemon/memory/ring.h"
 #include "daemon/nodes/nodes.h"
 #include "daemon/step/device-job.h"
+#include "daemon/step/step.h"
+#include "kernels/position_sum.h"
 
 /* ---- what is complete ---------------------------------------------------------------------------------- */
 

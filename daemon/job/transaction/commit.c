@@ -12,15 +12,42 @@
  * Until the decision an abort is possible (abort.c).
  */
 
-#include <assert.h>
+#include "daemon/job/transaction/commit.h"
+
 #include <math.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "core/base/base.h"
+#include "core/base/blob.h"
 #include "core/base/failpoint.h"
+#include "core/config/config.h"
+#include "core/config/lossscale.h"
+#include "core/config/schedule.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/wire/node-wire.h"
+#include "core/wire/wire.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/fault.h"
+#include "daemon/job/model/journal.h"
+#include "daemon/job/model/missing.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/pushed.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/model/stats.h"
+#include "daemon/job/state/gather.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/boundary.h"
+#include "daemon/job/transaction/collect.h"
+#include "daemon/leader/leader.h"
+#include "daemon/memory/ledger.h"
+#include "daemon/memory/ring.h"
+#include "daemon/memory/state.h"
 #include "daemon/nodes/nodes.h"
+#include "daemon/step/step.h"
+#include "kernels/exact.h"
+#include "kernels/update.h"
 
 /* ---- the decision -------------------------------------------------------------------------------------- */
 
@@ -59,107 +86,6 @@ struct asked {
     const struct step_args *args; /* of the first of them */
     bool found_inf, proceed;      /* of any */
 };
-
-static bool is_own(const struct job *job, uint32_t rank)
-{
-    return rank >= job->world.first && rank < job->world.end;
-}
-
-static bool misses_all(const struct job *job, unsigned rank, const uint32_t *ids, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        if (job_has_pushed(job, rank, ids[i]))
-            return false;
-    return true;
-}
-
-void job_find_pushed(const struct job *job, uint8_t *any, uint8_t *all)
-{
-    memset(any, 0, job_bits_bytes(job));
-    memset(all, 0, job_bits_bytes(job));
-    for (uint32_t p = 0; p < job->layout->n_params; p++) {
-        bool by_any = false, by_all = true;
-
-        for (unsigned r = job->world.first; job->layout->params[p].trainable && r < job->world.end; r++) {
-            bool pushed = job_has_pushed(job, r, p);
-
-            by_any |= pushed;
-            by_all &= pushed;
-        }
-        any[p / 8] |= (uint8_t)(by_any << p % 8);
-        all[p / 8] |= (uint8_t)(by_all << p % 8);
-    }
-}
-
-static bool has_bit(const uint8_t *bits, uint32_t param)
-{
-    return bits[param / 8] >> param % 8 & 1;
-}
-
-/* Has a rank not pushed a parameter that is trained? */
-static bool misses_any(const struct job *job, const uint8_t *all)
-{
-    for (uint32_t p = 0; p < job->layout->n_params; p++)
-        if (!has_bit(all, p)) /* frozen ones count as pushed by all */
-            return true;
-    return false;
-}
-
-static bool was_reported(struct job *job, uint64_t digest)
-{
-    for (unsigned i = 0; i < MIN(job->missing.n_seen, (unsigned)ARRAY_SIZE(job->missing.seen)); i++)
-        if (job->missing.seen[i] == digest)
-            return true;
-    job->missing.seen[job->missing.n_seen++ % ARRAY_SIZE(job->missing.seen)] = digest;
-    return false;
-}
-
-/* Which parameters are missing, on whom; a warning once per set. any, all: who of the world has pushed them. */
-static void report_missing(struct job *job, const uint8_t *any, const uint8_t *all)
-{
-    uint32_t n_params = job->layout->n_params;
-    _cleanup_free_ uint8_t *flags = calloc(n_params + 1, 1);
-    _cleanup_free_ uint32_t *ids = calloc(n_params + 1, sizeof(*ids));
-    _cleanup_free_ uint8_t *called = calloc(n_params + 1, 1);
-    uint32_t n = 0, n_all = 0;
-    uint64_t digest;
-    struct evidence_missing evidence = {
-        .at = {.layout = job->layout,
-               .rank = -1,
-               .step = (int64_t)job->ledger.step,
-               .micro_batch = -1,
-               .client = job_client(job)},
-        .warning = true,
-        .skipped = job->config->diagnostics.on_missing == CONFIG_MISSING_SKIP,
-        .n_trainable = job_n_trainable(job),
-        .world_size = job->world.size,
-    };
-
-    if (!flags || !ids)
-        return;
-    for (uint32_t p = 0; p < n_params; p++) {
-        flags[p] = job->layout->params[p].trainable && !has_bit(all, p);
-        if (flags[p])
-            ids[n++] = p;
-        n_all += flags[p] && !has_bit(any, p);
-    }
-    job->missing.n_params = n_all;
-    digest = n ? XXH3_64bits(flags, n_params) : 0;
-    job->missing.n_last = digest == job->missing.last ? job->missing.n_last + 1 : 1;
-    evidence.same_every_step = n && job->missing.n_last == job->ledger.step + 1;
-    job->missing.last = digest;
-    if (n == 0 || was_reported(job, digest))
-        return;
-    evidence.params = ids;
-    evidence.n_params = n;
-    for (unsigned r = 0; r < job->world.size; r++)
-        if (is_own(job, r) || !job->ranks[r].left) /* of another node's it is what it asked with last */
-            rank_evidence_add(&job->ranks[r].evidence, &evidence, called, misses_all(job, r, ids, n));
-    evidence.same_on_all_ranks = n == n_all;
-    evidence.n_ranks_missing = n == n_all ? job->world.size : 1;
-    evidence.n_steps_seen = job->ledger.step + 1;
-    job_keep(job, cause_missing(&evidence));
-}
 
 static struct evidence_nonfinite nonfinite_evidence(const struct job *job, bool held)
 {
@@ -236,13 +162,6 @@ static void hold_for_nonfinite(struct job *job)
     job_fault(job, rank, refusal);
     if (rank->wait == WAIT_STEP)
         job_is_held(job, rank);
-}
-
-static void set_generation(struct job *job)
-{
-    for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].rings[0] && job->ranks[r].rings[0]->ready)
-            atomic_fetch_add_explicit(&ring_credit_page(job->ranks[r].rings[0])->generation, 1, memory_order_acq_rel);
 }
 
 /* This node's part of the step is done. */
@@ -339,7 +258,7 @@ static bool judge(struct job *job, const struct asked *asked, double norm, const
     verdict->norm = norm;
     verdict->s = coef / scale;
     verdict->norm_scale = 1.0 / scale;
-    verdict->apply = !verdict->nonfinite && !verdict->found_inf && !(skips_missing && misses_any(job, pushed_all));
+    verdict->apply = !verdict->nonfinite && !verdict->found_inf && !(skips_missing && missing_any(job, pushed_all));
     if (verdict->apply)
         choose_hypers(job, args);
     return true;
@@ -365,7 +284,7 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
 {
     note_waiting(job);
     warn_accumulated(job);
-    report_missing(job, verdict->pushed_any, verdict->pushed_all);
+    missing_report(job, verdict->pushed_any, verdict->pushed_all);
     job->decision.norm = verdict->norm;
     job->decision.has_norm = true;
     job->decision.applying = verdict->apply;
@@ -374,7 +293,7 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
     state_journal(job->state)->decided = state_journal(job->state)->epoch + 1;
     (void)failpoint("decided");
     job->phase = JOB_UPDATING;
-    set_generation(job);
+    job_advance_generation(job);
     if (!job->decision.applying) {
         updated(job);
         return;
@@ -406,25 +325,6 @@ static void decide(struct job *job)
 
 /* ---- commit -------------------------------------------------------------------------------------------- */
 
-static void note_times(struct job *job)
-{
-    struct job_times *times = &job->stats.times;
-    uint64_t now = job_now(job);
-
-    times->update_last_ns = now - times->decided_ns;
-    times->step_last_ns = now - times->last_commit_ns;
-    times->last_commit_ns = now;
-    times->wait_total_ns += times->wait_last_ns;
-    times->reduce_total_ns += times->reduce_last_ns;
-    times->reduce_shown_ns = times->reduce_last_ns;
-    times->reduce_last_ns = 0;
-    times->update_total_ns += times->update_last_ns;
-    times->recent_ns[times->n_recent++ % ARRAY_SIZE(times->recent_ns)] = times->step_last_ns;
-    job->stats.counters.overlap_bytes = job->stats.counters.batch_bytes;
-    job->stats.counters.overlap_reduced_bytes = job->stats.counters.batch_reduced_bytes;
-    job->stats.counters.batch_bytes = job->stats.counters.batch_reduced_bytes = 0;
-}
-
 static void close_rank(struct job *job, struct job_rank *rank)
 {
     if (rank->blob_step.data) {
@@ -434,7 +334,7 @@ static void close_rank(struct job *job, struct job_rank *rank)
     }
     if (rank->blob.data)
         blob_set(&rank->blob_committed, rank->blob.data, rank->blob.n_bytes);
-    job_forget_step(rank);
+    rank_forget_step(rank);
     if (rank->rings[0])
         ring_trim(rank->rings[0]);
     (void)job;
@@ -472,11 +372,11 @@ static void finish_commit(struct job *job)
     ledger_commit(&job->ledger);
     memset(job->work.cursors, 0, job->layout->n_parcels * sizeof(*job->work.cursors));
     step_open(job->step);
-    set_generation(job);
+    job_advance_generation(job);
     job->phase = JOB_TRAINING;
     job->stats.counters.applied += job->decision.applying;
     job->stats.counters.skipped += !job->decision.applying;
-    note_times(job);
+    stats_note_step(job);
     for (unsigned r = job->world.first; r < job->world.end; r++)
         close_rank(job, &job->ranks[r]);
     diagnostic_unref(steal_ptr(job->abort.reason)); /* it came too late */
@@ -719,9 +619,9 @@ static void hold_for_args(struct job *job, struct job_rank *rank)
 void job_hold(struct job *job, const struct node_message *message)
 {
     job->decision.finding = own_finding(job, &message->finding);
-    if (message->has_rank && is_own(job, message->rank))
+    if (message->has_rank && job_is_own(job, message->rank))
         hold_for_args(job, &job->ranks[message->rank]);
-    else if (!message->has_rank && job->decision.finding.found && is_own(job, job->decision.finding.rank))
+    else if (!message->has_rank && job->decision.finding.found && job_is_own(job, job->decision.finding.rank))
         hold_for_nonfinite(job);
 }
 

@@ -7,6 +7,17 @@
 #include <xxhash.h>
 
 #include "core/base/base.h"
+#include "daemon/job/attendance.h"
+#include "daemon/job/form.h"
+#include "daemon/job/init.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/kept.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/stall.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/admit.h"
+#include "daemon/job/transaction/boundary.h"
 
 /* ---- what the job says --------------------------------------------------------------------------------- */
 

@@ -18,7 +18,9 @@
 
 #include <cmocka.h>
 
+#include "core/wire/wire.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
 #include "proto/credit.h"
 #include "tests/programs/puppet-model.h"
 

@@ -10,6 +10,9 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/report.h"
+#include "daemon/job/transaction/boundary.h"
 #include "tests/daemon/job/job-peer.h"
 
 static const char quiet[] = FIXTURE_QUIET;

@@ -8,6 +8,14 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/pushed.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/report.h"
+#include "daemon/job/transaction/admit.h"
+#include "daemon/job/transaction/boundary.h"
+#include "daemon/job/transaction/collect.h"
+#include "daemon/memory/ring.h"
 #include "kernels/kernels.h"
 #include "tests/daemon/job/job-peer.h"
 

@@ -8,6 +8,10 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/collect.h"
 #include "tests/daemon/job/job-peer.h"
 
 static const char quiet[] = FIXTURE_QUIET;

@@ -12,6 +12,18 @@
 #include <sys/mman.h>
 
 #include "core/base/base.h"
+#include "daemon/job/attendance.h"
+#include "daemon/job/form.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/report.h"
+#include "daemon/job/state/read-state.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/admit.h"
+#include "daemon/job/transaction/boundary.h"
+#include "daemon/job/transaction/collect.h"
+#include "daemon/memory/ring.h"
 #include "tests/daemon/job/job-peer.h"
 
 static const char quiet[] = FIXTURE_QUIET;

@@ -11,6 +11,10 @@
 #include <sys/mman.h>
 
 #include "core/base/base.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/report.h"
+#include "daemon/job/state/window.h"
+#include "daemon/job/transaction/abort.h"
 #include "tests/daemon/job/job-peer.h"
 
 static const char quiet[] = FIXTURE_QUIET;

@@ -14,6 +14,7 @@
 
 #include "client/example/random.h"
 #include "core/base/base.h"
+#include "daemon/job/job.h"
 
 struct packet {
     struct packet *next;

@@ -12,6 +12,14 @@
 #include <sys/mman.h>
 
 #include "core/base/base.h"
+#include "daemon/job/model/kept.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/report.h"
+#include "daemon/job/state/gather.h"
+#include "daemon/job/state/read-state.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/boundary.h"
 #include "tests/daemon/job/job-peer.h"
 #include "tests/daemon/nodes/node-mesh.h"
 

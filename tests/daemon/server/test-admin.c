@@ -11,6 +11,7 @@
 #include <json-c/json.h>
 
 #include "core/base/base.h"
+#include "daemon/job/job.h"
 #include "tests/daemon/server/local-server.h"
 
 enum { NOBODY = 54321 };

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "daemon/job/job.h"
 #include "tests/core/wire/wire-examples.h"
 #include "tests/daemon/server/local-server.h"
 

@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 
 #include "core/base/base.h"
+#include "daemon/job/model/rank.h"
 #include "daemon/server/places.h"
 #include "daemon/server/questions.h"
 #include "tests/daemon/server/local-server.h"

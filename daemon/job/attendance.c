@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Attendance: ranks attach, leave, die and come back. */
+
+#include "daemon/job/attendance.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/config/config.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/diagnosis/evidence.h"
+#include "core/wire/wire.h"
+#include "daemon/engines/devices.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/job/drop.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/fault.h"
+#include "daemon/job/model/journal.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/pushed.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/gather.h"
+#include "daemon/job/state/read-state.h"
+#include "daemon/job/state/window.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/boundary.h"
+#include "daemon/job/transaction/collect.h"
+#include "daemon/memory/ledger.h"
+#include "daemon/memory/state.h"
+#include "daemon/nodes/mirror.h"
+#include "daemon/nodes/nodes.h"
+
+static bool everybody_left(const struct job *job)
+{
+    for (unsigned r = 0; r < job->world.size; r++)
+        if (!job->ranks[r].left)
+            return false;
+    return true;
+}
+
+/* Return: NULL when the run may attach (and the run id is noted), else the refusal. */
+static struct diagnostic *check_run(struct job *job, const struct evidence_at *at, const char *run_id)
+{
+    if (!run_id || !*run_id)
+        return NULL;
+    if (job->run.id && strcmp(job->run.id, run_id) != 0)
+        return cause_other_run(at, job->run.id, run_id, job->state ? state_journal(job->state)->epoch : 0);
+    if (!job->run.id)
+        job->run.id = strdup(run_id);
+    return NULL;
+}
+
+/*
+ * A live rank is its process's, which may connect again. What a rank that has formed left behind is its user's.
+ * Return: NULL, or the refusal.
+ */
+static struct diagnostic *check_owner(const struct job *job, const struct job_rank *rank, const struct job_attach *attach,
+                                      const struct evidence_at *at)
+{
+    bool same_process = rank->secret == attach->hello->incarnation && rank->pid == attach->pid && rank->uid == attach->uid;
+
+    if (rank->peer && !same_process && rank->pid > 0 && rank->pid == attach->pid && rank->uid == attach->uid)
+        return cause_rank_taken_by_itself(at, rank->pid);
+    if (rank->peer && !same_process)
+        return cause_rank_taken(at, rank->pid, rank->attached_ns, job_now(job));
+    if (rank->incarnation && job->layout && rank->owner != attach->uid && !attach->is_admin)
+        return cause_rank_owned(at, attach->uid, attach->gid, rank->owner);
+    return NULL;
+}
+
+static struct diagnostic *check_attach(struct job *job, const struct job_attach *attach)
+{
+    const struct request_hello *hello = attach->hello;
+    struct evidence_at at = {
+        .layout = job->layout, .rank = hello->rank, .step = -1, .micro_batch = -1, .client = hello->client};
+    struct diagnostic *refusal;
+    char what[160];
+
+    if (hello->rank >= job->world.size) {
+        snprintf(what, sizeof(what), "Hello.rank: %u, expected 0 to %u (world.size is %u)", hello->rank,
+                 job->world.size - 1, job->world.size);
+        return cause_bad_message(&at, what);
+    }
+    if (job->run.drop_why && job->phase != JOB_WAITING && job->phase != JOB_RESERVING) /* else it may declare anew */
+        return drop_describe(job);
+    if (job->run.draining)
+        return cause_not_allowed(&at, attach->uid, attach->gid, "the job is being drained: no rank may attach");
+    if (hello->rank < job->world.first || hello->rank >= job->world.end) {
+        snprintf(what, sizeof(what), "Hello.rank: %u runs on another node; this is node %u, with ranks %u to %u",
+                 hello->rank, job->config->world.node, job->world.first, job->world.end - 1);
+        return cause_bad_message(&at, what);
+    }
+    refusal = check_owner(job, &job->ranks[hello->rank], attach, &at);
+    return refusal ? refusal : check_run(job, &at, hello->run_id);
+}
+
+/*
+ * A rank that has left is waited for no more: parcels of the open step are reduced, or passed over, without it.
+ * Gradients that it pushes there when it has come back would lie behind the cursors, and it would wait for ever.
+ */
+static bool was_passed_over(const struct job *job, const struct job_rank *rank)
+{
+    const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
+
+    for (uint32_t i = 0; !ledger->asked && i < job->layout->n_parcels; i++) {
+        const struct cursor *cursor = &job->work.cursors[i];
+
+        if (cursor->micro_batch > ledger->n_ended ||
+            (cursor->micro_batch == ledger->n_ended && (cursor->pass > 0 || job->step->reductions[i].busy ||
+                                                        (job->nodes && exchange_keeps(nodes_exchange(job->nodes), i)))))
+            return true;
+    }
+    return false;
+}
+
+void job_is_back_late(struct job *job, struct job_rank *rank)
+{
+    job_abort(job, rank->rank,
+              cause_rank_back(&(struct evidence_at){.layout = job->layout,
+                                                    .rank = rank->rank,
+                                                    .step = (int64_t)job->ledger.step,
+                                                    .micro_batch = -1,
+                                                    .client = rank->client}));
+}
+
+/* The rank is back; when all had left they are all expected back. */
+static void end_leave(struct job *job, struct job_rank *rank)
+{
+    bool all = everybody_left(job), was_left = rank->left, missed = false;
+
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
+        struct job_rank *back = &job->ranks[r];
+
+        if (!back->left || (!all && back != rank))
+            continue;
+        missed |= job->layout && was_passed_over(job, back);
+        back->left = false;
+    }
+    if (was_left && job->nodes && job->phase == JOB_TRAINING)
+        nodes_back(job->nodes, rank->rank, all, missed);
+    else if (missed)
+        job_is_back_late(job, rank);
+}
+
+void job_all_are_back(struct job *job, bool own)
+{
+    for (unsigned r = 0; r < job->world.size; r++)
+        if (own || r < job->world.first || r >= job->world.end)
+            job->ranks[r].left = false;
+    mirror_repeat(job->mirror);
+}
+
+static void start_incarnation(struct job *job, struct job_rank *rank, const struct job_attach *attach)
+{
+    bool goes_on = rank->incarnation && rank->secret == attach->hello->incarnation;
+    bool successor = rank->incarnation && !goes_on;
+
+    if (!job->layout || !rank->incarnation)
+        rank->owner = attach->uid;
+    if (!goes_on) {
+        rank_forget_incarnation(rank);
+        rank->incarnation = ++job->run.n_incarnations;
+        rank->secret = attach->hello->incarnation;
+    }
+    if (!job->layout)
+        return;
+    if (successor)
+        collect_keep_promises(job, rank);
+    if (successor && job->devices)
+        devices_forget_events(job->devices, rank->rank - job->world.first);
+    if (ledger_attach(&job->ledger, rank->rank, rank->incarnation) == 1 && successor) {
+        job->stats.counters.reattaches++;
+        rank->proceed &= job->ledger.ranks[rank->rank].asked; /* what it did not ask with it has not chosen */
+        collect_release_ring(job, rank, false);
+    }
+}
+
+/* A configuration without an optimizer has the one that the first rank wants: the others are told. */
+static void choose_optimizer(struct job *job, const struct request_hello *hello)
+{
+    if (job->layout || job->nodes)
+        return;
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (job->ranks[r].peer)
+            return;
+    job->run.chosen = *job->run.configured;
+    job->config = config_choose_optimizer(&job->run.chosen, hello->optimizer, hello->momentum) ? &job->run.chosen
+                                                                                           : job->run.configured;
+}
+
+int job_attach(struct job *job, const struct job_attach *attach, struct job_rank **out, struct diagnostic **refusal)
+{
+    static const enum config_on_duplicate policies[] = {
+        [WIRE_ON_DUPLICATE_REJECT] = CONFIG_DUPLICATE_REJECT,
+        [WIRE_ON_DUPLICATE_ACCUMULATE] = CONFIG_DUPLICATE_ACCUMULATE,
+        [WIRE_ON_DUPLICATE_ABORT_STEP] = CONFIG_DUPLICATE_ABORT_STEP,
+    };
+    const struct request_hello *hello = attach->hello;
+    struct job_rank *rank;
+
+    *refusal = check_attach(job, attach);
+    if (*refusal) {
+        job_keep_stranger(job, diagnostic_ref(*refusal));
+        return 1;
+    }
+    rank = &job->ranks[hello->rank];
+    if (rank->peer) { /* the same process on a new connection: the old one is dead or about to be */
+        job->ops.drop(job->ops.userdata, rank->peer, NULL);
+        job_detach(job, rank);
+    }
+    choose_optimizer(job, hello);
+    end_leave(job, rank);
+    start_incarnation(job, rank, attach);
+    if (rank->formed) /* a reconnect goes on where it was */
+        rank->lost_ns = 0;
+    if (rank->formed && job->devices)
+        devices_found_trainer(job->devices, rank->rank - job->world.first);
+    rank->peer = attach->peer;
+    rank->pid = attach->pid;
+    rank->uid = attach->uid;
+    rank->gid = attach->gid;
+    free(rank->client);
+    rank->client = strdup(hello->client);
+    rank->attached_ns = rank->last_ns = job_now(job);
+    rank->on_duplicate = hello->on_duplicate == WIRE_ON_DUPLICATE_AS_CONFIGURED ? job->config->diagnostics.on_duplicate
+                                                                                : policies[hello->on_duplicate];
+    if (job->layout)
+        job->ledger.ranks[rank->rank].accumulate = rank->on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
+    *out = rank;
+    return 0;
+}
+
+static void describe_debt(const struct job *job, const struct job_rank *rank, char *dst, size_t size)
+{
+    const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
+    uint32_t n_trainable = job_n_trainable(job);
+
+    if (ledger->asked)
+        snprintf(dst, size, "nothing: it had asked for the step");
+    else if (!ledger->open && ledger->n_ended > 0)
+        snprintf(dst, size, "the request for the step, or more micro-batches than the %u it had ended",
+                 ledger->n_ended);
+    else
+        snprintf(dst, size, "%u of %u parameters of micro-batch %u", n_trainable - job_n_pushed_open(job, rank),
+                 n_trainable, ledger->n_ended);
+}
+
+static void report_lost(struct job *job, struct job_rank *rank)
+{
+    char owed[128];
+    struct diagnostic *diagnostic;
+
+    describe_debt(job, rank, owed, sizeof(owed));
+    diagnostic = cause_rank_lost(&(struct evidence_lost){
+        .at = job_at(job, rank),
+        .pid = rank->pid,
+        .last_message = rank->last_request,
+        .owed = owed,
+    });
+    job_keep(job, diagnostic);
+}
+
+static bool anybody_is_here(const struct job *job)
+{
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (job->ranks[r].peer)
+            return true;
+    return false;
+}
+
+void job_detach(struct job *job, struct job_rank *rank)
+{
+    rank->peer = NULL;
+    job_release_reading(job, rank);
+    rank->wait = WAIT_NONE; /* a request for the step stands: the ledger has it */
+    if (job->devices && rank->formed)
+        devices_lost_trainer(job->devices, rank->rank - job->world.first);
+    job_fault_reset(&rank->fault);
+    rank_evidence_reset(&rank->evidence); /* of how this process came to push nothing */
+    if (!job->layout) {
+        rank_forget_incarnation(rank);
+        rank->incarnation = 0;
+        if (!anybody_is_here(job)) /* nothing is held that the run id could be the name of */
+            free(steal_ptr(job->run.id));
+    } else {
+        gather_detach(job, rank);
+        window_detach(job, rank);
+        /* A successor that dies before it is formed does not give its rank more time. */
+        if (!rank->left && job->run.has_weights && !rank->lost_ns)
+            rank->lost_ns = job_now(job);
+        /* Nobody waits for the successor of one that was sent away with all the others. */
+        if (!rank->left && rank->formed && !job->run.stopping && !job->run.drop_why)
+            report_lost(job, rank);
+    }
+    job_settle(job);
+}
+
+/* on_leave: stop. Those who wait are told now; a step that they had asked for is not taken without the one that left.
+ */
+void job_stop_waiting(struct job *job)
+{
+    for (unsigned r = job->world.first; job_who_left(job) && r < job->world.end; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (!job_is_collective(rank->wait) || (rank->wait == WAIT_STEP && job->phase == JOB_UPDATING))
+            continue;
+        if (rank->wait == WAIT_STEP)
+            job->ledger.ranks[r].asked = false;
+        job_is_stopped(job, rank);
+    }
+}
+
+void job_leave(struct job *job, struct job_rank *rank)
+{
+    rank->left = true;
+    rank->lost_ns = 0; /* nobody waits for it any more */
+    if (job->layout)
+        job_give_up_open(job, rank);
+    rank->abort_notice = (diagnostic_unref(rank->abort_notice), NULL);
+    job_fault_reset(&rank->fault);
+    job_answer_done(job, rank);
+    job_stop_waiting(job);
+    job_settle(job);
+}

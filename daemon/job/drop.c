@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The end of a formed job: it is dropped when nobody is attached and nothing is under way. */
+
+#include "daemon/job/drop.h"
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/layout/layout.h"
+#include "core/layout/manifest.h"
+#include "daemon/engines/devices.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/job/form.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/journal.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/gather.h"
+#include "daemon/job/state/window.h"
+#include "daemon/memory/ledger.h"
+#include "daemon/memory/quota.h"
+#include "daemon/memory/ring.h"
+#include "daemon/memory/state.h"
+#include "daemon/nodes/mirror.h"
+#include "daemon/nodes/nodes.h"
+#include "daemon/nodes/param-norm.h"
+#include "daemon/step/gather-device.h"
+#include "daemon/step/step.h"
+
+/* The same with what other nodes have shown of theirs. */
+static struct diagnostic *compare_nodes(const struct job *job)
+{
+    const struct manifest *manifests[STEP_MAX_WORLD] = {NULL};
+    unsigned rank = 0;
+
+    for (unsigned node = 0; node < job->config->world.nodes.n_items; node++)
+        for (unsigned i = 0; i < job->config->world.nodes.items[node].ranks; i++, rank++)
+            manifests[rank] = rank >= job->world.first && rank < job->world.end && job->ranks[rank].manifest.n > 0
+                                  ? &job->ranks[rank].manifest
+                                  : nodes_manifest(job->nodes, node);
+    return cause_manifest(manifests, job->world.size);
+}
+
+/* Before there are weights nothing is lost: the job was not formed. */
+struct diagnostic *drop_describe(const struct job *job)
+{
+    struct evidence_at at = {.rank = -1, .step = job->run.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
+
+    if (job->run.has_weights)
+        return cause_node_reborn(&(struct evidence_node){.at = at, .why = job->run.drop_why});
+    if (job->run.drop_code == E_OTHER_RUN)
+        return cause_runs_differ(&at, job->run.drop_why);
+    if (job->nodes && nodes_manifest(job->nodes, 0))
+        return compare_nodes(job);
+    if (job->run.drop_code)
+        return cause_refused_elsewhere(&at, job->run.drop_code, job->run.drop_why);
+    return cause_declare(&at, job->run.drop_why, "see what the other nodes say");
+}
+
+static void tell_ranks(struct job *job)
+{
+    struct diagnostic *diagnostic = drop_describe(job);
+
+    if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING) {
+        form_refuse_all(job, diagnostic);
+        return;
+    }
+    diagnostic = job_keep(job, diagnostic);
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (job->ranks[r].peer)
+            job->ops.drop(job->ops.userdata, job->ranks[r].peer, diagnostic);
+}
+
+void drop_begin(struct job *job, unsigned code, const char *why)
+{
+    if (job->run.drop_why)
+        return;
+    job->run.drop_code = code;
+    job->run.drop_why = strdup(why);
+    if (!job->run.drop_why)
+        return;
+    tell_ranks(job);
+    if (job->nodes && job->layout)
+        exchange_cancel(nodes_exchange(job->nodes)); /* nobody will serve them any more */
+    if (job->devices && job->phase != JOB_WAITING)
+        devices_cancel(job->devices); /* nor will other nodes' GPUs answer */
+    drop_settle(job);
+}
+
+/* Nobody is attached who was told of a layout, and nothing works on the memory that is to go. */
+static bool may_drop(const struct job *job)
+{
+    if (job->work.n_under_way > 0 || job->work.n_io > 0 || gather_is_busy(job) || window_is_busy(job->window))
+        return false;
+    for (unsigned r = job->world.first; job->phase != JOB_WAITING && job->phase != JOB_RESERVING && r < job->world.end;
+         r++)
+        if (job->ranks[r].peer)
+            return false;
+    return true;
+}
+
+void drop_settle(struct job *job)
+{
+    if (!job->run.drop_why || !may_drop(job))
+        return;
+    free(steal_ptr(job->run.drop_why));
+    if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING)
+        drop_now(job); /* ranks may be declaring again */
+    else
+        job_reset(job);
+    job_settle(job);
+}
+
+void drop_now(struct job *job)
+{
+    devices_free(steal_ptr(job->devices)); /* first: what it cancels holds rings */
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        ring_orphan(steal_ptr(rank->rings[0]));
+        ring_orphan(steal_ptr(rank->rings[1]));
+        free(rank->gathered);
+        rank->gathered = NULL;
+        rank->formed = false;
+    }
+    if (job->nodes)
+        nodes_drop(job->nodes);
+    if (job->mirror)
+        mirror_forget(job->mirror);
+    param_norm_forget(job);
+    window_free(job->window);
+    pool_free(job->gathered);
+    device_gather_free(job->device_gathered);
+    step_free(job->step);
+    ledger_deinit(&job->ledger);
+    state_free(job->state);
+    layout_free(job->layout);
+    free(job->work.cursors);
+    free(job->decision.hypers);
+    free(job->decision.learnt);
+    job->abort.said_attempt = 0;
+    job->abort.next = false;
+    job->window = NULL;
+    job->gathered = NULL;
+    job->device_gathered = NULL;
+    job->step = NULL;
+    job->state = NULL;
+    job->layout = NULL;
+    job->work.cursors = NULL;
+    job->decision.hypers = NULL;
+    job->decision.learnt = NULL;
+    job->missing.n_seen = 0;
+    job->missing.last = job->missing.n_last = 0;
+    job->run.given_weights = job->run.has_weights = job->decision.has_learnt = job->decision.has_norm = false;
+    charge_deinit(&job->memory.charge);
+    job->phase = JOB_WAITING;
+}

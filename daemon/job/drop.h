@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+struct diagnostic;
+struct job;
+
+void drop_now(struct job *job);
+
+/* Another node cannot form the job, or has lost what it held of it: the ranks are told, the job is dropped. */
+void drop_begin(struct job *job, unsigned code, const char *why); /* code: of another node's diagnostic, 0: of none */
+
+void drop_settle(struct job *job);
+
+/* Of a job that is given up: what its ranks are told, and who comes before it is dropped. Return: to be released. */
+struct diagnostic *drop_describe(const struct job *job);

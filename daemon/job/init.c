@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Initial weights: rank 0 sends them, every rank waits until they are everywhere. */
+
+#include "daemon/job/init.h"
+
+#include "core/base/base.h"
+#include "core/base/worker.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/layout/layout.h"
+#include "core/wire/wire.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/job/form.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/fault.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/memory/ring.h"
+#include "daemon/memory/weights.h"
+#include "daemon/nodes/nodes.h"
+#include "daemon/step/device-job.h"
+#include "daemon/step/step.h"
+#include "kernels/dtype.h"
+
+struct init {
+    struct work work;
+    struct job *job;
+    struct job_rank *rank;
+    struct ring *ring;
+    struct request_init request;
+    int result;
+};
+
+static void init_run(struct work *work, uint32_t item)
+{
+    struct init *init = container_of(work, struct init, work);
+
+    (void)item;
+    if (init->job->nodes)
+        init->result = exchange_init(nodes_exchange(init->job->nodes), &init->request,
+                                     init->ring->ring.map + init->request.offset_bytes);
+    weights_store(init->job->state, init->job->kernels, init->request.param, init->request.start_elem,
+                  init->request.n_elems, init->ring->ring.map + init->request.offset_bytes);
+}
+
+void job_refuse_init(struct job *job, struct job_rank *rank, const struct request_init *request)
+{
+    job_fault(job, rank,
+              cause_quota(&(struct evidence_quota){.at = form_at(rank),
+                                                   .what = "initial weights on their way to other nodes",
+                                                   .unit = "bytes",
+                                                   .asked = request->n_elems *
+                                                            dtype_size(job->layout->params[request->param].dtype),
+                                                   .fix = "free memory on this machine"}));
+    job_is_held(job, rank);
+}
+
+static void init_done(struct work *work)
+{
+    struct init *init = container_of(work, struct init, work);
+    struct job *job = init->job;
+    struct job_rank *rank = init->rank;
+
+    job->work.n_io--;
+    job->work.n_inits--;
+    if (rank->wait == WAIT_INIT && rank->rings[0] == init->ring) {
+        if (init->result < 0)
+            job_refuse_init(job, rank, &init->request);
+        else
+            job_answer_done(job, rank);
+    }
+    ring_unhold(init->ring);
+    free(init);
+    job_settle(job);
+}
+
+static const char *check_init(const struct job *job, const struct job_rank *rank, const struct request_init *request)
+{
+    const struct layout_param *param;
+    uint64_t ring_bytes = rank->rings[0] ? rank->rings[0]->ring_bytes : 0, n_bytes;
+
+    if (job->phase != JOB_INITIALISING || job->run.given_weights || rank->rank != 0 || !rank->rings[0])
+        return "Init: only rank 0 sends initial weights, once, when Formed asks for them";
+    if (request->param >= job->layout->n_params)
+        return "Init.param: no such parameter";
+    param = &job->layout->params[request->param];
+    if (request->start_elem > param->n_elems || request->n_elems > param->n_elems - request->start_elem)
+        return "Init.n_elems: beyond the parameter's end";
+    n_bytes = request->n_elems * dtype_size(param->dtype);
+    if (n_bytes > ring_bytes || request->offset_bytes > ring_bytes - n_bytes)
+        return "Init.offset_bytes: beyond the ring's end";
+    return NULL;
+}
+
+void job_init(struct job *job, struct job_rank *rank, const struct request_init *request)
+{
+    const char *wrong = check_init(job, rank, request);
+    struct evidence_at at = form_at(rank);
+    struct init *init;
+
+    if (job_is_held(job, rank))
+        return;
+    if (wrong) {
+        job_drop_peer(job, rank, wrong);
+        return;
+    }
+    if (job->devices) {
+        device_job_init(job, rank, request);
+        return;
+    }
+    init = calloc(1, sizeof(*init));
+    if (!init) {
+        job_fault(job, rank, cause_declare(&at, "out of memory", "free memory on this machine"));
+        job_is_held(job, rank);
+        return;
+    }
+    init->job = job;
+    init->rank = rank;
+    init->ring = rank->rings[0];
+    init->request = *request;
+    init->work = (struct work){.run = init_run, .done = init_done, .n_items = 1};
+    ring_hold(init->ring);
+    job->work.n_io++;
+    job->work.n_inits++;
+    job_wait(job, rank, WAIT_INIT);
+    worker_post(job->pool, &init->work);
+}
+
+/* The step was aborted after Formed was sent: what that said is no longer so. */
+static void answer_rewound(struct job *job, struct job_rank *rank)
+{
+    diagnostic_unref(steal_ptr(rank->abort_notice));
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_DONE,
+                   .done = {.position = job_position(job, rank),
+                            .loss_scale = job_loss_scale(job),
+                            .rewound = true,
+                            .has_blob = rank->blob.data != NULL,
+                            .blob = rank->blob.data,
+                            .n_blob_bytes = rank->blob.n_bytes},
+               },
+               NULL, 0);
+}
+
+void job_ready(struct job *job, struct job_rank *rank)
+{
+    if (rank->abort_notice && !rank->ready) {
+        rank->ready = true;
+        answer_rewound(job, rank);
+        return;
+    }
+    if (job_is_held(job, rank))
+        return;
+    rank->ready = true;
+    if (!job->run.has_weights)
+        job_wait(job, rank, WAIT_READY);
+    if (job->phase == JOB_INITIALISING && rank->rank == 0 && !job->run.given_weights) {
+        job->run.given_weights = true;
+        if (job->nodes)
+            nodes_have_weights(job->nodes); /* they are sent to all nodes first */
+        else
+            job_train(job);
+    } else if (job->run.has_weights)
+        job_answer_done(job, rank);
+    job_settle(job);
+}
+
+void job_train(struct job *job)
+{
+    if (job->nodes)
+        exchange_spread_is_over(nodes_exchange(job->nodes));
+    if (job->nodes && job->devices)
+        device_job_empty(job);
+    job->run.has_weights = true;
+    job->phase = JOB_TRAINING;
+    job->stats.times.last_commit_ns = job_now(job);
+    step_open(job->step);
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (job->ranks[r].wait == WAIT_READY)
+            job_answer_done(job, &job->ranks[r]);
+}

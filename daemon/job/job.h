@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The job: who is attached, what each rank waits for, and what is decided. It does no socket I/O: requests come in as
+ * verbs, answers go out through job_ops.answer(), and workers move the bytes.
+ *
+ *   model/        struct job and its parts: ranks, faults, answers, journal, statistics; they decide nothing
+ *   transaction/  a step: a push is admitted, parcels are collected and reduced, the step is committed or aborted
+ *   state/        weights and optimizer state between steps: gather, read, write windows
+ *   attendance.c  ranks attach, leave, die and come back
+ *   form.c        manifests become a layout, memory is reserved; formed.c a rank's segments; init.c initial weights
+ *   drop.c        the end of a formed job
+ *   stall.c       who waits for whom, and for how long
+ *
+ * A verb answers at once, or notes in rank->wait what the rank waits for. All of it runs on the loop's thread. A rank
+ * has at most one request that is to be answered.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct config;
+struct job;
+struct job_ops;
+struct kernels;
+struct nodes_ops;
+struct worker_pool;
+
+int job_new(struct job **out, const struct config *config, const struct kernels *kernels, struct worker_pool *pool,
+            const struct job_ops *ops);
+
+/* Before anybody attaches, if the configuration has several nodes. Return: 0 or -ENOMEM. */
+int job_join(struct job *job, const struct nodes_ops *ops);
+
+/* The pool must be idle. */
+void job_free(struct job *job);
+
+/* Answers whoever can be answered, posts what can be posted. */
+void job_settle(struct job *job);
+
+/* For zerodctl. Return: 0, or positive with *why a sentence to be freed by the caller. */
+int job_drop(struct job *job, char **why);
+
+/* Everything of the run is forgotten; nobody is attached, nothing under way. */
+void job_reset(struct job *job);
+bool job_is_idle(const struct job *job); /* nobody is attached */
+
+/* The engines begin again, under this generation. */
+void job_note_engine(struct job *job, uint32_t generation, const char *why);

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Answers end a rank's wait: done, refused, or a sticky fault instead of what was asked. */
+
+#include "daemon/job/model/answer.h"
+
+#include <unistd.h>
+
+#include "core/base/base.h"
+#include "core/config/config.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/wire/wire.h"
+#include "daemon/job/model/fault.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/memory/ledger.h"
+#include "daemon/memory/state.h"
+
+uint64_t job_now(const struct job *job)
+{
+    return job->ops.now_ns(job->ops.userdata);
+}
+
+const char *job_client(const struct job *job)
+{
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (job->ranks[r].client)
+            return job->ranks[r].client;
+    return NULL;
+}
+
+struct evidence_at job_at(const struct job *job, const struct job_rank *rank)
+{
+    struct evidence_at at = {
+        .layout = job->layout, .rank = rank->rank, .step = -1, .micro_batch = -1, .client = rank->client};
+
+    if (job->layout) {
+        at.step = (int64_t)job->ledger.step;
+        at.micro_batch = job->ledger.ranks[rank->rank].n_ended;
+    }
+    return at;
+}
+
+bool job_is_collective(enum job_wait wait)
+{
+    return wait == WAIT_SLOT || wait == WAIT_END || wait == WAIT_OTHERS || wait == WAIT_STEP || wait == WAIT_NORM ||
+           wait == WAIT_WINDOW_BEGIN || wait == WAIT_WINDOW_END || wait == WAIT_ABANDON || wait == WAIT_ABORTED;
+}
+
+void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait)
+{
+    rank->wait = wait;
+    rank->wait_ns = job_now(job);
+}
+
+void job_answer(struct job *job, struct job_rank *rank, const struct reply *reply, int *fds, size_t n_fds)
+{
+    rank->wait = WAIT_NONE;
+    if (rank->peer)
+        job->ops.answer(job->ops.userdata, rank->peer, reply, fds, n_fds);
+    else
+        for (size_t i = 0; i < n_fds; i++)
+            close(fds[i]);
+}
+
+double job_loss_scale(const struct job *job)
+{
+    return job->decision.lossscale.scale;
+}
+
+struct wire_position job_position(const struct job *job, const struct job_rank *rank)
+{
+    struct ledger_position next;
+
+    if (!job->layout)
+        return (struct wire_position){0};
+    next = ledger_next(&job->ledger, rank->rank);
+    return (struct wire_position){
+        .step = next.step,
+        .micro_batch = next.micro_batch,
+        .attempt = job->ledger.attempt,
+        .n_windows = (uint32_t)state_journal(job->state)->n_windows,
+    };
+}
+
+void job_answer_done(struct job *job, struct job_rank *rank)
+{
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_DONE,
+                   .done = {.position = job_position(job, rank), .loss_scale = job_loss_scale(job)},
+               },
+               NULL, 0);
+}
+
+void job_refuse(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic, bool aborted)
+{
+    job_answer(job, rank,
+               &(struct reply){
+                   .type = REPLY_REFUSED,
+                   .refused = {.diagnostic = wire_diagnostic(diagnostic),
+                               .aborted = aborted,
+                               .position = job_position(job, rank)},
+               },
+               NULL, 0);
+}
+
+/* on_leave: stop. Return: a rank that has left while this one wants to go on, or NULL. */
+struct job_rank *job_who_left(struct job *job)
+{
+    for (unsigned r = 0; r < job->world.size; r++)
+        if (job->ranks[r].left && job->config->diagnostics.on_leave == CONFIG_LEAVE_STOP)
+            return &job->ranks[r];
+    return NULL;
+}
+
+bool job_is_held(struct job *job, struct job_rank *rank)
+{
+    struct diagnostic *notice = steal_ptr(rank->abort_notice);
+
+    if (notice) {
+        job_refuse(job, rank, notice, true);
+        diagnostic_unref(notice);
+        return true;
+    }
+    if (!rank->fault.code)
+        return false;
+    rank->fault.told = true;
+    job_refuse(job, rank, job_fault_diagnostic(job, rank, &rank->fault, false), false);
+    return true;
+}
+
+bool job_is_stopped(struct job *job, struct job_rank *rank)
+{
+    struct job_rank *left = job_who_left(job);
+
+    if (!rank->fault.code && !rank->abort_notice && left)
+        job_fault(job, rank,
+                  cause_rank_lost(&(struct evidence_lost){
+                      .at = job_at(job, left), .pid = left->pid, .left = true, .last_message = left->last_request}));
+    return job_is_held(job, rank);
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/diagnosis/diagnosis.h"
+#include "daemon/memory/ledger.h"
+
+struct job;
+struct job_rank;
+
+/* A request that cannot be made now: what, why, and what comes first. Static texts. */
+struct misplaced {
+    const char *what, *cause, *fix;
+};
+
+/* Something of a rank was refused; sticky until cleared. Pushes that are refused alike join. */
+struct fault {
+    enum diagnostic_code code; /* 0: none */
+    uint32_t *params;          /* owned */
+    uint32_t n_params, capacity;
+    struct push_record first, second; /* of params[0] */
+    bool other_incarnation;
+    bool sums_known, sums_equal;
+    char detail[192];
+    const struct misplaced *misplaced; /* a request, not a push */
+    struct diagnostic *diagnostic;     /* set once the text has been needed; then nothing joins */
+    bool told;                         /* by a refusal: from then on gathers are refused, too */
+};
+
+void job_fault(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic); /* takes it; sticky */
+
+/* The rank's client broke the protocol (E1403): a sentence says how. */
+void job_drop_peer(struct job *job, struct job_rank *rank, const char *what);
+struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, struct fault *fault, bool accumulated);
+void job_fault_join(struct fault *fault, uint32_t param);
+void job_fault_push(struct job *job, struct job_rank *rank, enum diagnostic_code code, const struct push_record *first,
+                    const struct push_record *second, const char *detail);
+
+/* Refuses a request (E1003) that came too early; it has been answered then. */
+void job_refuse_early(struct job *job, struct job_rank *rank, const struct misplaced *misplaced);
+void job_fault_reset(struct fault *fault);

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/job/model/kept.h"
+
+struct job;
+
+/* What was said, and how often each code. */
+struct job_journal {
+    struct kept_diagnostics kept;
+    struct {
+        unsigned code;
+        uint64_t n;
+    } refused[32];
+    size_t n_refused;
+};
+
+/* Logs and keeps it; takes the reference. Return: borrowed. */
+struct diagnostic *job_keep(struct job *job, struct diagnostic *diagnostic);
+
+/* What somebody was told who has no rank, or did not get one. */
+struct diagnostic *job_keep_stranger(struct job *job, struct diagnostic *diagnostic);
+
+/* A refusal that joins another one is counted, not kept. */
+void journal_count(struct job *job, unsigned code);

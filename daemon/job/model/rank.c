@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A rank's own memory: what belongs to one incarnation, and what to the open step. */
+
+#include "daemon/job/model/rank.h"
+
+#include "core/base/base.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/diagnosis/evidence.h"
+#include "core/layout/manifest.h"
+#include "daemon/job/model/fault.h"
+#include "daemon/job/model/model.h"
+#include "daemon/memory/ring.h"
+
+void rank_forget_step(struct job_rank *rank)
+{
+    rank->proceed = rank->abandoned = false;
+    rank->n_given_up = 0;
+    free(steal_ptr(rank->given_up_why));
+    rank_evidence_reset(&rank->evidence);
+    rank->n_forwards_at_step = rank->n_forwards;
+    rank->n_backwards_at_step = rank->n_backwards;
+}
+
+static void rank_forget_strings(struct job_rank *rank)
+{
+    for (uint32_t i = 0; i < rank->n_strings; i++)
+        free(rank->strings[i]);
+    free(rank->strings);
+    rank->strings = NULL;
+    rank->n_strings = 0;
+    rank->string_bytes = 0;
+}
+
+/* What belongs to one incarnation. */
+void rank_forget_incarnation(struct job_rank *rank)
+{
+    rank_forget_strings(rank);
+    job_fault_reset(&rank->fault);
+    job_fault_reset(&rank->again);
+    diagnostic_unref(rank->abort_notice);
+    rank->abort_notice = NULL;
+    free(rank->client);
+    rank->client = NULL;
+    rank->declared = rank->formed = rank->ready = false;
+    manifest_deinit(&rank->manifest);
+    rank->n_pushes = 0;
+    rank->partial = (struct partial_push){0};
+    rank_evidence_reset(&rank->evidence);
+    rank->n_forwards = rank->n_backwards = 0; /* a successor counts from 0 */
+    rank->n_forwards_at_step = rank->n_backwards_at_step = 0;
+}
+
+void rank_deinit(struct job_rank *rank)
+{
+    rank_forget_incarnation(rank);
+    ring_orphan(rank->rings[0]);
+    ring_orphan(rank->rings[1]);
+    free(rank->given_up_why);
+    free(rank->blob.data);
+    free(rank->blob_committed.data);
+    free(rank->blob_step.data);
+    free(rank->args.groups);
+    free(rank->gathered);
+    free(rank->gathering);
+}
+
+void job_advance_generation(struct job *job)
+{
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (job->ranks[r].rings[0] && job->ranks[r].rings[0]->ready)
+            atomic_fetch_add_explicit(&ring_credit_page(job->ranks[r].rings[0])->generation, 1, memory_order_acq_rel);
+}

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/base/blob.h"
+#include "core/config/config.h"
+#include "core/diagnosis/evidence.h"
+#include "core/layout/manifest.h"
+#include "core/wire/wire.h"
+#include "daemon/job/model/fault.h"
+
+struct job;
+struct reading;
+struct ring;
+
+enum job_wait {
+    WAIT_NONE,
+    WAIT_FORM,
+    WAIT_INIT,
+    WAIT_READY,
+    WAIT_SLOT,
+    WAIT_END,
+    WAIT_OTHERS, /* has asked for the step and misses gradients: what the others push tells why */
+    WAIT_STEP,
+    WAIT_NORM,
+    WAIT_GATHER,
+    WAIT_READ,
+    WAIT_WINDOW_BEGIN,
+    WAIT_WINDOW_END,
+    WAIT_WRITE,
+    WAIT_ABANDON, /* several nodes: until what is announced of it is taken back */
+    WAIT_ABORTED, /* for the abort that it has caused; several nodes: until node 0 has said it */
+    WAIT_ABORT,
+};
+
+/* What a rank asked the step with. */
+struct step_args {
+    struct hyper *groups; /* owned; n_groups, or NULL: as configured */
+    uint32_t n_groups;
+    bool has_max_norm;
+    double max_norm;
+    double loss_scale;
+    bool found_inf;
+};
+
+/* A gradient of which some parts have been pushed. */
+struct partial_push {
+    uint32_t param;
+    uint32_t next; /* part; 0: nothing is partly pushed */
+    bool refused;  /* what was said of the first part goes for the others */
+    bool torn;     /* one before it has lacked its last parts, in this micro-batch */
+};
+
+struct job_rank {
+    unsigned rank;
+    void *peer; /* its session; NULL while nobody is attached */
+    uint64_t incarnation; /* numbered by this daemon, so that everybody may see it; 0: never attached */
+    uint64_t secret;      /* the client's own name of its incarnation: shown to nobody */
+    uint32_t owner;       /* uid that formed the rank */
+    int64_t pid;
+    uint32_t uid, gid;
+    char *client;             /* owned */
+    const char *last_request; /* static */
+    uint64_t attached_ns, last_ns, lost_ns;
+    bool declared, formed, ready, left;
+    bool resumes; /* the run had weights when it asked to be formed */
+    enum config_on_duplicate on_duplicate;
+
+    struct manifest manifest;
+    struct ring *rings[2]; /* [0] of this incarnation, [1] of a dead one while its slots are read */
+    char **strings; /* interned, by id; owned */
+    uint32_t n_strings;
+    uint64_t string_bytes;
+
+    enum job_wait wait;
+    uint64_t wait_ns;
+    struct request_slot_request slot_wanted;
+    bool slot_credited;  /* since the client was last told to look */
+    bool impatient;      /* has waited in vain for a slot, in this micro-batch */
+    bool waited_in_vain; /* and no wait since has brought one */
+    bool reserving;      /* an overflow extent */
+    struct fault again;  /* on_duplicate: accumulate: what was pushed again, for one warning */
+    bool again_reported;
+
+    struct fault fault;
+    struct diagnostic *abort_notice; /* to be delivered with the next answer */
+    struct blob blob;                /* the last one: of a micro-batch or a step */
+    struct blob blob_committed;      /* of the last committed step */
+    struct blob blob_step;           /* came with the request for the step */
+    struct step_args args;
+    bool abandoned;      /* a backward was given up in this step */
+    uint32_t n_given_up; /* and so many pushes with it */
+    char *given_up_why;  /* in the client's words; owned, NULL: it said nothing */
+    struct rank_evidence evidence;
+    bool proceed; /* cleared a fault of the step request: ask again without judging it */
+    uint64_t n_forwards, n_backwards, n_forwards_at_step, n_backwards_at_step;
+    uint64_t asked_ns;
+    uint64_t n_pushes;
+    struct partial_push partial;
+
+    struct reading *given; /* the last answer with state, whose memory it still has; read-state.c */
+
+    uint32_t *gathered; /* stage 3: per parameter, how often; owned */
+    uint64_t live_elems;
+    uint32_t *gathering; /* parameters of the request under way; owned */
+    uint32_t n_gathering;
+    bool prefetching; /* one hint at a time is loaded */
+    bool forget;      /* of its WriteEnd */
+};
+
+/* The step is committed or aborted: what the rank did and said of it is forgotten. */
+void rank_forget_step(struct job_rank *rank);
+
+/* Frees what the rank holds. */
+void rank_deinit(struct job_rank *rank);
+
+/* The rank's process is another one from here on. */
+void rank_forget_incarnation(struct job_rank *rank);
+
+/* Odd while weights are being written, even while they may be read: on the credit pages of all ranks of this node. */
+void job_advance_generation(struct job *job);
+
+static inline bool job_rank_is_here(const struct job_rank *rank)
+{
+    return rank->peer != NULL;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include <stdint.h>
+
+struct job;
+
+struct job_times {
+    uint64_t first_asked_ns, last_commit_ns, decided_ns;
+    uint64_t reduce_busy_since_ns;
+    uint64_t wait_total_ns, wait_last_ns;
+    uint64_t reduce_total_ns, reduce_last_ns, reduce_shown_ns; /* last: of the step under way; shown: of the last one */
+    uint64_t update_total_ns, update_last_ns;
+    uint64_t step_last_ns;
+    uint64_t recent_ns[32]; /* of the last steps, for the rate and the median */
+    unsigned n_recent, slowest_rank;
+    uint64_t slowest_behind_ns;
+};
+
+struct job_counters {
+    uint64_t admitted, retried, dropped, accumulated, redone;
+    uint64_t applied, skipped, aborts, reattaches, warnings;
+    uint64_t overlap_bytes, overlap_reduced_bytes; /* of the last complete micro-batch */
+    uint64_t batch_bytes, batch_reduced_bytes;     /* of the one under way */
+    uint32_t batch;
+};
+
+struct job_stats {
+    struct job_times times;
+    struct job_counters counters;
+};
+
+/* The step is committed. */
+void stats_note_step(struct job *job);

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Requests by which a client describes itself: names of call sites, refusals of its own, evidence. */
+
+#include "daemon/job/report.h"
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/diagnosis/evidence.h"
+#include "core/wire/wire.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/fault.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+
+enum { MAX_STRING_BYTES = 4 << 20 }; /* per incarnation; call sites of a large model are some 100 KiB */
+
+void job_intern(struct job *job, struct job_rank *rank, const struct request_intern *request)
+{
+    size_t n_bytes = strlen(request->text) + 1;
+    char **strings = rank->strings;
+
+    if (rank->string_bytes + n_bytes > MAX_STRING_BYTES) {
+        job_fault(job, rank,
+                  cause_quota(&(struct evidence_quota){.at = job_at(job, rank),
+                                                       .what = "interned strings",
+                                                       .unit = "bytes",
+                                                       .asked = n_bytes,
+                                                       .held = rank->string_bytes,
+                                                       .allowed = MAX_STRING_BYTES,
+                                                       .fix = "intern each call site once and use its id"}));
+        return;
+    }
+    if (request->id >= rank->n_strings) {
+        uint32_t n = MAX(request->id + 1, rank->n_strings * 2);
+
+        strings = realloc(rank->strings, n * sizeof(*strings));
+        if (!strings)
+            return; /* the site will be unknown */
+        memset(strings + rank->n_strings, 0, (n - rank->n_strings) * sizeof(*strings));
+        rank->strings = strings;
+        rank->n_strings = n;
+    }
+    free(strings[request->id]);
+    strings[request->id] = strdup(request->text);
+    rank->string_bytes += n_bytes;
+}
+
+/* Was it the step that was held, so that the rank may have it all the same? What a push did is no such thing. */
+static bool is_of_step(const struct fault *fault)
+{
+    switch (fault->code) {
+    case E_MISSING:
+    case E_NONFINITE:
+    case E_LOSS_SCALE:
+        return true;
+    case E_DUPLICATE: /* more micro-batches than configured */
+    case E_GRAPH_CHANGED:
+        return fault->n_params == 0;
+    default:
+        return false;
+    }
+}
+
+void job_clear_fault(struct job *job, struct job_rank *rank)
+{
+    struct diagnostic *notice = steal_ptr(rank->abort_notice);
+
+    if (notice) {
+        job_refuse(job, rank, notice, true);
+        diagnostic_unref(notice);
+        return;
+    }
+    rank->proceed = is_of_step(&rank->fault);
+    job_fault_reset(&rank->fault);
+    job_answer_done(job, rank);
+}
+
+static bool are_params(const struct job *job, const uint32_t *ids, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] >= job->layout->n_params)
+            return false;
+    return true;
+}
+
+void job_report(struct job *job, struct job_rank *rank, const struct request_report *request)
+{
+    struct evidence_at at = job_at(job, rank);
+
+    if (request->n_params > 0 && (!job->layout || !are_params(job, request->params, request->n_params))) {
+        job_drop_peer(job, rank, "Report.params: no such parameter");
+        return;
+    }
+    job_fault(job, rank,
+              cause_report(&at, (enum diagnostic_code)request->code, request->params, request->n_params,
+                           request->detail, rank->formed));
+}
+
+void job_evidence(struct job *job, struct job_rank *rank, const struct request_evidence *request)
+{
+    if (!are_params(job, request->not_called, request->n_not_called) ||
+        !are_params(job, request->called, request->n_called)) {
+        job_drop_peer(job, rank, "Evidence: no such parameter");
+        return;
+    }
+    if (request->step == job->ledger.step && request->attempt == job->ledger.attempt)
+        rank_evidence_set(&rank->evidence, request, job->layout->n_params);
+}

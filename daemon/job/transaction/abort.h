@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include <stdint.h>
+
+struct diagnostic;
+struct job;
+struct job_rank;
+struct node_message;
+
+/* Aborts the step for all; reason is taken (may be NULL); rank < 0: nobody in particular. */
+void job_abort(struct job *job, int64_t rank, struct diagnostic *reason);
+
+/* The same on this node, where it is to be. */
+void abort_start(struct job *job, int64_t rank, struct diagnostic *reason);
+void abort_settle(struct job *job);
+void job_abort_step(struct job *job, struct job_rank *rank, const char *why);
+void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt);
+
+/* The step is aborted everywhere, under that new attempt. */
+void job_aborted(struct job *job, const struct node_message *message);

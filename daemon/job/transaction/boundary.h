@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+struct config;
+struct diagnostic;
+struct hyper;
+struct job;
+struct job_rank;
+struct request_abandon_backward;
+struct request_end_backward;
+struct request_step;
+struct step_args;
+struct wire_hyper;
+
+void job_end_backward(struct job *job, struct job_rank *rank, const struct request_end_backward *request);
+void job_abandon_backward(struct job *job, struct job_rank *rank, const struct request_abandon_backward *request);
+
+/* Of a rank that has left inside a backward. */
+void job_give_up_open(struct job *job, struct job_rank *rank);
+void job_step(struct job *job, struct job_rank *rank, const struct request_step *request);
+void job_grad_norm(struct job *job, struct job_rank *rank);
+
+/* Judges requests for the step that waited for what other ranks push. */
+void boundary_settle(struct job *job);
+
+/* What was announced and is not awaited is taken back: ranks that wait for that can give up their backward. */
+void job_withdrawn(struct job *job);
+struct hyper job_plain_hyper(const struct config *config, const struct wire_hyper *h);
+struct wire_hyper job_wire_hyper(const struct hyper *h);
+
+/* Aborts the step because of what an earlier process of a rank left in it; takes the refusal of the step, or NULL. */
+void job_abort_inherited(struct job *job, const struct job_rank *from, struct diagnostic *refusal);
+
+/* What a rank asks the step with, to another node and from there. groups: room for one per group. */
+/* NULL: the rank's arguments agree with those of the ranks that have asked. */
+struct diagnostic *job_compare_args(const struct job *job, const struct job_rank *rank);
+void job_describe_args(const struct job *job, const struct step_args *args, struct request_step *request,
+                       struct wire_hyper *groups);
+void job_keep_args(const struct job *job, struct step_args *args, const struct request_step *request);
