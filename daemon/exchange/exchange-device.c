@@ -11,7 +11,6 @@
 #include "core/base/base.h"
 #include "daemon/engines/devices.h"
 #include "daemon/exchange/exchange-inside.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/transaction/collect.h"
@@ -27,7 +26,7 @@ static void go_on_giving(struct exchange *exchange)
 
     if (wrong)
         exchange->ops.wrong(exchange->ops.userdata, wrong);
-    job_settle(exchange->job);
+    job_todo(exchange->job);
 }
 
 static void reduced_there(void *userdata, struct reduction *reduction)

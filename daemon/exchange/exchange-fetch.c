@@ -15,7 +15,6 @@
 #include "core/base/base.h"
 #include "core/config/config.h"
 #include "daemon/exchange/exchange-inside.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
 #include "daemon/step/device-job.h"
 
@@ -198,7 +197,7 @@ static void is_served(struct serving *serving)
         ;
     free(unlink_serving(exchange, link));
     start_waiting(exchange);
-    job_settle(exchange->job);
+    job_todo(exchange->job);
 }
 
 static void round_done(struct work *work)

@@ -10,7 +10,6 @@
 #include "core/base/base.h"
 #include "core/config/config.h"
 #include "daemon/exchange/exchange-inside.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
 #include "daemon/memory/rewrite.h"
 #include "daemon/memory/weights.h"
@@ -153,7 +152,7 @@ static void adopt_done(struct work *work)
     job->work.n_io--;
     motion->working = false;
     exchange_finish(motion);
-    job_settle(job);
+    job_todo(job);
 }
 
 /* And they are on this node's GPUs. */
@@ -170,7 +169,7 @@ static void adopted_there(void *userdata, int result)
         motion->arrived = false;
         motion->exchange->ops.wrong(motion->exchange->ops.userdata, EXCHANGE_NO_MEMORY);
     }
-    job_settle(job);
+    job_todo(job);
 }
 
 void exchange_adopt(struct motion *motion)

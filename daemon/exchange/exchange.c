@@ -10,7 +10,6 @@
 #include "core/config/config.h"
 #include "core/layout/plan.h"
 #include "daemon/exchange/exchange-inside.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
@@ -640,7 +639,7 @@ static void combine_is_done(void *userdata, struct reduction *reduction)
         collect_combined(exchange->job, parcel);
     exchange_finish(motion);
     go_on(exchange, parcel);
-    job_settle(exchange->job);
+    job_todo(exchange->job);
 }
 
 static const uint8_t *source_data(const struct motion *motion, unsigned s)

@@ -16,7 +16,6 @@
 #include "daemon/engines/devices.h"
 #include "daemon/exchange/exchange.h"
 #include "daemon/job/drop.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
@@ -296,7 +295,7 @@ void job_detach(struct job *job, struct job_rank *rank)
         if (!rank->left && rank->formed && !job->run.stopping && !job->run.drop_why)
             report_lost(job, rank);
     }
-    job_settle(job);
+    job_todo(job);
 }
 
 /* on_leave: stop. Those who wait are told now; a step that they had asked for is not taken without the one that left.
@@ -324,5 +323,5 @@ void job_leave(struct job *job, struct job_rank *rank)
     job_fault_reset(&rank->fault);
     job_answer_done(job, rank);
     job_stop_waiting(job);
-    job_settle(job);
+    job_todo(job);
 }

@@ -111,7 +111,7 @@ void drop_settle(struct job *job)
         drop_now(job); /* ranks may be declaring again */
     else
         job_reset(job);
-    job_settle(job);
+    job_todo(job);
 }
 
 void drop_now(struct job *job)

@@ -24,7 +24,6 @@
 #include "daemon/exchange/exchange.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/formed.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
@@ -124,7 +123,7 @@ void job_form(struct job *job, struct job_rank *rank, const struct request_form 
     rank->declared = true;
     rank->resumes = job->run.has_weights; /* later, rank 0 of a new run may be ready before this one is answered */
     job_wait(job, rank, WAIT_FORM);
-    job_settle(job);
+    job_todo(job);
 }
 
 /* ---- memory -------------------------------------------------------------------------------------------- */
@@ -371,7 +370,7 @@ void job_node_differs(struct job *job, unsigned node, const char *difference)
         form_refuse_all(job, diagnostic);
     else
         diagnostic_unref(diagnostic);
-    job_settle(job);
+    job_todo(job);
 }
 
 /* r: a negative errno. */
@@ -415,7 +414,7 @@ void job_unformed(struct job *job, struct diagnostic *diagnostic)
 {
     drop_now(job);
     cannot_form(job, diagnostic);
-    job_settle(job);
+    job_todo(job);
 }
 
 void job_formed(struct job *job)
@@ -433,7 +432,7 @@ void job_formed(struct job *job)
     job->phase = JOB_INITIALISING;
     if (job->nodes && !job->devices) /* else that was said when its memory was there, but for the GPUs' */
         nodes_formed(job->nodes);
-    job_settle(job);
+    job_todo(job);
 }
 
 static void start_forming(struct job *job)

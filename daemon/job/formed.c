@@ -18,7 +18,6 @@
 #include "daemon/engines/devices.h"
 #include "daemon/exchange/exchange.h"
 #include "daemon/job/form.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
@@ -90,7 +89,7 @@ static void ring_start_done(struct work *work)
     }
     ring_unhold(ring);
     free(start);
-    job_settle(job);
+    job_todo(job);
 }
 
 static void ring_is_freed(void *userdata, const struct ring *ring)

@@ -12,7 +12,6 @@
 #include "core/wire/wire.h"
 #include "daemon/exchange/exchange.h"
 #include "daemon/job/form.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
@@ -73,7 +72,7 @@ static void init_done(struct work *work)
     }
     ring_unhold(init->ring);
     free(init);
-    job_settle(job);
+    job_todo(job);
 }
 
 static const char *check_init(const struct job *job, const struct job_rank *rank, const struct request_init *request)
@@ -165,7 +164,7 @@ void job_ready(struct job *job, struct job_rank *rank)
             job_train(job);
     } else if (job->run.has_weights)
         job_answer_done(job, rank);
-    job_settle(job);
+    job_todo(job);
 }
 
 void job_train(struct job *job)

@@ -149,7 +149,7 @@ void job_reset(struct job *job)
 
 /* ---- small requests ------------------------------------------------------------------------------------ */
 
-void job_settle(struct job *job)
+static void settle(struct job *job)
 {
     if (job->mirror) /* before what is settled is reported: others judge by it */
         mirror_tell(job->mirror, false);
@@ -164,4 +164,12 @@ void job_settle(struct job *job)
     form_settle(job); /* successors */
     if (job->mirror)
         mirror_tell(job->mirror, false);
+}
+
+void job_settle(struct job *job)
+{
+    while (job->todo) {
+        job->todo = false;
+        settle(job);
+    }
 }

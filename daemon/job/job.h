@@ -36,7 +36,7 @@ int job_join(struct job *job, const struct nodes_ops *ops);
 /* The pool must be idle. */
 void job_free(struct job *job);
 
-/* Answers whoever can be answered, posts what can be posted. */
+/* The end of an event: answers ranks that can be answered and posts work that can be posted, if job_todo() was called. */
 void job_settle(struct job *job);
 
 /* For zerodctl. Return: 0, or positive with *why a sentence to be freed by the caller. */

@@ -61,7 +61,7 @@ void nodes_hear_engine(struct nodes *nodes, const struct node_message *message)
         break_engine(nodes, "", "has no engine: ", why);
     else if (nodes->job->devices)
         devices_next(nodes->job->devices, nodes->generation);
-    job_settle(nodes->job); /* an abort may have waited for what is forgotten */
+    job_todo(nodes->job); /* an abort may have waited for what is forgotten */
 }
 
 static void is_connected(struct nodes *nodes)
@@ -100,7 +100,7 @@ void nodes_devices_ready(struct nodes *nodes)
 void nodes_engine_done(struct nodes *nodes, const struct engine_done *done)
 {
     exchange_done(nodes->exchange, done);
-    job_settle(nodes->job);
+    job_todo(nodes->job);
 }
 
 static void put(struct nodes *nodes, uint64_t tag, const char *key, const uint8_t *value, size_t n_bytes)
@@ -126,7 +126,7 @@ void nodes_devices_put(struct nodes *nodes, const char *key, const uint8_t *valu
 void nodes_devices_failed(struct nodes *nodes, const char *why)
 {
     break_engine(nodes, "on ", "", why);
-    job_settle(nodes->job);
+    job_todo(nodes->job);
 }
 
 void nodes_hear_value(struct nodes *nodes, const struct node_message *message)
@@ -148,5 +148,5 @@ void nodes_engine_failed(struct nodes *nodes, const struct engine_failure *failu
                  : failure->kind == ENGINE_SAID ? "says: "
                                                 : "",
                  failure->what);
-    job_settle(nodes->job);
+    job_todo(nodes->job);
 }

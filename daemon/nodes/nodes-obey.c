@@ -388,6 +388,7 @@ const char *nodes_obey(struct nodes *nodes, const struct node_message *message)
         snprintf(nodes->why, sizeof(nodes->why), "%s, which only node 0 hears", node_kind_name(message->kind));
         return nodes->why;
     }
-    job_settle(nodes->job);
+    job_todo(nodes->job);
+    job_settle(nodes->job); /* each message is an event of its own */
     return NULL;
 }

@@ -282,7 +282,7 @@ void nodes_lose(struct nodes *nodes, unsigned node)
     nodes->said_declared = false;
     if (nodes->job->phase != JOB_WAITING)
         drop_begin(nodes->job, 0, nodes->why);
-    job_settle(nodes->job);
+    job_todo(nodes->job);
 }
 
 /*

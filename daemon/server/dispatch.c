@@ -9,6 +9,7 @@
 #include "daemon/job/attendance.h"
 #include "daemon/job/form.h"
 #include "daemon/job/init.h"
+#include "daemon/job/job.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
@@ -365,4 +366,5 @@ void dispatch_request(struct session *session, const struct request *request)
     if (session->rank && request->type != REQUEST_READ_STATE)
         job_release_reading(job, session->rank);
     table[request->type].handle(session, request);
+    job_settle(job);
 }

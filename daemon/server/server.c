@@ -197,6 +197,8 @@ void server_reap(struct server *server)
 {
     struct session *session, *next;
 
+    if (server->job)
+        job_settle(server->job);
     /* Closing one may doom another: a job tells its ranks, and one of them does not read. */
     while (server->some_doomed) {
         server->some_doomed = false;
@@ -205,6 +207,8 @@ void server_reap(struct server *server)
             if (session->doomed)
                 session_close(session);
         }
+        if (server->job)
+            job_settle(server->job);
     }
 }
 
@@ -610,7 +614,7 @@ void server_free(struct server *server)
     server_reap(server);
     /* Works refer to the job: they end first. */
     while (server->pool && worker_pool_wait(server->pool) > 0)
-        ;
+        job_settle(server->job);
     server_reap(server);
     worker_pool_free(server->pool);
     job_free(server->job); /* it stops its engine: before the membership goes, whose callbacks end with it */

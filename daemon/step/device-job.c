@@ -9,7 +9,6 @@
 #include "daemon/engines/device-reach.h"
 #include "daemon/job/form.h"
 #include "daemon/job/init.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
@@ -245,7 +244,7 @@ static void after(void *userdata)
     struct job *job = userdata;
 
     if (job->nodes)
-        job_settle(job); /* an abort may have waited for what is cancelled */
+        job_todo(job); /* an abort may have waited for what is cancelled */
     if (job->ops.after)
         job->ops.after(job->ops.userdata);
 }
@@ -256,7 +255,7 @@ static void is_cleared(void *userdata, int result)
 
     job->work.n_io--;
     if (result < 0) {
-        job_settle(job); /* a job that is given up has waited for it */
+        job_todo(job); /* a job that is given up has waited for it */
         return;
     }
     job_formed(job);
@@ -460,7 +459,7 @@ static void init_end(struct device_io *io, bool ok)
     }
     ring_unhold(io->ring);
     io_free(io);
-    job_settle(job);
+    job_todo(job);
 }
 
 static bool init_is_over(struct device_io *io, int result)

@@ -8,7 +8,6 @@
 #include "core/base/base.h"
 #include "daemon/engines/device-pool.h"
 #include "daemon/engines/devices.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
@@ -108,7 +107,7 @@ static void load_done(void *userdata, int result)
     if (result == -ECANCELED && !job->run.drop_why) /* with the job */
         return;
     gather_settle(job);
-    job_settle(job);
+    job_todo(job);
 }
 
 /* Of one node. Return: 0, or -errno. */

@@ -130,6 +130,7 @@ struct job {
     struct job_ops ops;
 
     enum job_phase phase;
+    bool todo; /* job_settle() is to be called at the end of this event */
     struct job_run run;
     struct job_world world;
     struct job_rank *ranks; /* by rank; other nodes' are mirrored: mirror.h */
@@ -156,6 +157,12 @@ struct job {
     struct job_journal journal;
     struct job_stats stats;
 };
+
+/* Something has changed that others may wait for: job_settle() draws the conclusions at the end of this event. */
+static inline void job_todo(struct job *job)
+{
+    job->todo = true;
+}
 
 /* Of a set with a bit per parameter; never 0. */
 static inline size_t job_bits_bytes(const struct job *job)

@@ -21,7 +21,6 @@
 #include "core/layout/layout.h"
 #include "core/wire/wire.h"
 #include "daemon/exchange/exchange.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
@@ -156,7 +155,7 @@ static void load_done(void *userdata, int result)
     if (refreshed)
         refreshed(job);
     else
-        job_settle(job);
+        job_todo(job);
 }
 
 /* What other nodes own of it. */

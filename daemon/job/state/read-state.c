@@ -15,7 +15,6 @@
 #include "core/layout/layout.h"
 #include "core/wire/wire.h"
 #include "daemon/exchange/exchange.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
@@ -89,7 +88,7 @@ static void release_done(struct work *work)
 
     job->work.n_io--;
     reading_free(reading);
-    job_settle(job);
+    job_todo(job);
 }
 
 void job_release_reading(struct job *job, struct job_rank *rank)
@@ -186,7 +185,7 @@ static void finish_reading(struct reading *reading)
     } else {
         reading_free(reading);
     }
-    job_settle(job);
+    job_todo(job);
 }
 
 static void reading_fetched(void *userdata, int result);

@@ -21,7 +21,6 @@
 #include "core/layout/layout.h"
 #include "core/wire/wire.h"
 #include "daemon/exchange/exchange.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
@@ -188,7 +187,7 @@ static void fill_done(void *userdata, int result)
     } else {
         window->ready = true;
     }
-    job_settle(job);
+    job_todo(job);
 }
 
 /* Stage 3: what other nodes own. Return: 0, or -ENOMEM. */
@@ -363,7 +362,7 @@ void job_write_begin(struct job *job, struct job_rank *rank)
         return;
     }
     job_wait(job, rank, WAIT_WINDOW_BEGIN);
-    job_settle(job);
+    job_todo(job);
 }
 
 /* ---- writing state ------------------------------------------------------------------------------------- */
@@ -490,7 +489,7 @@ static void writing_done(struct work *work)
         if (answer_write(job, rank, writing->param, &writing->place)) /* else nobody fills it */
             rewrite_mark(window->rewrite, writing->param, writing->kind);
     }
-    job_settle(job);
+    job_todo(job);
 }
 
 static void give_place(struct job *job, struct job_rank *rank, const struct request_write_state *request)
@@ -566,7 +565,7 @@ static void finish_window(struct job *job)
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_WINDOW_END)
             job_answer_done(job, &job->ranks[r]);
-    job_settle(job);
+    job_todo(job);
 }
 
 static void committed(struct job *job)
@@ -717,7 +716,7 @@ void job_write_end(struct job *job, struct job_rank *rank, bool forget)
     }
     rank->forget = forget;
     job_wait(job, rank, WAIT_WINDOW_END);
-    job_settle(job);
+    job_todo(job);
 }
 
 void window_detach(struct job *job, struct job_rank *rank)

@@ -16,7 +16,6 @@
 #include "core/layout/manifest.h"
 #include "core/wire/node-wire.h"
 #include "daemon/exchange/exchange.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
@@ -104,7 +103,7 @@ static void finish_abort(struct job *job)
     free(steal_ptr(job->abort.why));
     free(steal_ptr(job->abort.text));
     free(steal_ptr(job->abort.class));
-    job_settle(job);
+    job_todo(job);
 }
 
 /* What the aborted attempt had under way ends first: on workers, and between nodes. */
@@ -115,7 +114,10 @@ static bool is_quiet(const struct job *job)
 
 void abort_settle(struct job *job)
 {
-    if (job->phase == JOB_ABORTING && is_quiet(job))
+    if (job->phase != JOB_ABORTING)
+        return;
+    collect_settle(job);
+    if (is_quiet(job))
         finish_abort(job);
 }
 
@@ -124,8 +126,7 @@ void abort_start(struct job *job, int64_t rank, struct diagnostic *reason)
     job->phase = JOB_ABORTING;
     job->abort.rank = rank;
     job->abort.reason = reason;
-    collect_settle(job);
-    abort_settle(job);
+    job_todo(job);
 }
 
 void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)

@@ -21,7 +21,6 @@
 #include "core/layout/layout.h"
 #include "core/wire/hyper-check.h"
 #include "core/wire/wire.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
@@ -88,7 +87,7 @@ static void abort_torn(struct job *job, struct job_rank *rank)
                   .n_dropped = job_n_pushed_open(job, rank),
                   .aborted = true,
               }));
-    job_settle(job);
+    job_todo(job);
 }
 
 void job_end_backward(struct job *job, struct job_rank *rank, const struct request_end_backward *request)
@@ -127,7 +126,7 @@ void job_end_backward(struct job *job, struct job_rank *rank, const struct reque
                         "end of a micro-batch that was not begun");
         return;
     }
-    job_settle(job);
+    job_todo(job);
 }
 
 /* Dropped, or if any of it is in a sum already, the step begins again without it. */
@@ -145,7 +144,7 @@ static void abandon(struct job *job, struct job_rank *rank)
     if (evidence.aborted) {
         job_wait(job, rank, WAIT_ABORTED);
         job_abort(job, rank->rank, diagnostic);
-        job_settle(job);
+        job_todo(job);
         return;
     }
     job_keep(job, diagnostic);
@@ -570,7 +569,7 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
         return;
     }
     judge_and_ask(job, rank);
-    job_settle(job);
+    job_todo(job);
 }
 
 void job_grad_norm(struct job *job, struct job_rank *rank)
@@ -586,7 +585,7 @@ void job_grad_norm(struct job *job, struct job_rank *rank)
         return;
     }
     job_wait(job, rank, WAIT_NORM);
-    job_settle(job);
+    job_todo(job);
 }
 
 /* What a predecessor's death left added up of a micro-batch that nobody has ended. */

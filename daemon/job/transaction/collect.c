@@ -19,7 +19,6 @@
 #include "core/diagnosis/cause.h"
 #include "core/layout/layout.h"
 #include "daemon/exchange/exchange.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
@@ -219,7 +218,7 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
     }
     if (job->nodes)
         exchange_summed(nodes_exchange(job->nodes), reduction->parcel);
-    job_settle(job);
+    job_todo(job);
 }
 
 void collect_settled(struct job *job, uint32_t parcel)
@@ -416,7 +415,7 @@ static void verify_done(struct work *work)
 
     v->summed = true;
     collect_settle(job);
-    job_settle(job);
+    job_todo(job);
 }
 
 /* A redo slot is given back when all that it can hold has been compared, or its micro-batch has ended. */

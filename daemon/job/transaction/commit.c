@@ -27,7 +27,6 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/wire/node-wire.h"
 #include "core/wire/wire.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
@@ -181,7 +180,7 @@ static void update_is_done(void *userdata, int result)
     job->work.n_io--;
     if (result < 0) { /* cancelled */
         if (job->run.drop_why)
-            job_settle(job); /* it has waited for it */
+            job_todo(job); /* it has waited for it */
         return;
     }
     step_commit(job->step);
@@ -392,7 +391,7 @@ static void finish_commit(struct job *job)
         job->abort.next = false;
         abort_start(job, job->abort.rank, NULL);
     }
-    job_settle(job);
+    job_todo(job);
 }
 
 void job_commit(struct job *job)

@@ -56,6 +56,7 @@ static void on_answer(void *userdata, void *peer, const struct reply *reply, int
     assert_int_equal(p->n_answers, p->n_heard); /* one request at a time, and one answer to each */
     close_fds(p);
     p->n_answers++;
+    p->fixture->n_answers++;
     p->reply = *reply;
     p->n_segments = n_fds;
     for (size_t i = 0; i < n_fds; i++) {
@@ -151,9 +152,16 @@ struct fixture *fixture_new_with(const struct fixture_options *options)
     return f;
 }
 
+/* Return: whether anything happened. Its event, and the one before it, end as they do in a server. */
 static bool advance(struct fixture *f)
 {
-    return f->advance ? f->advance(f->advance_userdata) : worker_pool_wait(f->pool) > 0;
+    unsigned n_answers = f->n_answers;
+    bool any;
+
+    job_settle(f->job);
+    any = f->advance ? f->advance(f->advance_userdata) : worker_pool_wait(f->pool) > 0;
+    job_settle(f->job);
+    return any || f->n_answers > n_answers;
 }
 
 void fixture_drain(struct fixture *f)
@@ -178,7 +186,9 @@ void fixture_free(struct fixture *f)
 void fixture_tick(struct fixture *f, uint64_t later_ms)
 {
     f->now_ns += later_ms * UINT64_C(1000000);
+    job_settle(f->job);
     job_tick(f->job);
+    job_settle(f->job);
 }
 
 uint64_t fixture_bits(const struct fixture *f)
@@ -204,6 +214,7 @@ unsigned fixture_n_kept(const struct fixture *f, unsigned code)
 
 void peer_expect(struct peer *p, enum reply_type type)
 {
+    job_settle(p->fixture->job);
     while (p->n_answers == p->n_heard)
         if (!advance(p->fixture))
             fail_msg("rank %u: no %s, and nothing is under way", p->number, reply_type_name(type));
@@ -231,6 +242,7 @@ void peer_expect_silence(struct peer *p)
 
 void peer_expect_dropped(struct peer *p, unsigned code)
 {
+    job_settle(p->fixture->job);
     assert_true(p->dropped);
     assert_int_equal(p->dropped_code, code);
     p->dropped = false;
@@ -283,12 +295,14 @@ void peer_die(struct peer *p)
     struct job_rank *rank = steal_ptr(p->rank);
 
     job_detach(p->fixture->job, rank);
+    job_settle(p->fixture->job);
     forget_segments(p);
 }
 
 void peer_leave(struct peer *p)
 {
     job_leave(p->fixture->job, p->rank);
+    job_settle(p->fixture->job);
     peer_expect(p, REPLY_DONE);
     peer_die(p);
 }

@@ -71,6 +71,7 @@ struct fixture {
     uint64_t now_ns;
     unsigned n_soon; /* how often a tick was asked for */
     uint64_t n_incarnations;
+    unsigned n_answers; /* of all peers */
     struct peer peers[FIXTURE_MAX_PEERS];
     /* Lets something happen, and says whether anything did; NULL: waits for the job's own workers. */
     bool (*advance)(void *userdata);

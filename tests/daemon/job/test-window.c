@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #include "core/base/base.h"
+#include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/report.h"
 #include "daemon/job/state/window.h"
@@ -291,6 +292,7 @@ static void test_back_in_the_middle(void **userdata)
     (void)userdata;
     peer_leave(a);
     job_write_begin(f->job, b->rank);
+    job_settle(f->job);
     assert_int_equal(f->job->phase, JOB_WINDOW);
     assert_int_equal(peer_attach(a, "run"), 0);
     ask(a, BIG, WIRE_STATE_MASTER, 0);

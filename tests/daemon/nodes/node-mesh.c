@@ -447,10 +447,8 @@ static bool serve(struct mesh_node *node)
 
 enum { ENGINE = 3, ACTS = 5 }; /* from ENGINE on it is bytes that move */
 
-static bool act(struct mesh_node *node, unsigned number)
+static bool act_once(struct mesh_node *node, unsigned number)
 {
-    if (!node->job)
-        return false;
     switch (number) {
     case 0:
     case 1:
@@ -462,6 +460,18 @@ static bool act(struct mesh_node *node, unsigned number)
     default:
         return worker_pool_wait(node->pool) > 0;
     }
+}
+
+static bool act(struct mesh_node *node, unsigned number)
+{
+    bool any;
+
+    if (!node->job)
+        return false;
+    job_settle(node->job);
+    any = act_once(node, number);
+    job_settle(node->job);
+    return any;
 }
 
 bool mesh_advance(void *userdata)
