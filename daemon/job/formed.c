@@ -16,16 +16,15 @@
 #include "core/wire/wire.h"
 #include "daemon/engines/device.h"
 #include "daemon/engines/devices.h"
-#include "daemon/exchange/exchange.h"
-#include "daemon/job/form.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/parcels.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ring.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/budget.h"
 
 /* Reserving the pages of a ring; the rank may be gone before it ends. */
@@ -61,7 +60,7 @@ static void refuse_ring(struct job *job, struct job_rank *rank, int r)
 {
     ring_orphan(steal_ptr(rank->rings[0]));
     job_fault(job, rank,
-              cause_quota(&(struct evidence_quota){.at = form_at(rank),
+              cause_quota(&(struct evidence_quota){.at = job_at_forming(rank),
                                                    .what = "ring of the rank",
                                                    .unit = "bytes",
                                                    .asked = own_ring_bytes(job),
@@ -96,8 +95,7 @@ static void ring_is_freed(void *userdata, const struct ring *ring)
 {
     struct job *job = userdata;
 
-    if (job->nodes)
-        exchange_ring_is_gone(nodes_exchange(job->nodes), ring);
+    parcels_ring_is_gone(job->coordinator, ring);
 }
 
 /* Return: 0 or -errno. */
@@ -230,7 +228,7 @@ static bool can_take_part(const struct job *job, const struct job_rank *rank)
 {
     if (job->phase == JOB_INITIALISING) /* what a rank 0 that died had sent must not come after its successor's */
         return job->work.n_inits == 0;
-    if (job->nodes && nodes_hold_back(job->nodes))
+    if (coordinator_holds_back(job->coordinator))
         return false;
     return (job->phase == JOB_TRAINING || job->phase == JOB_WINDOW) && !job->ledger.ranks[rank->rank].asked &&
            collect_is_done(job, rank);

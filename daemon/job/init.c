@@ -10,15 +10,13 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
 #include "core/wire/wire.h"
-#include "daemon/exchange/exchange.h"
-#include "daemon/job/form.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/memory/ring.h"
 #include "daemon/memory/weights.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/device-job.h"
 #include "daemon/step/step.h"
 #include "kernels/dtype.h"
@@ -37,9 +35,8 @@ static void init_run(struct work *work, uint32_t item)
     struct init *init = container_of(work, struct init, work);
 
     (void)item;
-    if (init->job->nodes)
-        init->result = exchange_init(nodes_exchange(init->job->nodes), &init->request,
-                                     init->ring->ring.map + init->request.offset_bytes);
+    init->result = coordinator_init(init->job->coordinator, &init->request,
+                                    init->ring->ring.map + init->request.offset_bytes);
     weights_store(init->job->state, init->job->kernels, init->request.param, init->request.start_elem,
                   init->request.n_elems, init->ring->ring.map + init->request.offset_bytes);
 }
@@ -47,7 +44,7 @@ static void init_run(struct work *work, uint32_t item)
 void job_refuse_init(struct job *job, struct job_rank *rank, const struct request_init *request)
 {
     job_fault(job, rank,
-              cause_quota(&(struct evidence_quota){.at = form_at(rank),
+              cause_quota(&(struct evidence_quota){.at = job_at_forming(rank),
                                                    .what = "initial weights on their way to other nodes",
                                                    .unit = "bytes",
                                                    .asked = request->n_elems *
@@ -96,7 +93,7 @@ static const char *check_init(const struct job *job, const struct job_rank *rank
 void job_init(struct job *job, struct job_rank *rank, const struct request_init *request)
 {
     const char *wrong = check_init(job, rank, request);
-    struct evidence_at at = form_at(rank);
+    struct evidence_at at = job_at_forming(rank);
     struct init *init;
 
     if (job_is_held(job, rank))
@@ -158,10 +155,7 @@ void job_ready(struct job *job, struct job_rank *rank)
         job_wait(job, rank, WAIT_READY);
     if (job->phase == JOB_INITIALISING && rank->rank == 0 && !job->run.given_weights) {
         job->run.given_weights = true;
-        if (job->nodes)
-            nodes_have_weights(job->nodes); /* they are sent to all nodes first */
-        else
-            job_train(job);
+        coordinator_have_weights(job->coordinator);
     } else if (job->run.has_weights)
         job_answer_done(job, rank);
     job_todo(job);
@@ -169,10 +163,6 @@ void job_ready(struct job *job, struct job_rank *rank)
 
 void job_train(struct job *job)
 {
-    if (job->nodes)
-        exchange_spread_is_over(nodes_exchange(job->nodes));
-    if (job->nodes && job->devices)
-        device_job_empty(job);
     job->run.has_weights = true;
     job->phase = JOB_TRAINING;
     job->stats.times.last_commit_ns = job_now(job);

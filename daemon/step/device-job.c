@@ -10,6 +10,7 @@
 #include "daemon/job/form.h"
 #include "daemon/job/init.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
@@ -17,7 +18,6 @@
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ring.h"
 #include "daemon/memory/weights.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/gather-device.h"
 #include "daemon/step/step-offload.h"
 #include "daemon/step/step.h"
@@ -243,7 +243,7 @@ static void after(void *userdata)
 {
     struct job *job = userdata;
 
-    if (job->nodes)
+    if (!job->coordinator->alone)
         job_todo(job); /* an abort may have waited for what is cancelled */
     if (job->ops.after)
         job->ops.after(job->ops.userdata);
@@ -259,8 +259,8 @@ static void is_cleared(void *userdata, int result)
         return;
     }
     job_formed(job);
-    if (job->nodes && devices_status(job->devices).ready)
-        nodes_devices_ready(job->nodes);
+    if (devices_status(job->devices).ready)
+        coordinator_device_ready(job->coordinator);
 }
 
 /* Fresh memory has something in it: moments begin with zero, and so does what lies between the weights. */
@@ -292,15 +292,15 @@ static void on_ready(void *userdata, bool first)
 
     if (first)
         clear(job);
-    else if (job->nodes && job->phase != JOB_RESERVING)
-        nodes_devices_ready(job->nodes);
+    else if (job->phase != JOB_RESERVING)
+        coordinator_device_ready(job->coordinator);
 }
 
 static void on_put(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
 {
     struct job *job = userdata;
 
-    nodes_devices_put(job->nodes, key, value, n_bytes);
+    coordinator_device_put(job->coordinator, key, value, n_bytes);
 }
 
 static void on_failed(void *userdata, uint32_t generation, const char *why)
@@ -310,10 +310,8 @@ static void on_failed(void *userdata, uint32_t generation, const char *why)
 
     if (generation == 0)
         job_unformed(job, cause_device_unformed(&at, why));
-    else if (job->nodes)
-        nodes_devices_failed(job->nodes, why); /* node 0 says what becomes of it */
     else
-        job_keep(job, cause_device(&(struct evidence_node){.at = at, .generation = generation, .why = why}));
+        coordinator_device_failed(job->coordinator, generation, why);
 }
 
 /* Without its events nobody knows when its gradients are written. If the process is gone, its successor is compared. */
@@ -368,9 +366,8 @@ void device_job_start(struct job *job)
         devices_share(job->devices, DEVICES_STAGING, offload_staging(job->step->offload));
         devices_share(job->devices, DEVICES_WEIGHTS, &job->state->weights);
     }
-    if (job->nodes)
-        nodes_formed(job->nodes);
-    else
+    coordinator_formed(job->coordinator); /* which starts the engines of several nodes together */
+    if (job->coordinator->alone)
         devices_start(job->devices);
 }
 
@@ -447,7 +444,7 @@ static void init_end(struct device_io *io, bool ok)
     struct job *job = io->job;
     struct job_rank *rank = io->rank;
 
-    if (!job->nodes || is_stage3(job)) /* else it is sent from there */
+    if (job->coordinator->alone || is_stage3(job)) /* else it is sent from there */
         device_job_empty(job);
     job->work.n_io--;
     job->work.n_inits--;
@@ -522,8 +519,8 @@ static void init_store(struct work *work, uint32_t item)
     if (io->result == 0)
         weights_store(io->job->state, io->job->kernels, request->param, request->start_elem, request->n_elems,
                       io->bytes);
-    if (io->result == 0 && io->job->nodes)
-        io->result = exchange_init(nodes_exchange(io->job->nodes), request, io->bytes);
+    if (io->result == 0)
+        io->result = coordinator_init(io->job->coordinator, request, io->bytes);
 }
 
 static void init_stored(struct work *work)
@@ -608,10 +605,10 @@ int device_job_reserve(struct job *job)
 
     if (r == 0 && job->step->offload)
         r = offload_reserve(job->step->offload);
-    if (r == 0 && job->nodes && job->state->mirror)
+    if (r == 0 && !job->coordinator->alone && job->state->mirror)
         r = reserve_mirror(job);
-    if (r == 0 && job->nodes && !job->state->mirror) {
-        const struct segment *pool = exchange_pool(nodes_exchange(job->nodes));
+    if (r == 0 && !job->coordinator->alone && !job->state->mirror) {
+        const struct segment *pool = coordinator_pool(job->coordinator);
 
         r = segment_reserve(pool, 0, pool->n_bytes);
     }

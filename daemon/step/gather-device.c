@@ -9,10 +9,10 @@
 #include "daemon/engines/device-pool.h"
 #include "daemon/engines/devices.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/fetch.h"
 
 enum { FETCH_PARAMS = 64 }; /* of one order; picked */
@@ -135,13 +135,13 @@ static int order_fetch(struct load *load, const uint32_t *params, const uint64_t
 /* Of several nodes: their engines do it in one order, which node 0 says. Return: likewise. */
 static int ask_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
 {
-    return exchange_fetch(nodes_exchange(load->job->nodes), &(struct fetch){.kind = FETCH_GATHERED,
-                                                                                     .rank = load->rank->rank,
-                                                                                     .params = params,
-                                                                                     .offsets_bytes = offsets_bytes,
-                                                                                     .n_params = n_params,
-                                                                                     .done = load_done,
-                                                                                     .userdata = load});
+    return coordinator_fetch(load->job->coordinator, &(struct fetch){.kind = FETCH_GATHERED,
+                                                             .rank = load->rank->rank,
+                                                             .params = params,
+                                                             .offsets_bytes = offsets_bytes,
+                                                             .n_params = n_params,
+                                                             .done = load_done,
+                                                             .userdata = load});
 }
 
 /* Masters are on the GPUs: engines round them into the pool. Return: 0, or -errno. */
@@ -155,7 +155,7 @@ static int order_fetches(struct load *load)
         n = MIN(load->n_params - i, ARRAY_SIZE(offsets_bytes));
         for (size_t k = 0; k < n; k++)
             offsets_bytes[k] = device_pool_offset(pool, load->params[i + k]);
-        r = (load->job->nodes ? ask_fetch : order_fetch)(load, load->params + i, offsets_bytes, n);
+        r = (load->job->coordinator->alone ? order_fetch : ask_fetch)(load, load->params + i, offsets_bytes, n);
         load->n_waiting += r == 0;
     }
     return r;
@@ -199,7 +199,7 @@ static struct devices_move move_others(const struct load *load, uint32_t param, 
     struct devices_move move = move_of(load, param, start, n);
 
     if (n > 0)
-        move.host = exchange_pool(nodes_exchange(job->nodes))->map + move.offset_bytes;
+        move.host = coordinator_pool(job->coordinator)->map + move.offset_bytes;
     return move;
 }
 
@@ -215,8 +215,8 @@ static int copy_masters(struct load *load)
         uint32_t param = load->params[i];
         uint64_t start = 0, all = job->layout->params[param].n_elems, n = all;
 
-        if (job->nodes)
-            n = exchange_owned(nodes_exchange(job->nodes), job->config->world.node, param, &start);
+        if (!job->coordinator->alone)
+            n = coordinator_owned(job->coordinator, param, &start);
         moves[3 * i] = move_own(load, param, start, n);
         moves[3 * i + 1] = move_others(load, param, 0, start);
         moves[3 * i + 2] = move_others(load, param, start + n, all - start - n);
@@ -240,18 +240,18 @@ static int fetch_others(struct load *load)
     const struct device_pool *pool = pool_of(load->job, load->rank)->pool;
     _cleanup_free_ uint64_t *offsets_bytes = calloc(load->n_params + 1, sizeof(*offsets_bytes));
 
-    if (!load->job->nodes)
+    if (load->job->coordinator->alone)
         return 1;
     if (!offsets_bytes)
         return -ENOMEM;
     for (size_t i = 0; i < load->n_params; i++)
         offsets_bytes[i] = device_pool_offset(pool, load->params[i]);
-    return exchange_fetch(nodes_exchange(load->job->nodes), &(struct fetch){.kind = FETCH_PUBLISHED,
-                                                                                     .params = load->params,
-                                                                                     .offsets_bytes = offsets_bytes,
-                                                                                     .n_params = load->n_params,
-                                                                                     .done = others_are_here,
-                                                                                     .userdata = load});
+    return coordinator_fetch(load->job->coordinator, &(struct fetch){.kind = FETCH_PUBLISHED,
+                                                             .params = load->params,
+                                                             .offsets_bytes = offsets_bytes,
+                                                             .n_params = load->n_params,
+                                                             .done = others_are_here,
+                                                             .userdata = load});
 }
 
 /* Masters are in the memory of hosts. Return: 0, or -errno. */
@@ -294,7 +294,7 @@ static int start_load(struct job *job, struct job_rank *rank, bool hinted, const
 /* What comes of other nodes' masters has one place on a node, whose ranks load one after the other. */
 static bool is_taken(const struct job *job)
 {
-    return job->nodes && !job->state->mirror && job->device_gathered->n_loading > 0;
+    return !job->coordinator->alone && !job->state->mirror && job->device_gathered->n_loading > 0;
 }
 
 /* ---- requests ------------------------------------------------------------------------------------------ */

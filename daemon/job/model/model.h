@@ -16,13 +16,11 @@
 #include "daemon/memory/quota.h"
 #include "daemon/step/step.h"
 
+struct coordinator;
 struct cursor;
 struct device_gather;
 struct devices;
 struct job_rank;
-struct mirror;
-struct nodes;
-struct param_norm;
 struct pool;
 struct reply;
 struct uv_loop_s;
@@ -140,10 +138,7 @@ struct job {
     struct state *state;
     struct step *step;
     struct devices *devices;               /* NULL: all is in host memory */
-    struct nodes *nodes;                   /* NULL: one node */
-    struct mirror *mirror;                 /* likewise */
-    struct param_norm *param_norms;        /* several nodes: questions under way, param-norm.h */
-    uint64_t n_param_norms;                /* asked so far */
+    struct coordinator *coordinator;
     struct pool *gathered;                 /* stage 3, in host memory; else NULL */
     struct device_gather *device_gathered; /* stage 3, on GPUs, from when they have their memory; else NULL */
     struct window *window;

@@ -19,14 +19,14 @@
 #include "core/base/segment.h"
 #include "core/diagnosis/cause.h"
 #include "core/layout/layout.h"
+#include "core/wire/node-wire.h"
 #include "core/wire/wire.h"
-#include "daemon/exchange/exchange.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/memory/transfer.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/fetch.h"
 #include "daemon/step/gather-device.h"
 #include "kernels/dtype.h"
@@ -163,12 +163,11 @@ static void load_done(void *userdata, int result)
 static void load_remote(struct load *load)
 {
     struct job *job = load->job;
-    int r = job->nodes ? exchange_fetch(nodes_exchange(job->nodes), &(struct fetch){.kind = FETCH_PUBLISHED,
-                                                                                             .params = load->params,
-                                                                                             .n_params = load->n,
-                                                                                             .done = load_done,
-                                                                                             .userdata = load})
-                       : 1;
+    int r = coordinator_fetch(job->coordinator, &(struct fetch){.kind = FETCH_PUBLISHED,
+                                                                .params = load->params,
+                                                                .n_params = load->n,
+                                                                .done = load_done,
+                                                                .userdata = load});
 
     if (r == 0)
         load->n_waiting++;

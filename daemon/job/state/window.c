@@ -19,9 +19,10 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
+#include "core/wire/node-wire.h"
 #include "core/wire/wire.h"
-#include "daemon/exchange/exchange.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
@@ -32,7 +33,6 @@
 #include "daemon/memory/rewrite.h"
 #include "daemon/memory/state.h"
 #include "daemon/memory/transfer.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/device-job.h"
 #include "daemon/step/fetch.h"
 
@@ -82,16 +82,10 @@ bool window_is_busy(const struct window *window)
     return window && window->busy;
 }
 
-static void share_window(struct job *job, const struct segment *segment)
-{
-    if (job->nodes)
-        exchange_window(nodes_exchange(job->nodes), segment);
-}
-
 /* What is under way in it frees it at its end. */
 static void let_go(struct job *job)
 {
-    share_window(job, NULL);
+    coordinator_window(job->coordinator, NULL);
     if (job->window && job->window->busy)
         job->window->forgotten = true;
     else
@@ -159,7 +153,7 @@ static uint64_t segment_bytes(const struct job *job)
 /* What opening takes. */
 static uint64_t opening_bytes(const struct job *job)
 {
-    bool mirror = job->state->mirror && (job->nodes || job->config->zero.stage == 3);
+    bool mirror = job->state->mirror && (!job->coordinator->alone || job->config->zero.stage == 3);
 
     return segment_bytes(job) + (mirror ? device_job_mirror_bytes(job) : 0);
 }
@@ -183,8 +177,7 @@ static void fill_done(void *userdata, int result)
             if (job->ranks[r].wait == WAIT_WINDOW_BEGIN)
                 refuse_begin(job, &job->ranks[r], opening_bytes(job), window->fill_result);
         window->lacks_memory = true;
-        if (!job->nodes)
-            window_forget(job);
+        coordinator_lacks_memory(job->coordinator);
     } else {
         window->ready = true;
     }
@@ -199,12 +192,12 @@ static int fill_remote(struct job *job)
 
     for (uint32_t p = 0; params && p < job->layout->n_params; p++)
         params[p] = p;
-    r = params ? exchange_fetch(nodes_exchange(job->nodes), &(struct fetch){.kind = FETCH_PUBLISHED,
-                                                                                     .window = true,
-                                                                                     .params = params,
-                                                                                     .n_params = job->layout->n_params,
-                                                                                     .done = fill_done,
-                                                                                     .userdata = job})
+    r = params ? coordinator_fetch(job->coordinator, &(struct fetch){.kind = FETCH_PUBLISHED,
+                                                                     .window = true,
+                                                                     .params = params,
+                                                                     .n_params = job->layout->n_params,
+                                                                     .done = fill_done,
+                                                                     .userdata = job})
                : -ENOMEM;
     if (r == 0)
         job->window->n_filling++;
@@ -246,7 +239,7 @@ static int charge_mirror(struct job *job)
 static void empty_mirror(struct job *job)
 {
     device_job_empty(job);
-    if (!job->nodes)
+    if (job->coordinator->alone)
         charge_deinit(&job->window->mirror_charge);
 }
 
@@ -281,7 +274,7 @@ static int fill_here(struct job *job)
 {
     bool stage3 = job->config->zero.stage == 3;
 
-    if (!job->state->mirror && (stage3 || !(job->devices && job->nodes)))
+    if (!job->state->mirror && (stage3 || !job->coordinator->sums_at_once))
         return start_transfer(job, TRANSFER_FETCH, fill_done);
     if (stage3)
         return load_mirror(job, mirror_filled);
@@ -294,10 +287,10 @@ static int fill(struct job *job)
 
     job->window->n_filling = 1;
     job->window->fill_result = 0;
-    share_window(job, &job->window->segment);
+    coordinator_window(job->coordinator, &job->window->segment);
     r = fill_here(job);
 
-    if (r == 0 && job->nodes && job->config->zero.stage == 3 && fill_remote(job) < 0)
+    if (r == 0 && job->config->zero.stage == 3 && fill_remote(job) < 0)
         job->window->fill_result = -ENOMEM;
     job->window->ready = job->window->stale = job->window->lacks_memory = false;
     job->window->busy = r == 0;
@@ -332,7 +325,7 @@ static void show_weights(struct job *job)
 {
     int r = make_segment(job);
 
-    if (r == 0 && job->nodes && job->state->mirror)
+    if (r == 0 && !job->coordinator->alone && job->state->mirror)
         r = charge_mirror(job);
     if (r == 0)
         r = fill(job);
@@ -626,10 +619,8 @@ static void stored(void *userdata)
     job->window->busy = false;
     if (job->window->forgotten) /* node 0 has said that it is over before it could be */
         window_free(steal_ptr(job->window));
-    else if (job->nodes)
-        nodes_stored(job->nodes); /* it is committed when it is stored everywhere */
-    else if (!gather_refresh(job, committed))
-        committed(job);
+    else
+        coordinator_stored(job->coordinator); /* it is committed when it is stored everywhere */
 }
 
 /* After the weights: a master that was written itself is the one that counts. */
@@ -649,7 +640,7 @@ static void refuse_commit(struct job *job)
 {
     if (job->state->mirror)
         empty_mirror(job);
-    job->window->busy = false;
+    job->window->busy = job->window->stores = false;
     job_advance_generation(job);
     job->phase = JOB_WINDOW;
     for (unsigned i = job->world.first; i < job->world.end; i++)
@@ -669,7 +660,7 @@ static void begin_storing(struct work *work);
 /* What all nodes have decided has no way back either; what it takes is charged since the window is open. */
 static void cannot_commit(struct job *job)
 {
-    if (!job->nodes || job->run.drop_why) {
+    if (job->coordinator->alone || job->run.drop_why) {
         refuse_commit(job);
         return;
     }
@@ -766,10 +757,7 @@ static void settle_open(struct job *job)
 void window_settle(struct job *job)
 {
     if (job->phase == JOB_TRAINING && !job->window && all_wait(job, WAIT_WINDOW_BEGIN)) {
-        if (job->nodes)
-            nodes_want_window(job->nodes);
-        else
-            open_window(job);
+        coordinator_want_window(job->coordinator);
         return;
     }
     if (job->phase != JOB_WINDOW || job->window->busy)
@@ -782,12 +770,7 @@ void window_settle(struct job *job)
     /* What loads while weights change would be a mixture. */
     if (job->phase != JOB_WINDOW || gather_is_busy(job) || !all_wait(job, WAIT_WINDOW_END))
         return;
-    if (job->nodes)
-        nodes_end_window(job->nodes, job->window->rewrite, job->ranks[0].forget || job->ranks[0].left);
-    else if (job->ranks[0].forget || job->ranks[0].left)
-        finish_window(job);
-    else
-        commit_window(job);
+    coordinator_end_window(job->coordinator, job->window->rewrite, job->ranks[0].forget || job->ranks[0].left);
 }
 
 /* ---- what node 0 says ---------------------------------------------------------------------------------- */
@@ -818,30 +801,22 @@ static int copy_rewrite(struct job *job, const uint64_t *written, size_t n)
     return r;
 }
 
-const char *job_window_write(struct job *job, const struct exchange_said *said, const uint64_t *written, size_t n)
+int job_window_written(struct job *job, const uint64_t *written, size_t n, const struct rewrite **rewrite)
 {
-    _cleanup_free_ uint64_t *arrays = calloc(n + 1, sizeof(*arrays));
-    size_t n_arrays = 0;
-
     if (job->phase != JOB_WINDOW || !job->window)
-        return "WRITE: no write window is open";
-    if (!arrays || (n > 0 && job->world.first > 0 && copy_rewrite(job, written, n) < 0))
-        return "out of memory for what was written in the window";
-    for (size_t i = 0; i < n; i++) {
-        if ((written[i] & 0xff) == REWRITE_COUNT_FOLLOWS)
-            i++;
-        else
-            arrays[n_arrays++] = written[i];
-    }
-    return exchange_write(nodes_exchange(job->nodes), said, arrays, n_arrays, job->window->rewrite);
+        return -ENOENT;
+    if (n > 0 && job->world.first > 0 && copy_rewrite(job, written, n) < 0)
+        return -ENOMEM;
+    *rewrite = job->window->rewrite;
+    return 0;
 }
 
 void job_window_store(struct job *job)
 {
     if (job->phase != JOB_WINDOW || !job->window)
         return;
-    job->window->stores = true;
-    window_settle(job); /* a node whose ranks have all left may still be filling it */
+    job->window->stores = true; /* a node whose ranks have all left may still be filling it */
+    job_todo(job);
 }
 
 void job_window_closed(struct job *job)
