@@ -21,57 +21,10 @@
 
 /* ---- slots --------------------------------------------------------------------------------------------- */
 
-/* The largest owned part of a parameter that is rounded. */
-static uint64_t largest_slot_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks)
-{
-    uint64_t most = 0;
-
-    for (uint32_t p = 0; p < layout->n_params; p++) {
-        const struct layout_param *param = &layout->params[p];
-        uint64_t n_elems = 0;
-
-        for (uint32_t c = param->first_chunk; param->trainable && c < param->first_chunk + param->n_chunks; c++)
-            if (layout->chunks[c].rank - first_rank < n_ranks)
-                n_elems += layout->chunks[c].n_elems;
-        if (param->trainable && param->dtype != DTYPE_F32)
-            most = MAX(most, n_elems * dtype_size(param->dtype));
-    }
-    return round_up(most, page_size());
-}
-
-/* Of fp32 values of one parameter on this node's GPUs. */
-static uint64_t largest_values_bytes(const struct config *config, const struct layout *layout)
-{
-    unsigned first_rank = config_first_rank(config), n_ranks = config_local_ranks(config);
-    uint64_t most = 0;
-
-    for (uint32_t p = 0; p < layout->n_params; p++) {
-        const struct layout_param *param = &layout->params[p];
-        uint64_t n_elems = 0;
-
-        for (uint32_t c = param->first_chunk; param->trainable && c < param->first_chunk + param->n_chunks; c++)
-            if (layout->chunks[c].rank - first_rank < n_ranks)
-                n_elems += layout->chunks[c].n_elems;
-        if (!param->trainable && config_partitions_all(config))
-            n_elems = MIN(param->n_elems, layout_frozen_slice_elems(param->n_elems, layout->world_size) * n_ranks);
-        most = MAX(most, n_elems * sizeof(float));
-    }
-    return round_up(most, page_size());
-}
-
-uint64_t exchange_serving_bytes(const struct config *config, const struct layout *layout)
-{
-    if (config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
-        return SERVING_SLOTS * largest_values_bytes(config, layout);
-    if (config->zero.stage != 3)
-        return 0;
-    return SERVING_SLOTS * largest_slot_bytes(layout, config_first_rank(config), config_local_ranks(config));
-}
-
 int exchange_form_serving(struct exchange *exchange)
 {
     const struct job *job = exchange->job;
-    uint64_t n_bytes = exchange_serving_bytes(job->config, job->layout);
+    uint64_t n_bytes = exchange_plan_serving_bytes(job->config, job->layout);
     int r = segment_init(&exchange->serving, "serving", n_bytes);
 
     exchange->slot_bytes = n_bytes / SERVING_SLOTS;

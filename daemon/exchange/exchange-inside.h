@@ -5,15 +5,12 @@
 
 #include "core/base/worker.h"
 #include "daemon/exchange/exchange.h"
+#include "daemon/step/exchange-plan.h"
 #include "core/wire/node-wire.h"
 
 /* A piece of a node; all nodes number them alike, in rank order. */
 struct source {
     unsigned node, first_rank, piece; /* piece: within its node */
-};
-
-struct span {
-    unsigned first, n; /* ranks */
 };
 
 enum motion_kind { MOTION_PARCEL, MOTION_SPREAD, MOTION_GATHER, MOTION_FETCH, MOTION_WRITE };
@@ -75,8 +72,6 @@ struct serving {
     struct work work;
     struct serving *next;
 };
-
-enum { SERVING_SLOTS = 2 }; /* one is sent while the next is rounded */
 
 struct exchange {
     struct job *job;
@@ -148,7 +143,6 @@ void exchange_adopt(struct motion *motion);
 /* exchange-fetch.c */
 int exchange_form_serving(struct exchange *exchange);
 void exchange_drop_serving(struct exchange *exchange);
-uint64_t exchange_serving_bytes(const struct config *config, const struct layout *layout);
 void exchange_finish_fetch(struct exchange *exchange, struct pending_fetch *fetch, int result);
 /* An order is done that is none of a motion. */
 void exchange_served(struct exchange *exchange, uint64_t tag);

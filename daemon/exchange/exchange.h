@@ -102,13 +102,6 @@ uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t
 int exchange_new(struct exchange **out, struct job *job, const struct exchange_ops *ops);
 void exchange_free(struct exchange *exchange);
 
-/* Pieces of all nodes, in rank order; and those of one node. */
-unsigned exchange_n_sources(const struct config *config);
-unsigned exchange_n_pieces(const struct config *config, unsigned node);
-
-/* Bytes of the staging and of what comes in. */
-uint64_t exchange_bytes(const struct config *config, const struct layout *layout);
-
 /* The job's layout and step stand. Pages of the incoming segment are the caller's to reserve. Return: 0 or -errno. */
 int exchange_form(struct exchange *exchange);
 void exchange_drop(struct exchange *exchange);

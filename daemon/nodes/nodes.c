@@ -9,6 +9,7 @@
 #include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes-inside.h"
+#include "daemon/step/exchange-plan.h"
 #include "daemon/nodes/param-norm.h"
 #include "daemon/nodes/remote-ranks.h"
 
@@ -44,7 +45,7 @@ static int make_leader(struct nodes *nodes)
     unsigned n_sources[LEADER_MAX_NODES];
 
     for (unsigned i = 0; i < nodes->n; i++)
-        n_sources[i] = exchange_n_pieces(nodes->job->config, i);
+        n_sources[i] = exchange_plan_n_pieces(nodes->job->config, i);
     return leader_new(
         &nodes->leader,
         &(struct leader_options){
