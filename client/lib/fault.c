@@ -15,7 +15,7 @@
 #include <string.h>
 #include <ucontext.h>
 
-#include "client/lib/internal.h"
+#include "client/lib/handle.h"
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
 

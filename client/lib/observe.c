@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/lib/internal.h"
+#include "client/lib/handle.h"
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/evidence.h"

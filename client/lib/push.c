@@ -13,7 +13,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "client/lib/internal.h"
+#include "client/lib/handle.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 

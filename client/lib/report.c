@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/lib/internal.h"
+#include "client/lib/handle.h"
 #include "core/base/base.h"
 
 /* Parameters of a report: with 3 bytes each they fit into a packet. Picked; texts name five of them. */

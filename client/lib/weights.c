@@ -19,7 +19,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "client/lib/internal.h"
+#include "client/lib/handle.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "client/lib/internal.h"
+#include "client/lib/handle.h"
 #include "core/base/base.h"
 
 /* Values of zerod.written. */

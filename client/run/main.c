@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "client/run/child.h"
+#include "client/run/process.h"
 #include "client/run/options.h"
 #include "client/run/place.h"
 #include "client/run/run.h"

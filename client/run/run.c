@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <sysexits.h>
 
-#include "client/run/child.h"
+#include "client/run/process.h"
 #include "client/run/environment.h"
 #include "client/run/options.h"
 #include "client/run/place.h"

@@ -4,7 +4,7 @@
 /*
  * The handle, and what the files of libzerod share:
  *
- *   client.c   the handle's life, one request and its answer, errors, small calls
+ *   handle.c   the handle's life, one request and its answer, errors, small calls
  *   form.c     declaring, forming, initial weights
  *   push.c     slots, pushes, micro-batches
  *   cuda.c     jobs on GPUs: device memory, streams, events

@@ -13,7 +13,7 @@
 #include <sys/un.h>
 #include <time.h>
 
-#include "client/lib/internal.h"
+#include "client/lib/handle.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/wire/hyper-check.h"

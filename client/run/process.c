@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/run/child.h"
+#include "client/run/process.h"
 
 #include <errno.h>
 #include <fcntl.h>
