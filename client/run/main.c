@@ -15,7 +15,7 @@ int main(int argc, char **argv)
     struct place place;
     int r;
 
-    child_wrapper(argc, argv);
+    process_wrapper(argc, argv);
     r = options_parse(&options, argc, argv);
     if (r != 0)
         return r < 0 ? -r : EXIT_SUCCESS;

@@ -2,13 +2,13 @@
 #pragma once
 
 /*
- * One process of ours with its output: a rank or the daemon. It leads a
- * session of its own, so that a terminal's Ctrl-C reaches only zerodrun, which passes it on once; it dies
- * with zerodrun (PR_SET_PDEATHSIG), and what it leaves behind in its process group is ended after it.
+ * A process that zerodrun has started, a rank or a daemon, with its output. It leads a session of its own, so that a
+ * terminal's Ctrl-C reaches only zerodrun, which passes it on once. It dies with zerodrun (PR_SET_PDEATHSIG), and
+ * zerodrun ends what the process leaves behind in its process group.
  *
- * Life: child_start(), then exactly one on_end() when the process has ended and
- * its output is read to the end, or CHILD_LINGER_MS after the end when somebody who left the group
- * still holds the output. From then on it may be started again.
+ * Life: process_start(), then exactly one on_end() when the process has ended and its output is read to the end, or
+ * PROCESS_LINGER_MS after the end if another process that left the group still holds the output. After on_end() it may
+ * be started again.
  */
 
 #include <stdbool.h>
@@ -21,38 +21,38 @@
 #include "client/run/lines.h"
 
 struct sink;
-struct child;
+struct process;
 
 enum {
-    CHILD_LINGER_MS = 1000,
-    CHILD_READ_BYTES = 16 * 1024,
+    PROCESS_LINGER_MS = 1000,
+    PROCESS_READ_BYTES = 16 * 1024,
 };
 
-struct child_spec {
+struct process_spec {
     char **argv; /* argv[0] is looked up in PATH; argv, env and label are used during the start only */
     char **env;
     const char *label; /* "0": what its lines begin with, in brackets */
     int death_signal;  /* that it gets when zerodrun dies */
     bool keep_stdin;   /* else /dev/null */
     struct sink *out, *err;
-    void (*on_end)(struct child *child);
+    void (*on_end)(struct process *process);
     void *owner;
 };
 
-struct child_stream {
-    struct child *child;
+struct process_stream {
+    struct process *process;
     struct sink *sink;
     uv_pipe_t pipe;
     struct lines lines;
     bool eof, paused;
-    char data[CHILD_READ_BYTES]; /* what is being read */
+    char data[PROCESS_READ_BYTES]; /* what is being read */
 };
 
-struct child {
-    struct child_spec spec;
-    uv_process_t process;
+struct process {
+    struct process_spec spec;
+    uv_process_t handle;
     uv_timer_t linger;
-    struct child_stream streams[2]; /* stdout, stderr */
+    struct process_stream streams[2]; /* stdout, stderr */
     char prefix[32];
     char *argv_storage; /* owned */
     char **argv;        /* owned; what is spawned: zerodrun itself as a wrapper */
@@ -64,30 +64,27 @@ struct child {
     unsigned n_handles; /* still open; 0: may be started */
 };
 
-/*
- * spec is copied. Return: 0 or a negative errno; on_end is then not called, and the loop must run once
- * more before the child's memory goes away.
- */
-int child_start(struct child *child, uv_loop_t *loop, const struct child_spec *spec);
+/* spec is copied. Return: 0; or a negative errno: on_end() is not called, and the loop must run once more before the
+ * memory of the process is freed. */
+int process_start(struct process *process, uv_loop_t *loop, const struct process_spec *spec);
 
-static inline bool child_is_alive(const struct child *child)
+static inline bool process_is_alive(const struct process *process)
 {
-    return child->n_handles > 0 && !child->exited;
+    return process->n_handles > 0 && !process->exited;
 }
 
-/* To the process alone: its helpers are its own business. Nothing happens when it has ended. */
-void child_signal(struct child *child, int signum);
-/* SIGKILL for all of its process group. */
-void child_kill(struct child *child);
+/* Signals the process alone, not its helpers; does nothing when it has ended. */
+void process_signal(struct process *process, int signum);
 
-/* Reads on where a full sink has stopped it. */
-void child_resume(struct child *child);
+/* Sends SIGKILL to all of its process group. */
+void process_kill(struct process *process);
+
+/* Continues to read output that waited for a full sink. */
+void process_resume(struct process *process);
 
 /* As a shell counts: exit status, or 128 + signal. */
-int child_exit_code(const struct child *child);
+int process_exit_code(const struct process *process);
 
-/*
- * The other half of child_start(), called first in main(): in a process that was started as a wrapper this
- * does not return but becomes the program, or exits 126 or 127 as a shell would.
- */
-void child_wrapper(int argc, char **argv);
+/* The other half of process_start(), called first in main(): in a process that was started as a wrapper it does not
+ * return but becomes the program, or exits with 126 or 127 as a shell does. */
+void process_wrapper(int argc, char **argv);

@@ -34,7 +34,7 @@ struct run;
 
 struct run_rank {
     struct run *run;
-    struct child child;
+    struct process process;
     struct environment env;
     unsigned local;
     char label[24];
@@ -44,7 +44,7 @@ struct run_rank {
 
 struct run_daemon {
     struct run *run;
-    struct child child;
+    struct process process;
     const char *socket, *config_path; /* the place's */
     bool told_socket;                 /* it listens there because it is told so */
     char label[24];
@@ -111,12 +111,12 @@ static void run_error(struct run *run, int exit_code, const char *format, ...)
         run->exit_code = exit_code;
 }
 
-static void run_describe_end(const struct child *child, char *text, size_t size)
+static void run_describe_end(const struct process *process, char *text, size_t size)
 {
-    if (child->term_signal)
-        snprintf(text, size, "was killed by signal %d (%s)", child->term_signal, strsignal(child->term_signal));
+    if (process->term_signal)
+        snprintf(text, size, "was killed by signal %d (%s)", process->term_signal, strsignal(process->term_signal));
     else
-        snprintf(text, size, "exited with %d", (int)child->exit_status);
+        snprintf(text, size, "exited with %d", (int)process->exit_status);
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------- */
@@ -158,9 +158,9 @@ static void run_drained(void *context)
     unsigned i;
 
     for (i = 0; i < run->place->n_ranks; i++)
-        child_resume(&run->ranks[i].child);
+        process_resume(&run->ranks[i].process);
     for (i = 0; i < run->place->n_jobs; i++)
-        child_resume(&run->daemons[i].child);
+        process_resume(&run->daemons[i].process);
     run_check_flushed(run);
 }
 
@@ -206,9 +206,9 @@ static void run_kill(struct run *run)
     unsigned i;
 
     for (i = 0; i < run->place->n_ranks; i++)
-        child_kill(&run->ranks[i].child);
+        process_kill(&run->ranks[i].process);
     for (i = 0; run->n_running == 0 && i < run->place->n_jobs; i++)
-        child_kill(&run->daemons[i].child);
+        process_kill(&run->daemons[i].process);
 }
 
 static void run_grace_over(uv_timer_t *timer)
@@ -235,18 +235,18 @@ static void run_end_ranks(struct run *run)
     /* Interrupted ranks are on their way out, perhaps writing a checkpoint: a second signal would cut it off.
      */
     for (i = 0; !run->interrupted && i < run->place->n_ranks; i++)
-        child_signal(&run->ranks[i].child, SIGTERM);
+        process_signal(&run->ranks[i].process, SIGTERM);
     uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
 }
 
 /* ---- ranks --------------------------------------------------------------------------------------------- */
 
-static void rank_ended(struct child *child);
+static void rank_ended(struct process *process);
 
 static int rank_start(struct run_rank *rank)
 {
     struct run *run = rank->run;
-    struct child_spec spec = {
+    struct process_spec spec = {
         .argv = run->options->command,
         .label = rank->label,
         .death_signal = SIGKILL,
@@ -260,7 +260,7 @@ static int rank_start(struct run_rank *rank)
 
     spec.env = rank->env.vars; /* not before: it moves as it grows */
     if (r == 0)
-        r = child_start(&rank->child, &run->loop, &spec);
+        r = process_start(&rank->process, &run->loop, &spec);
     if (r < 0) {
         run_error(run, EX_OSERR, "cannot start rank %s: %s", rank->label, strerror(-r));
         return r;
@@ -277,26 +277,26 @@ static bool rank_may_restart(const struct run_rank *rank)
     return run->state == RUN_RUNNING && !run->interrupted && rank->n_restarts < run->options->n_restarts;
 }
 
-static void rank_ended(struct child *child)
+static void rank_ended(struct process *process)
 {
-    struct run_rank *rank = child->spec.owner;
+    struct run_rank *rank = process->spec.owner;
     struct run *run = rank->run;
-    int code = child_exit_code(child);
+    int code = process_exit_code(process);
     char how[96];
 
     rank->running = false;
     run->n_running--;
-    run_describe_end(child, how, sizeof(how));
+    run_describe_end(process, how, sizeof(how));
     if (code != 0 && rank_may_restart(rank)) {
         rank->n_restarts++;
-        run_note(run, "rank %s (pid %d) %s; restart %u of %u", rank->label, (int)child->pid, how, rank->n_restarts,
+        run_note(run, "rank %s (pid %d) %s; restart %u of %u", rank->label, (int)process->pid, how, rank->n_restarts,
                  run->options->n_restarts);
         if (rank_start(rank) < 0)
             run_end_ranks(run);
         return;
     }
     if (code != 0) {
-        run_note(run, "rank %s (pid %d) %s", rank->label, (int)child->pid, how);
+        run_note(run, "rank %s (pid %d) %s", rank->label, (int)process->pid, how);
         if (run->exit_code == 0)
             run->exit_code = code;
         run_end_ranks(run);
@@ -337,32 +337,32 @@ static void run_stop_daemon(struct run *run)
     }
     for (i = 0; i < run->place->n_jobs; i++) {
         if (run->killing)
-            child_kill(&run->daemons[i].child);
+            process_kill(&run->daemons[i].process);
         else
-            child_signal(&run->daemons[i].child, SIGTERM);
+            process_signal(&run->daemons[i].process, SIGTERM);
     }
     uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
 }
 
-static void run_daemon_ended(struct child *child)
+static void run_daemon_ended(struct process *process)
 {
-    struct run_daemon *daemon = child->spec.owner;
+    struct run_daemon *daemon = process->spec.owner;
     struct run *run = daemon->run;
     enum run_state state = run->state;
-    int code = child_exit_code(child);
+    int code = process_exit_code(process);
     char how[96];
 
     daemon->running = false;
     run->n_daemons--;
-    run_describe_end(child, how, sizeof(how));
+    run_describe_end(process, how, sizeof(how));
     if (state == RUN_STOPPING) {
         if (code != 0)
-            run_note(run, "%s (pid %d) %s", daemon->label, (int)child->pid, how);
+            run_note(run, "%s (pid %d) %s", daemon->label, (int)process->pid, how);
         if (run->n_daemons == 0)
             run_finish(run);
         return;
     }
-    run_error(run, code ? code : EX_UNAVAILABLE, "%s (pid %d) %s %s", daemon->label, (int)child->pid, how,
+    run_error(run, code ? code : EX_UNAVAILABLE, "%s (pid %d) %s %s", daemon->label, (int)process->pid, how,
               state == RUN_STARTING ? "before it accepted connections" : "while ranks were running");
     run_end_ranks(run);
 }
@@ -395,7 +395,7 @@ static int run_start_daemon(struct run_daemon *daemon)
     /* Of a service manager that started us: the daemon is not who it is waiting for. */
     const char *const not_its[] = {"NOTIFY_SOCKET",  "LISTEN_PID",   "LISTEN_FDS",
                                    "LISTEN_FDNAMES", "WATCHDOG_PID", "WATCHDOG_USEC"};
-    struct child_spec spec = {
+    struct process_spec spec = {
         .argv = argv,
         .label = daemon->label,
         .death_signal = SIGTERM,
@@ -413,14 +413,14 @@ static int run_start_daemon(struct run_daemon *daemon)
         environment_unset(&run->daemon_env, not_its[i]);
     spec.env = run->daemon_env.vars;
     if (r == 0)
-        r = child_start(&daemon->child, &run->loop, &spec);
+        r = process_start(&daemon->process, &run->loop, &spec);
     if (r < 0) {
         run_error(run, EX_OSERR, "cannot start %s: %s", program, strerror(-r));
         return r;
     }
     daemon->running = true;
     run->n_daemons++;
-    run_note(run, "started %s (pid %d)", program, (int)daemon->child.pid);
+    run_note(run, "started %s (pid %d)", program, (int)daemon->process.pid);
     return 0;
 }
 
@@ -482,7 +482,7 @@ static void run_signal(uv_signal_t *handle, int signum)
         run_interrupt(run, signum);
     for (i = 0; !run->killing && i < run->place->n_ranks; i++)
         if (run->ranks[i].running)
-            child_signal(&run->ranks[i].child, signum);
+            process_signal(&run->ranks[i].process, signum);
 }
 
 /* ---- the run ------------------------------------------------------------------------------------------- */
