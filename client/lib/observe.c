@@ -6,12 +6,14 @@
  */
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "client/lib/handle.h"
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/evidence.h"
+#include "core/layout/layout.h"
+#include "zerod/client.h"
 
 struct explained {
     struct zerod_error public; /* first: what the caller holds */
