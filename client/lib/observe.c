@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Diagnostics without a daemon: for an observer of DDP, in the daemon's own words. Names are all that is known of the
- * parameters, so they become a layout of one element each that only the texts look at.
+ * Diagnostics without a daemon, for an observer of DDP, in the daemon's own words. Only the names of the parameters are
+ * known, so each becomes a layout parameter of one element, which only the texts read.
  */
 
 #include <errno.h>

@@ -50,7 +50,7 @@ void push_close(struct zerod *c)
     slots_close(&c->slots);
 }
 
-/* Where in its slot a parameter's part lies: a part of several is alone there. Looks at no more than it must. */
+/* Where in its slot a parameter's part lies: a part of several is alone there. Reads only what it needs. */
 static uint8_t *slot_data(const struct zerod *c, uint32_t ticket, uint32_t param)
 {
     const struct layout_param *p = &c->layout->params[param];
@@ -148,7 +148,7 @@ static struct request_push describe(struct zerod *c, const struct zerod_push *pu
     };
 }
 
-/* Will the daemon refuse it whatever it holds? Then only the record travels. */
+/* Will the daemon refuse the push whatever its bytes are? Then only the record is sent. */
 static bool is_record_only(const struct zerod *c, const struct zerod_push *push)
 {
     const struct layout_param *p;
@@ -186,7 +186,8 @@ static int push_record(struct zerod *c, const struct zerod_push *push)
     return c->call.fatal ? c->call.fatal : MIN(call_send(&c->call, &request), 0);
 }
 
-/* Puts part i of a parameter into its slot and names the slot; from: NULL when it is there. Return: as slots_get(). */
+/* Copies part i of a parameter into its slot and names the slot. from: NULL when the bytes are there already. Return:
+ * as slots_get(). */
 static int place_part(struct zerod *c, uint32_t param, uint32_t i, const void *from, size_t n_bytes,
                       struct request_push *request)
 {

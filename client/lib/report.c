@@ -11,7 +11,7 @@
 #include "client/lib/handle.h"
 #include "core/base/base.h"
 
-/* Parameters of a report: with 3 bytes each they fit into a packet. Picked; texts name five of them. */
+/* Parameters of one report: with 3 bytes each they fit into a packet. Picked; texts name five of them. */
 enum { MAX_REPORTED = 32768 };
 
 static int check_params(struct zerod *c, const char *what, const unsigned *params, size_t n_params)

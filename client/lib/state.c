@@ -49,7 +49,7 @@ int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, vo
     return 0;
 }
 
-/* Return: 0, or why it is no state that could be written. *count is set when it is one. */
+/* Return: 0, or why this state cannot be written. *count is set for ZEROD_STEP_COUNT. */
 static int check_state(struct zerod *c, unsigned param, enum zerod_state which, const void *src, uint64_t *count)
 {
     double n = 0;
@@ -66,7 +66,8 @@ static int check_state(struct zerod *c, unsigned param, enum zerod_state which, 
     return 0;
 }
 
-/* Whatever becomes of it, the daemon may count what lies there: without the values only the end is left. */
+/* Writes the values where the daemon will read them. Every failure is fatal, because the daemon already counts on them.
+ */
 static int fill_place(struct zerod *c, const struct reply_state_is *place, uint64_t n_elems, const void *src)
 {
     size_t n_bytes = n_elems * sizeof(float);

@@ -26,7 +26,7 @@ int zerod_write_begin(struct zerod *c)
     if (r == 0 && c->window_base)
         r = call_fail(&c->call, -EBUSY, "a write window is open already");
     if (r == 0)
-        r = zerod_check_weights(c, NULL); /* the window's memory takes the place of what was written */
+        r = zerod_check_weights(c, NULL); /* the window replaces memory that was written to */
     if (r == 0)
         r = c->memory->wait(c);
     if (r == 0)
