@@ -18,11 +18,13 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from . import _lib, binding, callers, patches, placement, reads, settings, sites, state
+from . import _lib, binding, placement, reads, settings, sites, state
 from .buffersync import BufferSync
 from .client import Client, Position, StepResult
 from .errors import ConnectionLost, GradientFault
 from .gradients import Gradients
+from .patches import accelerate as callers
+from .patches import torch as patches
 from .registry import open_optimizers, owners_of, when_attached
 from .stage3 import Sharding
 from .unread import Unread

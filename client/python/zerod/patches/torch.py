@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
-from .hooks import Hook
-from .registry import owners_of, with_gradients
+from ..hooks import Hook
+from ..registry import owners_of, with_gradients
 
 if TYPE_CHECKING:
-    from .optimizer import Optimizer
+    from ..optimizer import Optimizer
 
 
 # ---- clipping -------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import sys
 import warnings
 from typing import Any
 
-from .optimizer import Optimizer
+from ..optimizer import Optimizer
+from ..registry import when_attached
 from .progress import Progress, group_is_done
-from .registry import when_attached
 
 
 def _set(progress: Any, total: int, current: int) -> None:

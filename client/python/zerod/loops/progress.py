@@ -26,10 +26,10 @@ import torch
 from torch import distributed
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from . import _lib
-from .errors import StepAborted
-from .optimizer import Optimizer
-from .userstate import UserState, user_state
+from .. import _lib
+from ..errors import StepAborted
+from ..optimizer import Optimizer
+from ..userstate import UserState, user_state
 
 _WATCH_TIMEOUT = datetime.timedelta(days=365)
 _gone_on: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # whose first loop has begun

@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from .registry import open_optimizers, owners_of
+from ..registry import open_optimizers, owners_of
 
 _fully_shard = sys.modules.get("torch.distributed.fsdp._fully_shard._fully_shard")
 

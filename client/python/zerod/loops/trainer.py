@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .optimizer import HYPERS, Optimizer
+from ..optimizer import HYPERS, Optimizer
 from .progress import Progress, group_is_done
 
 if TYPE_CHECKING:

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .errors import StepAborted
-
-if TYPE_CHECKING:
-    from .optimizer import Optimizer
+from ..errors import StepAborted
+from ..optimizer import Optimizer
 
 
 class Step(int):
