@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _lib
-
-if TYPE_CHECKING:
-    from .optimizer import Optimizer
 
 
 def given(groups: list[Any], hypers: dict[str, Any]) -> dict[str, list[Any]]:
@@ -41,9 +38,8 @@ def check_type(wanted: str | None, known: Iterable[str]) -> None:
     )
 
 
-def differences(opt: Optimizer, values: dict[str, list[Any]]) -> list[str]:
+def differences(job: _lib.Job, values: dict[str, list[Any]]) -> list[str]:
     """A line that says where the program overrules what the daemon's configuration names; or none."""
-    job = opt._client.job
     betas = job.hyper.beta1, job.hyper.beta2
     configured = {name: betas if name == "betas" else getattr(job.hyper, name, None) for name in values}
     other = [
