@@ -120,7 +120,7 @@ static int mark_nothing(struct zerod *c, struct request_push *push)
 
 static uint8_t *alloc(struct zerod *c, uint32_t param)
 {
-    void *memory;
+    void *memory = NULL;
     int r = -posix_memalign(&memory, ALLOC_ALIGN_BYTES, handle_gradient_bytes(c, param));
 
     if (r == 0)

@@ -43,13 +43,11 @@ struct memory_ops {
     /* Names in the push what the daemon has to wait for before it reads the slot. */
     int (*mark)(struct zerod *c, struct request_push *push);
 
-    /* Room of the process's own for a parameter's gradient that is pushed in parts, kept until release(). NULL: fatal.
-     */
+    /* Memory of this process for a gradient that is pushed in parts, kept until release(). NULL: a fatal error. */
     uint8_t *(*alloc)(struct zerod *c, uint32_t param);
     void (*release)(struct zerod *c, uint8_t *memory); /* NULL is fine */
 
-    /* Room outside the ring for the bytes of a refused duplicate, which must not overwrite the first push's. NULL:
-     * none. */
+    /* Room outside the ring for a refused duplicate, whose bytes must not overwrite the first push's. NULL: none. */
     void *(*scratch)(struct zerod *c, uint32_t param);
 
     /* A duplicate's bytes where the host can read them; data: NULL when they are in scratch. Return: NULL when there
@@ -77,8 +75,8 @@ struct memory_ops {
 
     /* ---- write window ---- */
 
-    int (*open_window)(struct zerod *c,
-                       int fd);            /* sets c->window_base; fd: of the daemon's memory, not consumed; -1: none */
+    /* Maps the window and sets c->window_base. fd: of the daemon's memory, not consumed; -1: none came. */
+    int (*open_window)(struct zerod *c, int fd);
     void (*close_window)(struct zerod *c); /* c->window_base is NULL already */
 
     /* ---- end ---- */

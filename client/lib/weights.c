@@ -111,6 +111,7 @@ static int ask_for(struct zerod *c, const unsigned *params, size_t n, const uint
     int r = call_ask(&c->call, &(struct request){.type = REQUEST_GATHER, .gather = {.params = params, .n_params = n}},
                      REPLY_DONE, &reply);
 
+    *offsets = NULL;
     if (r != 0)
         return r;
     *offsets = reply.done.n_pool_offsets == n ? reply.done.pool_offsets : NULL;

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* A run of zerodrun, from the start of the daemons to the exit status. */
+
 #include "client/run/run.h"
 
 #include <assert.h>
@@ -46,7 +49,7 @@ struct run_daemon {
     struct run *run;
     struct process process;
     const char *socket, *config_path; /* the place's */
-    bool told_socket;                 /* it listens there because it is told so */
+    bool socket_is_given;             /* by an argument, because its configuration has none */
     char label[24];
     bool running;
 };
@@ -69,7 +72,7 @@ struct run {
     uint64_t started_ms;
     int interrupted; /* first of SIGINT, SIGTERM, SIGHUP that we got; 0: none */
     bool killing;    /* a second SIGINT came */
-    bool abandoned;  /* the output is given up: its threads may stand in write(2), nothing can be closed */
+    bool abandoned;  /* the output is dropped: its threads may be in write(2), so nothing can be closed */
     int exit_code;   /* of the first failure */
 };
 
@@ -99,7 +102,7 @@ static void run_note(struct run *run, const char *format, ...)
     va_end(args);
 }
 
-/* What zerodrun itself could not do. The first failure counts. */
+/* Says what zerodrun itself could not do. The first failure decides the exit status. */
 static void run_error(struct run *run, int exit_code, const char *format, ...)
 {
     va_list args;
@@ -164,7 +167,7 @@ static void run_drained(void *context)
     run_check_flushed(run);
 }
 
-/* ---- an output that nobody takes ----------------------------------------------------------------------- */
+/* ---- an output that no reader empties ------------------------------------------------------------------ */
 
 static void run_give_up_output(struct run *run)
 {
@@ -190,7 +193,7 @@ static void run_check_output(uv_timer_t *timer)
     run->n_written_bytes = n_bytes;
 }
 
-/* Output that is stuck holds up the ranks, and then the end of those that were told to end. */
+/* Ranks wait for output that is stuck, and so they cannot end. */
 static void run_watch_output(struct run *run)
 {
     if (uv_is_active((uv_handle_t *)&run->output_grace))
@@ -219,7 +222,7 @@ static void run_grace_over(uv_timer_t *timer)
     run_kill(run);
 }
 
-/* No rank is started any more, and those that run are asked to end. */
+/* Starts no more ranks, and asks those that run to end. */
 static void run_end_ranks(struct run *run)
 {
     unsigned i;
@@ -367,7 +370,7 @@ static void run_daemon_ended(struct process *process)
     run_end_ranks(run);
 }
 
-/* zerod beside our own executable. Return: NULL when there is none, or a string to be freed. */
+/* The zerod in the folder of zerodrun. Return: NULL when there is none, or a string to be freed. */
 static char *zerod_beside(void)
 {
     char self[4096];
@@ -392,7 +395,7 @@ static int run_start_daemon(struct run_daemon *daemon)
     const char *program = run->options->zerod_path ? run->options->zerod_path : beside ? beside : "zerod";
     char *argv[] = {(char *)program,    (char *)"--config",     (char *)daemon->config_path,
                     (char *)"--socket", (char *)daemon->socket, NULL};
-    /* Of a service manager that started us: the daemon is not who it is waiting for. */
+    /* A service manager that started zerodrun waits for zerodrun, not for the daemon. */
     const char *const not_its[] = {"NOTIFY_SOCKET",  "LISTEN_PID",   "LISTEN_FDS",
                                    "LISTEN_FDNAMES", "WATCHDOG_PID", "WATCHDOG_USEC"};
     struct process_spec spec = {
@@ -407,7 +410,7 @@ static int run_start_daemon(struct run_daemon *daemon)
     size_t i;
     int r = run->daemon_env.vars ? 0 : environment_init(&run->daemon_env);
 
-    if (!daemon->told_socket)
+    if (!daemon->socket_is_given)
         argv[3] = NULL;
     for (i = 0; r == 0 && i < ARRAY_SIZE(not_its); i++)
         environment_unset(&run->daemon_env, not_its[i]);
@@ -552,7 +555,7 @@ static void run_init_daemons(struct run *run)
         const struct place_job *job = &place->more[i - 1];
 
         run->daemons[i] = (struct run_daemon){
-            .socket = job->socket, .config_path = job->config_path, .told_socket = !job->own_config};
+            .socket = job->socket, .config_path = job->config_path, .socket_is_given = !job->own_config};
         snprintf(run->daemons[i].label, sizeof(run->daemons[i].label), "zerod.%u", i);
     }
     for (unsigned i = 0; i < place->n_jobs; i++)
