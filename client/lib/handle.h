@@ -6,15 +6,15 @@
  * those before it, the table of memory_ops apart:
  *
  *   error.c, call.c          the last error; a request and its answer
- *   cuda.c, range.c          the CUDA driver; where gathered weights lie on a GPU
- *   mapping.c                segments of shared memory
+ *   memory/cuda.c, range.c   the CUDA driver; where gathered weights lie on a GPU
+ *   memory/mapping.c         segments of shared memory
  *   slots.c, strings.c       places in the ring; strings that are sent once
  *   report.c, state.c        faults that the client has seen; state of parameters
  *   weights.c                weights as the caller sees them; gather and release
  *   written.c, fault.c       writes to published weights (E1106); the handler of SIGSEGV (E1106, E1110)
  *   push.c, window.c         gradients of a micro-batch; write windows
- *   host-memory.c            memory_ops for host memory
- *   cuda-memory.c            memory_ops for memory of GPUs
+ *   memory/host-memory.c     memory_ops for host memory
+ *   memory/cuda-memory.c     memory_ops for memory of GPUs
  *   step.c, form.c           steps and their abort; declaring and forming
  *   handle.c                 connect, close, and what is known of the job
  *
@@ -28,8 +28,8 @@
 #include <stdint.h>
 
 #include "client/lib/call.h"
-#include "client/lib/mapping.h"
-#include "client/lib/memory.h"
+#include "client/lib/memory/mapping.h"
+#include "client/lib/memory/memory.h"
 #include "client/lib/slots.h"
 #include "client/lib/strings.h"
 #include "core/layout/layout.h"

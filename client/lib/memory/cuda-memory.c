@@ -14,10 +14,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "client/lib/cuda.h"
+#include "client/lib/memory/cuda.h"
 #include "client/lib/handle.h"
-#include "client/lib/memory.h"
-#include "client/lib/range.h"
+#include "client/lib/memory/memory.h"
+#include "client/lib/memory/range.h"
 #include "client/lib/weights.h"
 #include "core/base/base.h"
 

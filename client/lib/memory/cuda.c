@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/lib/cuda.h"
+#include "client/lib/memory/cuda.h"
 #include "core/base/base.h"
 
 /* The driver's numbers and types, as its documentation has them. They have been the same since CUDA 10.2. */

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "client/lib/mapping.h"
+#include "client/lib/memory/mapping.h"
 
 int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection)
 {

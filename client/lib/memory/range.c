@@ -7,8 +7,8 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "client/lib/cuda.h"
-#include "client/lib/range.h"
+#include "client/lib/memory/cuda.h"
+#include "client/lib/memory/range.h"
 #include "core/base/base.h"
 #include "core/layout/layout.h"
 

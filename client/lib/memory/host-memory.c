@@ -20,7 +20,7 @@
 
 #include "client/lib/fault.h"
 #include "client/lib/handle.h"
-#include "client/lib/memory.h"
+#include "client/lib/memory/memory.h"
 #include "client/lib/weights.h"
 #include "client/lib/written.h"
 #include "core/base/base.h"
