@@ -111,7 +111,7 @@ def _wrap_to() -> None:
     def watched(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         owners = owners_of(self.parameters())
-        # torch copies from "cpu" to "cpu:0", where accelerate puts models: the copy would be trained by nobody.
+        # torch copies from "cpu" to "cpu:0", where accelerate puts models, but zerod trains only the original.
         stays = device is not None and device.type == "cpu" and dtype is None and memory_format is None
         stays = stays and all(owner.device is None for owner in owners)
         return self if owners and stays else to(self, *args, **kwargs)
