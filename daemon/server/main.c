@@ -12,6 +12,7 @@
 #include "core/base/log.h"
 #include "core/config/config.h"
 #include "daemon/server/server.h"
+#include "daemon/server/service.h"
 
 static const char usage[] = "usage: zerod --config FILE [--socket PATH] [--check | --print-config]\n"
                             "\n"
@@ -58,7 +59,7 @@ static struct options parse(int argc, char **argv)
             options.print = true;
             break;
         case 'V':
-            printf("zerod %s\n", server_version());
+            printf("zerod %s\n", service_version());
             options.exit_now = EX_OK;
             return options;
         case 'h':
