@@ -20,7 +20,7 @@
 #include "daemon/link/cluster-peer.h"
 #include "daemon/link/cluster.h"
 #include "daemon/link/connection.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 /* Why a line about a connection is logged that may be anybody's: each has its own limit. */
 enum cluster_reason {

@@ -15,13 +15,13 @@
 #include <uv.h>
 
 #include "daemon/link/link-frame.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 struct connection;
 
 enum connection_fault {
     CONNECTION_LOST,     /* the socket is at its end */
-    CONNECTION_STRANGER, /* what came is not ours, see seal.h; said in clear, or without our key */
+    CONNECTION_STRANGER, /* what came is not ours, see secure-stream.h; said in clear, or without our key */
     CONNECTION_UNPROVED, /* a frame that cannot be opened */
     CONNECTION_BABBLE,   /* sealed with our key, but not a frame */
     CONNECTION_NO_MEMORY,

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 
 #include "core/base/base.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 /* Return: 0, or -errno with a sentence. */
 static int check(int fd, const char *path, char *why, size_t why_size)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Writes the seeds of fuzz-wire, fuzz-engine, fuzz-device, fuzz-nodes, fuzz-frame and fuzz-seal: one packed example of
+ * Writes the seeds of fuzz-wire, fuzz-engine, fuzz-device, fuzz-nodes, fuzz-frame and fuzz-secure-stream: one packed example of
  * every message, and a few conversations. Usage: make-corpus DIRECTORY (which has the folders wire, engine, device,
- * nodes, frame and seal).
+ * nodes, frame and secure-stream).
  */
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include "core/wire/frame.h"
 #include "core/wire/wire.h"
 #include "daemon/link/link-frame.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 #include "tests/core/wire/device-examples.h"
 #include "tests/core/wire/engine-examples.h"
 #include "tests/core/wire/node-examples.h"
@@ -189,7 +189,7 @@ static int write_talks(const char *directory)
     return r;
 }
 
-/* What fuzz-seal.c takes: its first byte says what the rest is. */
+/* What fuzz-secure-stream.c takes: its first byte says what the rest is. */
 enum { FROM_STRANGER, TO_CONNECTING, CONVERSATION, OPENED_FRAME };
 
 /* A hello in pieces of up to 64 bytes, each behind its length less one, and something that is no frame. */

@@ -20,7 +20,7 @@
 
 #include "core/base/open-files.h"
 #include "daemon/link/connection.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 static bool is_short; /* of memory for what is not there yet */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 #include <assert.h>
 #include <endian.h>

@@ -17,7 +17,7 @@
 #include "core/base/base.h"
 #include "core/config/config.h"
 #include "daemon/link/link-frame.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 enum { MAX_FRAME = 2048, MAX_SAID = 512, WIRE_BYTES = 1 << 20 };
 

@@ -13,7 +13,7 @@
 #include "core/base/base.h"
 #include "daemon/link/link-frame.h"
 #include "daemon/link/mailbox.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 enum { MAX_FRAME = 4096, WIRE_BYTES = 64 * 1024 };
 
