@@ -11,7 +11,7 @@
 #include "core/config/config.h"
 #include "daemon/exchange/exchange-inside.h"
 #include "daemon/job/model/model.h"
-#include "daemon/memory/rewrite.h"
+#include "daemon/memory/state-edits.h"
 #include "daemon/memory/weights.h"
 #include "daemon/step/device-job.h"
 

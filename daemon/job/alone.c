@@ -19,7 +19,7 @@
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/job/transaction/commit.h"
-#include "daemon/memory/rewrite.h"
+#include "daemon/memory/state-edits.h"
 #include "daemon/step/step.h"
 
 /* Where a parcel is: a sum begins as soon as the parcel is complete. */

@@ -18,7 +18,7 @@
 #include "daemon/job/transaction/boundary.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/job/transaction/commit.h"
-#include "daemon/memory/rewrite.h"
+#include "daemon/memory/state-edits.h"
 #include "daemon/nodes/nodes-inside.h"
 #include "daemon/nodes/param-norm.h"
 #include "daemon/nodes/remote-ranks.h"

@@ -11,7 +11,7 @@
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/transaction/commit.h"
-#include "daemon/memory/rewrite.h"
+#include "daemon/memory/state-edits.h"
 #include "daemon/nodes/nodes-inside.h"
 
 void nodes_declared(struct nodes *nodes, bool declared)

@@ -30,7 +30,7 @@
 #include "daemon/job/state/gather.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/quota.h"
-#include "daemon/memory/rewrite.h"
+#include "daemon/memory/state-edits.h"
 #include "daemon/memory/state.h"
 #include "daemon/memory/transfer.h"
 #include "daemon/step/device-job.h"

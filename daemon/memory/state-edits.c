@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-#include "daemon/memory/rewrite.h"
+#include "daemon/memory/state-edits.h"
 
 #include <string.h>
 

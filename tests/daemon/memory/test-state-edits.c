@@ -16,7 +16,7 @@
 
 #include "core/base/base.h"
 #include "core/layout/layout.h"
-#include "daemon/memory/rewrite.h"
+#include "daemon/memory/state-edits.h"
 #include "tests/golden/gradients.h"
 
 enum { WORLD = 3, N_PARAMS = 6, N_TRAINABLE = 5, LARGE_ELEMS = 200 * 1000 };
