@@ -40,7 +40,7 @@ struct cluster {
     const struct connection_ops *connection_ops;
     uint64_t incarnation;
     unsigned node, n_nodes;
-    struct seal_key key;
+    struct secure_stream_key key;
     char *alike; /* what all nodes must have alike */
 
     struct cluster_peer *peers; /* one per node; nothing where we are ourselves */

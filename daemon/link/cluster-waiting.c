@@ -70,7 +70,7 @@ void cluster_free(struct cluster *cluster)
     free(cluster->peers);
     free(cluster->alike);
     uv_freeaddrinfo(cluster->addresses);
-    seal_key_deinit(&cluster->key);
+    secure_stream_key_deinit(&cluster->key);
     free(cluster);
 }
 

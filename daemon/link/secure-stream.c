@@ -15,7 +15,7 @@ enum {
     AT_VERSION = 8,
     AT_NODE = 12,
     AT_NONCE = 16,
-    AT_JOB = AT_NONCE + SEAL_NONCE_BYTES,
+    AT_JOB = AT_NONCE + SECURE_STREAM_NONCE_BYTES,
 };
 
 static const uint8_t magic[MAGIC_BYTES] = {'z', 'e', 'r', 'o', 'd', 'l', 'n', 'k'};
@@ -36,7 +36,7 @@ static uint32_t get_u32(const uint8_t *at)
 
 /* ---- keys ---------------------------------------------------------------------------------------------- */
 
-int seal_key_init(struct seal_key *key, const void *data, size_t n_bytes)
+int secure_stream_key_init(struct secure_stream_key *key, const void *data, size_t n_bytes)
 {
     if (sodium_init() < 0)
         return -ENOSYS;
@@ -44,7 +44,7 @@ int seal_key_init(struct seal_key *key, const void *data, size_t n_bytes)
     return 0;
 }
 
-void seal_key_deinit(struct seal_key *key)
+void secure_stream_key_deinit(struct secure_stream_key *key)
 {
     sodium_memzero(key, sizeof(*key));
 }
@@ -57,9 +57,9 @@ static void hash_add(crypto_generichash_state *hash, const void *data, size_t n_
     (void)r;
 }
 
-static void hash_init(crypto_generichash_state *hash, const struct seal_key *key, const char *purpose)
+static void hash_init(crypto_generichash_state *hash, const struct secure_stream_key *key, const char *purpose)
 {
-    int r = crypto_generichash_init(hash, key->bytes, sizeof(key->bytes), SEAL_KEY_BYTES);
+    int r = crypto_generichash_init(hash, key->bytes, sizeof(key->bytes), SECURE_STREAM_KEY_BYTES);
 
     assert(r == 0);
     (void)r;
@@ -68,7 +68,7 @@ static void hash_init(crypto_generichash_state *hash, const struct seal_key *key
 
 static void hash_finish(crypto_generichash_state *hash, uint8_t *out)
 {
-    int r = crypto_generichash_final(hash, out, SEAL_KEY_BYTES);
+    int r = crypto_generichash_final(hash, out, SECURE_STREAM_KEY_BYTES);
 
     assert(r == 0);
     (void)r;
@@ -76,7 +76,7 @@ static void hash_finish(crypto_generichash_state *hash, uint8_t *out)
 }
 
 /* Which job a daemon serves, for those who hold the key; nothing for others. */
-static void tag_job(uint8_t *tag, const struct seal_key *key, const char *job)
+static void tag_job(uint8_t *tag, const struct secure_stream_key *key, const char *job)
 {
     crypto_generichash_state hash;
 
@@ -86,221 +86,222 @@ static void tag_job(uint8_t *tag, const struct seal_key *key, const char *job)
 }
 
 /* One direction's key; the connecting end's hello comes first. */
-static void derive(uint8_t *out, const struct seal *seal, const uint8_t *peer_hello, const char *direction)
+static void derive(uint8_t *out, const struct secure_stream *stream, const uint8_t *peer_hello, const char *direction)
 {
-    bool connects = seal->role == SEAL_CONNECTS;
+    bool connects = stream->role == SECURE_STREAM_CONNECTS;
     crypto_generichash_state hash;
 
-    hash_init(&hash, &seal->key, direction);
-    hash_add(&hash, connects ? seal->hello : peer_hello, SEAL_HELLO_BYTES);
-    hash_add(&hash, connects ? peer_hello : seal->hello, SEAL_HELLO_BYTES);
+    hash_init(&hash, &stream->key, direction);
+    hash_add(&hash, connects ? stream->hello : peer_hello, SECURE_STREAM_HELLO_BYTES);
+    hash_add(&hash, connects ? peer_hello : stream->hello, SECURE_STREAM_HELLO_BYTES);
     hash_finish(&hash, out);
 }
 
-static void derive_both(struct seal *seal, const uint8_t *peer_hello)
+static void derive_both(struct secure_stream *stream, const uint8_t *peer_hello)
 {
     static const char from_connecting[] = "zerod link 1: from the connecting end";
     static const char from_listening[] = "zerod link 1: from the listening end";
-    bool connects = seal->role == SEAL_CONNECTS;
+    bool connects = stream->role == SECURE_STREAM_CONNECTS;
     uint8_t push_key[crypto_secretstream_xchacha20poly1305_KEYBYTES];
 
-    derive(push_key, seal, peer_hello, connects ? from_connecting : from_listening);
-    derive(seal->pull_key, seal, peer_hello, connects ? from_listening : from_connecting);
-    crypto_secretstream_xchacha20poly1305_init_push(&seal->push, seal->header, push_key);
+    derive(push_key, stream, peer_hello, connects ? from_connecting : from_listening);
+    derive(stream->pull_key, stream, peer_hello, connects ? from_listening : from_connecting);
+    crypto_secretstream_xchacha20poly1305_init_push(&stream->push, stream->header, push_key);
     sodium_memzero(push_key, sizeof(push_key));
-    seal_key_deinit(&seal->key); /* it has done its part */
-    seal->has_keys = true;
+    secure_stream_key_deinit(&stream->key); /* it has done its part */
+    stream->has_keys = true;
 }
 
-_Static_assert(SEAL_KEY_BYTES == crypto_secretstream_xchacha20poly1305_KEYBYTES, "one hash is one key");
+_Static_assert(SECURE_STREAM_KEY_BYTES == crypto_secretstream_xchacha20poly1305_KEYBYTES, "one hash is one key");
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
-void seal_init(struct seal *seal, const struct seal_options *options)
+void secure_stream_init(struct secure_stream *stream, const struct secure_stream_options *options)
 {
-    *seal = (struct seal){
+    *stream = (struct secure_stream){
         .role = options->role,
-        .state = SEAL_AWAITS_HELLO,
+        .state = SECURE_STREAM_AWAITS_HELLO,
         .max_frame_bytes = options->max_frame_bytes,
         .key = *options->key,
     };
-    memcpy(seal->hello + AT_MAGIC, magic, sizeof(magic));
-    put_u32(seal->hello + AT_VERSION, SEAL_VERSION);
-    put_u32(seal->hello + AT_NODE, options->node);
-    memcpy(seal->hello + AT_NONCE, options->nonce, SEAL_NONCE_BYTES);
-    tag_job(seal->hello + AT_JOB, &seal->key, options->job);
+    memcpy(stream->hello + AT_MAGIC, magic, sizeof(magic));
+    put_u32(stream->hello + AT_VERSION, SECURE_STREAM_VERSION);
+    put_u32(stream->hello + AT_NODE, options->node);
+    memcpy(stream->hello + AT_NONCE, options->nonce, SECURE_STREAM_NONCE_BYTES);
+    tag_job(stream->hello + AT_JOB, &stream->key, options->job);
 }
 
-void seal_deinit(struct seal *seal)
+void secure_stream_deinit(struct secure_stream *stream)
 {
-    if (seal->plain)
-        sodium_memzero(seal->plain, seal->plain_capacity);
-    free(seal->plain);
-    free(seal->input);
-    sodium_memzero(seal, sizeof(*seal));
+    if (stream->plain)
+        sodium_memzero(stream->plain, stream->plain_capacity);
+    free(stream->plain);
+    free(stream->input);
+    sodium_memzero(stream, sizeof(*stream));
 }
 
 /* ---- in ------------------------------------------------------------------------------------------------ */
 
-static size_t n_waiting(const struct seal *seal)
+static size_t n_waiting(const struct secure_stream *stream)
 {
-    return seal->input_end - seal->input_start;
+    return stream->input_end - stream->input_start;
 }
 
-static const uint8_t *waiting(const struct seal *seal)
+static const uint8_t *waiting(const struct secure_stream *stream)
 {
-    return seal->input + seal->input_start;
+    return stream->input + stream->input_start;
 }
 
-int seal_feed(struct seal *seal, const void *data, size_t n_bytes)
+int secure_stream_feed(struct secure_stream *stream, const void *data, size_t n_bytes)
 {
-    size_t n_kept = n_waiting(seal), capacity = MAX(seal->input_capacity, (size_t)1024);
+    size_t n_kept = n_waiting(stream), capacity = MAX(stream->input_capacity, (size_t)1024);
     uint8_t *input;
 
-    if (seal->state == SEAL_BROKEN || n_bytes == 0)
+    if (stream->state == SECURE_STREAM_BROKEN || n_bytes == 0)
         return 0;
-    if (seal->input_start > 0) {
-        memmove(seal->input, waiting(seal), n_kept);
-        seal->input_start = 0;
-        seal->input_end = n_kept;
+    if (stream->input_start > 0) {
+        memmove(stream->input, waiting(stream), n_kept);
+        stream->input_start = 0;
+        stream->input_end = n_kept;
     }
     while (capacity < n_kept + n_bytes)
         capacity *= 2;
-    if (capacity > seal->input_capacity) {
-        input = realloc(seal->input, capacity);
+    if (capacity > stream->input_capacity) {
+        input = realloc(stream->input, capacity);
         if (!input)
             return -ENOMEM;
-        seal->input = input;
-        seal->input_capacity = capacity;
+        stream->input = input;
+        stream->input_capacity = capacity;
     }
-    memcpy(seal->input + n_kept, data, n_bytes);
-    seal->input_end += n_bytes;
+    memcpy(stream->input + n_kept, data, n_bytes);
+    stream->input_end += n_bytes;
     return 0;
 }
 
-static int broken(struct seal *seal, int failure)
+static int broken(struct secure_stream *stream, int failure)
 {
-    seal->state = SEAL_BROKEN;
-    seal->failure = failure;
+    stream->state = SECURE_STREAM_BROKEN;
+    stream->failure = failure;
     return failure;
 }
 
 /* A stranger is told from the first bytes that differ, without waiting for more. */
-static int take_hello(struct seal *seal)
+static int take_hello(struct secure_stream *stream)
 {
-    const uint8_t *hello = waiting(seal);
+    const uint8_t *hello = waiting(stream);
 
-    if (n_waiting(seal) == 0)
-        return SEAL_AGAIN;
-    if (memcmp(hello + AT_MAGIC, magic, MIN(n_waiting(seal), sizeof(magic))) != 0)
-        return broken(seal, SEAL_E_STRANGER);
-    if (n_waiting(seal) < AT_NODE)
-        return SEAL_AGAIN;
-    seal->peer_version = get_u32(hello + AT_VERSION);
-    if (seal->peer_version != SEAL_VERSION)
-        return broken(seal, SEAL_E_VERSION);
-    if (n_waiting(seal) < SEAL_HELLO_BYTES)
-        return SEAL_AGAIN;
-    seal->peer_node = get_u32(hello + AT_NODE);
-    derive_both(seal, hello);
-    seal->input_start += SEAL_HELLO_BYTES;
-    seal->state = SEAL_AWAITS_HEADER;
-    return SEAL_MET;
+    if (n_waiting(stream) == 0)
+        return SECURE_STREAM_AGAIN;
+    if (memcmp(hello + AT_MAGIC, magic, MIN(n_waiting(stream), sizeof(magic))) != 0)
+        return broken(stream, SECURE_STREAM_E_STRANGER);
+    if (n_waiting(stream) < AT_NODE)
+        return SECURE_STREAM_AGAIN;
+    stream->peer_version = get_u32(hello + AT_VERSION);
+    if (stream->peer_version != SECURE_STREAM_VERSION)
+        return broken(stream, SECURE_STREAM_E_VERSION);
+    if (n_waiting(stream) < SECURE_STREAM_HELLO_BYTES)
+        return SECURE_STREAM_AGAIN;
+    stream->peer_node = get_u32(hello + AT_NODE);
+    derive_both(stream, hello);
+    stream->input_start += SECURE_STREAM_HELLO_BYTES;
+    stream->state = SECURE_STREAM_AWAITS_HEADER;
+    return SECURE_STREAM_MET;
 }
 
-static int take_header(struct seal *seal)
+static int take_header(struct secure_stream *stream)
 {
     int r;
 
-    if (n_waiting(seal) < SEAL_HEADER_BYTES)
-        return SEAL_AGAIN;
-    r = crypto_secretstream_xchacha20poly1305_init_pull(&seal->pull, waiting(seal), seal->pull_key);
-    sodium_memzero(seal->pull_key, sizeof(seal->pull_key));
+    if (n_waiting(stream) < SECURE_STREAM_HEADER_BYTES)
+        return SECURE_STREAM_AGAIN;
+    r = crypto_secretstream_xchacha20poly1305_init_pull(&stream->pull, waiting(stream), stream->pull_key);
+    sodium_memzero(stream->pull_key, sizeof(stream->pull_key));
     if (r != 0)
-        return broken(seal, SEAL_E_FORGED);
-    seal->input_start += SEAL_HEADER_BYTES;
-    seal->state = SEAL_OPEN;
+        return broken(stream, SECURE_STREAM_E_FORGED);
+    stream->input_start += SECURE_STREAM_HEADER_BYTES;
+    stream->state = SECURE_STREAM_OPEN;
     return 0;
 }
 
-static int reserve_plain(struct seal *seal, size_t n_bytes)
+static int reserve_plain(struct secure_stream *stream, size_t n_bytes)
 {
     uint8_t *plain;
 
     n_bytes = MAX(n_bytes, (size_t)1); /* a frame may be empty */
-    if (n_bytes <= seal->plain_capacity)
+    if (n_bytes <= stream->plain_capacity)
         return 0;
     plain = malloc(n_bytes);
     if (!plain)
         return -ENOMEM;
-    if (seal->plain)
-        sodium_memzero(seal->plain, seal->plain_capacity);
-    free(seal->plain);
-    seal->plain = plain;
-    seal->plain_capacity = n_bytes;
+    if (stream->plain)
+        sodium_memzero(stream->plain, stream->plain_capacity);
+    free(stream->plain);
+    stream->plain = plain;
+    stream->plain_capacity = n_bytes;
     return 0;
 }
 
-static int take_frame(struct seal *seal, struct seal_frame *frame)
+static int take_frame(struct secure_stream *stream, struct secure_stream_frame *frame)
 {
-    const uint8_t *at = waiting(seal);
+    const uint8_t *at = waiting(stream);
     size_t n_sealed, n_plain;
     uint8_t tag;
 
-    if (n_waiting(seal) < SEAL_LENGTH_BYTES)
-        return SEAL_AGAIN;
+    if (n_waiting(stream) < SECURE_STREAM_LENGTH_BYTES)
+        return SECURE_STREAM_AGAIN;
     n_sealed = get_u32(at);
     if (n_sealed < crypto_secretstream_xchacha20poly1305_ABYTES ||
-        n_sealed - crypto_secretstream_xchacha20poly1305_ABYTES > seal->max_frame_bytes)
-        return broken(seal, SEAL_E_LENGTH);
-    if (n_waiting(seal) < SEAL_LENGTH_BYTES + n_sealed)
-        return SEAL_AGAIN;
+        n_sealed - crypto_secretstream_xchacha20poly1305_ABYTES > stream->max_frame_bytes)
+        return broken(stream, SECURE_STREAM_E_LENGTH);
+    if (n_waiting(stream) < SECURE_STREAM_LENGTH_BYTES + n_sealed)
+        return SECURE_STREAM_AGAIN;
     n_plain = n_sealed - crypto_secretstream_xchacha20poly1305_ABYTES;
-    if (reserve_plain(seal, n_plain) < 0)
+    if (reserve_plain(stream, n_plain) < 0)
         return -ENOMEM;
-    if (crypto_secretstream_xchacha20poly1305_pull(&seal->pull, seal->plain, NULL, &tag, at + SEAL_LENGTH_BYTES,
-                                                   n_sealed, at, SEAL_LENGTH_BYTES) != 0)
-        return broken(seal, SEAL_E_FORGED);
-    seal->input_start += SEAL_LENGTH_BYTES + n_sealed;
-    *frame = (struct seal_frame){.data = seal->plain, .n_bytes = n_plain};
+    if (crypto_secretstream_xchacha20poly1305_pull(&stream->pull, stream->plain, NULL, &tag,
+                                                   at + SECURE_STREAM_LENGTH_BYTES, n_sealed, at,
+                                                   SECURE_STREAM_LENGTH_BYTES) != 0)
+        return broken(stream, SECURE_STREAM_E_FORGED);
+    stream->input_start += SECURE_STREAM_LENGTH_BYTES + n_sealed;
+    *frame = (struct secure_stream_frame){.data = stream->plain, .n_bytes = n_plain};
     return 0;
 }
 
-int seal_next(struct seal *seal, struct seal_frame *frame)
+int secure_stream_next(struct secure_stream *stream, struct secure_stream_frame *frame)
 {
     int r;
 
-    switch (seal->state) {
-    case SEAL_AWAITS_HELLO:
-        return take_hello(seal);
-    case SEAL_AWAITS_HEADER:
-        r = take_header(seal);
-        return r ? r : take_frame(seal, frame);
-    case SEAL_OPEN:
-        return take_frame(seal, frame);
-    case SEAL_BROKEN:
+    switch (stream->state) {
+    case SECURE_STREAM_AWAITS_HELLO:
+        return take_hello(stream);
+    case SECURE_STREAM_AWAITS_HEADER:
+        r = take_header(stream);
+        return r ? r : take_frame(stream, frame);
+    case SECURE_STREAM_OPEN:
+        return take_frame(stream, frame);
+    case SECURE_STREAM_BROKEN:
         break;
     }
-    return seal->failure;
+    return stream->failure;
 }
 
 /* ---- out ----------------------------------------------------------------------------------------------- */
 
-size_t seal_pushed_bytes(const struct seal *seal, size_t n_bytes)
+size_t secure_stream_pushed_bytes(const struct secure_stream *stream, size_t n_bytes)
 {
-    return (seal->header_sent ? 0 : SEAL_HEADER_BYTES) + SEAL_OVERHEAD_BYTES + n_bytes;
+    return (stream->header_sent ? 0 : SECURE_STREAM_HEADER_BYTES) + SECURE_STREAM_OVERHEAD_BYTES + n_bytes;
 }
 
-void seal_push(struct seal *seal, const void *data, size_t n_bytes, uint8_t *out)
+void secure_stream_push(struct secure_stream *stream, const void *data, size_t n_bytes, uint8_t *out)
 {
-    assert(seal->has_keys);
-    assert(n_bytes <= seal->max_frame_bytes);
-    if (!seal->header_sent) {
-        memcpy(out, seal->header, SEAL_HEADER_BYTES);
-        out += SEAL_HEADER_BYTES;
-        seal->header_sent = true;
+    assert(stream->has_keys);
+    assert(n_bytes <= stream->max_frame_bytes);
+    if (!stream->header_sent) {
+        memcpy(out, stream->header, SECURE_STREAM_HEADER_BYTES);
+        out += SECURE_STREAM_HEADER_BYTES;
+        stream->header_sent = true;
     }
     put_u32(out, (uint32_t)(n_bytes + crypto_secretstream_xchacha20poly1305_ABYTES));
-    crypto_secretstream_xchacha20poly1305_push(&seal->push, out + SEAL_LENGTH_BYTES, NULL, data, n_bytes, out,
-                                               SEAL_LENGTH_BYTES, 0);
+    crypto_secretstream_xchacha20poly1305_push(&stream->push, out + SECURE_STREAM_LENGTH_BYTES, NULL, data, n_bytes,
+                                               out, SECURE_STREAM_LENGTH_BYTES, 0);
 }

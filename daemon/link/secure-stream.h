@@ -28,61 +28,67 @@
 #include <stdint.h>
 
 enum {
-    SEAL_VERSION = 1, /* of all this, and of the frames in link-frame.h */
-    SEAL_KEY_BYTES = 32,
-    SEAL_NONCE_BYTES = 32,
-    SEAL_JOB_BYTES = 32,
-    SEAL_HELLO_BYTES = 8 + 4 + 4 + SEAL_NONCE_BYTES + SEAL_JOB_BYTES,
-    SEAL_HEADER_BYTES = crypto_secretstream_xchacha20poly1305_HEADERBYTES,
-    SEAL_LENGTH_BYTES = 4,
-    SEAL_OVERHEAD_BYTES = SEAL_LENGTH_BYTES + crypto_secretstream_xchacha20poly1305_ABYTES, /* per frame */
+    SECURE_STREAM_VERSION = 1, /* of all this, and of the frames in link-frame.h */
+    SECURE_STREAM_KEY_BYTES = 32,
+    SECURE_STREAM_NONCE_BYTES = 32,
+    SECURE_STREAM_JOB_BYTES = 32,
+    SECURE_STREAM_HELLO_BYTES = 8 + 4 + 4 + SECURE_STREAM_NONCE_BYTES + SECURE_STREAM_JOB_BYTES,
+    SECURE_STREAM_HEADER_BYTES = crypto_secretstream_xchacha20poly1305_HEADERBYTES,
+    SECURE_STREAM_LENGTH_BYTES = 4,
+    SECURE_STREAM_OVERHEAD_BYTES =
+        SECURE_STREAM_LENGTH_BYTES + crypto_secretstream_xchacha20poly1305_ABYTES, /* per frame */
 };
 
 enum {
-    SEAL_AGAIN = 1,  /* more bytes are needed */
-    SEAL_MET,        /* the peer's hello is there; seal_push() works from here on */
-    SEAL_E_STRANGER, /* does not begin as a daemon of ours does */
-    SEAL_E_VERSION,  /* another version of this protocol; seal->peer_version */
-    SEAL_E_LENGTH,   /* a frame longer than allowed, or shorter than any */
-    SEAL_E_FORGED,   /* a frame that cannot be opened: another key, a recording, an altered byte */
+    SECURE_STREAM_AGAIN = 1,  /* more bytes are needed */
+    SECURE_STREAM_MET,        /* the peer's hello is there; secure_stream_push() works from here on */
+    SECURE_STREAM_E_STRANGER, /* does not begin as a daemon of ours does */
+    SECURE_STREAM_E_VERSION,  /* another version of this protocol; stream->peer_version */
+    SECURE_STREAM_E_LENGTH,   /* a frame longer than allowed, or shorter than any */
+    SECURE_STREAM_E_FORGED,   /* a frame that cannot be opened: another key, a recording, an altered byte */
 };
 
-enum seal_role { SEAL_CONNECTS, SEAL_LISTENS };
+enum secure_stream_role { SECURE_STREAM_CONNECTS, SECURE_STREAM_LISTENS };
 
-enum seal_state { SEAL_AWAITS_HELLO, SEAL_AWAITS_HEADER, SEAL_OPEN, SEAL_BROKEN };
+enum secure_stream_state {
+    SECURE_STREAM_AWAITS_HELLO,
+    SECURE_STREAM_AWAITS_HEADER,
+    SECURE_STREAM_OPEN,
+    SECURE_STREAM_BROKEN
+};
 
 /* What a key file's bytes are made into. */
-struct seal_key {
-    uint8_t bytes[SEAL_KEY_BYTES];
+struct secure_stream_key {
+    uint8_t bytes[SECURE_STREAM_KEY_BYTES];
 };
 
-struct seal_options {
-    enum seal_role role;
-    const struct seal_key *key; /* copied */
+struct secure_stream_options {
+    enum secure_stream_role role;
+    const struct secure_stream_key *key; /* copied */
     const char *job;
-    uint32_t node;                   /* ours */
-    uint8_t nonce[SEAL_NONCE_BYTES]; /* random, never the same twice */
-    size_t max_frame_bytes;          /* of plain text, both ways */
+    uint32_t node;                            /* ours */
+    uint8_t nonce[SECURE_STREAM_NONCE_BYTES]; /* random, never the same twice */
+    size_t max_frame_bytes;                   /* of plain text, both ways */
 };
 
 /* What a frame holds; valid until the next call. */
-struct seal_frame {
+struct secure_stream_frame {
     const uint8_t *data;
     size_t n_bytes;
 };
 
 /* One end of one connection. */
-struct seal {
-    enum seal_role role;
-    enum seal_state state;
-    int failure;                      /* SEAL_E_*, once broken */
+struct secure_stream {
+    enum secure_stream_role role;
+    enum secure_stream_state state;
+    int failure;                      /* SECURE_STREAM_E_*, once broken */
     uint32_t peer_version, peer_node; /* what its hello says */
     size_t max_frame_bytes;
-    struct seal_key key;
-    uint8_t hello[SEAL_HELLO_BYTES]; /* ours */
+    struct secure_stream_key key;
+    uint8_t hello[SECURE_STREAM_HELLO_BYTES]; /* ours */
     crypto_secretstream_xchacha20poly1305_state push, pull;
     uint8_t pull_key[crypto_secretstream_xchacha20poly1305_KEYBYTES]; /* until the header has come */
-    uint8_t header[SEAL_HEADER_BYTES];                                /* ours; goes in front of the first frame */
+    uint8_t header[SECURE_STREAM_HEADER_BYTES];                       /* ours; goes in front of the first frame */
     bool has_keys, header_sent;
     uint8_t *input; /* what has come and was not taken; owned */
     size_t input_start, input_end, input_capacity;
@@ -94,28 +100,29 @@ struct seal {
  * Hashes the bytes of a key file. Also makes libsodium ready, so it comes before everything else here.
  * Return: 0, or -ENOSYS when libsodium cannot start.
  */
-int seal_key_init(struct seal_key *key, const void *data, size_t n_bytes);
-void seal_key_deinit(struct seal_key *key);
+int secure_stream_key_init(struct secure_stream_key *key, const void *data, size_t n_bytes);
+void secure_stream_key_deinit(struct secure_stream_key *key);
 
-void seal_init(struct seal *seal, const struct seal_options *options);
+void secure_stream_init(struct secure_stream *stream, const struct secure_stream_options *options);
 /* Wipes keys and what was last opened. {0} is fine. */
-void seal_deinit(struct seal *seal);
+void secure_stream_deinit(struct secure_stream *stream);
 
 /*
- * Adds bytes as they came. Between two calls seal_next() is to be called until it says SEAL_AGAIN, so that no more
- * than one frame and one such piece are ever held. Return: 0 or -ENOMEM.
+ * Adds bytes as they came. Between two calls secure_stream_next() is to be called until it says SECURE_STREAM_AGAIN, so
+ * that no more than one frame and one such piece are ever held. Return: 0 or -ENOMEM.
  */
-int seal_feed(struct seal *seal, const void *data, size_t n_bytes);
+int secure_stream_feed(struct secure_stream *stream, const void *data, size_t n_bytes);
 
 /*
  * What comes next in the bytes fed. After a failure nothing more is looked at: the same failure comes again.
- * Return: 0 and a frame; SEAL_AGAIN; SEAL_MET; SEAL_E_*; -ENOMEM.
+ * Return: 0 and a frame; SECURE_STREAM_AGAIN; SECURE_STREAM_MET; SECURE_STREAM_E_*; -ENOMEM.
  */
-int seal_next(struct seal *seal, struct seal_frame *frame);
+int secure_stream_next(struct secure_stream *stream, struct secure_stream_frame *frame);
 
-/* How many bytes seal_push() will write for a frame of n_bytes. */
-size_t seal_pushed_bytes(const struct seal *seal, size_t n_bytes);
+/* How many bytes secure_stream_push() will write for a frame of n_bytes. */
+size_t secure_stream_pushed_bytes(const struct secure_stream *stream, size_t n_bytes);
 
-/* Seals a frame of at most max_frame_bytes, after SEAL_MET, and whatever else came. out: room for seal_pushed_bytes().
+/* Seals a frame of at most max_frame_bytes, after SECURE_STREAM_MET, and whatever else came. out: room for
+ * secure_stream_pushed_bytes().
  */
-void seal_push(struct seal *seal, const void *data, size_t n_bytes, uint8_t *out);
+void secure_stream_push(struct secure_stream *stream, const void *data, size_t n_bytes, uint8_t *out);
