@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The engine's common verbs stand below all its other files. They send a report, end the process, convert errors of CUDA
- * and NCCL, count collectives, and order the two streams of a GPU.
+ * The engine's common verbs stand below all its other files. They send a report, end the process, convert errors of
+ * CUDA and NCCL, count collectives, and order the two streams of a GPU.
  */
 
 #include "engine/nccl.h"

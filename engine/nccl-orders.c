@@ -384,8 +384,8 @@ static bool awaits_trainer(const struct nccl_engine *engine, const struct nccl_o
 
 static const struct {
     const char *name;
-    void (*take)(struct nccl_engine *engine, struct nccl_order *order);  /* checks it and copies its arrays */
-    int (*issue)(struct nccl_engine *engine, struct nccl_order *order);  /* Return: 0, all of it; NCCL_AGAIN */
+    void (*take)(struct nccl_engine *engine, struct nccl_order *order);   /* checks it and copies its arrays */
+    int (*issue)(struct nccl_engine *engine, struct nccl_order *order);   /* Return: 0, all of it; NCCL_AGAIN */
     void (*finish)(struct nccl_engine *engine, struct nccl_order *order); /* NULL: it has no results */
 } kinds[N_DEVICE_COMMAND_TYPES] = {
     [DEVICE_COMMAND_REDUCE] = {"a reduction", take_reduce, reduce_issue, reduce_finish},
@@ -534,15 +534,15 @@ void orders_check_deadlines(struct nccl_engine *engine)
             continue;
         engine->tag = &order->tag;
         if (order == engine->first)
-            engine_fail(engine, "%s took more than %" PRIu32 " ms: NCCL has not taken it", kinds[order->command.type].name,
-                        order->timeout_ms);
-        engine_fail(engine, "%s took more than %" PRIu32 " ms: GPU %d is at it", kinds[order->command.type].name, order->timeout_ms,
-                    find_busy(engine, lane));
+            engine_fail(engine, "%s took more than %" PRIu32 " ms: NCCL has not taken it",
+                        kinds[order->command.type].name, order->timeout_ms);
+        engine_fail(engine, "%s took more than %" PRIu32 " ms: GPU %d is at it", kinds[order->command.type].name,
+                    order->timeout_ms, find_busy(engine, lane));
     }
     for (struct nccl_order *order = engine->first; order; order = order->next)
         if (is_late(engine, order)) {
             engine->tag = &order->tag;
-            engine_fail(engine, "%s took more than %" PRIu32 " ms: it waits for others", kinds[order->command.type].name,
-                        order->timeout_ms);
+            engine_fail(engine, "%s took more than %" PRIu32 " ms: it waits for others",
+                        kinds[order->command.type].name, order->timeout_ms);
         }
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The sizes of a lane follow from the plan: each kind of order is looked through for the lists, results and staging that
- * it can need at most.
+ * The sizes of a lane follow from the plan: each kind of order is looked through for the lists, results and staging
+ * that it can need at most.
  */
 
 #include "engine/nccl.h"

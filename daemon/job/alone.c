@@ -145,9 +145,9 @@ static void lacks_memory(struct coordinator *c)
     window_forget(alone_of(c)->job);
 }
 
-static void end_window(struct coordinator *c, const struct rewrite *rewrite, bool forget)
+static void end_window(struct coordinator *c, const struct state_edits *edits, bool forget)
 {
-    (void)rewrite;
+    (void)edits;
     if (forget)
         job_window_closed(alone_of(c)->job);
     else

@@ -296,12 +296,12 @@ static void hear_fetch(struct leader *leader, unsigned node, const struct node_m
         return;
     }
     *fetch = (struct leader_fetch){.tag = leader->last_tag + 1,
-                            .id = message->digest,
-                            .node = node,
-                            .rank = message->rank,
-                            .kind = message->pass,
-                            .n_params = message->n_numbers,
-                            .next = leader->fetches};
+                                   .id = message->digest,
+                                   .node = node,
+                                   .rank = message->rank,
+                                   .kind = message->pass,
+                                   .n_params = message->n_numbers,
+                                   .next = leader->fetches};
     memcpy(fetch->params, message->numbers, message->n_numbers * sizeof(fetch->params[0]));
     leader->last_tag += message->n_numbers;
     leader->fetches = fetch;

@@ -495,8 +495,8 @@ static void refuse_command(struct session *session)
 {
     struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
     struct diagnostic *d = session_keep(session, cause_not_allowed(&at, session->peer.uid, session->peer.gid,
-                                                                  "change the job (listen.admin_users, "
-                                                                  "listen.admin_groups)"));
+                                                                   "change the job (listen.admin_users, "
+                                                                   "listen.admin_groups)"));
     _cleanup_free_ char *json = error_json(d->text);
     const char *answer = json ? json : "{}";
 

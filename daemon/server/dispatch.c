@@ -122,9 +122,9 @@ static void on_hello(struct session *session, const struct request *request)
     char what[160];
 
     if (!listener_allows(session->service->listener, &session->peer)) {
-        session_refuse(session, session_keep(session,
-                                            cause_not_allowed(&at, session->peer.uid, session->peer.gid,
-                                                              "connect (listen.allow_users, listen.allow_groups)")));
+        session_refuse(session,
+                       session_keep(session, cause_not_allowed(&at, session->peer.uid, session->peer.gid,
+                                                               "connect (listen.allow_users, listen.allow_groups)")));
         return;
     }
     if (hello->version_min > WIRE_VERSION || hello->version_max < WIRE_VERSION) {
@@ -223,8 +223,7 @@ static const struct {
     void (*handle)(struct session *session, const struct request *request);
 } table[N_REQUEST_TYPES] = {
     [REQUEST_HELLO] = {SESSION_HELLO, on_hello},
-    JOB_VERBS(ROW, ROW)
-    [REQUEST_WRITE_END] = {SESSION_FORMED, on_write_end},
+    JOB_VERBS(ROW, ROW)[REQUEST_WRITE_END] = {SESSION_FORMED, on_write_end},
     [REQUEST_ABORT_STEP] = {SESSION_FORMED, on_abort_step},
     [REQUEST_ABORT_SEEN] = {SESSION_FORMED, on_abort_seen},
     [REQUEST_LEAVE] = {RANK, on_leave},

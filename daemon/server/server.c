@@ -86,9 +86,8 @@ static bool needs_for_job(const struct server *server, int fd)
 
 static void refuse_connection(struct session *session)
 {
-    struct evidence_quota evidence = {.at = {.rank = -1, .step = -1, .micro_batch = -1},
-                                      .what = "connections",
-                                      .open_files = open_files_limit()};
+    struct evidence_quota evidence = {
+        .at = {.rank = -1, .step = -1, .micro_batch = -1}, .what = "connections", .open_files = open_files_limit()};
 
     session_refuse(session, session_keep(session, cause_quota(&evidence)));
 }
@@ -382,10 +381,10 @@ static int start(struct server *server, char *why, size_t why_size)
     }
     r = job_new(&server->job, server->config, server->kernels, server->pool, &ops);
     if (r == 0 && server->config->world.nodes.n_items > 1)
-        r = membership_new(&server->membership,
-                           &(struct membership_options){
-                               .loop = &server->loop, .job = server->job, .after = reap, .userdata = server},
-                           why, why_size);
+        r = membership_new(
+            &server->membership,
+            &(struct membership_options){.loop = &server->loop, .job = server->job, .after = reap, .userdata = server},
+            why, why_size);
     server->service.kernels = server->kernels;
     server->service.job = server->job;
     server->service.membership = server->membership;

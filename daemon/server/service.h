@@ -3,8 +3,8 @@
 
 /*
  * The service is what all connections of this daemon share: the job, the configuration, the list of sessions, and
- * buffers for one packet at a time. The server owns it and fills in what it borrows; sessions and request handlers reach
- * all of it through session->service. One thread, the loop's.
+ * buffers for one packet at a time. The server owns it and fills in what it borrows; sessions and request handlers
+ * reach all of it through session->service. One thread, the loop's.
  */
 
 #include <stdbool.h>

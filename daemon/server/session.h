@@ -38,10 +38,10 @@ struct session {
     struct session *next, **link;
     int fd, pidfd;
     uv_poll_t socket_poll, pid_poll;
-    int events;         /* that the socket is watched for */
-    unsigned n_handles; /* libuv handles that are not closed yet */
+    int events;                       /* that the socket is watched for */
+    unsigned n_handles;               /* libuv handles that are not closed yet */
     bool watches_socket, watches_pid; /* the handles below are to be closed */
-    bool is_short; /* the last time that it was read from, the kernel had no memory */
+    bool is_short;                    /* the last time that it was read from, the kernel had no memory */
     bool doomed;
     enum session_state state;
     struct listener_peer peer;

@@ -30,8 +30,7 @@ void local_start(struct local *local, unsigned n_ranks, const char *more)
     *local = (struct local){.folder = "/tmp/zerod-test-XXXXXX"};
     assert_non_null(mkdtemp(local->folder));
     snprintf(local->socket, sizeof(local->socket), "%s/socket", local->folder);
-    snprintf(text, sizeof(text), format, local->socket, LOCAL_ALLOWED_UID, LOCAL_ADMIN_UID, n_ranks,
-             more);
+    snprintf(text, sizeof(text), format, local->socket, LOCAL_ALLOWED_UID, LOCAL_ADMIN_UID, n_ranks, more);
     r = config_load_string(&local->config, &(struct config_source){.text = {"f.yaml", text, strlen(text)}}, &problems);
     if (r != 0)
         config_problems_print(stderr, &problems);

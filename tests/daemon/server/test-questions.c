@@ -125,8 +125,8 @@ static void test_one_at_a_time(void **userdata)
     local_stop(&local);
 }
 
-/* However many ask: after each round the lane pauses for so many times what the round took. A slow machine needs several
- * rounds for an answer. */
+/* However many ask: after each round the lane pauses for so many times what the round took. A slow machine needs
+ * several rounds for an answer. */
 static void test_share_of_time(void **userdata)
 {
     struct request report = admin("report");
@@ -200,7 +200,8 @@ static void test_trainers_first(void **userdata)
     client_say(&control, &ranks);
     client_say(&trainer, &hello);
     client_expect(&control, REPLY_ADMIN_PART);
-    assert_non_null(memmem(control.reply.admin_part.json, control.reply.admin_part.n_json_bytes, "\"attached\":true", 15));
+    assert_non_null(
+        memmem(control.reply.admin_part.json, control.reply.admin_part.n_json_bytes, "\"attached\":true", 15));
     client_close(&control);
     client_close(&trainer);
     local_stop(&local);
@@ -304,14 +305,10 @@ static void test_memory_is_bounded(void **userdata)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_answer_for_all),
-        cmocka_unit_test(test_one_at_a_time),
-        cmocka_unit_test(test_share_of_time),
-        cmocka_unit_test(test_lane_of_administrators),
-        cmocka_unit_test(test_trainers_first),
-        cmocka_unit_test(test_gives_way),
-        cmocka_unit_test(test_gone_before_the_answer),
-        cmocka_unit_test(test_memory_is_bounded),
+        cmocka_unit_test(test_one_answer_for_all),     cmocka_unit_test(test_one_at_a_time),
+        cmocka_unit_test(test_share_of_time),          cmocka_unit_test(test_lane_of_administrators),
+        cmocka_unit_test(test_trainers_first),         cmocka_unit_test(test_gives_way),
+        cmocka_unit_test(test_gone_before_the_answer), cmocka_unit_test(test_memory_is_bounded),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
