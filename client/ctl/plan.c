@@ -13,10 +13,10 @@
 #include "client/ctl/print.h"
 #include "core/base/base.h"
 #include "core/base/json.h"
+#include "core/budget/budget.h"
 #include "core/config/config.h"
 #include "core/layout/layout.h"
 #include "core/layout/plan.h"
-#include "daemon/step/budget.h"
 #include "kernels/update.h"
 #include "proto/credit.h"
 

@@ -11,6 +11,7 @@
 #include "core/base/failpoint.h"
 #include "core/base/log.h"
 #include "core/base/traffic.h"
+#include "core/budget/step-sizes.h"
 #include "kernels/kernels.h"
 
 enum {
@@ -26,8 +27,6 @@ enum {
      * late, and only they know; an engine that is replaced for that has lost nothing. Picked. */
     OTHERS_MS = 60 * 1000,
 };
-
-#define BOUNCE_BYTES (UINT64_C(16) << 20) /* picked: little beside any GPU, much beside a system call */
 
 struct order {
     struct order *next;
@@ -390,13 +389,13 @@ static void start_batch(struct devices *devices)
     if (!copy || devices->copying)
         return;
     devices->n_parts = 0;
-    while (copy->at < copy->n_moves && devices->n_parts < BATCH_MOVES && used < BOUNCE_BYTES) {
+    while (copy->at < copy->n_moves && devices->n_parts < BATCH_MOVES && used < DEVICES_BOUNCE_BYTES) {
         const struct devices_move *move = &copy->moves[copy->at];
-        uint64_t n = MIN(move->n_bytes - copy->at_bytes, BOUNCE_BYTES - used);
+        uint64_t n = MIN(move->n_bytes - copy->at_bytes, DEVICES_BOUNCE_BYTES - used);
 
         devices->parts[devices->n_parts++] =
             (struct part){.move = move, .from_bytes = copy->at_bytes, .n_bytes = n, .bounce_at = used};
-        used = MIN(round_up(used + n, 64), BOUNCE_BYTES);
+        used = MIN(round_up(used + n, 64), DEVICES_BOUNCE_BYTES);
         copy->at_bytes += n;
         if (copy->at_bytes == move->n_bytes) {
             copy->at++;
@@ -771,25 +770,8 @@ int devices_reserve(struct devices *devices)
     devices->options.plan.layout = NULL;
     devices->has_keep = r == 0;
     if (r == 0)
-        r = segment_init(&devices->bounce, "device.bounce", BOUNCE_BYTES);
+        r = segment_init(&devices->bounce, "device.bounce", DEVICES_BOUNCE_BYTES);
     return r < 0 ? r : segment_reserve(&devices->bounce, 0, devices->bounce.n_bytes);
-}
-
-uint64_t devices_bounce_bytes(void)
-{
-    return BOUNCE_BYTES;
-}
-
-uint64_t devices_table_bytes(const struct device_plan_options *plan)
-{
-    const struct layout *layout = plan->layout;
-    uint64_t per_chunk = sizeof(struct exact_sum) + plan->n_local * sizeof(struct position_sum);
-    uint64_t per_part = 1 + div_round_up(layout->world_size, 64) * sizeof(uint64_t);
-    uint64_t per_param = 1 + sizeof(struct update_scalars);
-
-    return device_plan_bytes(plan) + layout->n_chunks * per_chunk + layout->n_parts * per_part +
-           layout->n_params * per_param + layout->n_parcels * sizeof(struct device_result_finding) +
-           plan->n_local * (DEVICE_LANES * sizeof(struct device_mark) + layout->n_buckets * sizeof(uint64_t));
 }
 
 void devices_share(struct devices *devices, enum devices_segment number, const struct segment *segment)

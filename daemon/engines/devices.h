@@ -84,10 +84,6 @@ void devices_cancel(struct devices *devices);
 /* Kills the engine; what is under way is cancelled. The loop frees it when its handles are closed. NULL is fine. */
 void devices_free(struct devices *devices);
 
-/* Bytes of host memory that devices_reserve() takes: what travels through, and what orders go with. */
-uint64_t devices_bounce_bytes(void);
-uint64_t devices_table_bytes(const struct device_plan_options *plan);
-
 /* What lies where; inputs and results of orders. After devices_reserve(). */
 struct device_keep *devices_keep(struct devices *devices);
 

@@ -5,7 +5,7 @@
 
 #include "core/base/worker.h"
 #include "daemon/exchange/exchange.h"
-#include "daemon/step/exchange-plan.h"
+#include "core/budget/exchange-plan.h"
 #include "core/wire/node-wire.h"
 
 /* A piece of a node; all nodes number them alike, in rank order. */

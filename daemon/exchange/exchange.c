@@ -7,8 +7,8 @@
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/budget/exchange-plan.h"
 #include "core/config/config.h"
-#include "core/layout/plan.h"
 #include "daemon/exchange/exchange-inside.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"

@@ -10,6 +10,7 @@
 #include "core/base/open-files.h"
 #include "core/base/segment.h"
 #include "core/base/worker.h"
+#include "core/budget/budget.h"
 #include "core/diagnosis/cause.h"
 #include "core/layout/plan.h"
 #include "core/wire/device-wire.h"
@@ -25,7 +26,6 @@
 #include "daemon/job/state/gather.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ring.h"
-#include "daemon/step/budget.h"
 
 /* Reserving the pages of a ring; the rank may be gone before it ends. */
 struct ring_start {

@@ -8,9 +8,12 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/config/config.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/wire/device-wire.h"
 #include "daemon/leader/leader-inside.h"
+
+_Static_assert((int)LEADER_MAX_NODES == (int)CONFIG_MAX_NODES, "what config admits, a mask must hold");
 
 static uint64_t all_nodes(const struct leader *leader)
 {

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/budget/exchange-plan.h"
 #include "core/layout/layout.h"
 #include "core/wire/node-wire.h"
 #include "kernels/exact.h"

@@ -6,6 +6,9 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/budget/step-sizes.h"
+
+_Static_assert(sizeof(struct ledger_entry) == LEDGER_ENTRY_BYTES, "as the budget counts it");
 
 /*
  * Bits of pushed_in_step. They are apart because a push of the open micro-batch

@@ -8,6 +8,10 @@
 #include <sys/mman.h>
 
 #include "core/base/base.h"
+#include "core/budget/step-sizes.h"
+
+_Static_assert(sizeof(struct ring_slot) == RING_SLOT_BYTES && sizeof(struct ring_extent) == RING_EXTENT_BYTES,
+               "as the budget counts them");
 
 /* What is on a GPU is not read here: whoever tries is stopped at once. */
 static int make_places(struct ring *ring)

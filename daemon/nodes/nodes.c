@@ -9,7 +9,7 @@
 #include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes-inside.h"
-#include "daemon/step/exchange-plan.h"
+#include "core/budget/exchange-plan.h"
 #include "daemon/nodes/param-norm.h"
 #include "daemon/nodes/remote-ranks.h"
 

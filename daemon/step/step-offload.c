@@ -6,15 +6,10 @@
 
 #include "core/base/base.h"
 #include "core/base/segment.h"
+#include "core/budget/step-sizes.h"
 #include "daemon/engines/devices.h"
 #include "daemon/step/step-device.h"
 #include "daemon/step/step.h"
-
-enum {
-    N_SLOTS = 3,          /* one comes, one is updated, one is about to come */
-    N_PORTIONS = 8,       /* at least, as far as the parcels allow; picked */
-    SLOT_ELEMS = 1 << 20, /* of several small parcels: 4 MiB, so that an order's own costs do not show; picked */
-};
 
 /* Parcels [first, end); buckets [first_bucket, end_bucket) are complete with them. */
 struct portion {
@@ -37,7 +32,7 @@ struct offload {
     struct device_move *moves; /* of the order that is being made */
     /* Of the update under way: how many portions, in order. */
     uint32_t n_read, n_updated, n_written, n_gathered;
-    struct slot slots[N_SLOTS]; /* of portion i: i % N_SLOTS */
+    struct slot slots[OFFLOAD_SLOTS]; /* of portion i: i % OFFLOAD_SLOTS */
     unsigned n_orders;          /* not done yet */
     bool updating, retrying;
     bool cancelled; /* the job is given up: what has begun ends, and nothing else begins */
@@ -45,20 +40,6 @@ struct offload {
 };
 
 /* ---- portions -------------------------------------------------------------------------------------------- */
-
-static uint64_t find_slot_elems(const struct layout *layout)
-{
-    uint64_t largest = 0;
-
-    for (uint32_t i = 0; i < layout->n_parcels; i++)
-        largest = MAX(largest, layout->parcels[i].n_elems);
-    return MAX(largest, MIN((uint64_t)SLOT_ELEMS, layout->padded_elems / N_PORTIONS));
-}
-
-uint64_t offload_staging_bytes(const struct layout *layout)
-{
-    return N_SLOTS * find_slot_elems(layout) * sizeof(float);
-}
 
 /* How many of the parcels from first on. */
 static uint32_t fill_portion(const struct offload *offload, uint32_t first)
@@ -96,7 +77,7 @@ static void make_portions(struct offload *offload)
 /* Where in staging the accumulators of a parcel lie, in elements. */
 static uint64_t staging_at(const struct offload *offload, uint32_t i, uint32_t parcel)
 {
-    return i % N_SLOTS * offload->slot_elems + offload->starts[parcel] - offload->starts[offload->portions[i].first];
+    return i % OFFLOAD_SLOTS * offload->slot_elems + offload->starts[parcel] - offload->starts[offload->portions[i].first];
 }
 
 /* ---- orders ---------------------------------------------------------------------------------------------- */
@@ -205,8 +186,8 @@ static int order_copy(struct offload *offload, uint32_t i, bool write, devices_d
 /* A slot is free again when what was in it has been updated. */
 static int read_in(struct offload *offload)
 {
-    for (; offload->n_read < offload->n_portions && offload->n_read < offload->n_updated + N_SLOTS; offload->n_read++) {
-        struct slot *slot = &offload->slots[offload->n_read % N_SLOTS];
+    for (; offload->n_read < offload->n_portions && offload->n_read < offload->n_updated + OFFLOAD_SLOTS; offload->n_read++) {
+        struct slot *slot = &offload->slots[offload->n_read % OFFLOAD_SLOTS];
         int r;
 
         slot->arrived = false;
@@ -288,7 +269,7 @@ static void start_update(struct offload *offload)
     const struct portion *portion = &offload->portions[offload->n_updated];
 
     if (offload->updating || offload->n_updated == offload->n_read ||
-        !offload->slots[offload->n_updated % N_SLOTS].arrived)
+        !offload->slots[offload->n_updated % OFFLOAD_SLOTS].arrived)
         return;
     offload->updating = true;
     offload->work = (struct work){.run = update_run, .done = update_done};
@@ -355,8 +336,8 @@ int offload_new(struct offload **out, struct step *step)
         return -ENOMEM;
     offload->step = step;
     offload->staging = SEGMENT_NULL;
-    offload->slot_elems = find_slot_elems(layout);
-    for (unsigned i = 0; i < N_SLOTS; i++)
+    offload->slot_elems = offload_slot_elems(layout);
+    for (unsigned i = 0; i < OFFLOAD_SLOTS; i++)
         offload->slots[i].offload = offload;
     offload->starts = calloc((size_t)layout->n_parcels + 1, sizeof(*offload->starts));
     offload->portions = calloc((size_t)layout->n_parcels + 1, sizeof(*offload->portions));

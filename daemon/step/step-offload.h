@@ -14,14 +14,9 @@
  * Loop thread, but offload_reserve().
  */
 
-#include <stdint.h>
-
-struct layout;
 struct offload;
 struct segment;
 struct step;
-
-uint64_t offload_staging_bytes(const struct layout *layout);
 
 /* step: has its state and devices, and must outlive it. Return: 0 or -errno. */
 int offload_new(struct offload **out, struct step *step);

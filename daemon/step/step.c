@@ -8,11 +8,13 @@
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/budget/step-sizes.h"
 #include "core/config/config.h"
 #include "daemon/step/step-device.h"
 #include "daemon/step/step-offload.h"
 
 _Static_assert((int)STEP_MAX_RANKS == (int)CONFIG_MAX_LOCAL_RANKS, "what config admits, a mask must hold");
+_Static_assert(sizeof(struct reduction) == STEP_REDUCTION_BYTES, "as step_fixed_bytes() counts it");
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
@@ -58,37 +60,14 @@ static bool is_alone(const struct step *step)
     return step->n_local == step->layout->world_size;
 }
 
-/* One rank is a sum already, if its gradients are of the type that travels. */
-static bool sends_slots(const struct layout *layout, unsigned n_local, enum dtype wire, uint32_t bucket)
-{
-    return n_local == 1 && layout->world_size > 1 && layout->buckets[bucket].grad_dtype == wire;
-}
-
 bool step_gets_slots(const struct step *step, unsigned n_ranks, uint32_t parcel)
 {
-    return !step->devices && sends_slots(step->layout, n_ranks, step->wire, step->layout->parcels[parcel].bucket);
+    return !step->devices && step_sends_bucket(step->layout, n_ranks, step->wire, step->layout->parcels[parcel].bucket);
 }
 
 bool step_sends_slots(const struct step *step, uint32_t parcel)
 {
     return step_gets_slots(step, step->n_local, parcel);
-}
-
-bool step_sends_any_slots(const struct layout *layout, unsigned n_local, enum dtype wire)
-{
-    for (uint32_t b = 0; b < layout->n_buckets; b++)
-        if (sends_slots(layout, n_local, wire, b))
-            return true;
-    return false;
-}
-
-uint64_t step_staging_bytes(const struct layout *layout, unsigned n_local, unsigned n_pieces, enum dtype wire)
-{
-    uint64_t n_elems = 0;
-
-    for (uint32_t b = 0; b < layout->n_buckets; b++)
-        n_elems += sends_slots(layout, n_local, wire, b) ? 0 : layout->buckets[b].n_elems;
-    return n_elems * n_pieces * dtype_size(wire);
 }
 
 static int make_staging(struct step *step)
@@ -158,18 +137,6 @@ void step_free(struct step *step)
     segment_deinit(&step->staging_segment);
     pthread_mutex_destroy(&step->finding_lock);
     free(step);
-}
-
-uint64_t step_fixed_bytes(const struct layout *layout, unsigned n_local)
-{
-    uint64_t per_chunk = sizeof(struct reduce_result) + n_local * sizeof(struct position_sum);
-    uint64_t per_param = 1 + 2 * sizeof(struct exact_sum) + sizeof(struct update_scalars);
-    uint64_t n_kinds = n_local < layout->world_size ? 2 : 1;
-    uint64_t per_part = 1 + n_kinds * sizeof(uint64_t);
-    uint64_t per_parcel = n_kinds * (sizeof(struct reduction) + STEP_MAX_RANKS * sizeof(void *));
-
-    return layout->n_chunks * per_chunk + layout->n_params * per_param + layout->n_parts * per_part +
-           layout->n_parcels * per_parcel;
 }
 
 void step_open(struct step *step)

@@ -132,16 +132,9 @@ struct step_options {
 int step_new(struct step **out, const struct step_options *options);
 void step_free(struct step *step);
 
-/* Bytes that step_new() would take, for the class "fixed". */
-uint64_t step_fixed_bytes(const struct layout *layout, unsigned n_local);
-
-/* Of staging_segment: each piece's partial sums of all buckets that are not sent from slots. */
-uint64_t step_staging_bytes(const struct layout *layout, unsigned n_local, unsigned n_pieces, enum dtype wire);
-
-/* Are the parcel's slots themselves what travels? From a node of n_ranks? And those of any bucket? */
+/* Are the parcel's slots themselves what travels? From a node of n_ranks? */
 bool step_sends_slots(const struct step *step, uint32_t parcel);
 bool step_gets_slots(const struct step *step, unsigned n_ranks, uint32_t parcel);
-bool step_sends_any_slots(const struct layout *layout, unsigned n_local, enum dtype wire);
 
 /* Forgets what was accumulated: for a new step, and after an abort. Nothing may be under way. */
 void step_open(struct step *step);

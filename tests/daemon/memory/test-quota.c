@@ -15,11 +15,12 @@
 #include <cmocka.h>
 
 #include "core/base/base.h"
+#include "core/budget/budget.h"
+#include "core/budget/step-sizes.h"
 #include "core/layout/layout.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/ring.h"
-#include "daemon/step/budget.h"
 #include "daemon/step/step.h"
 #include "tests/core/config/config-text.h"
 

@@ -10,6 +10,7 @@
 
 #include "core/base/base.h"
 #include "core/base/worker.h"
+#include "core/budget/step-sizes.h"
 #include "core/layout/layout.h"
 #include "daemon/memory/state.h"
 #include "daemon/step/step.h"

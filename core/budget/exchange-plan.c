@@ -2,15 +2,16 @@
 
 /* The plan of the exchange: who owns what between nodes, and how much memory the exchange takes. Pure. */
 
-#include "daemon/step/exchange-plan.h"
+#include "core/budget/exchange-plan.h"
 
 #include "core/base/base.h"
+#include "core/base/segment.h"
 #include "core/config/config.h"
 #include "core/layout/layout.h"
 #include "core/layout/plan.h"
 #include "core/layout/subtree.h"
 #include "core/wire/node-wire.h"
-#include "daemon/step/step.h"
+#include "core/budget/step-sizes.h"
 
 /* Between GPUs each rank's gradient travels by itself. */
 bool exchange_plan_on_devices(const struct config *config)

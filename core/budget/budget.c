@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-#include "daemon/step/budget.h"
+/* The budget: what a job of a configuration will hold on a node, as options of the plan. */
+
+#include "core/budget/budget.h"
 
 #include "core/base/base.h"
+#include "core/budget/exchange-plan.h"
+#include "core/budget/step-sizes.h"
 #include "core/config/config.h"
-#include "daemon/engines/devices.h"
-#include "daemon/memory/ledger.h"
-#include "daemon/memory/ring.h"
-#include "daemon/step/exchange-plan.h"
-#include "daemon/step/step-offload.h"
-#include "daemon/step/step.h"
+#include "proto/credit.h"
 
 enum { MAX_TICKETS = 65536 };
 
@@ -30,7 +29,7 @@ struct plan_options budget_options(const struct config *config, const struct lay
 {
     uint32_t n_tickets = budget_n_tickets(n_parcels);
     bool on_devices = config->device == CONFIG_DEVICE_CUDA, offloaded = config_offloads(config);
-    uint64_t device_staging = devices_bounce_bytes() + (offloaded ? offload_staging_bytes(layout) : 0);
+    uint64_t device_staging = DEVICES_BOUNCE_BYTES + (offloaded ? offload_staging_bytes(layout) : 0);
     struct device_plan_options device = {.layout = layout, .first_local = ranks.first_local, .n_local = ranks.n_local};
 
     return (struct plan_options){
@@ -45,9 +44,9 @@ struct plan_options budget_options(const struct config *config, const struct lay
         .ring_holds_all = budget_ring_holds_all(config, layout, ranks.n_local),
         .staging_bytes = exchange_plan_bytes(config, layout) + (on_devices ? device_staging : 0),
         .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
-        .part_rank_bytes = sizeof(struct ledger_entry),
+        .part_rank_bytes = LEDGER_ENTRY_BYTES,
         .parcel_bytes = sizeof(uint32_t) * ranks.n_local,
-        .rank_bytes = n_tickets * (sizeof(struct ring_slot) + sizeof(struct ring_extent)),
+        .rank_bytes = n_tickets * (RING_SLOT_BYTES + RING_EXTENT_BYTES),
         .credit_bytes = credit_page_bytes(n_tickets),
         .fixed_bytes = step_fixed_bytes(layout, ranks.n_local) + (on_devices ? devices_table_bytes(&device) : 0),
     };
