@@ -20,6 +20,8 @@
 #include <unistd.h>
 
 #include "client/ctl/control.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 
 enum { MAX_CONNECTIONS = 256 };
 

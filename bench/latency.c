@@ -15,7 +15,7 @@
 
 #include "client/ctl/control.h"
 #include "core/base/base.h"
-#include "core/wire/wire.h"
+#include "core/wire/wire-request.h"
 
 #include <errno.h>
 #include <getopt.h>

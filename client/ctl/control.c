@@ -16,6 +16,8 @@
 
 #include "core/base/base.h"
 #include "core/diagnosis/diagnosis.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 
 enum {
     ANSWER_MAX_BYTES = 1 << 30, /* picked: a million parameters are a quarter of it */

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "core/wire/wire.h"
 
 #include <assert.h>
 #include <inttypes.h>
 #include <string.h>
 
 #include "core/base/base.h"
-#include "core/wire/wire-envelope.h"
 #include "core/diagnosis/push-record.h"
+#include "core/wire/wire-envelope.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
+#include "core/wire/wire.h"
 #include "proto/zerod.pb-c.h"
 
 /*

@@ -20,7 +20,7 @@
 #include "core/layout/layout.h"
 #include "core/layout/manifest.h"
 #include "core/layout/plan.h"
-#include "core/wire/wire.h"
+#include "core/wire/wire-request.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/formed.h"
 #include "daemon/job/model/answer.h"

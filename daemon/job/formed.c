@@ -15,6 +15,7 @@
 #include "core/layout/plan.h"
 #include "core/wire/device-wire.h"
 #include "core/wire/wire.h"
+#include "core/wire/wire-reply.h"
 #include "daemon/engines/device.h"
 #include "daemon/engines/devices.h"
 #include "daemon/job/model/answer.h"

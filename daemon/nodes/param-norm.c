@@ -7,6 +7,7 @@
 
 #include "core/base/base.h"
 #include "core/wire/node-wire.h"
+#include "core/wire/wire-reply.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"

@@ -6,6 +6,7 @@
 
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
+#include "core/wire/wire-reply.h"
 #include "daemon/job/attendance.h"
 #include "daemon/job/form.h"
 #include "daemon/job/init.h"

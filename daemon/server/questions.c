@@ -9,6 +9,7 @@
 
 #include "core/wire/frame.h"
 #include "core/wire/wire.h"
+#include "core/wire/wire-reply.h"
 
 /* Bytes of a packet beside its part of the JSON: some 20 are needed; picked. */
 enum { PART_EXTRA_BYTES = 64 };

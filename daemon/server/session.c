@@ -14,6 +14,7 @@
 #include "core/base/open-files.h"
 #include "core/base/log.h"
 #include "core/diagnosis/cause.h"
+#include "core/wire/wire-reply.h"
 #include "daemon/job/attendance.h"
 #include "daemon/job/job.h"
 #include "daemon/job/model/journal.h"

@@ -16,13 +16,13 @@
 #include <uv.h>
 
 #include "core/wire/frame.h"
-#include "core/wire/wire.h"
 #include "daemon/server/listener.h"
 #include "daemon/server/questions.h"
 
-struct service;
-struct job_rank;
 struct diagnostic;
+struct job_rank;
+struct reply;
+struct service;
 
 enum session_state {
     SESSION_HELLO = 1 << 0,    /* nothing but Hello is expected */

@@ -21,6 +21,7 @@
 
 struct job;
 struct job_rank;
+struct request_init;
 struct segment;
 struct verification;
 

@@ -17,6 +17,8 @@
 #include "core/layout/manifest.h"
 #include "core/wire/frame.h"
 #include "core/wire/wire.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 #include "cuda.h"
 #include "cuda_runtime_api.h"
 #include "proto/credit.h"

@@ -8,6 +8,7 @@
 
 #include "core/wire/frame.h"
 #include "core/wire/wire.h"
+#include "core/wire/wire-request.h"
 
 struct conversation {
     FILE *file;

@@ -12,7 +12,8 @@
 
 #include "core/base/base.h"
 #include "core/wire/frame.h"
-#include "core/wire/wire.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 #include "daemon/link/link-frame.h"
 #include "daemon/link/secure-stream.h"
 #include "tests/core/wire/device-examples.h"

@@ -15,8 +15,10 @@
 
 #include "core/layout/layout.h"
 #include "core/wire/frame.h"
-#include "core/wire/wire-arena.h"
 #include "core/wire/wire.h"
+#include "core/wire/wire-arena.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 #include "proto/credit.h"
 
 enum { RAW_MAX_TICKETS = 256, RAW_SILENCE = 0, RAW_CLOSED = -1 };

@@ -13,6 +13,7 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/manifest.h"
 #include "core/wire/wire.h"
+#include "core/wire/wire-reply.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"

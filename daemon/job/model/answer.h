@@ -9,6 +9,7 @@
 
 struct evidence_at;
 struct job;
+struct reply;
 
 /* Answers the rank's request and ends its wait; fds are taken. */
 void job_answer(struct job *job, struct job_rank *rank, const struct reply *reply, int *fds, size_t n_fds);

@@ -8,7 +8,7 @@
 #include "core/config/config.h"
 #include "core/diagnosis/evidence.h"
 #include "core/layout/manifest.h"
-#include "core/wire/wire.h"
+#include "core/wire/wire-request.h"
 #include "daemon/job/model/fault.h"
 
 struct job;

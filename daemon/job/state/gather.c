@@ -20,7 +20,7 @@
 #include "core/diagnosis/cause.h"
 #include "core/layout/layout.h"
 #include "core/wire/node-wire.h"
-#include "core/wire/wire.h"
+#include "core/wire/wire-request.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"

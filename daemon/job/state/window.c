@@ -21,6 +21,8 @@
 #include "core/layout/layout.h"
 #include "core/wire/node-wire.h"
 #include "core/wire/wire.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"

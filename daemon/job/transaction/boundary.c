@@ -21,6 +21,7 @@
 #include "core/layout/layout.h"
 #include "core/wire/hyper-check.h"
 #include "core/wire/wire.h"
+#include "core/wire/wire-request.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"

@@ -27,6 +27,7 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/wire/node-wire.h"
 #include "core/wire/wire.h"
+#include "core/wire/wire-reply.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"

@@ -11,6 +11,8 @@
 #include "core/layout/manifest.h"
 #include "core/wire/frame.h"
 #include "core/wire/wire.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 #include "proto/zerod.pb-c.h"
 #include "tests/core/wire/wire-examples.h"
 

@@ -6,7 +6,8 @@
  * compare with them, the fuzzers start from them.
  */
 
-#include "core/wire/wire.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 
 extern const struct request example_requests[N_REQUEST_TYPES]; /* by type; [0] is none */
 extern const struct reply example_replies[N_REPLY_TYPES];

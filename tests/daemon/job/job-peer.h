@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "core/wire/wire.h"
+#include "core/wire/wire-reply.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "proto/credit.h"
