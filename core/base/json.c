@@ -8,6 +8,7 @@
 #include <json-c/json.h>
 
 #include "core/base/base.h"
+#include "core/base/utf8.h"
 
 struct json_object *json_new_object(struct json *j)
 {
@@ -121,51 +122,21 @@ char *json_text(struct json *j, struct json_object *root)
     return copy;
 }
 
-/*
- * Length of the well-formed UTF-8 sequence at s, by the table of the Unicode standard (3-7); 0: none, or a
- * control character (U+0080 to U+009F too: terminals obey them).
- */
-static size_t utf8_length(const unsigned char *s)
-{
-    static const struct {
-        unsigned char first, last, low, high; /* of the lead byte; of the second byte */
-        size_t n;
-    } rows[] = {
-        {0xc2, 0xc2, 0xa0, 0xbf, 2}, {0xc3, 0xdf, 0x80, 0xbf, 2}, {0xe0, 0xe0, 0xa0, 0xbf, 3},
-        {0xe1, 0xec, 0x80, 0xbf, 3}, {0xed, 0xed, 0x80, 0x9f, 3}, {0xee, 0xef, 0x80, 0xbf, 3},
-        {0xf0, 0xf0, 0x90, 0xbf, 4}, {0xf1, 0xf3, 0x80, 0xbf, 4}, {0xf4, 0xf4, 0x80, 0x8f, 4},
-    };
-    size_t i, k;
-
-    if ((*s >= 0x20 && *s < 0x7f) || *s == '\n' || *s == '\t')
-        return 1;
-    for (i = 0; i < ARRAY_SIZE(rows); i++) {
-        if (*s < rows[i].first || *s > rows[i].last || s[1] < rows[i].low || s[1] > rows[i].high)
-            continue;
-        for (k = 2; k < rows[i].n; k++)
-            if ((s[k] & 0xc0) != 0x80)
-                return 0;
-        return rows[i].n;
-    }
-    return 0;
-}
-
 char *json_clean(const char *s)
 {
-    const unsigned char *p = (const unsigned char *)s;
-    char *clean = malloc(4 * strlen(s) + 1), *end = clean;
-    size_t n;
+    size_t n_bytes = strlen(s), n;
+    char *clean = malloc(4 * n_bytes + 1), *end = clean;
 
     if (!clean)
         return NULL;
-    while (*p) {
-        n = utf8_length(p);
-        if (n > 0) {
-            memcpy(end, p, n);
+    for (; n_bytes > 0; s += n, n_bytes -= n) {
+        n = utf8_length(s, n_bytes);
+        if (n > 0 && (!utf8_is_control(s) || *s == '\n' || *s == '\t')) {
+            memcpy(end, s, n);
             end += n;
-            p += n;
         } else {
-            end += sprintf(end, "\\x%02x", *p++);
+            n = 1;
+            end += sprintf(end, "\\x%02x", (unsigned char)*s);
         }
     }
     *end = '\0';

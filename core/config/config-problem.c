@@ -3,6 +3,7 @@
 #include "core/config/config-problem.h"
 
 #include "core/base/base.h"
+#include "core/base/utf8.h"
 
 #include <string.h>
 
@@ -48,11 +49,6 @@ static const char *find_line(const struct config_text *text, unsigned line, size
     return at;
 }
 
-static bool starts_code_point(char c)
-{
-    return ((unsigned char)c & 0xc0) != 0x80;
-}
-
 /* Prints columns [first, first + n) of a line, without anything that a terminal would act upon. */
 static void print_columns(FILE *file, const char *line, size_t n_bytes, size_t first, size_t n)
 {
@@ -61,7 +57,7 @@ static void print_columns(FILE *file, const char *line, size_t n_bytes, size_t f
     for (size_t i = 0; i < n_bytes; i++) {
         unsigned char c = (unsigned char)line[i];
 
-        if (starts_code_point(line[i]))
+        if (utf8_begins(line[i]))
             column++;
         if (column > first + n)
             break;
@@ -76,7 +72,7 @@ static void print_padding(FILE *file, const char *line, size_t n_bytes, size_t f
     size_t column = 0;
 
     for (size_t i = 0; i < n_bytes && column < first + n; i++) {
-        if (!starts_code_point(line[i]))
+        if (!utf8_begins(line[i]))
             continue;
         if (column++ >= first)
             fputc(line[i] == '\t' ? '\t' : ' ', file);
@@ -220,7 +216,7 @@ void config_problems_sort(struct config_problems *problems)
     }
 }
 
-void config_problem_print(FILE *file, const struct config_problem *problem)
+static void config_problem_print(FILE *file, const struct config_problem *problem)
 {
     fprintf(file, "%s config: %s: %s%s%s\n%s", problem->note ? "note" : "E1601", problem->place,
             problem->key ? problem->key : "", problem->key ? ": " : "", problem->text,

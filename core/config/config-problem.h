@@ -64,5 +64,4 @@ void config_problems_note(struct config_problems *problems, const struct config_
 void config_problems_sort(struct config_problems *problems);
 
 /* "E1601 config: file:line:column: key: text", source line and caret, for each; notes begin with "note". */
-void config_problem_print(FILE *file, const struct config_problem *problem);
 void config_problems_print(FILE *file, const struct config_problems *problems);

@@ -3,6 +3,7 @@
 #include "core/config/config-read.h"
 
 #include "core/base/base.h"
+#include "core/base/utf8.h"
 #include "core/config/config-check.h"
 #include "core/config/config-table.h"
 #include "core/config/config-value.h"
@@ -55,7 +56,7 @@ static void quote(char *shown, size_t n_shown, const char *text)
         snprintf(shown, n_shown, "this value");
         return;
     }
-    for (n = MIN(n, (size_t)SHOWN_BYTES); cut && n > 0 && (text[n] & 0xc0) == 0x80;)
+    for (n = MIN(n, (size_t)SHOWN_BYTES); cut && n > 0 && !utf8_begins(text[n]);)
         n--;
     snprintf(shown, n_shown, "\"%.*s%s\"", (int)n, text, cut ? "..." : "");
     for (char *c = shown; *c; c++) {

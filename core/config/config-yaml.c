@@ -3,6 +3,7 @@
 #include "core/config/config-yaml.h"
 
 #include "core/base/base.h"
+#include "core/base/utf8.h"
 #include "core/config/config.h"
 
 #include <ctype.h>
@@ -92,28 +93,13 @@ static char *split_report(struct yaml *yaml, struct config_spot *spot)
  */
 static size_t bad_byte(const struct config_text *text)
 {
-    const unsigned char *s = (const unsigned char *)text->text;
-    size_t i = 0;
+    const char *s = text->text;
+    size_t i = 0, n;
 
-    while (i < text->n_bytes) {
-        unsigned char c = s[i];
-        size_t n_more = c < 0x80                ? 0
-                        : c >= 0xc2 && c < 0xe0 ? 1
-                        : c >= 0xe0 && c < 0xf0 ? 2
-                        : c >= 0xf0 && c < 0xf5 ? 3
-                                                : SIZE_MAX;
-
-        if (n_more == SIZE_MAX || n_more >= text->n_bytes - i || c == 0x7f ||
-            (c < ' ' && c != '\n' && c != '\t' && c != '\r'))
+    for (; i < text->n_bytes; i += n) {
+        n = utf8_length(s + i, text->n_bytes - i);
+        if (n == 0 || (utf8_is_control(s + i) && s[i] != '\n' && s[i] != '\t' && s[i] != '\r'))
             return i;
-        for (size_t j = 1; j <= n_more; j++) {
-            if ((s[i + j] & 0xc0) != 0x80)
-                return i;
-        }
-        if ((c == 0xe0 && s[i + 1] < 0xa0) || (c == 0xed && s[i + 1] > 0x9f) || (c == 0xf0 && s[i + 1] < 0x90) ||
-            (c == 0xf4 && s[i + 1] > 0x8f) || (c == 0xc2 && s[i + 1] < 0xa0))
-            return i;
-        i += n_more + 1;
     }
     return SIZE_MAX;
 }
@@ -127,7 +113,7 @@ static struct config_spot spot_of_byte(const struct config_text *text, size_t at
         if (text->text[i] == '\n') {
             spot.line++;
             spot.column = 1;
-        } else if ((text->text[i] & 0xc0) != 0x80) {
+        } else if (utf8_begins(text->text[i])) {
             spot.column++;
         }
     }

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
 #include "core/wire/wire-rule.h"
 
 #include <inttypes.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/utf8.h"
 #include "core/wire/wire.h"
 
 /* ---- what was wrong ------------------------------------------------------------------------------------ */
@@ -42,25 +44,6 @@ void wire_problem_prefix(struct wire_problem *problem, const char *format, ...)
 
 /* ---- texts --------------------------------------------------------------------------------------------- */
 
-/* Bytes of the UTF-8 sequence at s (n > 0), or 0 when there is none. */
-static size_t utf8_size(const uint8_t *s, size_t n)
-{
-    size_t size = s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
-
-    if (s[0] < 0x80)
-        return 1;
-    if (s[0] < 0xc2 || s[0] > 0xf4 || size > n)
-        return 0;
-    for (size_t i = 1; i < size; i++)
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-    /* longer than necessary, a surrogate, or above U+10FFFF */
-    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf0 && s[1] < 0x90) ||
-        (s[0] == 0xf4 && s[1] > 0x8f))
-        return 0;
-    return size;
-}
-
 /*
  * Where the first byte is that a string may not hold, or n. proto3 wants UTF-8; control characters are
  * ours: these texts end up in logs and terminals. Names of parameters may be anything and are bytes, not
@@ -68,14 +51,15 @@ static size_t utf8_size(const uint8_t *s, size_t n)
  */
 static size_t text_check(const char *text, size_t n, unsigned flags)
 {
-    const uint8_t *s = (const uint8_t *)text;
     size_t i = 0, size;
 
     while (i < n) {
-        size = utf8_size(s + i, n - i);
-        if (size == 0 || s[i] == 0x7f)
+        uint8_t c = (uint8_t)text[i];
+
+        size = utf8_length(text + i, n - i);
+        if (size == 0 || c == 0x7f)
             return i;
-        if (s[i] < 0x20 && !((flags & WIRE_MULTILINE) && (s[i] == '\n' || s[i] == '\t')))
+        if (c < 0x20 && !((flags & WIRE_MULTILINE) && (c == '\n' || c == '\t')))
             return i;
         i += size;
     }
@@ -89,7 +73,7 @@ static void text_cut(char *text, size_t n, size_t max)
 
     if (n <= max)
         return;
-    while (end > 0 && ((uint8_t)text[end] & 0xc0) == 0x80)
+    while (end > 0 && !utf8_begins(text[end]))
         end--;
     memcpy(text + end, "...", 4);
 }
