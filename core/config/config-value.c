@@ -15,23 +15,29 @@ struct unit {
     uint64_t factor;
 };
 
+struct units {
+    struct unit items[11];
+    size_t n_items;
+};
+
 /* Largest first: printing takes the first that divides. Decimal ones are read, binary ones are printed. */
-static const struct unit size_units[] = {
-    {"TiB", 1ull << 40},
-    {"GiB", 1ull << 30},
-    {"MiB", 1ull << 20},
-    {"KiB", 1ull << 10},
-    {"TB", 1000000000000ull},
-    {"GB", 1000000000ull},
-    {"MB", 1000000ull},
-    {"kB", 1000ull},
-    {"KB", 1000ull},
-    {"B", 1},
-    {"", 1},
-};
-static const struct unit duration_units[] = {
-    {"d", 86400000}, {"h", 3600000}, {"min", 60000}, {"s", 1000}, {"ms", 1},
-};
+static const struct units no_units;
+static const struct units size_units = {.n_items = 11,
+                                        .items = {
+                                            {"TiB", 1ull << 40},
+                                            {"GiB", 1ull << 30},
+                                            {"MiB", 1ull << 20},
+                                            {"KiB", 1ull << 10},
+                                            {"TB", 1000000000000ull},
+                                            {"GB", 1000000000ull},
+                                            {"MB", 1000000ull},
+                                            {"kB", 1000ull},
+                                            {"KB", 1000ull},
+                                            {"B", 1},
+                                            {"", 1},
+                                        }};
+static const struct units duration_units = {
+    .n_items = 5, .items = {{"d", 86400000}, {"h", 3600000}, {"min", 60000}, {"s", 1000}, {"ms", 1}}};
 
 struct decimal {
     uint64_t digits; /* all of them, without the point */
@@ -100,7 +106,7 @@ static const char *decimal_to_whole(struct decimal decimal, uint64_t factor, uin
 }
 
 /* A number and its unit, one of `units`, none when there are none. Return: NULL, or why not. */
-static const char *read_whole(const char *text, const struct unit *units, size_t n_units, uint64_t *whole)
+static const char *read_whole(const char *text, const struct units *units, uint64_t *whole)
 {
     struct decimal decimal = {0};
     const char *s = read_digits(text, &decimal);
@@ -115,13 +121,13 @@ static const char *read_whole(const char *text, const struct unit *units, size_t
         s++;
 
     size_t i = 0;
-    while (i < n_units && strcmp(units[i].name, s) != 0)
+    while (i < units->n_items && strcmp(units->items[i].name, s) != 0)
         i++;
-    if (i < n_units)
-        factor = units[i].factor;
+    if (i < units->n_items)
+        factor = units->items[i].factor;
     else if (*s != '\0')
-        return n_units > 0 ? "has an unknown unit" : "is not a whole number";
-    else if (n_units > 0 && decimal.digits != 0)
+        return units->n_items > 0 ? "has an unknown unit" : "is not a whole number";
+    else if (units->n_items > 0 && decimal.digits != 0)
         return "lacks a unit";
     return decimal_to_whole(decimal, factor, whole);
 }
@@ -153,6 +159,11 @@ static void *field(const struct config_key *key, void *base)
     return (char *)base + key->offset;
 }
 
+static const void *constant_field(const struct config_key *key, const void *base)
+{
+    return (const char *)base + key->offset;
+}
+
 /* Fields of whole numbers are 4 or 8 bytes wide; what is stored has been checked against the range. */
 static void put_whole(const struct config_key *key, void *base, uint64_t whole)
 {
@@ -164,32 +175,17 @@ static void put_whole(const struct config_key *key, void *base, uint64_t whole)
 
 static uint64_t get_whole(const struct config_key *key, const void *base)
 {
-    const char *at = (const char *)base + key->offset;
+    const void *at = constant_field(key, base);
 
     return key->size == sizeof(uint64_t) ? *(const uint64_t *)at : *(const uint32_t *)at;
 }
 
-static const char *store_whole(const struct config_key *key, const struct config_value *value, void *base)
+/* Return: NULL, or why not. */
+static const char *put_in_range(const struct config_key *key, const char *text, const struct units *units, void *base)
 {
-    const struct unit *units = NULL;
-    size_t n_units = 0;
-    const char *why;
     uint64_t whole = 0;
+    const char *why = read_whole(text, units, &whole);
 
-    if ((key->flags & CONFIG_AUTO) && strcmp(value->text, "auto") == 0) {
-        put_whole(key, base, 0);
-        return NULL;
-    }
-    if (value->quoted && key->type == CONFIG_WHOLE)
-        return "is a string: leave the quotes out";
-    if (key->type == CONFIG_SIZE) {
-        units = size_units;
-        n_units = ARRAY_SIZE(size_units);
-    } else if (key->type == CONFIG_DURATION) {
-        units = duration_units;
-        n_units = ARRAY_SIZE(duration_units);
-    }
-    why = read_whole(value->text, units, n_units, &whole);
     if (why)
         return why;
     if (!in_range(key, (double)whole))
@@ -198,11 +194,36 @@ static const char *store_whole(const struct config_key *key, const struct config
     return NULL;
 }
 
-static const char *store_real(const struct config_key *key, const char *text, void *base)
+static const char *store_whole(const struct config_key *key, const struct config_value *value, void *base)
 {
-    double real;
-    const char *why = read_real(text, &real);
 
+    if ((key->flags & CONFIG_AUTO) && strcmp(value->text, "auto") == 0) {
+        put_whole(key, base, 0);
+        return NULL;
+    }
+    if (value->quoted)
+        return "is a string: leave the quotes out";
+    return put_in_range(key, value->text, &no_units, base);
+}
+
+static const char *store_size(const struct config_key *key, const struct config_value *value, void *base)
+{
+    return put_in_range(key, value->text, &size_units, base);
+}
+
+static const char *store_duration(const struct config_key *key, const struct config_value *value, void *base)
+{
+    return put_in_range(key, value->text, &duration_units, base);
+}
+
+static const char *store_real(const struct config_key *key, const struct config_value *value, void *base)
+{
+    const char *why;
+    double real;
+
+    if (value->quoted)
+        return "is a string: leave the quotes out";
+    why = read_real(value->text, &real);
     if (why)
         return why;
     if (!in_range(key, real))
@@ -211,20 +232,23 @@ static const char *store_real(const struct config_key *key, const char *text, vo
     return NULL;
 }
 
-static const char *store_bool(const struct config_key *key, const char *text, void *base)
+static const char *store_bool(const struct config_key *key, const struct config_value *value, void *base)
 {
+    const char *text = value->text;
     bool is_true = strcmp(text, "true") == 0 || strcmp(text, "True") == 0 || strcmp(text, "TRUE") == 0;
 
+    if (value->quoted)
+        return "is a string: leave the quotes out";
     if (!is_true && strcmp(text, "false") != 0 && strcmp(text, "False") != 0 && strcmp(text, "FALSE") != 0)
         return "is not a truth value";
     *(bool *)field(key, base) = is_true;
     return NULL;
 }
 
-static const char *store_choice(const struct config_key *key, const char *text, void *base)
+static const char *store_choice(const struct config_key *key, const struct config_value *value, void *base)
 {
     for (const struct config_choice *choice = key->choices; choice->name; choice++) {
-        if (strcmp(choice->name, text) == 0) {
+        if (strcmp(choice->name, value->text) == 0) {
             put_whole(key, base, (uint64_t)choice->value);
             return NULL;
         }
@@ -232,9 +256,9 @@ static const char *store_choice(const struct config_key *key, const char *text, 
     return "is not known";
 }
 
-static const char *store_mode(const struct config_key *key, const char *text, void *base)
+static const char *store_mode(const struct config_key *key, const struct config_value *value, void *base)
 {
-    const char *s = strncmp(text, "0o", 2) == 0 ? text + 2 : text;
+    const char *s = strncmp(value->text, "0o", 2) == 0 ? value->text + 2 : value->text;
     size_t n = strspn(s, "01234567");
     unsigned long mode;
 
@@ -269,21 +293,29 @@ static const char *check_name(const char *text)
     return strlen(text) <= 64 ? NULL : "is too long";
 }
 
-static const char *check_path(const struct config_key *key, const char *text)
+static const char *check_path_form(const char *text)
 {
-    size_t n_bytes = strlen(text);
-
-    if (n_bytes == 0)
+    if (*text == '\0')
         return "is empty";
     if (*text != '/')
         return "is not an absolute path";
     if (!is_printable(text))
         return "has a control character";
-    if (text[n_bytes - 1] == '/')
-        return "names a folder";
-    if (key->type == CONFIG_SOCKET && n_bytes > CONFIG_MAX_SOCKET_BYTES)
-        return "is longer than a socket's path can be";
-    return n_bytes < 4096 ? NULL : "is too long";
+    return text[strlen(text) - 1] == '/' ? "names a folder" : NULL;
+}
+
+static const char *check_path(const char *text)
+{
+    const char *why = check_path_form(text);
+
+    return why || strlen(text) < 4096 ? why : "is too long";
+}
+
+static const char *check_socket(const char *text)
+{
+    const char *why = check_path_form(text);
+
+    return why || strlen(text) <= CONFIG_MAX_SOCKET_BYTES ? why : "is longer than a socket's path can be";
 }
 
 /* host:port, host in brackets when it has colons itself. */
@@ -308,63 +340,8 @@ static const char *check_address(const char *text)
     return NULL;
 }
 
-static int store_string(const struct config_key *key, const char *text, void *base, const char **why)
-{
-    char **at = field(key, base), *copy;
-
-    if (key->type == CONFIG_NAME)
-        *why = check_name(text);
-    else if (key->type == CONFIG_ADDRESS)
-        *why = check_address(text);
-    else
-        *why = check_path(key, text);
-    if (*why)
-        return CONFIG_VALUE_E_BAD;
-
-    copy = strdup(text);
-    if (!copy)
-        return -ENOMEM;
-    free(*at);
-    *at = copy;
-    return 0;
-}
-
-int config_value_store(const struct config_key *key, const struct config_value *value, void *base, const char **why)
-{
-    const char *text = value->text;
-
-    *why = NULL;
-    switch (key->type) {
-    case CONFIG_NAME:
-    case CONFIG_PATH:
-    case CONFIG_SOCKET:
-    case CONFIG_ADDRESS:
-        return store_string(key, text, base, why);
-    case CONFIG_CHOICE:
-        *why = store_choice(key, text, base);
-        break;
-    case CONFIG_MODE:
-        *why = store_mode(key, text, base);
-        break;
-    case CONFIG_WHOLE:
-    case CONFIG_SIZE:
-    case CONFIG_DURATION:
-        *why = store_whole(key, value, base);
-        break;
-    case CONFIG_REAL:
-        *why = value->quoted ? "is a string: leave the quotes out" : store_real(key, text, base);
-        break;
-    case CONFIG_BOOL:
-        *why = value->quoted ? "is a string: leave the quotes out" : store_bool(key, text, base);
-        break;
-    default:
-        *why = "is a single value";
-    }
-    return *why ? CONFIG_VALUE_E_BAD : 0;
-}
-
 /* The shortest decimal that reads back to the same bits, with a point: YAML 1.1 takes 1e-08 for a string. */
-static void print_real(FILE *file, double real)
+static void write_real(FILE *file, double real)
 {
     char buffer[32];
     size_t n_mantissa;
@@ -383,7 +360,7 @@ static void print_real(FILE *file, double real)
             buffer + n_mantissa);
 }
 
-static void print_string(FILE *file, const char *string)
+static void write_string(FILE *file, const char *string)
 {
     if (!string) {
         fputs("null", file);
@@ -398,7 +375,7 @@ static void print_string(FILE *file, const char *string)
     fputc('"', file);
 }
 
-static void print_with_unit(FILE *file, uint64_t whole, const struct unit *units, size_t n_units)
+static void write_with_unit(FILE *file, uint64_t whole, const struct units *units)
 {
     size_t i = 0;
 
@@ -406,9 +383,9 @@ static void print_with_unit(FILE *file, uint64_t whole, const struct unit *units
         fputc('0', file);
         return;
     }
-    while (i + 1 < n_units && whole % units[i].factor != 0)
+    while (i + 1 < units->n_items && whole % units->items[i].factor != 0)
         i++;
-    fprintf(file, "%" PRIu64 "%s", whole / units[i].factor, units[i].name);
+    fprintf(file, "%" PRIu64 "%s", whole / units->items[i].factor, units->items[i].name);
 }
 
 static void print_choice(FILE *file, const struct config_key *key, const void *base)
@@ -419,38 +396,44 @@ static void print_choice(FILE *file, const struct config_key *key, const void *b
     }
 }
 
-static void print_reals(FILE *file, const double *items, size_t n_items)
+static void write_reals(FILE *file, const double *items, size_t n_items)
 {
     fputc('[', file);
     for (size_t i = 0; i < n_items; i++) {
         fputs(i > 0 ? ", " : "", file);
-        print_real(file, items[i]);
+        write_real(file, items[i]);
     }
     fputc(']', file);
 }
 
-static void print_numbers(FILE *file, const struct schedule_numbers *numbers)
+static void print_numbers(FILE *file, const struct config_key *key, const void *base)
 {
+    const struct schedule_numbers *numbers = constant_field(key, base);
+
     if (numbers->n_items == 0)
         fputs("null", file);
     else if (numbers->n_items == 1)
-        print_real(file, numbers->items[0]);
+        write_real(file, numbers->items[0]);
     else
-        print_reals(file, numbers->items, numbers->n_items);
+        write_reals(file, numbers->items, numbers->n_items);
 }
 
-static void print_names(FILE *file, const struct config_names *names)
+static void print_names(FILE *file, const struct config_key *key, const void *base)
 {
+    const struct config_names *names = constant_field(key, base);
+
     fputc('[', file);
     for (size_t i = 0; i < names->n_items; i++) {
         fputs(i > 0 ? ", " : "", file);
-        print_string(file, names->items[i]);
+        write_string(file, names->items[i]);
     }
     fputc(']', file);
 }
 
-static void print_nodes(FILE *file, const struct config_nodes *nodes)
+static void print_nodes(FILE *file, const struct config_key *key, const void *base)
 {
+    const struct config_nodes *nodes = constant_field(key, base);
+
     if (nodes->n_items == 0) {
         fputs("null", file);
         return;
@@ -458,190 +441,243 @@ static void print_nodes(FILE *file, const struct config_nodes *nodes)
     fputc('[', file);
     for (size_t i = 0; i < nodes->n_items; i++) {
         fprintf(file, "%s{address: ", i > 0 ? ", " : "");
-        print_string(file, nodes->items[i].address);
+        write_string(file, nodes->items[i].address);
         fprintf(file, ", ranks: %u}", nodes->items[i].ranks);
     }
     fputc(']', file);
 }
 
-void config_value_print(FILE *file, const struct config_key *key, const void *base)
+static void print_string(FILE *file, const struct config_key *key, const void *base)
 {
-    const void *at = (const char *)base + key->offset;
-
-    switch (key->type) {
-    case CONFIG_NAME:
-    case CONFIG_PATH:
-    case CONFIG_SOCKET:
-    case CONFIG_ADDRESS:
-        print_string(file, *(char *const *)at);
-        break;
-    case CONFIG_BOOL:
-        fputs(*(const bool *)at ? "true" : "false", file);
-        break;
-    case CONFIG_WHOLE:
-        if ((key->flags & CONFIG_AUTO) && get_whole(key, base) == 0)
-            fputs("auto", file);
-        else
-            fprintf(file, "%" PRIu64, get_whole(key, base));
-        break;
-    case CONFIG_REAL:
-        print_real(file, *(const double *)at);
-        break;
-    case CONFIG_SIZE:
-        print_with_unit(file, get_whole(key, base), size_units, ARRAY_SIZE(size_units));
-        break;
-    case CONFIG_DURATION:
-        print_with_unit(file, get_whole(key, base), duration_units, ARRAY_SIZE(duration_units));
-        break;
-    case CONFIG_CHOICE:
-        print_choice(file, key, base);
-        break;
-    case CONFIG_MODE:
-        fprintf(file, "\"%04o\"", (unsigned)*(const mode_t *)at);
-        break;
-    case CONFIG_NAMES:
-        print_names(file, at);
-        break;
-    case CONFIG_NUMBERS:
-        print_numbers(file, at);
-        break;
-    case CONFIG_PAIR:
-        print_reals(file, at, 2);
-        break;
-    case CONFIG_NODES:
-        print_nodes(file, at);
-        break;
-    case CONFIG_SECTION:
-        break;
-    }
+    write_string(file, *(char *const *)constant_field(key, base));
 }
 
-static void print_range(FILE *file, const struct config_key *key)
+static void print_bool(FILE *file, const struct config_key *key, const void *base)
+{
+    fputs(*(const bool *)constant_field(key, base) ? "true" : "false", file);
+}
+
+static void print_whole(FILE *file, const struct config_key *key, const void *base)
+{
+    if ((key->flags & CONFIG_AUTO) && get_whole(key, base) == 0)
+        fputs("auto", file);
+    else
+        fprintf(file, "%" PRIu64, get_whole(key, base));
+}
+
+static void print_real(FILE *file, const struct config_key *key, const void *base)
+{
+    write_real(file, *(const double *)constant_field(key, base));
+}
+
+static void print_size(FILE *file, const struct config_key *key, const void *base)
+{
+    write_with_unit(file, get_whole(key, base), &size_units);
+}
+
+static void print_duration(FILE *file, const struct config_key *key, const void *base)
+{
+    write_with_unit(file, get_whole(key, base), &duration_units);
+}
+
+static void print_mode(FILE *file, const struct config_key *key, const void *base)
+{
+    fprintf(file, "\"%04o\"", (unsigned)*(const mode_t *)constant_field(key, base));
+}
+
+static void print_pair(FILE *file, const struct config_key *key, const void *base)
+{
+    write_reals(file, constant_field(key, base), 2);
+}
+
+/* ---- the values that are allowed ----------------------------------------------------------------------- */
+
+static void allow_range(FILE *file, const struct config_key *key)
 {
     fputs(key->flags & CONFIG_ABOVE_MIN ? "above " : "from ", file);
-    print_real(file, key->min);
+    write_real(file, key->min);
     fputs(key->flags & CONFIG_BELOW_MAX ? " to below " : " to ", file);
-    print_real(file, key->max);
+    write_real(file, key->max);
     if (key->unit)
         fprintf(file, " (%s)", key->unit);
 }
 
-static void print_range_with_units(FILE *file, const struct config_key *key, const struct unit *units, size_t n_units)
+static void allow_range_with_units(FILE *file, const struct config_key *key, const struct units *units)
 {
     if (key->min > 0) {
         fputs(" from ", file);
-        print_with_unit(file, (uint64_t)key->min, units, n_units);
+        write_with_unit(file, (uint64_t)key->min, units);
     }
     fputs(key->min > 0 ? " to " : " up to ", file);
-    print_with_unit(file, (uint64_t)key->max, units, n_units);
+    write_with_unit(file, (uint64_t)key->max, units);
     if (key->min == 0)
         fputs(", or 0", file);
 }
 
-static void print_choices(FILE *file, const struct config_choice *choice)
+static void allow_whole(FILE *file, const struct config_key *key)
+{
+    fputs(key->flags & CONFIG_AUTO ? "auto, or a whole number " : "a whole number ", file);
+    allow_range(file, key);
+}
+
+static void allow_real(FILE *file, const struct config_key *key)
+{
+    fputs("a number ", file);
+    allow_range(file, key);
+}
+
+static void allow_size(FILE *file, const struct config_key *key)
+{
+    fputs("a size such as 512MB or 64GiB,", file);
+    allow_range_with_units(file, key, &size_units);
+}
+
+static void allow_duration(FILE *file, const struct config_key *key)
+{
+    fputs("a time such as 500ms, 10s or 10min,", file);
+    allow_range_with_units(file, key, &duration_units);
+}
+
+static void allow_choice(FILE *file, const struct config_key *key)
 {
     fputs("one of ", file);
-    for (size_t i = 0; choice[i].name; i++)
-        fprintf(file, "%s%s", i > 0 ? ", " : "", choice[i].name);
+    for (const struct config_choice *choice = key->choices; choice->name; choice++)
+        fprintf(file, "%s%s", choice > key->choices ? ", " : "", choice->name);
 }
 
-void config_value_allowed(FILE *file, const struct config_key *key)
+static void allow_socket(FILE *file, const struct config_key *key)
 {
-    switch (key->type) {
-    case CONFIG_NAME:
-        fputs("a name of letters, digits, '.', '_', '-', at most 64", file);
-        break;
-    case CONFIG_PATH:
-        fputs("an absolute path", file);
-        break;
-    case CONFIG_SOCKET:
-        fprintf(file, "an absolute path of at most %d bytes", CONFIG_MAX_SOCKET_BYTES);
-        break;
-    case CONFIG_ADDRESS:
-        fputs("host:port", file);
-        break;
-    case CONFIG_BOOL:
-        fputs("true or false", file);
-        break;
-    case CONFIG_WHOLE:
-        fputs(key->flags & CONFIG_AUTO ? "auto, or a whole number " : "a whole number ", file);
-        print_range(file, key);
-        break;
-    case CONFIG_REAL:
-        fputs("a number ", file);
-        print_range(file, key);
-        break;
-    case CONFIG_SIZE:
-        fputs("a size such as 512MB or 64GiB,", file);
-        print_range_with_units(file, key, size_units, ARRAY_SIZE(size_units));
-        break;
-    case CONFIG_DURATION:
-        fputs("a time such as 500ms, 10s or 10min,", file);
-        print_range_with_units(file, key, duration_units, ARRAY_SIZE(duration_units));
-        break;
-    case CONFIG_CHOICE:
-        print_choices(file, key->choices);
-        break;
-    case CONFIG_MODE:
-        fputs("an octal mode such as \"0660\"", file);
-        break;
-    case CONFIG_NAMES:
-        fprintf(file, "a list of at most %zu names or ids", key->max_items);
-        break;
-    case CONFIG_NUMBERS:
-        fputs("a number, or a list with one for each group, ", file);
-        print_range(file, key);
-        break;
-    case CONFIG_PAIR:
-        fputs("a list of two numbers ", file);
-        print_range(file, key);
-        break;
-    case CONFIG_NODES:
-        fprintf(file, "a list of at most %zu nodes, each {address, ranks}", key->max_items);
-        break;
-    case CONFIG_SECTION:
-        fputs("a mapping of keys to values", file);
-        break;
-    }
+    (void)key;
+    fprintf(file, "an absolute path of at most %d bytes", CONFIG_MAX_SOCKET_BYTES);
 }
 
-static void names_deinit(struct config_names *names)
+static void allow_names(FILE *file, const struct config_key *key)
 {
+    fprintf(file, "a list of at most %zu names or ids", key->max_items);
+}
+
+static void allow_numbers(FILE *file, const struct config_key *key)
+{
+    fputs("a number, or a list with one for each group, ", file);
+    allow_range(file, key);
+}
+
+static void allow_pair(FILE *file, const struct config_key *key)
+{
+    fputs("a list of two numbers ", file);
+    allow_range(file, key);
+}
+
+static void allow_nodes(FILE *file, const struct config_key *key)
+{
+    fprintf(file, "a list of at most %zu nodes, each {address, ranks}", key->max_items);
+}
+
+/* ---- the ends of values -------------------------------------------------------------------------------- */
+
+static void string_deinit(void *at)
+{
+    free(*(char **)at);
+    *(char **)at = NULL;
+}
+
+static void numbers_deinit(void *at)
+{
+    struct schedule_numbers *numbers = at;
+
+    free(numbers->items);
+    *numbers = (struct schedule_numbers){0};
+}
+
+static void names_deinit(void *at)
+{
+    struct config_names *names = at;
+
     for (size_t i = 0; i < names->n_items; i++)
         free(names->items[i]);
     free(names->items);
     *names = (struct config_names){0};
 }
 
-static void nodes_deinit(struct config_nodes *nodes)
+static void nodes_deinit(void *at)
 {
+    struct config_nodes *nodes = at;
+
     for (size_t i = 0; i < nodes->n_items; i++)
         free(nodes->items[i].address);
     free(nodes->items);
     *nodes = (struct config_nodes){0};
 }
 
+/* ---- one row for each type ----------------------------------------------------------------------------- */
+
+static const struct config_value_type {
+    const char *(*check)(const char *text); /* a string: NULL, or why not; the text itself is stored */
+    /* Any other scalar. Return: NULL, or why not. */
+    const char *(*store)(const struct config_key *key, const struct config_value *value, void *base);
+    void (*print)(FILE *file, const struct config_key *key, const void *base);
+    const char *allowed; /* or allow() prints it */
+    void (*allow)(FILE *file, const struct config_key *key);
+    void (*deinit)(void *at); /* NULL: the field owns nothing */
+} types[] = {
+    [CONFIG_SECTION] = {.allowed = "a mapping of keys to values"},
+    [CONFIG_NAME] = {.check = check_name,
+                     .print = print_string,
+                     .allowed = "a name of letters, digits, '.', '_', '-', at most 64",
+                     .deinit = string_deinit},
+    [CONFIG_PATH] = {check_path, NULL, print_string, "an absolute path", NULL, string_deinit},
+    [CONFIG_SOCKET] = {check_socket, NULL, print_string, NULL, allow_socket, string_deinit},
+    [CONFIG_ADDRESS] = {check_address, NULL, print_string, "host:port", NULL, string_deinit},
+    [CONFIG_BOOL] = {NULL, store_bool, print_bool, "true or false", NULL, NULL},
+    [CONFIG_WHOLE] = {NULL, store_whole, print_whole, NULL, allow_whole, NULL},
+    [CONFIG_REAL] = {NULL, store_real, print_real, NULL, allow_real, NULL},
+    [CONFIG_SIZE] = {NULL, store_size, print_size, NULL, allow_size, NULL},
+    [CONFIG_DURATION] = {NULL, store_duration, print_duration, NULL, allow_duration, NULL},
+    [CONFIG_CHOICE] = {NULL, store_choice, print_choice, NULL, allow_choice, NULL},
+    [CONFIG_MODE] = {NULL, store_mode, print_mode, "an octal mode such as \"0660\"", NULL, NULL},
+    [CONFIG_NAMES] = {NULL, NULL, print_names, NULL, allow_names, names_deinit},
+    [CONFIG_NUMBERS] = {NULL, NULL, print_numbers, NULL, allow_numbers, numbers_deinit},
+    [CONFIG_PAIR] = {NULL, NULL, print_pair, NULL, allow_pair, NULL},
+    [CONFIG_NODES] = {NULL, NULL, print_nodes, NULL, allow_nodes, nodes_deinit},
+};
+
+static int store_string(const struct config_key *key, const char *text, void *base)
+{
+    char **at = field(key, base), *copy = strdup(text);
+
+    if (!copy)
+        return -ENOMEM;
+    free(*at);
+    *at = copy;
+    return 0;
+}
+
+int config_value_store(const struct config_key *key, const struct config_value *value, void *base, const char **why)
+{
+    const struct config_value_type *type = &types[key->type];
+
+    *why = type->check ? type->check(value->text) : type->store ? type->store(key, value, base) : "is a single value";
+    if (*why)
+        return CONFIG_VALUE_E_BAD;
+    return type->check ? store_string(key, value->text, base) : 0;
+}
+
+void config_value_print(FILE *file, const struct config_key *key, const void *base)
+{
+    if (types[key->type].print)
+        types[key->type].print(file, key, base);
+}
+
+void config_value_allowed(FILE *file, const struct config_key *key)
+{
+    if (types[key->type].allowed)
+        fputs(types[key->type].allowed, file);
+    else
+        types[key->type].allow(file, key);
+}
+
 void config_value_deinit(const struct config_key *key, void *base)
 {
-    switch (key->type) {
-    case CONFIG_NAME:
-    case CONFIG_PATH:
-    case CONFIG_SOCKET:
-    case CONFIG_ADDRESS:
-        free(*(char **)field(key, base));
-        *(char **)field(key, base) = NULL;
-        break;
-    case CONFIG_NAMES:
-        names_deinit(field(key, base));
-        break;
-    case CONFIG_NUMBERS:
-        free(((struct schedule_numbers *)field(key, base))->items);
-        *(struct schedule_numbers *)field(key, base) = (struct schedule_numbers){0};
-        break;
-    case CONFIG_NODES:
-        nodes_deinit(field(key, base));
-        break;
-    default:
-        break;
-    }
+    if (types[key->type].deinit)
+        types[key->type].deinit(field(key, base));
 }
