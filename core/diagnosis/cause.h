@@ -109,9 +109,10 @@ struct evidence_abandoned {
 };
 struct diagnostic *cause_abandoned(const struct evidence_abandoned *evidence);
 
-/* E1101; ranks' manifests, NULL entries for ranks that have not declared. */
 /* Another node has refused to form the job: with that code and text. */
 struct diagnostic *cause_refused_elsewhere(const struct evidence_at *at, unsigned code, const char *text);
+
+/* E1101; ranks' manifests, NULL entries for ranks that have not declared. */
 struct diagnostic *cause_manifest(const struct manifest *const *manifests, unsigned world_size);
 
 /* E1101 on attach to a formed job, or E1103 etc. of declaring: one sentence says what. */

@@ -70,11 +70,13 @@ struct plan_options {
  *   staging    as given
  *   weights    stages 1, 2: the weight segment, L + 1 times if private; stage 3: 0
  *   pool       stage 3: L x stage3_max_live_elems x 4, at most the range; else 0
- *              On GPUs: L x plan_device_pool_bytes(); of weights a copy for each local rank; and the state has what an
- * engine keeps to undo what it was at when it ended: three times a slice of the largest bucket in fp32 and its moments,
- * for each local rank Offloaded, the state is in host memory and has a copy of the weights as well; what is kept to
- * undo something is of the accumulators alone, and counts as gradient fixed      the layout's own tables and names,
- * what the options say per chunk, parameter, part, parcel and local rank, L credit pages, fixed_bytes
+ *   fixed      the layout's own tables and names, what the options say per chunk, parameter, part, parcel and local
+ *              rank, L credit pages, fixed_bytes
+ *
+ * On GPUs the pool has L x plan_device_pool_bytes(), and weights have a copy for each local rank. The state also has
+ * the engine's undo copy: for each local rank three slices of the largest bucket in fp32, and as many of each moment.
+ * If the state is offloaded, it is in host memory and has a copy of the weights as well; the undo copy then has only
+ * accumulators and counts as gradient.
  */
 struct plan_bytes {
     uint64_t state;
