@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
 #include "engine/nccl.h"
 
 #include <poll.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
 #include "engine/nccl.h"
 
 #include <errno.h>
@@ -9,6 +10,8 @@
 #include <sys/stat.h>
 
 #include "core/base/base.h"
+
+static void restore_all(struct nccl_engine *engine);
 
 /* ---- the driver's calls ---------------------------------------------------------------------------------- */
 
@@ -27,7 +30,7 @@ static struct {
 
 enum { DRIVER_VERSION = 12000 }; /* CUDA 12.0: all of these have the signatures of cuda.h since long before */
 
-static void *find(struct nccl_engine *engine, const char *name)
+static void *find_entry(struct nccl_engine *engine, const char *name)
 {
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     void *function = NULL;
@@ -42,15 +45,15 @@ static void *find(struct nccl_engine *engine, const char *name)
 
 static void find_driver(struct nccl_engine *engine)
 {
-    driver.granularity = (__typeof__(driver.granularity))find(engine, "cuMemGetAllocationGranularity");
-    driver.create = (__typeof__(driver.create))find(engine, "cuMemCreate");
-    driver.release = (__typeof__(driver.release))find(engine, "cuMemRelease");
-    driver.export = (__typeof__(driver.export))find(engine, "cuMemExportToShareableHandle");
-    driver.import = (__typeof__(driver.import))find(engine, "cuMemImportFromShareableHandle");
-    driver.reserve = (__typeof__(driver.reserve))find(engine, "cuMemAddressReserve");
-    driver.map = (__typeof__(driver.map))find(engine, "cuMemMap");
-    driver.set_access = (__typeof__(driver.set_access))find(engine, "cuMemSetAccess");
-    driver.get_uuid = (__typeof__(driver.get_uuid))find(engine, "cuDeviceGetUuid");
+    driver.granularity = (__typeof__(driver.granularity))find_entry(engine, "cuMemGetAllocationGranularity");
+    driver.create = (__typeof__(driver.create))find_entry(engine, "cuMemCreate");
+    driver.release = (__typeof__(driver.release))find_entry(engine, "cuMemRelease");
+    driver.export = (__typeof__(driver.export))find_entry(engine, "cuMemExportToShareableHandle");
+    driver.import = (__typeof__(driver.import))find_entry(engine, "cuMemImportFromShareableHandle");
+    driver.reserve = (__typeof__(driver.reserve))find_entry(engine, "cuMemAddressReserve");
+    driver.map = (__typeof__(driver.map))find_entry(engine, "cuMemMap");
+    driver.set_access = (__typeof__(driver.set_access))find_entry(engine, "cuMemSetAccess");
+    driver.get_uuid = (__typeof__(driver.get_uuid))find_entry(engine, "cuDeviceGetUuid");
 }
 
 static void check_driver(struct nccl_engine *engine, const struct nccl_gpu *gpu, CUresult r, const char *what,
@@ -335,7 +338,7 @@ void memory_take(struct nccl_engine *engine, const struct device_memory *memory,
     gpu->has_memory = true;
     report_memory(engine, memory->local_rank, made, made_fds, n_made);
     if (++engine->n_with_memory == engine->n_gpus)
-        memory_restore(engine);
+        restore_all(engine);
 }
 
 /* ---- events of trainers ---------------------------------------------------------------------------------- */
@@ -513,7 +516,8 @@ static void restore_lane(struct nccl_engine *engine, struct nccl_gpu *gpu, unsig
     }
 }
 
-void memory_restore(struct nccl_engine *engine)
+/* All memory is there: puts back what is marked as torn. */
+static void restore_all(struct nccl_engine *engine)
 {
     for (unsigned i = 0; i < engine->n_gpus; i++) {
         struct nccl_gpu *gpu = &engine->gpus[i];

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
 #include "engine/nccl.h"
 
 #include <errno.h>
@@ -109,7 +110,7 @@ static void set_up(struct nccl_engine *engine, const struct device_setup *setup)
 
 /* ---- commands -------------------------------------------------------------------------------------------- */
 
-static void serve(struct nccl_engine *engine, const struct device_command *command)
+static void serve_command(struct nccl_engine *engine, const struct device_command *command)
 {
     const struct frame_buffer *buffer = &engine->buffer;
 
@@ -157,7 +158,7 @@ static bool take_command(struct nccl_engine *engine)
     r = device_unpack_command(&engine->arena, engine->buffer.data, engine->buffer.n_bytes, &command, why, sizeof(why));
     if (r != 0)
         engine_fail(engine, "a command that is not understood: %s", r == WIRE_E_INVALID ? why : strerror(-r));
-    serve(engine, &command);
+    serve_command(engine, &command);
     return true;
 }
 
@@ -172,7 +173,7 @@ static void get_ready(struct nccl_engine *engine)
 }
 
 /* Return: true when something has moved. */
-static bool progress(struct nccl_engine *engine)
+static bool make_progress(struct nccl_engine *engine)
 {
     enum nccl_phase before = engine->phase;
 
@@ -212,12 +213,12 @@ static void check_deadlines(struct nccl_engine *engine)
 }
 
 /* Nothing in it blocks but the wait for commands, which is short while a device is at work. */
-static __attribute__((noreturn)) void run(struct nccl_engine *engine)
+static __attribute__((noreturn)) void run_engine(struct nccl_engine *engine)
 {
     struct pollfd input = {ENGINE_SOCKET_FD, POLLIN, 0};
 
     for (;;) {
-        bool moved = progress(engine), idle;
+        bool moved = make_progress(engine), idle;
         struct timespec wait = {.tv_nsec = moved ? 0 : engine->phase == NCCL_IS_READY ? IDLE_NS : CONNECTING_NS};
 
         check_deadlines(engine);
@@ -260,5 +261,5 @@ int main(void)
     engine.packet = malloc(FRAME_MAX_BYTES);
     if (!engine.packet || frame_buffer_init(&engine.buffer) < 0 || wire_arena_init(&engine.arena) < 0)
         engine_leave(EXIT_FAILURE);
-    run(&engine);
+    run_engine(&engine);
 }

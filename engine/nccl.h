@@ -198,8 +198,6 @@ uint64_t sizes_staged_bytes(const struct nccl_engine *engine, uint32_t param);
 void memory_prepare(struct nccl_engine *engine);
 /* Takes the descriptors of one local rank's memory, allocates what is missing, and reports that. */
 void memory_take(struct nccl_engine *engine, const struct device_memory *memory, const int *fds, size_t n_fds);
-/* All is there: puts back what is marked as torn. */
-void memory_restore(struct nccl_engine *engine);
 /* Return: 0, all is put back; NCCL_AGAIN. */
 int memory_poll_restore(struct nccl_engine *engine);
 void memory_share(struct nccl_engine *engine, const struct device_share *share, int fd);

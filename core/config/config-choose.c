@@ -60,8 +60,8 @@ static struct config *config_of(const char *name, double momentum)
     else if (strcmp(name, "SGD") == 0)
         snprintf(params, sizeof(params), "momentum: %.17g", momentum);
     n = snprintf(text, sizeof(text),
-                 "job: program\nlisten: {socket: /program}\nworld: {size: 1}\noptimizer: {type: %s, params: {%s}}\n", name,
-                 params);
+                 "job: program\nlisten: {socket: /program}\nworld: {size: 1}\noptimizer: {type: %s, params: {%s}}\n",
+                 name, params);
     (void)config_load_string(
         &config, &(struct config_source){.text = {.name = "program", .text = text, .n_bytes = (size_t)n}}, &problems);
     config_problems_deinit(&problems);

@@ -110,69 +110,6 @@ int config_print(FILE *file, const struct config *config)
     return 0;
 }
 
-/* "AdamW, Adam" for a row that counts for some optimizers or schedulers only. */
-static void print_only(FILE *file, const struct config_key *key)
-{
-    bool is_optimizer = (key->only & 0xff) != 0;
-    const struct config_key *types = config_table_lookup(is_optimizer ? "optimizer.type" : "scheduler.type", ~0u);
-    const char *separator = "";
-
-    for (const struct config_choice *choice = types->choices; choice->name; choice++) {
-        unsigned bit = is_optimizer ? CONFIG_ONLY_OPTIMIZER(choice->value) : CONFIG_ONLY_SCHEDULE(choice->value);
-
-        if (!(key->only & bit))
-            continue;
-        fprintf(file, "%s%s", separator, choice->name);
-        separator = ", ";
-    }
-}
-
-static void describe(FILE *file, const struct config_key *key)
-{
-    fprintf(file, "%s\n    %s\n", key->path, key->sentence);
-    if (key->only) {
-        fputs("    for: ", file);
-        print_only(file, key);
-        fputc('\n', file);
-    }
-    if (key->kind == CONFIG_REFUSED) {
-        fputs("    refused\n", file);
-        return;
-    }
-    if (key->kind == CONFIG_INERT) {
-        fprintf(file, "    no effect here; allowed: %s\n", key->accepted ? key->accepted : "anything");
-        return;
-    }
-    if (key->type == CONFIG_SECTION)
-        return;
-    fputs("    allowed: ", file);
-    config_value_allowed(file, key);
-    fprintf(file, "\n    default: %s\n",
-            key->flags & CONFIG_REQUIRED ? "none, it must be given"
-            : key->def                   ? key->def
-                                         : "none");
-}
-
-int config_describe(FILE *file, const char *path)
-{
-    size_t n_keys, n = path ? strlen(path) : 0;
-    const struct config_key *keys = config_table(&n_keys);
-    int r = CONFIG_E_INVALID;
-
-    for (size_t i = 0; i < n_keys; i++) {
-        char next = '\0';
-
-        if (path && strncmp(keys[i].path, path, n) != 0)
-            continue;
-        next = keys[i].path[n];
-        if (path && next != '\0' && next != '.' && next != '[')
-            continue;
-        describe(file, &keys[i]);
-        r = 0;
-    }
-    return r;
-}
-
 /* ---- what all nodes must have alike -------------------------------------------------------------------- */
 
 enum {

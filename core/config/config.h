@@ -179,23 +179,24 @@ void config_free(struct config *config);
 /* The engines that this build has. */
 const struct config_build *config_build_own(void);
 
-/* Ranks on this node, and the first of them. */
 /* Masters and moments are in host memory, and all else on GPUs? */
 bool config_offloads(const struct config *config);
-/* Stage 3 on GPUs: of the state nothing is in host memory, and frozen parameters are partitioned, too. */
+/* Stage 3 on GPUs: no state is in host memory, and frozen parameters are partitioned, too. */
 bool config_partitions_all(const struct config *config);
+/* Ranks on this node. */
 unsigned config_local_ranks(const struct config *config);
-/* The name of what it computes: Adam with decoupled weight decay is AdamW. */
+/* The first rank of a node, and of this node. */
+unsigned config_first_rank_of(const struct config *config, unsigned node);
+unsigned config_first_rank(const struct config *config);
+/* The name of what the optimizer computes: Adam with decoupled weight decay is AdamW. */
 const char *config_optimizer_name(const struct config_optimizer *optimizer);
 /*
- * For a configuration without an optimizer: takes the one of that name (as config_optimizer_name() has it), with its own
- * defaults and, if it is SGD, that momentum. Return: whether it was taken; else nothing has changed.
+ * For a configuration without an optimizer: takes the one of that name (as config_optimizer_name() has it), with its
+ * own defaults and, if it is SGD, that momentum. Return: whether it was taken; else nothing has changed.
  */
 bool config_choose_optimizer(struct config *config, const char *name, double momentum);
 /* Which of these settings the file names: bits of enum config_configured. */
 unsigned config_configured(const struct config *config);
-unsigned config_first_rank_of(const struct config *config, unsigned node);
-unsigned config_first_rank(const struct config *config);
 
 /*
  * Every effective value with its origin, as YAML that loads back to the same configuration; origins are
@@ -215,7 +216,3 @@ char *config_shared_text(const struct config *config);
  * Return: how many keys differ; with 0 the sentence is empty.
  */
 size_t config_shared_difference(const char *here, const char *there, char *sentence, size_t size);
-
-/* Help on one key or, with a section or NULL, on all below it. Return: 0, or CONFIG_E_INVALID: no such key.
- */
-int config_describe(FILE *file, const char *path);

@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
+
 #include <xxhash.h>
 
 #include "core/base/base.h"
@@ -512,37 +513,6 @@ void layout_free(struct layout *layout)
     free(layout->parts);
     free(layout->parcels);
     free(layout);
-}
-
-/* Little-endian on any machine, so that nodes agree. Return: behind what was written. */
-static uint8_t *put_u64(uint8_t *at, uint64_t value)
-{
-    for (int i = 0; i < 8; i++)
-        *at++ = (uint8_t)(value >> 8 * i);
-    return at;
-}
-
-uint64_t layout_digest(const struct layout *layout)
-{
-    uint64_t digest = 0;
-
-    /* Each hash seeds the next, and lengths go before what they measure: order and borders count. */
-    for (uint32_t p = 0; p < layout->n_params; p++) {
-        const struct layout_param *param = &layout->params[p];
-        uint8_t fields[(6 + LAYOUT_MAX_DIMS) * sizeof(uint64_t)], *at = fields;
-
-        at = put_u64(at, param->name_len);
-        at = put_u64(at, param->dtype);
-        at = put_u64(at, param->grad_dtype);
-        at = put_u64(at, param->group);
-        at = put_u64(at, param->trainable);
-        at = put_u64(at, param->n_dims);
-        for (uint32_t i = 0; i < param->n_dims; i++)
-            at = put_u64(at, param->shape[i]);
-        digest = XXH3_64bits_withSeed(fields, (size_t)(at - fields), digest);
-        digest = XXH3_64bits_withSeed(param->name, param->name_len, digest);
-    }
-    return digest;
 }
 
 /* ---- names --------------------------------------------------------------------------------------------- */

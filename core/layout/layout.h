@@ -140,9 +140,6 @@ int layout_new(struct layout **out, const struct layout_decl *decls, uint32_t n_
                uint64_t bucket_elems, uint32_t *bad);
 void layout_free(struct layout *layout);
 
-/* XXH3 digest of the manifest: names, shapes, dtypes, groups, trainable, order. Equal on all ranks of a job. */
-uint64_t layout_digest(const struct layout *layout);
-
 /* Elements of partition (bucket, any rank). */
 static inline uint64_t layout_partition_elems(const struct layout *layout, uint32_t bucket)
 {

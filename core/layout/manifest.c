@@ -80,7 +80,7 @@ static uint8_t *put_u64(uint8_t *at, uint64_t value)
     return at;
 }
 
-/* Equal to layout_digest() of the layout that is made of it. Nothing is allocated: a digest cannot fail. */
+/* Each hash seeds the next, and lengths go before what they measure, so that order and borders count. */
 uint64_t manifest_digest(const struct manifest *manifest)
 {
     uint64_t digest = 0;

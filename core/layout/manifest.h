@@ -27,7 +27,7 @@ enum {
 int manifest_add(struct manifest *manifest, const struct layout_decl *decl);
 void manifest_deinit(struct manifest *manifest);
 
-/* XXH3 over everything; equal manifests have equal digests. */
+/* XXH3 of names, shapes, dtypes, groups, trainable and order: equal on all ranks of a job. */
 uint64_t manifest_digest(const struct manifest *manifest);
 
 /* Index of the first entry that differs (the shorter length when one is a prefix), UINT32_MAX when equal. */

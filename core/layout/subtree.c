@@ -4,7 +4,8 @@
 
 #include <assert.h>
 
-static unsigned find(unsigned lo, unsigned n, struct subtree within, struct subtree *subtrees, unsigned n_found)
+static unsigned find_subtrees(unsigned lo, unsigned n, struct subtree within, struct subtree *subtrees,
+                              unsigned n_found)
 {
     unsigned end = within.first + within.n, left = 1;
 
@@ -17,11 +18,11 @@ static unsigned find(unsigned lo, unsigned n, struct subtree within, struct subt
     }
     while (left * 2 < n)
         left *= 2;
-    n_found = find(lo, left, within, subtrees, n_found);
-    return find(lo + left, n - left, within, subtrees, n_found);
+    n_found = find_subtrees(lo, left, within, subtrees, n_found);
+    return find_subtrees(lo + left, n - left, within, subtrees, n_found);
 }
 
 unsigned subtree_find(unsigned world, unsigned first, unsigned n, struct subtree *subtrees)
 {
-    return find(0, world, (struct subtree){first, n}, subtrees, 0);
+    return find_subtrees(0, world, (struct subtree){first, n}, subtrees, 0);
 }

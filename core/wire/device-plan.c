@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
 #include "core/wire/device-plan.h"
 
 #include <assert.h>
@@ -12,7 +13,7 @@ enum { MAGIC = 0x64657670, PAGE_BYTES = 4096 };
 
 /* ---- the plan -------------------------------------------------------------------------------------------- */
 
-static uint64_t take(uint64_t *end, uint64_t n_bytes, uint64_t align)
+static uint64_t place_array(uint64_t *end, uint64_t n_bytes, uint64_t align)
 {
     uint64_t at = round_up(*end, align);
 
@@ -47,11 +48,11 @@ static struct device_plan_header make_header(const struct device_plan_options *o
     };
     uint64_t end = sizeof(head);
 
-    head.params_at = take(&end, head.n_params * sizeof(struct device_plan_param), 8);
-    head.buckets_at = take(&end, head.n_buckets * sizeof(struct layout_bucket), 8);
-    head.chunks_at = take(&end, head.n_chunks * sizeof(struct layout_chunk), 8);
-    head.parts_at = take(&end, head.n_parts * sizeof(struct layout_part), 8);
-    head.parcels_at = take(&end, head.n_parcels * sizeof(struct layout_parcel), 8);
+    head.params_at = place_array(&end, head.n_params * sizeof(struct device_plan_param), 8);
+    head.buckets_at = place_array(&end, head.n_buckets * sizeof(struct layout_bucket), 8);
+    head.chunks_at = place_array(&end, head.n_chunks * sizeof(struct layout_chunk), 8);
+    head.parts_at = place_array(&end, head.n_parts * sizeof(struct layout_part), 8);
+    head.parcels_at = place_array(&end, head.n_parcels * sizeof(struct layout_parcel), 8);
     head.n_bytes = end;
     return head;
 }
@@ -210,7 +211,7 @@ static bool ownership_is_sound(const struct device_plan *plan)
     return true;
 }
 
-static int refuse(char *why, size_t why_size, const char *what, uint32_t index)
+static int refuse_entry(char *why, size_t why_size, const char *what, uint32_t index)
 {
     snprintf(why, why_size, "the plan is not one: %s %" PRIu32, what, index);
     return -EINVAL;
@@ -219,7 +220,7 @@ static int refuse(char *why, size_t why_size, const char *what, uint32_t index)
 #define CHECK_ALL(n, items, is_sound, name)                                                                            \
     for (uint32_t i = 0; i < (n); i++)                                                                                 \
         if (!is_sound(out, &(items)[i]))                                                                               \
-            return refuse(why, why_size, name, i);
+            return refuse_entry(why, why_size, name, i);
 
 int device_plan_open(struct device_plan *out, const void *memory, uint64_t n_bytes, char *why, size_t why_size)
 {
@@ -227,7 +228,7 @@ int device_plan_open(struct device_plan *out, const void *memory, uint64_t n_byt
     const uint8_t *base = memory;
 
     if (n_bytes < sizeof(*head) || !head_is_sound(head, n_bytes))
-        return refuse(why, why_size, "its header of version", n_bytes < sizeof(*head) ? 0 : head->version);
+        return refuse_entry(why, why_size, "its header of version", n_bytes < sizeof(*head) ? 0 : head->version);
     *out = (struct device_plan){
         .head = head,
         .params = (const void *)(base + head->params_at),
@@ -242,7 +243,7 @@ int device_plan_open(struct device_plan *out, const void *memory, uint64_t n_byt
     CHECK_ALL(head->n_parts, out->parts, part_is_sound, "part");
     CHECK_ALL(head->n_chunks, out->chunks, chunk_is_sound, "chunk");
     if (!ownership_is_sound(out))
-        return refuse(why, why_size, "what belongs to what, of version", head->version);
+        return refuse_entry(why, why_size, "what belongs to what, of version", head->version);
     return 0;
 }
 
@@ -250,7 +251,7 @@ int device_plan_open(struct device_plan *out, const void *memory, uint64_t n_byt
 
 static uint64_t take_array(uint64_t *end, uint64_t n_elems, bool wanted)
 {
-    return wanted ? take(end, n_elems * sizeof(float), DEVICE_ALIGN_BYTES) : DEVICE_NONE;
+    return wanted ? place_array(end, n_elems * sizeof(float), DEVICE_ALIGN_BYTES) : DEVICE_NONE;
 }
 
 uint64_t device_undo_array_bytes(const struct device_plan *plan)
@@ -303,8 +304,8 @@ static void place_frozen(const struct device_plan *plan, uint64_t *frozen, uint6
 
         frozen[p] = DEVICE_NONE;
         if (has_slices && param->bucket == LAYOUT_NO_BUCKET)
-            frozen[p] = take(&piece_bytes[DEVICE_STATE], frozen_slice_elems(plan, p) * dtype_size(param->dtype),
-                             DEVICE_ALIGN_BYTES);
+            frozen[p] = place_array(&piece_bytes[DEVICE_STATE], frozen_slice_elems(plan, p) * dtype_size(param->dtype),
+                                    DEVICE_ALIGN_BYTES);
     }
 }
 
@@ -385,10 +386,10 @@ static struct inputs_at place_inputs(const struct device_plan *plan)
     const struct device_plan_header *head = plan->head;
     struct inputs_at at = {.end = 0};
 
-    at.masks = take(&at.end, (uint64_t)head->n_parts * head->mask_words * sizeof(uint64_t), 8);
-    at.scalars = take(&at.end, (uint64_t)head->n_params * sizeof(struct update_scalars), 8);
-    at.begun = take(&at.end, head->n_parts, 8);
-    at.contributed = take(&at.end, head->n_params, 8);
+    at.masks = place_array(&at.end, (uint64_t)head->n_parts * head->mask_words * sizeof(uint64_t), 8);
+    at.scalars = place_array(&at.end, (uint64_t)head->n_params * sizeof(struct update_scalars), 8);
+    at.begun = place_array(&at.end, head->n_parts, 8);
+    at.contributed = place_array(&at.end, head->n_params, 8);
     return at;
 }
 
@@ -419,11 +420,11 @@ static struct results_at place_results(const struct device_plan *plan)
     const struct device_plan_header *head = plan->head;
     struct results_at at = {.end = 0};
 
-    at.squares = take(&at.end, (uint64_t)head->n_chunks * sizeof(struct exact_sum), 8);
-    at.sums = take(&at.end, (uint64_t)head->n_chunks * head->n_local * sizeof(struct position_sum), 8);
-    at.findings = take(&at.end, (uint64_t)head->n_parcels * sizeof(struct device_result_finding), 8);
-    at.marks = take(&at.end, (uint64_t)head->n_local * DEVICE_LANES * sizeof(struct device_mark), PAGE_BYTES);
-    at.updated = take(&at.end, (uint64_t)head->n_local * head->n_buckets * sizeof(uint64_t), 8);
+    at.squares = place_array(&at.end, (uint64_t)head->n_chunks * sizeof(struct exact_sum), 8);
+    at.sums = place_array(&at.end, (uint64_t)head->n_chunks * head->n_local * sizeof(struct position_sum), 8);
+    at.findings = place_array(&at.end, (uint64_t)head->n_parcels * sizeof(struct device_result_finding), 8);
+    at.marks = place_array(&at.end, (uint64_t)head->n_local * DEVICE_LANES * sizeof(struct device_mark), PAGE_BYTES);
+    at.updated = place_array(&at.end, (uint64_t)head->n_local * head->n_buckets * sizeof(uint64_t), 8);
     at.end = round_up(at.end, PAGE_BYTES);
     return at;
 }

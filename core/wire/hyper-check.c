@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
 #include "core/wire/hyper-check.h"
 
 #include <float.h>

@@ -127,7 +127,8 @@ bool node_exact_sum(const struct node_message *message, struct exact_sum *out)
         return false;
     memcpy(&nonfinite, message->bytes + offsetof(struct exact_sum, nonfinite), sizeof(nonfinite));
     memcpy(&nan, message->bytes + offsetof(struct exact_sum, nan), sizeof(nan));
-    if (nonfinite > 1 || nan > nonfinite || memcmp(message->bytes + offsetof(struct exact_sum, zero), none, sizeof(none)) != 0)
+    if (nonfinite > 1 || nan > nonfinite ||
+        memcmp(message->bytes + offsetof(struct exact_sum, zero), none, sizeof(none)) != 0)
         return false;
     memcpy(out, message->bytes, sizeof(*out));
     for (unsigned i = 0; i < EXACT_N_LIMBS; i++)

@@ -9,8 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "core/wire/wire.h"
 #include "core/wire/wire-arena.h"
+#include "core/wire/wire.h"
 #include "core/wire/wire-request.h"
 #include "kernels/exact.h"
 

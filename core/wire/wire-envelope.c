@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
 #include "core/wire/wire-envelope.h"
 
 #include <assert.h>

@@ -399,7 +399,8 @@ static void start_forming(struct job *job)
     job->memory.reserve_work =
         (struct work){.run = reserve_run,
                       .done = reserve_done,
-                      .n_items = state_n_reserve_pieces(job->state) + coordinator_n_reserve_pieces(job->coordinator) + (job->devices != NULL)};
+                      .n_items = state_n_reserve_pieces(job->state) + coordinator_n_reserve_pieces(job->coordinator) +
+                                 (job->devices != NULL)};
     job->work.n_io++;
     worker_post(job->pool, &job->memory.reserve_work);
 }

@@ -36,8 +36,8 @@ static void init_run(struct work *work, uint32_t item)
     struct init *init = container_of(work, struct init, work);
 
     (void)item;
-    init->result = coordinator_init(init->job->coordinator, &init->request,
-                                    init->ring->ring.map + init->request.offset_bytes);
+    init->result =
+        coordinator_init(init->job->coordinator, &init->request, init->ring->ring.map + init->request.offset_bytes);
     weights_store(init->job->state, init->job->kernels, init->request.param, init->request.start_elem,
                   init->request.n_elems, init->ring->ring.map + init->request.offset_bytes);
 }

@@ -122,8 +122,6 @@ bool leader_is_at(const struct place *place, const struct parcel *parcel);
 bool leader_is_settled(const struct leader *leader, const struct parcel *parcel, unsigned node);
 void leader_say_exchange(struct leader *leader, uint32_t index);
 void leader_try_parcel(struct leader *leader, uint32_t index);
-/* Others have ended: parcels that have waited for that. */
-void leader_try_queued(struct leader *leader);
 void leader_parcel_is_settled(struct leader *leader, uint32_t index);
 void leader_hear_ready(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_passed(struct leader *leader, unsigned node, const struct node_message *message);

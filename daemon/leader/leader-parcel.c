@@ -92,7 +92,7 @@ static void queue(struct leader *leader, uint32_t index)
 }
 
 /* What has changed meanwhile shows when it is looked at again. */
-void leader_try_queued(struct leader *leader)
+static void try_queued(struct leader *leader)
 {
     while (leader->n_queued > 0 && leader->n_moving < NODE_MAX_MOVING) {
         uint32_t index = leader->queue[leader->queue_first];
@@ -153,7 +153,7 @@ void leader_parcel_is_settled(struct leader *leader, uint32_t index)
     parcel->pass++;
     parcel->motion = (struct motion){0};
     leader->n_moving--;
-    leader_try_queued(leader);
+    try_queued(leader);
     leader_try_parcel(leader, index);
 }
 
@@ -239,6 +239,6 @@ void leader_hear_withdraw(struct leader *leader, unsigned node)
         place->ready = false;
         free(steal_ptr(place->masks));
     }
-    leader_try_queued(leader);
+    try_queued(leader);
     leader_say(leader, (struct node_message){.kind = NODE_WITHDRAWN, .node = node});
 }

@@ -136,7 +136,7 @@ static void refuse_as(struct leader *leader, const struct node_message *message)
                               .has_rank = true, .rank = message->node, .tag = message->tag, .text = message->text});
 }
 
-static void refuse(struct leader *leader, const char *text)
+static void refuse_all(struct leader *leader, const char *text)
 {
     refuse_but(leader, 0, text);
 }
@@ -170,7 +170,7 @@ static void hear_manifest(struct leader *leader, unsigned node, const struct nod
     for (unsigned i = 0; i < leader->n_nodes; i++)
         if (!leader->nodes[i].shown)
             return;
-    refuse(leader, leader->differ);
+    refuse_all(leader, leader->differ);
 }
 
 /* Return: the first node that has a run id; n_nodes: none has. */

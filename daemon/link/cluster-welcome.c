@@ -109,7 +109,7 @@ void cluster_outgoing_failed(struct connection *connection, enum connection_faul
     cluster_retry(cluster, connection);
 }
 
-static void on_failed(struct connection *connection, enum connection_fault fault, const char *what)
+static void on_connection_failed(struct connection *connection, enum connection_fault fault, const char *what)
 {
     struct cluster_peer *peer = peer_of(connection);
 
@@ -155,7 +155,7 @@ static void introduce_ourselves(struct connection *connection)
 }
 
 /* Says why the connection ends. It keeps its place among the waiting ones until that is said. */
-static void finish(struct connection *connection, const char *sentence)
+static void finish_connection(struct connection *connection, const char *sentence)
 {
     struct cluster *cluster = connection->owner;
     struct link_frame frame = {.kind = LINK_FRAME_FAREWELL,
@@ -179,7 +179,7 @@ static bool is_alike(struct connection *connection, const struct link_frame *fra
     char difference[480];
 
     if (!there) {
-        on_failed(connection, CONNECTION_NO_MEMORY, strerror(ENOMEM));
+        on_connection_failed(connection, CONNECTION_NO_MEMORY, strerror(ENOMEM));
         return false;
     }
     if (config_shared_difference(cluster->alike, there, difference, sizeof(difference)) == 0)
@@ -190,7 +190,7 @@ static bool is_alike(struct connection *connection, const struct link_frame *fra
         cluster_retry(cluster, connection);
     } else {
         introduce_ourselves(connection); /* so that it can name the difference too */
-        finish(connection, "");
+        finish_connection(connection, "");
     }
     if (cluster->ops.different && !peer->connection)
         cluster->ops.different(cluster->ops.userdata, peer->node, difference);
@@ -213,7 +213,7 @@ static void end_for_good(struct connection *connection)
              cluster->node, connection->stream.peer_node);
     if (connection->outgoing)
         cluster->retry_at_ms = uv_now(cluster->loop) + CLUSTER_RETRY_MS;
-    finish(connection, words);
+    finish_connection(connection, words);
 }
 
 /* The first frame: who holds the key, and is a node of this job, says which life of it this is. */
@@ -259,7 +259,7 @@ static void take_first_frame(struct connection *connection, const struct link_fr
         peer_explain(&cluster->peers[0], PEER_GIVEN_UP, "it does not let us in: %s", words);
         cluster_retry(cluster, connection);
     } else {
-        on_failed(connection, CONNECTION_BABBLE, "it does not introduce itself");
+        on_connection_failed(connection, CONNECTION_BABBLE, "it does not introduce itself");
     }
 }
 
@@ -275,7 +275,7 @@ static void on_frame(struct connection *connection, const struct link_frame *fra
         peer_explain(peer, PEER_LOST, "it has ended the connection: %s", words);
         cluster_lose(peer);
     } else if (peer_take(peer, frame) != 0) {
-        on_failed(connection, CONNECTION_BABBLE, "a frame came that cannot come now");
+        on_connection_failed(connection, CONNECTION_BABBLE, "a frame came that cannot come now");
     }
 }
 
@@ -288,7 +288,7 @@ static void on_met(struct connection *connection)
 
     if (connection->outgoing ? node != 0 : node == 0 || node >= cluster->n_nodes) {
         snprintf(what, sizeof(what), "it says it is node %u", node);
-        on_failed(connection, CONNECTION_STRANGER, what);
+        on_connection_failed(connection, CONNECTION_STRANGER, what);
     } else if (connection->outgoing) {
         introduce_ourselves(connection);
     } else {
@@ -322,7 +322,7 @@ void cluster_part_from(struct cluster_peer *peer)
         return;
     }
     cluster_link(cluster, connection);
-    finish(connection, "more messages are kept for this node than may be; it must be started anew");
+    finish_connection(connection, "more messages are kept for this node than may be; it must be started anew");
 }
 
 static void on_connection_closed(struct connection *connection)
@@ -335,6 +335,6 @@ const struct connection_ops cluster_connection_ops = {
     .frame = on_frame,
     .drained = on_drained,
     .writable = on_writable,
-    .failed = on_failed,
+    .failed = on_connection_failed,
     .closed = on_connection_closed,
 };

@@ -196,7 +196,7 @@ static int set_alike(struct cluster *cluster, char *why, size_t why_size)
     return 0;
 }
 
-static int prepare(struct cluster *cluster, char *why, size_t why_size)
+static int prepare_cluster(struct cluster *cluster, char *why, size_t why_size)
 {
     int r = key_file_read(&cluster->key, cluster->config->world.key_file, why, why_size);
 
@@ -213,7 +213,7 @@ static int prepare(struct cluster *cluster, char *why, size_t why_size)
 }
 
 /* The first handles: from here on only cluster_close() ends it. Takes the socket, also on failure. */
-static int start(struct cluster *cluster, int fd)
+static int start_cluster(struct cluster *cluster, int fd)
 {
     int r = uv_timer_init(cluster->loop, &cluster->tick);
 
@@ -260,11 +260,11 @@ int cluster_new(struct cluster **out, const struct cluster_options *options, cha
     cluster->node = options->config->world.node;
     cluster->n_nodes = (unsigned)options->config->world.nodes.n_items;
 
-    r = prepare(cluster, why, why_size);
+    r = prepare_cluster(cluster, why, why_size);
     if (r == 0 && cluster->node == 0)
         r = fd = cluster_bind(cluster, why, why_size);
     if (r >= 0)
-        r = start(cluster, fd);
+        r = start_cluster(cluster, fd);
     if (r < 0 && !*why)
         snprintf(why, why_size, "the links between the nodes cannot be made: %s", strerror(-r));
     if (r < 0 && cluster->n_open > 0)

@@ -26,7 +26,7 @@ static void on_read(uv_stream_t *stream, ssize_t n_bytes, const uv_buf_t *buffer
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
-static void on_closed(uv_handle_t *handle)
+static void on_tcp_closed(uv_handle_t *handle)
 {
     struct connection *connection = handle->data;
 
@@ -126,7 +126,7 @@ int connection_accept(struct connection **out, const struct connection_options *
     return r;
 }
 
-static void fail(struct connection *connection, enum connection_fault fault, const char *what)
+static void fail_connection(struct connection *connection, enum connection_fault fault, const char *what)
 {
     if (!connection->closing)
         connection->ops->failed(connection, fault, what);
@@ -139,7 +139,7 @@ static void on_connected(uv_connect_t *request, int status)
     if (status == 0 && !connection->closing)
         status = start_reading(connection);
     if (status < 0)
-        fail(connection, CONNECTION_LOST, uv_strerror(status));
+        fail_connection(connection, CONNECTION_LOST, uv_strerror(status));
     else if (!connection->closing)
         connection_say_hello(connection);
 }
@@ -168,7 +168,7 @@ void connection_close(struct connection *connection)
     if (connection->closing)
         return;
     connection->closing = true;
-    uv_close((uv_handle_t *)&connection->tcp, on_closed);
+    uv_close((uv_handle_t *)&connection->tcp, on_tcp_closed);
 }
 
 static void on_finished(uv_shutdown_t *request, int status)
@@ -176,7 +176,7 @@ static void on_finished(uv_shutdown_t *request, int status)
     struct connection *connection = request->data;
 
     (void)status;
-    fail(connection, CONNECTION_LOST, "finished");
+    fail_connection(connection, CONNECTION_LOST, "finished");
 }
 
 void connection_finish(struct connection *connection)
@@ -192,8 +192,8 @@ void connection_finish(struct connection *connection)
 void connection_check(struct connection *connection)
 {
     if (connection->failure < 0)
-        fail(connection, connection->failure == -ENOMEM ? CONNECTION_NO_MEMORY : CONNECTION_LOST,
-             uv_strerror(connection->failure));
+        fail_connection(connection, connection->failure == -ENOMEM ? CONNECTION_NO_MEMORY : CONNECTION_LOST,
+                        uv_strerror(connection->failure));
 }
 
 /* ---- in ------------------------------------------------------------------------------------------------ */
@@ -204,21 +204,21 @@ static void broken_seal(struct connection *connection, int r)
 
     switch (r) {
     case SECURE_STREAM_E_STRANGER:
-        fail(connection, CONNECTION_STRANGER, "what it says is not what a daemon says");
+        fail_connection(connection, CONNECTION_STRANGER, "what it says is not what a daemon says");
         return;
     case SECURE_STREAM_E_VERSION:
         snprintf(what, sizeof(what), "it speaks version %u of the link's protocol, this daemon version %u",
                  connection->stream.peer_version, SECURE_STREAM_VERSION);
-        fail(connection, CONNECTION_STRANGER, what);
+        fail_connection(connection, CONNECTION_STRANGER, what);
         return;
     case SECURE_STREAM_E_LENGTH:
-        fail(connection, CONNECTION_UNPROVED, "it announced a frame of an impossible length");
+        fail_connection(connection, CONNECTION_UNPROVED, "it announced a frame of an impossible length");
         return;
     case SECURE_STREAM_E_FORGED:
-        fail(connection, CONNECTION_UNPROVED, "a frame could not be opened with our key");
+        fail_connection(connection, CONNECTION_UNPROVED, "a frame could not be opened with our key");
         return;
     default:
-        fail(connection, CONNECTION_NO_MEMORY, uv_strerror(r));
+        fail_connection(connection, CONNECTION_NO_MEMORY, uv_strerror(r));
     }
 }
 
@@ -228,7 +228,7 @@ static void take_frame(struct connection *connection, const struct secure_stream
 
     connection->heard_ms = uv_now(connection->tcp.loop);
     if (link_frame_unpack(&frame, sealed->data, sealed->n_bytes) != 0)
-        fail(connection, CONNECTION_BABBLE, "a sealed frame makes no sense");
+        fail_connection(connection, CONNECTION_BABBLE, "a sealed frame makes no sense");
     else
         connection->ops->frame(connection, &frame);
 }
@@ -260,13 +260,13 @@ static void on_read(uv_stream_t *stream, ssize_t n_bytes, const uv_buf_t *buffer
     int r;
 
     if (n_bytes == UV_EOF) {
-        fail(connection, CONNECTION_LOST, "it was closed there");
+        fail_connection(connection, CONNECTION_LOST, "it was closed there");
     } else if (n_bytes < 0) {
-        fail(connection, CONNECTION_LOST, uv_strerror((int)n_bytes));
+        fail_connection(connection, CONNECTION_LOST, uv_strerror((int)n_bytes));
     } else {
         r = secure_stream_feed(&connection->stream, buffer->base, (size_t)n_bytes);
         if (r < 0)
-            fail(connection, CONNECTION_NO_MEMORY, uv_strerror(r));
+            fail_connection(connection, CONNECTION_NO_MEMORY, uv_strerror(r));
         else
             take_input(connection);
     }
@@ -283,7 +283,7 @@ static void on_written(uv_write_t *request, int status)
     if (connection->closing)
         return;
     if (status < 0)
-        fail(connection, CONNECTION_LOST, uv_strerror(status));
+        fail_connection(connection, CONNECTION_LOST, uv_strerror(status));
     else if (!connection->is_finishing && connection_has_room(connection))
         connection->ops->writable(connection);
 }

@@ -11,7 +11,7 @@
 #include "daemon/link/secure-stream.h"
 
 /* Return: 0, or -errno with a sentence. */
-static int check(int fd, const char *path, char *why, size_t why_size)
+static int check_key_file(int fd, const char *path, char *why, size_t why_size)
 {
     struct stat st;
 
@@ -80,7 +80,7 @@ int key_file_read(struct secure_stream_key *key, const char *path, char *why, si
 
     *why = '\0';
     if (r == 0)
-        r = check(fd, path, why, why_size);
+        r = check_key_file(fd, path, why, why_size);
     if (r == 0)
         r = make_key(key, fd, path, why, why_size);
     if (r < 0 && !*why)

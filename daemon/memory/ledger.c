@@ -104,7 +104,7 @@ struct ledger_position ledger_next(const struct ledger *ledger, unsigned rank)
  * "Classifying a position" of the header; may: whether the position that is next may be used.
  * ADMITTED says that it is the next position.
  */
-static int classify(const struct ledger *ledger, unsigned rank, struct ledger_position at, bool may)
+static int classify_position(const struct ledger *ledger, unsigned rank, struct ledger_position at, bool may)
 {
     const struct ledger_rank *r = get_rank(ledger, rank);
 
@@ -175,7 +175,7 @@ int ledger_attach(struct ledger *ledger, unsigned rank, uint64_t incarnation)
 int ledger_begin(struct ledger *ledger, unsigned rank, uint64_t step, uint32_t micro_batch)
 {
     struct ledger_rank *r = get_rank(ledger, rank);
-    int verdict = classify(ledger, rank, position(step, micro_batch), !r->asked);
+    int verdict = classify_position(ledger, rank, position(step, micro_batch), !r->asked);
 
     if (verdict != LEDGER_ADMITTED)
         return verdict;
@@ -221,7 +221,7 @@ int ledger_push(struct ledger *ledger, unsigned rank, const struct push_record *
     if (record->sequence <= r->last_sequence)
         return LEDGER_RETRY;
 
-    verdict = classify(ledger, rank, position(record->step, record->micro_batch), r->open);
+    verdict = classify_position(ledger, rank, position(record->step, record->micro_batch), r->open);
     if (verdict != LEDGER_ADMITTED)
         return verdict;
 
@@ -311,7 +311,7 @@ int ledger_end(struct ledger *ledger, unsigned rank, uint64_t step, uint32_t mic
 {
     struct ledger_rank *r = get_rank(ledger, rank);
     struct ledger_position at = position(step, micro_batch);
-    int verdict = classify(ledger, rank, at, r->open);
+    int verdict = classify_position(ledger, rank, at, r->open);
 
     if (verdict == LEDGER_E_AFTER_BOUNDARY)
         return LEDGER_RETRY;

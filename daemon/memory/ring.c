@@ -24,6 +24,22 @@ static int make_places(struct ring *ring)
     return 0;
 }
 
+static void ring_free(struct ring *ring)
+{
+    assert(ring->n_readers == 0);
+    if (ring->freed)
+        ring->freed(ring->userdata, ring);
+    if (ring->places)
+        munmap(ring->places, ring->ring_bytes);
+    segment_deinit(&ring->ring);
+    segment_deinit(&ring->overflow);
+    segment_deinit(&ring->credit);
+    free(ring->slots);
+    free(ring->heads);
+    free(ring->extents);
+    free(ring);
+}
+
 int ring_new(struct ring **out, const struct ring_options *options)
 {
     struct ring *ring = calloc(1, sizeof(*ring));
@@ -66,24 +82,6 @@ int ring_new(struct ring **out, const struct ring_options *options)
 fail:
     ring_free(ring);
     return r;
-}
-
-void ring_free(struct ring *ring)
-{
-    if (!ring)
-        return;
-    assert(ring->n_readers == 0);
-    if (ring->freed)
-        ring->freed(ring->userdata, ring);
-    if (ring->places)
-        munmap(ring->places, ring->ring_bytes);
-    segment_deinit(&ring->ring);
-    segment_deinit(&ring->overflow);
-    segment_deinit(&ring->credit);
-    free(ring->slots);
-    free(ring->heads);
-    free(ring->extents);
-    free(ring);
 }
 
 void ring_hold(struct ring *ring)

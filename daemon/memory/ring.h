@@ -102,12 +102,11 @@ struct ring_options {
 
 /* Pages of ring and credit page are to be reserved by the caller, off the loop. Return: 0 or -errno. */
 int ring_new(struct ring **out, const struct ring_options *options);
-void ring_free(struct ring *ring);
 
 /* A worker begins / has ended to touch the ring; the last one frees an orphan. Loop thread. */
 void ring_hold(struct ring *ring);
 void ring_unhold(struct ring *ring);
-/* The owner lets go: freed now, or with the last reader. Slots that are held are forgotten. */
+/* The owner lets go: freed now, or with the last reader. Slots that are held are forgotten. NULL is fine. */
 void ring_orphan(struct ring *ring);
 
 struct credit_page *ring_credit_page(const struct ring *ring);

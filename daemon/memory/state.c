@@ -12,7 +12,7 @@ struct placement {
 /* Arrays so large may lie 2^27 bytes apart, which costs dearly: see segment_map(). */
 #define LARGE_ARRAY_BYTES (UINT64_C(64) << 20)
 
-static uint64_t take(uint64_t *end, uint64_t n_elems, bool wanted)
+static uint64_t reserve_array(uint64_t *end, uint64_t n_elems, bool wanted)
 {
     uint64_t offset = *end, n_bytes = n_elems * sizeof(float);
 
@@ -37,11 +37,11 @@ static void plan_places(struct state *state, const struct state_options *options
 
         bucket->owned_start = slice * options->first_rank;
         bucket->owned_elems = slice * options->n_ranks;
-        places[b].master =
-            take(state_bytes, bucket->owned_elems, options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
-        places[b].exp_avg = take(state_bytes, bucket->owned_elems, options->moments.m);
-        places[b].exp_avg_sq = take(state_bytes, bucket->owned_elems, options->moments.v);
-        places[b].acc = take(gradient_bytes, bucket->owned_elems, !options->no_gradient);
+        places[b].master = reserve_array(state_bytes, bucket->owned_elems,
+                                         options->stage == 3 || layout->buckets[b].dtype != DTYPE_F32);
+        places[b].exp_avg = reserve_array(state_bytes, bucket->owned_elems, options->moments.m);
+        places[b].exp_avg_sq = reserve_array(state_bytes, bucket->owned_elems, options->moments.v);
+        places[b].acc = reserve_array(gradient_bytes, bucket->owned_elems, !options->no_gradient);
     }
     for (uint32_t p = 0; options->stage == 3 && p < layout->n_params; p++) {
         const struct layout_param *param = &layout->params[p];

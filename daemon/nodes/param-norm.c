@@ -55,10 +55,9 @@ int param_norm_ask(struct nodes *nodes, struct job_rank *rank, uint32_t param)
     question->param = param;
     nodes->param_norms = question;
     job_wait(job, rank, WAIT_READ);
-    nodes_report(nodes, (struct node_message){.kind = NODE_WANT_SQUARES,
-                                                   .digest = digest_of(job, question),
-                                                   .numbers = &number,
-                                                   .n_numbers = 1});
+    nodes_report(
+        nodes, (struct node_message){
+                   .kind = NODE_WANT_SQUARES, .digest = digest_of(job, question), .numbers = &number, .n_numbers = 1});
     return 0;
 }
 
@@ -73,9 +72,9 @@ const char *param_norm_hear_question(struct nodes *nodes, const struct node_mess
         return "WANT_SQUARES.numbers: no such parameter";
     squares = step_squares(job->step, (uint32_t)message->numbers[0]);
     nodes_report(nodes, (struct node_message){.kind = NODE_SQUARES,
-                                                   .digest = message->digest,
-                                                   .bytes = (const uint8_t *)squares,
-                                                   .n_bytes = sizeof(*squares)});
+                                              .digest = message->digest,
+                                              .bytes = (const uint8_t *)squares,
+                                              .n_bytes = sizeof(*squares)});
     return NULL;
 }
 

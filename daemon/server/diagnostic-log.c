@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
 #include "daemon/server/diagnostic-log.h"
 
 #include <inttypes.h>
@@ -17,7 +18,7 @@ static void end(struct diagnostic_log_kind *kind)
         snprintf(who, sizeof(who), "rank %" PRId64, kind->rank);
     if (kind->n_held > 0)
         log_line(LOG_WARNING, "E%u of %s: %u more within %d s, which are not logged", kind->code, who, kind->n_held,
-                    DIAGNOSTIC_LOG_MS / 1000);
+                 DIAGNOSTIC_LOG_MS / 1000);
     *kind = (struct diagnostic_log_kind){0};
 }
 
@@ -29,7 +30,7 @@ void diagnostic_log_flush(struct diagnostic_log *log, uint64_t now_ms)
 }
 
 /* The one of this rank and code, else a free one, else the oldest. */
-static struct diagnostic_log_kind *find(struct diagnostic_log *log, int64_t rank, unsigned code)
+static struct diagnostic_log_kind *find_kind(struct diagnostic_log *log, int64_t rank, unsigned code)
 {
     struct diagnostic_log_kind *oldest = &log->kinds[0];
 
@@ -51,7 +52,7 @@ void diagnostic_log_put(struct diagnostic_log *log, const struct diagnostic *dia
     struct diagnostic_log_kind *kind;
 
     diagnostic_log_flush(log, now_ms);
-    kind = find(log, rank, diagnostic->code);
+    kind = find_kind(log, rank, diagnostic->code);
     if (kind->until_ms == 0)
         *kind = (struct diagnostic_log_kind){
             .rank = rank, .code = diagnostic->code, .until_ms = now_ms + DIAGNOSTIC_LOG_MS};

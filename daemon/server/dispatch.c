@@ -26,7 +26,7 @@
 #include "daemon/server/service.h"
 #include "daemon/server/session.h"
 
-static void refuse(struct session *session, const char *what)
+static void refuse_request(struct session *session, const char *what)
 {
     struct evidence_at at = {.rank = session_rank_number(session), .step = -1, .micro_batch = -1};
 
@@ -132,7 +132,7 @@ static void on_hello(struct session *session, const struct request *request)
         snprintf(what, sizeof(what),
                  "Hello.version: the client speaks %u to %u, this daemon %u; install matching versions",
                  hello->version_min, hello->version_max, WIRE_VERSION);
-        refuse(session, what);
+        refuse_request(session, what);
         return;
     }
     if (hello->role == WIRE_ROLE_TRAINER) {
@@ -262,7 +262,7 @@ void dispatch_request(struct session *session, const struct request *request)
     if (!(table[request->type].states & session->state)) {
         snprintf(what, sizeof(what), "%s is not allowed %s", request_type_name(request->type),
                  state_word(session->state));
-        refuse(session, what);
+        refuse_request(session, what);
         return;
     }
     if (session->rank && session->rank->wait != WAIT_NONE) {

@@ -34,7 +34,7 @@ struct options {
     int exit_now; /* -1: go on */
 };
 
-static struct options parse(int argc, char **argv)
+static struct options parse_options(int argc, char **argv)
 {
     static const struct option longs[] = {
         {"config", required_argument, NULL, 'c'},
@@ -85,7 +85,7 @@ static struct options parse(int argc, char **argv)
     return options;
 }
 
-static int load(struct config **config, const char *path)
+static int load_config(struct config **config, const char *path)
 {
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     int r = config_load(config, path, &problems);
@@ -163,13 +163,13 @@ static int serve(const struct config *config)
 
 int main(int argc, char **argv)
 {
-    struct options options = parse(argc, argv);
+    struct options options = parse_options(argc, argv);
     struct config *config = NULL;
     int r;
 
     if (options.exit_now >= 0)
         return options.exit_now;
-    r = load(&config, options.config);
+    r = load_config(&config, options.config);
     if (r == EX_OK && options.socket)
         r = move_socket(config, options.socket);
     if (r == EX_OK && options.print)

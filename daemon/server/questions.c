@@ -21,7 +21,7 @@ struct answer {
     size_t n_parts, n_bytes;
     struct answer_part {
         size_t offset, n_bytes;
-    } *parts;
+    } * parts;
     uint8_t *bytes;
 };
 
@@ -157,13 +157,13 @@ void questions_cancel(struct questions *questions, struct question *question)
     answer_unref(questions, steal_ptr(question->answer));
 }
 
-static void fail(struct questions *questions, struct question *question)
+static void fail_question(struct questions *questions, struct question *question)
 {
     questions_cancel(questions, question);
     questions->ops.failed(question);
 }
 
-static void finish(struct questions *questions, struct question *question)
+static void finish_question(struct questions *questions, struct question *question)
 {
     questions_cancel(questions, question);
     questions->ops.moved(question);
@@ -180,9 +180,9 @@ static void send_on(struct questions *questions, struct question *question)
         set_state(questions, question, QUESTION_BLOCKED);
         questions->ops.moved(question);
     } else if (r != 0) {
-        fail(questions, question);
+        fail_question(questions, question);
     } else if (++question->next_part == question->answer->n_parts) {
-        finish(questions, question);
+        finish_question(questions, question);
     }
 }
 
@@ -194,7 +194,7 @@ static void fail_readers(struct questions *questions, const struct answer *answe
         for (struct question *q = lists[i]->first, *next; q; q = next) {
             next = q->next;
             if (q->answer == answer)
-                fail(questions, q);
+                fail_question(questions, q);
         }
 }
 
@@ -220,7 +220,7 @@ static void give_answer(struct questions *questions, struct question *question)
             if (q->state != QUESTION_ASKED || strcmp(q->command, command) != 0)
                 continue;
             if (!answer) { /* no memory */
-                fail(questions, q);
+                fail_question(questions, q);
                 continue;
             }
             q->answer = answer;

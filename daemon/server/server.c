@@ -152,7 +152,7 @@ static uint64_t job_clock(void *userdata)
     return service_now_ns();
 }
 
-static void reap(void *userdata)
+static void reap_sessions(void *userdata)
 {
     struct server *server = userdata;
 
@@ -226,7 +226,7 @@ static void feed_watchdog(struct server *server, uint64_t now)
     notify_state("WATCHDOG=1");
 }
 
-static void stop(struct server *server);
+static void stop_server(struct server *server);
 
 static void listen_again(struct server *server)
 {
@@ -249,7 +249,7 @@ static void on_tick(uv_timer_t *handle)
     sessions_reap(&server->service);
     if (server->job->run.draining && job_is_idle(server->job)) {
         log_notice("drained: no trainer is left");
-        stop(server);
+        stop_server(server);
     }
 }
 
@@ -285,7 +285,7 @@ static void notify_loop(void *userdata)
     uv_async_send(&server->work_async);
 }
 
-static void stop(struct server *server)
+static void stop_server(struct server *server)
 {
     if (server->stopping)
         return;
@@ -299,7 +299,7 @@ static void on_signal(uv_signal_t *handle, int number)
     struct server *server = handle->data;
 
     log_notice("stopping: %s", number == SIGTERM ? "SIGTERM" : "SIGINT");
-    stop(server);
+    stop_server(server);
 }
 
 /* Many services read their configuration again. It is said once that this one does not. */
@@ -350,20 +350,20 @@ static int start_handles(struct server *server)
     return r;
 }
 
-static int start(struct server *server, char *why, size_t why_size)
+static int start_server(struct server *server, char *why, size_t why_size)
 {
     const struct job_ops ops = {.answer = job_answers,
                                 .drop = job_drops,
                                 .log = job_logs,
                                 .now_ns = job_clock,
                                 .soon = job_wants_tick,
-                                .after = reap,
+                                .after = reap_sessions,
                                 .loop = &server->loop,
                                 .userdata = server};
     const struct questions_ops questions = {.answer = answer_question,
                                             .moved = question_moved,
                                             .failed = question_failed,
-                                            .after = reap,
+                                            .after = reap_sessions,
                                             .userdata = server};
     int r;
 
@@ -379,14 +379,14 @@ static int start(struct server *server, char *why, size_t why_size)
                  strerror(-r));
         return r;
     }
-    r = job_new(&server->job, server->config, server->kernels, server->pool, &ops);
-    if (r == 0 && server->config->world.nodes.n_items > 1)
-        r = membership_new(
-            &server->membership,
-            &(struct membership_options){.loop = &server->loop, .job = server->job, .after = reap, .userdata = server},
-            why, why_size);
     server->service.kernels = server->kernels;
+    r = job_new(&server->job, server->config, server->kernels, server->pool, &ops);
     server->service.job = server->job;
+    if (r == 0 && server->config->world.nodes.n_items > 1)
+        r = membership_new(&server->membership,
+                           &(struct membership_options){
+                               .loop = &server->loop, .job = server->job, .after = reap_sessions, .userdata = server},
+                           why, why_size);
     server->service.membership = server->membership;
     if (r == 0)
         r = service_init(&server->service, &questions);
@@ -426,7 +426,7 @@ int server_new(struct server **out, const struct config *config, char *why, size
     server->work_async.data = server;
     r = uv_async_init(&server->loop, &server->work_async, on_work);
     if (r == 0)
-        r = start(server, why, why_size);
+        r = start_server(server, why, why_size);
     if (r < 0) {
         server_free(server);
         return r;

@@ -76,28 +76,9 @@ static void unlink_session(struct session *session)
         session->next->link = session->link;
 }
 
-void sessions_reap(struct service *service)
-{
-    struct session *session, *next;
-
-    if (service->job)
-        job_settle(service->job);
-    /* Closing one may doom another: a job tells its ranks, and one of them does not read. */
-    while (service->some_doomed) {
-        service->some_doomed = false;
-        for (session = service->sessions; session; session = next) {
-            next = session->next;
-            if (session->doomed)
-                session_close(session);
-        }
-        if (service->job)
-            job_settle(service->job);
-    }
-}
-
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
-static void on_closed(uv_handle_t *handle)
+static void on_session_closed(uv_handle_t *handle)
 {
     struct session *session = handle->data;
 
@@ -112,7 +93,7 @@ static void on_closed(uv_handle_t *handle)
 }
 
 /* *is_handle: it has become a handle, which has to be closed; also on failure. */
-static int watch(struct session *session, uv_poll_t *handle, int fd, uv_poll_cb callback, bool *is_handle)
+static int watch_fd(struct session *session, uv_poll_t *handle, int fd, uv_poll_cb callback, bool *is_handle)
 {
     uv_loop_t *loop = session->service->loop;
     int r = uv_poll_init(loop, handle, fd);
@@ -136,7 +117,30 @@ static int watch_peer(struct session *session)
         session->pidfd = (int)syscall(SYS_pidfd_open, session->peer.pid, 0);
     if (session->pidfd < 0)
         return session->peer.pid > 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM) ? -errno : 0;
-    return watch(session, &session->pid_poll, session->pidfd, on_pid, &session->watches_pid);
+    return watch_fd(session, &session->pid_poll, session->pidfd, on_pid, &session->watches_pid);
+}
+
+static void close_session(struct session *session)
+{
+    struct job_rank *rank = steal_ptr(session->rank);
+
+    assert(session->state != SESSION_CLOSED);
+    session_set_state(session, SESSION_CLOSED);
+    unlink_session(session);
+    questions_cancel(&session->service->questions, &session->question);
+    if (rank && rank->peer == session) /* else a reconnect of the same process has taken the rank over */
+        job_detach(session->service->job, rank);
+    if (session->watches_pid)
+        uv_close((uv_handle_t *)&session->pid_poll, on_session_closed);
+    if (session->watches_socket)
+        uv_close((uv_handle_t *)&session->socket_poll, on_session_closed);
+    if (session->n_handles == 0) { /* it never got as far as being watched */
+        close(session->fd);
+        if (session->pidfd >= 0)
+            close(session->pidfd);
+        listener_peer_deinit(&session->peer);
+        free(session);
+    }
 }
 
 int session_new(struct session **out, struct service *service, int fd)
@@ -159,37 +163,33 @@ int session_new(struct session **out, struct service *service, int fd)
     session->events = UV_READABLE;
     r = listener_peer_init(&session->peer, fd);
     if (r == 0)
-        r = watch(session, &session->socket_poll, fd, on_socket, &session->watches_socket);
+        r = watch_fd(session, &session->socket_poll, fd, on_socket, &session->watches_socket);
     if (r == 0)
         r = watch_peer(session);
     if (r < 0) {
-        session_close(session);
+        close_session(session);
         return r;
     }
     *out = session;
     return 0;
 }
 
-void session_close(struct session *session)
+void sessions_reap(struct service *service)
 {
-    struct job_rank *rank = steal_ptr(session->rank);
+    struct session *session, *next;
 
-    assert(session->state != SESSION_CLOSED);
-    session_set_state(session, SESSION_CLOSED);
-    unlink_session(session);
-    questions_cancel(&session->service->questions, &session->question);
-    if (rank && rank->peer == session) /* else a reconnect of the same process has taken the rank over */
-        job_detach(session->service->job, rank);
-    if (session->watches_pid)
-        uv_close((uv_handle_t *)&session->pid_poll, on_closed);
-    if (session->watches_socket)
-        uv_close((uv_handle_t *)&session->socket_poll, on_closed);
-    if (session->n_handles == 0) { /* it never got as far as being watched */
-        close(session->fd);
-        if (session->pidfd >= 0)
-            close(session->pidfd);
-        listener_peer_deinit(&session->peer);
-        free(session);
+    if (service->job)
+        job_settle(service->job);
+    /* Closing one may doom another: a job tells its ranks, and one of them does not read. */
+    while (service->some_doomed) {
+        service->some_doomed = false;
+        for (session = service->sessions; session; session = next) {
+            next = session->next;
+            if (session->doomed)
+                close_session(session);
+        }
+        if (service->job)
+            job_settle(service->job);
     }
 }
 

@@ -6,9 +6,8 @@
  * pidfd of its peer and its output queue; it turns packets into requests and
  * replies into packets. The service's handler does what a request asks for.
  *
- * Life: session_new() starts it; session_close() stops it and unlinks it from
- * the job; the last libuv close callback frees it. A session that must go while
- * one of its own packets is being served is marked (session_doom) and closed after.
+ * Life: session_new() starts it; session_doom() marks it, also while one of its own packets is being served;
+ * sessions_reap() stops it and unlinks it from the job; the last libuv close callback frees it.
  */
 
 #include <stdbool.h>
@@ -54,7 +53,6 @@ struct session {
 
 /* Takes the fd, also on failure. Return: 0 or -errno. */
 int session_new(struct session **out, struct service *service, int fd);
-void session_close(struct session *session);
 
 /* Closes sessions that were doomed. At the end of each callback, never in the middle of a verb. */
 void sessions_reap(struct service *service);

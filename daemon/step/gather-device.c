@@ -137,12 +137,12 @@ static int order_fetch(struct load *load, const uint32_t *params, const uint64_t
 static int ask_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
 {
     return coordinator_fetch(load->job->coordinator, &(struct fetch){.kind = FETCH_GATHERED,
-                                                             .rank = load->rank->rank,
-                                                             .params = params,
-                                                             .offsets_bytes = offsets_bytes,
-                                                             .n_params = n_params,
-                                                             .done = load_done,
-                                                             .userdata = load});
+                                                                     .rank = load->rank->rank,
+                                                                     .params = params,
+                                                                     .offsets_bytes = offsets_bytes,
+                                                                     .n_params = n_params,
+                                                                     .done = load_done,
+                                                                     .userdata = load});
 }
 
 /* Masters are on the GPUs: engines round them into the pool. Return: 0, or -errno. */
@@ -248,11 +248,11 @@ static int fetch_others(struct load *load)
     for (size_t i = 0; i < load->n_params; i++)
         offsets_bytes[i] = device_pool_offset(pool, load->params[i]);
     return coordinator_fetch(load->job->coordinator, &(struct fetch){.kind = FETCH_PUBLISHED,
-                                                             .params = load->params,
-                                                             .offsets_bytes = offsets_bytes,
-                                                             .n_params = load->n_params,
-                                                             .done = others_are_here,
-                                                             .userdata = load});
+                                                                     .params = load->params,
+                                                                     .offsets_bytes = offsets_bytes,
+                                                                     .n_params = load->n_params,
+                                                                     .done = others_are_here,
+                                                                     .userdata = load});
 }
 
 /* Masters are in the memory of hosts. Return: 0, or -errno. */

@@ -15,8 +15,8 @@
 
 #include "core/layout/layout.h"
 #include "core/wire/frame.h"
-#include "core/wire/wire.h"
 #include "core/wire/wire-arena.h"
+#include "core/wire/wire.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
 #include "proto/credit.h"

@@ -55,7 +55,7 @@ struct partial_push {
 
 struct job_rank {
     unsigned rank;
-    void *peer; /* its session; NULL while nobody is attached */
+    void *peer;           /* its session; NULL while nobody is attached */
     uint64_t incarnation; /* numbered by this daemon, so that everybody may see it; 0: never attached */
     uint64_t secret;      /* the client's own name of its incarnation: shown to nobody */
     uint32_t owner;       /* uid that formed the rank */
@@ -70,7 +70,7 @@ struct job_rank {
 
     struct manifest manifest;
     struct ring *rings[2]; /* [0] of this incarnation, [1] of a dead one while its slots are read */
-    char **strings; /* interned, by id; owned */
+    char **strings;        /* interned, by id; owned */
     uint32_t n_strings;
     uint64_t string_bytes;
 

@@ -163,11 +163,10 @@ static void load_done(void *userdata, int result)
 static void load_remote(struct load *load)
 {
     struct job *job = load->job;
-    int r = coordinator_fetch(job->coordinator, &(struct fetch){.kind = FETCH_PUBLISHED,
-                                                                .params = load->params,
-                                                                .n_params = load->n,
-                                                                .done = load_done,
-                                                                .userdata = load});
+    int r = coordinator_fetch(
+        job->coordinator,
+        &(struct fetch){
+            .kind = FETCH_PUBLISHED, .params = load->params, .n_params = load->n, .done = load_done, .userdata = load});
 
     if (r == 0)
         load->n_waiting++;

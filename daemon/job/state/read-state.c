@@ -261,8 +261,8 @@ static const char *check_read(const struct job *job, const struct request_read_s
 }
 
 /*
- * An answer's memory is charged before it is made: never more than limits.memory, nor so much that we are killed for it.
- * The pages of the answer before it are free by then. Return: 0, QUOTA_E_OVER or -ENOMEM.
+ * An answer's memory is charged before it is made: never more than limits.memory, nor so much that we are killed for
+ * it. The pages of the answer before it are free by then. Return: 0, QUOTA_E_OVER or -ENOMEM.
  */
 static int charge_reading(struct job *job, struct reading *reading, uint64_t n_bytes)
 {

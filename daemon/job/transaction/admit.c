@@ -281,7 +281,8 @@ static void close_empty(struct job_rank *rank, struct ring_slot *slot)
 static bool knows_event(const struct job *job, const struct job_rank *rank, const struct request_push *request)
 {
     return request->event_plus_one == 0 ||
-           (job->devices && devices_has_event(job->devices, rank->rank - job->world.first, request->event_plus_one - 1));
+           (job->devices &&
+            devices_has_event(job->devices, rank->rank - job->world.first, request->event_plus_one - 1));
 }
 
 void job_push(struct job *job, struct job_rank *rank, const struct request_push *request)
@@ -614,10 +615,11 @@ void admit_settle(struct job *job, struct job_rank *rank)
         return;
     }
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
-    if (job->memory.quota.used + overflow_bytes(job) > job->memory.quota.limit || extent_bytes > headroom.cgroup_bytes ||
-        extent_bytes > headroom.available_bytes) {
+    if (job->memory.quota.used + overflow_bytes(job) > job->memory.quota.limit ||
+        extent_bytes > headroom.cgroup_bytes || extent_bytes > headroom.available_bytes) {
         ring_reserved(rank->rings[0], offset, false);
-        refuse_slot(job, rank, n_bytes, "gradient slots (limits.memory, cgroup or free memory)", job->memory.quota.limit);
+        refuse_slot(job, rank, n_bytes, "gradient slots (limits.memory, cgroup or free memory)",
+                    job->memory.quota.limit);
         return;
     }
     start_extent(job, rank, offset, extent_bytes);

@@ -137,8 +137,8 @@ static bool holds_nonfinite(const struct job *job, const struct asked *asked)
     const struct step_finding *finding = &job->decision.finding;
 
     return job->config->diagnostics.on_nonfinite == CONFIG_NONFINITE_ERROR &&
-           (!job->decision.lossscale.dynamic || lossscale_is_at_minimum(&job->decision.lossscale)) && !(asked->args->loss_scale > 1) &&
-           finding->found && !job->ranks[finding->rank].left && !asked->proceed;
+           (!job->decision.lossscale.dynamic || lossscale_is_at_minimum(&job->decision.lossscale)) &&
+           !(asked->args->loss_scale > 1) && finding->found && !job->ranks[finding->rank].left && !asked->proceed;
 }
 
 /*
@@ -263,7 +263,8 @@ static void note_nonfinite(struct job *job, const struct node_verdict *verdict)
         evidence = nonfinite_evidence(job, false);
         job_keep(job, cause_nonfinite(&evidence));
     }
-    if (lossscale_update(&job->decision.lossscale, verdict->nonfinite || verdict->found_inf) == LOSSSCALE_E_AT_MINIMUM) {
+    if (lossscale_update(&job->decision.lossscale, verdict->nonfinite || verdict->found_inf) ==
+        LOSSSCALE_E_AT_MINIMUM) {
         evidence = nonfinite_evidence(job, false);
         job_keep(job, cause_loss_scale(&evidence, job->config->fp16.scale.min_scale));
     }

@@ -603,25 +603,6 @@ static void test_files(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
-static void test_describe(void **state)
-{
-    char buffer[65536] = "";
-    FILE *file = fmemopen(buffer, sizeof(buffer), "w");
-
-    assert_int_equal(config_describe(file, "limits.clients"), 0);
-    fclose(file);
-    assert_string_equal(buffer, "limits.clients\n    Connections of zerodctl at one time; administrators have 8 places more.\n"
-                                "    allowed: a whole number from 1 to 65536 (connections)\n    default: 64\n");
-
-    file = fmemopen(buffer, sizeof(buffer), "w");
-    assert_int_equal(config_describe(file, "limits"), 0);
-    assert_int_equal(config_describe(file, "limit"), CONFIG_E_INVALID);
-    assert_int_equal(config_describe(file, NULL), 0);
-    fclose(file);
-    assert_non_null(strstr(buffer, "limits.memory\n"));
-    assert_non_null(strstr(buffer, "    for: AdamW, Adam, SGD\n"));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -639,7 +620,6 @@ int main(void)
         cmocka_unit_test(test_print_origins),
         cmocka_unit_test(test_print_to_full_stream),
         cmocka_unit_test(test_files),
-        cmocka_unit_test(test_describe),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -71,7 +71,7 @@ static int teardown(void **state)
 {
     struct fixture *f = *state;
 
-    ring_free(f->ring);
+    ring_orphan(f->ring);
     return count_fds() == f->n_open && count_maps("memfd:zerod.") == 0 ? 0 : -1;
 }
 
@@ -144,7 +144,7 @@ static void test_new(void **state)
         assert_int_equal(credits_of(ring, t), 0);
     assert_int_equal(ring->n_held, 0);
     assert_false(ring_credit_is_near(ring));
-    ring_free(NULL);
+    ring_orphan(NULL);
     ring_orphan(NULL);
 }
 
@@ -185,7 +185,7 @@ static void test_without_overflow(void **state)
     assert_int_equal(ring_grant(ring, 1, &offset, &n_bytes), -ENOSPC);
     ring_trim(ring);
     ring_reclaim(ring);
-    ring_free(ring);
+    ring_orphan(ring);
 }
 
 /* ---- tickets ------------------------------------------------------------------------------------------- */
@@ -430,7 +430,7 @@ static void test_ring_ends_within_a_page(void **state)
     assert_refused(ring, &use, RING_E_PLACE);
     use.n_bytes = 36;
     open_slot(ring, &use);
-    ring_free(ring);
+    ring_orphan(ring);
 }
 
 /* ---- overflow extents ---------------------------------------------------------------------------------- */

@@ -16,8 +16,8 @@
 
 #include "core/config/config.h"
 #include "core/wire/frame.h"
-#include "core/wire/wire.h"
 #include "core/wire/wire-arena.h"
+#include "core/wire/wire.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
 #include "daemon/job/model/model.h"
