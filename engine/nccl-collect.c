@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The communicators are made from an id that travels through the daemons, and polled for errors. */
+
 #include "engine/nccl.h"
 
 #include <poll.h>

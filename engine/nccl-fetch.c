@@ -22,7 +22,7 @@
 
 #include "core/base/base.h"
 
-/* What is known of an order beside its message. */
+/* A fetch order, and the facts about it that are not in its message. */
 struct fetch {
     struct nccl_engine *engine;
     struct nccl_order *order;
@@ -32,7 +32,7 @@ struct fetch {
     bool communicates; /* between nodes, or where a GPU cannot reach another's pool */
 };
 
-/* What a local rank owns of a parameter that is fetched. */
+/* The slice of a fetched parameter that a local rank owns. */
 struct slice {
     const uint8_t *from;
     uint64_t n_elems, n_bytes; /* in the type of the weights */

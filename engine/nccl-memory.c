@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The engine's memory has pieces shared with trainers, lists and results of lanes, and undo copies. */
+
 #include "engine/nccl.h"
 
 #include <errno.h>
@@ -228,7 +230,7 @@ static CUmemGenericAllocationHandle allocate(struct nccl_engine *engine, const s
     return handle;
 }
 
-/* Whose GPUs are to reach a piece: its own, and a pool's all others that can. Return: bits of them. */
+/* Finds the GPUs that are to reach a piece: its own, and for a pool all others that can. Return: their bits. */
 static uint32_t find_users(struct nccl_engine *engine, const struct nccl_gpu *gpu, uint32_t kind)
 {
     uint32_t users = UINT32_C(1) << gpu->device;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The queue of orders issues one order at a time; update, gather and copy are carried out here. */
+
 #include "engine/nccl.h"
 
 #include <inttypes.h>
@@ -338,7 +340,7 @@ static int copy_issue(struct nccl_engine *engine, struct nccl_order *order)
                                           move->write ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, gpu->main),
                           "cudaMemcpyAsync");
     }
-    /* What a later order sends may have been written here. */
+    /* A later order may send what this one has written. */
     engine_join_all(engine, true);
     return 0;
 }

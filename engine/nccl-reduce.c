@@ -21,7 +21,7 @@
 
 #include "core/base/base.h"
 
-/* What is known of an order beside its message. */
+/* A reduce order, and the facts about it that are not in its message. */
 struct reduction {
     struct nccl_engine *engine;
     struct nccl_order *order;
@@ -331,7 +331,7 @@ static void reduce_own(const struct reduction *reduction, struct nccl_gpu *gpu)
     }
     take_outcome(reduction, lane, &maker, true, &lane->own);
     lists_upload(reduction->engine, gpu, (unsigned)reduction->order->lane);
-    /* What was not pushed counts as +0, padding too. */
+    /* Elements that were not pushed, and padding, count as +0. */
     engine_check_cuda(reduction->engine, gpu, cudaMemsetAsync(staging, 0, parcel->n_elems * sizeof(float), gpu->main),
                       "cudaMemsetAsync");
     launch(reduction, gpu, &maker, &lane->own);

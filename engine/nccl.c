@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The main loop reads commands, moves the engine through its phases, and watches deadlines. */
+
 #include "engine/nccl.h"
 
 #include <errno.h>

@@ -55,26 +55,26 @@ struct nccl_lists {
     size_t n_used, n_uploaded, n_bytes;
 };
 
-/* Of a reduction, until its results are read: which chunk a range is, which rank a leaf. */
+/* A note of a reduction, until its results are read: the chunk of a range, the rank of each leaf. */
 struct nccl_range_note {
     uint32_t chunk;
     uint32_t first_leaf, n_leaves;
 };
 
-/* What comes back from one list of ranges: places in the lane's results. */
+/* The results of one list of ranges: offsets in the lane's results. */
 struct nccl_outcome {
     size_t squares, sums, findings, overflows;
     uint32_t n_ranges, n_leaves;
 };
 
-/* What a lane has on one GPU. */
+/* The memory and events of a lane on one GPU. */
 struct nccl_lane {
     struct nccl_lists lists;
     uint8_t *staging;                /* device: slices that other ranks sent, or the sum of all */
     uint8_t *results, *results_host; /* device, and the host's copy */
     size_t n_results_used;
     cudaEvent_t received, done;
-    /* Of a reduction under way. */
+    /* Used while a reduction is under way. */
     struct nccl_range_note *notes; /* of the owned ranges, then of the rank's own slot */
     uint16_t *leaf_ranks;
     struct nccl_outcome owned, own;
@@ -250,7 +250,7 @@ void orders_check_deadlines(struct nccl_engine *engine);
 
 /* nccl-fetch.c */
 
-/* What an order may ask for. Fails the engine. */
+/* Checks that an order may ask for this; else fails the engine. */
 void fetch_check(struct nccl_engine *engine, const struct device_order_fetch *fetch);
 int fetch_issue(struct nccl_engine *engine, struct nccl_order *order);
 
@@ -284,7 +284,7 @@ static inline float *nccl_master(const struct nccl_engine *engine, const struct 
     return (float *)(gpu->pieces[kind].at + offset);
 }
 
-/* Likewise; NULL: the optimizer has none. */
+/* Start of a moment of the rank's slice; NULL: the optimizer has none. */
 static inline float *nccl_moment(const struct nccl_gpu *gpu, uint64_t offset)
 {
     return offset == DEVICE_NONE ? NULL : (float *)(gpu->pieces[DEVICE_STATE].at + offset);

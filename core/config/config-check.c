@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The cross-key rules check what goes together in a configuration, and what this build supports. */
+
 #include "core/config/config-check.h"
 
 #include "core/base/base.h"
@@ -95,7 +97,7 @@ static void check_device_nodes(const struct config_check *check)
                "with device: cuda gradients travel between nodes in their own type; allowed: fp32");
 }
 
-/* What an engine of GPUs cannot do yet, or in another way only. */
+/* Refuses settings that the engine on GPUs does not support. */
 static void check_device(const struct config_check *check)
 {
     const struct config *config = check->config;
@@ -129,7 +131,7 @@ static void check_addresses(const struct config_check *check)
     }
 }
 
-/* Who has a gradient is one mask over all nodes' pieces. */
+/* One 64-bit mask over the pieces of all nodes says which of them have a gradient. */
 static void check_pieces(const struct config_check *check)
 {
     const struct config_nodes *nodes = &check->config->world.nodes;
@@ -148,7 +150,7 @@ static void check_pieces(const struct config_check *check)
                n_pieces, CONFIG_MAX_PIECES);
 }
 
-/* What several nodes do in one way only. */
+/* Refuses settings that jobs of several nodes do not support. */
 static void check_wire(const struct config_check *check)
 {
     const struct config *config = check->config;

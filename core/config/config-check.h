@@ -13,7 +13,7 @@
 struct config;
 struct config_build;
 
-/* What the reader knows of one row of the table. */
+/* The reader's notes on one row of the table. */
 struct config_row {
     struct config_spot spot; /* of the value, or of the key where the value is a mapping; valid when seen */
     bool seen;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The optimizer of a program's choice replaces the default of a configuration that names none. */
+
 #include "core/base/base.h"
 #include "core/config/config-problem.h"
 #include "core/config/config-table.h"

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The printer writes effective values, and compares the keys that all nodes must have alike. */
+
 #include "core/base/base.h"
 #include "core/base/strbuf.h"
 #include "core/config/config-table.h"
@@ -33,7 +35,7 @@ static bool is_printed(const struct config_key *key, unsigned active)
     return key->kind == CONFIG_OURS && config_key_applies(key, active) && !strstr(key->path, "[]");
 }
 
-/* What a value means where it does not say so itself. */
+/* Explains a value that does not explain itself. */
 static const char *meaning(const struct config *config, const struct config_key *key)
 {
     if (strcmp(key->path, "optimizer.type") != 0 || config->optimizer.type != OPTIMIZER_ADAM)

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* A list of problems keeps each with its place in the file, and prints it with the source line and a caret. */
+
 #include "core/config/config-problem.h"
 
 #include "core/base/base.h"

@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * What is wrong with a configuration file: a list of problems, each with its place, the key and a sentence,
+ * The problems of a configuration file are a list, each with its place, the key and a sentence,
  * printed as E1601 with the source line and a caret. Notes are of the same form and stop nobody: keys of
  * DeepSpeed that have no effect here.
  */

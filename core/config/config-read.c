@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The reader walks a YAML document by the table of keys, stores its values, and reports what is wrong with it. */
+
 #include "core/config/config-read.h"
 
 #include "core/base/base.h"

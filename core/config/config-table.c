@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The table of configuration keys has one row for each key; lookups are by path, by section, and by nearness. */
+
 #include "core/config/config-table.h"
 
 #include "core/base/base.h"

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Scalar values are stored, printed, described and freed by one row for each type. */
+
 #include "core/config/config-value.h"
 
 #include "core/base/base.h"

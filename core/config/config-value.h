@@ -32,7 +32,7 @@ int config_value_store(const struct config_key *key, const struct config_value *
 /* The field of base as YAML on one line, lists in brackets. */
 void config_value_print(FILE *file, const struct config_key *key, const void *base);
 
-/* What is allowed: "a whole number from 1 to 1024 (ranks)", "one of shared, private". */
+/* Prints the allowed values: "a whole number from 1 to 1024 (ranks)", "one of shared, private". */
 void config_value_allowed(FILE *file, const struct config_key *key);
 
 /* Frees what the field of base owns, and empties it. */

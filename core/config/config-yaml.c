@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The YAML wrapper is the only file that calls libfyaml; it refuses text that a configuration must not contain. */
+
 #include "core/config/config-yaml.h"
 
 #include "core/base/base.h"

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The configuration answers questions about itself: ranks of this node, engines of this build, offloading. */
+
 #include "core/config/config.h"
 
 #include "core/base/base.h"

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The loss scale follows DeepSpeed's rules, static or dynamic; lossscale.h describes them. */
+
 #include "core/config/lossscale.h"
 
 #include <math.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Schedules compute the learning rate of a step by DeepSpeed's formulas. */
+
 #include "core/config/schedule.h"
 
 #include "core/base/base.h"

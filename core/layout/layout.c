@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The layout assigns parameters to buckets, buckets to partitions, and both to parcels, parts and chunks. */
+
 #include "core/layout/layout.h"
 
 #include <assert.h>
@@ -24,7 +26,7 @@ enum {
     N_KEYS = N_DTYPES * N_DTYPES, /* per group: kinds of bucket */
 };
 
-/* What layout_new() needs only while it runs. */
+/* Working memory of layout_new(). */
 struct builder {
     struct layout *layout;
     const struct layout_decl *decls;

@@ -168,7 +168,7 @@ static inline uint64_t layout_frozen_slice_elems(uint64_t n_elems, uint32_t worl
     return (slice + LAYOUT_ALIGN_ELEMS - 1) / LAYOUT_ALIGN_ELEMS * LAYOUT_ALIGN_ELEMS;
 }
 
-/* What a slot for the parcel takes, in gradient dtype. */
+/* Bytes of a slot for the parcel, in gradient dtype. */
 static inline uint64_t layout_parcel_bytes(const struct layout *layout, uint32_t parcel)
 {
     const struct layout_parcel *p = &layout->parcels[parcel];

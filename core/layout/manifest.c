@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* A manifest keeps the parameters that one rank declares, and compares them with those of another. */
+
 #include "core/layout/manifest.h"
 
 #include <assert.h>

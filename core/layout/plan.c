@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The memory plan computes the bytes of each class from the layout and the options; sums saturate. */
+
 #include "core/layout/plan.h"
 
 #include <assert.h>
@@ -94,7 +96,7 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
     return pages(sum);
 }
 
-/* What an engine saves before it changes it. */
+/* Bytes of the undo copies that an engine makes before it changes state. */
 static uint64_t undo_bytes(const struct layout *layout, const struct plan_options *options)
 {
     uint64_t largest = 0, n_arrays = 1 + (options->offloaded ? 0 : (uint64_t)options->n_moments);

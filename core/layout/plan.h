@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * What a job will take, before anything is allocated. Pure. Two answers:
+ * The memory that a job will need, computed before anything is allocated. Pure. Two answers:
  *
  *  - plan_model_states(): the formulas of the ZeRO paper, per device, for comparison
  *    with its Table 1 and Figure 1;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Subtrees of the summation tree cover a node's ranks; the search splits as the sum over all ranks does. */
+
 #include "core/layout/subtree.h"
 
 #include <assert.h>

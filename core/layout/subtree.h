@@ -6,7 +6,7 @@
  * left + right, down to single ranks. Pure.
  */
 
-/* Of one node, which has at most 64 ranks: at most six at either end of the largest subtree that they hold. */
+/* Subtrees of one node, which has at most 64 ranks: at most six at either end of the largest subtree that they hold. */
 enum { SUBTREE_MAX = 12 };
 
 struct subtree {

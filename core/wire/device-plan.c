@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The device plan is written by the daemon and opened by the NCCL engine; both compute places in memory from it. */
+
 #include "core/wire/device-plan.h"
 
 #include <assert.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The tables of the device protocol say what each field of a command or report may hold. */
+
 #include "core/wire/device-wire.h"
 
 #include <inttypes.h>

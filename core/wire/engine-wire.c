@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The tables of the engine protocol say what each field of a command or report may hold. */
+
 #include "core/wire/engine-wire.h"
 
 #include <inttypes.h>

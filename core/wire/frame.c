@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Frames are packets of a SOCK_SEQPACKET socket, sent and received without waiting. */
+
 #include "core/wire/frame.h"
 
 #include <assert.h>
@@ -35,7 +37,7 @@ static void fds_close(int *fds, size_t n_fds)
     }
 }
 
-/* What a failed receive or send means. */
+/* Converts the errno of a failed receive or send. */
 static int frame_error(int error)
 {
     switch (error) {

@@ -5,12 +5,12 @@
  * Bytes and descriptors over a non-blocking SOCK_SEQPACKET socket. One packet is one
  * frame of 1 to FRAME_MAX_BYTES bytes; what is in it is nobody's business here.
  *
- * Who reads how. The daemon takes many small packets and no descriptor: frame_receive()
+ * Reading. The daemon takes many small packets and no descriptor: frame_receive()
  * with a frame_batch, one for all connections. The client takes one packet at a time, with
  * descriptors: frame_receive_fds() with a frame_buffer. An empty packet cannot be told from the
  * end of the connection and counts as it.
  *
- * Who owns what. The socket stays the caller's everywhere. Received bytes live until the next receive with
+ * Ownership. The socket stays the caller's everywhere. Received bytes live until the next receive with
  * the same batch or buffer. Descriptors in a frame_buffer are its own until they are stolen (steal_fd);
  * descriptors given to a frame_queue are the queue's, also on failure.
  *

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The hyperparameter check applies the ranges of torch.optim, and requires finite values in fp32. */
+
 #include "core/wire/hyper-check.h"
 
 #include <float.h>

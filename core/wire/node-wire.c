@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The tables of the protocol between nodes say what each field of a message may hold. */
+
 #include "core/wire/node-wire.h"
 
 #include <stddef.h>

@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * What the daemons of a job say to each other, as plain structs; proto/nodes.proto has the conversation. What
+ * The messages between the daemons of a job, as plain structs; proto/nodes.proto has the conversation. What
  * is unpacked has passed the limits of its fields; whether numbers fit the job is its users' business.
  */
 
@@ -93,7 +93,7 @@ struct node_verdict {
     struct node_finding finding;
 };
 
-/* What of a parameter is fetched; the first three numbered as in state.h. */
+/* The array of a parameter that is fetched; the first three are numbered as in state.h. */
 enum fetch_kind {
     FETCH_MASTER,
     FETCH_EXP_AVG,
@@ -131,7 +131,7 @@ struct node_message {
     const char *reason, *cause_class;
 };
 
-/* What lies behind the pointers of *out lives in the arena, until its next use. Return: as wire_unpack_request(). */
+/* The arrays and texts of *out live in the arena, until its next use. Return: as wire_unpack_request(). */
 int node_unpack(struct wire_arena *arena, const void *data, size_t n_bytes, struct node_message *out, char *why,
                 size_t why_size);
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The status writer turns snapshots of the daemon into JSON. */
+
 #include "core/wire/status.h"
 
 #include <inttypes.h>
@@ -51,7 +53,7 @@ static void put_code(struct json *j, struct json_object *o, unsigned code)
     json_put_string(j, o, "code", text);
 }
 
-/* What every place that mentions a diagnostic tells of it. */
+/* Adds the fields that each mention of a diagnostic has. */
 static void put_place(struct json *j, struct json_object *o, const struct diagnostic *d, uint64_t now_ns)
 {
     json_put_u64(j, o, "id", d->id);

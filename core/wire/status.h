@@ -2,11 +2,11 @@
 #pragma once
 
 /*
- * What the daemon says about itself, as JSON. Pure: plain snapshots in, text
+ * The status of the daemon, as JSON. Pure: plain snapshots in, text
  * out; no I/O, no clock. The key names are a contract: docs/schema/ has a JSON
  * Schema for each answer, and tests compare the two.
  *
- * Who owns what. A snapshot owns nothing: its strings and arrays must live until the
+ * Ownership. A snapshot owns nothing: its strings and arrays must live until the
  * call that reads them returns; a NULL string is JSON null. The texts
  * returned belong to the caller (free()); NULL means out of memory.
  *
@@ -173,7 +173,7 @@ struct status_rank {
     const struct diagnostic *fault; /* sticky; NULL: none */
 };
 
-/* What a parameter has beyond its layout. */
+/* The status of a parameter, beyond its layout. */
 struct status_param {
     uint64_t n_steps; /* its own step count */
     bool has_grad_norm;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The arena allocates for one message at a time and keeps its first block. */
+
 #include "core/wire/wire-arena.h"
 
 #include "core/base/base.h"

@@ -50,7 +50,7 @@ void wire_arena_deinit(struct wire_arena *arena);
 /* Everything that was allocated is gone. */
 void wire_arena_reset(struct wire_arena *arena);
 
-/* What is allocated between mark and rewind is gone after it. Marks nest. */
+/* A rewind frees all allocations since the mark. Marks nest. */
 struct wire_mark wire_arena_mark(const struct wire_arena *arena);
 void wire_arena_rewind(struct wire_arena *arena, struct wire_mark mark);
 

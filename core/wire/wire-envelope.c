@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* An envelope packs and unpacks the one message of a oneof, by the tables of wire-rule.h. */
+
 #include "core/wire/wire-envelope.h"
 
 #include <assert.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* A rule unpacks, validates and packs one field of a message. */
+
 #include "core/wire/wire-rule.h"
 
 #include <inttypes.h>

@@ -63,7 +63,7 @@ struct wire_rule {
     const struct wire_table *table;        /* of a message */
 };
 
-/* What is wrong with a message, told from the inside out: the field first, then what it is in. */
+/* The problem of a message, built from the inside out: the field first, then the structs that contain it. */
 struct wire_problem {
     char *why;
     size_t size;
@@ -74,7 +74,7 @@ struct wire_table {
     size_t n_bytes; /* of our struct */
     const struct wire_rule *rules;
     size_t n_rules;
-    /* What concerns more than one field. Return: false after wire_problem_set(). NULL: nothing. */
+    /* Checks rules between fields. Return: false after wire_problem_set(). NULL: nothing. */
     bool (*check)(const void *ours, struct wire_problem *problem);
 };
 

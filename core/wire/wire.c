@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The tables of the client protocol say what each field of a request or reply may hold. */
+
 #include "core/wire/wire.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
@@ -17,7 +19,7 @@
 #include "proto/zerod.pb-c.h"
 
 /*
- * What each field may be, message by message in the order of the proto. Limits come from the proto's
+ * The values that each field may have, message by message in the order of the proto. Limits come from the proto's
  * comments; where it names none, a comment here says why there is one.
  */
 

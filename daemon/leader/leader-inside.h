@@ -36,7 +36,7 @@ struct place {
     uint64_t *masks; /* per part, over the node's pieces; NULL: all of all */
 };
 
-/* What moves between nodes: of a parcel, or weights. */
+/* One movement of bytes between nodes: a parcel, or weights. */
 struct motion {
     uint64_t tag;            /* 0: nothing does */
     bool said;               /* in some generation */
@@ -55,17 +55,17 @@ struct node {
     bool wants_window, ends_window, stored;
     uint64_t digest;
     char run_id[WIRE_MAX_RUN_ID_BYTES + 1]; /* empty: any */
-    /* Of ASKED. */
+    /* From ASKED. */
     struct request_step args; /* groups are owned */
     bool has_args, proceed;
     uint8_t *pushed_any, *pushed_all;
     size_t n_bits_bytes;
-    /* Of SUM. */
+    /* From SUM. */
     struct exact_sum squares;
     struct node_finding finding;
 };
 
-/* What a node fetches from others, until it has it. */
+/* A fetch by one node from the others, until the node has everything. */
 struct leader_fetch {
     uint64_t tag, id;
     unsigned node, rank;

@@ -91,7 +91,7 @@ static void queue(struct leader *leader, uint32_t index)
     leader->queue[(leader->queue_first + leader->n_queued++) % leader->layout->n_parcels] = index;
 }
 
-/* What has changed meanwhile shows when it is looked at again. */
+/* Tries the parcels that wait for a free motion; each is checked anew. */
 static void try_queued(struct leader *leader)
 {
     while (leader->n_queued > 0 && leader->n_moving < NODE_MAX_MOVING) {
@@ -223,7 +223,7 @@ void leader_hear_passed(struct leader *leader, unsigned node, const struct node_
     }
 }
 
-/* What is said to move is counted on; the rest of what the node had ready is as if it had never been. */
+/* An exchange that was announced stays; everything else that the node had ready is forgotten. */
 void leader_hear_withdraw(struct leader *leader, unsigned node)
 {
     for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {

@@ -37,7 +37,7 @@ void leader_hear_window(struct leader *leader, unsigned node)
 
 /* ---- what was written ---------------------------------------------------------------------------------- */
 
-/* What node 0 says of it is what counts: it is rank 0 that writes. */
+/* Only node 0's list counts, because rank 0 writes. */
 static bool keep_written(struct leader *leader, const struct node_message *message)
 {
     free(leader->written);

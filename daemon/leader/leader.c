@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The leader hears reports of nodes and decides what all nodes do next: forming, engines, fetches. */
+
 #include "daemon/leader/leader.h"
 
 #include <assert.h>
@@ -465,7 +467,7 @@ static void hear_forming(struct leader *leader, unsigned node, const struct node
     }
 }
 
-/* What belongs to a step: of an earlier one, or of an aborted attempt, it is void. */
+/* Reports about a step. A report of an earlier step, or of an aborted attempt, is ignored. */
 static void hear_training(struct leader *leader, unsigned node, const struct node_message *message)
 {
     if (!leader->layout || leader->phase < LEADER_TRAINING || message->step != leader->step ||

@@ -6,7 +6,7 @@
  * in, messages out; no clock, no I/O, nothing is ever waited for. What it says is told to all nodes in one order,
  * node 0's own included, which obeys it like any other.
  *
- * It keeps what cannot be asked again: which partial sums are ready, which exchange has arrived where, and,
+ * The leader keeps what cannot be asked again: which partial sums are ready, which exchange has arrived where, and,
  * once a step is decided, that it is. A report of an earlier step or attempt is ignored.
  */
 
@@ -22,7 +22,7 @@ enum { LEADER_MAX_NODES = NODE_MAX_NODES };
 
 struct leader;
 
-/* What all nodes know together when a step can be decided. */
+/* The reports of all nodes, merged when a step can be decided. */
 struct leader_merged {
     struct exact_sum squares;
     struct node_finding finding;     /* the first by micro-batch, parameter, element */
@@ -75,7 +75,7 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
  */
 void leader_reconnect(struct leader *leader);
 
-/* What that node knew is gone: the job is over. */
+/* The node's state is lost, so the job is over. */
 void leader_lose(struct leader *leader, unsigned node, const char *why);
 
 /* For status: nodes that node 0 waits for, as a mask; 0: none. And what they are to do, "to ask for the step"; static.

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The dialer looks up the address of node 0, listens there or connects to it, and retries. */
+
 #include "daemon/link/cluster-internal.h"
 
 #include <netdb.h>

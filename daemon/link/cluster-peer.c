@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* A peer sends and receives the messages of one other node while its link stands, and explains why it does not. */
+
 #include "daemon/link/cluster-peer.h"
 
 #include <assert.h>
@@ -138,14 +140,14 @@ bool peer_fits(const struct cluster_peer *peer, const struct link_frame *introdu
     if (it_knows_us)
         return introduction->introduction.n_received <= (we_know_it ? peer->mailbox.n_sent : 0) &&
                introduction->introduction.n_acknowledged <= (we_know_it ? peer->mailbox.n_received : 0);
-    /* It may have missed our introduction, but not what came after that. */
+    /* The peer may have missed our introduction, but not the messages after it. */
     return !we_know_it || (peer->mailbox.n_acknowledged == 0 && peer->mailbox.n_received == 0);
 }
 
 bool peer_adopt(struct cluster_peer *peer, const struct link_frame *introduction, uint64_t own_incarnation)
 {
     bool is_another = peer->incarnation != introduction->introduction.incarnation;
-    /* What was sent to nobody yet is for the first who comes, unless it had to be dropped. */
+    /* Messages queued before any peer came go to the first one, unless they had to be dropped. */
     bool is_reborn = is_another && (peer->incarnation != 0 || peer->given_up);
     int r = 0;
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The welcome makes a link of a connection whose introduction fits, and ends connections that fail. */
+
 #include "daemon/link/cluster-internal.h"
 
 #include <stdarg.h>

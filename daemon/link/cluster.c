@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The cluster listens for other nodes, checks its connections at each tick, and hands out their messages. */
+
 #include "daemon/link/cluster-internal.h"
 
 #include <assert.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* A connection moves the frames of a secure stream over one TCP socket of libuv. */
+
 #include "daemon/link/connection.h"
 
 #include <assert.h>
@@ -13,7 +15,7 @@
 #include "core/base/base.h"
 #include "core/base/open-files.h"
 
-/* What may be on its way to a peer besides what the kernel holds; picked: one message of the largest size. */
+/* Bytes that may be on their way to a peer besides those in the kernel; picked: one message of the largest size. */
 enum { MAX_WRITING_BYTES = 1 << 20 };
 
 /* Sealed bytes until they are written. */

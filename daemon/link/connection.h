@@ -36,7 +36,7 @@ struct connection_ops {
     void (*drained)(struct connection *connection);
     /* There is room for more to send. */
     void (*writable)(struct connection *connection);
-    /* It is of no more use; what: what happened, as "connection refused". To be closed now. */
+    /* The connection has failed and is to be closed now; what: the event, as "connection refused". */
     void (*failed)(struct connection *connection, enum connection_fault fault, const char *what);
     /* The last call: it is freed when this returns. */
     void (*closed)(struct connection *connection);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The key file is read once, and refused if other users can read or write it. */
+
 #include "daemon/link/key-file.h"
 
 #include <fcntl.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Link frames are packed and unpacked field by field, in little-endian order. */
+
 #include "daemon/link/link-frame.h"
 
 #include <endian.h>

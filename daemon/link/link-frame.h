@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * What the sealed frames between two nodes' daemons say. Pure: bytes to a plain struct and back. Numbers are
+ * The contents of the sealed frames between two nodes' daemons. Pure: bytes to a plain struct and back. Numbers are
  * little-endian; a frame is its kind as one byte and then the fields in the order of the struct.
  */
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* A mailbox keeps messages until they are acknowledged, and drops those that come twice. */
+
 #include "daemon/link/mailbox.h"
 
 #include <assert.h>
@@ -7,7 +9,7 @@
 #include "core/base/base.h"
 #include "daemon/link/link-frame.h"
 
-/* What a message costs: its frame, and what is around it. */
+/* Bytes that a message costs: its frame and its bookkeeping. */
 static size_t cost(const struct mailbox_message *message)
 {
     return sizeof(*message) + message->n_bytes;

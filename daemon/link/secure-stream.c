@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* A secure stream opens and seals frames with libsodium's secretstream; secure-stream.h has the protocol. */
+
 #include "daemon/link/secure-stream.h"
 
 #include <assert.h>

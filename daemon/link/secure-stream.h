@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * What travels between two nodes' daemons, as bytes: a plain hello each way, then sealed frames (libsodium's
+ * The bytes that travel between two nodes' daemons: a plain hello each way, then sealed frames (libsodium's
  * secretstream). Pure: it takes bytes and gives bytes, knows no sockets and no clock. The nonce is passed in; the only
  * randomness taken here is the public header that libsodium puts in front of a stream.
  *
@@ -57,7 +57,7 @@ enum secure_stream_state {
     SECURE_STREAM_BROKEN
 };
 
-/* What a key file's bytes are made into. */
+/* The hash of a key file's bytes. */
 struct secure_stream_key {
     uint8_t bytes[SECURE_STREAM_KEY_BYTES];
 };
@@ -71,7 +71,7 @@ struct secure_stream_options {
     size_t max_frame_bytes;                   /* of plain text, both ways */
 };
 
-/* What a frame holds; valid until the next call. */
+/* The plain text of a frame; valid until the next call. */
 struct secure_stream_frame {
     const uint8_t *data;
     size_t n_bytes;
@@ -114,7 +114,7 @@ void secure_stream_deinit(struct secure_stream *stream);
 int secure_stream_feed(struct secure_stream *stream, const void *data, size_t n_bytes);
 
 /*
- * What comes next in the bytes fed. After a failure nothing more is looked at: the same failure comes again.
+ * Reads the next item of the bytes fed. After a failure each call returns the same failure again.
  * Return: 0 and a frame; SECURE_STREAM_AGAIN; SECURE_STREAM_MET; SECURE_STREAM_E_*; -ENOMEM.
  */
 int secure_stream_next(struct secure_stream *stream, struct secure_stream_frame *frame);

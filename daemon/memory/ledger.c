@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The ledger records pushes and judges duplicates; ledger.h is its specification. */
+
 #include "daemon/memory/ledger.h"
 
 #include <assert.h>

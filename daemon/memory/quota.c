@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* A quota grants charges up to its limit, and knows how much memory the machine has left. */
+
 #include "daemon/memory/quota.h"
 
 #include <assert.h>

@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * What may be held: a quota has a limit, a charge is a part of it. Charge, then
+ * Quotas of memory: a quota has a limit, a charge is a part of it. Charge, then
  * link: the charge lives inside the thing that costs and is released with it;
  * releasing twice is fine. And what the machine has: the memory that could
  * still be taken without being killed for it.

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* A ring finds the slots of a parcel in a rank's shared memory and counts its tickets. */
+
 #include "daemon/memory/ring.h"
 
 #include <assert.h>
@@ -13,7 +15,7 @@
 _Static_assert(sizeof(struct ring_slot) == RING_SLOT_BYTES && sizeof(struct ring_extent) == RING_EXTENT_BYTES,
                "as the budget counts them");
 
-/* What is on a GPU is not read here: whoever tries is stopped at once. */
+/* The daemon cannot read a ring on a GPU: an access ends the process at once. */
 static int make_places(struct ring *ring)
 {
     void *places = mmap(NULL, ring->ring_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -330,7 +332,7 @@ int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uin
     for (uint32_t i = 0; i < ring->n_extents; i++) {
         struct ring_extent *extent = &ring->extents[i];
 
-        /* Of this very size: a small parcel in a large one's extent would cost the large one its room. */
+        /* Only an extent of this size fits: a small parcel must not occupy the extent of a large one. */
         if (extent->busy || extent->n_bytes != n_bytes)
             continue;
         extent->busy = extent->used = true;

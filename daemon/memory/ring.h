@@ -80,7 +80,7 @@ struct ring {
     void *userdata;
 };
 
-/* What a push says about its slot. */
+/* The slot that a push names. */
 struct ring_use {
     uint32_t ticket, use;
     uint32_t parcel, micro_batch, pass, attempt;

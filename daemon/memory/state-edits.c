@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* State edits are collected in a sparse segment and stored into the state on the workers. */
+
 #include "daemon/memory/state-edits.h"
 
 #include <string.h>

@@ -41,19 +41,19 @@ int state_edits_new(struct state_edits **out, const struct state *state, const s
 /* NULL is fine. Not while it is being stored. */
 void state_edits_free(struct state_edits *edits);
 
-/* Of a trainable parameter. */
+/* The place of an array of a trainable parameter. */
 struct state_edits_place state_edits_place(const struct state_edits *edits, uint32_t param, enum state_kind kind);
 
 /* Pages for a place; any thread. Return: 0 or -errno. */
 int state_edits_reserve(const struct state_edits *edits, const struct state_edits_place *place);
 
-/* What is in the place, which has pages, is to be stored. */
+/* The contents of the place, which has pages, are to be stored. */
 void state_edits_mark(struct state_edits *edits, uint32_t param, enum state_kind kind);
 bool state_edits_is_marked(const struct state_edits *edits, uint32_t param, enum state_kind kind);
 void state_edits_set_count(struct state_edits *edits, uint32_t param, uint64_t count);
 
 /*
- * What is marked and counted, as numbers that other edits of the same layout can be given: parameter << 8 | kind
+ * Marks and counts, as numbers that other edits of the same layout can be given: parameter << 8 | kind
  * for an array; parameter << 8 | STATE_EDITS_COUNT_FOLLOWS, and then the count. Return: how many, at most 2 +
  * STATE_N_KINDS per parameter; numbers may be NULL, to count.
  */

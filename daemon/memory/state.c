@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The state places masters, moments, gradients and weights of owned partitions in memory segments. */
+
 #include "daemon/memory/state.h"
 
 #include "core/base/base.h"

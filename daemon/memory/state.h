@@ -20,7 +20,7 @@
  *
  * Pages are reserved by a work on the workers (state_reserve_*), never on the loop.
  *
- * Of a job on GPUs whose optimizer is offloaded all of this is here but the gradient.
+ * If the optimizer of a job on GPUs is offloaded, all of this is here except the gradient.
  *
  * A mirror is the same of a state that lies on GPUs: places without pages, but for the journal. Whoever needs some of
  * it here reserves those pages, copies (device-job.h), and gives them back.

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* A transfer copies whole parameters between the state and a segment on the workers. */
+
 #include "daemon/memory/transfer.h"
 
 #include "core/base/base.h"

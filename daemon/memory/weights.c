@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Weights are read from the state and written to it, range by range, whatever the stage. */
+
 #include "daemon/memory/weights.h"
 
 #include <string.h>

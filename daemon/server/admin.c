@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The administrator's commands take a snapshot of the job, or change it, and answer in JSON. */
+
 #include "daemon/server/admin.h"
 
 #include <inttypes.h>
@@ -161,7 +163,7 @@ static void fill_step(const struct job *job, struct status *status)
     status->slowest_behind_ns = t->slowest_behind_ns;
 }
 
-/* What a snapshot of the nodes points to. */
+/* The arrays to which a snapshot of the nodes points. */
 struct nodes_view {
     struct status_nodes nodes;
     struct status_node list[CONFIG_MAX_NODES];

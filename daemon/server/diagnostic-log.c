@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The diagnostic log limits how often a client can make the daemon log the same code. */
+
 #include "daemon/server/diagnostic-log.h"
 
 #include <inttypes.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The dispatcher checks that a request is allowed in the state of its session, and calls the verb of the job. */
+
 #include "daemon/server/dispatch.h"
 
 #include <stdio.h>

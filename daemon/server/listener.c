@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The listener makes the socket or takes it from a supervisor, and knows which users may connect. */
+
 #include "daemon/server/listener.h"
 
 #include <ctype.h>

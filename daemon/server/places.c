@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The rule for places decides which connection is closed when there is no room for all. */
+
 #include "daemon/server/places.h"
 
 #include "core/base/base.h"

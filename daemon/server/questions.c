@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Questions are answered in rounds, so that administrators do not delay the trainers. */
+
 #include "daemon/server/questions.h"
 
 #include <assert.h>

@@ -104,7 +104,7 @@ void questions_deinit(struct questions *questions);
 void questions_ask(struct questions *questions, struct question *question, int fd, const char *command, bool is_admin);
 /* The socket of a question that is blocked can take more. */
 void questions_unblock(struct questions *questions, struct question *question);
-/* Whatever state it is in. */
+/* Possible in any state of the question. */
 void questions_cancel(struct questions *questions, struct question *question);
 
 /* A trainer or a worker is served in this turn of the loop. */

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The server owns the loop, its handles, the job and the service, and runs until it is told to stop. */
+
 #include "daemon/server/server.h"
 
 #include <inttypes.h>

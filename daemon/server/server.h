@@ -19,5 +19,5 @@ void server_free(struct server *server);
 /* Runs until SIGTERM, SIGINT, or a drained job is idle. Return: 0. */
 int server_run(struct server *server);
 
-/* What its connections share. Borrowed. */
+/* Return: the service that all connections share, borrowed. */
 struct service *server_service(struct server *server);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* A session reads requests from one connection and sends replies; the list of sessions is reaped here. */
+
 #include "daemon/server/session.h"
 
 #include <assert.h>
