@@ -2,6 +2,8 @@
 
 /* What clients ask, and what the daemon answers. */
 
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 #include "round-trip.h"
 
 DEFINE_ROUND_TRIP(wire, request, struct request, "")
