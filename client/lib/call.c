@@ -15,6 +15,8 @@
 #include "client/lib/call.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 
 enum {
     LISTENER_ENDS_MS = 200,      /* picked: the sockets of a killed process are closed together */

@@ -19,6 +19,8 @@
 #include "client/lib/error.h"
 #include "core/wire/frame.h"
 #include "core/wire/wire-arena.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 #include "core/wire/wire.h"
 #include "proto/credit.h"
 

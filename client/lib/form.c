@@ -11,6 +11,8 @@
 #include "client/lib/push.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 
 /* ---- declaring ----------------------------------------------------------------------------------------- */
 

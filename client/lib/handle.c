@@ -18,6 +18,8 @@
 #include "client/lib/step.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 
 /* zerod_error(NULL): why the calling thread's last zerod_connect() gave no handle. */
 static __thread struct client_error connect_error;

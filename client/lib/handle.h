@@ -34,6 +34,8 @@
 #include "client/lib/strings.h"
 #include "core/layout/layout.h"
 #include "core/layout/manifest.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 #include "core/wire/wire.h"
 #include "kernels/kernels.h"
 #include "zerod/client.h"

@@ -13,6 +13,8 @@
 #include "client/lib/push.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 
 int push_init(struct zerod *c, uint32_t n_tickets)
 {

@@ -10,6 +10,7 @@
 
 #include "client/lib/handle.h"
 #include "core/base/base.h"
+#include "core/wire/wire-request.h"
 
 /* Parameters of one report: with 3 bytes each they fit into a packet. Picked; texts name five of them. */
 enum { MAX_REPORTED = 32768 };

@@ -11,6 +11,8 @@
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/layout/layout.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 
 enum { NO_TICKET = UINT32_MAX };
 

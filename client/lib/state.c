@@ -9,6 +9,8 @@
 #include "client/lib/handle.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 
 int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, void *dst)
 {

@@ -12,6 +12,8 @@
 #include "client/lib/written.h"
 #include "core/base/base.h"
 #include "core/wire/hyper-check.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 
 void step_forget(struct zerod *c, const struct wire_position *position)
 {

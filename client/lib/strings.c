@@ -10,6 +10,7 @@
 #include "client/lib/call.h"
 #include "client/lib/strings.h"
 #include "core/base/base.h"
+#include "core/wire/wire-request.h"
 
 static int grow(struct strings *strings)
 {

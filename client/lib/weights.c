@@ -11,6 +11,8 @@
 #include "client/lib/handle.h"
 #include "client/lib/weights.h"
 #include "core/base/base.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 
 bool weights_is_stage3(const struct zerod *c)
 {

@@ -8,6 +8,8 @@
 #include "client/lib/weights.h"
 #include "client/lib/window.h"
 #include "core/base/base.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 
 void window_close(struct zerod *c)
 {

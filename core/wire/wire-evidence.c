@@ -9,6 +9,7 @@
 
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/evidence.h"
+#include "core/wire/wire-request.h"
 #include "core/wire/wire.h"
 
 static char *copy(const char *text)

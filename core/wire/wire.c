@@ -13,9 +13,6 @@
 #include "core/base/base.h"
 #include "core/diagnosis/push-record.h"
 #include "core/wire/wire-envelope.h"
-#include "core/wire/wire-reply.h"
-#include "core/wire/wire-request.h"
-#include "core/wire/wire.h"
 #include "proto/zerod.pb-c.h"
 
 /*

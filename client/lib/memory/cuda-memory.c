@@ -14,12 +14,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "client/lib/memory/cuda.h"
 #include "client/lib/handle.h"
+#include "client/lib/memory/cuda.h"
 #include "client/lib/memory/memory.h"
 #include "client/lib/memory/range.h"
 #include "client/lib/weights.h"
 #include "core/base/base.h"
+#include "core/wire/wire-reply.h"
+#include "core/wire/wire-request.h"
 
 enum { POOL_ALIGN_BYTES = 256 }; /* of what lies in the pool, as the protocol has it */
 

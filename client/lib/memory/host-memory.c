@@ -25,6 +25,7 @@
 #include "client/lib/written.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/wire/wire-reply.h"
 
 enum { ALLOC_ALIGN_BYTES = 64 };
 
