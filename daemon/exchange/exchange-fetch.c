@@ -16,7 +16,7 @@
 #include "core/config/config.h"
 #include "daemon/exchange/exchange-inside.h"
 #include "daemon/job/model/model.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/device-io.h"
 
 /* ---- slots --------------------------------------------------------------------------------------------- */
 

@@ -13,7 +13,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/memory/rewrite.h"
 #include "daemon/memory/weights.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/device-io.h"
 
 /* ---- weights ------------------------------------------------------------------------------------------- */
 

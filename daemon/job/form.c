@@ -36,7 +36,7 @@
 #include "daemon/memory/state.h"
 #include "daemon/nodes/nodes.h"
 #include "daemon/step/budget.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/device-io.h"
 #include "daemon/step/step.h"
 #include "kernels/update.h"
 

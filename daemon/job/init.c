@@ -19,7 +19,7 @@
 #include "daemon/memory/ring.h"
 #include "daemon/memory/weights.h"
 #include "daemon/nodes/nodes.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/device-io.h"
 #include "daemon/step/step.h"
 #include "kernels/dtype.h"
 

@@ -23,7 +23,7 @@
 #include "daemon/memory/state.h"
 #include "daemon/nodes/nodes.h"
 #include "daemon/nodes/param-norm.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/device-io.h"
 #include "daemon/step/step.h"
 #include "kernels/convert.h"
 #include "kernels/position_sum_kernel.h"

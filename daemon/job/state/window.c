@@ -33,7 +33,7 @@
 #include "daemon/memory/state.h"
 #include "daemon/memory/transfer.h"
 #include "daemon/nodes/nodes.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/device-io.h"
 
 /* Pages for a place of the rewrite. Rank 0 waits for them, or is gone. */
 struct writing {

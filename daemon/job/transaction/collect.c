@@ -28,7 +28,7 @@
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/ring.h"
 #include "daemon/nodes/nodes.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/device-io.h"
 #include "daemon/step/step.h"
 #include "kernels/position_sum.h"
 

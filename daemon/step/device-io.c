@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-#include "daemon/step/device-job.h"
+#include "daemon/step/device-io.h"
 
 #include <string.h>
 
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
-#include "daemon/engines/device-reach.h"
 #include "daemon/job/form.h"
 #include "daemon/job/init.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/device-reach.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
