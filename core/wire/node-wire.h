@@ -16,6 +16,9 @@
 enum {
     NODE_MESSAGE_MAX_BYTES = 1 << 20,
     NODE_MAX_NODES = 64, /* in a mask */
+    /* Parcels that are exchanged at one time: a node has room for what comes in of so many. Picked: enough to hide that
+     * one waits for the next message, and little beside a processor's cache. */
+    NODE_MAX_MOVING = 8,
 };
 
 /* Numbered as in the proto. */
@@ -87,6 +90,16 @@ struct node_verdict {
     const uint8_t *pushed_any, *pushed_all;
     size_t n_any_bytes, n_all_bytes;
     struct node_finding finding;
+};
+
+/* What of a parameter is fetched; the first three numbered as in state.h. */
+enum fetch_kind {
+    FETCH_MASTER,
+    FETCH_EXP_AVG,
+    FETCH_EXP_AVG_SQ,
+    FETCH_PUBLISHED, /* stage 3: weights in their own dtype, into the pool */
+    FETCH_GATHERED,  /* likewise, from GPU to GPU, into the pool of a rank's */
+    FETCH_N_KINDS,
 };
 
 /* Texts, bytes and numbers are borrowed. */

@@ -17,6 +17,7 @@
 #include "daemon/exchange/exchange-inside.h"
 #include "daemon/job/model/model.h"
 #include "daemon/step/device-io.h"
+#include "daemon/step/fetch.h"
 
 /* ---- slots --------------------------------------------------------------------------------------------- */
 
@@ -113,27 +114,27 @@ void exchange_break_serving(struct exchange *exchange)
 
 /* ---- serving ------------------------------------------------------------------------------------------- */
 
-static bool is_rounded(const struct exchange *exchange, const struct serving *serving, enum exchange_kind kind)
+static bool is_rounded(const struct exchange *exchange, const struct serving *serving, enum fetch_kind kind)
 {
-    return kind == EXCHANGE_PUBLISHED && exchange->job->layout->params[serving->param].dtype != DTYPE_F32;
+    return kind == FETCH_PUBLISHED && exchange->job->layout->params[serving->param].dtype != DTYPE_F32;
 }
 
 /* Where the owned elements of fp32 state lie. NULL: this optimizer has no such moment. */
-static const uint8_t *state_bytes(const struct exchange *exchange, enum exchange_kind kind, uint32_t bucket,
+static const uint8_t *state_bytes(const struct exchange *exchange, enum fetch_kind kind, uint32_t bucket,
                                   uint64_t start)
 {
-    enum state_kind state_kind = kind == EXCHANGE_PUBLISHED ? STATE_MASTER : (enum state_kind)kind;
+    enum state_kind state_kind = kind == FETCH_PUBLISHED ? STATE_MASTER : (enum state_kind)kind;
 
     return (const uint8_t *)state_values(exchange->job->state, state_kind, bucket, start);
 }
 
 /* It is made here first: rounded, or copied from the GPUs. Else it goes as it lies. */
-static bool is_made(const struct exchange *exchange, const struct serving *serving, enum exchange_kind kind)
+static bool is_made(const struct exchange *exchange, const struct serving *serving, enum fetch_kind kind)
 {
     return exchange->job->state->mirror || is_rounded(exchange, serving, kind);
 }
 
-static void send_state(struct exchange *exchange, const struct serving *serving, enum exchange_kind kind)
+static void send_state(struct exchange *exchange, const struct serving *serving, enum fetch_kind kind)
 {
     const struct job *job = exchange->job;
     const struct layout_param *param = &job->layout->params[serving->param];
@@ -177,7 +178,7 @@ static void is_served(struct serving *serving)
 {
     struct serving **link;
     struct exchange *exchange = serving->exchange;
-    size_t elem_bytes = serving->kind == EXCHANGE_PUBLISHED
+    size_t elem_bytes = serving->kind == FETCH_PUBLISHED
                             ? dtype_size(exchange->job->layout->params[serving->param].dtype)
                             : sizeof(float);
     uint64_t start, n = exchange_owned(exchange, exchange->self, serving->param, &start);
@@ -220,7 +221,7 @@ static int copy_values(struct serving *serving)
     uint8_t *slot = exchange->serving.map + exchange->slot_bytes * (uint64_t)serving->slot;
     uint64_t start;
 
-    if (serving->kind == EXCHANGE_PUBLISHED)
+    if (serving->kind == FETCH_PUBLISHED)
         return device_job_read_weights(exchange->job, serving->param, slot, copy_done, serving);
     exchange_owned(exchange, exchange->self, serving->param, &start);
     /* As from the parameter's start, of which only what is owned is written. */
@@ -309,17 +310,17 @@ void exchange_served(struct exchange *exchange, uint64_t tag)
 /* ---- fetching ------------------------------------------------------------------------------------------ */
 
 /* fp32 state, in the segment of the one who asks. */
-static bool is_state(enum exchange_kind kind)
+static bool is_state(enum fetch_kind kind)
 {
-    return kind < EXCHANGE_PUBLISHED;
+    return kind < FETCH_PUBLISHED;
 }
 
 /* Is it fetched: does another node own any of it? */
-static bool is_wanted(const struct exchange *exchange, enum exchange_kind kind, uint32_t p)
+static bool is_wanted(const struct exchange *exchange, enum fetch_kind kind, uint32_t p)
 {
     uint64_t start;
 
-    return kind == EXCHANGE_GATHERED ||
+    return kind == FETCH_GATHERED ||
            exchange->job->layout->params[p].n_elems > exchange_owned(exchange, exchange->self, p, &start);
 }
 
@@ -369,7 +370,7 @@ static void free_fetch(struct pending_fetch *fetch)
 }
 
 /* With what is to be fetched of what is asked for. NULL: out of memory. */
-static struct pending_fetch *new_fetch(const struct exchange *exchange, const struct exchange_fetch *what)
+static struct pending_fetch *new_fetch(const struct exchange *exchange, const struct fetch *what)
 {
     uint32_t *params = calloc(what->n_params + 1, sizeof(*params));
     uint64_t *offsets = what->offsets_bytes ? calloc(what->n_params + 1, sizeof(*offsets)) : NULL;
@@ -396,7 +397,7 @@ static struct pending_fetch *new_fetch(const struct exchange *exchange, const st
     return fetch;
 }
 
-int exchange_fetch(struct exchange *exchange, const struct exchange_fetch *what)
+int exchange_fetch(struct exchange *exchange, const struct fetch *what)
 {
     struct pending_fetch *fetch = new_fetch(exchange, what), **last = &exchange->fetches;
 
@@ -417,7 +418,7 @@ int exchange_fetch(struct exchange *exchange, const struct exchange_fetch *what)
 void exchange_finish_fetch(struct exchange *exchange, struct pending_fetch *fetch, int result)
 {
     struct pending_fetch **link = &exchange->fetches;
-    struct exchange_fetch what = fetch->what;
+    struct fetch what = fetch->what;
 
     while (*link != fetch)
         link = &(*link)->next;
@@ -439,7 +440,7 @@ void exchange_cancel(struct exchange *exchange)
 }
 
 /* Where its parameter of that number begins, in the segment. */
-static uint64_t find_place(const struct exchange *exchange, const struct exchange_fetch *what, size_t i)
+static uint64_t find_place(const struct exchange *exchange, const struct fetch *what, size_t i)
 {
     if (is_state(what->kind))
         return 0;
@@ -448,10 +449,10 @@ static uint64_t find_place(const struct exchange *exchange, const struct exchang
 }
 
 /* From each owner what it has of the parameter. */
-static void receive_param(struct exchange *exchange, const struct exchange_fetch *what, size_t i)
+static void receive_param(struct exchange *exchange, const struct fetch *what, size_t i)
 {
     const struct layout_param *param = &exchange->job->layout->params[what->params[i]];
-    bool published = what->kind == EXCHANGE_PUBLISHED;
+    bool published = what->kind == FETCH_PUBLISHED;
     size_t size = published ? dtype_size(param->dtype) : sizeof(float);
     enum exchange_segment destination = what->window ? EXCHANGE_SPREADING
                                         : published  ? EXCHANGE_POOL
@@ -552,8 +553,8 @@ static const char *check_service(const struct exchange *exchange, const struct e
 
     if (service->node >= exchange->n_nodes)
         return "SERVE.node: no such node";
-    if (service->kind >= EXCHANGE_N_KINDS || (service->kind == EXCHANGE_PUBLISHED && job->config->zero.stage != 3) ||
-        (service->kind == EXCHANGE_GATHERED && (!partitions_all || service->n_params > DEVICE_MAX_FETCHES)))
+    if (service->kind >= FETCH_N_KINDS || (service->kind == FETCH_PUBLISHED && job->config->zero.stage != 3) ||
+        (service->kind == FETCH_GATHERED && (!partitions_all || service->n_params > DEVICE_MAX_FETCHES)))
         return "SERVE.pass: no such kind";
     for (size_t i = 0; i < service->n_params; i++)
         if (service->params[i] >= job->layout->n_params ||
@@ -568,7 +569,7 @@ const char *exchange_serve(struct exchange *exchange, const struct exchange_serv
 
     if (wrong)
         return wrong;
-    if (service->kind == EXCHANGE_GATHERED)
+    if (service->kind == FETCH_GATHERED)
         return gather(exchange, service);
     for (size_t i = 0; i < service->n_params; i++) {
         if (service->node != exchange->self && owns_any(exchange, (uint32_t)service->params[i]))

@@ -5,7 +5,7 @@
 
 #include "core/base/worker.h"
 #include "daemon/exchange/exchange.h"
-#include "daemon/leader/leader.h"
+#include "core/wire/node-wire.h"
 
 /* A piece of a node; all nodes number them alike, in rank order. */
 struct source {
@@ -58,7 +58,7 @@ struct place {
 /* A fetch of this node, until it has come. */
 struct pending_fetch {
     uint64_t id;
-    struct exchange_fetch what; /* params and offsets_bytes are owned */
+    struct fetch what; /* params and offsets_bytes are owned */
     bool asked;                 /* node 0 has been asked; state waits until what was asked before has come */
     struct pending_fetch *next;
 };
@@ -68,7 +68,7 @@ struct serving {
     struct exchange *exchange;
     uint64_t tag;
     uint32_t param;
-    enum exchange_kind kind;
+    enum fetch_kind kind;
     unsigned node;
     int slot; /* -1: it goes as it is, or waits */
     bool working, dead;
@@ -87,7 +87,7 @@ struct exchange {
     unsigned n_sources;
     struct segment incoming, serving, spreading, pool;
     uint64_t incoming_elems; /* of each slot of incoming */
-    bool incoming_taken[LEADER_MAX_MOVING];
+    bool incoming_taken[NODE_MAX_MOVING];
     struct segment nothing; /* in place of what is shared no more, so that the engine lets go of it */
     const struct segment *segments[EXCHANGE_N_SEGMENTS];
     const struct ring *shared_ring; /* that the engine has; NULL: none */

@@ -14,10 +14,9 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/job/transaction/collect.h"
-#include "daemon/leader/leader.h"
 #include "daemon/memory/ring.h"
 
-_Static_assert((int)LEADER_MAX_NODES == (int)CONFIG_MAX_NODES && (int)STEP_MAX_RANKS == (int)CONFIG_MAX_PIECES,
+_Static_assert((int)NODE_MAX_NODES == (int)CONFIG_MAX_NODES && (int)STEP_MAX_RANKS == (int)CONFIG_MAX_PIECES,
                "what config admits, a mask must hold");
 
 enum {
@@ -106,7 +105,7 @@ static uint64_t incoming_slot_elems(const struct config *config, const struct la
 
 static uint64_t incoming_bytes(const struct config *config, const struct layout *layout)
 {
-    return incoming_slot_elems(config, layout) * MIN(layout->n_parcels, (uint32_t)LEADER_MAX_MOVING) *
+    return incoming_slot_elems(config, layout) * MIN(layout->n_parcels, (uint32_t)NODE_MAX_MOVING) *
            dtype_size(config->communication_data_type);
 }
 
@@ -386,7 +385,7 @@ static bool take_incoming(struct motion *motion)
 {
     struct exchange *exchange = motion->exchange;
 
-    for (int i = 0; i < LEADER_MAX_MOVING; i++)
+    for (int i = 0; i < NODE_MAX_MOVING; i++)
         if (!exchange->incoming_taken[i]) {
             exchange->incoming_taken[i] = true;
             motion->incoming = i;

@@ -35,6 +35,7 @@
 
 #include "core/base/segment.h"
 #include "daemon/engines/engine.h"
+#include "daemon/step/fetch.h"
 #include "daemon/step/step.h"
 
 struct config;
@@ -60,22 +61,12 @@ enum exchange_segment {
     EXCHANGE_OVERFLOW,
 };
 
-/* What of a parameter is fetched; the first three numbered as in state.h. */
-enum exchange_kind {
-    EXCHANGE_MASTER,
-    EXCHANGE_EXP_AVG,
-    EXCHANGE_EXP_AVG_SQ,
-    EXCHANGE_PUBLISHED, /* stage 3: weights in their own dtype, into the pool */
-    EXCHANGE_GATHERED,  /* likewise, from GPU to GPU, into the pool of a rank's */
-    EXCHANGE_N_KINDS,
-};
-
 /* A fetch, as node 0 says it to all. */
 struct exchange_service {
     uint64_t tag, id;
     unsigned node; /* that fetches */
-    unsigned rank; /* EXCHANGE_GATHERED: of that node, whose GPU it is for */
-    enum exchange_kind kind;
+    unsigned rank; /* FETCH_GATHERED: of that node, whose GPU it is for */
+    enum fetch_kind kind;
     const uint64_t *params;
     size_t n_params;
 };
@@ -101,20 +92,6 @@ struct exchange_said {
     uint32_t parcel, micro_batch, pass;
     const uint64_t *masks; /* per part of the parcel over the pieces of all nodes; n_masks 0: all of all */
     size_t n_masks;
-};
-
-/* What this node's ranks want of partitions that other nodes own. */
-struct exchange_fetch {
-    enum exchange_kind kind;
-    bool window;            /* EXCHANGE_PUBLISHED: into the window instead of the pool */
-    const uint32_t *params; /* copied */
-    size_t n_params;
-    unsigned rank;                 /* EXCHANGE_GATHERED: whose pool */
-    const uint64_t *offsets_bytes; /* where to in a pool of a GPU's, or of its size here, for each; copied; else NULL */
-    const struct segment *segment; /* where fp32 state goes, from the (one) parameter's start; not for weights */
-    /* result: 0; -ECANCELED: the job is given up. Not from within exchange_fetch(). */
-    void (*done)(void *userdata, int result);
-    void *userdata;
 };
 
 /* [*start, *start + n) of the parameter's elements that the node owns; of a frozen one, unless those are partitioned,
@@ -182,7 +159,7 @@ const char *exchange_gather(struct exchange *exchange, const struct exchange_sai
  * of the parameters, and never nothing. Fetches of state are served one after the other. Return: 0 or -ENOMEM (done()
  * will not be called); 1: there is nothing to fetch.
  */
-int exchange_fetch(struct exchange *exchange, const struct exchange_fetch *fetch);
+int exchange_fetch(struct exchange *exchange, const struct fetch *fetch);
 const char *exchange_serve(struct exchange *exchange, const struct exchange_service *service);
 /* Whoever waits for a fetch is told that it will not come. */
 void exchange_cancel(struct exchange *exchange);

@@ -65,11 +65,11 @@ struct node {
 };
 
 /* What a node fetches from others, until it has it. */
-struct fetch {
+struct leader_fetch {
     uint64_t tag, id;
     unsigned node, rank;
     uint32_t kind;
-    struct fetch *next;
+    struct leader_fetch *next;
     size_t n_params;
     uint64_t params[];
 };
@@ -84,12 +84,12 @@ struct leader {
     const struct layout *layout;
     struct parcel *parcels;
     struct place *places;
-    unsigned n_moving; /* parcels with a motion, at most LEADER_MAX_MOVING */
+    unsigned n_moving; /* parcels with a motion, at most NODE_MAX_MOVING */
     uint32_t *queue;   /* parcels that wait for one of them, a ring of as many as there are */
     uint32_t queue_first, n_queued;
     struct node nodes[LEADER_MAX_NODES];
     struct motion weights; /* spread or gathered */
-    struct fetch *fetches;
+    struct leader_fetch *fetches;
     bool has_weights;  /* rank 0's are complete */
     bool applies;      /* the step that was decided */
     bool forgets;      /* the window, says node 0 */

@@ -94,7 +94,7 @@ static void queue(struct leader *leader, uint32_t index)
 /* What has changed meanwhile shows when it is looked at again. */
 void leader_try_queued(struct leader *leader)
 {
-    while (leader->n_queued > 0 && leader->n_moving < LEADER_MAX_MOVING) {
+    while (leader->n_queued > 0 && leader->n_moving < NODE_MAX_MOVING) {
         uint32_t index = leader->queue[leader->queue_first];
 
         leader->queue_first = (leader->queue_first + 1) % leader->layout->n_parcels;
@@ -118,7 +118,7 @@ void leader_try_parcel(struct leader *leader, uint32_t index)
                 return;
             any |= leader_is_at(&parcel->places[i], parcel);
         }
-        if (any && leader->n_moving == LEADER_MAX_MOVING) {
+        if (any && leader->n_moving == NODE_MAX_MOVING) {
             queue(leader, index);
             return;
         }

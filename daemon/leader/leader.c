@@ -10,7 +10,6 @@
 #include "core/base/base.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/wire/device-wire.h"
-#include "daemon/exchange/exchange.h"
 #include "daemon/leader/leader-inside.h"
 
 static uint64_t all_nodes(const struct leader *leader)
@@ -88,7 +87,7 @@ void leader_forget_step(struct leader *leader)
 static void forget_fetches(struct leader *leader)
 {
     while (leader->fetches) {
-        struct fetch *fetch = leader->fetches;
+        struct leader_fetch *fetch = leader->fetches;
 
         leader->fetches = fetch->next;
         free(fetch);
@@ -299,7 +298,7 @@ static void hear_declared(struct leader *leader, unsigned node, const struct nod
 
 /* ---- fetches ------------------------------------------------------------------------------------------- */
 
-static void say_serve(struct leader *leader, const struct fetch *fetch)
+static void say_serve(struct leader *leader, const struct leader_fetch *fetch)
 {
     leader_say(leader, (struct node_message){.kind = NODE_SERVE,
                                              .tag = fetch->tag,
@@ -316,11 +315,11 @@ static void say_serve(struct leader *leader, const struct fetch *fetch)
 static const char *check_fetch(const struct leader *leader, unsigned node, const struct node_message *message)
 {
     const struct layout *layout = leader->layout;
-    bool gathers = message->pass == EXCHANGE_GATHERED;
+    bool gathers = message->pass == FETCH_GATHERED;
 
     if (message->n_numbers == 0)
         return "FETCH.numbers: no parameters";
-    if (message->pass >= EXCHANGE_N_KINDS || (message->pass == EXCHANGE_PUBLISHED && leader->stage != 3) ||
+    if (message->pass >= FETCH_N_KINDS || (message->pass == FETCH_PUBLISHED && leader->stage != 3) ||
         (gathers && !leader->partitions_all))
         return "FETCH.pass: no such kind";
     if (gathers && message->n_numbers > DEVICE_MAX_FETCHES)
@@ -336,7 +335,7 @@ static const char *check_fetch(const struct leader *leader, unsigned node, const
 
 static void hear_fetch(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    struct fetch *fetch;
+    struct leader_fetch *fetch;
     const char *wrong;
 
     if (!leader->layout || leader->phase < LEADER_FORMING)
@@ -347,7 +346,7 @@ static void hear_fetch(struct leader *leader, unsigned node, const struct node_m
         leader->ops.complain(leader->ops.userdata, node, wrong ? wrong : "FETCH: out of memory");
         return;
     }
-    *fetch = (struct fetch){.tag = leader->last_tag + 1,
+    *fetch = (struct leader_fetch){.tag = leader->last_tag + 1,
                             .id = message->digest,
                             .node = node,
                             .rank = message->rank,
@@ -364,8 +363,8 @@ static void hear_fetch(struct leader *leader, unsigned node, const struct node_m
 /* Return: whether it was a fetch. */
 static bool end_fetch(struct leader *leader, unsigned node, uint64_t tag)
 {
-    for (struct fetch **link = &leader->fetches; *link; link = &(*link)->next) {
-        struct fetch *fetch = *link;
+    for (struct leader_fetch **link = &leader->fetches; *link; link = &(*link)->next) {
+        struct leader_fetch *fetch = *link;
 
         if (fetch->tag != tag || fetch->node != node)
             continue;
@@ -410,7 +409,7 @@ static void resume(struct leader *leader)
     for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++)
         if (leader->parcels[p].motion.tag)
             leader_say_exchange(leader, p);
-    for (const struct fetch *fetch = leader->fetches; fetch; fetch = fetch->next)
+    for (const struct leader_fetch *fetch = leader->fetches; fetch; fetch = fetch->next)
         say_serve(leader, fetch);
     if (leader->phase == LEADER_WRITING)
         leader_say_write(leader);

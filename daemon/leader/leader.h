@@ -17,12 +17,7 @@
 #include "core/wire/node-wire.h"
 #include "kernels/exact.h"
 
-enum {
-    LEADER_MAX_NODES = NODE_MAX_NODES,
-    /* Parcels that are exchanged at one time: a node has room for what comes in of so many. Picked: enough to hide that
-     * one waits for the next message, and little beside a processor's cache. */
-    LEADER_MAX_MOVING = 8,
-};
+enum { LEADER_MAX_NODES = NODE_MAX_NODES };
 
 struct leader;
 

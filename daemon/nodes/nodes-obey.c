@@ -125,7 +125,7 @@ static void hear_serve(struct nodes *nodes, const struct node_message *message)
                                                                        .id = message->digest,
                                                                        .node = message->node,
                                                                        .rank = message->rank,
-                                                                       .kind = (enum exchange_kind)message->pass,
+                                                                       .kind = (enum fetch_kind)message->pass,
                                                                        .params = message->numbers,
                                                                        .n_params = message->n_numbers});
     nodes_obeyed(nodes, wrong);

@@ -13,6 +13,7 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/nodes/nodes.h"
+#include "daemon/step/fetch.h"
 
 enum { FETCH_PARAMS = 64 }; /* of one order; picked */
 
@@ -134,7 +135,7 @@ static int order_fetch(struct load *load, const uint32_t *params, const uint64_t
 /* Of several nodes: their engines do it in one order, which node 0 says. Return: likewise. */
 static int ask_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
 {
-    return exchange_fetch(nodes_exchange(load->job->nodes), &(struct exchange_fetch){.kind = EXCHANGE_GATHERED,
+    return exchange_fetch(nodes_exchange(load->job->nodes), &(struct fetch){.kind = FETCH_GATHERED,
                                                                                      .rank = load->rank->rank,
                                                                                      .params = params,
                                                                                      .offsets_bytes = offsets_bytes,
@@ -245,7 +246,7 @@ static int fetch_others(struct load *load)
         return -ENOMEM;
     for (size_t i = 0; i < load->n_params; i++)
         offsets_bytes[i] = device_pool_offset(pool, load->params[i]);
-    return exchange_fetch(nodes_exchange(load->job->nodes), &(struct exchange_fetch){.kind = EXCHANGE_PUBLISHED,
+    return exchange_fetch(nodes_exchange(load->job->nodes), &(struct fetch){.kind = FETCH_PUBLISHED,
                                                                                      .params = load->params,
                                                                                      .offsets_bytes = offsets_bytes,
                                                                                      .n_params = load->n_params,

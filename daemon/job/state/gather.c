@@ -27,6 +27,7 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/memory/transfer.h"
 #include "daemon/nodes/nodes.h"
+#include "daemon/step/fetch.h"
 #include "daemon/step/gather-device.h"
 #include "kernels/dtype.h"
 
@@ -162,7 +163,7 @@ static void load_done(void *userdata, int result)
 static void load_remote(struct load *load)
 {
     struct job *job = load->job;
-    int r = job->nodes ? exchange_fetch(nodes_exchange(job->nodes), &(struct exchange_fetch){.kind = EXCHANGE_PUBLISHED,
+    int r = job->nodes ? exchange_fetch(nodes_exchange(job->nodes), &(struct fetch){.kind = FETCH_PUBLISHED,
                                                                                              .params = load->params,
                                                                                              .n_params = load->n,
                                                                                              .done = load_done,

@@ -24,6 +24,7 @@
 #include "daemon/nodes/nodes.h"
 #include "daemon/nodes/param-norm.h"
 #include "daemon/step/device-io.h"
+#include "daemon/step/fetch.h"
 #include "daemon/step/step.h"
 #include "kernels/convert.h"
 #include "kernels/position_sum_kernel.h"
@@ -44,8 +45,8 @@ struct reading {
 };
 
 /* The wire's kinds of state that are arrays, by the state's own numbers. */
-_Static_assert((int)EXCHANGE_MASTER == (int)STATE_MASTER && (int)EXCHANGE_EXP_AVG == (int)STATE_EXP_AVG &&
-                   (int)EXCHANGE_EXP_AVG_SQ == (int)STATE_EXP_AVG_SQ,
+_Static_assert((int)FETCH_MASTER == (int)STATE_MASTER && (int)FETCH_EXP_AVG == (int)STATE_EXP_AVG &&
+                   (int)FETCH_EXP_AVG_SQ == (int)STATE_EXP_AVG_SQ,
                "and of what is fetched");
 _Static_assert((int)WIRE_STATE_MASTER == (int)STATE_MASTER && (int)WIRE_STATE_EXP_AVG == (int)STATE_EXP_AVG &&
                    (int)WIRE_STATE_EXP_AVG_SQ == (int)STATE_EXP_AVG_SQ,
@@ -225,7 +226,7 @@ static void read_remote(struct reading *reading)
 {
     struct job *job = reading->job;
     int r = job->nodes ? exchange_fetch(nodes_exchange(job->nodes),
-                                        &(struct exchange_fetch){.kind = (enum exchange_kind)reading->kind,
+                                        &(struct fetch){.kind = (enum fetch_kind)reading->kind,
                                                                  .params = &reading->param,
                                                                  .n_params = 1,
                                                                  .segment = &reading->segment,

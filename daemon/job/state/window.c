@@ -34,6 +34,7 @@
 #include "daemon/memory/transfer.h"
 #include "daemon/nodes/nodes.h"
 #include "daemon/step/device-io.h"
+#include "daemon/step/fetch.h"
 
 /* Pages for a place of the rewrite. Rank 0 waits for them, or is gone. */
 struct writing {
@@ -198,7 +199,7 @@ static int fill_remote(struct job *job)
 
     for (uint32_t p = 0; params && p < job->layout->n_params; p++)
         params[p] = p;
-    r = params ? exchange_fetch(nodes_exchange(job->nodes), &(struct exchange_fetch){.kind = EXCHANGE_PUBLISHED,
+    r = params ? exchange_fetch(nodes_exchange(job->nodes), &(struct fetch){.kind = FETCH_PUBLISHED,
                                                                                      .window = true,
                                                                                      .params = params,
                                                                                      .n_params = job->layout->n_params,

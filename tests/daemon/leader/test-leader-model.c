@@ -26,7 +26,7 @@
 enum {
     SEEDS = 400,
     MAX_NODES = 4,
-    PARCELS = LEADER_MAX_MOVING + 4,
+    PARCELS = NODE_MAX_MOVING + 4,
     MICRO_BATCHES = 3,
     PASSES = 3,
     STEPS = 4,
@@ -321,8 +321,8 @@ static void check_room(struct model *m, const struct node *node)
 
     for (unsigned k = 0; k < MAX_MOTIONS; k++)
         n += node->motions[k].live && node->motions[k].kind == NODE_EXCHANGE && !node->motions[k].serves;
-    assert_true(n <= LEADER_MAX_MOVING);
-    m->was_full |= n == LEADER_MAX_MOVING;
+    assert_true(n <= NODE_MAX_MOVING);
+    m->was_full |= n == NODE_MAX_MOVING;
 }
 
 static void hear_exchange(struct model *m, struct node *node, const struct node_message *message)
@@ -665,7 +665,7 @@ static bool fetch(struct model *m, struct node *node)
     node->fetching = true;
     report(m, node,
            (struct node_message){
-               .kind = NODE_FETCH, .digest = 1, .pass = EXCHANGE_MASTER, .numbers = &param, .n_numbers = 1});
+               .kind = NODE_FETCH, .digest = 1, .pass = FETCH_MASTER, .numbers = &param, .n_numbers = 1});
     return true;
 }
 

@@ -112,7 +112,7 @@ static void note_details(struct fixture *f, const struct node_message *m)
         break;
     case NODE_SERVE:
         note(f, " %" PRIu64 " node %u fetch %" PRIu64 " kind %u", m->tag, m->node, m->digest, m->pass);
-        if (m->pass == EXCHANGE_GATHERED)
+        if (m->pass == FETCH_GATHERED)
             note(f, " for rank %u", m->rank);
         note_numbers(f, m);
         break;
@@ -266,7 +266,7 @@ static void broken(struct fixture *f, unsigned node, uint32_t generation)
     report(f, node, (struct node_message){.kind = NODE_BROKEN, .generation = generation, .text = "it broke"});
 }
 
-static void fetch(struct fixture *f, unsigned node, uint64_t id, enum exchange_kind kind, uint64_t param)
+static void fetch(struct fixture *f, unsigned node, uint64_t id, enum fetch_kind kind, uint64_t param)
 {
     report(f, node,
            (struct node_message){.kind = NODE_FETCH, .digest = id, .pass = kind, .numbers = &param, .n_numbers = 1});
@@ -1215,14 +1215,14 @@ static void test_fetch(void **state)
     (void)state;
     report(f, 1,
            (struct node_message){
-               .kind = NODE_FETCH, .digest = 9, .pass = EXCHANGE_PUBLISHED, .numbers = params, .n_numbers = 2});
+               .kind = NODE_FETCH, .digest = 9, .pass = FETCH_PUBLISHED, .numbers = params, .n_numbers = 2});
     expect(f, "SERVE 5 node 1 fetch 9 kind 3 numbers 3,0\n");
-    fetch(f, 0, 1, EXCHANGE_MASTER, 2);
+    fetch(f, 0, 1, FETCH_MASTER, 2);
     expect(f, "SERVE 7 node 0 fetch 1 kind 0 numbers 2\n"); /* a tag for each parameter */
     moved(f, 2, 5, 0);                                      /* not who fetches it */
     broken(f, 0, 1);
     expect(f, "ENGINE 2 it broke\n");
-    fetch(f, 2, 4, EXCHANGE_EXP_AVG, 1);
+    fetch(f, 2, 4, FETCH_EXP_AVG, 1);
     expect(f, "");
     moved(f, 0, 7, 0); /* it had come */
     all_connected(f, 2);
@@ -1240,7 +1240,7 @@ static void test_gathering_fetch(void **state)
 {
     static const uint64_t params[] = {4, 0};
     struct node_message message = {
-        .kind = NODE_FETCH, .digest = 9, .pass = EXCHANGE_GATHERED, .numbers = params, .n_numbers = 2, .rank = 2};
+        .kind = NODE_FETCH, .digest = 9, .pass = FETCH_GATHERED, .numbers = params, .n_numbers = 2, .rank = 2};
     uint64_t too_many[DEVICE_MAX_FETCHES + 1] = {0};
     struct fixture *f = start_on_gpus();
 
@@ -1252,7 +1252,7 @@ static void test_gathering_fetch(void **state)
     all_connected(f, 2);
     expect(f, "SERVE 5 node 1 fetch 9 kind 4 for rank 2 numbers 4,0\n");
     moved(f, 1, 5, 0);
-    fetch(f, 2, 3, EXCHANGE_MASTER, 4); /* frozen */
+    fetch(f, 2, 3, FETCH_MASTER, 4); /* frozen */
     expect(f, "SERVE 7 node 2 fetch 3 kind 0 numbers 4\n");
     moved(f, 2, 7, 0);
     for (unsigned rank = 0; rank < NODES + 1; rank += 3) {
@@ -1276,15 +1276,15 @@ static void test_bad_fetch(void **state)
     (void)state;
     report(f, 1, (struct node_message){.kind = NODE_FETCH, .digest = 9});
     expect(f, "! node 1: FETCH.numbers: no parameters\n");
-    fetch(f, 1, 1, EXCHANGE_MASTER, 5);
+    fetch(f, 1, 1, FETCH_MASTER, 5);
     expect(f, "! node 1: FETCH.numbers: no such parameter\n");
-    fetch(f, 1, 1, EXCHANGE_MASTER, 4); /* frozen */
+    fetch(f, 1, 1, FETCH_MASTER, 4); /* frozen */
     expect(f, "! node 1: FETCH.numbers: no such parameter\n");
-    fetch(f, 1, 1, EXCHANGE_PUBLISHED, 0); /* not in this stage */
+    fetch(f, 1, 1, FETCH_PUBLISHED, 0); /* not in this stage */
     expect(f, "! node 1: FETCH.pass: no such kind\n");
-    fetch(f, 1, 1, EXCHANGE_GATHERED, 0); /* in host memory */
+    fetch(f, 1, 1, FETCH_GATHERED, 0); /* in host memory */
     expect(f, "! node 1: FETCH.pass: no such kind\n");
-    fetch(f, 1, 1, EXCHANGE_N_KINDS, 0);
+    fetch(f, 1, 1, FETCH_N_KINDS, 0);
     expect(f, "! node 1: FETCH.pass: no such kind\n");
     fixture_free(f);
 }
@@ -1298,7 +1298,7 @@ static void test_lost(void **state)
     (void)state;
     for (unsigned i = 0; i < NODES; i++)
         ready(f, i, 1, 0, 0);
-    fetch(f, 0, 1, EXCHANGE_MASTER, 2);
+    fetch(f, 0, 1, FETCH_MASTER, 2);
     expect(f, "EXCHANGE 5 parcel 1 at 0.0\nSERVE 6 node 0 fetch 1 kind 0 numbers 2\n");
     leader_lose(f->leader, 1, "it was restarted");
     expect(f, "REFUSE it was restarted\n");
@@ -1308,7 +1308,7 @@ static void test_lost(void **state)
     ready(f, 0, 2, 0, 0);
     asked(f, 0);
     abort_now(f, 2);
-    fetch(f, 0, 2, EXCHANGE_MASTER, 2);
+    fetch(f, 0, 2, FETCH_MASTER, 2);
     broken(f, 0, 1);
     connected(f, 0, 1, NULL, 0);
     expect(f, "");
@@ -1317,7 +1317,7 @@ static void test_lost(void **state)
     assert_int_equal(leader_form(f->leader, NULL), 0);
     ready(f, 0, 2, 0, 0);
     moved(f, 0, 5, 1);
-    fetch(f, 0, 2, EXCHANGE_MASTER, 2);
+    fetch(f, 0, 2, FETCH_MASTER, 2);
     expect(f, "");
     report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 2});
     expect(f, "FORM 2\n");
