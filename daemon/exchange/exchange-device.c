@@ -15,6 +15,7 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ring.h"
+#include "daemon/step/executor.h"
 #include "daemon/step/step-device.h"
 
 static const char *give_waiting(struct exchange *exchange);
@@ -128,7 +129,7 @@ static const char *gather_there(struct motion *motion)
         command.fetch = (struct device_order_fetch){
             .rank = motion->rank, .params = motion->gathered, .n_params = motion->n_gathered};
     motion->working = true;
-    if (devices_order(job->devices, &command, all ? job->layout->weight_bytes : fetched_bytes(job->layout, motion),
+    if (devices_order(job->executor->devices, &command, all ? job->layout->weight_bytes : fetched_bytes(job->layout, motion),
                       gathered_there, motion) == 0)
         return NULL;
     motion->working = false;

@@ -5,15 +5,12 @@
 
 #include "core/base/worker.h"
 #include "daemon/exchange/exchange.h"
+#include "daemon/step/exchange-plan.h"
 #include "core/wire/node-wire.h"
 
 /* A piece of a node; all nodes number them alike, in rank order. */
 struct source {
     unsigned node, first_rank, piece; /* piece: within its node */
-};
-
-struct span {
-    unsigned first, n; /* ranks */
 };
 
 enum motion_kind { MOTION_PARCEL, MOTION_SPREAD, MOTION_GATHER, MOTION_FETCH, MOTION_WRITE };
@@ -71,12 +68,11 @@ struct serving {
     enum fetch_kind kind;
     unsigned node;
     int slot; /* -1: it goes as it is, or waits */
+    bool made; /* here first, into a slot */
     bool working, dead;
     struct work work;
     struct serving *next;
 };
-
-enum { SERVING_SLOTS = 2 }; /* one is sent while the next is rounded */
 
 struct exchange {
     struct job *job;
@@ -85,7 +81,7 @@ struct exchange {
     struct span *spans;
     struct source sources[STEP_MAX_RANKS];
     unsigned n_sources;
-    struct segment incoming, serving, spreading, pool;
+    struct segment incoming, serving, spreading;
     uint64_t incoming_elems; /* of each slot of incoming */
     bool incoming_taken[NODE_MAX_MOVING];
     struct segment nothing; /* in place of what is shared no more, so that the engine lets go of it */
@@ -96,7 +92,7 @@ struct exchange {
     struct pending_fetch *fetches; /* oldest first */
     struct serving *servings;      /* oldest first */
     uint64_t slot_bytes;           /* of serving */
-    bool slots_taken[SERVING_SLOTS];
+    bool slots_taken[EXCHANGE_SERVING_SLOTS];
     uint64_t last_fetch;
     struct engine_move *moves; /* ENGINE_MAX_MOVES */
     size_t n_moves;
@@ -148,7 +144,6 @@ void exchange_adopt(struct motion *motion);
 /* exchange-fetch.c */
 int exchange_form_serving(struct exchange *exchange);
 void exchange_drop_serving(struct exchange *exchange);
-uint64_t exchange_serving_bytes(const struct config *config, const struct layout *layout);
 void exchange_finish_fetch(struct exchange *exchange, struct pending_fetch *fetch, int result);
 /* An order is done that is none of a motion. */
 void exchange_served(struct exchange *exchange, uint64_t tag);

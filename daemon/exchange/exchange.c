@@ -12,9 +12,10 @@
 #include "daemon/exchange/exchange-inside.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
-#include "daemon/job/state/gather.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ring.h"
+#include "daemon/step/exchange-plan.h"
+#include "daemon/step/executor.h"
 
 _Static_assert((int)NODE_MAX_NODES == (int)CONFIG_MAX_NODES && (int)STEP_MAX_RANKS == (int)CONFIG_MAX_PIECES,
                "what config admits, a mask must hold");
@@ -26,43 +27,6 @@ enum {
 
 /* ---- who has what -------------------------------------------------------------------------------------- */
 
-/* Between GPUs each rank's gradient travels by itself. */
-static bool on_devices(const struct config *config)
-{
-    return config->device == CONFIG_DEVICE_CUDA;
-}
-
-unsigned exchange_n_pieces(const struct config *config, unsigned node)
-{
-    struct subtree pieces[SUBTREE_MAX];
-
-    if (on_devices(config))
-        return config->world.nodes.items[node].ranks;
-    return subtree_find(config->world.size, config_first_rank_of(config, node), config->world.nodes.items[node].ranks,
-                        pieces);
-}
-
-unsigned exchange_n_sources(const struct config *config)
-{
-    unsigned n = 0;
-
-    for (unsigned i = 0; i < config->world.nodes.n_items; i++)
-        n += exchange_n_pieces(config, i);
-    return n;
-}
-
-/* [*start, *start + n) of the bucket's elements that are in [from, from + n_elems) and owned by the span. Return: n. */
-static uint64_t owned_by(const struct layout *layout, struct span span, uint32_t bucket, uint64_t from,
-                         uint64_t n_elems, uint64_t *start)
-{
-    uint64_t slice = layout_partition_elems(layout, bucket);
-    uint64_t first = MAX(slice * span.first, from);
-    uint64_t end = MIN(slice * (span.first + span.n), from + n_elems);
-
-    *start = first;
-    return end > first ? end - first : 0;
-}
-
 uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t param, uint64_t *start)
 {
     const struct layout *layout = exchange->job->layout;
@@ -71,7 +35,7 @@ uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t
 
     *start = 0;
     if (p->trainable) {
-        n = owned_by(layout, exchange->spans[node], p->bucket, p->offset_elems, p->n_elems, start);
+        n = exchange_owned_range(layout, exchange->spans[node], p->bucket, p->offset_elems, p->n_elems, start);
         *start = n > 0 ? *start - p->offset_elems : 0;
     } else if (config_partitions_all(exchange->job->config)) {
         slice = layout_frozen_slice_elems(p->n_elems, layout->world_size);
@@ -79,64 +43,6 @@ uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t
         n = MIN(slice * (exchange->spans[node].first + exchange->spans[node].n), p->n_elems) - *start;
     }
     return n;
-}
-
-static uint64_t owned_part(const struct layout *layout, const struct layout_parcel *parcel, struct span span,
-                           uint64_t *start)
-{
-    return owned_by(layout, span, parcel->bucket, parcel->offset_elems, parcel->n_elems, start);
-}
-
-static struct span own_span(const struct config *config)
-{
-    return (struct span){.first = config_first_rank(config), .n = config_local_ranks(config)};
-}
-
-/* The most that comes in of one parcel. */
-static uint64_t incoming_slot_elems(const struct config *config, const struct layout *layout)
-{
-    unsigned n_others = exchange_n_sources(config) - exchange_n_pieces(config, config->world.node);
-    uint64_t most = 0, start;
-
-    for (uint32_t p = 0; p < layout->n_parcels; p++)
-        most = MAX(most, owned_part(layout, &layout->parcels[p], own_span(config), &start));
-    return most * n_others;
-}
-
-static uint64_t incoming_bytes(const struct config *config, const struct layout *layout)
-{
-    return incoming_slot_elems(config, layout) * MIN(layout->n_parcels, (uint32_t)NODE_MAX_MOVING) *
-           dtype_size(config->communication_data_type);
-}
-
-/* The mirror's pages for initial weights, which have no moments; in stage 3 what weights come in is not the mirror's.
- */
-static uint64_t initial_bytes(const struct config *config, const struct layout *layout)
-{
-    uint64_t n_bytes = round_up(layout->weight_bytes, page_size());
-
-    for (uint32_t b = 0; b < layout->n_buckets; b++)
-        if (layout->buckets[b].dtype != DTYPE_F32 || config->zero.stage == 3)
-            n_bytes += layout_partition_elems(layout, b) * config_local_ranks(config) * sizeof(float);
-    return n_bytes;
-}
-
-static uint64_t pool_bytes(const struct config *config, const struct layout *layout)
-{
-    return config_offloads(config) && config->zero.stage == 3 ? plan_device_pool_bytes(layout) : 0;
-}
-
-uint64_t exchange_bytes(const struct config *config, const struct layout *layout)
-{
-    if (config->world.nodes.n_items < 2)
-        return 0;
-    if (on_devices(config))
-        return (config_offloads(config) ? pool_bytes(config, layout) : initial_bytes(config, layout)) +
-               exchange_serving_bytes(config, layout);
-    return round_up(step_staging_bytes(layout, config_local_ranks(config),
-                                       exchange_n_pieces(config, config->world.node), config->communication_data_type),
-                    page_size()) +
-           round_up(incoming_bytes(config, layout), page_size()) + exchange_serving_bytes(config, layout);
 }
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
@@ -148,10 +54,10 @@ static void find_sources(struct exchange *exchange, const struct config *config)
         unsigned n;
 
         exchange->spans[i] = (struct span){config_first_rank_of(config, i), config->world.nodes.items[i].ranks};
-        for (unsigned k = 0; on_devices(config) && k < exchange->spans[i].n; k++)
+        for (unsigned k = 0; exchange_moves_ranks(config) && k < exchange->spans[i].n; k++)
             exchange->sources[exchange->n_sources++] =
                 (struct source){.node = i, .first_rank = exchange->spans[i].first + k, .piece = k};
-        if (on_devices(config))
+        if (exchange_moves_ranks(config))
             continue;
         n = subtree_find(config->world.size, exchange->spans[i].first, exchange->spans[i].n, pieces);
         for (unsigned k = 0; k < n; k++)
@@ -169,7 +75,7 @@ int exchange_new(struct exchange **out, struct job *job, const struct exchange_o
         return -ENOMEM;
     exchange->job = job;
     exchange->ops = *ops;
-    exchange->incoming = exchange->serving = exchange->spreading = exchange->nothing = exchange->pool = SEGMENT_NULL;
+    exchange->incoming = exchange->serving = exchange->spreading = exchange->nothing = SEGMENT_NULL;
     exchange->n_nodes = (unsigned)job->config->world.nodes.n_items;
     exchange->self = job->config->world.node;
     exchange->spans = calloc(exchange->n_nodes, sizeof(*exchange->spans));
@@ -221,17 +127,16 @@ int exchange_form(struct exchange *exchange)
     for (uint32_t p = 0; p < layout->n_parcels; p++) {
         struct place *place = &exchange->places[p];
 
-        place->n_elems = owned_part(layout, &layout->parcels[p], exchange->spans[exchange->self], &start);
+        place->n_elems = exchange_owned_part(layout, &layout->parcels[p], exchange->spans[exchange->self], &start);
         place->start = start - layout->parcels[p].offset_elems;
     }
-    exchange->incoming_elems = incoming_slot_elems(job->config, layout);
+    exchange->incoming_elems = exchange_incoming_elems(job->config, layout);
     /* Between GPUs nothing comes into this memory. */
-    r = segment_init(&exchange->incoming, "incoming", job->devices ? 0 : incoming_bytes(job->config, layout));
+    r = segment_init(&exchange->incoming, "incoming",
+                     job->executor->sums_at_once ? 0 : exchange_incoming_bytes(job->config, layout));
     if (r == 0 && job->config->zero.stage == 3)
         r = segment_init(&exchange->spreading, "spreading",
                          layout->weight_bytes); /* pages come with what is put there */
-    if (r == 0)
-        r = segment_init(&exchange->pool, "pool", pool_bytes(job->config, layout));
     if (r == 0)
         r = segment_init(&exchange->nothing, "nothing", 1);
     if (r == 0)
@@ -240,7 +145,7 @@ int exchange_form(struct exchange *exchange)
     set_segment(exchange, EXCHANGE_INCOMING, &exchange->incoming);
     set_segment(exchange, EXCHANGE_WEIGHTS, &job->state->weights);
     set_segment(exchange, EXCHANGE_STATE, &job->state->state);
-    set_segment(exchange, EXCHANGE_POOL, job->gathered ? pool_segment(job->gathered) : &exchange->pool);
+    set_segment(exchange, EXCHANGE_POOL, job->executor->landing);
     set_segment(exchange, EXCHANGE_SERVING, &exchange->serving);
     set_segment(exchange, EXCHANGE_SPREADING, &exchange->spreading);
     return r;
@@ -271,16 +176,10 @@ void exchange_drop(struct exchange *exchange)
     segment_deinit(&exchange->incoming);
     segment_deinit(&exchange->spreading);
     segment_deinit(&exchange->nothing);
-    segment_deinit(&exchange->pool);
-    exchange->incoming = exchange->spreading = exchange->nothing = exchange->pool = SEGMENT_NULL;
+    exchange->incoming = exchange->spreading = exchange->nothing = SEGMENT_NULL;
     memset(exchange->segments, 0, sizeof(exchange->segments));
     free(steal_ptr(exchange->places));
     exchange->n_waiting_bytes = 0;
-}
-
-const struct segment *exchange_pool(const struct exchange *exchange)
-{
-    return &exchange->pool;
 }
 
 const struct segment *const *exchange_segments(const struct exchange *exchange)
@@ -455,7 +354,7 @@ static void send_piece(struct exchange *exchange, const struct exchange_said *sa
     uint64_t start;
 
     for (unsigned node = 0; node < exchange->n_nodes; node++) {
-        uint64_t n = owned_part(step->layout, parcel, exchange->spans[node], &start);
+        uint64_t n = exchange_owned_part(step->layout, parcel, exchange->spans[node], &start);
 
         if (node == exchange->self || exchange_has_arrived(said, node))
             continue;
@@ -532,7 +431,7 @@ static bool lacks_slot(const struct exchange *exchange, const struct exchange_sa
 {
     const struct place *place = &exchange->places[said->parcel];
     bool keeps = place->kept && exchange_is_at(place, said->micro_batch, said->pass);
-    bool lacks = exchange->job->devices
+    bool lacks = exchange->job->executor->sums_at_once
                      ? !keeps || !place->taken
                      : step_sends_slots(exchange->job->step, said->parcel) && !(place->ring && keeps);
     bool sends = false;
@@ -561,7 +460,7 @@ const char *exchange_parcel(struct exchange *exchange, const struct exchange_sai
     if (!motion || !copy_masks(exchange, motion, said))
         return EXCHANGE_NO_MEMORY;
     motion->elsewhere = said->arrived;
-    if (exchange->job->devices) {
+    if (exchange->job->executor->sums_at_once) {
         if (!motion->serves)
             note_contributions(exchange, said);
         return exchange_give_to_devices(motion);

@@ -38,7 +38,6 @@
 #include "daemon/step/fetch.h"
 #include "daemon/step/step.h"
 
-struct config;
 struct exchange;
 struct job;
 struct request_init;
@@ -102,19 +101,9 @@ uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t
 int exchange_new(struct exchange **out, struct job *job, const struct exchange_ops *ops);
 void exchange_free(struct exchange *exchange);
 
-/* Pieces of all nodes, in rank order; and those of one node. */
-unsigned exchange_n_sources(const struct config *config);
-unsigned exchange_n_pieces(const struct config *config, unsigned node);
-
-/* Bytes of the staging and of what comes in. */
-uint64_t exchange_bytes(const struct config *config, const struct layout *layout);
-
 /* The job's layout and step stand. Pages of the incoming segment are the caller's to reserve. Return: 0 or -errno. */
 int exchange_form(struct exchange *exchange);
 void exchange_drop(struct exchange *exchange);
-/* Offloaded jobs on GPUs, stage 3: as large as the pool of a rank, where what other nodes have comes on its way there.
- * Its pages are the caller's to reserve. */
-const struct segment *exchange_pool(const struct exchange *exchange);
 /* EXCHANGE_N_SEGMENTS of them, valid until exchange_drop(). */
 const struct segment *const *exchange_segments(const struct exchange *exchange);
 

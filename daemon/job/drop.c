@@ -11,7 +11,6 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
 #include "core/layout/manifest.h"
-#include "daemon/engines/devices.h"
 #include "daemon/exchange/exchange.h"
 #include "daemon/job/form.h"
 #include "daemon/job/job.h"
@@ -23,11 +22,10 @@
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/ring.h"
-#include "daemon/memory/state.h"
 #include "daemon/nodes/mirror.h"
 #include "daemon/nodes/nodes.h"
 #include "daemon/nodes/param-norm.h"
-#include "daemon/step/gather-device.h"
+#include "daemon/step/executor.h"
 #include "daemon/step/step.h"
 
 /* The same with what other nodes have shown of theirs. */
@@ -85,8 +83,8 @@ void drop_begin(struct job *job, unsigned code, const char *why)
     tell_ranks(job);
     if (job->nodes && job->layout)
         exchange_cancel(nodes_exchange(job->nodes)); /* nobody will serve them any more */
-    if (job->devices && job->phase != JOB_WAITING)
-        devices_cancel(job->devices); /* nor will other nodes' GPUs answer */
+    if (job->phase != JOB_WAITING)
+        executor_cancel(job->executor); /* nor will other nodes' GPUs answer */
     drop_settle(job);
 }
 
@@ -116,7 +114,7 @@ void drop_settle(struct job *job)
 
 void drop_now(struct job *job)
 {
-    devices_free(steal_ptr(job->devices)); /* first: what it cancels holds rings */
+    executor_stop(job->executor); /* first: what it cancels holds rings */
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
@@ -132,11 +130,8 @@ void drop_now(struct job *job)
         mirror_forget(job->mirror);
     param_norm_forget(job);
     window_free(job->window);
-    pool_free(job->gathered);
-    device_gather_free(job->device_gathered);
-    step_free(job->step);
     ledger_deinit(&job->ledger);
-    state_free(job->state);
+    executor_free(job->executor);
     layout_free(job->layout);
     free(job->work.cursors);
     free(job->decision.hypers);
@@ -144,8 +139,7 @@ void drop_now(struct job *job)
     job->abort.said_attempt = 0;
     job->abort.next = false;
     job->window = NULL;
-    job->gathered = NULL;
-    job->device_gathered = NULL;
+    job->executor = NULL;
     job->step = NULL;
     job->state = NULL;
     job->layout = NULL;

@@ -8,6 +8,8 @@
 #include "daemon/job/drop.h"
 #include "daemon/job/job.h"
 #include "daemon/nodes/nodes-inside.h"
+#include "daemon/step/exchange-plan.h"
+#include "daemon/step/executor.h"
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
@@ -291,7 +293,7 @@ void nodes_lose(struct nodes *nodes, unsigned node)
  */
 void nodes_reconnect(struct nodes *nodes)
 {
-    if (nodes->leader && !(nodes->job->devices && nodes->connected))
+    if (nodes->leader && !(nodes->job->executor && nodes->job->executor->on_gpus && nodes->connected))
         leader_reconnect(nodes->leader);
 }
 

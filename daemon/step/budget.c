@@ -5,9 +5,9 @@
 #include "core/base/base.h"
 #include "core/config/config.h"
 #include "daemon/engines/devices.h"
-#include "daemon/exchange/exchange.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/ring.h"
+#include "daemon/step/exchange-plan.h"
 #include "daemon/step/step-offload.h"
 #include "daemon/step/step.h"
 

@@ -1,26 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-#include "daemon/step/device-io.h"
+/* What an executor on GPUs copies between them and this process's memory: initial weights, state that is read, windows.
+ */
 
 #include <string.h>
 
 #include "core/base/base.h"
-#include "core/diagnosis/cause.h"
-#include "daemon/job/form.h"
-#include "daemon/job/init.h"
-#include "daemon/job/model/answer.h"
-#include "daemon/job/model/device-reach.h"
-#include "daemon/job/model/journal.h"
-#include "daemon/job/model/model.h"
-#include "daemon/job/model/rank.h"
-#include "daemon/job/transaction/abort.h"
-#include "daemon/job/transaction/collect.h"
+#include "core/base/segment.h"
+#include "core/base/worker.h"
+#include "core/config/config.h"
+#include "daemon/engines/devices.h"
 #include "daemon/memory/ring.h"
 #include "daemon/memory/weights.h"
-#include "daemon/nodes/nodes.h"
-#include "daemon/step/gather-device.h"
-#include "daemon/step/step-offload.h"
+#include "daemon/step/device.h"
+#include "daemon/step/host.h"
 #include "daemon/step/step.h"
+#include "kernels/kernels.h"
+
+static const struct layout *layout_of(const struct executor *executor)
+{
+    return executor->options.layout;
+}
+
+static unsigned end_of(const struct executor *executor)
+{
+    return executor->first_rank + executor->n_local;
+}
 
 /* ---- what is where --------------------------------------------------------------------------------------- */
 
@@ -50,14 +55,14 @@ static void moves_add(struct moves *moves, const struct devices_move *move)
 }
 
 /* Where a rank's slice of an array of a bucket begins; false: the optimizer has no such array. */
-static bool find_slice(const struct job *job, uint32_t bucket, enum state_kind kind, unsigned rank,
+static bool find_slice(const struct executor *executor, uint32_t bucket, enum state_kind kind, unsigned rank,
                        struct devices_move *move)
 {
-    const struct device_keep *keep = devices_keep(job->devices);
+    const struct device_keep *keep = devices_keep(executor->devices);
     const struct device_places *places = &keep->places[bucket];
     uint32_t piece = DEVICE_STATE;
 
-    move->local_rank = rank - job->world.first;
+    move->local_rank = rank - executor->first_rank;
     if (kind == STATE_MASTER)
         move->offset_bytes = device_master(&keep->plan, keep->places, bucket, rank, &piece);
     else
@@ -67,18 +72,18 @@ static bool find_slice(const struct job *job, uint32_t bucket, enum state_kind k
 }
 
 /* A range of a parameter's values, slice by slice of those who own it; host: of its first. */
-static void add_values(const struct job *job, struct moves *moves, bool write, uint32_t param, enum state_kind kind,
-                       uint64_t start, uint64_t n, float *host)
+static void add_values(const struct executor *executor, struct moves *moves, bool write, uint32_t param,
+                       enum state_kind kind, uint64_t start, uint64_t n, float *host)
 {
-    const struct layout_param *p = &job->layout->params[param];
-    uint64_t slice = layout_partition_elems(job->layout, p->bucket);
+    const struct layout_param *p = &layout_of(executor)->params[param];
+    uint64_t slice = layout_partition_elems(layout_of(executor), p->bucket);
     uint64_t begin = p->offset_elems + start;
 
-    for (unsigned rank = job->world.first; rank < job->world.end; rank++) {
+    for (unsigned rank = executor->first_rank; rank < end_of(executor); rank++) {
         uint64_t from = MAX(begin, slice * rank), to = MIN(begin + n, slice * (rank + 1));
         struct devices_move move = {.write = write};
 
-        if (from >= to || !find_slice(job, p->bucket, kind, rank, &move))
+        if (from >= to || !find_slice(executor, p->bucket, kind, rank, &move))
             continue;
         move.offset_bytes += (from - slice * rank) * sizeof(float);
         move.host = host + (from - begin);
@@ -87,16 +92,11 @@ static void add_values(const struct job *job, struct moves *moves, bool write, u
     }
 }
 
-static bool is_stage3(const struct job *job)
-{
-    return job->config->zero.stage == 3;
-}
-
 /* Bytes of the weights: from the first local rank's copy, or to everybody's. Stage 3 has none. */
-static void add_weights(const struct job *job, struct moves *moves, bool write, uint64_t offset_bytes, uint64_t n_bytes,
-                        void *host)
+static void add_weights(const struct executor *executor, struct moves *moves, bool write, uint64_t offset_bytes,
+                        uint64_t n_bytes, void *host)
 {
-    for (unsigned local = 0; !is_stage3(job) && local < (write ? job_n_local(job) : 1); local++)
+    for (unsigned local = 0; !executor->gathers && local < (write ? executor->n_local : 1); local++)
         moves_add(moves, &(struct devices_move){.write = write,
                                                 .local_rank = local,
                                                 .kind = DEVICE_WEIGHTS,
@@ -106,13 +106,13 @@ static void add_weights(const struct job *job, struct moves *moves, bool write, 
 }
 
 /* Stage 3: some of a frozen parameter's bytes, slice by slice of those who own it; host: of its first. */
-static void add_frozen(const struct job *job, struct moves *moves, bool write, uint32_t param, uint64_t start,
+static void add_frozen(const struct executor *executor, struct moves *moves, bool write, uint32_t param, uint64_t start,
                        uint64_t n, uint8_t *host)
 {
-    const struct device_keep *keep = devices_keep(job->devices);
-    size_t elem_bytes = dtype_size(job->layout->params[param].dtype);
+    const struct device_keep *keep = devices_keep(executor->devices);
+    size_t elem_bytes = dtype_size(layout_of(executor)->params[param].dtype);
 
-    for (unsigned rank = job->world.first; rank < job->world.end; rank++) {
+    for (unsigned rank = executor->first_rank; rank < end_of(executor); rank++) {
         uint64_t begin, end, from, to;
 
         device_param_slice(&keep->plan, param, rank, &begin, &end);
@@ -120,7 +120,7 @@ static void add_frozen(const struct job *job, struct moves *moves, bool write, u
         to = MIN(end, start + n);
         if (from < to)
             moves_add(moves, &(struct devices_move){.write = write,
-                                                    .local_rank = rank - job->world.first,
+                                                    .local_rank = rank - executor->first_rank,
                                                     .kind = DEVICE_STATE,
                                                     .offset_bytes = keep->frozen[param] + (from - begin) * elem_bytes,
                                                     .host = host + (from - start) * elem_bytes,
@@ -128,81 +128,78 @@ static void add_frozen(const struct job *job, struct moves *moves, bool write, u
     }
 }
 
-static void add_all_frozen(const struct job *job, struct moves *moves, bool write)
+static void add_all_frozen(const struct executor *executor, struct moves *moves, bool write)
 {
-    for (uint32_t p = 0; p < job->layout->n_params; p++)
-        if (!job->layout->params[p].trainable)
-            add_frozen(job, moves, write, p, 0, job->layout->params[p].n_elems, state_frozen(job->state, p));
+    for (uint32_t p = 0; p < layout_of(executor)->n_params; p++)
+        if (!layout_of(executor)->params[p].trainable)
+            add_frozen(executor, moves, write, p, 0, layout_of(executor)->params[p].n_elems,
+                       state_frozen(executor->state, p));
 }
 
 /* What this node has of a parameter, from the parameter's start; in stage 3 of a frozen one, too. Return: how much. */
-static uint64_t find_owned(const struct job *job, uint32_t param, uint64_t *start)
+uint64_t device_find_owned(const struct executor *executor, uint32_t param, uint64_t *start)
 {
-    const struct device_plan *plan = &devices_keep(job->devices)->plan;
+    const struct device_plan *plan = &devices_keep(executor->devices)->plan;
     uint64_t begin, end, unused;
 
-    device_param_slice(plan, param, job->world.first, &begin, &unused);
-    device_param_slice(plan, param, job->world.end - 1, &unused, &end);
+    device_param_slice(plan, param, executor->first_rank, &begin, &unused);
+    device_param_slice(plan, param, end_of(executor) - 1, &unused, &end);
     *start = begin;
     return end - begin;
 }
 
 /* Masters that are not weights, and moments. */
-static void add_bucket(const struct job *job, struct moves *moves, bool write, uint32_t bucket, enum state_kind kind)
+static void add_bucket(const struct executor *executor, struct moves *moves, bool write, uint32_t bucket,
+                       enum state_kind kind)
 {
-    uint64_t slice = layout_partition_elems(job->layout, bucket);
+    uint64_t slice = layout_partition_elems(layout_of(executor), bucket);
 
-    if (kind == STATE_MASTER && job->layout->buckets[bucket].dtype == DTYPE_F32 && !is_stage3(job))
+    if (kind == STATE_MASTER && layout_of(executor)->buckets[bucket].dtype == DTYPE_F32 && !executor->gathers)
         return;
-    for (unsigned rank = job->world.first; rank < job->world.end; rank++) {
+    for (unsigned rank = executor->first_rank; rank < end_of(executor); rank++) {
         struct devices_move move = {.write = write, .n_bytes = slice * sizeof(float)};
 
-        if (!find_slice(job, bucket, kind, rank, &move))
+        if (!find_slice(executor, bucket, kind, rank, &move))
             continue;
-        move.host = state_values(job->state, kind, bucket, slice * rank);
+        move.host = state_values(executor->state, kind, bucket, slice * rank);
         moves_add(moves, &move);
     }
 }
 
-static void add_all(const struct job *job, struct moves *moves, bool write)
+static void add_all(const struct executor *executor, struct moves *moves, bool write)
 {
-    for (uint32_t b = 0; job->state->mirror && b < job->layout->n_buckets; b++)
+    for (uint32_t b = 0; executor->state->mirror && b < layout_of(executor)->n_buckets; b++)
         for (enum state_kind kind = 0; kind < STATE_N_KINDS; kind++)
-            add_bucket(job, moves, write, b, kind);
-    if (job->state->mirror && is_stage3(job))
-        add_all_frozen(job, moves, write);
-    add_weights(job, moves, write, 0, job->layout->weight_bytes, job->state->weights.map);
+            add_bucket(executor, moves, write, b, kind);
+    if (executor->state->mirror && executor->gathers)
+        add_all_frozen(executor, moves, write);
+    add_weights(executor, moves, write, 0, layout_of(executor)->weight_bytes, executor->state->weights.map);
 }
 
 /* ---- something that takes several turns ------------------------------------------------------------------ */
 
 struct device_io {
-    struct job *job;
+    struct executor *executor;
     struct work work;
     int result; /* of the work */
     struct moves moves;
-    devices_done done;
+    executor_done done;
     void *userdata;
     const struct segment *segment;
-    bool write;
-    /* Initial weights. */
-    struct job_rank *rank;
-    struct ring *ring;
-    struct request_init request;
-    uint8_t *bytes;         /* as pushed; owned */
+    struct executor_init init;
+    uint8_t *bytes;         /* initial weights, as pushed; what is read, before it is converted; owned */
     const uint8_t *weights; /* of other nodes, all of them; laid out as the weights */
-    /* What is read of a parameter goes to bytes first, and is converted from there. */
     uint32_t param;
     uint64_t n_elems;
     void *dst;
 };
 
-static struct device_io *io_new(struct job *job, devices_done done, void *userdata)
+static struct device_io *io_new(struct executor *executor, executor_done done, void *userdata)
 {
     struct device_io *io = calloc(1, sizeof(*io));
 
     if (io)
-        *io = (struct device_io){.job = job, .done = done, .userdata = userdata};
+        *io = (struct device_io){.executor = executor, .done = done, .userdata = userdata};
     return io;
 }
 
@@ -216,7 +213,7 @@ static void io_free(struct device_io *io)
 static void io_end(void *userdata, int result)
 {
     struct device_io *io = userdata;
-    devices_done done = io->done;
+    executor_done done = io->done;
 
     userdata = io->userdata;
     io_free(io);
@@ -227,172 +224,38 @@ static int io_copy(struct device_io *io, devices_done done)
 {
     if (io->moves.failed)
         return -ENOMEM;
-    return devices_copy(io->job->devices, io->moves.items, io->moves.n, done, io);
+    return devices_copy(io->executor->devices, io->moves.items, io->moves.n, done, io);
+}
+
+/* The copy that is all there is to do. Return: 0, or -errno and io is gone. */
+static int io_start(struct device_io *io, devices_done done)
+{
+    int r = io_copy(io, done);
+
+    if (r < 0)
+        io_free(io);
+    return r;
 }
 
 static void io_post(struct device_io *io, void (*run)(struct work *work, uint32_t item),
-                    void (*done)(struct work *work))
+                    void (*done)(struct work *work), uint32_t n_items)
 {
-    io->work = (struct work){.run = run, .done = done, .n_items = 1};
-    worker_post(io->job->pool, &io->work);
+    io->work = (struct work){.run = run, .done = done, .n_items = n_items};
+    worker_post(io->executor->options.pool, &io->work);
 }
 
-/* ---- forming --------------------------------------------------------------------------------------------- */
+/* ---- the staging copy ------------------------------------------------------------------------------------ */
 
-static void after(void *userdata)
+void device_empty(struct executor *executor)
 {
-    struct job *job = userdata;
-
-    if (job->nodes)
-        job_todo(job); /* an abort may have waited for what is cancelled */
-    if (job->ops.after)
-        job->ops.after(job->ops.userdata);
-}
-
-static void is_cleared(void *userdata, int result)
-{
-    struct job *job = userdata;
-
-    job->work.n_io--;
-    if (result < 0) {
-        job_todo(job); /* a job that is given up has waited for it */
-        return;
-    }
-    job_formed(job);
-    if (job->nodes && devices_status(job->devices).ready)
-        nodes_devices_ready(job->nodes);
-}
-
-/* Fresh memory has something in it: moments begin with zero, and so does what lies between the weights. */
-static void clear(struct job *job)
-{
-    static const enum device_piece_kind kinds[] = {DEVICE_STATE, DEVICE_WEIGHTS};
-    struct moves moves = {.items = NULL};
-
-    moves.failed = is_stage3(job) && device_gather_new(&job->device_gathered, job) < 0;
-    for (unsigned local = 0; local < job_n_local(job); local++)
-        for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
-            moves_add(&moves, &(struct devices_move){.write = true,
-                                                     .local_rank = local,
-                                                     .kind = kinds[i],
-                                                     .n_bytes = devices_keep(job->devices)->piece_bytes[kinds[i]]});
-    job->work.n_io++;
-    if (moves.failed || devices_copy(job->devices, moves.items, moves.n, is_cleared, job) < 0) {
-        job->work.n_io--;
-        job_unformed(job, cause_device_unformed(&(struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1},
-                                                "out of memory"));
-    }
-    free(moves.items);
-}
-
-/* Of several nodes the engines are ready when all are. */
-static void on_ready(void *userdata, bool first)
-{
-    struct job *job = userdata;
-
-    if (first)
-        clear(job);
-    else if (job->nodes && job->phase != JOB_RESERVING)
-        nodes_devices_ready(job->nodes);
-}
-
-static void on_put(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
-{
-    struct job *job = userdata;
-
-    nodes_devices_put(job->nodes, key, value, n_bytes);
-}
-
-static void on_failed(void *userdata, uint32_t generation, const char *why)
-{
-    struct job *job = userdata;
-    struct evidence_at at = {.rank = -1, .step = job->run.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
-
-    if (generation == 0)
-        job_unformed(job, cause_device_unformed(&at, why));
-    else if (job->nodes)
-        nodes_devices_failed(job->nodes, why); /* node 0 says what becomes of it */
-    else
-        job_keep(job, cause_device(&(struct evidence_node){.at = at, .generation = generation, .why = why}));
-}
-
-/* Without its events nobody knows when its gradients are written. If the process is gone, its successor is compared. */
-static void on_unopened(void *userdata, unsigned local_rank, const char *why)
-{
-    struct job *job = userdata;
-    struct job_rank *rank = &job->ranks[job->world.first + local_rank];
-    struct diagnostic *diagnostic;
-
-    if (!rank->peer)
-        return;
-    diagnostic = cause_unopened(&(struct evidence_unopened){.at = job_at(job, rank),
-                                                            .pid = rank->pid,
-                                                            .uid = rank->uid,
-                                                            .own_uid = geteuid(),
-                                                            .reach = device_reach(rank->pid, rank->uid),
-                                                            .why = why});
-    diagnostic = job_keep(job, diagnostic);
-    job_abort(job, rank->rank, diagnostic_ref(diagnostic));
-    job->ops.drop(job->ops.userdata, rank->peer, diagnostic);
-}
-
-int device_job_new(struct job *job)
-{
-    const struct config *config = job->config;
-
-    return devices_new(
-        &job->devices,
-        &(struct devices_options){
-            .loop = job->ops.loop,
-            .pool = job->pool,
-            .kernels = job->kernels,
-            .plan = {.layout = job->layout,
-                     .stage = (unsigned)config->zero.stage,
-                     .first_local = job->world.first,
-                     .n_local = job_n_local(job),
-                     .optimizer = config->optimizer.type,
-                     .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
-                     .deterministic = config->deterministic,
-                     .offload = config_offloads(config),
-                     .ring_bytes = plan_device_ring_bytes(job->layout, config->zero.overlap_comm),
-                     .pool_bytes = config->zero.stage == 3 ? plan_device_pool_bytes(job->layout) : 0},
-            .node = config->world.node,
-            .n_nodes = (unsigned)MAX(config->world.nodes.n_items, (size_t)1),
-            .ops = {.ready = on_ready, .failed = on_failed, .unopened = on_unopened, .put = on_put, .after = after, .userdata = job},
-        });
-}
-
-void device_job_start(struct job *job)
-{
-    if (job->step->offload) {
-        devices_share(job->devices, DEVICES_STAGING, offload_staging(job->step->offload));
-        devices_share(job->devices, DEVICES_WEIGHTS, &job->state->weights);
-    }
-    if (job->nodes)
-        nodes_formed(job->nodes);
-    else
-        devices_start(job->devices);
-}
-
-/* ---- the mirror ------------------------------------------------------------------------------------------ */
-
-uint64_t device_job_mirror_bytes(const struct job *job)
-{
-    return job->state->state.n_bytes + job->state->weights.n_bytes;
-}
-
-void device_job_empty(struct job *job)
-{
-    if (!job->state->mirror)
-        return;
-    segment_punch(&job->state->state, 0, job->state->state.n_bytes);
-    segment_punch(&job->state->weights, 0, job->state->weights.n_bytes);
+    segment_punch(&executor->state->state, 0, executor->state->state.n_bytes);
+    segment_punch(&executor->state->weights, 0, executor->state->weights.n_bytes);
 }
 
 static void reserve_all(struct work *work, uint32_t item)
 {
     struct device_io *io = container_of(work, struct device_io, work);
-    const struct state *state = io->job->state;
+    const struct state *state = io->executor->state;
 
     (void)item;
     io->result = segment_reserve(&state->state, 0, state->state.n_bytes);
@@ -411,72 +274,41 @@ static void load_reserved(struct work *work)
         io_end(io, -ENOMEM);
 }
 
-int device_job_load(struct job *job, devices_done done, void *userdata)
+int device_load(struct executor *executor, executor_done done, void *userdata)
 {
-    struct device_io *io = io_new(job, done, userdata);
+    struct device_io *io = io_new(executor, done, userdata);
 
     if (!io)
         return -ENOMEM;
-    add_all(job, &io->moves, false);
+    add_all(executor, &io->moves, false);
     if (io->moves.failed) {
         io_free(io);
         return -ENOMEM;
     }
-    io_post(io, reserve_all, load_reserved);
+    io_post(io, reserve_all, load_reserved, 1);
     return 0;
 }
 
-int device_job_store(struct job *job, devices_done done, void *userdata)
+int device_store(struct executor *executor, executor_done done, void *userdata)
 {
-    struct device_io *io = io_new(job, done, userdata);
-    int r;
+    struct device_io *io = io_new(executor, done, userdata);
 
     if (!io)
         return -ENOMEM;
-    add_all(job, &io->moves, true);
-    r = io_copy(io, io_end);
-    if (r < 0)
-        io_free(io);
-    return r;
+    add_all(executor, &io->moves, true);
+    return io_start(io, io_end);
 }
 
 /* ---- initial weights ------------------------------------------------------------------------------------- */
 
-static void init_end(struct device_io *io, bool ok)
-{
-    struct job *job = io->job;
-    struct job_rank *rank = io->rank;
-
-    if (!job->nodes || is_stage3(job)) /* else it is sent from there */
-        device_job_empty(job);
-    job->work.n_io--;
-    job->work.n_inits--;
-    if (rank->wait == WAIT_INIT && rank->rings[0] == io->ring) {
-        if (ok)
-            job_answer_done(job, rank);
-        else
-            job_refuse_init(job, rank, &io->request);
-    }
-    ring_unhold(io->ring);
-    io_free(io);
-    job_todo(job);
-}
-
-static bool init_is_over(struct device_io *io, int result)
-{
-    if (result != -ECANCELED || io->job->run.drop_why)
-        return false;
-    ring_unhold(io->ring);
-    io_free(io);
-    return true;
-}
-
-static void init_written(void *userdata, int result)
+static void init_end(void *userdata, int result)
 {
     struct device_io *io = userdata;
+    const struct executor *executor = io->executor;
 
-    if (!init_is_over(io, result))
-        init_end(io, result == 0);
+    if (executor->state->mirror && (!executor->several_nodes || executor->gathers)) /* else it is sent from there */
+        device_empty(io->executor);
+    io_end(io, result);
 }
 
 static int reserve_range(const struct segment *segment, const void *from, uint64_t n_bytes)
@@ -487,26 +319,26 @@ static int reserve_range(const struct segment *segment, const void *from, uint64
 }
 
 /* Does a parameter have a master that is not its weight? */
-static bool has_master(const struct job *job, const struct layout_param *p)
+static bool has_master(const struct executor *executor, const struct layout_param *p)
 {
-    return p->trainable && (p->dtype != DTYPE_F32 || is_stage3(job));
+    return p->trainable && (p->dtype != DTYPE_F32 || executor->gathers);
 }
 
-/* The pages of the mirror that the weights, and masters that are not weights, lie in. */
-static int reserve_init(const struct job *job, const struct request_init *request)
+/* The pages of the staging copy that the weights, and masters that are not weights, lie in. */
+static int reserve_init(const struct executor *executor, const struct request_init *request)
 {
-    const struct state *state = job->state;
-    const struct layout_param *p = &job->layout->params[request->param];
+    const struct state *state = executor->state;
+    const struct layout_param *p = &layout_of(executor)->params[request->param];
     uint64_t elem_bytes = dtype_size(p->dtype);
     int r = 0;
 
-    if (!is_stage3(job))
+    if (!executor->gathers)
         r = reserve_range(&state->weights, state_weights(state, request->param, request->start_elem),
                           request->n_elems * elem_bytes);
     else if (!p->trainable)
         r = reserve_range(&state->state, state_frozen(state, request->param) + request->start_elem * elem_bytes,
                           request->n_elems * elem_bytes);
-    if (r < 0 || !has_master(job, p))
+    if (r < 0 || !has_master(executor, p))
         return r;
     return reserve_range(&state->state, state_master(state, p->bucket, p->offset_elems + request->start_elem),
                          request->n_elems * sizeof(float));
@@ -515,105 +347,77 @@ static int reserve_init(const struct job *job, const struct request_init *reques
 static void init_store(struct work *work, uint32_t item)
 {
     struct device_io *io = container_of(work, struct device_io, work);
-    const struct request_init *request = &io->request;
 
     (void)item;
-    io->result = io->job->state->mirror ? reserve_init(io->job, request) : 0;
+    io->result = io->executor->state->mirror ? reserve_init(io->executor, &io->init.request) : 0;
     if (io->result == 0)
-        weights_store(io->job->state, io->job->kernels, request->param, request->start_elem, request->n_elems,
-                      io->bytes);
-    if (io->result == 0 && io->job->nodes)
-        io->result = exchange_init(nodes_exchange(io->job->nodes), request, io->bytes);
+        io->result = executor_store_initial(io->executor, &io->init, io->bytes);
 }
 
 static void init_stored(struct work *work)
 {
     struct device_io *io = container_of(work, struct device_io, work);
-    const struct job *job = io->job;
-    const struct request_init *request = &io->request;
-    const struct layout_param *p = &job->layout->params[request->param];
+    const struct executor *executor = io->executor;
+    const struct request_init *request = &io->init.request;
+    const struct layout_param *p = &layout_of(executor)->params[request->param];
     uint64_t elem_bytes = dtype_size(p->dtype);
 
     io->moves.n = 0;
-    add_weights(job, &io->moves, true, p->weight_offset_bytes + request->start_elem * elem_bytes,
-                request->n_elems * elem_bytes, state_weights(job->state, request->param, request->start_elem));
-    if (job->state->mirror && is_stage3(job) && !p->trainable)
-        add_frozen(job, &io->moves, true, request->param, request->start_elem, request->n_elems,
-                   state_frozen(job->state, request->param) + request->start_elem * elem_bytes);
-    if (job->state->mirror && has_master(job, p))
-        add_values(job, &io->moves, true, request->param, STATE_MASTER, request->start_elem, request->n_elems,
-                   state_master(job->state, p->bucket, p->offset_elems + request->start_elem));
-    if (io->result < 0 || io_copy(io, init_written) < 0)
-        init_end(io, false);
+    add_weights(executor, &io->moves, true, p->weight_offset_bytes + request->start_elem * elem_bytes,
+                request->n_elems * elem_bytes, state_weights(executor->state, request->param, request->start_elem));
+    if (executor->state->mirror && executor->gathers && !p->trainable)
+        add_frozen(executor, &io->moves, true, request->param, request->start_elem, request->n_elems,
+                   state_frozen(executor->state, request->param) + request->start_elem * elem_bytes);
+    if (executor->state->mirror && has_master(executor, p))
+        add_values(executor, &io->moves, true, request->param, STATE_MASTER, request->start_elem, request->n_elems,
+                   state_master(executor->state, p->bucket, p->offset_elems + request->start_elem));
+    if (io->result < 0 || io_copy(io, init_end) < 0)
+        init_end(io, -ENOMEM);
 }
 
 static void init_read(void *userdata, int result)
 {
     struct device_io *io = userdata;
 
-    if (init_is_over(io, result))
-        return;
     if (result == 0)
-        io_post(io, init_store, init_stored);
+        io_post(io, init_store, init_stored, 1);
     else
-        init_end(io, false);
+        init_end(io, result);
 }
 
-void device_job_init(struct job *job, struct job_rank *rank, const struct request_init *request)
+int device_init(struct executor *executor, const struct executor_init *init)
 {
-    uint64_t n_bytes = request->n_elems * dtype_size(job->layout->params[request->param].dtype);
-    struct device_io *io = io_new(job, NULL, NULL);
+    const struct request_init *request = &init->request;
+    uint64_t n_bytes = request->n_elems * dtype_size(layout_of(executor)->params[request->param].dtype);
+    struct device_io *io = io_new(executor, init->done, init->userdata);
 
-    if (io)
-        io->bytes = malloc(n_bytes + 1);
-    if (!io || !io->bytes) {
-        free(io);
-        job_refuse_init(job, rank, request);
-        return;
+    if (!io)
+        return -ENOMEM;
+    io->init = *init;
+    io->bytes = malloc(n_bytes + 1);
+    if (!io->bytes) {
+        io_free(io);
+        return -ENOMEM;
     }
-    io->rank = rank;
-    io->ring = rank->rings[0];
-    io->request = *request;
-    ring_hold(io->ring);
-    job->work.n_io++;
-    job->work.n_inits++;
-    job_wait(job, rank, WAIT_INIT);
-    moves_add(&io->moves, &(struct devices_move){.local_rank = rank->rank - job->world.first,
+    moves_add(&io->moves, &(struct devices_move){.local_rank = init->local_rank,
                                                  .kind = DEVICE_RING,
                                                  .offset_bytes = request->offset_bytes,
                                                  .host = io->bytes,
                                                  .n_bytes = n_bytes});
-    if (io_copy(io, init_read) < 0)
-        init_end(io, false);
+    return io_start(io, init_read);
 }
 
-static int reserve_mirror(struct job *job)
+int device_reserve_copy(const struct executor *executor)
 {
-    const struct state *state = job->state;
+    const struct state *state = executor->state;
     int r = segment_reserve(&state->weights, 0, state->weights.n_bytes);
 
-    for (uint32_t b = 0; r == 0 && b < job->layout->n_buckets; b++) {
-        uint64_t slice = layout_partition_elems(job->layout, b);
+    for (uint32_t b = 0; r == 0 && b < layout_of(executor)->n_buckets; b++) {
+        uint64_t slice = layout_partition_elems(layout_of(executor), b);
 
-        if ((job->layout->buckets[b].dtype != DTYPE_F32 || is_stage3(job)) && slice > 0)
-            r = reserve_range(&state->state, state_master(state, b, slice * job->world.first),
-                              slice * job_n_local(job) * sizeof(float));
-    }
-    return r;
-}
-
-int device_job_reserve(struct job *job)
-{
-    int r = devices_reserve(job->devices);
-
-    if (r == 0 && job->step->offload)
-        r = offload_reserve(job->step->offload);
-    if (r == 0 && job->nodes && job->state->mirror)
-        r = reserve_mirror(job);
-    if (r == 0 && job->nodes && !job->state->mirror) {
-        const struct segment *pool = exchange_pool(nodes_exchange(job->nodes));
-
-        r = segment_reserve(pool, 0, pool->n_bytes);
+        if ((layout_of(executor)->buckets[b].dtype != DTYPE_F32 || executor->gathers) && slice > 0)
+            r = reserve_range(&state->state, state_master(state, b, slice * executor->first_rank),
+                              slice * executor->n_local * sizeof(float));
     }
     return r;
 }
@@ -621,11 +425,11 @@ int device_job_reserve(struct job *job)
 static void adopt_run(struct work *work, uint32_t item)
 {
     struct device_io *io = container_of(work, struct device_io, work);
-    const struct job *job = io->job;
-    const struct layout_param *p = &job->layout->params[item];
+    const struct executor *executor = io->executor;
+    const struct layout_param *p = &layout_of(executor)->params[item];
 
-    if (has_master(job, p) || (is_stage3(job) && !job->state->mirror))
-        weights_adopt(job->state, job->kernels, item, io->weights + p->weight_offset_bytes);
+    if (has_master(executor, p) || (executor->gathers && !executor->state->mirror))
+        weights_adopt(executor->state, executor->options.kernels, item, io->weights + p->weight_offset_bytes);
 }
 
 static void adopt_done(struct work *work)
@@ -636,35 +440,34 @@ static void adopt_done(struct work *work)
         io_end(io, -ENOMEM);
 }
 
-/* Frozen parameters go from where they have come in: they have no place of their own here but in the mirror. */
-static void add_frozen_weights(const struct job *job, struct moves *moves, const uint8_t *weights)
+/* Frozen parameters go from where they have come in: they have no place of their own here but in the staging copy. */
+static void add_frozen_weights(const struct executor *executor, struct moves *moves, const uint8_t *weights)
 {
-    for (uint32_t i = 0; i < job->layout->n_params; i++) {
-        const struct layout_param *p = &job->layout->params[i];
+    for (uint32_t i = 0; i < layout_of(executor)->n_params; i++) {
+        const struct layout_param *p = &layout_of(executor)->params[i];
 
         if (!p->trainable)
-            add_frozen(job, moves, true, i, 0, p->n_elems, (uint8_t *)weights + p->weight_offset_bytes);
+            add_frozen(executor, moves, true, i, 0, p->n_elems, (uint8_t *)weights + p->weight_offset_bytes);
     }
 }
 
-int device_job_adopt(struct job *job, const uint8_t *weights, devices_done done, void *userdata)
+int device_adopt(struct executor *executor, const uint8_t *weights, executor_done done, void *userdata)
 {
-    struct device_io *io = io_new(job, done, userdata);
+    struct device_io *io = io_new(executor, done, userdata);
 
     if (!io)
         return -ENOMEM;
     io->weights = weights;
-    for (uint32_t b = 0; job->state->mirror && b < job->layout->n_buckets; b++)
-        add_bucket(job, &io->moves, true, b, STATE_MASTER);
-    if (config_partitions_all(job->config))
-        add_frozen_weights(job, &io->moves, weights);
-    add_weights(job, &io->moves, true, 0, job->layout->weight_bytes, job->state->weights.map);
+    for (uint32_t b = 0; executor->state->mirror && b < layout_of(executor)->n_buckets; b++)
+        add_bucket(executor, &io->moves, true, b, STATE_MASTER);
+    if (config_partitions_all(executor->options.config))
+        add_frozen_weights(executor, &io->moves, weights);
+    add_weights(executor, &io->moves, true, 0, layout_of(executor)->weight_bytes, executor->state->weights.map);
     if (io->moves.failed) {
         io_free(io);
         return -ENOMEM;
     }
-    io->work = (struct work){.run = adopt_run, .done = adopt_done, .n_items = job->layout->n_params};
-    worker_post(job->pool, &io->work);
+    io_post(io, adopt_run, adopt_done, layout_of(executor)->n_params);
     return 0;
 }
 
@@ -675,7 +478,8 @@ static void frozen_read(void *userdata, int result)
     struct device_io *io = userdata;
 
     if (result == 0)
-        io->job->kernels->convert_to_f32(io->dst, io->bytes, io->job->layout->params[io->param].dtype, io->n_elems);
+        io->executor->options.kernels->convert_to_f32(io->dst, io->bytes,
+                                                      layout_of(io->executor)->params[io->param].dtype, io->n_elems);
     io_end(io, result);
 }
 
@@ -684,8 +488,8 @@ static void masters_read(void *userdata, int result)
     struct device_io *io = userdata;
 
     if (result == 0)
-        io->job->kernels->convert_from_f32(io->dst, (const float *)(const void *)io->bytes,
-                                           io->job->layout->params[io->param].dtype, io->n_elems);
+        io->executor->options.kernels->convert_from_f32(io->dst, (const float *)(const void *)io->bytes,
+                                                        layout_of(io->executor)->params[io->param].dtype, io->n_elems);
     io_end(io, result);
 }
 
@@ -698,58 +502,59 @@ static int read_moves(struct device_io *io, devices_done read)
     return -ENOMEM;
 }
 
-static struct device_io *io_new_read(struct job *job, uint32_t param, void *dst, devices_done done, void *userdata)
+static struct device_io *io_new_read(struct executor *executor, uint32_t param, void *dst, executor_done done,
+                                     void *userdata)
 {
-    struct device_io *io = io_new(job, done, userdata);
+    struct device_io *io = io_new(executor, done, userdata);
 
     if (!io)
         return NULL;
     io->param = param;
-    io->n_elems = job->layout->params[param].n_elems;
+    io->n_elems = layout_of(executor)->params[param].n_elems;
     io->dst = dst;
     return io;
 }
 
-int device_job_read(struct job *job, uint32_t param, enum wire_state_kind kind, float *dst, devices_done done,
-                    void *userdata)
+int device_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
+                void *userdata)
 {
-    const struct layout_param *p = &job->layout->params[param];
-    struct device_io *io = io_new_read(job, param, dst, done, userdata);
+    const struct layout_param *p = &layout_of(executor)->params[param];
+    struct device_io *io = io_new_read(executor, param, dst, done, userdata);
     uint64_t start = 0;
 
     if (!io)
         return -ENOMEM;
     if (p->trainable) {
-        add_values(job, &io->moves, false, param, (enum state_kind)kind, 0, p->n_elems, dst);
+        add_values(executor, &io->moves, false, param, kind, 0, p->n_elems, dst);
         return read_moves(io, NULL);
     }
-    if (is_stage3(job))
-        io->n_elems = find_owned(job, param, &start);
+    if (executor->gathers)
+        io->n_elems = device_find_owned(executor, param, &start);
     io->dst = dst + start;
     io->bytes = malloc(io->n_elems * dtype_size(p->dtype) + 1);
-    if (io->bytes && is_stage3(job))
-        add_frozen(job, &io->moves, false, param, start, io->n_elems, io->bytes);
+    if (io->bytes && executor->gathers)
+        add_frozen(executor, &io->moves, false, param, start, io->n_elems, io->bytes);
     else if (io->bytes)
-        add_weights(job, &io->moves, false, p->weight_offset_bytes, io->n_elems * dtype_size(p->dtype), io->bytes);
+        add_weights(executor, &io->moves, false, p->weight_offset_bytes, io->n_elems * dtype_size(p->dtype), io->bytes);
     return read_moves(io, frozen_read);
 }
 
-int device_job_read_weights(struct job *job, uint32_t param, uint8_t *dst, devices_done done, void *userdata)
+int device_read_weights(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata)
 {
-    const struct layout_param *p = &job->layout->params[param];
-    struct device_io *io = io_new_read(job, param, dst, done, userdata);
+    const struct layout_param *p = &layout_of(executor)->params[param];
+    struct device_io *io = io_new_read(executor, param, dst, done, userdata);
     bool rounds = p->trainable && p->dtype != DTYPE_F32;
     uint64_t start;
 
     if (!io)
         return -ENOMEM;
-    io->n_elems = find_owned(job, param, &start);
+    io->n_elems = device_find_owned(executor, param, &start);
     if (rounds)
         io->bytes = malloc(io->n_elems * sizeof(float) + 1);
     if (!p->trainable)
-        add_frozen(job, &io->moves, false, param, start, io->n_elems, dst);
+        add_frozen(executor, &io->moves, false, param, start, io->n_elems, dst);
     else if (!rounds || io->bytes)
-        add_values(job, &io->moves, false, param, STATE_MASTER, start, io->n_elems,
+        add_values(executor, &io->moves, false, param, STATE_MASTER, start, io->n_elems,
                    (float *)(void *)(rounds ? io->bytes : dst));
     return read_moves(io, rounds ? masters_read : NULL);
 }
@@ -762,60 +567,84 @@ static void reserve_segment(struct work *work, uint32_t item)
     io->result = segment_reserve(io->segment, 0, io->segment->n_bytes);
 }
 
-int device_job_fill(struct job *job, const struct segment *segment, devices_done done, void *userdata)
+int device_show_weights(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
 {
-    struct device_io *io = io_new(job, done, userdata);
+    struct device_io *io = io_new(executor, done, userdata);
 
     if (!io)
         return -ENOMEM;
     io->segment = segment;
-    add_weights(job, &io->moves, false, 0, job->layout->weight_bytes, segment->map);
-    io_post(io, reserve_segment, load_reserved);
+    add_weights(executor, &io->moves, false, 0, layout_of(executor)->weight_bytes, segment->map);
+    io_post(io, reserve_segment, load_reserved, 1);
     return 0;
+}
+
+static void masters_shown(void *userdata, int result)
+{
+    struct device_io *io = userdata;
+
+    device_empty(io->executor);
+    io_end(io, result);
+}
+
+/* The staging copy has the masters. */
+static void masters_loaded(void *userdata, int result)
+{
+    struct device_io *io = userdata;
+
+    if (result == 0)
+        result = host_show(io->executor, io->segment, masters_shown, io);
+    if (result < 0)
+        masters_shown(io, result);
+}
+
+int device_show_masters(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
+{
+    struct device_io *io = io_new(executor, done, userdata);
+    int r;
+
+    if (!io)
+        return -ENOMEM;
+    io->segment = segment;
+    r = device_load(executor, masters_loaded, io);
+    if (r < 0)
+        io_free(io);
+    return r;
 }
 
 /* ---- what a successor pushes again ------------------------------------------------------------------------ */
 
-static void verify_read(void *userdata, int result)
+static void part_read(void *userdata, int result)
 {
-    struct verification *v = userdata;
-    struct verification **link = &v->job->work.verifications;
+    struct checksum *checksum = userdata;
 
-    if (result == 0) {
-        worker_post(v->job->pool, &v->work);
-        return;
-    }
-    if (v->job->run.drop_why) { /* nobody waits for it any more, but the end of the job */
-        v->summed = true;
-        v->attempt = v->job->ledger.attempt - 1;
-        collect_settle(v->job);
-        return;
-    }
-    while (*link != v)
-        link = &(*link)->next;
-    *link = v->next;
-    ring_unhold(v->ring);
-    free(v->copy);
-    free(v);
+    if (result == 0)
+        checksum_post(checksum);
+    else
+        checksum_end(checksum, result);
 }
 
-void device_job_verify(struct verification *v)
+int device_verify(struct executor *executor, const struct executor_verify *verify)
 {
-    struct job *job = v->job;
-    uint64_t at = layout_part_offset_bytes(job->layout, v->part);
-    struct devices_move move = {.local_rank = v->rank - job->world.first,
+    const struct ring_slot *slot = verify->slot;
+    uint64_t n_bytes = layout_part_bytes(layout_of(executor), verify->part);
+    struct checksum *checksum = checksum_new(executor, verify);
+    struct devices_move move = {.local_rank = verify->local_rank,
                                 .kind = DEVICE_RING,
-                                .offset_bytes = v->slot->offset_bytes + at,
-                                .host = v->copy,
-                                .n_bytes = layout_part_bytes(job->layout, v->part),
-                                .has_event = v->slot->event_plus_one > 0};
+                                .offset_bytes =
+                                    slot->offset_bytes + layout_part_offset_bytes(layout_of(executor), verify->part),
+                                .n_bytes = n_bytes,
+                                .has_event = slot->event_plus_one > 0};
+    int r = -ENOMEM;
 
+    if (!checksum)
+        return -ENOMEM;
+    checksum->bytes = move.host = checksum->copy = malloc(n_bytes + 1);
     if (move.has_event)
-        move.event = v->slot->event_plus_one - 1;
-    if (devices_copy(job->devices, &move, 1, verify_read, v) == 0)
-        return;
-    /* It cannot be compared: rather redo the step than trust it. */
-    v->summed = true;
-    v->attempt = job->ledger.attempt - 1;
-    job_abort(job, v->rank, NULL);
+        move.event = slot->event_plus_one - 1;
+    if (checksum->copy)
+        r = devices_copy(executor->devices, &move, 1, part_read, checksum);
+    if (r < 0)
+        checksum_free(checksum);
+    return r;
 }

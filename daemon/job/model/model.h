@@ -17,13 +17,11 @@
 #include "daemon/step/step.h"
 
 struct cursor;
-struct device_gather;
-struct devices;
+struct executor;
 struct job_rank;
 struct mirror;
 struct nodes;
 struct param_norm;
-struct pool;
 struct reply;
 struct uv_loop_s;
 struct verification;
@@ -137,15 +135,13 @@ struct job {
 
     struct layout *layout;
     struct ledger ledger;
-    struct state *state;
+    struct executor *executor; /* does the work, where the memory lies */
+    struct state *state;       /* the executor's; likewise */
     struct step *step;
-    struct devices *devices;               /* NULL: all is in host memory */
-    struct nodes *nodes;                   /* NULL: one node */
-    struct mirror *mirror;                 /* likewise */
-    struct param_norm *param_norms;        /* several nodes: questions under way, param-norm.h */
-    uint64_t n_param_norms;                /* asked so far */
-    struct pool *gathered;                 /* stage 3, in host memory; else NULL */
-    struct device_gather *device_gathered; /* stage 3, on GPUs, from when they have their memory; else NULL */
+    struct nodes *nodes;            /* NULL: one node */
+    struct mirror *mirror;          /* likewise */
+    struct param_norm *param_norms; /* several nodes: questions under way, param-norm.h */
+    uint64_t n_param_norms;         /* asked so far */
     struct window *window;
 
     struct job_memory memory;

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/step/exchange-plan.h"
+
+#include "core/base/base.h"
+#include "core/base/segment.h"
+#include "core/config/config.h"
+#include "core/layout/layout.h"
+#include "core/layout/plan.h"
+#include "core/layout/subtree.h"
+#include "core/wire/node-wire.h"
+#include "daemon/step/step.h"
+
+/* ---- who has what -------------------------------------------------------------------------------------- */
+
+bool exchange_moves_ranks(const struct config *config)
+{
+    return config->device == CONFIG_DEVICE_CUDA;
+}
+
+unsigned exchange_n_pieces(const struct config *config, unsigned node)
+{
+    struct subtree pieces[SUBTREE_MAX];
+
+    if (exchange_moves_ranks(config))
+        return config->world.nodes.items[node].ranks;
+    return subtree_find(config->world.size, config_first_rank_of(config, node), config->world.nodes.items[node].ranks,
+                        pieces);
+}
+
+unsigned exchange_n_sources(const struct config *config)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < config->world.nodes.n_items; i++)
+        n += exchange_n_pieces(config, i);
+    return n;
+}
+
+uint64_t exchange_owned_range(const struct layout *layout, struct span span, uint32_t bucket, uint64_t from,
+                              uint64_t n_elems, uint64_t *start)
+{
+    uint64_t slice = layout_partition_elems(layout, bucket);
+    uint64_t first = MAX(slice * span.first, from);
+    uint64_t end = MIN(slice * (span.first + span.n), from + n_elems);
+
+    *start = first;
+    return end > first ? end - first : 0;
+}
+
+uint64_t exchange_owned_part(const struct layout *layout, const struct layout_parcel *parcel, struct span span,
+                             uint64_t *start)
+{
+    return exchange_owned_range(layout, span, parcel->bucket, parcel->offset_elems, parcel->n_elems, start);
+}
+
+static struct span own_span(const struct config *config)
+{
+    return (struct span){.first = config_first_rank(config), .n = config_local_ranks(config)};
+}
+
+uint64_t exchange_incoming_elems(const struct config *config, const struct layout *layout)
+{
+    unsigned n_others = exchange_n_sources(config) - exchange_n_pieces(config, config->world.node);
+    uint64_t most = 0, start;
+
+    for (uint32_t p = 0; p < layout->n_parcels; p++)
+        most = MAX(most, exchange_owned_part(layout, &layout->parcels[p], own_span(config), &start));
+    return most * n_others;
+}
+
+uint64_t exchange_incoming_bytes(const struct config *config, const struct layout *layout)
+{
+    return exchange_incoming_elems(config, layout) * MIN(layout->n_parcels, (uint32_t)NODE_MAX_MOVING) *
+           dtype_size(config->communication_data_type);
+}
+
+/* Pages of the staging copy for initial weights, which have no moments; in stage 3 they come in elsewhere. */
+static uint64_t initial_bytes(const struct config *config, const struct layout *layout)
+{
+    uint64_t n_bytes = round_up(layout->weight_bytes, page_size());
+
+    for (uint32_t b = 0; b < layout->n_buckets; b++)
+        if (layout->buckets[b].dtype != DTYPE_F32 || config->zero.stage == 3)
+            n_bytes += layout_partition_elems(layout, b) * config_local_ranks(config) * sizeof(float);
+    return n_bytes;
+}
+
+static uint64_t pool_bytes(const struct config *config, const struct layout *layout)
+{
+    return config_offloads(config) && config->zero.stage == 3 ? plan_device_pool_bytes(layout) : 0;
+}
+
+/* The largest owned part of a parameter that is rounded. */
+static uint64_t largest_slot_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks)
+{
+    uint64_t most = 0;
+
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+        uint64_t n_elems = 0;
+
+        for (uint32_t c = param->first_chunk; param->trainable && c < param->first_chunk + param->n_chunks; c++)
+            if (layout->chunks[c].rank - first_rank < n_ranks)
+                n_elems += layout->chunks[c].n_elems;
+        if (param->trainable && param->dtype != DTYPE_F32)
+            most = MAX(most, n_elems * dtype_size(param->dtype));
+    }
+    return round_up(most, page_size());
+}
+
+/* Of fp32 values of one parameter on this node's GPUs. */
+static uint64_t largest_values_bytes(const struct config *config, const struct layout *layout)
+{
+    unsigned first_rank = config_first_rank(config), n_ranks = config_local_ranks(config);
+    uint64_t most = 0;
+
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        const struct layout_param *param = &layout->params[p];
+        uint64_t n_elems = 0;
+
+        for (uint32_t c = param->first_chunk; param->trainable && c < param->first_chunk + param->n_chunks; c++)
+            if (layout->chunks[c].rank - first_rank < n_ranks)
+                n_elems += layout->chunks[c].n_elems;
+        if (!param->trainable && config_partitions_all(config))
+            n_elems = MIN(param->n_elems, layout_frozen_slice_elems(param->n_elems, layout->world_size) * n_ranks);
+        most = MAX(most, n_elems * sizeof(float));
+    }
+    return round_up(most, page_size());
+}
+
+uint64_t exchange_serving_bytes(const struct config *config, const struct layout *layout)
+{
+    if (config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
+        return EXCHANGE_SERVING_SLOTS * largest_values_bytes(config, layout);
+    if (config->zero.stage != 3)
+        return 0;
+    return EXCHANGE_SERVING_SLOTS * largest_slot_bytes(layout, config_first_rank(config), config_local_ranks(config));
+}
+
+uint64_t exchange_bytes(const struct config *config, const struct layout *layout)
+{
+    if (config->world.nodes.n_items < 2)
+        return 0;
+    if (exchange_moves_ranks(config))
+        return (config_offloads(config) ? pool_bytes(config, layout) : initial_bytes(config, layout)) +
+               exchange_serving_bytes(config, layout);
+    return round_up(step_staging_bytes(layout, config_local_ranks(config),
+                                       exchange_n_pieces(config, config->world.node), config->communication_data_type),
+                    page_size()) +
+           round_up(exchange_incoming_bytes(config, layout), page_size()) + exchange_serving_bytes(config, layout);
+}
