@@ -79,7 +79,7 @@ const char *exchange_gather(struct exchange *exchange, const struct exchange_sai
     motion = exchange_add_said(exchange, MOTION_GATHER, said);
     if (!motion)
         return EXCHANGE_NO_MEMORY;
-    if (exchange->job->executor->sums_at_once && exchange->job->layout->n_buckets > 0)
+    if (exchange->job->executor->on_gpus && exchange->job->layout->n_buckets > 0)
         return exchange_give_to_devices(motion);
     for (uint32_t b = 0; b < exchange->job->layout->n_buckets; b++) {
         for (unsigned node = 0; node < exchange->n_nodes; node++) {

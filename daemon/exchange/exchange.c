@@ -133,7 +133,7 @@ int exchange_form(struct exchange *exchange)
     exchange->incoming_elems = exchange_incoming_elems(job->config, layout);
     /* Between GPUs nothing comes into this memory. */
     r = segment_init(&exchange->incoming, "incoming",
-                     job->executor->sums_at_once ? 0 : exchange_incoming_bytes(job->config, layout));
+                     job->executor->on_gpus ? 0 : exchange_incoming_bytes(job->config, layout));
     if (r == 0 && job->config->zero.stage == 3)
         r = segment_init(&exchange->spreading, "spreading",
                          layout->weight_bytes); /* pages come with what is put there */
@@ -431,7 +431,7 @@ static bool lacks_slot(const struct exchange *exchange, const struct exchange_sa
 {
     const struct place *place = &exchange->places[said->parcel];
     bool keeps = place->kept && exchange_is_at(place, said->micro_batch, said->pass);
-    bool lacks = exchange->job->executor->sums_at_once
+    bool lacks = exchange->job->executor->on_gpus
                      ? !keeps || !place->taken
                      : step_sends_slots(exchange->job->step, said->parcel) && !(place->ring && keeps);
     bool sends = false;
@@ -460,7 +460,7 @@ const char *exchange_parcel(struct exchange *exchange, const struct exchange_sai
     if (!motion || !copy_masks(exchange, motion, said))
         return EXCHANGE_NO_MEMORY;
     motion->elsewhere = said->arrived;
-    if (exchange->job->executor->sums_at_once) {
+    if (exchange->job->executor->on_gpus) {
         if (!motion->serves)
             note_contributions(exchange, said);
         return exchange_give_to_devices(motion);

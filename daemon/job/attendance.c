@@ -13,12 +13,13 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/diagnosis/evidence.h"
 #include "core/wire/wire.h"
-#include "daemon/exchange/exchange.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/parcels.h"
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
@@ -29,8 +30,6 @@
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/state.h"
-#include "daemon/nodes/mirror.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/executor.h"
 
 static bool everybody_left(const struct job *job)
@@ -110,7 +109,7 @@ static bool was_passed_over(const struct job *job, const struct job_rank *rank)
 
         if (cursor->micro_batch > ledger->n_ended ||
             (cursor->micro_batch == ledger->n_ended && (cursor->pass > 0 || job->step->reductions[i].busy ||
-                                                        (job->nodes && exchange_keeps(nodes_exchange(job->nodes), i)))))
+                                                        parcels_keeps(job->coordinator, i))))
             return true;
     }
     return false;
@@ -139,8 +138,8 @@ static void end_leave(struct job *job, struct job_rank *rank)
         missed |= job->layout && was_passed_over(job, back);
         back->left = false;
     }
-    if (was_left && job->nodes && job->phase == JOB_TRAINING)
-        nodes_back(job->nodes, rank->rank, all, missed);
+    if (was_left && job->phase == JOB_TRAINING)
+        coordinator_back(job->coordinator, rank, all, missed);
     else if (missed)
         job_is_back_late(job, rank);
 }
@@ -150,7 +149,6 @@ void job_all_are_back(struct job *job, bool own)
     for (unsigned r = 0; r < job->world.size; r++)
         if (own || r < job->world.first || r >= job->world.end)
             job->ranks[r].left = false;
-    mirror_repeat(job->mirror);
 }
 
 static void start_incarnation(struct job *job, struct job_rank *rank, const struct job_attach *attach)
@@ -181,7 +179,7 @@ static void start_incarnation(struct job *job, struct job_rank *rank, const stru
 /* A configuration without an optimizer has the one that the first rank wants: the others are told. */
 static void choose_optimizer(struct job *job, const struct request_hello *hello)
 {
-    if (job->layout || job->nodes)
+    if (job->layout || !job->coordinator->alone)
         return;
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].peer)

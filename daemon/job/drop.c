@@ -10,49 +10,33 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
-#include "core/layout/manifest.h"
-#include "daemon/exchange/exchange.h"
-#include "daemon/job/form.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
+#include "daemon/job/state/read-state.h"
 #include "daemon/job/state/window.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/ring.h"
-#include "daemon/nodes/mirror.h"
-#include "daemon/nodes/nodes.h"
-#include "daemon/nodes/param-norm.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/step.h"
-
-/* The same with what other nodes have shown of theirs. */
-static struct diagnostic *compare_nodes(const struct job *job)
-{
-    const struct manifest *manifests[STEP_MAX_WORLD] = {NULL};
-    unsigned rank = 0;
-
-    for (unsigned node = 0; node < job->config->world.nodes.n_items; node++)
-        for (unsigned i = 0; i < job->config->world.nodes.items[node].ranks; i++, rank++)
-            manifests[rank] = rank >= job->world.first && rank < job->world.end && job->ranks[rank].manifest.n > 0
-                                  ? &job->ranks[rank].manifest
-                                  : nodes_manifest(job->nodes, node);
-    return cause_manifest(manifests, job->world.size);
-}
 
 /* Before there are weights nothing is lost: the job was not formed. */
 struct diagnostic *drop_describe(const struct job *job)
 {
     struct evidence_at at = {.rank = -1, .step = job->run.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
+    struct diagnostic *differ;
 
     if (job->run.has_weights)
         return cause_node_reborn(&(struct evidence_node){.at = at, .why = job->run.drop_why});
     if (job->run.drop_code == E_OTHER_RUN)
         return cause_runs_differ(&at, job->run.drop_why);
-    if (job->nodes && nodes_manifest(job->nodes, 0))
-        return compare_nodes(job);
+    differ = coordinator_compare_manifests(job->coordinator);
+    if (differ)
+        return differ;
     if (job->run.drop_code)
         return cause_refused_elsewhere(&at, job->run.drop_code, job->run.drop_why);
     return cause_declare(&at, job->run.drop_why, "see what the other nodes say");
@@ -63,7 +47,7 @@ static void tell_ranks(struct job *job)
     struct diagnostic *diagnostic = drop_describe(job);
 
     if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING) {
-        form_refuse_all(job, diagnostic);
+        job_refuse_forming(job, diagnostic);
         return;
     }
     diagnostic = job_keep(job, diagnostic);
@@ -81,8 +65,8 @@ void drop_begin(struct job *job, unsigned code, const char *why)
     if (!job->run.drop_why)
         return;
     tell_ranks(job);
-    if (job->nodes && job->layout)
-        exchange_cancel(nodes_exchange(job->nodes)); /* nobody will serve them any more */
+    if (job->layout)
+        coordinator_cancel(job->coordinator);
     if (job->phase != JOB_WAITING)
         executor_cancel(job->executor); /* nor will other nodes' GPUs answer */
     drop_settle(job);
@@ -108,7 +92,7 @@ void drop_settle(struct job *job)
     if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING)
         drop_now(job); /* ranks may be declaring again */
     else
-        job_reset(job);
+        drop_all(job);
     job_todo(job);
 }
 
@@ -124,11 +108,7 @@ void drop_now(struct job *job)
         rank->gathered = NULL;
         rank->formed = false;
     }
-    if (job->nodes)
-        nodes_drop(job->nodes);
-    if (job->mirror)
-        mirror_forget(job->mirror);
-    param_norm_forget(job);
+    coordinator_drop(job->coordinator);
     window_free(job->window);
     ledger_deinit(&job->ledger);
     executor_free(job->executor);
@@ -151,4 +131,23 @@ void drop_now(struct job *job)
     job->run.given_weights = job->run.has_weights = job->decision.has_learnt = job->decision.has_norm = false;
     charge_deinit(&job->memory.charge);
     job->phase = JOB_WAITING;
+}
+
+void drop_rank(struct job_rank *rank)
+{
+    reading_free(rank->given);
+    rank_deinit(rank);
+}
+
+void drop_all(struct job *job)
+{
+    drop_now(job);
+    job_reset_loss_scale(job);
+    free(job->run.id);
+    job->run.id = NULL;
+    job->run.draining = false;
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
+        drop_rank(&job->ranks[r]);
+        job->ranks[r] = (struct job_rank){.rank = r};
+    }
 }

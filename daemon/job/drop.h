@@ -3,6 +3,7 @@
 
 struct diagnostic;
 struct job;
+struct job_rank;
 
 void drop_now(struct job *job);
 
@@ -13,3 +14,9 @@ void drop_settle(struct job *job);
 
 /* Of a job that is given up: what its ranks are told, and who comes before it is dropped. Return: to be released. */
 struct diagnostic *drop_describe(const struct job *job);
+
+/* Frees what the rank holds. */
+void drop_rank(struct job_rank *rank);
+
+/* Everything of the run is forgotten; nobody is attached, nothing under way. */
+void drop_all(struct job *job);

@@ -10,24 +10,22 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/diagnosis/evidence.h"
-#include "daemon/exchange/exchange.h"
 #include "daemon/job/form.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/device-reach.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/job/transaction/abort.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/executor.h"
 
 static void on_reserved(void *userdata)
 {
     struct job *job = userdata;
 
-    if (job->nodes)
-        nodes_formed(job->nodes);
+    coordinator_formed(job->coordinator); /* which starts the engines of several nodes together */
 }
 
 static void on_formed(void *userdata)
@@ -50,20 +48,15 @@ static void on_ready(void *userdata)
 {
     struct job *job = userdata;
 
-    if (job->nodes && job->phase != JOB_RESERVING)
-        nodes_devices_ready(job->nodes);
+    if (job->phase != JOB_RESERVING)
+        coordinator_device_ready(job->coordinator);
 }
 
 static void on_failed(void *userdata, uint32_t generation, const char *why)
 {
     struct job *job = userdata;
-    struct evidence_at at = {
-        .rank = -1, .step = job->run.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
 
-    if (job->nodes)
-        nodes_devices_failed(job->nodes, why); /* node 0 says what becomes of it */
-    else
-        job_keep(job, cause_device(&(struct evidence_node){.at = at, .generation = generation, .why = why}));
+    coordinator_device_failed(job->coordinator, generation, why);
 }
 
 /* Without its events nobody knows when its gradients are written. If the process is gone, its successor is compared. */
@@ -90,7 +83,7 @@ static void on_put(void *userdata, const char *key, const uint8_t *value, size_t
 {
     struct job *job = userdata;
 
-    nodes_devices_put(job->nodes, key, value, n_bytes);
+    coordinator_device_put(job->coordinator, key, value, n_bytes);
 }
 
 static void on_loaded(void *userdata, int result)
@@ -107,14 +100,14 @@ static int fetch(void *userdata, const struct fetch *what)
 {
     struct job *job = userdata;
 
-    return exchange_fetch(nodes_exchange(job->nodes), what);
+    return coordinator_fetch(job->coordinator, what);
 }
 
 static void after(void *userdata)
 {
     struct job *job = userdata;
 
-    if (job->nodes)
+    if (!job->coordinator->alone)
         job_todo(job); /* an abort may have waited for what is cancelled */
     if (job->ops.after)
         job->ops.after(job->ops.userdata);
@@ -129,6 +122,7 @@ int job_make_executor(struct job *job)
                                              .pool = job->pool,
                                              .loop = job->ops.loop,
                                              .gather_bytes = job->memory.planned.pool,
+                                             .several_nodes = !job->coordinator->alone,
                                              .events = {.reserved = on_reserved,
                                                         .formed = on_formed,
                                                         .unformed = on_unformed,

@@ -11,7 +11,6 @@
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/base/open-files.h"
-#include "core/base/segment.h"
 #include "core/base/worker.h"
 #include "core/config/config.h"
 #include "core/config/schedule.h"
@@ -21,35 +20,28 @@
 #include "core/layout/manifest.h"
 #include "core/layout/plan.h"
 #include "core/wire/wire.h"
-#include "daemon/exchange/exchange.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/execute.h"
 #include "daemon/job/formed.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
-#include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/state.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/budget.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/step.h"
 #include "kernels/update.h"
 
-struct evidence_at form_at(const struct job_rank *rank)
-{
-    return (struct evidence_at){.rank = rank ? (int64_t)rank->rank : -1, .step = -1, .micro_batch = -1};
-}
-
 /* ---- declaring ----------------------------------------------------------------------------------------- */
 
 void job_declare(struct job *job, struct job_rank *rank, const struct request_declare *request)
 {
-    struct evidence_at at = form_at(rank);
+    struct evidence_at at = job_at_forming(rank);
 
     if (rank->declared) {
         job_fault(job, rank,
@@ -71,22 +63,6 @@ void job_declare(struct job *job, struct job_rank *rank, const struct request_de
     }
 }
 
-void form_refuse_all(struct job *job, struct diagnostic *diagnostic)
-{
-    job_keep(job, diagnostic);
-    for (unsigned r = job->world.first; r < job->world.end; r++) {
-        struct job_rank *rank = &job->ranks[r];
-
-        if (rank->wait != WAIT_FORM && rank->wait != WAIT_READY)
-            continue; /* it may be in the middle of declaring */
-        if (rank->wait == WAIT_FORM) {
-            rank->declared = false;
-            manifest_deinit(&rank->manifest);
-        }
-        job_refuse(job, rank, diagnostic, false);
-    }
-}
-
 /* A client that was refused declares everything again. */
 static bool is_held(struct job *job, struct job_rank *rank)
 {
@@ -98,7 +74,7 @@ static bool is_held(struct job *job, struct job_rank *rank)
 
 void job_form(struct job *job, struct job_rank *rank, const struct request_form *request)
 {
-    struct evidence_at at = form_at(rank);
+    struct evidence_at at = job_at_forming(rank);
     char what[128];
 
     if (is_held(job, rank))
@@ -154,7 +130,7 @@ static void print_what(char *dst, size_t size, const struct job *job, const char
 {
     char node[32] = "";
 
-    if (job->nodes)
+    if (!job->coordinator->alone)
         snprintf(node, sizeof(node), " on node %u", job->config->world.node);
     snprintf(dst, size, "memory of the job%s (%s)", node, limit);
 }
@@ -166,7 +142,7 @@ static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes 
     struct memory_headroom headroom;
     char sum[512], what[128];
     struct evidence_quota evidence = {
-        .at = form_at(NULL), .what = what, .unit = "bytes", .asked = needed, .held = held};
+        .at = job_at_forming(NULL), .what = what, .unit = "bytes", .asked = needed, .held = held};
     const char *limit;
 
     print_sum(sum, sizeof(sum), bytes);
@@ -220,7 +196,7 @@ static struct diagnostic *compare_manifests(const struct job *job)
 static struct diagnostic *make_layout(struct job *job)
 {
     const struct manifest *manifest = &job->ranks[job->world.first].manifest;
-    struct evidence_at at = form_at(NULL);
+    struct evidence_at at = job_at_forming(NULL);
     char name[128], what[256];
     const char *key;
     uint32_t bad = 0;
@@ -278,20 +254,9 @@ static int make_state(struct job *job)
 {
     int r = job_make_executor(job);
 
-    if (r == 0 && job->nodes)
-        r = nodes_form(job->nodes);
+    if (r == 0)
+        r = coordinator_form(job->coordinator);
     return r < 0 ? r : make_tables(job);
-}
-
-/* Staging and what comes in from other nodes: the segments before the weights, which are the state's. */
-static uint32_t n_exchange_pieces(const struct job *job)
-{
-    return job->nodes ? segments_n_pieces(exchange_segments(nodes_exchange(job->nodes)), EXCHANGE_WEIGHTS) : 0;
-}
-
-static int reserve_exchange(const struct job *job, uint32_t piece)
-{
-    return segments_reserve(exchange_segments(nodes_exchange(job->nodes)), EXCHANGE_WEIGHTS, piece);
 }
 
 static void reserve_run(struct work *work, uint32_t item)
@@ -303,7 +268,7 @@ static void reserve_run(struct work *work, uint32_t item)
     if (item < executor_n_reserve_pieces(job->executor))
         r = executor_reserve(job->executor, item);
     else
-        r = reserve_exchange(job, item - executor_n_reserve_pieces(job->executor));
+        r = coordinator_reserve(job->coordinator, item - executor_n_reserve_pieces(job->executor));
     if (r < 0)
         __atomic_store_n(&job->memory.reserve_result, r, __ATOMIC_RELAXED);
 }
@@ -311,38 +276,8 @@ static void reserve_run(struct work *work, uint32_t item)
 /* Takes the diagnostic. */
 static void cannot_form(struct job *job, struct diagnostic *refusal)
 {
-    if (job->nodes)
-        nodes_unformed(job->nodes, refusal->code, refusal->text);
-    form_refuse_all(job, refusal);
-}
-
-static bool anybody_waits(const struct job *job)
-{
-    for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].wait == WAIT_FORM)
-            return true;
-    return false;
-}
-
-void job_node_differs(struct job *job, unsigned node, const char *difference)
-{
-    struct diagnostic *diagnostic;
-
-    if (job->phase != JOB_WAITING || job->run.drop_why)
-        return;
-    diagnostic = cause_nodes_differ(&(struct evidence_node){
-        .at = form_at(NULL),
-        .node = node,
-        .address = job->config->world.nodes.items[node].address,
-        .why = difference,
-        .here = job->config->world.node,
-    });
-    nodes_differ(job->nodes, node, diagnostic->code, diagnostic->text);
-    if (anybody_waits(job))
-        form_refuse_all(job, diagnostic);
-    else
-        diagnostic_unref(diagnostic);
-    job_todo(job);
+    coordinator_unformed(job->coordinator, refusal->code, refusal->text);
+    job_refuse_forming(job, refusal);
 }
 
 /* r: a negative errno. */
@@ -354,7 +289,7 @@ static void out_of_memory(struct job *job, int r)
     print_what(what, sizeof(what), job, "the kernel gave no more");
     drop_now(job);
     cannot_form(job,
-                cause_quota(&(struct evidence_quota){.at = form_at(NULL),
+                cause_quota(&(struct evidence_quota){.at = job_at_forming(NULL),
                                                      .what = what,
                                                      .unit = "bytes",
                                                      .asked = job->memory.planned.needed,
@@ -432,7 +367,7 @@ static void start_forming(struct job *job)
     job->memory.reserve_work =
         (struct work){.run = reserve_run,
                       .done = reserve_done,
-                      .n_items = executor_n_reserve_pieces(job->executor) + n_exchange_pieces(job)};
+                      .n_items = executor_n_reserve_pieces(job->executor) + coordinator_n_reserve_pieces(job->coordinator)};
     job->work.n_io++;
     worker_post(job->pool, &job->memory.reserve_work);
 }
@@ -446,7 +381,7 @@ void job_form_now(struct job *job, const char *run_id)
     if (all_declared(job))
         start_forming(job);
     else
-        nodes_unformed(job->nodes, 0, "a rank has gone while the job was being formed");
+        coordinator_unformed(job->coordinator, 0, "a rank has gone while the job was being formed");
 }
 
 /* ---- a rank's segments, and the answer to Form --------------------------------------------------------- */
@@ -458,10 +393,7 @@ void form_settle(struct job *job)
         return;
     }
     if (job->phase == JOB_WAITING) {
-        if (job->nodes)
-            nodes_declared(job->nodes, all_declared(job));
-        else if (all_declared(job))
-            start_forming(job);
+        coordinator_declared(job->coordinator, all_declared(job));
         return;
     }
     if (job->phase == JOB_RESERVING)

@@ -10,15 +10,14 @@
 #include "core/base/worker.h"
 #include "core/diagnosis/cause.h"
 #include "core/wire/wire.h"
-#include "daemon/exchange/exchange.h"
-#include "daemon/job/form.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/parcels.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ring.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/budget.h"
 #include "daemon/step/executor.h"
 
@@ -46,7 +45,7 @@ static void refuse_ring(struct job *job, struct job_rank *rank, int r)
 {
     ring_orphan(steal_ptr(rank->rings[0]));
     job_fault(job, rank,
-              cause_quota(&(struct evidence_quota){.at = form_at(rank),
+              cause_quota(&(struct evidence_quota){.at = job_at_forming(rank),
                                                    .what = "ring of the rank",
                                                    .unit = "bytes",
                                                    .asked = job->executor->ring_bytes,
@@ -81,8 +80,7 @@ static void ring_is_freed(void *userdata, const struct ring *ring)
 {
     struct job *job = userdata;
 
-    if (job->nodes)
-        exchange_ring_is_gone(nodes_exchange(job->nodes), ring);
+    parcels_ring_is_gone(job->coordinator, ring);
 }
 
 /* Return: 0 or -errno. */
@@ -177,7 +175,7 @@ static bool can_take_part(const struct job *job, const struct job_rank *rank)
 {
     if (job->phase == JOB_INITIALISING) /* what a rank 0 that died had sent must not come after its successor's */
         return job->work.n_inits == 0;
-    if (job->nodes && nodes_hold_back(job->nodes))
+    if (coordinator_holds_back(job->coordinator))
         return false;
     return (job->phase == JOB_TRAINING || job->phase == JOB_WINDOW) && !job->ledger.ranks[rank->rank].asked &&
            collect_is_done(job, rank);

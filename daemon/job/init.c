@@ -9,14 +9,12 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
 #include "core/wire/wire.h"
-#include "daemon/exchange/exchange.h"
-#include "daemon/job/form.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/memory/ring.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/step.h"
 #include "kernels/dtype.h"
@@ -32,13 +30,13 @@ static int keep_for_others(void *userdata, const struct request_init *request, c
 {
     const struct init *init = userdata;
 
-    return exchange_init(nodes_exchange(init->job->nodes), request, bytes);
+    return coordinator_init(init->job->coordinator, request, bytes);
 }
 
 static void job_refuse_init(struct job *job, struct job_rank *rank, const struct request_init *request)
 {
     job_fault(job, rank,
-              cause_quota(&(struct evidence_quota){.at = form_at(rank),
+              cause_quota(&(struct evidence_quota){.at = job_at_forming(rank),
                                                    .what = "initial weights on their way to other nodes",
                                                    .unit = "bytes",
                                                    .asked = request->n_elems *
@@ -90,7 +88,7 @@ static const char *check_init(const struct job *job, const struct job_rank *rank
 void job_init(struct job *job, struct job_rank *rank, const struct request_init *request)
 {
     const char *wrong = check_init(job, rank, request);
-    struct evidence_at at = form_at(rank);
+    struct evidence_at at = job_at_forming(rank);
     struct init *init;
     int r;
 
@@ -114,7 +112,7 @@ void job_init(struct job *job, struct job_rank *rank, const struct request_init 
     r = executor_init(job->executor, &(struct executor_init){.ring = init->ring,
                                                              .local_rank = rank->rank - job->world.first,
                                                              .request = *request,
-                                                             .keep = job->nodes ? keep_for_others : NULL,
+                                                             .keep = keep_for_others,
                                                              .done = init_done,
                                                              .userdata = init});
     if (r < 0)
@@ -152,10 +150,7 @@ void job_ready(struct job *job, struct job_rank *rank)
         job_wait(job, rank, WAIT_READY);
     if (job->phase == JOB_INITIALISING && rank->rank == 0 && !job->run.given_weights) {
         job->run.given_weights = true;
-        if (job->nodes)
-            nodes_have_weights(job->nodes); /* they are sent to all nodes first */
-        else
-            job_train(job);
+        coordinator_have_weights(job->coordinator);
     } else if (job->run.has_weights)
         job_answer_done(job, rank);
     job_todo(job);
@@ -163,9 +158,6 @@ void job_ready(struct job *job, struct job_rank *rank)
 
 void job_train(struct job *job)
 {
-    if (job->nodes)
-        exchange_spread_is_over(nodes_exchange(job->nodes));
-    executor_empty(job->executor);
     job->run.has_weights = true;
     job->phase = JOB_TRAINING;
     job->stats.times.last_commit_ns = job_now(job);

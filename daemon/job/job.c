@@ -7,36 +7,24 @@
 
 #include "core/base/base.h"
 #include "core/config/config.h"
-#include "core/config/lossscale.h"
-#include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
+#include "daemon/job/alone.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/form.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/kept.h"
 #include "daemon/job/model/model.h"
-#include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
-#include "daemon/job/state/read-state.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/boundary.h"
 #include "daemon/job/transaction/commit.h"
 #include "daemon/memory/quota.h"
-#include "daemon/nodes/mirror.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/step.h"
 #include "kernels/kernels.h"
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
-
-static void reset_loss_scale(struct job *job)
-{
-    if (job->config->fp16.enabled)
-        lossscale_init(&job->decision.lossscale, &job->config->fp16.scale);
-    else
-        lossscale_init_off(&job->decision.lossscale);
-}
 
 int job_new(struct job **out, const struct config *config, const struct kernels *kernels, struct worker_pool *pool,
             const struct job_ops *ops)
@@ -62,31 +50,19 @@ int job_new(struct job **out, const struct config *config, const struct kernels 
     }
     for (unsigned r = job->world.first; r < job->world.end; r++)
         job->ranks[r].rank = r;
-    reset_loss_scale(job);
+    job_reset_loss_scale(job);
+    if (alone_new(&job->coordinator, job) < 0) {
+        job_free(job);
+        return -ENOMEM;
+    }
     *out = job;
     return 0;
 }
 
-void job_note_engine(struct job *job, uint32_t generation, const char *why)
+void job_join(struct job *job, struct coordinator *coordinator)
 {
-    job_keep(job, cause_engine(&(struct evidence_node){
-                      .at = {.rank = -1, .step = job->layout ? (int64_t)job->ledger.step : -1, .micro_batch = -1},
-                      .generation = generation,
-                      .why = why,
-                  }));
-}
-
-int job_join(struct job *job, const struct nodes_ops *ops)
-{
-    int r = mirror_new(&job->mirror, job);
-
-    return r < 0 ? r : nodes_new(&job->nodes, job, ops);
-}
-
-static void free_rank(struct job_rank *rank)
-{
-    reading_free(rank->given);
-    rank_deinit(rank);
+    coordinator_free(job->coordinator);
+    job->coordinator = coordinator;
 }
 
 void job_free(struct job *job)
@@ -94,10 +70,9 @@ void job_free(struct job *job)
     if (!job)
         return;
     drop_now(job);
-    nodes_free(job->nodes);
-    mirror_free(job->mirror);
+    coordinator_free(job->coordinator);
     for (unsigned r = 0; r < job->world.size; r++)
-        free_rank(&job->ranks[r]);
+        drop_rank(&job->ranks[r]);
     kept_deinit(&job->journal.kept);
     diagnostic_unref(job->abort.reason);
     charge_deinit(&job->memory.charge);
@@ -130,29 +105,15 @@ int job_drop(struct job *job, char **why)
         *why = strdup("trainers are still attached: end them first (zerodctl ranks lists them)");
         return 1;
     }
-    job_reset(job);
+    drop_all(job);
     return 0;
-}
-
-void job_reset(struct job *job)
-{
-    drop_now(job);
-    reset_loss_scale(job);
-    free(job->run.id);
-    job->run.id = NULL;
-    job->run.draining = false;
-    for (unsigned r = job->world.first; r < job->world.end; r++) {
-        free_rank(&job->ranks[r]);
-        job->ranks[r] = (struct job_rank){.rank = r};
-    }
 }
 
 /* ---- small requests ------------------------------------------------------------------------------------ */
 
 static void settle(struct job *job)
 {
-    if (job->mirror) /* before what is settled is reported: others judge by it */
-        mirror_tell(job->mirror, false);
+    coordinator_tell(job->coordinator, false); /* first: other nodes judge by it what is reported below */
     if (job->phase == JOB_WAITING || job->phase == JOB_RESERVING || job->phase == JOB_INITIALISING) {
         form_settle(job);
         return;
@@ -162,8 +123,7 @@ static void settle(struct job *job)
     commit_settle(job);
     window_settle(job);
     form_settle(job); /* successors */
-    if (job->mirror)
-        mirror_tell(job->mirror, false);
+    coordinator_tell(job->coordinator, false);
 }
 
 void job_settle(struct job *job)

@@ -18,20 +18,19 @@
  */
 
 #include <stdbool.h>
-#include <stdint.h>
 
 struct config;
+struct coordinator;
 struct job;
 struct job_ops;
 struct kernels;
-struct nodes_ops;
 struct worker_pool;
 
 int job_new(struct job **out, const struct config *config, const struct kernels *kernels, struct worker_pool *pool,
             const struct job_ops *ops);
 
-/* Before anybody attaches, if the configuration has several nodes. Return: 0 or -ENOMEM. */
-int job_join(struct job *job, const struct nodes_ops *ops);
+/* Before anybody attaches: the job is one of several nodes. Takes the coordinator. */
+void job_join(struct job *job, struct coordinator *coordinator);
 
 /* The pool must be idle. */
 void job_free(struct job *job);
@@ -41,10 +40,5 @@ void job_settle(struct job *job);
 
 /* For zerodctl. Return: 0, or positive with *why a sentence to be freed by the caller. */
 int job_drop(struct job *job, char **why);
-
-/* Everything of the run is forgotten; nobody is attached, nothing under way. */
-void job_reset(struct job *job);
 bool job_is_idle(const struct job *job); /* nobody is attached */
 
-/* The engines begin again, under this generation. */
-void job_note_engine(struct job *job, uint32_t generation, const char *why);

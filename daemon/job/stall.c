@@ -8,11 +8,10 @@
 #include <stdio.h>
 
 #include "core/base/base.h"
-#include "core/config/config.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
-#include "daemon/job/form.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/pushed.h"
@@ -22,8 +21,6 @@
 #include "daemon/job/transaction/admit.h"
 #include "daemon/job/transaction/boundary.h"
 #include "daemon/memory/ledger.h"
-#include "daemon/nodes/mirror.h"
-#include "daemon/nodes/nodes.h"
 
 static uint64_t median_step_ns(const struct job *job)
 {
@@ -144,32 +141,11 @@ static void describe_blocking(const struct job *job, char *dst, size_t size)
     }
 }
 
-/* All ranks here wait, and node 0 says for whom, if this is node 0; else all that is known is that it decides. */
-static bool waits_elsewhere(const struct job *job)
+/* Do all ranks here wait for other nodes? dst: for which ones, a text; may be NULL. */
+static bool waits_elsewhere(const struct job *job, char *dst, size_t size)
 {
-    struct nodes_status status;
-
-    if (!job->nodes || (job->phase != JOB_WAITING && job->phase != JOB_TRAINING))
-        return false;
-    status = nodes_status(job->nodes);
-    return status.node != 0 || (status.waits_for & ~UINT64_C(1));
-}
-
-static void describe_elsewhere(const struct job *job, char *dst, size_t size)
-{
-    const struct config_nodes *nodes = &job->config->world.nodes;
-    struct nodes_status status = nodes_status(job->nodes);
-    size_t at = 0;
-
-    if (status.node != 0) {
-        snprintf(dst, size, "node 0 (%s), which decides what comes next; it knows for whom it waits",
-                 nodes->items[0].address);
-        return;
-    }
-    for (unsigned i = 1; i < status.n_nodes && at < size - 1; i++)
-        if (status.waits_for >> i & 1)
-            at += (size_t)snprintf(dst + at, size - at, "%snode %u (%s), %s", at ? "; " : "", i,
-                                   nodes->items[i].address, status.waits_to);
+    return (job->phase == JOB_WAITING || job->phase == JOB_TRAINING) &&
+           coordinator_waits_elsewhere(job->coordinator, dst, size);
 }
 
 const char *job_waits_for(const struct job *job, const struct job_rank *rank)
@@ -218,7 +194,7 @@ static bool awaits(const struct job *job, unsigned rank, uint32_t param)
 {
     bool local = rank >= job->world.first && rank < job->world.end;
 
-    return local ? job_awaits(job, &job->ranks[rank], param) : mirror_awaits(job->mirror, rank, param);
+    return local ? job_awaits(job, &job->ranks[rank], param) : coordinator_awaits(job->coordinator, rank, param);
 }
 
 /* What the first of them that is inside a backward has not pushed yet. Return: how many; ids has room for all. */
@@ -252,7 +228,7 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
     list_ranks(job, is_deadlocked(job) ? waits_like_first : is_waiting, ranks, sizeof(ranks));
     snprintf(waiting, sizeof(waiting), "%s, %s", ranks, one ? job_waits_for(job, one) : "");
     if (elsewhere)
-        describe_elsewhere(job, blocking, sizeof(blocking));
+        (void)waits_elsewhere(job, blocking, sizeof(blocking));
     else
         describe_blocking(job, blocking, sizeof(blocking));
     return cause_stalled(&(struct evidence_stall){
@@ -300,7 +276,7 @@ static void check_stall(struct job *job, uint64_t now)
     }
     for (unsigned r = 0; r < job->world.size; r++)
         blocked |= is_blocking(job, &job->ranks[r]);
-    elsewhere = !blocked && !is_deadlocked(job) && waits_elsewhere(job);
+    elsewhere = !blocked && !is_deadlocked(job) && waits_elsewhere(job, NULL, 0);
     if (longest == 0 || !(blocked || is_deadlocked(job) || elsewhere)) {
         job->stall.interval_ns = 0;
         return;
@@ -314,7 +290,7 @@ static void check_stall(struct job *job, uint64_t now)
         if (job->run.has_weights)
             job_abort(job, find_guilty(job), diagnostic);
         else
-            form_refuse_all(job, diagnostic); /* there is nothing to abort yet */
+            job_refuse_forming(job, diagnostic); /* there is nothing to abort yet */
         return;
     }
     if (!warning_ns || longest < MAX(warning_ns, 3 * median_step_ns(job)))
@@ -353,10 +329,9 @@ static void check_lost(struct job *job, uint64_t now)
 
 void job_tick(struct job *job)
 {
-    if (job->mirror)
-        mirror_tell(job->mirror, true);
     uint64_t now = job_now(job);
 
+    coordinator_tell(job->coordinator, true);
     check_lost(job, now);
     check_stall(job, now);
     for (unsigned r = job->world.first; r < job->world.end; r++)

@@ -12,8 +12,6 @@
 #include "core/config/config.h"
 #include "core/diagnosis/cause.h"
 #include "daemon/engines/engine.h"
-#include "daemon/job/form.h"
-#include "daemon/job/job.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
 #include "daemon/link/cluster.h"
@@ -38,6 +36,7 @@ struct early_value {
 struct membership {
     uv_loop_t *loop;
     struct job *job;
+    struct nodes *nodes; /* the job frees it */
     void (*after)(void *userdata);
     void *userdata;
     struct cluster *cluster;
@@ -69,7 +68,7 @@ static void engine_is_ready(void *userdata)
 {
     struct membership *m = userdata;
 
-    nodes_engine_ready(m->job->nodes);
+    nodes_engine_ready(m->nodes);
     finish(m);
 }
 
@@ -79,7 +78,7 @@ static void engine_has_done(void *userdata, const struct engine_done *done)
 
     m->n_failures = 0;
     m->has_worked = true;
-    nodes_engine_done(m->job->nodes, done);
+    nodes_engine_done(m->nodes, done);
     finish(m);
 }
 
@@ -87,7 +86,7 @@ static void engine_puts(void *userdata, const char *key, const uint8_t *value, s
 {
     struct membership *m = userdata;
 
-    nodes_engine_put(m->job->nodes, key, value, n_bytes);
+    nodes_engine_put(m->nodes, key, value, n_bytes);
     finish(m);
 }
 
@@ -96,7 +95,7 @@ static void engine_has_failed(void *userdata, const struct engine_failure *failu
     struct membership *m = userdata;
 
     m->n_failures++;
-    nodes_engine_failed(m->job->nodes, failure);
+    nodes_engine_failed(m->nodes, failure);
     finish(m);
 }
 
@@ -267,7 +266,7 @@ static void stop_engine(void *userdata)
 static void link_says(void *userdata, unsigned node, const uint8_t *data, size_t n_bytes)
 {
     struct membership *m = userdata;
-    const char *wrong = nodes_hear(m->job->nodes, node, data, n_bytes);
+    const char *wrong = nodes_hear(m->nodes, node, data, n_bytes);
 
     if (wrong)
         log_error("node %u: %s", node, wrong);
@@ -282,7 +281,7 @@ static void reconnect_if_all_are_up(struct membership *m)
     for (unsigned i = 1; i < config->world.nodes.n_items; i++)
         if (!cluster_is_up(m->cluster, i))
             return;
-    nodes_reconnect(m->job->nodes);
+    nodes_reconnect(m->nodes);
     finish(m);
 }
 
@@ -304,7 +303,7 @@ static void link_is_down(void *userdata, unsigned node, const char *why)
     struct membership *m = userdata;
     struct job *job = m->job;
     const struct config *config = job->config;
-    struct nodes_status status = nodes_status(job->nodes);
+    struct nodes_status status = nodes_status(m->nodes);
     char waits[128] = "this node, for all that node 0 decides";
 
     if (config->world.node == 0 && status.waits_for >> node & 1)
@@ -326,7 +325,7 @@ static void link_is_another(void *userdata, unsigned node)
 {
     struct membership *m = userdata;
 
-    nodes_lose(m->job->nodes, node);
+    nodes_lose(m->nodes, node);
     finish(m);
 }
 
@@ -334,7 +333,7 @@ static void link_is_different(void *userdata, unsigned node, const char *differe
 {
     struct membership *m = userdata;
 
-    job_node_differs(m->job, node, difference);
+    nodes_hear_difference(m->nodes, node, difference);
     finish(m);
 }
 
@@ -358,7 +357,7 @@ static void on_wake(uv_async_t *handle)
 {
     struct membership *m = handle->data;
 
-    nodes_serve(m->job->nodes);
+    nodes_serve(m->nodes);
     finish(m);
 }
 
@@ -401,7 +400,7 @@ static int start(struct membership *m, char *why, size_t why_size)
     while (options.incarnation == 0)
         if (getrandom(&options.incarnation, sizeof(options.incarnation), 0) < 0)
             return -errno;
-    r = job_join(m->job, &ops);
+    r = nodes_join(&m->nodes, m->job, &ops);
     return r < 0 ? r : cluster_new(&m->cluster, &options, why, why_size);
 }
 

@@ -5,8 +5,10 @@
 #include <stdio.h>
 
 #include "core/base/base.h"
+#include "core/diagnosis/cause.h"
 #include "daemon/engines/devices.h"
-#include "daemon/job/job.h"
+#include "daemon/job/model/journal.h"
+#include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes-inside.h"
 #include "daemon/step/executor.h"
 
@@ -53,6 +55,16 @@ void nodes_obeyed(struct nodes *nodes, const char *wrong)
         break_engine(nodes, "", "cannot do what node 0 says: ", wrong);
 }
 
+/* The engines begin again, under this generation. */
+static void note_engine(struct job *job, uint32_t generation, const char *why)
+{
+    job_keep(job, cause_engine(&(struct evidence_node){
+                      .at = {.rank = -1, .step = job->layout ? (int64_t)job->ledger.step : -1, .micro_batch = -1},
+                      .generation = generation,
+                      .why = why,
+                  }));
+}
+
 void nodes_hear_engine(struct nodes *nodes, const struct node_message *message)
 {
     char why[256];
@@ -62,7 +74,7 @@ void nodes_hear_engine(struct nodes *nodes, const struct node_message *message)
     nodes->generation = message->generation;
     end_generation(nodes);
     if (message->text[0])
-        job_note_engine(nodes->job, nodes->generation, message->text);
+        note_engine(nodes->job, nodes->generation, message->text);
     if (nodes->ops.start_engine(nodes->ops.userdata, nodes->generation, exchange_segments(nodes->exchange), why,
                                 sizeof(why)) < 0)
         break_engine(nodes, "", "has no engine: ", why);

@@ -11,15 +11,18 @@
 #include "daemon/job/form.h"
 #include "daemon/job/init.h"
 #include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/boundary.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/job/transaction/commit.h"
-#include "daemon/nodes/mirror.h"
+#include "daemon/memory/rewrite.h"
 #include "daemon/nodes/nodes-inside.h"
 #include "daemon/nodes/param-norm.h"
+#include "daemon/nodes/remote-ranks.h"
+#include "daemon/step/executor.h"
 
 /* ---- manifests that differ ----------------------------------------------------------------------------- */
 
@@ -78,15 +81,37 @@ static void hear_evidence(struct nodes *nodes, const struct node_message *messag
     struct request request;
 
     if (message->n_bytes == 0) {
-        mirror_hear_evidence(nodes->job->mirror, message->rank, NULL);
+        remote_ranks_hear_evidence(nodes->remote_ranks, message->rank, NULL);
         return;
     }
     if (wire_arena_init(&arena) < 0)
         return;
     if (wire_unpack_request(&arena, message->bytes, message->n_bytes, &request, nodes->why, sizeof(nodes->why)) == 0 &&
         request.type == REQUEST_EVIDENCE)
-        mirror_hear_evidence(nodes->job->mirror, message->rank, &request.evidence);
+        remote_ranks_hear_evidence(nodes->remote_ranks, message->rank, &request.evidence);
     wire_arena_deinit(&arena);
+}
+
+/* written: the arrays that rank 0 has written, and step counts, which need no bytes. Return: as exchange_write(). */
+static const char *write_window(struct nodes *nodes, const struct exchange_said *said, const uint64_t *written,
+                                size_t n)
+{
+    _cleanup_free_ uint64_t *arrays = calloc(n + 1, sizeof(*arrays));
+    const struct rewrite *rewrite = NULL;
+    int r = arrays ? job_window_written(nodes->job, written, n, &rewrite) : -ENOMEM;
+    size_t n_arrays = 0;
+
+    if (r == -ENOENT)
+        return "WRITE: no write window is open";
+    if (r < 0)
+        return "out of memory for what was written in the window";
+    for (size_t i = 0; i < n; i++) {
+        if ((written[i] & 0xff) == REWRITE_COUNT_FOLLOWS)
+            i++;
+        else
+            arrays[n_arrays++] = written[i];
+    }
+    return exchange_write(nodes->exchange, said, arrays, n_arrays, rewrite);
 }
 
 static void hear_motion(struct nodes *nodes, const struct node_message *message)
@@ -105,7 +130,7 @@ static void hear_motion(struct nodes *nodes, const struct node_message *message)
     if (!nodes->connected || !nodes->job->layout)
         return; /* said again in the next generation */
     if (message->kind == NODE_WRITE)
-        wrong = job_window_write(nodes->job, &said, message->numbers, message->n_numbers);
+        wrong = write_window(nodes, &said, message->numbers, message->n_numbers);
     else if (message->kind == NODE_EXCHANGE)
         wrong = exchange_parcel(nodes->exchange, &said);
     else if (message->kind == NODE_SPREAD)
@@ -173,8 +198,13 @@ bool nodes_judge(void *userdata, const struct leader_merged *merged, struct node
                  struct node_message *hold)
 {
     struct nodes *nodes = userdata;
+    const struct job_request request = {.squares = &merged->squares,
+                                        .finding = &merged->finding,
+                                        .args = merged->args,
+                                        .proceed = merged->proceed,
+                                        .pushed_all = merged->pushed_all};
 
-    return job_judge(nodes->job, merged, verdict, nodes->verdict, hold);
+    return job_judge(nodes->job, &request, verdict, nodes->verdict, hold);
 }
 
 static void hear_back(struct nodes *nodes, const struct node_message *message)
@@ -184,8 +214,10 @@ static void hear_back(struct nodes *nodes, const struct node_message *message)
 
     if (!job->layout)
         return;
-    if (message->proceed)
+    if (message->proceed) {
         job_all_are_back(job, !nodes->holds_back);
+        remote_ranks_repeat(nodes->remote_ranks);
+    }
     if (own || message->proceed) {
         nodes_end_request(nodes);
         nodes->holds_back = message->forget; /* until the abort that comes of it */
@@ -257,6 +289,14 @@ static bool is_in_place(const struct nodes *nodes, enum node_kind kind)
     }
 }
 
+/* Initial weights are on all nodes. */
+static void hear_train(struct nodes *nodes)
+{
+    exchange_spread_is_over(nodes->exchange);
+    executor_empty(nodes->job->executor);
+    job_train(nodes->job);
+}
+
 static void hear_refuse(struct nodes *nodes, const struct node_message *message)
 {
     if (message->node != 0 && message->node == nodes->self)
@@ -293,7 +333,7 @@ static bool obey_around(struct nodes *nodes, const struct node_message *message)
         nodes_hear_value(nodes, message);
         break;
     case NODE_RANK:
-        mirror_hear(job->mirror, message);
+        remote_ranks_hear(nodes->remote_ranks, message);
         break;
     case NODE_EVIDENCE:
         hear_evidence(nodes, message);
@@ -305,13 +345,13 @@ static bool obey_around(struct nodes *nodes, const struct node_message *message)
         hear_serve(nodes, message);
         break;
     case NODE_WANT_SQUARES:
-        nodes_obeyed(nodes, param_norm_hear_question(job, message));
+        nodes_obeyed(nodes, param_norm_hear_question(nodes, message));
         break;
     case NODE_SQUARES:
-        nodes_obeyed(nodes, param_norm_hear_answer(job, message));
+        nodes_obeyed(nodes, param_norm_hear_answer(nodes, message));
         break;
     case NODE_TRAIN:
-        job_train(job);
+        hear_train(nodes);
         break;
     default:
         return false;

@@ -7,6 +7,7 @@
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
 #include "core/layout/manifest.h"
+#include "daemon/job/model/model.h"
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/transaction/commit.h"
@@ -28,8 +29,12 @@ void nodes_declared(struct nodes *nodes, bool declared)
                         });
 }
 
+/* Where GPUs have the state, the host's memory is there before theirs: the first report counts. */
 void nodes_formed(struct nodes *nodes)
 {
+    if (nodes->said_formed)
+        return;
+    nodes->said_formed = true;
     nodes_report(nodes, (struct node_message){.kind = NODE_FORMED});
 }
 
@@ -131,8 +136,10 @@ void nodes_updated(struct nodes *nodes)
     nodes_report(nodes, (struct node_message){.kind = NODE_UPDATED});
 }
 
-void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, const struct diagnostic *reason)
+void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, struct diagnostic *reason)
 {
+    struct job *job = nodes->job;
+
     nodes_report(nodes, (struct node_message){
                             .kind = NODE_ABORT,
                             .has_rank = rank >= 0,
@@ -141,6 +148,10 @@ void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, const struc
                             .reason = reason ? reason->text : "",
                             .cause_class = reason ? reason->cause_class : "",
                         });
+    if (job->abort.reason)
+        diagnostic_unref(reason);
+    else
+        job->abort.reason = reason; /* for when node 0 agrees */
 }
 
 void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late)
@@ -213,28 +224,6 @@ void nodes_withdraw(struct nodes *nodes)
 bool nodes_withdraws(const struct nodes *nodes)
 {
     return nodes->withdraws;
-}
-
-void nodes_flush_passed(struct nodes *nodes)
-{
-    uint32_t n = nodes->n_passed;
-
-    if (n == 0)
-        return;
-    nodes->n_passed = 0;
-    nodes_report(nodes, (struct node_message){.kind = NODE_PASSED,
-                                              .micro_batch = nodes->passed_micro_batch,
-                                              .numbers = nodes->passed,
-                                              .n_numbers = n});
-}
-
-void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch)
-{
-    if (nodes->n_passed == nodes->job->layout->n_parcels || nodes->passed_micro_batch != micro_batch)
-        nodes_flush_passed(nodes);
-    nodes->passed_micro_batch = micro_batch;
-    nodes->passed[nodes->n_passed++] = parcel;
-    nodes->ops.wake(nodes->ops.userdata); /* which reports them together */
 }
 
 void nodes_parcel_is_moved(void *userdata, uint64_t tag, uint32_t parcel)

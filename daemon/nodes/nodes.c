@@ -7,15 +7,14 @@
 #include "core/base/log.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes-inside.h"
+#include "daemon/nodes/param-norm.h"
+#include "daemon/nodes/remote-ranks.h"
 #include "daemon/step/exchange-plan.h"
 #include "daemon/step/executor.h"
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
-
-static void leader_says(void *userdata, const struct node_message *message);
-static void leader_complains(void *userdata, unsigned node, const char *why);
-
 static int give_order(void *userdata, const struct engine_order *order)
 {
     struct nodes *nodes = userdata;
@@ -29,6 +28,17 @@ static int share(void *userdata, enum exchange_segment number, const struct segm
 
     /* Also to one that is connecting. One that is still to be started is given all that there are then. */
     return nodes->ops.share(nodes->ops.userdata, number, segment);
+}
+
+static void leader_says(void *userdata, const struct node_message *message)
+{
+    nodes_say(userdata, message);
+}
+
+static void leader_complains(void *userdata, unsigned node, const char *why)
+{
+    (void)userdata;
+    log_error("node %u: %s", node, why);
 }
 
 static int make_leader(struct nodes *nodes)
@@ -72,6 +82,8 @@ int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops)
         r = wire_arena_init(&nodes->heard);
     if (r == 0)
         r = wire_arena_init(&nodes->said);
+    if (r == 0)
+        r = remote_ranks_new(&nodes->remote_ranks, nodes);
     if (r == 0 && nodes->self == 0)
         r = make_leader(nodes);
     if (r < 0) {
@@ -94,6 +106,7 @@ void nodes_free(struct nodes *nodes)
     }
     nodes_drop(nodes);
     nodes_forget_shown(nodes);
+    remote_ranks_free(nodes->remote_ranks);
     leader_free(nodes->leader);
     exchange_free(nodes->exchange);
     wire_arena_deinit(&nodes->heard);
@@ -101,16 +114,6 @@ void nodes_free(struct nodes *nodes)
     free(nodes->verdict);
     free(nodes->buffer);
     free(nodes);
-}
-
-const char *nodes_address_of(const struct nodes *nodes, unsigned node)
-{
-    return nodes->job->config->world.nodes.items[node].address;
-}
-
-struct exchange *nodes_exchange(struct nodes *nodes)
-{
-    return nodes->exchange;
 }
 
 int nodes_form(struct nodes *nodes)
@@ -126,6 +129,7 @@ int nodes_form(struct nodes *nodes)
     nodes->verdict = calloc(layout->n_groups + 1, sizeof(*nodes->verdict));
     if (!nodes->passed || !nodes->masks || !nodes->verdict)
         return -ENOMEM;
+    nodes->coordinator.sums_at_once = nodes->job->executor->on_gpus;
     r = exchange_form(nodes->exchange);
     if (r == 0 && nodes->leader)
         r = leader_form(nodes->leader, layout);
@@ -136,6 +140,9 @@ void nodes_drop(struct nodes *nodes)
 {
     if (nodes->leader)
         (void)leader_form(nodes->leader, NULL);
+    if (nodes->remote_ranks)
+        remote_ranks_forget(nodes->remote_ranks);
+    param_norm_forget(nodes);
     nodes->ops.stop_engine(nodes->ops.userdata);
     nodes->has_engine = nodes->has_devices = false;
     if (nodes->exchange)
@@ -144,79 +151,7 @@ void nodes_drop(struct nodes *nodes)
     free(steal_ptr(nodes->masks));
     free(steal_ptr(nodes->verdict));
     nodes->n_passed = 0;
-    nodes->said_declared = nodes->said_request = nodes->withdraws = nodes->holds_back = nodes->connected = false;
-}
-
-/* ---- sending and queueing ------------------------------------------------------------------------------ */
-
-static void enqueue(struct nodes *nodes, bool report, size_t n_bytes)
-{
-    struct packet *packet = malloc(sizeof(*packet) + n_bytes);
-
-    if (!packet) { /* the step stalls, and that is said; nothing is wrong but the time it takes */
-        log_error("out of memory for a message between nodes");
-        return;
-    }
-    *packet = (struct packet){.report = report, .n_bytes = n_bytes};
-    memcpy(packet->data, nodes->buffer, n_bytes);
-    *nodes->last = packet;
-    nodes->last = &packet->next;
-    nodes->ops.wake(nodes->ops.userdata);
-}
-
-/* Return: bytes in the buffer; 0: it could not be packed. */
-static size_t pack(struct nodes *nodes, const struct node_message *message)
-{
-    int n = node_pack(&nodes->said, message, nodes->buffer, NODE_MESSAGE_MAX_BYTES);
-
-    if (n < 0)
-        log_error("the message %s between nodes cannot be packed: %s", node_kind_name(message->kind), strerror(-n));
-    return (size_t)MAX(n, 0);
-}
-
-static void send_to(struct nodes *nodes, unsigned node, size_t n_bytes)
-{
-    int r = nodes->ops.send(nodes->ops.userdata, node, nodes->buffer, n_bytes);
-
-    if (r < 0)
-        log_error("a message to node %u cannot be kept: %s", node, strerror(-r));
-}
-
-void nodes_report(struct nodes *nodes, struct node_message message)
-{
-    const struct job *job = nodes->job;
-    size_t n;
-
-    if (message.kind != NODE_PASSED)
-        nodes_flush_passed(nodes);
-    message.step = job->layout ? job->ledger.step : 0;
-    message.attempt = job->layout ? job->ledger.attempt : 0;
-    message.node = nodes->self;
-    n = pack(nodes, &message);
-    if (n == 0)
-        return;
-    if (nodes->leader)
-        enqueue(nodes, true, n);
-    else
-        send_to(nodes, 0, n);
-}
-
-static void leader_says(void *userdata, const struct node_message *message)
-{
-    struct nodes *nodes = userdata;
-    size_t n = pack(nodes, message);
-
-    if (n == 0)
-        return;
-    for (unsigned node = 1; node < nodes->n; node++)
-        send_to(nodes, node, n);
-    enqueue(nodes, false, n);
-}
-
-static void leader_complains(void *userdata, unsigned node, const char *why)
-{
-    (void)userdata;
-    log_error("node %u: %s", node, why);
+    nodes->said_declared = nodes->said_formed = nodes->said_request = nodes->withdraws = nodes->holds_back = nodes->connected = false;
 }
 
 /* ---- serving ------------------------------------------------------------------------------------------- */

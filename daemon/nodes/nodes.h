@@ -3,7 +3,8 @@
 
 /*
  * This node among the others: what it reports to node 0, and what it does when node 0 says so (proto/nodes.proto). On
- * node 0 also the leader, which is reported to like by any other node. job->nodes is NULL in a job of one node.
+ * node 0 also the leader, which is reported to like by any other node. It is the coordinator of a job of several nodes
+ * (daemon/job/model/coordinator.h).
  *
  * A job's verbs report; what node 0 says calls a job's verbs. The two never nest: messages are queued, and served by
  * nodes_serve() from the loop.
@@ -49,9 +50,11 @@ struct nodes_status {
     const char *waits_to; /* node 0: what they are to do, "to ask for the step"; static */
 };
 
-/* Return: 0 or -ENOMEM. */
-int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops);
-void nodes_free(struct nodes *nodes);
+/* Makes it the job's coordinator, which the job frees. Return: 0 or -ENOMEM. */
+int nodes_join(struct nodes **out, struct job *job, const struct nodes_ops *ops);
+
+/* Return: the job's coordinator if it is one of several nodes, else NULL. */
+struct nodes *nodes_of(const struct job *job);
 
 /* Serves what is queued. */
 void nodes_serve(struct nodes *nodes);
@@ -78,50 +81,5 @@ void nodes_devices_failed(struct nodes *nodes, const char *why);
 
 struct nodes_status nodes_status(const struct nodes *nodes);
 
-/* ---- for the job --------------------------------------------------------------------------------------- */
-
-struct exchange *nodes_exchange(struct nodes *nodes);
-
-/* The layout stands. Return: 0 or -errno. */
-int nodes_form(struct nodes *nodes);
-void nodes_drop(struct nodes *nodes);
-
-/* Any report; step, attempt and node are filled in. */
-void nodes_report(struct nodes *nodes, struct node_message message);
-
-/* Reports. Those that a settle makes are made once, until what they wait for has come. */
-void nodes_declared(struct nodes *nodes, bool declared);
-void nodes_formed(struct nodes *nodes);
-void nodes_unformed(struct nodes *nodes, unsigned code, const char *why);
-/* A node's daemon is configured differently: node 0 refuses the ranks of all others that wait to be formed. */
-void nodes_differ(struct nodes *nodes, unsigned node, unsigned code, const char *why);
-/* What a node's ranks declare, as it has shown; NULL: not all nodes have. */
-const struct manifest *nodes_manifest(const struct nodes *nodes, unsigned node);
-void nodes_have_weights(struct nodes *nodes);
-void nodes_asked(struct nodes *nodes);
-void nodes_want_norm(struct nodes *nodes);
-void nodes_want_window(struct nodes *nodes);
-/* rewrite: what of the state was written here, NULL: nothing. */
-void nodes_end_window(struct nodes *nodes, const struct rewrite *rewrite, bool forget);
-void nodes_stored(struct nodes *nodes);
-void nodes_updated(struct nodes *nodes);
-/*
- * What a rank's client says of what it misses; NULL: nothing any more. *digest: of what was told last, 0: nothing. What
- * was told is not told again, and one that is too large for a message is not told: then the texts do without.
- */
-void nodes_evidence(struct nodes *nodes, unsigned rank, const struct request_evidence *evidence, uint64_t *digest);
-/* A rank of this node is back that had left; all: all of the world had; late: the step was added up without it. */
-void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late);
-/* Whoever is back takes part when node 0 has heard of it, and what was asked for without it is settled. */
-bool nodes_hold_back(const struct nodes *nodes);
-/* reason: NULL, or why in the rank's words. Borrowed. */
-void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, const struct diagnostic *reason);
-
-/* All that this node has of a parcel is pushed: what the reduction, which is prepared, will sum. */
-void nodes_ready(struct nodes *nodes, const struct reduction *reduction);
-/* A rank gives up its backward: what was announced and is not awaited is to be taken back; job_withdrawn() comes,
- * unless the step is aborted. Nothing is announced until then. */
-void nodes_withdraw(struct nodes *nodes);
-bool nodes_withdraws(const struct nodes *nodes);
-/* This node has nothing more of the parcel in that micro-batch. */
-void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch);
+/* Another node's daemon is configured differently, so that the job cannot be formed. difference: a text. */
+void nodes_hear_difference(struct nodes *nodes, unsigned node, const char *difference);

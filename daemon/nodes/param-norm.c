@@ -10,6 +10,7 @@
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/nodes/nodes-inside.h"
 #include "daemon/nodes/nodes.h"
 
 struct param_norm {
@@ -38,29 +39,31 @@ bool param_norm_is_here(const struct job *job, uint32_t param)
     return true;
 }
 
-int param_norm_ask(struct job *job, struct job_rank *rank, uint32_t param)
+int param_norm_ask(struct nodes *nodes, struct job_rank *rank, uint32_t param)
 {
+    struct job *job = nodes->job;
     struct param_norm *question = calloc(1, sizeof(*question));
     uint64_t number = param;
 
     if (!question)
         return -ENOMEM;
-    question->next = job->param_norms;
-    question->number = job->n_param_norms++;
+    question->next = nodes->param_norms;
+    question->number = nodes->n_param_norms++;
     question->rank = rank->rank;
     question->incarnation = rank->incarnation;
     question->param = param;
-    job->param_norms = question;
+    nodes->param_norms = question;
     job_wait(job, rank, WAIT_READ);
-    nodes_report(job->nodes, (struct node_message){.kind = NODE_WANT_SQUARES,
+    nodes_report(nodes, (struct node_message){.kind = NODE_WANT_SQUARES,
                                                    .digest = digest_of(job, question),
                                                    .numbers = &number,
                                                    .n_numbers = 1});
     return 0;
 }
 
-const char *param_norm_hear_question(struct job *job, const struct node_message *message)
+const char *param_norm_hear_question(struct nodes *nodes, const struct node_message *message)
 {
+    struct job *job = nodes->job;
     const struct exact_sum *squares;
 
     if (!job->layout)
@@ -68,7 +71,7 @@ const char *param_norm_hear_question(struct job *job, const struct node_message 
     if (message->n_numbers != 1 || message->numbers[0] >= job->layout->n_params)
         return "WANT_SQUARES.numbers: no such parameter";
     squares = step_squares(job->step, (uint32_t)message->numbers[0]);
-    nodes_report(job->nodes, (struct node_message){.kind = NODE_SQUARES,
+    nodes_report(nodes, (struct node_message){.kind = NODE_SQUARES,
                                                    .digest = message->digest,
                                                    .bytes = (const uint8_t *)squares,
                                                    .n_bytes = sizeof(*squares)});
@@ -90,10 +93,11 @@ static void answer(struct job *job, const struct param_norm *question)
                NULL, 0);
 }
 
-const char *param_norm_hear_answer(struct job *job, const struct node_message *message)
+const char *param_norm_hear_answer(struct nodes *nodes, const struct node_message *message)
 {
+    struct job *job = nodes->job;
     size_t n_nodes = job->config->world.nodes.n_items;
-    struct param_norm **link = &job->param_norms, *question;
+    struct param_norm **link = &nodes->param_norms, *question;
     struct exact_sum squares;
 
     while (*link && digest_of(job, *link) != message->digest)
@@ -115,12 +119,12 @@ const char *param_norm_hear_answer(struct job *job, const struct node_message *m
     return NULL;
 }
 
-void param_norm_forget(struct job *job)
+void param_norm_forget(struct nodes *nodes)
 {
-    while (job->param_norms) {
-        struct param_norm *question = job->param_norms;
+    while (nodes->param_norms) {
+        struct param_norm *question = nodes->param_norms;
 
-        job->param_norms = question->next;
+        nodes->param_norms = question->next;
         free(question);
     }
 }

@@ -15,16 +15,17 @@
 struct job;
 struct job_rank;
 struct node_message;
+struct nodes;
 
 /* Does this node own all of it? */
 bool param_norm_is_here(const struct job *job, uint32_t param);
 
 /* The rank waits for the norm (WAIT_READ), and is answered then. Return: 0 or -ENOMEM. */
-int param_norm_ask(struct job *job, struct job_rank *rank, uint32_t param);
+int param_norm_ask(struct nodes *nodes, struct job_rank *rank, uint32_t param);
 
 /* Return: NULL, or why it makes no sense: a static sentence. */
-const char *param_norm_hear_question(struct job *job, const struct node_message *message);
-const char *param_norm_hear_answer(struct job *job, const struct node_message *message);
+const char *param_norm_hear_question(struct nodes *nodes, const struct node_message *message);
+const char *param_norm_hear_answer(struct nodes *nodes, const struct node_message *message);
 
 /* The layout goes, and whoever waits has been told. */
-void param_norm_forget(struct job *job);
+void param_norm_forget(struct nodes *nodes);

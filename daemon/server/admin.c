@@ -187,12 +187,13 @@ static void view_node(struct nodes_view *view, struct server *server, unsigned i
 static struct nodes_view *view_nodes(struct server *server)
 {
     const struct job *job = server_job(server);
-    struct nodes_view *view = job->nodes ? calloc(1, sizeof(*view)) : NULL;
+    const struct nodes *nodes = nodes_of(job);
+    struct nodes_view *view = nodes ? calloc(1, sizeof(*view)) : NULL;
     struct nodes_status status;
 
     if (!view)
         return NULL;
-    status = nodes_status(job->nodes);
+    status = nodes_status(nodes);
     view->nodes = (struct status_nodes){
         .node = status.node,
         .list = view->list,

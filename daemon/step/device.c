@@ -135,7 +135,6 @@ int device_make(struct executor **out, const struct executor_ops *ops, const str
     device->landing = SEGMENT_NULL;
     executor_set_up(executor, ops, options);
     executor->on_gpus = true;
-    executor->sums_at_once = executor->several_nodes;
     executor->ring_bytes = plan_device_ring_bytes(options->layout, config->zero.overlap_comm);
     return devices_new(&executor->devices,
                        &(struct devices_options){

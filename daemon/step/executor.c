@@ -45,7 +45,7 @@ void executor_set_up(struct executor *executor, const struct executor_ops *ops, 
     executor->options = *options;
     executor->first_rank = config_first_rank(config);
     executor->n_local = config_local_ranks(config);
-    executor->several_nodes = config->world.nodes.n_items > 1;
+    executor->several_nodes = options->several_nodes;
     executor->gathers = config->zero.stage == 3;
 }
 

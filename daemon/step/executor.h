@@ -74,6 +74,7 @@ struct executor_options {
     const struct kernels *kernels;
     struct worker_pool *pool;
     struct uv_loop_s *loop; /* of the engines of GPUs */
+    bool several_nodes;     /* this process has the ranks of one of them */
     uint64_t gather_bytes;  /* stage 3, in host memory: what is gathered takes no more */
     struct executor_events events;
 };
@@ -127,12 +128,11 @@ struct executor {
     struct devices *devices; /* NULL: no GPUs */
     unsigned first_rank, n_local;
     bool several_nodes;
-    bool gathers;        /* stage 3: weights are there as far as ranks gather them */
-    bool holds_state;    /* masters and moments are in host memory */
-    bool on_gpus;        /* gradients lie on GPUs: pushes may name events */
-    bool sums_at_once;   /* between nodes the gradients of all ranks are added at once: no sum of this node's alone */
-    uint64_t ring_bytes; /* of a rank */
-    uint64_t copy_bytes; /* of the staging copy; 0: the state is in host memory */
+    bool gathers;                  /* stage 3: weights are there as far as ranks gather them */
+    bool holds_state;              /* masters and moments are in host memory */
+    bool on_gpus;                  /* gradients lie on GPUs: pushes may name events */
+    uint64_t ring_bytes;           /* of a rank */
+    uint64_t copy_bytes;           /* of the staging copy; 0: the state is in host memory */
     const struct segment *landing; /* stage 3: where weights of other nodes come in; NULL: not in host memory */
 };
 

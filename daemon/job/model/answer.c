@@ -8,10 +8,13 @@
 
 #include "core/base/base.h"
 #include "core/config/config.h"
+#include "core/config/lossscale.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
+#include "core/layout/manifest.h"
 #include "core/wire/wire.h"
 #include "daemon/job/model/fault.h"
+#include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/memory/ledger.h"
@@ -140,4 +143,33 @@ bool job_is_stopped(struct job *job, struct job_rank *rank)
                   cause_rank_lost(&(struct evidence_lost){
                       .at = job_at(job, left), .pid = left->pid, .left = true, .last_message = left->last_request}));
     return job_is_held(job, rank);
+}
+
+struct evidence_at job_at_forming(const struct job_rank *rank)
+{
+    return (struct evidence_at){.rank = rank ? (int64_t)rank->rank : -1, .step = -1, .micro_batch = -1};
+}
+
+void job_refuse_forming(struct job *job, struct diagnostic *diagnostic)
+{
+    job_keep(job, diagnostic);
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (rank->wait != WAIT_FORM && rank->wait != WAIT_READY)
+            continue; /* it may be in the middle of declaring */
+        if (rank->wait == WAIT_FORM) {
+            rank->declared = false;
+            manifest_deinit(&rank->manifest);
+        }
+        job_refuse(job, rank, diagnostic, false);
+    }
+}
+
+void job_reset_loss_scale(struct job *job)
+{
+    if (job->config->fp16.enabled)
+        lossscale_init(&job->decision.lossscale, &job->config->fp16.scale);
+    else
+        lossscale_init_off(&job->decision.lossscale);
 }

@@ -34,3 +34,12 @@ uint64_t job_now(const struct job *job);
 
 /* on_leave: stop. Return: a rank that has left, or NULL. */
 struct job_rank *job_who_left(struct job *job);
+
+/* Where something stands that happens before there is a step; rank: NULL when it is of none. */
+struct evidence_at job_at_forming(const struct job_rank *rank);
+
+/* Whoever waits to form is told why not, and may declare again; takes the diagnostic. */
+void job_refuse_forming(struct job *job, struct diagnostic *diagnostic);
+
+/* As configured, before any step. */
+void job_reset_loss_scale(struct job *job);

@@ -16,12 +16,10 @@
 #include "daemon/memory/quota.h"
 #include "daemon/step/step.h"
 
+struct coordinator;
 struct cursor;
 struct executor;
 struct job_rank;
-struct mirror;
-struct nodes;
-struct param_norm;
 struct reply;
 struct uv_loop_s;
 struct verification;
@@ -138,10 +136,7 @@ struct job {
     struct executor *executor; /* does the work, where the memory lies */
     struct state *state;       /* the executor's; likewise */
     struct step *step;
-    struct nodes *nodes;            /* NULL: one node */
-    struct mirror *mirror;          /* likewise */
-    struct param_norm *param_norms; /* several nodes: questions under way, param-norm.h */
-    uint64_t n_param_norms;         /* asked so far */
+    struct coordinator *coordinator;
     struct window *window;
 
     struct job_memory memory;

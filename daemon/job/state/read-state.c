@@ -12,16 +12,15 @@
 #include "core/base/worker.h"
 #include "core/diagnosis/cause.h"
 #include "core/layout/layout.h"
+#include "core/wire/node-wire.h"
 #include "core/wire/wire.h"
-#include "daemon/exchange/exchange.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/state.h"
-#include "daemon/nodes/nodes.h"
-#include "daemon/nodes/param-norm.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/fetch.h"
 #include "daemon/step/step.h"
@@ -201,14 +200,12 @@ static void reading_reserved(struct work *work)
 static void read_remote(struct reading *reading)
 {
     struct job *job = reading->job;
-    int r = job->nodes ? exchange_fetch(nodes_exchange(job->nodes),
-                                        &(struct fetch){.kind = (enum fetch_kind)reading->kind,
-                                                                 .params = &reading->param,
-                                                                 .n_params = 1,
-                                                                 .segment = &reading->segment,
-                                                                 .done = reading_fetched,
-                                                                 .userdata = reading})
-                       : 1;
+    int r = coordinator_fetch(job->coordinator, &(struct fetch){.kind = (enum fetch_kind)reading->kind,
+                                                                .params = &reading->param,
+                                                                .n_params = 1,
+                                                                .segment = &reading->segment,
+                                                                .done = reading_fetched,
+                                                                .userdata = reading});
 
     if (r == 0)
         reading->n_waiting++;
@@ -286,9 +283,10 @@ static struct reading *reading_new(struct job *job, struct job_rank *rank, uint6
 static int read_figure(struct job *job, struct job_rank *rank, const struct request_read_state *request)
 {
     uint32_t param = request->param;
+    int r = request->kind == WIRE_STATE_GRAD_NORM ? coordinator_ask_norm(job->coordinator, rank, param) : 1;
 
-    if (request->kind == WIRE_STATE_GRAD_NORM && !param_norm_is_here(job, param))
-        return param_norm_ask(job, rank, param);
+    if (r <= 0)
+        return r;
     job_answer(job, rank,
                &(struct reply){
                    .type = REPLY_STATE_IS,

@@ -19,9 +19,10 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
+#include "core/wire/node-wire.h"
 #include "core/wire/wire.h"
-#include "daemon/exchange/exchange.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
@@ -32,7 +33,6 @@
 #include "daemon/memory/rewrite.h"
 #include "daemon/memory/state.h"
 #include "daemon/memory/transfer.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/fetch.h"
 
@@ -82,16 +82,10 @@ bool window_is_busy(const struct window *window)
     return window && window->busy;
 }
 
-static void share_window(struct job *job, const struct segment *segment)
-{
-    if (job->nodes)
-        exchange_window(nodes_exchange(job->nodes), segment);
-}
-
 /* What is under way in it frees it at its end. */
 static void let_go(struct job *job)
 {
-    share_window(job, NULL);
+    coordinator_window(job->coordinator, NULL);
     if (job->window && job->window->busy)
         job->window->forgotten = true;
     else
@@ -160,7 +154,7 @@ static uint64_t segment_bytes(const struct job *job)
  * committed, as all nodes have to do that when all have said so. */
 static bool opening_copies(const struct job *job)
 {
-    return job->executor->copy_bytes > 0 && (job->nodes || job->executor->gathers);
+    return job->executor->copy_bytes > 0 && (!job->coordinator->alone || job->executor->gathers);
 }
 
 /* What opening takes. */
@@ -188,8 +182,7 @@ static void fill_done(void *userdata, int result)
             if (job->ranks[r].wait == WAIT_WINDOW_BEGIN)
                 refuse_begin(job, &job->ranks[r], opening_bytes(job), window->fill_result);
         window->lacks_memory = true;
-        if (!job->nodes)
-            window_forget(job);
+        coordinator_lacks_memory(job->coordinator);
     } else {
         window->ready = true;
     }
@@ -204,12 +197,12 @@ static int fill_remote(struct job *job)
 
     for (uint32_t p = 0; params && p < job->layout->n_params; p++)
         params[p] = p;
-    r = params ? exchange_fetch(nodes_exchange(job->nodes), &(struct fetch){.kind = FETCH_PUBLISHED,
-                                                                                     .window = true,
-                                                                                     .params = params,
-                                                                                     .n_params = job->layout->n_params,
-                                                                                     .done = fill_done,
-                                                                                     .userdata = job})
+    r = params ? coordinator_fetch(job->coordinator, &(struct fetch){.kind = FETCH_PUBLISHED,
+                                                                     .window = true,
+                                                                     .params = params,
+                                                                     .n_params = job->layout->n_params,
+                                                                     .done = fill_done,
+                                                                     .userdata = job})
                : -ENOMEM;
     if (r == 0)
         job->window->n_filling++;
@@ -235,7 +228,7 @@ static int charge_copy(struct job *job)
  * and then they have to be there. */
 static void discharge_copy(struct job *job)
 {
-    if (!job->nodes)
+    if (job->coordinator->alone)
         charge_deinit(&job->window->copy_charge);
 }
 
@@ -254,9 +247,9 @@ static int fill(struct job *job)
 
     job->window->n_filling = 1;
     job->window->fill_result = 0;
-    share_window(job, &job->window->segment);
+    coordinator_window(job->coordinator, &job->window->segment);
     r = executor_show(job->executor, &job->window->segment, shown, job);
-    if (r == 0 && job->nodes && job->config->zero.stage == 3 && fill_remote(job) < 0)
+    if (r == 0 && job->config->zero.stage == 3 && fill_remote(job) < 0)
         job->window->fill_result = -ENOMEM;
     job->window->ready = job->window->stale = job->window->lacks_memory = false;
     job->window->busy = r == 0;
@@ -586,10 +579,8 @@ static void stored(void *userdata)
     job->window->busy = false;
     if (job->window->forgotten) /* node 0 has said that it is over before it could be */
         window_free(steal_ptr(job->window));
-    else if (job->nodes)
-        nodes_stored(job->nodes); /* it is committed when it is stored everywhere */
-    else if (!executor_refresh(job->executor, committed, job))
-        committed(job);
+    else
+        coordinator_stored(job->coordinator); /* it is committed when it is stored everywhere */
 }
 
 /* After the weights: a master that was written itself is the one that counts. */
@@ -609,7 +600,7 @@ static void refuse_commit(struct job *job)
 {
     executor_empty(job->executor);
     discharge_copy(job);
-    job->window->busy = false;
+    job->window->busy = job->window->stores = false;
     job_advance_generation(job);
     job->phase = JOB_WINDOW;
     for (unsigned i = job->world.first; i < job->world.end; i++)
@@ -629,7 +620,7 @@ static void begin_storing(struct work *work);
 /* What all nodes have decided has no way back either; what it takes is charged since the window is open. */
 static void cannot_commit(struct job *job)
 {
-    if (!job->nodes || job->run.drop_why) {
+    if (job->coordinator->alone || job->run.drop_why) {
         refuse_commit(job);
         return;
     }
@@ -745,10 +736,7 @@ static void settle_open(struct job *job)
 void window_settle(struct job *job)
 {
     if (job->phase == JOB_TRAINING && !job->window && all_wait(job, WAIT_WINDOW_BEGIN)) {
-        if (job->nodes)
-            nodes_want_window(job->nodes);
-        else
-            open_window(job);
+        coordinator_want_window(job->coordinator);
         return;
     }
     if (job->phase != JOB_WINDOW || job->window->busy)
@@ -761,12 +749,7 @@ void window_settle(struct job *job)
     /* What loads while weights change would be a mixture. */
     if (job->phase != JOB_WINDOW || gather_is_busy(job) || !all_wait(job, WAIT_WINDOW_END))
         return;
-    if (job->nodes)
-        nodes_end_window(job->nodes, job->window->rewrite, job->ranks[0].forget || job->ranks[0].left);
-    else if (job->ranks[0].forget || job->ranks[0].left)
-        finish_window(job);
-    else
-        commit_window(job);
+    coordinator_end_window(job->coordinator, job->window->rewrite, job->ranks[0].forget || job->ranks[0].left);
 }
 
 /* ---- what node 0 says ---------------------------------------------------------------------------------- */
@@ -797,30 +780,22 @@ static int copy_rewrite(struct job *job, const uint64_t *written, size_t n)
     return r;
 }
 
-const char *job_window_write(struct job *job, const struct exchange_said *said, const uint64_t *written, size_t n)
+int job_window_written(struct job *job, const uint64_t *written, size_t n, const struct rewrite **rewrite)
 {
-    _cleanup_free_ uint64_t *arrays = calloc(n + 1, sizeof(*arrays));
-    size_t n_arrays = 0;
-
     if (job->phase != JOB_WINDOW || !job->window)
-        return "WRITE: no write window is open";
-    if (!arrays || (n > 0 && job->world.first > 0 && copy_rewrite(job, written, n) < 0))
-        return "out of memory for what was written in the window";
-    for (size_t i = 0; i < n; i++) {
-        if ((written[i] & 0xff) == REWRITE_COUNT_FOLLOWS)
-            i++;
-        else
-            arrays[n_arrays++] = written[i];
-    }
-    return exchange_write(nodes_exchange(job->nodes), said, arrays, n_arrays, job->window->rewrite);
+        return -ENOENT;
+    if (n > 0 && job->world.first > 0 && copy_rewrite(job, written, n) < 0)
+        return -ENOMEM;
+    *rewrite = job->window->rewrite;
+    return 0;
 }
 
 void job_window_store(struct job *job)
 {
     if (job->phase != JOB_WINDOW || !job->window)
         return;
-    job->window->stores = true;
-    window_settle(job); /* a node whose ranks have all left may still be filling it */
+    job->window->stores = true; /* a node whose ranks have all left may still be filling it */
+    job_todo(job);
 }
 
 void job_window_closed(struct job *job)

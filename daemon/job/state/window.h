@@ -5,17 +5,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct exchange_said;
 struct job;
 struct job_rank;
 struct request_write_state;
+struct rewrite;
 struct window;
 
-/* The write window: is open; goes to its owners (NULL, or why not: static); is stored; is done with. */
+/* The coordinator says: the write window is open; it is stored; it is over. */
 void job_window_open(struct job *job);
-const char *job_window_write(struct job *job, const struct exchange_said *said, const uint64_t *written, size_t n);
 void job_window_store(struct job *job);
 void job_window_closed(struct job *job);
+
+/* Another node's rank 0 has written state into the window; written: as NODE_WINDOW_END lists it. *rewrite: where it
+ * lies or goes, NULL: nothing was written. Return: 0; -ENOENT: no window is open; -ENOMEM. */
+int job_window_written(struct job *job, const uint64_t *written, size_t n, const struct rewrite **rewrite);
+
 void job_write_begin(struct job *job, struct job_rank *rank);
 void job_write_state(struct job *job, struct job_rank *rank, const struct request_write_state *request);
 void job_write_end(struct job *job, struct job_rank *rank, bool forget);

@@ -15,17 +15,17 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/manifest.h"
 #include "core/wire/node-wire.h"
-#include "daemon/exchange/exchange.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/parcels.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/ring.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/step.h"
 
 static void rewind_rank(struct job *job, struct job_rank *rank)
@@ -109,7 +109,7 @@ static void finish_abort(struct job *job)
 /* What the aborted attempt had under way ends first: on workers, and between nodes. */
 static bool is_quiet(const struct job *job)
 {
-    return job->work.n_under_way == 0 && !(job->nodes && exchange_is_busy(nodes_exchange(job->nodes)));
+    return job->work.n_under_way == 0 && !parcels_is_busy(job->coordinator);
 }
 
 void abort_settle(struct job *job)
@@ -131,8 +131,6 @@ void abort_start(struct job *job, int64_t rank, struct diagnostic *reason)
 
 void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)
 {
-    if (job->phase == JOB_WINDOW && !job->nodes)
-        window_forget(job);
     if (job->phase != JOB_TRAINING &&
         job->phase != JOB_WINDOW) { /* nothing to abort, or decided already: it only rolls forward */
         diagnostic_unref(reason);
@@ -140,20 +138,13 @@ void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)
     }
     if (reason && reason->id == 0) /* else it is kept already */
         job_keep(job, diagnostic_ref(reason));
-    if (!job->nodes) {
-        abort_start(job, rank, reason);
-        return;
-    }
-    nodes_abort(job->nodes, rank, !reason && job->abort.why ? job->abort.why : "", reason);
-    if (job->abort.reason)
-        diagnostic_unref(reason);
-    else
-        job->abort.reason = reason; /* for when node 0 agrees */
+    coordinator_abort(job->coordinator, rank, !reason && job->abort.why ? job->abort.why : "", reason);
 }
 
 void job_abort_step(struct job *job, struct job_rank *rank, const char *why)
 {
     struct diagnostic *notice = steal_ptr(rank->abort_notice);
+    bool open = job->phase == JOB_TRAINING || job->phase == JOB_WINDOW || job->phase == JOB_ABORTING;
 
     if (notice) { /* it was aborted already: that is what was asked for */
         diagnostic_unref(notice);
@@ -162,13 +153,12 @@ void job_abort_step(struct job *job, struct job_rank *rank, const char *why)
     }
     job_fault_reset(&rank->fault);
     job_wait(job, rank, WAIT_ABORT);
-    if (job->phase == JOB_TRAINING || job->phase == JOB_WINDOW) {
+    if (open && job->phase != JOB_ABORTING) {
         free(job->abort.why); /* of another rank, whose abort is on its way to node 0 */
         job->abort.why = strdup(why);
     }
     job_abort(job, rank->rank, NULL);
-    if (rank->wait == WAIT_ABORT && job->phase != JOB_ABORTING &&
-        !(job->nodes && (job->phase == JOB_TRAINING || job->phase == JOB_WINDOW)))
+    if (!open) /* there is nothing to abort */
         job_answer_done(job, rank);
 }
 

@@ -25,6 +25,7 @@
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/parcels.h"
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/transaction/abort.h"
@@ -32,7 +33,6 @@
 #include "daemon/job/transaction/commit.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/state.h"
-#include "daemon/nodes/nodes.h"
 #include "kernels/update.h"
 
 /* How long a refusal waits for what would explain it. Picked: a rank's first iteration may be slower by seconds. */
@@ -165,7 +165,7 @@ void job_abandon_backward(struct job *job, struct job_rank *rank, const struct r
         return;
     }
     job_wait(job, rank, WAIT_ABANDON);
-    nodes_withdraw(job->nodes);
+    parcels_withdraw(job->coordinator);
 }
 
 void job_withdrawn(struct job *job)
@@ -607,7 +607,7 @@ void job_give_up_open(struct job *job, struct job_rank *rank)
                                           .aborted = true};
 
     if (collect_has_promised(job, rank)) {
-        nodes_withdraw(job->nodes); /* then again */
+        parcels_withdraw(job->coordinator); /* then again */
         return;
     }
     if (stands_half(job, rank) || ledger_abandon(&job->ledger, rank->rank) == LEDGER_MUST_ABORT) {

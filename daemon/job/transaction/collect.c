@@ -16,16 +16,15 @@
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
 #include "core/layout/layout.h"
-#include "daemon/exchange/exchange.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/model/parcels.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/stats.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/admit.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/ring.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/step.h"
 
@@ -92,7 +91,7 @@ static uint32_t furthest(const struct job *job)
  * them: a sum of this node's own ranks there is none. */
 static bool sums_at_once(const struct job *job)
 {
-    return job->executor->sums_at_once;
+    return job->coordinator->sums_at_once;
 }
 
 static void clock_start(struct job *job)
@@ -143,13 +142,13 @@ static void record_sums(struct job *job, const struct reduction *reduction, unsi
 
 static bool sends_slots(const struct job *job, uint32_t parcel)
 {
-    return job->nodes && step_sends_slots(job->step, parcel);
+    return parcels_sends_slots(job->coordinator, parcel);
 }
 
 /* Part of its 64-bit sum is taken when the pieces of all nodes are added. */
 static bool is_summed_later(const struct job *job, uint32_t parcel)
 {
-    return sends_slots(job, parcel) && exchange_owns_any(nodes_exchange(job->nodes), parcel);
+    return sends_slots(job, parcel) && parcels_owns_any(job->coordinator, parcel);
 }
 
 static void reduction_is_done(void *userdata, struct reduction *reduction);
@@ -206,15 +205,12 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
             ring_unhold(reduction->held[r - job->world.first]);
     if (job->phase != JOB_ABORTING) {
         count_overlap(job, reduction, n_bytes);
-        if (!job->nodes) /* else it stays until what is sent is everywhere */
-            cursor->pass++;
         collect_settle(job);
         collect_parcel(job, reduction->parcel);
         for (unsigned r = job->world.first; r < job->world.end; r++)
             admit_settle(job, &job->ranks[r]);
     }
-    if (job->nodes)
-        exchange_summed(nodes_exchange(job->nodes), reduction->parcel);
+    parcels_summed(job->coordinator, reduction->parcel);
     job_todo(job);
 }
 
@@ -275,7 +271,7 @@ static void post_rank(struct job *job, struct reduction *reduction, unsigned ran
     if (reduction->held[local])
         ring_hold(ring);
     if (sends_slots(job, reduction->parcel))
-        exchange_lend(nodes_exchange(job->nodes), reduction->parcel, ring);
+        parcels_lend(job->coordinator, reduction->parcel, ring);
     for (uint32_t i = 0; i < parcel->n_parts; i++)
         if (reduction->masks[i] >> local & 1)
             ledger_post(&job->ledger, rank, parcel->first_part + i);
@@ -290,18 +286,18 @@ static void post(struct job *job, struct reduction *reduction)
         clock_start(job);
 }
 
-/* What is taken, once nothing else of the parcel is being summed. */
+/* Starts the sum of a parcel that was taken, unless another sum of the parcel is under way. */
 static void sum_promised(struct job *job, uint32_t parcel)
 {
     if (sums_at_once(job))
         return;
-    if (!step_is_busy(job->step, parcel) && exchange_start_sum(nodes_exchange(job->nodes), parcel))
+    if (!step_is_busy(job->step, parcel) && parcels_start_sum(job->coordinator, parcel))
         step_post(&job->step->reductions[parcel], reduction_is_done, job);
 }
 
 void collect_take(struct job *job, uint32_t parcel)
 {
-    exchange_take(nodes_exchange(job->nodes), parcel);
+    parcels_take(job->coordinator, parcel);
     post(job, &job->step->reductions[parcel]);
     sum_promised(job, parcel);
 }
@@ -309,13 +305,13 @@ void collect_take(struct job *job, uint32_t parcel)
 /* Is anything that the rank has pushed announced to the other nodes, but not in a sum yet? */
 static bool is_promised(const struct job *job, const struct job_rank *rank, uint32_t parcel)
 {
-    return exchange_is_promised(nodes_exchange(job->nodes), parcel) &&
+    return parcels_is_promised(job->coordinator, parcel) &&
            job->step->reductions[parcel].sources[rank->rank - job->world.first];
 }
 
 bool collect_has_promised(const struct job *job, const struct job_rank *rank)
 {
-    for (uint32_t p = 0; job->nodes && p < job->layout->n_parcels; p++)
+    for (uint32_t p = 0; p < job->layout->n_parcels; p++)
         if (is_promised(job, rank, p))
             return true;
     return false;
@@ -323,23 +319,9 @@ bool collect_has_promised(const struct job *job, const struct job_rank *rank)
 
 void collect_keep_promises(struct job *job, const struct job_rank *rank)
 {
-    for (uint32_t p = 0; job->nodes && job->phase == JOB_TRAINING && p < job->layout->n_parcels; p++)
+    for (uint32_t p = 0; job->phase == JOB_TRAINING && p < job->layout->n_parcels; p++)
         if (is_promised(job, rank, p))
             collect_take(job, p);
-}
-
-/* Between nodes it is announced, and summed when all have it: until then a backward can be taken back. */
-static void reduce(struct job *job, uint32_t parcel, struct cursor at)
-{
-    struct reduction *reduction = prepare(job, parcel, at);
-
-    if (!job->nodes) {
-        post(job, reduction);
-        step_post(reduction, reduction_is_done, job);
-        return;
-    }
-    exchange_keep(nodes_exchange(job->nodes), reduction);
-    nodes_ready(job->nodes, reduction);
 }
 
 void collect_parcel(struct job *job, uint32_t parcel)
@@ -347,10 +329,9 @@ void collect_parcel(struct job *job, uint32_t parcel)
     struct cursor *cursor = &job->work.cursors[parcel];
     uint32_t last;
 
-    if (job->nodes)
-        sum_promised(job, parcel);
-    if (job->phase != JOB_TRAINING || job->step->reductions[parcel].busy ||
-        (job->nodes && (exchange_keeps(nodes_exchange(job->nodes), parcel) || nodes_withdraws(job->nodes))))
+    sum_promised(job, parcel);
+    if (job->phase != JOB_TRAINING || job->step->reductions[parcel].busy || parcels_keeps(job->coordinator, parcel) ||
+        parcels_withdraws(job->coordinator))
         return;
     last = furthest(job);
     while (cursor->micro_batch <= last) {
@@ -358,13 +339,12 @@ void collect_parcel(struct job *job, uint32_t parcel)
         case OPEN:
             return;
         case COMPLETE:
-            reduce(job, parcel, *cursor);
+            parcels_complete(job->coordinator, prepare(job, parcel, *cursor));
             return;
         case EMPTY:
             if (cursor->micro_batch == last)
                 return; /* of ranks that left a successor may still come and push there */
-            if (job->nodes)
-                nodes_passed(job->nodes, parcel, cursor->micro_batch);
+            parcels_passed(job->coordinator, parcel, cursor->micro_batch);
             *cursor = (struct cursor){.micro_batch = cursor->micro_batch + 1};
             break;
         }

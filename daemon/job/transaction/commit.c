@@ -28,6 +28,7 @@
 #include "core/wire/node-wire.h"
 #include "core/wire/wire.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/missing.h"
@@ -39,11 +40,9 @@
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/boundary.h"
 #include "daemon/job/transaction/collect.h"
-#include "daemon/leader/leader.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/ring.h"
 #include "daemon/memory/state.h"
-#include "daemon/nodes/nodes.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/step.h"
 #include "kernels/exact.h"
@@ -72,7 +71,7 @@ static double loss_scale_of(const struct job *job, const struct step_args *args)
 }
 
 /* The norm of what is accumulated here, as it is: docs/numerics.md section 2. */
-static double measure_norm(struct job *job)
+double job_measure_norm(struct job *job)
 {
     struct exact_sum total;
 
@@ -164,15 +163,6 @@ static void hold_for_nonfinite(struct job *job)
         job_is_held(job, rank);
 }
 
-/* This node's part of the step is done. */
-static void updated(struct job *job)
-{
-    if (job->nodes)
-        nodes_updated(job->nodes);
-    else
-        job_commit(job);
-}
-
 static void update_is_done(void *userdata, int result)
 {
     struct job *job = userdata;
@@ -186,7 +176,7 @@ static void update_is_done(void *userdata, int result)
     }
     step_commit(job->step);
     state_journal(job->state)->n_applied++;
-    updated(job);
+    coordinator_updated(job->coordinator);
 }
 
 struct hyper job_hyper(const struct job *job, const struct step_args *args, uint32_t group)
@@ -295,32 +285,12 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
     job->phase = JOB_UPDATING;
     job_advance_generation(job);
     if (!job->decision.applying) {
-        updated(job);
+        coordinator_updated(job->coordinator);
         return;
     }
     job->decision.lr = job->decision.hypers[0].lr;
     job->work.n_io++;
     step_update(job->step, &(struct step_update){.groups = job->decision.hypers, .s = verdict->s}, update_is_done, job);
-}
-
-/* One node: it decides by itself. */
-static void decide(struct job *job)
-{
-    const struct asked asked = {
-        .args = first_args(job), .found_inf = anybody(job, found_inf), .proceed = anybody(job, proceeds)};
-    _cleanup_free_ uint8_t *any = malloc(job_bits_bytes(job)), *all = malloc(job_bits_bytes(job));
-    struct node_verdict verdict = {.pushed_any = any, .pushed_all = all};
-
-    if (!any || !all) {
-        job_abort(job, -1, NULL);
-        return;
-    }
-    job_find_pushed(job, any, all);
-    job->decision.finding = job->step->finding;
-    if (judge(job, &asked, measure_norm(job), all, &verdict))
-        carry_out(job, &verdict);
-    else
-        hold_for_nonfinite(job);
 }
 
 /* ---- commit -------------------------------------------------------------------------------------------- */
@@ -472,19 +442,25 @@ static bool all_left(const struct job *job)
     return true;
 }
 
-/* One node answers and decides by itself; of several, node 0 does when all have come as far. */
-static void settle_step(struct job *job)
+void job_decide(struct job *job)
 {
-    bool norm = all_want_norm(job), step = all_asked(job) || (job->nodes && all_left(job));
+    const struct asked asked = {
+        .args = first_args(job), .found_inf = anybody(job, found_inf), .proceed = anybody(job, proceeds)};
+    _cleanup_free_ uint8_t *any = malloc(job_bits_bytes(job)), *all = malloc(job_bits_bytes(job));
+    struct node_verdict verdict = {.pushed_any = any, .pushed_all = all};
 
-    if (job->nodes && norm)
-        nodes_want_norm(job->nodes);
-    else if (job->nodes && step)
-        nodes_asked(job->nodes);
-    else if (norm)
-        answer_norm(job, measure_norm(job));
-    else if (step)
-        decide(job);
+    if (!all_asked(job))
+        return;
+    if (!any || !all) {
+        job_abort(job, -1, NULL);
+        return;
+    }
+    job_find_pushed(job, any, all);
+    job->decision.finding = job->step->finding;
+    if (judge(job, &asked, job_measure_norm(job), all, &verdict))
+        carry_out(job, &verdict);
+    else
+        hold_for_nonfinite(job);
 }
 
 void commit_settle(struct job *job)
@@ -501,7 +477,10 @@ void commit_settle(struct job *job)
     }
     if (!all_reduced(job))
         return;
-    settle_step(job);
+    if (all_want_norm(job))
+        coordinator_want_norm(job->coordinator);
+    else if (all_asked(job) || all_left(job))
+        coordinator_asked(job->coordinator);
 }
 
 /* ---- what node 0 says ---------------------------------------------------------------------------------- */
@@ -567,14 +546,14 @@ static int64_t find_differing(const struct job *job)
     return -1;
 }
 
-bool job_judge(struct job *job, const struct leader_merged *merged, struct node_verdict *verdict,
+bool job_judge(struct job *job, const struct job_request *merged, struct node_verdict *verdict,
                struct wire_hyper *groups, struct node_message *hold)
 {
     int64_t differing = find_differing(job);
     struct step_args args = {0};
     const struct asked asked = {
         .args = &args, .found_inf = merged->args && merged->args->found_inf, .proceed = merged->proceed};
-    struct exact_sum squares = merged->squares;
+    struct exact_sum squares = *merged->squares;
     bool decided;
 
     if (differing >= 0) {
@@ -583,10 +562,10 @@ bool job_judge(struct job *job, const struct leader_merged *merged, struct node_
     }
     if (merged->args)
         job_keep_args(job, &args, merged->args);
-    job->decision.finding = own_finding(job, &merged->finding);
+    job->decision.finding = own_finding(job, merged->finding);
     decided = judge(job, &asked, sqrt(exact_sum_round(&squares)), merged->pushed_all, verdict);
     free(args.groups);
-    hold->finding = merged->finding;
+    hold->finding = *merged->finding;
     if (!decided)
         return false;
     for (uint32_t g = 0; verdict->apply && g < job->layout->n_groups; g++)

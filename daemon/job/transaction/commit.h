@@ -7,12 +7,21 @@
 struct exact_sum;
 struct hyper;
 struct job;
-struct leader_merged;
 struct node_finding;
 struct node_message;
 struct node_verdict;
+struct request_step;
 struct step_args;
 struct wire_hyper;
+
+/* What all nodes know together of a step that all have asked for. Borrowed. */
+struct job_request {
+    const struct exact_sum *squares;
+    const struct node_finding *finding; /* the first by micro-batch, parameter, element */
+    const struct request_step *args;    /* of the first rank that asks; found_inf: of any; NULL: no rank asks */
+    bool proceed;
+    const uint8_t *pushed_all; /* a bit per parameter */
+};
 
 void commit_settle(struct job *job);
 
@@ -25,7 +34,7 @@ void job_describe_request(const struct job *job, struct node_message *message, s
  * Node 0: the verdict on what all know together; groups: room likewise. Return: false when the step is to be held, and
  * hold says for whom.
  */
-bool job_judge(struct job *job, const struct leader_merged *merged, struct node_verdict *verdict,
+bool job_judge(struct job *job, const struct job_request *merged, struct node_verdict *verdict,
                struct wire_hyper *groups, struct node_message *hold);
 void job_carry_out(struct job *job, const struct node_verdict *verdict);
 void job_hold(struct job *job, const struct node_message *message);
@@ -36,3 +45,9 @@ void job_commit(struct job *job);
 
 /* What a step with these arguments uses for a group: the arguments', or as configured and scheduled. */
 struct hyper job_hyper(const struct job *job, const struct step_args *args, uint32_t group);
+
+/* One node: the verdict on the step, if all ranks that have not left have asked for it; and it is carried out. */
+void job_decide(struct job *job);
+
+/* The norm of what is accumulated on this node, unscaled: docs/numerics.md section 2. */
+double job_measure_norm(struct job *job);

@@ -15,6 +15,7 @@
 #include "client/example/random.h"
 #include "core/base/base.h"
 #include "daemon/job/job.h"
+#include "daemon/job/model/model.h"
 
 struct packet {
     struct packet *next;
@@ -147,7 +148,7 @@ static bool deliver(struct mesh_node *node, bool to_leader)
     if (!packet)
         return false;
     queue->first = packet->next;
-    wrong = nodes_hear((to_leader ? &node->mesh->nodes[0] : node)->job->nodes, to_leader ? node->number : 0,
+    wrong = nodes_hear(nodes_of((to_leader ? &node->mesh->nodes[0] : node)->job), to_leader ? node->number : 0,
                        packet->data, packet->n_bytes);
     if (wrong && !node->mesh->nonsense)
         fail_msg("seed %llu: node %u: %s", (unsigned long long)node->mesh->seed, node->number, wrong);
@@ -278,7 +279,7 @@ static bool move_bytes(struct mesh_node *node)
                 .tag = o->tag, .n_bytes_sent = o->n_sent, .n_bytes_received = o->n_received};
 
             free_order(unlink_order(&node->engine, o));
-            nodes_engine_done(node->job->nodes, &done);
+            nodes_engine_done(nodes_of(node->job), &done);
             return true;
         }
         if (o->n_done > before)
@@ -415,7 +416,7 @@ static bool run_engine(struct mesh_node *node)
         spoil(node);
         engine->started = engine->ready = false;
         mesh->n_failures++;
-        nodes_engine_failed(node->job->nodes, &(struct engine_failure){.what = "was broken by the test"});
+        nodes_engine_failed(nodes_of(node->job), &(struct engine_failure){.what = "was broken by the test"});
         return true;
     }
     if (engine->failing)
@@ -423,12 +424,12 @@ static bool run_engine(struct mesh_node *node)
     if (!engine->put) {
         engine->put = true;
         snprintf(key, sizeof(key), "g%u/%u", engine->generation, node->number);
-        nodes_engine_put(node->job->nodes, key, &value, 1);
+        nodes_engine_put(nodes_of(node->job), key, &value, 1);
         return true;
     }
     if (!engine->ready && engine->n_values == mesh->n_nodes - 1) {
         engine->ready = true;
-        nodes_engine_ready(node->job->nodes);
+        nodes_engine_ready(nodes_of(node->job));
         return true;
     }
     return engine->ready && move_bytes(node);
@@ -441,7 +442,7 @@ static bool serve(struct mesh_node *node)
     if (!node->woken)
         return false;
     node->woken = false;
-    nodes_serve(node->job->nodes);
+    nodes_serve(nodes_of(node->job));
     return true;
 }
 
@@ -523,7 +524,7 @@ void mesh_join(struct mesh *mesh, unsigned node, struct job *job, struct worker_
     n->number = node;
     n->job = job;
     n->pool = pool;
-    assert_int_equal(job_join(job, &ops), 0);
+    assert_int_equal(nodes_join(&(struct nodes *){NULL}, job, &ops), 0);
 }
 
 static void queue_free(struct queue *queue)

@@ -1046,7 +1046,7 @@ static void test_madness(void **state)
             struct job *job = w->fixtures[to]->job;
             size_t n = make_message(w, &arena, job, buffer);
 
-            (void)nodes_hear(job->nodes, to == 0 ? 1 : 0, buffer, n);
+            (void)nodes_hear(nodes_of(job), to == 0 ? 1 : 0, buffer, n);
             if (i < 2 * w->n_ranks && i % 2 && job->phase == JOB_TRAINING && !w->peers[i / 2]->dropped)
                 push_all(w, i / 2);
             stir(w);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-#include "daemon/nodes/mirror.h"
+#include "daemon/nodes/remote-ranks.h"
 
 #include <string.h>
 
@@ -12,6 +12,7 @@
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/transaction/boundary.h"
+#include "daemon/nodes/nodes-inside.h"
 #include "daemon/nodes/nodes.h"
 
 /* NODE_RANK.numbers, in this order. */
@@ -40,38 +41,40 @@ struct told {
     uint64_t evidence; /* its digest; 0: none */
 };
 
-struct mirror {
+struct remote_ranks {
+    struct nodes *nodes;
     struct job *job;
     struct told *told; /* per rank of this node */
     uint8_t **awaited; /* per rank of other nodes, inside a backward: a bit per parameter; owned, else NULL */
 };
 
-int mirror_new(struct mirror **out, struct job *job)
+int remote_ranks_new(struct remote_ranks **out, struct nodes *nodes)
 {
-    struct mirror *mirror = calloc(1, sizeof(*mirror));
+    struct remote_ranks *remote = calloc(1, sizeof(*remote));
 
-    if (!mirror)
+    if (!remote)
         return -ENOMEM;
-    mirror->job = job;
-    mirror->told = calloc(job_n_local(job), sizeof(*mirror->told));
-    mirror->awaited = calloc(job->world.size, sizeof(*mirror->awaited));
-    if (!mirror->told || !mirror->awaited) {
-        mirror_free(mirror);
+    remote->nodes = nodes;
+    remote->job = nodes->job;
+    remote->told = calloc(job_n_local(nodes->job), sizeof(*remote->told));
+    remote->awaited = calloc(nodes->job->world.size, sizeof(*remote->awaited));
+    if (!remote->told || !remote->awaited) {
+        remote_ranks_free(remote);
         return -ENOMEM;
     }
-    *out = mirror;
+    *out = remote;
     return 0;
 }
 
-void mirror_free(struct mirror *mirror)
+void remote_ranks_free(struct remote_ranks *remote)
 {
-    if (!mirror)
+    if (!remote)
         return;
-    for (unsigned r = 0; mirror->awaited && r < mirror->job->world.size; r++)
-        free(mirror->awaited[r]);
-    free(mirror->awaited);
-    free(mirror->told);
-    free(mirror);
+    for (unsigned r = 0; remote->awaited && r < remote->job->world.size; r++)
+        free(remote->awaited[r]);
+    free(remote->awaited);
+    free(remote->told);
+    free(remote);
 }
 
 /* ---- telling ------------------------------------------------------------------------------------------- */
@@ -138,8 +141,9 @@ static uint8_t *list_awaited(const struct job *job, const struct job_rank *rank)
     return bits;
 }
 
-static void tell(struct job *job, const struct job_rank *rank, const struct told *now)
+static void tell(struct nodes *nodes, const struct job_rank *rank, const struct told *now)
 {
+    struct job *job = nodes->job;
     struct node_message message = {.kind = NODE_RANK,
                                    .has_rank = true,
                                    .rank = rank->rank,
@@ -163,12 +167,13 @@ static void tell(struct job *job, const struct job_rank *rank, const struct told
     }
     if (groups && now->numbers[ASKED])
         job_describe_args(job, &rank->args, &message.args, groups);
-    nodes_report(job->nodes, message);
+    nodes_report(nodes, message);
 }
 
 /* Nothing is looked at for a rank that misses nothing. */
-static void tell_evidence(struct job *job, const struct job_rank *rank, uint64_t *digest)
+static void tell_evidence(struct nodes *nodes, const struct job_rank *rank, uint64_t *digest)
 {
+    struct job *job = nodes->job;
     _cleanup_free_ uint32_t *ids = NULL;
     struct request_evidence evidence;
 
@@ -177,15 +182,15 @@ static void tell_evidence(struct job *job, const struct job_rank *rank, uint64_t
     if (ids)
         rank_evidence_describe(&rank->evidence, job->layout->n_params, ids, &evidence);
     if (ids || *digest)
-        nodes_evidence(job->nodes, rank->rank, ids ? &evidence : NULL, digest);
+        nodes_evidence(nodes, rank->rank, ids ? &evidence : NULL, digest);
 }
 
-void mirror_tell(struct mirror *mirror, bool tick)
+void remote_ranks_tell(struct remote_ranks *remote, bool tick)
 {
-    struct job *job = mirror->job;
+    struct job *job = remote->job;
 
     for (unsigned r = job->world.first; r < job->world.end; r++) {
-        struct told *told = &mirror->told[r - job->world.first];
+        struct told *told = &remote->told[r - job->world.first];
         struct told now = {.step = job->layout ? job->ledger.step : 0,
                            .attempt = job->layout ? job->ledger.attempt : 0,
                            .n_pushed_open = job->layout ? job->ledger.ranks[job->ranks[r].rank].n_pushed_open : 0};
@@ -195,24 +200,19 @@ void mirror_tell(struct mirror *mirror, bool tick)
             continue;
         now.evidence = told->evidence;
         if (now.numbers[ASKED])
-            tell_evidence(job, &job->ranks[r], &now.evidence);
+            tell_evidence(remote->nodes, &job->ranks[r], &now.evidence);
         *told = now;
-        tell(job, &job->ranks[r], &now);
+        tell(remote->nodes, &job->ranks[r], &now);
     }
 }
 
-void mirror_repeat(struct mirror *mirror)
+void remote_ranks_repeat(struct remote_ranks *remote)
 {
-    for (unsigned r = 0; r < job_n_local(mirror->job); r++)
-        mirror->told[r].attempt = UINT32_MAX;
+    for (unsigned r = 0; r < job_n_local(remote->job); r++)
+        remote->told[r].attempt = UINT32_MAX;
 }
 
 /* ---- hearing ------------------------------------------------------------------------------------------- */
-
-static bool is_own(const struct job *job, unsigned rank)
-{
-    return rank >= job->world.first && rank < job->world.end;
-}
 
 static void keep_progress(struct job *job, struct job_rank *rank, const struct node_message *message)
 {
@@ -230,33 +230,33 @@ static void keep_progress(struct job *job, struct job_rank *rank, const struct n
         job_keep_args(job, &rank->args, &message->args);
 }
 
-static void keep_awaited(struct mirror *mirror, const struct node_message *message)
+static void keep_awaited(struct remote_ranks *remote, const struct node_message *message)
 {
     size_t n = message->n_awaited_bytes;
-    uint8_t *bits = n > 0 && n == job_bits_bytes(mirror->job) ? malloc(n) : NULL;
+    uint8_t *bits = n > 0 && n == job_bits_bytes(remote->job) ? malloc(n) : NULL;
 
     if (bits)
         memcpy(bits, message->awaited, n);
-    mirror->awaited[message->rank] = bits;
+    remote->awaited[message->rank] = bits;
 }
 
-bool mirror_awaits(const struct mirror *mirror, unsigned rank, uint32_t param)
+bool remote_ranks_awaits(const struct remote_ranks *remote, unsigned rank, uint32_t param)
 {
-    const uint8_t *bits = mirror->awaited[rank];
+    const uint8_t *bits = remote->awaited[rank];
 
     return bits && bits[param / 8] >> param % 8 & 1;
 }
 
-void mirror_hear(struct mirror *mirror, const struct node_message *message)
+void remote_ranks_hear(struct remote_ranks *remote, const struct node_message *message)
 {
-    struct job *job = mirror->job;
+    struct job *job = remote->job;
     const uint64_t *numbers = message->numbers;
     uint64_t now = job_now(job);
     struct job_rank *rank;
     bool left;
 
     if (message->rank >= job->world.size || message->n_numbers != N_NUMBERS || numbers[WAIT] > WAIT_ABORT ||
-        numbers[LAST_REQUEST] >= N_REQUEST_TYPES || is_own(job, message->rank))
+        numbers[LAST_REQUEST] >= N_REQUEST_TYPES || job_is_own(job, message->rank))
         return; /* its own come back to it, too */
     rank = &job->ranks[message->rank];
     left = numbers[LEFT] && !rank->left;
@@ -271,10 +271,10 @@ void mirror_hear(struct mirror *mirror, const struct node_message *message)
     rank->last_request = numbers[LAST_REQUEST] ? request_type_name((enum request_type)numbers[LAST_REQUEST]) : NULL;
     free(rank->client);
     rank->client = message->text[0] ? strdup(message->text) : NULL;
-    free(steal_ptr(mirror->awaited[message->rank]));
+    free(steal_ptr(remote->awaited[message->rank]));
     if (job->layout && message->step == job->ledger.step && message->attempt == job->ledger.attempt) {
         keep_progress(job, rank, message);
-        keep_awaited(mirror, message);
+        keep_awaited(remote, message);
     }
     if (left)
         job_stop_waiting(job);
@@ -288,11 +288,11 @@ static bool are_params(const struct job *job, const uint32_t *ids, size_t n)
     return true;
 }
 
-void mirror_hear_evidence(struct mirror *mirror, unsigned rank, const struct request_evidence *evidence)
+void remote_ranks_hear_evidence(struct remote_ranks *remote, unsigned rank, const struct request_evidence *evidence)
 {
-    struct job *job = mirror->job;
+    struct job *job = remote->job;
 
-    if (!job->layout || rank >= job->world.size || is_own(job, rank))
+    if (!job->layout || rank >= job->world.size || job_is_own(job, rank))
         return;
     rank_evidence_reset(&job->ranks[rank].evidence);
     if (evidence && are_params(job, evidence->not_called, evidence->n_not_called) &&
@@ -300,15 +300,15 @@ void mirror_hear_evidence(struct mirror *mirror, unsigned rank, const struct req
         rank_evidence_set(&job->ranks[rank].evidence, evidence, job->layout->n_params);
 }
 
-void mirror_forget(struct mirror *mirror)
+void remote_ranks_forget(struct remote_ranks *remote)
 {
-    struct job *job = mirror->job;
+    struct job *job = remote->job;
 
     for (unsigned r = 0; r < job->world.size; r++)
-        if (is_own(job, r)) {
-            mirror->told[r - job->world.first].evidence = 0;
+        if (job_is_own(job, r)) {
+            remote->told[r - job->world.first].evidence = 0;
         } else {
             rank_evidence_reset(&job->ranks[r].evidence);
-            free(steal_ptr(mirror->awaited[r]));
+            free(steal_ptr(remote->awaited[r]));
         }
 }

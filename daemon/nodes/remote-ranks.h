@@ -15,24 +15,24 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct job;
-struct mirror;
+struct nodes;
+struct remote_ranks;
 struct node_message;
 struct request_evidence;
 
 /* Return: 0 or -ENOMEM. */
-int mirror_new(struct mirror **out, struct job *job);
-void mirror_free(struct mirror *mirror);
+int remote_ranks_new(struct remote_ranks **out, struct nodes *nodes);
+void remote_ranks_free(struct remote_ranks *remote);
 
 /* Reports what has changed of this node's ranks; tick: also what only texts need. */
-void mirror_tell(struct mirror *mirror, bool tick);
+void remote_ranks_tell(struct remote_ranks *remote, bool tick);
 /* All that there is to tell is told again: others may hold it for something else. */
-void mirror_repeat(struct mirror *mirror);
+void remote_ranks_repeat(struct remote_ranks *remote);
 /* A RANK message of another node's rank. */
-void mirror_hear(struct mirror *mirror, const struct node_message *message);
+void remote_ranks_hear(struct remote_ranks *remote, const struct node_message *message);
 /* Is that parameter still to come in the backward that another node's rank is inside of? */
-bool mirror_awaits(const struct mirror *mirror, unsigned rank, uint32_t param);
+bool remote_ranks_awaits(const struct remote_ranks *remote, unsigned rank, uint32_t param);
 /* What another node's rank says; NULL: nothing any more. */
-void mirror_hear_evidence(struct mirror *mirror, unsigned rank, const struct request_evidence *evidence);
+void remote_ranks_hear_evidence(struct remote_ranks *remote, unsigned rank, const struct request_evidence *evidence);
 /* The layout is dropped: ids of parameters mean nothing any more. */
-void mirror_forget(struct mirror *mirror);
+void remote_ranks_forget(struct remote_ranks *remote);

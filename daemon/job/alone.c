@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The coordinator of a job of one node answers each report with the job's verb at once. */
+
+#include "daemon/job/alone.h"
+
+#include "core/base/base.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "daemon/job/attendance.h"
+#include "daemon/job/form.h"
+#include "daemon/job/init.h"
+#include "daemon/job/model/coordinator.h"
+#include "daemon/job/model/journal.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/parcels.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/window.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/collect.h"
+#include "daemon/job/transaction/commit.h"
+#include "daemon/memory/rewrite.h"
+#include "daemon/step/step.h"
+
+/* Where a parcel is: a sum begins as soon as the parcel is complete. */
+enum parcel_place { OPEN, TAKEN, SUMMING };
+
+struct alone {
+    struct coordinator coordinator;
+    struct job *job;
+    uint8_t *places; /* per parcel, of enum parcel_place; owned */
+};
+
+static struct alone *alone_of(const struct coordinator *c)
+{
+    return container_of(c, struct alone, coordinator);
+}
+
+/* ---- formation ----------------------------------------------------------------------------------------- */
+
+static void declared(struct coordinator *c, bool all)
+{
+    if (all)
+        job_form_now(alone_of(c)->job, "");
+}
+
+static int form(struct coordinator *c)
+{
+    struct alone *alone = alone_of(c);
+
+    alone->places = calloc(alone->job->layout->n_parcels + 1, sizeof(*alone->places));
+    return alone->places ? 0 : -ENOMEM;
+}
+
+static void drop(struct coordinator *c)
+{
+    free(steal_ptr(alone_of(c)->places));
+}
+
+static void have_weights(struct coordinator *c)
+{
+    job_train(alone_of(c)->job);
+}
+
+static void back(struct coordinator *c, struct job_rank *rank, bool all, bool late)
+{
+    (void)all;
+    if (late)
+        job_is_back_late(alone_of(c)->job, rank);
+}
+
+/* ---- parcels ------------------------------------------------------------------------------------------- */
+
+static void complete(struct coordinator *c, const struct reduction *reduction)
+{
+    collect_take(alone_of(c)->job, reduction->parcel);
+}
+
+static bool keeps(const struct coordinator *c, uint32_t parcel)
+{
+    return alone_of(c)->places[parcel] != OPEN;
+}
+
+static void take(struct coordinator *c, uint32_t parcel)
+{
+    alone_of(c)->places[parcel] = TAKEN;
+}
+
+static bool start_sum(struct coordinator *c, uint32_t parcel)
+{
+    struct alone *alone = alone_of(c);
+    bool starts = alone->places[parcel] == TAKEN;
+
+    if (starts)
+        alone->places[parcel] = SUMMING;
+    return starts;
+}
+
+static void summed(struct coordinator *c, uint32_t parcel)
+{
+    struct alone *alone = alone_of(c);
+
+    alone->places[parcel] = OPEN;
+    if (alone->job->phase != JOB_ABORTING)
+        collect_settled(alone->job, parcel);
+}
+
+/* ---- the step ------------------------------------------------------------------------------------------ */
+
+static void want_norm(struct coordinator *c)
+{
+    job_norm_is(alone_of(c)->job, job_measure_norm(alone_of(c)->job));
+}
+
+static void asked(struct coordinator *c)
+{
+    job_decide(alone_of(c)->job);
+}
+
+static void updated(struct coordinator *c)
+{
+    job_commit(alone_of(c)->job);
+}
+
+/* A write window ends without a trace, because nothing of the state has changed yet. */
+static void abort_now(struct coordinator *c, int64_t rank, const char *why, struct diagnostic *reason)
+{
+    struct job *job = alone_of(c)->job;
+
+    (void)why;
+    if (job->phase == JOB_WINDOW)
+        window_forget(job);
+    abort_start(job, rank, reason);
+}
+
+/* ---- state between steps ------------------------------------------------------------------------------- */
+
+static void want_window(struct coordinator *c)
+{
+    job_window_open(alone_of(c)->job);
+}
+
+static void lacks_memory(struct coordinator *c)
+{
+    window_forget(alone_of(c)->job);
+}
+
+static void end_window(struct coordinator *c, const struct rewrite *rewrite, bool forget)
+{
+    (void)rewrite;
+    if (forget)
+        job_window_closed(alone_of(c)->job);
+    else
+        job_window_store(alone_of(c)->job);
+}
+
+static void stored(struct coordinator *c)
+{
+    job_window_closed(alone_of(c)->job);
+}
+
+/* ---- GPUs ---------------------------------------------------------------------------------------------- */
+
+static void device_failed(struct coordinator *c, uint32_t generation, const char *why)
+{
+    struct job *job = alone_of(c)->job;
+    struct evidence_at at = {
+        .rank = -1, .step = job->run.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
+
+    job_keep(job, cause_device(&(struct evidence_node){.at = at, .generation = generation, .why = why}));
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+static void free_alone(struct coordinator *c)
+{
+    drop(c);
+    free(alone_of(c));
+}
+
+int alone_new(struct coordinator **out, struct job *job)
+{
+    static const struct coordinator_ops ops = {
+        .free = free_alone,
+        .declared = declared,
+        .form = form,
+        .drop = drop,
+        .have_weights = have_weights,
+        .back = back,
+        .want_norm = want_norm,
+        .asked = asked,
+        .updated = updated,
+        .abort = abort_now,
+        .want_window = want_window,
+        .lacks_memory = lacks_memory,
+        .end_window = end_window,
+        .stored = stored,
+        .device_failed = device_failed,
+    };
+    static const struct parcels_ops parcels = {
+        .complete = complete,
+        .keeps = keeps,
+        .take = take,
+        .start_sum = start_sum,
+        .summed = summed,
+    };
+    struct alone *alone = calloc(1, sizeof(*alone));
+
+    if (!alone)
+        return -ENOMEM;
+    alone->coordinator = (struct coordinator){.ops = &ops, .parcels = &parcels, .alone = true};
+    alone->job = job;
+    *out = &alone->coordinator;
+    return 0;
+}

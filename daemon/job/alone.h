@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+struct coordinator;
+struct job;
+
+/* The coordinator of a job of one node: a world of one decides at once. */
+
+
+/* Return: 0 or -ENOMEM. */
+int alone_new(struct coordinator **out, struct job *job);

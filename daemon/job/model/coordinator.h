@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The coordinator decides when the nodes of a job go on together. The job reports where it stands, and the coordinator
+ * answers by calling a verb of the job: at once, or when all nodes have come as far.
+ *
+ *     report                     verb of the job
+ *     declared                   job_form_now
+ *     have_weights               job_train
+ *     want_norm                  job_norm_is
+ *     asked (for the step)       job_carry_out, or job_hold
+ *     updated                    job_commit
+ *     abort                      abort_start
+ *     want_window, end_window    job_window_open, job_window_store, job_window_closed
+ *     stored (a window)          job_window_closed
+ *     back (a rank that left)    job_is_back_late
+ *
+ * A job of one node is a world of one, whose coordinator decides by itself (alone.c). Among several nodes, node 0
+ * decides (daemon/nodes). A coordinator leaves out of its table what it has nothing to do for.
+ *
+ * Loop thread, but for init() and reserve(), which workers call.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct coordinator;
+struct diagnostic;
+struct fetch;
+struct job_rank;
+struct parcels_ops;
+struct request_init;
+struct rewrite;
+struct segment;
+
+struct coordinator_ops {
+    void (*free)(struct coordinator *c);
+
+    /* ---- formation ---- */
+    /* Have all ranks of this node declared their parameters? Reported in every settle while the job waits. */
+    void (*declared)(struct coordinator *c, bool declared);
+    /* The layout stands: memory for what moves. Return: 0 or -errno. */
+    int (*form)(struct coordinator *c);
+    /* Pages to be reserved for it, in pieces. Return of reserve: 0 or -errno. */
+    uint32_t (*n_reserve_pieces)(const struct coordinator *c);
+    int (*reserve)(struct coordinator *c, uint32_t piece);
+    /* This node has its memory, or the reason why it cannot be formed. Only the first of several reports counts. */
+    void (*formed)(struct coordinator *c);
+    void (*unformed)(struct coordinator *c, unsigned code, const char *why);
+    /* Return: the diagnostic that compares the manifests of all nodes, NULL: they are not known. */
+    struct diagnostic *(*compare_manifests)(struct coordinator *c);
+    /* Initial weights of rank 0 for other nodes. Any thread. Return: 0 or -errno. */
+    int (*init)(struct coordinator *c, const struct request_init *request, const void *weights);
+    void (*have_weights)(struct coordinator *c);
+    /* Nobody will be served any more. */
+    void (*cancel)(struct coordinator *c);
+    /* The layout is dropped. */
+    void (*drop)(struct coordinator *c);
+
+    /* ---- ranks ---- */
+    /* What other nodes know of this node's ranks; tick: also what only texts need. */
+    void (*tell)(struct coordinator *c, bool tick);
+    /* A rank is back that had left; all: all ranks of the world had; late: the step was added up without it. */
+    void (*back)(struct coordinator *c, struct job_rank *rank, bool all, bool late);
+    /* Must a rank that is back wait before it takes part? */
+    bool (*holds_back)(const struct coordinator *c);
+    /* Is a parameter still to come in the backward that another node's rank is inside of? */
+    bool (*awaits)(const struct coordinator *c, unsigned rank, uint32_t param);
+    /* Does this node wait for other nodes? dst: for whom, a text; may be NULL. */
+    bool (*waits_elsewhere)(const struct coordinator *c, char *dst, size_t size);
+
+    /* ---- the step ---- */
+    void (*want_norm)(struct coordinator *c);
+    void (*asked)(struct coordinator *c);
+    void (*updated)(struct coordinator *c);
+    /* why: of zerod_abort_step, "" for none; reason: takes it, may be NULL. */
+    void (*abort)(struct coordinator *c, int64_t rank, const char *why, struct diagnostic *reason);
+
+    /* ---- state between steps ---- */
+    void (*want_window)(struct coordinator *c);
+    /* There is no memory for the window that is open. */
+    void (*lacks_memory)(struct coordinator *c);
+    /* The window's segment, or NULL: it is gone. */
+    void (*window)(struct coordinator *c, const struct segment *segment);
+    /* rewrite: what of the state was written here, NULL: nothing. */
+    void (*end_window)(struct coordinator *c, const struct rewrite *rewrite, bool forget);
+    void (*stored)(struct coordinator *c);
+    /* Fetches what other nodes own. Return: 0, and fetch->done() follows; 1: there is nothing to fetch; -ENOMEM. */
+    int (*fetch)(struct coordinator *c, const struct fetch *fetch);
+    /* The norm of a parameter that this node does not own alone; the rank waits, and is answered. Return: 0; 1: this
+     * node owns all of it; -ENOMEM. */
+    int (*ask_norm)(struct coordinator *c, struct job_rank *rank, uint32_t param);
+
+    /* ---- GPUs ---- */
+    void (*device_ready)(struct coordinator *c);
+    void (*device_put)(struct coordinator *c, const char *key, const uint8_t *value, size_t n_bytes);
+    void (*device_failed)(struct coordinator *c, uint32_t generation, const char *why);
+};
+
+struct coordinator {
+    const struct coordinator_ops *ops;
+    const struct parcels_ops *parcels; /* parcels.h */
+    bool alone;        /* this node decides by itself */
+    bool sums_at_once; /* GPUs of several nodes add up all ranks' gradients at once, from the slots */
+};
+
+/* Each calls the coordinator's function of that name; without one it does nothing and returns the default. */
+static inline void coordinator_free(struct coordinator *c)
+{
+    if (c)
+        c->ops->free(c);
+}
+
+static inline void coordinator_declared(struct coordinator *c, bool declared)
+{
+    if (c->ops->declared)
+        c->ops->declared(c, declared);
+}
+
+static inline int coordinator_form(struct coordinator *c)
+{
+    return c->ops->form ? c->ops->form(c) : 0;
+}
+
+static inline uint32_t coordinator_n_reserve_pieces(const struct coordinator *c)
+{
+    return c->ops->n_reserve_pieces ? c->ops->n_reserve_pieces(c) : 0;
+}
+
+static inline int coordinator_reserve(struct coordinator *c, uint32_t piece)
+{
+    return c->ops->reserve ? c->ops->reserve(c, piece) : 0;
+}
+
+static inline void coordinator_formed(struct coordinator *c)
+{
+    if (c->ops->formed)
+        c->ops->formed(c);
+}
+
+static inline void coordinator_unformed(struct coordinator *c, unsigned code, const char *why)
+{
+    if (c->ops->unformed)
+        c->ops->unformed(c, code, why);
+}
+
+static inline struct diagnostic *coordinator_compare_manifests(struct coordinator *c)
+{
+    return c->ops->compare_manifests ? c->ops->compare_manifests(c) : NULL;
+}
+
+static inline int coordinator_init(struct coordinator *c, const struct request_init *request, const void *weights)
+{
+    return c->ops->init ? c->ops->init(c, request, weights) : 0;
+}
+
+static inline void coordinator_have_weights(struct coordinator *c)
+{
+    if (c->ops->have_weights)
+        c->ops->have_weights(c);
+}
+
+static inline void coordinator_cancel(struct coordinator *c)
+{
+    if (c->ops->cancel)
+        c->ops->cancel(c);
+}
+
+static inline void coordinator_drop(struct coordinator *c)
+{
+    if (c->ops->drop)
+        c->ops->drop(c);
+}
+
+static inline void coordinator_tell(struct coordinator *c, bool tick)
+{
+    if (c->ops->tell)
+        c->ops->tell(c, tick);
+}
+
+static inline void coordinator_back(struct coordinator *c, struct job_rank *rank, bool all, bool late)
+{
+    if (c->ops->back)
+        c->ops->back(c, rank, all, late);
+}
+
+static inline bool coordinator_holds_back(const struct coordinator *c)
+{
+    return c->ops->holds_back ? c->ops->holds_back(c) : false;
+}
+
+static inline bool coordinator_awaits(const struct coordinator *c, unsigned rank, uint32_t param)
+{
+    return c->ops->awaits ? c->ops->awaits(c, rank, param) : false;
+}
+
+static inline bool coordinator_waits_elsewhere(const struct coordinator *c, char *dst, size_t size)
+{
+    return c->ops->waits_elsewhere ? c->ops->waits_elsewhere(c, dst, size) : false;
+}
+
+static inline void coordinator_want_norm(struct coordinator *c)
+{
+    if (c->ops->want_norm)
+        c->ops->want_norm(c);
+}
+
+static inline void coordinator_asked(struct coordinator *c)
+{
+    if (c->ops->asked)
+        c->ops->asked(c);
+}
+
+static inline void coordinator_updated(struct coordinator *c)
+{
+    if (c->ops->updated)
+        c->ops->updated(c);
+}
+
+static inline void coordinator_abort(struct coordinator *c, int64_t rank, const char *why, struct diagnostic *reason)
+{
+    if (c->ops->abort)
+        c->ops->abort(c, rank, why, reason);
+}
+
+static inline void coordinator_want_window(struct coordinator *c)
+{
+    if (c->ops->want_window)
+        c->ops->want_window(c);
+}
+
+static inline void coordinator_lacks_memory(struct coordinator *c)
+{
+    if (c->ops->lacks_memory)
+        c->ops->lacks_memory(c);
+}
+
+static inline void coordinator_window(struct coordinator *c, const struct segment *segment)
+{
+    if (c->ops->window)
+        c->ops->window(c, segment);
+}
+
+static inline void coordinator_end_window(struct coordinator *c, const struct rewrite *rewrite, bool forget)
+{
+    if (c->ops->end_window)
+        c->ops->end_window(c, rewrite, forget);
+}
+
+static inline void coordinator_stored(struct coordinator *c)
+{
+    if (c->ops->stored)
+        c->ops->stored(c);
+}
+
+static inline int coordinator_fetch(struct coordinator *c, const struct fetch *fetch)
+{
+    return c->ops->fetch ? c->ops->fetch(c, fetch) : 1;
+}
+
+static inline int coordinator_ask_norm(struct coordinator *c, struct job_rank *rank, uint32_t param)
+{
+    return c->ops->ask_norm ? c->ops->ask_norm(c, rank, param) : 1;
+}
+
+static inline void coordinator_device_ready(struct coordinator *c)
+{
+    if (c->ops->device_ready)
+        c->ops->device_ready(c);
+}
+
+static inline void coordinator_device_put(struct coordinator *c, const char *key, const uint8_t *value,
+                                          size_t n_bytes)
+{
+    if (c->ops->device_put)
+        c->ops->device_put(c, key, value, n_bytes);
+}
+
+static inline void coordinator_device_failed(struct coordinator *c, uint32_t generation, const char *why)
+{
+    if (c->ops->device_failed)
+        c->ops->device_failed(c, generation, why);
+}

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The way of a parcel among nodes: the second table of a coordinator.
+ *
+ *     complete        all ranks of this node have pushed it: it is promised, and can be withdrawn
+ *     take            somebody waits for it: collect_take() posts it, and it is in the sum
+ *     start_sum       its sum begins, when no other sum of the parcel is under way
+ *     summed          this node's sum is there
+ *     collect_settled() then comes when all nodes have what they need of it
+ *
+ * Alone, a node takes a parcel as soon as it is complete, and it is settled when it is summed.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/job/model/coordinator.h"
+
+struct reduction;
+struct ring;
+
+struct parcels_ops {
+    /* All ranks of this node have pushed the parcel: what the reduction, which is prepared, will sum. */
+    void (*complete)(struct coordinator *c, const struct reduction *reduction);
+    /* This node has nothing more of the parcel in that micro-batch. */
+    void (*passed)(struct coordinator *c, uint32_t parcel, uint32_t micro_batch);
+    /* Is the parcel under way from complete() to collect_settled()? Then its next reduction waits. */
+    bool (*keeps)(const struct coordinator *c, uint32_t parcel);
+    /* Is it complete, but not taken: can its gradients still be taken back? */
+    bool (*is_promised)(const struct coordinator *c, uint32_t parcel);
+    void (*take)(struct coordinator *c, uint32_t parcel);
+    /* Return: whether the sum of a parcel that was taken begins now; then summed() follows. */
+    bool (*start_sum)(struct coordinator *c, uint32_t parcel);
+    void (*summed)(struct coordinator *c, uint32_t parcel);
+    /* Takes back what is promised and nobody awaits; nothing is complete until job_withdrawn(). */
+    void (*withdraw)(struct coordinator *c);
+    bool (*withdraws)(const struct coordinator *c);
+    /* Are the parcel's slots sent to other nodes as they are? Does this node then add up some of it? */
+    bool (*sends_slots)(const struct coordinator *c, uint32_t parcel);
+    bool (*owns_any)(const struct coordinator *c, uint32_t parcel);
+    /* The parcel is sent from that ring, which is held until all nodes have it. */
+    void (*lend)(struct coordinator *c, uint32_t parcel, struct ring *ring);
+    /* A ring is about to be freed. */
+    void (*ring_is_gone)(struct coordinator *c, const struct ring *ring);
+    /* Is anything of the open attempt under way? */
+    bool (*is_busy)(const struct coordinator *c);
+};
+
+static inline void parcels_complete(struct coordinator *c, const struct reduction *reduction)
+{
+    if (c->parcels->complete)
+        c->parcels->complete(c, reduction);
+}
+
+static inline void parcels_passed(struct coordinator *c, uint32_t parcel, uint32_t micro_batch)
+{
+    if (c->parcels->passed)
+        c->parcels->passed(c, parcel, micro_batch);
+}
+
+static inline bool parcels_keeps(const struct coordinator *c, uint32_t parcel)
+{
+    return c->parcels->keeps ? c->parcels->keeps(c, parcel) : false;
+}
+
+static inline bool parcels_is_promised(const struct coordinator *c, uint32_t parcel)
+{
+    return c->parcels->is_promised ? c->parcels->is_promised(c, parcel) : false;
+}
+
+static inline void parcels_take(struct coordinator *c, uint32_t parcel)
+{
+    if (c->parcels->take)
+        c->parcels->take(c, parcel);
+}
+
+static inline bool parcels_start_sum(struct coordinator *c, uint32_t parcel)
+{
+    return c->parcels->start_sum ? c->parcels->start_sum(c, parcel) : false;
+}
+
+static inline void parcels_summed(struct coordinator *c, uint32_t parcel)
+{
+    if (c->parcels->summed)
+        c->parcels->summed(c, parcel);
+}
+
+static inline void parcels_withdraw(struct coordinator *c)
+{
+    if (c->parcels->withdraw)
+        c->parcels->withdraw(c);
+}
+
+static inline bool parcels_withdraws(const struct coordinator *c)
+{
+    return c->parcels->withdraws ? c->parcels->withdraws(c) : false;
+}
+
+static inline bool parcels_sends_slots(const struct coordinator *c, uint32_t parcel)
+{
+    return c->parcels->sends_slots ? c->parcels->sends_slots(c, parcel) : false;
+}
+
+static inline bool parcels_owns_any(const struct coordinator *c, uint32_t parcel)
+{
+    return c->parcels->owns_any ? c->parcels->owns_any(c, parcel) : false;
+}
+
+static inline void parcels_lend(struct coordinator *c, uint32_t parcel, struct ring *ring)
+{
+    if (c->parcels->lend)
+        c->parcels->lend(c, parcel, ring);
+}
+
+static inline void parcels_ring_is_gone(struct coordinator *c, const struct ring *ring)
+{
+    if (c->parcels->ring_is_gone)
+        c->parcels->ring_is_gone(c, ring);
+}
+
+static inline bool parcels_is_busy(const struct coordinator *c)
+{
+    return c->parcels->is_busy ? c->parcels->is_busy(c) : false;
+}

@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The tables by which a job of several nodes sees its coordinator: each report goes to node 0, parcels to the exchange. */
+
+#include <stdio.h>
+
+#include "core/base/base.h"
+#include "core/diagnosis/cause.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/parcels.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/nodes/nodes-inside.h"
+#include "daemon/nodes/param-norm.h"
+#include "daemon/nodes/remote-ranks.h"
+
+static struct nodes *nodes_from(const struct coordinator *c)
+{
+    return container_of(c, struct nodes, coordinator);
+}
+
+/* ---- formation ----------------------------------------------------------------------------------------- */
+
+static void free_nodes(struct coordinator *c)
+{
+    nodes_free(nodes_from(c));
+}
+
+static void declared(struct coordinator *c, bool all)
+{
+    nodes_declared(nodes_from(c), all);
+}
+
+static int form(struct coordinator *c)
+{
+    return nodes_form(nodes_from(c));
+}
+
+/* Staging and what comes in from other nodes: the segments before the weights, which are the state's. Of a job on
+ * GPUs, the executor reserves what it needs of them. */
+static uint32_t n_reserve_pieces(const struct coordinator *c)
+{
+    return segments_n_pieces(exchange_segments(nodes_from(c)->exchange), EXCHANGE_WEIGHTS);
+}
+
+static int reserve(struct coordinator *c, uint32_t piece)
+{
+    return segments_reserve(exchange_segments(nodes_from(c)->exchange), EXCHANGE_WEIGHTS, piece);
+}
+
+static void formed(struct coordinator *c)
+{
+    nodes_formed(nodes_from(c));
+}
+
+static void unformed(struct coordinator *c, unsigned code, const char *why)
+{
+    nodes_unformed(nodes_from(c), code, why);
+}
+
+static struct diagnostic *compare_manifests(struct coordinator *c)
+{
+    const struct nodes *nodes = nodes_from(c);
+    const struct job *job = nodes->job;
+    const struct manifest *manifests[STEP_MAX_WORLD] = {NULL};
+    unsigned rank = 0;
+
+    if (!nodes_manifest(nodes, 0))
+        return NULL;
+    for (unsigned node = 0; node < job->config->world.nodes.n_items; node++)
+        for (unsigned i = 0; i < job->config->world.nodes.items[node].ranks; i++, rank++)
+            manifests[rank] = job_is_own(job, rank) && job->ranks[rank].manifest.n > 0 ? &job->ranks[rank].manifest
+                                                                                       : nodes_manifest(nodes, node);
+    return cause_manifest(manifests, job->world.size);
+}
+
+static int init(struct coordinator *c, const struct request_init *request, const void *weights)
+{
+    return exchange_init(nodes_from(c)->exchange, request, weights);
+}
+
+static void have_weights(struct coordinator *c)
+{
+    nodes_have_weights(nodes_from(c));
+}
+
+static void cancel(struct coordinator *c)
+{
+    exchange_cancel(nodes_from(c)->exchange);
+}
+
+static void drop(struct coordinator *c)
+{
+    nodes_drop(nodes_from(c));
+}
+
+static bool anybody_waits(const struct job *job)
+{
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (job->ranks[r].wait == WAIT_FORM)
+            return true;
+    return false;
+}
+
+void nodes_hear_difference(struct nodes *nodes, unsigned node, const char *difference)
+{
+    struct job *job = nodes->job;
+    struct diagnostic *diagnostic;
+
+    if (job->phase != JOB_WAITING || job->run.drop_why)
+        return;
+    diagnostic = cause_nodes_differ(&(struct evidence_node){
+        .at = job_at_forming(NULL),
+        .node = node,
+        .address = nodes_address_of(nodes, node),
+        .why = difference,
+        .here = nodes->self,
+    });
+    nodes_differ(nodes, node, diagnostic->code, diagnostic->text);
+    if (anybody_waits(job))
+        job_refuse_forming(job, diagnostic);
+    else
+        diagnostic_unref(diagnostic);
+    job_todo(job);
+}
+
+/* ---- ranks --------------------------------------------------------------------------------------------- */
+
+static void tell(struct coordinator *c, bool tick)
+{
+    remote_ranks_tell(nodes_from(c)->remote_ranks, tick);
+}
+
+static void back(struct coordinator *c, struct job_rank *rank, bool all, bool late)
+{
+    nodes_back(nodes_from(c), rank->rank, all, late);
+}
+
+static bool holds_back(const struct coordinator *c)
+{
+    return nodes_hold_back(nodes_from(c));
+}
+
+static bool awaits(const struct coordinator *c, unsigned rank, uint32_t param)
+{
+    return remote_ranks_awaits(nodes_from(c)->remote_ranks, rank, param);
+}
+
+/* Node 0 knows for whom it waits; every other node knows that node 0 decides. */
+static bool waits_elsewhere(const struct coordinator *c, char *dst, size_t size)
+{
+    const struct nodes *nodes = nodes_from(c);
+    struct nodes_status status = nodes_status(nodes);
+    size_t at = 0;
+
+    if (status.node != 0) {
+        if (dst)
+            snprintf(dst, size, "node 0 (%s), which decides what comes next; it knows for whom it waits",
+                     nodes_address_of(nodes, 0));
+        return true;
+    }
+    for (unsigned i = 1; dst && i < status.n_nodes && at < size - 1; i++)
+        if (status.waits_for >> i & 1)
+            at += (size_t)snprintf(dst + at, size - at, "%snode %u (%s), %s", at ? "; " : "", i,
+                                   nodes_address_of(nodes, i), status.waits_to);
+    return status.waits_for & ~UINT64_C(1);
+}
+
+/* ---- parcels ------------------------------------------------------------------------------------------- */
+
+static void complete(struct coordinator *c, const struct reduction *reduction)
+{
+    exchange_keep(nodes_from(c)->exchange, reduction);
+    nodes_ready(nodes_from(c), reduction);
+}
+
+static void passed(struct coordinator *c, uint32_t parcel, uint32_t micro_batch)
+{
+    nodes_passed(nodes_from(c), parcel, micro_batch);
+}
+
+static bool keeps(const struct coordinator *c, uint32_t parcel)
+{
+    return exchange_keeps(nodes_from(c)->exchange, parcel);
+}
+
+static bool is_promised(const struct coordinator *c, uint32_t parcel)
+{
+    return exchange_is_promised(nodes_from(c)->exchange, parcel);
+}
+
+static void take(struct coordinator *c, uint32_t parcel)
+{
+    exchange_take(nodes_from(c)->exchange, parcel);
+}
+
+static bool start_sum(struct coordinator *c, uint32_t parcel)
+{
+    return exchange_start_sum(nodes_from(c)->exchange, parcel);
+}
+
+static void summed(struct coordinator *c, uint32_t parcel)
+{
+    exchange_summed(nodes_from(c)->exchange, parcel);
+}
+
+static void withdraw(struct coordinator *c)
+{
+    nodes_withdraw(nodes_from(c));
+}
+
+static bool withdraws(const struct coordinator *c)
+{
+    return nodes_withdraws(nodes_from(c));
+}
+
+static bool sends_slots(const struct coordinator *c, uint32_t parcel)
+{
+    return step_sends_slots(nodes_from(c)->job->step, parcel);
+}
+
+static bool owns_any(const struct coordinator *c, uint32_t parcel)
+{
+    return exchange_owns_any(nodes_from(c)->exchange, parcel);
+}
+
+static void lend(struct coordinator *c, uint32_t parcel, struct ring *ring)
+{
+    exchange_lend(nodes_from(c)->exchange, parcel, ring);
+}
+
+static void ring_is_gone(struct coordinator *c, const struct ring *ring)
+{
+    exchange_ring_is_gone(nodes_from(c)->exchange, ring);
+}
+
+static bool is_busy(const struct coordinator *c)
+{
+    return exchange_is_busy(nodes_from(c)->exchange);
+}
+
+/* ---- the step ------------------------------------------------------------------------------------------ */
+
+static void want_norm(struct coordinator *c)
+{
+    nodes_want_norm(nodes_from(c));
+}
+
+static void asked(struct coordinator *c)
+{
+    nodes_asked(nodes_from(c));
+}
+
+static void updated(struct coordinator *c)
+{
+    nodes_updated(nodes_from(c));
+}
+
+static void abort_all(struct coordinator *c, int64_t rank, const char *why, struct diagnostic *reason)
+{
+    nodes_abort(nodes_from(c), rank, why, reason);
+}
+
+/* ---- state between steps ------------------------------------------------------------------------------- */
+
+static void want_window(struct coordinator *c)
+{
+    nodes_want_window(nodes_from(c));
+}
+
+static void window(struct coordinator *c, const struct segment *segment)
+{
+    exchange_window(nodes_from(c)->exchange, segment);
+}
+
+static void end_window(struct coordinator *c, const struct rewrite *rewrite, bool forget)
+{
+    nodes_end_window(nodes_from(c), rewrite, forget);
+}
+
+static void stored(struct coordinator *c)
+{
+    nodes_stored(nodes_from(c));
+}
+
+static int fetch(struct coordinator *c, const struct fetch *what)
+{
+    return exchange_fetch(nodes_from(c)->exchange, what);
+}
+
+static int ask_norm(struct coordinator *c, struct job_rank *rank, uint32_t param)
+{
+    struct nodes *nodes = nodes_from(c);
+
+    return param_norm_is_here(nodes->job, param) ? 1 : param_norm_ask(nodes, rank, param);
+}
+
+/* ---- GPUs ---------------------------------------------------------------------------------------------- */
+
+static void device_ready(struct coordinator *c)
+{
+    nodes_devices_ready(nodes_from(c));
+}
+
+static void device_put(struct coordinator *c, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    nodes_devices_put(nodes_from(c), key, value, n_bytes);
+}
+
+static void device_failed(struct coordinator *c, uint32_t generation, const char *why)
+{
+    (void)generation;
+    nodes_devices_failed(nodes_from(c), why); /* node 0 says what becomes of it */
+}
+
+/* ---- the tables ---------------------------------------------------------------------------------------- */
+
+static const struct coordinator_ops ops = {
+    .free = free_nodes,
+    .declared = declared,
+    .form = form,
+    .n_reserve_pieces = n_reserve_pieces,
+    .reserve = reserve,
+    .formed = formed,
+    .unformed = unformed,
+    .compare_manifests = compare_manifests,
+    .init = init,
+    .have_weights = have_weights,
+    .cancel = cancel,
+    .drop = drop,
+    .tell = tell,
+    .back = back,
+    .holds_back = holds_back,
+    .awaits = awaits,
+    .waits_elsewhere = waits_elsewhere,
+    .want_norm = want_norm,
+    .asked = asked,
+    .updated = updated,
+    .abort = abort_all,
+    .want_window = want_window,
+    .window = window,
+    .end_window = end_window,
+    .stored = stored,
+    .fetch = fetch,
+    .ask_norm = ask_norm,
+    .device_ready = device_ready,
+    .device_put = device_put,
+    .device_failed = device_failed,
+};
+
+static const struct parcels_ops parcels = {
+    .complete = complete,
+    .passed = passed,
+    .keeps = keeps,
+    .is_promised = is_promised,
+    .take = take,
+    .start_sum = start_sum,
+    .summed = summed,
+    .withdraw = withdraw,
+    .withdraws = withdraws,
+    .sends_slots = sends_slots,
+    .owns_any = owns_any,
+    .lend = lend,
+    .ring_is_gone = ring_is_gone,
+    .is_busy = is_busy,
+};
+
+int nodes_join(struct nodes **out, struct job *job, const struct nodes_ops *how)
+{
+    int r = nodes_new(out, job, how);
+
+    if (r < 0)
+        return r;
+    (*out)->coordinator = (struct coordinator){.ops = &ops, .parcels = &parcels};
+    job_join(job, &(*out)->coordinator);
+    return 0;
+}
+
+struct nodes *nodes_of(const struct job *job)
+{
+    return job->coordinator->ops == &ops ? nodes_from(job->coordinator) : NULL;
+}

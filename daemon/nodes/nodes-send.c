@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Messages to other nodes: reports to node 0, and what node 0 says to all. Node 0's own wait for their turn. */
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/log.h"
+#include "daemon/nodes/nodes-inside.h"
+
+const char *nodes_address_of(const struct nodes *nodes, unsigned node)
+{
+    return nodes->job->config->world.nodes.items[node].address;
+}
+
+static void enqueue(struct nodes *nodes, bool report, size_t n_bytes)
+{
+    struct packet *packet = malloc(sizeof(*packet) + n_bytes);
+
+    if (!packet) { /* the step stalls, and that is said; nothing is wrong but the time it takes */
+        log_error("out of memory for a message between nodes");
+        return;
+    }
+    *packet = (struct packet){.report = report, .n_bytes = n_bytes};
+    memcpy(packet->data, nodes->buffer, n_bytes);
+    *nodes->last = packet;
+    nodes->last = &packet->next;
+    nodes->ops.wake(nodes->ops.userdata);
+}
+
+/* Return: bytes in the buffer; 0: it could not be packed. */
+static size_t pack(struct nodes *nodes, const struct node_message *message)
+{
+    int n = node_pack(&nodes->said, message, nodes->buffer, NODE_MESSAGE_MAX_BYTES);
+
+    if (n < 0)
+        log_error("the message %s between nodes cannot be packed: %s", node_kind_name(message->kind), strerror(-n));
+    return (size_t)MAX(n, 0);
+}
+
+static void send_to(struct nodes *nodes, unsigned node, size_t n_bytes)
+{
+    int r = nodes->ops.send(nodes->ops.userdata, node, nodes->buffer, n_bytes);
+
+    if (r < 0)
+        log_error("a message to node %u cannot be kept: %s", node, strerror(-r));
+}
+
+void nodes_report(struct nodes *nodes, struct node_message message)
+{
+    const struct job *job = nodes->job;
+    size_t n;
+
+    if (message.kind != NODE_PASSED)
+        nodes_flush_passed(nodes);
+    message.step = job->layout ? job->ledger.step : 0;
+    message.attempt = job->layout ? job->ledger.attempt : 0;
+    message.node = nodes->self;
+    n = pack(nodes, &message);
+    if (n == 0)
+        return;
+    if (nodes->leader)
+        enqueue(nodes, true, n);
+    else
+        send_to(nodes, 0, n);
+}
+
+void nodes_flush_passed(struct nodes *nodes)
+{
+    uint32_t n = nodes->n_passed;
+
+    if (n == 0)
+        return;
+    nodes->n_passed = 0;
+    nodes_report(nodes, (struct node_message){.kind = NODE_PASSED,
+                                              .micro_batch = nodes->passed_micro_batch,
+                                              .numbers = nodes->passed,
+                                              .n_numbers = n});
+}
+
+void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch)
+{
+    if (nodes->n_passed == nodes->job->layout->n_parcels || nodes->passed_micro_batch != micro_batch)
+        nodes_flush_passed(nodes);
+    nodes->passed_micro_batch = micro_batch;
+    nodes->passed[nodes->n_passed++] = parcel;
+    nodes->ops.wake(nodes->ops.userdata); /* which reports them together */
+}
+
+void nodes_say(struct nodes *nodes, const struct node_message *message)
+{
+    size_t n = pack(nodes, message);
+
+    if (n == 0)
+        return;
+    for (unsigned node = 1; node < nodes->n; node++)
+        send_to(nodes, node, n);
+    enqueue(nodes, false, n);
+}
