@@ -34,7 +34,7 @@
 #include <stdint.h>
 
 #include "core/base/segment.h"
-#include "daemon/engines/engine.h"
+#include "core/wire/engine-wire.h"
 #include "daemon/step/fetch.h"
 #include "daemon/step/step.h"
 

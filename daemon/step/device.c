@@ -18,7 +18,7 @@
 #include "daemon/engines/devices.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/gather-device.h"
-#include "daemon/step/step-offload.h"
+#include "daemon/step/step-device.h"
 #include "daemon/step/step.h"
 
 /* ---- what engines report ------------------------------------------------------------------------------------- */
@@ -309,7 +309,7 @@ int executor_device_new(struct executor **out, const struct executor_options *op
     int r = device_make(out, &device_ops_table, options);
 
     if (r == 0)
-        r = executor_make_step(*out, &(struct state_options){.mirror = true});
+        r = executor_make_step(*out, &(struct state_options){.mirror = true}, &step_device_ops);
     if (r == 0)
         (*out)->copy_bytes = (*out)->state->state.n_bytes + (*out)->state->weights.n_bytes;
     return r;

@@ -7,10 +7,12 @@
 #include "daemon/step/executor-ops.h"
 
 struct device_gather;
+struct offload;
 
 struct device_executor {
     struct executor base;
     struct device_gather *gather; /* stage 3, from when GPUs have their memory */
+    struct offload *offload;      /* offloaded */
     struct segment landing; /* offloaded, stage 3, several nodes: weights of other nodes, on their way to a pool */
     bool clearing;          /* fresh memory */
     bool reporting, freed;  /* a report of an engine is under way; and it has led to the end of the executor */

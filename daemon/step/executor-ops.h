@@ -9,6 +9,8 @@
 #include "core/base/worker.h"
 #include "daemon/step/executor.h"
 
+struct step_ops;
+
 struct executor_ops {
     int (*reserve)(const struct executor *executor); /* beyond the state's own */
     void (*start)(struct executor *executor);
@@ -54,8 +56,9 @@ int executor_offload_new(struct executor **out, const struct executor_options *o
 /* ---- what they share --------------------------------------------------------------------------------------- */
 
 void executor_set_up(struct executor *executor, const struct executor_ops *ops, const struct executor_options *options);
-/* The state, as its options say beyond what the layout and the configuration do; then the step. Return: 0 or -errno. */
-int executor_make_step(struct executor *executor, const struct state_options *where);
+/* The state, as its options say beyond what the layout and the configuration do; then the step. ops: NULL, on workers.
+ * Return: 0 or -errno. */
+int executor_make_step(struct executor *executor, const struct state_options *where, const struct step_ops *ops);
 void executor_deinit(struct executor *executor);
 
 /* Initial weights from `bytes` to the state; on a worker. The pages have to be there. Return: 0 or -errno. */

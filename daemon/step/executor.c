@@ -49,7 +49,7 @@ void executor_set_up(struct executor *executor, const struct executor_ops *ops, 
     executor->gathers = config->zero.stage == 3;
 }
 
-int executor_make_step(struct executor *executor, const struct state_options *where)
+int executor_make_step(struct executor *executor, const struct state_options *where, const struct step_ops *ops)
 {
     const struct executor_options *options = &executor->options;
     const struct config *config = options->config;
@@ -64,7 +64,8 @@ int executor_make_step(struct executor *executor, const struct state_options *wh
     r = state_new(&executor->state, &state);
     if (r < 0)
         return r;
-    return step_new(&executor->step, &(struct step_options){.devices = executor->devices,
+    return step_new(&executor->step, &(struct step_options){.ops = ops,
+                                                            .devices = executor->devices,
                                                             .wire = config->communication_data_type,
                                                             .state = executor->state,
                                                             .kernels = options->kernels,

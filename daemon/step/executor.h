@@ -10,6 +10,9 @@
  *   device.c   GPUs                  GPUs
  *   offload.c  GPUs                  host memory
  *
+ * The step itself (step.h) keeps its verbs: what an executor makes carries out step_post() and step_update() where the
+ * memory lies (struct step_ops).
+ *
  * An executor knows the layout, the configuration, the state, the step, the kernels, the workers and the engines of
  * GPUs. It knows no job, no ranks' requests and no other node: what other nodes own it fetches through events.fetch().
  *

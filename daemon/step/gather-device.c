@@ -10,6 +10,7 @@
 #include "daemon/engines/devices.h"
 #include "daemon/step/device.h"
 #include "daemon/step/fetch.h"
+#include "daemon/step/step-device.h"
 
 enum { FETCH_PARAMS = 64 }; /* of one order; picked */
 
@@ -127,21 +128,14 @@ static int order_fetch(struct load *load, const uint32_t *params, const uint64_t
 {
     const struct executor *executor = load->executor;
     struct device_fetched fetched[FETCH_PARAMS];
-    uint64_t n_bytes = 0;
 
-    for (size_t i = 0; i < n_params; i++) {
-        const struct layout_param *p = &layout_of(executor)->params[params[i]];
-
+    for (size_t i = 0; i < n_params; i++)
         fetched[i] = (struct device_fetched){.param = params[i], .offset_bytes = offsets_bytes[i]};
-        n_bytes += p->n_elems * dtype_size(p->dtype);
-    }
-    return devices_order(
-        executor->devices,
-        &(struct device_command){
-            .type = DEVICE_COMMAND_FETCH,
-            .fetch = {.rank = load->executor->first_rank + load->local_rank, .params = fetched, .n_params = n_params},
-        },
-        n_bytes, load_done, load);
+    return step_device_fetch(executor->step,
+                             &(struct device_order_fetch){.rank = executor->first_rank + load->local_rank,
+                                                          .params = fetched,
+                                                          .n_params = n_params},
+                             load_done, load);
 }
 
 /* What other nodes own. Return: as events.fetch(). */

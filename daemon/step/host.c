@@ -378,7 +378,7 @@ int executor_host_new(struct executor **out, const struct executor_options *opti
     executor->holds_state = true;
     executor->ring_bytes = plan_ring_bytes(options->layout, config->zero.overlap_comm,
                                            budget_ring_holds_all(config, options->layout, executor->n_local));
-    r = executor_make_step(executor, &(struct state_options){.alone = !executor->several_nodes});
+    r = executor_make_step(executor, &(struct state_options){.alone = !executor->several_nodes}, NULL);
     if (r == 0 && executor->gathers)
         r = host_pool_new(&host->pool, executor);
     if (r == 0 && executor->gathers)

@@ -22,13 +22,13 @@ static int reserve(const struct executor *executor)
     int r = devices_reserve(executor->devices);
 
     if (r == 0)
-        r = offload_reserve(executor->step->offload);
+        r = offload_reserve(device_of(executor)->offload);
     return r == 0 ? segment_reserve(landing, 0, landing->n_bytes) : r;
 }
 
 static void start(struct executor *executor)
 {
-    devices_share(executor->devices, DEVICES_STAGING, offload_staging(executor->step->offload));
+    devices_share(executor->devices, DEVICES_STAGING, offload_staging(device_of(executor)->offload));
     devices_share(executor->devices, DEVICES_WEIGHTS, &executor->state->weights);
     device_start(executor);
 }
@@ -40,12 +40,18 @@ static int show(struct executor *executor, const struct segment *segment, execut
                                                          : device_show_weights(executor, segment, done, userdata);
 }
 
+static void free_offload(struct executor *executor)
+{
+    offload_free(device_of(executor)->offload);
+    device_free_executor(executor);
+}
+
 static const struct executor_ops offload_ops = {
     .reserve = reserve,
     .start = start,
     .cancel = device_cancel,
     .stop = device_stop,
-    .free = device_free_executor,
+    .free = free_offload,
     .segments = device_segments,
     .attend = device_attend,
     .event = device_take_event,
@@ -71,19 +77,26 @@ static const struct executor_ops offload_ops = {
     .held_bytes = device_held_bytes,
 };
 
-int executor_offload_new(struct executor **out, const struct executor_options *options)
+static int make(struct executor *executor)
 {
-    struct segment *landing;
-    int r = device_make(out, &offload_ops, options);
+    struct device_executor *device = device_of(executor);
+    int r = executor_make_step(executor, &(struct state_options){.no_gradient = true}, &step_offload_ops);
 
     if (r == 0)
-        r = executor_make_step(*out, &(struct state_options){.no_gradient = true});
-    if (r == 0)
-        (*out)->holds_state = true;
-    if (r < 0 || !(*out)->gathers || !(*out)->several_nodes)
+        r = offload_new(&device->offload, executor->step);
+    if (r < 0)
         return r;
-    landing = &device_of(*out)->landing;
-    r = segment_init(landing, "pool", plan_device_pool_bytes(options->layout));
-    (*out)->landing = landing;
-    return r;
+    executor->step->offload = device->offload;
+    executor->holds_state = true;
+    if (!executor->gathers || !executor->several_nodes)
+        return 0;
+    executor->landing = &device->landing;
+    return segment_init(&device->landing, "pool", plan_device_pool_bytes(executor->options.layout));
+}
+
+int executor_offload_new(struct executor **out, const struct executor_options *options)
+{
+    int r = device_make(out, &offload_ops, options);
+
+    return r < 0 ? r : make(*out);
 }

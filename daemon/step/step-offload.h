@@ -20,6 +20,7 @@ struct layout;
 struct offload;
 struct segment;
 struct step;
+struct step_ops;
 
 uint64_t offload_staging_bytes(const struct layout *layout);
 
@@ -32,5 +33,5 @@ int offload_reserve(struct offload *offload);
 /* What an engine writes accumulators to: DEVICES_STAGING. */
 const struct segment *offload_staging(const struct offload *offload);
 
-/* Scalars and what has contributed are set. step->update_done() follows, when all ranks have the weights. */
-void offload_update(struct offload *offload);
+/* Of a step whose `offload` is set. */
+extern const struct step_ops step_offload_ops;

@@ -18,6 +18,7 @@
 #include "core/wire/frame.h"
 #include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/state/gather.h"
 #include "daemon/job/state/window.h"
 #include "daemon/server/server.h"
 #include "daemon/server/session.h"
@@ -58,11 +59,12 @@ static void read_answers(int fd, struct frame_buffer *buffer)
 /* Until the workers have nothing left to say. */
 static void run(struct server *server)
 {
+    const struct job *job = server_job(server);
+
     for (int i = 0; i < 3; i++)
         uv_run(server_loop(server), UV_RUN_NOWAIT);
-    while (server_job(server)->n_under_way || server_job(server)->n_io || pool_is_busy(server_job(server)->gathered) ||
-           server_job(server)->phase == JOB_RESERVING || server_job(server)->phase == JOB_UPDATING ||
-           window_is_busy(server_job(server)->window))
+    while (job->work.n_under_way || job->work.n_io || gather_is_busy(job) || job->phase == JOB_RESERVING ||
+           job->phase == JOB_UPDATING || window_is_busy(job->window))
         uv_run(server_loop(server), UV_RUN_ONCE);
 }
 
