@@ -149,7 +149,7 @@ make_torch_venv() {
 install_python_package() {
     local stamp=$ZEROD_BUILD/venv-torch/zerod-package sum
     sum=$(cd "$ZEROD_ROOT/client/python" &&
-        sha256sum pyproject.toml setup.py zerod/*.py "$ZEROD_BUILD/client/libzerod.so")
+        sha256sum pyproject.toml setup.py zerod/*.py zerod/*/*.py "$ZEROD_BUILD/client/libzerod.so")
     [ "$(cat "$stamp" 2>/dev/null)" = "$sum" ] && return 0
     say "installing client/python into build/venv-torch"
     run_quietly "$ZEROD_BUILD/venv-torch.log" "$ZEROD_BUILD/venv-torch/bin/pip" install --quiet \

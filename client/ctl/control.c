@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* A connection of zerodctl or zerodrun to a daemon. */
+
 #include "client/ctl/control.h"
 
 #include <errno.h>

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The command `zerodctl explain`. */
+
 #include "client/ctl/explain.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* zerodctl: looks at a running zerod and tells it what to do. */
+/* The program zerodctl: it asks a running zerod for its state, and sends it commands. */
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The command `zerodctl plan`: the memory that a model will need, computed from the layout. */
+
 #include "client/ctl/plan.h"
 
 #include <getopt.h>

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* Numbers and tables as people read them. */
+
 #include "client/ctl/print.h"
 
 #include <assert.h>

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The command `zerodctl report`: the daemon's own report, with what the kernel knows. */
+
 #include "client/ctl/report.h"
 
 #include <errno.h>

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* Answers of the daemon as people read them. */
+
 #include "client/ctl/show.h"
 
 #include <errno.h>

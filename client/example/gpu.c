@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* A GPU, used through the CUDA driver alone. */
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdint.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The example model, forward and backward. */
+
 #include "client/example/model.h"
 
 #include <assert.h>

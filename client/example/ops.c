@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Matrix products and row-wise functions of the example model, in one fixed order of sums. */
+
 #include "client/example/ops.h"
 
 #include <math.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The optimizer step in one process, written from docs/numerics.md. */
+
 #include "client/example/reference_step.h"
 
 #include <assert.h>
@@ -86,7 +88,8 @@ static double run_squares(const float *acc, size_t n)
     return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
 
-double reference_norm(const struct reference_param *params, unsigned n_params, unsigned n_ranks)
+/* Norm of the mean gradient over all parameters, before clipping. */
+static double norm_of(const struct reference_param *params, unsigned n_params, unsigned n_ranks)
 {
     struct exact_sum total = {0};
 
@@ -128,7 +131,7 @@ bool reference_step(const struct reference_param *params, unsigned n_params, con
 {
     double coef = 1;
 
-    *norm = reference_norm(params, n_params, a->n_ranks);
+    *norm = norm_of(params, n_params, a->n_ranks);
     if (!isfinite(*norm))
         return false;
     if (a->max_norm > 0 && a->max_norm / (*norm + 1e-6) < 1)

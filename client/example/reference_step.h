@@ -44,9 +44,6 @@ double exact_sum_round(const struct exact_sum *s);
 /* acc += the sum over ranks along the fixed tree; grads[r] has n_elems floats. */
 void reference_accumulate(float *acc, const float *const *grads, unsigned n_ranks, size_t n_elems);
 
-/* Norm of the mean gradient over all parameters, before clipping. */
-double reference_norm(const struct reference_param *params, unsigned n_params, unsigned n_ranks);
-
 /* One AdamW step with everything. Return: false when the norm is not finite and the step was skipped. */
 bool reference_step(const struct reference_param *params, unsigned n_params, const struct reference_adamw *a,
                     double *norm);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The options that the trainer and the reference share, and the files that both write. */
+
 #include "client/example/task.h"
 
 #include <errno.h>

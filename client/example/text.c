@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The text that the example learns, and batches of it. */
+
 #include "client/example/text.h"
 
 #include <dirent.h>

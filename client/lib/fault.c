@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The first write to published weights makes them private to the process (written.c), and the program runs on. One
- * that reads released weights, or writes to gathered ones, ends with SIGSEGV as it would without us; but it is told
- * which parameter it was. Everything here that runs in the handler is async-signal-safe: the names are looked up in
- * memory that does not change.
+ * The handler of SIGSEGV. The first write to published weights makes them private to the process (written.c), and the
+ * program continues. A program that reads released weights, or writes to gathered ones, ends with SIGSEGV as it would
+ * without us, but a text on stderr names the parameter. All that runs in the handler is async-signal-safe: it looks the
+ * names up in memory that does not change.
  */
 
 #include <errno.h>
@@ -15,20 +15,23 @@
 #include <string.h>
 #include <ucontext.h>
 
-#include "client/lib/internal.h"
+#include "client/lib/fault.h"
+#include "client/lib/handle.h"
+#include "client/lib/weights.h"
+#include "client/lib/written.h"
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
 
-enum { MAX_RANGES = 64, MAX_FRAMES = 12 };
+enum { MAX_WATCHED = 64, MAX_FRAMES = 12 };
 
-struct range {
+struct watched {
     _Atomic(struct zerod *) client; /* NULL: free */
     const uint8_t *base;
     size_t n_bytes;
 };
 
-/* The process has one SIGSEGV handler, so this is the one thing that handles share. */
-static struct range ranges[MAX_RANGES];
+/* The process has one SIGSEGV handler, so all handles share this. */
+static struct watched watched[MAX_WATCHED];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sigaction previous;
 static bool installed;
@@ -71,7 +74,7 @@ static const struct layout_param *find_param(const struct zerod *c, uint64_t off
     return NULL;
 }
 
-/* The lines of the daemon's text, which it cannot be asked for any more. */
+/* The lines of the daemon's text: the process ends too soon to ask for it. */
 static void say_text(const struct report_text *text, size_t language)
 {
     say("\n  cause      ");
@@ -90,7 +93,7 @@ static void say_text(const struct report_text *text, size_t language)
 
 static void explain(const struct zerod *c, uint64_t offset)
 {
-    bool released = c->welcome.stage == 3;
+    bool released = weights_is_stage3(c);
     const struct layout_param *param = find_param(c, offset);
     void *frames[MAX_FRAMES];
 
@@ -133,19 +136,19 @@ static void on_sigsegv(int number, siginfo_t *info, void *context)
     int saved = errno;
 
     (void)number;
-    for (size_t i = 0; i < MAX_RANGES; i++) {
-        struct zerod *c = atomic_load(&ranges[i].client);
+    for (size_t i = 0; i < MAX_WATCHED; i++) {
+        struct zerod *c = atomic_load(&watched[i].client);
 
-        if (!c || info->si_code <= 0 || address < ranges[i].base || address >= ranges[i].base + ranges[i].n_bytes)
+        if (!c || info->si_code <= 0 || address < watched[i].base || address >= watched[i].base + watched[i].n_bytes)
             continue;
         if (!is_jump(info, context) && written_begin(c)) {
             errno = saved;
             return; /* the write happens now */
         }
-        explain(c, (uint64_t)(address - ranges[i].base));
+        explain(c, (uint64_t)(address - watched[i].base));
         break;
     }
-    /* The faulting instruction runs again and meets whoever was there before us. */
+    /* The faulting instruction runs again and meets the handler that was there before ours. */
     sigaction(SIGSEGV, &previous, NULL);
     if (info->si_code <= 0) /* sent by kill(): there is no such instruction */
         (void)raise(SIGSEGV);
@@ -165,12 +168,12 @@ void fault_register(struct zerod *c, const uint8_t *base, size_t n_bytes)
     pthread_mutex_lock(&lock);
     if (!installed)
         install();
-    for (size_t i = 0; i < MAX_RANGES; i++) {
-        if (atomic_load(&ranges[i].client))
+    for (size_t i = 0; i < MAX_WATCHED; i++) {
+        if (atomic_load(&watched[i].client))
             continue;
-        ranges[i].base = base;
-        ranges[i].n_bytes = n_bytes;
-        atomic_store(&ranges[i].client, c);
+        watched[i].base = base;
+        watched[i].n_bytes = n_bytes;
+        atomic_store(&watched[i].client, c);
         break;
     }
     pthread_mutex_unlock(&lock);
@@ -179,8 +182,8 @@ void fault_register(struct zerod *c, const uint8_t *base, size_t n_bytes)
 void fault_unregister(const struct zerod *c)
 {
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < MAX_RANGES; i++)
-        if (atomic_load(&ranges[i].client) == c)
-            atomic_store(&ranges[i].client, NULL);
+    for (size_t i = 0; i < MAX_WATCHED; i++)
+        if (atomic_load(&watched[i].client) == c)
+            atomic_store(&watched[i].client, NULL);
     pthread_mutex_unlock(&lock);
 }

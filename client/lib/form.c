@@ -1,49 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The forming of a job: parameters are declared, the daemon's memory is mapped, initial weights are sent. */
+
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "client/lib/internal.h"
+#include "client/lib/handle.h"
+#include "client/lib/push.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
-
-/* ---- mappings ------------------------------------------------------------------------------------------ */
-
-int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection)
-{
-    void *base = mmap(NULL, n_bytes, protection, MAP_SHARED, fd, 0);
-
-    if (base == MAP_FAILED) {
-        int r = -errno;
-
-        close(fd);
-        return r;
-    }
-    *mapping = (struct mapping){.base = base, .n_bytes = n_bytes, .fd = fd};
-    return 0;
-}
-
-int mapping_init_device(struct mapping *mapping, struct cuda *cuda, int fd, size_t n_bytes, bool read_only)
-{
-    uint8_t *base;
-    int r = cuda_map(cuda, fd, n_bytes, read_only, &base);
-
-    if (r == 0)
-        *mapping = (struct mapping){.base = base, .n_bytes = n_bytes, .fd = -1, .cuda = cuda};
-    return r;
-}
-
-void mapping_deinit(struct mapping *mapping)
-{
-    if (mapping->base && mapping->cuda)
-        cuda_unmap(mapping->cuda, mapping->base, mapping->n_bytes);
-    else if (mapping->base)
-        munmap(mapping->base, mapping->n_bytes);
-    if (mapping->fd >= 0)
-        close(mapping->fd);
-    *mapping = MAPPING_NULL;
-}
 
 /* ---- declaring ----------------------------------------------------------------------------------------- */
 
@@ -65,28 +32,28 @@ static int declare_one(struct zerod *c, const struct zerod_param *param, size_t 
     int r;
 
     if (!param->name || decl.name_len == 0 || decl.name_len > WIRE_MAX_NAME_BYTES)
-        return client_fail(c, -EINVAL, "parameter %zu: a name has 1 to %d bytes", index, WIRE_MAX_NAME_BYTES);
+        return call_fail(&c->call, -EINVAL, "parameter %zu: a name has 1 to %d bytes", index, WIRE_MAX_NAME_BYTES);
     if (param->ndim > LAYOUT_MAX_DIMS || (param->ndim > 0 && !param->shape) || param->dtype > ZEROD_F16 ||
         param->grad_dtype > ZEROD_F16 || param->group >= WIRE_MAX_GROUPS)
-        return client_fail(c, -EINVAL, "parameter %zu (%.*s): dimensions, dtype or group out of range", index,
-                           (int)MIN(decl.name_len, (size_t)80), param->name);
+        return call_fail(&c->call, -EINVAL, "parameter %zu (%.*s): dimensions, dtype or group out of range", index,
+                         (int)MIN(decl.name_len, (size_t)80), param->name);
     inits = realloc(c->inits, (c->manifest.n + 1) * sizeof(*inits));
     if (!inits)
-        return client_fail(c, -ENOMEM, "out of memory");
+        return call_fail(&c->call, -ENOMEM, "out of memory");
     c->inits = inits;
     r = manifest_add(&c->manifest, &decl);
     if (r != 0)
-        return client_fail(c, r < 0 ? r : -E2BIG, r < 0 ? "out of memory" : "too many parameters");
+        return call_fail(&c->call, r < 0 ? r : -E2BIG, r < 0 ? "out of memory" : "too many parameters");
     inits[c->manifest.n - 1] = param->init;
     return 0;
 }
 
 int zerod_declare(struct zerod *c, const struct zerod_param *params, size_t n_params)
 {
-    int r = client_check(c, false);
+    int r = call_check(&c->call);
 
     if (r == 0 && c->formed)
-        r = client_fail(c, -EBUSY, "zerod_declare after zerod_form");
+        r = call_fail(&c->call, -EBUSY, "zerod_declare after zerod_form");
     for (size_t i = 0; r == 0 && i < n_params; i++)
         r = declare_one(c, &params[i], c->manifest.n);
     return r;
@@ -110,8 +77,8 @@ static int send_manifest(struct zerod *c)
             n_bytes += more;
             n++;
         }
-        r = client_send(c, &(struct request){.type = REQUEST_DECLARE,
-                                             .declare = {.params = &c->manifest.decls[first], .n_params = n}});
+        r = call_send(&c->call, &(struct request){.type = REQUEST_DECLARE,
+                                                  .declare = {.params = &c->manifest.decls[first], .n_params = n}});
         if (r != 0)
             return r;
         first += n;
@@ -121,72 +88,31 @@ static int send_manifest(struct zerod *c)
 
 /* ---- forming ------------------------------------------------------------------------------------------- */
 
-static int map_device_segment(struct zerod *c, const struct wire_segment *segment, int fd)
-{
-    int r = -EPROTO;
-
-    if (c->cuda && segment->kind == WIRE_SEGMENT_RING && !c->ring.base)
-        r = mapping_init_device(&c->ring, c->cuda, fd, segment->n_bytes, false);
-    else if (c->cuda && segment->kind == WIRE_SEGMENT_WEIGHTS && !c->weights.base)
-        r = mapping_init_device(&c->weights, c->cuda, fd, segment->n_bytes, true);
-    else if (c->cuda && segment->kind == WIRE_SEGMENT_POOL && c->welcome.stage == 3 && !c->pool.base)
-        r = weights_init_pool(c, fd, segment->n_bytes);
-    else
-        close(fd);
-    return r;
-}
-
 static int map_segment(struct zerod *c, const struct wire_segment *segment, int fd)
 {
-    int r;
-
-    if (segment->cuda)
-        return map_device_segment(c, segment, fd);
-    switch (segment->kind) {
-    case WIRE_SEGMENT_RING:
-        r = mapping_init(&c->ring, fd, segment->n_bytes, PROT_READ | PROT_WRITE);
-        /* Faults in the middle of a backward cost more than touching a bounded ring once, now. */
-        if (r == 0)
-            (void)madvise(c->ring.base, c->ring.n_bytes, MADV_POPULATE_WRITE);
-        return r;
-    case WIRE_SEGMENT_OVERFLOW:
+    if (segment->kind == WIRE_SEGMENT_OVERFLOW && !segment->cuda)
         return mapping_init(&c->overflow, fd, segment->n_bytes, PROT_READ | PROT_WRITE);
-    case WIRE_SEGMENT_CREDIT:
+    if (segment->kind == WIRE_SEGMENT_CREDIT && !segment->cuda)
         return mapping_init(&c->credit, fd, segment->n_bytes, PROT_READ);
-    case WIRE_SEGMENT_WEIGHTS:
-    case WIRE_SEGMENT_POOL:
-        return weights_init(c, segment->kind, fd, segment->n_bytes);
-    default:
-        close(fd);
-        return 0;
-    }
-}
-
-/* Behind a ring in device memory nothing is told of pushes that wait to be sent: none does. */
-static uint64_t ring_needs(const struct zerod *c, const struct reply_formed *formed)
-{
-    return c->cuda ? formed->ring_bytes : held_pushes_offset(formed->ring_bytes) + sizeof(struct held_pushes);
+    return c->memory->map(c, segment, fd);
 }
 
 static int map_segments(struct zerod *c, const struct reply_formed *formed)
 {
     for (size_t i = 0; i < formed->n_segments; i++) {
-        int fd = i < c->in.n_fds ? steal_fd(&c->in.fds[i]) : -1;
+        int fd = i < c->call.in.n_fds ? steal_fd(&c->call.in.fds[i]) : -1;
         int r = fd < 0 ? -EPROTO : map_segment(c, &formed->segments[i], fd);
 
         if (r < 0)
-            return client_fatal(c, r, "mapping zerod's memory (%llu bytes): %s",
-                                (unsigned long long)formed->segments[i].n_bytes,
-                                r == -EIO && c->cuda ? cuda_why(c->cuda) : strerror(-r));
+            return call_fatal(&c->call, r, "mapping zerod's memory (%llu bytes): %s",
+                              (unsigned long long)formed->segments[i].n_bytes, c->memory->why(c, r));
     }
-    if (!c->ring.base || !c->credit.base || !c->ring.cuda != !c->cuda || c->ring.n_bytes < ring_needs(c, formed))
-        return client_fatal(c, -EPROTO, "zerod sent no ring");
-    if (!c->cuda)
-        (void)madvise(c->ring.base, c->ring.n_bytes, MADV_POPULATE_WRITE);
-    return 0;
+    if (!c->credit.base)
+        return call_fatal(&c->call, -EPROTO, "zerod sent no ring");
+    return c->memory->check(c, formed);
 }
 
-static int take_blob(struct zerod *c, bool has_blob, const uint8_t *blob, size_t n_bytes)
+static int store_blob(struct zerod *c, bool has_blob, const uint8_t *blob, size_t n_bytes)
 {
     free(steal_ptr(c->blob));
     c->n_blob_bytes = 0;
@@ -194,56 +120,34 @@ static int take_blob(struct zerod *c, bool has_blob, const uint8_t *blob, size_t
         return 0;
     c->blob = malloc(MAX(n_bytes, (size_t)1));
     if (!c->blob)
-        return client_fatal(c, -ENOMEM, "out of memory");
+        return call_fatal(&c->call, -ENOMEM, "out of memory");
     if (n_bytes > 0)
         memcpy(c->blob, blob, n_bytes);
     c->n_blob_bytes = n_bytes;
     return 0;
 }
 
-static int check_gpu(struct zerod *c, const struct reply_formed *formed)
-{
-    int r = 0;
-
-    if (c->cuda && formed->n_gpu_bytes == CUDA_GPU_BYTES)
-        r = cuda_check_gpu(c->cuda, formed->gpu);
-    return r == 0 ? 0 : client_fatal(c, r, "%s", cuda_why(c->cuda));
-}
-
-static int take_formed(struct zerod *c, const struct reply_formed *formed)
+static int apply_formed(struct zerod *c, const struct reply_formed *formed)
 {
     uint32_t bad;
     int r =
         layout_new(&c->layout, c->manifest.decls, c->manifest.n, c->welcome.world_size, c->welcome.bucket_elems, &bad);
 
     if (r != 0)
-        return client_fatal(c, r < 0 ? r : -EPROTO, "the layout cannot be computed");
+        return call_fatal(&c->call, r < 0 ? r : -EPROTO, "the layout cannot be computed");
     c->position = formed->position;
     c->last = formed->position;
     c->ring_bytes = formed->ring_bytes;
-    c->loss_scale = formed->loss_scale;
-    r = take_blob(c, formed->has_blob, formed->blob, formed->n_blob_bytes);
+    c->call.loss_scale = formed->loss_scale;
+    c->gathered = calloc(c->layout->n_params, sizeof(*c->gathered));
+    if (!c->gathered)
+        return call_fatal(&c->call, -ENOMEM, "out of memory");
+    r = store_blob(c, formed->has_blob, formed->blob, formed->n_blob_bytes);
     if (r == 0)
-        r = check_gpu(c, formed);
+        r = c->memory->check_gpu(c, formed);
     if (r == 0)
         r = map_segments(c, formed);
-    if (r == 0)
-        r = weights_check(c);
     return r < 0 ? r : push_init(c, formed->n_tickets);
-}
-
-static int copy_init(struct zerod *c, const void *from, size_t n_bytes)
-{
-    int r;
-
-    if (!c->cuda) {
-        memcpy(c->ring.base, from, n_bytes);
-        return 0;
-    }
-    r = cuda_copy(c->cuda, c->ring.base, from, n_bytes, c->stream);
-    if (r == 0)
-        r = cuda_wait(c->cuda, c->stream);
-    return r == 0 ? 0 : client_cuda_failed(c, r);
 }
 
 /* One parameter's initial weights, in pieces that fit into the ring. */
@@ -258,11 +162,14 @@ static int send_init(struct zerod *c, uint32_t param)
         struct reply reply;
         int r;
 
-        r = copy_init(c, (const uint8_t *)c->inits[param] + start * size, n * size);
+        r = c->memory->put(c, c->ring.base, (const uint8_t *)c->inits[param] + start * size, n * size);
+        if (r == 0)
+            r = c->memory->wait(c);
         if (r != 0)
             return r;
-        r = client_call(
-            c, &(struct request){.type = REQUEST_INIT, .init = {.param = param, .start_elem = start, .n_elems = n}},
+        r = call_ask(
+            &c->call,
+            &(struct request){.type = REQUEST_INIT, .init = {.param = param, .start_elem = start, .n_elems = n}},
             REPLY_DONE, &reply);
         if (r != 0)
             return r;
@@ -279,58 +186,43 @@ static int get_ready(struct zerod *c, bool init_wanted)
         if (c->inits[p])
             r = send_init(c, p);
     if (r == 0)
-        r = client_call(c, &(struct request){.type = REQUEST_READY}, REPLY_DONE, &reply);
+        r = call_ask(&c->call, &(struct request){.type = REQUEST_READY}, REPLY_DONE, &reply);
     if (r != 0 || !reply.done.rewound)
         return r;
     /* The step was aborted between the two answers: begin where it begins. */
     c->position = reply.done.position;
-    return take_blob(c, reply.done.has_blob, reply.done.blob, reply.done.n_blob_bytes);
-}
-
-/* Before anything is declared, so that the other ranks do not wait for one that cannot come. */
-static int open_cuda(struct zerod *c)
-{
-    struct cuda *cuda;
-    int r;
-
-    if (!c->welcome.cuda || c->cuda)
-        return 0;
-    r = cuda_open(&cuda, c->is_torch);
-    if (r != 0) {
-        client_fail(c, r, "%s", cuda_why(cuda));
-        cuda_free(cuda);
-        return r;
-    }
-    c->cuda = cuda;
-    return 0;
+    return store_blob(c, reply.done.has_blob, reply.done.blob, reply.done.n_blob_bytes);
 }
 
 static int get_formed(struct zerod *c)
 {
     struct reply reply;
-    int r = open_cuda(c);
+    int r = 0;
 
+    /* Before anything is declared, so that the other ranks do not wait for one that cannot come. */
+    if (c->welcome.cuda && !c->cuda)
+        r = cuda_memory_open(c);
     if (r != 0)
         return r;
     r = send_manifest(c);
-    if (r >= 0 && !c->fatal)
-        r = client_call(c, &(struct request){.type = REQUEST_FORM, .form = {.n_params = c->manifest.n}}, REPLY_FORMED,
-                        &reply);
+    if (r >= 0 && !c->call.fatal)
+        r = call_ask(&c->call, &(struct request){.type = REQUEST_FORM, .form = {.n_params = c->manifest.n}},
+                     REPLY_FORMED, &reply);
     if (r != 0)
         return r;
     c->resumed = reply.formed.resumed;
     c->init_wanted = reply.formed.init_wanted;
-    r = take_formed(c, &reply.formed);
+    r = apply_formed(c, &reply.formed);
     (void)failpoint("formed");
     return r;
 }
 
 int zerod_form(struct zerod *c)
 {
-    int r = client_check(c, false);
+    int r = call_check(&c->call);
 
     if (r == 0 && c->formed)
-        r = client_fail(c, -EBUSY, "zerod_form was called already");
+        r = call_fail(&c->call, -EBUSY, "zerod_form was called already");
     if (r == 0 && !c->layout) /* else weights did not come in time, the last time */
         r = get_formed(c);
     if (r == 0)
@@ -339,7 +231,7 @@ int zerod_form(struct zerod *c)
         return r;
     c->formed = true;
     free(steal_ptr(c->inits));
-    r = weights_refresh(c);
+    r = c->memory->refresh(c);
     if (r != 0)
         return r;
     return c->resumed ? ZEROD_RESUMED : 0;

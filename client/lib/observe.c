@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Diagnostics without a daemon: for an observer of DDP, in the daemon's own words. Names are all that is known of the
- * parameters, so they become a layout of one element each that only the texts look at.
+ * Diagnostics without a daemon, for an observer of DDP, in the daemon's own words. Only the names of the parameters are
+ * known, so each becomes a layout parameter of one element, which only the texts read.
  */
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "client/lib/internal.h"
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/evidence.h"
+#include "core/layout/layout.h"
+#include "zerod/client.h"
 
 struct explained {
     struct zerod_error public; /* first: what the caller holds */

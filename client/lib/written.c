@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Writes to published weights outside of a window. The first one makes the weights private to this process: pages that
- * it writes to are copied, all others still show what the daemon publishes. What was changed is E1106 at the next
+ * Writes to published weights outside of a window. The first one makes the weights private to this process: the kernel
+ * copies the pages that are written to, all others still show what the daemon publishes. A change is E1106 at the next
  * micro-batch, step or window, because no other rank has it; a program that took its last step meets none of them.
- * In stage 3 a weight goes away with its release, and what was written with it: there the write ends the process.
+ * In stage 3 a release drops the weight and the write with it, so there the write ends the process.
  */
 
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "client/lib/internal.h"
+#include "client/lib/handle.h"
+#include "client/lib/weights.h"
+#include "client/lib/written.h"
 #include "core/base/base.h"
 
 /* Values of zerod.written. */
@@ -30,7 +32,7 @@ bool written_begin(struct zerod *c)
 {
     int seen = NOTHING_WRITTEN;
 
-    if (c->welcome.stage == 3)
+    if (weights_is_stage3(c))
         return false;
     if (atomic_compare_exchange_strong(&c->written, &seen, BECOMES_PRIVATE))
         atomic_store(&c->written, make_private(c) ? IS_PRIVATE : NOTHING_WRITTEN);
@@ -39,7 +41,7 @@ bool written_begin(struct zerod *c)
     return seen != NOTHING_WRITTEN;
 }
 
-void written_forget(struct zerod *c)
+static void forget(struct zerod *c)
 {
     if (atomic_load(&c->written) == NOTHING_WRITTEN)
         return;
@@ -52,22 +54,26 @@ void written_forget(struct zerod *c)
     atomic_store(&c->written, NOTHING_WRITTEN);
 }
 
+void written_refreshed(struct zerod *c)
+{
+    atomic_store(&c->written, NOTHING_WRITTEN);
+}
+
 void written_forget_reported(struct zerod *c)
 {
     if (atomic_load(&c->written) == IS_REPORTED)
-        written_forget(c);
+        forget(c);
 }
 
 /* Return: how many parameters differ from what is published; *byte: the first that does of the first of them. */
 static size_t find_changed(const struct zerod *c, const uint8_t *published, unsigned *changed, uint64_t *byte)
 {
-    const uint8_t *ours = c->private_weights ? c->private_weights : c->weights.base;
+    const uint8_t *ours = weights_visible(c);
     size_t n = 0;
 
     for (uint32_t p = 0; p < c->layout->n_params; p++) {
-        const struct layout_param *param = &c->layout->params[p];
         const uint8_t *a = ours + weights_offset(c, p), *b = published + weights_offset(c, p);
-        size_t n_bytes = param->n_elems * dtype_size(param->dtype);
+        size_t n_bytes = weights_param_bytes(c, p);
 
         if (n_bytes == 0 || memcmp(a, b, n_bytes) == 0)
             continue;
@@ -86,10 +92,10 @@ static int report_changed(struct zerod *c, const uint8_t *published, const char 
     size_t n;
 
     if (!changed)
-        return client_fatal(c, -ENOMEM, "out of memory");
+        return call_fatal(&c->call, -ENOMEM, "out of memory");
     n = find_changed(c, published, changed, &byte);
     if (n == 0) { /* the same values were written, as a broadcast does */
-        written_forget(c);
+        forget(c);
         return 0;
     }
     atomic_store(&c->written, IS_REPORTED);
@@ -108,7 +114,7 @@ static int compare(struct zerod *c, const char *where)
         return report_changed(c, c->weights.base, where);
     published = mmap(NULL, n_bytes, PROT_READ, MAP_SHARED, c->weights.fd, 0);
     if (published == MAP_FAILED)
-        return client_fatal(c, -errno, "mapping the published weights: %s", strerror(errno));
+        return call_fatal(&c->call, -errno, "mapping the published weights: %s", strerror(errno));
     r = report_changed(c, published, where);
     munmap(published, n_bytes);
     return r;
@@ -132,7 +138,7 @@ bool zerod_has_written(const struct zerod *c)
 
 int zerod_check_weights(struct zerod *c, const char *where)
 {
-    int r = client_check(c, true);
+    int r = handle_check_formed(c);
 
     if (r == 0 && atomic_load(&c->written) == IS_REPORTED)
         r = ask(c);

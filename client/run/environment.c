@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The environment of a process that zerodrun starts. */
+
 #include "client/run/environment.h"
 
 #include <stdarg.h>

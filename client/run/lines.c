@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* Lines of output, cut out of a stream of bytes. */
+
 #include "client/run/lines.h"
 
 #include <errno.h>

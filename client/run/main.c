@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* zerodrun: starts the ranks of a job on this node, and the daemon when none is running. */
+/* The program zerodrun: it starts the ranks of a job on this node, and the daemon when none is running. */
 
 #include <stdlib.h>
 
-#include "client/run/child.h"
+#include "client/run/process.h"
 #include "client/run/options.h"
 #include "client/run/place.h"
 #include "client/run/run.h"
@@ -15,7 +15,7 @@ int main(int argc, char **argv)
     struct place place;
     int r;
 
-    child_wrapper(argc, argv);
+    process_wrapper(argc, argv);
     r = options_parse(&options, argc, argv);
     if (r != 0)
         return r < 0 ? -r : EXIT_SUCCESS;

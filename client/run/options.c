@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The command line of zerodrun, and its help. */
+
 #include "client/run/options.h"
 
 #include <errno.h>

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The place of a run: ranks, sockets, run ids, and a configuration when there is none. */
+
 #include "client/run/place.h"
 
 #include <json-c/json.h>

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* A run of zerodrun, from the start of the daemons to the exit status. */
+
 #include "client/run/run.h"
 
 #include <assert.h>
@@ -9,7 +12,7 @@
 #include <sys/stat.h>
 #include <sysexits.h>
 
-#include "client/run/child.h"
+#include "client/run/process.h"
 #include "client/run/environment.h"
 #include "client/run/options.h"
 #include "client/run/place.h"
@@ -34,7 +37,7 @@ struct run;
 
 struct run_rank {
     struct run *run;
-    struct child child;
+    struct process process;
     struct environment env;
     unsigned local;
     char label[24];
@@ -44,9 +47,9 @@ struct run_rank {
 
 struct run_daemon {
     struct run *run;
-    struct child child;
+    struct process process;
     const char *socket, *config_path; /* the place's */
-    bool told_socket;                 /* it listens there because it is told so */
+    bool socket_is_given;             /* by an argument, because its configuration has none */
     char label[24];
     bool running;
 };
@@ -69,7 +72,7 @@ struct run {
     uint64_t started_ms;
     int interrupted; /* first of SIGINT, SIGTERM, SIGHUP that we got; 0: none */
     bool killing;    /* a second SIGINT came */
-    bool abandoned;  /* the output is given up: its threads may stand in write(2), nothing can be closed */
+    bool abandoned;  /* the output is dropped: its threads may be in write(2), so nothing can be closed */
     int exit_code;   /* of the first failure */
 };
 
@@ -99,7 +102,7 @@ static void run_note(struct run *run, const char *format, ...)
     va_end(args);
 }
 
-/* What zerodrun itself could not do. The first failure counts. */
+/* Says what zerodrun itself could not do. The first failure decides the exit status. */
 static void run_error(struct run *run, int exit_code, const char *format, ...)
 {
     va_list args;
@@ -111,12 +114,12 @@ static void run_error(struct run *run, int exit_code, const char *format, ...)
         run->exit_code = exit_code;
 }
 
-static void run_describe_end(const struct child *child, char *text, size_t size)
+static void run_describe_end(const struct process *process, char *text, size_t size)
 {
-    if (child->term_signal)
-        snprintf(text, size, "was killed by signal %d (%s)", child->term_signal, strsignal(child->term_signal));
+    if (process->term_signal)
+        snprintf(text, size, "was killed by signal %d (%s)", process->term_signal, strsignal(process->term_signal));
     else
-        snprintf(text, size, "exited with %d", (int)child->exit_status);
+        snprintf(text, size, "exited with %d", (int)process->exit_status);
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------- */
@@ -158,13 +161,13 @@ static void run_drained(void *context)
     unsigned i;
 
     for (i = 0; i < run->place->n_ranks; i++)
-        child_resume(&run->ranks[i].child);
+        process_resume(&run->ranks[i].process);
     for (i = 0; i < run->place->n_jobs; i++)
-        child_resume(&run->daemons[i].child);
+        process_resume(&run->daemons[i].process);
     run_check_flushed(run);
 }
 
-/* ---- an output that nobody takes ----------------------------------------------------------------------- */
+/* ---- an output that no reader empties ------------------------------------------------------------------ */
 
 static void run_give_up_output(struct run *run)
 {
@@ -190,7 +193,7 @@ static void run_check_output(uv_timer_t *timer)
     run->n_written_bytes = n_bytes;
 }
 
-/* Output that is stuck holds up the ranks, and then the end of those that were told to end. */
+/* Ranks wait for output that is stuck, and so they cannot end. */
 static void run_watch_output(struct run *run)
 {
     if (uv_is_active((uv_handle_t *)&run->output_grace))
@@ -206,9 +209,9 @@ static void run_kill(struct run *run)
     unsigned i;
 
     for (i = 0; i < run->place->n_ranks; i++)
-        child_kill(&run->ranks[i].child);
+        process_kill(&run->ranks[i].process);
     for (i = 0; run->n_running == 0 && i < run->place->n_jobs; i++)
-        child_kill(&run->daemons[i].child);
+        process_kill(&run->daemons[i].process);
 }
 
 static void run_grace_over(uv_timer_t *timer)
@@ -219,7 +222,7 @@ static void run_grace_over(uv_timer_t *timer)
     run_kill(run);
 }
 
-/* No rank is started any more, and those that run are asked to end. */
+/* Starts no more ranks, and asks those that run to end. */
 static void run_end_ranks(struct run *run)
 {
     unsigned i;
@@ -235,18 +238,18 @@ static void run_end_ranks(struct run *run)
     /* Interrupted ranks are on their way out, perhaps writing a checkpoint: a second signal would cut it off.
      */
     for (i = 0; !run->interrupted && i < run->place->n_ranks; i++)
-        child_signal(&run->ranks[i].child, SIGTERM);
+        process_signal(&run->ranks[i].process, SIGTERM);
     uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
 }
 
 /* ---- ranks --------------------------------------------------------------------------------------------- */
 
-static void rank_ended(struct child *child);
+static void rank_ended(struct process *process);
 
 static int rank_start(struct run_rank *rank)
 {
     struct run *run = rank->run;
-    struct child_spec spec = {
+    struct process_spec spec = {
         .argv = run->options->command,
         .label = rank->label,
         .death_signal = SIGKILL,
@@ -260,7 +263,7 @@ static int rank_start(struct run_rank *rank)
 
     spec.env = rank->env.vars; /* not before: it moves as it grows */
     if (r == 0)
-        r = child_start(&rank->child, &run->loop, &spec);
+        r = process_start(&rank->process, &run->loop, &spec);
     if (r < 0) {
         run_error(run, EX_OSERR, "cannot start rank %s: %s", rank->label, strerror(-r));
         return r;
@@ -277,26 +280,26 @@ static bool rank_may_restart(const struct run_rank *rank)
     return run->state == RUN_RUNNING && !run->interrupted && rank->n_restarts < run->options->n_restarts;
 }
 
-static void rank_ended(struct child *child)
+static void rank_ended(struct process *process)
 {
-    struct run_rank *rank = child->spec.owner;
+    struct run_rank *rank = process->spec.owner;
     struct run *run = rank->run;
-    int code = child_exit_code(child);
+    int code = process_exit_code(process);
     char how[96];
 
     rank->running = false;
     run->n_running--;
-    run_describe_end(child, how, sizeof(how));
+    run_describe_end(process, how, sizeof(how));
     if (code != 0 && rank_may_restart(rank)) {
         rank->n_restarts++;
-        run_note(run, "rank %s (pid %d) %s; restart %u of %u", rank->label, (int)child->pid, how, rank->n_restarts,
+        run_note(run, "rank %s (pid %d) %s; restart %u of %u", rank->label, (int)process->pid, how, rank->n_restarts,
                  run->options->n_restarts);
         if (rank_start(rank) < 0)
             run_end_ranks(run);
         return;
     }
     if (code != 0) {
-        run_note(run, "rank %s (pid %d) %s", rank->label, (int)child->pid, how);
+        run_note(run, "rank %s (pid %d) %s", rank->label, (int)process->pid, how);
         if (run->exit_code == 0)
             run->exit_code = code;
         run_end_ranks(run);
@@ -337,37 +340,37 @@ static void run_stop_daemon(struct run *run)
     }
     for (i = 0; i < run->place->n_jobs; i++) {
         if (run->killing)
-            child_kill(&run->daemons[i].child);
+            process_kill(&run->daemons[i].process);
         else
-            child_signal(&run->daemons[i].child, SIGTERM);
+            process_signal(&run->daemons[i].process, SIGTERM);
     }
     uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
 }
 
-static void run_daemon_ended(struct child *child)
+static void run_daemon_ended(struct process *process)
 {
-    struct run_daemon *daemon = child->spec.owner;
+    struct run_daemon *daemon = process->spec.owner;
     struct run *run = daemon->run;
     enum run_state state = run->state;
-    int code = child_exit_code(child);
+    int code = process_exit_code(process);
     char how[96];
 
     daemon->running = false;
     run->n_daemons--;
-    run_describe_end(child, how, sizeof(how));
+    run_describe_end(process, how, sizeof(how));
     if (state == RUN_STOPPING) {
         if (code != 0)
-            run_note(run, "%s (pid %d) %s", daemon->label, (int)child->pid, how);
+            run_note(run, "%s (pid %d) %s", daemon->label, (int)process->pid, how);
         if (run->n_daemons == 0)
             run_finish(run);
         return;
     }
-    run_error(run, code ? code : EX_UNAVAILABLE, "%s (pid %d) %s %s", daemon->label, (int)child->pid, how,
+    run_error(run, code ? code : EX_UNAVAILABLE, "%s (pid %d) %s %s", daemon->label, (int)process->pid, how,
               state == RUN_STARTING ? "before it accepted connections" : "while ranks were running");
     run_end_ranks(run);
 }
 
-/* zerod beside our own executable. Return: NULL when there is none, or a string to be freed. */
+/* The zerod in the folder of zerodrun. Return: NULL when there is none, or a string to be freed. */
 static char *zerod_beside(void)
 {
     char self[4096];
@@ -392,10 +395,10 @@ static int run_start_daemon(struct run_daemon *daemon)
     const char *program = run->options->zerod_path ? run->options->zerod_path : beside ? beside : "zerod";
     char *argv[] = {(char *)program,    (char *)"--config",     (char *)daemon->config_path,
                     (char *)"--socket", (char *)daemon->socket, NULL};
-    /* Of a service manager that started us: the daemon is not who it is waiting for. */
+    /* A service manager that started zerodrun waits for zerodrun, not for the daemon. */
     const char *const not_its[] = {"NOTIFY_SOCKET",  "LISTEN_PID",   "LISTEN_FDS",
                                    "LISTEN_FDNAMES", "WATCHDOG_PID", "WATCHDOG_USEC"};
-    struct child_spec spec = {
+    struct process_spec spec = {
         .argv = argv,
         .label = daemon->label,
         .death_signal = SIGTERM,
@@ -407,20 +410,20 @@ static int run_start_daemon(struct run_daemon *daemon)
     size_t i;
     int r = run->daemon_env.vars ? 0 : environment_init(&run->daemon_env);
 
-    if (!daemon->told_socket)
+    if (!daemon->socket_is_given)
         argv[3] = NULL;
     for (i = 0; r == 0 && i < ARRAY_SIZE(not_its); i++)
         environment_unset(&run->daemon_env, not_its[i]);
     spec.env = run->daemon_env.vars;
     if (r == 0)
-        r = child_start(&daemon->child, &run->loop, &spec);
+        r = process_start(&daemon->process, &run->loop, &spec);
     if (r < 0) {
         run_error(run, EX_OSERR, "cannot start %s: %s", program, strerror(-r));
         return r;
     }
     daemon->running = true;
     run->n_daemons++;
-    run_note(run, "started %s (pid %d)", program, (int)daemon->child.pid);
+    run_note(run, "started %s (pid %d)", program, (int)daemon->process.pid);
     return 0;
 }
 
@@ -482,7 +485,7 @@ static void run_signal(uv_signal_t *handle, int signum)
         run_interrupt(run, signum);
     for (i = 0; !run->killing && i < run->place->n_ranks; i++)
         if (run->ranks[i].running)
-            child_signal(&run->ranks[i].child, signum);
+            process_signal(&run->ranks[i].process, signum);
 }
 
 /* ---- the run ------------------------------------------------------------------------------------------- */
@@ -552,7 +555,7 @@ static void run_init_daemons(struct run *run)
         const struct place_job *job = &place->more[i - 1];
 
         run->daemons[i] = (struct run_daemon){
-            .socket = job->socket, .config_path = job->config_path, .told_socket = !job->own_config};
+            .socket = job->socket, .config_path = job->config_path, .socket_is_given = !job->own_config};
         snprintf(run->daemons[i].label, sizeof(run->daemons[i].label), "zerod.%u", i);
     }
     for (unsigned i = 0; i < place->n_jobs; i++)

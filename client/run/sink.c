@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* An output of zerodrun, written by a thread of its own. */
+
 #include "client/run/sink.h"
 
 #include <assert.h>

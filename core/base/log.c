@@ -14,7 +14,6 @@
 
 #include "core/base/base.h"
 #include "core/base/notify.h"
-#include "core/diagnosis/diagnosis.h"
 
 enum {
     LOG_QUEUE_BYTES = 256 << 10, /* lines that wait for a slow reader; picked, not measured */
@@ -230,13 +229,11 @@ void log_line(int level, const char *format, ...)
     put(&(struct notify_entry){.level = level, .job = sink.job, .text = text});
 }
 
-void log_diagnostic(const struct diagnostic *diagnostic)
+void log_entry(int level, const char *text, const struct notify_field *fields, size_t n_fields)
 {
-    int level = diagnostic->warning ? LOG_WARNING : LOG_ERR;
-
-    if (level > sink.level)
-        return;
-    put(&(struct notify_entry){.level = level, .job = sink.job, .text = diagnostic->text, .diagnostic = diagnostic});
+    if (level <= sink.level)
+        put(&(struct notify_entry){
+            .level = level, .job = sink.job, .text = text, .fields = fields, .n_fields = n_fields});
 }
 
 /* ---- the thread ---------------------------------------------------------------------------------------- */

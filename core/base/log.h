@@ -12,9 +12,10 @@
  * dropped, and a line says how many when there is room again. Any thread may log.
  */
 
+#include <stddef.h>
 #include <syslog.h>
 
-struct diagnostic;
+struct notify_field;
 
 /* job: goes with every entry (ZEROD_JOB); borrowed for the life of the process. level: LOG_ERR .. LOG_DEBUG. */
 void log_init(const char *job, int level);
@@ -25,7 +26,8 @@ int log_start(void);
 void log_stop(void);
 
 void log_line(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void log_diagnostic(const struct diagnostic *diagnostic);
+/* A text of several lines, with fields for the journal (notify.h). */
+void log_entry(int level, const char *text, const struct notify_field *fields, size_t n_fields);
 
 #define log_error(...) log_line(LOG_ERR, __VA_ARGS__)
 #define log_notice(...) log_line(LOG_NOTICE, __VA_ARGS__)

@@ -16,7 +16,6 @@
 #include <systemd/sd-journal.h>
 
 #include "core/base/base.h"
-#include "core/diagnosis/diagnosis.h"
 
 void notify_state(const char *state)
 {
@@ -44,7 +43,7 @@ int notify_listen_fd(void)
 /* Where libsystemd sends to. A container or a chroot may have stderr from outside, but not this. */
 #define JOURNAL_SOCKET "/run/systemd/journal/socket"
 
-enum { MAX_FIELDS = 10 };
+enum { MAX_FIELDS = 3 + NOTIFY_MAX_FIELDS };
 
 struct notify_message {
     struct iovec iov[MAX_FIELDS];
@@ -73,21 +72,6 @@ static void add(struct notify_message *message, const char *name, const char *fo
     message->iov[message->n++] = (struct iovec){.iov_base = text, .iov_len = strlen(text)};
 }
 
-static void add_diagnostic(struct notify_message *message, const struct diagnostic *d)
-{
-    add(message, "ZEROD_CODE", "E%d", d->code);
-    if (d->cause_class[0])
-        add(message, "ZEROD_CLASS", "%s", d->cause_class);
-    if (d->n_params_named > 0)
-        add(message, "ZEROD_PARAM", "%s", d->params[0]);
-    if (d->has_rank)
-        add(message, "ZEROD_RANK", "%" PRIu32, d->rank);
-    if (d->has_step)
-        add(message, "ZEROD_STEP", "%" PRIu64, d->step);
-    if (d->has_micro_batch)
-        add(message, "ZEROD_MICRO_BATCH", "%" PRIu32, d->micro_batch);
-}
-
 struct notify_message *notify_message_new(const struct notify_entry *entry)
 {
     struct notify_message *message;
@@ -100,8 +84,8 @@ struct notify_message *notify_message_new(const struct notify_entry *entry)
     add(message, "MESSAGE", "%s", entry->text);
     add(message, "PRIORITY", "%d", entry->level);
     add(message, "ZEROD_JOB", "%s", entry->job);
-    if (entry->diagnostic)
-        add_diagnostic(message, entry->diagnostic);
+    for (size_t i = 0; i < entry->n_fields; i++)
+        add(message, entry->fields[i].name, "%s", entry->fields[i].value);
     return message;
 }
 

@@ -8,15 +8,23 @@
  */
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
-struct diagnostic;
 struct notify_message;
+
+struct notify_field {
+    const char *name; /* of the journal: capital letters */
+    char value[256];
+};
+
+enum { NOTIFY_MAX_FIELDS = 6 };
 
 struct notify_entry {
     int level; /* LOG_* of syslog.h */
     const char *job, *text;
-    const struct diagnostic *diagnostic; /* NULL: a plain line */
+    const struct notify_field *fields; /* beside the text; n_fields of them, NOTIFY_MAX_FIELDS at most */
+    size_t n_fields;
 };
 
 /* "READY=1", "STOPPING=1", "WATCHDOG=1", "STATUS=...". Nothing happens when nobody supervises. */

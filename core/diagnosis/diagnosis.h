@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "daemon/memory/ledger.h"
+#include "core/diagnosis/push-record.h"
 
 struct layout;
 

@@ -11,7 +11,6 @@
 #include <stdint.h>
 
 struct evidence_missing;
-struct request_evidence;
 
 enum { EVIDENCE_NOT_CALLED = 1, EVIDENCE_CALLED = 2 }; /* of a parameter's module; 0: unknown */
 
@@ -24,12 +23,7 @@ struct rank_evidence {
     uint8_t *called; /* n_params, EVIDENCE_* or 0; owned; NULL: nothing said */
 };
 
-/* Takes the place of what was said before. Ids must be below n_params. Without memory it says less. */
-void rank_evidence_set(struct rank_evidence *evidence, const struct request_evidence *request, uint32_t n_params);
 void rank_evidence_reset(struct rank_evidence *evidence);
-/* The same as a request, of no step; ids: room for n_params. What it points to is the evidence's, and ids. */
-void rank_evidence_describe(const struct rank_evidence *evidence, uint32_t n_params, uint32_t *ids,
-                            struct request_evidence *request);
 
 /*
  * Adds to missing what it does not say yet; strings are borrowed. called: missing->n_params entries, of which

@@ -10,7 +10,6 @@
 #include "core/base/json.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
-#include "daemon/memory/ledger.h"
 
 enum {
     SCHEMA_VERSION = 1,              /* raised when a key changes its meaning or goes away */
@@ -558,15 +557,15 @@ static struct json_object *owners_array(struct json *j, const struct layout *lay
 }
 
 /* Ranks that have pushed the parameter in the open step. */
-static struct json_object *pushed_array(struct json *j, const struct ledger *ledger, const struct layout *layout,
+static struct json_object *pushed_array(struct json *j, const struct status_pushes *pushes, const struct layout *layout,
                                         uint32_t param)
 {
     struct json_object *array = json_new_array(j);
     unsigned rank;
 
-    for (rank = ledger ? ledger->first_rank : 0; ledger && layout->params[param].trainable && rank < ledger->end_rank;
+    for (rank = pushes ? pushes->first_rank : 0; pushes && layout->params[param].trainable && rank < pushes->end_rank;
          rank++)
-        if (ledger->ranks[rank].pushed_in_step[layout_last_part(layout, param)])
+        if (pushes->has_pushed(pushes->userdata, rank, layout_last_part(layout, param)))
             json_push_u64(j, array, rank);
     return array;
 }
@@ -593,7 +592,7 @@ static void put_declared(struct json *j, struct json_object *o, const struct lay
         json_put_u64(j, o, "bucket", param->bucket);
 }
 
-static struct json_object *param_object(struct json *j, const struct layout *layout, const struct ledger *ledger,
+static struct json_object *param_object(struct json *j, const struct layout *layout, const struct status_pushes *pushes,
                                         const struct status_param *dynamic, uint32_t id)
 {
     struct json_object *o = json_new_object(j);
@@ -601,7 +600,7 @@ static struct json_object *param_object(struct json *j, const struct layout *lay
     json_put_u64(j, o, "id", id);
     put_declared(j, o, &layout->params[id]);
     json_put(j, o, "owners", owners_array(j, layout, &layout->params[id]));
-    json_put(j, o, "pushed_by", pushed_array(j, ledger, layout, id));
+    json_put(j, o, "pushed_by", pushed_array(j, pushes, layout, id));
     json_put_u64(j, o, "n_steps", dynamic ? dynamic->n_steps : 0);
     if (dynamic && dynamic->has_grad_norm)
         json_put_double(j, o, "grad_norm", dynamic->grad_norm);
@@ -610,22 +609,22 @@ static struct json_object *param_object(struct json *j, const struct layout *lay
     return o;
 }
 
-static struct json_object *params_array(struct json *j, const struct layout *layout, const struct ledger *ledger,
+static struct json_object *params_array(struct json *j, const struct layout *layout, const struct status_pushes *pushes,
                                         const struct status_param *params)
 {
     struct json_object *array = json_new_array(j);
     uint32_t id;
 
     for (id = 0; layout && id < layout->n_params; id++)
-        json_push(j, array, param_object(j, layout, ledger, params ? &params[id] : NULL, id));
+        json_push(j, array, param_object(j, layout, pushes, params ? &params[id] : NULL, id));
     return array;
 }
 
-char *params_json(const struct layout *layout, const struct ledger *ledger, const struct status_param *params)
+char *params_json(const struct layout *layout, const struct status_pushes *pushes, const struct status_param *params)
 {
     struct json j = {};
 
-    return json_text(&j, params_array(&j, layout, ledger, params));
+    return json_text(&j, params_array(&j, layout, pushes, params));
 }
 
 /* ---- the rest ------------------------------------------------------------------------------------------ */
@@ -639,7 +638,7 @@ char *report_json(const struct report *report)
     json_put_string(&j, o, "config", report->config);
     json_put(&j, o, "status", status_object(&j, s));
     json_put(&j, o, "ranks", ranks_array(&j, report->ranks, report->n_ranks, s->now_ns));
-    json_put(&j, o, "params", params_array(&j, s->layout, report->ledger, report->params));
+    json_put(&j, o, "params", params_array(&j, s->layout, report->pushes, report->params));
     json_put(&j, o, "diagnostics",
              diagnostics_array(&j, report->diagnostics, report->n_diagnostics, s->layout, s->now_ns));
     return json_text(&j, o);

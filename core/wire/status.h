@@ -24,7 +24,6 @@
 
 struct diagnostic;
 struct layout;
-struct ledger;
 
 /* Kinds of memory, in the order in which they are printed; the words are those of `zerodctl plan`. */
 enum status_memory {
@@ -187,9 +186,16 @@ char *status_json(const struct status *status);
 /* `zerodctl ranks`: an array, in the order given. */
 char *ranks_json(const struct status_rank *ranks, size_t n, uint64_t now_ns);
 
-/* `zerodctl params`: an array in declaration order. layout NULL: empty. ledger (pushed_by) and params
+/* Which ranks have pushed what in the open step. */
+struct status_pushes {
+    unsigned first_rank, end_rank;
+    bool (*has_pushed)(const void *userdata, unsigned rank, uint32_t part);
+    const void *userdata;
+};
+
+/* `zerodctl params`: an array in declaration order. layout NULL: empty. pushes (pushed_by) and params
  * (layout->n_params of them) may be NULL. */
-char *params_json(const struct layout *layout, const struct ledger *ledger, const struct status_param *params);
+char *params_json(const struct layout *layout, const struct status_pushes *pushes, const struct status_param *params);
 
 /* `zerodctl diagnostics`: an array, in the order given; with a layout every parameter of each is named. */
 char *diagnostics_json(const struct diagnostic *const *list, size_t n, const struct layout *layout, uint64_t now_ns);
@@ -199,7 +205,7 @@ struct report {
     const struct status *status; /* with its layout */
     const struct status_rank *ranks;
     size_t n_ranks;
-    const struct ledger *ledger;
+    const struct status_pushes *pushes;
     const struct status_param *params;
     const struct diagnostic *const *diagnostics;
     size_t n_diagnostics;

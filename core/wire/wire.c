@@ -7,7 +7,7 @@
 
 #include "core/base/base.h"
 #include "core/wire/wire-envelope.h"
-#include "daemon/memory/ledger.h"
+#include "core/diagnosis/push-record.h"
 #include "proto/zerod.pb-c.h"
 
 /*

@@ -214,7 +214,7 @@ struct request_push {
     uint32_t segment;
     uint32_t call;
     uint32_t site;
-    uint32_t flags; /* PUSH_* of daemon/memory/ledger.h */
+    uint32_t flags; /* PUSH_* of core/diagnosis/push-record.h */
     uint64_t n_bytes;
     uint32_t dtype_plus_one;
     uint32_t part;

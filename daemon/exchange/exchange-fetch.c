@@ -26,10 +26,10 @@
 int exchange_form_serving(struct exchange *exchange)
 {
     const struct job *job = exchange->job;
-    uint64_t n_bytes = exchange_serving_bytes(job->config, job->layout);
+    uint64_t n_bytes = exchange_plan_serving_bytes(job->config, job->layout);
     int r = segment_init(&exchange->serving, "serving", n_bytes);
 
-    exchange->slot_bytes = n_bytes / EXCHANGE_SERVING_SLOTS;
+    exchange->slot_bytes = n_bytes / SERVING_SLOTS;
     return r;
 }
 

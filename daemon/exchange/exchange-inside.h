@@ -92,7 +92,7 @@ struct exchange {
     struct pending_fetch *fetches; /* oldest first */
     struct serving *servings;      /* oldest first */
     uint64_t slot_bytes;           /* of serving */
-    bool slots_taken[EXCHANGE_SERVING_SLOTS];
+    bool slots_taken[SERVING_SLOTS];
     uint64_t last_fetch;
     struct engine_move *moves; /* ENGINE_MAX_MOVES */
     size_t n_moves;

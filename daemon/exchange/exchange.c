@@ -35,7 +35,7 @@ uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t
 
     *start = 0;
     if (p->trainable) {
-        n = exchange_owned_range(layout, exchange->spans[node], p->bucket, p->offset_elems, p->n_elems, start);
+        n = exchange_plan_owned(layout, exchange->spans[node], p->bucket, p->offset_elems, p->n_elems, start);
         *start = n > 0 ? *start - p->offset_elems : 0;
     } else if (config_partitions_all(exchange->job->config)) {
         slice = layout_frozen_slice_elems(p->n_elems, layout->world_size);
@@ -54,10 +54,10 @@ static void find_sources(struct exchange *exchange, const struct config *config)
         unsigned n;
 
         exchange->spans[i] = (struct span){config_first_rank_of(config, i), config->world.nodes.items[i].ranks};
-        for (unsigned k = 0; exchange_moves_ranks(config) && k < exchange->spans[i].n; k++)
+        for (unsigned k = 0; exchange_plan_on_devices(config) && k < exchange->spans[i].n; k++)
             exchange->sources[exchange->n_sources++] =
                 (struct source){.node = i, .first_rank = exchange->spans[i].first + k, .piece = k};
-        if (exchange_moves_ranks(config))
+        if (exchange_plan_on_devices(config))
             continue;
         n = subtree_find(config->world.size, exchange->spans[i].first, exchange->spans[i].n, pieces);
         for (unsigned k = 0; k < n; k++)
@@ -70,7 +70,7 @@ int exchange_new(struct exchange **out, struct job *job, const struct exchange_o
 {
     struct exchange *exchange = calloc(1, sizeof(*exchange));
 
-    assert(exchange_n_sources(job->config) <= STEP_MAX_RANKS); /* config admits no more */
+    assert(exchange_plan_n_sources(job->config) <= STEP_MAX_RANKS); /* config admits no more */
     if (!exchange)
         return -ENOMEM;
     exchange->job = job;
@@ -127,13 +127,13 @@ int exchange_form(struct exchange *exchange)
     for (uint32_t p = 0; p < layout->n_parcels; p++) {
         struct place *place = &exchange->places[p];
 
-        place->n_elems = exchange_owned_part(layout, &layout->parcels[p], exchange->spans[exchange->self], &start);
+        place->n_elems = exchange_plan_owned_part(layout, &layout->parcels[p], exchange->spans[exchange->self], &start);
         place->start = start - layout->parcels[p].offset_elems;
     }
-    exchange->incoming_elems = exchange_incoming_elems(job->config, layout);
+    exchange->incoming_elems = exchange_plan_incoming_elems(job->config, layout);
     /* Between GPUs nothing comes into this memory. */
     r = segment_init(&exchange->incoming, "incoming",
-                     job->executor->on_gpus ? 0 : exchange_incoming_bytes(job->config, layout));
+                     job->executor->on_gpus ? 0 : exchange_plan_incoming_bytes(job->config, layout));
     if (r == 0 && job->config->zero.stage == 3)
         r = segment_init(&exchange->spreading, "spreading",
                          layout->weight_bytes); /* pages come with what is put there */
@@ -354,7 +354,7 @@ static void send_piece(struct exchange *exchange, const struct exchange_said *sa
     uint64_t start;
 
     for (unsigned node = 0; node < exchange->n_nodes; node++) {
-        uint64_t n = exchange_owned_part(step->layout, parcel, exchange->spans[node], &start);
+        uint64_t n = exchange_plan_owned_part(step->layout, parcel, exchange->spans[node], &start);
 
         if (node == exchange->self || exchange_has_arrived(said, node))
             continue;

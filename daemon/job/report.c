@@ -10,6 +10,7 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/diagnosis/evidence.h"
+#include "core/wire/wire-evidence.h"
 #include "core/wire/wire.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"

@@ -80,6 +80,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/diagnosis/push-record.h"
+
 enum {
     LEDGER_ADMITTED = 0, /* verdict: *pass is the pass index */
     LEDGER_RETRY = 1,    /* already admitted from this incarnation: say nothing */
@@ -92,32 +94,6 @@ enum {
     LEDGER_E_EARLY = 8,
     LEDGER_E_DUPLICATE = 9,
     LEDGER_E_INCOMPLETE = 10, /* end(): a successor did not push again what stands of its predecessor */
-};
-
-enum {
-    PUSH_NESTED = 1 << 0,           /* the push came from a nested graph task (reentrant checkpointing) */
-    PUSH_HOOK_TWICE = 1 << 1,       /* the client saw its hook fire twice in one graph task */
-    PUSH_NEW_FORWARD = 1 << 2,      /* a forward ran since the rank's previous backward */
-    PUSH_SITE_IS_BACKWARD = 1 << 3, /* site is where the backward was called, not the forward */
-};
-
-/* What a push carries for diagnosis; constant size. Zero means unknown. */
-struct push_record {
-    uint64_t incarnation;
-    uint64_t sequence;
-    uint64_t step;
-    uint64_t task;    /* graph task of the framework, unique within its ordinal */
-    uint64_t time_ns; /* when the daemon saw it, CLOCK_MONOTONIC */
-    uint32_t attempt;
-    uint32_t micro_batch;
-    uint32_t param; /* for texts */
-    uint32_t part;
-    uint32_t ordinal; /* outer backward of the micro-batch, from 1 */
-    uint32_t depth;   /* nesting of graph tasks, 0 = outermost */
-    uint32_t segment; /* string id of the checkpointed segment or module */
-    uint32_t call;    /* which call of that segment, from 1 */
-    uint32_t site;    /* string id of the call site of its forward (PUSH_SITE_IS_BACKWARD), in the user's code */
-    uint32_t flags;   /* PUSH_* */
 };
 
 struct ledger_position {

@@ -46,7 +46,7 @@ static int make_leader(struct nodes *nodes)
     unsigned n_sources[LEADER_MAX_NODES];
 
     for (unsigned i = 0; i < nodes->n; i++)
-        n_sources[i] = exchange_n_pieces(nodes->job->config, i);
+        n_sources[i] = exchange_plan_n_pieces(nodes->job->config, i);
     return leader_new(
         &nodes->leader,
         &(struct leader_options){

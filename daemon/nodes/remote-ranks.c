@@ -6,6 +6,7 @@
 
 #include "core/base/base.h"
 #include "core/diagnosis/evidence.h"
+#include "core/wire/wire-evidence.h"
 #include "daemon/job/attendance.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/model.h"

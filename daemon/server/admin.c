@@ -353,12 +353,28 @@ static char *on_ranks(struct server *server)
     return ranks ? ranks_json(ranks, job_n_local(server_job(server)), server_now_ns(server)) : NULL;
 }
 
+static bool has_pushed(const void *userdata, unsigned rank, uint32_t part)
+{
+    const struct job *job = userdata;
+
+    return job->ledger.ranks[rank].pushed_in_step[part];
+}
+
+static struct status_pushes pushes_of(const struct job *job)
+{
+    return (struct status_pushes){.first_rank = job->ledger.first_rank,
+                                  .end_rank = job->ledger.end_rank,
+                                  .has_pushed = has_pushed,
+                                  .userdata = job};
+}
+
 static char *on_params(struct server *server)
 {
     const struct job *job = server_job(server);
     _cleanup_free_ struct status_param *params = make_params(job);
+    const struct status_pushes pushes = pushes_of(job);
 
-    return params_json(job->layout, job->layout ? &job->ledger : NULL, params);
+    return params_json(job->layout, job->layout ? &pushes : NULL, params);
 }
 
 static char *on_diagnostics(struct server *server)
@@ -391,13 +407,14 @@ static char *on_report(struct server *server)
     _cleanup_free_ struct status_rank *ranks = make_ranks(job);
     _cleanup_free_ struct status_param *params = make_params(job);
     _cleanup_free_ char *config = print_config(server_job(server)->config);
+    const struct status_pushes pushes = pushes_of(job);
     const struct diagnostic *list[KEPT_MAX];
 
     return report_json(&(struct report){
         .status = &status,
         .ranks = ranks,
         .n_ranks = ranks ? job_n_local(job) : 0,
-        .ledger = job->layout ? &job->ledger : NULL,
+        .pushes = job->layout ? &pushes : NULL,
         .params = params,
         .diagnostics = list,
         .n_diagnostics = kept_list(&job->journal.kept, list),

@@ -7,6 +7,7 @@
 
 #include "core/base/base.h"
 #include "core/base/log.h"
+#include "core/diagnosis/diagnosis-log.h"
 
 static void end(struct diagnostic_log_kind *kind)
 {

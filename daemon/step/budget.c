@@ -43,7 +43,7 @@ struct plan_options budget_options(const struct config *config, const struct lay
         .on_devices = on_devices,
         .offloaded = offloaded,
         .ring_holds_all = budget_ring_holds_all(config, layout, ranks.n_local),
-        .staging_bytes = exchange_bytes(config, layout) + (on_devices ? device_staging : 0),
+        .staging_bytes = exchange_plan_bytes(config, layout) + (on_devices ? device_staging : 0),
         .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
         .part_rank_bytes = sizeof(struct ledger_entry),
         .parcel_bytes = sizeof(uint32_t) * ranks.n_local,

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The plan of the exchange: who owns what between nodes, and how much memory the exchange takes. Pure. */
+
 #include "daemon/step/exchange-plan.h"
 
 #include "core/base/base.h"
-#include "core/base/segment.h"
 #include "core/config/config.h"
 #include "core/layout/layout.h"
 #include "core/layout/plan.h"
@@ -11,34 +12,34 @@
 #include "core/wire/node-wire.h"
 #include "daemon/step/step.h"
 
-/* ---- who has what -------------------------------------------------------------------------------------- */
-
-bool exchange_moves_ranks(const struct config *config)
+/* Between GPUs each rank's gradient travels by itself. */
+bool exchange_plan_on_devices(const struct config *config)
 {
     return config->device == CONFIG_DEVICE_CUDA;
 }
 
-unsigned exchange_n_pieces(const struct config *config, unsigned node)
+unsigned exchange_plan_n_pieces(const struct config *config, unsigned node)
 {
     struct subtree pieces[SUBTREE_MAX];
 
-    if (exchange_moves_ranks(config))
+    if (exchange_plan_on_devices(config))
         return config->world.nodes.items[node].ranks;
     return subtree_find(config->world.size, config_first_rank_of(config, node), config->world.nodes.items[node].ranks,
                         pieces);
 }
 
-unsigned exchange_n_sources(const struct config *config)
+unsigned exchange_plan_n_sources(const struct config *config)
 {
     unsigned n = 0;
 
     for (unsigned i = 0; i < config->world.nodes.n_items; i++)
-        n += exchange_n_pieces(config, i);
+        n += exchange_plan_n_pieces(config, i);
     return n;
 }
 
-uint64_t exchange_owned_range(const struct layout *layout, struct span span, uint32_t bucket, uint64_t from,
-                              uint64_t n_elems, uint64_t *start)
+/* [*start, *start + n) of the bucket's elements that are in [from, from + n_elems) and owned by the span. Return: n. */
+uint64_t exchange_plan_owned(const struct layout *layout, struct span span, uint32_t bucket, uint64_t from,
+                             uint64_t n_elems, uint64_t *start)
 {
     uint64_t slice = layout_partition_elems(layout, bucket);
     uint64_t first = MAX(slice * span.first, from);
@@ -48,10 +49,10 @@ uint64_t exchange_owned_range(const struct layout *layout, struct span span, uin
     return end > first ? end - first : 0;
 }
 
-uint64_t exchange_owned_part(const struct layout *layout, const struct layout_parcel *parcel, struct span span,
-                             uint64_t *start)
+uint64_t exchange_plan_owned_part(const struct layout *layout, const struct layout_parcel *parcel, struct span span,
+                                  uint64_t *start)
 {
-    return exchange_owned_range(layout, span, parcel->bucket, parcel->offset_elems, parcel->n_elems, start);
+    return exchange_plan_owned(layout, span, parcel->bucket, parcel->offset_elems, parcel->n_elems, start);
 }
 
 static struct span own_span(const struct config *config)
@@ -59,23 +60,25 @@ static struct span own_span(const struct config *config)
     return (struct span){.first = config_first_rank(config), .n = config_local_ranks(config)};
 }
 
-uint64_t exchange_incoming_elems(const struct config *config, const struct layout *layout)
+/* The most that comes in of one parcel. */
+uint64_t exchange_plan_incoming_elems(const struct config *config, const struct layout *layout)
 {
-    unsigned n_others = exchange_n_sources(config) - exchange_n_pieces(config, config->world.node);
+    unsigned n_others = exchange_plan_n_sources(config) - exchange_plan_n_pieces(config, config->world.node);
     uint64_t most = 0, start;
 
     for (uint32_t p = 0; p < layout->n_parcels; p++)
-        most = MAX(most, exchange_owned_part(layout, &layout->parcels[p], own_span(config), &start));
+        most = MAX(most, exchange_plan_owned_part(layout, &layout->parcels[p], own_span(config), &start));
     return most * n_others;
 }
 
-uint64_t exchange_incoming_bytes(const struct config *config, const struct layout *layout)
+uint64_t exchange_plan_incoming_bytes(const struct config *config, const struct layout *layout)
 {
-    return exchange_incoming_elems(config, layout) * MIN(layout->n_parcels, (uint32_t)NODE_MAX_MOVING) *
+    return exchange_plan_incoming_elems(config, layout) * MIN(layout->n_parcels, (uint32_t)NODE_MAX_MOVING) *
            dtype_size(config->communication_data_type);
 }
 
-/* Pages of the staging copy for initial weights, which have no moments; in stage 3 they come in elsewhere. */
+/* The mirror's pages for initial weights, which have no moments; in stage 3 what weights come in is not the mirror's.
+ */
 static uint64_t initial_bytes(const struct config *config, const struct layout *layout)
 {
     uint64_t n_bytes = round_up(layout->weight_bytes, page_size());
@@ -86,7 +89,7 @@ static uint64_t initial_bytes(const struct config *config, const struct layout *
     return n_bytes;
 }
 
-static uint64_t pool_bytes(const struct config *config, const struct layout *layout)
+uint64_t exchange_plan_pool_bytes(const struct config *config, const struct layout *layout)
 {
     return config_offloads(config) && config->zero.stage == 3 ? plan_device_pool_bytes(layout) : 0;
 }
@@ -129,24 +132,24 @@ static uint64_t largest_values_bytes(const struct config *config, const struct l
     return round_up(most, page_size());
 }
 
-uint64_t exchange_serving_bytes(const struct config *config, const struct layout *layout)
+uint64_t exchange_plan_serving_bytes(const struct config *config, const struct layout *layout)
 {
     if (config->device == CONFIG_DEVICE_CUDA && !config_offloads(config))
-        return EXCHANGE_SERVING_SLOTS * largest_values_bytes(config, layout);
+        return SERVING_SLOTS * largest_values_bytes(config, layout);
     if (config->zero.stage != 3)
         return 0;
-    return EXCHANGE_SERVING_SLOTS * largest_slot_bytes(layout, config_first_rank(config), config_local_ranks(config));
+    return SERVING_SLOTS * largest_slot_bytes(layout, config_first_rank(config), config_local_ranks(config));
 }
 
-uint64_t exchange_bytes(const struct config *config, const struct layout *layout)
+uint64_t exchange_plan_bytes(const struct config *config, const struct layout *layout)
 {
     if (config->world.nodes.n_items < 2)
         return 0;
-    if (exchange_moves_ranks(config))
-        return (config_offloads(config) ? pool_bytes(config, layout) : initial_bytes(config, layout)) +
-               exchange_serving_bytes(config, layout);
+    if (exchange_plan_on_devices(config))
+        return (config_offloads(config) ? exchange_plan_pool_bytes(config, layout) : initial_bytes(config, layout)) +
+               exchange_plan_serving_bytes(config, layout);
     return round_up(step_staging_bytes(layout, config_local_ranks(config),
-                                       exchange_n_pieces(config, config->world.node), config->communication_data_type),
+                                       exchange_plan_n_pieces(config, config->world.node), config->communication_data_type),
                     page_size()) +
-           round_up(exchange_incoming_bytes(config, layout), page_size()) + exchange_serving_bytes(config, layout);
+           round_up(exchange_plan_incoming_bytes(config, layout), page_size()) + exchange_plan_serving_bytes(config, layout);
 }

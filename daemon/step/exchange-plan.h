@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/*
- * What moves between nodes, as the configuration and the layout say: in how many pieces, who owns what, and what memory
- * a node needs for it. Pure.
- */
+/* Who owns what between nodes, and how much memory a node holds for its exchange with the others. Pure. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,32 +10,37 @@ struct config;
 struct layout;
 struct layout_parcel;
 
-/* Of slots for weights that are rounded, or values that are copied, for other nodes. */
-enum { EXCHANGE_SERVING_SLOTS = 2 }; /* one is sent while the next is rounded */
+enum { SERVING_SLOTS = 2 }; /* one is sent while the next is rounded */
 
-/* Ranks of a node. */
+/* The ranks of a node. */
 struct span {
     unsigned first, n;
 };
 
-/* Between GPUs each rank's gradient travels by itself: a piece is one rank. */
-bool exchange_moves_ranks(const struct config *config);
+/* Between GPUs each rank's gradient travels by itself. */
+bool exchange_plan_on_devices(const struct config *config);
 
 /* Pieces of all nodes, in rank order; and those of one node. */
-unsigned exchange_n_sources(const struct config *config);
-unsigned exchange_n_pieces(const struct config *config, unsigned node);
+unsigned exchange_plan_n_sources(const struct config *config);
+unsigned exchange_plan_n_pieces(const struct config *config, unsigned node);
 
 /* [*start, *start + n) of the bucket's elements that are in [from, from + n_elems) and owned by the span. Return: n. */
-uint64_t exchange_owned_range(const struct layout *layout, struct span span, uint32_t bucket, uint64_t from,
-                              uint64_t n_elems, uint64_t *start);
-uint64_t exchange_owned_part(const struct layout *layout, const struct layout_parcel *parcel, struct span span,
-                             uint64_t *start);
+uint64_t exchange_plan_owned(const struct layout *layout, struct span span, uint32_t bucket, uint64_t from,
+                             uint64_t n_elems, uint64_t *start);
+uint64_t exchange_plan_owned_part(const struct layout *layout, const struct layout_parcel *parcel, struct span span,
+                                  uint64_t *start);
 
-/* The most that comes in of one parcel; and of all that may be under way. */
-uint64_t exchange_incoming_elems(const struct config *config, const struct layout *layout);
-uint64_t exchange_incoming_bytes(const struct config *config, const struct layout *layout);
+/* The most elements that come in of one parcel. */
+uint64_t exchange_plan_incoming_elems(const struct config *config, const struct layout *layout);
 
-uint64_t exchange_serving_bytes(const struct config *config, const struct layout *layout);
+/* Bytes of what comes in of all parcels that move at one time. */
+uint64_t exchange_plan_incoming_bytes(const struct config *config, const struct layout *layout);
 
-/* All of it: staging, what comes in, what is served. */
-uint64_t exchange_bytes(const struct config *config, const struct layout *layout);
+/* Offloaded, stage 3: bytes in which what other nodes have waits on its way to a rank's pool. */
+uint64_t exchange_plan_pool_bytes(const struct config *config, const struct layout *layout);
+
+/* Bytes in which state and weights are rounded or copied for other nodes, in SERVING_SLOTS slots. */
+uint64_t exchange_plan_serving_bytes(const struct config *config, const struct layout *layout);
+
+/* Bytes of all: of the staging, of what comes in, and of what is served. */
+uint64_t exchange_plan_bytes(const struct config *config, const struct layout *layout);

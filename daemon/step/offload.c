@@ -8,9 +8,9 @@
 
 #include "core/base/base.h"
 #include "core/config/config.h"
-#include "core/layout/plan.h"
 #include "daemon/engines/devices.h"
 #include "daemon/step/device.h"
+#include "daemon/step/exchange-plan.h"
 #include "daemon/step/gather-device.h"
 #include "daemon/step/host.h"
 #include "daemon/step/step-offload.h"
@@ -91,7 +91,7 @@ static int make(struct executor *executor)
     if (!executor->gathers || !executor->several_nodes)
         return 0;
     executor->landing = &device->landing;
-    return segment_init(&device->landing, "pool", plan_device_pool_bytes(executor->options.layout));
+    return segment_init(&device->landing, "pool", exchange_plan_pool_bytes(executor->options.config, executor->options.layout));
 }
 
 int executor_offload_new(struct executor **out, const struct executor_options *options)

@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-#include "client/lib/cuda.h"
+#include "client/lib/memory/cuda.h"
 #include "kernels/position_sum.h"
 #include "tests/client/cuda-trainer.h"
 #include "tests/sim/sim-child.h"

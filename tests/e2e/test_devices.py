@@ -323,7 +323,7 @@ def test_status(zerod, gpus):
     assert re.search(r"^on GPUs   .*state .*gradient .*ring .*weights", text, flags=re.M), text
 
 
-N_EVENTS = 64  # of a trainer: client/lib/cuda.h
+N_EVENTS = 64  # of a trainer: client/lib/memory/cuda.h
 MAPPED_BY_TRAINER = 2  # ring and weights
 
 

@@ -23,7 +23,6 @@ if tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in torch.__v
         "pip install 'torch>=2.6'"
     )
 
-from .accelerator import epochs
 from .client import Position, StepResult
 from .errors import (
     BackwardAbandoned,
@@ -52,12 +51,13 @@ from .errors import (
     WeightsWritten,
     WrongGradient,
 )
-from .lightning import resume_lightning
+from .loops.accelerator import epochs
+from .loops.lightning import resume_lightning
+from .loops.steps import steps
+from .loops.trainer import for_trainer, resume
 from .observe import observe, unobserve
 from .optimizer import Optimizer
 from .stage3 import stage3
-from .steps import steps
-from .trainer import for_trainer, resume
 from .userstate import buffers, user_state
 from .window import gathered, sync_buffers, writable
 

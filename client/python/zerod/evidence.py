@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _lib, watch
+from . import _lib
 from .binding import Bound
 from .hooks import Hook
 from .watch import Failure, Segment, now
@@ -123,7 +123,3 @@ def _owners(model: nn.Module, bound: Sequence[Bound]) -> list[list[nn.Module]]:
 def _ids(ids: Iterable[int]) -> Any:
     ids = list(ids)
     return ctypes.cast((ctypes.c_uint * len(ids))(*ids), ctypes.POINTER(ctypes.c_uint))
-
-
-def forward_failed(error: BaseException) -> Failure:
-    return watch.failure(error, in_forward=True)

@@ -18,11 +18,13 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from . import _lib, binding, callers, patches, placement, reads, settings, sites, state
+from . import _lib, binding, patches, placement, reads, settings, sites, state
 from .buffersync import BufferSync
 from .client import Client, Position, StepResult
 from .errors import ConnectionLost, GradientFault
 from .gradients import Gradients
+from .patches.accelerate import refuse_lost_settings
+from .patches.wrappers import is_inside_ddp
 from .registry import open_optimizers, owners_of, when_attached
 from .stage3 import Sharding
 from .unread import Unread
@@ -100,7 +102,7 @@ class Optimizer(torch.optim.Optimizer):
     declared; ConnectionLost when there is no daemon.
     """
 
-    _step_supports_amp_scaling = True  # torch's GradScaler leaves the verdict to step(), see patches.py
+    _step_supports_amp_scaling = True  # torch's GradScaler leaves the verdict to step(), see patches/torch.py
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         self._formed = False
         self._on_grad_read = reads.check_how(on_grad_read)
-        callers.refuse_lost_settings(params)
+        refuse_lost_settings(params)
         self._syncs_buffers = sync_buffers
         self.model, groups = _model_and_groups(params, model)
         _refuse_attached(self.model)
@@ -137,7 +139,13 @@ class Optimizer(torch.optim.Optimizer):
             self._client.close()
             raise
         if self._client.rank == 0:
-            print(self._describe(socket), *settings.differences(self, given), sep="\n", file=sys.stderr, flush=True)
+            print(
+                self._describe(socket),
+                *settings.differences(self._client.job, given),
+                sep="\n",
+                file=sys.stderr,
+                flush=True,
+            )
         for call in list(when_attached):
             call(self)
 
@@ -195,7 +203,6 @@ class Optimizer(torch.optim.Optimizer):
         self._buffers = BufferSync(self.model, client.rank, self.world_size, self._syncs_buffers)
         self._unwatch = reads.watch(self._gradients.was_pushed, self._bound, self._on_grad_read)
         self._guards = patches.attach(self)
-        callers.install()
         self.state = state.States(self)
         self.register_state_dict_post_hook(state.finish_state_dict, prepend=True)
         self.param_ids = frozenset(id(b.param) for b in self._bound)
@@ -644,6 +651,6 @@ def _refuse_wrapped(model: nn.Module, client: Client) -> None:
             kind = "FSDP module (fully_shard)" if isinstance(module, FSDPModule) else type(module).__name__
             client.report(1107, [], f"{where} is a {kind}; attached at {sites.user_site().decode()}")
             client.form([])
-    if callers.is_inside_ddp(model):
+    if is_inside_ddp(model):
         client.report(1107, [], "the model is inside a DistributedDataParallel")
         client.form([])

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program says of its optimizer, beside what the daemon's configuration says."""
+"""Settings of the optimizer that the program gives, compared with those of the daemon's configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _lib
 
-if TYPE_CHECKING:
-    from .optimizer import Optimizer
-
 
 def given(groups: list[Any], hypers: dict[str, Any]) -> dict[str, list[Any]]:
-    """What the program gives for each hyperparameter, to all groups or to one."""
+    """The values that the program gives for each hyperparameter, to all groups or to one."""
     values: dict[str, list[Any]] = {name: [value] for name, value in hypers.items()}
     for group in groups:
         for name, value in group.items() if isinstance(group, dict) else ():
@@ -23,13 +20,13 @@ def given(groups: list[Any], hypers: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def momentum(wanted: str | None, values: dict[str, list[Any]]) -> float:
-    """Whether SGD has a momentum buffer, and its default. What is wrong is refused where all of them are checked."""
+    """SGD's largest momentum: above 0 it has a buffer. Wrong values are refused where all of them are checked."""
     numbers = [value for value in values.get("momentum", []) if isinstance(value, int | float) and 0 <= value < 1]
     return float(max(numbers, default=0.0)) if wanted == "SGD" else 0.0
 
 
 def check_type(wanted: str | None, known: Iterable[str]) -> None:
-    """known: all that there are, or the daemon's."""
+    """known: all types, or the daemon's."""
     names = list(known)
     if wanted is None or wanted in names:
         return
@@ -41,9 +38,8 @@ def check_type(wanted: str | None, known: Iterable[str]) -> None:
     )
 
 
-def differences(opt: Optimizer, values: dict[str, list[Any]]) -> list[str]:
-    """A line that says where the program overrules what the daemon's configuration names; or none."""
-    job = opt._client.job
+def differences(job: _lib.Job, values: dict[str, list[Any]]) -> list[str]:
+    """A line that says where the program overrules the daemon's configuration; or none."""
     betas = job.hyper.beta1, job.hyper.beta2
     configured = {name: betas if name == "betas" else getattr(job.hyper, name, None) for name in values}
     other = [

@@ -397,7 +397,8 @@ def stage3(model: nn.Module, prefetch: int = 1) -> Sharding:
     Raises ValueError for a model without an open optimizer, or of a job in stage 1 or 2.
     """
     owners = owners_of(model.parameters())
-    if len(owners) != 1 or owners[0].sharding is None:
+    sharding: Sharding | None = owners[0].sharding if len(owners) == 1 else None
+    if sharding is None:
         raise ValueError("not the model of an open zerod.Optimizer in stage 3 (zero_optimization.stage: 3)")
-    owners[0].sharding.prefetch = prefetch
-    return owners[0].sharding
+    sharding.prefetch = prefetch
+    return sharding

@@ -15,16 +15,14 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree
 
 from . import _lib
 from .binding import Bound
-
-if TYPE_CHECKING:
-    from .optimizer import Optimizer
+from .registry import OpenOptimizer
 
 # torch's names of the moments, for each optimizer of the daemon's: what exp_avg and exp_avg_sq hold.
 MOMENTS = {
@@ -36,33 +34,33 @@ MOMENTS = {
 }
 
 
-def _moments(opt: Optimizer) -> dict[str, int]:
+def _moments(opt: OpenOptimizer) -> dict[str, int]:
     if opt.optimizer_type == "SGD" and not opt._client.job.hyper.momentum:
         return {}
     return MOMENTS[opt.optimizer_type]
 
 
-def _kinds(opt: Optimizer, b: Bound) -> dict[str, int]:
+def _kinds(opt: OpenOptimizer, b: Bound) -> dict[str, int]:
     """The entries of a parameter's state, but for its step."""
     return _moments(opt) | ({"master": _lib.MASTER} if b.param.dtype != torch.float32 else {})
 
 
-def _steps(opt: Optimizer, b: Bound) -> float:
+def _steps(opt: OpenOptimizer, b: Bound) -> float:
     return opt._client.read_number(b.index, _lib.STEP_COUNT)
 
 
-def _read_kind(opt: Optimizer, b: Bound, kind: int) -> torch.Tensor:
+def _read_kind(opt: OpenOptimizer, b: Bound, kind: int) -> torch.Tensor:
     flat = torch.zeros(b.param.numel(), dtype=torch.float32)
     if b.n_bytes:
         opt._client.read_state(b.index, kind, flat.data_ptr())
     return b.view(flat) if b.n_bytes else flat.view(b.shape)
 
 
-def _read(opt: Optimizer, b: Bound, name: str) -> torch.Tensor:
+def _read(opt: OpenOptimizer, b: Bound, name: str) -> torch.Tensor:
     return torch.tensor(_steps(opt, b)) if name == "step" else _read_kind(opt, b, _kinds(opt, b)[name])
 
 
-def read_master(opt: Optimizer, b: Bound) -> torch.Tensor:
+def read_master(opt: OpenOptimizer, b: Bound) -> torch.Tensor:
     return _read_kind(opt, b, _lib.MASTER)
 
 
@@ -76,7 +74,7 @@ class Handle(dict[str, torch.Tensor]):
         # Those who rebuild nested dicts, as accelerate does, call type(x)({...}): what they get is a plain one.
         return super().__new__(cls) if len(args) == 2 else dict(*args)
 
-    def __init__(self, opt: Optimizer, b: Bound) -> None:
+    def __init__(self, opt: OpenOptimizer, b: Bound) -> None:
         super().__init__()
         self._opt, self._bound, self._names = opt, b, ("step", *_kinds(opt, b))
 
@@ -136,7 +134,7 @@ class LazyState(Handle):
             dict.update(self, {name: super(LazyState, self).__getitem__(name) for name in self._names})
             self._filled = True
 
-    def is_untouched(self, opt: Optimizer) -> bool:
+    def is_untouched(self, opt: OpenOptimizer) -> bool:
         return self._opt is opt and not self._filled
 
     def __len__(self) -> int:
@@ -180,7 +178,7 @@ _pytree.register_pytree_node(
 class States(defaultdict[torch.Tensor, Any]):
     """opt.state. What is there stays, as in a Handle."""
 
-    def __init__(self, opt: Optimizer) -> None:
+    def __init__(self, opt: OpenOptimizer) -> None:
         super().__init__(dict)
         for b in opt._bound:
             if b.trainable:
@@ -194,7 +192,7 @@ class States(defaultdict[torch.Tensor, Any]):
 # ---- the whole ------------------------------------------------------------------------------------------
 
 
-def _packed_groups(opt: Optimizer) -> list[dict[str, Any]]:
+def _packed_groups(opt: OpenOptimizer) -> list[dict[str, Any]]:
     start, groups = 0, []
     for group in opt.param_groups:
         n = len(group["params"])
@@ -203,19 +201,19 @@ def _packed_groups(opt: Optimizer) -> list[dict[str, Any]]:
     return groups
 
 
-def _in_order(opt: Optimizer) -> list[Bound]:
+def _in_order(opt: OpenOptimizer) -> list[Bound]:
     """Parameters as state_dict() counts them: group by group."""
     by_param = {b.param: b for b in opt._bound}
     return [by_param[p] for group in opt.param_groups for p in group["params"]]
 
 
-def finish_state_dict(opt: Optimizer, state_dict: dict[str, Any]) -> None:
+def finish_state_dict(opt: OpenOptimizer, state_dict: dict[str, Any]) -> None:
     """torch's Optimizer.state_dict() has put handles into it; a hook."""
     state_dict["state"] = {i: entry.lazy() for i, entry in state_dict["state"].items() if isinstance(entry, Handle)}
     state_dict["names"] = [b.name for b in _in_order(opt)]
 
 
-def full_state_dict(opt: Optimizer) -> dict[str, Any]:
+def full_state_dict(opt: OpenOptimizer) -> dict[str, Any]:
     """As torch has it: a parameter that never took a step has no state."""
     trained = {i: b for i, b in enumerate(_in_order(opt)) if b.trainable and _steps(opt, b) > 0}
     return {
@@ -228,7 +226,7 @@ def full_state_dict(opt: Optimizer) -> dict[str, Any]:
 # ---- loading --------------------------------------------------------------------------------------------
 
 
-def _entries(opt: Optimizer, state_dict: dict[str, Any]) -> list[tuple[Bound, dict[str, Any]]]:
+def _entries(opt: OpenOptimizer, state_dict: dict[str, Any]) -> list[tuple[Bound, dict[str, Any]]]:
     """
     Every trainable parameter with its state, {} for none. As in torch the n-th of the saved groups is the n-th here,
     whatever it is called: DCP calls them by name.
@@ -253,7 +251,7 @@ def _entries(opt: Optimizer, state_dict: dict[str, Any]) -> list[tuple[Bound, di
     return [(b, state_dict["state"].get(key, {})) for b, key in zip(order, keys, strict=True) if b.trainable]
 
 
-def _check_entry(opt: Optimizer, b: Bound, entry: dict[str, Any]) -> None:
+def _check_entry(opt: OpenOptimizer, b: Bound, entry: dict[str, Any]) -> None:
     wanted = set(_moments(opt))
     there = {name for name, value in entry.items() if value is not None} - {"step", "master"}
     # SGD's buffer is there from its first step on; torch's SGD does not count steps.
@@ -269,31 +267,31 @@ def _check_entry(opt: Optimizer, b: Bound, entry: dict[str, Any]) -> None:
             )
 
 
-def check_groups(opt: Optimizer, groups: list[dict[str, Any]]) -> None:
+def check_groups(opt: OpenOptimizer, groups: list[dict[str, Any]]) -> None:
     for name in ("amsgrad", "maximize"):
         if any(group.get(name) for group in groups):
             raise ValueError(f"{name}=True is not a thing of the daemon's {opt.optimizer_type}")
 
 
-def _load_groups(opt: Optimizer, groups: list[dict[str, Any]]) -> None:
+def _load_groups(opt: OpenOptimizer, groups: list[dict[str, Any]]) -> None:
     """In place, so that schedulers and whoever else holds a group see it."""
     for group, saved in zip(opt.param_groups, groups, strict=True):
         group.update({k: v for k, v in saved.items() if k != "params"})
 
 
-def _write_tensor(opt: Optimizer, b: Bound, which: int, value: torch.Tensor) -> None:
+def _write_tensor(opt: OpenOptimizer, b: Bound, which: int, value: torch.Tensor) -> None:
     if b.n_bytes:
         flat = b.flatten(value.detach().to("cpu", torch.float32))
         opt._client.write_state(b.index, which, flat.data_ptr())
 
 
-def _is_rounded(opt: Optimizer, b: Bound, master: torch.Tensor) -> bool:
+def _is_rounded(opt: OpenOptimizer, b: Bound, master: torch.Tensor) -> bool:
     """Is the weight this master's? A state may be loaded beside other weights than those it was saved with."""
     with opt._client.gathered([b.index]):
         return torch.equal(b.param.detach().cpu(), master.detach().to("cpu", b.param.dtype))
 
 
-def _write(opt: Optimizer, b: Bound, entry: dict[str, Any]) -> None:
+def _write(opt: OpenOptimizer, b: Bound, entry: dict[str, Any]) -> None:
     moments = {which: entry.get(name) for name, which in _moments(opt).items()}
     steps = float(entry.get("step", 1 if any(v is not None for v in moments.values()) else 0))
     master = entry.get("master")
@@ -309,7 +307,7 @@ def _write(opt: Optimizer, b: Bound, entry: dict[str, Any]) -> None:
         _write_tensor(opt, b, _lib.MASTER, master)
 
 
-def load_full_state_dict(opt: Optimizer, state_dict: dict[str, Any]) -> None:
+def load_full_state_dict(opt: OpenOptimizer, state_dict: dict[str, Any]) -> None:
     entries = _entries(opt, state_dict)
     for b, entry in entries:
         _check_entry(opt, b, entry)
@@ -321,7 +319,7 @@ def load_full_state_dict(opt: Optimizer, state_dict: dict[str, Any]) -> None:
     _load_groups(opt, state_dict["param_groups"])
 
 
-def load_state_dict(opt: Optimizer, state_dict: dict[str, Any]) -> None:
+def load_state_dict(opt: OpenOptimizer, state_dict: dict[str, Any]) -> None:
     for hook in opt._optimizer_load_state_dict_pre_hooks.values():
         changed = hook(opt, state_dict)
         state_dict = changed if changed is not None else state_dict
@@ -340,7 +338,7 @@ def _is_blank(entry: dict[str, Any]) -> bool:
     return float(entry.get("step", len(entry))) == 0 and not any(bool(value.any()) for value in moments)
 
 
-def _is_own(opt: Optimizer, state_dict: dict[str, Any]) -> bool:
+def _is_own(opt: OpenOptimizer, state_dict: dict[str, Any]) -> bool:
     """Handles of this optimizer's own state, or a copy of a state that has nothing in it yet."""
     entries = [entry for _, entry in _entries(opt, state_dict)]
     if all(isinstance(e, LazyState) and e.is_untouched(opt) for e in entries):

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from .optimizer import Optimizer
-from .registry import owners_of
+from .registry import OpenOptimizer, owners_of
 
 
-def _owner(model: nn.Module | torch.Tensor) -> Optimizer:
+def _owner(model: nn.Module | torch.Tensor) -> OpenOptimizer:
     owners = owners_of(model.parameters() if isinstance(model, nn.Module) else [model])
     if len(owners) != 1:
         raise ValueError("not a model, part of a model or parameter of an open zerod.Optimizer")

@@ -14,6 +14,7 @@
 
 #include "core/base/base.h"
 #include "core/base/log.h"
+#include "core/diagnosis/diagnosis-log.h"
 #include "core/diagnosis/diagnosis.h"
 
 static int sink_fd, old_stderr;

@@ -230,6 +230,13 @@ static const struct diagnostic *const *example_list(const struct example *e)
 }
 
 /* A daemon that has just started. */
+static bool has_pushed(const void *userdata, unsigned rank, uint32_t part)
+{
+    const struct ledger *ledger = userdata;
+
+    return ledger->ranks[rank].pushed_in_step[part];
+}
+
 static char *minimal_status(void)
 {
     return status_json(&(struct status){.now_ns = 1,
@@ -286,7 +293,10 @@ static char *example_report(const struct example *e)
     return report_json(&(struct report){.status = &e->status,
                                         .ranks = e->ranks,
                                         .n_ranks = N_RANKS,
-                                        .ledger = &e->ledger,
+                                        .pushes = &(struct status_pushes){.first_rank = e->ledger.first_rank,
+                                                                    .end_rank = e->ledger.end_rank,
+                                                                    .has_pushed = has_pushed,
+                                                                    .userdata = &e->ledger},
                                         .params = e->params,
                                         .diagnostics = example_list(e),
                                         .n_diagnostics = ARRAY_SIZE(e->diagnostics),
@@ -306,7 +316,7 @@ static char *example_print(const struct example *e, const char *name)
     if (strcmp(name, "ranks") == 0)
         return ranks_json(e->ranks, N_RANKS, e->status.now_ns);
     if (strcmp(name, "params") == 0)
-        return params_json(e->layout, &e->ledger, e->params);
+        return params_json(e->layout, &(struct status_pushes){.end_rank = e->ledger.end_rank, .has_pushed = has_pushed, .userdata = &e->ledger}, e->params);
     if (strcmp(name, "params-minimal") == 0)
         return params_json(NULL, NULL, NULL);
     if (strcmp(name, "diagnostics") == 0)
@@ -580,7 +590,7 @@ static void test_params(void **state)
     uint32_t i;
 
     example_init(&e);
-    root = parse(params_json(e.layout, &e.ledger, e.params));
+    root = parse(params_json(e.layout, &(struct status_pushes){.end_rank = e.ledger.end_rank, .has_pushed = has_pushed, .userdata = &e.ledger}, e.params));
     assert_int_equal(json_object_array_length(root), N_PARAMS);
     for (i = 0; i < ARRAY_SIZE(expected); i++)
         assert_text(root, expected[i][0], expected[i][1]);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Lightning's Trainer, which goes on in a process that was started again. Its loops have no way to begin in the middle
-of an epoch but with a checkpoint, and skip no data then: this sets their counters and skips.
+Lightning's Trainer, continued in a process that was started again. Its loops can begin in the middle of an epoch only
+with a checkpoint, and then they skip no data: this module sets their counters and skips the data.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import sys
 import warnings
 from typing import Any
 
-from .optimizer import Optimizer
+from ..optimizer import Optimizer
+from ..registry import when_attached
 from .progress import Progress, group_is_done
-from .registry import when_attached
 
 
 def _set(progress: Any, total: int, current: int) -> None:
@@ -123,12 +123,12 @@ def _callback() -> type:
 
 def resume_lightning() -> Any:
     """
-    A callback for Lightning's Trainer, so that it goes on where the job is in a process that was started again:
+    A callback for Lightning's Trainer, so that it continues where the job is in a process that was started again:
 
         trainer = Trainer(callbacks=[zerod.resume_lightning(), ...], strategy=Zerod(), ...)
 
-    The trainer then skips the data of the committed steps, and goes on with its counters, its scheduler and the random
-    number generators; a step that was begun is begun again. For one optimizer and automatic optimization. All ranks are
-    started again together: when one ends, the others end as well.
+    The trainer then skips the data of the committed steps, and continues with its counters, its scheduler and the
+    random number generators; a step that was begun is begun again. For one optimizer and automatic optimization. All
+    ranks are started again together: when one ends, the others end as well.
     """
     return _callback()()

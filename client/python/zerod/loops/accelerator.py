@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops over a loader that accelerate has prepared, which go on in a process that was started again."""
+"""Loops over a loader that accelerate has prepared, which continue in a process that was started again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def epochs(
                 with accelerator.accumulate(model):
                     ...
 
-    All of them are what prepare() has returned. The scheduler and the random number generators go on as well; a step
+    All of them are what prepare() has returned. The scheduler and the random number generators continue as well; a step
     that was begun is begun again. One epoch is one pass over the loader. All ranks are started again together: when one
     ends, the others end as well.
     """

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What the loops of other libraries need to go on in a process that was started again: which step it is, the learning
-rate scheduler, and the random number generators as the last step left them. It is kept in the daemon, with each
+Progress of a loop of another library, so that the loop continues in a process that was started again: the step, the
+learning rate scheduler, and the random number generators as the last step left them. The daemon keeps it with each
 micro-batch and step of the rank (zerod.user_state). trainer.py, accelerator.py and lightning.py use it.
 
-Such loops begin at whole steps, and their ranks share a process group, which a single new rank cannot join: so a step
-that was begun is aborted, and when one process of the group ends, the others end as well.
+Such loops begin at whole steps, so a step that was begun is aborted. Their ranks share a process group, which a single
+new rank cannot join, so when one process of the group ends, the others end as well.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import torch
 from torch import distributed
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from . import _lib
-from .errors import StepAborted
-from .optimizer import Optimizer
-from .userstate import UserState, user_state
+from .. import _lib
+from ..errors import StepAborted
+from ..optimizer import Optimizer
+from ..userstate import UserState, user_state
 
 _WATCH_TIMEOUT = datetime.timedelta(days=365)
 _gone_on: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # whose first loop has begun
@@ -57,11 +57,11 @@ def set_generators(states: dict[str, Any]) -> None:
 
 class Progress:
     """
-    Of one rank, for the owner of a loop: resume() once, restore() when there is a scheduler, begin_epoch() before the
-    loop draws the order of its data, and the generators put back where it says.
+    The progress of one rank. The owner of the loop calls resume() once, restore() when there is a scheduler, and
+    begin_epoch() before the loop draws the order of its data; it puts the generators back where a method says so.
 
-    more: gives what the owner wants to have kept besides, which is `more` in a successor. sampler: what the order of
-    the data is drawn with, if it is not the process's generators.
+    more: returns what else the owner keeps; the successor reads it from `more`. sampler: the generator that draws the
+    order of the data, if it is not the process's.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Progress:
         self.kept, self._generators, self._epoch = state, state["generators"], state["epoch"]
         self._sampler_state = state["sampler"]
 
-    # ---- going on ------------------------------------------------------------------------------------
+    # ---- continuing ----------------------------------------------------------------------------------
 
     def resume(self) -> int:
         """
-        Takes what a predecessor has left. A collective of the process group, if there is one. Return: the step that
+        Loads what a predecessor has kept. A collective of the process group, if there is one. Return: the step that
         this rank begins with, in the daemon's count; 0 for a loop that begins anew, as a second one in this process.
         """
         if self.opt.resumed and self.opt not in _gone_on:
@@ -235,7 +235,7 @@ class _Watch:
             thread.join()
 
     def done_at_exit(self) -> None:
-        if _watch is self and not hasattr(sys, "last_value"):  # which an exception that nobody caught leaves
+        if _watch is self and not hasattr(sys, "last_value"):  # an exception that was not caught leaves it
             group_is_done()
 
 

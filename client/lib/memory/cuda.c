@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The CUDA driver, opened at run time, and one handle's context of it (cuda.h). */
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdarg.h>
@@ -8,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/lib/cuda.h"
+#include "client/lib/memory/cuda.h"
 #include "core/base/base.h"
 
 /* The driver's numbers and types, as its documentation has them. They have been the same since CUDA 10.2. */
@@ -32,7 +34,7 @@ struct access {
     int location_type, device, flags;
 };
 
-/* Of memory that is made; the rest says what it is not: exported, compressed. */
+/* Describes memory that is created; the rest says that it is neither exported nor compressed. */
 struct allocation {
     int type, handle_types, location_type, device;
     void *unused_handle;
@@ -118,7 +120,7 @@ static const char *error_name(const struct cuda *cuda, int error)
     return cuda->driver.get_error_name(error, &name) == SUCCESS && name ? name : "an unknown error";
 }
 
-/* What a call of the driver has returned, as an outcome of ours. */
+/* Translates what a call of the driver has returned. */
 static int check(struct cuda *cuda, const char *what, int error)
 {
     return error == SUCCESS ? 0 : fail(cuda, -EIO, "%s: %s", what, error_name(cuda, error));
@@ -158,7 +160,7 @@ static int load(struct cuda *cuda)
     return 0;
 }
 
-static int take_context(struct cuda *cuda)
+static int find_context(struct cuda *cuda)
 {
     int r = check(cuda, "cuInit", cuda->driver.init(0));
 
@@ -182,7 +184,7 @@ int cuda_open(struct cuda **out, bool is_torch)
         return -ENOMEM;
     cuda->is_torch = is_torch;
     r = load(cuda);
-    return r == 0 ? take_context(cuda) : r;
+    return r == 0 ? find_context(cuda) : r;
 }
 
 /* Makes the handle's context current. Return: 0, or an outcome after which leave() must not be called. */
@@ -282,7 +284,7 @@ static address address_of(const void *memory)
     return (address)(uintptr_t)memory;
 }
 
-/* Not all drivers know memory that a device may only read; then nobody but the caller keeps it from writing. */
+/* Some drivers have no memory that a device may only read; there only the caller's care prevents writes. */
 static int give_access(struct cuda *cuda, address at, size_t n_bytes, bool read_only)
 {
     struct access access = {LOCATION_DEVICE, cuda->device, read_only ? ACCESS_READ : ACCESS_READ_WRITE};
@@ -412,7 +414,7 @@ void cuda_unreserve(struct cuda *cuda, uint8_t *base, size_t n_bytes)
     leave(cuda, pushed);
 }
 
-/* What making room may help against is told from everything else. */
+/* -ENOMEM is an outcome of its own, because the caller may make room. */
 static int check_room(struct cuda *cuda, const char *what, int error)
 {
     int r = check(cuda, what, error);
@@ -515,7 +517,7 @@ int cuda_copy_to_host(struct cuda *cuda, void *to, const void *from, size_t n_by
     return r;
 }
 
-/* One more event, while there are fewer than there may be. */
+/* Creates one more event, while there are fewer than CUDA_N_EVENTS. */
 static int add_event(struct cuda *cuda, uint8_t handle[CUDA_EVENT_BYTES])
 {
     struct event_handle bytes;
@@ -534,7 +536,7 @@ static int add_event(struct cuda *cuda, uint8_t handle[CUDA_EVENT_BYTES])
     return 0;
 }
 
-/* The daemon takes the last event of a slot for all that was pushed into it, so streams have to follow each other. */
+/* The daemon waits only for the last event of a slot, so a stream has to follow the one that was recorded before. */
 static int follow(struct cuda *cuda, void *stream)
 {
     if (!cuda->last_event || stream == cuda->last_stream)

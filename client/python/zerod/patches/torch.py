@@ -1,30 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Where torch offers no hook, its functions are wrapped: once a process, and only parameters of a zerod.Optimizer notice.
+Patches of torch itself.
 
-    clip_grad_norm_      finds cleared gradients and would clip nothing: clips in the daemon
-    clip_grad_value_     cannot be had: raises
-    GradScaler           finds no gradients to check: gets the scale to the daemon, and its verdict back
-    Module.zero_grad     is what many trainers call instead of the optimizer's
-    Module.to            copies on the way from host memory to host memory
-    load_state_dict      writes into published weights: inside a write window
+    clip_grad_norm_      would find cleared gradients and clip nothing: clips in the daemon
+    clip_grad_value_     is not possible: raises
+    GradScaler           would find no gradients to check: sends the scale to the daemon, and gets its verdict back
+    Module.zero_grad     is called by many trainers instead of the optimizer's
+    Module.to            would copy from host memory to host memory
+    load_state_dict      writes into published weights: happens inside a write window
+    _sync_module_states  broadcasts a module's state, as Lightning does before it validates: only its buffers
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
-from .hooks import Hook
-from .registry import owners_of, with_gradients
-
-if TYPE_CHECKING:
-    from .optimizer import Optimizer
-
+from ..hooks import Hook
+from ..registry import OpenOptimizer, open_optimizers, owners_of, with_gradients
 
 # ---- clipping -------------------------------------------------------------------------------------------
 
@@ -114,12 +111,34 @@ def _wrap_to() -> None:
     def watched(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         owners = owners_of(self.parameters())
-        # torch copies from "cpu" to "cpu:0", where accelerate puts models: the copy would be trained by nobody.
+        # torch copies from "cpu" to "cpu:0", where accelerate puts models, but zerod trains only the original.
         stays = device is not None and device.type == "cpu" and dtype is None and memory_format is None
         stays = stays and all(owner.device is None for owner in owners)
         return self if owners and stays else to(self, *args, **kwargs)
 
     nn.Module.to = watched
+
+
+def _wrap_sync_of_modules() -> None:
+    """Published weights are the same everywhere, and cannot be written to."""
+    sync = torch.distributed.utils._sync_module_states
+
+    @functools.wraps(sync)
+    def watched(
+        module: nn.Module,
+        process_group: Any,
+        broadcast_bucket_size: int,
+        src: int,
+        params_and_buffers_to_ignore: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        ids = frozenset().union(*(opt.param_ids for opt in open_optimizers))
+        ours = {name for name, param in module.named_parameters() if id(param) in ids}
+        ignored = ours.union(params_and_buffers_to_ignore)
+        return sync(module, process_group, broadcast_bucket_size, src, ignored, *args, **kwargs)
+
+    torch.distributed.utils._sync_module_states = watched
 
 
 class _LoadGuard:
@@ -128,7 +147,7 @@ class _LoadGuard:
     it; every rank has to load, as in any distributed program.
     """
 
-    def __init__(self, opt: Optimizer) -> None:
+    def __init__(self, opt: OpenOptimizer) -> None:
         self._opt = opt
         self._outermost: nn.Module | None = None
 
@@ -150,9 +169,8 @@ class _LoadGuard:
 # ---- installing them -----------------------------------------------------------------------------------
 
 
-def attach(opt: Optimizer) -> list[Any]:
-    """Installs what is process-wide, and guards the model. Returns handles to be removed."""
-    _install()
+def guard_loads(opt: OpenOptimizer) -> list[Any]:
+    """Guards the model against load_state_dict(). Returns handles to be removed."""
     guard, handles = _LoadGuard(opt), []
     for module in opt.model.modules():
         handles.append(module.register_load_state_dict_pre_hook(Hook(guard.before)))
@@ -161,8 +179,9 @@ def attach(opt: Optimizer) -> list[Any]:
 
 
 @functools.cache
-def _install() -> None:
+def install() -> None:
     _wrap_clipping()
     _wrap_scaler()
     _wrap_zero_grad()
     _wrap_to()
+    _wrap_sync_of_modules()

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training loop that goes on where the job is, and begins a step again that was aborted."""
+"""A training loop that continues where the job is, and begins a step again that was aborted."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .errors import StepAborted
-
-if TYPE_CHECKING:
-    from .optimizer import Optimizer
+from ..errors import StepAborted
+from ..optimizer import Optimizer
 
 
 class Step(int):
@@ -48,9 +46,9 @@ def steps(opt: Optimizer, n_steps: int, n_retries: int = 10) -> Iterator[Step]:
                 opt.step()
 
     With zerod.user_state() the generators and objects are put back to where the step began, so that it draws the same
-    batches again. n_retries: after so many aborts in a row StepAborted is raised as ever, for what aborts a step each
-    time will go on to. Every rank has to loop this way. A rank that was started again in the midst of a step begins at
-    opt.position.micro_batch.
+    batches again. n_retries: after so many aborts in a row StepAborted is raised, because the cause is likely to abort
+    the next attempt, too. Every rank has to loop this way. A rank that was started again in the middle of a step begins
+    at opt.position.micro_batch.
     """
     n_aborted = 0
     while (at := opt.position).step < n_steps:

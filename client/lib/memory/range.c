@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The addresses on a GPU where gathered weights are read, and the memory that lies there (range.h). */
+
 #include <assert.h>
 #include <errno.h>
 #include <stdbool.h>
 #include <string.h>
 
-#include "client/lib/cuda.h"
-#include "client/lib/range.h"
+#include "client/lib/memory/cuda.h"
+#include "client/lib/memory/range.h"
 #include "core/base/base.h"
 #include "core/layout/layout.h"
 
@@ -17,10 +19,10 @@ struct range_memory {
 
 struct range_param {
     uint64_t offset_bytes;
-    size_t n_bytes, n_mapped_bytes; /* of the weights, and of memory; 0: a parameter without elements */
-    bool mapped, hidden;            /* hidden ones are mapped, too */
+    size_t n_bytes, n_mapped_bytes; /* of the weights, of the memory; 0: a parameter without elements */
+    bool mapped, hidden;            /* a hidden one is mapped as well */
     uint64_t memory;
-    void *event; /* behind what may read it; NULL until it is hidden for the first time */
+    void *event; /* behind the work that may read it; NULL until it is hidden for the first time */
 };
 
 struct range {
@@ -32,25 +34,25 @@ struct range {
     uint32_t n_params, n_hidden, n_free;
     struct range_param *params;
     uint32_t *hidden;          /* the longest hidden first */
-    struct range_memory *free; /* at most one for each parameter: all of it was at a place once */
+    struct range_memory *free; /* at most one for each parameter, because each piece was mapped for one once */
 };
 
 /* ---- memory -------------------------------------------------------------------------------------------- */
 
-static void give_back(struct range *range, uint32_t i)
+static void destroy_free(struct range *range, uint32_t i)
 {
     cuda_destroy(range->cuda, range->free[i].memory);
     range->held_bytes -= range->free[i].n_bytes;
     range->free[i] = range->free[--range->n_free];
 }
 
-static void give_all_back(struct range *range)
+static void destroy_all_free(struct range *range)
 {
     while (range->n_free > 0)
-        give_back(range, range->n_free - 1);
+        destroy_free(range, range->n_free - 1);
 }
 
-static bool take_free(struct range *range, size_t n_bytes, uint64_t *memory)
+static bool reuse_free(struct range *range, size_t n_bytes, uint64_t *memory)
 {
     for (uint32_t i = range->n_free; i-- > 0;) {
         if (range->free[i].n_bytes != n_bytes)
@@ -62,20 +64,20 @@ static bool take_free(struct range *range, size_t n_bytes, uint64_t *memory)
     return false;
 }
 
-static void keep(struct range *range, uint64_t memory, size_t n_bytes)
+static void add_free(struct range *range, uint64_t memory, size_t n_bytes)
 {
     assert(range->n_free < range->n_params);
     range->free[range->n_free++] = (struct range_memory){memory, n_bytes};
 }
 
-static void forget_hidden(struct range *range, uint32_t i)
+static void remove_hidden(struct range *range, uint32_t i)
 {
     range->params[range->hidden[i]].hidden = false;
     range->n_hidden--;
     memmove(&range->hidden[i], &range->hidden[i + 1], (range->n_hidden - i) * sizeof(range->hidden[0]));
 }
 
-/* The longest hidden parameter, which nothing reads any more: its memory is free. */
+/* Frees the memory of the longest hidden parameter, which no work reads any more. */
 static int unmap_first(struct range *range)
 {
     struct range_param *p = &range->params[range->hidden[0]];
@@ -83,9 +85,9 @@ static int unmap_first(struct range *range)
 
     if (r != 0)
         return r;
-    forget_hidden(range, 0);
+    remove_hidden(range, 0);
     p->mapped = false;
-    keep(range, p->memory, p->n_mapped_bytes);
+    add_free(range, p->memory, p->n_mapped_bytes);
     return 0;
 }
 
@@ -119,19 +121,19 @@ static int create(struct range *range, size_t n_bytes, uint64_t *memory)
     return r;
 }
 
-/* Memory of just this size; of the driver's only when none is free, and none that is hidden could be under the bound.
- */
-static int take(struct range *range, size_t n_bytes, uint64_t *memory)
+/* Finds memory of exactly this size. New memory is created while the bound allows it, or when this process holds no
+ * memory that it could free. */
+static int find_memory(struct range *range, size_t n_bytes, uint64_t *memory)
 {
     int r = unmap_past(range);
 
     for (;;) {
-        if (r != 0 || take_free(range, n_bytes, memory))
+        if (r != 0 || reuse_free(range, n_bytes, memory))
             return r;
         if (range->held_bytes + n_bytes <= range->bound_bytes || range->n_free + range->n_hidden == 0)
             return create(range, n_bytes, memory);
         if (range->n_free > 0)
-            give_back(range, 0);
+            destroy_free(range, 0);
         else
             r = wait_for_first(range);
     }
@@ -139,7 +141,7 @@ static int take(struct range *range, size_t n_bytes, uint64_t *memory)
 
 static int map(struct range *range, struct range_param *p)
 {
-    int r = take(range, p->n_mapped_bytes, &p->memory);
+    int r = find_memory(range, p->n_mapped_bytes, &p->memory);
 
     if (r != 0)
         return r;
@@ -147,12 +149,12 @@ static int map(struct range *range, struct range_param *p)
     if (r == 0)
         p->mapped = true;
     else
-        keep(range, p->memory, p->n_mapped_bytes);
+        add_free(range, p->memory, p->n_mapped_bytes);
     return r;
 }
 
-/* The GPU may have no memory while this process holds some that nobody reads any more. */
-static int map_somehow(struct range *range, struct range_param *p)
+/* Maps memory. If the GPU has none left, this process first frees all that no parameter needs. */
+static int map_or_make_room(struct range *range, struct range_param *p)
 {
     int r = map(range, p);
 
@@ -162,7 +164,7 @@ static int map_somehow(struct range *range, struct range_param *p)
         r = wait_for_first(range);
     if (r != 0)
         return r;
-    give_all_back(range);
+    destroy_all_free(range);
     return map(range, p);
 }
 
@@ -178,7 +180,7 @@ uint64_t range_held_bytes(const struct range *range)
     return range->held_bytes;
 }
 
-/* What reads it since it was hidden must not see it change. */
+/* Work that reads a hidden parameter must not see it change, so it is waited for. */
 static int show_hidden(struct range *range, uint32_t param)
 {
     uint32_t i = 0;
@@ -188,7 +190,7 @@ static int show_hidden(struct range *range, uint32_t param)
         return r;
     while (range->hidden[i] != param)
         i++;
-    forget_hidden(range, i);
+    remove_hidden(range, i);
     return 0;
 }
 
@@ -202,7 +204,7 @@ int range_show(struct range *range, uint32_t param, const uint8_t *from)
     if (p->hidden)
         r = show_hidden(range, param);
     else if (!p->mapped)
-        r = map_somehow(range, p);
+        r = map_or_make_room(range, p);
     return r == 0 ? cuda_copy(range->cuda, range_place(range, param), from, p->n_bytes, range->stream) : r;
 }
 
@@ -238,7 +240,7 @@ static void place_all(struct range *range, const struct layout *layout, size_t g
         p->n_mapped_bytes = round_up(p->n_bytes, granularity);
         range->n_bytes += p->n_mapped_bytes;
     }
-    range->n_bytes = MAX(range->n_bytes, granularity); /* no parameter may have elements */
+    range->n_bytes = MAX(range->n_bytes, granularity); /* there may be no parameter with elements */
 }
 
 int range_new(struct range **out, struct cuda *cuda, const struct layout *layout, uint64_t bound_bytes)
@@ -291,7 +293,7 @@ void range_free(struct range *range)
             cuda_destroy(range->cuda, p->memory);
         cuda_event_free(range->cuda, p->event);
     }
-    give_all_back(range);
+    destroy_all_free(range);
     cuda_stream_free(range->cuda, range->stream);
     cuda_unreserve(range->cuda, range->base, range->n_bytes);
     range_forget(range);

@@ -11,9 +11,9 @@
  *            that was recorded when it was hidden
  *   free     memory without an address, which the next parameter of the same size gets
  *
- * Nobody waits when a parameter is hidden. When memory is needed, hidden parameters whose event is past give theirs up.
- * All memory together stays under a bound, as far as what is shown at a time does: before more is taken free memory of
- * other sizes goes back to the driver, and then the longest hidden parameters are waited for.
+ * Hiding a parameter waits for nothing. When memory is needed, hidden parameters whose event is past lose theirs. All
+ * memory together stays under a bound, unless what is shown at a time exceeds it: before the driver is asked for more,
+ * free memory of other sizes is destroyed, and then the longest hidden parameters are waited for.
  *
  * One thread. Outcomes are 0 or -errno: -ENOMEM, the GPU has no memory left, and the range is as it was; -EIO, the
  * driver has failed, and cuda_why() says how.
@@ -28,10 +28,10 @@ struct range;
 /* cuda and layout are not owned, and must outlive it. bound_bytes: of memory, however many parameters that is. */
 int range_new(struct range **out, struct cuda *cuda, const struct layout *layout, uint64_t bound_bytes);
 
-/* NULL is fine. No work that reads weights may be left, but for what reads hidden ones. */
+/* NULL is fine. No work may read weights any more, except hidden ones. */
 void range_free(struct range *range);
 
-/* The same in a forked child, where the driver must not be called. */
+/* As range_free(), in a forked child, where the driver must not be called. */
 void range_forget(struct range *range);
 
 uint8_t *range_place(const struct range *range, uint32_t param);
@@ -40,11 +40,11 @@ uint8_t *range_place(const struct range *range, uint32_t param);
 uint64_t range_held_bytes(const struct range *range);
 
 /*
- * Shows what lies at from, in device memory, at the parameter's place; or again, when it is shown already: then nothing
- * may read it. It is there, and from is not read any more, when range_finish() has returned.
+ * Copies the weights from device memory to the parameter's place. If it is shown already, no work may read it. The copy
+ * is complete when range_finish() has returned; until then from must not change.
  */
 int range_show(struct range *range, uint32_t param, const uint8_t *from);
 int range_finish(struct range *range);
 
-/* What was put on the stream so far may still read it. */
+/* Work that is on the stream now may still read the parameter. */
 int range_hide(struct range *range, uint32_t param, void *stream);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Hugging Face's Trainer and its subclasses: the optimizer that their arguments ask for, and going on in a process that
-was started again. transformers is imported here when it is used, not before.
+Hugging Face's Trainer and its subclasses: the optimizer that their arguments ask for, and training that continues in a
+process that was started again. transformers is imported here when it is used, not before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .optimizer import HYPERS, Optimizer
+from ..optimizer import HYPERS, Optimizer
 from .progress import Progress, group_is_done
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def for_trainer(
     return _create(trainer, more)
 
 
-# ---- going on -------------------------------------------------------------------------------------------
+# ---- continuing -----------------------------------------------------------------------------------------
 
 
 def _optimizer_of(trainer: Any) -> Optimizer:
@@ -134,7 +134,7 @@ def _callback() -> type:
 
 
 def _write_checkpoint(folder: Path, trainer: Any, progress: Progress) -> None:
-    """What a Trainer reads to go on, but for weights and optimizer state, which the daemon has."""
+    """Writes what a Trainer reads to continue, except weights and optimizer state, which the daemon has."""
     from transformers.trainer import TRAINER_STATE_NAME
     from transformers.trainer_callback import TrainerState
 
@@ -153,12 +153,12 @@ def _write_checkpoint(folder: Path, trainer: Any, progress: Progress) -> None:
 
 def resume(trainer: transformers.Trainer) -> str | None:
     """
-    Makes a Trainer go on where the job is, in a process that was started again:
+    Makes a Trainer continue where the job is, in a process that was started again:
 
         trainer.train(resume_from_checkpoint=zerod.resume(trainer))
 
     Return: the folder of a checkpoint for train(), without weights, or None if the job has no step yet. The trainer
-    then skips the data of the committed steps, and goes on with its counters, its schedule and the random number
+    then skips the data of the committed steps, and continues with its counters, its schedule and the random number
     generators; a step that was begun is begun again. The log of the steps before is lost. All ranks are started again
     together: when one ends, the others end as well. Call it on all ranks.
     """

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The conversation of one handle with the daemon (call.h): one request, and the answer to it. */
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/lib/call.h"
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+
+enum {
+    LISTENER_ENDS_MS = 200,      /* picked: the sockets of a killed process are closed together */
+    HOLD_GRAD_BYTES = 64 * 1024, /* picked: beside such a copy a send costs little */
+};
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+int call_init(struct call *call)
+{
+    call->out = malloc(FRAME_MAX_BYTES);
+    return call->out && frame_buffer_init(&call->in) == 0 && wire_arena_init(&call->arena) == 0 ? 0 : -ENOMEM;
+}
+
+void call_deinit(struct call *call)
+{
+    if (call->fd >= 0)
+        close(call->fd);
+    if (call->mine)
+        munmap(call->mine, (size_t)sysconf(_SC_PAGESIZE));
+    free(call->out);
+    frame_buffer_deinit(&call->in);
+    wire_arena_deinit(&call->arena);
+    error_reset(&call->error);
+}
+
+int call_check(const struct call *call)
+{
+    return !*call->mine ? -ECHILD : call->fatal;
+}
+
+/* ---- errors -------------------------------------------------------------------------------------------- */
+
+int call_fail(struct call *call, int status, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    error_print(&call->error, status, format, args);
+    va_end(args);
+    return status;
+}
+
+int call_fatal(struct call *call, int status, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    error_print(&call->error, status, format, args);
+    va_end(args);
+    call->fatal = status;
+    return status;
+}
+
+/* ---- waiting ------------------------------------------------------------------------------------------- */
+
+static int64_t now_ms(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
+
+/*
+ * How long one poll() may last. A signal that comes before poll(), or that another thread handles, does not end it, so
+ * the caller is asked once a second as well.
+ */
+static int poll_ms(const struct call *call, int64_t left_ms)
+{
+    enum { ASK_EVERY_MS = 1000 };
+
+    if (call->interrupted && (left_ms < 0 || left_ms > ASK_EVERY_MS))
+        return ASK_EVERY_MS;
+    return (int)MIN(left_ms, (int64_t)INT32_MAX);
+}
+
+/* Return: 0 when the socket may be ready, or a fatal error. */
+static int wait_for(struct call *call, short events, int64_t deadline_ms)
+{
+    struct pollfd pollfd = {.fd = call->fd, .events = events};
+    int64_t left = deadline_ms < 0 ? -1 : MAX(deadline_ms - now_ms(), (int64_t)0);
+    int ms = poll_ms(call, left), r = poll(&pollfd, 1, ms);
+
+    if (r < 0 && errno != EINTR)
+        return call_fatal(call, -errno, "waiting for zerod: %s", strerror(errno));
+    if (r <= 0 && call->interrupted && call->interrupted(call->interrupted_arg) != 0)
+        return call_fatal(call, -EINTR, "interrupted while %s %s",
+                          events == POLLIN ? "waiting for zerod's answer to" : "sending", call->waits_for);
+    if (r < 0 || (r == 0 && ms != left))
+        return 0;
+    if (r == 0)
+        return call_fatal(call, -ETIMEDOUT,
+                          "zerod did not answer within %d ms; zerodctl status shows who waits for whom",
+                          call->timeout_ms);
+    return 0;
+}
+
+static int64_t deadline(const struct call *call)
+{
+    return call->timeout_ms > 0 ? now_ms() + call->timeout_ms : -1;
+}
+
+/* Return: the process that listens at the other end of the socket; 0: unknown. */
+static pid_t listener_of(int fd)
+{
+    struct ucred peer = {0};
+    socklen_t n_bytes = sizeof(peer);
+
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n_bytes) == 0 ? peer.pid : 0;
+}
+
+/*
+ * Does the daemon of this connection still accept others? A daemon that was started in its place does not count, and a
+ * service manager's socket, which is always there, says nothing. While the kernel closes the sockets of a killed
+ * daemon, its listener may be the last one: then a connection to it ends soon.
+ */
+static bool is_served(const struct call *call)
+{
+    _cleanup_close_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    struct pollfd end = {.fd = fd};
+    pid_t pid = listener_of(call->fd);
+
+    if (fd < 0 || pid <= 1 || connect(fd, (const struct sockaddr *)&call->address, sizeof(call->address)) < 0)
+        return false;
+    return listener_of(fd) == pid && poll(&end, 1, LISTENER_ENDS_MS) == 0;
+}
+
+/* A daemon that ends closes its socket first. */
+static int lost(struct call *call)
+{
+    return call_fatal(call, -ECONNRESET, "%s",
+                      is_served(call) ? "zerod has closed this connection alone, and still listens: its log says why"
+                                      : "zerod has closed the connection: it was stopped or killed; see its log");
+}
+
+/* ---- sending ------------------------------------------------------------------------------------------- */
+
+/* Packs into out, from *n_bytes on. */
+static int pack(struct call *call, const struct request *request, size_t *n_bytes, struct frame_packet *packet)
+{
+    int n = wire_pack_request(&call->arena, request, call->out + *n_bytes, FRAME_MAX_BYTES - *n_bytes);
+
+    call->waits_for = request_type_name(request->type);
+    if (n < 0)
+        return call_fatal(call, n, "%s does not fit into a packet", request_type_name(request->type));
+    *packet = (struct frame_packet){.data = call->out + *n_bytes, .n_bytes = (size_t)n};
+    *n_bytes += (size_t)n;
+    (void)failpoint_at(request_type_name(request->type), "send");
+    return 0;
+}
+
+static int send_packets(struct call *call, const struct frame_packet *packets, size_t n_packets)
+{
+    size_t n_sent;
+    int r;
+
+    for (;;) {
+        r = frame_send_many(call->fd, packets, n_packets, &n_sent);
+        if (r == 0) {
+            (void)failpoint_at(call->waits_for, "sent");
+            return 0;
+        }
+        if (r == FRAME_EOF)
+            return 1; /* the daemon may have said why: the caller reads it */
+        if (r < 0)
+            return call_fatal(call, r, "sending %s: %s", call->waits_for, strerror(-r));
+        r = wait_for(call, POLLOUT, deadline(call));
+        if (r < 0)
+            return r;
+        packets += n_sent;
+        n_packets -= n_sent;
+    }
+}
+
+static int check_left(struct call *call)
+{
+    return call->left ? call_fail(call, -EINVAL, "zerod_leave was called: only zerod_close is left") : 0;
+}
+
+/* Shows the daemon what is held: if this rank hangs now, it does not owe these parameters. */
+static void show_held(struct call *call)
+{
+    if (call->n_held > 0)
+        atomic_store_explicit(&call->shown->params[call->n_held - 1], call->held[call->n_held - 1].param,
+                              memory_order_relaxed);
+    atomic_store_explicit(&call->shown->n, (uint32_t)call->n_held, memory_order_release);
+}
+
+int call_flush(struct call *call)
+{
+    struct frame_packet packets[HELD_PUSHES];
+    size_t n_bytes = 0, n = call->n_held;
+    int r = 0;
+
+    if (n == 0)
+        return 0;
+    call->n_held = 0;
+    call->n_held_grad_bytes = 0;
+    for (size_t i = 0; i < n && r == 0; i++)
+        r = pack(call, &(struct request){.type = REQUEST_PUSH, .push = call->held[i]}, &n_bytes, &packets[i]);
+    if (r == 0)
+        r = send_packets(call, packets, n);
+    show_held(call);
+    return r;
+}
+
+int call_hold(struct call *call, const struct request_push *push, uint64_t n_grad_bytes)
+{
+    int r = check_left(call);
+
+    if (r != 0)
+        return r;
+    if (!call->shown)
+        return call_send(call, &(struct request){.type = REQUEST_PUSH, .push = *push});
+    call->held[call->n_held++] = *push;
+    call->n_held_grad_bytes += n_grad_bytes;
+    show_held(call);
+    return call->n_held == HELD_PUSHES || call->n_held_grad_bytes >= HOLD_GRAD_BYTES ? call_flush(call) : 0;
+}
+
+int call_send(struct call *call, const struct request *request)
+{
+    struct frame_packet packet;
+    size_t n_bytes = 0;
+    int r = check_left(call);
+
+    if (r == 0)
+        r = call_flush(call);
+    if (r == 0)
+        r = pack(call, request, &n_bytes, &packet);
+    return r == 0 ? send_packets(call, &packet, 1) : r;
+}
+
+/* ---- answers ------------------------------------------------------------------------------------------- */
+
+/* Each segment comes with a descriptor. */
+static size_t n_promised(const struct reply *reply)
+{
+    switch (reply->type) {
+    case REPLY_FORMED:
+        return reply->formed.n_segments;
+    case REPLY_DONE:
+        return reply->done.n_segments;
+    case REPLY_STATE_IS:
+        return reply->state_is.n_segments;
+    default:
+        return 0;
+    }
+}
+
+static int receive(struct call *call, struct reply *reply)
+{
+    int64_t until = deadline(call);
+    char why[WIRE_WHY_BYTES];
+    int r;
+
+    while ((r = frame_receive_fds(call->fd, &call->in)) == FRAME_AGAIN) {
+        r = wait_for(call, POLLIN, until);
+        if (r < 0)
+            return r;
+    }
+    if (r == FRAME_EOF || r == -ECONNRESET)
+        return lost(call);
+    if (r == FRAME_E_FDS)
+        return call_fatal(
+            call, -EMFILE,
+            "the descriptors of zerod's answer were lost: this process has none left; raise ulimit -n, or "
+            "close files");
+    if (r != 0)
+        return call_fatal(call, r < 0 ? r : -EPROTO, "receiving from zerod: %s",
+                          r < 0 ? strerror(-r) : "a packet of more than 131071 bytes");
+    r = wire_unpack_reply(&call->arena, call->in.data, call->in.n_bytes, reply, why, sizeof(why));
+    if (r != 0)
+        return call_fatal(call, r < 0 ? r : -EPROTO, "zerod's answer is not understood: %s", why);
+    if (n_promised(reply) != call->in.n_fds)
+        return call_fatal(call, -EPROTO, "zerod's answer promises %zu segments of memory and brings %zu descriptors",
+                          n_promised(reply), call->in.n_fds);
+    return 0;
+}
+
+int call_acknowledge_abort(struct call *call, uint32_t attempt)
+{
+    int r = call_send(call, &(struct request){.type = REQUEST_ABORT_SEEN, .abort_seen = {.attempt = attempt}});
+
+    return r > 0 ? lost(call) : r;
+}
+
+static int refused(struct call *call, const struct reply_refused *refusal)
+{
+    int status = refusal->aborted ? ZEROD_ABORTED : ZEROD_REFUSED;
+    struct wire_position position = refusal->position;
+    int r;
+
+    error_from_diagnostic(&call->error, status, &refusal->diagnostic);
+    if (refusal->closing)
+        call->fatal = -ECONNABORTED;
+    if (!refusal->aborted)
+        return status;
+    call->on_abort(call->on_abort_arg, &position);
+    r = call_acknowledge_abort(call, position.attempt);
+    return r < 0 ? r : status;
+}
+
+int call_ask(struct call *call, const struct request *request, enum reply_type type, struct reply *reply)
+{
+    int r = call_send(call, request);
+
+    if (r < 0)
+        return r;
+    (void)failpoint_at(request_type_name(request->type), "wait");
+    r = receive(call, reply);
+    if (r < 0)
+        return r;
+    (void)failpoint_at(request_type_name(request->type), "answered");
+    if (reply->type == REPLY_REFUSED)
+        return refused(call, &reply->refused);
+    if (reply->type == REPLY_DONE && reply->done.loss_scale > 0)
+        call->loss_scale = reply->done.loss_scale;
+    if (reply->type != type)
+        return call_fatal(call, -EPROTO, "zerod answered %s with %s", request_type_name(request->type),
+                          reply_type_name(reply->type));
+    return 0;
+}
+
+/* ---- texts --------------------------------------------------------------------------------------------- */
+
+const char *call_fit_text(struct call_text *room, const char *text)
+{
+    static const char more[] = " ...";
+    size_t n = sizeof(room->bytes) - sizeof(more);
+
+    if (!text || strnlen(text, sizeof(room->bytes)) < sizeof(room->bytes))
+        return text ? text : "";
+    while (n > 0 && ((uint8_t)text[n] & 0xc0) == 0x80) /* not inside a character */
+        n--;
+    memcpy(room->bytes, text, n);
+    memcpy(room->bytes + n, more, sizeof(more));
+    return room->bytes;
+}

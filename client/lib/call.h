@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The conversation with the daemon: requests that are sent, answers that are waited for, and the error that ended it.
+ * A fatal error is sticky: call_check() returns it from then on. A refusal is not: the daemon repeats it itself.
+ *
+ * Pushes may be held for a moment, so that several travel with one system call. The daemon sees in the ring which ones
+ * are held, so that it does not count on a rank that hangs; without a place to show them no push is held.
+ *
+ * Outcomes: 0; ZEROD_REFUSED or ZEROD_ABORTED; a negative sticky error. One thread at a time.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/un.h>
+
+#include "client/lib/error.h"
+#include "core/wire/frame.h"
+#include "core/wire/wire-arena.h"
+#include "core/wire/wire.h"
+#include "proto/credit.h"
+
+struct call {
+    int fd;                     /* owned; -1: none */
+    struct sockaddr_un address; /* of the daemon */
+    bool *mine;                 /* owned: a page that a forked child finds wiped */
+    int fatal;                  /* 0, or the sticky -errno */
+    int timeout_ms;             /* of an answer; 0: none */
+    bool left;                  /* zerod_leave() has succeeded */
+    int (*interrupted)(void *arg);
+    void *interrupted_arg;
+
+    /* Called when the daemon has aborted the step, before the abort is acknowledged. */
+    void (*on_abort)(void *arg, const struct wire_position *position);
+    void *on_abort_arg;
+
+    const char *waits_for; /* name of the request that is sent, or whose answer is waited for; static */
+    double loss_scale;     /* as the last answer that had one said */
+    struct client_error error;
+    struct frame_buffer in; /* the last answer, with its descriptors */
+    struct wire_arena arena;
+    uint8_t *out;                          /* FRAME_MAX_BYTES */
+    struct held_pushes *shown;             /* where the daemon sees what is held; NULL: nowhere; not owned */
+    struct request_push held[HELD_PUSHES]; /* packed when they are sent: side by side that is faster */
+    size_t n_held;
+    uint64_t n_held_grad_bytes;
+};
+
+/* Buffers only; the caller connects fd. Return: 0 or -ENOMEM, without a text. */
+int call_init(struct call *call);
+void call_deinit(struct call *call);
+
+/* Return: 0; -ECHILD in a forked child; or the sticky error. */
+int call_check(const struct call *call);
+
+/* Notes an error; call_fatal() makes it sticky. Return: status. */
+int call_fail(struct call *call, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int call_fatal(struct call *call, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/*
+ * Sends what is held and then the request, without waiting for an answer. Return: 0; 1 when the daemon has hung up,
+ * perhaps with an answer that says why; or a sticky error.
+ */
+int call_send(struct call *call, const struct request *request);
+
+/* As call_send(), for a push that others follow at once. n_grad_bytes: of gradients that were copied for it. */
+int call_hold(struct call *call, const struct request_push *push, uint64_t n_grad_bytes);
+
+/* Sends what is held. Return: as call_send(). */
+int call_flush(struct call *call);
+
+/*
+ * Sends a request and waits for its answer, of that type. On ZEROD_ABORTED the abort has been acknowledged. What reply
+ * points to, and the descriptors in call->in, live until the next call.
+ */
+int call_ask(struct call *call, const struct request *request, enum reply_type type, struct reply *reply);
+
+/* Tells the daemon that this rank has seen the abort. Return: 0 or fatal. */
+int call_acknowledge_abort(struct call *call, uint32_t attempt);
+
+struct call_text {
+    char bytes[WIRE_MAX_TEXT_BYTES + 1];
+};
+
+/* Return: text (NULL is ""), or as much of it as a message may hold, in room. */
+const char *call_fit_text(struct call_text *room, const char *text);

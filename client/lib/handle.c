@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The public life of a handle: connect, leave, close, and what the handle knows of its job. */
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "client/lib/fault.h"
+#include "client/lib/handle.h"
+#include "client/lib/push.h"
+#include "client/lib/step.h"
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+
+/* zerod_error(NULL): why the calling thread's last zerod_connect() gave no handle. */
+static __thread struct client_error connect_error;
+
+/* ---- errors -------------------------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 2, 3))) static int connect_fail(int status, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    error_print(&connect_error, status, format, args);
+    va_end(args);
+    return status;
+}
+
+const struct zerod_error *zerod_error(const struct zerod *c)
+{
+    const struct client_error *error = c ? &c->call.error : &connect_error;
+    static const struct zerod_error none = {
+        .text = "no error", .cause_class = "", .rank = -1, .step = -1, .micro_batch = -1};
+
+    return error->public.text ? &error->public : &none;
+}
+
+/* ---- connect ------------------------------------------------------------------------------------------- */
+
+/* A push is too short for getpid(), which is a system call. */
+static int watch_forks(struct zerod *c)
+{
+    size_t n = (size_t)sysconf(_SC_PAGESIZE);
+    void *page = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (page == MAP_FAILED)
+        return connect_fail(-ENOMEM, "out of memory");
+    c->call.mine = page;
+    *c->call.mine = true;
+    if (madvise(page, n, MADV_WIPEONFORK) < 0)
+        return connect_fail(-errno, "madvise(MADV_WIPEONFORK): %s", strerror(errno));
+    return 0;
+}
+
+static int open_socket(struct zerod *c, const char *path)
+{
+    struct sockaddr_un sa = {.sun_family = AF_UNIX};
+
+    if (strlen(path) >= sizeof(sa.sun_path))
+        return connect_fail(-ENAMETOOLONG, "socket path of %zu bytes, at most %zu are possible: %s", strlen(path),
+                            sizeof(sa.sun_path) - 1, path);
+    strcpy(sa.sun_path, path);
+    c->call.address = sa;
+    c->call.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (c->call.fd < 0 || connect(c->call.fd, (struct sockaddr *)&sa, sizeof(sa)) < 0)
+        return connect_fail(-errno, "cannot connect to zerod at %s: %s%s", path, strerror(errno),
+                            errno == ENOENT || errno == ECONNREFUSED ? "; is the daemon running (zerod --config FILE)?"
+                            : errno == EACCES ? "; your user may not open the socket: listen.mode, listen.allow_groups"
+                                              : "");
+    return 0;
+}
+
+static long number_from(const char *variable)
+{
+    const char *text = getenv(variable);
+    char *end;
+    long n = text ? strtol(text, &end, 10) : -1;
+
+    return text && *text && !*end && n >= 0 && n <= INT32_MAX ? n : -1;
+}
+
+static int keep_welcome(struct zerod *c, const struct reply_welcome *welcome)
+{
+    c->welcome = *welcome;
+    c->run_id = strdup(welcome->run_id);
+    c->optimizer = strdup(welcome->optimizer);
+    c->welcome.server = NULL;
+    c->welcome.run_id = c->run_id;
+    c->welcome.optimizer = c->optimizer;
+    return c->run_id && c->optimizer ? 0 : call_fatal(&c->call, -ENOMEM, "out of memory");
+}
+
+static const char *client_name(const struct zerod_options *options)
+{
+    return options->client ? options->client : program_invocation_short_name;
+}
+
+static int say_hello(struct zerod *c, const struct zerod_options *options)
+{
+    const char *run_id = options->run_id ? options->run_id : getenv("ZEROD_RUN_ID");
+    struct reply reply;
+    int r = call_ask(&c->call,
+                     &(struct request){
+                         .type = REQUEST_HELLO,
+                         .hello =
+                             {
+                                 .version_min = WIRE_VERSION,
+                                 .version_max = WIRE_VERSION,
+                                 .role = WIRE_ROLE_TRAINER,
+                                 .rank = c->rank,
+                                 .run_id = run_id ? run_id : "",
+                                 .incarnation = c->incarnation,
+                                 .on_duplicate = (enum wire_on_duplicate)options->on_duplicate,
+                                 .client = client_name(options),
+                                 .optimizer = options->optimizer ? options->optimizer : "",
+                                 .momentum = options->momentum,
+                             },
+                     },
+                     REPLY_WELCOME, &reply);
+
+    return r == 0 ? keep_welcome(c, &reply.welcome) : r;
+}
+
+static int init(struct zerod *c, const struct zerod_options *options)
+{
+    const char *path = options->socket ? options->socket : getenv("ZEROD_SOCKET");
+    long rank = options->rank >= 0 ? options->rank : number_from("RANK");
+    char why[160];
+    int r;
+
+    if (!path || !*path)
+        return connect_fail(-EINVAL, "no socket: set zerod_options.socket or the environment variable ZEROD_SOCKET");
+    if (rank < 0)
+        return connect_fail(-EINVAL, "no rank: set zerod_options.rank or the environment variable RANK");
+    c->rank = (unsigned)rank;
+    c->flags = options->flags;
+    c->call.interrupted = options->interrupted;
+    c->call.interrupted_arg = options->interrupted_arg;
+    c->is_torch = strcasestr(client_name(options), "torch") != NULL;
+    if (call_init(&c->call) < 0)
+        return connect_fail(-ENOMEM, "out of memory");
+    while (c->incarnation == 0)
+        if (getrandom(&c->incarnation, sizeof(c->incarnation), 0) != sizeof(c->incarnation))
+            return connect_fail(-EIO, "no random numbers");
+    r = kernels_select(&c->kernels, NULL, why, sizeof(why));
+    if (r < 0)
+        return connect_fail(r, "%s", why);
+    return open_socket(c, path);
+}
+
+static void on_abort(void *arg, const struct wire_position *position)
+{
+    step_forget(arg, position);
+}
+
+int zerod_connect(struct zerod **out, const struct zerod_options *options)
+{
+    struct zerod *c = calloc(1, sizeof(*c));
+    int r;
+
+    *out = NULL;
+    error_reset(&connect_error);
+    if (!c)
+        return connect_fail(-ENOMEM, "out of memory");
+    c->call.fd = -1;
+    c->call.in = FRAME_BUFFER_NULL;
+    c->call.on_abort = on_abort;
+    c->call.on_abort_arg = c;
+    c->ring = c->overflow = c->credit = c->weights = c->pool = c->window = MAPPING_NULL;
+    c->memory = &host_memory;
+    r = watch_forks(c);
+    if (r == 0)
+        r = init(c, options);
+    if (r < 0) {
+        zerod_close(c);
+        return r;
+    }
+    (void)failpoint("connected");
+    c->call.timeout_ms = options->timeout_ms > 0 ? options->timeout_ms : 10000;
+    r = say_hello(c, options);
+    c->call.timeout_ms = options->timeout_ms;
+    if (r < 0) {
+        connect_fail(r, "%s", c->call.error.public.text);
+        zerod_close(c);
+        return r;
+    }
+    *out = c;
+    return r;
+}
+
+/* ---- end ----------------------------------------------------------------------------------------------- */
+
+int zerod_leave(struct zerod *c)
+{
+    struct reply reply;
+    int r = call_check(&c->call);
+
+    if (r == 0)
+        r = call_ask(&c->call, &(struct request){.type = REQUEST_LEAVE}, REPLY_DONE, &reply);
+    c->call.left = r == 0;
+    return r;
+}
+
+static void leave_if_done(int status, void *c)
+{
+    if (status == 0)
+        (void)zerod_leave(c);
+}
+
+int zerod_leave_at_exit(struct zerod *c)
+{
+    c->call.interrupted = NULL; /* its owner may be gone by then */
+    return on_exit(leave_if_done, c) == 0 ? 0 : -ENOMEM;
+}
+
+void zerod_close(struct zerod *c)
+{
+    if (!c)
+        return;
+    fault_unregister(c);
+    /* A forked child that holds the socket would keep the rank taken; and a child's copy must not end its parent's. */
+    if (c->call.fd >= 0 && *c->call.mine)
+        (void)shutdown(c->call.fd, SHUT_RDWR);
+    if (c->call.fd >= 0)
+        close(steal_fd(&c->call.fd));
+    c->memory->stop(c);
+    push_deinit(c);
+    c->memory->deinit(c);
+    mapping_deinit(&c->overflow);
+    mapping_deinit(&c->credit);
+    layout_free(c->layout);
+    manifest_deinit(&c->manifest);
+    free(c->inits);
+    free(c->gathered);
+    free(c->run_id);
+    free(c->optimizer);
+    free(c->blob);
+    call_deinit(&c->call);
+    free(c);
+}
+
+/* ---- small calls --------------------------------------------------------------------------------------- */
+
+int zerod_fd(const struct zerod *c)
+{
+    return c->call.fd;
+}
+
+const char *zerod_version(void)
+{
+    return ZEROD_VERSION;
+}
+
+unsigned zerod_world_size(const struct zerod *c)
+{
+    return c->welcome.world_size;
+}
+
+int zerod_job(struct zerod *c, struct zerod_job *out)
+{
+    const struct reply_welcome *w = &c->welcome;
+    const struct wire_hyper *h = &w->hyper;
+
+    if (!w->run_id)
+        return call_fail(&c->call, -EINVAL, "zerod_job: zerod_connect was refused");
+    *out = (struct zerod_job){
+        .world_size = w->world_size,
+        .stage = w->stage,
+        .private_weights = w->private_weights,
+        .on_duplicate = (enum zerod_on_duplicate)w->on_duplicate,
+        .run_id = w->run_id,
+        .optimizer = w->optimizer,
+        .hyper = {h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, h->momentum, h->dampening, h->lr_decay,
+                  h->nesterov},
+        .has_scheduler = w->has_scheduler,
+        .max_norm = w->max_norm,
+        .mean = w->mean,
+        .fp16 = w->fp16,
+        .accumulation = w->accumulation,
+        .max_live_elems = w->stage3_max_live_elems,
+        .cuda = w->cuda,
+        .configured = w->configured,
+    };
+    return 0;
+}
+
+struct zerod_position zerod_epoch(const struct zerod *c)
+{
+    return (struct zerod_position){
+        .step = c->position.step,
+        .micro_batch = c->position.micro_batch,
+        .attempt = c->position.attempt,
+        .n_windows = c->position.n_windows,
+    };
+}
+
+double zerod_loss_scale(const struct zerod *c)
+{
+    return c->call.loss_scale;
+}
+
+int zerod_user_state(struct zerod *c, const void **data, size_t *len)
+{
+    int r = handle_check_formed(c);
+
+    if (r != 0)
+        return r;
+    *data = c->blob;
+    *len = c->n_blob_bytes;
+    return 0;
+}
+
+int zerod_set_stream(struct zerod *c, void *stream)
+{
+    int r = call_check(&c->call);
+
+    if (r == 0)
+        c->stream = stream;
+    return r;
+}

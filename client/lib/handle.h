@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The handle: all that libzerod knows of one rank. The files of client/lib, from the bottom to the top; each calls only
+ * those before it, the table of memory_ops apart:
+ *
+ *   error.c, call.c          the last error; a request and its answer
+ *   memory/cuda.c, range.c   the CUDA driver; where gathered weights lie on a GPU
+ *   memory/mapping.c         segments of shared memory
+ *   slots.c, strings.c       places in the ring; strings that are sent once
+ *   report.c, state.c        faults that the client has seen; state of parameters
+ *   weights.c                weights as the caller sees them; gather and release
+ *   written.c, fault.c       writes to published weights (E1106); the handler of SIGSEGV (E1106, E1110)
+ *   push.c, window.c         gradients of a micro-batch; write windows
+ *   memory/host-memory.c     memory_ops for host memory
+ *   memory/cuda-memory.c     memory_ops for memory of GPUs
+ *   step.c, form.c           steps and their abort; declaring and forming
+ *   handle.c                 connect, close, and what is known of the job
+ *
+ * observe.c stands apart: it explains without a daemon.
+ */
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "client/lib/call.h"
+#include "client/lib/memory/mapping.h"
+#include "client/lib/memory/memory.h"
+#include "client/lib/slots.h"
+#include "client/lib/strings.h"
+#include "core/layout/layout.h"
+#include "core/layout/manifest.h"
+#include "core/wire/wire.h"
+#include "kernels/kernels.h"
+#include "zerod/client.h"
+
+struct cuda;
+struct range;
+
+struct zerod {
+    struct call call;
+
+    /* From zerod_connect(). */
+    unsigned rank;
+    unsigned flags; /* enum zerod_flags */
+    bool is_torch;  /* texts are in its syntax */
+    uint64_t incarnation;
+    struct reply_welcome welcome; /* its strings are run_id and optimizer */
+    char *run_id, *optimizer;
+    const struct kernels *kernels;
+
+    /* Declaring and forming. */
+    struct manifest manifest;
+    const void **inits; /* per parameter, until formed */
+    struct layout *layout;
+    bool formed;
+    bool resumed, init_wanted; /* as Formed said */
+    struct wire_position position;
+    struct wire_position last; /* of the last micro-batch that was ended */
+    void *blob;
+    size_t n_blob_bytes;
+
+    /* Memory. */
+    const struct memory_ops *memory;
+    struct mapping ring, overflow, credit;
+    uint64_t ring_bytes;
+    struct mapping weights; /* the daemon's; stage 3 in host memory: a range with what is gathered */
+    uint8_t *host_scratch;
+    size_t n_host_scratch_bytes;
+
+    /* Weights. */
+    uint8_t *private_weights; /* the copy that the caller sees, or NULL */
+    _Atomic int written;      /* what written.c knows of writes to them */
+    uint32_t *gathered;       /* stage 3, per parameter */
+    uint8_t *window_base;     /* where the caller writes while a window is open, else NULL */
+
+    /* A job on GPUs (cuda-memory.c). */
+    struct cuda *cuda;
+    void *stream;          /* on which gradients are computed; NULL: the default one */
+    struct mapping pool;   /* stage 3: what was gathered last, until the next message */
+    struct range *range;   /* stage 3: where it is copied to */
+    struct mapping window; /* host memory, beside the weights */
+    uint8_t *device_scratch;
+    size_t n_device_scratch_bytes;
+
+    /* Micro-batches. */
+    bool open; /* one is */
+    uint32_t ordinal;
+    uint64_t sequence;
+    uint16_t *n_pushed; /* per parameter, in the open micro-batch */
+    bool *slotted;      /* per parameter: zerod_slot() said where the next push is to be written */
+    uint8_t **places;   /* per parameter: where zerod_slot() has a gradient of several parts written, or NULL */
+    struct slots slots;
+    struct strings strings;
+};
+
+/* Return: 0, or the reason why this call may not be made now. */
+static inline int handle_check_formed(struct zerod *c)
+{
+    int r = call_check(&c->call);
+
+    return r == 0 && !c->formed ? call_fail(&c->call, -EINVAL, "call zerod_form first") : r;
+}
+
+static inline size_t handle_gradient_bytes(const struct zerod *c, uint32_t param)
+{
+    return c->layout->params[param].n_elems * dtype_size(c->layout->params[param].grad_dtype);
+}

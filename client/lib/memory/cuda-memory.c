@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Gradients and weights in memory of GPUs. The ring is the daemon's device memory; a push copies on the caller's stream
+ * and names an event that the daemon waits for. Weights are the daemon's piece of device memory for this rank. In stage
+ * 3 they are memory of this process's own (range.h), into which a gathered parameter is copied from the daemon's pool,
+ * and again whenever weights change.
+ *
+ * A write window is host memory beside the weights.
+ */
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client/lib/memory/cuda.h"
+#include "client/lib/handle.h"
+#include "client/lib/memory/memory.h"
+#include "client/lib/memory/range.h"
+#include "client/lib/weights.h"
+#include "core/base/base.h"
+
+enum { POOL_ALIGN_BYTES = 256 }; /* of what lies in the pool, as the protocol has it */
+
+/* The driver has failed: that ends the connection, because a slot may be half written. Return: r. */
+static int failed(struct zerod *c, int r)
+{
+    return call_fatal(&c->call, r, "the GPU: %s", cuda_why(c->cuda));
+}
+
+/* ---- forming ------------------------------------------------------------------------------------------- */
+
+static int check_gpu(struct zerod *c, const struct reply_formed *formed)
+{
+    int r = formed->n_gpu_bytes == CUDA_GPU_BYTES ? cuda_check_gpu(c->cuda, formed->gpu) : 0;
+
+    return r == 0 ? 0 : call_fatal(&c->call, r, "%s", cuda_why(c->cuda));
+}
+
+static int map_device(struct zerod *c, struct mapping *mapping, int fd, size_t n_bytes, bool read_only)
+{
+    uint8_t *base;
+    int r = cuda_map(c->cuda, fd, n_bytes, read_only, &base);
+
+    if (r == 0)
+        *mapping = (struct mapping){.base = base, .n_bytes = n_bytes, .fd = -1};
+    return r;
+}
+
+static void unmap_device(struct zerod *c, struct mapping *mapping)
+{
+    if (mapping->base)
+        cuda_unmap(c->cuda, mapping->base, mapping->n_bytes);
+    *mapping = MAPPING_NULL;
+}
+
+static int map_pool(struct zerod *c, int fd, size_t n_bytes)
+{
+    /* fp32 is the widest type of a weight: all that is gathered at a time stays under the bound, but for rounding. */
+    uint64_t bound_bytes = MIN(c->welcome.stage3_max_live_elems, UINT64_MAX / 16) * sizeof(float);
+    int r = map_device(c, &c->pool, fd, n_bytes, true);
+
+    return r == 0 ? range_new(&c->range, c->cuda, c->layout, bound_bytes) : r;
+}
+
+static int map_segment(struct zerod *c, const struct wire_segment *segment, int fd)
+{
+    if (segment->cuda && segment->kind == WIRE_SEGMENT_RING && !c->ring.base)
+        return map_device(c, &c->ring, fd, segment->n_bytes, false);
+    if (segment->cuda && segment->kind == WIRE_SEGMENT_WEIGHTS && !c->weights.base)
+        return map_device(c, &c->weights, fd, segment->n_bytes, true);
+    if (segment->cuda && segment->kind == WIRE_SEGMENT_POOL && weights_is_stage3(c) && !c->pool.base)
+        return map_pool(c, fd, segment->n_bytes);
+    close(fd);
+    return -EPROTO;
+}
+
+static const char *why_not_mapped(const struct zerod *c, int r)
+{
+    return r == -EIO ? cuda_why(c->cuda) : strerror(-r);
+}
+
+/* Stage 3: the pool has room for each parameter, so that one at a time can be gathered. */
+static int check_pool(struct zerod *c)
+{
+    if (!c->range)
+        return call_fatal(&c->call, -EPROTO, "zerod sent no pool for gathered weights");
+    for (uint32_t p = 0; p < c->layout->n_params; p++)
+        if (round_up(weights_param_bytes(c, p), POOL_ALIGN_BYTES) > c->pool.n_bytes)
+            return call_fatal(&c->call, -EPROTO, "zerod's pool of %zu bytes has no room for parameter %u, of %zu bytes",
+                              c->pool.n_bytes, p, weights_param_bytes(c, p));
+    return 0;
+}
+
+static int check_segments(struct zerod *c, const struct reply_formed *formed)
+{
+    if (!c->ring.base || c->ring.n_bytes < formed->ring_bytes)
+        return call_fatal(&c->call, -EPROTO, "zerod sent no ring");
+    if (weights_is_stage3(c))
+        return check_pool(c);
+    if (!c->weights.base && c->layout->weight_bytes > 0)
+        return call_fatal(&c->call, -EPROTO, "zerod sent no weights");
+    return 0;
+}
+
+/* ---- the caller's stream ------------------------------------------------------------------------------- */
+
+static int wait_for_stream(struct zerod *c)
+{
+    int r = cuda_wait(c->cuda, c->stream);
+
+    return r == 0 ? 0 : failed(c, r);
+}
+
+static int wait_for_pushes(struct zerod *c)
+{
+    return cuda_wait_for_recorded(c->cuda) == 0 ? 0 : failed(c, -EIO);
+}
+
+/* ---- gradients ----------------------------------------------------------------------------------------- */
+
+static int put(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes)
+{
+    int r = n_bytes > 0 ? cuda_copy(c->cuda, to, from, n_bytes, c->stream) : 0;
+
+    return r == 0 ? 0 : failed(c, r);
+}
+
+/* Records an event behind the copy; one that the daemon does not have yet is sent before the push. */
+static int mark(struct zerod *c, struct request_push *push)
+{
+    uint8_t handle[CUDA_EVENT_BYTES];
+    uint32_t number = 0;
+    bool is_new = false;
+    int r = cuda_record(c->cuda, c->stream, &number, &is_new, handle);
+
+    if (r != 0)
+        return failed(c, r);
+    push->event_plus_one = number + 1;
+    if (!is_new)
+        return 0;
+    r = call_send(&c->call, &(struct request){.type = REQUEST_EVENT, .event = {number, handle, sizeof(handle)}});
+    return MIN(r, 0);
+}
+
+static uint8_t *alloc(struct zerod *c, uint32_t param)
+{
+    uint8_t *memory;
+    int r = cuda_alloc(c->cuda, handle_gradient_bytes(c, param), &memory);
+
+    if (r == 0)
+        return memory;
+    failed(c, r);
+    return NULL;
+}
+
+static void release(struct zerod *c, uint8_t *memory)
+{
+    cuda_release(c->cuda, memory);
+}
+
+/* Work on the stream may still read the old scratch, so it is freed after a wait. */
+static void *scratch(struct zerod *c, uint32_t param)
+{
+    size_t n_bytes = handle_gradient_bytes(c, param) + 1;
+    int r = 0;
+
+    if (n_bytes <= c->n_device_scratch_bytes)
+        return c->device_scratch;
+    r = cuda_wait(c->cuda, c->stream);
+    if (r == 0) {
+        cuda_release(c->cuda, c->device_scratch);
+        c->n_device_scratch_bytes = 0;
+        r = cuda_alloc(c->cuda, n_bytes, &c->device_scratch);
+    }
+    if (r != 0) {
+        failed(c, r);
+        return NULL;
+    }
+    c->n_device_scratch_bytes = n_bytes;
+    return c->device_scratch;
+}
+
+static const void *read_duplicate(struct zerod *c, uint32_t param, const void *data)
+{
+    const void *from = data ? data : c->device_scratch;
+    void *copy = from ? host_memory_scratch(c, param) : NULL;
+    int r;
+
+    if (!copy)
+        return NULL;
+    r = cuda_copy_to_host(c->cuda, copy, from, handle_gradient_bytes(c, param), c->stream);
+    if (r != 0)
+        failed(c, r);
+    return r == 0 ? copy : NULL;
+}
+
+/* ---- weights ------------------------------------------------------------------------------------------- */
+
+static const uint8_t *weight(const struct zerod *c, uint32_t param)
+{
+    return c->range ? range_place(c->range, param) : c->weights.base + weights_offset(c, param);
+}
+
+static void share_nothing(const struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes)
+{
+}
+
+static size_t count_fitting(const struct zerod *c, const unsigned *params, size_t n_params)
+{
+    size_t n_bytes = 0, n = 0;
+
+    while (n < MIN(n_params, (size_t)WIRE_MAX_POOL_OFFSETS)) {
+        n_bytes += round_up(weights_param_bytes(c, params[n]), POOL_ALIGN_BYTES);
+        if (n_bytes > c->pool.n_bytes)
+            break;
+        n++;
+    }
+    return n; /* check_pool() has seen that there is room for each */
+}
+
+static int check_gathered(struct zerod *c, const unsigned *params, size_t n, const struct reply_done *done)
+{
+    if (done->n_pool_offsets != n)
+        return call_fatal(&c->call, -EPROTO, "zerod gathered %zu parameters, and said of %zu where they are", n,
+                          done->n_pool_offsets);
+    for (size_t i = 0; i < n; i++) {
+        size_t n_bytes = weights_param_bytes(c, params[i]);
+        uint64_t offset = done->pool_offsets[i];
+
+        if (n_bytes > 0 && (offset > c->pool.n_bytes || n_bytes > c->pool.n_bytes - offset))
+            return call_fatal(&c->call, -EPROTO,
+                              "zerod gathered parameter %u, of %zu bytes, to byte %llu of a pool of %zu bytes",
+                              params[i], n_bytes, (unsigned long long)offset, c->pool.n_bytes);
+    }
+    return 0;
+}
+
+static int show(struct zerod *c, uint32_t param, uint64_t pool_offset)
+{
+    int r = range_show(c->range, param, c->pool.base + pool_offset);
+
+    if (r == -ENOMEM)
+        return call_fail(&c->call, r,
+                         "zerod_gather: the GPU has no %zu bytes left for parameter %u, beside %llu bytes of other "
+                         "gathered weights: release some of them, or lower stage3_max_live_parameters, which bounds "
+                         "what is held",
+                         weights_param_bytes(c, param), param, (unsigned long long)range_held_bytes(c->range));
+    return r == 0 ? 0 : failed(c, r);
+}
+
+/* After a fatal error the first one is kept. */
+static int finish(struct zerod *c)
+{
+    int r = range_finish(c->range);
+
+    return r == 0 || c->call.fatal ? c->call.fatal : failed(c, r);
+}
+
+static int hide(struct zerod *c, uint32_t param)
+{
+    int r = range_hide(c->range, param, c->stream);
+
+    return r == 0 ? 0 : failed(c, r);
+}
+
+/* ---- write window -------------------------------------------------------------------------------------- */
+
+/*
+ * Rank 0 writes into the daemon's memory, which has the weights; the others into a copy that nobody reads. In stage 3
+ * they have no weights to copy, so the daemon sends them a descriptor of that memory as well.
+ */
+static int open_window(struct zerod *c, int fd)
+{
+    bool writer = c->rank == 0, copies = !writer && !c->range;
+    size_t n_weight_bytes = c->range ? c->layout->range_bytes : c->weights.n_bytes;
+    size_t n_bytes = MAX(n_weight_bytes, (size_t)sysconf(_SC_PAGESIZE));
+    int flags = writer ? MAP_SHARED : copies ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_PRIVATE;
+    void *base;
+    int r = 0;
+
+    if (!copies && fd < 0)
+        return call_fatal(&c->call, -EPROTO, "zerod sent no write window");
+    base = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, flags, copies ? -1 : fd, 0);
+    if (base == MAP_FAILED)
+        return call_fatal(&c->call, -errno, "mapping the write window: %s", strerror(errno));
+    c->window = (struct mapping){.base = base, .n_bytes = n_bytes, .fd = -1};
+    c->window_base = base;
+    if (copies)
+        r = cuda_copy_to_host(c->cuda, base, c->weights.base, c->weights.n_bytes, c->stream);
+    return r == 0 ? 0 : failed(c, r);
+}
+
+static void close_window(struct zerod *c)
+{
+    mapping_deinit(&c->window);
+}
+
+/* ---- end ----------------------------------------------------------------------------------------------- */
+
+/* A forked child must not call the driver, so it forgets all that only the driver can free. */
+static void forget(struct zerod *c)
+{
+    c->ring = c->weights = c->pool = MAPPING_NULL;
+    range_forget(steal_ptr(c->range));
+    c->device_scratch = NULL;
+    for (uint32_t i = 0; c->places && i < c->layout->n_params; i++)
+        c->places[i] = NULL;
+    c->cuda = NULL;
+}
+
+/* Work on the stream must not use memory that is unmapped. */
+static void stop(struct zerod *c)
+{
+    if (*c->call.mine)
+        (void)cuda_wait(c->cuda, c->stream);
+    else
+        forget(c);
+}
+
+static void deinit(struct zerod *c)
+{
+    range_free(steal_ptr(c->range));
+    mapping_deinit(&c->window);
+    unmap_device(c, &c->pool);
+    unmap_device(c, &c->weights);
+    cuda_release(c->cuda, steal_ptr(c->device_scratch));
+    unmap_device(c, &c->ring);
+    cuda_free(steal_ptr(c->cuda));
+}
+
+static const struct memory_ops cuda_memory = {
+    .check_gpu = check_gpu,
+    .map = map_segment,
+    .why = why_not_mapped,
+    .check = check_segments,
+    .wait = wait_for_stream,
+    .wait_for_pushes = wait_for_pushes,
+    .put = put,
+    .mark = mark,
+    .alloc = alloc,
+    .release = release,
+    .scratch = scratch,
+    .read_duplicate = read_duplicate,
+    .weight = weight,
+    .share = share_nothing,
+    .refresh = weights_gather_anew,
+    .count_fitting = count_fitting,
+    .check_gathered = check_gathered,
+    .show = show,
+    .finish = finish,
+    .hide = hide,
+    .open_window = open_window,
+    .close_window = close_window,
+    .stop = stop,
+    .deinit = deinit,
+};
+
+int cuda_memory_open(struct zerod *c)
+{
+    struct cuda *cuda;
+    int r = cuda_open(&cuda, c->is_torch);
+
+    if (r != 0) {
+        call_fail(&c->call, r, "%s", cuda_why(cuda));
+        cuda_free(cuda);
+        return r;
+    }
+    c->cuda = cuda;
+    c->memory = &cuda_memory;
+    return 0;
+}

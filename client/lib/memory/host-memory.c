@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Gradients and weights in host memory. Weights are:
+ *
+ *   shared     the daemon's weight segment, read-only
+ *   private    a copy of it, refreshed before zerod_step() returns
+ *   stage 3    a reserved range; a parameter's pool pages are mapped at its place while it is gathered, PROT_NONE
+ *              otherwise. A prefetch maps nothing: a read of what is not gathered stays an error, whatever was
+ *              prefetched
+ *
+ * A write window is other memory mapped over the same addresses.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client/lib/fault.h"
+#include "client/lib/handle.h"
+#include "client/lib/memory/memory.h"
+#include "client/lib/weights.h"
+#include "client/lib/written.h"
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+
+enum { ALLOC_ALIGN_BYTES = 64 };
+
+/* ---- forming ------------------------------------------------------------------------------------------- */
+
+static int check_no_gpu(struct zerod *c, const struct reply_formed *formed)
+{
+    return 0;
+}
+
+static int map_ring(struct zerod *c, int fd, size_t n_bytes)
+{
+    int r = mapping_init(&c->ring, fd, n_bytes, PROT_READ | PROT_WRITE);
+
+    /* Page faults in the middle of a backward cost more than touching a bounded ring once, now. */
+    if (r == 0)
+        (void)madvise(c->ring.base, c->ring.n_bytes, MADV_POPULATE_WRITE);
+    return r;
+}
+
+static int map_weights(struct zerod *c, enum wire_segment_kind kind, int fd, size_t n_bytes)
+{
+    int r = kind == WIRE_SEGMENT_POOL ? mapping_reserve(&c->weights, fd, n_bytes)
+                                      : mapping_init(&c->weights, fd, n_bytes, PROT_READ);
+    void *copy;
+
+    if (r < 0)
+        return r;
+    if (c->welcome.private_weights && !weights_is_stage3(c)) {
+        copy = mmap(NULL, n_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (copy == MAP_FAILED)
+            return -errno;
+        c->private_weights = copy;
+    }
+    if (!(c->flags & ZEROD_NO_SIGSEGV_HANDLER))
+        fault_register(c, weights_visible(c), n_bytes);
+    return 0;
+}
+
+static int map_segment(struct zerod *c, const struct wire_segment *segment, int fd)
+{
+    if (segment->cuda) {
+        close(fd);
+        return -EPROTO;
+    }
+    switch (segment->kind) {
+    case WIRE_SEGMENT_RING:
+        return map_ring(c, fd, segment->n_bytes);
+    case WIRE_SEGMENT_WEIGHTS:
+    case WIRE_SEGMENT_POOL:
+        return map_weights(c, segment->kind, fd, segment->n_bytes);
+    default:
+        close(fd);
+        return 0;
+    }
+}
+
+static const char *why_not_mapped(const struct zerod *c, int r)
+{
+    return strerror(-r);
+}
+
+static int check_segments(struct zerod *c, const struct reply_formed *formed)
+{
+    uint64_t held_offset = held_pushes_offset(formed->ring_bytes);
+
+    if (!c->ring.base || c->ring.n_bytes < held_offset + sizeof(struct held_pushes))
+        return call_fatal(&c->call, -EPROTO, "zerod sent no ring");
+    if (!c->weights.base && c->layout->weight_bytes > 0)
+        return call_fatal(&c->call, -EPROTO, "zerod sent no weights");
+    c->call.shown = (struct held_pushes *)(c->ring.base + held_offset);
+    return 0;
+}
+
+/* ---- gradients ----------------------------------------------------------------------------------------- */
+
+/* The host copies at once. */
+static int wait_for_nothing(struct zerod *c)
+{
+    return 0;
+}
+
+static int put(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes)
+{
+    memcpy(to, from, n_bytes);
+    return 0;
+}
+
+static int mark_nothing(struct zerod *c, struct request_push *push)
+{
+    return 0;
+}
+
+static uint8_t *alloc(struct zerod *c, uint32_t param)
+{
+    void *memory = NULL;
+    int r = -posix_memalign(&memory, ALLOC_ALIGN_BYTES, handle_gradient_bytes(c, param));
+
+    if (r == 0)
+        return memory;
+    call_fatal(&c->call, r, "out of memory");
+    return NULL;
+}
+
+static void release(struct zerod *c, uint8_t *memory)
+{
+    free(memory);
+}
+
+void *host_memory_scratch(struct zerod *c, uint32_t param)
+{
+    size_t n_bytes = handle_gradient_bytes(c, param) + 1;
+
+    if (n_bytes > c->n_host_scratch_bytes) {
+        free(c->host_scratch);
+        c->host_scratch = malloc(n_bytes);
+        c->n_host_scratch_bytes = c->host_scratch ? n_bytes : 0;
+    }
+    return c->host_scratch;
+}
+
+static const void *read_duplicate(struct zerod *c, uint32_t param, const void *data)
+{
+    return data ? data : c->host_scratch;
+}
+
+/* ---- weights ------------------------------------------------------------------------------------------- */
+
+static const uint8_t *weight(const struct zerod *c, uint32_t param)
+{
+    return weights_visible(c) + weights_offset(c, param);
+}
+
+static void share(const struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes)
+{
+    if (which == ZEROD_MEMORY_RING) {
+        *base = c->ring.base;
+        *n_bytes = c->ring_bytes;
+    } else if (!weights_is_stage3(c)) {
+        *base = weights_visible(c);
+        *n_bytes = c->weights.n_bytes;
+    }
+}
+
+static int refresh(struct zerod *c)
+{
+    if (!c->private_weights)
+        return 0;
+    (void)mprotect(c->private_weights, c->weights.n_bytes, PROT_READ | PROT_WRITE);
+    memcpy(c->private_weights, c->weights.base, c->weights.n_bytes);
+    (void)mprotect(c->private_weights, c->weights.n_bytes, PROT_READ);
+    written_refreshed(c);
+    return 0;
+}
+
+/* ---- stage 3 ------------------------------------------------------------------------------------------- */
+
+static size_t mapped_bytes(const struct zerod *c, uint32_t param)
+{
+    return round_up(weights_param_bytes(c, param), (size_t)sysconf(_SC_PAGESIZE));
+}
+
+static size_t count_all(const struct zerod *c, const unsigned *params, size_t n)
+{
+    return n;
+}
+
+/* The range has a place for each parameter. */
+static int check_no_offsets(struct zerod *c, const unsigned *params, size_t n, const struct reply_done *done)
+{
+    return 0;
+}
+
+/* An open window shows all weights; closing it shows what is gathered. */
+static int show(struct zerod *c, uint32_t param, uint64_t pool_offset)
+{
+    uint64_t offset = weights_offset(c, param);
+    size_t n_bytes = mapped_bytes(c, param);
+
+    if (!c->window_base && n_bytes > 0 &&
+        mmap(c->weights.base + offset, n_bytes, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE, c->weights.fd,
+             (off_t)offset) == MAP_FAILED)
+        return call_fatal(&c->call, -errno, "mapping a gathered parameter: %s%s", strerror(errno),
+                          errno == ENOMEM ? " (vm.max_map_count limits the number of mappings)" : "");
+    return 0;
+}
+
+static int hide(struct zerod *c, uint32_t param)
+{
+    size_t n_bytes = mapped_bytes(c, param);
+
+    if (!c->window_base && n_bytes > 0)
+        (void)mmap(c->weights.base + weights_offset(c, param), n_bytes, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    return 0;
+}
+
+/* ---- write window -------------------------------------------------------------------------------------- */
+
+/* Rank 0 writes into the daemon's memory, the others into a private copy of it that nobody reads. */
+static int open_window(struct zerod *c, int fd)
+{
+    bool shared = c->rank == 0 && fd >= 0;
+    void *base = weights_visible(c);
+
+    if (mmap(base, c->weights.n_bytes, PROT_READ | PROT_WRITE, (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_FIXED,
+             fd >= 0 ? fd : c->weights.fd, 0) == MAP_FAILED)
+        return call_fatal(&c->call, -errno, "mapping the write window: %s", strerror(errno));
+    c->window_base = base;
+    (void)failpoint("window-mapped");
+    return 0;
+}
+
+static void close_window(struct zerod *c)
+{
+    void *base = weights_visible(c);
+
+    if (weights_is_stage3(c)) {
+        (void)mmap(base, c->weights.n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        for (uint32_t p = 0; p < c->layout->n_params; p++)
+            if (c->gathered[p] > 0)
+                (void)show(c, p, 0);
+    } else if (c->private_weights) {
+        (void)mmap(base, c->weights.n_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        (void)refresh(c);
+    } else {
+        (void)mmap(base, c->weights.n_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, c->weights.fd, 0);
+    }
+}
+
+/* ---- end ----------------------------------------------------------------------------------------------- */
+
+static void stop_nothing(struct zerod *c)
+{
+}
+
+static void deinit(struct zerod *c)
+{
+    if (c->private_weights)
+        munmap(steal_ptr(c->private_weights), c->weights.n_bytes);
+    mapping_deinit(&c->weights);
+    mapping_deinit(&c->ring);
+}
+
+const struct memory_ops host_memory = {
+    .check_gpu = check_no_gpu,
+    .map = map_segment,
+    .why = why_not_mapped,
+    .check = check_segments,
+    .wait = wait_for_nothing,
+    .wait_for_pushes = wait_for_nothing,
+    .put = put,
+    .mark = mark_nothing,
+    .alloc = alloc,
+    .release = release,
+    .scratch = host_memory_scratch,
+    .read_duplicate = read_duplicate,
+    .weight = weight,
+    .share = share,
+    .refresh = refresh,
+    .count_fitting = count_all,
+    .check_gathered = check_no_offsets,
+    .show = show,
+    .finish = wait_for_nothing,
+    .hide = hide,
+    .open_window = open_window,
+    .close_window = close_window,
+    .stop = stop_nothing,
+    .deinit = deinit,
+};

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* A segment of memory that is mapped into this process. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct mapping {
+    uint8_t *base; /* NULL: nothing is mapped */
+    size_t n_bytes;
+    int fd; /* owned, to map parts of it again; -1: none */
+};
+
+#define MAPPING_NULL ((struct mapping){.fd = -1})
+
+/* Maps shared memory of the daemon. Takes the fd, also on failure. Return: 0 or a negative errno. */
+int mapping_init(struct mapping *mapping, int fd, size_t n_bytes, int protection);
+
+/* Reserves addresses where nothing is readable until parts of fd are mapped there. Takes the fd: mapping_deinit()
+ * closes it, also after a failure. Return: 0 or a negative errno. */
+int mapping_reserve(struct mapping *mapping, int fd, size_t n_bytes);
+
+void mapping_deinit(struct mapping *mapping); /* MAPPING_NULL is fine */

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Slots, as the client counts them. A slot holds a parcel's gradients (core/layout/layout.h) of one micro-batch and
+ * pass. The client places it in the ring, first fit, and names it by a ticket until the credit page says that the
+ * daemon has reduced it. If the ring has no room, the daemon is asked for a place in the overflow segment: that is the
+ * only wait in a backward.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct call;
+struct credit_page;
+struct layout;
+
+struct ticket {
+    bool in_use;
+    bool pushed; /* the daemon knows of it: it comes back as a credit */
+    bool overflow;
+    uint32_t use;
+    uint32_t parcel, pass;
+    uint64_t offset_bytes, n_bytes; /* in the ring or the overflow segment */
+    uint32_t next;                  /* next ticket of the parcel in this micro-batch */
+};
+
+/* All zero is the empty value. */
+struct slots {
+    struct call *call; /* not owned, as the next two */
+    const struct layout *layout;
+    const struct credit_page *credits; /* in shared memory */
+    uint64_t ring_bytes;
+    uint32_t *first; /* per parcel: first ticket of the open micro-batch */
+    struct ticket *tickets;
+    uint32_t *used; /* tickets in use, those in the ring sorted by offset */
+    uint32_t n_used, n_tickets, next_ticket;
+};
+
+/* Allocates for n_tickets; the caller sets the rest. Return: 0 or -ENOMEM. */
+int slots_init(struct slots *slots, uint32_t n_tickets);
+void slots_deinit(struct slots *slots);
+
+/* Forgets the open micro-batch: it has ended, or the step was aborted. */
+void slots_close(struct slots *slots);
+
+/* The slot for a parcel's pass, opened if there is none yet. Return: 0, ZEROD_REFUSED, ZEROD_ABORTED or fatal. */
+int slots_get(struct slots *slots, uint32_t parcel, uint32_t pass, uint32_t *ticket);

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Steps: the request for one, with its arguments checked, and what ends one early. */
+
+#include <errno.h>
+#include <math.h>
+
+#include "client/lib/handle.h"
+#include "client/lib/push.h"
+#include "client/lib/step.h"
+#include "client/lib/window.h"
+#include "client/lib/written.h"
+#include "core/base/base.h"
+#include "core/wire/hyper-check.h"
+
+void step_forget(struct zerod *c, const struct wire_position *position)
+{
+    c->position = *position;
+    window_close(c);
+    push_close(c);
+}
+
+static struct wire_hyper wire_hyper(const struct zerod_hyper *h)
+{
+    return (struct wire_hyper){h->lr,       h->beta1,     h->beta2,    h->eps,     h->weight_decay,
+                               h->momentum, h->dampening, h->lr_decay, h->nesterov};
+}
+
+static int check_hypers(struct zerod *c, const struct zerod_step_args *args)
+{
+    struct hyper_problem problem;
+
+    for (unsigned g = 0; args->groups && g < args->n_groups; g++) {
+        struct wire_hyper hyper = wire_hyper(&args->groups[g]);
+
+        if (hyper_is_wrong(c->optimizer, &hyper, &problem))
+            return call_fail(&c->call, ZEROD_REFUSED, "zerod_step: %s of parameter group %u is %g; expected %s",
+                             problem.name, g, problem.value, problem.expected);
+    }
+    return 0;
+}
+
+/* NaN included. */
+static bool is_below_0_or_infinite(double value)
+{
+    return !(value >= 0) || isinf(value);
+}
+
+/* What is refused here was not sent: nothing has happened, and the step can be asked for again. */
+static int check_args(struct zerod *c, const struct zerod_step_args *args)
+{
+    if (args && args->groups && args->n_groups != c->layout->n_groups)
+        return call_fail(&c->call, -EINVAL, "zerod_step: n_groups is %u, but %u parameter groups were declared",
+                         args->n_groups, c->layout->n_groups);
+    if (args && args->blob && args->blob_len > WIRE_MAX_BLOB_BYTES)
+        return call_fail(&c->call, -EINVAL, "zerod_step: a blob of %zu bytes; at most %d", args->blob_len,
+                         WIRE_MAX_BLOB_BYTES);
+    if (args && args->max_norm && is_below_0_or_infinite(*args->max_norm))
+        return call_fail(&c->call, ZEROD_REFUSED, "zerod_step: max_norm is %g; expected a finite number of at least 0",
+                         *args->max_norm);
+    if (args && is_below_0_or_infinite(args->loss_scale))
+        return call_fail(&c->call, ZEROD_REFUSED,
+                         "zerod_step: loss_scale is %g; expected a finite number of at least 0", args->loss_scale);
+    return args ? check_hypers(c, args) : 0;
+}
+
+static struct request_step step_request(const struct zerod *c, const struct zerod_step_args *args,
+                                        struct wire_hyper *groups)
+{
+    struct request_step request = {.step = c->position.step, .attempt = c->position.attempt};
+
+    if (!args)
+        return request;
+    for (unsigned g = 0; args->groups && g < args->n_groups; g++)
+        groups[g] = wire_hyper(&args->groups[g]);
+    request.groups = groups;
+    request.n_groups = args->groups ? args->n_groups : 0;
+    request.has_max_norm = args->max_norm != NULL;
+    request.max_norm = args->max_norm ? *args->max_norm : 0;
+    request.loss_scale = args->loss_scale;
+    request.found_inf = args->found_inf;
+    request.has_blob = args->blob != NULL;
+    request.blob = args->blob;
+    request.n_blob_bytes = args->blob ? args->blob_len : 0;
+    return request;
+}
+
+int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod_step_result *result)
+{
+    struct wire_hyper groups[WIRE_MAX_GROUPS];
+    struct reply reply;
+    int r = handle_check_formed(c);
+
+    if (r == 0)
+        r = check_args(c, args);
+    if (r == 0)
+        r = zerod_check_weights(c, NULL);
+    if (r == 0)
+        r = c->memory->wait(c);
+    if (r != 0)
+        return r;
+    r = call_ask(&c->call, &(struct request){.type = REQUEST_STEP, .step = step_request(c, args, groups)},
+                 REPLY_STEP_DONE, &reply);
+    if (r != 0)
+        return r;
+    c->position = reply.step_done.position;
+    c->call.loss_scale = reply.step_done.loss_scale;
+    if (result)
+        *result = (struct zerod_step_result){
+            .epoch = reply.step_done.position.step,
+            .applied = reply.step_done.applied,
+            .grad_norm = reply.step_done.norm,
+            .loss_scale = reply.step_done.loss_scale,
+            .lr = reply.step_done.lr,
+            .n_missing = reply.step_done.n_missing,
+        };
+    return c->memory->refresh(c);
+}
+
+int zerod_grad_norm(struct zerod *c, double *norm)
+{
+    struct reply reply;
+    int r = handle_check_formed(c);
+
+    if (r == 0)
+        r = call_ask(&c->call, &(struct request){.type = REQUEST_GRAD_NORM}, REPLY_DONE, &reply);
+    if (r == 0)
+        *norm = reply.done.norm;
+    return r;
+}
+
+int zerod_abort_step(struct zerod *c, const char *why)
+{
+    struct call_text room;
+    struct reply reply;
+    int r = handle_check_formed(c);
+
+    if (r == 0)
+        r = call_ask(&c->call,
+                     &(struct request){.type = REQUEST_ABORT_STEP, .abort_step = {.why = call_fit_text(&room, why)}},
+                     REPLY_DONE, &reply);
+    if (r != 0)
+        return r;
+    step_forget(c, &reply.done.position);
+    written_forget_reported(c);
+    return call_acknowledge_abort(&c->call, c->position.attempt);
+}
+
+int zerod_clear_fault(struct zerod *c)
+{
+    struct reply reply;
+    int r = call_check(&c->call);
+
+    if (r == 0)
+        r = call_ask(&c->call, &(struct request){.type = REQUEST_CLEAR_FAULT}, REPLY_DONE, &reply);
+    if (r == 0)
+        written_forget_reported(c);
+    return r;
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Strings of pushes, each sent to the daemon once and named by a number from then on. */
+
+#include <stdint.h>
+
+struct call;
+
+struct interned {
+    char *text;
+    uint32_t id;
+};
+
+/* Open addressing. All zero is the empty value. */
+struct strings {
+    struct interned *table;
+    uint32_t n, capacity; /* capacity: a power of two */
+};
+
+void strings_deinit(struct strings *strings);
+
+/* Return: the string's id; 0, "unknown", when there is no text or no room, because evidence is not worth an error. */
+uint32_t strings_intern(struct strings *strings, struct call *call, const char *text);

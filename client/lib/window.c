@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Write windows: between steps, all ranks together, the caller writes weights. */
+
+#include <errno.h>
+
+#include "client/lib/handle.h"
+#include "client/lib/weights.h"
+#include "client/lib/window.h"
+#include "core/base/base.h"
+
+void window_close(struct zerod *c)
+{
+    if (!c->window_base)
+        return;
+    c->window_base = NULL;
+    c->memory->close_window(c);
+}
+
+int zerod_write_begin(struct zerod *c)
+{
+    struct reply reply;
+    int r = handle_check_formed(c);
+    _cleanup_close_ int fd = -1;
+
+    if (r == 0 && c->window_base)
+        r = call_fail(&c->call, -EBUSY, "a write window is open already");
+    if (r == 0)
+        r = zerod_check_weights(c, NULL); /* the window replaces memory that was written to */
+    if (r == 0)
+        r = c->memory->wait(c);
+    if (r == 0)
+        r = call_ask(&c->call, &(struct request){.type = REQUEST_WRITE_BEGIN}, REPLY_DONE, &reply);
+    if (r != 0)
+        return r;
+    c->position = reply.done.position;
+    if (reply.done.n_segments > 0)
+        fd = steal_fd(&c->call.in.fds[0]);
+    if (fd < 0 && c->rank == 0 && c->layout->weight_bytes > 0)
+        return call_fatal(&c->call, -EPROTO, "zerod sent no write window");
+    return c->memory->open_window(c, fd);
+}
+
+static int end_window(struct zerod *c, bool forget)
+{
+    struct reply reply;
+    int r = handle_check_formed(c);
+
+    if (r == 0)
+        r = c->memory->wait(c);
+    if (r == 0)
+        r = call_ask(&c->call, &(struct request){.type = REQUEST_WRITE_END, .write_end = {.forget = forget}},
+                     REPLY_DONE, &reply);
+    if (r != 0)
+        return r;
+    c->position = reply.done.position;
+    window_close(c);
+    return forget ? 0 : c->memory->refresh(c);
+}
+
+int zerod_write_end(struct zerod *c)
+{
+    return end_window(c, false);
+}
+
+int zerod_write_forget(struct zerod *c)
+{
+    return end_window(c, true);
+}
+
+void *zerod_window(struct zerod *c, unsigned param)
+{
+    if (handle_check_formed(c) != 0 || !c->window_base || param >= c->layout->n_params)
+        return NULL;
+    return c->window_base + weights_offset(c, param);
+}

@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A process that zerodrun starts, from its start through a wrapper to the end of its output. */
+
+#include "client/run/process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "client/run/sink.h"
+#include "core/base/base.h"
+
+/*
+ * libuv has no hook between fork and exec, where PR_SET_PDEATHSIG belongs. So process_start() spawns zerodrun under
+ * this name, which sets the signal and becomes the program:
+ * WRAPPER_NAME, pid of zerodrun, signal, program, arguments.
+ */
+static const char WRAPPER_NAME[] = "zerodrun:start";
+
+enum {
+    WRAPPER_N_ARGS = 3,
+};
+
+void process_wrapper(int argc, char **argv)
+{
+    pid_t parent;
+    int r;
+
+    if (argc <= WRAPPER_N_ARGS || strcmp(argv[0], WRAPPER_NAME) != 0)
+        return;
+    parent = atoi(argv[1]);
+    prctl(PR_SET_PDEATHSIG, atoi(argv[2]));
+    if (getppid() != parent)
+        _exit(128 + SIGKILL); /* zerodrun died before prctl(): no signal would come */
+    execvp(argv[WRAPPER_N_ARGS], argv + WRAPPER_N_ARGS);
+    r = errno;
+    fprintf(stderr, "zerodrun: cannot run %s: %s%s\n", argv[WRAPPER_N_ARGS], strerror(r),
+            fnmatch("*.py", argv[WRAPPER_N_ARGS], 0) == 0 ? "; it takes a program: -- python3 train.py" : "");
+    _exit(r == ENOENT ? 127 : 126);
+}
+
+/* ---- the end ------------------------------------------------------------------------------------------- */
+
+static void process_closed(uv_handle_t *handle)
+{
+    struct process *process = handle->data;
+    size_t i;
+
+    if (--process->n_handles > 0)
+        return;
+    for (i = 0; i < ARRAY_SIZE(process->streams); i++)
+        lines_deinit(&process->streams[i].lines);
+    free(steal_ptr(process->argv));
+    free(steal_ptr(process->argv_storage));
+    if (process->pid > 0)
+        process->spec.on_end(process);
+}
+
+static void process_close(struct process *process)
+{
+    size_t i;
+
+    for (i = 0; i < ARRAY_SIZE(process->streams); i++)
+        uv_close((uv_handle_t *)&process->streams[i].pipe, process_closed);
+    if (process->has_process)
+        uv_close((uv_handle_t *)&process->handle, process_closed);
+    uv_close((uv_handle_t *)&process->linger, process_closed);
+}
+
+/* Helpers that are left in the group have had their SIGTERM. The kernel does not reuse a leader's pid while its group
+ * lives. */
+static void process_finish(struct process *process)
+{
+    size_t i;
+
+    if (uv_is_closing((uv_handle_t *)&process->handle))
+        return;
+    kill(-process->pid, SIGKILL);
+    for (i = 0; i < ARRAY_SIZE(process->streams); i++)
+        lines_flush(&process->streams[i].lines);
+    process_close(process);
+}
+
+static void process_check_end(struct process *process)
+{
+    if (process->exited && process->streams[0].eof && process->streams[1].eof)
+        process_finish(process);
+}
+
+static void process_lingered(uv_timer_t *timer)
+{
+    struct process *process = timer->data;
+
+    /* If the sink is full, the output is not at its end because zerodrun does not read it, so wait longer. */
+    if (process->streams[0].paused || process->streams[1].paused)
+        uv_timer_start(timer, process_lingered, PROCESS_LINGER_MS, 0);
+    else
+        process_finish(process);
+}
+
+static void process_exit(uv_process_t *handle, int64_t exit_status, int term_signal)
+{
+    struct process *process = handle->data;
+
+    process->exited = true;
+    process->exit_status = exit_status;
+    process->term_signal = term_signal;
+    kill(-process->pid, SIGTERM);
+    uv_timer_start(&process->linger, process_lingered, PROCESS_LINGER_MS, 0);
+    process_check_end(process);
+}
+
+/* ---- output -------------------------------------------------------------------------------------------- */
+
+static void process_line(void *context, const char *text, size_t n_bytes, bool continued)
+{
+    struct process_stream *stream = context;
+    const char *prefix = stream->process->prefix;
+
+    sink_put(stream->sink, prefix, continued ? 0 : strlen(prefix), text, n_bytes);
+}
+
+static void process_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
+{
+    struct process_stream *stream = container_of(handle, struct process_stream, pipe);
+
+    *buf = uv_buf_init(stream->data, sizeof(stream->data));
+}
+
+static void process_read(uv_stream_t *pipe, ssize_t n, const uv_buf_t *buf)
+{
+    struct process_stream *stream = container_of(pipe, struct process_stream, pipe);
+
+    if (n < 0) {
+        stream->eof = true;
+        uv_read_stop(pipe);
+        process_check_end(stream->process);
+        return;
+    }
+    lines_feed(&stream->lines, stream->data, n);
+    if (sink_is_full(stream->sink)) {
+        uv_read_stop(pipe);
+        stream->paused = true;
+    }
+}
+
+void process_resume(struct process *process)
+{
+    struct process_stream *stream;
+    size_t i;
+
+    for (i = 0; process->n_handles > 0 && i < ARRAY_SIZE(process->streams); i++) {
+        stream = &process->streams[i];
+        if (!stream->paused || uv_is_closing((uv_handle_t *)&stream->pipe))
+            continue;
+        stream->paused = false;
+        uv_read_start((uv_stream_t *)&stream->pipe, process_alloc, process_read);
+    }
+}
+
+/* ---- the start ----------------------------------------------------------------------------------------- */
+
+static int process_wrap_argv(struct process *process)
+{
+    size_t n = 0;
+
+    while (process->spec.argv[n])
+        n++;
+    process->argv = calloc(WRAPPER_N_ARGS + n + 1, sizeof(*process->argv));
+    if (!process->argv)
+        return -ENOMEM;
+    if (asprintf(&process->argv_storage, "%s%c%d%c%d", WRAPPER_NAME, 0, (int)getpid(), 0, process->spec.death_signal) <
+        0) {
+        process->argv_storage = NULL;
+        return -ENOMEM;
+    }
+    process->argv[0] = process->argv_storage;
+    process->argv[1] = process->argv[0] + strlen(process->argv[0]) + 1;
+    process->argv[2] = process->argv[1] + strlen(process->argv[1]) + 1;
+    memcpy(process->argv + WRAPPER_N_ARGS, process->spec.argv, n * sizeof(*process->argv));
+    return 0;
+}
+
+/* The handle exists afterwards, also on failure. *write_fd: the end for the process; the caller closes it. */
+static int process_stream_init(struct process_stream *stream, struct process *process, struct sink *sink,
+                               uv_loop_t *loop, int *write_fd)
+{
+    uv_file fds[2];
+    int r;
+
+    stream->process = process;
+    stream->sink = sink;
+    uv_pipe_init(loop, &stream->pipe, 0);
+    stream->pipe.data = process;
+    process->n_handles++;
+    r = lines_init(&stream->lines, process_line, stream);
+    if (r < 0)
+        return r;
+    /* A real pipe: libuv would make a socket, and a program could not open /dev/stdout. */
+    r = uv_pipe(fds, UV_NONBLOCK_PIPE, 0);
+    if (r < 0)
+        return r;
+    *write_fd = fds[1];
+    r = uv_pipe_open(&stream->pipe, fds[0]);
+    if (r < 0)
+        close(fds[0]);
+    return r;
+}
+
+static int process_spawn(struct process *process, uv_loop_t *loop, const int *write_fds)
+{
+    uv_stdio_container_t stdio[3] = {
+        {.flags = process->spec.keep_stdin ? UV_INHERIT_FD : UV_IGNORE, .data.fd = STDIN_FILENO},
+        {.flags = UV_INHERIT_FD, .data.fd = write_fds[0]},
+        {.flags = UV_INHERIT_FD, .data.fd = write_fds[1]},
+    };
+    uv_process_options_t options = {
+        .exit_cb = process_exit,
+        .file = "/proc/self/exe",
+        .args = process->argv,
+        .env = process->spec.env,
+        .flags = UV_PROCESS_DETACHED,
+        .stdio = stdio,
+        .stdio_count = ARRAY_SIZE(stdio),
+    };
+
+    process->handle.data = process;
+    process->has_process = true; /* also on failure */
+    process->n_handles++;
+    return uv_spawn(loop, &process->handle, &options);
+}
+
+int process_start(struct process *process, uv_loop_t *loop, const struct process_spec *spec)
+{
+    struct sink *sinks[2] = {spec->out, spec->err};
+    int write_fds[2] = {-1, -1}, r, r_stream;
+    size_t i;
+
+    memset(process, 0, sizeof(*process));
+    process->spec = *spec;
+    snprintf(process->prefix, sizeof(process->prefix), "[%s] ", spec->label);
+    uv_timer_init(loop, &process->linger);
+    process->linger.data = process;
+    process->n_handles = 1;
+    r = process_wrap_argv(process);
+    for (i = 0; i < ARRAY_SIZE(process->streams); i++) {
+        r_stream = process_stream_init(&process->streams[i], process, sinks[i], loop, &write_fds[i]);
+        r = r < 0 ? r : r_stream;
+    }
+    if (r == 0)
+        r = process_spawn(process, loop, write_fds);
+    for (i = 0; i < ARRAY_SIZE(write_fds); i++)
+        closep(&write_fds[i]);
+    if (r < 0) {
+        process_close(process);
+        return r;
+    }
+    process->pid = process->handle.pid;
+    for (i = 0; i < ARRAY_SIZE(process->streams); i++)
+        uv_read_start((uv_stream_t *)&process->streams[i].pipe, process_alloc, process_read);
+    return 0;
+}
+
+void process_signal(struct process *process, int signum)
+{
+    if (process_is_alive(process))
+        uv_process_kill(&process->handle, signum);
+}
+
+void process_kill(struct process *process)
+{
+    if (process->n_handles > 0 && process->has_process && !uv_is_closing((uv_handle_t *)&process->handle))
+        kill(-process->pid, SIGKILL);
+}
+
+int process_exit_code(const struct process *process)
+{
+    return process->term_signal ? 128 + process->term_signal : (int)process->exit_status;
+}

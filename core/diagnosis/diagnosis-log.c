@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A diagnostic goes to the log as its text, with fields by which the journal finds it. */
+
+#include "core/diagnosis/diagnosis-log.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <syslog.h>
+
+#include "core/base/log.h"
+#include "core/base/notify.h"
+#include "core/diagnosis/diagnosis.h"
+
+struct fields {
+    struct notify_field list[NOTIFY_MAX_FIELDS];
+    size_t n;
+};
+
+static void add(struct fields *fields, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+static void add(struct fields *fields, const char *name, const char *format, ...)
+{
+    struct notify_field *field = &fields->list[fields->n++];
+    va_list args;
+
+    field->name = name;
+    va_start(args, format);
+    vsnprintf(field->value, sizeof(field->value), format, args);
+    va_end(args);
+}
+
+void log_diagnostic(const struct diagnostic *d)
+{
+    struct fields fields = {.n = 0};
+
+    add(&fields, "ZEROD_CODE", "E%d", d->code);
+    if (d->cause_class[0])
+        add(&fields, "ZEROD_CLASS", "%s", d->cause_class);
+    if (d->n_params_named > 0)
+        add(&fields, "ZEROD_PARAM", "%s", d->params[0]);
+    if (d->has_rank)
+        add(&fields, "ZEROD_RANK", "%" PRIu32, d->rank);
+    if (d->has_step)
+        add(&fields, "ZEROD_STEP", "%" PRIu64, d->step);
+    if (d->has_micro_batch)
+        add(&fields, "ZEROD_MICRO_BATCH", "%" PRIu32, d->micro_batch);
+    log_entry(d->warning ? LOG_WARNING : LOG_ERR, d->text, fields.list, fields.n);
+}
