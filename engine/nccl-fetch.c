@@ -165,31 +165,6 @@ void fetch_check(struct nccl_engine *engine, const struct device_order_fetch *as
 
 /* ---- rounds ---------------------------------------------------------------------------------------------- */
 
-/* What an owner may need of its staging for a parameter, whoever that is. */
-static uint64_t staged_bytes(const struct nccl_engine *engine, uint32_t param)
-{
-    const struct device_plan_param *p = &engine->plan.params[param];
-
-    if (p->bucket == LAYOUT_NO_BUCKET || p->dtype == DTYPE_F32)
-        return 0;
-    return round_up(MIN(p->n_elems, engine->places[p->bucket].slice_elems) * dtype_size(p->dtype), DEVICE_ALIGN_BYTES);
-}
-
-void fetch_size(const struct nccl_engine *engine, struct nccl_sizes *sizes)
-{
-    const struct device_plan_header *head = engine->plan.head;
-    uint64_t per_chunk =
-        sizeof(struct device_convert_range) + device_chunks_count(CHUNK_ELEMS) * sizeof(struct device_chunk);
-
-    if (head->stage != 3 || head->offload)
-        return;
-    for (uint32_t i = 0; i < head->n_params; i++)
-        sizes->fetch = MAX(sizes->fetch, staged_bytes(engine, i));
-    sizes->staging = MAX(sizes->staging, sizes->fetch);
-    /* Each parameter once, two lists a round. */
-    sizes->lists = MAX(sizes->lists, head->n_chunks * per_chunk + head->n_params * UINT64_C(64));
-}
-
 /* Return: the first parameter that is not in the round that begins here. */
 static size_t find_round_end(const struct fetch *fetch)
 {
@@ -197,7 +172,7 @@ static size_t find_round_end(const struct fetch *fetch)
     size_t i;
 
     for (i = fetch->order->n_issued; i < fetch->asked->n_params; i++) {
-        n_bytes += staged_bytes(fetch->engine, fetch->asked->params[i].param);
+        n_bytes += sizes_staged_bytes(fetch->engine, fetch->asked->params[i].param);
         if (n_bytes > fetch->engine->sizes.fetch)
             break;
     }
@@ -229,7 +204,7 @@ static void copy_frozen(const struct fetch *fetch, struct nccl_gpu *gpu, const s
                       "cudaMemcpyAsync");
 }
 
-/* Of what may be rounded: no more than its chunks have, for which fetch_size() has set lists aside. */
+/* Of what may be rounded: no more than its chunks have, for which sizes_find() has set lists aside. */
 static uint32_t count_blocks(const struct fetch *fetch, const struct nccl_gpu *gpu, size_t end)
 {
     uint32_t n = 0;
@@ -274,7 +249,7 @@ static void round_slices(const struct fetch *fetch, struct nccl_gpu *gpu, size_t
     list.ranges = ranges_there;
     list.chunks = blocks_there;
     lists_upload(engine, gpu, (unsigned)fetch->order->lane);
-    orders_launch(engine, gpu, device_convert_from_f32(gpu->main, &list), "device_convert_from_f32");
+    engine_launch(engine, gpu, device_convert_from_f32(gpu->main, &list), "device_convert_from_f32");
 }
 
 /* ---- between ranks --------------------------------------------------------------------------------------- */
@@ -331,7 +306,7 @@ static void communicate(const struct fetch *fetch, size_t end)
 {
     struct nccl_engine *engine = fetch->engine;
 
-    orders_join_all(engine, true);
+    engine_join_all(engine, true);
     engine_check_nccl(engine, ncclGroupStart(), "ncclGroupStart");
     for (unsigned i = 0; i < engine->n_gpus; i++) {
         struct nccl_gpu *gpu = &engine->gpus[i];
@@ -398,7 +373,7 @@ static void issue_round(const struct fetch *fetch)
 
     /* The last round's slices have left staging. */
     if (fetch->communicates)
-        orders_join_all(engine, false);
+        engine_join_all(engine, false);
     for (unsigned i = 0; i < engine->n_gpus; i++) {
         engine_use(engine, &engine->gpus[i]);
         round_slices(fetch, &engine->gpus[i], end);
@@ -415,14 +390,14 @@ int fetch_issue(struct nccl_engine *engine, struct nccl_order *order)
 
     if (order->step == 0) {
         if (fetch.between_nodes)
-            orders_count_collective(engine, fetch.asked->collective);
+            engine_count_collective(engine, fetch.asked->collective);
         join_asker(&fetch, false);
         order->step = 1;
     }
     while (collect_poll(engine) == 0) {
         if (order->n_issued == fetch.asked->n_params) {
             if (fetch.communicates)
-                orders_join_all(engine, false);
+                engine_join_all(engine, false);
             join_asker(&fetch, true);
             return 0;
         }

@@ -10,8 +10,6 @@
 
 #include "core/base/base.h"
 
-enum { LIST_ALIGN = 16, HOST_PAGE = 4096 };
-
 /* ---- the driver's calls ---------------------------------------------------------------------------------- */
 
 /* Virtual memory management, which the runtime does not have: found by name, so that libcuda is not linked. */
@@ -112,70 +110,6 @@ void memory_share(struct nccl_engine *engine, const struct device_share *share, 
 
 /* ---- lanes ----------------------------------------------------------------------------------------------- */
 
-/* What one chunk takes in lists and in results, at most; leaves: of one range. */
-static void add_chunks(struct nccl_sizes *sizes, uint64_t n, uint64_t leaves)
-{
-    uint64_t n_blocks = device_chunks_count(CHUNK_ELEMS);
-
-    sizes->lists += n * (sizeof(struct device_reduce_range) + leaves * sizeof(struct device_leaf) +
-                         n_blocks * sizeof(struct device_chunk));
-    sizes->results += n * (sizeof(struct exact_sum) + sizeof(struct device_finding) +
-                           leaves * (sizeof(struct position_sum) + sizeof(struct device_finding)));
-    sizes->n_notes += n;
-    sizes->n_leaves += n * leaves;
-}
-
-/* A reduction: ranges of the owned chunks, and where results are not of all ranks also those of the rank's own slot. */
-static void size_reduction(const struct nccl_engine *engine, uint32_t parcel, struct nccl_sizes *sizes)
-{
-    const struct device_plan_header *head = engine->plan.head;
-    const struct layout_parcel *p = &engine->plan.parcels[parcel];
-    struct nccl_sizes need = {.lists = 0};
-    uint64_t begin, end, staging;
-
-    add_chunks(&need, p->n_chunks, nccl_exchanges(&engine->plan, parcel) ? head->world_size : 1);
-    add_chunks(&need, p->n_chunks, 1);
-    for (unsigned i = 0; i < head->n_local; i++) {
-        device_parcel_slice(&engine->plan, parcel, head->first_local + i, &begin, &end);
-        need.stride = MAX(need.stride, (end - begin) * sizeof(float));
-    }
-    sizes->lists = MAX(sizes->lists, need.lists);
-    sizes->results = MAX(sizes->results, need.results);
-    sizes->n_notes = MAX(sizes->n_notes, need.n_notes);
-    sizes->n_leaves = MAX(sizes->n_leaves, need.n_leaves);
-    /* Slices of all other ranks; or a whole parcel in fp32, and the sum of a slice behind it. */
-    need.stride = round_up(need.stride, DEVICE_ALIGN_BYTES);
-    staging = nccl_exchanges(&engine->plan, parcel) ? need.stride * (head->world_size - 1)
-                                                    : p->n_elems * sizeof(float) + need.stride;
-    sizes->staging = MAX(sizes->staging, staging);
-    sizes->stride = MAX(sizes->stride, need.stride);
-}
-
-static uint64_t size_update(const struct nccl_engine *engine)
-{
-    const struct device_plan_header *head = engine->plan.head;
-    uint64_t per_chunk =
-        sizeof(struct device_update_range) + device_chunks_count(CHUNK_ELEMS) * sizeof(struct device_chunk);
-
-    return head->n_chunks * per_chunk + head->n_params * sizeof(struct update_scalars) +
-           head->n_buckets * (sizeof(struct device_mark) + 8 * LIST_ALIGN);
-}
-
-static void find_sizes(struct nccl_engine *engine)
-{
-    const struct device_plan_header *head = engine->plan.head;
-    struct nccl_sizes *sizes = &engine->sizes;
-
-    for (uint32_t i = 0; i < head->n_parcels; i++)
-        size_reduction(engine, i, sizes);
-    fetch_size(engine, sizes);
-    sizes->lists = round_up(MAX(sizes->lists, size_update(engine)) + HOST_PAGE, HOST_PAGE);
-    sizes->results = round_up(sizes->results + HOST_PAGE, HOST_PAGE);
-    /* Slices lie one stride apart, whatever the parcel. */
-    sizes->staging = MAX(sizes->staging, sizes->stride * (head->world_size - 1));
-    sizes->staging = MAX(sizes->staging, (uint64_t)DEVICE_ALIGN_BYTES);
-}
-
 static uint8_t *make_scratch(struct nccl_engine *engine, const struct nccl_gpu *gpu, uint64_t n_bytes)
 {
     void *at = NULL;
@@ -215,7 +149,7 @@ void memory_prepare(struct nccl_engine *engine)
         engine_fail(engine, "no memory");
     device_plan_places(&engine->plan, engine->places, engine->frozen, engine->piece_bytes);
     pin(engine, engine->results.marks, n_bytes - marks_at);
-    find_sizes(engine);
+    sizes_find(engine);
     for (unsigned i = 0; i < engine->n_gpus; i++) {
         engine_use(engine, &engine->gpus[i]);
         for (unsigned lane = 0; lane < DEVICE_LANES; lane++)
@@ -229,7 +163,7 @@ void *lists_take(struct nccl_engine *engine, struct nccl_lists *lists, size_t n_
 
     if (n_bytes > lists->n_bytes - at)
         engine_fail(engine, "an order needs more than the %zu bytes of lists that were set aside", lists->n_bytes);
-    lists->n_used = MIN(round_up(at + n_bytes, LIST_ALIGN), lists->n_bytes);
+    lists->n_used = MIN(round_up(at + n_bytes, NCCL_LIST_ALIGN), lists->n_bytes);
     *device = lists->device + at;
     return lists->host + at;
 }
@@ -254,7 +188,7 @@ size_t results_take(struct nccl_engine *engine, struct nccl_lane *lane, size_t n
     if (n_bytes > engine->sizes.results - at)
         engine_fail(engine, "an order has more than the %" PRIu64 " bytes of results that were set aside",
                     engine->sizes.results);
-    lane->n_results_used = MIN(round_up(at + n_bytes, LIST_ALIGN), engine->sizes.results);
+    lane->n_results_used = MIN(round_up(at + n_bytes, NCCL_LIST_ALIGN), engine->sizes.results);
     return at;
 }
 

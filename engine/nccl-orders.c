@@ -79,74 +79,42 @@ static void check_moves(struct nccl_engine *engine, const struct device_order_co
     }
 }
 
-static void take_contents(struct nccl_engine *engine, struct nccl_order *order)
+static void take_reduce(struct nccl_engine *engine, struct nccl_order *order)
 {
-    struct device_command *command = &order->command;
+    struct device_order_reduce *reduce = &order->command.reduce;
 
-    switch (command->type) {
-    case DEVICE_COMMAND_REDUCE:
-        check_slots(engine, &command->reduce);
-        order->array = copy_array(engine, command->reduce.slots, command->reduce.n_slots, sizeof(struct device_slot));
-        command->reduce.slots = order->array;
-        return;
-    case DEVICE_COMMAND_UPDATE:
-        if (engine->plan.head->offload)
-            engine_fail(engine, "an update of masters that are in host memory");
-        check_buckets(engine, command->update.first_bucket, command->update.n_buckets);
-        return;
-    case DEVICE_COMMAND_GATHER:
-        if (engine->plan.head->stage == 3)
-            engine_fail(engine, "a gathering of all weights, and this is stage 3");
-        check_buckets(engine, command->gather.first_bucket, command->gather.n_buckets);
-        return;
-    case DEVICE_COMMAND_FETCH:
-        fetch_check(engine, &command->fetch);
-        order->array =
-            copy_array(engine, command->fetch.params, command->fetch.n_params, sizeof(struct device_fetched));
-        command->fetch.params = order->array;
-        return;
-    default:
-        check_moves(engine, &command->copy);
-        order->array = copy_array(engine, command->copy.moves, command->copy.n_moves, sizeof(struct device_move));
-        command->copy.moves = order->array;
-    }
+    check_slots(engine, reduce);
+    reduce->slots = order->array = copy_array(engine, reduce->slots, reduce->n_slots, sizeof(struct device_slot));
 }
 
-void orders_add(struct nccl_engine *engine, const struct device_command *command)
+static void take_update(struct nccl_engine *engine, struct nccl_order *order)
 {
-    struct nccl_order *order = calloc(1, sizeof(*order));
-
-    if (!order)
-        engine_fail(engine, "no memory");
-    order->command = *command;
-    order->lane = -1;
-    order->clock_ns = engine_now_ns();
-    if (!device_command_order(command, &order->tag, &order->timeout_ms) || engine->phase != NCCL_IS_READY)
-        engine_fail(engine, "an order out of place");
-    engine->tag = &order->tag;
-    take_contents(engine, order);
-    engine->tag = NULL;
-    if (engine->last)
-        engine->last->next = order;
-    else
-        engine->first = order;
-    engine->last = order;
+    if (engine->plan.head->offload)
+        engine_fail(engine, "an update of masters that are in host memory");
+    check_buckets(engine, order->command.update.first_bucket, order->command.update.n_buckets);
 }
 
-void orders_count_collective(struct nccl_engine *engine, uint64_t collective)
+static void take_gather(struct nccl_engine *engine, struct nccl_order *order)
 {
-    if (!engine->groups)
-        return;
-    /* Those between are fetches of other nodes. */
-    if (collective < engine->n_collectives)
-        engine_fail(engine, "collective %" PRIu64 " is ordered where %" PRIu64 " is due", collective,
-                    engine->n_collectives);
-    engine->n_collectives = collective + 1;
+    if (engine->plan.head->stage == 3)
+        engine_fail(engine, "a gathering of all weights, and this is stage 3");
+    check_buckets(engine, order->command.gather.first_bucket, order->command.gather.n_buckets);
 }
 
-void orders_launch(struct nccl_engine *engine, const struct nccl_gpu *gpu, int r, const char *what)
+static void take_fetch(struct nccl_engine *engine, struct nccl_order *order)
 {
-    engine_check_cuda(engine, gpu, (cudaError_t)r, what);
+    struct device_order_fetch *fetch = &order->command.fetch;
+
+    fetch_check(engine, fetch);
+    fetch->params = order->array = copy_array(engine, fetch->params, fetch->n_params, sizeof(struct device_fetched));
+}
+
+static void take_copy(struct nccl_engine *engine, struct nccl_order *order)
+{
+    struct device_order_copy *copy = &order->command.copy;
+
+    check_moves(engine, copy);
+    copy->moves = order->array = copy_array(engine, copy->moves, copy->n_moves, sizeof(struct device_move));
 }
 
 /* ---- update ---------------------------------------------------------------------------------------------- */
@@ -237,7 +205,7 @@ static void update_bucket(struct nccl_engine *engine, struct nccl_gpu *gpu, uint
     if (places->exp_avg_sq != DEVICE_NONE)
         undo_copy(engine, gpu, &update->undo, nccl_moment(gpu, places->exp_avg_sq), n_bytes);
     undo_end(engine, gpu, &update->undo);
-    orders_launch(engine, gpu, device_update(gpu->main, &update->list), "device_update");
+    engine_launch(engine, gpu, device_update(gpu->main, &update->list), "device_update");
     engine_check_cuda(engine, gpu,
                       cudaMemcpyAsync(updated, update->step, sizeof(*updated), cudaMemcpyDeviceToHost, gpu->main),
                       "cudaMemcpyAsync");
@@ -276,14 +244,6 @@ static int update_issue(struct nccl_engine *engine, struct nccl_order *order)
 
 /* ---- gather ---------------------------------------------------------------------------------------------- */
 
-/* comm behind main, or main behind comm. */
-static void join(struct nccl_engine *engine, struct nccl_gpu *gpu, cudaStream_t later, cudaStream_t earlier,
-                 cudaEvent_t event)
-{
-    engine_check_cuda(engine, gpu, cudaEventRecord(event, earlier), "cudaEventRecord");
-    engine_check_cuda(engine, gpu, cudaStreamWaitEvent(later, event, 0), "cudaStreamWaitEvent");
-}
-
 /*
  * The rank's own slice lies in the midst of what NCCL writes. It has no reason to touch it but with the same bytes;
  * that a killed one has not done otherwise is more than it promises, and what is lost there nobody else has.
@@ -297,13 +257,13 @@ static void save_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, const s
     uint8_t *slice = nccl_weights(engine, gpu, bucket, &n_bytes);
 
     /* The last bucket's copy is of use until that has been gathered. */
-    join(engine, gpu, gpu->main, gpu->comm, gpu->comm_event);
+    engine_join(engine, gpu, false);
     undo_prepare(engine, gpu, (unsigned)order->lane, &mark, &undo);
     lists_upload(engine, gpu, (unsigned)order->lane);
     undo_begin(engine, gpu, &undo);
     undo_copy(engine, gpu, &undo, slice, n_bytes);
     undo_end(engine, gpu, &undo);
-    join(engine, gpu, gpu->comm, gpu->main, gpu->main_event);
+    engine_join(engine, gpu, true);
 }
 
 /* One bucket's group of all local ranks, in place: each rank's slice lies in its own copy where it belongs. */
@@ -332,19 +292,6 @@ static void gather_bucket(struct nccl_engine *engine, struct nccl_order *order, 
     engine_check_nccl(engine, ncclGroupEnd(), "ncclGroupEnd");
 }
 
-void orders_join_all(struct nccl_engine *engine, bool comm_later)
-{
-    for (unsigned i = 0; i < engine->n_gpus; i++) {
-        struct nccl_gpu *gpu = &engine->gpus[i];
-
-        engine_use(engine, gpu);
-        if (comm_later)
-            join(engine, gpu, gpu->comm, gpu->main, gpu->main_event);
-        else
-            join(engine, gpu, gpu->main, gpu->comm, gpu->comm_event);
-    }
-}
-
 static int gather_issue(struct nccl_engine *engine, struct nccl_order *order)
 {
     const struct device_order_gather *g = &order->command.gather;
@@ -352,14 +299,14 @@ static int gather_issue(struct nccl_engine *engine, struct nccl_order *order)
     if (!engine->groups)
         return 0;
     if (order->step == 0) {
-        orders_count_collective(engine, g->collective);
-        orders_join_all(engine, true);
+        engine_count_collective(engine, g->collective);
+        engine_join_all(engine, true);
         order->bucket = g->first_bucket;
         order->step = 1;
     }
     while (collect_poll(engine) == 0) {
         if (order->bucket - g->first_bucket == g->n_buckets) {
-            orders_join_all(engine, false);
+            engine_join_all(engine, false);
             return 0;
         }
         if (engine->places[order->bucket].slice_elems > 0)
@@ -391,7 +338,7 @@ static int copy_issue(struct nccl_engine *engine, struct nccl_order *order)
                           "cudaMemcpyAsync");
     }
     /* What a later order sends may have been written here. */
-    orders_join_all(engine, true);
+    engine_join_all(engine, true);
     return 0;
 }
 
@@ -433,23 +380,43 @@ static bool awaits_trainer(const struct nccl_engine *engine, const struct nccl_o
     return false;
 }
 
-/* ---- progress -------------------------------------------------------------------------------------------- */
+/* ---- the table of orders --------------------------------------------------------------------------------- */
 
-static int issue(struct nccl_engine *engine, struct nccl_order *order)
+static const struct {
+    const char *name;
+    void (*take)(struct nccl_engine *engine, struct nccl_order *order);   /* checks it and copies its arrays */
+    int (*issue)(struct nccl_engine *engine, struct nccl_order *order);   /* Return: 0, all of it; NCCL_AGAIN */
+    void (*finish)(struct nccl_engine *engine, struct nccl_order *order); /* NULL: it has no results */
+} kinds[N_DEVICE_COMMAND_TYPES] = {
+    [DEVICE_COMMAND_REDUCE] = {"a reduction", take_reduce, reduce_issue, reduce_finish},
+    [DEVICE_COMMAND_UPDATE] = {"an update", take_update, update_issue, NULL},
+    [DEVICE_COMMAND_GATHER] = {"a gathering of weights", take_gather, gather_issue, NULL},
+    [DEVICE_COMMAND_COPY] = {"a copy", take_copy, copy_issue, NULL},
+    [DEVICE_COMMAND_FETCH] = {"a fetch of parameters", take_fetch, fetch_issue, NULL},
+};
+
+void orders_add(struct nccl_engine *engine, const struct device_command *command)
 {
-    switch (order->command.type) {
-    case DEVICE_COMMAND_REDUCE:
-        return reduce_issue(engine, order);
-    case DEVICE_COMMAND_UPDATE:
-        return update_issue(engine, order);
-    case DEVICE_COMMAND_GATHER:
-        return gather_issue(engine, order);
-    case DEVICE_COMMAND_FETCH:
-        return fetch_issue(engine, order);
-    default:
-        return copy_issue(engine, order);
-    }
+    struct nccl_order *order = calloc(1, sizeof(*order));
+
+    if (!order)
+        engine_fail(engine, "no memory");
+    order->command = *command;
+    order->lane = -1;
+    order->clock_ns = engine_now_ns();
+    if (!device_command_order(command, &order->tag, &order->timeout_ms) || engine->phase != NCCL_IS_READY)
+        engine_fail(engine, "an order out of place");
+    engine->tag = &order->tag;
+    kinds[command->type].take(engine, order);
+    engine->tag = NULL;
+    if (engine->last)
+        engine->last->next = order;
+    else
+        engine->first = order;
+    engine->last = order;
 }
+
+/* ---- progress -------------------------------------------------------------------------------------------- */
 
 static bool take_lane(struct nccl_engine *engine, struct nccl_order *order)
 {
@@ -480,7 +447,7 @@ static bool issue_next(struct nccl_engine *engine)
     if (order->lane < 0 && !take_lane(engine, order))
         return false;
     engine->tag = &order->tag;
-    if (issue(engine, order) == 0) {
+    if (kinds[order->command.type].issue(engine, order) == 0) {
         for (unsigned i = 0; i < engine->n_gpus; i++) {
             struct nccl_gpu *gpu = &engine->gpus[i];
 
@@ -508,14 +475,14 @@ static int find_busy(struct nccl_engine *engine, unsigned lane)
     return -1;
 }
 
-static void finish(struct nccl_engine *engine, struct nccl_order *order)
+static void finish_order(struct nccl_engine *engine, struct nccl_order *order)
 {
     struct device_report report = {
         .type = DEVICE_REPORT_DONE,
         .done = {.tag = order->tag, .n_bytes_sent = order->n_sent, .n_bytes_received = order->n_received}};
 
-    if (order->command.type == DEVICE_COMMAND_REDUCE)
-        reduce_finish(engine, order);
+    if (kinds[order->command.type].finish)
+        kinds[order->command.type].finish(engine, order);
     engine->in_flight[order->lane] = NULL;
     engine->n_in_flight--;
     free(order->array);
@@ -534,7 +501,7 @@ bool orders_progress(struct nccl_engine *engine)
             continue;
         engine->tag = &order->tag;
         if (find_busy(engine, lane) < 0) {
-            finish(engine, order);
+            finish_order(engine, order);
             moved = true;
         }
         engine->tag = NULL;
@@ -544,19 +511,6 @@ bool orders_progress(struct nccl_engine *engine)
     while (issue_next(engine))
         moved = true;
     return moved;
-}
-
-static const char *name_of(const struct nccl_order *order)
-{
-    static const char *const names[N_DEVICE_COMMAND_TYPES] = {
-        [DEVICE_COMMAND_REDUCE] = "a reduction",
-        [DEVICE_COMMAND_UPDATE] = "an update",
-        [DEVICE_COMMAND_GATHER] = "a gathering of weights",
-        [DEVICE_COMMAND_COPY] = "a copy",
-        [DEVICE_COMMAND_FETCH] = "a fetch of parameters",
-    };
-
-    return names[order->command.type];
 }
 
 static bool is_late(const struct nccl_engine *engine, struct nccl_order *order)
@@ -580,15 +534,15 @@ void orders_check_deadlines(struct nccl_engine *engine)
             continue;
         engine->tag = &order->tag;
         if (order == engine->first)
-            engine_fail(engine, "%s took more than %" PRIu32 " ms: NCCL has not taken it", name_of(order),
-                        order->timeout_ms);
-        engine_fail(engine, "%s took more than %" PRIu32 " ms: GPU %d is at it", name_of(order), order->timeout_ms,
-                    find_busy(engine, lane));
+            engine_fail(engine, "%s took more than %" PRIu32 " ms: NCCL has not taken it",
+                        kinds[order->command.type].name, order->timeout_ms);
+        engine_fail(engine, "%s took more than %" PRIu32 " ms: GPU %d is at it", kinds[order->command.type].name,
+                    order->timeout_ms, find_busy(engine, lane));
     }
     for (struct nccl_order *order = engine->first; order; order = order->next)
         if (is_late(engine, order)) {
             engine->tag = &order->tag;
-            engine_fail(engine, "%s took more than %" PRIu32 " ms: it waits for others", name_of(order),
-                        order->timeout_ms);
+            engine_fail(engine, "%s took more than %" PRIu32 " ms: it waits for others",
+                        kinds[order->command.type].name, order->timeout_ms);
         }
 }

@@ -171,8 +171,8 @@ static void launch(const struct reduction *reduction, struct nccl_gpu *gpu, cons
 
     if (maker->list.n_ranges == 0)
         return;
-    orders_launch(reduction->engine, gpu, device_reduce(gpu->main, &maker->list), "device_reduce");
-    orders_launch(reduction->engine, gpu,
+    engine_launch(reduction->engine, gpu, device_reduce(gpu->main, &maker->list), "device_reduce");
+    engine_launch(reduction->engine, gpu,
                   device_find_nonfinite(gpu->main, &maker->list, (void *)(results + outcome->findings),
                                         (void *)(results + outcome->overflows)),
                   "device_find_nonfinite");
@@ -375,7 +375,7 @@ static void sum_own(const struct reduction *reduction, struct nccl_gpu *gpu)
     list.sums = (void *)(lane->results + lane->own.sums);
     lists_upload(engine, gpu, (unsigned)reduction->order->lane);
     if (list.n_ranges > 0)
-        orders_launch(engine, gpu, device_position_sums(gpu->main, &list), "device_position_sums");
+        engine_launch(engine, gpu, device_position_sums(gpu->main, &list), "device_position_sums");
 }
 
 /* ---- the streams ----------------------------------------------------------------------------------------- */
@@ -475,7 +475,7 @@ static void begin(const struct reduction *reduction)
     struct nccl_engine *engine = reduction->engine;
 
     check_slots_are_there(reduction);
-    orders_count_collective(engine, reduction->order_reduce->collective);
+    engine_count_collective(engine, reduction->order_reduce->collective);
     await_trainers(reduction);
     for (unsigned i = 0; i < engine->n_gpus; i++) {
         struct nccl_gpu *gpu = &engine->gpus[i];

@@ -5,104 +5,18 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #include "core/base/base.h"
 #include "core/wire/wire.h"
 
 enum {
-    SOCKET_FD = 3,
     IDLE_NS = 100 * 1000, /* between two looks at devices that are at work; picked: little beside any order */
     CONNECTING_NS = 1000 * 1000,
-    REPORT_WAIT_MS = 1000, /* for a daemon that does not read */
 };
-
-uint64_t engine_now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
-/* ---- reports and the end --------------------------------------------------------------------------------- */
-
-/* Threads of CUDA and NCCL may be anywhere: nothing is destroyed. */
-static __attribute__((noreturn)) void leave(int status)
-{
-    _exit(status);
-}
-
-void engine_report(struct nccl_engine *engine, const struct device_report *report, const int *fds, size_t n_fds)
-{
-    struct pollfd room = {SOCKET_FD, POLLOUT, 0};
-    int n = device_pack_report(&engine->arena, report, engine->packet, FRAME_MAX_BYTES), r;
-
-    if (n <= 0)
-        leave(EXIT_FAILURE);
-    /* The one wait of this process, and bounded: the daemon reads, or it is stopped and nothing goes on anyway. */
-    while ((r = frame_send(SOCKET_FD, engine->packet, (size_t)n, fds, n_fds)) == FRAME_AGAIN)
-        if (poll(&room, 1, REPORT_WAIT_MS) == 0)
-            leave(EXIT_FAILURE);
-    if (r != 0)
-        leave(r == FRAME_EOF ? EXIT_SUCCESS : EXIT_FAILURE);
-}
-
-void engine_fail(struct nccl_engine *engine, const char *format, ...)
-{
-    char what[DEVICE_MAX_WHAT_BYTES];
-    struct device_report report = {.type = DEVICE_REPORT_FAILED};
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(what, sizeof(what), format, args);
-    va_end(args);
-    for (char *c = what; *c; c++)
-        if (*c < 0x20 || *c > 0x7e)
-            *c = ' ';
-    report.failed.what = what;
-    report.failed.has_tag = engine->tag;
-    report.failed.tag = engine->tag ? *engine->tag : 0;
-    engine_report(engine, &report, NULL, 0);
-    leave(EXIT_FAILURE);
-}
-
-void engine_check_cuda(struct nccl_engine *engine, const struct nccl_gpu *gpu, cudaError_t r, const char *what)
-{
-    if (r == cudaSuccess)
-        return;
-    if (gpu)
-        engine_fail(engine, "GPU %d: %s: %s (%s)", gpu->device, what, cudaGetErrorString(r), cudaGetErrorName(r));
-    engine_fail(engine, "%s: %s (%s)", what, cudaGetErrorString(r), cudaGetErrorName(r));
-}
-
-void engine_check_gpus(struct nccl_engine *engine, const char *what)
-{
-    for (unsigned i = 0; i < engine->n_gpus; i++) {
-        const struct nccl_gpu *gpu = &engine->gpus[i];
-        cudaError_t r = gpu->main ? cudaStreamQuery(gpu->main) : cudaSuccess;
-
-        engine_check_cuda(engine, gpu, r == cudaErrorNotReady ? cudaSuccess : r, what);
-    }
-}
-
-void engine_check_nccl(struct nccl_engine *engine, ncclResult_t r, const char *what)
-{
-    if (r == ncclSuccess || r == ncclInProgress)
-        return;
-    engine_check_gpus(engine, what);
-    engine_fail(engine, "NCCL: %s (%s)", ncclGetErrorString(r), what);
-}
-
-void engine_use(struct nccl_engine *engine, const struct nccl_gpu *gpu)
-{
-    engine_check_cuda(engine, gpu, cudaSetDevice(gpu->device), "cudaSetDevice");
-}
 
 /* ---- setup ----------------------------------------------------------------------------------------------- */
 
@@ -232,12 +146,12 @@ static bool take_command(struct nccl_engine *engine)
 {
     struct device_command command;
     char why[WIRE_WHY_BYTES];
-    int r = frame_receive_fds(SOCKET_FD, &engine->buffer);
+    int r = frame_receive_fds(ENGINE_SOCKET_FD, &engine->buffer);
 
     if (r == FRAME_AGAIN)
         return false;
     if (r == FRAME_EOF)
-        leave(EXIT_SUCCESS);
+        engine_leave(EXIT_SUCCESS);
     if (r != 0)
         engine_fail(engine, "a command cannot be received");
     r = device_unpack_command(&engine->arena, engine->buffer.data, engine->buffer.n_bytes, &command, why, sizeof(why));
@@ -300,7 +214,7 @@ static void check_deadlines(struct nccl_engine *engine)
 /* Nothing in it blocks but the wait for commands, which is short while a device is at work. */
 static __attribute__((noreturn)) void run(struct nccl_engine *engine)
 {
-    struct pollfd input = {SOCKET_FD, POLLIN, 0};
+    struct pollfd input = {ENGINE_SOCKET_FD, POLLIN, 0};
 
     for (;;) {
         bool moved = progress(engine), idle;
@@ -331,7 +245,7 @@ static bool has_daemon(void)
     int type = 0;
     socklen_t size = sizeof(type);
 
-    return getsockopt(SOCKET_FD, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET;
+    return getsockopt(ENGINE_SOCKET_FD, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET;
 }
 
 int main(void)
@@ -345,6 +259,6 @@ int main(void)
     prepare_process();
     engine.packet = malloc(FRAME_MAX_BYTES);
     if (!engine.packet || frame_buffer_init(&engine.buffer) < 0 || wire_arena_init(&engine.arena) < 0)
-        leave(EXIT_FAILURE);
+        engine_leave(EXIT_FAILURE);
     run(&engine);
 }

@@ -17,8 +17,16 @@
  * aborted one by one: the end of the process does that, and the daemons end the engines of all nodes. Nothing
  * is freed on the way out, as devices may still be at work.
  *
- * Files: nccl.c (loop, socket, setup), nccl-memory.c (pieces, lanes, undo), nccl-collect.c (communicators),
- * nccl-orders.c (the queue; update, gather, copy), nccl-reduce.c, nccl-fetch.c.
+ * Files, from bottom to top; each calls only those above it in this list:
+ *
+ *   nccl-engine.c    reports, errors, streams
+ *   nccl-sizes.c     what a lane needs at most
+ *   nccl-memory.c    pieces, lanes, undo
+ *   nccl-collect.c   communicators
+ *   nccl-fetch.c     fetches of parameters (stage 3)
+ *   nccl-reduce.c    reductions
+ *   nccl-orders.c    the queue and the table of orders; update, gather, copy
+ *   nccl.c           loop, socket, setup
  */
 
 #include <stdbool.h>
@@ -153,8 +161,12 @@ struct nccl_engine {
 
 enum { NCCL_AGAIN = 1 /* in the next round */ };
 
-/* nccl.c */
+enum { ENGINE_SOCKET_FD = 3, NCCL_LIST_ALIGN = 16, NCCL_HOST_PAGE = 4096 };
 
+/* nccl-engine.c */
+
+/* Ends the process at once; nothing is destroyed, because threads of CUDA and NCCL may be anywhere. */
+void engine_leave(int status) __attribute__((noreturn));
 void engine_fail(struct nccl_engine *engine, const char *format, ...) __attribute__((format(printf, 2, 3), noreturn));
 /* Fails unless r is cudaSuccess; what: the entry point. */
 void engine_check_cuda(struct nccl_engine *engine, const struct nccl_gpu *gpu, cudaError_t r, const char *what);
@@ -166,6 +178,20 @@ void engine_report(struct nccl_engine *engine, const struct device_report *repor
 /* The calls that follow are for this GPU. */
 void engine_use(struct nccl_engine *engine, const struct nccl_gpu *gpu);
 uint64_t engine_now_ns(void);
+/* Fails unless the launch of a kernel returned cudaSuccess. */
+void engine_launch(struct nccl_engine *engine, const struct nccl_gpu *gpu, int r, const char *what);
+/* Checks and counts the number of a collective, when it is issued. */
+void engine_count_collective(struct nccl_engine *engine, uint64_t collective);
+/* Orders the comm stream behind the main stream, or main behind comm. */
+void engine_join(struct nccl_engine *engine, struct nccl_gpu *gpu, bool comm_later);
+void engine_join_all(struct nccl_engine *engine, bool comm_later);
+
+/* nccl-sizes.c */
+
+/* Fills engine->sizes from the plan. */
+void sizes_find(struct nccl_engine *engine);
+/* Bytes of staging that any owner may need for a parameter. */
+uint64_t sizes_staged_bytes(const struct nccl_engine *engine, uint32_t param);
 
 /* nccl-memory.c */
 
@@ -222,19 +248,12 @@ ncclDataType_t collect_dtype(enum dtype dtype);
 void orders_add(struct nccl_engine *engine, const struct device_command *command);
 /* Return: true when something has moved. */
 bool orders_progress(struct nccl_engine *engine);
-/* Checks and counts the number of a collective, when it is issued. */
-void orders_count_collective(struct nccl_engine *engine, uint64_t collective);
 void orders_check_deadlines(struct nccl_engine *engine);
-void orders_launch(struct nccl_engine *engine, const struct nccl_gpu *gpu, int r, const char *what);
-
-/* comm behind main, or main behind comm, of all GPUs. */
-void orders_join_all(struct nccl_engine *engine, bool comm_later);
 
 /* nccl-fetch.c */
 
 /* What an order may ask for. Fails the engine. */
 void fetch_check(struct nccl_engine *engine, const struct device_order_fetch *fetch);
-void fetch_size(const struct nccl_engine *engine, struct nccl_sizes *sizes);
 int fetch_issue(struct nccl_engine *engine, struct nccl_order *order);
 
 /* nccl-reduce.c */

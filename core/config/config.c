@@ -3,13 +3,10 @@
 #include "core/config/config.h"
 
 #include "core/base/base.h"
-#include "core/config/config-read.h"
 #include "core/config/config-table.h"
 #include "core/config/config-value.h"
 
-#include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* The build says which engines it has; the build files of a later engine set these. */
 #ifndef ZEROD_HAVE_GLOO
@@ -41,8 +38,6 @@ void config_free(struct config *config)
     free(config->origins);
     free(config);
 }
-
-DEFINE_CLEANUP(struct config *, config_free);
 
 bool config_offloads(const struct config *config)
 {
@@ -83,69 +78,4 @@ unsigned config_first_rank_of(const struct config *config, unsigned node)
 unsigned config_first_rank(const struct config *config)
 {
     return config_first_rank_of(config, config->world.node);
-}
-
-int config_load_string(struct config **out, const struct config_source *source, struct config_problems *problems)
-{
-    _cleanup_(config_freep) struct config *config = calloc(1, sizeof(*config));
-    int r;
-
-    *out = NULL;
-    if (!config)
-        return -ENOMEM;
-    r = config_read(config, source, problems);
-    if (r)
-        return r;
-    *out = steal_ptr(config);
-    return 0;
-}
-
-/* Reads one byte more than a file may have, so that the next step can say that it is too long. */
-static int read_file(const char *path, char **text, size_t *n_bytes)
-{
-    _cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    _cleanup_free_ char *buffer = NULL;
-    struct stat st;
-    size_t n = 0;
-
-    if (fd < 0 || fstat(fd, &st) < 0)
-        return -errno;
-    if (S_ISDIR(st.st_mode))
-        return -EISDIR;
-    buffer = malloc(CONFIG_MAX_BYTES + 1);
-    if (!buffer)
-        return -ENOMEM;
-    while (n < CONFIG_MAX_BYTES + 1) {
-        ssize_t got = read(fd, buffer + n, CONFIG_MAX_BYTES + 1 - n);
-
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return -errno;
-        if (got == 0)
-            break;
-        n += (size_t)got;
-    }
-    *text = steal_ptr(buffer);
-    *n_bytes = n;
-    return 0;
-}
-
-int config_load(struct config **out, const char *path, struct config_problems *problems)
-{
-    _cleanup_free_ char *text = NULL;
-    struct config_source source = {.text = {.name = path}};
-    struct config_spot nowhere = {0};
-    int r;
-
-    *out = NULL;
-    r = read_file(path, &text, &source.text.n_bytes);
-    if (r == -ENOMEM)
-        return r;
-    if (r < 0) {
-        config_problems_add(problems, &source.text, &nowhere, NULL, "cannot be read: %s", strerror(-r));
-        return problems->r < 0 ? problems->r : CONFIG_E_INVALID;
-    }
-    source.text.text = text;
-    return config_load_string(out, &source, problems);
 }

@@ -11,7 +11,7 @@
 #include "core/config/config.h"
 #include "daemon/exchange/exchange-inside.h"
 #include "daemon/job/model/model.h"
-#include "daemon/memory/rewrite.h"
+#include "daemon/memory/state-edits.h"
 #include "daemon/step/executor.h"
 
 /* ---- weights ------------------------------------------------------------------------------------------- */
@@ -194,10 +194,10 @@ static void write_weights(struct exchange *exchange, const struct exchange_said 
 }
 
 static void write_state(struct exchange *exchange, const struct exchange_said *said, uint64_t written,
-                        const struct rewrite *rewrite)
+                        const struct state_edits *edits)
 {
     uint32_t p = (uint32_t)(written >> 8);
-    struct rewrite_place place = rewrite_place(rewrite, p, (enum state_kind)(written & 0xff));
+    struct state_edits_place place = state_edits_place(edits, p, (enum state_kind)(written & 0xff));
 
     for (unsigned node = 1; node < exchange->n_nodes; node++) {
         struct engine_move move = owned_elems(exchange, p, node, place.offset_bytes, sizeof(float));
@@ -208,20 +208,20 @@ static void write_state(struct exchange *exchange, const struct exchange_said *s
 }
 
 const char *exchange_write(struct exchange *exchange, const struct exchange_said *said, const uint64_t *written,
-                           size_t n_written, const struct rewrite *rewrite)
+                           size_t n_written, const struct state_edits *edits)
 {
     struct motion *motion = exchange_add_said(exchange, MOTION_WRITE, said);
 
     if (!motion)
         return EXCHANGE_NO_MEMORY;
-    if (rewrite)
-        exchange_share(exchange, EXCHANGE_READING, &rewrite->segment);
+    if (edits)
+        exchange_share(exchange, EXCHANGE_READING, &edits->segment);
     for (uint32_t p = 0; p < exchange->job->layout->n_params; p++) {
         write_weights(exchange, said, p);
         exchange_post_motion(exchange, motion);
     }
     for (size_t i = 0; i < n_written; i++) {
-        write_state(exchange, said, written[i], rewrite);
+        write_state(exchange, said, written[i], edits);
         exchange_post_motion(exchange, motion);
     }
     exchange_progress(motion);

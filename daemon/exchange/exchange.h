@@ -41,7 +41,7 @@
 struct exchange;
 struct job;
 struct request_init;
-struct rewrite;
+struct state_edits;
 struct ring;
 
 /* Segments as the engine knows them. */
@@ -157,10 +157,10 @@ void exchange_cancel(struct exchange *exchange);
 void exchange_window(struct exchange *exchange, const struct segment *segment);
 /*
  * What rank 0 has written goes to its owners, window to window. written: of the state, each parameter << 8 | enum
- * state_kind; rewrite: where it lies or goes, NULL if nothing was. Others have their place for it, too.
+ * state_kind; edits: where it lies or goes, NULL if nothing was. Others have their place for it, too.
  */
 const char *exchange_write(struct exchange *exchange, const struct exchange_said *said, const uint64_t *written,
-                           size_t n_written, const struct rewrite *rewrite);
+                           size_t n_written, const struct state_edits *edits);
 
 /* The engine has done an order. */
 void exchange_done(struct exchange *exchange, const struct engine_done *done);

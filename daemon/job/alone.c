@@ -19,7 +19,7 @@
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/job/transaction/commit.h"
-#include "daemon/memory/rewrite.h"
+#include "daemon/memory/state-edits.h"
 #include "daemon/step/step.h"
 
 /* Where a parcel is: a sum begins as soon as the parcel is complete. */
@@ -145,9 +145,9 @@ static void lacks_memory(struct coordinator *c)
     window_forget(alone_of(c)->job);
 }
 
-static void end_window(struct coordinator *c, const struct rewrite *rewrite, bool forget)
+static void end_window(struct coordinator *c, const struct state_edits *edits, bool forget)
 {
-    (void)rewrite;
+    (void)edits;
     if (forget)
         job_window_closed(alone_of(c)->job);
     else

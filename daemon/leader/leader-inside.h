@@ -2,12 +2,13 @@
 #pragma once
 
 /*
- * Inside of the leader:
+ * The leader's parts, from bottom to top; each calls only those above it in this list:
  *
- *   leader.c          life, forming, fetches, generations of engines; where reports come in; who is waited for
- *   leader-parcel.c   what nodes have of parcels, and its exchanges
- *   leader-step.c     the step: requests, verdict, update, commit; abort
+ *   leader-inside.c   messages to all nodes, motions, forgotten requests and steps, abort
+ *   leader-parcel.c   the positions of nodes in parcels, and exchanges of parcels
+ *   leader-step.c     the step: requests, verdict, update, commit
  *   leader-window.c   write windows
+ *   leader.c          life, forming, fetches, generations of engines, reports, nodes that the leader waits for
  */
 
 #include "daemon/leader/leader.h"
@@ -101,13 +102,19 @@ struct leader {
     uint64_t *masks; /* scratch: of the parcel with the most parts */
 };
 
-/* leader.c */
+/* leader-inside.c */
 void leader_say(struct leader *leader, struct node_message message);
 bool leader_all_are_connected(const struct leader *leader);
-void leader_forget_request(struct node *node);
-/* Everything of the open step. */
-void leader_forget_step(struct leader *leader);
+/* All ranks of the node have left: it has asked for the step and has no arguments. */
+bool leader_is_gone(const struct node *node);
 void leader_start_motion(struct leader *leader, struct motion *motion, uint64_t n_tags);
+void leader_forget_request(struct node *node);
+/* Forgets everything about the open step. */
+void leader_forget_step(struct leader *leader);
+/* Possible until the step is decided; later it does nothing. */
+void leader_abort_step(struct leader *leader, const struct node_message *message);
+/* Aborts the step for a reason that no rank has given. */
+void leader_give_up(struct leader *leader, unsigned node, const char *why);
 
 /* leader-parcel.c */
 bool leader_is_at(const struct place *place, const struct parcel *parcel);
@@ -124,17 +131,11 @@ void leader_hear_withdraw(struct leader *leader, unsigned node);
 
 /* leader-step.c */
 void leader_try_step(struct leader *leader);
-/* A node whose ranks have all left is through, and asks for nothing. */
-bool leader_is_gone(const struct node *node);
 void leader_hear_request(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_back(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_sum(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_updated(struct leader *leader, unsigned node);
 void leader_commit(struct leader *leader);
-/* Until the step is decided. */
-void leader_abort_step(struct leader *leader, const struct node_message *message);
-/* Nobody has asked for it. */
-void leader_give_up(struct leader *leader, unsigned node, const char *why);
 
 /* leader-window.c */
 void leader_hear_window(struct leader *leader, unsigned node);

@@ -15,11 +15,6 @@
 
 /* ---- requests ------------------------------------------------------------------------------------------ */
 
-bool leader_is_gone(const struct node *node)
-{
-    return node->asked && !node->has_args;
-}
-
 static bool any_asks(const struct leader *leader)
 {
     for (unsigned i = 0; i < leader->n_nodes; i++)
@@ -310,27 +305,4 @@ void leader_commit(struct leader *leader)
     leader->weights = (struct motion){0};
     leader->step++;
     leader->phase = LEADER_TRAINING;
-}
-
-/* ---- abort --------------------------------------------------------------------------------------------- */
-
-void leader_abort_step(struct leader *leader, const struct node_message *message)
-{
-    if (leader->phase != LEADER_TRAINING && leader->phase != LEADER_MEASURING && leader->phase != LEADER_WINDOW)
-        return;
-    leader_forget_step(leader);
-    leader->attempt++;
-    leader->phase = LEADER_TRAINING;
-    leader_say(leader, (struct node_message){.kind = NODE_ABORTED,
-                                             .has_rank = message->has_rank,
-                                             .rank = message->rank,
-                                             .node = message->node,
-                                             .text = message->text,
-                                             .reason = message->reason,
-                                             .cause_class = message->cause_class});
-}
-
-void leader_give_up(struct leader *leader, unsigned node, const char *why)
-{
-    leader_abort_step(leader, &(struct node_message){.node = node, .reason = why});
 }

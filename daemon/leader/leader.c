@@ -17,21 +17,6 @@ static uint64_t all_nodes(const struct leader *leader)
     return leader->n_nodes == 64 ? UINT64_MAX : (UINT64_C(1) << leader->n_nodes) - 1;
 }
 
-bool leader_all_are_connected(const struct leader *leader)
-{
-    for (unsigned i = 0; i < leader->n_nodes; i++)
-        if (!leader->nodes[i].connected)
-            return false;
-    return true;
-}
-
-void leader_say(struct leader *leader, struct node_message message)
-{
-    message.step = leader->step;
-    message.attempt = leader->attempt;
-    leader->ops.say(leader->ops.userdata, &message);
-}
-
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
 int leader_new(struct leader **out, const struct leader_options *options)
@@ -52,36 +37,6 @@ int leader_new(struct leader **out, const struct leader_options *options)
     }
     *out = leader;
     return 0;
-}
-
-void leader_forget_request(struct node *node)
-{
-    node->asked = node->wants_norm = node->summed = node->updated = false;
-    node->has_args = node->proceed = false;
-    node->wants_window = node->ends_window = node->stored = false;
-    free((void *)node->args.groups);
-    node->args = (struct request_step){0};
-    free(steal_ptr(node->pushed_any));
-    free(steal_ptr(node->pushed_all));
-    node->n_bits_bytes = 0;
-}
-
-void leader_forget_step(struct leader *leader)
-{
-    for (unsigned i = 0; i < leader->n_nodes; i++)
-        leader_forget_request(&leader->nodes[i]);
-    for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++) {
-        struct parcel *parcel = &leader->parcels[p];
-
-        for (unsigned i = 0; i < leader->n_nodes; i++) {
-            free(parcel->places[i].masks);
-            parcel->places[i] = (struct place){0};
-        }
-        parcel->micro_batch = parcel->pass = 0;
-        parcel->motion = (struct motion){0};
-        parcel->queued = false;
-    }
-    leader->n_moving = leader->n_queued = 0;
 }
 
 static void forget_fetches(struct leader *leader)
@@ -142,12 +97,6 @@ int leader_form(struct leader *leader, const struct layout *layout)
 }
 
 /* ---- what moves ---------------------------------------------------------------------------------------- */
-
-void leader_start_motion(struct leader *leader, struct motion *motion, uint64_t n_tags)
-{
-    *motion = (struct motion){.tag = leader->last_tag + 1};
-    leader->last_tag += n_tags;
-}
 
 /* Return: true when all nodes have done with it. */
 static bool note_moved(struct leader *leader, struct motion *motion, unsigned node)
@@ -347,12 +296,12 @@ static void hear_fetch(struct leader *leader, unsigned node, const struct node_m
         return;
     }
     *fetch = (struct leader_fetch){.tag = leader->last_tag + 1,
-                            .id = message->digest,
-                            .node = node,
-                            .rank = message->rank,
-                            .kind = message->pass,
-                            .n_params = message->n_numbers,
-                            .next = leader->fetches};
+                                   .id = message->digest,
+                                   .node = node,
+                                   .rank = message->rank,
+                                   .kind = message->pass,
+                                   .n_params = message->n_numbers,
+                                   .next = leader->fetches};
     memcpy(fetch->params, message->numbers, message->n_numbers * sizeof(fetch->params[0]));
     leader->last_tag += message->n_numbers;
     leader->fetches = fetch;

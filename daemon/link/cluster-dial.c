@@ -9,58 +9,11 @@
 
 #include "core/base/base.h"
 #include "core/config/config.h"
-#include "daemon/link/link-frame.h"
 
 enum {
     BACKLOG = 128, /* connections that wait to be accepted; picked */
-    MAX_FRAME_BYTES = CLUSTER_MAX_MESSAGE_BYTES + LINK_FRAME_INTRODUCTION_BYTES,
     MAX_HOST_BYTES = 256,
 };
-
-/* ---- connections that are no links --------------------------------------------------------------------- */
-
-void cluster_unlink(struct connection *connection)
-{
-    if (!connection->link)
-        return;
-    *connection->link = connection->next;
-    if (connection->next)
-        connection->next->link = connection->link;
-    connection->next = NULL;
-    connection->link = NULL;
-}
-
-void cluster_link(struct cluster *cluster, struct connection *connection)
-{
-    connection->next = cluster->waiting;
-    connection->link = &cluster->waiting;
-    if (connection->next)
-        connection->next->link = &connection->next;
-    cluster->waiting = connection;
-}
-
-void cluster_let_go(struct connection *connection)
-{
-    struct cluster *cluster = connection->owner;
-
-    if (connection->outgoing && !connection->is_finishing)
-        cluster->is_connecting = false;
-    cluster_unlink(connection);
-    connection_close(connection);
-}
-
-struct connection_options cluster_connection_options(struct cluster *cluster)
-{
-    return (struct connection_options){
-        .loop = cluster->loop,
-        .ops = &cluster_connection_ops,
-        .owner = cluster,
-        .key = &cluster->key,
-        .job = cluster->config->job,
-        .node = cluster->node,
-        .max_frame_bytes = MAX_FRAME_BYTES,
-    };
-}
 
 /* ---- addresses ----------------------------------------------------------------------------------------- */
 

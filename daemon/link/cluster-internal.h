@@ -2,9 +2,13 @@
 #pragma once
 
 /*
- * What the files of the module `cluster` share, from bottom to top: cluster-dial.c, addresses and the way to node 0;
- * cluster-welcome.c, what becomes of a connection until its link stands, and when it fails; cluster.c, life, listening
- * and time. Nobody else includes this.
+ * The parts of the module `cluster`, from bottom to top; each calls only those above it in this list. No other file
+ * includes this header.
+ *
+ *   cluster-waiting.c   connections that are no links, and the end of the cluster
+ *   cluster-dial.c      addresses, and the connection to node 0
+ *   cluster-welcome.c   a connection until its link stands, and when it fails
+ *   cluster.c           life, listening, time
  */
 
 #include <stdbool.h>
@@ -16,7 +20,7 @@
 #include "daemon/link/cluster-peer.h"
 #include "daemon/link/cluster.h"
 #include "daemon/link/connection.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 /* Why a line about a connection is logged that may be anybody's: each has its own limit. */
 enum cluster_reason {
@@ -33,9 +37,10 @@ struct cluster {
     uv_loop_t *loop;
     const struct config *config;
     struct cluster_ops ops;
+    const struct connection_ops *connection_ops;
     uint64_t incarnation;
     unsigned node, n_nodes;
-    struct seal_key key;
+    struct secure_stream_key key;
     char *alike; /* what all nodes must have alike */
 
     struct cluster_peer *peers; /* one per node; nothing where we are ourselves */
@@ -57,6 +62,25 @@ struct cluster {
     struct log_limit limits[N_CLUSTER_REASONS];
 };
 
+/* ---- cluster-waiting.c --------------------------------------------------------------------------------- */
+
+/* Frees a cluster whose handles have all been closed; cluster_close() is the way there. */
+void cluster_free(struct cluster *cluster);
+
+/* One of n_open has ended. The last one's end frees the cluster. */
+void cluster_one_less(struct cluster *cluster);
+
+/* Puts a connection among the waiting ones. */
+void cluster_link(struct cluster *cluster, struct connection *connection);
+
+/* Takes it out, if it is one of them. */
+void cluster_unlink(struct connection *connection);
+
+/* Ends a connection that waits. */
+void cluster_let_go(struct connection *connection);
+
+struct connection_options cluster_connection_options(struct cluster *cluster);
+
 /* ---- cluster-dial.c ------------------------------------------------------------------------------------ */
 
 /* Waits for the name server, if the address is a name: the loop does not run yet. Return: a socket, or -errno. */
@@ -70,17 +94,6 @@ void cluster_try_next_address(struct cluster *cluster);
 
 /* The way to node 0 has failed, at connection if there was one; its why has been set. */
 void cluster_retry(struct cluster *cluster, struct connection *connection);
-
-/* Puts a connection among the waiting ones. */
-void cluster_link(struct cluster *cluster, struct connection *connection);
-
-/* Takes it out, if it is one of them. */
-void cluster_unlink(struct connection *connection);
-
-/* Ends a connection that waits. */
-void cluster_let_go(struct connection *connection);
-
-struct connection_options cluster_connection_options(struct cluster *cluster);
 
 /* ---- cluster-welcome.c --------------------------------------------------------------------------------- */
 
@@ -98,8 +111,3 @@ void cluster_lose(struct cluster_peer *peer);
 
 /* Ends the link of a peer that was given up. */
 void cluster_part_from(struct cluster_peer *peer);
-
-/* ---- cluster.c ----------------------------------------------------------------------------------------- */
-
-/* One of n_open has ended. */
-void cluster_one_less(struct cluster *cluster);

@@ -17,7 +17,7 @@
 static struct cluster_peer *peer_of(const struct connection *connection)
 {
     struct cluster *cluster = connection->owner;
-    unsigned node = connection->seal.peer_node;
+    unsigned node = connection->stream.peer_node;
 
     return node < cluster->n_nodes && cluster->peers[node].connection == connection ? &cluster->peers[node] : NULL;
 }
@@ -47,7 +47,7 @@ void cluster_refuse(struct connection *connection, enum cluster_reason reason, c
  */
 static void suspect(struct cluster *cluster, const struct connection *connection)
 {
-    unsigned node = connection->seal.peer_node;
+    unsigned node = connection->stream.peer_node;
     struct cluster_peer *peer;
 
     if (node == cluster->node || node >= cluster->n_nodes)
@@ -76,7 +76,7 @@ static void incoming_failed(struct connection *connection, enum connection_fault
         cluster_refuse(connection, CLUSTER_NO_MEMORY, "was dropped: %s", what);
         return;
     case CONNECTION_STRANGER:
-        if (connection->seal.failure == SEAL_E_VERSION)
+        if (connection->stream.failure == SECURE_STREAM_E_VERSION)
             connection_say_hello(connection); /* so that it can name the difference too */
         cluster_refuse(connection, CLUSTER_STRANGER, "was dropped: %s", what);
         return;
@@ -99,7 +99,7 @@ void cluster_outgoing_failed(struct connection *connection, enum connection_faul
     }
     if (!connection->connected)
         peer_explain(peer, PEER_UNREACHABLE, "nobody answers at %s (%s)", address, what);
-    else if (fault == CONNECTION_LOST && connection->seal.state == SEAL_AWAITS_HELLO)
+    else if (fault == CONNECTION_LOST && connection->stream.state == SECURE_STREAM_AWAITS_HELLO)
         peer_explain(peer, PEER_UNREACHABLE, "who answers at %s does not talk as a daemon (%s)", address, what);
     else if (fault == CONNECTION_LOST)
         peer_explain(peer, PEER_UNREACHABLE,
@@ -140,7 +140,7 @@ static void print_words(char *out, size_t size, const struct link_frame *farewel
 static void introduce_ourselves(struct connection *connection)
 {
     struct cluster *cluster = connection->owner;
-    const struct cluster_peer *peer = &cluster->peers[connection->seal.peer_node];
+    const struct cluster_peer *peer = &cluster->peers[connection->stream.peer_node];
     struct link_frame frame = {
         .kind = LINK_FRAME_INTRODUCTION,
         .introduction = {.incarnation = cluster->incarnation,
@@ -174,7 +174,7 @@ static void finish(struct connection *connection, const char *sentence)
 static bool is_alike(struct connection *connection, const struct link_frame *frame)
 {
     struct cluster *cluster = connection->owner;
-    struct cluster_peer *peer = &cluster->peers[connection->seal.peer_node];
+    struct cluster_peer *peer = &cluster->peers[connection->stream.peer_node];
     _cleanup_free_ char *there = strndup((const char *)frame->data, frame->n_bytes);
     char difference[480];
 
@@ -204,13 +204,13 @@ static bool is_alike(struct connection *connection, const struct link_frame *fra
 static void end_for_good(struct connection *connection)
 {
     struct cluster *cluster = connection->owner;
-    struct cluster_peer *peer = &cluster->peers[connection->seal.peer_node];
+    struct cluster_peer *peer = &cluster->peers[connection->stream.peer_node];
     char words[120];
 
     if (!peer->connection && !peer->given_up)
         peer_explain(peer, PEER_GIVEN_UP, "one of us has forgotten what was said before; it must be started anew");
     snprintf(words, sizeof(words), "node %u has forgotten what was said before; node %u must be started anew",
-             cluster->node, connection->seal.peer_node);
+             cluster->node, connection->stream.peer_node);
     if (connection->outgoing)
         cluster->retry_at_ms = uv_now(cluster->loop) + CLUSTER_RETRY_MS;
     finish(connection, words);
@@ -220,7 +220,7 @@ static void end_for_good(struct connection *connection)
 static void welcome(struct connection *connection, const struct link_frame *frame)
 {
     struct cluster *cluster = connection->owner;
-    struct cluster_peer *peer = &cluster->peers[connection->seal.peer_node];
+    struct cluster_peer *peer = &cluster->peers[connection->stream.peer_node];
     bool is_reborn;
 
     if (!is_alike(connection, frame))
@@ -283,7 +283,7 @@ static void on_frame(struct connection *connection, const struct link_frame *fra
 static void on_met(struct connection *connection)
 {
     struct cluster *cluster = connection->owner;
-    unsigned node = connection->seal.peer_node;
+    unsigned node = connection->stream.peer_node;
     char what[64];
 
     if (connection->outgoing ? node != 0 : node == 0 || node >= cluster->n_nodes) {

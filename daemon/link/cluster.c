@@ -23,25 +23,7 @@ enum {
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
-static void cluster_free(struct cluster *cluster)
-{
-    for (unsigned i = 0; cluster->peers && i < cluster->n_nodes; i++)
-        peer_deinit(&cluster->peers[i]);
-    free(cluster->peers);
-    free(cluster->alike);
-    uv_freeaddrinfo(cluster->addresses);
-    seal_key_deinit(&cluster->key);
-    free(cluster);
-}
-
 DEFINE_CLEANUP(struct cluster *, cluster_free);
-
-void cluster_one_less(struct cluster *cluster)
-{
-    assert(cluster->n_open > 0);
-    if (--cluster->n_open == 0)
-        cluster_free(cluster);
-}
 
 static void on_handle_closed(uv_handle_t *handle)
 {
@@ -273,6 +255,7 @@ int cluster_new(struct cluster **out, const struct cluster_options *options, cha
     cluster->loop = options->loop;
     cluster->config = options->config;
     cluster->ops = options->ops;
+    cluster->connection_ops = &cluster_connection_ops;
     cluster->incarnation = options->incarnation;
     cluster->node = options->config->world.node;
     cluster->n_nodes = (unsigned)options->config->world.nodes.n_items;

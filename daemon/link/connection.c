@@ -31,22 +31,22 @@ static void on_closed(uv_handle_t *handle)
     struct connection *connection = handle->data;
 
     connection->ops->closed(connection);
-    seal_deinit(&connection->seal);
+    secure_stream_deinit(&connection->stream);
     free(connection);
 }
 
 static void set_seal(struct connection *connection, const struct connection_options *options)
 {
-    struct seal_options seal = {
-        .role = connection->outgoing ? SEAL_CONNECTS : SEAL_LISTENS,
+    struct secure_stream_options stream = {
+        .role = connection->outgoing ? SECURE_STREAM_CONNECTS : SECURE_STREAM_LISTENS,
         .key = options->key,
         .job = options->job,
         .node = options->node,
         .max_frame_bytes = options->max_frame_bytes,
     };
 
-    randombytes_buf(seal.nonce, sizeof(seal.nonce));
-    seal_init(&connection->seal, &seal);
+    randombytes_buf(stream.nonce, sizeof(stream.nonce));
+    secure_stream_init(&connection->stream, &stream);
 }
 
 static int make(struct connection **out, const struct connection_options *options, bool outgoing)
@@ -203,18 +203,18 @@ static void broken_seal(struct connection *connection, int r)
     char what[80];
 
     switch (r) {
-    case SEAL_E_STRANGER:
+    case SECURE_STREAM_E_STRANGER:
         fail(connection, CONNECTION_STRANGER, "what it says is not what a daemon says");
         return;
-    case SEAL_E_VERSION:
+    case SECURE_STREAM_E_VERSION:
         snprintf(what, sizeof(what), "it speaks version %u of the link's protocol, this daemon version %u",
-                 connection->seal.peer_version, SEAL_VERSION);
+                 connection->stream.peer_version, SECURE_STREAM_VERSION);
         fail(connection, CONNECTION_STRANGER, what);
         return;
-    case SEAL_E_LENGTH:
+    case SECURE_STREAM_E_LENGTH:
         fail(connection, CONNECTION_UNPROVED, "it announced a frame of an impossible length");
         return;
-    case SEAL_E_FORGED:
+    case SECURE_STREAM_E_FORGED:
         fail(connection, CONNECTION_UNPROVED, "a frame could not be opened with our key");
         return;
     default:
@@ -222,7 +222,7 @@ static void broken_seal(struct connection *connection, int r)
     }
 }
 
-static void take_frame(struct connection *connection, const struct seal_frame *sealed)
+static void take_frame(struct connection *connection, const struct secure_stream_frame *sealed)
 {
     struct link_frame frame;
 
@@ -235,12 +235,12 @@ static void take_frame(struct connection *connection, const struct seal_frame *s
 
 static void take_input(struct connection *connection)
 {
-    struct seal_frame sealed;
+    struct secure_stream_frame sealed;
     int r = 0;
 
     while (!connection->closing && !connection->is_finishing) {
-        r = seal_next(&connection->seal, &sealed);
-        if (r == SEAL_MET)
+        r = secure_stream_next(&connection->stream, &sealed);
+        if (r == SECURE_STREAM_MET)
             connection->ops->met(connection);
         else if (r == 0)
             take_frame(connection, &sealed);
@@ -250,7 +250,7 @@ static void take_input(struct connection *connection)
     if (connection->closing || connection->is_finishing)
         return;
     connection->ops->drained(connection);
-    if (r != SEAL_AGAIN)
+    if (r != SECURE_STREAM_AGAIN)
         broken_seal(connection, r);
 }
 
@@ -264,7 +264,7 @@ static void on_read(uv_stream_t *stream, ssize_t n_bytes, const uv_buf_t *buffer
     } else if (n_bytes < 0) {
         fail(connection, CONNECTION_LOST, uv_strerror((int)n_bytes));
     } else {
-        r = seal_feed(&connection->seal, buffer->base, (size_t)n_bytes);
+        r = secure_stream_feed(&connection->stream, buffer->base, (size_t)n_bytes);
         if (r < 0)
             fail(connection, CONNECTION_NO_MEMORY, uv_strerror(r));
         else
@@ -314,22 +314,22 @@ static struct writing *writing_new(struct connection *connection, size_t n_bytes
 
 void connection_say_hello(struct connection *connection)
 {
-    struct writing *writing = writing_new(connection, SEAL_HELLO_BYTES);
+    struct writing *writing = writing_new(connection, SECURE_STREAM_HELLO_BYTES);
 
     if (!writing)
         return;
-    memcpy(writing->bytes, connection->seal.hello, SEAL_HELLO_BYTES);
-    write_out(connection, writing, SEAL_HELLO_BYTES);
+    memcpy(writing->bytes, connection->stream.hello, SECURE_STREAM_HELLO_BYTES);
+    write_out(connection, writing, SECURE_STREAM_HELLO_BYTES);
 }
 
 void connection_send_packed(struct connection *connection, const uint8_t *bytes, size_t n_bytes)
 {
-    size_t n_sealed = seal_pushed_bytes(&connection->seal, n_bytes);
+    size_t n_sealed = secure_stream_pushed_bytes(&connection->stream, n_bytes);
     struct writing *writing = writing_new(connection, n_sealed);
 
     if (!writing)
         return;
-    seal_push(&connection->seal, bytes, n_bytes, writing->bytes);
+    secure_stream_push(&connection->stream, bytes, n_bytes, writing->bytes);
     write_out(connection, writing, n_sealed);
 }
 

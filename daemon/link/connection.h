@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * One TCP connection to another node's daemon, or to who says so: the socket (libuv), its seal, and what
+ * One TCP connection to another node's daemon, or to who says so: the socket (libuv), its stream, and what
  * is on its way out. It turns bytes into frames and frames into bytes; what they say is the owner's business.
  *
  * Life: connection_accept() or connection_open() makes it; connection_close() ends it, and the last libuv callback
@@ -15,20 +15,20 @@
 #include <uv.h>
 
 #include "daemon/link/link-frame.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 struct connection;
 
 enum connection_fault {
     CONNECTION_LOST,     /* the socket is at its end */
-    CONNECTION_STRANGER, /* what came is not ours, see seal.h; said in clear, or without our key */
+    CONNECTION_STRANGER, /* what came is not ours, see secure-stream.h; said in clear, or without our key */
     CONNECTION_UNPROVED, /* a frame that cannot be opened */
     CONNECTION_BABBLE,   /* sealed with our key, but not a frame */
     CONNECTION_NO_MEMORY,
 };
 
 struct connection_ops {
-    /* The peer's hello has come: connection->seal.peer_node is who it says it is. */
+    /* The peer's hello has come: connection->stream.peer_node is who it says it is. */
     void (*met)(struct connection *connection);
     /* A sealed frame. It lives until the call returns. */
     void (*frame)(struct connection *connection, const struct link_frame *frame);
@@ -46,7 +46,7 @@ struct connection_options {
     uv_loop_t *loop;
     const struct connection_ops *ops;
     void *owner;
-    const struct seal_key *key;
+    const struct secure_stream_key *key;
     const char *job;
     unsigned node; /* ours */
     size_t max_frame_bytes;
@@ -59,7 +59,7 @@ struct connection {
     uv_tcp_t tcp;
     uv_connect_t connecting;
     uv_shutdown_t finishing;
-    struct seal seal;
+    struct secure_stream stream;
     bool outgoing;
     bool connected;                       /* there is somebody at the other end */
     bool closing;                         /* connection_close() was called */

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 
 #include "core/base/base.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 /* Return: 0, or -errno with a sentence. */
 static int check(int fd, const char *path, char *why, size_t why_size)
@@ -52,7 +52,7 @@ static ssize_t read_all(int fd, uint8_t *bytes, size_t size)
     return (ssize_t)n_bytes;
 }
 
-static int make_key(struct seal_key *key, int fd, const char *path, char *why, size_t why_size)
+static int make_key(struct secure_stream_key *key, int fd, const char *path, char *why, size_t why_size)
 {
     uint8_t bytes[KEY_FILE_MAX_BYTES];
     ssize_t n_bytes = read_all(fd, bytes, sizeof(bytes));
@@ -67,13 +67,13 @@ static int make_key(struct seal_key *key, int fd, const char *path, char *why, s
                  KEY_FILE_MIN_BYTES);
         r = -EINVAL;
     } else {
-        r = seal_key_init(key, bytes, (size_t)n_bytes);
+        r = secure_stream_key_init(key, bytes, (size_t)n_bytes);
     }
     sodium_memzero(bytes, sizeof(bytes));
     return r;
 }
 
-int key_file_read(struct seal_key *key, const char *path, char *why, size_t why_size)
+int key_file_read(struct secure_stream_key *key, const char *path, char *why, size_t why_size)
 {
     _cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     int r = fd < 0 ? -errno : 0;

@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-struct seal_key;
+struct secure_stream_key;
 
 enum {
     KEY_FILE_MIN_BYTES = 32,        /* without the newline at its end */
@@ -16,4 +16,4 @@ enum {
  * Reads the key. A file that others than its owner and group may read or write is refused.
  * Return: 0, or -errno with a sentence in why.
  */
-int key_file_read(struct seal_key *key, const char *path, char *why, size_t why_size);
+int key_file_read(struct secure_stream_key *key, const char *path, char *why, size_t why_size);

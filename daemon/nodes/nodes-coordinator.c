@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The tables by which a job of several nodes sees its coordinator: each report goes to node 0, parcels to the exchange. */
+/* The tables by which a job of several nodes sees its coordinator: each report goes to node 0, parcels to the exchange.
+ */
 
 #include <stdio.h>
 
@@ -276,9 +277,9 @@ static void window(struct coordinator *c, const struct segment *segment)
     exchange_window(nodes_from(c)->exchange, segment);
 }
 
-static void end_window(struct coordinator *c, const struct rewrite *rewrite, bool forget)
+static void end_window(struct coordinator *c, const struct state_edits *edits, bool forget)
 {
-    nodes_end_window(nodes_from(c), rewrite, forget);
+    nodes_end_window(nodes_from(c), edits, forget);
 }
 
 static void stored(struct coordinator *c)

@@ -69,8 +69,8 @@ void nodes_have_weights(struct nodes *nodes);
 void nodes_asked(struct nodes *nodes);
 void nodes_want_norm(struct nodes *nodes);
 void nodes_want_window(struct nodes *nodes);
-/* rewrite: what of the state was written here, NULL: nothing. */
-void nodes_end_window(struct nodes *nodes, const struct rewrite *rewrite, bool forget);
+/* edits: what of the state was written here, NULL: nothing. */
+void nodes_end_window(struct nodes *nodes, const struct state_edits *edits, bool forget);
 void nodes_stored(struct nodes *nodes);
 void nodes_updated(struct nodes *nodes);
 /*

@@ -18,7 +18,7 @@
 #include "daemon/job/transaction/boundary.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/job/transaction/commit.h"
-#include "daemon/memory/rewrite.h"
+#include "daemon/memory/state-edits.h"
 #include "daemon/nodes/nodes-inside.h"
 #include "daemon/nodes/param-norm.h"
 #include "daemon/nodes/remote-ranks.h"
@@ -97,8 +97,8 @@ static const char *write_window(struct nodes *nodes, const struct exchange_said 
                                 size_t n)
 {
     _cleanup_free_ uint64_t *arrays = calloc(n + 1, sizeof(*arrays));
-    const struct rewrite *rewrite = NULL;
-    int r = arrays ? job_window_written(nodes->job, written, n, &rewrite) : -ENOMEM;
+    const struct state_edits *edits = NULL;
+    int r = arrays ? job_window_written(nodes->job, written, n, &edits) : -ENOMEM;
     size_t n_arrays = 0;
 
     if (r == -ENOENT)
@@ -106,12 +106,12 @@ static const char *write_window(struct nodes *nodes, const struct exchange_said 
     if (r < 0)
         return "out of memory for what was written in the window";
     for (size_t i = 0; i < n; i++) {
-        if ((written[i] & 0xff) == REWRITE_COUNT_FOLLOWS)
+        if ((written[i] & 0xff) == STATE_EDITS_COUNT_FOLLOWS)
             i++;
         else
             arrays[n_arrays++] = written[i];
     }
-    return exchange_write(nodes->exchange, said, arrays, n_arrays, rewrite);
+    return exchange_write(nodes->exchange, said, arrays, n_arrays, edits);
 }
 
 static void hear_motion(struct nodes *nodes, const struct node_message *message)

@@ -11,7 +11,7 @@
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/transaction/commit.h"
-#include "daemon/memory/rewrite.h"
+#include "daemon/memory/state-edits.h"
 #include "daemon/nodes/nodes-inside.h"
 
 void nodes_declared(struct nodes *nodes, bool declared)
@@ -108,9 +108,9 @@ void nodes_want_window(struct nodes *nodes)
     nodes_report(nodes, (struct node_message){.kind = NODE_WINDOW});
 }
 
-void nodes_end_window(struct nodes *nodes, const struct rewrite *rewrite, bool forget)
+void nodes_end_window(struct nodes *nodes, const struct state_edits *edits, bool forget)
 {
-    size_t n = rewrite ? rewrite_list(rewrite, NULL) : 0;
+    size_t n = edits ? state_edits_list(edits, NULL) : 0;
     _cleanup_free_ uint64_t *numbers = calloc(n + 1, sizeof(*numbers));
 
     if (nodes->said_request)
@@ -120,8 +120,8 @@ void nodes_end_window(struct nodes *nodes, const struct rewrite *rewrite, bool f
         give_up(nodes, "out of memory for the list of what was written");
         return;
     }
-    if (rewrite)
-        rewrite_list(rewrite, numbers);
+    if (edits)
+        state_edits_list(edits, numbers);
     nodes_report(nodes,
                  (struct node_message){.kind = NODE_WINDOW_END, .numbers = numbers, .n_numbers = n, .forget = forget});
 }

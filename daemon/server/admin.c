@@ -26,7 +26,7 @@
 #include "daemon/nodes/nodes.h"
 #include "daemon/nodes/param-norm.h"
 #include "daemon/server/questions.h"
-#include "daemon/server/server.h"
+#include "daemon/server/service.h"
 #include "daemon/server/session.h"
 #include "daemon/step/executor.h"
 
@@ -166,10 +166,10 @@ struct nodes_view {
     char whys[CONFIG_MAX_NODES][256];
 };
 
-static void view_node(struct nodes_view *view, struct server *server, unsigned i)
+static void view_node(struct nodes_view *view, struct service *service, unsigned i)
 {
-    const struct config *config = server_config(server);
-    struct membership_node node = membership_node(server_membership(server), i);
+    const struct config *config = service->config;
+    struct membership_node node = membership_node(service->membership, i);
 
     snprintf(view->whys[i], sizeof(view->whys[i]), "%s", node.why ? node.why : "");
     view->list[i] = (struct status_node){
@@ -184,9 +184,9 @@ static void view_node(struct nodes_view *view, struct server *server, unsigned i
 }
 
 /* Return: NULL for one node, or when memory is out; to be freed. */
-static struct nodes_view *view_nodes(struct server *server)
+static struct nodes_view *view_nodes(struct service *service)
 {
-    const struct job *job = server_job(server);
+    const struct job *job = service->job;
     const struct nodes *nodes = nodes_of(job);
     struct nodes_view *view = nodes ? calloc(1, sizeof(*view)) : NULL;
     struct nodes_status status;
@@ -201,12 +201,12 @@ static struct nodes_view *view_nodes(struct server *server)
         .engine = "gloo",
         .generation = status.generation,
         .connected = status.connected,
-        .traffic = membership_traffic(server_membership(server)),
+        .traffic = membership_traffic(service->membership),
         .waits_for = status.waits_for,
         .waits_to = status.waits_to,
     };
     for (unsigned i = 0; i < status.n_nodes; i++)
-        view_node(view, server, i);
+        view_node(view, service, i);
     return view;
 }
 
@@ -230,21 +230,21 @@ static struct status_device view_device(const struct job *job)
 }
 
 /* refused is the caller's array of ARRAY_SIZE(job->journal.refused); view may be NULL. */
-static struct status make_status(struct server *server, struct status_refused *refused, const struct nodes_view *view)
+static struct status make_status(struct service *service, struct status_refused *refused, const struct nodes_view *view)
 {
-    const struct config *config = server_config(server);
-    const struct job *job = server_job(server);
+    const struct config *config = service->config;
+    const struct job *job = service->job;
     struct status status = {
-        .now_ns = server_now_ns(server),
+        .now_ns = service_now_ns(),
         .job = config->job,
         .run_id = job->run.id,
         .state = phase_word(job),
-        .version = server_version(),
-        .isa = server_isa(server),
+        .version = service_version(),
+        .isa = service->kernels->isa,
         .config_path = config->file,
         .socket_path = config->listen.socket,
         .pid = getpid(),
-        .started_ns = server_started_ns(server),
+        .started_ns = service->started_ns,
         .stage = (unsigned)config->zero.stage,
         .world_size = job->world.size,
         .layout = job->layout,
@@ -337,20 +337,20 @@ static struct status_param *make_params(const struct job *job)
 
 /* ---- commands: each returns JSON, owned by the caller, or NULL when memory is out ---------------------- */
 
-static char *on_status(struct server *server)
+static char *on_status(struct service *service)
 {
-    struct status_refused refused[ARRAY_SIZE(server_job(server)->journal.refused)];
-    _cleanup_free_ struct nodes_view *view = view_nodes(server);
-    struct status status = make_status(server, refused, view);
+    struct status_refused refused[ARRAY_SIZE(service->job->journal.refused)];
+    _cleanup_free_ struct nodes_view *view = view_nodes(service);
+    struct status status = make_status(service, refused, view);
 
     return status_json(&status);
 }
 
-static char *on_ranks(struct server *server)
+static char *on_ranks(struct service *service)
 {
-    _cleanup_free_ struct status_rank *ranks = make_ranks(server_job(server));
+    _cleanup_free_ struct status_rank *ranks = make_ranks(service->job);
 
-    return ranks ? ranks_json(ranks, job_n_local(server_job(server)), server_now_ns(server)) : NULL;
+    return ranks ? ranks_json(ranks, job_n_local(service->job), service_now_ns()) : NULL;
 }
 
 static bool has_pushed(const void *userdata, unsigned rank, uint32_t part)
@@ -368,21 +368,21 @@ static struct status_pushes pushes_of(const struct job *job)
                                   .userdata = job};
 }
 
-static char *on_params(struct server *server)
+static char *on_params(struct service *service)
 {
-    const struct job *job = server_job(server);
+    const struct job *job = service->job;
     _cleanup_free_ struct status_param *params = make_params(job);
     const struct status_pushes pushes = pushes_of(job);
 
     return params_json(job->layout, job->layout ? &pushes : NULL, params);
 }
 
-static char *on_diagnostics(struct server *server)
+static char *on_diagnostics(struct service *service)
 {
     const struct diagnostic *list[KEPT_MAX];
-    size_t n = kept_list(&server_job(server)->journal.kept, list);
+    size_t n = kept_list(&service->job->journal.kept, list);
 
-    return diagnostics_json(list, n, server_job(server)->layout, server_now_ns(server));
+    return diagnostics_json(list, n, service->job->layout, service_now_ns());
 }
 
 static char *print_config(const struct config *config)
@@ -398,15 +398,15 @@ static char *print_config(const struct config *config)
     return text;
 }
 
-static char *on_report(struct server *server)
+static char *on_report(struct service *service)
 {
-    const struct job *job = server_job(server);
+    const struct job *job = service->job;
     struct status_refused refused[ARRAY_SIZE(job->journal.refused)];
-    _cleanup_free_ struct nodes_view *view = view_nodes(server);
-    struct status status = make_status(server, refused, view);
+    _cleanup_free_ struct nodes_view *view = view_nodes(service);
+    struct status status = make_status(service, refused, view);
     _cleanup_free_ struct status_rank *ranks = make_ranks(job);
     _cleanup_free_ struct status_param *params = make_params(job);
-    _cleanup_free_ char *config = print_config(server_job(server)->config);
+    _cleanup_free_ char *config = print_config(service->job->config);
     const struct status_pushes pushes = pushes_of(job);
     const struct diagnostic *list[KEPT_MAX];
 
@@ -422,16 +422,16 @@ static char *on_report(struct server *server)
     });
 }
 
-static char *on_drain(struct server *server)
+static char *on_drain(struct service *service)
 {
-    server_job(server)->run.draining = true;
+    service->job->run.draining = true;
     log_notice("draining: no rank may attach, the daemon ends with the last one");
     return message_json("draining: no rank may attach any more; the daemon ends when the last trainer has left");
 }
 
-static char *on_abort(struct server *server)
+static char *on_abort(struct service *service)
 {
-    struct job *job = server_job(server);
+    struct job *job = service->job;
     unsigned n = 0;
     char text[256];
 
@@ -451,11 +451,11 @@ static char *on_abort(struct server *server)
     return message_json(text);
 }
 
-static char *on_drop(struct server *server)
+static char *on_drop(struct service *service)
 {
     _cleanup_free_ char *why = NULL;
 
-    if (job_drop(server_job(server), &why) != 0)
+    if (job_drop(service->job, &why) != 0)
         return error_json(why ? why : "trainers are still attached");
     log_notice("state dropped by request");
     return message_json("the state is gone; the next run may attach under any run id");
@@ -464,7 +464,7 @@ static char *on_drop(struct server *server)
 static const struct {
     const char *name;
     bool admin;
-    char *(*run)(struct server *server);
+    char *(*run)(struct service *service);
 } table[] = {
     {"status", false, on_status},           {"ranks", false, on_ranks},   {"params", false, on_params},
     {"diagnostics", false, on_diagnostics}, {"report", false, on_report}, {"drain", true, on_drain},
@@ -478,7 +478,7 @@ static uint32_t exit_code_of(const char *json)
     return strncmp(json, "{\"error\"", 8) == 0 || strncmp(json, "{ \"error\"", 9) == 0 ? EX_UNAVAILABLE : EX_OK;
 }
 
-char *admin_answer(struct server *server, const char *command, uint32_t *exit_code)
+char *admin_answer(struct service *service, const char *command, uint32_t *exit_code)
 {
     char text[160];
     char *json;
@@ -486,7 +486,7 @@ char *admin_answer(struct server *server, const char *command, uint32_t *exit_co
     for (size_t i = 0; i < ARRAY_SIZE(table); i++) {
         if (strcmp(table[i].name, command) != 0)
             continue;
-        json = table[i].run(server);
+        json = table[i].run(service);
         *exit_code = json ? exit_code_of(json) : EX_OSERR;
         return json ? json : error_json("out of memory");
     }
@@ -498,9 +498,9 @@ char *admin_answer(struct server *server, const char *command, uint32_t *exit_co
 static void refuse_command(struct session *session)
 {
     struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
-    struct diagnostic *d = server_keep(session, cause_not_allowed(&at, session->peer.uid, session->peer.gid,
-                                                                  "change the job (listen.admin_users, "
-                                                                  "listen.admin_groups)"));
+    struct diagnostic *d = session_keep(session, cause_not_allowed(&at, session->peer.uid, session->peer.gid,
+                                                                   "change the job (listen.admin_users, "
+                                                                   "listen.admin_groups)"));
     _cleanup_free_ char *json = error_json(d->text);
     const char *answer = json ? json : "{}";
 
@@ -518,12 +518,12 @@ static void refuse_command(struct session *session)
 
 void admin_request(struct session *session, const struct request_admin *request)
 {
-    bool is_admin = server_is_admin(session->server, &session->peer);
+    bool is_admin = listener_is_admin(session->service->listener, &session->peer);
 
     for (size_t i = 0; i < ARRAY_SIZE(table); i++)
         if (table[i].admin && !is_admin && strcmp(table[i].name, request->command) == 0) {
             refuse_command(session);
             return;
         }
-    questions_ask(server_questions(session->server), &session->question, session->fd, request->command, is_admin);
+    questions_ask(&session->service->questions, &session->question, session->fd, request->command, is_admin);
 }

@@ -6,10 +6,10 @@
 #include <stdint.h>
 
 struct session;
-struct server;
+struct service;
 struct request_admin;
 
 /* Asks the question, or refuses it. */
 void admin_request(struct session *session, const struct request_admin *request);
 /* Answers a command that admin_request() has let through. Return: JSON, owned by the caller; NULL: no memory. */
-char *admin_answer(struct server *server, const char *command, uint32_t *exit_code);
+char *admin_answer(struct service *service, const char *command, uint32_t *exit_code);

@@ -22,21 +22,21 @@
 #include "daemon/job/transaction/boundary.h"
 #include "daemon/server/admin.h"
 #include "daemon/server/places.h"
-#include "daemon/server/server.h"
+#include "daemon/server/service.h"
 #include "daemon/server/session.h"
 
 static void refuse(struct session *session, const char *what)
 {
-    struct evidence_at at = {.rank = server_rank_number(session), .step = -1, .micro_batch = -1};
+    struct evidence_at at = {.rank = session_rank_number(session), .step = -1, .micro_batch = -1};
 
-    session_refuse(session, server_keep(session, cause_bad_message(&at, what)));
+    session_refuse(session, session_keep(session, cause_bad_message(&at, what)));
 }
 
 /* ---- hello --------------------------------------------------------------------------------------------- */
 
 static void welcome(struct session *session)
 {
-    const struct job *job = server_job(session->server);
+    const struct job *job = session->service->job;
     const struct config *config = job->config;
     static const enum wire_on_duplicate policies[] = {
         [CONFIG_DUPLICATE_REJECT] = WIRE_ON_DUPLICATE_REJECT,
@@ -56,7 +56,7 @@ static void welcome(struct session *session)
                     .bucket_elems = config->zero.reduce_bucket_size,
                     .on_duplicate =
                         policies[session->rank ? session->rank->on_duplicate : config->diagnostics.on_duplicate],
-                    .server = server_version(),
+                    .server = service_version(),
                     .private_weights = config->weights == CONFIG_WEIGHTS_PRIVATE,
                     .run_id = job->run.id,
                     .stage3_max_live_elems = config->zero.stage3_max_live_parameters,
@@ -77,7 +77,7 @@ static void welcome(struct session *session)
 /* Trainers are never more than the ranks, for which limits.clients must leave room; so it counts the others. */
 static void control(struct session *session)
 {
-    unsigned clients = server_config(session->server)->limits.clients;
+    unsigned clients = session->service->config->limits.clients;
     struct evidence_quota evidence = {.at = {.rank = -1, .step = -1, .micro_batch = -1},
                                       .what = "control connections (limits.clients)",
                                       .unit = "clients",
@@ -86,11 +86,11 @@ static void control(struct session *session)
                                       .allowed = clients,
                                       .fix = "raise limits.clients"};
 
-    if (!places_take(session->server, session)) {
-        session_refuse(session, server_keep(session, cause_quota(&evidence)));
+    if (!places_take(session->service, session)) {
+        session_refuse(session, session_keep(session, cause_quota(&evidence)));
         return;
     }
-    session->quiet_ns = server_now_ns(session->server);
+    session->quiet_ns = service_now_ns();
     session_set_state(session, SESSION_CONTROL);
     welcome(session);
 }
@@ -99,13 +99,13 @@ static void attach(struct session *session, const struct request_hello *hello)
 {
     struct diagnostic *refusal = NULL;
 
-    if (job_attach(server_job(session->server),
+    if (job_attach(session->service->job,
                    &(struct job_attach){.peer = session,
                                         .hello = hello,
                                         .pid = session->peer.pid,
                                         .uid = session->peer.uid,
                                         .gid = session->peer.gid,
-                                        .is_admin = server_is_admin(session->server, &session->peer)},
+                                        .is_admin = listener_is_admin(session->service->listener, &session->peer)},
                    &session->rank, &refusal) != 0) {
         session_refuse(session, refusal);
         diagnostic_unref(refusal);
@@ -121,10 +121,10 @@ static void on_hello(struct session *session, const struct request *request)
     struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
     char what[160];
 
-    if (!server_allows(session->server, &session->peer)) {
-        session_refuse(session, server_keep(session,
-                                            cause_not_allowed(&at, session->peer.uid, session->peer.gid,
-                                                              "connect (listen.allow_users, listen.allow_groups)")));
+    if (!listener_allows(session->service->listener, &session->peer)) {
+        session_refuse(session,
+                       session_keep(session, cause_not_allowed(&at, session->peer.uid, session->peer.gid,
+                                                               "connect (listen.allow_users, listen.allow_groups)")));
         return;
     }
     if (hello->version_min > WIRE_VERSION || hello->version_max < WIRE_VERSION) {
@@ -143,140 +143,70 @@ static void on_hello(struct session *session, const struct request *request)
 
 /* ---- the job's verbs ----------------------------------------------------------------------------------- */
 
-static void on_declare(struct session *s, const struct request *r)
-{
-    job_declare(server_job(s->server), s->rank, &r->declare);
-}
+enum { RANK = SESSION_ATTACHED | SESSION_FORMED };
 
-static void on_form(struct session *s, const struct request *r)
-{
-    job_form(server_job(s->server), s->rank, &r->form);
-}
+/*
+ * Requests that one verb of the job serves, which has the request's name: type, name, states in which it is allowed.
+ * WITH: the verb gets the request's contents; BARE: there are none.
+ */
+#define JOB_VERBS(WITH, BARE)                                                                                          \
+    WITH(DECLARE, declare, SESSION_ATTACHED)                                                                           \
+    WITH(FORM, form, SESSION_ATTACHED)                                                                                 \
+    WITH(INIT, init, SESSION_FORMED)                                                                                   \
+    BARE(READY, ready, SESSION_FORMED)                                                                                 \
+    WITH(BEGIN_BACKWARD, begin_backward, SESSION_FORMED)                                                               \
+    WITH(INTERN, intern, RANK)                                                                                         \
+    WITH(PUSH, push, SESSION_FORMED)                                                                                   \
+    WITH(EVENT, event, SESSION_FORMED)                                                                                 \
+    WITH(SLOT_REQUEST, slot_request, SESSION_FORMED)                                                                   \
+    WITH(END_BACKWARD, end_backward, SESSION_FORMED)                                                                   \
+    WITH(ABANDON_BACKWARD, abandon_backward, SESSION_FORMED)                                                           \
+    WITH(STEP, step, SESSION_FORMED)                                                                                   \
+    BARE(GRAD_NORM, grad_norm, SESSION_FORMED)                                                                         \
+    WITH(GATHER, gather, SESSION_FORMED)                                                                               \
+    WITH(RELEASE, release, SESSION_FORMED)                                                                             \
+    WITH(PREFETCH, prefetch, SESSION_FORMED)                                                                           \
+    BARE(WRITE_BEGIN, write_begin, SESSION_FORMED)                                                                     \
+    WITH(READ_STATE, read_state, SESSION_FORMED)                                                                       \
+    WITH(WRITE_STATE, write_state, SESSION_FORMED)                                                                     \
+    BARE(CLEAR_FAULT, clear_fault, RANK)                                                                               \
+    WITH(REPORT, report, RANK)                                                                                         \
+    WITH(EVIDENCE, evidence, SESSION_FORMED)
 
-static void on_init(struct session *s, const struct request *r)
-{
-    job_init(server_job(s->server), s->rank, &r->init);
-}
+#define FORWARD_WITH(type, name, states)                                                                               \
+    static void on_##name(struct session *session, const struct request *request)                                      \
+    {                                                                                                                  \
+        job_##name(session->service->job, session->rank, &request->name);                                              \
+    }
+#define FORWARD_BARE(type, name, states)                                                                               \
+    static void on_##name(struct session *session, const struct request *request)                                      \
+    {                                                                                                                  \
+        (void)request;                                                                                                 \
+        job_##name(session->service->job, session->rank);                                                              \
+    }
 
-static void on_ready(struct session *s, const struct request *r)
-{
-    (void)r;
-    job_ready(server_job(s->server), s->rank);
-}
-
-static void on_begin_backward(struct session *s, const struct request *r)
-{
-    job_begin_backward(server_job(s->server), s->rank, &r->begin_backward);
-}
-
-static void on_intern(struct session *s, const struct request *r)
-{
-    job_intern(server_job(s->server), s->rank, &r->intern);
-}
-
-static void on_push(struct session *s, const struct request *r)
-{
-    job_push(server_job(s->server), s->rank, &r->push);
-}
-
-static void on_event(struct session *s, const struct request *r)
-{
-    job_event(server_job(s->server), s->rank, &r->event);
-}
-
-static void on_slot_request(struct session *s, const struct request *r)
-{
-    job_slot_request(server_job(s->server), s->rank, &r->slot_request);
-}
-
-static void on_end_backward(struct session *s, const struct request *r)
-{
-    job_end_backward(server_job(s->server), s->rank, &r->end_backward);
-}
-
-static void on_abandon_backward(struct session *s, const struct request *r)
-{
-    job_abandon_backward(server_job(s->server), s->rank, &r->abandon_backward);
-}
-
-static void on_step(struct session *s, const struct request *r)
-{
-    job_step(server_job(s->server), s->rank, &r->step);
-}
-
-static void on_grad_norm(struct session *s, const struct request *r)
-{
-    (void)r;
-    job_grad_norm(server_job(s->server), s->rank);
-}
-
-static void on_gather(struct session *s, const struct request *r)
-{
-    job_gather(server_job(s->server), s->rank, &r->gather);
-}
-
-static void on_release(struct session *s, const struct request *r)
-{
-    job_release(server_job(s->server), s->rank, &r->release);
-}
-
-static void on_prefetch(struct session *s, const struct request *r)
-{
-    job_prefetch(server_job(s->server), s->rank, &r->prefetch);
-}
-
-static void on_write_begin(struct session *s, const struct request *r)
-{
-    (void)r;
-    job_write_begin(server_job(s->server), s->rank);
-}
+JOB_VERBS(FORWARD_WITH, FORWARD_BARE)
 
 static void on_write_end(struct session *s, const struct request *r)
 {
-    job_write_end(server_job(s->server), s->rank, r->write_end.forget);
-}
-
-static void on_read_state(struct session *s, const struct request *r)
-{
-    job_read_state(server_job(s->server), s->rank, &r->read_state);
-}
-
-static void on_write_state(struct session *s, const struct request *r)
-{
-    job_write_state(server_job(s->server), s->rank, &r->write_state);
+    job_write_end(s->service->job, s->rank, r->write_end.forget);
 }
 
 static void on_abort_step(struct session *s, const struct request *r)
 {
-    job_abort_step(server_job(s->server), s->rank, r->abort_step.why);
+    job_abort_step(s->service->job, s->rank, r->abort_step.why);
 }
 
 static void on_abort_seen(struct session *s, const struct request *r)
 {
-    job_abort_seen(server_job(s->server), s->rank, r->abort_seen.attempt);
-}
-
-static void on_clear_fault(struct session *s, const struct request *r)
-{
-    (void)r;
-    job_clear_fault(server_job(s->server), s->rank);
-}
-
-static void on_report(struct session *s, const struct request *r)
-{
-    job_report(server_job(s->server), s->rank, &r->report);
-}
-
-static void on_evidence(struct session *s, const struct request *r)
-{
-    job_evidence(server_job(s->server), s->rank, &r->evidence);
+    job_abort_seen(s->service->job, s->rank, r->abort_seen.attempt);
 }
 
 static void on_leave(struct session *s, const struct request *r)
 {
     (void)r;
     session_set_state(s, SESSION_LEFT);
-    job_leave(server_job(s->server), s->rank);
+    job_leave(s->service->job, s->rank);
 }
 
 static void on_admin(struct session *s, const struct request *r)
@@ -286,40 +216,18 @@ static void on_admin(struct session *s, const struct request *r)
 
 /* ---- the table ----------------------------------------------------------------------------------------- */
 
-enum { RANK = SESSION_ATTACHED | SESSION_FORMED };
+#define ROW(type, name, states) [REQUEST_##type] = {states, on_##name},
 
 static const struct {
     unsigned states; /* in which it is allowed */
     void (*handle)(struct session *session, const struct request *request);
 } table[N_REQUEST_TYPES] = {
     [REQUEST_HELLO] = {SESSION_HELLO, on_hello},
-    [REQUEST_DECLARE] = {SESSION_ATTACHED, on_declare},
-    [REQUEST_FORM] = {SESSION_ATTACHED, on_form},
-    [REQUEST_INIT] = {SESSION_FORMED, on_init},
-    [REQUEST_READY] = {SESSION_FORMED, on_ready},
-    [REQUEST_BEGIN_BACKWARD] = {SESSION_FORMED, on_begin_backward},
-    [REQUEST_INTERN] = {RANK, on_intern},
-    [REQUEST_PUSH] = {SESSION_FORMED, on_push},
-    [REQUEST_SLOT_REQUEST] = {SESSION_FORMED, on_slot_request},
-    [REQUEST_END_BACKWARD] = {SESSION_FORMED, on_end_backward},
-    [REQUEST_ABANDON_BACKWARD] = {SESSION_FORMED, on_abandon_backward},
-    [REQUEST_STEP] = {SESSION_FORMED, on_step},
-    [REQUEST_GRAD_NORM] = {SESSION_FORMED, on_grad_norm},
-    [REQUEST_GATHER] = {SESSION_FORMED, on_gather},
-    [REQUEST_RELEASE] = {SESSION_FORMED, on_release},
-    [REQUEST_WRITE_BEGIN] = {SESSION_FORMED, on_write_begin},
-    [REQUEST_WRITE_END] = {SESSION_FORMED, on_write_end},
-    [REQUEST_READ_STATE] = {SESSION_FORMED, on_read_state},
+    JOB_VERBS(ROW, ROW)[REQUEST_WRITE_END] = {SESSION_FORMED, on_write_end},
     [REQUEST_ABORT_STEP] = {SESSION_FORMED, on_abort_step},
     [REQUEST_ABORT_SEEN] = {SESSION_FORMED, on_abort_seen},
-    [REQUEST_CLEAR_FAULT] = {RANK, on_clear_fault},
-    [REQUEST_REPORT] = {RANK, on_report},
-    [REQUEST_EVIDENCE] = {SESSION_FORMED, on_evidence},
     [REQUEST_LEAVE] = {RANK, on_leave},
     [REQUEST_ADMIN] = {SESSION_CONTROL, on_admin},
-    [REQUEST_WRITE_STATE] = {SESSION_FORMED, on_write_state},
-    [REQUEST_PREFETCH] = {SESSION_FORMED, on_prefetch},
-    [REQUEST_EVENT] = {SESSION_FORMED, on_event},
 };
 
 static const char *state_word(enum session_state state)
@@ -340,11 +248,11 @@ static const char *state_word(enum session_state state)
 
 void dispatch_request(struct session *session, const struct request *request)
 {
-    struct job *job = server_job(session->server);
+    struct job *job = session->service->job;
     char what[128];
 
     if (session->rank) {
-        session->rank->last_ns = server_now_ns(session->server);
+        session->rank->last_ns = service_now_ns();
         session->rank->last_request = request_type_name(request->type);
         /* Formed was answered: from here on it is a rank that takes part. */
         if (session->state == SESSION_ATTACHED && session->rank->formed)

@@ -12,6 +12,7 @@
 #include "core/base/log.h"
 #include "core/config/config.h"
 #include "daemon/server/server.h"
+#include "daemon/server/service.h"
 
 static const char usage[] = "usage: zerod --config FILE [--socket PATH] [--check | --print-config]\n"
                             "\n"
@@ -36,9 +37,13 @@ struct options {
 static struct options parse(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"config", required_argument, NULL, 'c'}, {"check", no_argument, NULL, 'k'},
-        {"print-config", no_argument, NULL, 'p'}, {"version", no_argument, NULL, 'V'},
-        {"help", no_argument, NULL, 'h'},         {"socket", required_argument, NULL, 's'}, {0},
+        {"config", required_argument, NULL, 'c'},
+        {"check", no_argument, NULL, 'k'},
+        {"print-config", no_argument, NULL, 'p'},
+        {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},
+        {"socket", required_argument, NULL, 's'},
+        {0},
     };
     struct options options = {.exit_now = -1};
     int c;
@@ -58,7 +63,7 @@ static struct options parse(int argc, char **argv)
             options.print = true;
             break;
         case 'V':
-            printf("zerod %s\n", server_version());
+            printf("zerod %s\n", service_version());
             options.exit_now = EX_OK;
             return options;
         case 'h':

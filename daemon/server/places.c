@@ -4,16 +4,16 @@
 
 #include "core/base/base.h"
 #include "core/config/config.h"
-#include "daemon/server/server.h"
+#include "daemon/server/service.h"
 #include "daemon/server/session.h"
 
 enum standing { ANYBODY, ADMINISTRATOR, ROOT };
 
-static enum standing standing_of(const struct server *server, const struct session *session)
+static enum standing standing_of(const struct service *service, const struct session *session)
 {
     if (session->peer.uid == 0)
         return ROOT;
-    return server_is_admin(server, &session->peer) ? ADMINISTRATOR : ANYBODY;
+    return listener_is_admin(service->listener, &session->peer) ? ADMINISTRATOR : ANYBODY;
 }
 
 /* Since when the connection has not done what it is waited for; UINT64_MAX: nothing is. */
@@ -40,11 +40,11 @@ static uint64_t silence_ns(const struct session *session, uint64_t now_ns)
     return since_ns < now_ns ? now_ns - since_ns : 0;
 }
 
-void places_close_silent(struct server *server, uint64_t now_ns)
+void places_close_silent(struct service *service, uint64_t now_ns)
 {
-    uint64_t timeout_ns = server_config(server)->limits.handshake_timeout_ms * UINT64_C(1000000);
+    uint64_t timeout_ns = service->config->limits.handshake_timeout_ms * UINT64_C(1000000);
 
-    for (struct session *s = server_sessions(server); s; s = s->next)
+    for (struct session *s = service->sessions; s; s = s->next)
         if (silence_ns(s, now_ns) > timeout_ns)
             session_doom(s);
 }
@@ -53,15 +53,15 @@ void places_close_silent(struct server *server, uint64_t now_ns)
  * The connection to be closed for the newcomer, in one of these states: the lowest, and of these the one silent for
  * longest. Equals go if they have been silent for min_silence_ns. Return: NULL, none has to.
  */
-static struct session *find_lowest(struct server *server, const struct session *newcomer, unsigned states,
+static struct session *find_lowest(struct service *service, const struct session *newcomer, unsigned states,
                                    uint64_t min_silence_ns)
 {
-    enum standing standing = standing_of(server, newcomer), lowest = ROOT;
-    uint64_t now_ns = server_now_ns(server), longest_ns = 0;
+    enum standing standing = standing_of(service, newcomer), lowest = ROOT;
+    uint64_t now_ns = service_now_ns(), longest_ns = 0;
     struct session *found = NULL;
 
-    for (struct session *s = server_sessions(server); s; s = s->next) {
-        enum standing its = standing_of(server, s);
+    for (struct session *s = service->sessions; s; s = s->next) {
+        enum standing its = standing_of(service, s);
         uint64_t silent_ns = silence_ns(s, now_ns);
 
         if (s == newcomer || s->doomed || !(s->state & states) || its > standing)
@@ -84,21 +84,21 @@ static bool close_for(struct session *session)
     return session != NULL;
 }
 
-bool places_take(struct server *server, struct session *session)
+bool places_take(struct service *service, struct session *session)
 {
-    uint64_t n_places = server_config(server)->limits.clients;
+    uint64_t n_places = service->config->limits.clients;
     uint64_t n_taken = 0;
 
-    if (standing_of(server, session) > ANYBODY)
+    if (standing_of(service, session) > ANYBODY)
         n_places += PLACES_KEPT;
-    for (const struct session *s = server_sessions(server); s; s = s->next)
+    for (const struct session *s = service->sessions; s; s = s->next)
         n_taken += s->state == SESSION_CONTROL && !s->doomed;
-    return n_taken < n_places || close_for(find_lowest(server, session, SESSION_CONTROL, PLACES_SILENT_NS));
+    return n_taken < n_places || close_for(find_lowest(service, session, SESSION_CONTROL, PLACES_SILENT_NS));
 }
 
-bool places_make_room(struct server *server, struct session *session, bool equals)
+bool places_make_room(struct service *service, struct session *session, bool equals)
 {
     unsigned states = equals ? SESSION_HELLO : SESSION_HELLO | SESSION_CONTROL;
 
-    return close_for(find_lowest(server, session, states, equals ? 0 : UINT64_MAX));
+    return close_for(find_lowest(service, session, states, equals ? 0 : UINT64_MAX));
 }

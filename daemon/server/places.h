@@ -13,21 +13,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct server;
+struct service;
 struct session;
 
 enum { PLACES_KEPT = 8 };                           /* picked: more than administrators look at one time */
 #define PLACES_SILENT_NS (UINT64_C(1) * 1000000000) /* picked: zerodctl asks at once; nobody else has to */
 
 /* Closes the connection that has the place, if need be. Return: false, no place for this control connection. */
-bool places_take(struct server *server, struct session *session);
+bool places_take(struct service *service, struct session *session);
 
 /*
  * Closes a connection for the newest one, which has not said Hello, when descriptors or places before Hello are short.
  * equals: connections of its own standing may go, too, the oldest that has not said Hello first. Return: whether one
  * was closed.
  */
-bool places_make_room(struct server *server, struct session *session, bool equals);
+bool places_make_room(struct service *service, struct session *session, bool equals);
 
 /* Closes connections that have not said Hello, have not asked, or do not read, for limits.handshake_timeout. */
-void places_close_silent(struct server *server, uint64_t now_ns);
+void places_close_silent(struct service *service, uint64_t now_ns);

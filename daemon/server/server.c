@@ -6,18 +6,14 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "core/base/base.h"
-#include "core/base/log-limit.h"
 #include "core/base/log.h"
 #include "core/base/notify.h"
 #include "core/base/open-files.h"
 #include "core/base/worker.h"
 #include "core/config/config.h"
 #include "core/diagnosis/cause.h"
-#include "core/wire/frame.h"
-#include "core/wire/wire-arena.h"
 #include "daemon/job/attendance.h"
 #include "daemon/job/job.h"
 #include "daemon/job/model/journal.h"
@@ -27,9 +23,11 @@
 #include "daemon/nodes/membership.h"
 #include "daemon/server/admin.h"
 #include "daemon/server/diagnostic-log.h"
+#include "daemon/server/dispatch.h"
 #include "daemon/server/listener.h"
 #include "daemon/server/places.h"
 #include "daemon/server/questions.h"
+#include "daemon/server/service.h"
 #include "daemon/server/session.h"
 
 enum {
@@ -50,173 +48,27 @@ struct server {
     struct worker_pool *pool;
     struct job *job;
     struct membership *membership; /* NULL: one node */
-    struct session *sessions;
-    struct log_limit closed; /* connections that are closed without a word */
-    unsigned n_sessions;
-    bool some_doomed;
-    bool listening; /* the listen handle is active */
-    struct wire_arena arena;
-    struct frame_batch batch;
-    struct questions questions;
-    uint8_t *buffer;
-    uint64_t started_ns, watchdog_ns, fed_ns, status_ns;
+    struct service service;        /* what connections see of all this */
+    bool listening;                /* the listen handle is active */
+    uint64_t watchdog_ns, fed_ns, status_ns;
     uint64_t progress_seen, stuck_since_ns;
     struct diagnostic_log log;
     bool stopping;
     bool told_sighup;
 };
 
-const char *server_version(void)
+struct service *server_service(struct server *server)
 {
-    return ZEROD_VERSION;
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
-uv_loop_t *server_loop(struct server *server)
-{
-    return &server->loop;
-}
-
-uint64_t server_now_ns(const struct server *server)
-{
-    (void)server;
-    return now_ns();
-}
-
-struct job *server_job(struct server *server)
-{
-    return server->job;
-}
-
-const struct config *server_config(const struct server *server)
-{
-    return server->config;
-}
-
-const char *server_isa(const struct server *server)
-{
-    return server->kernels->isa;
-}
-
-const struct membership *server_membership(const struct server *server)
-{
-    return server->membership;
-}
-
-uint64_t server_started_ns(const struct server *server)
-{
-    return server->started_ns;
-}
-
-struct wire_arena *server_arena(struct server *server)
-{
-    return &server->arena;
-}
-
-struct frame_batch *server_batch(struct server *server)
-{
-    return &server->batch;
-}
-
-struct questions *server_questions(struct server *server)
-{
-    return &server->questions;
-}
-
-uint8_t *server_buffer(struct server *server)
-{
-    return server->buffer;
-}
-
-bool server_allows(const struct server *server, const struct listener_peer *peer)
-{
-    return listener_allows(&server->listener, peer);
-}
-
-bool server_is_admin(const struct server *server, const struct listener_peer *peer)
-{
-    return listener_is_admin(&server->listener, peer);
-}
-
-int64_t server_rank_number(const struct session *session)
-{
-    return session->rank ? (int64_t)session->rank->rank : -1;
-}
-
-struct diagnostic *server_keep(struct session *session, struct diagnostic *diagnostic)
-{
-    struct job *job = session->server->job;
-
-    return session->rank ? job_keep(job, diagnostic) : job_keep_stranger(job, diagnostic);
+    return &server->service;
 }
 
 /* ---- sessions ------------------------------------------------------------------------------------------ */
-
-void server_link(struct server *server, struct session *session)
-{
-    session->next = server->sessions;
-    session->link = &server->sessions;
-    if (session->next)
-        session->next->link = &session->next;
-    server->sessions = session;
-    server->n_sessions++;
-}
-
-void server_unlink(struct server *server, struct session *session)
-{
-    *session->link = session->next;
-    if (session->next)
-        session->next->link = session->link;
-    server->n_sessions--;
-}
-
-struct session *server_sessions(struct server *server)
-{
-    return server->sessions;
-}
-
-void server_detach(struct server *server, struct session *session, struct job_rank *rank)
-{
-    if (rank->peer == session) /* else a reconnect of the same process has taken the rank over */
-        job_detach(server->job, rank);
-}
-
-void server_note_doomed(struct server *server)
-{
-    server->some_doomed = true;
-}
-
-void server_reap(struct server *server)
-{
-    struct session *session, *next;
-
-    if (server->job)
-        job_settle(server->job);
-    /* Closing one may doom another: a job tells its ranks, and one of them does not read. */
-    while (server->some_doomed) {
-        server->some_doomed = false;
-        for (session = server->sessions; session; session = next) {
-            next = session->next;
-            if (session->doomed)
-                session_close(session);
-        }
-        if (server->job)
-            job_settle(server->job);
-    }
-}
 
 static unsigned n_ungreeted(const struct server *server)
 {
     unsigned n = 0;
 
-    for (const struct session *s = server->sessions; s; s = s->next)
+    for (const struct session *s = server->service.sessions; s; s = s->next)
         n += s->state == SESSION_HELLO && !s->doomed;
     return n;
 }
@@ -234,17 +86,10 @@ static bool needs_for_job(const struct server *server, int fd)
 
 static void refuse_connection(struct session *session)
 {
-    struct evidence_quota evidence = {.at = {.rank = -1, .step = -1, .micro_batch = -1},
-                                      .what = "connections",
-                                      .open_files = open_files_limit()};
+    struct evidence_quota evidence = {
+        .at = {.rank = -1, .step = -1, .micro_batch = -1}, .what = "connections", .open_files = open_files_limit()};
 
-    session_refuse(session, server_keep(session, cause_quota(&evidence)));
-}
-
-void server_note_closed(struct server *server, const struct session *session, const char *why)
-{
-    log_limited(&server->closed, now_ns() / 1000000, LOG_ERR, "a connection of pid %d is closed, because %s",
-                (int)session->peer.pid, why);
+    session_refuse(session, session_keep(session, cause_quota(&evidence)));
 }
 
 static void on_listen(uv_poll_t *handle, int status, int events)
@@ -266,15 +111,15 @@ static void on_listen(uv_poll_t *handle, int status, int events)
         }
         if (fd < 0)
             break;
-        r = session_new(&session, server, fd);
+        r = session_new(&session, &server->service, fd);
         if (r < 0)
             log_error("a connection could not be served: %s", strerror(-r));
-        else if (needs_for_job(server, fd) && !places_make_room(server, session, false))
+        else if (needs_for_job(server, fd) && !places_make_room(&server->service, session, false))
             refuse_connection(session);
         else if (n_ungreeted(server) > MAX_UNGREETED)
-            (void)places_make_room(server, session, true);
+            (void)places_make_room(&server->service, session, true);
     }
-    server_reap(server);
+    sessions_reap(&server->service);
 }
 
 /* ---- job callbacks ------------------------------------------------------------------------------------- */
@@ -298,38 +143,42 @@ static void job_logs(void *userdata, const struct diagnostic *diagnostic)
 {
     struct server *server = userdata;
 
-    diagnostic_log_put(&server->log, diagnostic, now_ns() / 1000000);
+    diagnostic_log_put(&server->log, diagnostic, service_now_ns() / 1000000);
 }
 
 static uint64_t job_clock(void *userdata)
 {
     (void)userdata;
-    return now_ns();
+    return service_now_ns();
+}
+
+static void reap(void *userdata)
+{
+    struct server *server = userdata;
+
+    sessions_reap(&server->service);
 }
 
 /* ---- questions ----------------------------------------------------------------------------------------- */
 
 static char *answer_question(void *userdata, const char *command, uint32_t *exit_code)
 {
-    return admin_answer(userdata, command, exit_code);
+    struct server *server = userdata;
+
+    return admin_answer(&server->service, command, exit_code);
 }
 
 static void question_moved(struct question *question)
 {
     struct session *session = container_of(question, struct session, question);
 
-    session->quiet_ns = now_ns();
+    session->quiet_ns = service_now_ns();
     session_want_events(session);
 }
 
 static void question_failed(struct question *question)
 {
     session_doom(container_of(question, struct session, question));
-}
-
-static void after_questions(void *userdata)
-{
-    server_reap(userdata);
 }
 
 /* ---- time ---------------------------------------------------------------------------------------------- */
@@ -387,17 +236,17 @@ static void listen_again(struct server *server)
 static void on_tick(uv_timer_t *handle)
 {
     struct server *server = handle->data;
-    uint64_t now = now_ns();
+    uint64_t now = service_now_ns();
 
     if (!server->listening)
         listen_again(server);
-    places_close_silent(server, now);
+    places_close_silent(&server->service, now);
     job_tick(server->job);
     diagnostic_log_flush(&server->log, now / 1000000);
-    log_limit_flush(&server->closed, now / 1000000);
+    log_limit_flush(&server->service.closed, now / 1000000);
     tell_status(server, now);
     feed_watchdog(server, now);
-    server_reap(server);
+    sessions_reap(&server->service);
     if (server->job->run.draining && job_is_idle(server->job)) {
         log_notice("drained: no trainer is left");
         stop(server);
@@ -409,7 +258,7 @@ static void on_soon(uv_timer_t *handle)
     struct server *server = handle->data;
 
     job_tick(server->job);
-    server_reap(server);
+    sessions_reap(&server->service);
 }
 
 static void job_wants_tick(void *userdata, unsigned delay_ms)
@@ -424,9 +273,9 @@ static void on_work(uv_async_t *handle)
 {
     struct server *server = handle->data;
 
-    questions_give_way(&server->questions);
+    questions_give_way(&server->service.questions);
     worker_pool_reap(server->pool);
-    server_reap(server);
+    sessions_reap(&server->service);
 }
 
 static void notify_loop(void *userdata)
@@ -501,11 +350,6 @@ static int start_handles(struct server *server)
     return r;
 }
 
-static void after_engine(void *userdata)
-{
-    server_reap(userdata);
-}
-
 static int start(struct server *server, char *why, size_t why_size)
 {
     const struct job_ops ops = {.answer = job_answers,
@@ -513,13 +357,13 @@ static int start(struct server *server, char *why, size_t why_size)
                                 .log = job_logs,
                                 .now_ns = job_clock,
                                 .soon = job_wants_tick,
-                                .after = after_engine,
+                                .after = reap,
                                 .loop = &server->loop,
                                 .userdata = server};
     const struct questions_ops questions = {.answer = answer_question,
                                             .moved = question_moved,
                                             .failed = question_failed,
-                                            .after = after_questions,
+                                            .after = reap,
                                             .userdata = server};
     int r;
 
@@ -537,16 +381,15 @@ static int start(struct server *server, char *why, size_t why_size)
     }
     r = job_new(&server->job, server->config, server->kernels, server->pool, &ops);
     if (r == 0 && server->config->world.nodes.n_items > 1)
-        r = membership_new(&server->membership,
-                           &(struct membership_options){
-                               .loop = &server->loop, .job = server->job, .after = after_engine, .userdata = server},
-                           why, why_size);
+        r = membership_new(
+            &server->membership,
+            &(struct membership_options){.loop = &server->loop, .job = server->job, .after = reap, .userdata = server},
+            why, why_size);
+    server->service.kernels = server->kernels;
+    server->service.job = server->job;
+    server->service.membership = server->membership;
     if (r == 0)
-        r = wire_arena_init(&server->arena);
-    if (r == 0)
-        r = frame_batch_init(&server->batch);
-    if (r == 0)
-        r = questions_init(&server->questions, &server->loop, &questions);
+        r = service_init(&server->service, &questions);
     if (r < 0)
         return r;
     r = listener_init(&server->listener, &server->config->listen, why, why_size);
@@ -573,14 +416,15 @@ int server_new(struct server **out, const struct config *config, char *why, size
         return r;
     }
     server->config = config;
+    server->service.config = config;
+    server->service.loop = &server->loop;
+    server->service.listener = &server->listener;
+    server->service.handle = dispatch_request;
     server->listener = LISTENER_NULL;
-    server->started_ns = server->stuck_since_ns = now_ns();
+    server->service.started_ns = server->stuck_since_ns = service_now_ns();
     server->watchdog_ns = notify_watchdog_us() * 1000;
-    server->buffer = malloc(FRAME_MAX_BYTES);
     server->work_async.data = server;
     r = uv_async_init(&server->loop, &server->work_async, on_work);
-    if (r == 0 && !server->buffer)
-        r = -ENOMEM;
     if (r == 0)
         r = start(server, why, why_size);
     if (r < 0) {
@@ -609,23 +453,20 @@ void server_free(struct server *server)
     if (server->listener.fd >= 0 && server->listen_poll.type == UV_POLL)
         uv_close((uv_handle_t *)&server->listen_poll, NULL);
     listener_deinit(&server->listener);
-    for (struct session *s = server->sessions; s; s = s->next)
-        s->doomed = server->some_doomed = true;
-    server_reap(server);
+    for (struct session *s = server->service.sessions; s; s = s->next)
+        s->doomed = server->service.some_doomed = true;
+    sessions_reap(&server->service);
     /* Works refer to the job: they end first. */
     while (server->pool && worker_pool_wait(server->pool) > 0)
         job_settle(server->job);
-    server_reap(server);
+    sessions_reap(&server->service);
     worker_pool_free(server->pool);
     job_free(server->job); /* it stops its engine: before the membership goes, whose callbacks end with it */
     membership_close(server->membership);
     uv_walk(&server->loop, close_handle, NULL);
     uv_run(&server->loop, UV_RUN_DEFAULT);
     uv_loop_close(&server->loop);
-    frame_batch_deinit(&server->batch);
-    questions_deinit(&server->questions);
-    wire_arena_deinit(&server->arena);
-    free(server->buffer);
+    service_deinit(&server->service);
     free(server);
 }
 
@@ -634,7 +475,7 @@ int server_run(struct server *server)
     log_notice("ready: job %s, %u ranks, stage %d, %s kernels, %u threads, socket %s", server->config->job,
                server->config->world.size, server->config->zero.stage, server->kernels->isa,
                worker_pool_n_threads(server->pool), server->config->listen.socket);
-    tell_status(server, now_ns()); /* so that a unit that is active has a status line */
+    tell_status(server, service_now_ns()); /* so that a unit that is active has a status line */
     notify_state("READY=1");
     uv_run(&server->loop, UV_RUN_DEFAULT);
     return 0;

@@ -12,9 +12,13 @@
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/base/open-files.h"
+#include "core/base/log.h"
 #include "core/diagnosis/cause.h"
-#include "daemon/server/dispatch.h"
-#include "daemon/server/server.h"
+#include "daemon/job/attendance.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/journal.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/server/service.h"
 
 /* Answers that a client has not read: a diagnostic or a part of JSON is 128 KiB at most; picked, not measured. */
 enum { MAX_QUEUED_PACKETS = 64, MAX_QUEUED_BYTES = 8 << 20 };
@@ -39,6 +43,57 @@ void session_set_state(struct session *session, enum session_state state)
     session->state = state;
 }
 
+int64_t session_rank_number(const struct session *session)
+{
+    return session->rank ? (int64_t)session->rank->rank : -1;
+}
+
+struct diagnostic *session_keep(struct session *session, struct diagnostic *diagnostic)
+{
+    struct job *job = session->service->job;
+
+    return session->rank ? job_keep(job, diagnostic) : job_keep_stranger(job, diagnostic);
+}
+
+/* ---- the list ------------------------------------------------------------------------------------------ */
+
+static void link_session(struct session *session)
+{
+    struct service *service = session->service;
+
+    session->next = service->sessions;
+    session->link = &service->sessions;
+    if (session->next)
+        session->next->link = &session->next;
+    service->sessions = session;
+}
+
+static void unlink_session(struct session *session)
+{
+    *session->link = session->next;
+    if (session->next)
+        session->next->link = session->link;
+}
+
+void sessions_reap(struct service *service)
+{
+    struct session *session, *next;
+
+    if (service->job)
+        job_settle(service->job);
+    /* Closing one may doom another: a job tells its ranks, and one of them does not read. */
+    while (service->some_doomed) {
+        service->some_doomed = false;
+        for (session = service->sessions; session; session = next) {
+            next = session->next;
+            if (session->doomed)
+                session_close(session);
+        }
+        if (service->job)
+            job_settle(service->job);
+    }
+}
+
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
 static void on_closed(uv_handle_t *handle)
@@ -58,7 +113,7 @@ static void on_closed(uv_handle_t *handle)
 /* *is_handle: it has become a handle, which has to be closed; also on failure. */
 static int watch(struct session *session, uv_poll_t *handle, int fd, uv_poll_cb callback, bool *is_handle)
 {
-    uv_loop_t *loop = server_loop(session->server);
+    uv_loop_t *loop = session->service->loop;
     int r = uv_poll_init(loop, handle, fd);
 
     if (r < 0)
@@ -83,7 +138,7 @@ static int watch_peer(struct session *session)
     return watch(session, &session->pid_poll, session->pidfd, on_pid, &session->watches_pid);
 }
 
-int session_new(struct session **out, struct server *server, int fd)
+int session_new(struct session **out, struct service *service, int fd)
 {
     struct session *session = calloc(1, sizeof(*session));
     int r;
@@ -92,13 +147,13 @@ int session_new(struct session **out, struct server *server, int fd)
         close(fd);
         return -ENOMEM;
     }
-    session->server = server;
+    session->service = service;
     session->fd = fd;
     session->pidfd = -1;
     session->state = SESSION_HELLO;
-    session->accepted_ns = server_now_ns(server);
+    session->accepted_ns = service_now_ns();
     frame_queue_init(&session->queue, MAX_QUEUED_PACKETS, MAX_QUEUED_BYTES);
-    server_link(server, session);
+    link_session(session);
 
     session->events = UV_READABLE;
     r = listener_peer_init(&session->peer, fd);
@@ -120,10 +175,10 @@ void session_close(struct session *session)
 
     assert(session->state != SESSION_CLOSED);
     session_set_state(session, SESSION_CLOSED);
-    server_unlink(session->server, session);
-    questions_cancel(server_questions(session->server), &session->question);
-    if (rank)
-        server_detach(session->server, session, rank);
+    unlink_session(session);
+    questions_cancel(&session->service->questions, &session->question);
+    if (rank && rank->peer == session) /* else a reconnect of the same process has taken the rank over */
+        job_detach(session->service->job, rank);
     if (session->watches_pid)
         uv_close((uv_handle_t *)&session->pid_poll, on_closed);
     if (session->watches_socket)
@@ -140,10 +195,17 @@ void session_close(struct session *session)
 void session_doom(struct session *session)
 {
     session->doomed = true;
-    server_note_doomed(session->server);
+    session->service->some_doomed = true;
 }
 
 /* ---- sending ------------------------------------------------------------------------------------------- */
+
+/* Logs why a connection is closed without an answer: a few times, then their number. */
+static void note_closed(struct session *session, const char *why)
+{
+    log_limited(&session->service->closed, service_now_ns() / 1000000, LOG_ERR,
+                "a connection of pid %d is closed, because %s", (int)session->peer.pid, why);
+}
 
 /* A control connection says nothing more until all that it has asked for is sent. */
 static bool may_read(const struct session *session)
@@ -166,12 +228,12 @@ void session_want_events(struct session *session)
     if (r == 0)
         return;
     snprintf(why, sizeof(why), "it cannot be watched: %s", strerror(-r));
-    server_note_closed(session->server, session, why);
+    note_closed(session, why);
     session_doom(session);
 }
 
 /* The peer learns that its connection is closed, and the log why: libzerod points there. */
-static void note_failure(const struct session *session, const char *what, int r)
+static void note_failure(struct session *session, const char *what, int r)
 {
     char why[160];
 
@@ -180,12 +242,12 @@ static void note_failure(const struct session *session, const char *what, int r)
     else
         snprintf(why, sizeof(why), "nothing can be %s it: %s", what, strerror(-r));
     if (r == FRAME_E_FULL || r < 0)
-        server_note_closed(session->server, session, why);
+        note_closed(session, why);
 }
 
 void session_send(struct session *session, const struct reply *reply, int *fds, size_t n_fds)
 {
-    int n = wire_pack_reply(server_arena(session->server), reply, server_buffer(session->server), FRAME_MAX_BYTES);
+    int n = wire_pack_reply(&session->service->arena, reply, session->service->buffer, FRAME_MAX_BYTES);
     int r;
 
     (void)failpoint("answer");
@@ -195,7 +257,7 @@ void session_send(struct session *session, const struct reply *reply, int *fds, 
         session_doom(session);
         return;
     }
-    r = frame_queue_send(&session->queue, session->fd, server_buffer(session->server), (size_t)n, fds, n_fds);
+    r = frame_queue_send(&session->queue, session->fd, session->service->buffer, (size_t)n, fds, n_fds);
     if (r != 0) {
         note_failure(session, "sent to", r);
         session_doom(session);
@@ -219,8 +281,8 @@ void session_refuse(struct session *session, const struct diagnostic *diagnostic
 
 static void refuse_message(struct session *session, const char *why)
 {
-    struct evidence_at at = {.rank = server_rank_number(session), .step = -1, .micro_batch = -1};
-    struct diagnostic *diagnostic = server_keep(session, cause_bad_message(&at, why));
+    struct evidence_at at = {.rank = session_rank_number(session), .step = -1, .micro_batch = -1};
+    struct diagnostic *diagnostic = session_keep(session, cause_bad_message(&at, why));
 
     session_refuse(session, diagnostic);
 }
@@ -239,19 +301,19 @@ static void serve_packet(struct session *session, const struct frame_packet *pac
         refuse_message(session, "descriptors travel from the daemon to the client only; those sent were closed");
         return;
     }
-    r = wire_unpack_request(server_arena(session->server), packet->data, packet->n_bytes, &request, why, sizeof(why));
+    r = wire_unpack_request(&session->service->arena, packet->data, packet->n_bytes, &request, why, sizeof(why));
     if (r == WIRE_E_INVALID)
         refuse_message(session, why);
     else if (r < 0)
         refuse_message(session, "no memory to unpack the message");
     else
-        dispatch_request(session, &request);
+        session->service->handle(session, &request);
 }
 
 /* Return: true when there may be more to read at once. */
 static bool serve_batch(struct session *session)
 {
-    struct frame_batch *batch = server_batch(session->server);
+    struct frame_batch *batch = &session->service->batch;
     /* Further questions of a control connection stay in the kernel, so that the connection cannot send without end. */
     size_t n_packets = session->state & (SESSION_HELLO | SESSION_CONTROL) ? 1 : FRAME_BATCH;
     int r = frame_receive_some(session->fd, batch, n_packets);
@@ -267,7 +329,7 @@ static bool serve_batch(struct session *session)
     for (size_t i = 0; i < batch->n_packets && !session->doomed; i++)
         serve_packet(session, &batch->packets[i]);
     if (session->state != SESSION_CONTROL)
-        questions_give_way(server_questions(session->server));
+        questions_give_way(&session->service->questions);
     if (batch->eof)
         session_doom(session);
     return batch->more && !session->doomed;
@@ -282,7 +344,7 @@ static void send_more(struct session *session)
         note_failure(session, "sent to", r);
         session_doom(session);
     } else if (r == 0 && session->question.state == QUESTION_BLOCKED) {
-        questions_unblock(server_questions(session->server), &session->question);
+        questions_unblock(&session->service->questions, &session->question);
     }
     session_want_events(session);
 }
@@ -293,7 +355,7 @@ static void on_socket(uv_poll_t *handle, int status, int events)
 
     if (status < 0 || session->doomed || (events & UV_DISCONNECT)) {
         session_doom(session);
-        server_reap(session->server);
+        sessions_reap(session->service);
         return;
     }
     /* A few rounds, then the others: one that floods lets nobody starve. */
@@ -302,7 +364,7 @@ static void on_socket(uv_poll_t *handle, int status, int events)
             break;
     if ((events & UV_WRITABLE) && !session->doomed)
         send_more(session);
-    server_reap(session->server);
+    sessions_reap(session->service);
 }
 
 /* The process is dead. What it said before it died still counts; a child that goes on saying things does not. */
@@ -318,5 +380,5 @@ static void on_pid(uv_poll_t *handle, int status, int events)
     if (session->is_short && !session->doomed)
         return; /* what it said is still to be read */
     session_doom(session);
-    server_reap(session->server);
+    sessions_reap(session->service);
 }

@@ -4,7 +4,7 @@
 /*
  * A session: one connection, from accept to close. It owns the socket, the
  * pidfd of its peer and its output queue; it turns packets into requests and
- * replies into packets. What a request does is dispatch's business.
+ * replies into packets. The service's handler does what a request asks for.
  *
  * Life: session_new() starts it; session_close() stops it and unlinks it from
  * the job; the last libuv close callback frees it. A session that must go while
@@ -20,7 +20,7 @@
 #include "daemon/server/listener.h"
 #include "daemon/server/questions.h"
 
-struct server;
+struct service;
 struct job_rank;
 struct diagnostic;
 
@@ -34,14 +34,14 @@ enum session_state {
 };
 
 struct session {
-    struct server *server;
+    struct service *service;
     struct session *next, **link;
     int fd, pidfd;
     uv_poll_t socket_poll, pid_poll;
-    int events;         /* that the socket is watched for */
-    unsigned n_handles; /* libuv handles that are not closed yet */
+    int events;                       /* that the socket is watched for */
+    unsigned n_handles;               /* libuv handles that are not closed yet */
     bool watches_socket, watches_pid; /* the handles below are to be closed */
-    bool is_short; /* the last time that it was read from, the kernel had no memory */
+    bool is_short;                    /* the last time that it was read from, the kernel had no memory */
     bool doomed;
     enum session_state state;
     struct listener_peer peer;
@@ -53,8 +53,15 @@ struct session {
 };
 
 /* Takes the fd, also on failure. Return: 0 or -errno. */
-int session_new(struct session **out, struct server *server, int fd);
+int session_new(struct session **out, struct service *service, int fd);
 void session_close(struct session *session);
+
+/* Closes sessions that were doomed. At the end of each callback, never in the middle of a verb. */
+void sessions_reap(struct service *service);
+
+int64_t session_rank_number(const struct session *session); /* -1: none */
+/* Keeps what the session is told. Takes the reference. Return: the diagnostic, borrowed. */
+struct diagnostic *session_keep(struct session *session, struct diagnostic *diagnostic);
 
 /* The only place that changes the state; asserts the transition. */
 void session_set_state(struct session *session, enum session_state state);

@@ -21,6 +21,7 @@
 #include "daemon/job/state/gather.h"
 #include "daemon/job/state/window.h"
 #include "daemon/server/server.h"
+#include "daemon/server/service.h"
 #include "daemon/server/session.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -59,13 +60,14 @@ static void read_answers(int fd, struct frame_buffer *buffer)
 /* Until the workers have nothing left to say. */
 static void run(struct server *server)
 {
-    const struct job *job = server_job(server);
+    struct job *job = server_service(server)->job;
+    uv_loop_t *loop = server_service(server)->loop;
 
     for (int i = 0; i < 3; i++)
-        uv_run(server_loop(server), UV_RUN_NOWAIT);
+        uv_run(loop, UV_RUN_NOWAIT);
     while (job->work.n_under_way || job->work.n_io || gather_is_busy(job) || job->phase == JOB_RESERVING ||
            job->phase == JOB_UPDATING || window_is_busy(job->window))
-        uv_run(server_loop(server), UV_RUN_ONCE);
+        uv_run(loop, UV_RUN_ONCE);
 }
 
 static void end(struct server *server, int *fds)
@@ -74,9 +76,9 @@ static void end(struct server *server, int *fds)
 
     for (int i = 0; i < N_CONNECTIONS; i++)
         close(fds[i]);
-    for (int i = 0; i < 1000 && !job_is_idle(server_job(server)); i++)
+    for (int i = 0; i < 1000 && !job_is_idle(server_service(server)->job); i++)
         run(server);
-    if (job_drop(server_job(server), &why) != 0)
+    if (job_drop(server_service(server)->job, &why) != 0)
         abort(); /* with nobody attached, a job can always be dropped */
     run(server);
 }
@@ -90,7 +92,7 @@ static void converse(struct server *server, struct frame_buffer *buffer, const u
         int pair[2];
 
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) < 0 ||
-            session_new(&session, server, pair[1]) < 0)
+            session_new(&session, server_service(server), pair[1]) < 0)
             abort();
         fds[i] = pair[0];
     }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Writes the seeds of fuzz-wire, fuzz-engine, fuzz-device, fuzz-nodes, fuzz-frame and fuzz-seal: one packed example of
- * every message, and a few conversations. Usage: make-corpus DIRECTORY (which has the folders wire, engine, device,
- * nodes, frame and seal).
+ * Writes the seeds of fuzz-wire, fuzz-engine, fuzz-device, fuzz-nodes, fuzz-frame and fuzz-secure-stream: one packed
+ * example of every message, and a few conversations. Usage: make-corpus DIRECTORY (which has the folders wire, engine,
+ * device, nodes, frame and secure-stream).
  */
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include "core/wire/frame.h"
 #include "core/wire/wire.h"
 #include "daemon/link/link-frame.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 #include "tests/core/wire/device-examples.h"
 #include "tests/core/wire/engine-examples.h"
 #include "tests/core/wire/node-examples.h"
@@ -189,25 +189,25 @@ static int write_talks(const char *directory)
     return r;
 }
 
-/* What fuzz-seal.c takes: its first byte says what the rest is. */
+/* What fuzz-secure-stream.c takes: its first byte says what the rest is. */
 enum { FROM_STRANGER, TO_CONNECTING, CONVERSATION, OPENED_FRAME };
 
 /* A hello in pieces of up to 64 bytes, each behind its length less one, and something that is no frame. */
 static int write_strangers(const char *directory)
 {
-    struct seal_key key;
-    struct seal_options options = {.key = &key, .job = "train", .max_frame_bytes = 2048};
-    uint8_t said[SEAL_HELLO_BYTES + SEAL_HEADER_BYTES + 100] = {0};
-    struct seal seal;
+    struct secure_stream_key key;
+    struct secure_stream_options options = {.key = &key, .job = "train", .max_frame_bytes = 2048};
+    uint8_t said[SECURE_STREAM_HELLO_BYTES + SECURE_STREAM_HEADER_BYTES + 100] = {0};
+    struct secure_stream stream;
     uint8_t *p = packet;
-    int r = seal_key_init(&key, "fuzz", 4);
+    int r = secure_stream_key_init(&key, "fuzz", 4);
 
     if (r)
         return r;
-    seal_init(&seal, &options);
-    memcpy(said, seal.hello, SEAL_HELLO_BYTES);
-    said[SEAL_HELLO_BYTES + SEAL_HEADER_BYTES] = 50; /* a length */
-    seal_deinit(&seal);
+    secure_stream_init(&stream, &options);
+    memcpy(said, stream.hello, SECURE_STREAM_HELLO_BYTES);
+    said[SECURE_STREAM_HELLO_BYTES + SECURE_STREAM_HEADER_BYTES] = 50; /* a length */
+    secure_stream_deinit(&stream);
     *p++ = FROM_STRANGER;
     for (size_t at = 0; at < sizeof(said); at += 64) {
         size_t n = MIN(sizeof(said) - at, (size_t)64);
@@ -216,9 +216,9 @@ static int write_strangers(const char *directory)
         memcpy(p, said + at, n);
         p += n;
     }
-    r = write_seed(directory, "seal", "hello", packet, p - packet);
+    r = write_seed(directory, "secure-stream", "hello", packet, p - packet);
     packet[0] = TO_CONNECTING;
-    return r ? r : write_seed(directory, "seal", "answer", packet, p - packet);
+    return r ? r : write_seed(directory, "secure-stream", "answer", packet, p - packet);
 }
 
 /* Acts as in write_talks(); 8 more in the verb is the other direction. */
@@ -236,7 +236,7 @@ static int write_sealed_talk(const char *directory)
             memcpy(p + 2, &sizes[i], 2);
         }
     }
-    return write_seed(directory, "seal", "talk", packet, p - packet);
+    return write_seed(directory, "secure-stream", "talk", packet, p - packet);
 }
 
 static int write_opened_frames(const char *directory)
@@ -256,7 +256,8 @@ static int write_opened_frames(const char *directory)
     packet[0] = OPENED_FRAME;
     for (size_t i = 0; i < ARRAY_SIZE(frames) && !r; i++) {
         link_frame_pack(&frames[i].frame, packet + 1);
-        r = write_seed(directory, "seal", frames[i].name, packet, 1 + (int)link_frame_packed_bytes(&frames[i].frame));
+        r = write_seed(directory, "secure-stream", frames[i].name, packet,
+                       1 + (int)link_frame_packed_bytes(&frames[i].frame));
     }
     return r;
 }

@@ -32,7 +32,7 @@ struct fetch;
 struct job_rank;
 struct parcels_ops;
 struct request_init;
-struct rewrite;
+struct state_edits;
 struct segment;
 
 struct coordinator_ops {
@@ -84,8 +84,8 @@ struct coordinator_ops {
     void (*lacks_memory)(struct coordinator *c);
     /* The window's segment, or NULL: it is gone. */
     void (*window)(struct coordinator *c, const struct segment *segment);
-    /* rewrite: what of the state was written here, NULL: nothing. */
-    void (*end_window)(struct coordinator *c, const struct rewrite *rewrite, bool forget);
+    /* edits: what of the state was written here, NULL: nothing. */
+    void (*end_window)(struct coordinator *c, const struct state_edits *edits, bool forget);
     void (*stored)(struct coordinator *c);
     /* Fetches what other nodes own. Return: 0, and fetch->done() follows; 1: there is nothing to fetch; -ENOMEM. */
     int (*fetch)(struct coordinator *c, const struct fetch *fetch);
@@ -102,8 +102,8 @@ struct coordinator_ops {
 struct coordinator {
     const struct coordinator_ops *ops;
     const struct parcels_ops *parcels; /* parcels.h */
-    bool alone;        /* this node decides by itself */
-    bool sums_at_once; /* GPUs of several nodes add up all ranks' gradients at once, from the slots */
+    bool alone;                        /* this node decides by itself */
+    bool sums_at_once;                 /* GPUs of several nodes add up all ranks' gradients at once, from the slots */
 };
 
 /* Each calls the coordinator's function of that name; without one it does nothing and returns the default. */
@@ -243,10 +243,10 @@ static inline void coordinator_window(struct coordinator *c, const struct segmen
         c->ops->window(c, segment);
 }
 
-static inline void coordinator_end_window(struct coordinator *c, const struct rewrite *rewrite, bool forget)
+static inline void coordinator_end_window(struct coordinator *c, const struct state_edits *edits, bool forget)
 {
     if (c->ops->end_window)
-        c->ops->end_window(c, rewrite, forget);
+        c->ops->end_window(c, edits, forget);
 }
 
 static inline void coordinator_stored(struct coordinator *c)
@@ -271,8 +271,7 @@ static inline void coordinator_device_ready(struct coordinator *c)
         c->ops->device_ready(c);
 }
 
-static inline void coordinator_device_put(struct coordinator *c, const char *key, const uint8_t *value,
-                                          size_t n_bytes)
+static inline void coordinator_device_put(struct coordinator *c, const char *key, const uint8_t *value, size_t n_bytes)
 {
     if (c->ops->device_put)
         c->ops->device_put(c, key, value, n_bytes);

@@ -4,7 +4,7 @@
  * Write windows: between two steps rank 0 writes into a segment that shows the
  * weights; when all ranks end the window it becomes the weights and masters.
  * Until then nothing of the state has changed, so a window that is forgotten leaves no trace. What 16-bit weights
- * do not show, moments and step counts, is written beside it, into a rewrite, which shares the window's fate.
+ * do not show, moments and step counts, is written beside it, into state edits, which share the window's fate.
  */
 
 #include "daemon/job/state/window.h"
@@ -30,34 +30,34 @@
 #include "daemon/job/state/gather.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/quota.h"
-#include "daemon/memory/rewrite.h"
+#include "daemon/memory/state-edits.h"
 #include "daemon/memory/state.h"
 #include "daemon/memory/transfer.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/fetch.h"
 
-/* Pages for a place of the rewrite. Rank 0 waits for them, or is gone. */
+/* Pages for a place of the edits. Rank 0 waits for them, or is gone. */
 struct writing {
     struct work work;
     struct job *job;
     uint32_t param;
     enum state_kind kind;
-    struct rewrite_place place;
+    struct state_edits_place place;
     int result;
 };
 
 struct window {
     struct segment segment;
     struct charge charge;
-    struct rewrite *rewrite; /* NULL: nothing of the state was written yet */
-    struct charge rewrite_charge;
+    struct state_edits *edits; /* NULL: nothing of the state was written yet */
+    struct charge edits_charge;
     struct charge copy_charge; /* of the staging copy, while it is filled; several nodes: until the window is over */
     struct job *job;             /* while it is committed */
     struct work again;
     struct writing writing;
     bool ready;         /* shows the weights */
     bool stores;        /* node 0 has said so: when nothing is under way in it */
-    bool busy;          /* a transfer, a rewrite or the reserving of its pages is under way */
+    bool busy;          /* a transfer, storing edits or reserving their pages is under way */
     bool stale;         /* its writer died: to be filled again for the successor */
     bool lacks_memory;  /* several nodes, on which it is open: to be tried again when a rank asks again */
     bool forgotten;     /* while a transfer was under way: goes when that ends */
@@ -71,8 +71,8 @@ void window_free(struct window *window)
         return;
     segment_deinit(&window->segment);
     charge_deinit(&window->charge);
-    rewrite_free(window->rewrite);
-    charge_deinit(&window->rewrite_charge);
+    state_edits_free(window->edits);
+    charge_deinit(&window->edits_charge);
     charge_deinit(&window->copy_charge);
     free(window);
 }
@@ -254,8 +254,8 @@ static int fill(struct job *job)
     job->window->ready = job->window->stale = job->window->lacks_memory = false;
     job->window->busy = r == 0;
     /* A successor begins with nothing written. */
-    rewrite_free(steal_ptr(job->window->rewrite));
-    charge_deinit(&job->window->rewrite_charge);
+    state_edits_free(steal_ptr(job->window->edits));
+    charge_deinit(&job->window->edits_charge);
     return r;
 }
 
@@ -379,7 +379,7 @@ static bool charge_pages(struct job *job, struct job_rank *rank, uint64_t n_byte
         refuse_pages(job, rank, &(struct evidence_quota){0}, n_bytes);
         return false;
     }
-    if (quota_charge_more(&job->memory.quota, &job->window->rewrite_charge, n_bytes) == 0)
+    if (quota_charge_more(&job->memory.quota, &job->window->edits_charge, n_bytes) == 0)
         return true;
     refuse_pages(job, rank,
                  &(struct evidence_quota){.held = job->memory.quota.used,
@@ -391,9 +391,9 @@ static bool charge_pages(struct job *job, struct job_rank *rank, uint64_t n_byte
 }
 
 /* place: NULL when there is nothing to fill. Return: false when it could not be handed out, and the rank was told. */
-static bool answer_write(struct job *job, struct job_rank *rank, uint32_t param, const struct rewrite_place *place)
+static bool answer_write(struct job *job, struct job_rank *rank, uint32_t param, const struct state_edits_place *place)
 {
-    const struct segment *segment = place ? &job->window->rewrite->segment : NULL;
+    const struct segment *segment = place ? &job->window->edits->segment : NULL;
     int fd = segment ? segment_open_rw(segment) : -1;
 
     if (segment && fd < 0) {
@@ -422,7 +422,7 @@ static void writing_run(struct work *work, uint32_t item)
     (void)item;
     writing->result = failpoint("writing");
     if (writing->result == 0)
-        writing->result = rewrite_reserve(writing->job->window->rewrite, &writing->place);
+        writing->result = state_edits_reserve(writing->job->window->edits, &writing->place);
 }
 
 static void writing_done(struct work *work)
@@ -440,7 +440,7 @@ static void writing_done(struct work *work)
         refuse_pages(job, rank, &(struct evidence_quota){0}, writing->place.n_bytes);
     } else if (rank->wait == WAIT_WRITE) {
         if (answer_write(job, rank, writing->param, &writing->place)) /* else nobody fills it */
-            rewrite_mark(window->rewrite, writing->param, writing->kind);
+            state_edits_mark(window->edits, writing->param, writing->kind);
     }
     job_todo(job);
 }
@@ -449,9 +449,9 @@ static void give_place(struct job *job, struct job_rank *rank, const struct requ
 {
     struct window *window = job->window;
     enum state_kind kind = (enum state_kind)request->kind;
-    struct rewrite_place place = rewrite_place(window->rewrite, request->param, kind);
+    struct state_edits_place place = state_edits_place(window->edits, request->param, kind);
 
-    if (rewrite_is_marked(window->rewrite, request->param, kind)) {
+    if (state_edits_is_marked(window->edits, request->param, kind)) {
         answer_write(job, rank, request->param, &place);
         return;
     }
@@ -494,14 +494,14 @@ void job_write_state(struct job *job, struct job_rank *rank, const struct reques
         refuse_write(job, rank, cause_bad_message(&at, wrong));
         return;
     }
-    if (rank->rank == 0 && !job->window->rewrite)
-        r = rewrite_new(&job->window->rewrite, job->state, job->kernels);
+    if (rank->rank == 0 && !job->window->edits)
+        r = state_edits_new(&job->window->edits, job->state, job->kernels);
     if (r < 0) {
         refuse_pages(job, rank, &(struct evidence_quota){.open_files = open_files_if_short(r)}, 0);
         return;
     }
     if (rank->rank == 0 && request->kind == WIRE_STATE_STEP_COUNT)
-        rewrite_set_count(job->window->rewrite, request->param, request->count);
+        state_edits_set_count(job->window->edits, request->param, request->count);
     if (rank->rank == 0 && request->kind != WIRE_STATE_STEP_COUNT && job->layout->params[request->param].n_elems > 0)
         give_place(job, rank, request);
     else
@@ -589,8 +589,8 @@ static void store_done(void *userdata, int result)
     struct job *job = userdata;
 
     (void)result;
-    if (job->window->rewrite)
-        rewrite_store(job->window->rewrite, job->pool, all_stored, job);
+    if (job->window->edits)
+        state_edits_store(job->window->edits, job->pool, all_stored, job);
     else
         all_stored(job);
 }
@@ -749,7 +749,7 @@ void window_settle(struct job *job)
     /* What loads while weights change would be a mixture. */
     if (job->phase != JOB_WINDOW || gather_is_busy(job) || !all_wait(job, WAIT_WINDOW_END))
         return;
-    coordinator_end_window(job->coordinator, job->window->rewrite, job->ranks[0].forget || job->ranks[0].left);
+    coordinator_end_window(job->coordinator, job->window->edits, job->ranks[0].forget || job->ranks[0].left);
 }
 
 /* ---- what node 0 says ---------------------------------------------------------------------------------- */
@@ -760,33 +760,33 @@ void job_window_open(struct job *job)
         open_window(job);
 }
 
-/* Another node's rank 0 has written it: a rewrite of the same, for what comes in. Return: 0 or -ENOMEM. */
-static int copy_rewrite(struct job *job, const uint64_t *written, size_t n)
+/* Makes edits like those that another node's rank 0 has written, to receive them. Return: 0 or -ENOMEM. */
+static int copy_edits(struct job *job, const uint64_t *written, size_t n)
 {
-    int r = job->window->rewrite ? 0 : rewrite_new(&job->window->rewrite, job->state, job->kernels);
+    int r = job->window->edits ? 0 : state_edits_new(&job->window->edits, job->state, job->kernels);
 
     for (size_t i = 0; r == 0 && i < n; i++) {
         uint64_t param = written[i] >> 8, kind = written[i] & 0xff;
 
         if (param >= job->layout->n_params || !job->layout->params[param].trainable)
             return -EINVAL;
-        if (kind == REWRITE_COUNT_FOLLOWS && i + 1 < n)
-            rewrite_set_count(job->window->rewrite, (uint32_t)param, written[++i]);
+        if (kind == STATE_EDITS_COUNT_FOLLOWS && i + 1 < n)
+            state_edits_set_count(job->window->edits, (uint32_t)param, written[++i]);
         else if (kind < STATE_N_KINDS)
-            rewrite_mark(job->window->rewrite, (uint32_t)param, (enum state_kind)kind);
+            state_edits_mark(job->window->edits, (uint32_t)param, (enum state_kind)kind);
         else
             return -EINVAL;
     }
     return r;
 }
 
-int job_window_written(struct job *job, const uint64_t *written, size_t n, const struct rewrite **rewrite)
+int job_window_written(struct job *job, const uint64_t *written, size_t n, const struct state_edits **edits)
 {
     if (job->phase != JOB_WINDOW || !job->window)
         return -ENOENT;
-    if (n > 0 && job->world.first > 0 && copy_rewrite(job, written, n) < 0)
+    if (n > 0 && job->world.first > 0 && copy_edits(job, written, n) < 0)
         return -ENOMEM;
-    *rewrite = job->window->rewrite;
+    *edits = job->window->edits;
     return 0;
 }
 

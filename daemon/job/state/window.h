@@ -8,7 +8,7 @@
 struct job;
 struct job_rank;
 struct request_write_state;
-struct rewrite;
+struct state_edits;
 struct window;
 
 /* The coordinator says: the write window is open; it is stored; it is over. */
@@ -16,9 +16,9 @@ void job_window_open(struct job *job);
 void job_window_store(struct job *job);
 void job_window_closed(struct job *job);
 
-/* Another node's rank 0 has written state into the window; written: as NODE_WINDOW_END lists it. *rewrite: where it
+/* Another node's rank 0 has written state into the window; written: as NODE_WINDOW_END lists it. *edits: where it
  * lies or goes, NULL: nothing was written. Return: 0; -ENOENT: no window is open; -ENOMEM. */
-int job_window_written(struct job *job, const uint64_t *written, size_t n, const struct rewrite **rewrite);
+int job_window_written(struct job *job, const uint64_t *written, size_t n, const struct state_edits **edits);
 
 void job_write_begin(struct job *job, struct job_rank *rank);
 void job_write_state(struct job *job, struct job_rank *rank, const struct request_write_state *request);

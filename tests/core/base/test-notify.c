@@ -196,7 +196,7 @@ static void test_life(void **userdata)
     (void)userdata;
     local_start(&local, 2, "");
     assert_false(hear(text, sizeof(text))); /* not before the loop runs */
-    uv_timer_init(server_loop(local.server), &timer);
+    uv_timer_init(server_service(local.server)->loop, &timer);
     uv_timer_start(&timer, on_due, 0, 0);
     assert_int_equal(server_run(local.server), 0);
     expect("STATUS=waiting for ranks, 0 of 2 ranks, step 0");
@@ -291,7 +291,7 @@ static void held_done(struct work *work)
 
 static struct worker_pool *post(struct local *local, struct held_work *held, uint32_t n_items)
 {
-    struct worker_pool *pool = server_job(local->server)->pool;
+    struct worker_pool *pool = server_service(local->server)->job->pool;
 
     *held = (struct held_work){.work = {.run = held_run, .done = held_done, .n_items = n_items}};
     assert_int_equal(sem_init(&held->go, 0, 0), 0);

@@ -20,7 +20,7 @@
 
 #include "core/base/open-files.h"
 #include "daemon/link/connection.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 static bool is_short; /* of memory for what is not there yet */
 
@@ -149,7 +149,7 @@ static void test_link(void **state)
 {
     static const struct connection_ops ops = {
         .met = ignore, .drained = ignore, .writable = ignore, .failed = on_failed, .closed = ignore};
-    static const struct seal_key key;
+    static const struct secure_stream_key key;
     struct link link = {.options = {.ops = &ops, .key = &key, .job = "job", .max_frame_bytes = 1024, .owner = &link},
                         .address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}}};
     struct connection *opened;

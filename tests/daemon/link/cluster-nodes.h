@@ -18,7 +18,7 @@
 #include <cmocka.h>
 
 #include "daemon/link/cluster.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 enum { MAX_NODES = 8, MAX_CHANNELS = 16, RECORDED_BYTES = 64 * 1024 };
 

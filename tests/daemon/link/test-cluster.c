@@ -369,7 +369,8 @@ static void test_replayed(void **userdata)
         node_send(&b, 0, 500);
     WAIT_FOR(a.n_received[1] == 20, 2000);
     assert_true(proxy.n_recorded > 20 * 500);
-    expect_dropped_with(proxy.recorded, proxy.n_recorded, SEAL_HELLO_BYTES, "could not be opened with our key");
+    expect_dropped_with(proxy.recorded, proxy.n_recorded, SECURE_STREAM_HELLO_BYTES,
+                        "could not be opened with our key");
     turn_for(200);
     assert_int_equal(a.n_received[1], 21); /* the one of expect_undisturbed() */
     end();
@@ -392,45 +393,48 @@ static void test_other_bytes(void **userdata)
 }
 
 /* A hello of a node, as anybody can make it. */
-static void make_hello(struct seal *seal, unsigned node)
+static void make_hello(struct secure_stream *stream, unsigned node)
 {
-    struct seal_key key;
-    struct seal_options options = {
-        .role = SEAL_CONNECTS, .key = &key, .job = "train", .node = node, .max_frame_bytes = 2 << 20};
+    struct secure_stream_key key;
+    struct secure_stream_options options = {
+        .role = SECURE_STREAM_CONNECTS, .key = &key, .job = "train", .node = node, .max_frame_bytes = 2 << 20};
 
-    assert_int_equal(seal_key_init(&key, "no key", 6), 0);
+    assert_int_equal(secure_stream_key_init(&key, "no key", 6), 0);
     randombytes_buf(options.nonce, sizeof(options.nonce));
-    seal_init(seal, &options);
+    secure_stream_init(stream, &options);
 }
 
 static void test_hello_and_nonsense(void **userdata)
 {
-    static const uint8_t too_long[SEAL_HEADER_BYTES + 4] = {[SEAL_HEADER_BYTES] = 0xff, 0xff, 0xff, 0x7f};
-    uint8_t bytes[SEAL_HELLO_BYTES + 2000] = {0};
-    struct seal seal;
+    static const uint8_t too_long[SECURE_STREAM_HEADER_BYTES + 4] = {
+        [SECURE_STREAM_HEADER_BYTES] = 0xff, 0xff, 0xff, 0x7f};
+    uint8_t bytes[SECURE_STREAM_HELLO_BYTES + 2000] = {0};
+    struct secure_stream stream;
 
     (void)userdata;
     begin_up(false);
-    make_hello(&seal, 1);
-    memcpy(bytes, seal.hello, SEAL_HELLO_BYTES);
-    memcpy(bytes + SEAL_HELLO_BYTES, too_long, sizeof(too_long));
-    expect_dropped_with(bytes, SEAL_HELLO_BYTES + sizeof(too_long), SEAL_HELLO_BYTES, "of an impossible length");
-    seal_deinit(&seal);
+    make_hello(&stream, 1);
+    memcpy(bytes, stream.hello, SECURE_STREAM_HELLO_BYTES);
+    memcpy(bytes + SECURE_STREAM_HELLO_BYTES, too_long, sizeof(too_long));
+    expect_dropped_with(bytes, SECURE_STREAM_HELLO_BYTES + sizeof(too_long), SECURE_STREAM_HELLO_BYTES,
+                        "of an impossible length");
+    secure_stream_deinit(&stream);
     end();
 
     for (unsigned i = 0; i < 2; i++) {
         begin_up(false);
-        make_hello(&seal, i == 0 ? 0 : 7); /* node 0 is who is called; there is no node 7 */
-        expect_dropped_with(seal.hello, SEAL_HELLO_BYTES, 0, i == 0 ? "it says it is node 0" : "it says it is node 7");
-        seal_deinit(&seal);
+        make_hello(&stream, i == 0 ? 0 : 7); /* node 0 is who is called; there is no node 7 */
+        expect_dropped_with(stream.hello, SECURE_STREAM_HELLO_BYTES, 0,
+                            i == 0 ? "it says it is node 0" : "it says it is node 7");
+        secure_stream_deinit(&stream);
         end();
     }
 
     begin_up(false);
-    make_hello(&seal, 1);
-    seal.hello[8] = 9;
-    expect_dropped_with(seal.hello, SEAL_HELLO_BYTES, SEAL_HELLO_BYTES, "it speaks version 9");
-    seal_deinit(&seal);
+    make_hello(&stream, 1);
+    stream.hello[8] = 9;
+    expect_dropped_with(stream.hello, SECURE_STREAM_HELLO_BYTES, SECURE_STREAM_HELLO_BYTES, "it speaks version 9");
+    secure_stream_deinit(&stream);
     end();
 }
 
@@ -438,15 +442,15 @@ static void test_hello_and_nonsense(void **userdata)
 static void test_half_and_silence(void **userdata)
 {
     uint64_t since_ms;
-    struct seal seal;
+    struct secure_stream stream;
 
     (void)userdata;
     begin_up(false);
-    make_hello(&seal, 1);
+    make_hello(&stream, 1);
     since_ms = now_ms();
-    expect_dropped_with(seal.hello, SEAL_HELLO_BYTES / 2, 0, "has not said within 2 s who it is");
+    expect_dropped_with(stream.hello, SECURE_STREAM_HELLO_BYTES / 2, 0, "has not said within 2 s who it is");
     assert_in_range(now_ms() - since_ms, 1900, 3000);
-    seal_deinit(&seal);
+    secure_stream_deinit(&stream);
     end();
 }
 
@@ -556,20 +560,20 @@ static void test_own_keys_may_differ(void **userdata)
 /* A peer made by hand, which holds the key. */
 struct peer {
     int fd;
-    struct seal seal;
+    struct secure_stream stream;
 };
 
-static void peer_read(struct peer *peer, int expected, struct seal_frame *frame)
+static void peer_read(struct peer *peer, int expected, struct secure_stream_frame *frame)
 {
     uint64_t end_ms = now_ms() + 2000;
     uint8_t bytes[4096];
     int r;
 
-    while ((r = seal_next(&peer->seal, frame)) == SEAL_AGAIN && now_ms() < end_ms) {
+    while ((r = secure_stream_next(&peer->stream, frame)) == SECURE_STREAM_AGAIN && now_ms() < end_ms) {
         ssize_t n = recv(peer->fd, bytes, sizeof(bytes), 0);
 
         if (n > 0)
-            assert_int_equal(seal_feed(&peer->seal, bytes, (size_t)n), 0);
+            assert_int_equal(secure_stream_feed(&peer->stream, bytes, (size_t)n), 0);
         turn();
     }
     assert_int_equal(r, expected);
@@ -581,30 +585,31 @@ static void peer_say(struct peer *peer, const struct link_frame *frame)
     uint8_t bytes[4096], sealed[8192];
 
     link_frame_pack(frame, bytes);
-    size_t n_sealed = seal_pushed_bytes(&peer->seal, n_bytes);
-    seal_push(&peer->seal, bytes, n_bytes, sealed);
+    size_t n_sealed = secure_stream_pushed_bytes(&peer->stream, n_bytes);
+    secure_stream_push(&peer->stream, bytes, n_bytes, sealed);
     assert_int_equal(send(peer->fd, sealed, n_sealed, MSG_NOSIGNAL), n_sealed);
 }
 
 static void peer_meet(struct peer *peer)
 {
-    struct seal_key key;
-    struct seal_options options = {
-        .role = SEAL_CONNECTS, .key = &key, .job = "train", .node = 1, .max_frame_bytes = 2 << 20};
+    struct secure_stream_key key;
+    struct secure_stream_options options = {
+        .role = SECURE_STREAM_CONNECTS, .key = &key, .job = "train", .node = 1, .max_frame_bytes = 2 << 20};
     const char text[] = "the key that all nodes of this test hold";
 
-    assert_int_equal(seal_key_init(&key, text, sizeof(text) - 1), 0);
+    assert_int_equal(secure_stream_key_init(&key, text, sizeof(text) - 1), 0);
     randombytes_buf(options.nonce, sizeof(options.nonce));
-    seal_init(&peer->seal, &options);
+    secure_stream_init(&peer->stream, &options);
     peer->fd = knock();
-    assert_int_equal(send(peer->fd, peer->seal.hello, SEAL_HELLO_BYTES, MSG_NOSIGNAL), SEAL_HELLO_BYTES);
-    peer_read(peer, SEAL_MET, &(struct seal_frame){0});
+    assert_int_equal(send(peer->fd, peer->stream.hello, SECURE_STREAM_HELLO_BYTES, MSG_NOSIGNAL),
+                     SECURE_STREAM_HELLO_BYTES);
+    peer_read(peer, SECURE_STREAM_MET, &(struct secure_stream_frame){0});
 }
 
 static void peer_end(struct peer *peer)
 {
     close(peer->fd);
-    seal_deinit(&peer->seal);
+    secure_stream_deinit(&peer->stream);
 }
 
 static struct link_frame introduction(uint64_t incarnation, const char *text)
@@ -626,7 +631,7 @@ static void alike_text(char *text, size_t size, const char *version)
 static void test_other_version(void **userdata)
 {
     struct link_frame said, frame;
-    struct seal_frame sealed;
+    struct secure_stream_frame sealed;
     struct peer peer;
     char text[4096];
 
@@ -656,7 +661,7 @@ static void test_told_once(void **userdata)
     const struct link_frame first = {.kind = LINK_FRAME_MESSAGE, .number = 1},
                             second = {LINK_FRAME_MESSAGE, {.number = 2}};
     struct link_frame hello, frame = {.kind = LINK_FRAME_INTRODUCTION};
-    struct seal_frame sealed;
+    struct secure_stream_frame sealed;
     struct peer peer;
     char text[4096];
 
@@ -704,7 +709,7 @@ static void test_broken_rules(void **userdata)
         hello = introduction(100 + i, text);
         peer_meet(&peer);
         peer_say(&peer, &hello);
-        peer_read(&peer, 0, &(struct seal_frame){0});
+        peer_read(&peer, 0, &(struct secure_stream_frame){0});
         assert_true(node_is_up(&a, 1));
         peer_say(&peer, &sins[i]);
         (void)wait_until_dropped(peer.fd, 1000);
@@ -859,7 +864,7 @@ static void test_key_files(void **userdata)
         {(const char *)large, sizeof(large), 0600, -EFBIG, "which is no key"},
     };
     char path[] = "/tmp/zerod-key-XXXXXX", why[300];
-    struct seal_key key, first;
+    struct secure_stream_key key, first;
 
     (void)userdata;
     close(mkstemp(path));

@@ -30,8 +30,7 @@ void local_start(struct local *local, unsigned n_ranks, const char *more)
     *local = (struct local){.folder = "/tmp/zerod-test-XXXXXX"};
     assert_non_null(mkdtemp(local->folder));
     snprintf(local->socket, sizeof(local->socket), "%s/socket", local->folder);
-    snprintf(text, sizeof(text), format, local->socket, LOCAL_ALLOWED_UID, LOCAL_ADMIN_UID, n_ranks,
-             more);
+    snprintf(text, sizeof(text), format, local->socket, LOCAL_ALLOWED_UID, LOCAL_ADMIN_UID, n_ranks, more);
     r = config_load_string(&local->config, &(struct config_source){.text = {"f.yaml", text, strlen(text)}}, &problems);
     if (r != 0)
         config_problems_print(stderr, &problems);
@@ -53,7 +52,7 @@ void local_turn(struct local *local)
 {
     if (local->n_turns++ == MAX_TURNS)
         fail_msg("what is waited for does not come");
-    uv_run(server_loop(local->server), UV_RUN_ONCE);
+    uv_run(server_service(local->server)->loop, UV_RUN_ONCE);
 }
 
 /* ---- clients ------------------------------------------------------------------------------------------- */
@@ -72,7 +71,7 @@ void client_open(struct client *c, struct local *local)
     init(c, local);
     assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair), 0);
     c->fd = pair[0];
-    assert_int_equal(session_new(&c->session, local->server, pair[1]), 0);
+    assert_int_equal(session_new(&c->session, server_service(local->server), pair[1]), 0);
 }
 
 void client_open_as(struct client *c, struct local *local, uid_t uid)

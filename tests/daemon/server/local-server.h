@@ -20,6 +20,7 @@
 #include "core/wire/wire.h"
 #include "daemon/job/model/model.h"
 #include "daemon/server/server.h"
+#include "daemon/server/service.h"
 #include "daemon/server/session.h"
 
 struct local {

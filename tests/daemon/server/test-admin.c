@@ -90,7 +90,7 @@ static void test_questions(void **userdata)
     for (size_t i = 0; i < ARRAY_SIZE(commands); i++)
         json_object_put(ask(&control, commands[i], EX_OK));
     client_close(&trainer);
-    while (!job_is_idle(server_job(local.server)))
+    while (!job_is_idle(server_service(local.server)->job))
         local_turn(&local);
     for (size_t i = 0; i < ARRAY_SIZE(commands); i++)
         json_object_put(ask(&control, commands[i], EX_OK));
@@ -159,7 +159,7 @@ static void test_not_admin(void **userdata)
         client_expect_closed(&control);
         client_close(&control);
     }
-    assert_false(server_job(local.server)->run.draining);
+    assert_false(server_service(local.server)->job->run.draining);
     local_stop(&local);
 }
 
@@ -193,7 +193,7 @@ static void test_drop(void **userdata)
 
     (void)userdata;
     local_start(&local, 1, "");
-    job = server_job(local.server);
+    job = server_service(local.server)->job;
     open_control(&control, &local);
     client_open(&trainer, &local);
     client_form(&trainer);

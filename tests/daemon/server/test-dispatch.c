@@ -68,7 +68,7 @@ static void bring_to(struct client *c, struct local *local, unsigned state)
 /* The rank is free again before the next one claims it. */
 static void let_go(struct client *c)
 {
-    struct job *job = server_job(c->local->server);
+    struct job *job = server_service(c->local->server)->job;
     char *why;
 
     client_close(c);
@@ -252,7 +252,7 @@ static void test_welcome(void **userdata)
     assert_int_equal(c.reply.welcome.bucket_elems, 1234);
     assert_int_equal(c.reply.welcome.stage3_max_live_elems, 777);
     assert_int_equal(c.reply.welcome.on_duplicate, WIRE_ON_DUPLICATE_ACCUMULATE);
-    assert_string_equal(c.reply.welcome.server, server_version());
+    assert_string_equal(c.reply.welcome.server, service_version());
     assert_string_equal(c.reply.welcome.run_id, "run-7");
     assert_string_equal(c.reply.welcome.optimizer, "AdamW"); /* what Adam is, unless adam_w_mode is false */
     assert_true(c.reply.welcome.hyper.lr == 0.25 && c.reply.welcome.hyper.weight_decay == 0.125);

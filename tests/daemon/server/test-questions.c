@@ -29,7 +29,7 @@ static void open_control(struct client *c, struct local *local)
 /* Both lanes pause for an hour. */
 static void hold(struct local *local)
 {
-    struct questions *questions = server_questions(local->server);
+    struct questions *questions = &server_service(local->server)->questions;
 
     for (size_t i = 0; i < ARRAY_SIZE(questions->lanes); i++)
         questions->lanes[i].until_ns = uv_hrtime() + UINT64_C(3600000000000);
@@ -38,7 +38,7 @@ static void hold(struct local *local)
 /* The lanes pause no longer. */
 static void let_go(struct local *local)
 {
-    struct questions *questions = server_questions(local->server);
+    struct questions *questions = &server_service(local->server)->questions;
 
     for (size_t i = 0; i < ARRAY_SIZE(questions->lanes); i++)
         questions->lanes[i].until_ns = 0;
@@ -71,7 +71,7 @@ static void test_one_answer_for_all(void **userdata)
     for (size_t i = 0; i < MANY; i++)
         while (clients[i].session->question.state != QUESTION_ASKED)
             local_turn(&local);
-    assert_int_equal(server_questions(local.server)->n_built, 0);
+    assert_int_equal(server_service(local.server)->questions.n_built, 0);
     let_go(&local);
     clients[0].session->question.is_admin = false; /* the answer is one for both lanes */
     client_say(&clients[1], &status);              /* a later question, which has an answer of its own */
@@ -85,9 +85,9 @@ static void test_one_answer_for_all(void **userdata)
         else if (i % 2)
             assert_memory_equal(first, part->json, part->n_json_bytes);
     }
-    assert_true(server_questions(local.server)->n_built <= 3);
+    assert_true(server_service(local.server)->questions.n_built <= 3);
     client_expect(&clients[1], REPLY_ADMIN_PART);
-    assert_int_equal(server_questions(local.server)->n_built, 3);
+    assert_int_equal(server_service(local.server)->questions.n_built, 3);
     for (size_t i = 0; i < MANY; i++)
         client_close(&clients[i]);
     local_stop(&local);
@@ -125,8 +125,8 @@ static void test_one_at_a_time(void **userdata)
     local_stop(&local);
 }
 
-/* However many ask: after each round the lane pauses for so many times what the round took. A slow machine needs several
- * rounds for an answer. */
+/* However many ask: after each round the lane pauses for so many times what the round took. A slow machine needs
+ * several rounds for an answer. */
 static void test_share_of_time(void **userdata)
 {
     struct request report = admin("report");
@@ -138,7 +138,7 @@ static void test_share_of_time(void **userdata)
     assert_int_equal(questions_pause_ns(1000), 1000 * (QUESTIONS_SHARE - 1));
     assert_int_equal(questions_pause_ns(UINT64_MAX / 100), QUESTIONS_MAX_PAUSE_NS);
     local_start(&local, 1, "");
-    questions = server_questions(local.server);
+    questions = &server_service(local.server)->questions;
     open_control(&c, &local);
     for (unsigned i = 0; i < 3; i++) {
         uint64_t asked_ns, n_rounds = questions->n_rounds;
@@ -173,7 +173,7 @@ static void test_lane_of_administrators(void **userdata)
     other.session->peer.n_groups = 0;
     open_control(&root, &local);
     hold(&local);
-    server_questions(local.server)->lanes[0].until_ns = 0;
+    server_service(local.server)->questions.lanes[0].until_ns = 0;
     client_say(&other, &status);
     turns(&local, 2);
     assert_int_equal(other.session->question.state, QUESTION_ASKED);
@@ -200,7 +200,8 @@ static void test_trainers_first(void **userdata)
     client_say(&control, &ranks);
     client_say(&trainer, &hello);
     client_expect(&control, REPLY_ADMIN_PART);
-    assert_non_null(memmem(control.reply.admin_part.json, control.reply.admin_part.n_json_bytes, "\"attached\":true", 15));
+    assert_non_null(
+        memmem(control.reply.admin_part.json, control.reply.admin_part.n_json_bytes, "\"attached\":true", 15));
     client_close(&control);
     client_close(&trainer);
     local_stop(&local);
@@ -216,7 +217,7 @@ static void test_gives_way(void **userdata)
 
     (void)userdata;
     local_start(&local, 1, "");
-    questions = server_questions(local.server);
+    questions = &server_service(local.server)->questions;
     client_open(&trainer, &local);
     client_hello(&trainer, WIRE_ROLE_TRAINER, 0);
     open_control(&control, &local);
@@ -266,7 +267,7 @@ static void test_gone_before_the_answer(void **userdata)
     turns(&local, 3);
     let_go(&local);
     client_expect(&clients[2], REPLY_ADMIN_PART);
-    assert_null(server_questions(local.server)->oldest);
+    assert_null(server_service(local.server)->questions.oldest);
     client_close(&clients[2]);
     local_stop(&local);
 }
@@ -281,7 +282,7 @@ static void test_memory_is_bounded(void **userdata)
 
     (void)userdata;
     local_start(&local, 1, "");
-    questions = server_questions(local.server);
+    questions = &server_service(local.server)->questions;
     open_control(&slow, &local);
     open_control(&other, &local);
     assert_int_equal(setsockopt(slow.session->fd, SOL_SOCKET, SO_SNDBUF, &(int){4096}, sizeof(int)), 0);
@@ -304,14 +305,10 @@ static void test_memory_is_bounded(void **userdata)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_answer_for_all),
-        cmocka_unit_test(test_one_at_a_time),
-        cmocka_unit_test(test_share_of_time),
-        cmocka_unit_test(test_lane_of_administrators),
-        cmocka_unit_test(test_trainers_first),
-        cmocka_unit_test(test_gives_way),
-        cmocka_unit_test(test_gone_before_the_answer),
-        cmocka_unit_test(test_memory_is_bounded),
+        cmocka_unit_test(test_one_answer_for_all),     cmocka_unit_test(test_one_at_a_time),
+        cmocka_unit_test(test_share_of_time),          cmocka_unit_test(test_lane_of_administrators),
+        cmocka_unit_test(test_trainers_first),         cmocka_unit_test(test_gives_way),
+        cmocka_unit_test(test_gone_before_the_answer), cmocka_unit_test(test_memory_is_bounded),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

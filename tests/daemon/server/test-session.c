@@ -65,7 +65,7 @@ static void check_alive(struct local *local)
 
 static void wait_until_free(struct local *local, unsigned rank)
 {
-    while (server_job(local->server)->ranks[rank].peer)
+    while (server_service(local->server)->job->ranks[rank].peer)
         local_turn(local);
 }
 
@@ -80,8 +80,8 @@ static void test_through_the_socket(void **userdata)
     local_start(&local, 1, "");
     client_connect(&c, &local);
     client_hello(&c, WIRE_ROLE_TRAINER, 0);
-    assert_int_equal(server_job(local.server)->ranks[0].pid, getpid());
-    assert_int_equal(server_job(local.server)->ranks[0].uid, geteuid());
+    assert_int_equal(server_service(local.server)->job->ranks[0].pid, getpid());
+    assert_int_equal(server_service(local.server)->job->ranks[0].uid, geteuid());
     client_close(&c);
     wait_until_free(&local, 0);
     local_stop(&local);
@@ -103,7 +103,7 @@ static void test_not_allowed(void **userdata)
     client_say(&c, &control);
     client_expect_dropped(&c, E_NOT_ALLOWED, "listen.allow_users");
     client_close(&c);
-    assert_null(server_job(local.server)->ranks[0].peer);
+    assert_null(server_service(local.server)->job->ranks[0].peer);
     local_stop(&local);
 }
 
@@ -127,7 +127,7 @@ static void test_allowed_but_no_admin(void **userdata)
     client_expect(&c, REPLY_ADMIN_PART);
     assert_int_not_equal(c.reply.admin_part.exit_code, 0);
     client_expect_closed(&c);
-    assert_false(server_job(local.server)->run.draining);
+    assert_false(server_service(local.server)->job->run.draining);
     client_close(&c);
     local_stop(&local);
 }
@@ -188,7 +188,7 @@ static unsigned n_controls(struct local *local)
 {
     unsigned n = 0;
 
-    for (const struct session *s = server_sessions(local->server); s; s = s->next)
+    for (const struct session *s = server_service(local->server)->sessions; s; s = s->next)
         n += s->state == SESSION_CONTROL;
     return n;
 }
@@ -322,7 +322,7 @@ static void test_end_frees_the_rank(void **userdata)
     for (unsigned i = 0; i < 3; i++) {
         client_open(&c, &local);
         client_hello(&c, WIRE_ROLE_TRAINER, 0);
-        assert_ptr_equal(server_job(local.server)->ranks[0].peer, c.session);
+        assert_ptr_equal(server_service(local.server)->job->ranks[0].peer, c.session);
         client_close(&c);
         wait_until_free(&local, 0);
     }
@@ -345,7 +345,7 @@ static void test_reconnect(void **userdata)
     client_say(&new, &hello);
     client_expect(&new, REPLY_WELCOME);
     client_expect_closed(&old);
-    assert_ptr_equal(server_job(local.server)->ranks[0].peer, new.session);
+    assert_ptr_equal(server_service(local.server)->job->ranks[0].peer, new.session);
     client_close(&old);
     client_close(&new);
     wait_until_free(&local, 0);
@@ -365,7 +365,7 @@ static void test_rank_taken(void **userdata)
     client_open(&second, &local);
     client_say(&second, &hello);
     client_expect_dropped(&second, E_RANK_TAKEN, "held by");
-    assert_ptr_equal(server_job(local.server)->ranks[0].peer, first.session);
+    assert_ptr_equal(server_service(local.server)->job->ranks[0].peer, first.session);
     assert_int_equal(client_look(&first), CLIENT_SILENCE);
     client_close(&first);
     client_close(&second);
@@ -411,7 +411,7 @@ static void die_with_a_child(unsigned n_errors)
     pid_t pid;
 
     local_start(&local, 1, "");
-    job = server_job(local.server);
+    job = server_service(local.server)->job;
     assert_int_equal(pipe(hold), 0);
     pid = start_trainer(&local, &report, hold);
     assert_true(pid > 0);
@@ -456,8 +456,8 @@ static void test_doomed_in_a_batch(void **userdata)
     client_say(&c, &hello);
     client_say_type(&c, REQUEST_LEAVE);
     client_expect_dropped(&c, E_BAD_MESSAGE, "Ready is not allowed before Hello");
-    assert_null(server_job(local.server)->ranks[0].peer);
-    assert_int_equal(kept_last(&server_job(local.server)->journal.kept)->id, 1);
+    assert_null(server_service(local.server)->job->ranks[0].peer);
+    assert_int_equal(kept_last(&server_service(local.server)->job->journal.kept)->id, 1);
     client_close(&c);
     check_alive(&local);
     local_stop(&local);
@@ -474,9 +474,9 @@ static void test_doomed_frees_the_rank(void **userdata)
     client_open(&c, &local);
     client_hello(&c, WIRE_ROLE_TRAINER, 0);
     session_doom(c.session);
-    assert_ptr_equal(server_job(local.server)->ranks[0].peer, c.session); /* not in the middle of anything */
-    server_reap(local.server);
-    assert_null(server_job(local.server)->ranks[0].peer);
+    assert_ptr_equal(server_service(local.server)->job->ranks[0].peer, c.session); /* not in the middle of anything */
+    sessions_reap(server_service(local.server));
+    assert_null(server_service(local.server)->job->ranks[0].peer);
     client_expect_closed(&c);
     client_close(&c);
     local_stop(&local);
@@ -561,13 +561,13 @@ static void test_never_reads(void **userdata)
         client_say(&c, &report);
     while (c.session->question.state != QUESTION_BLOCKED)
         local_turn(&local);
-    n_built = server_questions(local.server)->n_built;
+    n_built = server_service(local.server)->questions.n_built;
     check_alive(&local); /* and turns of the loop */
     assert_int_equal(c.session->question.state, QUESTION_BLOCKED);
-    assert_int_equal(server_questions(local.server)->n_built, n_built + 1);
+    assert_int_equal(server_service(local.server)->questions.n_built, n_built + 1);
     assert_true(frame_queue_is_empty(&c.session->queue));
     c.session->question.blocked_ns -= UINT64_C(11000000000);
-    while (server_questions(local.server)->oldest)
+    while (server_service(local.server)->questions.oldest)
         local_turn(&local);
     while (client_hear(&c) != CLIENT_CLOSED)
         assert_int_equal(c.reply.type, REPLY_ADMIN_PART);
@@ -586,7 +586,7 @@ static void test_flood(void **userdata)
 
     (void)userdata;
     local_start(&local, 2, "");
-    ranks = server_job(local.server)->ranks;
+    ranks = server_service(local.server)->job->ranks;
     client_open(&flood, &local);
     client_hello(&flood, WIRE_ROLE_TRAINER, 0);
     client_open(&other, &local);
@@ -613,7 +613,7 @@ static void test_no_socket(void **userdata)
     (void)userdata;
     local_start(&local, 1, "");
     assert_int_equal(pipe(fds), 0);
-    assert_int_equal(session_new(&session, local.server, fds[0]), -ENOTSOCK);
+    assert_int_equal(session_new(&session, server_service(local.server), fds[0]), -ENOTSOCK);
     assert_null(session);
     assert_int_equal(close(fds[0]), -1); /* it was taken */
     close(fds[1]);

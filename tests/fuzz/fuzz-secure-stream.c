@@ -17,7 +17,7 @@
 #include "core/base/base.h"
 #include "core/config/config.h"
 #include "daemon/link/link-frame.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 enum { MAX_FRAME = 2048, MAX_SAID = 512, WIRE_BYTES = 1 << 20 };
 
@@ -28,7 +28,7 @@ struct act {
 
 /* One direction: what was sealed, how much of it was fed, and what must come out. */
 struct stream {
-    struct seal *from, *to;
+    struct secure_stream *from, *to;
     uint8_t *wire;
     size_t n_wire, n_fed;
     uint16_t sizes[MAX_SAID];
@@ -70,54 +70,58 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     return randombytes_set_implementation(&implementation);
 }
 
-static void init(struct seal *seal, enum seal_role role)
+static void init(struct secure_stream *stream, enum secure_stream_role role)
 {
-    struct seal_key key;
-    struct seal_options options = {
-        .role = role, .key = &key, .job = "train", .node = role == SEAL_CONNECTS, .max_frame_bytes = MAX_FRAME};
+    struct secure_stream_key key;
+    struct secure_stream_options options = {.role = role,
+                                            .key = &key,
+                                            .job = "train",
+                                            .node = role == SECURE_STREAM_CONNECTS,
+                                            .max_frame_bytes = MAX_FRAME};
 
-    assert(seal_key_init(&key, "fuzz", 4) == 0);
+    assert(secure_stream_key_init(&key, "fuzz", 4) == 0);
     fill_random(options.nonce, sizeof(options.nonce));
-    seal_init(seal, &options);
+    secure_stream_init(stream, &options);
 }
 
 /* Nobody without the key gets further than a hello. */
-static void hear_stranger(enum seal_role role, const uint8_t *data, size_t size)
+static void hear_stranger(enum secure_stream_role role, const uint8_t *data, size_t size)
 {
-    struct seal_frame frame;
-    struct seal seal;
-    int r = SEAL_AGAIN;
+    struct secure_stream_frame frame;
+    struct secure_stream stream;
+    int r = SECURE_STREAM_AGAIN;
 
-    init(&seal, role);
-    while (size > 1 && (r == SEAL_AGAIN || r == SEAL_MET)) {
+    init(&stream, role);
+    while (size > 1 && (r == SECURE_STREAM_AGAIN || r == SECURE_STREAM_MET)) {
         size_t n = MIN((size_t)data[0] + 1, size - 1);
 
-        assert(seal_feed(&seal, data + 1, n) == 0);
-        while ((r = seal_next(&seal, &frame)) == SEAL_MET)
+        assert(secure_stream_feed(&stream, data + 1, n) == 0);
+        while ((r = secure_stream_next(&stream, &frame)) == SECURE_STREAM_MET)
             ;
         assert(r != 0);
-        assert(seal.input_capacity <= 2 * (MAX_FRAME + SEAL_OVERHEAD_BYTES + SEAL_HEADER_BYTES + 1024));
+        assert(stream.input_capacity <=
+               2 * (MAX_FRAME + SECURE_STREAM_OVERHEAD_BYTES + SECURE_STREAM_HEADER_BYTES + 1024));
         data += n + 1;
         size -= n + 1;
     }
-    seal_deinit(&seal);
+    secure_stream_deinit(&stream);
 }
 
 static void say(struct stream *stream, const struct act *act)
 {
     uint8_t data[MAX_FRAME];
-    size_t n_bytes = act->size % (MAX_FRAME + 1), n_sealed = seal_pushed_bytes(stream->from, n_bytes);
+    size_t n_bytes = act->size % (MAX_FRAME + 1), n_sealed = secure_stream_pushed_bytes(stream->from, n_bytes);
 
     if (!stream->from->has_keys || stream->n_said == MAX_SAID || stream->n_wire + n_sealed > WIRE_BYTES)
         return;
     memset(data, act->fill, sizeof(data));
-    seal_push(stream->from, data, n_bytes, stream->wire + stream->n_wire);
+    secure_stream_push(stream->from, data, n_bytes, stream->wire + stream->n_wire);
     stream->n_wire += n_sealed;
     stream->sizes[stream->n_said] = (uint16_t)n_bytes;
     stream->fills[stream->n_said++] = act->fill;
 }
 
-static void expect_heard(struct stream *stream, const struct seal_frame *frame)
+static void expect_heard(struct stream *stream, const struct secure_stream_frame *frame)
 {
     assert(stream->n_heard < stream->n_said);
     assert(frame->n_bytes == stream->sizes[stream->n_heard]);
@@ -129,17 +133,17 @@ static void expect_heard(struct stream *stream, const struct seal_frame *frame)
 /* Feeds a piece, and looks at all that comes of it. */
 static void carry(struct stream *stream, size_t n_bytes)
 {
-    struct seal_frame frame;
+    struct secure_stream_frame frame;
     int r;
 
     n_bytes = MIN(n_bytes, stream->n_wire - stream->n_fed);
-    assert(seal_feed(stream->to, stream->wire + stream->n_fed, n_bytes) == 0);
+    assert(secure_stream_feed(stream->to, stream->wire + stream->n_fed, n_bytes) == 0);
     stream->n_fed += n_bytes;
-    while ((r = seal_next(stream->to, &frame)) == 0 || r == SEAL_MET) {
+    while ((r = secure_stream_next(stream->to, &frame)) == 0 || r == SECURE_STREAM_MET) {
         if (r == 0)
             expect_heard(stream, &frame);
     }
-    assert(r == SEAL_AGAIN || *stream->spoilt);
+    assert(r == SECURE_STREAM_AGAIN || *stream->spoilt);
 }
 
 /* A byte that has not arrived becomes another one. */
@@ -170,17 +174,17 @@ static void play(struct stream *stream, const struct act *act)
 
 static void converse(const uint8_t *data, size_t size)
 {
-    struct seal ends[2];
+    struct secure_stream ends[2];
     bool spoilt = false;
     struct stream streams[2] = {{.from = &ends[0], .to = &ends[1], .wire = wires[0], .spoilt = &spoilt},
                                 {.from = &ends[1], .to = &ends[0], .wire = wires[1], .spoilt = &spoilt}};
     struct act act;
 
-    init(&ends[0], SEAL_CONNECTS);
-    init(&ends[1], SEAL_LISTENS);
+    init(&ends[0], SECURE_STREAM_CONNECTS);
+    init(&ends[1], SECURE_STREAM_LISTENS);
     for (unsigned i = 0; i < 2; i++) {
-        memcpy(streams[i].wire, ends[i].hello, SEAL_HELLO_BYTES);
-        streams[i].n_wire = SEAL_HELLO_BYTES;
+        memcpy(streams[i].wire, ends[i].hello, SECURE_STREAM_HELLO_BYTES);
+        streams[i].n_wire = SECURE_STREAM_HELLO_BYTES;
     }
     for (; size >= sizeof(act); data += sizeof(act), size -= sizeof(act)) {
         memcpy(&act, data, sizeof(act));
@@ -190,8 +194,8 @@ static void converse(const uint8_t *data, size_t size)
         carry(&streams[i], WIRE_BYTES);
         assert(streams[i].n_heard == streams[i].n_said || spoilt);
     }
-    seal_deinit(&ends[0]);
-    seal_deinit(&ends[1]);
+    secure_stream_deinit(&ends[0]);
+    secure_stream_deinit(&ends[1]);
 }
 
 static void read_frame(const uint8_t *data, size_t size)
@@ -225,7 +229,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     switch (data[0] % 4) {
     case 0:
     case 1:
-        hear_stranger(data[0] % 4 ? SEAL_CONNECTS : SEAL_LISTENS, data + 1, size - 1);
+        hear_stranger(data[0] % 4 ? SECURE_STREAM_CONNECTS : SECURE_STREAM_LISTENS, data + 1, size - 1);
         break;
     case 2:
         converse(data + 1, size - 1);

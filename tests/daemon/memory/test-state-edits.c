@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Rewrites: masters, moments and counts that were marked become state, bit for bit, for each stage and dtype,
- * and published weights follow; everything else stays as it is, and so does all of it when a rewrite is freed. Only
+ * State edits: masters, moments and counts that were marked become state, bit for bit, for each stage and dtype,
+ * and published weights follow; everything else stays as it is, and so does all of it when edits are freed. Only
  * partitions that are owned are touched; only places that were reserved have pages.
  */
 
@@ -16,7 +16,7 @@
 
 #include "core/base/base.h"
 #include "core/layout/layout.h"
-#include "daemon/memory/rewrite.h"
+#include "daemon/memory/state-edits.h"
 #include "tests/golden/gradients.h"
 
 enum { WORLD = 3, N_PARAMS = 6, N_TRAINABLE = 5, LARGE_ELEMS = 200 * 1000 };
@@ -28,7 +28,7 @@ static const enum dtype dtypes[N_PARAMS] = {DTYPE_BF16, DTYPE_F32, DTYPE_F16, DT
 struct fixture {
     struct layout *layout;
     struct state *state;
-    struct rewrite *rewrite;
+    struct state_edits *edits;
     struct worker_pool *pool;
     const struct kernels *kernels;
     unsigned n_done;
@@ -68,7 +68,7 @@ static void make(struct fixture *f, const struct owned *owned)
                                                                   .n_ranks = owned->n,
                                                                   .moments = owned->moments}),
                      0);
-    assert_int_equal(rewrite_new(&f->rewrite, f->state, f->kernels), 0);
+    assert_int_equal(state_edits_new(&f->edits, f->state, f->kernels), 0);
     assert_int_equal(worker_pool_new(&f->pool, 3, ignore_notice, NULL), 0);
     /* What must not change is not zero. */
     memset(f->state->state.map, 0x11, f->state->state.n_bytes);
@@ -81,7 +81,7 @@ static void make(struct fixture *f, const struct owned *owned)
 static void done_with(struct fixture *f)
 {
     worker_pool_free(f->pool);
-    rewrite_free(f->rewrite);
+    state_edits_free(f->edits);
     state_free(f->state);
     layout_free(f->layout);
 }
@@ -93,13 +93,13 @@ static float value_of(uint32_t param, enum state_kind kind, uint64_t elem)
 
 static void write_array(struct fixture *f, uint32_t param, enum state_kind kind)
 {
-    struct rewrite_place place = rewrite_place(f->rewrite, param, kind);
-    float *values = (float *)(f->rewrite->segment.map + place.offset_bytes);
+    struct state_edits_place place = state_edits_place(f->edits, param, kind);
+    float *values = (float *)(f->edits->segment.map + place.offset_bytes);
 
-    assert_int_equal(rewrite_reserve(f->rewrite, &place), 0);
+    assert_int_equal(state_edits_reserve(f->edits, &place), 0);
     for (uint64_t i = 0; i < shapes[param]; i++)
         values[i] = value_of(param, kind, i);
-    rewrite_mark(f->rewrite, param, kind);
+    state_edits_mark(f->edits, param, kind);
 }
 
 static void note_done(void *userdata)
@@ -111,7 +111,7 @@ static void store(struct fixture *f)
 {
     unsigned n_done = f->n_done;
 
-    rewrite_store(f->rewrite, f->pool, note_done, f);
+    state_edits_store(f->edits, f->pool, note_done, f);
     assert_int_equal(f->n_done, n_done);
     while (f->n_done == n_done)
         assert_true(worker_pool_wait(f->pool) > 0);
@@ -186,7 +186,7 @@ static void all_of_it(const struct owned *owned)
                 write_array(&f, p, kind);
             expect_array(&f, &copy, p, kind);
         }
-        rewrite_set_count(f.rewrite, p, 7 * p);
+        state_edits_set_count(f.edits, p, 7 * p);
         ((struct state_journal *)copy.journal)->counts[p] = 7 * p;
     }
     store(&f);
@@ -220,12 +220,12 @@ static void some_of_it(unsigned stage)
     expect_array(&f, &copy, 0, STATE_MASTER);
     write_array(&f, 1, STATE_EXP_AVG_SQ);
     expect_array(&f, &copy, 1, STATE_EXP_AVG_SQ);
-    rewrite_set_count(f.rewrite, 3, 4);
-    rewrite_set_count(f.rewrite, 3, 5); /* the last one counts */
+    state_edits_set_count(f.edits, 3, 4);
+    state_edits_set_count(f.edits, 3, 5); /* the last one counts */
     ((struct state_journal *)copy.journal)->counts[3] = 5;
-    assert_true(rewrite_is_marked(f.rewrite, 0, STATE_MASTER));
-    assert_false(rewrite_is_marked(f.rewrite, 0, STATE_EXP_AVG_SQ));
-    assert_false(rewrite_is_marked(f.rewrite, 3, STATE_MASTER));
+    assert_true(state_edits_is_marked(f.edits, 0, STATE_MASTER));
+    assert_false(state_edits_is_marked(f.edits, 0, STATE_EXP_AVG_SQ));
+    assert_false(state_edits_is_marked(f.edits, 3, STATE_MASTER));
     store(&f);
     assert_copy(f.state, &copy);
     done_with(&f);
@@ -243,14 +243,14 @@ static void test_nothing(void **state)
 {
     struct fixture f;
     struct copy copy;
-    struct rewrite_place place;
+    struct state_edits_place place;
 
     (void)state;
     make(&f, &(struct owned){.stage = 2, .n = WORLD, .moments = {.m = true, .v = true}});
     copy = copy_state(f.state);
-    place = rewrite_place(f.rewrite, 1, STATE_EXP_AVG);
-    assert_int_equal(rewrite_reserve(f.rewrite, &place), 0);
-    memset(f.rewrite->segment.map + place.offset_bytes, 0x77, place.n_bytes);
+    place = state_edits_place(f.edits, 1, STATE_EXP_AVG);
+    assert_int_equal(state_edits_reserve(f.edits, &place), 0);
+    memset(f.edits->segment.map + place.offset_bytes, 0x77, place.n_bytes);
     store(&f);
     assert_copy(f.state, &copy);
     done_with(&f);
@@ -267,9 +267,9 @@ static void test_given_up(void **state)
     copy = copy_state(f.state);
     write_array(&f, 0, STATE_MASTER);
     write_array(&f, 0, STATE_EXP_AVG);
-    rewrite_set_count(f.rewrite, 0, 9);
-    rewrite_free(f.rewrite);
-    f.rewrite = NULL;
+    state_edits_set_count(f.edits, 0, 9);
+    state_edits_free(f.edits);
+    f.edits = NULL;
     assert_copy(f.state, &copy);
     done_with(&f);
 }
@@ -286,7 +286,7 @@ static void test_places(void **state)
     make(&f, &(struct owned){.stage = 3, .n = WORLD, .moments = {.m = true, .v = true}});
     for (uint32_t p = 0; p < N_TRAINABLE; p++) {
         for (enum state_kind kind = STATE_MASTER; kind < STATE_N_KINDS; kind++) {
-            struct rewrite_place place = rewrite_place(f.rewrite, p, kind);
+            struct state_edits_place place = state_edits_place(f.edits, p, kind);
 
             assert_true(place.offset_bytes >= end);
             assert_int_equal(place.offset_bytes % page_size(), 0);
@@ -294,12 +294,12 @@ static void test_places(void **state)
             end = place.offset_bytes + place.n_bytes;
         }
     }
-    assert_int_equal(f.rewrite->segment.n_bytes, end);
+    assert_int_equal(f.edits->segment.n_bytes, end);
     for (uint32_t p = 1; p < 3; p++) {
         write_array(&f, p, STATE_EXP_AVG);
-        held += rewrite_place(f.rewrite, p, STATE_EXP_AVG).n_bytes;
+        held += state_edits_place(f.edits, p, STATE_EXP_AVG).n_bytes;
     }
-    assert_int_equal(fstat(f.rewrite->segment.fd, &st), 0);
+    assert_int_equal(fstat(f.edits->segment.fd, &st), 0);
     assert_int_equal(st.st_blocks * 512, held);
     done_with(&f);
 }
@@ -311,5 +311,5 @@ int main(void)
         cmocka_unit_test(test_given_up),   cmocka_unit_test(test_places),
     };
 
-    return cmocka_run_group_tests_name("rewrite", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("state-edits", tests, NULL, NULL);
 }

@@ -13,7 +13,7 @@
 #include "core/base/base.h"
 #include "daemon/link/link-frame.h"
 #include "daemon/link/mailbox.h"
-#include "daemon/link/seal.h"
+#include "daemon/link/secure-stream.h"
 
 enum { MAX_FRAME = 4096, WIRE_BYTES = 64 * 1024 };
 
@@ -24,7 +24,7 @@ struct wire {
 };
 
 struct end {
-    struct seal seal;
+    struct secure_stream stream;
     struct wire said;
 };
 
@@ -34,73 +34,74 @@ struct pair {
 
 static struct pair pair;
 
-static struct seal_key key_of(const char *text)
+static struct secure_stream_key key_of(const char *text)
 {
-    struct seal_key key;
+    struct secure_stream_key key;
 
-    assert_int_equal(seal_key_init(&key, text, strlen(text)), 0);
+    assert_int_equal(secure_stream_key_init(&key, text, strlen(text)), 0);
     return key;
 }
 
-static void end_init(struct end *end, enum seal_role role, const char *key_text, const char *job, uint8_t nonce)
+static void end_init(struct end *end, enum secure_stream_role role, const char *key_text, const char *job,
+                     uint8_t nonce)
 {
-    struct seal_key key = key_of(key_text);
-    struct seal_options options = {
-        .role = role, .key = &key, .job = job, .node = role == SEAL_CONNECTS, .max_frame_bytes = MAX_FRAME};
+    struct secure_stream_key key = key_of(key_text);
+    struct secure_stream_options options = {
+        .role = role, .key = &key, .job = job, .node = role == SECURE_STREAM_CONNECTS, .max_frame_bytes = MAX_FRAME};
 
     memset(options.nonce, nonce, sizeof(options.nonce));
     *end = (struct end){.said = {.n_bytes = 0}};
-    seal_init(&end->seal, &options);
-    memcpy(end->said.bytes, end->seal.hello, SEAL_HELLO_BYTES);
-    end->said.n_bytes = SEAL_HELLO_BYTES;
+    secure_stream_init(&end->stream, &options);
+    memcpy(end->said.bytes, end->stream.hello, SECURE_STREAM_HELLO_BYTES);
+    end->said.n_bytes = SECURE_STREAM_HELLO_BYTES;
 }
 
 static void say(struct end *end, const void *data, size_t n_bytes)
 {
-    size_t n_sealed = seal_pushed_bytes(&end->seal, n_bytes);
+    size_t n_sealed = secure_stream_pushed_bytes(&end->stream, n_bytes);
 
     assert_true(end->said.n_bytes + n_sealed <= WIRE_BYTES);
-    seal_push(&end->seal, data, n_bytes, end->said.bytes + end->said.n_bytes);
+    secure_stream_push(&end->stream, data, n_bytes, end->said.bytes + end->said.n_bytes);
     end->said.n_bytes += n_sealed;
 }
 
 /* Feeds what an end has said to the other, all at once. */
 static void carry(struct end *from, struct end *to)
 {
-    assert_int_equal(seal_feed(&to->seal, from->said.bytes, from->said.n_bytes), 0);
+    assert_int_equal(secure_stream_feed(&to->stream, from->said.bytes, from->said.n_bytes), 0);
     from->said.n_bytes = 0;
 }
 
 static void pair_init(void)
 {
-    end_init(&pair.connecting, SEAL_CONNECTS, "the key of this job, 32 bytes and more", "train", 1);
-    end_init(&pair.listening, SEAL_LISTENS, "the key of this job, 32 bytes and more", "train", 2);
+    end_init(&pair.connecting, SECURE_STREAM_CONNECTS, "the key of this job, 32 bytes and more", "train", 1);
+    end_init(&pair.listening, SECURE_STREAM_LISTENS, "the key of this job, 32 bytes and more", "train", 2);
 }
 
 static void pair_meet(void)
 {
-    struct seal_frame frame;
+    struct secure_stream_frame frame;
 
     carry(&pair.connecting, &pair.listening);
     carry(&pair.listening, &pair.connecting);
-    assert_int_equal(seal_next(&pair.listening.seal, &frame), SEAL_MET);
-    assert_int_equal(seal_next(&pair.connecting.seal, &frame), SEAL_MET);
-    assert_int_equal(seal_next(&pair.listening.seal, &frame), SEAL_AGAIN);
-    assert_int_equal(pair.listening.seal.peer_node, 1);
-    assert_int_equal(pair.connecting.seal.peer_node, 0);
+    assert_int_equal(secure_stream_next(&pair.listening.stream, &frame), SECURE_STREAM_MET);
+    assert_int_equal(secure_stream_next(&pair.connecting.stream, &frame), SECURE_STREAM_MET);
+    assert_int_equal(secure_stream_next(&pair.listening.stream, &frame), SECURE_STREAM_AGAIN);
+    assert_int_equal(pair.listening.stream.peer_node, 1);
+    assert_int_equal(pair.connecting.stream.peer_node, 0);
 }
 
 static void pair_deinit(void)
 {
-    seal_deinit(&pair.connecting.seal);
-    seal_deinit(&pair.listening.seal);
+    secure_stream_deinit(&pair.connecting.stream);
+    secure_stream_deinit(&pair.listening.stream);
 }
 
 static void expect_frame(struct end *end, const void *data, size_t n_bytes)
 {
-    struct seal_frame frame;
+    struct secure_stream_frame frame;
 
-    assert_int_equal(seal_next(&end->seal, &frame), 0);
+    assert_int_equal(secure_stream_next(&end->stream, &frame), 0);
     assert_int_equal(frame.n_bytes, n_bytes);
     assert_memory_equal(frame.data, data, n_bytes);
 }
@@ -109,11 +110,11 @@ static void expect_frame(struct end *end, const void *data, size_t n_bytes)
 static void expect_failure(struct end *end, int failure)
 {
     static const uint8_t more[100];
-    struct seal_frame frame;
+    struct secure_stream_frame frame;
 
-    assert_int_equal(seal_next(&end->seal, &frame), failure);
-    assert_int_equal(seal_feed(&end->seal, more, sizeof(more)), 0);
-    assert_int_equal(seal_next(&end->seal, &frame), failure);
+    assert_int_equal(secure_stream_next(&end->stream, &frame), failure);
+    assert_int_equal(secure_stream_feed(&end->stream, more, sizeof(more)), 0);
+    assert_int_equal(secure_stream_next(&end->stream, &frame), failure);
 }
 
 /* ---- what opens ---------------------------------------------------------------------------------------- */
@@ -121,7 +122,7 @@ static void expect_failure(struct end *end, int failure)
 static void test_both_ways(void **userdata)
 {
     static const uint8_t large[MAX_FRAME] = {[0] = 7, [MAX_FRAME - 1] = 9};
-    struct seal_frame frame;
+    struct secure_stream_frame frame;
 
     (void)userdata;
     pair_init();
@@ -137,41 +138,44 @@ static void test_both_ways(void **userdata)
         expect_frame(&pair.listening, "", 0);
         expect_frame(&pair.listening, large, sizeof(large));
         expect_frame(&pair.connecting, "two", 3);
-        assert_int_equal(seal_next(&pair.listening.seal, &frame), SEAL_AGAIN);
-        assert_int_equal(seal_next(&pair.connecting.seal, &frame), SEAL_AGAIN);
+        assert_int_equal(secure_stream_next(&pair.listening.stream, &frame), SECURE_STREAM_AGAIN);
+        assert_int_equal(secure_stream_next(&pair.connecting.stream, &frame), SECURE_STREAM_AGAIN);
     }
     pair_deinit();
 }
 
 static void test_byte_by_byte(void **userdata)
 {
-    struct seal_frame frame;
+    struct secure_stream_frame frame;
     unsigned n_frames = 0, n_met = 0;
     size_t n_said;
 
     (void)userdata;
     pair_init();
-    assert_int_equal(seal_feed(&pair.connecting.seal, pair.listening.said.bytes, SEAL_HELLO_BYTES), 0);
-    assert_int_equal(seal_next(&pair.connecting.seal, &frame), SEAL_MET);
+    assert_int_equal(secure_stream_feed(&pair.connecting.stream, pair.listening.said.bytes, SECURE_STREAM_HELLO_BYTES),
+                     0);
+    assert_int_equal(secure_stream_next(&pair.connecting.stream, &frame), SECURE_STREAM_MET);
     for (unsigned i = 0; i < 5; i++)
         say(&pair.connecting, "frame", 5);
     n_said = pair.connecting.said.n_bytes;
-    assert_int_equal(n_said, SEAL_HELLO_BYTES + SEAL_HEADER_BYTES + 5 * (SEAL_OVERHEAD_BYTES + 5));
+    assert_int_equal(n_said,
+                     SECURE_STREAM_HELLO_BYTES + SECURE_STREAM_HEADER_BYTES + 5 * (SECURE_STREAM_OVERHEAD_BYTES + 5));
     for (size_t i = 0; i < n_said; i++) {
         int r;
 
-        assert_int_equal(seal_feed(&pair.listening.seal, pair.connecting.said.bytes + i, 1), 0);
-        while ((r = seal_next(&pair.listening.seal, &frame)) != SEAL_AGAIN) {
-            assert_true(r == 0 || r == SEAL_MET);
+        assert_int_equal(secure_stream_feed(&pair.listening.stream, pair.connecting.said.bytes + i, 1), 0);
+        while ((r = secure_stream_next(&pair.listening.stream, &frame)) != SECURE_STREAM_AGAIN) {
+            assert_true(r == 0 || r == SECURE_STREAM_MET);
             n_frames += r == 0;
-            n_met += r == SEAL_MET;
-            assert_true(r == SEAL_MET || (frame.n_bytes == 5 && memcmp(frame.data, "frame", 5) == 0));
+            n_met += r == SECURE_STREAM_MET;
+            assert_true(r == SECURE_STREAM_MET || (frame.n_bytes == 5 && memcmp(frame.data, "frame", 5) == 0));
             assert_int_equal(n_met, 1);
         }
         /* No frame before its last byte. */
-        assert_int_equal(n_frames, i + 1 < SEAL_HELLO_BYTES + SEAL_HEADER_BYTES
+        assert_int_equal(n_frames, i + 1 < SECURE_STREAM_HELLO_BYTES + SECURE_STREAM_HEADER_BYTES
                                        ? 0
-                                       : (i + 1 - SEAL_HELLO_BYTES - SEAL_HEADER_BYTES) / (SEAL_OVERHEAD_BYTES + 5));
+                                       : (i + 1 - SECURE_STREAM_HELLO_BYTES - SECURE_STREAM_HEADER_BYTES) /
+                                             (SECURE_STREAM_OVERHEAD_BYTES + 5));
     }
     assert_int_equal(n_frames, 5);
     pair_deinit();
@@ -206,15 +210,15 @@ static void test_other_key(void **userdata)
     (void)userdata;
     for (size_t i = 0; i < ARRAY_SIZE(keys); i++) {
         pair_init();
-        seal_deinit(&pair.connecting.seal);
-        end_init(&pair.connecting, SEAL_CONNECTS, keys[i], "train", 1);
+        secure_stream_deinit(&pair.connecting.stream);
+        end_init(&pair.connecting, SECURE_STREAM_CONNECTS, keys[i], "train", 1);
         pair_meet();
         say(&pair.connecting, "hello", 5);
         carry(&pair.connecting, &pair.listening);
-        expect_failure(&pair.listening, SEAL_E_FORGED);
+        expect_failure(&pair.listening, SECURE_STREAM_E_FORGED);
         say(&pair.listening, "hello", 5);
         carry(&pair.listening, &pair.connecting);
-        expect_failure(&pair.connecting, SEAL_E_FORGED);
+        expect_failure(&pair.connecting, SECURE_STREAM_E_FORGED);
         pair_deinit();
     }
 }
@@ -224,10 +228,11 @@ static void test_other_job(void **userdata)
 {
     (void)userdata;
     pair_init();
-    seal_deinit(&pair.connecting.seal);
-    end_init(&pair.connecting, SEAL_CONNECTS, "the key of this job, 32 bytes and more", "other", 1);
-    assert_memory_not_equal(pair.connecting.seal.hello + SEAL_HELLO_BYTES - SEAL_JOB_BYTES,
-                            pair.listening.seal.hello + SEAL_HELLO_BYTES - SEAL_JOB_BYTES, SEAL_JOB_BYTES);
+    secure_stream_deinit(&pair.connecting.stream);
+    end_init(&pair.connecting, SECURE_STREAM_CONNECTS, "the key of this job, 32 bytes and more", "other", 1);
+    assert_memory_not_equal(pair.connecting.stream.hello + SECURE_STREAM_HELLO_BYTES - SECURE_STREAM_JOB_BYTES,
+                            pair.listening.stream.hello + SECURE_STREAM_HELLO_BYTES - SECURE_STREAM_JOB_BYTES,
+                            SECURE_STREAM_JOB_BYTES);
     pair_meet();
     say(&pair.connecting, "job: other", 10);
     carry(&pair.connecting, &pair.listening);
@@ -243,25 +248,26 @@ static void test_replayed(void **userdata)
 
     (void)userdata;
     pair_init();
-    memcpy(recorded.bytes, pair.connecting.said.bytes, SEAL_HELLO_BYTES);
+    memcpy(recorded.bytes, pair.connecting.said.bytes, SECURE_STREAM_HELLO_BYTES);
     pair_meet();
     say(&pair.connecting, "decided", 7);
-    memcpy(recorded.bytes + SEAL_HELLO_BYTES, pair.connecting.said.bytes, pair.connecting.said.n_bytes);
-    recorded.n_bytes = SEAL_HELLO_BYTES + pair.connecting.said.n_bytes;
+    memcpy(recorded.bytes + SECURE_STREAM_HELLO_BYTES, pair.connecting.said.bytes, pair.connecting.said.n_bytes);
+    recorded.n_bytes = SECURE_STREAM_HELLO_BYTES + pair.connecting.said.n_bytes;
 
-    end_init(&victim, SEAL_LISTENS, "the key of this job, 32 bytes and more", "train", 3);
-    assert_int_equal(seal_feed(&victim.seal, recorded.bytes, recorded.n_bytes), 0);
-    assert_int_equal(seal_next(&victim.seal, &(struct seal_frame){0}), SEAL_MET);
-    expect_failure(&victim, SEAL_E_FORGED);
-    seal_deinit(&victim.seal);
+    end_init(&victim, SECURE_STREAM_LISTENS, "the key of this job, 32 bytes and more", "train", 3);
+    assert_int_equal(secure_stream_feed(&victim.stream, recorded.bytes, recorded.n_bytes), 0);
+    assert_int_equal(secure_stream_next(&victim.stream, &(struct secure_stream_frame){0}), SECURE_STREAM_MET);
+    expect_failure(&victim, SECURE_STREAM_E_FORGED);
+    secure_stream_deinit(&victim.stream);
 
     /* A frame that has been opened cannot be opened again either. */
     carry(&pair.connecting, &pair.listening);
     expect_frame(&pair.listening, "decided", 7);
-    assert_int_equal(
-        seal_feed(&pair.listening.seal, recorded.bytes + SEAL_HELLO_BYTES + SEAL_HEADER_BYTES, SEAL_OVERHEAD_BYTES + 7),
-        0);
-    expect_failure(&pair.listening, SEAL_E_FORGED);
+    assert_int_equal(secure_stream_feed(&pair.listening.stream,
+                                        recorded.bytes + SECURE_STREAM_HELLO_BYTES + SECURE_STREAM_HEADER_BYTES,
+                                        SECURE_STREAM_OVERHEAD_BYTES + 7),
+                     0);
+    expect_failure(&pair.listening, SECURE_STREAM_E_FORGED);
     pair_deinit();
 }
 
@@ -272,13 +278,14 @@ static void test_reflected(void **userdata)
 
     (void)userdata;
     pair_init();
-    assert_int_equal(seal_feed(&pair.connecting.seal, pair.connecting.said.bytes, SEAL_HELLO_BYTES), 0);
-    assert_int_equal(seal_next(&pair.connecting.seal, &(struct seal_frame){0}), SEAL_MET);
+    assert_int_equal(secure_stream_feed(&pair.connecting.stream, pair.connecting.said.bytes, SECURE_STREAM_HELLO_BYTES),
+                     0);
+    assert_int_equal(secure_stream_next(&pair.connecting.stream, &(struct secure_stream_frame){0}), SECURE_STREAM_MET);
     pair.connecting.said.n_bytes = 0;
     say(&pair.connecting, "me", 2);
     mirror.said = pair.connecting.said;
     carry(&mirror, &pair.connecting);
-    expect_failure(&pair.connecting, SEAL_E_FORGED);
+    expect_failure(&pair.connecting, SECURE_STREAM_E_FORGED);
     pair_deinit();
 }
 
@@ -296,35 +303,37 @@ static void test_reordered(void **userdata)
     say(&pair.connecting, "b", 1);
     n_first = pair.connecting.said.n_bytes;
     say(&pair.connecting, "c", 1);
-    assert_int_equal(seal_feed(&pair.listening.seal, pair.connecting.said.bytes + n_first, n_first), 0);
-    expect_failure(&pair.listening, SEAL_E_FORGED);
+    assert_int_equal(secure_stream_feed(&pair.listening.stream, pair.connecting.said.bytes + n_first, n_first), 0);
+    expect_failure(&pair.listening, SECURE_STREAM_E_FORGED);
     pair_deinit();
 }
 
 /* Every single bit of a conversation matters, from the hello to the last frame's last byte. */
 static void test_flipped_bits(void **userdata)
 {
-    size_t n_said = SEAL_HELLO_BYTES + SEAL_HEADER_BYTES + SEAL_OVERHEAD_BYTES + 3;
-    struct seal_frame frame;
+    size_t n_said = SECURE_STREAM_HELLO_BYTES + SECURE_STREAM_HEADER_BYTES + SECURE_STREAM_OVERHEAD_BYTES + 3;
+    struct secure_stream_frame frame;
 
     (void)userdata;
     for (size_t bit = 0; bit < 8 * n_said; bit++) {
         int r = 0;
 
         pair_init();
-        assert_int_equal(seal_feed(&pair.connecting.seal, pair.listening.said.bytes, SEAL_HELLO_BYTES), 0);
-        assert_int_equal(seal_next(&pair.connecting.seal, &frame), SEAL_MET);
+        assert_int_equal(
+            secure_stream_feed(&pair.connecting.stream, pair.listening.said.bytes, SECURE_STREAM_HELLO_BYTES), 0);
+        assert_int_equal(secure_stream_next(&pair.connecting.stream, &frame), SECURE_STREAM_MET);
         say(&pair.connecting, "abc", 3);
         assert_int_equal(pair.connecting.said.n_bytes, n_said);
         pair.connecting.said.bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
         carry(&pair.connecting, &pair.listening);
         do {
-            r = seal_next(&pair.listening.seal, &frame);
-        } while (r == SEAL_MET);
+            r = secure_stream_next(&pair.listening.stream, &frame);
+        } while (r == SECURE_STREAM_MET);
         /* A length made longer waits for bytes that will not come; everything else is seen at once. */
-        assert_true(r == SEAL_E_STRANGER || r == SEAL_E_VERSION || r == SEAL_E_LENGTH || r == SEAL_E_FORGED ||
-                    (r == SEAL_AGAIN && bit / 8 >= SEAL_HELLO_BYTES + SEAL_HEADER_BYTES &&
-                     bit / 8 < SEAL_HELLO_BYTES + SEAL_HEADER_BYTES + SEAL_LENGTH_BYTES));
+        assert_true(r == SECURE_STREAM_E_STRANGER || r == SECURE_STREAM_E_VERSION || r == SECURE_STREAM_E_LENGTH ||
+                    r == SECURE_STREAM_E_FORGED ||
+                    (r == SECURE_STREAM_AGAIN && bit / 8 >= SECURE_STREAM_HELLO_BYTES + SECURE_STREAM_HEADER_BYTES &&
+                     bit / 8 < SECURE_STREAM_HELLO_BYTES + SECURE_STREAM_HEADER_BYTES + SECURE_STREAM_LENGTH_BYTES));
         pair_deinit();
     }
 }
@@ -336,24 +345,24 @@ static void test_strangers(void **userdata)
         size_t n_bytes;
         int r;
     } cases[] = {
-        {"G", 1, SEAL_E_STRANGER},
-        {"GET / HTTP/1.1\r\n\r\n", 18, SEAL_E_STRANGER},
-        {"z", 1, SEAL_AGAIN},
-        {"zerodlnk", 8, SEAL_AGAIN},
-        {"zerodlnk\1\0\0", 11, SEAL_AGAIN},
-        {"zerodlnk\2\0\0\0", 12, SEAL_E_VERSION},
-        {"zerodlnX", 8, SEAL_E_STRANGER},
-        {"zerodlnk\1\0\0\0", 12, SEAL_AGAIN},
-        {"\0\0\0\0\0\0\0\0", 8, SEAL_E_STRANGER},
+        {"G", 1, SECURE_STREAM_E_STRANGER},
+        {"GET / HTTP/1.1\r\n\r\n", 18, SECURE_STREAM_E_STRANGER},
+        {"z", 1, SECURE_STREAM_AGAIN},
+        {"zerodlnk", 8, SECURE_STREAM_AGAIN},
+        {"zerodlnk\1\0\0", 11, SECURE_STREAM_AGAIN},
+        {"zerodlnk\2\0\0\0", 12, SECURE_STREAM_E_VERSION},
+        {"zerodlnX", 8, SECURE_STREAM_E_STRANGER},
+        {"zerodlnk\1\0\0\0", 12, SECURE_STREAM_AGAIN},
+        {"\0\0\0\0\0\0\0\0", 8, SECURE_STREAM_E_STRANGER},
     };
 
     (void)userdata;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         pair_init();
-        assert_int_equal(seal_feed(&pair.listening.seal, cases[i].bytes, cases[i].n_bytes), 0);
-        assert_int_equal(seal_next(&pair.listening.seal, &(struct seal_frame){0}), cases[i].r);
-        if (cases[i].r == SEAL_E_VERSION)
-            assert_int_equal(pair.listening.seal.peer_version, 2);
+        assert_int_equal(secure_stream_feed(&pair.listening.stream, cases[i].bytes, cases[i].n_bytes), 0);
+        assert_int_equal(secure_stream_next(&pair.listening.stream, &(struct secure_stream_frame){0}), cases[i].r);
+        if (cases[i].r == SECURE_STREAM_E_VERSION)
+            assert_int_equal(pair.listening.stream.peer_version, 2);
         pair_deinit();
     }
 }
@@ -365,14 +374,14 @@ static void test_lengths(void **userdata)
         uint32_t length;
         int r;
     } cases[] = {
-        {0, SEAL_E_LENGTH},
-        {SEAL_OVERHEAD_BYTES - SEAL_LENGTH_BYTES - 1, SEAL_E_LENGTH},
-        {SEAL_OVERHEAD_BYTES - SEAL_LENGTH_BYTES, SEAL_AGAIN},
-        {MAX_FRAME + SEAL_OVERHEAD_BYTES - SEAL_LENGTH_BYTES, SEAL_AGAIN},
-        {MAX_FRAME + SEAL_OVERHEAD_BYTES - SEAL_LENGTH_BYTES + 1, SEAL_E_LENGTH},
-        {UINT32_MAX, SEAL_E_LENGTH},
+        {0, SECURE_STREAM_E_LENGTH},
+        {SECURE_STREAM_OVERHEAD_BYTES - SECURE_STREAM_LENGTH_BYTES - 1, SECURE_STREAM_E_LENGTH},
+        {SECURE_STREAM_OVERHEAD_BYTES - SECURE_STREAM_LENGTH_BYTES, SECURE_STREAM_AGAIN},
+        {MAX_FRAME + SECURE_STREAM_OVERHEAD_BYTES - SECURE_STREAM_LENGTH_BYTES, SECURE_STREAM_AGAIN},
+        {MAX_FRAME + SECURE_STREAM_OVERHEAD_BYTES - SECURE_STREAM_LENGTH_BYTES + 1, SECURE_STREAM_E_LENGTH},
+        {UINT32_MAX, SECURE_STREAM_E_LENGTH},
     };
-    static const uint8_t header[SEAL_HEADER_BYTES];
+    static const uint8_t header[SECURE_STREAM_HEADER_BYTES];
 
     (void)userdata;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
@@ -380,27 +389,27 @@ static void test_lengths(void **userdata)
 
         pair_init();
         pair_meet();
-        assert_int_equal(seal_feed(&pair.listening.seal, header, sizeof(header)), 0);
-        assert_int_equal(seal_feed(&pair.listening.seal, &length, sizeof(length)), 0);
-        assert_int_equal(seal_next(&pair.listening.seal, &(struct seal_frame){0}), cases[i].r);
-        assert_true(pair.listening.seal.input_capacity <= 1024);
+        assert_int_equal(secure_stream_feed(&pair.listening.stream, header, sizeof(header)), 0);
+        assert_int_equal(secure_stream_feed(&pair.listening.stream, &length, sizeof(length)), 0);
+        assert_int_equal(secure_stream_next(&pair.listening.stream, &(struct secure_stream_frame){0}), cases[i].r);
+        assert_true(pair.listening.stream.input_capacity <= 1024);
         pair_deinit();
     }
 }
 
 static void test_wiped(void **userdata)
 {
-    static const struct seal empty;
-    static const struct seal_key no_key;
+    static const struct secure_stream empty;
+    static const struct secure_stream_key no_key;
 
     (void)userdata;
     pair_init();
     pair_meet();
     /* The shared key has done its part by now. */
-    assert_memory_equal(&pair.connecting.seal.key, &no_key, sizeof(no_key));
+    assert_memory_equal(&pair.connecting.stream.key, &no_key, sizeof(no_key));
     pair_deinit();
-    assert_memory_equal(&pair.connecting.seal, &empty, sizeof(empty));
-    seal_deinit(&pair.connecting.seal);
+    assert_memory_equal(&pair.connecting.stream, &empty, sizeof(empty));
+    secure_stream_deinit(&pair.connecting.stream);
 }
 
 /* ---- what the frames say ------------------------------------------------------------------------------- */

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The loader reads a file, or a text that stands for one, and makes a configuration of it. */
+
+#include "core/config/config.h"
+
+#include "core/base/base.h"
+#include "core/config/config-read.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+
+DEFINE_CLEANUP(struct config *, config_free);
+
+int config_load_string(struct config **out, const struct config_source *source, struct config_problems *problems)
+{
+    _cleanup_(config_freep) struct config *config = calloc(1, sizeof(*config));
+    int r;
+
+    *out = NULL;
+    if (!config)
+        return -ENOMEM;
+    r = config_read(config, source, problems);
+    if (r)
+        return r;
+    *out = steal_ptr(config);
+    return 0;
+}
+
+/* Reads one byte more than a file may have, so that the next step can say that it is too long. */
+static int read_file(const char *path, char **text, size_t *n_bytes)
+{
+    _cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    _cleanup_free_ char *buffer = NULL;
+    struct stat st;
+    size_t n = 0;
+
+    if (fd < 0 || fstat(fd, &st) < 0)
+        return -errno;
+    if (S_ISDIR(st.st_mode))
+        return -EISDIR;
+    buffer = malloc(CONFIG_MAX_BYTES + 1);
+    if (!buffer)
+        return -ENOMEM;
+    while (n < CONFIG_MAX_BYTES + 1) {
+        ssize_t got = read(fd, buffer + n, CONFIG_MAX_BYTES + 1 - n);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return -errno;
+        if (got == 0)
+            break;
+        n += (size_t)got;
+    }
+    *text = steal_ptr(buffer);
+    *n_bytes = n;
+    return 0;
+}
+
+int config_load(struct config **out, const char *path, struct config_problems *problems)
+{
+    _cleanup_free_ char *text = NULL;
+    struct config_source source = {.text = {.name = path}};
+    struct config_spot nowhere = {0};
+    int r;
+
+    *out = NULL;
+    r = read_file(path, &text, &source.text.n_bytes);
+    if (r == -ENOMEM)
+        return r;
+    if (r < 0) {
+        config_problems_add(problems, &source.text, &nowhere, NULL, "cannot be read: %s", strerror(-r));
+        return problems->r < 0 ? problems->r : CONFIG_E_INVALID;
+    }
+    source.text.text = text;
+    return config_load_string(out, &source, problems);
+}

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What travels between two nodes' daemons, as bytes: a plain hello each way, then sealed frames (libsodium's
+ * secretstream). Pure: it takes bytes and gives bytes, knows no sockets and no clock. The nonce is passed in; the only
+ * randomness taken here is the public header that libsodium puts in front of a stream.
+ *
+ *     connecting end                          listening end
+ *     hello ------------------------------->
+ *            <------------------------------- hello
+ *     stream header, frame, frame, ... ---->
+ *            <------------------------------- stream header, frame, frame, ...
+ *
+ * A hello is magic, version, node, nonce and a tag of the job's name that only a holder of the key can compute. Each
+ * direction has its own key: a hash, under the shared key, of its name and both hellos. So whatever was recorded,
+ * altered, reflected, made with another key, or meant for another connection, cannot be opened, and that is noticed at
+ * the first frame. A hello by itself proves nothing; the first frame that opens proves that the peer holds the key, and
+ * that it is who the hello said.
+ *
+ * A frame is its length as four bytes, little-endian, then the ciphertext. The length is authenticated with it, and
+ * bounded before anything is kept.
+ */
+
+#include <sodium.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    SECURE_STREAM_VERSION = 1, /* of all this, and of the frames in link-frame.h */
+    SECURE_STREAM_KEY_BYTES = 32,
+    SECURE_STREAM_NONCE_BYTES = 32,
+    SECURE_STREAM_JOB_BYTES = 32,
+    SECURE_STREAM_HELLO_BYTES = 8 + 4 + 4 + SECURE_STREAM_NONCE_BYTES + SECURE_STREAM_JOB_BYTES,
+    SECURE_STREAM_HEADER_BYTES = crypto_secretstream_xchacha20poly1305_HEADERBYTES,
+    SECURE_STREAM_LENGTH_BYTES = 4,
+    SECURE_STREAM_OVERHEAD_BYTES =
+        SECURE_STREAM_LENGTH_BYTES + crypto_secretstream_xchacha20poly1305_ABYTES, /* per frame */
+};
+
+enum {
+    SECURE_STREAM_AGAIN = 1,  /* more bytes are needed */
+    SECURE_STREAM_MET,        /* the peer's hello is there; secure_stream_push() works from here on */
+    SECURE_STREAM_E_STRANGER, /* does not begin as a daemon of ours does */
+    SECURE_STREAM_E_VERSION,  /* another version of this protocol; stream->peer_version */
+    SECURE_STREAM_E_LENGTH,   /* a frame longer than allowed, or shorter than any */
+    SECURE_STREAM_E_FORGED,   /* a frame that cannot be opened: another key, a recording, an altered byte */
+};
+
+enum secure_stream_role { SECURE_STREAM_CONNECTS, SECURE_STREAM_LISTENS };
+
+enum secure_stream_state {
+    SECURE_STREAM_AWAITS_HELLO,
+    SECURE_STREAM_AWAITS_HEADER,
+    SECURE_STREAM_OPEN,
+    SECURE_STREAM_BROKEN
+};
+
+/* What a key file's bytes are made into. */
+struct secure_stream_key {
+    uint8_t bytes[SECURE_STREAM_KEY_BYTES];
+};
+
+struct secure_stream_options {
+    enum secure_stream_role role;
+    const struct secure_stream_key *key; /* copied */
+    const char *job;
+    uint32_t node;                            /* ours */
+    uint8_t nonce[SECURE_STREAM_NONCE_BYTES]; /* random, never the same twice */
+    size_t max_frame_bytes;                   /* of plain text, both ways */
+};
+
+/* What a frame holds; valid until the next call. */
+struct secure_stream_frame {
+    const uint8_t *data;
+    size_t n_bytes;
+};
+
+/* One end of one connection. */
+struct secure_stream {
+    enum secure_stream_role role;
+    enum secure_stream_state state;
+    int failure;                      /* SECURE_STREAM_E_*, once broken */
+    uint32_t peer_version, peer_node; /* what its hello says */
+    size_t max_frame_bytes;
+    struct secure_stream_key key;
+    uint8_t hello[SECURE_STREAM_HELLO_BYTES]; /* ours */
+    crypto_secretstream_xchacha20poly1305_state push, pull;
+    uint8_t pull_key[crypto_secretstream_xchacha20poly1305_KEYBYTES]; /* until the header has come */
+    uint8_t header[SECURE_STREAM_HEADER_BYTES];                       /* ours; goes in front of the first frame */
+    bool has_keys, header_sent;
+    uint8_t *input; /* what has come and was not taken; owned */
+    size_t input_start, input_end, input_capacity;
+    uint8_t *plain; /* the last frame; owned */
+    size_t plain_capacity;
+};
+
+/*
+ * Hashes the bytes of a key file. Also makes libsodium ready, so it comes before everything else here.
+ * Return: 0, or -ENOSYS when libsodium cannot start.
+ */
+int secure_stream_key_init(struct secure_stream_key *key, const void *data, size_t n_bytes);
+void secure_stream_key_deinit(struct secure_stream_key *key);
+
+void secure_stream_init(struct secure_stream *stream, const struct secure_stream_options *options);
+/* Wipes keys and what was last opened. {0} is fine. */
+void secure_stream_deinit(struct secure_stream *stream);
+
+/*
+ * Adds bytes as they came. Between two calls secure_stream_next() is to be called until it says SECURE_STREAM_AGAIN, so
+ * that no more than one frame and one such piece are ever held. Return: 0 or -ENOMEM.
+ */
+int secure_stream_feed(struct secure_stream *stream, const void *data, size_t n_bytes);
+
+/*
+ * What comes next in the bytes fed. After a failure nothing more is looked at: the same failure comes again.
+ * Return: 0 and a frame; SECURE_STREAM_AGAIN; SECURE_STREAM_MET; SECURE_STREAM_E_*; -ENOMEM.
+ */
+int secure_stream_next(struct secure_stream *stream, struct secure_stream_frame *frame);
+
+/* How many bytes secure_stream_push() will write for a frame of n_bytes. */
+size_t secure_stream_pushed_bytes(const struct secure_stream *stream, size_t n_bytes);
+
+/* Seals a frame of at most max_frame_bytes, after SECURE_STREAM_MET, and whatever else came. out: room for
+ * secure_stream_pushed_bytes().
+ */
+void secure_stream_push(struct secure_stream *stream, const void *data, size_t n_bytes, uint8_t *out);

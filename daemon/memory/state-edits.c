@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/memory/state-edits.h"
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "daemon/memory/weights.h"
+
+enum { STATE_EDITS_COUNT = 1 << STATE_N_KINDS };
+
+static uint64_t place_bytes(const struct layout_param *param)
+{
+    return round_up(param->n_elems * sizeof(float), page_size());
+}
+
+/* Return: bytes of the segment. */
+static uint64_t lay_out(struct state_edits *edits)
+{
+    const struct layout *layout = edits->state->layout;
+    uint64_t end = 0;
+
+    for (uint32_t p = 0; p < layout->n_params; p++) {
+        edits->offsets_bytes[p] = end;
+        if (layout->params[p].trainable)
+            end += STATE_N_KINDS * place_bytes(&layout->params[p]);
+    }
+    return end;
+}
+
+int state_edits_new(struct state_edits **out, const struct state *state, const struct kernels *kernels)
+{
+    struct state_edits *edits = calloc(1, sizeof(*edits));
+    uint32_t n_params = state->layout->n_params;
+    int r = -ENOMEM;
+
+    if (!edits)
+        return -ENOMEM;
+    edits->state = state;
+    edits->kernels = kernels;
+    edits->segment = SEGMENT_NULL;
+    edits->offsets_bytes = calloc(n_params, sizeof(*edits->offsets_bytes));
+    edits->written = calloc(n_params, sizeof(*edits->written));
+    edits->counts = calloc(n_params, sizeof(*edits->counts));
+    if (edits->offsets_bytes && edits->written && edits->counts)
+        r = segment_init(&edits->segment, "rewrite", lay_out(edits));
+    if (r < 0) {
+        state_edits_free(edits);
+        return r;
+    }
+    *out = edits;
+    return 0;
+}
+
+void state_edits_free(struct state_edits *edits)
+{
+    if (!edits)
+        return;
+    segment_deinit(&edits->segment);
+    free(edits->offsets_bytes);
+    free(edits->written);
+    free(edits->counts);
+    free(edits);
+}
+
+struct state_edits_place state_edits_place(const struct state_edits *edits, uint32_t param, enum state_kind kind)
+{
+    uint64_t n_bytes = place_bytes(&edits->state->layout->params[param]);
+
+    return (struct state_edits_place){.offset_bytes = edits->offsets_bytes[param] + kind * n_bytes, .n_bytes = n_bytes};
+}
+
+int state_edits_reserve(const struct state_edits *edits, const struct state_edits_place *place)
+{
+    return segment_reserve(&edits->segment, place->offset_bytes, place->n_bytes);
+}
+
+void state_edits_mark(struct state_edits *edits, uint32_t param, enum state_kind kind)
+{
+    edits->written[param] |= (uint8_t)(1 << kind);
+}
+
+bool state_edits_is_marked(const struct state_edits *edits, uint32_t param, enum state_kind kind)
+{
+    return edits->written[param] >> kind & 1;
+}
+
+void state_edits_set_count(struct state_edits *edits, uint32_t param, uint64_t count)
+{
+    edits->written[param] |= STATE_EDITS_COUNT;
+    edits->counts[param] = count;
+}
+
+/* ---- storing ------------------------------------------------------------------------------------------- */
+
+static const float *values_of(const struct state_edits *edits, uint32_t param, enum state_kind kind)
+{
+    return (const float *)(edits->segment.map + state_edits_place(edits, param, kind).offset_bytes);
+}
+
+static void store_moment(const struct state_edits *edits, const struct layout_chunk *chunk, enum state_kind kind)
+{
+    const struct layout_param *param = &edits->state->layout->params[chunk->param];
+    uint64_t elem = param->offset_elems + chunk->start_elem;
+
+    memcpy(state_values(edits->state, kind, param->bucket, elem),
+           values_of(edits, chunk->param, kind) + chunk->start_elem, chunk->n_elems * sizeof(float));
+}
+
+static void store_chunk(struct work *work, uint32_t item)
+{
+    struct state_edits *edits = container_of(work, struct state_edits, work);
+    const struct layout_chunk *chunk = &edits->state->layout->chunks[item];
+
+    if (!edits->written[chunk->param])
+        return;
+    (void)failpoint("rewrite");
+    if (state_edits_is_marked(edits, chunk->param, STATE_MASTER))
+        weights_store_masters(edits->state, edits->kernels, chunk,
+                              values_of(edits, chunk->param, STATE_MASTER) + chunk->start_elem);
+    if (!state_owns(edits->state, chunk->rank))
+        return;
+    for (enum state_kind kind = STATE_EXP_AVG; kind < STATE_N_KINDS; kind++)
+        if (state_edits_is_marked(edits, chunk->param, kind))
+            store_moment(edits, chunk, kind);
+}
+
+static void on_stored(struct work *work)
+{
+    struct state_edits *edits = container_of(work, struct state_edits, work);
+    struct state_journal *journal = state_journal(edits->state);
+
+    for (uint32_t p = 0; p < edits->state->layout->n_params; p++)
+        if (edits->written[p] & STATE_EDITS_COUNT)
+            journal->counts[p] = edits->counts[p];
+    edits->done(edits->userdata);
+}
+
+void state_edits_store(struct state_edits *edits, struct worker_pool *pool, void (*done)(void *userdata),
+                       void *userdata)
+{
+    edits->done = done;
+    edits->userdata = userdata;
+    edits->work = (struct work){.run = store_chunk, .done = on_stored, .n_items = edits->state->layout->n_chunks};
+    worker_post(pool, &edits->work);
+}
+
+size_t state_edits_list(const struct state_edits *edits, uint64_t *numbers)
+{
+    size_t n = 0;
+
+    for (uint32_t p = 0; p < edits->state->layout->n_params; p++) {
+        for (unsigned kind = 0; kind <= STATE_N_KINDS; kind++) {
+            if (!(edits->written[p] & 1 << kind))
+                continue;
+            if (numbers)
+                numbers[n] = (uint64_t)p << 8 | (kind == STATE_N_KINDS ? STATE_EDITS_COUNT_FOLLOWS : kind);
+            n++;
+            if (kind == STATE_N_KINDS && numbers)
+                numbers[n] = edits->counts[p];
+            n += kind == STATE_N_KINDS;
+        }
+    }
+    return n;
+}
