@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
-#include "daemon/engines/devices.h"
+#include "core/wire/device-wire.h"
 #include "daemon/exchange/exchange-inside.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
@@ -103,33 +103,21 @@ static void gathered_there(void *userdata, int result)
     go_on_giving(exchange);
 }
 
-static uint64_t fetched_bytes(const struct layout *layout, const struct motion *motion)
-{
-    uint64_t n_bytes = 0;
-
-    for (size_t i = 0; i < motion->n_gathered; i++) {
-        const struct layout_param *p = &layout->params[motion->gathered[i].param];
-
-        n_bytes += p->n_elems * dtype_size(p->dtype);
-    }
-    return n_bytes;
-}
-
 /* Weights: all to all, or some to one rank. */
 static const char *gather_there(struct motion *motion)
 {
-    const struct job *job = motion->exchange->job;
-    bool all = motion->kind == MOTION_GATHER;
-    struct device_command command = {.type = all ? DEVICE_COMMAND_GATHER : DEVICE_COMMAND_FETCH};
+    struct step *step = motion->exchange->job->step;
+    int r;
 
-    if (all)
-        command.gather.n_buckets = job->layout->n_buckets;
-    else
-        command.fetch = (struct device_order_fetch){
-            .rank = motion->rank, .params = motion->gathered, .n_params = motion->n_gathered};
     motion->working = true;
-    if (devices_order(job->devices, &command, all ? job->layout->weight_bytes : fetched_bytes(job->layout, motion),
-                      gathered_there, motion) == 0)
+    if (motion->kind == MOTION_GATHER)
+        r = step_device_gather(step, gathered_there, motion);
+    else
+        r = step_device_fetch(step,
+                              &(struct device_order_fetch){
+                                  .rank = motion->rank, .params = motion->gathered, .n_params = motion->n_gathered},
+                              gathered_there, motion);
+    if (r == 0)
         return NULL;
     motion->working = false;
     return EXCHANGE_NO_MEMORY;

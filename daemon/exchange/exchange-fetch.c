@@ -14,9 +14,11 @@
 
 #include "core/base/base.h"
 #include "core/config/config.h"
+#include "core/wire/device-wire.h"
 #include "daemon/exchange/exchange-inside.h"
 #include "daemon/job/model/model.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/exchange-plan.h"
+#include "daemon/step/executor.h"
 #include "daemon/step/fetch.h"
 
 /* ---- slots --------------------------------------------------------------------------------------------- */
@@ -84,7 +86,7 @@ static const uint8_t *state_bytes(const struct exchange *exchange, enum fetch_ki
 /* It is made here first: rounded, or copied from the GPUs. Else it goes as it lies. */
 static bool is_made(const struct exchange *exchange, const struct serving *serving, enum fetch_kind kind)
 {
-    return exchange->job->state->mirror || is_rounded(exchange, serving, kind);
+    return !exchange->job->executor->holds_state || is_rounded(exchange, serving, kind);
 }
 
 static void send_state(struct exchange *exchange, const struct serving *serving, enum fetch_kind kind)
@@ -105,23 +107,6 @@ static void send_state(struct exchange *exchange, const struct serving *serving,
                                     .offset_bytes = (uint64_t)(bytes - (published ? weights->map : state->map)),
                                     .n_bytes = n * sizeof(float),
                                 });
-}
-
-static void round_run(struct work *work, uint32_t item)
-{
-    struct serving *serving = container_of(work, struct serving, work);
-    struct exchange *exchange = serving->exchange;
-    const struct job *job = exchange->job;
-    const struct layout_param *param = &job->layout->params[serving->param];
-    const struct layout_chunk *chunk = &job->layout->chunks[param->first_chunk + item];
-    uint64_t start, slot = exchange->slot_bytes * (uint64_t)serving->slot;
-
-    if (!state_owns(job->state, chunk->rank))
-        return;
-    exchange_owned(exchange, exchange->self, serving->param, &start);
-    job->kernels->convert_from_f32(
-        exchange->serving.map + slot + (chunk->start_elem - start) * dtype_size(param->dtype),
-        state_master(job->state, param->bucket, param->offset_elems + chunk->start_elem), param->dtype, chunk->n_elems);
 }
 
 static void start_waiting(struct exchange *exchange);
@@ -154,12 +139,7 @@ static void is_served(struct serving *serving)
     job_todo(exchange->job);
 }
 
-static void round_done(struct work *work)
-{
-    is_served(container_of(work, struct serving, work));
-}
-
-static void copy_done(void *userdata, int result)
+static void has_come(void *userdata, int result)
 {
     struct serving *serving = userdata;
 
@@ -168,36 +148,26 @@ static void copy_done(void *userdata, int result)
 }
 
 /* Return: 0 or -ENOMEM. */
-static int copy_values(struct serving *serving)
+static int make(struct serving *serving)
 {
     const struct exchange *exchange = serving->exchange;
+    struct executor *executor = exchange->job->executor;
     uint8_t *slot = exchange->serving.map + exchange->slot_bytes * (uint64_t)serving->slot;
     uint64_t start;
 
     if (serving->kind == FETCH_PUBLISHED)
-        return device_job_read_weights(exchange->job, serving->param, slot, copy_done, serving);
+        return executor_read_weights(executor, serving->param, slot, has_come, serving);
     exchange_owned(exchange, exchange->self, serving->param, &start);
     /* As from the parameter's start, of which only what is owned is written. */
     slot -= start * sizeof(float);
-    return device_job_read(exchange->job, serving->param, (enum wire_state_kind)serving->kind, (float *)(void *)slot,
-                           copy_done, serving);
+    return executor_read(executor, serving->param, (enum state_kind)serving->kind, (float *)(void *)slot, has_come,
+                         serving);
 }
 
-/* From the loop, when a slot is free. */
-static void copy_posted(struct work *work)
+/* Whoever waits for it finds out by its deadline, and so does node 0. */
+static void cannot_make(struct work *work)
 {
-    struct serving *serving = container_of(work, struct serving, work);
-
-    if (copy_values(serving) < 0) {
-        serving->dead = true; /* whoever waits for it finds out by its deadline, and so does node 0 */
-        is_served(serving);
-    }
-}
-
-static void do_nothing(struct work *work, uint32_t item)
-{
-    (void)work;
-    (void)item;
+    has_come(container_of(work, struct serving, work), -ENOMEM);
 }
 
 /* What waits for a slot and is to have one. */
@@ -208,7 +178,7 @@ static void start_waiting(struct exchange *exchange)
     for (struct serving *serving = exchange->servings; serving; serving = serving->next) {
         int slot = exchange->slots_taken[0] ? 1 : 0;
 
-        if (serving->slot >= 0 || serving->dead || !serving->work.run)
+        if (serving->slot >= 0 || serving->dead || !serving->made)
             continue;
         if (exchange->slots_taken[slot])
             return;
@@ -216,14 +186,14 @@ static void start_waiting(struct exchange *exchange)
         serving->slot = slot;
         serving->working = true;
         job->work.n_io++;
-        worker_post(job->pool, &serving->work);
+        if (make(serving) < 0)
+            executor_post_nothing(job->executor, &serving->work, cannot_make);
     }
 }
 
 static const char *serve_param(struct exchange *exchange, const struct exchange_service *service, size_t i)
 {
     struct serving *serving = calloc(1, sizeof(*serving)), **last = &exchange->servings;
-    const struct layout_param *param = &exchange->job->layout->params[service->params[i]];
 
     if (!serving)
         return "out of memory";
@@ -236,10 +206,8 @@ static const char *serve_param(struct exchange *exchange, const struct exchange_
     while (*last)
         last = &(*last)->next;
     *last = serving;
-    if (is_made(exchange, serving, service->kind)) {
-        serving->work = exchange->job->state->mirror
-                            ? (struct work){.run = do_nothing, .done = copy_posted, .n_items = 1}
-                            : (struct work){.run = round_run, .done = round_done, .n_items = param->n_chunks};
+    serving->made = is_made(exchange, serving, service->kind);
+    if (serving->made) {
         start_waiting(exchange);
     } else {
         send_state(exchange, serving, service->kind);

@@ -68,6 +68,7 @@ struct serving {
     enum fetch_kind kind;
     unsigned node;
     int slot; /* -1: it goes as it is, or waits */
+    bool made; /* here first, into a slot */
     bool working, dead;
     struct work work;
     struct serving *next;
@@ -80,7 +81,7 @@ struct exchange {
     struct span *spans;
     struct source sources[STEP_MAX_RANKS];
     unsigned n_sources;
-    struct segment incoming, serving, spreading, pool;
+    struct segment incoming, serving, spreading;
     uint64_t incoming_elems; /* of each slot of incoming */
     bool incoming_taken[NODE_MAX_MOVING];
     struct segment nothing; /* in place of what is shared no more, so that the engine lets go of it */

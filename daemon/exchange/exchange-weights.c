@@ -12,8 +12,7 @@
 #include "daemon/exchange/exchange-inside.h"
 #include "daemon/job/model/model.h"
 #include "daemon/memory/state-edits.h"
-#include "daemon/memory/weights.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/executor.h"
 
 /* ---- weights ------------------------------------------------------------------------------------------- */
 
@@ -80,7 +79,7 @@ const char *exchange_gather(struct exchange *exchange, const struct exchange_sai
     motion = exchange_add_said(exchange, MOTION_GATHER, said);
     if (!motion)
         return EXCHANGE_NO_MEMORY;
-    if (exchange->job->devices && exchange->job->layout->n_buckets > 0)
+    if (exchange->job->executor->on_gpus && exchange->job->layout->n_buckets > 0)
         return exchange_give_to_devices(motion);
     for (uint32_t b = 0; b < exchange->job->layout->n_buckets; b++) {
         for (unsigned node = 0; node < exchange->n_nodes; node++) {
@@ -132,31 +131,7 @@ static const uint8_t *initial_weights(const struct exchange *exchange)
     return exchange->job->config->zero.stage == 3 ? exchange->spreading.map : exchange->job->state->weights.map;
 }
 
-/* Initial weights are here: masters of what is owned are their exact values. */
-static void adopt_run(struct work *work, uint32_t item)
-{
-    struct motion *motion = container_of(work, struct motion, work);
-    struct exchange *exchange = motion->exchange;
-    const struct job *job = exchange->job;
-    const struct layout_param *param = &job->layout->params[item];
-
-    if (job->config->zero.stage == 3 || (param->trainable && param->dtype != DTYPE_F32))
-        weights_adopt(job->state, job->kernels, item, initial_weights(exchange) + param->weight_offset_bytes);
-}
-
-static void adopt_done(struct work *work)
-{
-    struct motion *motion = container_of(work, struct motion, work);
-    struct job *job = motion->exchange->job;
-
-    job->work.n_io--;
-    motion->working = false;
-    exchange_finish(motion);
-    job_todo(job);
-}
-
-/* And they are on this node's GPUs. */
-static void adopted_there(void *userdata, int result)
+static void adopted(void *userdata, int result)
 {
     struct motion *motion = userdata;
     struct job *job = motion->exchange->job;
@@ -176,20 +151,13 @@ void exchange_adopt(struct motion *motion)
 {
     struct job *job = motion->exchange->job;
 
-    if (job->devices) {
-        job->work.n_io++;
-        motion->working = true;
-        if (device_job_adopt(job, initial_weights(motion->exchange), adopted_there, motion) == 0)
-            return;
-        job->work.n_io--;
-        motion->working = motion->arrived = false;
-        motion->exchange->ops.wrong(motion->exchange->ops.userdata, EXCHANGE_NO_MEMORY);
-        return;
-    }
-    motion->work = (struct work){.run = adopt_run, .done = adopt_done, .n_items = job->layout->n_params};
     motion->working = true;
     job->work.n_io++;
-    worker_post(job->pool, &motion->work);
+    if (executor_adopt(job->executor, initial_weights(motion->exchange), adopted, motion) == 0)
+        return;
+    job->work.n_io--;
+    motion->working = motion->arrived = false;
+    motion->exchange->ops.wrong(motion->exchange->ops.userdata, EXCHANGE_NO_MEMORY);
 }
 
 /* ---- write windows ------------------------------------------------------------------------------------- */

@@ -12,9 +12,10 @@
 #include "daemon/exchange/exchange-inside.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
-#include "daemon/job/state/gather.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ring.h"
+#include "daemon/step/exchange-plan.h"
+#include "daemon/step/executor.h"
 
 _Static_assert((int)NODE_MAX_NODES == (int)CONFIG_MAX_NODES && (int)STEP_MAX_RANKS == (int)CONFIG_MAX_PIECES,
                "what config admits, a mask must hold");
@@ -74,7 +75,7 @@ int exchange_new(struct exchange **out, struct job *job, const struct exchange_o
         return -ENOMEM;
     exchange->job = job;
     exchange->ops = *ops;
-    exchange->incoming = exchange->serving = exchange->spreading = exchange->nothing = exchange->pool = SEGMENT_NULL;
+    exchange->incoming = exchange->serving = exchange->spreading = exchange->nothing = SEGMENT_NULL;
     exchange->n_nodes = (unsigned)job->config->world.nodes.n_items;
     exchange->self = job->config->world.node;
     exchange->spans = calloc(exchange->n_nodes, sizeof(*exchange->spans));
@@ -131,12 +132,11 @@ int exchange_form(struct exchange *exchange)
     }
     exchange->incoming_elems = exchange_plan_incoming_elems(job->config, layout);
     /* Between GPUs nothing comes into this memory. */
-    r = segment_init(&exchange->incoming, "incoming", job->devices ? 0 : exchange_plan_incoming_bytes(job->config, layout));
+    r = segment_init(&exchange->incoming, "incoming",
+                     job->executor->on_gpus ? 0 : exchange_plan_incoming_bytes(job->config, layout));
     if (r == 0 && job->config->zero.stage == 3)
         r = segment_init(&exchange->spreading, "spreading",
                          layout->weight_bytes); /* pages come with what is put there */
-    if (r == 0)
-        r = segment_init(&exchange->pool, "pool", exchange_plan_pool_bytes(job->config, layout));
     if (r == 0)
         r = segment_init(&exchange->nothing, "nothing", 1);
     if (r == 0)
@@ -145,7 +145,7 @@ int exchange_form(struct exchange *exchange)
     set_segment(exchange, EXCHANGE_INCOMING, &exchange->incoming);
     set_segment(exchange, EXCHANGE_WEIGHTS, &job->state->weights);
     set_segment(exchange, EXCHANGE_STATE, &job->state->state);
-    set_segment(exchange, EXCHANGE_POOL, job->gathered ? pool_segment(job->gathered) : &exchange->pool);
+    set_segment(exchange, EXCHANGE_POOL, job->executor->landing);
     set_segment(exchange, EXCHANGE_SERVING, &exchange->serving);
     set_segment(exchange, EXCHANGE_SPREADING, &exchange->spreading);
     return r;
@@ -176,16 +176,10 @@ void exchange_drop(struct exchange *exchange)
     segment_deinit(&exchange->incoming);
     segment_deinit(&exchange->spreading);
     segment_deinit(&exchange->nothing);
-    segment_deinit(&exchange->pool);
-    exchange->incoming = exchange->spreading = exchange->nothing = exchange->pool = SEGMENT_NULL;
+    exchange->incoming = exchange->spreading = exchange->nothing = SEGMENT_NULL;
     memset(exchange->segments, 0, sizeof(exchange->segments));
     free(steal_ptr(exchange->places));
     exchange->n_waiting_bytes = 0;
-}
-
-const struct segment *exchange_pool(const struct exchange *exchange)
-{
-    return &exchange->pool;
 }
 
 const struct segment *const *exchange_segments(const struct exchange *exchange)
@@ -437,7 +431,7 @@ static bool lacks_slot(const struct exchange *exchange, const struct exchange_sa
 {
     const struct place *place = &exchange->places[said->parcel];
     bool keeps = place->kept && exchange_is_at(place, said->micro_batch, said->pass);
-    bool lacks = exchange->job->devices
+    bool lacks = exchange->job->executor->on_gpus
                      ? !keeps || !place->taken
                      : step_sends_slots(exchange->job->step, said->parcel) && !(place->ring && keeps);
     bool sends = false;
@@ -466,7 +460,7 @@ const char *exchange_parcel(struct exchange *exchange, const struct exchange_sai
     if (!motion || !copy_masks(exchange, motion, said))
         return EXCHANGE_NO_MEMORY;
     motion->elsewhere = said->arrived;
-    if (exchange->job->devices) {
+    if (exchange->job->executor->on_gpus) {
         if (!motion->serves)
             note_contributions(exchange, said);
         return exchange_give_to_devices(motion);

@@ -34,11 +34,10 @@
 #include <stdint.h>
 
 #include "core/base/segment.h"
-#include "daemon/engines/engine.h"
+#include "core/wire/engine-wire.h"
 #include "daemon/step/fetch.h"
 #include "daemon/step/step.h"
 
-struct config;
 struct exchange;
 struct job;
 struct request_init;
@@ -105,9 +104,6 @@ void exchange_free(struct exchange *exchange);
 /* The job's layout and step stand. Pages of the incoming segment are the caller's to reserve. Return: 0 or -errno. */
 int exchange_form(struct exchange *exchange);
 void exchange_drop(struct exchange *exchange);
-/* Offloaded jobs on GPUs, stage 3: as large as the pool of a rank, where what other nodes have comes on its way there.
- * Its pages are the caller's to reserve. */
-const struct segment *exchange_pool(const struct exchange *exchange);
 /* EXCHANGE_N_SEGMENTS of them, valid until exchange_drop(). */
 const struct segment *const *exchange_segments(const struct exchange *exchange);
 

@@ -13,7 +13,6 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/diagnosis/evidence.h"
 #include "core/wire/wire.h"
-#include "daemon/engines/devices.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
@@ -31,6 +30,7 @@
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/state.h"
+#include "daemon/step/executor.h"
 
 static bool everybody_left(const struct job *job)
 {
@@ -167,8 +167,8 @@ static void start_incarnation(struct job *job, struct job_rank *rank, const stru
         return;
     if (successor)
         collect_keep_promises(job, rank);
-    if (successor && job->devices)
-        devices_forget_events(job->devices, rank->rank - job->world.first);
+    if (successor)
+        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_REPLACED);
     if (ledger_attach(&job->ledger, rank->rank, rank->incarnation) == 1 && successor) {
         job->stats.counters.reattaches++;
         rank->proceed &= job->ledger.ranks[rank->rank].asked; /* what it did not ask with it has not chosen */
@@ -214,8 +214,8 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
     start_incarnation(job, rank, attach);
     if (rank->formed) /* a reconnect goes on where it was */
         rank->lost_ns = 0;
-    if (rank->formed && job->devices)
-        devices_found_trainer(job->devices, rank->rank - job->world.first);
+    if (rank->formed)
+        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_FOUND);
     rank->peer = attach->peer;
     rank->pid = attach->pid;
     rank->uid = attach->uid;
@@ -274,8 +274,8 @@ void job_detach(struct job *job, struct job_rank *rank)
     rank->peer = NULL;
     job_release_reading(job, rank);
     rank->wait = WAIT_NONE; /* a request for the step stands: the ledger has it */
-    if (job->devices && rank->formed)
-        devices_lost_trainer(job->devices, rank->rank - job->world.first);
+    if (rank->formed)
+        executor_attend(job->executor, rank->rank - job->world.first, TRAINER_LOST);
     job_fault_reset(&rank->fault);
     rank_evidence_reset(&rank->evidence); /* of how this process came to push nothing */
     if (!job->layout) {

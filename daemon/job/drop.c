@@ -10,7 +10,6 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
-#include "daemon/engines/devices.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/journal.h"
@@ -22,8 +21,7 @@
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/ring.h"
-#include "daemon/memory/state.h"
-#include "daemon/step/gather-device.h"
+#include "daemon/step/executor.h"
 #include "daemon/step/step.h"
 
 /* Before there are weights nothing is lost: the job was not formed. */
@@ -69,8 +67,8 @@ void drop_begin(struct job *job, unsigned code, const char *why)
     tell_ranks(job);
     if (job->layout)
         coordinator_cancel(job->coordinator);
-    if (job->devices && job->phase != JOB_WAITING)
-        devices_cancel(job->devices); /* nor will other nodes' GPUs answer */
+    if (job->phase != JOB_WAITING)
+        executor_cancel(job->executor); /* nor will other nodes' GPUs answer */
     drop_settle(job);
 }
 
@@ -100,7 +98,7 @@ void drop_settle(struct job *job)
 
 void drop_now(struct job *job)
 {
-    devices_free(steal_ptr(job->devices)); /* first: what it cancels holds rings */
+    executor_stop(job->executor); /* first: what it cancels holds rings */
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
@@ -112,11 +110,8 @@ void drop_now(struct job *job)
     }
     coordinator_drop(job->coordinator);
     window_free(job->window);
-    pool_free(job->gathered);
-    device_gather_free(job->device_gathered);
-    step_free(job->step);
     ledger_deinit(&job->ledger);
-    state_free(job->state);
+    executor_free(job->executor);
     layout_free(job->layout);
     free(job->work.cursors);
     free(job->decision.hypers);
@@ -124,8 +119,7 @@ void drop_now(struct job *job)
     job->abort.said_attempt = 0;
     job->abort.next = false;
     job->window = NULL;
-    job->gathered = NULL;
-    job->device_gathered = NULL;
+    job->executor = NULL;
     job->step = NULL;
     job->state = NULL;
     job->layout = NULL;

@@ -22,18 +22,18 @@
 #include "core/layout/plan.h"
 #include "core/wire/wire-request.h"
 #include "daemon/job/drop.h"
+#include "daemon/job/execute.h"
 #include "daemon/job/formed.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
-#include "daemon/job/state/gather.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/state.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/executor.h"
 #include "daemon/step/step.h"
 #include "kernels/update.h"
 
@@ -252,34 +252,8 @@ static int make_tables(struct job *job)
 
 static int make_state(struct job *job)
 {
-    const struct config *config = job->config;
-    int r = config->device == CONFIG_DEVICE_CUDA ? device_job_new(job) : 0;
+    int r = job_make_executor(job);
 
-    if (r < 0)
-        return r;
-    r = state_new(&job->state, &(struct state_options){
-                                   .mirror = job->devices && !config_offloads(config),
-                                   .no_gradient = config_offloads(config),
-                                   .alone = job->coordinator->alone && !job->devices,
-                                   .layout = job->layout,
-                                   .stage = (unsigned)config->zero.stage,
-                                   .first_rank = job->world.first,
-                                   .n_ranks = job_n_local(job),
-                                   .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
-                               });
-    if (r == 0)
-        r = step_new(&job->step, &(struct step_options){
-                                     .devices = job->devices,
-                                     .wire = job->config->communication_data_type,
-                                     .state = job->state,
-                                     .kernels = job->kernels,
-                                     .pool = job->pool,
-                                     .first_local = job->world.first,
-                                     .n_local = job_n_local(job),
-                                     .optimizer = config->optimizer.type,
-                                 });
-    if (r == 0 && config->zero.stage == 3 && !job->devices)
-        r = pool_new(&job->gathered, job);
     if (r == 0)
         r = coordinator_form(job->coordinator);
     return r < 0 ? r : make_tables(job);
@@ -291,12 +265,10 @@ static void reserve_run(struct work *work, uint32_t item)
     int r;
 
     (void)failpoint("forming");
-    if (item < state_n_reserve_pieces(job->state))
-        r = state_reserve(job->state, item);
-    else if (job->devices)
-        r = device_job_reserve(job);
+    if (item < executor_n_reserve_pieces(job->executor))
+        r = executor_reserve(job->executor, item);
     else
-        r = coordinator_reserve(job->coordinator, item - state_n_reserve_pieces(job->state));
+        r = coordinator_reserve(job->coordinator, item - executor_n_reserve_pieces(job->executor));
     if (r < 0)
         __atomic_store_n(&job->memory.reserve_result, r, __ATOMIC_RELAXED);
 }
@@ -339,10 +311,7 @@ static void reserve_done(struct work *work)
         out_of_memory(job, job->memory.reserve_result);
         return;
     }
-    if (job->devices)
-        device_job_start(job);
-    else
-        job_formed(job);
+    executor_start(job->executor);
 }
 
 void job_unformed(struct job *job, struct diagnostic *diagnostic)
@@ -365,7 +334,6 @@ void job_formed(struct job *job)
         job->ledger.ranks[r].accumulate = job->ranks[r].on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
     }
     job->phase = JOB_INITIALISING;
-    coordinator_formed(job->coordinator);
     job_todo(job);
 }
 
@@ -399,8 +367,7 @@ static void start_forming(struct job *job)
     job->memory.reserve_work =
         (struct work){.run = reserve_run,
                       .done = reserve_done,
-                      .n_items = state_n_reserve_pieces(job->state) + coordinator_n_reserve_pieces(job->coordinator) +
-                                 (job->devices != NULL)};
+                      .n_items = executor_n_reserve_pieces(job->executor) + coordinator_n_reserve_pieces(job->coordinator)};
     job->work.n_io++;
     worker_post(job->pool, &job->memory.reserve_work);
 }

@@ -4,29 +4,23 @@
 
 #include "daemon/job/formed.h"
 
-#include <fcntl.h>
-
 #include "core/base/base.h"
 #include "core/base/open-files.h"
 #include "core/base/segment.h"
 #include "core/base/worker.h"
 #include "core/budget/budget.h"
 #include "core/diagnosis/cause.h"
-#include "core/layout/plan.h"
-#include "core/wire/device-wire.h"
-#include "core/wire/wire.h"
 #include "core/wire/wire-reply.h"
-#include "daemon/engines/device.h"
-#include "daemon/engines/devices.h"
+#include "core/wire/wire.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/parcels.h"
 #include "daemon/job/model/rank.h"
-#include "daemon/job/state/gather.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ring.h"
+#include "daemon/step/executor.h"
 
 /* Reserving the pages of a ring; the rank may be gone before it ends. */
 struct ring_start {
@@ -47,15 +41,6 @@ static void ring_start_run(struct work *work, uint32_t item)
         start->result = segment_reserve(&start->ring->credit, 0, start->ring->credit.n_bytes);
 }
 
-static uint64_t own_ring_bytes(const struct job *job)
-{
-    bool overlap = job->config->zero.overlap_comm;
-
-    return job->devices ? plan_device_ring_bytes(job->layout, overlap)
-                        : plan_ring_bytes(job->layout, overlap,
-                                          budget_ring_holds_all(job->config, job->layout, job_n_local(job)));
-}
-
 /* r: why it has none, a negative errno. */
 static void refuse_ring(struct job *job, struct job_rank *rank, int r)
 {
@@ -64,7 +49,7 @@ static void refuse_ring(struct job *job, struct job_rank *rank, int r)
               cause_quota(&(struct evidence_quota){.at = job_at_forming(rank),
                                                    .what = "ring of the rank",
                                                    .unit = "bytes",
-                                                   .asked = own_ring_bytes(job),
+                                                   .asked = job->executor->ring_bytes,
                                                    .fix = "free memory on this machine",
                                                    .open_files = open_files_if_short(r)}));
     if (rank->wait == WAIT_FORM)
@@ -109,8 +94,8 @@ static int start_ring(struct job *job, struct job_rank *rank)
         return -ENOMEM;
     r = ring_new(&rank->rings[0], &(struct ring_options){
                                       .rank = rank->rank,
-                                      .ring_bytes = own_ring_bytes(job),
-                                      .on_device = job->devices != NULL,
+                                      .ring_bytes = job->executor->ring_bytes,
+                                      .on_device = job->executor->on_gpus,
                                       .overflow_bytes = job->layout->arena_bytes,
                                       .n_parcels = job->layout->n_parcels,
                                       .n_tickets = budget_n_tickets(job->layout->n_parcels),
@@ -129,99 +114,61 @@ static int start_ring(struct job *job, struct job_rank *rank)
     return 0;
 }
 
-enum { FORMED_SEGMENTS = 4 };
-
-/* Descriptors of a rank's segments, or why there are none: a negative errno. */
-static void host_segments(const struct job *job, const struct ring *ring, struct wire_segment *segments, int *fds)
+/* A segment may be empty (no trainable parameter: no overflow): it has no descriptor. Return: 0, or a negative errno. */
+static int find_segments(const struct job *job, const struct job_rank *rank, struct executor_segments *found, size_t *n)
 {
-    bool stage3 = job->config->zero.stage == 3;
-    const struct segment *published = stage3 ? pool_segment(job->gathered) : &job->state->weights;
+    const struct ring *ring = rank->rings[0];
+    struct executor_segments all = {.segments[2] = {.kind = WIRE_SEGMENT_CREDIT, .n_bytes = ring->credit.n_bytes},
+                                    .fds = {-1, -1, segment_open_ro(&ring->credit), -1}};
+    int r = 0;
 
-    segments[0] = (struct wire_segment){.kind = WIRE_SEGMENT_RING, .n_bytes = ring->ring.n_bytes};
-    segments[1] = (struct wire_segment){.kind = WIRE_SEGMENT_OVERFLOW, .n_bytes = ring->overflow.n_bytes};
-    segments[3] =
-        (struct wire_segment){.kind = stage3 ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS, .n_bytes = published->n_bytes};
-    fds[0] = segment_open_rw(&ring->ring);
-    fds[1] = segment_open_rw(&ring->overflow);
-    fds[3] = segment_open_ro(published);
-}
-
-static int duplicate(int fd)
-{
-    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-
-    return copy < 0 ? -errno : copy;
-}
-
-/* A handle of device memory is what it is: nobody can be given less than all of it. */
-static void device_segments(const struct job *job, unsigned local, struct wire_segment *segments, int *fds)
-{
-    const struct device_keep *keep = devices_keep(job->devices);
-    bool stage3 = job->config->zero.stage == 3;
-    enum device_piece_kind published = stage3 ? DEVICE_POOL : DEVICE_WEIGHTS;
-
-    segments[0] =
-        (struct wire_segment){.kind = WIRE_SEGMENT_RING, .n_bytes = keep->n_bytes[local][DEVICE_RING], .cuda = true};
-    segments[3] = (struct wire_segment){.kind = stage3 ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS,
-                                        .n_bytes = keep->n_bytes[local][published],
-                                        .cuda = true};
-    fds[0] = duplicate(keep->fds[local][DEVICE_RING]);
-    fds[3] = duplicate(keep->fds[local][published]);
+    executor_segments(job->executor, rank->rank - job->world.first, ring, &all);
+    found->gpu = all.gpu;
+    for (size_t i = 0; i < EXECUTOR_SEGMENTS; i++) {
+        if (all.segments[i].n_bytes == 0)
+            continue;
+        r = MIN(r, all.fds[i]);
+        found->segments[*n] = all.segments[i];
+        found->fds[(*n)++] = all.fds[i];
+    }
+    for (size_t i = 0; r < 0 && i < *n; i++)
+        closep(&found->fds[i]);
+    return r;
 }
 
 static void answer_formed(struct job *job, struct job_rank *rank)
 {
     const struct ring *ring = rank->rings[0];
-    unsigned local = rank->rank - job->world.first;
-    struct wire_segment segments[FORMED_SEGMENTS] = {
-        [2] = {.kind = WIRE_SEGMENT_CREDIT, .n_bytes = ring->credit.n_bytes}};
-    int fds[FORMED_SEGMENTS] = {-1, -1, segment_open_ro(&ring->credit), -1};
-    struct reply reply = {
-        .type = REPLY_FORMED,
-        .formed =
-            {
-                .resumed = rank->resumes,
-                .init_wanted = !job->run.given_weights && rank->rank == 0,
-                .position = job_position(job, rank),
-                .n_tickets = ring->n_tickets,
-                .ring_bytes = ring->ring_bytes,
-                .digest = job->run.digest,
-                .has_blob = rank->blob.data != NULL,
-                .blob = rank->blob.data,
-                .n_blob_bytes = rank->blob.n_bytes,
-                .loss_scale = job_loss_scale(job),
-                .gpu = job->devices ? devices_keep(job->devices)->gpus[local] : NULL,
-                .n_gpu_bytes = job->devices ? WIRE_GPU_BYTES : 0,
-            },
-    };
-    struct wire_segment sent[FORMED_SEGMENTS];
-    int sent_fds[FORMED_SEGMENTS];
+    struct executor_segments found;
     size_t n = 0;
-    int r = 0;
+    int r = find_segments(job, rank, &found, &n);
 
-    if (job->devices)
-        device_segments(job, local, segments, fds);
-    else
-        host_segments(job, ring, segments, fds);
-    /* A segment may be empty (no trainable parameter: no overflow): it has no descriptor. */
-    for (size_t i = 0; i < ARRAY_SIZE(segments); i++) {
-        if (segments[i].n_bytes == 0)
-            continue;
-        r = MIN(r, fds[i]);
-        sent[n] = segments[i];
-        sent_fds[n++] = fds[i];
-    }
     if (r < 0) {
-        for (size_t i = 0; i < n; i++)
-            closep(&sent_fds[i]);
         refuse_ring(job, rank, r);
         return;
     }
-    reply.formed.segments = sent;
-    reply.formed.n_segments = n;
     rank->formed = true;
     rank->lost_ns = 0;
-    job_answer(job, rank, &reply, sent_fds, n);
+    job_answer(job, rank,
+               &(struct reply){.type = REPLY_FORMED,
+                               .formed =
+                                   {
+                                       .resumed = rank->resumes,
+                                       .init_wanted = !job->run.given_weights && rank->rank == 0,
+                                       .position = job_position(job, rank),
+                                       .n_tickets = ring->n_tickets,
+                                       .ring_bytes = ring->ring_bytes,
+                                       .digest = job->run.digest,
+                                       .has_blob = rank->blob.data != NULL,
+                                       .blob = rank->blob.data,
+                                       .n_blob_bytes = rank->blob.n_bytes,
+                                       .loss_scale = job_loss_scale(job),
+                                       .segments = found.segments,
+                                       .n_segments = n,
+                                       .gpu = found.gpu,
+                                       .n_gpu_bytes = found.gpu ? WIRE_GPU_BYTES : 0,
+                                   }},
+               found.fds, n);
 }
 
 /* A successor waits until what its predecessor left behind is settled: ended micro-batches, a request for the step. */

@@ -5,7 +5,6 @@
 #include "daemon/job/init.h"
 
 #include "core/base/base.h"
-#include "core/base/worker.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
@@ -17,32 +16,25 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/memory/ring.h"
-#include "daemon/memory/weights.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/executor.h"
 #include "daemon/step/step.h"
 #include "kernels/dtype.h"
 
 struct init {
-    struct work work;
     struct job *job;
     struct job_rank *rank;
     struct ring *ring;
     struct request_init request;
-    int result;
 };
 
-static void init_run(struct work *work, uint32_t item)
+static int keep_for_others(void *userdata, const struct request_init *request, const void *bytes)
 {
-    struct init *init = container_of(work, struct init, work);
+    const struct init *init = userdata;
 
-    (void)item;
-    init->result =
-        coordinator_init(init->job->coordinator, &init->request, init->ring->ring.map + init->request.offset_bytes);
-    weights_store(init->job->state, init->job->kernels, init->request.param, init->request.start_elem,
-                  init->request.n_elems, init->ring->ring.map + init->request.offset_bytes);
+    return coordinator_init(init->job->coordinator, request, bytes);
 }
 
-void job_refuse_init(struct job *job, struct job_rank *rank, const struct request_init *request)
+static void job_refuse_init(struct job *job, struct job_rank *rank, const struct request_init *request)
 {
     job_fault(job, rank,
               cause_quota(&(struct evidence_quota){.at = job_at_forming(rank),
@@ -54,23 +46,26 @@ void job_refuse_init(struct job *job, struct job_rank *rank, const struct reques
     job_is_held(job, rank);
 }
 
-static void init_done(struct work *work)
+static void init_done(void *userdata, int result)
 {
-    struct init *init = container_of(work, struct init, work);
+    struct init *init = userdata;
     struct job *job = init->job;
     struct job_rank *rank = init->rank;
+    bool goes = result == -ECANCELED && !job->run.drop_why; /* the job */
 
-    job->work.n_io--;
-    job->work.n_inits--;
-    if (rank->wait == WAIT_INIT && rank->rings[0] == init->ring) {
-        if (init->result < 0)
+    if (!goes) {
+        job->work.n_io--;
+        job->work.n_inits--;
+        job_todo(job);
+    }
+    if (!goes && rank->wait == WAIT_INIT && rank->rings[0] == init->ring) {
+        if (result < 0)
             job_refuse_init(job, rank, &init->request);
         else
             job_answer_done(job, rank);
     }
     ring_unhold(init->ring);
     free(init);
-    job_todo(job);
 }
 
 static const char *check_init(const struct job *job, const struct job_rank *rank, const struct request_init *request)
@@ -96,15 +91,12 @@ void job_init(struct job *job, struct job_rank *rank, const struct request_init 
     const char *wrong = check_init(job, rank, request);
     struct evidence_at at = job_at_forming(rank);
     struct init *init;
+    int r;
 
     if (job_is_held(job, rank))
         return;
     if (wrong) {
         job_drop_peer(job, rank, wrong);
-        return;
-    }
-    if (job->devices) {
-        device_job_init(job, rank, request);
         return;
     }
     init = calloc(1, sizeof(*init));
@@ -113,16 +105,19 @@ void job_init(struct job *job, struct job_rank *rank, const struct request_init 
         job_is_held(job, rank);
         return;
     }
-    init->job = job;
-    init->rank = rank;
-    init->ring = rank->rings[0];
-    init->request = *request;
-    init->work = (struct work){.run = init_run, .done = init_done, .n_items = 1};
+    *init = (struct init){.job = job, .rank = rank, .ring = rank->rings[0], .request = *request};
     ring_hold(init->ring);
     job->work.n_io++;
     job->work.n_inits++;
     job_wait(job, rank, WAIT_INIT);
-    worker_post(job->pool, &init->work);
+    r = executor_init(job->executor, &(struct executor_init){.ring = init->ring,
+                                                             .local_rank = rank->rank - job->world.first,
+                                                             .request = *request,
+                                                             .keep = keep_for_others,
+                                                             .done = init_done,
+                                                             .userdata = init});
+    if (r < 0)
+        init_done(init, r);
 }
 
 /* The step was aborted after Formed was sent: what that said is no longer so. */

@@ -8,8 +8,5 @@ struct request_init;
 void job_init(struct job *job, struct job_rank *rank, const struct request_init *request);
 void job_ready(struct job *job, struct job_rank *rank);
 
-/* There is no memory for a piece of the initial weights. */
-void job_refuse_init(struct job *job, struct job_rank *rank, const struct request_init *request);
-
 /* Initial weights are everywhere. */
 void job_train(struct job *job);

@@ -23,7 +23,7 @@
  * If the optimizer of a job on GPUs is offloaded, all of this is here except the gradient.
  *
  * A mirror is the same of a state that lies on GPUs: places without pages, but for the journal. Whoever needs some of
- * it here reserves those pages, copies (device-job.h), and gives them back.
+ * it here reserves those pages, copies (device-io.h), and gives them back.
  */
 
 #include <stdbool.h>

@@ -317,16 +317,6 @@ static void device_failed(struct coordinator *c, uint32_t generation, const char
     nodes_devices_failed(nodes_from(c), why); /* node 0 says what becomes of it */
 }
 
-static const struct segment *pool(const struct coordinator *c)
-{
-    return exchange_pool(nodes_from(c)->exchange);
-}
-
-static uint64_t owned(const struct coordinator *c, uint32_t param, uint64_t *start)
-{
-    return exchange_owned(nodes_from(c)->exchange, nodes_from(c)->self, param, start);
-}
-
 /* ---- the tables ---------------------------------------------------------------------------------------- */
 
 static const struct coordinator_ops ops = {
@@ -360,8 +350,6 @@ static const struct coordinator_ops ops = {
     .device_ready = device_ready,
     .device_put = device_put,
     .device_failed = device_failed,
-    .pool = pool,
-    .owned = owned,
 };
 
 static const struct parcels_ops parcels = {

@@ -10,15 +10,22 @@
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes-inside.h"
+#include "daemon/step/executor.h"
 
 enum { VALUE_OF_DEVICES = 1 }; /* tag of VALUE: of the engines of GPUs */
+
+/* The engines of this node's GPUs; NULL: it has none, or no job is formed. */
+static struct devices *devices_of(const struct nodes *nodes)
+{
+    return nodes->job->executor ? nodes->job->executor->devices : NULL;
+}
 
 /* The engines of the generation are of no more use. */
 static void end_generation(struct nodes *nodes)
 {
     nodes->connected = nodes->has_engine = nodes->has_devices = false;
-    if (nodes->job->devices)
-        devices_stop(nodes->job->devices); /* first: what it has under way is forgotten then */
+    if (devices_of(nodes))
+        devices_stop(devices_of(nodes)); /* first: what it has under way is forgotten then */
     exchange_broken(nodes->exchange);
 }
 
@@ -71,8 +78,8 @@ void nodes_hear_engine(struct nodes *nodes, const struct node_message *message)
     if (nodes->ops.start_engine(nodes->ops.userdata, nodes->generation, exchange_segments(nodes->exchange), why,
                                 sizeof(why)) < 0)
         break_engine(nodes, "", "has no engine: ", why);
-    else if (nodes->job->devices)
-        devices_next(nodes->job->devices, nodes->generation);
+    else if (devices_of(nodes))
+        devices_next(devices_of(nodes), nodes->generation);
     job_todo(nodes->job); /* an abort may have waited for what is forgotten */
 }
 
@@ -93,7 +100,7 @@ static void is_connected(struct nodes *nodes)
 
 static void try_connected(struct nodes *nodes)
 {
-    if (nodes->has_engine && (nodes->has_devices || !nodes->job->devices))
+    if (nodes->has_engine && (nodes->has_devices || !devices_of(nodes)))
         is_connected(nodes);
 }
 
@@ -145,8 +152,8 @@ void nodes_hear_value(struct nodes *nodes, const struct node_message *message)
 {
     if (message->generation != nodes->generation || message->node == nodes->self)
         return;
-    if (message->tag == VALUE_OF_DEVICES && nodes->job->devices)
-        devices_value(nodes->job->devices, message->text, message->bytes, message->n_bytes);
+    if (message->tag == VALUE_OF_DEVICES && devices_of(nodes))
+        devices_value(devices_of(nodes), message->text, message->bytes, message->n_bytes);
     else if (message->tag == 0)
         (void)nodes->ops.value(nodes->ops.userdata, message->text, message->bytes, message->n_bytes);
 }

@@ -22,7 +22,7 @@
 #include "daemon/nodes/nodes-inside.h"
 #include "daemon/nodes/param-norm.h"
 #include "daemon/nodes/remote-ranks.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/executor.h"
 
 /* ---- manifests that differ ----------------------------------------------------------------------------- */
 
@@ -293,8 +293,7 @@ static bool is_in_place(const struct nodes *nodes, enum node_kind kind)
 static void hear_train(struct nodes *nodes)
 {
     exchange_spread_is_over(nodes->exchange);
-    if (nodes->job->devices)
-        device_job_empty(nodes->job);
+    executor_empty(nodes->job->executor);
     job_train(nodes->job);
 }
 

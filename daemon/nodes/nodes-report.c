@@ -181,11 +181,11 @@ static bool fill_masks(struct nodes *nodes, const struct reduction *reduction)
     bool whole = true;
 
     /* Between GPUs each rank's gradient travels by itself. */
-    for (uint32_t k = 0; step->devices && k < n_parts; k++) {
+    for (uint32_t k = 0; step->ops->elsewhere && k < n_parts; k++) {
         nodes->masks[k] = reduction->masks[k];
         whole &= (unsigned)__builtin_popcountll(reduction->masks[k]) == step->n_local;
     }
-    for (uint32_t k = 0; !step->devices && k < n_parts; k++) {
+    for (uint32_t k = 0; !step->ops->elsewhere && k < n_parts; k++) {
         nodes->masks[k] = 0;
         for (unsigned i = 0; i < step->n_pieces; i++) {
             unsigned first = step->pieces[i].first - step->first_local;

@@ -12,6 +12,7 @@
 #include "core/budget/exchange-plan.h"
 #include "daemon/nodes/param-norm.h"
 #include "daemon/nodes/remote-ranks.h"
+#include "daemon/step/executor.h"
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 static int give_order(void *userdata, const struct engine_order *order)
@@ -128,7 +129,7 @@ int nodes_form(struct nodes *nodes)
     nodes->verdict = calloc(layout->n_groups + 1, sizeof(*nodes->verdict));
     if (!nodes->passed || !nodes->masks || !nodes->verdict)
         return -ENOMEM;
-    nodes->coordinator.sums_at_once = nodes->job->devices != NULL;
+    nodes->coordinator.sums_at_once = nodes->job->executor->on_gpus;
     r = exchange_form(nodes->exchange);
     if (r == 0 && nodes->leader)
         r = leader_form(nodes->leader, layout);
@@ -227,7 +228,7 @@ void nodes_lose(struct nodes *nodes, unsigned node)
  */
 void nodes_reconnect(struct nodes *nodes)
 {
-    if (nodes->leader && !(nodes->job->devices && nodes->connected))
+    if (nodes->leader && !(nodes->job->executor && nodes->job->executor->on_gpus && nodes->connected))
         leader_reconnect(nodes->leader);
 }
 

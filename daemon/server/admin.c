@@ -23,7 +23,6 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/stats.h"
 #include "daemon/job/stall.h"
-#include "daemon/job/state/gather.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/memory/ring.h"
 #include "daemon/nodes/membership.h"
@@ -32,6 +31,7 @@
 #include "daemon/server/questions.h"
 #include "daemon/server/service.h"
 #include "daemon/server/session.h"
+#include "daemon/step/executor.h"
 
 /* ---- snapshots ----------------------------------------------------------------------------------------- */
 
@@ -85,7 +85,7 @@ static void fill_device_memory(const struct job *job, struct status_bytes *memor
                    {STATUS_MEMORY_RING, DEVICE_RING},
                    {STATUS_MEMORY_WEIGHTS, DEVICE_WEIGHTS},
                    {STATUS_MEMORY_POOL, DEVICE_POOL}};
-    const struct device_keep *keep = devices_keep(job->devices);
+    const struct device_keep *keep = devices_keep(job->executor->devices);
 
     for (size_t i = 0; i < ARRAY_SIZE(classes); i++)
         memory[classes[i].memory] = (struct status_bytes){.planned_bytes = memory[classes[i].memory].planned_bytes};
@@ -109,14 +109,13 @@ static void fill_memory(const struct job *job, struct status_bytes *memory)
     memory[STATUS_MEMORY_OVERFLOW] = (struct status_bytes){ring_bytes_held(job, true), planned->overflow};
     memory[STATUS_MEMORY_STAGING] = (struct status_bytes){0, planned->staging};
     memory[STATUS_MEMORY_WEIGHTS] = (struct status_bytes){job->state->weights.n_bytes, planned->weights};
-    memory[STATUS_MEMORY_POOL] =
-        (struct status_bytes){job->gathered ? pool_held_bytes(job->gathered) : 0, planned->pool};
+    memory[STATUS_MEMORY_POOL] = (struct status_bytes){executor_held_bytes(job->executor), planned->pool};
     memory[STATUS_MEMORY_FIXED] = (struct status_bytes){planned->fixed, planned->fixed};
     if (planned->offloaded)
         memory[STATUS_MEMORY_STATE].held_bytes += job->state->weights.n_bytes;
-    if (job->devices)
+    if (job->executor->on_gpus)
         memory[STATUS_MEMORY_STAGING].held_bytes = planned->staging;
-    if (job->devices && job->phase != JOB_RESERVING) /* then it is being made */
+    if (job->executor->on_gpus && job->phase != JOB_RESERVING) /* then it is being made */
         fill_device_memory(job, memory);
 }
 
@@ -214,9 +213,14 @@ static struct nodes_view *view_nodes(struct service *service)
     return view;
 }
 
+static bool uses_gpus(const struct job *job)
+{
+    return job->executor && job->executor->on_gpus;
+}
+
 static struct status_device view_device(const struct job *job)
 {
-    struct devices_status status = job->devices ? devices_status(job->devices) : (struct devices_status){0};
+    struct devices_status status = uses_gpus(job) ? devices_status(job->executor->devices) : (struct devices_status){0};
 
     return (struct status_device){
         .ready = status.ready,
@@ -251,7 +255,7 @@ static struct status make_status(struct service *service, struct status_refused 
         .refused = refused,
         .n_refused = job->journal.n_refused,
         .nodes = view ? &view->nodes : NULL,
-        .has_device = job->devices != NULL,
+        .has_device = uses_gpus(job),
         .device = view_device(job),
     };
 

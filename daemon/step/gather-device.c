@@ -6,15 +6,11 @@
 #include <string.h>
 
 #include "core/base/base.h"
-#include "core/wire/wire-reply.h"
 #include "daemon/engines/device-pool.h"
 #include "daemon/engines/devices.h"
-#include "daemon/job/model/answer.h"
-#include "daemon/job/model/coordinator.h"
-#include "daemon/job/model/model.h"
-#include "daemon/job/model/rank.h"
-#include "daemon/job/state/gather.h"
+#include "daemon/step/device.h"
 #include "daemon/step/fetch.h"
+#include "daemon/step/step-device.h"
 
 enum { FETCH_PARAMS = 64 }; /* of one order; picked */
 
@@ -31,8 +27,8 @@ struct device_gather {
 };
 
 struct load {
-    struct job *job;
-    struct job_rank *rank;
+    struct executor *executor;
+    unsigned local_rank;
     bool hinted;
     int result;
     unsigned n_waiting; /* orders, and one while they are made */
@@ -40,14 +36,24 @@ struct load {
     uint32_t params[];
 };
 
-static struct rank_pool *pool_of(const struct job *job, const struct job_rank *rank)
+static struct device_gather *gather_of(const struct executor *executor)
 {
-    return &job->device_gathered->ranks[rank->rank - job->world.first];
+    return device_of(executor)->gather;
 }
 
-int device_gather_new(struct device_gather **out, const struct job *job)
+static struct rank_pool *pool_of(const struct executor *executor, unsigned local_rank)
 {
-    unsigned n_local = job_n_local(job);
+    return &gather_of(executor)->ranks[local_rank];
+}
+
+static const struct layout *layout_of(const struct executor *executor)
+{
+    return executor->options.layout;
+}
+
+int device_gather_new(struct device_gather **out, const struct executor *executor)
+{
+    unsigned n_local = executor->n_local;
     struct device_gather *gather = calloc(1, sizeof(*gather) + n_local * sizeof(gather->ranks[0]));
     int r = 0;
 
@@ -55,8 +61,8 @@ int device_gather_new(struct device_gather **out, const struct job *job)
         return -ENOMEM;
     gather->n_local = n_local;
     for (unsigned local = 0; r == 0 && local < n_local; local++)
-        r = device_pool_new(&gather->ranks[local].pool, job->layout,
-                            devices_keep(job->devices)->n_bytes[local][DEVICE_POOL]);
+        r = device_pool_new(&gather->ranks[local].pool, layout_of(executor),
+                            devices_keep(executor->devices)->n_bytes[local][DEVICE_POOL]);
     if (r < 0) {
         device_gather_free(gather);
         return r;
@@ -80,9 +86,16 @@ bool device_gather_is_busy(const struct device_gather *gather)
     return gather && gather->n_loading > 0;
 }
 
-bool device_gather_fits(const struct job *job, const struct job_rank *rank, const uint32_t *params, size_t n_params)
+bool device_gather_fits(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
-    return n_params <= WIRE_MAX_POOL_OFFSETS && device_pool_fits(pool_of(job, rank)->pool, params, n_params);
+    return n_params <= WIRE_MAX_POOL_OFFSETS && device_pool_fits(pool_of(executor, local_rank)->pool, params, n_params);
+}
+
+/* A rank's pool is its own, and keeps no count. */
+void device_gather_hold(struct executor *executor, uint32_t param)
+{
+    (void)executor;
+    (void)param;
 }
 
 /* ---- loading ------------------------------------------------------------------------------------------- */
@@ -91,8 +104,9 @@ bool device_gather_fits(const struct job *job, const struct job_rank *rank, cons
 static void load_done(void *userdata, int result)
 {
     struct load *load = userdata;
-    struct job *job = load->job;
-    struct rank_pool *to = pool_of(job, load->rank);
+    struct executor *executor = load->executor;
+    const struct executor_events *events = &executor->options.events;
+    struct rank_pool *to = pool_of(executor, load->local_rank);
 
     if (result < 0)
         load->result = result;
@@ -100,55 +114,54 @@ static void load_done(void *userdata, int result)
         return;
     result = load->result;
     to->loading = false;
-    job->device_gathered->n_loading--;
+    gather_of(executor)->n_loading--;
     if (result < 0 || to->stale)
         device_pool_forget(to->pool);
     to->stale = false;
-    to->lost = result < 0 && !load->hinted && load->rank->wait == WAIT_GATHER;
+    to->lost = result < 0 && !load->hinted;
     free(load);
-    if (result == -ECANCELED && !job->run.drop_why) /* with the job */
-        return;
-    gather_settle(job);
-    job_todo(job);
+    events->loaded(events->userdata, result);
 }
 
 /* Of one node. Return: 0, or -errno. */
 static int order_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
 {
-    const struct job *job = load->job;
+    const struct executor *executor = load->executor;
     struct device_fetched fetched[FETCH_PARAMS];
-    uint64_t n_bytes = 0;
 
-    for (size_t i = 0; i < n_params; i++) {
-        const struct layout_param *p = &job->layout->params[params[i]];
-
+    for (size_t i = 0; i < n_params; i++)
         fetched[i] = (struct device_fetched){.param = params[i], .offset_bytes = offsets_bytes[i]};
-        n_bytes += p->n_elems * dtype_size(p->dtype);
-    }
-    return devices_order(job->devices,
-                         &(struct device_command){
-                             .type = DEVICE_COMMAND_FETCH,
-                             .fetch = {.rank = load->rank->rank, .params = fetched, .n_params = n_params},
-                         },
-                         n_bytes, load_done, load);
+    return step_device_fetch(executor->step,
+                             &(struct device_order_fetch){.rank = executor->first_rank + load->local_rank,
+                                                          .params = fetched,
+                                                          .n_params = n_params},
+                             load_done, load);
+}
+
+/* What other nodes own. Return: as events.fetch(). */
+static int fetch(const struct load *load, struct fetch what)
+{
+    const struct executor_events *events = &load->executor->options.events;
+
+    return events->fetch(events->userdata, &what);
 }
 
 /* Of several nodes: their engines do it in one order, which node 0 says. Return: likewise. */
 static int ask_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
 {
-    return coordinator_fetch(load->job->coordinator, &(struct fetch){.kind = FETCH_GATHERED,
-                                                                     .rank = load->rank->rank,
-                                                                     .params = params,
-                                                                     .offsets_bytes = offsets_bytes,
-                                                                     .n_params = n_params,
-                                                                     .done = load_done,
-                                                                     .userdata = load});
+    return fetch(load, (struct fetch){.kind = FETCH_GATHERED,
+                                      .rank = load->executor->first_rank + load->local_rank,
+                                      .params = params,
+                                      .offsets_bytes = offsets_bytes,
+                                      .n_params = n_params,
+                                      .done = load_done,
+                                      .userdata = load});
 }
 
 /* Masters are on the GPUs: engines round them into the pool. Return: 0, or -errno. */
 static int order_fetches(struct load *load)
 {
-    const struct device_pool *pool = pool_of(load->job, load->rank)->pool;
+    const struct device_pool *pool = pool_of(load->executor, load->local_rank)->pool;
     uint64_t offsets_bytes[FETCH_PARAMS];
     int r = 0;
 
@@ -156,7 +169,7 @@ static int order_fetches(struct load *load)
         n = MIN(load->n_params - i, ARRAY_SIZE(offsets_bytes));
         for (size_t k = 0; k < n; k++)
             offsets_bytes[k] = device_pool_offset(pool, load->params[i + k]);
-        r = (load->job->coordinator->alone ? order_fetch : ask_fetch)(load, load->params + i, offsets_bytes, n);
+        r = (load->executor->several_nodes ? ask_fetch : order_fetch)(load, load->params + i, offsets_bytes, n);
         load->n_waiting += r == 0;
     }
     return r;
@@ -165,14 +178,14 @@ static int order_fetches(struct load *load)
 /* Some of a parameter's elements, to the pool; from where is for the caller. */
 static struct devices_move move_of(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
-    const struct job *job = load->job;
-    size_t elem_bytes = dtype_size(job->layout->params[param].dtype);
+    const struct executor *executor = load->executor;
+    size_t elem_bytes = dtype_size(layout_of(executor)->params[param].dtype);
 
     return (struct devices_move){
         .write = true,
-        .local_rank = load->rank->rank - job->world.first,
+        .local_rank = load->local_rank,
         .kind = DEVICE_POOL,
-        .offset_bytes = device_pool_offset(pool_of(job, load->rank)->pool, param) + start * elem_bytes,
+        .offset_bytes = device_pool_offset(pool_of(executor, load->local_rank)->pool, param) + start * elem_bytes,
         .n_bytes = n * elem_bytes,
     };
 }
@@ -180,14 +193,14 @@ static struct devices_move move_of(const struct load *load, uint32_t param, uint
 /* What this node has, rounded on its way. */
 static struct devices_move move_own(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
-    const struct job *job = load->job;
-    const struct layout_param *p = &job->layout->params[param];
+    const struct executor *executor = load->executor;
+    const struct layout_param *p = &layout_of(executor)->params[param];
     struct devices_move move = move_of(load, param, start, n);
 
     if (n > 0 && p->trainable)
-        move.host = state_master(job->state, p->bucket, p->offset_elems + start);
+        move.host = state_master(executor->state, p->bucket, p->offset_elems + start);
     else if (n > 0)
-        move.host = state_frozen(job->state, param);
+        move.host = state_frozen(executor->state, param);
     move.rounds = p->trainable && p->dtype != DTYPE_F32;
     move.dtype = p->dtype;
     return move;
@@ -196,33 +209,33 @@ static struct devices_move move_own(const struct load *load, uint32_t param, uin
 /* What other nodes have, which has come already. */
 static struct devices_move move_others(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
-    const struct job *job = load->job;
+    const struct executor *executor = load->executor;
     struct devices_move move = move_of(load, param, start, n);
 
     if (n > 0)
-        move.host = coordinator_pool(job->coordinator)->map + move.offset_bytes;
+        move.host = executor->landing->map + move.offset_bytes;
     return move;
 }
 
 /* Masters are here, or have come. Return: 0, or -errno. */
 static int copy_masters(struct load *load)
 {
-    const struct job *job = load->job;
+    const struct executor *executor = load->executor;
     _cleanup_free_ struct devices_move *moves = calloc(3 * load->n_params + 1, sizeof(*moves));
 
     if (!moves)
         return -ENOMEM;
     for (size_t i = 0; i < load->n_params; i++) {
         uint32_t param = load->params[i];
-        uint64_t start = 0, all = job->layout->params[param].n_elems, n = all;
+        uint64_t start = 0, all = layout_of(executor)->params[param].n_elems, n = all;
 
-        if (!job->coordinator->alone)
-            n = coordinator_owned(job->coordinator, param, &start);
+        if (executor->several_nodes && layout_of(executor)->params[param].trainable) /* frozen ones are on all nodes */
+            n = device_find_owned(executor, param, &start);
         moves[3 * i] = move_own(load, param, start, n);
         moves[3 * i + 1] = move_others(load, param, 0, start);
         moves[3 * i + 2] = move_others(load, param, start + n, all - start - n);
     }
-    return devices_copy(job->devices, moves, 3 * load->n_params, load_done, load);
+    return devices_copy(executor->devices, moves, 3 * load->n_params, load_done, load);
 }
 
 static void others_are_here(void *userdata, int result)
@@ -235,24 +248,24 @@ static void others_are_here(void *userdata, int result)
         load_done(load, result);
 }
 
-/* Return: as exchange_fetch(). */
+/* Return: as events.fetch(). */
 static int fetch_others(struct load *load)
 {
-    const struct device_pool *pool = pool_of(load->job, load->rank)->pool;
+    const struct device_pool *pool = pool_of(load->executor, load->local_rank)->pool;
     _cleanup_free_ uint64_t *offsets_bytes = calloc(load->n_params + 1, sizeof(*offsets_bytes));
 
-    if (load->job->coordinator->alone)
+    if (!load->executor->several_nodes)
         return 1;
     if (!offsets_bytes)
         return -ENOMEM;
     for (size_t i = 0; i < load->n_params; i++)
         offsets_bytes[i] = device_pool_offset(pool, load->params[i]);
-    return coordinator_fetch(load->job->coordinator, &(struct fetch){.kind = FETCH_PUBLISHED,
-                                                                     .params = load->params,
-                                                                     .offsets_bytes = offsets_bytes,
-                                                                     .n_params = load->n_params,
-                                                                     .done = others_are_here,
-                                                                     .userdata = load});
+    return fetch(load, (struct fetch){.kind = FETCH_PUBLISHED,
+                                      .params = load->params,
+                                      .offsets_bytes = offsets_bytes,
+                                      .n_params = load->n_params,
+                                      .done = others_are_here,
+                                      .userdata = load});
 }
 
 /* Masters are in the memory of hosts. Return: 0, or -errno. */
@@ -267,9 +280,10 @@ static int bring_masters(struct load *load)
 }
 
 /* They have places. Return: 0, or -errno: none of it is loaded, and nothing has a place any more. */
-static int start_load(struct job *job, struct job_rank *rank, bool hinted, const uint32_t *params, size_t n_params)
+static int start_load(struct executor *executor, unsigned local_rank, bool hinted, const uint32_t *params,
+                      size_t n_params)
 {
-    struct rank_pool *to = pool_of(job, rank);
+    struct rank_pool *to = pool_of(executor, local_rank);
     struct load *load = malloc(sizeof(*load) + n_params * sizeof(load->params[0]));
     int r;
 
@@ -277,89 +291,94 @@ static int start_load(struct job *job, struct job_rank *rank, bool hinted, const
         device_pool_forget(to->pool);
         return -ENOMEM;
     }
-    *load = (struct load){.job = job, .rank = rank, .hinted = hinted, .n_waiting = 1, .n_params = n_params};
+    *load = (struct load){
+        .executor = executor, .local_rank = local_rank, .hinted = hinted, .n_waiting = 1, .n_params = n_params};
     memcpy(load->params, params, n_params * sizeof(*params));
-    r = job->state->mirror ? order_fetches(load) : bring_masters(load);
+    r = executor->state->mirror ? order_fetches(load) : bring_masters(load);
     if (r < 0 && load->n_waiting == 1) {
         free(load);
         device_pool_forget(to->pool);
         return r;
     }
     to->loading = true;
-    job->device_gathered->n_loading++;
+    gather_of(executor)->n_loading++;
     load->result = r; /* of those that were not ordered */
     load->n_waiting--;
     return 0;
 }
 
 /* What comes of other nodes' masters has one place on a node, whose ranks load one after the other. */
-static bool is_taken(const struct job *job)
+static bool is_taken(const struct executor *executor)
 {
-    return !job->coordinator->alone && !job->state->mirror && job->device_gathered->n_loading > 0;
+    return executor->several_nodes && !executor->state->mirror && gather_of(executor)->n_loading > 0;
 }
 
-/* ---- requests ------------------------------------------------------------------------------------------ */
+/* ---- verbs --------------------------------------------------------------------------------------------- */
 
-enum gathered device_gather_look(struct job *job, struct job_rank *rank)
+void device_gather_begin(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
-    struct rank_pool *to = pool_of(job, rank);
+    (void)params;
+    (void)n_params;
+    pool_of(executor, local_rank)->lost = false; /* of the request before */
+}
+
+enum gathered device_gather_find(struct executor *executor, unsigned local_rank, const uint32_t *params,
+                                 size_t n_params)
+{
+    struct rank_pool *to = pool_of(executor, local_rank);
     _cleanup_free_ uint32_t *absent = NULL;
     bool lost = to->lost;
     size_t n_absent;
 
-    if (to->loading || is_taken(job))
+    if (to->loading || is_taken(executor))
         return GATHER_LOADS;
     to->lost = false;
     if (lost)
         return GATHER_LOST;
-    absent = calloc(rank->n_gathering + 1, sizeof(*absent));
+    absent = calloc(n_params + 1, sizeof(*absent));
     if (!absent)
         return GATHER_LOST;
-    n_absent = device_pool_place(to->pool, rank->gathering, rank->n_gathering, absent);
+    n_absent = device_pool_place(to->pool, params, n_params, absent);
     if (n_absent == 0)
         return GATHER_THERE;
-    return start_load(job, rank, false, absent, n_absent) == 0 ? GATHER_LOADS : GATHER_LOST;
+    return start_load(executor, local_rank, false, absent, n_absent) == 0 ? GATHER_LOADS : GATHER_LOST;
 }
 
-int device_gather_answer(struct job *job, struct job_rank *rank)
+bool device_gather_places(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params,
+                          uint64_t *offsets_bytes)
 {
-    const struct device_pool *pool = pool_of(job, rank)->pool;
-    _cleanup_free_ uint64_t *offsets = calloc(rank->n_gathering + 1, sizeof(*offsets));
+    const struct device_pool *pool = pool_of(executor, local_rank)->pool;
 
-    if (!offsets)
-        return -ENOMEM;
-    for (uint32_t i = 0; i < rank->n_gathering; i++)
-        offsets[i] = device_pool_offset(pool, rank->gathering[i]);
-    job_answer(job, rank,
-               &(struct reply){.type = REPLY_DONE,
-                               .done = {.position = job_position(job, rank),
-                                        .loss_scale = job_loss_scale(job),
-                                        .pool_offsets = offsets,
-                                        .n_pool_offsets = rank->n_gathering}},
-               NULL, 0);
-    return 0;
+    for (size_t i = 0; i < n_params; i++)
+        offsets_bytes[i] = device_pool_offset(pool, params[i]);
+    return true;
 }
 
-void device_gather_hint(struct job *job, struct job_rank *rank, const uint32_t *params, size_t n_params)
+void device_gather_hint(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
-    struct rank_pool *to = pool_of(job, rank);
+    struct rank_pool *to = pool_of(executor, local_rank);
     _cleanup_free_ uint32_t *absent = calloc(n_params + 1, sizeof(*absent));
     size_t n_absent;
 
-    if (!absent || to->loading || is_taken(job) || !device_pool_fits(to->pool, params, n_params))
+    if (!absent || to->loading || is_taken(executor) || !device_pool_fits(to->pool, params, n_params))
         return;
     n_absent = device_pool_place(to->pool, params, n_params, absent);
     if (n_absent > 0)
-        (void)start_load(job, rank, true, absent, n_absent);
+        (void)start_load(executor, local_rank, true, absent, n_absent);
 }
 
-void device_gather_forget(struct job *job)
+bool device_gather_refresh(struct executor *executor, void (*done)(void *userdata), void *userdata)
 {
-    for (unsigned local = 0; local < job->device_gathered->n_local; local++) {
-        struct rank_pool *pool = &job->device_gathered->ranks[local];
+    struct device_gather *gather = gather_of(executor);
+
+    (void)done;
+    (void)userdata;
+    for (unsigned local = 0; gather && local < gather->n_local; local++) {
+        struct rank_pool *pool = &gather->ranks[local];
 
         pool->stale = pool->loading; /* a rank that has come back may ask while all others wait for the step */
         if (!pool->loading)
             device_pool_forget(pool->pool);
     }
+    return false;
 }

@@ -185,6 +185,30 @@ void step_device_reduce(struct reduction *reduction)
     worker_post(step->pool, &reduction->work);
 }
 
+/* ---- weights --------------------------------------------------------------------------------------------- */
+
+int step_device_gather(const struct step *step, devices_done done, void *userdata)
+{
+    const struct device_command command = {.type = DEVICE_COMMAND_GATHER,
+                                           .gather = {.n_buckets = step->layout->n_buckets}};
+
+    return devices_order(step->devices, &command, step->layout->weight_bytes, done, userdata);
+}
+
+int step_device_fetch(const struct step *step, const struct device_order_fetch *fetch, devices_done done,
+                      void *userdata)
+{
+    const struct device_command command = {.type = DEVICE_COMMAND_FETCH, .fetch = *fetch};
+    uint64_t n_bytes = 0;
+
+    for (size_t i = 0; i < fetch->n_params; i++) {
+        const struct layout_param *p = &step->layout->params[fetch->params[i].param];
+
+        n_bytes += p->n_elems * dtype_size(p->dtype);
+    }
+    return devices_order(step->devices, &command, n_bytes, done, userdata);
+}
+
 /* ---- update ---------------------------------------------------------------------------------------------- */
 
 static void update_done(void *userdata, int result)
@@ -233,7 +257,7 @@ static void order_rest(struct step *step)
     }
 }
 
-void step_device_update(struct step *step)
+static void update(struct step *step)
 {
     struct device_keep *keep = devices_keep(step->devices);
 
@@ -243,3 +267,5 @@ void step_device_update(struct step *step)
     step->n_updating = step->n_to_order = step_device_gathers(step) ? 2 : 1;
     order_rest(step);
 }
+
+const struct step_ops step_device_ops = {.reduce = step_device_reduce, .update = update, .elsewhere = true};

@@ -8,11 +8,13 @@
 
 #include <stdbool.h>
 
+struct device_order_fetch;
 struct reduction;
 struct step;
-struct step_finding;
+struct step_ops;
 
-/* One node. Slots to accumulators: masks[], sources[] and held[] are set. step_reduced() follows. */
+/* One node: step_device_reduce() is the reduction. */
+extern const struct step_ops step_device_ops;
 void step_device_reduce(struct reduction *reduction);
 
 /*
@@ -23,14 +25,12 @@ void step_device_reduce(struct reduction *reduction);
 int step_device_combine(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction),
                         void *userdata);
 
-/* Scalars and what has contributed are set. update_done() follows, when all ranks have the weights, or
- * when the job is given up. */
-void step_device_update(struct step *step);
+/* Several nodes, each order on all of them: the weights to all ranks, or some parameters to the pool of one rank.
+ * done(): result 0, or -ECANCELED: the engine is gone. Return: 0, -ENOMEM, or -ECANCELED. */
+int step_device_gather(const struct step *step, void (*done)(void *userdata, int result), void *userdata);
+int step_device_fetch(const struct step *step, const struct device_order_fetch *fetch,
+                      void (*done)(void *userdata, int result), void *userdata);
 
 /* Do the ranks of this node gather the new weights as a part of the update? Of several nodes all do when all have
  * updated, in stage 3 each rank gathers what it asks for. */
 bool step_device_gathers(const struct step *step);
-
-/* step.c's. */
-void step_reduced(struct reduction *reduction);
-void step_keep_finding(struct step *step, const struct step_finding *finding);

@@ -314,8 +314,10 @@ static void advance(struct offload *offload)
         step->update_done(step->update_userdata, 0);
 }
 
-void offload_update(struct offload *offload)
+static void start(struct step *step)
 {
+    struct offload *offload = step->offload;
+
     assert(offload->n_orders == 0 && !offload->updating && !offload->retrying);
     offload->n_read = offload->n_updated = offload->n_written = offload->n_gathered = 0;
     if (offload->n_portions == 0)
@@ -323,6 +325,8 @@ void offload_update(struct offload *offload)
     else
         advance(offload);
 }
+
+const struct step_ops step_offload_ops = {.reduce = step_device_reduce, .update = start, .elsewhere = true};
 
 /* ---- life ------------------------------------------------------------------------------------------------ */
 

@@ -17,6 +17,7 @@
 struct offload;
 struct segment;
 struct step;
+struct step_ops;
 
 /* step: has its state and devices, and must outlive it. Return: 0 or -errno. */
 int offload_new(struct offload **out, struct step *step);
@@ -27,5 +28,5 @@ int offload_reserve(struct offload *offload);
 /* What an engine writes accumulators to: DEVICES_STAGING. */
 const struct segment *offload_staging(const struct offload *offload);
 
-/* Scalars and what has contributed are set. step->update_done() follows, when all ranks have the weights. */
-void offload_update(struct offload *offload);
+/* Of a step whose `offload` is set. */
+extern const struct step_ops step_offload_ops;

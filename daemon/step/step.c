@@ -10,14 +10,13 @@
 #include "core/base/failpoint.h"
 #include "core/budget/step-sizes.h"
 #include "core/config/config.h"
-#include "daemon/step/step-device.h"
-#include "daemon/step/step-offload.h"
 
 _Static_assert((int)STEP_MAX_RANKS == (int)CONFIG_MAX_LOCAL_RANKS, "what config admits, a mask must hold");
 _Static_assert(sizeof(struct reduction) == STEP_REDUCTION_BYTES, "as step_fixed_bytes() counts it");
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
 
+static const struct step_ops here;
 static void reduction_run(struct work *work, uint32_t item);
 static void reduction_done(struct work *work);
 
@@ -62,7 +61,8 @@ static bool is_alone(const struct step *step)
 
 bool step_gets_slots(const struct step *step, unsigned n_ranks, uint32_t parcel)
 {
-    return !step->devices && step_sends_bucket(step->layout, n_ranks, step->wire, step->layout->parcels[parcel].bucket);
+    return !step->ops->elsewhere &&
+           step_sends_bucket(step->layout, n_ranks, step->wire, step->layout->parcels[parcel].bucket);
 }
 
 bool step_sends_slots(const struct step *step, uint32_t parcel)
@@ -74,7 +74,7 @@ static int make_staging(struct step *step)
 {
     int r;
 
-    if (is_alone(step) || step->devices)
+    if (is_alone(step) || step->ops->elsewhere)
         return 0;
     r = segment_init(&step->staging_segment, "staging",
                      step_staging_bytes(step->layout, step->n_local, step->n_pieces, step->wire));
@@ -99,6 +99,7 @@ int step_new(struct step **out, const struct step_options *options)
     step->first_local = options->first_local;
     step->n_local = options->n_local;
     step->optimizer = options->optimizer;
+    step->ops = options->ops ? options->ops : &here;
     step->devices = options->devices;
     step->wire = options->wire;
     step->n_pieces = subtree_find(layout->world_size, step->first_local, step->n_local, step->pieces);
@@ -111,8 +112,7 @@ int step_new(struct step **out, const struct step_options *options)
     step->scalars = calloc(layout->n_params, sizeof(*step->scalars));
     if (!step->results || !step->sums || !step->begun || !step->contributed || !step->measured || !step->squares ||
         !step->scalars || make_reductions(step, &step->reductions) < 0 || make_staging(step) < 0 ||
-        (!is_alone(step) && make_reductions(step, &step->combinations) < 0) ||
-        (step->devices && !step->state->mirror && offload_new(&step->offload, step) < 0)) {
+        (!is_alone(step) && make_reductions(step, &step->combinations) < 0)) {
         step_free(step);
         return -ENOMEM;
     }
@@ -133,7 +133,6 @@ void step_free(struct step *step)
     free(step->measured);
     free(step->squares);
     free(step->scalars);
-    offload_free(step->offload);
     segment_deinit(&step->staging_segment);
     pthread_mutex_destroy(&step->finding_lock);
     free(step);
@@ -464,10 +463,7 @@ void step_post(struct reduction *reduction, void (*done)(void *userdata, struct 
     reduction->busy = true;
     reduction->done = done;
     reduction->userdata = userdata;
-    if (reduction->step->devices)
-        step_device_reduce(reduction);
-    else
-        worker_post(reduction->step->pool, &reduction->work);
+    reduction->step->ops->reduce(reduction);
 }
 
 uint64_t step_sum(const struct step *step, const struct reduction *reduction, unsigned local_rank, uint32_t part)
@@ -580,6 +576,18 @@ static void update_done(struct work *work)
     step->update_done(step->update_userdata, 0);
 }
 
+static void update_here(struct step *step)
+{
+    worker_post(step->pool, &step->update_work);
+}
+
+static void reduce_here(struct reduction *reduction)
+{
+    worker_post(reduction->step->pool, &reduction->work);
+}
+
+static const struct step_ops here = {.reduce = reduce_here, .update = update_here};
+
 void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata, int result),
                  void *userdata)
 {
@@ -606,12 +614,10 @@ void step_update(struct step *step, const struct step_update *update, void (*don
     step->update_done = done;
     step->update_userdata = userdata;
     step->update_work = (struct work){.run = update_run, .done = update_done, .n_items = step->layout->n_chunks};
-    if (step->offload && step->layout->n_buckets > 0)
-        offload_update(step->offload);
-    else if (step->devices && step->layout->n_buckets > 0)
-        step_device_update(step);
+    if (step->layout->n_buckets > 0)
+        step->ops->update(step);
     else
-        worker_post(step->pool, &step->update_work);
+        update_here(step); /* there is nothing to do */
 }
 
 void step_commit(struct step *step)

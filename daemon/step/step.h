@@ -81,16 +81,26 @@ struct step_finding {
     uint64_t n_nan, n_inf; /* in that parameter's piece by that rank */
 };
 
+/* Where a step's kernels run, and its gradients lie: workers and the memory of this process, or elsewhere. */
+struct step_ops {
+    /* Slots to accumulators; masks[], sources[] and held[] are set. step_reduced() follows. */
+    void (*reduce)(struct reduction *reduction);
+    /* Scalars and what has contributed are set. update_done() follows, when weights are written, or with -ECANCELED. */
+    void (*update)(struct step *step);
+    bool elsewhere; /* slots and accumulators are not here: nothing is staged, and no slot is sent */
+};
+
 struct step {
+    const struct step_ops *ops;
     const struct layout *layout;
     struct state *state;
     const struct kernels *kernels;
     struct worker_pool *pool;
     unsigned first_local, n_local; /* ranks whose slots are here */
     enum optimizer optimizer;
-    struct devices *devices;         /* that hold what is computed with: step-device.c; NULL: it is here */
+    struct devices *devices;         /* step-device.c's; likewise the next ones */
     unsigned n_updating, n_to_order; /* orders of the update: not done yet, and of these not given yet */
-    struct offload *offload;         /* masters and moments are here nevertheless: step-offload.c; else NULL */
+    struct offload *offload;         /* step-offload.c's; not owned */
 
     struct reduction *reductions;   /* per parcel */
     struct reduction *combinations; /* per parcel; NULL when all ranks are local */
@@ -122,8 +132,8 @@ struct step_options {
     struct worker_pool *pool;
     unsigned first_local, n_local;
     enum optimizer optimizer;
-    struct devices *devices; /* NULL: host memory. Else the state is a mirror (state.h), or what is updated here, whose
-                                gradients are over there */
+    const struct step_ops *ops; /* NULL: workers, in the memory of this process */
+    struct devices *devices;    /* of ops */
     enum dtype
         wire; /* partial sums are rounded to it, once: DTYPE_F32 or DTYPE_BF16; unused when all ranks are local */
 };
@@ -190,6 +200,10 @@ struct step_update {
  * 0, or -ECANCELED on GPUs whose job is given up. */
 void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata, int result),
                  void *userdata);
+
+/* For ops. A reduction has ended; its findings, one by one, come before. */
+void step_reduced(struct reduction *reduction);
+void step_keep_finding(struct step *step, const struct step_finding *finding);
 
 /* step-offload.c's: one chunk, from its accumulator. On a worker. */
 void step_update_chunk(const struct step *step, uint32_t chunk, const float *acc);

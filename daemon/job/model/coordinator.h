@@ -97,10 +97,6 @@ struct coordinator_ops {
     void (*device_ready)(struct coordinator *c);
     void (*device_put)(struct coordinator *c, const char *key, const uint8_t *value, size_t n_bytes);
     void (*device_failed)(struct coordinator *c, uint32_t generation, const char *why);
-    /* Offloaded, stage 3: where what other nodes have comes on its way to a rank's pool; NULL: there is no such. */
-    const struct segment *(*pool)(const struct coordinator *c);
-    /* What this node owns of a parameter: [*start, *start + n). Return: n. */
-    uint64_t (*owned)(const struct coordinator *c, uint32_t param, uint64_t *start);
 };
 
 struct coordinator {
@@ -285,14 +281,4 @@ static inline void coordinator_device_failed(struct coordinator *c, uint32_t gen
 {
     if (c->ops->device_failed)
         c->ops->device_failed(c, generation, why);
-}
-
-static inline const struct segment *coordinator_pool(const struct coordinator *c)
-{
-    return c->ops->pool ? c->ops->pool(c) : NULL;
-}
-
-static inline uint64_t coordinator_owned(const struct coordinator *c, uint32_t param, uint64_t *start)
-{
-    return c->ops->owned ? c->ops->owned(c, param, start) : 0;
 }

@@ -18,10 +18,8 @@
 
 struct coordinator;
 struct cursor;
-struct device_gather;
-struct devices;
+struct executor;
 struct job_rank;
-struct pool;
 struct reply;
 struct uv_loop_s;
 struct verification;
@@ -135,12 +133,10 @@ struct job {
 
     struct layout *layout;
     struct ledger ledger;
-    struct state *state;
+    struct executor *executor; /* does the work, where the memory lies */
+    struct state *state;       /* the executor's; likewise */
     struct step *step;
-    struct devices *devices;               /* NULL: all is in host memory */
     struct coordinator *coordinator;
-    struct pool *gathered;                 /* stage 3, in host memory; else NULL */
-    struct device_gather *device_gathered; /* stage 3, on GPUs, from when they have their memory; else NULL */
     struct window *window;
 
     struct job_memory memory;

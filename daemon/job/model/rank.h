@@ -106,7 +106,6 @@ struct job_rank {
     uint64_t live_elems;
     uint32_t *gathering; /* parameters of the request under way; owned */
     uint32_t n_gathering;
-    bool prefetching; /* one hint at a time is loaded */
     bool forget;      /* of its WriteEnd */
 };
 

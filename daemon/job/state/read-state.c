@@ -4,7 +4,6 @@
 
 #include "daemon/job/state/read-state.h"
 
-#include <string.h>
 #include <unistd.h>
 
 #include "core/base/base.h"
@@ -24,11 +23,9 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/state.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/executor.h"
 #include "daemon/step/fetch.h"
 #include "daemon/step/step.h"
-#include "kernels/convert.h"
-#include "kernels/position_sum_kernel.h"
 
 struct reading {
     struct work work;
@@ -107,29 +104,12 @@ void job_release_reading(struct job *job, struct job_rank *rank)
 static void reading_run(struct work *work, uint32_t item)
 {
     struct reading *reading = container_of(work, struct reading, work);
-    const struct job *job = reading->job;
-    const struct layout_param *p = &job->layout->params[reading->param];
-    float *dst = (float *)reading->segment.map;
 
     (void)item;
     give_pages_back(&reading->last);
     if (reading->result < 0)
         return;
     reading->result = segment_reserve(&reading->segment, 0, reading->segment.n_bytes);
-    if (reading->result < 0)
-        return;
-    if (job->state->mirror)
-        return; /* it is copied there */
-    if (!p->trainable)
-        job->kernels->convert_to_f32(dst, state_frozen(job->state, reading->param), p->dtype, p->n_elems);
-    for (uint32_t c = p->first_chunk; p->trainable && c < p->first_chunk + p->n_chunks; c++) {
-        const struct layout_chunk *chunk = &job->layout->chunks[c];
-
-        if (!state_owns(job->state, chunk->rank))
-            continue; /* it comes from its owner */
-        memcpy(dst + chunk->start_elem, array_of(job, p->bucket, p->offset_elems + chunk->start_elem, reading->kind),
-               chunk->n_elems * sizeof(float));
-    }
 }
 
 /* r: why it cannot be given: a negative errno, or QUOTA_E_OVER. */
@@ -190,28 +170,11 @@ static void finish_reading(struct reading *reading)
     job_todo(job);
 }
 
-static void reading_fetched(void *userdata, int result);
-
-static void reading_done(struct work *work)
-{
-    struct reading *reading = container_of(work, struct reading, work);
-    struct job *job = reading->job;
-
-    if (job->state->mirror && reading->result == 0 &&
-        device_job_read(job, reading->param, reading->kind, (float *)(void *)reading->segment.map, reading_fetched,
-                        reading) == 0)
-        return;
-    if (job->state->mirror)
-        reading->result = -ENOMEM;
-    if (--reading->n_waiting == 0)
-        finish_reading(reading);
-}
-
 static void reading_fetched(void *userdata, int result)
 {
     struct reading *reading = userdata;
 
-    if (result == -ECANCELED && reading->job->state->mirror && !reading->job->run.drop_why) { /* with the job */
+    if (result == -ECANCELED && !reading->job->run.drop_why) { /* with the job */
         if (--reading->n_waiting == 0)
             reading_free(reading);
         return;
@@ -220,6 +183,19 @@ static void reading_fetched(void *userdata, int result)
         reading->result = result;
     if (--reading->n_waiting == 0)
         finish_reading(reading);
+}
+
+/* There are pages to read into. */
+static void reading_reserved(struct work *work)
+{
+    struct reading *reading = container_of(work, struct reading, work);
+    int r = reading->result;
+
+    if (r == 0)
+        r = executor_read(reading->job->executor, reading->param, (enum state_kind)reading->kind,
+                          (float *)(void *)reading->segment.map, reading_fetched, reading);
+    if (r < 0)
+        reading_fetched(reading, r);
 }
 
 /* What other nodes own of it. */
@@ -347,7 +323,7 @@ void job_read_state(struct job *job, struct job_rank *rank, const struct request
     reading->incarnation = rank->incarnation;
     reading->param = request->param;
     reading->kind = request->kind;
-    reading->work = (struct work){.run = reading_run, .done = reading_done, .n_items = 1};
+    reading->work = (struct work){.run = reading_run, .done = reading_reserved, .n_items = 1};
     reading->n_waiting = 1;
     job->work.n_io++;
     job_wait(job, rank, WAIT_READ);

@@ -35,7 +35,7 @@
 #include "daemon/memory/state-edits.h"
 #include "daemon/memory/state.h"
 #include "daemon/memory/transfer.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/executor.h"
 #include "daemon/step/fetch.h"
 
 /* Pages for a place of the edits. Rank 0 waits for them, or is gone. */
@@ -53,7 +53,7 @@ struct window {
     struct charge charge;
     struct state_edits *edits; /* NULL: nothing of the state was written yet */
     struct charge edits_charge;
-    struct charge mirror_charge; /* jobs on GPUs: while the mirror is filled; several nodes: until the window is over */
+    struct charge copy_charge; /* of the staging copy, while it is filled; several nodes: until the window is over */
     struct job *job;             /* while it is committed */
     struct work again;
     struct writing writing;
@@ -75,7 +75,7 @@ void window_free(struct window *window)
     charge_deinit(&window->charge);
     state_edits_free(window->edits);
     charge_deinit(&window->edits_charge);
-    charge_deinit(&window->mirror_charge);
+    charge_deinit(&window->copy_charge);
     free(window);
 }
 
@@ -152,12 +152,17 @@ static uint64_t segment_bytes(const struct job *job)
     return job->config->zero.stage == 3 ? job->layout->range_bytes : job->layout->weight_bytes;
 }
 
+/* Does a window take the staging copy when it is opened? In stage 3 to be filled; of several nodes so that it can be
+ * committed, as all nodes have to do that when all have said so. */
+static bool opening_copies(const struct job *job)
+{
+    return job->executor->copy_bytes > 0 && (!job->coordinator->alone || job->executor->gathers);
+}
+
 /* What opening takes. */
 static uint64_t opening_bytes(const struct job *job)
 {
-    bool mirror = job->state->mirror && (!job->coordinator->alone || job->config->zero.stage == 3);
-
-    return segment_bytes(job) + (mirror ? device_job_mirror_bytes(job) : 0);
+    return segment_bytes(job) + (opening_copies(job) ? job->executor->copy_bytes : 0);
 }
 
 static void fill_done(void *userdata, int result)
@@ -165,7 +170,7 @@ static void fill_done(void *userdata, int result)
     struct job *job = userdata;
     struct window *window = job->window;
 
-    if (result == -ECANCELED && job->devices && !job->run.drop_why)
+    if (result == -ECANCELED && !job->run.drop_why)
         return; /* with the job */
     if (result < 0)
         window->fill_result = result;
@@ -206,81 +211,36 @@ static int fill_remote(struct job *job)
     return MIN(r, 0);
 }
 
-/* Between the state of this node and the window. */
-static int start_transfer(struct job *job, enum transfer_direction direction, void (*done)(void *userdata, int result))
+/* For a staging copy with all of the state. Return: 0, also when it is charged already or there is none, or -ENOMEM. */
+static int charge_copy(struct job *job)
 {
-    return transfer_start(job->pool, &(struct transfer_options){
-                                         .state = job->state,
-                                         .kernels = job->kernels,
-                                         .segment = &job->window->segment,
-                                         .n_params = job->layout->n_params,
-                                         .range = job->config->zero.stage == 3,
-                                         .direction = direction,
-                                         .done = done,
-                                         .userdata = job,
-                                     });
-}
-
-/* For a mirror with all of the state. Return: 0, also when it is charged already, or -ENOMEM. */
-static int charge_mirror(struct job *job)
-{
-    uint64_t n_bytes = device_job_mirror_bytes(job);
+    uint64_t n_bytes = job->executor->copy_bytes;
     struct memory_headroom headroom;
 
-    if (job->window->mirror_charge.quota)
+    if (n_bytes == 0 || job->window->copy_charge.quota)
         return 0;
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
     if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes || failpoint("mirror") < 0 ||
-        quota_charge(&job->memory.quota, &job->window->mirror_charge, n_bytes) != 0)
+        quota_charge(&job->memory.quota, &job->window->copy_charge, n_bytes) != 0)
         return -ENOMEM;
     return 0;
 }
 
-/* Several nodes: it is wanted again when all have said that the window is to be committed, and then it has to be there.
- */
-static void empty_mirror(struct job *job)
+/* Its pages are given back. Several nodes: they are wanted again when all have said that the window is to be committed,
+ * and then they have to be there. */
+static void discharge_copy(struct job *job)
 {
-    device_job_empty(job);
     if (job->coordinator->alone)
-        charge_deinit(&job->window->mirror_charge);
+        charge_deinit(&job->window->copy_charge);
 }
 
-static int load_mirror(struct job *job, devices_done done)
-{
-    int r = charge_mirror(job);
-
-    return r < 0 ? r : device_job_load(job, done, job);
-}
-
-/* Stage 3 on GPUs: there is no copy of the weights, so they come from the masters, by way of the mirror. */
-static void mirror_shown(void *userdata, int result)
+static void shown(void *userdata, int result)
 {
     struct job *job = userdata;
 
-    if (result == -ECANCELED && !job->run.drop_why) /* with the job */
-        return;
-    empty_mirror(job);
+    if (result != -ECANCELED || job->run.drop_why) /* else with the job */
+        discharge_copy(job);
     fill_done(job, result);
-}
-
-static void mirror_filled(void *userdata, int result)
-{
-    struct job *job = userdata;
-
-    if (result < 0 || start_transfer(job, TRANSFER_FETCH, mirror_shown) < 0)
-        mirror_shown(job, result < 0 ? result : -ENOMEM);
-}
-
-/* Offloaded, the weights are here as well; of several nodes in stages 1 and 2 only those that this one owns. */
-static int fill_here(struct job *job)
-{
-    bool stage3 = job->config->zero.stage == 3;
-
-    if (!job->state->mirror && (stage3 || !job->coordinator->sums_at_once))
-        return start_transfer(job, TRANSFER_FETCH, fill_done);
-    if (stage3)
-        return load_mirror(job, mirror_filled);
-    return device_job_fill(job, &job->window->segment, fill_done, job);
 }
 
 static int fill(struct job *job)
@@ -290,8 +250,7 @@ static int fill(struct job *job)
     job->window->n_filling = 1;
     job->window->fill_result = 0;
     coordinator_window(job->coordinator, &job->window->segment);
-    r = fill_here(job);
-
+    r = executor_show(job->executor, &job->window->segment, shown, job);
     if (r == 0 && job->config->zero.stage == 3 && fill_remote(job) < 0)
         job->window->fill_result = -ENOMEM;
     job->window->ready = job->window->stale = job->window->lacks_memory = false;
@@ -327,8 +286,8 @@ static void show_weights(struct job *job)
 {
     int r = make_segment(job);
 
-    if (r == 0 && !job->coordinator->alone && job->state->mirror)
-        r = charge_mirror(job);
+    if (r == 0 && opening_copies(job))
+        r = charge_copy(job);
     if (r == 0)
         r = fill(job);
     if (r == 0)
@@ -564,35 +523,41 @@ static void finish_window(struct job *job)
     job_todo(job);
 }
 
-static void committed(struct job *job)
+static void committed(void *userdata)
 {
+    struct job *job = userdata;
+
     job_advance_generation(job);
     finish_window(job);
 }
 
 static void stored(void *userdata);
 
-/* What was stored here has come to the GPUs. */
-static void mirror_stored(void *userdata, int result)
+/* What was stored here is where the executor works. */
+static void brought(void *userdata, int result)
 {
     struct job *job = userdata;
 
     if (result == -ECANCELED && !job->run.drop_why) /* with the job */
         return;
-    empty_mirror(job);
+    executor_empty(job->executor);
+    discharge_copy(job);
     stored(job);
 }
 
+/* There is no way back from here: for want of a few KiB it is tried until there are. */
 static void store_again(struct work *work)
 {
     struct window *window = container_of(work, struct window, again);
+    struct job *job = window->job;
+    int r = executor_store(job->executor, brought, job);
 
-    int r = device_job_store(window->job, mirror_stored, window->job);
-
-    if (r == -ECANCELED)
-        mirror_stored(window->job, r);
+    if (r > 0)
+        stored(job);
+    else if (r == -ECANCELED)
+        brought(job, r);
     else if (r < 0)
-        worker_post(window->job->pool, &window->again);
+        worker_post(job->pool, &window->again);
 }
 
 static void do_nothing(struct work *work, uint32_t item)
@@ -601,15 +566,10 @@ static void do_nothing(struct work *work, uint32_t item)
     (void)item;
 }
 
-/* There is no way back from here: for want of a few KiB it is tried until there are. */
 static void all_stored(void *userdata)
 {
     struct job *job = userdata;
 
-    if (!job->devices) {
-        stored(job);
-        return;
-    }
     job->window->again = (struct work){.run = do_nothing, .done = store_again, .n_items = 1};
     store_again(&job->window->again);
 }
@@ -640,8 +600,8 @@ static void store_done(void *userdata, int result)
 /* There is no memory for it: nothing was written, everybody is told. */
 static void refuse_commit(struct job *job)
 {
-    if (job->state->mirror)
-        empty_mirror(job);
+    executor_empty(job->executor);
+    discharge_copy(job);
     job->window->busy = job->window->stores = false;
     job_advance_generation(job);
     job->phase = JOB_WINDOW;
@@ -652,7 +612,7 @@ static void refuse_commit(struct job *job)
                                          .at = job_at(job, &job->ranks[i]),
                                          .what = "write window",
                                          .unit = "bytes",
-                                         .asked = job->state->mirror ? device_job_mirror_bytes(job) : 0,
+                                         .asked = job->executor->copy_bytes,
                                          .fix = "free memory, then end the window again"})),
                        false);
 }
@@ -670,23 +630,42 @@ static void cannot_commit(struct job *job)
     worker_post(job->pool, &job->window->again);
 }
 
-/* The mirror, if there is one, shows what is on the GPUs: the window is stored there as if it were the state. */
+/* The window to the state of this node. */
+static int store_window(struct job *job)
+{
+    return transfer_start(job->pool, &(struct transfer_options){
+                                         .state = job->state,
+                                         .kernels = job->kernels,
+                                         .segment = &job->window->segment,
+                                         .n_params = job->layout->n_params,
+                                         .range = job->config->zero.stage == 3,
+                                         .direction = TRANSFER_STORE,
+                                         .done = store_done,
+                                         .userdata = job,
+                                     });
+}
+
+/* The state is in the memory of this process: the window is stored there. */
 static void loaded(void *userdata, int result)
 {
     struct job *job = userdata;
 
     if (result == -ECANCELED && !job->run.drop_why) /* with the job */
         return;
-    if (result < 0 || start_transfer(job, TRANSFER_STORE, store_done) < 0)
+    if (result < 0 || store_window(job) < 0)
         cannot_commit(job);
 }
 
 static void begin_storing(struct work *work)
 {
     struct job *job = container_of(work, struct window, again)->job;
-    int r = job->state->mirror ? load_mirror(job, loaded) : start_transfer(job, TRANSFER_STORE, store_done);
+    int r = charge_copy(job);
 
-    if (r < 0)
+    if (r == 0)
+        r = executor_load(job->executor, loaded, job);
+    if (r > 0)
+        loaded(job, 0);
+    else if (r < 0)
         loaded(job, r);
 }
 
@@ -823,7 +802,7 @@ void job_window_store(struct job *job)
 
 void job_window_closed(struct job *job)
 {
-    if (job->phase == JOB_COMMITTING_WINDOW && !gather_refresh(job, committed))
+    if (job->phase == JOB_COMMITTING_WINDOW && !executor_refresh(job->executor, committed, job))
         committed(job);
     else if (job->phase == JOB_WINDOW)
         finish_window(job);

@@ -29,7 +29,6 @@
 #include "core/layout/layout.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
-#include "daemon/engines/devices.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
@@ -40,6 +39,7 @@
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/ring.h"
+#include "daemon/step/executor.h"
 #include "kernels/dtype.h"
 
 /*
@@ -281,8 +281,7 @@ static void close_empty(struct job_rank *rank, struct ring_slot *slot)
 static bool knows_event(const struct job *job, const struct job_rank *rank, const struct request_push *request)
 {
     return request->event_plus_one == 0 ||
-           (job->devices &&
-            devices_has_event(job->devices, rank->rank - job->world.first, request->event_plus_one - 1));
+           executor_has_event(job->executor, rank->rank - job->world.first, request->event_plus_one - 1);
 }
 
 void job_push(struct job *job, struct job_rank *rank, const struct request_push *request)
@@ -357,7 +356,7 @@ void job_event(struct job *job, struct job_rank *rank, const struct request_even
 {
     const struct ring *ring = rank->rings[0];
 
-    if (!job->devices) {
+    if (!job->executor || !job->executor->on_gpus) {
         job_drop_peer(job, rank, "Event: the job's gradients lie in host memory");
         return;
     }
@@ -366,7 +365,7 @@ void job_event(struct job *job, struct job_rank *rank, const struct request_even
             job_drop_peer(job, rank, "Event.number: pushes that name it are not reduced yet");
             return;
         }
-    devices_event(job->devices, rank->rank - job->world.first, request->number, request->handle);
+    executor_event(job->executor, rank->rank - job->world.first, request->number, request->handle);
 }
 
 /* ---- room for a slot ----------------------------------------------------------------------------------- */

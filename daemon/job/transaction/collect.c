@@ -14,8 +14,6 @@
 #include <assert.h>
 
 #include "core/base/base.h"
-#include "core/base/failpoint.h"
-#include "core/base/worker.h"
 #include "core/diagnosis/cause.h"
 #include "core/layout/layout.h"
 #include "daemon/job/model/answer.h"
@@ -27,9 +25,8 @@
 #include "daemon/job/transaction/admit.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/ring.h"
-#include "daemon/step/device-job.h"
+#include "daemon/step/executor.h"
 #include "daemon/step/step.h"
-#include "kernels/position_sum.h"
 
 /* ---- what is complete ---------------------------------------------------------------------------------- */
 
@@ -374,26 +371,24 @@ bool collect_is_done(const struct job *job, const struct job_rank *rank)
 
 /* ---- what a successor pushes again --------------------------------------------------------------------- */
 
-static void verify_run(struct work *work, uint32_t item)
+/* The sum is known; or there will be none, as the job is given up. */
+static void verify_done(void *userdata, int result, uint64_t sum)
 {
-    struct verification *v = container_of(work, struct verification, work);
-    const struct layout *layout = v->job->layout;
-    const struct layout_part *part = &layout->parts[v->part];
-    struct position_sum sum = {0};
-
-    (void)item;
-    (void)failpoint("verify");
-    v->job->kernels->position_sum_update(&sum, layout->params[part->param].grad_dtype, v->data, part->n_elems,
-                                         part->start_elem);
-    v->sum = position_sum_finish(&sum, layout_part_bytes(layout, v->part));
-}
-
-static void verify_done(struct work *work)
-{
-    struct verification *v = container_of(work, struct verification, work);
+    struct verification *v = userdata, **link = &v->job->work.verifications;
     struct job *job = v->job;
 
+    v->sum = sum;
     v->summed = true;
+    if (result < 0 && !job->run.drop_why) { /* with the job */
+        while (*link != v)
+            link = &(*link)->next;
+        *link = v->next;
+        ring_unhold(v->ring);
+        free(v);
+        return;
+    }
+    if (result < 0)
+        v->attempt = job->ledger.attempt - 1; /* nobody waits for it any more, but the end of the job */
     collect_settle(job);
     job_todo(job);
 }
@@ -423,7 +418,7 @@ static void successor_differs(struct job *job, const struct verification *v)
                   .pid = rank->pid,
                   .aborted = true,
                   .differs = true,
-                  .on_gpu = job->devices,
+                  .on_gpu = job->executor->on_gpus,
                   .param = job->layout->parts[v->part].param,
                   .last_message = rank->last_request,
               }));
@@ -452,7 +447,6 @@ void collect_settle(struct job *job)
                 successor_differs(job, v);
         }
         ring_unhold(v->ring);
-        free(v->copy);
         free(v);
         link = &job->work.verifications; /* an abort may have changed the list */
     }
@@ -461,15 +455,12 @@ void collect_settle(struct job *job)
 void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *slot, uint32_t part, uint16_t pass)
 {
     struct verification *v = calloc(1, sizeof(*v));
-    uint8_t *copy = v && job->devices ? malloc(layout_part_bytes(job->layout, part) + 1) : NULL;
 
-    if (!v || (job->devices && !copy)) {
-        free(v);
+    if (!v) {
         job_abort(job, rank->rank, NULL); /* cannot compare: rather redo the step than trust it */
         return;
     }
     *v = (struct verification){
-        .work = {.run = verify_run, .done = verify_done, .n_items = 1},
         .job = job,
         .ring = rank->rings[0],
         .slot = slot,
@@ -477,8 +468,6 @@ void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *sl
         .part = part,
         .pass = pass,
         .attempt = job->ledger.attempt,
-        .copy = copy,
-        .data = copy ? copy : slot->data + layout_part_offset_bytes(job->layout, part),
         .next = job->work.verifications,
     };
     job->work.verifications = v;
@@ -486,10 +475,15 @@ void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *sl
     slot->n_pending++;
     ring_hold(v->ring);
     clock_start(job);
-    if (job->devices)
-        device_job_verify(v);
-    else
-        worker_post(job->pool, &v->work);
+    if (executor_verify(job->executor, &(struct executor_verify){.slot = slot,
+                                                                 .local_rank = rank->rank - job->world.first,
+                                                                 .part = part,
+                                                                 .done = verify_done,
+                                                                 .userdata = v}) == 0)
+        return;
+    v->summed = true;
+    v->attempt = job->ledger.attempt - 1;
+    job_abort(job, v->rank, NULL); /* likewise */
 }
 
 /* ---- slots that nothing will come of ------------------------------------------------------------------- */

@@ -4,8 +4,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/base/worker.h"
-
 struct job;
 struct job_rank;
 struct ring;
@@ -13,7 +11,6 @@ struct ring_slot;
 
 /* A redone push: compared with its predecessor's sum once both are known. */
 struct verification {
-    struct work work;
     struct job *job;
     struct ring *ring;
     struct ring_slot *slot;
@@ -21,8 +18,6 @@ struct verification {
     uint32_t part;
     uint16_t pass;
     uint32_t attempt;
-    const uint8_t *data;
-    uint8_t *copy; /* owned; of a job on GPUs: what data is */
     uint64_t sum;
     bool summed;
     struct verification *next;

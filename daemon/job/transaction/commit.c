@@ -44,6 +44,7 @@
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/ring.h"
 #include "daemon/memory/state.h"
+#include "daemon/step/executor.h"
 #include "daemon/step/step.h"
 #include "kernels/exact.h"
 #include "kernels/update.h"
@@ -337,8 +338,10 @@ static void answer_step(struct job *job, struct job_rank *rank)
                NULL, 0);
 }
 
-static void finish_commit(struct job *job)
+static void finish_commit(void *userdata)
 {
+    struct job *job = userdata;
+
     learn_graph(job);
     ledger_commit(&job->ledger);
     memset(job->work.cursors, 0, job->layout->n_parcels * sizeof(*job->work.cursors));
@@ -372,7 +375,7 @@ void job_commit(struct job *job)
 
     journal->epoch++;
     journal->n_windows = 0;
-    if (!job->decision.applying || !gather_refresh(job, finish_commit))
+    if (!job->decision.applying || !executor_refresh(job->executor, finish_commit, job))
         finish_commit(job);
 }
 

@@ -20,6 +20,7 @@
 #include "daemon/job/state/read-state.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/boundary.h"
+#include "daemon/step/executor.h"
 #include "tests/daemon/job/job-peer.h"
 #include "tests/daemon/nodes/node-mesh.h"
 
@@ -432,8 +433,8 @@ static void compare_gathered(struct peer *a, struct peer *b)
         uint64_t n = layout->params[i].n_elems * dtype_size(layout->params[i].dtype);
 
         if (n > 0)
-            assert_memory_equal(pool_segment(a->fixture->job->gathered)->map + layout->params[i].range_offset_bytes,
-                                pool_segment(b->fixture->job->gathered)->map + layout->params[i].range_offset_bytes, n);
+            assert_memory_equal(a->fixture->job->executor->landing->map + layout->params[i].range_offset_bytes,
+                                b->fixture->job->executor->landing->map + layout->params[i].range_offset_bytes, n);
     }
     for (unsigned i = 0; i < 2; i++) {
         struct peer *p = i ? b : a;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-#include "daemon/engines/device-reach.h"
+#include "daemon/job/model/device-reach.h"
 
 #include <inttypes.h>
 #include <stdio.h>

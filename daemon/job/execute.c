@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What the executor reports to the job, and asks of other nodes. */
+
+#include "daemon/job/execute.h"
+
+#include <unistd.h>
+
+#include "core/base/base.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/diagnosis/evidence.h"
+#include "daemon/job/form.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
+#include "daemon/job/model/device-reach.h"
+#include "daemon/job/model/journal.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/gather.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/step/executor.h"
+
+static void on_reserved(void *userdata)
+{
+    struct job *job = userdata;
+
+    coordinator_formed(job->coordinator); /* which starts the engines of several nodes together */
+}
+
+static void on_formed(void *userdata)
+{
+    job_formed(userdata);
+}
+
+static void on_unformed(void *userdata, int result, const char *why)
+{
+    struct job *job = userdata;
+
+    if (result == -ECANCELED)
+        job_todo(job); /* a job that is given up has waited for it */
+    else
+        job_unformed(job, cause_device_unformed(&(struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1}, why));
+}
+
+/* Of several nodes the engines are ready when all are. */
+static void on_ready(void *userdata)
+{
+    struct job *job = userdata;
+
+    if (job->phase != JOB_RESERVING)
+        coordinator_device_ready(job->coordinator);
+}
+
+static void on_failed(void *userdata, uint32_t generation, const char *why)
+{
+    struct job *job = userdata;
+
+    coordinator_device_failed(job->coordinator, generation, why);
+}
+
+/* Without its events nobody knows when its gradients are written. If the process is gone, its successor is compared. */
+static void on_unopened(void *userdata, unsigned local_rank, const char *why)
+{
+    struct job *job = userdata;
+    struct job_rank *rank = &job->ranks[job->world.first + local_rank];
+    struct diagnostic *diagnostic;
+
+    if (!rank->peer)
+        return;
+    diagnostic = cause_unopened(&(struct evidence_unopened){.at = job_at(job, rank),
+                                                            .pid = rank->pid,
+                                                            .uid = rank->uid,
+                                                            .own_uid = geteuid(),
+                                                            .reach = device_reach(rank->pid, rank->uid),
+                                                            .why = why});
+    diagnostic = job_keep(job, diagnostic);
+    job_abort(job, rank->rank, diagnostic_ref(diagnostic));
+    job->ops.drop(job->ops.userdata, rank->peer, diagnostic);
+}
+
+static void on_put(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    struct job *job = userdata;
+
+    coordinator_device_put(job->coordinator, key, value, n_bytes);
+}
+
+static void on_loaded(void *userdata, int result)
+{
+    struct job *job = userdata;
+
+    if (result == -ECANCELED && !job->run.drop_why) /* with the job */
+        return;
+    gather_settle(job);
+    job_todo(job);
+}
+
+static int fetch(void *userdata, const struct fetch *what)
+{
+    struct job *job = userdata;
+
+    return coordinator_fetch(job->coordinator, what);
+}
+
+static void after(void *userdata)
+{
+    struct job *job = userdata;
+
+    if (!job->coordinator->alone)
+        job_todo(job); /* an abort may have waited for what is cancelled */
+    if (job->ops.after)
+        job->ops.after(job->ops.userdata);
+}
+
+int job_make_executor(struct job *job)
+{
+    int r = executor_new(&job->executor, &(struct executor_options){
+                                             .config = job->config,
+                                             .layout = job->layout,
+                                             .kernels = job->kernels,
+                                             .pool = job->pool,
+                                             .loop = job->ops.loop,
+                                             .gather_bytes = job->memory.planned.pool,
+                                             .several_nodes = !job->coordinator->alone,
+                                             .events = {.reserved = on_reserved,
+                                                        .formed = on_formed,
+                                                        .unformed = on_unformed,
+                                                        .ready = on_ready,
+                                                        .failed = on_failed,
+                                                        .unopened = on_unopened,
+                                                        .put = on_put,
+                                                        .loaded = on_loaded,
+                                                        .fetch = fetch,
+                                                        .after = after,
+                                                        .userdata = job},
+                                         });
+
+    if (r < 0)
+        return r;
+    job->state = job->executor->state;
+    job->step = job->executor->step;
+    return 0;
+}

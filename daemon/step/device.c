@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The executor on GPUs: gradients, state and weights lie there, and engines (devices.h) do the step. What has to be in
+ * this process's memory is copied here: a parameter's state for a reader, initial weights and write windows by way of
+ * the staging copy (device-io.c).
+ */
+
+#include "daemon/step/device.h"
+
+#include <fcntl.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/config/config.h"
+#include "core/layout/plan.h"
+#include "core/wire/device-wire.h"
+#include "daemon/engines/devices.h"
+#include "daemon/memory/ring.h"
+#include "daemon/step/gather-device.h"
+#include "daemon/step/step-device.h"
+#include "daemon/step/step.h"
+
+/* ---- what engines report ------------------------------------------------------------------------------------- */
+
+static const struct executor_events *events_of(const struct executor *executor)
+{
+    return &executor->options.events;
+}
+
+/* A report may end the job, and the executor with it: then its memory stays until the report is over. */
+static const struct executor_events *begin_report(struct executor *executor)
+{
+    device_of(executor)->reporting = true;
+    return &executor->options.events;
+}
+
+static void after(void *userdata)
+{
+    struct device_executor *device = device_of(userdata);
+    const struct executor_events events = device->base.options.events;
+
+    device->reporting = false;
+    if (device->freed)
+        free(device);
+    events.after(events.userdata);
+}
+
+static void is_cleared(void *userdata, int result)
+{
+    struct executor *executor = userdata;
+    const struct executor_events *events = events_of(executor);
+
+    device_of(executor)->clearing = false;
+    if (result < 0) {
+        events->unformed(events->userdata, result, NULL);
+        return;
+    }
+    events->formed(events->userdata);
+    if (devices_status(executor->devices).ready)
+        events->ready(events->userdata);
+}
+
+/* Fresh memory has something in it: moments begin with zero, and so does what lies between the weights. */
+static int clear(struct executor *executor)
+{
+    static const enum device_piece_kind kinds[] = {DEVICE_STATE, DEVICE_WEIGHTS};
+    const struct device_keep *keep = devices_keep(executor->devices);
+    struct devices_move moves[DEVICE_MAX_LOCAL * ARRAY_SIZE(kinds)];
+    size_t n = 0;
+
+    for (unsigned local = 0; local < executor->n_local; local++)
+        for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
+            if (keep->piece_bytes[kinds[i]] > 0)
+                moves[n++] = (struct devices_move){
+                    .write = true, .local_rank = local, .kind = kinds[i], .n_bytes = keep->piece_bytes[kinds[i]]};
+    return devices_copy(executor->devices, moves, n, is_cleared, executor);
+}
+
+/* The first engine has made the memory. */
+static void on_ready(void *userdata, bool first)
+{
+    struct executor *executor = userdata;
+    const struct executor_events *events = begin_report(executor);
+    int r = 0;
+
+    if (!first) {
+        events->ready(events->userdata);
+        return;
+    }
+    if (executor->gathers)
+        r = device_gather_new(&device_of(executor)->gather, executor);
+    if (r == 0)
+        r = clear(executor);
+    device_of(executor)->clearing = r == 0;
+    if (r < 0)
+        events->unformed(events->userdata, -ENOMEM, "out of memory");
+}
+
+static void on_put(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)
+{
+    const struct executor_events *events = begin_report(userdata);
+
+    events->put(events->userdata, key, value, n_bytes);
+}
+
+static void on_failed(void *userdata, uint32_t generation, const char *why)
+{
+    const struct executor_events *events = begin_report(userdata);
+
+    if (generation == 0)
+        events->unformed(events->userdata, -EIO, why);
+    else
+        events->failed(events->userdata, generation, why);
+}
+
+static void on_unopened(void *userdata, unsigned local_rank, const char *why)
+{
+    const struct executor_events *events = begin_report(userdata);
+
+    events->unopened(events->userdata, local_rank, why);
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------------- */
+
+int device_make(struct executor **out, const struct executor_ops *ops, const struct executor_options *options)
+{
+    const struct config *config = options->config;
+    struct device_executor *device = calloc(1, sizeof(*device));
+    struct executor *executor;
+
+    if (!device)
+        return -ENOMEM;
+    *out = executor = &device->base;
+    device->landing = SEGMENT_NULL;
+    executor_set_up(executor, ops, options);
+    executor->on_gpus = true;
+    executor->ring_bytes = plan_device_ring_bytes(options->layout, config->zero.overlap_comm);
+    return devices_new(&executor->devices,
+                       &(struct devices_options){
+                           .loop = options->loop,
+                           .pool = options->pool,
+                           .kernels = options->kernels,
+                           .plan = {.layout = options->layout,
+                                    .stage = (unsigned)config->zero.stage,
+                                    .first_local = executor->first_rank,
+                                    .n_local = executor->n_local,
+                                    .optimizer = config->optimizer.type,
+                                    .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
+                                    .deterministic = config->deterministic,
+                                    .offload = config_offloads(config),
+                                    .ring_bytes = executor->ring_bytes,
+                                    .pool_bytes = executor->gathers ? plan_device_pool_bytes(options->layout) : 0},
+                           .node = config->world.node,
+                           .n_nodes = (unsigned)MAX(config->world.nodes.n_items, (size_t)1),
+                           .ops = {.ready = on_ready,
+                                   .failed = on_failed,
+                                   .unopened = on_unopened,
+                                   .put = on_put,
+                                   .after = after,
+                                   .userdata = executor},
+                       });
+}
+
+static int reserve(const struct executor *executor)
+{
+    int r = devices_reserve(executor->devices);
+
+    return r == 0 && executor->several_nodes ? device_reserve_copy(executor) : r;
+}
+
+void device_start(struct executor *executor)
+{
+    const struct executor_events *events = events_of(executor);
+
+    events->reserved(events->userdata);
+    if (!executor->several_nodes) /* else an engine begins with each generation */
+        devices_start(executor->devices);
+}
+
+void device_cancel(struct executor *executor)
+{
+    devices_cancel(executor->devices);
+}
+
+void device_stop(struct executor *executor)
+{
+    devices_free(steal_ptr(executor->devices));
+}
+
+void device_free_executor(struct executor *executor)
+{
+    struct device_executor *device = device_of(executor);
+
+    device_gather_free(device->gather);
+    segment_deinit(&device->landing);
+    executor_deinit(executor);
+    if (device->reporting)
+        device->freed = true;
+    else
+        free(device);
+}
+
+bool device_is_busy(const struct executor *executor)
+{
+    return device_of(executor)->clearing || device_gather_is_busy(device_of(executor)->gather);
+}
+
+/* Pools are on the GPUs. */
+uint64_t device_held_bytes(const struct executor *executor)
+{
+    (void)executor;
+    return 0;
+}
+
+/* ---- ranks --------------------------------------------------------------------------------------------------- */
+
+static int duplicate(int fd)
+{
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+
+    return copy < 0 ? -errno : copy;
+}
+
+/* A handle of device memory is what it is: nobody can be given less than all of it. */
+void device_segments(const struct executor *executor, unsigned local_rank, const struct ring *ring,
+                     struct executor_segments *out)
+{
+    const struct device_keep *keep = devices_keep(executor->devices);
+    enum device_piece_kind published = executor->gathers ? DEVICE_POOL : DEVICE_WEIGHTS;
+
+    (void)ring;
+    out->gpu = keep->gpus[local_rank];
+    out->segments[0] = (struct wire_segment){
+        .kind = WIRE_SEGMENT_RING, .n_bytes = keep->n_bytes[local_rank][DEVICE_RING], .cuda = true};
+    out->segments[3] = (struct wire_segment){.kind = executor->gathers ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS,
+                                             .n_bytes = keep->n_bytes[local_rank][published],
+                                             .cuda = true};
+    out->fds[0] = duplicate(keep->fds[local_rank][DEVICE_RING]);
+    out->fds[3] = duplicate(keep->fds[local_rank][published]);
+}
+
+void device_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what)
+{
+    switch (what) {
+    case TRAINER_LOST:
+        devices_lost_trainer(executor->devices, local_rank);
+        break;
+    case TRAINER_FOUND:
+        devices_found_trainer(executor->devices, local_rank);
+        break;
+    case TRAINER_REPLACED:
+        devices_forget_events(executor->devices, local_rank);
+        break;
+    }
+}
+
+void device_take_event(struct executor *executor, unsigned local_rank, uint32_t number, const uint8_t *handle)
+{
+    devices_event(executor->devices, local_rank, number, handle);
+}
+
+bool device_has_event(const struct executor *executor, unsigned local_rank, uint32_t number)
+{
+    return devices_has_event(executor->devices, local_rank, number);
+}
+
+/* ---- the table ----------------------------------------------------------------------------------------------- */
+
+static int show(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
+{
+    return executor->gathers ? device_show_masters(executor, segment, done, userdata)
+                             : device_show_weights(executor, segment, done, userdata);
+}
+
+static const struct executor_ops device_ops_table = {
+    .reserve = reserve,
+    .start = device_start,
+    .cancel = device_cancel,
+    .stop = device_stop,
+    .free = device_free_executor,
+    .segments = device_segments,
+    .attend = device_attend,
+    .event = device_take_event,
+    .has_event = device_has_event,
+    .init = device_init,
+    .adopt = device_adopt,
+    .verify = device_verify,
+    .read = device_read,
+    .read_weights = device_read_weights,
+    .show = show,
+    .load = device_load,
+    .store = device_store,
+    .empty = device_empty,
+    .fits = device_gather_fits,
+    .hold = device_gather_hold,
+    .release = device_gather_hold,
+    .gather = device_gather_begin,
+    .find = device_gather_find,
+    .places = device_gather_places,
+    .hint = device_gather_hint,
+    .refresh = device_gather_refresh,
+    .is_busy = device_is_busy,
+    .held_bytes = device_held_bytes,
+};
+
+int executor_device_new(struct executor **out, const struct executor_options *options)
+{
+    int r = device_make(out, &device_ops_table, options);
+
+    if (r == 0)
+        r = executor_make_step(*out, &(struct state_options){.mirror = true}, &step_device_ops);
+    if (r == 0)
+        (*out)->copy_bytes = (*out)->state->state.n_bytes + (*out)->state->weights.n_bytes;
+    return r;
+}

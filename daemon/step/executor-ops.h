@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The verbs of executor.h as a table, for those who implement them: host.c, device.c, offload.c. What the verbs say
+ * holds for the functions, too. An implementation embeds struct executor at its start.
+ */
+
+#include "core/base/worker.h"
+#include "daemon/step/executor.h"
+
+struct step_ops;
+
+struct executor_ops {
+    int (*reserve)(const struct executor *executor); /* beyond the state's own */
+    void (*start)(struct executor *executor);
+    void (*cancel)(struct executor *executor);
+    void (*stop)(struct executor *executor);
+    void (*free)(struct executor *executor);
+    void (*segments)(const struct executor *executor, unsigned local_rank, const struct ring *ring,
+                     struct executor_segments *segments);
+    void (*attend)(struct executor *executor, unsigned local_rank, enum executor_attendance what);
+    void (*event)(struct executor *executor, unsigned local_rank, uint32_t number, const uint8_t *handle);
+    bool (*has_event)(const struct executor *executor, unsigned local_rank, uint32_t number);
+
+    int (*init)(struct executor *executor, const struct executor_init *init);
+    int (*adopt)(struct executor *executor, const uint8_t *weights, executor_done done, void *userdata);
+    int (*verify)(struct executor *executor, const struct executor_verify *verify);
+
+    int (*read)(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
+                void *userdata);
+    int (*read_weights)(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata);
+    int (*show)(struct executor *executor, const struct segment *segment, executor_done done, void *userdata);
+    int (*load)(struct executor *executor, executor_done done, void *userdata);
+    int (*store)(struct executor *executor, executor_done done, void *userdata);
+    void (*empty)(struct executor *executor);
+
+    bool (*fits)(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
+    void (*hold)(struct executor *executor, uint32_t param);
+    void (*release)(struct executor *executor, uint32_t param);
+    void (*gather)(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
+    enum gathered (*find)(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
+    bool (*places)(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params,
+                   uint64_t *offsets_bytes);
+    void (*hint)(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
+    bool (*refresh)(struct executor *executor, void (*done)(void *userdata), void *userdata);
+    bool (*is_busy)(const struct executor *executor);
+    uint64_t (*held_bytes)(const struct executor *executor);
+};
+
+/* Half made, it is left in *out to be freed. Return: 0 or -errno. */
+int executor_host_new(struct executor **out, const struct executor_options *options);
+int executor_device_new(struct executor **out, const struct executor_options *options);
+int executor_offload_new(struct executor **out, const struct executor_options *options);
+
+/* ---- what they share --------------------------------------------------------------------------------------- */
+
+void executor_set_up(struct executor *executor, const struct executor_ops *ops, const struct executor_options *options);
+/* The state, as its options say beyond what the layout and the configuration do; then the step. ops: NULL, on workers.
+ * Return: 0 or -errno. */
+int executor_make_step(struct executor *executor, const struct state_options *where, const struct step_ops *ops);
+void executor_deinit(struct executor *executor);
+
+/* Initial weights from `bytes` to the state; on a worker. The pages have to be there. Return: 0 or -errno. */
+int executor_store_initial(const struct executor *executor, const struct executor_init *init, const void *bytes);
+
+/* The 64-bit sum of a part that was pushed again. */
+struct checksum {
+    struct work work;
+    const struct executor *executor;
+    struct executor_verify verify;
+    const uint8_t *bytes; /* the part, in host memory; set before checksum_post() */
+    uint8_t *copy;        /* owned, what bytes is; or NULL */
+    uint64_t sum;
+};
+
+/* NULL: out of memory. */
+struct checksum *checksum_new(const struct executor *executor, const struct executor_verify *verify);
+void checksum_free(struct checksum *checksum);
+/* checksum_end() follows. */
+void checksum_post(struct checksum *checksum);
+/* Frees it, and reports. */
+void checksum_end(struct checksum *checksum, int result);

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "daemon/step/gather-host.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/segment.h"
+#include "core/layout/layout.h"
+#include "daemon/memory/transfer.h"
+#include "daemon/step/fetch.h"
+#include "daemon/step/step.h"
+#include "kernels/dtype.h"
+
+struct pool_param {
+    uint32_t n_ranks; /* that have it gathered */
+    bool resident;    /* its pages are reserved */
+    bool loading;
+    bool fresh;        /* shows the committed weights */
+    uint64_t released; /* when, for choosing what goes first */
+};
+
+struct host_pool {
+    struct executor *executor;
+    struct segment segment;
+    struct pool_param *params;
+    uint64_t resident_bytes, bound_bytes, clock;
+    uint32_t n_loading;
+    bool hinted[STEP_MAX_RANKS]; /* a local rank's hint is being loaded: one at a time */
+    void (*refreshed)(void *userdata);
+    void *refreshed_userdata;
+};
+
+static const struct layout *layout_of(const struct host_pool *pool)
+{
+    return pool->executor->options.layout;
+}
+
+int host_pool_new(struct host_pool **out, struct executor *executor)
+{
+    struct host_pool *pool = calloc(1, sizeof(*pool));
+    int r;
+
+    if (!pool)
+        return -ENOMEM;
+    pool->executor = executor;
+    pool->segment = SEGMENT_NULL;
+    pool->bound_bytes = executor->options.gather_bytes;
+    pool->params = calloc(layout_of(pool)->n_params, sizeof(*pool->params));
+    r = pool->params ? segment_init(&pool->segment, "pool", layout_of(pool)->range_bytes) : -ENOMEM;
+    if (r < 0) {
+        host_pool_free(pool);
+        return r;
+    }
+    *out = pool;
+    return 0;
+}
+
+void host_pool_free(struct host_pool *pool)
+{
+    if (!pool)
+        return;
+    assert(pool->n_loading == 0);
+    segment_deinit(&pool->segment);
+    free(pool->params);
+    free(pool);
+}
+
+const struct segment *host_pool_segment(const struct host_pool *pool)
+{
+    return &pool->segment;
+}
+
+uint64_t host_pool_held_bytes(const struct host_pool *pool)
+{
+    return pool->resident_bytes;
+}
+
+bool host_pool_is_busy(const struct host_pool *pool)
+{
+    return pool->n_loading > 0;
+}
+
+static uint64_t param_bytes(const struct host_pool *pool, uint32_t param)
+{
+    const struct layout_param *p = &layout_of(pool)->params[param];
+
+    return round_up(p->n_elems * dtype_size(p->dtype), page_size());
+}
+
+/* Gives pages of released parameters back, the longest released first, until n_bytes more fit under the bound. */
+static void make_room(struct host_pool *pool, uint64_t n_bytes)
+{
+    while (pool->resident_bytes + n_bytes > pool->bound_bytes) {
+        uint32_t oldest = UINT32_MAX;
+
+        for (uint32_t p = 0; p < layout_of(pool)->n_params; p++)
+            if (pool->params[p].resident && !pool->params[p].n_ranks && !pool->params[p].loading &&
+                (oldest == UINT32_MAX || pool->params[p].released < pool->params[oldest].released))
+                oldest = p;
+        if (oldest == UINT32_MAX)
+            return;
+        segment_punch(&pool->segment, layout_of(pool)->params[oldest].range_offset_bytes, param_bytes(pool, oldest));
+        pool->resident_bytes -= param_bytes(pool, oldest);
+        pool->params[oldest].resident = pool->params[oldest].fresh = false;
+    }
+}
+
+/* ---- loading ------------------------------------------------------------------------------------------- */
+
+struct load {
+    struct host_pool *pool;
+    bool *hinted;       /* of the rank that has hinted; NULL: a gather, a refresh */
+    unsigned n_waiting; /* for what is here, and for what other nodes have */
+    int result;
+    uint32_t n;
+    uint32_t params[];
+};
+
+static void load_done(void *userdata, int result)
+{
+    struct load *load = userdata;
+    struct host_pool *pool = load->pool;
+    const struct executor_events *events = &pool->executor->options.events;
+    void (*refreshed)(void *userdata) = NULL;
+
+    if (result < 0)
+        load->result = result;
+    if (--load->n_waiting > 0)
+        return;
+    for (uint32_t i = 0; i < load->n; i++) {
+        pool->params[load->params[i]].loading = false;
+        pool->params[load->params[i]].fresh = load->result == 0;
+    }
+    pool->n_loading -= load->n;
+    if (load->hinted)
+        *load->hinted = false;
+    result = load->result;
+    free(load);
+    if (pool->n_loading == 0) {
+        refreshed = pool->refreshed;
+        pool->refreshed = NULL;
+    }
+    events->loaded(events->userdata, result);
+    if (refreshed)
+        refreshed(pool->refreshed_userdata);
+}
+
+/* What other nodes own of it. */
+static void load_remote(struct load *load)
+{
+    const struct executor *executor = load->pool->executor;
+    const struct executor_events *events = &executor->options.events;
+    int r = executor->several_nodes ? events->fetch(events->userdata, &(struct fetch){.kind = FETCH_PUBLISHED,
+                                                                                      .params = load->params,
+                                                                                      .n_params = load->n,
+                                                                                      .done = load_done,
+                                                                                      .userdata = load})
+                                    : 1;
+
+    if (r == 0)
+        load->n_waiting++;
+    else if (r < 0)
+        load->result = r;
+}
+
+/* Return: 0 or -ENOMEM. */
+static int start_load(struct host_pool *pool, bool *hinted, const uint32_t *params, uint32_t n)
+{
+    struct load *load = malloc(sizeof(*load) + n * sizeof(load->params[0]));
+    int r;
+
+    if (!load)
+        return -ENOMEM;
+    load->pool = pool;
+    load->hinted = hinted;
+    load->n = n;
+    load->n_waiting = 1;
+    load->result = 0;
+    memcpy(load->params, params, n * sizeof(*params));
+    r = transfer_start(pool->executor->options.pool, &(struct transfer_options){
+                                                         .state = pool->executor->state,
+                                                         .kernels = pool->executor->options.kernels,
+                                                         .segment = &pool->segment,
+                                                         .params = load->params,
+                                                         .n_params = n,
+                                                         .range = true,
+                                                         .direction = TRANSFER_FETCH,
+                                                         .done = load_done,
+                                                         .userdata = load,
+                                                     });
+    if (r < 0) {
+        free(load);
+        return r;
+    }
+    load_remote(load);
+    for (uint32_t i = 0; i < n; i++) {
+        struct pool_param *p = &pool->params[params[i]];
+
+        if (!p->resident)
+            pool->resident_bytes += param_bytes(pool, params[i]);
+        p->resident = p->loading = true;
+    }
+    pool->n_loading += n;
+    return 0;
+}
+
+bool host_pool_refresh(struct host_pool *pool, void (*done)(void *userdata), void *userdata)
+{
+    _cleanup_free_ uint32_t *params = calloc(layout_of(pool)->n_params, sizeof(*params));
+    uint32_t n = 0;
+
+    for (uint32_t p = 0; p < layout_of(pool)->n_params; p++) {
+        pool->params[p].fresh = false;
+        if (params && pool->params[p].n_ranks > 0 && layout_of(pool)->params[p].n_elems > 0)
+            params[n++] = p;
+    }
+    if (n == 0 || start_load(pool, NULL, params, n) < 0)
+        return false;
+    pool->refreshed = done;
+    pool->refreshed_userdata = userdata;
+    return true;
+}
+
+/* ---- gather and release -------------------------------------------------------------------------------- */
+
+void host_pool_hold(struct host_pool *pool, uint32_t param)
+{
+    pool->params[param].n_ranks++;
+}
+
+void host_pool_release(struct host_pool *pool, uint32_t param)
+{
+    pool->params[param].n_ranks--;
+    pool->params[param].released = ++pool->clock;
+}
+
+/* What is neither there nor on its way, once each, and the bytes that its pages will take. Return: how many. */
+static uint32_t find_absent(struct host_pool *pool, const uint32_t *params, size_t n_params, uint32_t *absent,
+                            uint64_t *n_bytes)
+{
+    uint32_t n = 0;
+
+    *n_bytes = 0;
+    for (size_t i = 0; i < n_params; i++) {
+        struct pool_param *p = &pool->params[params[i]];
+
+        if (p->fresh || p->loading || layout_of(pool)->params[params[i]].n_elems == 0)
+            continue;
+        p->loading = true; /* so that a parameter named twice is loaded once */
+        if (!p->resident)
+            *n_bytes += param_bytes(pool, params[i]);
+        absent[n++] = params[i];
+    }
+    for (uint32_t i = 0; i < n; i++)
+        pool->params[absent[i]].loading = false;
+    return n;
+}
+
+void host_pool_gather(struct host_pool *pool, const uint32_t *params, size_t n_params)
+{
+    _cleanup_free_ uint32_t *absent = calloc(n_params + 1, sizeof(*absent));
+    uint64_t n_bytes;
+    uint32_t n;
+
+    if (!absent)
+        return; /* out of memory shows as "neither fresh nor loading", here and below */
+    n = find_absent(pool, params, n_params, absent, &n_bytes);
+    make_room(pool, n_bytes);
+    if (n > 0)
+        (void)start_load(pool, NULL, absent, n);
+}
+
+enum gathered host_pool_find(const struct host_pool *pool, const uint32_t *params, size_t n_params)
+{
+    enum gathered found = GATHER_THERE;
+
+    for (size_t i = 0; i < n_params; i++) {
+        const struct pool_param *p = &pool->params[params[i]];
+
+        if (p->loading)
+            return GATHER_LOADS;
+        if (!p->fresh && layout_of(pool)->params[params[i]].n_elems > 0)
+            found = GATHER_LOST;
+    }
+    return found;
+}
+
+void host_pool_hint(struct host_pool *pool, unsigned local_rank, const uint32_t *params, size_t n_params)
+{
+    _cleanup_free_ uint32_t *absent = calloc(n_params + 1, sizeof(*absent));
+    bool *hinted = &pool->hinted[local_rank];
+    uint64_t n_bytes;
+    uint32_t n;
+
+    if (!absent || *hinted)
+        return;
+    n = find_absent(pool, params, n_params, absent, &n_bytes);
+    make_room(pool, n_bytes);
+    if (n == 0 || pool->resident_bytes + n_bytes > pool->bound_bytes)
+        return;
+    for (uint32_t i = 0; i < n; i++)
+        pool->params[absent[i]].released = ++pool->clock; /* as if it had just been in use */
+    *hinted = start_load(pool, hinted, absent, n) == 0;
+}

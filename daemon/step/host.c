@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The executor in host memory: workers of this process do everything. */
+
+#include "daemon/step/host.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/segment.h"
+#include "core/base/worker.h"
+#include "core/config/config.h"
+#include "core/layout/layout.h"
+#include "core/layout/plan.h"
+#include "daemon/memory/ring.h"
+#include "daemon/memory/transfer.h"
+#include "daemon/memory/weights.h"
+#include "daemon/step/budget.h"
+#include "daemon/step/executor-ops.h"
+#include "daemon/step/gather-host.h"
+#include "kernels/convert.h"
+#include "kernels/kernels.h"
+
+struct host_executor {
+    struct executor base;
+    struct host_pool *pool; /* stage 3 */
+};
+
+static struct host_pool *pool_of(const struct executor *executor)
+{
+    return container_of((struct executor *)executor, struct host_executor, base)->pool;
+}
+
+/* ---- something that takes workers -------------------------------------------------------------------------- */
+
+struct host_io {
+    struct work work;
+    const struct executor *executor;
+    executor_done done;
+    void *userdata;
+    int result;
+    uint32_t param;
+    enum state_kind kind;
+    void *dst;
+    const uint8_t *weights;
+    struct executor_init init;
+};
+
+static void io_done(struct work *work)
+{
+    struct host_io *io = container_of(work, struct host_io, work);
+    executor_done done = io->done;
+    void *userdata = io->userdata;
+    int result = io->result;
+
+    free(io);
+    done(userdata, result);
+}
+
+/* Return: 0 or -ENOMEM. */
+static int io_post(const struct host_io *what, void (*run)(struct work *work, uint32_t item), uint32_t n_items)
+{
+    struct host_io *io = malloc(sizeof(*io));
+
+    if (!io)
+        return -ENOMEM;
+    *io = *what;
+    io->work = (struct work){.run = run, .done = io_done, .n_items = n_items};
+    worker_post(io->executor->options.pool, &io->work);
+    return 0;
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------- */
+
+static void start(struct executor *executor)
+{
+    const struct executor_events *events = &executor->options.events;
+
+    events->formed(events->userdata);
+    events->reserved(events->userdata);
+}
+
+static void do_nothing(struct executor *executor)
+{
+    (void)executor;
+}
+
+static void free_host(struct executor *executor)
+{
+    struct host_executor *host = container_of(executor, struct host_executor, base);
+
+    host_pool_free(host->pool);
+    executor_deinit(executor);
+    free(host);
+}
+
+/* ---- ranks ------------------------------------------------------------------------------------------------- */
+
+static void find_segments(const struct executor *executor, unsigned local_rank, const struct ring *ring,
+                          struct executor_segments *out)
+{
+    const struct segment *published =
+        executor->gathers ? host_pool_segment(pool_of(executor)) : &executor->state->weights;
+
+    (void)local_rank;
+    out->segments[0] = (struct wire_segment){.kind = WIRE_SEGMENT_RING, .n_bytes = ring->ring.n_bytes};
+    out->segments[1] = (struct wire_segment){.kind = WIRE_SEGMENT_OVERFLOW, .n_bytes = ring->overflow.n_bytes};
+    out->segments[3] = (struct wire_segment){.kind = executor->gathers ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS,
+                                             .n_bytes = published->n_bytes};
+    out->fds[0] = segment_open_rw(&ring->ring);
+    out->fds[1] = segment_open_rw(&ring->overflow);
+    out->fds[3] = segment_open_ro(published);
+}
+
+static void attend(struct executor *executor, unsigned local_rank, enum executor_attendance what)
+{
+    (void)executor;
+    (void)local_rank;
+    (void)what;
+}
+
+static void take_event(struct executor *executor, unsigned local_rank, uint32_t number, const uint8_t *handle)
+{
+    (void)executor;
+    (void)local_rank;
+    (void)number;
+    (void)handle;
+    assert(false); /* on_gpus says that there are none */
+}
+
+static bool has_event(const struct executor *executor, unsigned local_rank, uint32_t number)
+{
+    (void)executor;
+    (void)local_rank;
+    (void)number;
+    return false;
+}
+
+/* ---- initial weights --------------------------------------------------------------------------------------- */
+
+static void init_run(struct work *work, uint32_t item)
+{
+    struct host_io *io = container_of(work, struct host_io, work);
+
+    (void)item;
+    io->result =
+        executor_store_initial(io->executor, &io->init, io->init.ring->ring.map + io->init.request.offset_bytes);
+}
+
+static int init_weights(struct executor *executor, const struct executor_init *init)
+{
+    return io_post(
+        &(struct host_io){.executor = executor, .init = *init, .done = init->done, .userdata = init->userdata},
+        init_run, 1);
+}
+
+static void adopt_run(struct work *work, uint32_t item)
+{
+    const struct host_io *io = container_of(work, struct host_io, work);
+    const struct executor *executor = io->executor;
+    const struct layout_param *p = &executor->options.layout->params[item];
+
+    if (executor->gathers || (p->trainable && p->dtype != DTYPE_F32))
+        weights_adopt(executor->state, executor->options.kernels, item, io->weights + p->weight_offset_bytes);
+}
+
+static int adopt(struct executor *executor, const uint8_t *weights, executor_done done, void *userdata)
+{
+    return io_post(&(struct host_io){.executor = executor, .weights = weights, .done = done, .userdata = userdata},
+                   adopt_run, executor->options.layout->n_params);
+}
+
+/* ---- pushes that come again -------------------------------------------------------------------------------- */
+
+static int verify_part(struct executor *executor, const struct executor_verify *verify)
+{
+    struct checksum *checksum = checksum_new(executor, verify);
+
+    if (!checksum)
+        return -ENOMEM;
+    checksum->bytes = verify->slot->data + layout_part_offset_bytes(executor->options.layout, verify->part);
+    checksum_post(checksum);
+    return 0;
+}
+
+/* ---- state ------------------------------------------------------------------------------------------------- */
+
+static void read_frozen_run(struct work *work, uint32_t item)
+{
+    const struct host_io *io = container_of(work, struct host_io, work);
+    const struct executor *executor = io->executor;
+    const struct layout_param *p = &executor->options.layout->params[io->param];
+
+    (void)item;
+    executor->options.kernels->convert_to_f32(io->dst, state_frozen(executor->state, io->param), p->dtype, p->n_elems);
+}
+
+static void read_run(struct work *work, uint32_t item)
+{
+    const struct host_io *io = container_of(work, struct host_io, work);
+    const struct executor *executor = io->executor;
+    const struct layout_param *p = &executor->options.layout->params[io->param];
+    const struct layout_chunk *chunk = &executor->options.layout->chunks[p->first_chunk + item];
+
+    if (!state_owns(executor->state, chunk->rank))
+        return; /* it comes from its owner */
+    memcpy((float *)io->dst + chunk->start_elem,
+           state_values(executor->state, io->kind, p->bucket, p->offset_elems + chunk->start_elem),
+           chunk->n_elems * sizeof(float));
+}
+
+int host_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
+              void *userdata)
+{
+    const struct layout_param *p = &executor->options.layout->params[param];
+    const struct host_io io = {
+        .executor = executor, .param = param, .kind = kind, .dst = dst, .done = done, .userdata = userdata};
+
+    return p->trainable ? io_post(&io, read_run, p->n_chunks) : io_post(&io, read_frozen_run, 1);
+}
+
+static void round_run(struct work *work, uint32_t item)
+{
+    const struct host_io *io = container_of(work, struct host_io, work);
+    const struct executor *executor = io->executor;
+    const struct layout_param *p = &executor->options.layout->params[io->param];
+    const struct layout_chunk *chunk = &executor->options.layout->chunks[p->first_chunk + item];
+    uint64_t elem = p->offset_elems + chunk->start_elem;
+    uint64_t start = MAX(executor->state->buckets[p->bucket].owned_start, p->offset_elems);
+
+    if (!state_owns(executor->state, chunk->rank))
+        return;
+    executor->options.kernels->convert_from_f32((uint8_t *)io->dst + (elem - start) * dtype_size(p->dtype),
+                                                state_master(executor->state, p->bucket, elem), p->dtype,
+                                                chunk->n_elems);
+}
+
+int host_read_weights(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata)
+{
+    return io_post(
+        &(struct host_io){.executor = executor, .param = param, .dst = dst, .done = done, .userdata = userdata},
+        round_run, executor->options.layout->params[param].n_chunks);
+}
+
+int host_show(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
+{
+    return transfer_start(executor->options.pool, &(struct transfer_options){
+                                                      .state = executor->state,
+                                                      .kernels = executor->options.kernels,
+                                                      .segment = segment,
+                                                      .n_params = executor->options.layout->n_params,
+                                                      .range = executor->gathers,
+                                                      .direction = TRANSFER_FETCH,
+                                                      .done = done,
+                                                      .userdata = userdata,
+                                                  });
+}
+
+int host_load(struct executor *executor, executor_done done, void *userdata)
+{
+    (void)executor;
+    (void)done;
+    (void)userdata;
+    return 1;
+}
+
+void host_empty(struct executor *executor)
+{
+    (void)executor;
+}
+
+/* ---- gathering --------------------------------------------------------------------------------------------- */
+
+static bool fits(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
+{
+    (void)executor;
+    (void)local_rank;
+    (void)params;
+    (void)n_params;
+    return true; /* what exceeds the bound is refused when there is no memory */
+}
+
+static void hold(struct executor *executor, uint32_t param)
+{
+    host_pool_hold(pool_of(executor), param);
+}
+
+static void release(struct executor *executor, uint32_t param)
+{
+    host_pool_release(pool_of(executor), param);
+}
+
+static void gather(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
+{
+    (void)local_rank;
+    host_pool_gather(pool_of(executor), params, n_params);
+}
+
+static enum gathered find(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
+{
+    (void)local_rank;
+    return host_pool_find(pool_of(executor), params, n_params);
+}
+
+static bool places(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params,
+                   uint64_t *offsets_bytes)
+{
+    (void)executor;
+    (void)local_rank;
+    (void)params;
+    (void)n_params;
+    (void)offsets_bytes;
+    return false;
+}
+
+static void hint(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
+{
+    host_pool_hint(pool_of(executor), local_rank, params, n_params);
+}
+
+static bool refresh(struct executor *executor, void (*done)(void *userdata), void *userdata)
+{
+    return executor->gathers && host_pool_refresh(pool_of(executor), done, userdata);
+}
+
+static bool is_busy(const struct executor *executor)
+{
+    return executor->gathers && host_pool_is_busy(pool_of(executor));
+}
+
+static uint64_t held_bytes(const struct executor *executor)
+{
+    return executor->gathers ? host_pool_held_bytes(pool_of(executor)) : 0;
+}
+
+static const struct executor_ops host_ops = {
+    .start = start,
+    .cancel = do_nothing,
+    .stop = do_nothing,
+    .free = free_host,
+    .segments = find_segments,
+    .attend = attend,
+    .event = take_event,
+    .has_event = has_event,
+    .init = init_weights,
+    .adopt = adopt,
+    .verify = verify_part,
+    .read = host_read,
+    .read_weights = host_read_weights,
+    .show = host_show,
+    .load = host_load,
+    .store = host_load,
+    .empty = host_empty,
+    .fits = fits,
+    .hold = hold,
+    .release = release,
+    .gather = gather,
+    .find = find,
+    .places = places,
+    .hint = hint,
+    .refresh = refresh,
+    .is_busy = is_busy,
+    .held_bytes = held_bytes,
+};
+
+int executor_host_new(struct executor **out, const struct executor_options *options)
+{
+    const struct config *config = options->config;
+    struct host_executor *host = calloc(1, sizeof(*host));
+    struct executor *executor;
+    int r;
+
+    if (!host)
+        return -ENOMEM;
+    *out = executor = &host->base;
+    executor_set_up(executor, &host_ops, options);
+    executor->holds_state = true;
+    executor->ring_bytes = plan_ring_bytes(options->layout, config->zero.overlap_comm,
+                                           budget_ring_holds_all(config, options->layout, executor->n_local));
+    r = executor_make_step(executor, &(struct state_options){.alone = !executor->several_nodes}, NULL);
+    if (r == 0 && executor->gathers)
+        r = host_pool_new(&host->pool, executor);
+    if (r == 0 && executor->gathers)
+        executor->landing = host_pool_segment(host->pool);
+    return r;
+}

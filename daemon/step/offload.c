@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The executor of an offloaded optimizer: gradients and weights lie on GPUs, masters and moments in host memory, and a
+ * copy of the weights, too. So state is read and written as in host.c, and executor_store() brings the weights to the
+ * GPUs. The update is step-offload.c's.
+ */
+
+#include "core/base/base.h"
+#include "core/config/config.h"
+#include "daemon/engines/devices.h"
+#include "daemon/step/device.h"
+#include "daemon/step/exchange-plan.h"
+#include "daemon/step/gather-device.h"
+#include "daemon/step/host.h"
+#include "daemon/step/step-offload.h"
+#include "daemon/step/step.h"
+
+static int reserve(const struct executor *executor)
+{
+    const struct segment *landing = &device_of(executor)->landing;
+    int r = devices_reserve(executor->devices);
+
+    if (r == 0)
+        r = offload_reserve(device_of(executor)->offload);
+    return r == 0 ? segment_reserve(landing, 0, landing->n_bytes) : r;
+}
+
+static void start(struct executor *executor)
+{
+    devices_share(executor->devices, DEVICES_STAGING, offload_staging(device_of(executor)->offload));
+    devices_share(executor->devices, DEVICES_WEIGHTS, &executor->state->weights);
+    device_start(executor);
+}
+
+/* Of several nodes in stages 1 and 2 this process has only the weights that it owns. */
+static int show(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
+{
+    return executor->gathers || !executor->several_nodes ? host_show(executor, segment, done, userdata)
+                                                         : device_show_weights(executor, segment, done, userdata);
+}
+
+static void free_offload(struct executor *executor)
+{
+    offload_free(device_of(executor)->offload);
+    device_free_executor(executor);
+}
+
+static const struct executor_ops offload_ops = {
+    .reserve = reserve,
+    .start = start,
+    .cancel = device_cancel,
+    .stop = device_stop,
+    .free = free_offload,
+    .segments = device_segments,
+    .attend = device_attend,
+    .event = device_take_event,
+    .has_event = device_has_event,
+    .init = device_init,
+    .adopt = device_adopt,
+    .verify = device_verify,
+    .read = host_read,
+    .read_weights = host_read_weights,
+    .show = show,
+    .load = host_load,
+    .store = device_store,
+    .empty = host_empty,
+    .fits = device_gather_fits,
+    .hold = device_gather_hold,
+    .release = device_gather_hold,
+    .gather = device_gather_begin,
+    .find = device_gather_find,
+    .places = device_gather_places,
+    .hint = device_gather_hint,
+    .refresh = device_gather_refresh,
+    .is_busy = device_is_busy,
+    .held_bytes = device_held_bytes,
+};
+
+static int make(struct executor *executor)
+{
+    struct device_executor *device = device_of(executor);
+    int r = executor_make_step(executor, &(struct state_options){.no_gradient = true}, &step_offload_ops);
+
+    if (r == 0)
+        r = offload_new(&device->offload, executor->step);
+    if (r < 0)
+        return r;
+    executor->step->offload = device->offload;
+    executor->holds_state = true;
+    if (!executor->gathers || !executor->several_nodes)
+        return 0;
+    executor->landing = &device->landing;
+    return segment_init(&device->landing, "pool", exchange_plan_pool_bytes(executor->options.config, executor->options.layout));
+}
+
+int executor_offload_new(struct executor **out, const struct executor_options *options)
+{
+    int r = device_make(out, &offload_ops, options);
+
+    return r < 0 ? r : make(*out);
+}

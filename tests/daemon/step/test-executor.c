@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The executor in host memory, without a job. Those on GPUs are tested with daemons (tests/e2e). */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "core/base/base.h"
+#include "core/base/segment.h"
+#include "core/base/worker.h"
+#include "core/config/config.h"
+#include "core/layout/layout.h"
+#include "daemon/memory/ring.h"
+#include "daemon/step/executor.h"
+#include "kernels/kernels.h"
+
+enum { N_ELEMS = 1000, FROZEN = 1, N_PARAMS = 2, POOL_BYTES = 1 << 20 };
+
+struct fixture {
+    struct config *config;
+    struct layout *layout;
+    struct worker_pool *pool;
+    struct executor *executor;
+    struct ring *ring;
+    unsigned n_reserved, n_formed, n_loaded, n_done;
+    int result;
+    uint64_t sum;
+};
+
+static void ignore_notice(void *userdata)
+{
+    (void)userdata;
+}
+
+static void on_reserved(void *userdata)
+{
+    struct fixture *f = userdata;
+
+    assert_int_equal(f->n_formed, 1); /* other nodes are told when the job can answer them */
+    f->n_reserved++;
+}
+
+static void on_formed(void *userdata)
+{
+    ((struct fixture *)userdata)->n_formed++;
+}
+
+static void on_loaded(void *userdata, int result)
+{
+    struct fixture *f = userdata;
+
+    assert_int_equal(result, 0);
+    f->n_loaded++;
+}
+
+static void on_done(void *userdata, int result)
+{
+    struct fixture *f = userdata;
+
+    f->n_done++;
+    f->result = result;
+}
+
+static void on_sum(void *userdata, int result, uint64_t sum)
+{
+    on_done(userdata, result);
+    ((struct fixture *)userdata)->sum = sum;
+}
+
+/* Waits for the end of what was begun. */
+static void finish(struct fixture *f)
+{
+    unsigned n_before = f->n_done;
+
+    while (worker_pool_wait(f->pool) > 0)
+        ;
+    assert_int_equal(f->n_done, n_before + 1);
+    assert_int_equal(f->result, 0);
+}
+
+static struct layout *make_layout(void)
+{
+    static const uint64_t shape = N_ELEMS;
+    struct layout *layout;
+    uint32_t bad;
+    struct layout_decl decls[N_PARAMS] = {
+        {.name = "w", .name_len = 1, .grad_dtype = DTYPE_F32, .dtype = DTYPE_F32, .trainable = true},
+        {.name = "f", .name_len = 1, .grad_dtype = DTYPE_F32, .dtype = DTYPE_F32}};
+
+    for (unsigned p = 0; p < N_PARAMS; p++) {
+        decls[p].n_dims = 1;
+        decls[p].shape = &shape;
+    }
+    assert_int_equal(layout_new(&layout, decls, N_PARAMS, 1, 2000, &bad), 0);
+    return layout;
+}
+
+static void make(struct fixture *f, unsigned stage)
+{
+    struct config_problems problems = CONFIG_PROBLEMS_NULL;
+    const struct kernels *kernels;
+    char text[128], why[128];
+
+    *f = (struct fixture){.layout = make_layout()};
+    snprintf(text, sizeof(text), "listen: {socket: /unused}\nworld: {size: 1}\nzero_optimization: {stage: %u}\n",
+             stage);
+    assert_int_equal(
+        config_load_string(&f->config, &(struct config_source){.text = {"f.yaml", text, strlen(text)}}, &problems), 0);
+    config_problems_deinit(&problems);
+    assert_int_equal(kernels_select(&kernels, NULL, why, sizeof(why)), 0);
+    assert_int_equal(worker_pool_new(&f->pool, 2, ignore_notice, NULL), 0);
+    assert_int_equal(
+        executor_new(&f->executor,
+                     &(struct executor_options){
+                         .config = f->config,
+                         .layout = f->layout,
+                         .kernels = kernels,
+                         .pool = f->pool,
+                         .gather_bytes = POOL_BYTES,
+                         .events = {.reserved = on_reserved, .formed = on_formed, .loaded = on_loaded, .userdata = f}}),
+        0);
+    for (uint32_t i = 0; i < executor_n_reserve_pieces(f->executor); i++)
+        assert_int_equal(executor_reserve(f->executor, i), 0);
+    executor_start(f->executor);
+    assert_int_equal(f->n_formed, 1);
+    assert_int_equal(f->n_reserved, 1);
+    assert_int_equal(ring_new(&f->ring, &(struct ring_options){.ring_bytes = f->executor->ring_bytes,
+                                                               .overflow_bytes = f->layout->arena_bytes,
+                                                               .n_parcels = f->layout->n_parcels,
+                                                               .n_tickets = 8}),
+                     0);
+    assert_int_equal(segment_reserve(&f->ring->ring, 0, f->ring->ring.n_bytes), 0);
+}
+
+static void end(struct fixture *f)
+{
+    ring_orphan(f->ring);
+    executor_stop(f->executor);
+    executor_free(f->executor);
+    worker_pool_free(f->pool);
+    layout_free(f->layout);
+    config_free(f->config);
+}
+
+static float value(uint32_t param, uint64_t i)
+{
+    return (float)(i + 1) / (float)(param + 2);
+}
+
+static void give_weights(struct fixture *f)
+{
+    for (uint32_t p = 0; p < N_PARAMS; p++) {
+        for (uint64_t i = 0; i < N_ELEMS; i++)
+            ((float *)(void *)f->ring->ring.map)[i] = value(p, i);
+        assert_int_equal(executor_init(f->executor, &(struct executor_init){.ring = f->ring,
+                                                                            .request = {.param = p, .n_elems = N_ELEMS},
+                                                                            .done = on_done,
+                                                                            .userdata = f}),
+                         0);
+        finish(f);
+    }
+}
+
+static void expect(uint32_t param, const float *values)
+{
+    for (uint64_t i = 0; i < N_ELEMS; i++)
+        assert_true(values[i] == value(param, i));
+}
+
+/* What was given is what is read, and what a window shows, in any stage. */
+static void test_weights(unsigned stage)
+{
+    struct segment window;
+    float values[N_ELEMS];
+    struct fixture f;
+
+    make(&f, stage);
+    assert_int_equal(segment_init(&window, "window", stage == 3 ? f.layout->range_bytes : f.layout->weight_bytes), 0);
+    give_weights(&f);
+    for (uint32_t p = 0; p < N_PARAMS; p++) {
+        memset(values, 0, sizeof(values));
+        assert_int_equal(executor_read(f.executor, p, STATE_MASTER, values, on_done, &f), 0);
+        finish(&f);
+        expect(p, values);
+    }
+    assert_int_equal(executor_show(f.executor, &window, on_done, &f), 0);
+    finish(&f);
+    for (uint32_t p = 0; p < N_PARAMS; p++) {
+        const struct layout_param *param = &f.layout->params[p];
+
+        expect(p,
+               (float *)(void *)(window.map + (stage == 3 ? param->range_offset_bytes : param->weight_offset_bytes)));
+    }
+    assert_int_equal(executor_load(f.executor, on_done, &f), 1); /* it always is here */
+    assert_int_equal(executor_store(f.executor, on_done, &f), 1);
+    segment_deinit(&window);
+    end(&f);
+}
+
+static void test_stage2(void **state)
+{
+    (void)state;
+    test_weights(2);
+}
+
+static void test_stage3(void **state)
+{
+    (void)state;
+    test_weights(3);
+}
+
+/* A parameter is loaded once, stays when it is released, and is loaded again when the weights have changed. */
+static void test_gather(void **state)
+{
+    static const uint32_t params[] = {FROZEN, 0, FROZEN};
+    uint64_t offsets[ARRAY_SIZE(params)];
+    struct fixture f;
+
+    (void)state;
+    make(&f, 3);
+    give_weights(&f);
+    assert_true(f.executor->gathers);
+    assert_true(executor_fits(f.executor, 0, params, ARRAY_SIZE(params)));
+    executor_hold(f.executor, 0);
+    executor_hold(f.executor, FROZEN);
+    executor_gather(f.executor, 0, params, ARRAY_SIZE(params));
+    assert_true(executor_is_busy(f.executor));
+    assert_int_equal(executor_find(f.executor, 0, params, ARRAY_SIZE(params)), GATHER_LOADS);
+    while (worker_pool_wait(f.pool) > 0)
+        ;
+    assert_int_equal(f.n_loaded, 1);
+    assert_int_equal(executor_find(f.executor, 0, params, ARRAY_SIZE(params)), GATHER_THERE);
+    assert_false(executor_places(f.executor, 0, params, ARRAY_SIZE(params), offsets));
+    for (uint32_t p = 0; p < N_PARAMS; p++)
+        expect(p, (float *)(void *)(f.executor->landing->map + f.layout->params[p].range_offset_bytes));
+    executor_release(f.executor, FROZEN);
+    executor_hint(f.executor, 0, params, ARRAY_SIZE(params)); /* all of it is there */
+    assert_false(executor_is_busy(f.executor));
+    assert_true(executor_held_bytes(f.executor) >= 2 * N_ELEMS * sizeof(float));
+    assert_int_equal(executor_find(f.executor, 0, params, ARRAY_SIZE(params)), GATHER_THERE);
+    executor_release(f.executor, 0);
+    end(&f);
+}
+
+/* The same bytes have the same sum, wherever they lie. */
+static void test_verify(void **state)
+{
+    struct ring_slot slot = {0};
+    struct fixture f;
+    uint64_t first;
+
+    (void)state;
+    make(&f, 2);
+    give_weights(&f);
+    slot.data = f.ring->ring.map;
+    assert_int_equal(
+        executor_verify(f.executor, &(struct executor_verify){.slot = &slot, .done = on_sum, .userdata = &f}), 0);
+    finish(&f);
+    first = f.sum;
+    f.ring->ring.map[0] ^= 1;
+    assert_int_equal(
+        executor_verify(f.executor, &(struct executor_verify){.slot = &slot, .done = on_sum, .userdata = &f}), 0);
+    finish(&f);
+    assert_true(f.sum != first);
+    assert_false(executor_has_event(f.executor, 0, 0));
+    executor_attend(f.executor, 0, TRAINER_LOST);
+    end(&f);
+}
+
+/* Before a job is formed there is no executor. */
+static void test_none(void **state)
+{
+    (void)state;
+    executor_cancel(NULL);
+    executor_stop(NULL);
+    executor_free(NULL);
+    assert_false(executor_is_busy(NULL));
+    assert_false(executor_has_event(NULL, 0, 0));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stage2), cmocka_unit_test(test_stage3), cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_verify), cmocka_unit_test(test_none),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
