@@ -6,12 +6,12 @@
 
 #include "core/base/base.h"
 #include "core/base/segment.h"
+#include "core/budget/step-sizes.h"
 #include "core/config/config.h"
 #include "core/layout/layout.h"
 #include "core/layout/plan.h"
 #include "core/layout/subtree.h"
 #include "core/wire/node-wire.h"
-#include "core/budget/step-sizes.h"
 
 /* Between GPUs each rank's gradient travels by itself. */
 bool exchange_plan_on_devices(const struct config *config)

@@ -13,11 +13,11 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/budget/exchange-plan.h"
 #include "core/config/config.h"
 #include "core/wire/device-wire.h"
 #include "daemon/exchange/exchange-inside.h"
 #include "daemon/job/model/model.h"
-#include "daemon/step/exchange-plan.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/fetch.h"
 

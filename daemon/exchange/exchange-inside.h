@@ -4,9 +4,9 @@
 /* Inside of exchange.c, exchange-device.c, exchange-weights.c and exchange-fetch.c. */
 
 #include "core/base/worker.h"
-#include "daemon/exchange/exchange.h"
 #include "core/budget/exchange-plan.h"
 #include "core/wire/node-wire.h"
+#include "daemon/exchange/exchange.h"
 
 /* A piece of a node; all nodes number them alike, in rank order. */
 struct source {

@@ -14,7 +14,6 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ring.h"
-#include "daemon/step/exchange-plan.h"
 #include "daemon/step/executor.h"
 
 _Static_assert((int)NODE_MAX_NODES == (int)CONFIG_MAX_NODES && (int)STEP_MAX_RANKS == (int)CONFIG_MAX_PIECES,

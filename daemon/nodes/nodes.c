@@ -5,11 +5,11 @@
 
 #include "core/base/base.h"
 #include "core/base/log.h"
+#include "core/budget/exchange-plan.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes-inside.h"
-#include "core/budget/exchange-plan.h"
 #include "daemon/nodes/param-norm.h"
 #include "daemon/nodes/remote-ranks.h"
 #include "daemon/step/executor.h"

@@ -7,10 +7,10 @@
  */
 
 #include "core/base/base.h"
+#include "core/budget/exchange-plan.h"
 #include "core/config/config.h"
 #include "daemon/engines/devices.h"
 #include "daemon/step/device.h"
-#include "daemon/step/exchange-plan.h"
 #include "daemon/step/gather-device.h"
 #include "daemon/step/host.h"
 #include "daemon/step/step-offload.h"

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The parts that all executors share: their life, initial weights in memory, checksums of pushes that are repeated. */
+
+#include "daemon/step/executor.h"
+
+#include <assert.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "core/base/worker.h"
+#include "core/config/config.h"
+#include "core/layout/layout.h"
+#include "core/wire/wire-request.h"
+#include "daemon/memory/ring.h"
+#include "daemon/memory/weights.h"
+#include "daemon/step/executor-ops.h"
+#include "daemon/step/step.h"
+#include "kernels/position_sum.h"
+
+void executor_set_up(struct executor *executor, const struct executor_ops *ops, const struct executor_options *options)
+{
+    const struct config *config = options->config;
+
+    executor->ops = ops;
+    executor->options = *options;
+    executor->first_rank = config_first_rank(config);
+    executor->n_local = config_local_ranks(config);
+    executor->several_nodes = options->several_nodes;
+    executor->gathers = config->zero.stage == 3;
+}
+
+int executor_make_step(struct executor *executor, const struct state_options *where, const struct step_ops *ops)
+{
+    const struct executor_options *options = &executor->options;
+    const struct config *config = options->config;
+    struct state_options state = *where;
+    int r;
+
+    state.layout = options->layout;
+    state.stage = (unsigned)config->zero.stage;
+    state.first_rank = executor->first_rank;
+    state.n_ranks = executor->n_local;
+    state.moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper);
+    r = state_new(&executor->state, &state);
+    if (r < 0)
+        return r;
+    return step_new(&executor->step, &(struct step_options){.ops = ops,
+                                                            .devices = executor->devices,
+                                                            .wire = config->communication_data_type,
+                                                            .state = executor->state,
+                                                            .kernels = options->kernels,
+                                                            .pool = options->pool,
+                                                            .first_local = executor->first_rank,
+                                                            .n_local = executor->n_local,
+                                                            .optimizer = config->optimizer.type});
+}
+
+void executor_deinit(struct executor *executor)
+{
+    assert(!executor->devices); /* stopped */
+    step_free(executor->step);
+    state_free(executor->state);
+}
+
+static void do_nothing(struct work *work, uint32_t item)
+{
+    (void)work;
+    (void)item;
+}
+
+void executor_post_nothing(const struct executor *executor, struct work *work, void (*done)(struct work *work))
+{
+    *work = (struct work){.run = do_nothing, .done = done, .n_items = 1};
+    worker_post(executor->options.pool, work);
+}
+
+int executor_store_initial(const struct executor *executor, const struct executor_init *init, const void *bytes)
+{
+    const struct request_init *request = &init->request;
+
+    weights_store(executor->state, executor->options.kernels, request->param, request->start_elem, request->n_elems,
+                  bytes);
+    return init->keep ? init->keep(init->userdata, request, bytes) : 0;
+}
+
+static void checksum_run(struct work *work, uint32_t item)
+{
+    struct checksum *checksum = container_of(work, struct checksum, work);
+    const struct layout *layout = checksum->executor->options.layout;
+    const struct layout_part *part = &layout->parts[checksum->verify.part];
+    struct position_sum sum = {0};
+
+    (void)item;
+    (void)failpoint("verify");
+    checksum->executor->options.kernels->position_sum_update(&sum, layout->params[part->param].grad_dtype,
+                                                             checksum->bytes, part->n_elems, part->start_elem);
+    checksum->sum = position_sum_finish(&sum, layout_part_bytes(layout, checksum->verify.part));
+}
+
+static void checksum_done(struct work *work)
+{
+    struct checksum *checksum = container_of(work, struct checksum, work);
+
+    checksum_end(checksum, 0);
+}
+
+struct checksum *checksum_new(const struct executor *executor, const struct executor_verify *verify)
+{
+    struct checksum *checksum = calloc(1, sizeof(*checksum));
+
+    if (checksum)
+        *checksum = (struct checksum){.executor = executor, .verify = *verify};
+    return checksum;
+}
+
+void checksum_post(struct checksum *checksum)
+{
+    checksum->work = (struct work){.run = checksum_run, .done = checksum_done, .n_items = 1};
+    worker_post(checksum->executor->options.pool, &checksum->work);
+}
+
+void checksum_free(struct checksum *checksum)
+{
+    free(checksum->copy);
+    free(checksum);
+}
+
+void checksum_end(struct checksum *checksum, int result)
+{
+    struct executor_verify verify = checksum->verify;
+    uint64_t sum = checksum->sum;
+
+    checksum_free(checksum);
+    verify.done(verify.userdata, result, sum);
+}
