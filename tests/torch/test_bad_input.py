@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 
 TEXTS = Path(__file__).with_name("texts")
-EXITS = Path(__file__).with_name("exits.py")
+EXITS = Path(__file__).with_name("programs") / "exits.py"
 ONE = {"world": {"size": 1}}
 
 

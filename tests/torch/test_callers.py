@@ -43,7 +43,7 @@ def launch(build, tmp_path):
         }[launcher]
         variables = {"PYTHONPATH": ROOT / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"),
                      "OMP_NUM_THREADS": 1, "PYTHONDONTWRITEBYTECODE": 1, "HF_HUB_OFFLINE": 1}
-        result = subprocess.run([str(word) for word in [*start, HERE / program, file]], env=environment(variables),
+        result = subprocess.run([str(word) for word in [*start, HERE / "programs" / program, file]], env=environment(variables),
                                 text=True, timeout=900, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT)
         assert result.returncode == 0, result.stdout[-8000:]

@@ -70,7 +70,7 @@ def launch(build, tmp_path):
         file = tmp_path / "runs.json"
         file.write_text(json.dumps(runs))
         command = [build.path("client/run/zerodrun"), "--socket", next(iter(runs.values()))["socket"], "-n", WORLD,
-                   "--restarts", n_restarts, "--", sys.executable, HERE / "run_resume.py", file]
+                   "--restarts", n_restarts, "--", sys.executable, HERE / "programs/run_resume.py", file]
         variables = {"PYTHONPATH": ROOT / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"),
                      "OMP_NUM_THREADS": 1, "PYTHONDONTWRITEBYTECODE": 1, "HF_HUB_OFFLINE": 1}
         result = subprocess.run([str(word) for word in command], env=environment(variables), text=True, timeout=900,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A model on a GPU and a daemon in host memory (ZeRO-Offload), without a GPU: tests/torch/late_cuda.py stands in for
+A model on a GPU and a daemon in host memory (ZeRO-Offload), without a GPU: tests/torch/programs/late_cuda.py stands in for
 torch.cuda. The same training in host memory gives the bits that are expected.
 """
 
