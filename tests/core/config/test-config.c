@@ -10,6 +10,7 @@
 #include "core/config/config-value.h"
 #include "core/config/config.h"
 #include "tests/core/config/config-text.h"
+#include "tests/group.h"
 
 #include <errno.h>
 #include <sys/stat.h>
@@ -622,7 +623,7 @@ static void test_describe(void **state)
     assert_non_null(strstr(buffer, "    for: AdamW, Adam, SGD\n"));
 }
 
-int main(void)
+TEST_GROUP(config)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),

@@ -9,6 +9,7 @@
 
 #include "core/base/base.h"
 #include "core/layout/layout.h"
+#include "tests/group.h"
 
 enum { MAX_RANDOM_PARAMS = 40 };
 
@@ -758,7 +759,7 @@ static void test_names_are_copied(void **state)
     layout_free(NULL);
 }
 
-int main(void)
+TEST_GROUP(layout)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_bucket),

@@ -11,6 +11,7 @@
 
 #include "core/base/base.h"
 #include "tests/daemon/job/job-peer.h"
+#include "tests/group.h"
 
 static const char quiet[] = FIXTURE_QUIET;
 
@@ -244,7 +245,7 @@ static void test_own_part(void **userdata)
     fixture_free(f);
 }
 
-int main(void)
+TEST_GROUP(job_inherited)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nothing_was_pushed),

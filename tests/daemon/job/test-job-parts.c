@@ -10,6 +10,7 @@
 #include "core/base/base.h"
 #include "kernels/kernels.h"
 #include "tests/daemon/job/job-peer.h"
+#include "tests/group.h"
 
 static const char quiet[] = FIXTURE_QUIET;
 
@@ -278,7 +279,7 @@ static void test_passes(void **userdata)
     fixture_free(f);
 }
 
-int main(void)
+TEST_GROUP(job_parts)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parts),

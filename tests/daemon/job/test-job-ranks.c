@@ -9,6 +9,7 @@
 
 #include "core/base/base.h"
 #include "tests/daemon/job/job-peer.h"
+#include "tests/group.h"
 
 static const char quiet[] = FIXTURE_QUIET;
 static const char on_leave_continue[] = "diagnostics: {on_leave: continue}\n";
@@ -402,7 +403,7 @@ static void test_one_leaves_and_returns_in_time(void **userdata)
     fixture_finish(f);
 }
 
-int main(void)
+TEST_GROUP(job_ranks)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_abort),

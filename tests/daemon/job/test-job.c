@@ -13,6 +13,7 @@
 
 #include "core/base/base.h"
 #include "tests/daemon/job/job-peer.h"
+#include "tests/group.h"
 
 static const char quiet[] = FIXTURE_QUIET;
 static const char sgd[] = "optimizer: {type: SGD, params: {lr: 0.5}}\ngradient_clipping: 0\n";
@@ -910,7 +911,7 @@ static void test_counters_of_backwards(void **userdata)
     fixture_finish(f);
 }
 
-int main(void)
+TEST_GROUP(job)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forming),

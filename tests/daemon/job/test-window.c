@@ -12,6 +12,7 @@
 
 #include "core/base/base.h"
 #include "tests/daemon/job/job-peer.h"
+#include "tests/group.h"
 
 static const char quiet[] = FIXTURE_QUIET;
 enum { EMPTY = 5, BIG = 7, FROZEN = 8, HALF = 9 }; /* of puppet_model */
@@ -365,7 +366,7 @@ static void test_over_quota(void **userdata)
     fixture_free(f);
 }
 
-int main(void)
+TEST_GROUP(window)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_commit),

@@ -21,6 +21,7 @@
 #include "core/wire/device-wire.h"
 #include "daemon/exchange/exchange.h"
 #include "daemon/leader/leader.h"
+#include "tests/group.h"
 
 enum {
     NODES = 3,
@@ -1401,7 +1402,7 @@ static void test_bad_sums(void **state)
     fixture_free(f);
 }
 
-int main(void)
+TEST_GROUP(leader)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forming),

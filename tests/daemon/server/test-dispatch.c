@@ -11,6 +11,7 @@
 #include "core/base/base.h"
 #include "tests/core/wire/wire-examples.h"
 #include "tests/daemon/server/local-server.h"
+#include "tests/group.h"
 
 enum { HELLO, ATTACHED, FORMED, CONTROL, LEFT, N_STATES };
 
@@ -266,7 +267,7 @@ static void test_welcome(void **userdata)
     local_stop(&local);
 }
 
-int main(void)
+TEST_GROUP(dispatch)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table_is_complete), cmocka_unit_test(test_not_allowed), cmocka_unit_test(test_allowed),
