@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import environment, free_ports
+from tiers import full
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 HERE = Path(__file__).resolve().parent
@@ -239,7 +240,7 @@ def test_accelerate(zerod, run, tmp_path):
 # ---- Lightning ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("launcher", ["zerodrun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["zerodrun", *full("torchrun")])
 def test_lightning(zerod, launch, tmp_path, launcher):
     needs("lightning")
     daemons = [zerod(daemon_config(stage)) for stage in (2, 3, 1, 2)]

@@ -289,7 +289,8 @@ def fresh_copy(target):
             shutil.copy2(ROOT / name, target / name)
 
 
-@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.alone
 def test_newcomer(build, tmp_path):
     """In a fresh copy: scripts/quickstart, then the README from its first block to its last."""
     if not (ROOT / ".git").exists():

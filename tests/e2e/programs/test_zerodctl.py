@@ -19,6 +19,8 @@ import jsonschema
 import pytest
 import referencing
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = Path(os.environ.get("ZEROD_BUILD", ROOT / "build")).resolve()
 ZERODCTL = BUILD / "client" / "ctl" / "zerodctl"
