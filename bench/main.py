@@ -78,6 +78,7 @@ def print_table(rows):
     widths = [max(len(line[i]) for line in table) for i in range(len(HEAD))]
     for line in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+    print(flush=True)
 
 
 def markdown_table(table):
@@ -141,12 +142,13 @@ def main():
             failed.append(name)
             continue
         everything += rows
+        if not args.json:
+            print_table(rows)
         if args.markdown:
             DOCUMENT.write_text(write_section(DOCUMENT.read_text(), name, rows, details))
     if args.json:
         print(json.dumps(everything, indent=2))
     else:
-        print_table(everything)
         print("Ratio: above 1, zerod is better (of times: peer / zerod).")
     if failed:
         say(f"failed: {', '.join(failed)}")

@@ -157,3 +157,23 @@ install_python_package() {
         die "client/python could not be installed"
     printf '%s\n' "$sum" >"$stamp"
 }
+
+# Most tests wait most of the time, so there are more of them than processors.
+n_workers=$((2 * $(nproc) < 8 ? 2 * $(nproc) : 8))
+
+# run_unit TREE [OPTION]... [NAME]...: of what failed, all that it printed; of the rest, the closing lines of cmocka.
+run_unit() {
+    local failed=0
+    meson test -C "$1" --no-rebuild --quiet --print-errorlogs --num-processes "$n_workers" "${@:2}" || failed=1
+    grep -E '^\[  (PASSED|FAILED|SKIPPED) ' "$1/meson-logs/testlog.txt"
+    return "$failed"
+}
+
+# run_pytest TREE [OPTION]...: -rs lists what was skipped, and why.
+run_pytest() {
+    local build=$1
+    shift
+    env ZEROD_BUILD="$build" ZEROD_LEDGER_DRIVER="$build/tests/ledger-driver" PYTHONDONTWRITEBYTECODE=1 \
+        "$ZEROD_BUILD/venv/bin/python" -m pytest -q -rs -p no:cacheprovider \
+        -n "$n_workers" "$@"
+}

@@ -16,7 +16,7 @@ from conftest import wait_for
 from puppet import REFUSED, RESUMED, Puppet, all_do, diagnostics, golden, trainers
 from test_refusals import scene, undisturbed  # noqa: F401
 
-pytestmark = pytest.mark.threads
+pytestmark = [pytest.mark.quick, pytest.mark.threads]
 
 TORCH = ["client=zerod-torch"]
 ERROR = {"diagnostics": {"on_missing": "error"}}

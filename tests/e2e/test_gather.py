@@ -12,6 +12,7 @@ import pytest
 
 from conftest import wait_for
 from puppet import ABORTED, N_PARAMS, REFUSED, RESUMED, Puppet, all_do, state, steps, trainers
+from tiers import full
 
 pytestmark = pytest.mark.threads
 
@@ -26,7 +27,7 @@ def pool(daemon):
     return daemon.status()["memory"]["pool"]["held_bytes"]
 
 
-@pytest.fixture(params=["host", "cuda", "cuda-offload"])
+@pytest.fixture(params=["host", *full("cuda"), "cuda-offload"])
 def anywhere(request, monkeypatch):
     """One pool in host memory, or one on the GPU of each rank, filled from there or from the host (conftest.place)."""
     monkeypatch.setenv("ZEROD_DEVICE", request.param)

@@ -16,6 +16,7 @@ import kills
 from conftest import wait_for
 from kills import CLASSES, References, describe, finish, judge, start, train
 from puppet import ABORTED, RESUMED, Puppet, all_do, steps, trainers
+from tiers import each_once, full
 
 pytestmark = pytest.mark.threads
 
@@ -48,19 +49,19 @@ def began(process, step):
 # ---- killed and started again ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *full(2)])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_killed(build, references, tmp_path, kind, seed):
     kills.one_run(build, references, tmp_path, seed, kind)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *full(2, 3)])
 def test_two_ranks_killed(build, references, tmp_path, seed):
     kinds = list(CLASSES)
     kills.one_run(build, references, tmp_path, seed, kinds[seed * 3 % len(kinds)], double=True)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *full(2, 3)])
 def test_aborted(build, references, tmp_path, seed):
     kills.one_run(build, references, tmp_path, seed, kills.ABORTS)
 
@@ -89,7 +90,7 @@ def test_successor_of_a_rank_that_pushed_nothing(zerod, stage):
     assert daemon.status()["counters"]["n_aborts"] == 1
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [2, 3, *full(1)])
 def test_every_rank_killed_in_turn(zerod, references, stage):
     daemon = zerod({"world": {"size": 3}, "zero_optimization": {"stage": stage}, "gradient_clipping": 1.0})
     plans = [[f"Push.sent:kill@{37 + 50 * i}" for i in range(3)],
@@ -121,8 +122,7 @@ def test_killed_while_forked_child_holds_the_socket(zerod, references):
         os.kill(int(child[1]), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize("what", ["die", "abort", "reconnect"])
+@pytest.mark.parametrize("what, stage", each_once(("die", "abort", "reconnect"), (2, 3)))
 def test_half_written_window(zerod, references, stage, what):
     daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"stage": stage}})
     ranks = train(daemon, [[["--at", "8.0.window:scribble", "--at", f"8.0.window:{what}"]], []], n_steps=SHORT)
@@ -300,8 +300,7 @@ def test_world_that_does_not_come_together(zerod, references):
 # ---- giving up ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["7.0.0", "7.1.6", "7.1.end", "7.0.step", "8.0.window"])
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("where, stage", each_once(("7.0.0", "7.1.6", "7.1.end", "7.0.step", "8.0.window"), (1, 3)))
 def test_abort_step(zerod, references, where, stage):
     daemon = zerod({"gradient_clipping": 1.0, "world": {"size": 3},
                     "zero_optimization": {"stage": stage, "reduce_bucket_size": 300}},
@@ -393,8 +392,7 @@ def test_daemon_ends(zerod, build, references, moment, number):
         assert "zerod has closed the connection" in rank.last.out() or "cannot connect" in rank.last.out()
 
 
-@pytest.mark.parametrize("n_nodes", [1, 2])
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 12, 16, 20, 30, 60])
+@pytest.mark.parametrize("n, n_nodes", each_once((1, 2, 3, 5, 8, 12, 16, 20, 30, 60), (1, 2)))
 def test_out_of_memory(zerod, references, monkeypatch, n, n_nodes):
     """The n-th time that a daemon asks for pages there are none: said, nothing lost, the next attempt succeeds."""
     monkeypatch.setenv("ZEROD_NODES", str(n_nodes))

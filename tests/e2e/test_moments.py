@@ -9,7 +9,7 @@ import pytest
 from conftest import wait_for
 from puppet import REFUSED, RESUMED, Puppet, all_do, diagnostics, form, memory, steps, trainers
 
-pytestmark = pytest.mark.threads
+pytestmark = [pytest.mark.quick, pytest.mark.threads]
 
 
 def is_lost(daemon, rank):

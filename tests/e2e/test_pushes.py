@@ -6,7 +6,7 @@ import pytest
 from conftest import wait_for
 from puppet import N_PARAMS, REFUSED, Puppet, form, state, trainers
 
-pytestmark = pytest.mark.threads
+pytestmark = [pytest.mark.quick, pytest.mark.threads]
 
 MORE = 1 << 4  # enum zerod_push_flags
 AT_ONCE = 8

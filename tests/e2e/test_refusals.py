@@ -25,7 +25,7 @@ from puppet import (ABORTED, FROZEN, GOLDEN, REFUSED, RESUMED, Puppet, all_do, d
                     memory_cgroup, said_alike, segments, state, steps, trainers)
 from test_hostile import as_nobody, open_daemon, run  # noqa: F401
 
-pytestmark = pytest.mark.threads
+pytestmark = [pytest.mark.quick, pytest.mark.threads]
 
 BEFORE, AFTER = 2, 4  # steps before the refusal, and in all
 UNDISTURBED = {}

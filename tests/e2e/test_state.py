@@ -12,8 +12,9 @@ import pytest
 
 from conftest import merge, wait_for
 from puppet import FROZEN, N_PARAMS, REFUSED, RESUMED, Puppet, all_do, form, memory, state, steps, trainers
+from tiers import each_once
 
-pytestmark = pytest.mark.threads
+pytestmark = [pytest.mark.quick, pytest.mark.threads]
 
 BEFORE, AFTER = 3, 3
 EMPTY, BIG = 5, 7  # of tests/programs/puppet-model.h
@@ -61,10 +62,10 @@ def saved(zerod, tmp_path):
 # ---- from one daemon into another -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("before, after", [(1, 2), (2, 3), (3, 1)], ids=["1-to-2", "2-to-3", "3-to-1"])
-def test_moved(zerod, saved, optimizer, before, after):
+@pytest.mark.parametrize("optimizer, stages", each_once(tuple(OPTIMIZERS), ((1, 2), (2, 3), (3, 1))))
+def test_moved(zerod, saved, optimizer, stages):
     """Into another stage, and other buckets: the same bits at once, and after further steps."""
+    before, after = stages
     kinds = OPTIMIZERS[optimizer][1]
     path, then, final = saved(configure(stage=before, optimizer=optimizer), optimizer)
     weights = "private" if after == 2 else "shared"
@@ -141,8 +142,7 @@ def is_unchanged(daemon, before, journal):
     return all(after[key] == before[key] for key in before if key != "journal" or journal)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("how", ["forget", "abort"])
+@pytest.mark.parametrize("stage, how", each_once((1, 2, 3), ("forget", "abort")))
 def test_forgotten(zerod, saved, stage, how):
     path, _, final = saved(configure(stage=stage))
     daemon = zerod(configure(stage=stage))
@@ -166,8 +166,8 @@ def test_forgotten(zerod, saved, stage, how):
     assert state(ranks, "0124") == final
 
 
-@pytest.mark.parametrize("where", ["WriteState.send", "WriteState.wait", "WriteState.answered", "state-mapped"])
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("where, stage", each_once(
+    ("WriteState.send", "WriteState.wait", "WriteState.answered", "state-mapped"), (1, 3)))
 def test_killed_in_the_middle(zerod, saved, stage, where):
     """Rank 0 dies with half of it written; its successor does all of it again."""
     path, then, final = saved(configure(stage=2))

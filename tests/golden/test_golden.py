@@ -17,6 +17,8 @@ import pytest
 
 import golden
 
+pytestmark = pytest.mark.quick
+
 HERE = pathlib.Path(__file__).parent
 F = np.float32
 

@@ -5,6 +5,7 @@
 #include "kernels/convert.h"
 
 #include "kernels/kernels.h"
+#include "tests/group.h"
 #include "tests/kernels/kernels-reference.h"
 
 #include <math.h>
@@ -128,7 +129,7 @@ static void test_narrow_random(void **state)
     }
 }
 
-int main(void)
+TEST_GROUP(convert)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_widen_all),

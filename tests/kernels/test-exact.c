@@ -4,6 +4,7 @@
 
 #include "core/base/base.h"
 #include "kernels/exact.h"
+#include "tests/group.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -205,7 +206,7 @@ static void test_may_reach(void **state)
     }
 }
 
-int main(void)
+TEST_GROUP(exact)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_may_reach),         cmocka_unit_test(test_exact_random),

@@ -8,6 +8,7 @@
 
 #include "kernels/kernels.h"
 
+#include "tests/group.h"
 #include "tests/kernels/kernels-reference.h"
 
 #include <math.h>
@@ -623,7 +624,7 @@ static void test_float_env(void **state)
 #endif
 }
 
-int main(void)
+TEST_GROUP(kernels)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reduce),           cmocka_unit_test(test_reduce_pieces),

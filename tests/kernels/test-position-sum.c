@@ -5,6 +5,7 @@
 #include "kernels/position_sum.h"
 
 #include "kernels/kernels.h"
+#include "tests/group.h"
 #include "tests/kernels/kernels-reference.h"
 
 #include <math.h>
@@ -135,7 +136,7 @@ static void test_position_notices_moves(void **state)
     assert_true(position_of(DTYPE_F32, g, N - 1) != position_of(DTYPE_F32, g, N - 2));
 }
 
-int main(void)
+TEST_GROUP(position_sum)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_position_reference),

@@ -178,8 +178,8 @@ def test_there_is_no_mps(tmp_path, monkeypatch, capsys):
     assert "there are no figures with MPS: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("benchmark, n_rows", [("gpu_kernels", 5), ("gpu_facts", 6)])
-def test_without_mps_stays(setup, benchmark, n_rows):
+@pytest.mark.parametrize("measure, n_rows", [("gpu_kernels", 5), ("gpu_facts", 6)])
+def test_without_mps_stays(setup, measure, n_rows):
     """What fails with MPS takes nothing with it."""
 
     @contextmanager
@@ -193,10 +193,10 @@ def test_without_mps_stays(setup, benchmark, n_rows):
             yield from setup.modes()
             yield ", MPS", broken
 
-    rows, _ = getattr(gpu, benchmark)(True, Both)
+    rows, _ = getattr(gpu, measure)(True, Both)
     assert len(rows) == n_rows
-    assert all(row["holds"] for row in rows[:3]) or benchmark == "gpu_kernels"
-    assert not any(row["holds"] for row in rows[3:]) or benchmark == "gpu_kernels"
+    assert all(row["holds"] for row in rows[:3]) or measure == "gpu_kernels"
+    assert not any(row["holds"] for row in rows[3:]) or measure == "gpu_kernels"
 
 
 def test_chains_of_torch_do_the_same():

@@ -18,11 +18,12 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import wait_for
+from tiers import full
 from torch import nn
 from torch.distributed.algorithms.join import Join
 
 TEXTS = Path(__file__).with_name("texts")
-EXITS = Path(__file__).with_name("exits.py")
+EXITS = Path(__file__).with_name("programs") / "exits.py"
 ONE = {"world": {"size": 1}}
 
 
@@ -578,7 +579,7 @@ def ends(daemon, build, rank, how, world_size=2):
 LONG = 180  # seconds: a program with torch takes its time to start on a busy machine
 
 
-@pytest.mark.parametrize("how", ["done", "backward", "early", "exits"])
+@pytest.mark.parametrize("how", ["backward", "early", *full("done", "exits")])
 def test_a_rank_that_ends_early_has_left(zerod, start, build, how):
     daemon = zerod()
     other = start(daemon, go_on, 0, until=4)
@@ -592,7 +593,8 @@ def test_a_rank_that_ends_early_has_left(zerod, start, build, how):
         same("others-left", re.sub("micro-batch [01]", "micro-batch M", said))
 
 
-@pytest.mark.parametrize("how, status, last_words", [("raises", 1, "ArithmeticError: out of luck\n"), ("fails", 3, "")])
+@pytest.mark.parametrize("how, status, last_words", [
+    ("raises", 1, "ArithmeticError: out of luck\n"), *full(("fails", 3, ""))])
 def test_a_rank_that_fails_comes_back(zerod, start, build, how, status, last_words):
     daemon = zerod()
     other = start(daemon, go_on, 0, until=3)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import free_ports
+from tiers import full
 from torch import nn
 
 N_STEPS = 4
@@ -106,7 +107,7 @@ def test_without_a_process_group(zerod, run):
     assert said == []
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [*full(1), 2, 3])
 def test_sync_through_the_daemon(zerod, run, stage):
     """zerod.sync_buffers() needs no process group, and changes nothing else."""
     job = SGD | {"zero_optimization": {"stage": stage}}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import environment, free_ports
+from tiers import full
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 HERE = Path(__file__).resolve().parent
@@ -43,7 +44,7 @@ def launch(build, tmp_path):
         }[launcher]
         variables = {"PYTHONPATH": ROOT / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"),
                      "OMP_NUM_THREADS": 1, "PYTHONDONTWRITEBYTECODE": 1, "HF_HUB_OFFLINE": 1}
-        result = subprocess.run([str(word) for word in [*start, HERE / program, file]], env=environment(variables),
+        result = subprocess.run([str(word) for word in [*start, HERE / "programs" / program, file]], env=environment(variables),
                                 text=True, timeout=900, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT)
         assert result.returncode == 0, result.stdout[-8000:]
@@ -239,7 +240,7 @@ def test_accelerate(zerod, run, tmp_path):
 # ---- Lightning ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("launcher", ["zerodrun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["zerodrun", *full("torchrun")])
 def test_lightning(zerod, launch, tmp_path, launcher):
     needs("lightning")
     daemons = [zerod(daemon_config(stage)) for stage in (2, 3, 1, 2)]

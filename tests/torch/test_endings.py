@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 from conftest import free_ports
+from tiers import each_once, full
 from torch import nn
 
 N_STEPS = 3
@@ -36,11 +37,6 @@ def caught(call):
         call()
     except Exception as e:
         return e
-
-
-def jobs(*stages):
-    return [{"zero_optimization": {"stage": stage}, "weights": weights}
-            for stage in stages for weights in ("shared", "private")]
 
 
 # ---- writes to published weights -----------------------------------------------------------------------
@@ -98,7 +94,7 @@ def trained_by_trainer(model, folder):
     return transformers.Trainer(net, args, train_dataset=Rows(), optimizers=(opt, None)), opt
 
 
-@pytest.mark.parametrize("through_trainer", [False, True])
+@pytest.mark.parametrize("through_trainer", [*full(False), True])
 def test_merge_and_unload(zerod, start, tmp_path, through_trainer):
     """The processes end with status 0, and what they save is merged."""
     pytest.importorskip("peft")
@@ -148,10 +144,10 @@ def write_and_go_on(way):
     return said, weights
 
 
-@pytest.mark.parametrize("way", ["forward", "step", "window", "evaluated"])
-@pytest.mark.parametrize("job", jobs(2), ids=["shared", "private"])
-def test_write_in_the_midst(zerod, run, way, job):
+@pytest.mark.parametrize("way, weights", each_once(("forward", "step", "window", "evaluated"), ("shared", "private")))
+def test_write_in_the_midst(zerod, run, way, weights):
     """E1106 names all that was written to; dropped, training ends with the weights of an undisturbed run."""
+    job = {"zero_optimization": {"stage": 2}, "weights": weights}
     (_, other), (said, weights) = run(zerod(job), write_and_go_on, way=way)
     assert type(said).__name__ == "WeightsWritten" and said.code == 1106, said
     assert said.params == ["0.bias", "2.weight"] and "zerod.writable(model)" in said.fix, said
@@ -192,9 +188,9 @@ def write_the_same():
     return model[0].weight.abs().sum().item(), model[2].weight.abs().sum().item()
 
 
-@pytest.mark.parametrize("job", jobs(1), ids=["shared", "private"])
-def test_write_of_the_same_values(zerod, run, job):
-    daemon = zerod(job)
+@pytest.mark.parametrize("weights", ["shared", *full("private")])
+def test_write_of_the_same_values(zerod, run, weights):
+    daemon = zerod({"zero_optimization": {"stage": 1}, "weights": weights})
     for written, other in run(daemon, write_the_same):
         assert written == 0 and other > 0
     assert daemon.json("diagnostics") == []

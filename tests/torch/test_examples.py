@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiers import full
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("ZEROD_BUILD", ROOT / "build")).resolve()
@@ -66,7 +67,7 @@ def steps_of(folder, rank=0):
     return [line for line in lines if line["event"] == "step"]
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [*full(1, 2), 3])
 def test_gpt_is_its_reference(tmp_path, stage):
     """The weights are those of the same training in one process, bit for bit; hyperparameters are the daemon's."""
     python, gpt = sys.executable, EXAMPLES / "gpt"
@@ -100,6 +101,7 @@ def test_gpt_is_ddp(tmp_path):
             assert a["lr"] == b["lr"], a["step"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("stage", "more"), [(2, []), (3, []), (2, ["--reentrant"])], ids=["2", "3", "2-reentrant"])
 def test_lora(tmp_path, stage, more):
     """It trains, and it trains nothing but the adapter."""

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from tiers import full
 from test_bad_input import ONE, all_same, caught
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -75,7 +76,7 @@ def train_beside_trainer(folder, more, names):
 
 @pytest.mark.parametrize(("type", "optim", "names"), [
     ("AdamW", "adamw_torch", ("lr", "betas", "eps", "weight_decay")),
-    ("SGD", "sgd", ("lr", "momentum", "dampening", "nesterov", "weight_decay")),
+    *full(("SGD", "sgd", ("lr", "momentum", "dampening", "nesterov", "weight_decay"))),
 ])
 def test_it_is_the_trainers_optimizer(zerod, start, tmp_path, type, optim, names):
     params = {"lr": 1e-3, "weight_decay": 0.01, **({"betas": [0.9, 0.999]} if type == "AdamW" else {"betas": None})}

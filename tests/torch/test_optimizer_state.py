@@ -13,6 +13,7 @@ import pytest
 import torch
 from ranks import Crash
 from test_optimizer import ADAM, BARE, TOLERANCE, distance, make_groups, make_model, torch_optimizer
+from tiers import each_once, full
 from torch import nn
 
 HALF = 6  # steps before and after a change of hands
@@ -105,8 +106,7 @@ def goes_on(hypers, data, dtype=torch.float32, n_more=HALF):
     return weights_of(model), packed(opt.full_state_dict())
 
 
-@pytest.mark.parametrize("form", ["state_dict", "full_state_dict"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name, form", each_once(tuple(KINDS), ("state_dict", "full_state_dict")))
 def test_torch_goes_on(zerod, run, name, form):
     kind, type_, params, hypers = KINDS[name]
     daemon = zerod(config(type_, params))
@@ -119,8 +119,7 @@ def test_torch_goes_on(zerod, run, name, form):
     assert worst(ours, weights_of(model)) < TOLERANCE
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name, stage", each_once(tuple(KINDS), (2, 3)))
 def test_goes_on_from_torch(zerod, run, name, stage):
     kind, type_, params, hypers = KINDS[name]
     model = make_model()
@@ -148,7 +147,7 @@ def starts_from(hypers, data):
     return before, weights_of(model)
 
 
-@pytest.mark.parametrize("accumulated", [0.1, 0.0])
+@pytest.mark.parametrize("accumulated", [0.1, *full(0.0)])
 def test_initial_accumulator_of_adagrad(zerod, run, accumulated):
     """A moment that is not 0 before the first step."""
     _, type_, params, hypers = KINDS["adagrad"]
@@ -175,8 +174,8 @@ def interrupted(hypers, dtype):
     return data, weights_of(model), packed(opt.full_state_dict())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("name, dtype", [("adamw", torch.bfloat16), *full(("adamw", torch.float32), ("sgd", torch.float32),
+                                                                          ("sgd", torch.bfloat16))])
 def test_fresh_daemon_goes_on_bit_for_bit(zerod, run, name, dtype):
     """In another stage, too; 16-bit weights with the masters that they are the rounding of."""
     _, type_, params, hypers = KINDS[name]
@@ -509,8 +508,7 @@ def scaled_reference(dtype, unscale, max_norm, spoilt):
     return course, [p.detach() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("unscale", [False, True], ids=["step", "unscale-clip"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("unscale, dtype", each_once((False, True), (torch.float32, torch.float16)))
 def test_grad_scaler(zerod, run, dtype, unscale):
     """Growth, backoff and skips are torch's; what one rank has to skip all ranks skip."""
     how = {"dtype": dtype, "unscale": unscale, "max_norm": 5.0, "spoilt": [[1, 4], [0, 9], [1, 10]]}
@@ -594,15 +592,14 @@ def dcp_loads(folder, full, broadcast):
     return epoch, weights_of(model)
 
 
-@pytest.mark.parametrize(("full", "broadcast"), [(False, False), (True, False), (True, True)],
-                         ids=["sharded", "full", "broadcast"])
-@pytest.mark.parametrize("stage", [2, 3])
-def test_dcp(zerod, run, tmp_path, stage, full, broadcast):
+@pytest.mark.parametrize("form, stage", each_once(("sharded", "full", "broadcast"), (2, 3)))
+def test_dcp(zerod, run, tmp_path, form, stage):
+    whole, broadcast = form != "sharded", form == "broadcast"
     folder = tmp_path / "checkpoint"
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    saved = run(zerod(config(stage=stage)), dcp_saves, variables=address, folder=folder, full=full)
+    saved = run(zerod(config(stage=stage)), dcp_saves, variables=address, folder=folder, full=whole)
     address["MASTER_PORT"] = free_port()
-    loaded = run(zerod(config(stage=5 - stage)), dcp_loads, variables=address, folder=folder, full=full,
+    loaded = run(zerod(config(stage=5 - stage)), dcp_loads, variables=address, folder=folder, full=whole,
                  broadcast=broadcast)
     for (epochs, wanted), (epoch, ours) in zip(saved, loaded, strict=True):
         assert epochs == [0, HALF] and epoch == 0  # nothing of this has taken a step

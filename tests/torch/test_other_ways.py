@@ -6,6 +6,7 @@ set by hand, and a GradScaler whose gradients are clipped without unscale_().
 
 import pytest
 import torch
+from tiers import full
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
@@ -80,13 +81,12 @@ def compiled(backend, n_micro, before):
     opt.close()
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("stage, before", [(2, True), *full((2, False), (3, False), (3, True))])
 def test_compile(zerod, start, stage, before):
     start(zerod(job(stage)), compiled, backend="aot_eager", n_micro=2, before=before).result()
 
 
-@pytest.mark.slow  # the first call makes C++ and compiles it
+@pytest.mark.full  # the first call makes C++ and compiles it
 @pytest.mark.parametrize("stage", STAGES)
 def test_inductor(zerod, start, stage):
     start(zerod(job(stage)), compiled, backend="inductor", n_micro=2, before=False).result(600)

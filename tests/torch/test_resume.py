@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import environment
+from tiers import full
 from test_bad_input import ONE, all_same, caught, make_model
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -70,7 +71,7 @@ def launch(build, tmp_path):
         file = tmp_path / "runs.json"
         file.write_text(json.dumps(runs))
         command = [build.path("client/run/zerodrun"), "--socket", next(iter(runs.values()))["socket"], "-n", WORLD,
-                   "--restarts", n_restarts, "--", sys.executable, HERE / "run_resume.py", file]
+                   "--restarts", n_restarts, "--", sys.executable, HERE / "programs/run_resume.py", file]
         variables = {"PYTHONPATH": ROOT / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"),
                      "OMP_NUM_THREADS": 1, "PYTHONDONTWRITEBYTECODE": 1, "HF_HUB_OFFLINE": 1}
         result = subprocess.run([str(word) for word in command], env=environment(variables), text=True, timeout=900,
@@ -105,7 +106,7 @@ def runs_of(zerod, way, **kills):
     return runs
 
 
-@pytest.mark.parametrize("way", ["trainer", "accelerate", "lightning"])
+@pytest.mark.parametrize("way", ["accelerate", *full("trainer", "lightning")])
 def test_loops_go_on(zerod, launch, way):
     """
     Rank 1 is killed before its seventh step, so that rank 0 waits in the daemon; later rank 0 inside a step, and rank 1

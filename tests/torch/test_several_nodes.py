@@ -7,7 +7,6 @@ other through gloo engines, on this machine's loopback and in network namespaces
 import contextlib
 import copy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +14,9 @@ from test_examples import EXAMPLES, SMALL, environment
 from test_optimizer import make_model
 from test_optimizer_state import config, readable, weights_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
-from network import Network, why_no_network  # noqa: E402
-from nodes import Nodes  # noqa: E402
+from network import Network, why_no_network
+from nodes import Nodes
+from tiers import full
 
 
 def train(stage, steps):
@@ -55,8 +54,7 @@ def equal(a, b):
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("n_nodes", (2, 3))
-@pytest.mark.parametrize("stage", (1, 2, 3))
+@pytest.mark.parametrize("stage, n_nodes", [(2, 2), (3, 3), *full((1, 2), (1, 3), (2, 3), (3, 2))])
 def test_bits(zerod, run, monkeypatch, stage, n_nodes):
     world = {"world": {"size": 4}}
     one = run(zerod(config(stage=stage, **world)), train, stage=stage, steps=6)
@@ -69,6 +67,7 @@ def test_bits(zerod, run, monkeypatch, stage, n_nodes):
 
 
 @pytest.mark.skipif(why_no_network() is not None, reason=f"no network namespaces: {why_no_network()}")
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", ((1, 1), (2, 1, 1)), ids=("2 nodes", "3 nodes"))
 @pytest.mark.parametrize("stage", (1, 2, 3))
 def test_gpt_in_namespaces(zerod, tmp_path, stage, ranks):

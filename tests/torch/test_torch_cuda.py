@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A model on a GPU and a daemon in host memory (ZeRO-Offload), without a GPU: tests/torch/late_cuda.py stands in for
+A model on a GPU and a daemon in host memory (ZeRO-Offload), without a GPU: tests/torch/programs/late_cuda.py stands in for
 torch.cuda. The same training in host memory gives the bits that are expected.
 """
 
@@ -8,6 +8,7 @@ import late_cuda
 import pytest
 import torch
 from torch import nn
+from tiers import each_once, full
 
 
 def make_model(dtype=torch.float32):
@@ -75,8 +76,7 @@ def check_equal(daemons, run, **how):
     return late
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stage, dtype", each_once((1, 2), (torch.float32, torch.bfloat16)))
 def test_same_bits(zerod, run, stage, dtype):
     config = {"zero_optimization": {"stage": stage}}
     late = check_equal([zerod(config), zerod(config)], run, dtype=dtype, max_norm=0.5)
@@ -92,7 +92,7 @@ def test_driver_takes_no_memory(zerod, run):
         assert rank[3]["waited"] == 0
 
 
-@pytest.mark.parametrize("weights", ["shared", "private"])
+@pytest.mark.parametrize("weights", ["shared", *full("private")])
 def test_write_windows(zerod, run, weights):
     """Their memory gets other pages; what the driver has registered must not be those from before."""
     check_equal([zerod({"weights": weights}), zerod({"weights": weights})], run, window=True)
@@ -130,7 +130,7 @@ def train_twice(late, on_duplicate):
     return weights, texts, list(late_cuda.problems)
 
 
-@pytest.mark.parametrize("on_duplicate", ["reject", "accumulate"])
+@pytest.mark.parametrize("on_duplicate", [*full("reject"), "accumulate"])
 def test_second_backward(zerod, run, on_duplicate):
     plain = run(zerod({}), train_twice, late=False, on_duplicate=on_duplicate)
     late = run(zerod({}), train_twice, late=True, on_duplicate=on_duplicate)
@@ -269,11 +269,10 @@ def gpus(zerod, build):
 
 
 @pytest.mark.parametrize("config, how", [
-    ({"zero_optimization": {"stage": 2}}, {}),
     ({"zero_optimization": {"stage": 1, "reduce_bucket_size": 640}}, {"dtype": torch.bfloat16}),
     ({}, {"window": True}),
-    ({}, {"twice": True}),
-], ids=["stage2", "bf16-in-parts", "window", "duplicates"])  # fmt: skip
+    *full(({"zero_optimization": {"stage": 2}}, {}), ({}, {"twice": True})),
+], ids=["bf16-in-parts", "window", "stage2", "duplicates"])  # fmt: skip
 def test_job_on_gpus(zerod, gpus, run, config, how):
     """As in host memory, and the same bits."""
     plain = run(zerod(config), train_on_gpu, is_sim=False, **how)
@@ -286,12 +285,10 @@ def test_job_on_gpus(zerod, gpus, run, config, how):
 
 
 @pytest.mark.parametrize("config, how", [
-    ({}, {}),
-    ({"zero_optimization": {"reduce_bucket_size": 640}}, {"dtype": torch.bfloat16}),
     ({"zero_optimization": {"stage3_max_live_parameters": 4000}}, {}),
-    ({}, {"window": True}),
     ({}, {"twice": True}),
-], ids=["fp32", "bf16-in-parts", "few-live", "window", "duplicates"])  # fmt: skip
+    *full(({}, {}), ({"zero_optimization": {"reduce_bucket_size": 640}}, {"dtype": torch.bfloat16}), ({}, {"window": True})),
+], ids=["few-live", "duplicates", "fp32", "bf16-in-parts", "window"])  # fmt: skip
 def test_stage3_on_gpus(zerod, gpus, run, config, how):
     """With weights that lie on the GPU while they are gathered."""
     zero = {"stage": 3} | config.get("zero_optimization", {})

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tiers import full
 from conftest import ROOT
 
 ADAM = {"lr": 1e-2, "betas": (0.5, 0.9), "eps": 1e-8, "weight_decay": 0.01}
@@ -73,7 +74,7 @@ def gan_of_torch():
     return [p.detach() for m in (generator, discriminator) for p in m.parameters()]
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [*full(2), 3])
 def test_gan(zerod, run, stage):
     config = {"zero_optimization": {"stage": stage}}
     first, second = zerod(config), zerod(config)

@@ -4,6 +4,7 @@
 import pytest
 import torch
 from test_bad_input import ONE, all_same, batch, caught, make_model
+from tiers import full
 
 
 def die_after(n_steps, n_micro_batches=0):
@@ -65,7 +66,7 @@ def ignore():
     return said, opt.epoch, list(model.state_dict().values())
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, *full(3)])
 def test_a_program_that_does_not_look(zerod, start, stage):
     daemons = {how: zerod(ONE | {"zero_optimization": {"stage": stage}}) for how in ("ignores", "epoch")}
     for daemon in daemons.values():
@@ -77,7 +78,7 @@ def test_a_program_that_does_not_look(zerod, start, stage):
     assert all(map(torch.equal, weights, others)), "a refused backward left something"
 
 
-@pytest.mark.parametrize("how", ["position", "resumed", "anew", "checkpoint"])
+@pytest.mark.parametrize("how", ["position", "checkpoint", *full("resumed", "anew")])
 def test_ways_to_look(zerod, start, how):
     daemon = zerod(ONE)
     start(daemon, die_after, n_steps=1).result()

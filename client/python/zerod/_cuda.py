@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Every call of torch.cuda that this package makes, and nothing else: so that all the rest can be tested without a GPU,
-with a stand-in for this module (tests/torch/late_cuda.py). None of it is called for a model in host memory.
+with a stand-in for this module (tests/torch/programs/late_cuda.py). None of it is called for a model in host memory.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@
 
 #include "core/base/base.h"
 #include "core/base/json.h"
+#include "tests/group.h"
 
 static void expect_text(struct json *j, struct json_object *root, const char *expected)
 {
@@ -206,7 +207,7 @@ static void test_failure(void **userdata)
     assert_null(json_text(&j, NULL));
 }
 
-int main(void)
+TEST_GROUP(json)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values),

@@ -16,6 +16,7 @@
 #include "core/base/log.h"
 #include "core/diagnosis/diagnosis-log.h"
 #include "core/diagnosis/diagnosis.h"
+#include "tests/group.h"
 
 static int sink_fd, old_stderr;
 static char text[16384];
@@ -208,7 +209,7 @@ static void test_journal_is_gone(void **userdata)
         fail_msg("got \"%s\"", text);
 }
 
-int main(void)
+TEST_GROUP(log)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lines),

@@ -21,6 +21,7 @@
 #include "core/base/open-files.h"
 #include "daemon/link/connection.h"
 #include "daemon/link/secure-stream.h"
+#include "tests/group.h"
 
 static bool is_short; /* of memory for what is not there yet */
 
@@ -183,7 +184,7 @@ static void test_link(void **state)
     assert_int_equal(uv_loop_close(&link.loop), 0);
 }
 
-int main(void)
+TEST_GROUP(open_files)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_watched_before_the_round),

@@ -21,6 +21,7 @@
 
 #include "core/base/base.h"
 #include "core/base/segment.h"
+#include "tests/group.h"
 #include "tests/programs/held.h"
 
 static int fallocate_error;         /* what the next calls fail with */
@@ -417,7 +418,7 @@ static void test_no_descriptor_left(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
-int main(void)
+TEST_GROUP(segment)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_name_and_size),

@@ -12,6 +12,7 @@
 
 #include "core/base/base.h"
 #include "core/base/strbuf.h"
+#include "tests/group.h"
 
 static void test_empty(void **userdata)
 {
@@ -142,7 +143,7 @@ static void test_impossible_length(void **userdata)
     strbuf_deinit(&buf);
 }
 
-int main(void)
+TEST_GROUP(strbuf)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_empty),

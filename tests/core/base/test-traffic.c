@@ -4,6 +4,7 @@
 
 #include "core/base/base.h"
 #include "core/base/traffic.h"
+#include "tests/group.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -71,7 +72,7 @@ static void test_stop(void **state)
     check(&traffic[TRAFFIC_ALL_GATHER], 1, 1, 1, 41);
 }
 
-int main(void)
+TEST_GROUP(traffic)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_overlapping_orders),

@@ -11,6 +11,7 @@
 
 #include "core/base/base.h"
 #include "core/base/utf8.h"
+#include "tests/group.h"
 
 static void test_well_formed(void **userdata)
 {
@@ -62,7 +63,7 @@ static void test_control(void **userdata)
         assert_false(utf8_is_control(others[i]));
 }
 
-int main(void)
+TEST_GROUP(utf8)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_well_formed),

@@ -26,6 +26,7 @@
 
 #include "core/base/base.h"
 #include "core/base/worker.h"
+#include "tests/group.h"
 
 enum { N_THREADS = 4, MAX_ITEMS = 2000 };
 
@@ -576,7 +577,7 @@ static void test_float_environment(void **state)
     assert_int_equal(try_pool(), 0);
 }
 
-int main(void)
+TEST_GROUP(worker)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_items),

@@ -10,6 +10,7 @@
 #include "core/config/config-value.h"
 #include "core/config/config.h"
 #include "tests/core/config/config-text.h"
+#include "tests/group.h"
 
 #include <ctype.h>
 #include <libfyaml.h>
@@ -327,7 +328,7 @@ static void test_manual_examples(void **state)
     free(manual);
 }
 
-int main(void)
+TEST_GROUP(config_docs)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),

@@ -8,6 +8,7 @@
 #include "core/config/config-table.h"
 #include "core/config/config.h"
 #include "tests/core/config/config-text.h"
+#include "tests/group.h"
 
 struct refusal {
     const char *yaml;  /* appended to MINIMAL */
@@ -538,7 +539,7 @@ static void test_distance(void **state)
     assert_int_equal(config_distance("ca", "abc"), 3);
 }
 
-int main(void)
+TEST_GROUP(config_refusals)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refusals),

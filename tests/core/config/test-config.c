@@ -10,6 +10,7 @@
 #include "core/config/config-value.h"
 #include "core/config/config.h"
 #include "tests/core/config/config-text.h"
+#include "tests/group.h"
 
 #include <errno.h>
 #include <sys/stat.h>
@@ -603,7 +604,7 @@ static void test_files(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
-int main(void)
+TEST_GROUP(config)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),

@@ -7,6 +7,7 @@
 
 #include "core/base/base.h"
 #include "core/config/lossscale.h"
+#include "tests/group.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -200,7 +201,7 @@ static void test_ceiling(void **state)
     assert_true(ls.scale == 0x1p126);
 }
 
-int main(void)
+TEST_GROUP(lossscale)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_trajectories),

@@ -8,6 +8,7 @@
 
 #include "core/base/base.h"
 #include "core/config/schedule.h"
+#include "tests/group.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -211,7 +212,7 @@ static void test_groups(void **state)
     assert_true(schedule_lr(&s, base, 3, 2, 3) == 1.5);
 }
 
-int main(void)
+TEST_GROUP(schedule)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_trajectories),

@@ -10,6 +10,7 @@
 #include "core/base/base.h"
 #include "core/layout/layout.h"
 #include "core/layout/manifest.h"
+#include "tests/group.h"
 
 enum { MAX_RANDOM_PARAMS = 40 };
 
@@ -755,7 +756,7 @@ static void test_names_are_copied(void **state)
     layout_free(NULL);
 }
 
-int main(void)
+TEST_GROUP(layout)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_bucket),

@@ -12,6 +12,7 @@
 
 #include "core/base/base.h"
 #include "core/layout/manifest.h"
+#include "tests/group.h"
 
 static const uint64_t SHAPE[] = {64, 32};
 
@@ -221,7 +222,7 @@ static void test_print_odd_and_long(void **state)
     assert_string_equal(text, "a.rather.... [64, 32] bf16, gradient fp32, group 0, trainable");
 }
 
-int main(void)
+TEST_GROUP(manifest)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_copies),        cmocka_unit_test(test_scalars_and_empty_names),

@@ -11,6 +11,7 @@
 #include "core/base/base.h"
 #include "core/layout/layout.h"
 #include "core/layout/plan.h"
+#include "tests/group.h"
 
 /* ---- the paper ----------------------------------------------------------------------------------------- */
 
@@ -473,7 +474,7 @@ static void test_no_wrap(void **state)
     layout_free(layout);
 }
 
-int main(void)
+TEST_GROUP(plan)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table1),       cmocka_unit_test(test_formulas),

@@ -16,6 +16,7 @@
 #include "core/wire/wire-arena.h"
 #include "core/wire/wire.h"
 #include "tests/core/wire/device-examples.h"
+#include "tests/group.h"
 
 static struct wire_arena arena;
 static uint8_t packets[2][FRAME_MAX_BYTES];
@@ -302,7 +303,7 @@ static void test_broken_plans(void **state)
     break_plan(3);
 }
 
-int main(void)
+TEST_GROUP(device_wire)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_commands), cmocka_unit_test(test_reports),      cmocka_unit_test(test_refusals),

@@ -16,6 +16,7 @@
 #include "core/wire/wire.h"
 #include "proto/engine.pb-c.h"
 #include "tests/core/wire/engine-examples.h"
+#include "tests/group.h"
 
 static struct wire_arena arena;
 static uint8_t packet[FRAME_MAX_BYTES];
@@ -337,7 +338,7 @@ static void test_damage(void **state)
     }
 }
 
-int main(void)
+TEST_GROUP(engine_wire)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_commands),       cmocka_unit_test(test_reports),

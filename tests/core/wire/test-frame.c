@@ -12,6 +12,7 @@
 
 #include "core/base/base.h"
 #include "core/wire/frame.h"
+#include "tests/group.h"
 #include "tests/programs/held.h"
 
 /* A pair of connected sockets and both kinds of receivers; each test leaves no descriptor behind. */
@@ -599,7 +600,7 @@ static void test_queue_owns_descriptors(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
-int main(void)
+TEST_GROUP(frame)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_batch),

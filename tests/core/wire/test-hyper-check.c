@@ -12,6 +12,7 @@
 
 #include "core/base/base.h"
 #include "core/wire/hyper-check.h"
+#include "tests/group.h"
 
 static const struct wire_hyper usual = {
     .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .momentum = 0.9};
@@ -91,7 +92,7 @@ static void test_nesterov(void **state)
     assert_string_equal(problem.name, "nesterov");
 }
 
-int main(void)
+TEST_GROUP(hyper_check)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_usual),

@@ -15,6 +15,7 @@
 #include "core/base/base.h"
 #include "proto/nodes.pb-c.h"
 #include "tests/core/wire/node-examples.h"
+#include "tests/group.h"
 
 static struct wire_arena arena;
 static uint8_t *packet, *again; /* NODE_MESSAGE_MAX_BYTES */
@@ -325,7 +326,7 @@ static void test_damage(void **state)
     }
 }
 
-int main(void)
+TEST_GROUP(node_wire)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kinds),    cmocka_unit_test(test_fields),  cmocka_unit_test(test_refused),

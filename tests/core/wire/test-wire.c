@@ -15,6 +15,7 @@
 #include "core/wire/wire-request.h"
 #include "proto/zerod.pb-c.h"
 #include "tests/core/wire/wire-examples.h"
+#include "tests/group.h"
 
 static struct wire_arena arena;
 static uint8_t packet[FRAME_MAX_BYTES];
@@ -1252,7 +1253,7 @@ static void test_mutations(void **state)
     assert_true(n_valid > 1000 && n_refused > 10000);
 }
 
-int main(void)
+TEST_GROUP(wire)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_request_round_trip),

@@ -13,6 +13,7 @@
 #include "daemon/memory/weights.h"
 #include "tests/daemon/engines/device-machine.h"
 #include "tests/daemon/engines/device-mesh.h"
+#include "tests/tiers.h"
 
 /* Two micro-batches and an update; what the next step finds is what this one left. */
 static void do_step(struct gpus *gpus, bool all)
@@ -86,13 +87,13 @@ static void test_bucket_sizes(void **state)
 {
     static const uint64_t sizes[] = {64, 65536, 1000000};
 
-    for (unsigned i = 0; i < ARRAY_SIZE(sizes); i++)
+    for (unsigned i = 0; i < tests_some(ARRAY_SIZE(sizes)); i++)
         check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .bucket_elems = sizes[i]});
 }
 
 static void test_optimizers(void **state)
 {
-    for (enum optimizer optimizer = 0; optimizer < N_OPTIMIZERS; optimizer++)
+    for (enum optimizer optimizer = 0; optimizer < N_OPTIMIZERS; optimizer += tests_full() ? 1 : 2)
         check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .optimizer = optimizer});
 }
 

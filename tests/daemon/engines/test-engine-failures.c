@@ -23,6 +23,7 @@
 #include "core/wire/engine-wire.h"
 #include "core/wire/wire-arena.h"
 #include "tests/daemon/engines/engine-mesh.h"
+#include "tests/tiers.h"
 
 enum {
     MIB = 1 << 20,
@@ -70,7 +71,7 @@ static void test_killed(void **state)
 
     srand(7);
     mesh_init(&mesh, 3, 48 * MIB);
-    for (unsigned round = 0; round < 12; round++) {
+    for (unsigned round = 0; round < tests_some(12); round++) {
         unsigned victim = round % 3;
         uint64_t killed_ms;
 

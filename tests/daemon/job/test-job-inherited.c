@@ -14,6 +14,7 @@
 #include "daemon/job/report.h"
 #include "daemon/job/transaction/boundary.h"
 #include "tests/daemon/job/job-peer.h"
+#include "tests/group.h"
 
 static const char quiet[] = FIXTURE_QUIET;
 
@@ -247,7 +248,7 @@ static void test_own_part(void **userdata)
     fixture_free(f);
 }
 
-int main(void)
+TEST_GROUP(job_inherited)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nothing_was_pushed),

@@ -18,6 +18,7 @@
 #include "daemon/memory/ring.h"
 #include "kernels/kernels.h"
 #include "tests/daemon/job/job-peer.h"
+#include "tests/group.h"
 
 static const char quiet[] = FIXTURE_QUIET;
 
@@ -286,7 +287,7 @@ static void test_passes(void **userdata)
     fixture_free(f);
 }
 
-int main(void)
+TEST_GROUP(job_parts)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parts),

@@ -13,6 +13,7 @@
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/collect.h"
 #include "tests/daemon/job/job-peer.h"
+#include "tests/group.h"
 
 static const char quiet[] = FIXTURE_QUIET;
 static const char on_leave_continue[] = "diagnostics: {on_leave: continue}\n";
@@ -406,7 +407,7 @@ static void test_one_leaves_and_returns_in_time(void **userdata)
     fixture_finish(f);
 }
 
-int main(void)
+TEST_GROUP(job_ranks)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_abort),

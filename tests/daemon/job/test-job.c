@@ -25,6 +25,7 @@
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ring.h"
 #include "tests/daemon/job/job-peer.h"
+#include "tests/group.h"
 
 static const char quiet[] = FIXTURE_QUIET;
 static const char sgd[] = "optimizer: {type: SGD, params: {lr: 0.5}}\ngradient_clipping: 0\n";
@@ -922,7 +923,7 @@ static void test_counters_of_backwards(void **userdata)
     fixture_finish(f);
 }
 
-int main(void)
+TEST_GROUP(job)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forming),

@@ -12,6 +12,7 @@
 #include "core/diagnosis/cause.h"
 #include "daemon/job/model/kept.h"
 #include "daemon/server/diagnostic-log.h"
+#include "tests/group.h"
 
 static struct diagnostic *make(int64_t rank)
 {
@@ -95,7 +96,7 @@ static void test_log_of_many_kinds(void **state)
         assert_true(log.kinds[i].rank >= DIAGNOSTIC_LOG_KINDS && log.kinds[i].n_logged == 1);
 }
 
-int main(void)
+TEST_GROUP(kept)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_order),

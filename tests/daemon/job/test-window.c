@@ -17,6 +17,7 @@
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/abort.h"
 #include "tests/daemon/job/job-peer.h"
+#include "tests/group.h"
 
 static const char quiet[] = FIXTURE_QUIET;
 enum { EMPTY = 5, BIG = 7, FROZEN = 8, HALF = 9 }; /* of puppet_model */
@@ -371,7 +372,7 @@ static void test_over_quota(void **userdata)
     fixture_free(f);
 }
 
-int main(void)
+TEST_GROUP(window)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_commit),

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The leader and nodes that report as nodes.c and collect.c do, without any bytes: whole steps under a few hundred
- * seeds, each with an order of its own in which messages are heard, engines break and steps are aborted. What must hold
+ * The leader and nodes that report as nodes.c and collect.c do, without any bytes: whole steps under 40 seeds
+ * (400 in full), each with an order of its own in which messages are heard, engines break and steps are aborted. What must hold
  * whatever the order: a contribution is in exactly one sum of the attempt that is committed, on every node, and in the
  * order of micro-batches and passes; of a parcel one exchange is under way at a time, and of all of them no more than a
  * node has room for; nobody is complained about; it ends.
@@ -22,9 +22,10 @@
 #include "core/base/base.h"
 #include "daemon/exchange/exchange.h"
 #include "daemon/leader/leader.h"
+#include "tests/group.h"
+#include "tests/tiers.h"
 
 enum {
-    SEEDS = 400,
     MAX_NODES = 4,
     PARCELS = NODE_MAX_MOVING + 4,
     MICRO_BATCHES = 3,
@@ -867,20 +868,21 @@ static void run(struct model *m)
 
 static void test_runs(void **state)
 {
+    const unsigned n_seeds = tests_seeds(40, 400);
     unsigned n_full = 0;
 
     (void)state;
-    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+    for (uint64_t seed = 0; seed < n_seeds; seed++) {
         struct model *m = model_new(seed);
 
         run(m);
         n_full += m->was_full;
         model_free(m);
     }
-    assert_true(n_full > SEEDS / 10);
+    assert_true(n_full > n_seeds / 10);
 }
 
-int main(void)
+TEST_GROUP(leader_model)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_runs),

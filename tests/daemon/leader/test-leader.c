@@ -21,6 +21,7 @@
 #include "core/wire/device-wire.h"
 #include "daemon/exchange/exchange.h"
 #include "daemon/leader/leader.h"
+#include "tests/group.h"
 
 enum {
     NODES = 3,
@@ -545,31 +546,6 @@ static void test_stale_forming(void **state)
 
 /* ---- exchanges ----------------------------------------------------------------------------------------- */
 
-static void test_exchange(void **state)
-{
-    struct fixture *f = start(2);
-
-    (void)state;
-    ready(f, 2, 1, 0, 0);
-    ready(f, 0, 1, 0, 0);
-    ready(f, 0, 2, 0, 0);
-    expect(f, "");
-    ready(f, 1, 1, 0, 0);
-    expect(f, "EXCHANGE 5 parcel 1 at 0.0\n");
-    ready(f, 1, 2, 0, 0);
-    ready(f, 2, 2, 0, 0);
-    expect(f, "EXCHANGE 6 parcel 2 at 0.0\n"); /* of different parcels any number */
-    all_moved(f, 6, 2);
-    expect(f, "SETTLED 6 parcel 2 at 0.0\n");
-    moved(f, 1, 5, 1);
-    moved(f, 1, 5, 1);
-    moved(f, 0, 5, 1);
-    expect(f, "");
-    moved(f, 2, 5, 1);
-    expect(f, "SETTLED 5 parcel 1 at 0.0\n");
-    fixture_free(f);
-}
-
 /* Masks are over the pieces of all nodes, in rank order: node 1's are the second and third. */
 static void test_masks(void **state)
 {
@@ -687,23 +663,6 @@ static void test_passes(void **state)
     expect(f, "");
     passed(f, 2, 0, 2);
     expect(f, "EXCHANGE 8 parcel 2 at 0.0 numbers 1\n");
-    fixture_free(f);
-}
-
-/* Micro-batches that nobody had anything in are skipped. */
-static void test_skipped_ahead(void **state)
-{
-    struct fixture *f = start(2);
-
-    (void)state;
-    for (unsigned i = 0; i < NODES; i++)
-        for (uint32_t m = 0; m < 3; m++)
-            passed(f, i, m, 1);
-    expect(f, "");
-    ready(f, 0, 1, 3, 0);
-    ready(f, 1, 1, 3, 0);
-    passed(f, 2, 3, 1);
-    expect(f, "EXCHANGE 5 parcel 1 at 3.0 numbers 7\n");
     fixture_free(f);
 }
 
@@ -844,26 +803,6 @@ static void test_too_late(void **state)
 }
 
 /* ---- the step ------------------------------------------------------------------------------------------ */
-
-static void test_step(void **state)
-{
-    struct fixture *f = start(1);
-
-    (void)state;
-    for (unsigned i = 0; i < NODES; i++)
-        ready(f, i, 0, 0, 0);
-    expect(f, "EXCHANGE 5 parcel 0 at 0.0\n");
-    all_moved(f, 5, 0);
-    expect(f, "SETTLED 5 parcel 0 at 0.0\n");
-    finish_step(f, 6);
-    assert_int_equal(f->step, 1);
-    assert_true(f->squares == NODES);
-    /* The next one begins at its first micro-batch; a bucket each has a tag. */
-    for (unsigned i = 0; i < NODES; i++)
-        ready(f, i, 0, 0, 0);
-    expect(f, "EXCHANGE 9 parcel 0 at 0.0\n");
-    fixture_free(f);
-}
 
 /* In stage 3 there is nothing to gather; nor is there after a skipped step. */
 static void test_no_gather(void **state)
@@ -1138,61 +1077,6 @@ static void test_broken_before(void **state)
     fixture_free(f);
 }
 
-static void test_broken_gather(void **state)
-{
-    struct fixture *f = start(2);
-
-    (void)state;
-    for (unsigned i = 0; i < NODES; i++)
-        asked(f, i);
-    broken(f, 2, 1); /* what is measured and decided needs no engine */
-    all_sum(f);
-    expect(f, "MEASURE\nENGINE 2 it broke\nDECIDED apply\n");
-    report_all(f, (struct node_message){.kind = NODE_UPDATED});
-    expect(f, "");
-    all_connected(f, 2);
-    expect(f, "GATHER 5\n");
-    moved(f, 1, 5, 0);
-    broken(f, 2, 2);
-    all_connected(f, 3);
-    expect(f, "ENGINE 3 it broke\nGATHER 5 arrived 2\n");
-    moved(f, 0, 5, 0);
-    moved(f, 2, 5, 0);
-    expect(f, "COMMIT\n");
-    broken(f, 0, 3);
-    all_connected(f, 4);
-    expect(f, "ENGINE 4 it broke\n"); /* nothing is under way */
-    fixture_free(f);
-}
-
-/* Engines are replaced whenever there are any, be it that none has said that it broke. */
-static void test_reconnect(void **state)
-{
-    struct fixture *f = fixture_new(NODES, 2, false);
-
-    (void)state;
-    leader_reconnect(f->leader);
-    report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
-    expect(f, "FORM 1\n");
-    leader_reconnect(f->leader);
-    expect(f, "");
-    fixture_free(f);
-    f = start(2);
-    for (unsigned i = 0; i < NODES; i++)
-        ready(f, i, 1, 0, 0);
-    expect(f, "EXCHANGE 5 parcel 1 at 0.0\n");
-    leader_reconnect(f->leader);
-    expect(f, "ENGINE 2\n");
-    broken(f, 0, 1); /* that is known */
-    leader_reconnect(f->leader);
-    expect(f, "ENGINE 3\n");
-    all_connected(f, 2);
-    expect(f, "");
-    all_connected(f, 3);
-    expect(f, "EXCHANGE 5 parcel 1 at 0.0\n");
-    fixture_free(f);
-}
-
 static void test_values(void **state)
 {
     struct fixture *f = start(2);
@@ -1401,7 +1285,7 @@ static void test_bad_sums(void **state)
     fixture_free(f);
 }
 
-int main(void)
+TEST_GROUP(leader)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forming),
@@ -1409,18 +1293,15 @@ int main(void)
         cmocka_unit_test(test_runs),
         cmocka_unit_test(test_cannot_form),
         cmocka_unit_test(test_stale_forming),
-        cmocka_unit_test(test_exchange),
         cmocka_unit_test(test_masks),
         cmocka_unit_test(test_withdraw),
         cmocka_unit_test(test_window),
         cmocka_unit_test(test_passes),
-        cmocka_unit_test(test_skipped_ahead),
         cmocka_unit_test(test_asked),
         cmocka_unit_test(test_too_late),
         cmocka_unit_test(test_back),
         cmocka_unit_test(test_all_back),
         cmocka_unit_test(test_back_late),
-        cmocka_unit_test(test_step),
         cmocka_unit_test(test_no_gather),
         cmocka_unit_test(test_merged),
         cmocka_unit_test(test_short_bits),
@@ -1430,8 +1311,6 @@ int main(void)
         cmocka_unit_test(test_decided),
         cmocka_unit_test(test_broken_exchange),
         cmocka_unit_test(test_broken_before),
-        cmocka_unit_test(test_broken_gather),
-        cmocka_unit_test(test_reconnect),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_fetch),
         cmocka_unit_test(test_gathering_fetch),

@@ -18,6 +18,7 @@
 #include "daemon/link/key-file.h"
 #include "daemon/link/link-frame.h"
 #include "tests/daemon/link/cluster-nodes.h"
+#include "tests/tiers.h"
 
 static struct node a, b, c;
 
@@ -147,8 +148,8 @@ static uint32_t n_fewest(const struct node *nodes)
  */
 static void test_cuts(void **userdata)
 {
-    enum { WANTED_CUTS = 300 };
     static struct node nodes[MAX_NODES];
+    const unsigned wanted_cuts = tests_some(300), wanted_messages = tests_some(50);
     uint64_t end_ms = now_ms() + 40000;
     unsigned n_ups = 0;
 
@@ -158,7 +159,7 @@ static void test_cuts(void **userdata)
     proxy.on = proxy.cuts = true;
     for (unsigned i = 0; i < MAX_NODES; i++)
         node_start(&nodes[i], &(struct node_options){.node = i, .n_nodes = MAX_NODES});
-    while ((proxy.n_cuts < WANTED_CUTS || n_fewest(nodes) < 50) && now_ms() < end_ms) {
+    while ((proxy.n_cuts < wanted_cuts || n_fewest(nodes) < wanted_messages) && now_ms() < end_ms) {
         for (unsigned i = 1; i < MAX_NODES; i++) {
             if (nodes[0].n_sent[i] < nodes[i].n_received[0] + 20)
                 node_send(&nodes[0], i, (size_t)(rand() % 3000));
@@ -167,14 +168,14 @@ static void test_cuts(void **userdata)
         }
         turn();
     }
-    assert_true(proxy.n_cuts >= WANTED_CUTS && n_fewest(nodes) >= 50);
+    assert_true(proxy.n_cuts >= wanted_cuts && n_fewest(nodes) >= wanted_messages);
     proxy.cuts = false;
     for (unsigned i = 1; i < MAX_NODES; i++) {
         WAIT_FOR(nodes[0].n_received[i] == nodes[i].n_sent[0] && nodes[i].n_received[0] == nodes[0].n_sent[i], 8000);
         assert_int_equal(nodes[0].n_reborn[i] + nodes[i].n_reborn[0], 0);
         n_ups += nodes[0].n_up[i];
     }
-    assert_true(n_ups > WANTED_CUTS / 2); /* most connections got beyond the handshake before they were cut */
+    assert_true(n_ups > wanted_cuts / 2); /* most connections got beyond the handshake before they were cut */
     assert_true(n_logged_in_all() < 8 * MAX_NODES * 5);
     for (unsigned i = MAX_NODES; i-- > 0;)
         node_stop(&nodes[i]);
@@ -257,7 +258,7 @@ static void test_own_sleep(void **userdata)
 {
     (void)userdata;
     begin_up(false);
-    for (unsigned i = 0; i < 4; i++) {
+    for (unsigned i = 0; i < tests_some(4); i++) {
         turn_for(300);
         usleep(1000 * 1000);
         turn();

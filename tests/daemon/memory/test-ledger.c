@@ -15,6 +15,7 @@
 
 #include "core/base/base.h"
 #include "daemon/memory/ledger.h"
+#include "tests/group.h"
 
 enum {
     N_RANKS = 2,
@@ -1302,7 +1303,7 @@ static void test_deinit_of_nothing(void **state)
     ledger_deinit(&ledger);
 }
 
-int main(void)
+TEST_GROUP(ledger)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_empty),

@@ -23,6 +23,7 @@
 #include "daemon/memory/ring.h"
 #include "daemon/step/step.h"
 #include "tests/core/config/config-text.h"
+#include "tests/group.h"
 
 #define NONE UINT64_MAX
 #define MIB(n) ((uint64_t)(n) << 20)
@@ -399,7 +400,7 @@ static void test_budget_of_a_larger_model(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
-int main(void)
+TEST_GROUP(quota)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_charge),

@@ -19,6 +19,7 @@
 #include "core/base/base.h"
 #include "daemon/memory/ring.h"
 #include "tests/golden/gradients.h"
+#include "tests/group.h"
 #include "tests/programs/held.h"
 
 enum {
@@ -932,7 +933,7 @@ static void test_readers_come_and_go(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
-int main(void)
+TEST_GROUP(ring)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_new),

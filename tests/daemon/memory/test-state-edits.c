@@ -18,6 +18,7 @@
 #include "core/layout/layout.h"
 #include "daemon/memory/state-edits.h"
 #include "tests/golden/gradients.h"
+#include "tests/group.h"
 
 enum { WORLD = 3, N_PARAMS = 6, N_TRAINABLE = 5, LARGE_ELEMS = 200 * 1000 };
 
@@ -304,7 +305,7 @@ static void test_places(void **state)
     done_with(&f);
 }
 
-int main(void)
+TEST_GROUP(state_edits)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_everything), cmocka_unit_test(test_some),   cmocka_unit_test(test_nothing),

@@ -22,6 +22,7 @@
 #include "core/base/base.h"
 #include "core/layout/layout.h"
 #include "daemon/memory/state.h"
+#include "tests/group.h"
 #include "tests/programs/held.h"
 
 enum { WORLD = 4, N_PARAMS = 6, BUCKET_ELEMS = 1200 };
@@ -476,7 +477,7 @@ static void test_reserve_fails(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
-int main(void)
+TEST_GROUP(state)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_places),    TEST(test_names),          TEST(test_all_frozen),      TEST(test_large_arrays_are_skewed),

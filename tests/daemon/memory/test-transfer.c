@@ -19,6 +19,7 @@
 #include "daemon/memory/transfer.h"
 #include "daemon/memory/weights.h"
 #include "tests/golden/gradients.h"
+#include "tests/group.h"
 
 enum { WORLD = 2, N_PARAMS = 5, LARGE_ELEMS = 300 * 1000 };
 
@@ -346,7 +347,7 @@ static void test_several(void **state)
     done_with(&f);
 }
 
-int main(void)
+TEST_GROUP(transfer)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_there_and_back),   cmocka_unit_test(test_fetch_some),

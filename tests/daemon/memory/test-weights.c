@@ -18,6 +18,7 @@
 #include "daemon/memory/state.h"
 #include "daemon/memory/weights.h"
 #include "tests/golden/gradients.h"
+#include "tests/group.h"
 
 enum { WORLD = 3, N_PARAMS = 8, MAX_ELEMS = 3 * 1024 + 100, BF16 = 0, F16 = 1, F32 = 2, FROZEN = 3 };
 
@@ -309,7 +310,7 @@ static void test_published(void **state)
     }
 }
 
-int main(void)
+TEST_GROUP(weights)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranges),

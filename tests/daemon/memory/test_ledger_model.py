@@ -4,7 +4,7 @@ Holds the C ledger against its model (ledger_model.py) and proves that the campa
 models with one rule changed are caught, and what is left of the script after shrinking is short.
 
 ZEROD_LEDGER_DRIVER is the ledger-driver to test, by default that of build/; ZEROD_LEDGER_OPS the number of
-operations, ZEROD_LEDGER_SEED where they start.
+operations, 1000000 in scripts/test --full; ZEROD_LEDGER_SEED where they start.
 """
 
 import os
@@ -14,10 +14,11 @@ from functools import partial
 import pytest
 
 import ledger_model as model
+from tiers import FULL
 
 BUILT = pathlib.Path(__file__).resolve().parents[3] / "build" / "tests" / "ledger-driver"
 DRIVER = os.environ.get("ZEROD_LEDGER_DRIVER", str(BUILT))
-N_OPS = int(os.environ.get("ZEROD_LEDGER_OPS", "1000000"))
+N_OPS = int(os.environ.get("ZEROD_LEDGER_OPS", "1000000" if FULL else "200000"))
 SEED = int(os.environ.get("ZEROD_LEDGER_SEED", "1"))
 
 # Each of these must be at least one operation of a hundred, lest a rule goes untested.

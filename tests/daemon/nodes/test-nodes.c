@@ -23,6 +23,7 @@
 #include "daemon/step/executor.h"
 #include "tests/daemon/job/job-peer.h"
 #include "tests/daemon/nodes/node-mesh.h"
+#include "tests/tiers.h"
 
 enum { MAX_NODES = 3, STEPS = 3 };
 
@@ -509,7 +510,7 @@ static void run_both(const struct program *program, const struct topology *topol
 static void run(const struct program *program, unsigned n_seeds, unsigned n_breaks)
 {
     for (size_t t = 0; t < ARRAY_SIZE(topologies); t++)
-        for (uint64_t seed = 0; seed < n_seeds; seed++)
+        for (uint64_t seed = 0; seed < tests_some(n_seeds); seed++)
             run_both(program, &topologies[t], seed, n_breaks);
 }
 
@@ -656,7 +657,7 @@ static void test_aborts(void **state)
     (void)state;
     for (unsigned stage = 2; stage <= 3; stage++)
         for (size_t t = 0; t < ARRAY_SIZE(topologies); t++)
-            for (uint64_t seed = 0; seed < 8; seed++)
+            for (uint64_t seed = 0; seed < tests_some(8); seed++)
                 run_aborts(&(struct program){.stage = stage, .n_micro = 1}, &topologies[t], seed, seed % 4);
 }
 
@@ -831,7 +832,7 @@ static void test_all_return(void **state)
 
     (void)state;
     for (size_t t = 0; t < ARRAY_SIZE(topologies); t++)
-        for (uint64_t seed = 0; seed < 6; seed++) {
+        for (uint64_t seed = 0; seed < tests_some(6); seed++) {
             struct world *w = world_new(&program, &topologies[t], seed, seed % 3);
             struct world *one = world_of_one(&program, &topologies[t]);
 
@@ -880,7 +881,7 @@ static void test_all_return_within(void **state)
 {
     (void)state;
     for (size_t t = 0; t < ARRAY_SIZE(topologies); t++)
-        for (uint64_t seed = 0; seed < 6; seed++) {
+        for (uint64_t seed = 0; seed < tests_some(6); seed++) {
             run_within(&(struct program){.stage = 2, .n_micro = 2}, &topologies[t], seed, false);
             run_within(&(struct program){.stage = 2, .n_micro = 2, .leaves = -1}, &topologies[t], seed, true);
         }
@@ -925,7 +926,7 @@ static void test_one_returns(void **state)
 {
     (void)state;
     for (size_t t = 0; t < ARRAY_SIZE(topologies); t++)
-        for (uint64_t seed = 0; seed < 8; seed++)
+        for (uint64_t seed = 0; seed < tests_some(8); seed++)
             run_return(&(struct program){.stage = 2 + seed % 2, .n_micro = 1, .leaves = 1 + (int)(seed / 2 % 2)},
                        &topologies[t], seed, seed / 4);
 }
@@ -1033,7 +1034,7 @@ static void test_madness(void **state)
 
     (void)state;
     assert_int_equal(wire_arena_init(&arena), 0);
-    for (uint64_t seed = 0; seed < 60; seed++) {
+    for (uint64_t seed = 0; seed < tests_some(60); seed++) {
         const struct program program = {.stage = 1 + (unsigned)seed % 3, .n_micro = 1};
         struct world *w = world_new(&program, &topologies[seed % 2], seed, 0);
 

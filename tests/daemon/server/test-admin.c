@@ -13,6 +13,7 @@
 #include "core/base/base.h"
 #include "daemon/job/job.h"
 #include "tests/daemon/server/local-server.h"
+#include "tests/group.h"
 
 enum { NOBODY = 54321 };
 
@@ -233,7 +234,7 @@ static void test_drain(void **userdata)
     local_stop(&local);
 }
 
-int main(void)
+TEST_GROUP(admin)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_questions), cmocka_unit_test(test_parts),      cmocka_unit_test(test_unknown_command),

@@ -12,6 +12,7 @@
 #include "daemon/job/job.h"
 #include "tests/core/wire/wire-examples.h"
 #include "tests/daemon/server/local-server.h"
+#include "tests/group.h"
 
 enum { HELLO, ATTACHED, FORMED, CONTROL, LEFT, N_STATES };
 
@@ -267,7 +268,7 @@ static void test_welcome(void **userdata)
     local_stop(&local);
 }
 
-int main(void)
+TEST_GROUP(dispatch)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table_is_complete), cmocka_unit_test(test_not_allowed), cmocka_unit_test(test_allowed),

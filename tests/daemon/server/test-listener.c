@@ -17,6 +17,7 @@
 #include "core/base/base.h"
 #include "core/config/config.h"
 #include "daemon/server/listener.h"
+#include "tests/group.h"
 
 enum { NOBODY = 54321, OTHERS = 54322 }; /* a user and a group that are neither root's nor ours */
 
@@ -323,7 +324,7 @@ static int remove_folder(void **userdata)
     return rmdir(folder); /* nothing is left in it */
 }
 
-int main(void)
+TEST_GROUP(listener)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_listens),

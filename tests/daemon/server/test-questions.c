@@ -12,6 +12,7 @@
 #include "core/base/base.h"
 #include "daemon/server/questions.h"
 #include "tests/daemon/server/local-server.h"
+#include "tests/group.h"
 
 enum { MANY = 20, NOBODY = 54321 };
 
@@ -302,7 +303,7 @@ static void test_memory_is_bounded(void **userdata)
     local_stop(&local);
 }
 
-int main(void)
+TEST_GROUP(questions)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_answer_for_all),     cmocka_unit_test(test_one_at_a_time),

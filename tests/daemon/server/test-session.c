@@ -17,6 +17,7 @@
 #include "daemon/server/places.h"
 #include "daemon/server/questions.h"
 #include "tests/daemon/server/local-server.h"
+#include "tests/group.h"
 
 enum { NOBODY = 54321 };
 
@@ -621,7 +622,7 @@ static void test_no_socket(void **userdata)
     local_stop(&local);
 }
 
-int main(void)
+TEST_GROUP(session)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_through_the_socket),

@@ -19,7 +19,9 @@ import jsonschema
 import pytest
 import referencing
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.quick
+
+ROOT = Path(__file__).resolve().parents[3]
 BUILD = Path(os.environ.get("ZEROD_BUILD", ROOT / "build")).resolve()
 ZERODCTL = BUILD / "client" / "ctl" / "zerodctl"
 TEST_STATUS = BUILD / "tests" / "test-status"

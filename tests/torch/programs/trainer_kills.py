@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TRAINER = Path(__file__).with_name("kill_trainer.py")
 WORLD, N_MICRO, N_PUSHES = 2, 2, 6
 STEPS_PER_KILL = 6  # a death comes before its life has made as many

@@ -17,7 +17,7 @@ import pytest
 
 from nodes import Nodes, free_ports
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BUILD = Path(os.environ.get("ZEROD_BUILD", ROOT / "build")).resolve()
 ZERODRUN = BUILD / "client" / "run" / "zerodrun"
 ZEROD = BUILD / "daemon" / "zerod"

@@ -20,7 +20,8 @@ from kills import References, finish, judge, results, start, train
 from node_faults import engines
 from nodes import Nodes
 from puppet import REFUSED, Puppet, all_do
-from test_golden_daemon import check_rank, make_config
+from golden_jobs import check_rank, make_config
+from tiers import each_once, full, pairwise
 
 pytestmark = pytest.mark.threads
 
@@ -38,11 +39,8 @@ def on_gpus(build, *items):
 
 
 @pytest.mark.plenty
-@pytest.mark.parametrize("stage, ranks, offload", [(1, (1, 1), "none"), (2, (2, 2), "none"), (2, (2, 1), "none"),
-                                                   (1, (1, 2, 1), "none"), (3, (1, 1), "none"), (3, (2, 1), "none"),
-                                                   (3, (1, 2, 1), "none"), (2, (1, 1), "cpu"), (1, (2, 1), "cpu"),
-                                                   (2, (1, 1, 2), "cpu"), (3, (1, 1), "cpu"), (3, (2, 1, 1), "cpu")])
-def test_bits(zerod, build, tmp_path, stage, ranks, offload):
+@pytest.mark.parametrize("ranks, stage, offload", pairwise(((1, 1), (2, 1), (2, 2), (1, 2, 1)), (1, 2, 3), ("none", "cpu")))
+def test_bits(zerod, build, tmp_path, ranks, stage, offload):
     case = make_case(sum(ranks), "AdamW")
     config = make_config(case, stage=stage, bucket_elems=500, zero={"offload_optimizer": {"device": offload}}, **CUDA)
     nodes = Nodes(zerod, tmp_path, ranks, config, on_gpus(build))
@@ -85,9 +83,9 @@ def said(nodes, code):
     return sum(daemon.log().count(f"{code} ") for daemon in nodes.daemons)
 
 
-@pytest.mark.parametrize("ranks, stage, offload", [((1, 1), 1, "none"), ((2, 1), 2, "none"), ((1, 1, 1), 2, "none"),
-                                                   ((1, 1), 3, "none"), ((1, 2), 3, "none"), ((1, 1), 2, "cpu"),
-                                                   ((1, 2), 1, "cpu"), ((2, 1), 3, "cpu")])
+@pytest.mark.parametrize("ranks, stage, offload", [((1, 1, 1), 2, "none"), ((2, 1), 3, "cpu"), *full(
+    ((1, 1), 1, "none"), ((2, 1), 2, "none"), ((1, 1), 3, "none"), ((1, 2), 3, "none"), ((1, 1), 2, "cpu"),
+    ((1, 2), 1, "cpu"))])
 def test_undisturbed(cluster, references, ranks, stage, offload):
     """Write windows, norms and state that is read are in it."""
     nodes = cluster(ranks, stage, offload)
@@ -102,9 +100,8 @@ def test_sums_of_nccl(cluster):
     assert all(len(found[word, step]) == 1 for word in ("weights", "norm") for step in range(8)), nodes.logs()
 
 
-@pytest.mark.parametrize("ranks, stage, offload, seed", [((1, 1), 2, "none", 1), ((2, 1), 1, "none", 2),
-                                                         ((1, 1, 1), 2, "none", 3), ((2, 1), 2, "cpu", 4),
-                                                         ((1, 1), 3, "none", 5), ((2, 1), 3, "none", 6), ((1, 2), 3, "cpu", 7)])
+@pytest.mark.parametrize("ranks, stage, offload, seed", [((1, 1, 1), 2, "none", 3), ((1, 2), 3, "cpu", 7), *full(
+    ((1, 1), 2, "none", 1), ((2, 1), 1, "none", 2), ((2, 1), 2, "cpu", 4), ((1, 1), 3, "none", 5), ((2, 1), 3, "none", 6))])
 def test_engines_killed(cluster, references, ranks, stage, offload, seed):
     """Of either kind, on any node, at any moment."""
     nodes = cluster(ranks, stage, offload)
@@ -137,6 +134,7 @@ def test_engine_fails(cluster, references, fault, reason):
         assert re.search(rf"cause +on node \d \(.*\) the engine of the GPUs .*{reason}", daemon.log()), nodes.logs()
 
 
+@pytest.mark.full
 def test_engine_hangs(cluster, references):
     """It is replaced when an order misses its deadline: here ten seconds instead of a minute."""
     nodes = cluster((1, 1), sim={1: ["sim_launch:hang@300"]}, more=[{"ZEROD_FAILPOINT": "others:error@*"}] * 2)
@@ -174,9 +172,7 @@ PLANS = {
 
 
 @pytest.mark.plenty
-@pytest.mark.parametrize("rank, stage, offload", [(0, 2, "none"), (2, 2, "none"), (0, 2, "cpu"), (0, 3, "none"),
-                                                  (2, 3, "none"), (1, 3, "cpu")])
-@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize("kind, rank, stage, offload", pairwise(tuple(PLANS), (0, 1, 2), (2, 3), ("none", "cpu")))
 def test_trainer_killed(cluster, references, kind, rank, stage, offload):
     """What its GPU had not done when it died is never done: if that was in a sum, the step is aborted for it."""
     nodes = cluster((2, 1), stage, offload)
@@ -186,7 +182,7 @@ def test_trainer_killed(cluster, references, kind, rank, stage, offload):
           "E1302 step aborted.*differ")
 
 
-@pytest.mark.parametrize("stage, offload", [(2, "none"), (2, "cpu"), (3, "none"), (3, "cpu")])
+@pytest.mark.parametrize("stage, offload", each_once((2, 3), ("none", "cpu")))
 def test_steps_are_aborted(cluster, references, stage, offload):
     """By a rank, in the middle of a backward, when it asks for the step, and in a window."""
     nodes = cluster((1, 1), stage, offload)
@@ -195,9 +191,9 @@ def test_steps_are_aborted(cluster, references, stage, offload):
           "E1302 step aborted.*the test wants it so|no error")
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize("asked", [["mirror:error@1"] * 2, ["mirror:error@2"] * 2, ["reserve:error@4"] * 2,
-                                   ["reserve:error@12"] * 2, ["forming:sleep:500@*", "reserve:error@4"]])
+@pytest.mark.parametrize("asked, stage", each_once((
+    ("mirror:error@1",) * 2, ("mirror:error@2",) * 2, ("reserve:error@4",) * 2, ("reserve:error@12",) * 2,
+    ("forming:sleep:500@*", "reserve:error@4")), (2, 3)))
 def test_out_of_memory(cluster, references, asked, stage):
     """
     For a mirror of what is on the GPUs, or for pages, be it that another node still reserves its own: the node's ranks
@@ -224,7 +220,7 @@ def test_backward_is_given_up(cluster, references):
     assert said(nodes, "E1007") >= 2
 
 
-@pytest.mark.parametrize("node, stage", [(0, 2), (1, 2), (0, 3), (1, 3)])
+@pytest.mark.parametrize("node, stage", each_once((0, 1), (2, 3)))
 def test_daemon_killed(cluster, references, node, stage):
     """The run ends on all nodes: nothing hangs on the GPUs of the others, and the next run begins from the start."""
     nodes = cluster((1, 1), stage)
@@ -240,7 +236,7 @@ def test_daemon_killed(cluster, references, node, stage):
     assert "E1503" in nodes.daemons[1 - node].log()
 
 
-@pytest.mark.parametrize("offload", ["none", "cpu"])
+@pytest.mark.parametrize("offload", [*full("none"), "cpu"])
 def test_daemon_killed_in_an_update(cluster, references, offload):
     """What a GPU was at is given up with the run: nobody waits for an engine that will do nothing any more."""
     nodes = cluster((1, 1), offload=offload, sim={0: ["delay-us=5000"]})  # the last to have updated

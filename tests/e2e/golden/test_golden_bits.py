@@ -1,73 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The data path of the daemon gives the golden numbers, bit for bit, however it is run: stage, bucket size, threads,
-instruction set, order of pushes, one core or two. tests/programs/golden-driver.c runs it; nothing here needs a daemon.
+The data path of the daemon gives the golden numbers, bit for bit, however it is run: here each dimension by itself, all of
+it. test_golden_matrix.py has the combinations. tests/programs/golden-driver.c runs it; nothing here needs a daemon.
 
-How a case is run is drawn from all combinations, shuffled with a fixed seed; ZEROD_GOLDEN_FULL=1 runs them all.
+ZEROD_GOLDEN_FULL=1 runs the whole product of all dimensions.
 """
 
 import itertools
-import functools
-import json
 import os
 import random
-import subprocess
 
 import numpy as np
 import pytest
 
-from golden_bits import N_STEPS, OPTIMIZERS, PAIRS, check_norms, differences, golden_run, list_isas, make_case, \
-    read_results, wanted_state
+from golden_bits import N_STEPS, OPTIMIZERS, PAIRS, make_case
+from golden_jobs import BUCKETS, EVERYTHING, ONE_EACH, Driver, check_hows, make_how
 
-FULL = os.environ.get("ZEROD_GOLDEN_FULL", "0") == "1"
+WHOLE = os.environ.get("ZEROD_GOLDEN_FULL", "0") == "1"
 
 WORLDS = range(1, 9)
 STAGES = (1, 2, 3)
-ONE_EACH, EVERYTHING = 1, 10**9
-BUCKETS = (ONE_EACH, 64, 500, EVERYTHING)
 THREADS = (1, 2, 3, 4)
 CORES = (1, 2)
-N_DRAWN = 12
-
-
-class Driver:
-    def __init__(self, program, folder):
-        self.program, self.folder, self.isas = program, folder, list_isas(program)
-
-    def run(self, case, hows):
-        """The results, one for each how."""
-        (self.folder / "case.json").write_text(json.dumps(case))
-        (self.folder / "hows.json").write_text(json.dumps(hows))
-        done = subprocess.run([self.program, self.folder / "case.json", self.folder / "hows.json", self.folder],
-                              capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return [read_results(self.folder / str(i)) for i in range(len(hows))]
 
 
 @pytest.fixture
 def driver(build, tmp_path):
     return Driver(build.path("tests/golden-driver"), tmp_path)
-
-
-def check_hows(driver, case, hows):
-    """Return: the golden steps, to which all hows are equal."""
-    steps = golden_run(case)
-    for how, results in zip(hows, driver.run(case, hows)):
-        two = how.get("split", 0) > 0
-        wanted = wanted_state(case, steps[-1], ("weights", "other_weights") if two else ("weights",))
-        for i, step in enumerate(steps):
-            for name in ("counts", "other_counts") if two else ("counts",):
-                wanted[f"{name}.{i}"] = np.array(step["counts"], np.uint64)
-        check_norms(results, steps)
-        assert list(differences(results, wanted)) == [], how
-    return steps
-
-
-def make_how(rng, world, stage, bucket_elems, threads, isa, cores, split=None):
-    if split is None:
-        split = rng.randrange(1, world) if cores == 2 and world > 1 else 0
-    return {"stage": stage, "bucket_elems": bucket_elems, "threads": threads, "isa": isa, "split": split,
-            "order": rng.randrange(2**32)}
 
 
 def all_hows(rng, world, isas):
@@ -77,42 +36,11 @@ def all_hows(rng, world, isas):
             yield make_how(rng, world, *dims, cores, split)
 
 
-@functools.cache
-def draw(isas):
-    """For each optimizer and world size some of the combinations; in all every one several times."""
-    rng = random.Random(20)
-    product = list(itertools.product(STAGES, BUCKETS, THREADS, isas, CORES))
-    endless = itertools.chain.from_iterable(rng.sample(product, len(product)) for _ in itertools.count())
-    return {(world, optimizer): [make_how(rng, world, *next(endless)) for _ in range(N_DRAWN)]
-            for world in WORLDS for optimizer in OPTIMIZERS}
-
-
-def test_every_pair_of_choices_is_drawn(driver):
-    drawn = set()
-    for (world, optimizer), hows in draw(tuple(driver.isas)).items():
-        for how in hows:
-            row = {"world": world, "optimizer": optimizer, "cores": 2 if how["split"] else 1,
-                   **{name: how[name] for name in ("stage", "bucket_elems", "threads", "isa")}}
-            drawn |= set(itertools.combinations(sorted(row.items()), 2))
-    choices = {"world": WORLDS, "optimizer": OPTIMIZERS, "cores": CORES, "stage": STAGES, "bucket_elems": BUCKETS,
-               "threads": THREADS, "isa": driver.isas}
-    wanted = {((a, x), (b, y)) for a, b in itertools.combinations(sorted(choices), 2)
-              for x in choices[a] for y in choices[b]}
-    assert wanted - drawn == {(("cores", 2), ("world", 1))}
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("world", WORLDS)
-def test_bits(driver, world, optimizer):
-    case = make_case(world, optimizer)
-    hows = list(all_hows(random.Random(1), world, driver.isas)) if FULL \
-        else draw(tuple(driver.isas))[world, optimizer]
-    steps = check_hows(driver, case, hows)
-    # The case is what it is meant to be: skipped steps, clipped and unclipped ones, parameters left alone.
-    assert [i for i, step in enumerate(steps) if not step["applied"]] == [6, 13]
-    coefs = [step["coef"] for step in steps if step["applied"]]
-    assert min(coefs) < 1 and max(coefs) == 1
-    assert {0, N_STEPS - 2} < set(steps[-1]["counts"])
+if WHOLE:
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    @pytest.mark.parametrize("world", WORLDS)
+    def test_whole_product(driver, world, optimizer):
+        check_hows(driver, make_case(world, optimizer), list(all_hows(random.Random(1), world, driver.isas)))
 
 
 # ---- one dimension at a time, all of it ------------------------------------------------------------------

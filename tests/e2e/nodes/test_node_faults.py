@@ -10,6 +10,7 @@ import pytest
 import node_faults
 from kills import References
 from network import why_no_network
+from tiers import each_once
 
 ROUNDS = {1: 2, 2: 1, 3: 2}  # by stage: five of each kind
 
@@ -21,8 +22,7 @@ def references(build, tmp_path_factory):
     return References(build, tmp_path_factory.mktemp("references"))
 
 
-@pytest.mark.parametrize("stage", ROUNDS)
-@pytest.mark.parametrize("kind", node_faults.KINDS)
+@pytest.mark.parametrize("kind, stage", each_once(tuple(node_faults.KINDS), tuple(ROUNDS)))
 def test_fault(build, references, tmp_path, kind, stage):
     times = node_faults.Times()
     node_faults.one_run(build, references, tmp_path, stage, kind, ROUNDS[stage], times, stage, slack=10)

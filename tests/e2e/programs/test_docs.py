@@ -10,7 +10,7 @@ What README.md and docs/ show is true. Every fenced block has a kind, and the ki
     text      only in documents where something else checks them: ELSEWHERE
 
 Lines of the kind scripts/... are not run but must name a script that is there, with options that it has. Once, marked
-slow, the README is done literally, in a fresh copy of the tree. docs/service.md is done inside a private systemd.
+alone, the README is done literally, in a fresh copy of the tree. docs/service.md is done inside a private systemd.
 """
 
 import os
@@ -289,7 +289,8 @@ def fresh_copy(target):
             shutil.copy2(ROOT / name, target / name)
 
 
-@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.alone
 def test_newcomer(build, tmp_path):
     """In a fresh copy: scripts/quickstart, then the README from its first block to its last."""
     if not (ROOT / ".git").exists():

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from conftest import wait_for
+from tiers import full
 
 MODEL = ["--steps", 5, "--micro-batches", 2, "--batch", 2, "--seq", 16, "--layers", 2, "--width", 32, "--heads", 4]
 
@@ -63,7 +64,8 @@ def job(zerod, build):
     return lambda *args, **how: Job(zerod, build, *args, **how)
 
 
-@pytest.mark.parametrize("world, stage, sim", [(1, 1, ""), (2, 2, "delay-us=3000"), (3, 1, "seed=3"), (4, 2, "delay-us=0")])
+@pytest.mark.parametrize("world, stage, sim", [
+    (1, 1, ""), (2, 2, "delay-us=3000"), *full((3, 1, "seed=3"), (4, 2, "delay-us=0"))])
 def test_trains(job, world, stage, sim):
     j = job(world, stage, sim)
     j.check([j.start(r) for r in range(world)])
