@@ -2,8 +2,7 @@
 #pragma once
 
 /*
- * zerod-engine-nccl: all GPUs of a node's local ranks, driven from one thread that never waits for a device or a peer
- * (proto/device.proto says what it is told and what it answers).
+ * zerod-engine-nccl drives all GPUs of a node's local ranks from one thread that never waits (proto/device.proto).
  *
  * Streams. Each GPU has two: `main` computes and copies, `comm` communicates. main is ordered behind comm by an event
  * after every collective; comm behind main only where it needs what main has made, so that slices of one parcel travel

@@ -78,7 +78,7 @@ uint64_t exchange_plan_incoming_bytes(const struct config *config, const struct 
            dtype_size(config->communication_data_type);
 }
 
-/* The mirror's pages for initial weights, which have no moments; in stage 3 what weights come in is not the mirror's.
+/* Pages of the staging copy for initial weights, which have no moments; in stage 3 weights come in elsewhere.
  */
 static uint64_t initial_bytes(const struct config *config, const struct layout *layout)
 {

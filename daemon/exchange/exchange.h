@@ -20,7 +20,7 @@
  * Where gradients, state and weights lie on GPUs (device: cuda), parcels and the gathering of weights are orders to the
  * engine of the GPUs instead (step-device.h, devices.h), in the order in which node 0 says them, which is one on all
  * nodes: each rank is a source of its own there, and every owner adds. All take part in what is said again, too. The
- * rest, what is rare, goes through the host's memory in the way above: initial weights and windows by the mirror of the
+ * rest, what is rare, goes through the host's memory in the way above: initial weights and windows by the staging copy of the
  * state (state.h), state that is read by copies of it.
  *
  * An engine that fails takes its orders with it (exchange_broken). Node 0 then says again what has not arrived

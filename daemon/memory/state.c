@@ -106,7 +106,7 @@ int state_new(struct state **out, const struct state_options *options)
     state->state = state->gradient = state->weights = state->journal = SEGMENT_NULL;
     state->layout = options->layout;
     state->stage = options->stage;
-    state->mirror = options->mirror;
+    state->staging_copy = options->staging_copy;
     state->first_rank = options->first_rank;
     state->n_ranks = options->n_ranks;
     state->buckets = calloc(options->layout->n_buckets + 1, sizeof(*state->buckets));
@@ -145,12 +145,12 @@ uint32_t state_n_reserve_pieces(const struct state *state)
 {
     const struct segment *segments[] = {&state->journal, &state->state, &state->gradient, &state->weights};
 
-    return segments_n_pieces(segments, state->mirror ? 1 : ARRAY_SIZE(segments));
+    return segments_n_pieces(segments, state->staging_copy ? 1 : ARRAY_SIZE(segments));
 }
 
 int state_reserve(const struct state *state, uint32_t piece)
 {
     const struct segment *segments[] = {&state->journal, &state->state, &state->gradient, &state->weights};
 
-    return segments_reserve(segments, state->mirror ? 1 : ARRAY_SIZE(segments), piece);
+    return segments_reserve(segments, state->staging_copy ? 1 : ARRAY_SIZE(segments), piece);
 }

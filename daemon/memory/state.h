@@ -22,7 +22,7 @@
  *
  * If the optimizer of a job on GPUs is offloaded, all of this is here except the gradient.
  *
- * A mirror is the same of a state that lies on GPUs: places without pages, but for the journal. Whoever needs some of
+ * A staging copy is the same of a state that lies on GPUs: places without pages, but for the journal. Whoever needs some of
  * it here reserves those pages, copies (device-io.h), and gives them back.
  */
 
@@ -57,7 +57,7 @@ struct state_bucket {
 struct state {
     const struct layout *layout;
     unsigned stage, first_rank, n_ranks;
-    bool mirror;
+    bool staging_copy;
     struct segment state, gradient, weights, journal;
     struct state_bucket *buckets;
     uint64_t *frozen_offset_bytes; /* stage 3: per parameter, in the state segment */
@@ -76,7 +76,7 @@ struct state_options {
     unsigned stage;
     unsigned first_rank, n_ranks; /* owned */
     struct optimizer_moments moments;
-    bool mirror;      /* the state lies on GPUs: only the journal is reserved */
+    bool staging_copy;      /* the state lies on GPUs: only the journal is reserved */
     bool no_gradient; /* only the gradient does: no accumulators here */
     bool alone;       /* no engine writes weights: they are published */
 };

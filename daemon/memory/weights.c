@@ -21,12 +21,12 @@ static struct part intersect(const struct layout_chunk *chunk, uint64_t start, u
     return (struct part){.start = from, .n = to > from ? to - from : 0};
 }
 
-/* Of a mirror frozen parameters, too, are only those slices that local ranks have; elsewhere they are whole. */
+/* A staging copy holds of frozen parameters only the slices of local ranks; other states hold them whole. */
 static struct part owned_frozen(const struct state *state, uint64_t start, uint64_t n, uint64_t n_elems)
 {
     uint64_t slice = layout_frozen_slice_elems(n_elems, state->layout->world_size), from, to;
 
-    if (!state->mirror || state->stage != 3)
+    if (!state->staging_copy || state->stage != 3)
         return (struct part){.start = start, .n = n};
     from = MAX(slice * state->first_rank, start);
     to = MIN(slice * (state->first_rank + state->n_ranks), start + n);

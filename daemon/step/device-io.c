@@ -169,10 +169,10 @@ static void add_bucket(const struct executor *executor, struct moves *moves, boo
 
 static void add_all(const struct executor *executor, struct moves *moves, bool write)
 {
-    for (uint32_t b = 0; executor->state->mirror && b < layout_of(executor)->n_buckets; b++)
+    for (uint32_t b = 0; executor->state->staging_copy && b < layout_of(executor)->n_buckets; b++)
         for (enum state_kind kind = 0; kind < STATE_N_KINDS; kind++)
             add_bucket(executor, moves, write, b, kind);
-    if (executor->state->mirror && executor->gathers)
+    if (executor->state->staging_copy && executor->gathers)
         add_all_frozen(executor, moves, write);
     add_weights(executor, moves, write, 0, layout_of(executor)->weight_bytes, executor->state->weights.map);
 }
@@ -307,7 +307,7 @@ static void init_end(void *userdata, int result)
     struct device_io *io = userdata;
     const struct executor *executor = io->executor;
 
-    if (executor->state->mirror && (!executor->several_nodes || executor->gathers)) /* else it is sent from there */
+    if (executor->state->staging_copy && (!executor->several_nodes || executor->gathers)) /* else it is sent from there */
         device_empty(io->executor);
     io_end(io, result);
 }
@@ -350,7 +350,7 @@ static void init_store(struct work *work, uint32_t item)
     struct device_io *io = container_of(work, struct device_io, work);
 
     (void)item;
-    io->result = io->executor->state->mirror ? reserve_init(io->executor, &io->init.request) : 0;
+    io->result = io->executor->state->staging_copy ? reserve_init(io->executor, &io->init.request) : 0;
     if (io->result == 0)
         io->result = executor_store_initial(io->executor, &io->init, io->bytes);
 }
@@ -366,10 +366,10 @@ static void init_stored(struct work *work)
     io->moves.n = 0;
     add_weights(executor, &io->moves, true, p->weight_offset_bytes + request->start_elem * elem_bytes,
                 request->n_elems * elem_bytes, state_weights(executor->state, request->param, request->start_elem));
-    if (executor->state->mirror && executor->gathers && !p->trainable)
+    if (executor->state->staging_copy && executor->gathers && !p->trainable)
         add_frozen(executor, &io->moves, true, request->param, request->start_elem, request->n_elems,
                    state_frozen(executor->state, request->param) + request->start_elem * elem_bytes);
-    if (executor->state->mirror && has_master(executor, p))
+    if (executor->state->staging_copy && has_master(executor, p))
         add_values(executor, &io->moves, true, request->param, STATE_MASTER, request->start_elem, request->n_elems,
                    state_master(executor->state, p->bucket, p->offset_elems + request->start_elem));
     if (io->result < 0 || io_copy(io, init_end) < 0)
@@ -429,7 +429,7 @@ static void adopt_run(struct work *work, uint32_t item)
     const struct executor *executor = io->executor;
     const struct layout_param *p = &layout_of(executor)->params[item];
 
-    if (has_master(executor, p) || (executor->gathers && !executor->state->mirror))
+    if (has_master(executor, p) || (executor->gathers && !executor->state->staging_copy))
         weights_adopt(executor->state, executor->options.kernels, item, io->weights + p->weight_offset_bytes);
 }
 
@@ -459,7 +459,7 @@ int device_adopt(struct executor *executor, const uint8_t *weights, executor_don
     if (!io)
         return -ENOMEM;
     io->weights = weights;
-    for (uint32_t b = 0; executor->state->mirror && b < layout_of(executor)->n_buckets; b++)
+    for (uint32_t b = 0; executor->state->staging_copy && b < layout_of(executor)->n_buckets; b++)
         add_bucket(executor, &io->moves, true, b, STATE_MASTER);
     if (config_partitions_all(executor->options.config))
         add_frozen_weights(executor, &io->moves, weights);

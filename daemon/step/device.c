@@ -309,7 +309,7 @@ int executor_device_new(struct executor **out, const struct executor_options *op
     int r = device_make(out, &device_ops_table, options);
 
     if (r == 0)
-        r = executor_make_step(*out, &(struct state_options){.mirror = true}, &step_device_ops);
+        r = executor_make_step(*out, &(struct state_options){.staging_copy = true}, &step_device_ops);
     if (r == 0)
         (*out)->copy_bytes = (*out)->state->state.n_bytes + (*out)->state->weights.n_bytes;
     return r;

@@ -16,7 +16,7 @@
  * An executor knows the layout, the configuration, the state, the step, the kernels, the workers and the engines of
  * GPUs. It knows no job, no ranks' requests and no other node: what other nodes own it fetches through events.fetch().
  *
- * Staging copy: the state in host memory of a job whose state lies on GPUs (the mirror of state.h). It has no pages but
+ * Staging copy: the state in host memory of a job whose state lies on GPUs (state.h). It has no pages but
  * while executor_load() and executor_store() need them, so that the code that judges and stores is the same everywhere.
  *
  * done(): result 0; -ENOMEM; or -ECANCELED, the job is going, and the owner only frees what the call used. It is never

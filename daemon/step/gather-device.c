@@ -294,7 +294,7 @@ static int start_load(struct executor *executor, unsigned local_rank, bool hinte
     *load = (struct load){
         .executor = executor, .local_rank = local_rank, .hinted = hinted, .n_waiting = 1, .n_params = n_params};
     memcpy(load->params, params, n_params * sizeof(*params));
-    r = executor->state->mirror ? order_fetches(load) : bring_masters(load);
+    r = executor->state->staging_copy ? order_fetches(load) : bring_masters(load);
     if (r < 0 && load->n_waiting == 1) {
         free(load);
         device_pool_forget(to->pool);
@@ -310,7 +310,7 @@ static int start_load(struct executor *executor, unsigned local_rank, bool hinte
 /* What comes of other nodes' masters has one place on a node, whose ranks load one after the other. */
 static bool is_taken(const struct executor *executor)
 {
-    return executor->several_nodes && !executor->state->mirror && gather_of(executor)->n_loading > 0;
+    return executor->several_nodes && !executor->state->staging_copy && gather_of(executor)->n_loading > 0;
 }
 
 /* ---- verbs --------------------------------------------------------------------------------------------- */

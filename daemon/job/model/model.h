@@ -129,7 +129,7 @@ struct job {
     bool todo; /* job_settle() is to be called at the end of this event */
     struct job_run run;
     struct job_world world;
-    struct job_rank *ranks; /* by rank; other nodes' are mirrored: mirror.h */
+    struct job_rank *ranks; /* by rank; other nodes' as far as they are known: remote-ranks.h */
 
     struct layout *layout;
     struct ledger ledger;
