@@ -9,7 +9,7 @@ import pytest
 
 from conftest import ROOT
 from nodes import Nodes
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.append(str(ROOT / "bench"))
 
 import scale  # noqa: E402
 

@@ -22,9 +22,12 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from tiers import full
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))  # torchrun starts this file, too
+
+from tiers import full  # noqa: E402
+
 N_STEPS = 4
 
 
