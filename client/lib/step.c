@@ -48,7 +48,7 @@ static bool is_below_0_or_infinite(double value)
     return !(value >= 0) || isinf(value);
 }
 
-/* What is refused here was not sent: nothing has happened, and the step can be asked for again. */
+/* A request that is refused here was not sent, so the step can be asked for again. */
 static int check_args(struct zerod *c, const struct zerod_step_args *args)
 {
     if (args && args->groups && args->n_groups != c->layout->n_groups)

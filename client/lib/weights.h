@@ -15,7 +15,7 @@ size_t weights_param_bytes(const struct zerod *c, uint32_t param);
 /* Where the layout has it: in the weight segment; in stage 3 in the range in host memory and in windows. */
 uint64_t weights_offset(const struct zerod *c, uint32_t param);
 
-/* What the caller sees in host memory: the private copy, or the daemon's segment. */
+/* The weights in host memory that the caller sees: its private copy, or the daemon's segment. */
 uint8_t *weights_visible(const struct zerod *c);
 
 /* Stage 3 on GPUs: what is gathered are copies, so weights that have changed are asked for again. Return: 0 or fatal.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The plan of the exchange: who owns what between nodes, and how much memory the exchange takes. Pure. */
+/* The plan of the exchange: the elements that each node owns, and the memory that the exchange takes. */
 
 #include "core/budget/exchange-plan.h"
 
@@ -113,7 +113,7 @@ static uint64_t largest_slot_bytes(const struct layout *layout, unsigned first_r
     return round_up(most, page_size());
 }
 
-/* Of fp32 values of one parameter on this node's GPUs. */
+/* Bytes of the largest parameter's fp32 values on this node's GPUs. */
 static uint64_t largest_values_bytes(const struct config *config, const struct layout *layout)
 {
     unsigned first_rank = config_first_rank(config), n_ranks = config_local_ranks(config);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Who owns what between nodes, and how much memory a node holds for its exchange with the others. Pure. */
+/* The elements that each node owns, and the memory that a node holds to exchange them with the others. Pure. */
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -12,7 +12,7 @@ enum {
     PUSH_SITE_IS_BACKWARD = 1 << 3, /* site is where the backward was called, not the forward */
 };
 
-/* What a push carries for diagnosis; constant size. Zero means unknown. */
+/* Facts that a push carries for diagnosis. The size is constant; zero means unknown. */
 struct push_record {
     uint64_t incarnation;
     uint64_t sequence;

@@ -146,19 +146,6 @@ static inline uint64_t layout_partition_elems(const struct layout *layout, uint3
     return layout->buckets[bucket].n_elems / layout->world_size;
 }
 
-/* [*start, *start + n) of the bucket's elements that are in [from, from + n_elems) and whose owners are the ranks
- * [first_rank, first_rank + n_ranks). Return: n. */
-static inline uint64_t layout_owned_elems(const struct layout *layout, unsigned first_rank, unsigned n_ranks,
-                                          uint32_t bucket, uint64_t from, uint64_t n_elems, uint64_t *start)
-{
-    uint64_t slice = layout_partition_elems(layout, bucket);
-    uint64_t first = slice * first_rank, end = slice * (first_rank + n_ranks);
-
-    *start = first > from ? first : from;
-    end = end < from + n_elems ? end : from + n_elems;
-    return end > *start ? end - *start : 0;
-}
-
 /* What each rank has of a frozen parameter where those are partitioned, too; the last ones may have less, or nothing.
  */
 static inline uint64_t layout_frozen_slice_elems(uint64_t n_elems, uint32_t world_size)

@@ -164,7 +164,7 @@ static int make(struct serving *serving)
                          serving);
 }
 
-/* Whoever waits for it finds out by its deadline, and so does node 0. */
+/* The node that waits for the order, and node 0, find out by their deadlines. */
 static void cannot_make(struct work *work)
 {
     has_come(container_of(work, struct serving, work), -ENOMEM);

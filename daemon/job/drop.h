@@ -12,7 +12,8 @@ void drop_begin(struct job *job, unsigned code, const char *why); /* code: of an
 
 void drop_settle(struct job *job);
 
-/* Of a job that is given up: what its ranks are told, and who comes before it is dropped. Return: to be released. */
+/* The diagnostic for ranks of a job that is given up, also for those that attach before it is dropped. Return: a
+ * reference, the caller's. */
 struct diagnostic *drop_describe(const struct job *job);
 
 /* Frees what the rank holds. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the executor reports to the job, and asks of other nodes. */
+/* Reports of the executor become verbs of the job; its fetches go to the coordinator. */
 
 #include "daemon/job/execute.h"
 
@@ -43,7 +43,7 @@ static void on_unformed(void *userdata, int result, const char *why)
         job_unformed(job, cause_device_unformed(&(struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1}, why));
 }
 
-/* Of several nodes the engines are ready when all are. */
+/* On several nodes the coordinator waits until the engines of all nodes are ready. */
 static void on_ready(void *userdata)
 {
     struct job *job = userdata;
@@ -59,7 +59,8 @@ static void on_failed(void *userdata, uint32_t generation, const char *why)
     coordinator_device_failed(job->coordinator, generation, why);
 }
 
-/* Without its events nobody knows when its gradients are written. If the process is gone, its successor is compared. */
+/* Without the rank's events the daemon cannot know when its gradients are written. If the process is gone, pushes of its
+ * successor are compared. */
 static void on_unopened(void *userdata, unsigned local_rank, const char *why)
 {
     struct job *job = userdata;

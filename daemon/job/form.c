@@ -125,7 +125,7 @@ static void print_sum(char *dst, size_t size, const struct plan_bytes *b)
              b->state, b->gradient, b->ring, b->staging, b->weights, b->pool, b->fixed, b->needed);
 }
 
-/* What a node holds is for its own ranks, and its limits are its own: of several it is said which. */
+/* Each node has limits of its own, so a job of several nodes names the node. */
 static void print_what(char *dst, size_t size, const struct job *job, const char *limit)
 {
     char node[32] = "";

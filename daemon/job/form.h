@@ -11,8 +11,8 @@ void job_declare(struct job *job, struct job_rank *rank, const struct request_de
 void job_form(struct job *job, struct job_rank *rank, const struct request_form *request);
 void form_settle(struct job *job);
 
-/* What the layout needs is there, and the ranks can be told; or it is not, and they are told that. Takes the
- * diagnostic. */
+/* The memory that the layout needs is reserved: ranks can be formed. Or it is not, and the ranks that wait are refused
+ * with the diagnostic, which is taken. */
 void job_formed(struct job *job);
 void job_unformed(struct job *job, struct diagnostic *diagnostic);
 

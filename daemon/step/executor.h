@@ -46,7 +46,7 @@ struct worker_pool;
 
 typedef void (*executor_done)(void *userdata, int result);
 
-/* What the executor reports to its owner, and asks of it. */
+/* Reports of the executor to its owner, and requests. */
 struct executor_events {
     /* The memory of this process is there. Several nodes: engines may begin. */
     void (*reserved)(void *userdata);
@@ -84,7 +84,7 @@ struct executor_options {
 
 enum { EXECUTOR_SEGMENTS = 4 };
 
-/* What a rank maps. A segment without bytes has no descriptor. */
+/* The segments that a rank maps. A segment without bytes has no descriptor. */
 struct executor_segments {
     struct wire_segment segments[EXECUTOR_SEGMENTS];
     int fds[EXECUTOR_SEGMENTS]; /* the caller's; or a negative errno */
@@ -157,7 +157,7 @@ void executor_stop(struct executor *executor);
 /* A formed rank's memory: ring, its overflow, its credit page, weights or pool. */
 void executor_segments(const struct executor *executor, unsigned local_rank, const struct ring *ring,
                        struct executor_segments *segments);
-/* What became of a formed rank's process. */
+/* News of a formed rank's process. */
 void executor_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what);
 /* on_gpus: an event of a trainer, by number; pushes wait for it. */
 void executor_event(struct executor *executor, unsigned local_rank, uint32_t number, const uint8_t *handle);
@@ -181,8 +181,8 @@ int executor_show(struct executor *executor, const struct segment *segment, exec
 /* State and weights are in the memory of struct state, to be written there. Return: 0; 1, they always are, and done()
  * is not called; or -ENOMEM. */
 int executor_load(struct executor *executor, executor_done done, void *userdata);
-/* What was written there is where the executor works. Return: 0; 1, it always is, and done() is not called; -ENOMEM; or
- * -ECANCELED. */
+/* State and weights that were written there go to where the executor works. Return: 0; 1, they are there already, and
+ * done() is not called; -ENOMEM; or -ECANCELED. */
 int executor_store(struct executor *executor, executor_done done, void *userdata);
 /* The staging copy's pages go, if there is one. */
 void executor_empty(struct executor *executor);
@@ -205,7 +205,7 @@ void executor_hint(struct executor *executor, unsigned local_rank, const uint32_
 bool executor_refresh(struct executor *executor, void (*done)(void *userdata), void *userdata);
 /* Is memory being cleared, or a parameter being loaded? NULL is idle. */
 bool executor_is_busy(const struct executor *executor);
-/* Of pages of gathered parameters, in host memory. */
+/* Return: bytes of the pages of gathered parameters in host memory. */
 uint64_t executor_held_bytes(const struct executor *executor);
 
 /* Posts something that needs no worker, so that `done` comes from the loop. */

@@ -20,7 +20,7 @@ struct wire_position job_position(const struct job *job, const struct job_rank *
 /* Before an answered request is served: delivers an abort or a sticky fault instead. Return: true when it did. */
 bool job_is_held(struct job *job, struct job_rank *rank);
 
-/* The same before a request that needs the other ranks: also when one has left and on_leave is stop. */
+/* As job_is_held(), before a request that needs the other ranks: on_leave: stop refuses it when a rank has left. */
 bool job_is_stopped(struct job *job, struct job_rank *rank);
 
 /* Does this wait end with what other ranks do? */
@@ -39,7 +39,7 @@ struct job_rank *job_who_left(struct job *job);
 /* Where something stands that happens before there is a step; rank: NULL when it is of none. */
 struct evidence_at job_at_forming(const struct job_rank *rank);
 
-/* Whoever waits to form is told why not, and may declare again; takes the diagnostic. */
+/* Refuses all ranks that wait to be formed; they may declare again. Takes the diagnostic. */
 void job_refuse_forming(struct job *job, struct diagnostic *diagnostic);
 
 /* As configured, before any step. */

@@ -12,11 +12,12 @@
 /* Return: 1, it has another one; 0, the same; negative: it cannot be seen. */
 static int has_other_shm(int64_t pid)
 {
+    static const char shm[] = "/dev/shm";
     char path[64];
     struct stat own, its;
 
-    snprintf(path, sizeof(path), "/proc/%" PRId64 "/root/dev/shm", pid);
-    if (stat("/dev/shm", &own) < 0 || stat(path, &its) < 0)
+    snprintf(path, sizeof(path), "/proc/%" PRId64 "/root%s", pid, shm);
+    if (stat(shm, &own) < 0 || stat(path, &its) < 0)
         return -1;
     return own.st_dev != its.st_dev || own.st_ino != its.st_ino;
 }

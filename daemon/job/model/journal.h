@@ -8,7 +8,7 @@
 
 struct job;
 
-/* What was said, and how often each code. */
+/* The last diagnostics, and a count of refusals for each code. */
 struct job_journal {
     struct kept_diagnostics kept;
     struct {
@@ -21,7 +21,7 @@ struct job_journal {
 /* Logs and keeps it; takes the reference. Return: borrowed. */
 struct diagnostic *job_keep(struct job *job, struct diagnostic *diagnostic);
 
-/* What somebody was told who has no rank, or did not get one. */
+/* As job_keep(), of a client that has no rank. */
 struct diagnostic *job_keep_stranger(struct job *job, struct diagnostic *diagnostic);
 
 /* A refusal that joins another one is counted, not kept. */

@@ -74,7 +74,7 @@ struct job_world {
     unsigned size, first, end;
 };
 
-/* What the job may hold, and what it does. */
+/* The memory that the job may hold, and the memory that it has charged. */
 struct job_memory {
     struct plan_bytes planned;
     struct quota quota;
@@ -83,7 +83,7 @@ struct job_memory {
     int reserve_result; /* written by workers, atomically */
 };
 
-/* What is under way on workers and engines. */
+/* Work under way on workers and engines. */
 struct job_work {
     struct cursor *cursors;             /* per parcel */
     struct verification *verifications; /* pushes that are compared with a predecessor's */
@@ -155,7 +155,7 @@ static inline void job_todo(struct job *job)
     job->todo = true;
 }
 
-/* Of a set with a bit per parameter; never 0. */
+/* Bytes of a set with a bit per parameter; never 0. */
 static inline size_t job_bits_bytes(const struct job *job)
 {
     return job->layout->n_params / 8 + 1;

@@ -27,7 +27,7 @@ bool job_has_pushed(const struct job *job, unsigned rank, uint32_t param)
     return job->ledger.ranks[rank].pushed_in_step[layout_last_part(job->layout, param)];
 }
 
-bool job_has_pushed_now(const struct job *job, unsigned rank, uint32_t param)
+static bool has_pushed_now(const struct job *job, unsigned rank, uint32_t param)
 {
     return ledger_entry(&job->ledger, rank, layout_last_part(job->layout, param))->n_pushed > 0;
 }
@@ -36,7 +36,7 @@ bool job_awaits(const struct job *job, const struct job_rank *rank, uint32_t par
 {
     const struct ring *ring = rank->rings[0];
 
-    return job->layout->params[param].trainable && !job_has_pushed_now(job, rank->rank, param) &&
+    return job->layout->params[param].trainable && !has_pushed_now(job, rank->rank, param) &&
            !(ring && ring_is_held_back(ring, param));
 }
 
@@ -45,7 +45,7 @@ uint32_t job_n_pushed_open(const struct job *job, const struct job_rank *rank)
     uint32_t n = 0;
 
     for (uint32_t p = 0; p < job->layout->n_params; p++)
-        n += job->layout->params[p].trainable && job_has_pushed_now(job, rank->rank, p);
+        n += job->layout->params[p].trainable && has_pushed_now(job, rank->rank, p);
     return n;
 }
 

@@ -12,7 +12,6 @@ bool job_has_pushed(const struct job *job, unsigned rank, uint32_t param);
 
 /* Is the parameter still to come in the open backward of a rank of this node? */
 bool job_awaits(const struct job *job, const struct job_rank *rank, uint32_t param);
-bool job_has_pushed_now(const struct job *job, unsigned rank, uint32_t param);
 
 /* How many of them in that micro-batch. */
 uint32_t job_n_pushed_open(const struct job *job, const struct job_rank *rank);

@@ -35,7 +35,7 @@ enum job_wait {
     WAIT_ABORT,
 };
 
-/* What a rank asked the step with. */
+/* The arguments of a request for the step. */
 struct step_args {
     struct hyper *groups; /* owned; n_groups, or NULL: as configured */
     uint32_t n_groups;

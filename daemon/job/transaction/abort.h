@@ -11,7 +11,7 @@ struct node_message;
 /* Aborts the step for all; reason is taken (may be NULL); rank < 0: nobody in particular. */
 void job_abort(struct job *job, int64_t rank, struct diagnostic *reason);
 
-/* The same on this node, where it is to be. */
+/* The coordinator says that this node aborts. Takes the reason, which may be NULL. */
 void abort_start(struct job *job, int64_t rank, struct diagnostic *reason);
 void abort_settle(struct job *job);
 void job_abort_step(struct job *job, struct job_rank *rank, const char *why);

@@ -15,7 +15,7 @@ struct wire_hyper;
 void job_end_backward(struct job *job, struct job_rank *rank, const struct request_end_backward *request);
 void job_abandon_backward(struct job *job, struct job_rank *rank, const struct request_abandon_backward *request);
 
-/* Of a rank that has left inside a backward. */
+/* Gives up the open backward of a rank that has left. */
 void job_give_up_open(struct job *job, struct job_rank *rank);
 void job_step(struct job *job, struct job_rank *rank, const struct request_step *request);
 void job_grad_norm(struct job *job, struct job_rank *rank);
@@ -23,7 +23,7 @@ void job_grad_norm(struct job *job, struct job_rank *rank);
 /* Judges requests for the step that waited for what other ranks push. */
 void boundary_settle(struct job *job);
 
-/* What was announced and is not awaited is taken back: ranks that wait for that can give up their backward. */
+/* The coordinator has taken back the promised parcels that no node awaits: ranks that wait can give up their backward. */
 void job_withdrawn(struct job *job);
 struct hyper job_plain_hyper(const struct config *config, const struct wire_hyper *h);
 struct wire_hyper job_wire_hyper(const struct hyper *h);
@@ -31,9 +31,10 @@ struct wire_hyper job_wire_hyper(const struct hyper *h);
 /* Aborts the step because of what an earlier process of a rank left in it; takes the refusal of the step, or NULL. */
 void job_abort_inherited(struct job *job, const struct job_rank *from, struct diagnostic *refusal);
 
-/* What a rank asks the step with, to another node and from there. groups: room for one per group. */
-/* NULL: the rank's arguments agree with those of the ranks that have asked. */
+/* Return: NULL when the rank's arguments agree with those of the ranks that have asked, else the refusal. */
 struct diagnostic *job_compare_args(const struct job *job, const struct job_rank *rank);
+
+/* A rank's arguments as a message to another node, and from one. groups: room for one per group. */
 void job_describe_args(const struct job *job, const struct step_args *args, struct request_step *request,
                        struct wire_hyper *groups);
 void job_keep_args(const struct job *job, struct step_args *args, const struct request_step *request);

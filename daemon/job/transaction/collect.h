@@ -23,7 +23,7 @@ struct verification {
     struct verification *next;
 };
 
-/* What the next reduction of a parcel is. */
+/* The position of a parcel's next reduction. */
 struct cursor {
     uint32_t micro_batch, pass;
 };
@@ -51,7 +51,7 @@ bool collect_has_promised(const struct job *job, const struct job_rank *rank);
 void collect_keep_promises(struct job *job, const struct job_rank *rank);
 void collect_release_ring(struct job *job, struct job_rank *rank, bool abort);
 
-/* What was lent of a parcel is added here to what this node owns. */
+/* This node has added the slots of all nodes to the elements of the parcel that it owns. */
 void collect_combined(struct job *job, uint32_t parcel);
 
 /* Where the rank's gradients of the parcel lie, and in which ring; NULL: it has pushed nothing of it there. */

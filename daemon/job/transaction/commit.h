@@ -14,7 +14,7 @@ struct request_step;
 struct step_args;
 struct wire_hyper;
 
-/* What all nodes know together of a step that all have asked for. Borrowed. */
+/* A request for the step, merged from those of all nodes. Borrowed. */
 struct job_request {
     const struct exact_sum *squares;
     const struct node_finding *finding; /* the first by micro-batch, parameter, element */
@@ -39,11 +39,11 @@ bool job_judge(struct job *job, const struct job_request *merged, struct node_ve
 void job_carry_out(struct job *job, const struct node_verdict *verdict);
 void job_hold(struct job *job, const struct node_message *message);
 
-/* Of what is accumulated, unscaled. */
+/* The norm that ranks wait for; of the accumulated gradient, unscaled. */
 void job_norm_is(struct job *job, double norm);
 void job_commit(struct job *job);
 
-/* What a step with these arguments uses for a group: the arguments', or as configured and scheduled. */
+/* Hyperparameters of a group in a step with these arguments: the arguments', or those configured and scheduled. */
 struct hyper job_hyper(const struct job *job, const struct step_args *args, uint32_t group);
 
 /* One node: the verdict on the step, if all ranks that have not left have asked for it; and it is carried out. */
