@@ -33,7 +33,6 @@ static void reduced_there(void *userdata, struct reduction *reduction)
 {
     struct motion *motion = userdata;
     struct exchange *exchange = motion->exchange;
-    const struct place *place = &exchange->places[motion->parcel];
 
     motion->working = false;
     if (!motion->serves)
@@ -45,7 +44,8 @@ static void reduced_there(void *userdata, struct reduction *reduction)
         exchange_drop_motion(motion);
         return;
     }
-    if (!motion->serves && place->kept && exchange_is_at(place, motion->micro_batch, motion->pass))
+    if (!motion->serves &&
+        parcel_keeps(&exchange->job->work.parcels[motion->parcel], motion->micro_batch, motion->pass))
         collect_combined(exchange->job, motion->parcel);
     exchange_finish(motion);
     go_on_giving(exchange);

@@ -40,16 +40,10 @@ struct motion {
     struct motion *next;
 };
 
-/* What this node has of a parcel, and has announced to node 0. */
-struct place {
-    bool kept;         /* micro_batch, pass, until all have it */
-    bool taken;        /* is summed, or will be at once: it cannot be taken back any more */
-    bool summing;      /* that has begun */
-    bool summed;       /* the partial sums are in staging, or the slot was looked at */
-    bool awaited;      /* node 0 has said that it moves: other nodes wait for it */
-    struct ring *ring; /* where the slot is that is lent, held; or NULL */
-    uint32_t micro_batch, pass;
-    uint64_t start, n_elems; /* what this node owns of it, from the parcel's start */
+/* What of a parcel moves. Its state is struct parcel's (daemon/step/parcel.h). */
+struct moving_parcel {
+    struct ring *ring;       /* in which the slot lies that is lent, held; or NULL */
+    uint64_t start, n_elems; /* what this node owns of the parcel, from the parcel's start */
 };
 
 /* A fetch of this node, until it has come. */
@@ -87,7 +81,7 @@ struct exchange {
     struct segment nothing; /* in place of what is shared no more, so that the engine lets go of it */
     const struct segment *segments[EXCHANGE_N_SEGMENTS];
     const struct ring *shared_ring; /* that the engine has; NULL: none */
-    struct place *places;           /* per parcel */
+    struct moving_parcel *parcels;  /* of the layout; owned */
     struct motion *motions;
     struct pending_fetch *fetches; /* oldest first */
     struct serving *servings;      /* oldest first */
@@ -126,11 +120,6 @@ void exchange_share(struct exchange *exchange, enum exchange_segment number, con
 static inline bool exchange_has_arrived(const struct exchange_said *said, unsigned node)
 {
     return said->arrived >> node & 1;
-}
-
-static inline bool exchange_is_at(const struct place *place, uint32_t micro_batch, uint32_t pass)
-{
-    return place->micro_batch == micro_batch && place->pass == pass;
 }
 
 /* exchange-device.c */

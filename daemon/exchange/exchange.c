@@ -120,14 +120,15 @@ int exchange_form(struct exchange *exchange)
     uint64_t start;
     int r;
 
-    exchange->places = calloc(layout->n_parcels + 1, sizeof(*exchange->places));
-    if (!exchange->places)
+    exchange->parcels = calloc(layout->n_parcels + 1, sizeof(*exchange->parcels));
+    if (!exchange->parcels)
         return -ENOMEM;
     for (uint32_t p = 0; p < layout->n_parcels; p++) {
-        struct place *place = &exchange->places[p];
+        struct moving_parcel *parcel = &exchange->parcels[p];
 
-        place->n_elems = exchange_plan_owned_part(layout, &layout->parcels[p], exchange->spans[exchange->self], &start);
-        place->start = start - layout->parcels[p].offset_elems;
+        parcel->n_elems =
+            exchange_plan_owned_part(layout, &layout->parcels[p], exchange->spans[exchange->self], &start);
+        parcel->start = start - layout->parcels[p].offset_elems;
     }
     exchange->incoming_elems = exchange_plan_incoming_elems(job->config, layout);
     /* Between GPUs nothing comes into this memory. */
@@ -151,9 +152,9 @@ int exchange_form(struct exchange *exchange)
 }
 
 /* Where a slot was lent it is not any more. */
-static void end_loan(struct place *place)
+static void end_loan(struct moving_parcel *parcel)
 {
-    struct ring *ring = steal_ptr(place->ring);
+    struct ring *ring = steal_ptr(parcel->ring);
 
     if (ring)
         ring_unhold(ring);
@@ -161,8 +162,8 @@ static void end_loan(struct place *place)
 
 void exchange_drop(struct exchange *exchange)
 {
-    for (uint32_t p = 0; exchange->places && p < exchange->job->layout->n_parcels; p++)
-        end_loan(&exchange->places[p]);
+    for (uint32_t p = 0; exchange->parcels && p < exchange->job->layout->n_parcels; p++)
+        end_loan(&exchange->parcels[p]);
     exchange->shared_ring = NULL;
     while (exchange->motions) {
         struct motion *motion = exchange->motions;
@@ -177,7 +178,7 @@ void exchange_drop(struct exchange *exchange)
     segment_deinit(&exchange->nothing);
     exchange->incoming = exchange->spreading = exchange->nothing = SEGMENT_NULL;
     memset(exchange->segments, 0, sizeof(exchange->segments));
-    free(steal_ptr(exchange->places));
+    free(steal_ptr(exchange->parcels));
     exchange->n_waiting_bytes = 0;
 }
 
@@ -275,7 +276,7 @@ static uint64_t incoming_elem(const struct motion *motion, unsigned index)
 {
     const struct exchange *exchange = motion->exchange;
 
-    return exchange->incoming_elems * (unsigned)motion->incoming + exchange->places[motion->parcel].n_elems * index;
+    return exchange->incoming_elems * (unsigned)motion->incoming + exchange->parcels[motion->parcel].n_elems * index;
 }
 
 /* The first one that is free: it was in use last, and is likeliest still in a cache. Return: false, there is none. */
@@ -333,7 +334,7 @@ static struct engine_move locate_piece(struct exchange *exchange, uint32_t parce
 {
     const struct step *step = exchange->job->step;
     const uint8_t *data = step_piece(step, parcel, piece);
-    const struct ring *ring = exchange->places[parcel].ring;
+    const struct ring *ring = exchange->parcels[parcel].ring;
 
     if (!step_sends_slots(step, parcel))
         return (struct engine_move){.segment = EXCHANGE_STAGING, .offset_bytes = (uint64_t)(data - step->staging)};
@@ -377,7 +378,7 @@ static void receive_piece(const struct motion *motion, unsigned source)
                                     .node = exchange->sources[source].node,
                                     .segment = EXCHANGE_INCOMING,
                                     .offset_bytes = incoming_elem(motion, index_among_others(exchange, source)) * size,
-                                    .n_bytes = exchange->places[motion->parcel].n_elems * size,
+                                    .n_bytes = exchange->parcels[motion->parcel].n_elems * size,
                                 });
 }
 
@@ -428,11 +429,12 @@ static bool copy_masks(const struct exchange *exchange, struct motion *motion, c
 /* Is this node to send a slot that nobody has lent? */
 static bool lacks_slot(const struct exchange *exchange, const struct exchange_said *said)
 {
-    const struct place *place = &exchange->places[said->parcel];
-    bool keeps = place->kept && exchange_is_at(place, said->micro_batch, said->pass);
+    const struct parcel *parcel = &exchange->job->work.parcels[said->parcel];
+    bool keeps = parcel_keeps(parcel, said->micro_batch, said->pass);
     bool lacks = exchange->job->executor->on_gpus
-                     ? !keeps || !place->taken
-                     : step_sends_slots(exchange->job->step, said->parcel) && !(place->ring && keeps);
+                     ? !keeps || parcel->state == PARCEL_PROMISED
+                     : step_sends_slots(exchange->job->step, said->parcel) &&
+                           !(exchange->parcels[said->parcel].ring && keeps);
     bool sends = false;
 
     for (unsigned s = 0; lacks && s < exchange->n_sources; s++)
@@ -443,14 +445,13 @@ static bool lacks_slot(const struct exchange *exchange, const struct exchange_sa
 const char *exchange_parcel(struct exchange *exchange, const struct exchange_said *said)
 {
     const struct layout *layout = exchange->job->layout;
-    const struct place *place;
+    const struct parcel *parcel = job_parcel(exchange->job, said->parcel);
     struct motion *motion;
 
-    if (!layout || said->parcel >= layout->n_parcels)
+    if (!parcel)
         return "EXCHANGE.parcel: no such parcel";
     if (said->n_masks != 0 && said->n_masks != layout->parcels[said->parcel].n_parts)
         return "EXCHANGE.numbers: not one mask per part";
-    place = &exchange->places[said->parcel];
     if (exchange_is_said_twice(exchange, said))
         return EXCHANGE_SAID_TWICE;
     if (lacks_slot(exchange, said))
@@ -465,11 +466,11 @@ const char *exchange_parcel(struct exchange *exchange, const struct exchange_sai
         return exchange_give_to_devices(motion);
     }
     /* Node 0 says no more at a time than there are slots: else the generation ends, and it is said again. */
-    if (!motion->serves && place->n_elems > 0 && !take_incoming(motion)) {
+    if (!motion->serves && exchange->parcels[said->parcel].n_elems > 0 && !take_incoming(motion)) {
         exchange_drop_motion(motion);
         return "EXCHANGE: of more than may be under way";
     }
-    motion->waits = place->kept && !place->summed && exchange_is_at(place, said->micro_batch, said->pass);
+    motion->waits = parcel->state != PARCEL_SUMMED && parcel_keeps(parcel, said->micro_batch, said->pass);
     if (!motion->serves)
         note_contributions(exchange, said);
     if (!motion->waits || step_sends_slots(exchange->job->step, said->parcel))
@@ -526,13 +527,14 @@ static void combine_is_done(void *userdata, struct reduction *reduction)
     struct motion *motion = userdata;
     struct exchange *exchange = motion->exchange;
     uint32_t parcel = reduction->parcel;
-    const struct place *place = &exchange->places[parcel];
 
     exchange->job->work.n_under_way--;
+    parcel_end_combining(&exchange->job->work.parcels[parcel]);
     motion->working = false;
     if (motion->ring)
         ring_unhold(steal_ptr(motion->ring));
-    if (place->ring && place->kept && exchange_is_at(place, reduction->micro_batch, reduction->pass))
+    if (exchange->parcels[parcel].ring &&
+        parcel_keeps(&exchange->job->work.parcels[parcel], reduction->micro_batch, reduction->pass))
         collect_combined(exchange->job, parcel);
     exchange_finish(motion);
     go_on(exchange, parcel);
@@ -551,7 +553,7 @@ static const uint8_t *source_data(const struct motion *motion, unsigned s)
         return step_piece(step, parcel, source->piece);
     /* As from the parcel's start, of which only what is owned is here and read. */
     return exchange->incoming.map + incoming_elem(motion, index_among_others(exchange, s)) * size -
-           exchange->places[parcel].start * size;
+           exchange->parcels[parcel].start * size;
 }
 
 static void combine(struct motion *motion)
@@ -571,7 +573,7 @@ static void combine(struct motion *motion)
         for (uint32_t k = 0; k < n_parts; k++)
             reduction->masks[k] |= (motion->masks[k] >> s & 1) << i;
     }
-    motion->ring = exchange->places[motion->parcel].ring;
+    motion->ring = exchange->parcels[motion->parcel].ring;
     if (motion->ring) /* an abort may end the loan meanwhile */
         ring_hold(motion->ring);
     motion->working = true;
@@ -590,14 +592,14 @@ void exchange_progress(struct motion *motion)
     if (motion->serves || motion->kind == MOTION_GATHER || motion->kind == MOTION_FETCH ||
         motion->kind == MOTION_WRITE ||
         (motion->kind == MOTION_PARCEL && (motion->attempt != job->ledger.attempt || job->phase == JOB_ABORTING ||
-                                           exchange->places[motion->parcel].n_elems == 0)) ||
+                                           exchange->parcels[motion->parcel].n_elems == 0)) ||
         (motion->kind == MOTION_SPREAD && exchange->self == 0)) {
         exchange_finish(motion);
         return;
     }
     if (motion->kind == MOTION_SPREAD)
         exchange_adopt(motion);
-    else if (!step_is_busy(job->step, motion->parcel))
+    else if (parcel_begin_combining(&job->work.parcels[motion->parcel]))
         combine(motion);
 }
 
@@ -620,7 +622,6 @@ void exchange_summed(struct exchange *exchange, uint32_t parcel)
 {
     struct motion *next;
 
-    exchange->places[parcel].summed = true;
     for (struct motion *motion = exchange->motions; motion; motion = next) {
         next = motion->next; /* where nothing is to be moved it ends at once */
         if (motion->kind == MOTION_PARCEL && motion->parcel == parcel && motion->waits) {
@@ -668,40 +669,26 @@ size_t exchange_list_arrived(const struct exchange *exchange, uint64_t *tags, si
     return n;
 }
 
-/* ---- what is kept -------------------------------------------------------------------------------------- */
-
-void exchange_keep(struct exchange *exchange, const struct reduction *reduction)
-{
-    struct place *place = &exchange->places[reduction->parcel];
-
-    place->kept = true;
-    place->taken = place->summing = place->summed = place->awaited = false;
-    place->micro_batch = reduction->micro_batch;
-    place->pass = reduction->pass;
-}
-
-bool exchange_keeps(const struct exchange *exchange, uint32_t parcel)
-{
-    return exchange->places[parcel].kept;
-}
-
-bool exchange_is_promised(const struct exchange *exchange, uint32_t parcel)
-{
-    return exchange->places[parcel].kept && !exchange->places[parcel].taken;
-}
-
-void exchange_take(struct exchange *exchange, uint32_t parcel)
-{
-    exchange->places[parcel].taken = true;
-}
+/* ---- slots that are lent -------------------------------------------------------------------------------- */
 
 void exchange_lend(struct exchange *exchange, uint32_t parcel, struct ring *ring)
 {
-    struct place *place = &exchange->places[parcel];
+    struct moving_parcel *moving = &exchange->parcels[parcel];
 
-    assert(!place->ring);
+    assert(!moving->ring);
     ring_hold(ring);
-    place->ring = ring;
+    moving->ring = ring;
+}
+
+void exchange_end_loan(struct exchange *exchange, uint32_t parcel)
+{
+    end_loan(&exchange->parcels[parcel]);
+}
+
+void exchange_end_loans(struct exchange *exchange)
+{
+    for (uint32_t p = 0; p < exchange->job->layout->n_parcels; p++)
+        end_loan(&exchange->parcels[p]);
 }
 
 void exchange_ring_is_gone(struct exchange *exchange, const struct ring *ring)
@@ -712,55 +699,7 @@ void exchange_ring_is_gone(struct exchange *exchange, const struct ring *ring)
 
 bool exchange_owns_any(const struct exchange *exchange, uint32_t parcel)
 {
-    return exchange->places[parcel].n_elems > 0;
-}
-
-bool exchange_start_sum(struct exchange *exchange, uint32_t parcel)
-{
-    struct place *place = &exchange->places[parcel];
-    bool starts = place->taken && !place->summing;
-
-    place->summing |= starts;
-    return starts;
-}
-
-bool exchange_await(struct exchange *exchange, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
-{
-    struct place *place = parcel < exchange->job->layout->n_parcels ? &exchange->places[parcel] : NULL;
-
-    if (!place || !place->kept || !exchange_is_at(place, micro_batch, pass))
-        return false;
-    place->awaited = true;
-    return !place->taken;
-}
-
-bool exchange_withdraw(struct exchange *exchange, uint32_t parcel)
-{
-    struct place *place = &exchange->places[parcel];
-
-    if (!place->kept || place->awaited)
-        return false;
-    place->kept = place->taken;
-    return place->taken;
-}
-
-bool exchange_settled(struct exchange *exchange, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
-{
-    struct place *place = parcel < exchange->job->layout->n_parcels ? &exchange->places[parcel] : NULL;
-
-    if (!place || !place->kept || !place->summed || !exchange_is_at(place, micro_batch, pass))
-        return false;
-    place->kept = false;
-    end_loan(place);
-    return true;
-}
-
-void exchange_forget(struct exchange *exchange)
-{
-    for (uint32_t p = 0; p < exchange->job->layout->n_parcels; p++) {
-        exchange->places[p].kept = false;
-        end_loan(&exchange->places[p]);
-    }
+    return exchange->parcels[parcel].n_elems > 0;
 }
 
 bool exchange_is_busy(const struct exchange *exchange)

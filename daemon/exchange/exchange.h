@@ -8,11 +8,11 @@
  *
  * The way of a parcel between nodes:
  *
- *   this node's ranks have pushed all of it               exchange_keep()
- *   every node is ready, or has nothing of it             exchange_await(), exchange_parcel()
+ *   this node's ranks have pushed all of it               parcel_complete(): node 0 is told
+ *   every node is ready, or has nothing of it             parcel_await(), exchange_parcel()
  *   collect has summed this node's ranks into staging     exchange_summed(): each owner gets its slice of each piece
  *   the others' slices are here                           step_combine() adds all pieces, in rank order; then moved()
- *   they are everywhere                                   exchange_settled(): staging may be overwritten
+ *   they are everywhere                                   collect_settled(): staging may be overwritten
  *
  * Where the slot of the only local rank is the piece (step_sends_slots) it is lent instead, and sent at once; looking
  * at it goes on meanwhile. It is given back when all have it.
@@ -107,32 +107,17 @@ void exchange_drop(struct exchange *exchange);
 /* EXCHANGE_N_SEGMENTS of them, valid until exchange_drop(). */
 const struct segment *const *exchange_segments(const struct exchange *exchange);
 
-/*
- * What this node has of a parcel is announced, until exchange_settled() or exchange_forget(). A promise: all that it
- * shall be the sum of is in the slots, and stays there. It is summed when it is awaited, so that it can be taken back
- * until then, or earlier when the slots shall go.
- */
-void exchange_keep(struct exchange *exchange, const struct reduction *reduction);
-bool exchange_keeps(const struct exchange *exchange, uint32_t parcel);
-/* Kept, and not taken yet. */
-bool exchange_is_promised(const struct exchange *exchange, uint32_t parcel);
-/* It is to be summed, as soon as nothing else of the parcel is being summed. */
-void exchange_take(struct exchange *exchange, uint32_t parcel);
-/* Return: whether a sum is to be begun; then exchange_summed() comes. */
-bool exchange_start_sum(struct exchange *exchange, uint32_t parcel);
-/* What is kept of the parcel, and taken, lies in that ring, where it is sent from. Holds the ring until all have it. */
+/* This node's gradients of a parcel that was taken lie in that ring, and are sent from there. Holds the ring until
+ * exchange_end_loan() or exchange_end_loans(). */
 void exchange_lend(struct exchange *exchange, uint32_t parcel, struct ring *ring);
+/* All nodes have what they own of the parcel. */
+void exchange_end_loan(struct exchange *exchange, uint32_t parcel);
+/* The step is committed or aborted. */
+void exchange_end_loans(struct exchange *exchange);
 /* Does this node own any of the parcel, and so add it up? */
 bool exchange_owns_any(const struct exchange *exchange, uint32_t parcel);
 /* A ring is about to be freed: the engine lets go of it, too. */
 void exchange_ring_is_gone(struct exchange *exchange, const struct ring *ring);
-/* Node 0 says that it moves. Return: whether it is to be taken now. */
-bool exchange_await(struct exchange *exchange, uint32_t parcel, uint32_t micro_batch, uint32_t pass);
-/* Node 0 has forgotten what it does not await: nor is it kept, unless it is taken. Return: whether it is to be
- * announced again, as it is kept. */
-bool exchange_withdraw(struct exchange *exchange, uint32_t parcel);
-/* Return: whether it was kept, of that position: a node that had none of that one may already keep the next. */
-bool exchange_settled(struct exchange *exchange, uint32_t parcel, uint32_t micro_batch, uint32_t pass);
 
 /* Return: NULL, or why it cannot be done: a static sentence. The generation is broken then. */
 const char *exchange_parcel(struct exchange *exchange, const struct exchange_said *said);
@@ -172,6 +157,5 @@ void exchange_broken(struct exchange *exchange);
 /* Tags of what has arrived but is not done with. Return: how many there are; no more than max are written. */
 size_t exchange_list_arrived(const struct exchange *exchange, uint64_t *tags, size_t max);
 
-/* The step is committed or aborted, and nothing of it is under way. */
-void exchange_forget(struct exchange *exchange);
+/* Is anything of a parcel under way? */
 bool exchange_is_busy(const struct exchange *exchange);

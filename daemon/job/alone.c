@@ -22,13 +22,9 @@
 #include "daemon/memory/state-edits.h"
 #include "daemon/step/step.h"
 
-/* Where a parcel is: a sum begins as soon as the parcel is complete. */
-enum parcel_place { OPEN, TAKEN, SUMMING };
-
 struct alone {
     struct coordinator coordinator;
     struct job *job;
-    uint8_t *places; /* per parcel, of enum parcel_place; owned */
 };
 
 static struct alone *alone_of(const struct coordinator *c)
@@ -42,19 +38,6 @@ static void declared(struct coordinator *c, bool all)
 {
     if (all)
         job_form_now(alone_of(c)->job, "");
-}
-
-static int form(struct coordinator *c)
-{
-    struct alone *alone = alone_of(c);
-
-    alone->places = calloc(alone->job->layout->n_parcels + 1, sizeof(*alone->places));
-    return alone->places ? 0 : -ENOMEM;
-}
-
-static void drop(struct coordinator *c)
-{
-    free(steal_ptr(alone_of(c)->places));
 }
 
 static void have_weights(struct coordinator *c)
@@ -76,33 +59,9 @@ static void complete(struct coordinator *c, const struct reduction *reduction)
     collect_take(alone_of(c)->job, reduction->parcel);
 }
 
-static bool keeps(const struct coordinator *c, uint32_t parcel)
-{
-    return alone_of(c)->places[parcel] != OPEN;
-}
-
-static void take(struct coordinator *c, uint32_t parcel)
-{
-    alone_of(c)->places[parcel] = TAKEN;
-}
-
-static bool start_sum(struct coordinator *c, uint32_t parcel)
-{
-    struct alone *alone = alone_of(c);
-    bool starts = alone->places[parcel] == TAKEN;
-
-    if (starts)
-        alone->places[parcel] = SUMMING;
-    return starts;
-}
-
 static void summed(struct coordinator *c, uint32_t parcel)
 {
-    struct alone *alone = alone_of(c);
-
-    alone->places[parcel] = OPEN;
-    if (alone->job->phase != JOB_ABORTING)
-        collect_settled(alone->job, parcel);
+    collect_settled(alone_of(c)->job, parcel);
 }
 
 /* ---- the step ------------------------------------------------------------------------------------------ */
@@ -174,7 +133,6 @@ static void device_failed(struct coordinator *c, uint32_t generation, const char
 
 static void free_alone(struct coordinator *c)
 {
-    drop(c);
     free(alone_of(c));
 }
 
@@ -183,8 +141,6 @@ int alone_new(struct coordinator **out, struct job *job)
     static const struct coordinator_ops ops = {
         .free = free_alone,
         .declared = declared,
-        .form = form,
-        .drop = drop,
         .have_weights = have_weights,
         .back = back,
         .want_norm = want_norm,
@@ -199,9 +155,6 @@ int alone_new(struct coordinator **out, struct job *job)
     };
     static const struct parcels_ops parcels = {
         .complete = complete,
-        .keeps = keeps,
-        .take = take,
-        .start_sum = start_sum,
         .summed = summed,
     };
     struct alone *alone = calloc(1, sizeof(*alone));

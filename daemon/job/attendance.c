@@ -97,19 +97,18 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
 }
 
 /*
- * A rank that has left is waited for no more: parcels of the open step are reduced, or passed over, without it.
- * Gradients that it pushes there when it has come back would lie behind the cursors, and it would wait for ever.
+ * Nobody waits for a rank that has left: parcels of the open step are reduced, or passed over, without it. Gradients
+ * that the rank pushes there when it is back would lie behind the parcels' positions, and would never be reduced.
  */
 static bool was_passed_over(const struct job *job, const struct job_rank *rank)
 {
     const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
 
     for (uint32_t i = 0; !ledger->asked && i < job->layout->n_parcels; i++) {
-        const struct cursor *cursor = &job->work.cursors[i];
+        const struct parcel *parcel = &job->work.parcels[i];
 
-        if (cursor->micro_batch > ledger->n_ended ||
-            (cursor->micro_batch == ledger->n_ended && (cursor->pass > 0 || job->step->reductions[i].busy ||
-                                                        parcels_keeps(job->coordinator, i))))
+        if (parcel->at.micro_batch > ledger->n_ended ||
+            (parcel->at.micro_batch == ledger->n_ended && (parcel->at.pass > 0 || parcel->state != PARCEL_OPEN)))
             return true;
     }
     return false;

@@ -113,7 +113,7 @@ void drop_now(struct job *job)
     ledger_deinit(&job->ledger);
     executor_free(job->executor);
     layout_free(job->layout);
-    free(job->work.cursors);
+    free(job->work.parcels);
     free(job->decision.hypers);
     free(job->decision.learnt);
     job->abort.said_attempt = 0;
@@ -123,7 +123,7 @@ void drop_now(struct job *job)
     job->step = NULL;
     job->state = NULL;
     job->layout = NULL;
-    job->work.cursors = NULL;
+    job->work.parcels = NULL;
     job->decision.hypers = NULL;
     job->decision.learnt = NULL;
     job->missing.n_seen = 0;

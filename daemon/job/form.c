@@ -238,10 +238,10 @@ static int make_tables(struct job *job)
     _cleanup_free_ uint8_t *trainable = malloc(job->layout->n_parts + 1);
     int r;
 
-    job->work.cursors = calloc(job->layout->n_parcels + 1, sizeof(*job->work.cursors));
+    job->work.parcels = calloc(job->layout->n_parcels + 1, sizeof(*job->work.parcels));
     job->decision.hypers = calloc(job->layout->n_groups, sizeof(*job->decision.hypers));
     job->decision.learnt = calloc(job->layout->n_params, 1);
-    if (!trainable || !job->work.cursors || !job->decision.hypers || !job->decision.learnt)
+    if (!trainable || !job->work.parcels || !job->decision.hypers || !job->decision.learnt)
         return -ENOMEM;
     memset(trainable, true, job->layout->n_parts); /* frozen parameters have no parts */
     r = ledger_init(&job->ledger,

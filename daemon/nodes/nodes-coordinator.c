@@ -174,33 +174,12 @@ static bool waits_elsewhere(const struct coordinator *c, char *dst, size_t size)
 
 static void complete(struct coordinator *c, const struct reduction *reduction)
 {
-    exchange_keep(nodes_from(c)->exchange, reduction);
     nodes_ready(nodes_from(c), reduction);
 }
 
 static void passed(struct coordinator *c, uint32_t parcel, uint32_t micro_batch)
 {
     nodes_passed(nodes_from(c), parcel, micro_batch);
-}
-
-static bool keeps(const struct coordinator *c, uint32_t parcel)
-{
-    return exchange_keeps(nodes_from(c)->exchange, parcel);
-}
-
-static bool is_promised(const struct coordinator *c, uint32_t parcel)
-{
-    return exchange_is_promised(nodes_from(c)->exchange, parcel);
-}
-
-static void take(struct coordinator *c, uint32_t parcel)
-{
-    exchange_take(nodes_from(c)->exchange, parcel);
-}
-
-static bool start_sum(struct coordinator *c, uint32_t parcel)
-{
-    return exchange_start_sum(nodes_from(c)->exchange, parcel);
 }
 
 static void summed(struct coordinator *c, uint32_t parcel)
@@ -355,10 +334,6 @@ static const struct coordinator_ops ops = {
 static const struct parcels_ops parcels = {
     .complete = complete,
     .passed = passed,
-    .keeps = keeps,
-    .is_promised = is_promised,
-    .take = take,
-    .start_sum = start_sum,
     .summed = summed,
     .withdraw = withdraw,
     .withdraws = withdraws,

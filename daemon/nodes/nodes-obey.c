@@ -159,7 +159,9 @@ static void hear_serve(struct nodes *nodes, const struct node_message *message)
 /* Also without an engine: node 0 counts on it from now on, and will say the motion again. */
 static void hear_exchange(struct nodes *nodes, const struct node_message *message)
 {
-    if (exchange_await(nodes->exchange, message->parcel, message->micro_batch, message->pass))
+    struct parcel *parcel = job_parcel(nodes->job, message->parcel);
+
+    if (parcel && parcel_is_at(parcel, message->micro_batch, message->pass) && parcel_await(parcel))
         collect_take(nodes->job, message->parcel);
     hear_motion(nodes, message);
 }
@@ -172,15 +174,19 @@ static void hear_withdrawn(struct nodes *nodes, const struct node_message *messa
         return;
     nodes->withdraws = false;
     for (uint32_t p = 0; p < job->layout->n_parcels; p++)
-        if (exchange_withdraw(nodes->exchange, p))
+        if (parcel_withdraw(&job->work.parcels[p]))
             nodes_ready(nodes, &job->step->reductions[p]);
     job_withdrawn(nodes->job);
 }
 
 static void hear_settled(struct nodes *nodes, const struct node_message *message)
 {
-    if (exchange_settled(nodes->exchange, message->parcel, message->micro_batch, message->pass))
-        collect_settled(nodes->job, message->parcel);
+    const struct parcel *parcel = job_parcel(nodes->job, message->parcel);
+
+    if (!parcel || parcel->state != PARCEL_SUMMED || !parcel_is_at(parcel, message->micro_batch, message->pass))
+        return;
+    exchange_end_loan(nodes->exchange, message->parcel);
+    collect_settled(nodes->job, message->parcel);
 }
 
 static void hear_measure(struct nodes *nodes)
@@ -229,7 +235,7 @@ static void hear_back(struct nodes *nodes, const struct node_message *message)
 static void hear_commit(struct nodes *nodes)
 {
     nodes_end_request(nodes);
-    exchange_forget(nodes->exchange);
+    exchange_end_loans(nodes->exchange);
     job_commit(nodes->job);
 }
 
@@ -238,7 +244,7 @@ static void hear_aborted(struct nodes *nodes, const struct node_message *message
     nodes_end_request(nodes);
     nodes->withdraws = false;
     nodes->n_passed = 0;
-    exchange_forget(nodes->exchange);
+    exchange_end_loans(nodes->exchange);
     job_aborted(nodes->job, message);
 }
 

@@ -453,11 +453,6 @@ struct reduction *step_combine(struct step *step, uint32_t parcel, uint32_t micr
     return reduction;
 }
 
-bool step_is_busy(const struct step *step, uint32_t parcel)
-{
-    return step->reductions[parcel].busy || (step->combinations && step->combinations[parcel].busy);
-}
-
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata)
 {
     reduction->busy = true;

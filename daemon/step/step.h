@@ -154,8 +154,6 @@ void step_open(struct step *step);
  * Sources must stay readable until done(). Until it is posted it stays as it is, whatever is combined meanwhile.
  */
 struct reduction *step_prepare(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass);
-/* Is one of either kind under way? Then none is to be posted. */
-bool step_is_busy(const struct step *step, uint32_t parcel);
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata);
 
 /*

@@ -14,10 +14,10 @@
 #include "daemon/job/model/stats.h"
 #include "daemon/memory/ledger.h"
 #include "daemon/memory/quota.h"
+#include "daemon/step/parcel.h"
 #include "daemon/step/step.h"
 
 struct coordinator;
-struct cursor;
 struct executor;
 struct job_rank;
 struct reply;
@@ -85,7 +85,7 @@ struct job_memory {
 
 /* Work under way on workers and engines. */
 struct job_work {
-    struct cursor *cursors;             /* per parcel */
+    struct parcel *parcels;             /* of the open step; owned */
     struct verification *verifications; /* pushes that are compared with a predecessor's */
     unsigned n_under_way;               /* reductions and verifications */
     unsigned n_io;                      /* other works: reserving, initial weights, gathering, reading */
@@ -164,6 +164,12 @@ static inline size_t job_bits_bytes(const struct job *job)
 static inline unsigned job_n_local(const struct job *job)
 {
     return job->world.end - job->world.first;
+}
+
+/* Return: NULL, there is no such parcel. */
+static inline struct parcel *job_parcel(const struct job *job, uint32_t parcel)
+{
+    return job->layout && parcel < job->layout->n_parcels ? &job->work.parcels[parcel] : NULL;
 }
 
 /* Is it a rank of this node? */

@@ -26,13 +26,6 @@ struct parcels_ops {
     void (*complete)(struct coordinator *c, const struct reduction *reduction);
     /* This node has nothing more of the parcel in that micro-batch. */
     void (*passed)(struct coordinator *c, uint32_t parcel, uint32_t micro_batch);
-    /* Is the parcel under way from complete() to collect_settled()? Then its next reduction waits. */
-    bool (*keeps)(const struct coordinator *c, uint32_t parcel);
-    /* Is it complete, but not taken: can its gradients still be taken back? */
-    bool (*is_promised)(const struct coordinator *c, uint32_t parcel);
-    void (*take)(struct coordinator *c, uint32_t parcel);
-    /* Return: whether the sum of a parcel that was taken begins now; then summed() follows. */
-    bool (*start_sum)(struct coordinator *c, uint32_t parcel);
     void (*summed)(struct coordinator *c, uint32_t parcel);
     /* Takes back what is promised and nobody awaits; nothing is complete until job_withdrawn(). */
     void (*withdraw)(struct coordinator *c);
@@ -58,27 +51,6 @@ static inline void parcels_passed(struct coordinator *c, uint32_t parcel, uint32
 {
     if (c->parcels->passed)
         c->parcels->passed(c, parcel, micro_batch);
-}
-
-static inline bool parcels_keeps(const struct coordinator *c, uint32_t parcel)
-{
-    return c->parcels->keeps ? c->parcels->keeps(c, parcel) : false;
-}
-
-static inline bool parcels_is_promised(const struct coordinator *c, uint32_t parcel)
-{
-    return c->parcels->is_promised ? c->parcels->is_promised(c, parcel) : false;
-}
-
-static inline void parcels_take(struct coordinator *c, uint32_t parcel)
-{
-    if (c->parcels->take)
-        c->parcels->take(c, parcel);
-}
-
-static inline bool parcels_start_sum(struct coordinator *c, uint32_t parcel)
-{
-    return c->parcels->start_sum ? c->parcels->start_sum(c, parcel) : false;
 }
 
 static inline void parcels_summed(struct coordinator *c, uint32_t parcel)

@@ -78,7 +78,7 @@ static void finish_abort(struct job *job)
 
     ledger_abort(&job->ledger);
     job->ledger.attempt = MAX(job->ledger.attempt, job->abort.said_attempt);
-    memset(job->work.cursors, 0, job->layout->n_parcels * sizeof(*job->work.cursors));
+    memset(job->work.parcels, 0, job->layout->n_parcels * sizeof(*job->work.parcels));
     step_open(job->step);
     job->stats.counters.aborts++;
     job->stats.counters.batch_bytes = job->stats.counters.batch_reduced_bytes = 0;
@@ -126,6 +126,8 @@ void abort_start(struct job *job, int64_t rank, struct diagnostic *reason)
     job->phase = JOB_ABORTING;
     job->abort.rank = rank;
     job->abort.reason = reason;
+    for (uint32_t i = 0; i < job->layout->n_parcels; i++)
+        parcel_forget(&job->work.parcels[i]);
     job_todo(job);
 }
 

@@ -3,7 +3,7 @@
 /*
  * Collecting: what all ranks have pushed is reduced, what is reduced is credited.
  *
- * Each parcel has a cursor, the (micro-batch, pass) that is reduced next. It is
+ * Each parcel has a position, the (micro-batch, pass) that is reduced next. It is
  * complete when every rank has pushed all of the parcel's parts there, or has
  * ended that micro-batch. So the order of sums is that of docs/numerics.md
  * whatever the order of arrival, and a parcel is reduced as early as it can be.
@@ -38,7 +38,7 @@ static bool has_ended(const struct job *job, const struct job_rank *rank, uint32
     return ledger->asked || rank->left || ledger->n_ended > micro_batch;
 }
 
-static struct ring_slot *find_slot(const struct job_rank *rank, uint32_t parcel, struct cursor at, struct ring **ring)
+static struct ring_slot *find_slot(const struct job_rank *rank, uint32_t parcel, struct parcel_position at, struct ring **ring)
 {
     for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++) {
         struct ring_slot *slot = rank->rings[i] ? ring_find(rank->rings[i], parcel, at.micro_batch, at.pass) : NULL;
@@ -54,12 +54,12 @@ static struct ring_slot *find_slot(const struct job_rank *rank, uint32_t parcel,
 struct ring_slot *collect_find_slot(const struct job_rank *rank, uint32_t parcel, uint32_t micro_batch, uint32_t pass,
                                     struct ring **ring)
 {
-    return find_slot(rank, parcel, (struct cursor){.micro_batch = micro_batch, .pass = pass}, ring);
+    return find_slot(rank, parcel, (struct parcel_position){.micro_batch = micro_batch, .pass = pass}, ring);
 }
 
 enum completeness { OPEN, COMPLETE, EMPTY };
 
-static enum completeness look_at(const struct job *job, uint32_t parcel, struct cursor at)
+static enum completeness look_at(const struct job *job, uint32_t parcel, struct parcel_position at)
 {
     bool any = false;
 
@@ -156,7 +156,8 @@ static void reduction_is_done(void *userdata, struct reduction *reduction);
 void collect_combined(struct job *job, uint32_t parcel)
 {
     if (sums_at_once(job)) {
-        reduction_is_done(job, &job->step->reductions[parcel]);
+        if (parcel_begin_sum(&job->work.parcels[parcel]))
+            reduction_is_done(job, &job->step->reductions[parcel]);
         return;
     }
     for (unsigned r = job->world.first; is_summed_later(job, parcel) && r < job->world.end; r++)
@@ -180,7 +181,6 @@ static void give_back(struct job *job, struct job_rank *rank, struct ring *ring,
 static void reduction_is_done(void *userdata, struct reduction *reduction)
 {
     struct job *job = userdata;
-    struct cursor *cursor = &job->work.cursors[reduction->parcel];
     const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
     uint64_t n_bytes = 0;
 
@@ -192,7 +192,7 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
         struct ring *ring;
-        struct ring_slot *slot = find_slot(rank, reduction->parcel, *cursor, &ring);
+        struct ring_slot *slot = find_slot(rank, reduction->parcel, job->work.parcels[reduction->parcel].at, &ring);
 
         if (job->phase == JOB_ABORTING || !slot || !slot->posted)
             continue;
@@ -203,6 +203,7 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (reduction->held[r - job->world.first])
             ring_unhold(reduction->held[r - job->world.first]);
+    parcel_end_sum(&job->work.parcels[reduction->parcel]);
     if (job->phase != JOB_ABORTING) {
         count_overlap(job, reduction, n_bytes);
         collect_settle(job);
@@ -216,10 +217,12 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
 
 void collect_settled(struct job *job, uint32_t parcel)
 {
+    if (job->work.parcels[parcel].state != PARCEL_SUMMED)
+        return;
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
         struct ring *ring;
-        struct ring_slot *slot = find_slot(rank, parcel, job->work.cursors[parcel], &ring);
+        struct ring_slot *slot = find_slot(rank, parcel, job->work.parcels[parcel].at, &ring);
 
         if (!slot || !(slot->lent || (sums_at_once(job) && slot->posted)))
             continue;
@@ -227,7 +230,7 @@ void collect_settled(struct job *job, uint32_t parcel)
         rank->slot_credited = true;
         admit_settle(job, rank);
     }
-    job->work.cursors[parcel].pass++;
+    parcel_settle(&job->work.parcels[parcel]);
     collect_parcel(job, parcel);
 }
 
@@ -240,8 +243,8 @@ static void fill_masks(struct job *job, struct reduction *reduction, unsigned ra
             reduction->masks[i] |= UINT64_C(1) << (rank - job->world.first);
 }
 
-/* Who has pushed what at the cursor. */
-static struct reduction *prepare(struct job *job, uint32_t parcel, struct cursor at)
+/* Lists the ranks that have pushed the parcel at that position, and the parts that each has pushed. */
+static struct reduction *prepare(struct job *job, uint32_t parcel, struct parcel_position at)
 {
     struct reduction *reduction = step_prepare(job->step, parcel, at.micro_batch, at.pass);
 
@@ -263,7 +266,7 @@ static void post_rank(struct job *job, struct reduction *reduction, unsigned ran
     struct ring *ring = NULL;
 
     if (reduction->sources[local])
-        find_slot(&job->ranks[rank], reduction->parcel, job->work.cursors[reduction->parcel], &ring)->posted = true;
+        find_slot(&job->ranks[rank], reduction->parcel, job->work.parcels[reduction->parcel].at, &ring)->posted = true;
     /* GPUs hold it while they are at it (exchange.c): they may be given it several times, or never. */
     reduction->held[local] = sums_at_once(job) ? NULL : ring;
     if (!ring)
@@ -291,13 +294,13 @@ static void sum_promised(struct job *job, uint32_t parcel)
 {
     if (sums_at_once(job))
         return;
-    if (!step_is_busy(job->step, parcel) && parcels_start_sum(job->coordinator, parcel))
+    if (parcel_begin_sum(&job->work.parcels[parcel]))
         step_post(&job->step->reductions[parcel], reduction_is_done, job);
 }
 
 void collect_take(struct job *job, uint32_t parcel)
 {
-    parcels_take(job->coordinator, parcel);
+    parcel_take(&job->work.parcels[parcel]);
     post(job, &job->step->reductions[parcel]);
     sum_promised(job, parcel);
 }
@@ -305,7 +308,7 @@ void collect_take(struct job *job, uint32_t parcel)
 /* Is anything that the rank has pushed announced to the other nodes, but not in a sum yet? */
 static bool is_promised(const struct job *job, const struct job_rank *rank, uint32_t parcel)
 {
-    return parcels_is_promised(job->coordinator, parcel) &&
+    return job->work.parcels[parcel].state == PARCEL_PROMISED &&
            job->step->reductions[parcel].sources[rank->rank - job->world.first];
 }
 
@@ -326,26 +329,26 @@ void collect_keep_promises(struct job *job, const struct job_rank *rank)
 
 void collect_parcel(struct job *job, uint32_t parcel)
 {
-    struct cursor *cursor = &job->work.cursors[parcel];
+    struct parcel *its = &job->work.parcels[parcel];
     uint32_t last;
 
     sum_promised(job, parcel);
-    if (job->phase != JOB_TRAINING || job->step->reductions[parcel].busy || parcels_keeps(job->coordinator, parcel) ||
-        parcels_withdraws(job->coordinator))
+    if (job->phase != JOB_TRAINING || its->state != PARCEL_OPEN || parcels_withdraws(job->coordinator))
         return;
     last = furthest(job);
-    while (cursor->micro_batch <= last) {
-        switch (look_at(job, parcel, *cursor)) {
+    while (its->at.micro_batch <= last) {
+        switch (look_at(job, parcel, its->at)) {
         case OPEN:
             return;
         case COMPLETE:
-            parcels_complete(job->coordinator, prepare(job, parcel, *cursor));
+            parcel_complete(its);
+            parcels_complete(job->coordinator, prepare(job, parcel, its->at));
             return;
         case EMPTY:
-            if (cursor->micro_batch == last)
+            if (its->at.micro_batch == last)
                 return; /* of ranks that left a successor may still come and push there */
-            parcels_passed(job->coordinator, parcel, cursor->micro_batch);
-            *cursor = (struct cursor){.micro_batch = cursor->micro_batch + 1};
+            parcels_passed(job->coordinator, parcel, its->at.micro_batch);
+            parcel_pass(its);
             break;
         }
     }

@@ -23,11 +23,6 @@ struct verification {
     struct verification *next;
 };
 
-/* The position of a parcel's next reduction. */
-struct cursor {
-    uint32_t micro_batch, pass;
-};
-
 void collect_parcel(struct job *job, uint32_t parcel);
 void collect_all(struct job *job);
 
@@ -58,7 +53,7 @@ void collect_combined(struct job *job, uint32_t parcel);
 struct ring_slot *collect_find_slot(const struct job_rank *rank, uint32_t parcel, uint32_t micro_batch, uint32_t pass,
                                     struct ring **ring);
 
-/* A parcel's partial sums have arrived everywhere: its next ones may be made. */
+/* All nodes have what they own of the parcel: its next sum may be made. Nothing happens unless the parcel is summed. */
 void collect_settled(struct job *job, uint32_t parcel);
 
 /* A promised parcel of this node is awaited: it is summed now. */

@@ -344,7 +344,7 @@ static void finish_commit(void *userdata)
 
     learn_graph(job);
     ledger_commit(&job->ledger);
-    memset(job->work.cursors, 0, job->layout->n_parcels * sizeof(*job->work.cursors));
+    memset(job->work.parcels, 0, job->layout->n_parcels * sizeof(*job->work.parcels));
     step_open(job->step);
     job_advance_generation(job);
     job->phase = JOB_TRAINING;

@@ -34,9 +34,9 @@ static uint32_t part(const struct fixture *f, uint32_t i)
     return large(f)->first_part + i;
 }
 
-static const struct cursor *cursor(const struct fixture *f, uint32_t i)
+static const struct parcel_position *position(const struct fixture *f, uint32_t i)
 {
-    return &f->job->work.cursors[f->job->layout->parts[part(f, i)].parcel];
+    return &f->job->work.parcels[f->job->layout->parts[part(f, i)].parcel].at;
 }
 
 static void begin_both(struct fixture *f)
@@ -81,11 +81,11 @@ static void test_parts(void **userdata)
     assert_int_equal(job_n_pushed_open(f->job, a->rank), 1);
     peer_push_part(b, part(f, 0), false);
     fixture_drain(f);
-    assert_int_equal(cursor(f, 0)->pass, 1);
-    assert_int_equal(cursor(f, 1)->pass, 0);
+    assert_int_equal(position(f, 0)->pass, 1);
+    assert_int_equal(position(f, 1)->pass, 0);
     peer_push_part(b, part(f, 1), false);
     fixture_drain(f);
-    assert_int_equal(cursor(f, 1)->pass, 1);
+    assert_int_equal(position(f, 1)->pass, 1);
     push_others(a);
     push_others(b);
     end_both(f);
@@ -164,7 +164,7 @@ static void test_successor(void **userdata)
     peer_push_part(b, part(f, 0), false);
     peer_push_all(a);
     fixture_drain(f);
-    assert_int_equal(cursor(f, 0)->pass, 1);
+    assert_int_equal(position(f, 0)->pass, 1);
     peer_die(b);
     peer_ask_end(a);
     peer_expect_silence(a);
@@ -279,10 +279,10 @@ static void test_passes(void **userdata)
     peer_push_all(b);
     fixture_drain(f);
     for (uint32_t i = 0; i < large(f)->n_parts; i++)
-        assert_int_equal(cursor(f, i)->pass, 1); /* the other rank may push once more */
+        assert_int_equal(position(f, i)->pass, 1); /* the other rank may push once more */
     end_both(f);
     for (uint32_t i = 0; i < large(f)->n_parts; i++)
-        assert_int_equal(cursor(f, i)->micro_batch, 1);
+        assert_int_equal(position(f, i)->micro_batch, 1);
     assert_int_equal(f->job->stats.counters.accumulated, 1);
     fixture_free(f);
 }

@@ -84,7 +84,7 @@ static void lose_rank_1(struct fixture *f)
     peer_push_bucket(b, bucket);
     peer_push_all(a);
     fixture_drain(f);
-    assert_int_equal(f->job->work.cursors[f->job->layout->buckets[bucket].first_parcel].pass, 1);
+    assert_int_equal(f->job->work.parcels[f->job->layout->buckets[bucket].first_parcel].at.pass, 1);
     peer_push(b, fixture_first_param(f, fixture_bucket(f, false))); /* or not yet in them */
     peer_die(b);
     assert_int_equal(fixture_n_kept(f, E_RANK_LOST), 1);
@@ -224,7 +224,7 @@ static void test_leave_between_steps(void **userdata)
 }
 
 /*
- * Before the first end of the step's micro-batches: nothing of it is left. The cursors once ran on to micro-batch 1,
+ * Before the first end of the step's micro-batches: nothing of it is left. Positions once ran on to micro-batch 1,
  * as ranks that have left end nothing any more, and those that came back waited for ever at the end of micro-batch 0.
  */
 static void test_leave_before_first_end(void **userdata)
@@ -237,7 +237,7 @@ static void test_leave_before_first_end(void **userdata)
     peer_push(&f->peers[0], fixture_first_param(f, fixture_bucket(f, true)));
     all_leave_and_return(f);
     for (uint32_t b = 0; b < f->job->layout->n_buckets; b++)
-        assert_int_equal(f->job->work.cursors[b].micro_batch, 0);
+        assert_int_equal(f->job->work.parcels[b].at.micro_batch, 0);
     assert_int_equal(f->peers[0].at.micro_batch, 0);
     assert_int_equal(f->job->stats.counters.aborts, 0);
     fixture_finish(f);

@@ -339,13 +339,13 @@ static void test_step(void **userdata)
 }
 
 /* A bucket is reduced as soon as both ranks have pushed all of it, and its slots go back. */
-static void test_cursor(void **userdata)
+static void test_position(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
     struct peer *a = &f->peers[0], *b = &f->peers[1];
     uint32_t bucket = fixture_bucket(f, true), ticket, use;
     uint32_t parcel = f->job->layout->buckets[bucket].first_parcel;
-    const struct cursor *cursor = &f->job->work.cursors[parcel];
+    const struct parcel_position *at = &f->job->work.parcels[parcel].at;
 
     (void)userdata;
     peer_begin(a);
@@ -355,13 +355,13 @@ static void test_cursor(void **userdata)
     use = a->slots[parcel].use;
     peer_push(b, fixture_first_param(f, bucket));
     fixture_drain(f);
-    assert_int_equal(cursor->pass, 0);
+    assert_int_equal(at->pass, 0);
     assert_int_equal(atomic_load(&a->credit->credits[ticket]), use);
     for (uint32_t i = 1; i < f->job->layout->buckets[bucket].n_params; i++)
         peer_push(b, f->job->layout->bucket_params[f->job->layout->buckets[bucket].first_param + i]);
     fixture_drain(f);
-    assert_int_equal(cursor->micro_batch, 0);
-    assert_int_equal(cursor->pass, 1);
+    assert_int_equal(at->micro_batch, 0);
+    assert_int_equal(at->pass, 1);
     assert_int_equal(atomic_load(&a->credit->credits[ticket]), use + 1);
 
     for (uint32_t other = 0; other < f->job->layout->n_buckets; other++)
@@ -373,12 +373,12 @@ static void test_cursor(void **userdata)
     peer_expect(a, REPLY_DONE); /* all of its pushes are in the sums */
     peer_ask_end(b);
     peer_expect(b, REPLY_DONE);
-    assert_int_equal(cursor->micro_batch, 1);
-    assert_int_equal(cursor->pass, 0);
+    assert_int_equal(at->micro_batch, 1);
+    assert_int_equal(at->pass, 0);
     fixture_micro_batch(f);
     fixture_finish_step(f);
-    assert_int_equal(cursor->micro_batch, 0);
-    assert_int_equal(cursor->pass, 0);
+    assert_int_equal(at->micro_batch, 0);
+    assert_int_equal(at->pass, 0);
     fixture_steps(f, FIXTURE_STEPS - 2, FIXTURE_MICRO);
     assert_int_equal(fixture_bits(f), fixture_undisturbed());
     fixture_free(f);
@@ -937,7 +937,7 @@ TEST_GROUP(job)
         cmocka_unit_test(test_administrator_succeeds),
         cmocka_unit_test(test_drop),
         cmocka_unit_test(test_step),
-        cmocka_unit_test(test_cursor),
+        cmocka_unit_test(test_position),
         cmocka_unit_test(test_bucket_of_one_rank),
         cmocka_unit_test(test_duplicate),
         cmocka_unit_test(test_others_tell_why),
