@@ -7,6 +7,7 @@
 
 #include "core/base/base.h"
 #include "core/base/segment.h"
+#include "core/base/sequence.h"
 #include "core/base/worker.h"
 #include "core/config/config.h"
 #include "core/wire/wire-request.h"
@@ -177,10 +178,11 @@ static void add_all(const struct executor *executor, struct moves *moves, bool w
     add_weights(executor, moves, write, 0, layout_of(executor)->weight_bytes, executor->state->weights.map);
 }
 
-/* ---- something that takes several turns ------------------------------------------------------------------ */
+/* ---- copies in several stages ---------------------------------------------------------------------------- */
 
 struct device_io {
     struct executor *executor;
+    struct sequence sequence; /* its stages, each of which a worker or the engine carries out */
     struct work work;
     int result; /* of the work */
     struct moves moves;
@@ -193,16 +195,8 @@ struct device_io {
     uint32_t param;
     uint64_t n_elems;
     void *dst;
+    bool empties; /* the staging copy, in the end */
 };
-
-static struct device_io *io_new(struct executor *executor, executor_done done, void *userdata)
-{
-    struct device_io *io = calloc(1, sizeof(*io));
-
-    if (io)
-        *io = (struct device_io){.executor = executor, .done = done, .userdata = userdata};
-    return io;
-}
 
 static void io_free(struct device_io *io)
 {
@@ -211,38 +205,63 @@ static void io_free(struct device_io *io)
     free(io);
 }
 
-static void io_end(void *userdata, int result)
+static void io_ended(void *userdata, int result)
 {
     struct device_io *io = userdata;
     executor_done done = io->done;
 
     userdata = io->userdata;
+    if (io->empties)
+        device_empty(io->executor);
     io_free(io);
     done(userdata, result);
 }
 
-static int io_copy(struct device_io *io, devices_done done)
+static struct device_io *io_new(struct executor *executor, const sequence_stage *stages, executor_done done,
+                                void *userdata)
 {
-    if (io->moves.failed)
-        return -ENOMEM;
-    return devices_copy(io->executor->devices, io->moves.items, io->moves.n, done, io);
+    struct device_io *io = calloc(1, sizeof(*io));
+
+    if (!io)
+        return NULL;
+    *io = (struct device_io){.executor = executor, .done = done, .userdata = userdata};
+    io->sequence = (struct sequence){.stages = stages, .ended = io_ended, .userdata = io};
+    return io;
 }
 
-/* The copy that is all there is to do. Return: 0, or -errno and io is gone. */
-static int io_start(struct device_io *io, devices_done done)
+/* Return: 0, done() follows; or -errno, and io is gone. */
+static int io_start(struct device_io *io)
 {
-    int r = io_copy(io, done);
+    int r = io->moves.failed ? -ENOMEM : sequence_start(&io->sequence);
 
     if (r < 0)
         io_free(io);
     return r;
 }
 
-static void io_post(struct device_io *io, void (*run)(struct work *work, uint32_t item),
-                    void (*done)(struct work *work), uint32_t n_items)
+/* A stage: the moves. */
+static int io_copy(void *userdata)
 {
-    io->work = (struct work){.run = run, .done = done, .n_items = n_items};
+    struct device_io *io = userdata;
+
+    if (io->moves.failed)
+        return -ENOMEM;
+    return devices_copy(io->executor->devices, io->moves.items, io->moves.n, sequence_done, &io->sequence);
+}
+
+static void io_worked(struct work *work)
+{
+    struct device_io *io = container_of(work, struct device_io, work);
+
+    sequence_advance(&io->sequence, io->result < 0 ? -ENOMEM : 0);
+}
+
+static int io_post(struct device_io *io, void (*run)(struct work *work, uint32_t item), uint32_t n_items)
+{
+    io->result = 0;
+    io->work = (struct work){.run = run, .done = io_worked, .n_items = n_items};
     worker_post(io->executor->options.pool, &io->work);
+    return SEQUENCE_WAITS;
 }
 
 /* ---- the staging copy ------------------------------------------------------------------------------------ */
@@ -253,7 +272,7 @@ void device_empty(struct executor *executor)
     segment_punch(&executor->state->weights, 0, executor->state->weights.n_bytes);
 }
 
-static void reserve_all(struct work *work, uint32_t item)
+static void reserve_run(struct work *work, uint32_t item)
 {
     struct device_io *io = container_of(work, struct device_io, work);
     const struct state *state = io->executor->state;
@@ -264,53 +283,34 @@ static void reserve_all(struct work *work, uint32_t item)
         io->result = segment_reserve(&state->weights, 0, state->weights.n_bytes);
 }
 
-static void load_reserved(struct work *work)
+static int reserve_all(void *userdata)
 {
-    struct device_io *io = container_of(work, struct device_io, work);
-    int r = io->result;
-
-    if (r == 0)
-        r = io_copy(io, io_end);
-    if (r < 0)
-        io_end(io, -ENOMEM);
+    return io_post(userdata, reserve_run, 1);
 }
 
 int device_load(struct executor *executor, executor_done done, void *userdata)
 {
-    struct device_io *io = io_new(executor, done, userdata);
+    static const sequence_stage stages[] = {reserve_all, io_copy, NULL};
+    struct device_io *io = io_new(executor, stages, done, userdata);
 
     if (!io)
         return -ENOMEM;
     add_all(executor, &io->moves, false);
-    if (io->moves.failed) {
-        io_free(io);
-        return -ENOMEM;
-    }
-    io_post(io, reserve_all, load_reserved, 1);
-    return 0;
+    return io_start(io);
 }
 
 int device_store(struct executor *executor, executor_done done, void *userdata)
 {
-    struct device_io *io = io_new(executor, done, userdata);
+    static const sequence_stage stages[] = {io_copy, NULL};
+    struct device_io *io = io_new(executor, stages, done, userdata);
 
     if (!io)
         return -ENOMEM;
     add_all(executor, &io->moves, true);
-    return io_start(io, io_end);
+    return io_start(io);
 }
 
 /* ---- initial weights ------------------------------------------------------------------------------------- */
-
-static void init_end(void *userdata, int result)
-{
-    struct device_io *io = userdata;
-    const struct executor *executor = io->executor;
-
-    if (executor->state->staging_copy && (!executor->several_nodes || executor->gathers)) /* else it is sent from there */
-        device_empty(io->executor);
-    io_end(io, result);
-}
 
 static int reserve_range(const struct segment *segment, const void *from, uint64_t n_bytes)
 {
@@ -345,7 +345,7 @@ static int reserve_init(const struct executor *executor, const struct request_in
                          request->n_elems * sizeof(float));
 }
 
-static void init_store(struct work *work, uint32_t item)
+static void store_run(struct work *work, uint32_t item)
 {
     struct device_io *io = container_of(work, struct device_io, work);
 
@@ -355,9 +355,16 @@ static void init_store(struct work *work, uint32_t item)
         io->result = executor_store_initial(io->executor, &io->init, io->bytes);
 }
 
-static void init_stored(struct work *work)
+/* A stage: weights and masters get the values that were pushed. */
+static int store_pushed(void *userdata)
 {
-    struct device_io *io = container_of(work, struct device_io, work);
+    return io_post(userdata, store_run, 1);
+}
+
+/* A stage: weights and masters go to the GPUs. */
+static int copy_initial(void *userdata)
+{
+    struct device_io *io = userdata;
     const struct executor *executor = io->executor;
     const struct request_init *request = &io->init.request;
     const struct layout_param *p = &layout_of(executor)->params[request->param];
@@ -372,29 +379,21 @@ static void init_stored(struct work *work)
     if (executor->state->staging_copy && has_master(executor, p))
         add_values(executor, &io->moves, true, request->param, STATE_MASTER, request->start_elem, request->n_elems,
                    state_master(executor->state, p->bucket, p->offset_elems + request->start_elem));
-    if (io->result < 0 || io_copy(io, init_end) < 0)
-        init_end(io, -ENOMEM);
-}
-
-static void init_read(void *userdata, int result)
-{
-    struct device_io *io = userdata;
-
-    if (result == 0)
-        io_post(io, init_store, init_stored, 1);
-    else
-        init_end(io, result);
+    return io_copy(io);
 }
 
 int device_init(struct executor *executor, const struct executor_init *init)
 {
+    static const sequence_stage stages[] = {io_copy, store_pushed, copy_initial, NULL};
     const struct request_init *request = &init->request;
     uint64_t n_bytes = request->n_elems * dtype_size(layout_of(executor)->params[request->param].dtype);
-    struct device_io *io = io_new(executor, init->done, init->userdata);
+    struct device_io *io = io_new(executor, stages, init->done, init->userdata);
 
     if (!io)
         return -ENOMEM;
     io->init = *init;
+    /* Several nodes, stages 1 and 2: the weights are sent to the other nodes from the staging copy. */
+    io->empties = executor->state->staging_copy && (!executor->several_nodes || executor->gathers);
     io->bytes = malloc(n_bytes + 1);
     if (!io->bytes) {
         io_free(io);
@@ -405,7 +404,7 @@ int device_init(struct executor *executor, const struct executor_init *init)
                                                  .offset_bytes = request->offset_bytes,
                                                  .host = io->bytes,
                                                  .n_bytes = n_bytes});
-    return io_start(io, init_read);
+    return io_start(io);
 }
 
 int device_reserve_copy(const struct executor *executor)
@@ -433,12 +432,12 @@ static void adopt_run(struct work *work, uint32_t item)
         weights_adopt(executor->state, executor->options.kernels, item, io->weights + p->weight_offset_bytes);
 }
 
-static void adopt_done(struct work *work)
+/* A stage: masters get the values of the weights that have come in. */
+static int adopt(void *userdata)
 {
-    struct device_io *io = container_of(work, struct device_io, work);
+    struct device_io *io = userdata;
 
-    if (io_copy(io, io_end) < 0)
-        io_end(io, -ENOMEM);
+    return io_post(io, adopt_run, layout_of(io->executor)->n_params);
 }
 
 /* Frozen parameters go from where they have come in: they have no place of their own here but in the staging copy. */
@@ -454,7 +453,8 @@ static void add_frozen_weights(const struct executor *executor, struct moves *mo
 
 int device_adopt(struct executor *executor, const uint8_t *weights, executor_done done, void *userdata)
 {
-    struct device_io *io = io_new(executor, done, userdata);
+    static const sequence_stage stages[] = {adopt, io_copy, NULL};
+    struct device_io *io = io_new(executor, stages, done, userdata);
 
     if (!io)
         return -ENOMEM;
@@ -464,49 +464,35 @@ int device_adopt(struct executor *executor, const uint8_t *weights, executor_don
     if (config_partitions_all(executor->options.config))
         add_frozen_weights(executor, &io->moves, weights);
     add_weights(executor, &io->moves, true, 0, layout_of(executor)->weight_bytes, executor->state->weights.map);
-    if (io->moves.failed) {
-        io_free(io);
-        return -ENOMEM;
-    }
-    io_post(io, adopt_run, adopt_done, layout_of(executor)->n_params);
-    return 0;
+    return io_start(io);
 }
 
 /* ---- reading --------------------------------------------------------------------------------------------- */
 
-static void frozen_read(void *userdata, int result)
+/* A stage: a frozen parameter's values to fp32. */
+static int widen(void *userdata)
 {
     struct device_io *io = userdata;
 
-    if (result == 0)
-        io->executor->options.kernels->convert_to_f32(io->dst, io->bytes,
-                                                      layout_of(io->executor)->params[io->param].dtype, io->n_elems);
-    io_end(io, result);
+    io->executor->options.kernels->convert_to_f32(io->dst, io->bytes, layout_of(io->executor)->params[io->param].dtype,
+                                                  io->n_elems);
+    return SEQUENCE_OVER;
 }
 
-static void masters_read(void *userdata, int result)
+/* A stage: masters to the weights' type. */
+static int narrow(void *userdata)
 {
     struct device_io *io = userdata;
 
-    if (result == 0)
-        io->executor->options.kernels->convert_from_f32(io->dst, (const float *)(const void *)io->bytes,
-                                                        layout_of(io->executor)->params[io->param].dtype, io->n_elems);
-    io_end(io, result);
+    io->executor->options.kernels->convert_from_f32(io->dst, (const float *)(const void *)io->bytes,
+                                                    layout_of(io->executor)->params[io->param].dtype, io->n_elems);
+    return SEQUENCE_OVER;
 }
 
-/* read: with what is in io->bytes, in the end; NULL: it went to dst at once. Return: 0, or -ENOMEM and io is gone. */
-static int read_moves(struct device_io *io, devices_done read)
+static struct device_io *io_new_read(struct executor *executor, const sequence_stage *stages, uint32_t param, void *dst,
+                                     executor_done done, void *userdata)
 {
-    if ((!read || io->bytes) && io_copy(io, read ? read : io_end) == 0)
-        return 0;
-    io_free(io);
-    return -ENOMEM;
-}
-
-static struct device_io *io_new_read(struct executor *executor, uint32_t param, void *dst, executor_done done,
-                                     void *userdata)
-{
-    struct device_io *io = io_new(executor, done, userdata);
+    struct device_io *io = io_new(executor, stages, done, userdata);
 
     if (!io)
         return NULL;
@@ -516,51 +502,60 @@ static struct device_io *io_new_read(struct executor *executor, uint32_t param, 
     return io;
 }
 
+/* What is read goes here first. */
+static void make_bytes(struct device_io *io, uint64_t n_bytes)
+{
+    io->bytes = malloc(n_bytes + 1);
+    io->moves.failed |= !io->bytes;
+}
+
 int device_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
                 void *userdata)
 {
+    static const sequence_stage masters[] = {io_copy, NULL}, frozen[] = {io_copy, widen, NULL};
     const struct layout_param *p = &layout_of(executor)->params[param];
-    struct device_io *io = io_new_read(executor, param, dst, done, userdata);
+    struct device_io *io = io_new_read(executor, p->trainable ? masters : frozen, param, dst, done, userdata);
     uint64_t start = 0;
 
     if (!io)
         return -ENOMEM;
     if (p->trainable) {
         add_values(executor, &io->moves, false, param, kind, 0, p->n_elems, dst);
-        return read_moves(io, NULL);
+        return io_start(io) < 0 ? -ENOMEM : 0;
     }
     if (executor->gathers)
         io->n_elems = device_find_owned(executor, param, &start);
     io->dst = dst + start;
-    io->bytes = malloc(io->n_elems * dtype_size(p->dtype) + 1);
-    if (io->bytes && executor->gathers)
+    make_bytes(io, io->n_elems * dtype_size(p->dtype));
+    if (executor->gathers)
         add_frozen(executor, &io->moves, false, param, start, io->n_elems, io->bytes);
-    else if (io->bytes)
+    else
         add_weights(executor, &io->moves, false, p->weight_offset_bytes, io->n_elems * dtype_size(p->dtype), io->bytes);
-    return read_moves(io, frozen_read);
+    return io_start(io) < 0 ? -ENOMEM : 0;
 }
 
 int device_read_weights(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata)
 {
+    static const sequence_stage as_they_are[] = {io_copy, NULL}, rounded[] = {io_copy, narrow, NULL};
     const struct layout_param *p = &layout_of(executor)->params[param];
-    struct device_io *io = io_new_read(executor, param, dst, done, userdata);
     bool rounds = p->trainable && p->dtype != DTYPE_F32;
+    struct device_io *io = io_new_read(executor, rounds ? rounded : as_they_are, param, dst, done, userdata);
     uint64_t start;
 
     if (!io)
         return -ENOMEM;
     io->n_elems = device_find_owned(executor, param, &start);
     if (rounds)
-        io->bytes = malloc(io->n_elems * sizeof(float) + 1);
+        make_bytes(io, io->n_elems * sizeof(float));
     if (!p->trainable)
         add_frozen(executor, &io->moves, false, param, start, io->n_elems, dst);
-    else if (!rounds || io->bytes)
+    else
         add_values(executor, &io->moves, false, param, STATE_MASTER, start, io->n_elems,
                    (float *)(void *)(rounds ? io->bytes : dst));
-    return read_moves(io, rounds ? masters_read : NULL);
+    return io_start(io) < 0 ? -ENOMEM : 0;
 }
 
-static void reserve_segment(struct work *work, uint32_t item)
+static void reserve_segment_run(struct work *work, uint32_t item)
 {
     struct device_io *io = container_of(work, struct device_io, work);
 
@@ -568,49 +563,48 @@ static void reserve_segment(struct work *work, uint32_t item)
     io->result = segment_reserve(io->segment, 0, io->segment->n_bytes);
 }
 
+static int reserve_segment(void *userdata)
+{
+    return io_post(userdata, reserve_segment_run, 1);
+}
+
 int device_show_weights(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
 {
-    struct device_io *io = io_new(executor, done, userdata);
+    static const sequence_stage stages[] = {reserve_segment, io_copy, NULL};
+    struct device_io *io = io_new(executor, stages, done, userdata);
 
     if (!io)
         return -ENOMEM;
     io->segment = segment;
     add_weights(executor, &io->moves, false, 0, layout_of(executor)->weight_bytes, segment->map);
-    io_post(io, reserve_segment, load_reserved, 1);
-    return 0;
+    return io_start(io);
 }
 
-static void masters_shown(void *userdata, int result)
+/* A stage: the masters come into the staging copy. */
+static int load(void *userdata)
 {
     struct device_io *io = userdata;
 
-    device_empty(io->executor);
-    io_end(io, result);
+    return device_load(io->executor, sequence_done, &io->sequence);
 }
 
-/* The staging copy has the masters. */
-static void masters_loaded(void *userdata, int result)
+static int show(void *userdata)
 {
     struct device_io *io = userdata;
 
-    if (result == 0)
-        result = host_show(io->executor, io->segment, masters_shown, io);
-    if (result < 0)
-        masters_shown(io, result);
+    return host_show(io->executor, io->segment, sequence_done, &io->sequence);
 }
 
 int device_show_masters(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
 {
-    struct device_io *io = io_new(executor, done, userdata);
-    int r;
+    static const sequence_stage stages[] = {load, show, NULL};
+    struct device_io *io = io_new(executor, stages, done, userdata);
 
     if (!io)
         return -ENOMEM;
     io->segment = segment;
-    r = device_load(executor, masters_loaded, io);
-    if (r < 0)
-        io_free(io);
-    return r;
+    io->empties = true;
+    return io_start(io);
 }
 
 /* ---- what a successor pushes again ------------------------------------------------------------------------ */

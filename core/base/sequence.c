@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Stages one after the other, until one waits or fails. */
+
+#include "core/base/sequence.h"
+
+/* Return: 0 or -errno of a stage. */
+static int run(struct sequence *sequence)
+{
+    while (sequence->stages[sequence->at]) {
+        int r = sequence->stages[sequence->at](sequence->userdata);
+
+        if (r == SEQUENCE_WAITS) /* it may be gone */
+            return 0;
+        if (r < 0)
+            return r;
+        sequence->at++;
+    }
+    sequence->ended(sequence->userdata, 0);
+    return 0;
+}
+
+int sequence_start(struct sequence *sequence)
+{
+    sequence->at = 0;
+    return run(sequence);
+}
+
+void sequence_retry(struct sequence *sequence)
+{
+    int r = run(sequence);
+
+    if (r < 0)
+        sequence->ended(sequence->userdata, r);
+}
+
+void sequence_advance(struct sequence *sequence, int result)
+{
+    if (result < 0) {
+        sequence->ended(sequence->userdata, result);
+        return;
+    }
+    sequence->at++;
+    sequence_retry(sequence);
+}
+
+void sequence_done(void *sequence, int result)
+{
+    sequence_advance(sequence, result);
+}
