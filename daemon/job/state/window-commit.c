@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The commit of a write window: its weights become masters and weights, its edits become moments and step counts. Where
+ * the state lies on GPUs, it is loaded into the staging copy first, and is brought back in the end.
+ */
+
+#include "core/base/base.h"
+#include "core/config/config.h"
+#include "core/diagnosis/cause.h"
+#include "core/layout/layout.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
+#include "daemon/job/model/fault.h"
+#include "daemon/job/model/journal.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/window-inside.h"
+#include "daemon/job/state/window.h"
+#include "daemon/memory/transfer.h"
+#include "daemon/step/executor.h"
+
+/* ---- stages -------------------------------------------------------------------------------------------- */
+
+static int load(void *userdata)
+{
+    struct job *job = userdata;
+    int r = window_charge_copy(job);
+
+    return r < 0 ? r : executor_load(job->executor, sequence_done, &job->window->commit);
+}
+
+static void weights_are_stored(void *userdata, int result)
+{
+    struct job *job = userdata;
+
+    (void)result; /* storing reserves nothing, and cannot fail */
+    sequence_advance(&job->window->commit, 0);
+}
+
+static int store_weights(void *userdata)
+{
+    struct job *job = userdata;
+
+    return transfer_start(job->pool, &(struct transfer_options){
+                                         .state = job->state,
+                                         .kernels = job->kernels,
+                                         .segment = &job->window->segment,
+                                         .n_params = job->layout->n_params,
+                                         .range = job->config->zero.stage == 3,
+                                         .direction = TRANSFER_STORE,
+                                         .done = weights_are_stored,
+                                         .userdata = job,
+                                     });
+}
+
+static void edits_are_stored(void *userdata)
+{
+    struct job *job = userdata;
+
+    sequence_advance(&job->window->commit, 0);
+}
+
+/* After the weights: a master that was written itself is the one that counts. */
+static int store_edits(void *userdata)
+{
+    struct job *job = userdata;
+
+    if (!job->window->edits)
+        return SEQUENCE_OVER;
+    state_edits_store(job->window->edits, job->pool, edits_are_stored, job);
+    return SEQUENCE_WAITS;
+}
+
+static int bring_back(void *userdata)
+{
+    struct job *job = userdata;
+
+    return executor_store(job->executor, sequence_done, &job->window->commit);
+}
+
+enum { LOAD, STORE_WEIGHTS, STORE_EDITS, BRING_BACK, N_STAGES };
+
+static const sequence_stage stages[] = {
+    [LOAD] = load,
+    [STORE_WEIGHTS] = store_weights,
+    [STORE_EDITS] = store_edits,
+    [BRING_BACK] = bring_back,
+    [N_STAGES] = NULL,
+};
+
+/* ---- how it ends --------------------------------------------------------------------------------------- */
+
+/* The window is stored on this node; it is committed when it is stored everywhere. */
+static void stored(struct job *job)
+{
+    executor_empty(job->executor);
+    window_discharge_copy(job);
+    job->window->busy = false;
+    if (job->window->forgotten) /* node 0 has said that the window is over before it could be */
+        window_free(steal_ptr(job->window));
+    else
+        coordinator_stored(job->coordinator);
+}
+
+/* There is no memory for the staging copy, and nothing was stored: the window is open again. */
+static void refuse(struct job *job)
+{
+    executor_empty(job->executor);
+    window_discharge_copy(job);
+    job->window->busy = job->window->stores = false;
+    job_advance_generation(job);
+    job->phase = JOB_WINDOW;
+    for (unsigned i = job->world.first; i < job->world.end; i++)
+        if (job->ranks[i].wait == WAIT_WINDOW_END)
+            job_refuse(job, &job->ranks[i],
+                       job_keep(job, cause_quota(&(struct evidence_quota){
+                                         .at = job_at(job, &job->ranks[i]),
+                                         .what = "write window",
+                                         .unit = "bytes",
+                                         .asked = job->executor->copy_bytes,
+                                         .fix = "free memory, then end the window again"})),
+                       false);
+}
+
+static void retry(struct work *work)
+{
+    sequence_retry(&container_of(work, struct window, retry)->commit);
+}
+
+/*
+ * A job of several nodes cannot refuse, because all nodes have decided to commit; nor can a node that has stored
+ * something. What they lack is a few KiB, so they try until they get them.
+ */
+static void ended(void *userdata, int result)
+{
+    struct job *job = userdata;
+    struct window *window = job->window;
+    bool may_refuse = window->commit.at <= STORE_WEIGHTS && (job->coordinator->alone || job->run.drop_why);
+
+    if (result == -ECANCELED && !job->run.drop_why) /* the job is going */
+        return;
+    if (result < 0 && may_refuse)
+        refuse(job);
+    else if (result < 0 && result != -ECANCELED)
+        executor_post_nothing(job->executor, &window->retry, retry);
+    else
+        stored(job);
+}
+
+void window_commit(struct job *job)
+{
+    struct sequence *commit = &job->window->commit;
+    int r;
+
+    job->phase = JOB_COMMITTING_WINDOW;
+    job->window->busy = true;
+    job_advance_generation(job);
+    *commit = (struct sequence){.stages = stages, .ended = ended, .userdata = job};
+    r = sequence_start(commit);
+    if (r < 0)
+        ended(job, r);
+}
+
+/* ---- the window is over on all nodes ------------------------------------------------------------------- */
+
+static void refreshed(void *userdata)
+{
+    struct job *job = userdata;
+
+    job_advance_generation(job);
+    window_finish(job);
+}
+
+void job_window_closed(struct job *job)
+{
+    if (job->phase == JOB_COMMITTING_WINDOW && !executor_refresh(job->executor, refreshed, job))
+        refreshed(job);
+    else if (job->phase == JOB_WINDOW)
+        window_finish(job);
+}
