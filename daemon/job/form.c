@@ -11,6 +11,7 @@
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/base/open-files.h"
+#include "core/base/sequence.h"
 #include "core/base/worker.h"
 #include "core/budget/budget.h"
 #include "core/config/config.h"
@@ -168,19 +169,21 @@ static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes 
     return cause_quota(&evidence);
 }
 
-/* ---- forming ------------------------------------------------------------------------------------------- */
+/* ---- stages of forming --------------------------------------------------------------------------------- */
 
-static bool all_declared(const struct job *job)
+/* A stage fails with the diagnostic, which is taken. NULL: it does not fail. */
+static int refuse_with(struct job *job, struct diagnostic *refusal)
 {
-    for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (!job->ranks[r].declared || job->ranks[r].wait != WAIT_FORM)
-            return false;
-    return true;
+    if (!refusal)
+        return SEQUENCE_OVER;
+    diagnostic_unref(job->forming.refusal);
+    job->forming.refusal = refusal;
+    return -EINVAL;
 }
 
-/* Return: NULL when all manifests are equal, else the refusal. */
-static struct diagnostic *compare_manifests(const struct job *job)
+static int compare_manifests(void *userdata)
 {
+    struct job *job = userdata;
     const struct manifest *manifests[STEP_MAX_WORLD] = {NULL};
     uint64_t digest = manifest_digest(&job->ranks[job->world.first].manifest);
     bool equal = true;
@@ -189,7 +192,7 @@ static struct diagnostic *compare_manifests(const struct job *job)
         manifests[r] = &job->ranks[r].manifest;
         equal &= manifest_digest(&job->ranks[r].manifest) == digest;
     }
-    return equal ? NULL : cause_manifest(manifests, job->world.size);
+    return refuse_with(job, equal ? NULL : cause_manifest(manifests, job->world.size));
 }
 
 /* Return: NULL and job->layout, else the refusal. */
@@ -221,6 +224,23 @@ static struct diagnostic *make_layout(struct job *job)
     return cause_declare(&at, what, "give one value, or one per group");
 }
 
+static int lay_out(void *userdata)
+{
+    return refuse_with(userdata, make_layout(userdata));
+}
+
+static int admit(void *userdata)
+{
+    struct job *job = userdata;
+    struct plan_options options =
+        budget_options(job->config, job->layout,
+                       (struct budget_ranks){.first_local = job->world.first, .n_local = job_n_local(job)},
+                       job->layout->n_parcels);
+
+    plan_bytes_by_class(job->layout, &options, &job->memory.planned);
+    return refuse_with(job, admit_memory(job, &job->memory.planned));
+}
+
 static int make_ranks(struct job *job)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++) {
@@ -230,11 +250,12 @@ static int make_ranks(struct job *job)
         if (!rank->gathered)
             return -ENOMEM;
     }
-    return 0;
+    return SEQUENCE_OVER;
 }
 
-static int make_tables(struct job *job)
+static int make_tables(void *userdata)
 {
+    struct job *job = userdata;
     _cleanup_free_ uint8_t *trainable = malloc(job->layout->n_parts + 1);
     int r;
 
@@ -250,78 +271,86 @@ static int make_tables(struct job *job)
     return r < 0 ? r : make_ranks(job);
 }
 
-static int make_state(struct job *job)
+/* State and step have addresses, and no pages yet. */
+static int make_executor(void *userdata)
 {
+    struct job *job = userdata;
     int r = job_make_executor(job);
 
     if (r == 0)
         r = coordinator_form(job->coordinator);
-    return r < 0 ? r : make_tables(job);
+    return r < 0 ? r : SEQUENCE_OVER;
 }
 
 static void reserve_run(struct work *work, uint32_t item)
 {
-    struct job *job = container_of(work, struct job, memory.reserve_work);
+    struct job *job = container_of(work, struct job, forming.reserve_work);
+    uint32_t n = executor_n_reserve_pieces(job->executor);
     int r;
 
     (void)failpoint("forming");
-    if (item < executor_n_reserve_pieces(job->executor))
-        r = executor_reserve(job->executor, item);
-    else
-        r = coordinator_reserve(job->coordinator, item - executor_n_reserve_pieces(job->executor));
+    r = item < n ? executor_reserve(job->executor, item) : coordinator_reserve(job->coordinator, item - n);
     if (r < 0)
-        __atomic_store_n(&job->memory.reserve_result, r, __ATOMIC_RELAXED);
+        __atomic_store_n(&job->forming.reserve_result, r, __ATOMIC_RELAXED);
 }
 
-/* Takes the diagnostic. */
-static void cannot_form(struct job *job, struct diagnostic *refusal)
+static void reserve_done(struct work *work)
 {
-    coordinator_unformed(job->coordinator, refusal->code, refusal->text);
-    job_refuse_forming(job, refusal);
+    struct job *job = container_of(work, struct job, forming.reserve_work);
+
+    job->work.n_io--;
+    if (job->run.drop_why)
+        drop_settle(job);
+    else
+        sequence_advance(&job->forming.sequence, job->forming.reserve_result);
 }
+
+static int reserve(void *userdata)
+{
+    struct job *job = userdata;
+
+    job->phase = JOB_RESERVING;
+    job->forming.reserve_result = 0;
+    job->forming.reserve_work = (struct work){.run = reserve_run,
+                                              .done = reserve_done,
+                                              .n_items = executor_n_reserve_pieces(job->executor) +
+                                                         coordinator_n_reserve_pieces(job->coordinator)};
+    job->work.n_io++;
+    worker_post(job->pool, &job->forming.reserve_work);
+    return SEQUENCE_WAITS;
+}
+
+/* job_formed() or job_unformed() follows. On GPUs engines start, on several nodes when all have their memory. */
+static int start(void *userdata)
+{
+    struct job *job = userdata;
+
+    executor_start(job->executor);
+    return SEQUENCE_WAITS;
+}
+
+static const sequence_stage stages[] = {compare_manifests, lay_out, admit, make_executor, make_tables, reserve, start,
+                                        NULL};
+
+/* ---- how forming ends ---------------------------------------------------------------------------------- */
 
 /* r: a negative errno. */
-static void out_of_memory(struct job *job, int r)
+static struct diagnostic *out_of_memory(const struct job *job, int r)
 {
     char sum[512], what[128];
 
     print_sum(sum, sizeof(sum), &job->memory.planned);
     print_what(what, sizeof(what), job, "the kernel gave no more");
-    drop_now(job);
-    cannot_form(job,
-                cause_quota(&(struct evidence_quota){.at = job_at_forming(NULL),
-                                                     .what = what,
-                                                     .unit = "bytes",
-                                                     .asked = job->memory.planned.needed,
-                                                     .sum = sum,
-                                                     .fix = "free memory on this machine, or make the model smaller",
-                                                     .open_files = open_files_if_short(r)}));
+    return cause_quota(&(struct evidence_quota){.at = job_at_forming(NULL),
+                                                .what = what,
+                                                .unit = "bytes",
+                                                .asked = job->memory.planned.needed,
+                                                .sum = sum,
+                                                .fix = "free memory on this machine, or make the model smaller",
+                                                .open_files = open_files_if_short(r)});
 }
 
-static void reserve_done(struct work *work)
-{
-    struct job *job = container_of(work, struct job, memory.reserve_work);
-
-    job->work.n_io--;
-    if (job->run.drop_why) {
-        drop_settle(job);
-        return;
-    }
-    if (job->memory.reserve_result < 0) {
-        out_of_memory(job, job->memory.reserve_result);
-        return;
-    }
-    executor_start(job->executor);
-}
-
-void job_unformed(struct job *job, struct diagnostic *diagnostic)
-{
-    drop_now(job);
-    cannot_form(job, diagnostic);
-    job_todo(job);
-}
-
-void job_formed(struct job *job)
+static void open_to_ranks(struct job *job)
 {
     struct state_journal *journal = state_journal(job->state);
 
@@ -337,51 +366,59 @@ void job_formed(struct job *job)
     job_todo(job);
 }
 
-static void start_forming(struct job *job)
+static void ended(void *userdata, int result)
 {
-    struct diagnostic *refusal = compare_manifests(job);
-    struct plan_options options;
-    int r;
+    struct job *job = userdata;
+    struct diagnostic *refusal = steal_ptr(job->forming.refusal);
 
+    if (result == 0) {
+        open_to_ranks(job);
+        return;
+    }
     if (!refusal)
-        refusal = make_layout(job);
-    if (!refusal) {
-        options = budget_options(job->config, job->layout,
-                                 (struct budget_ranks){.first_local = job->world.first, .n_local = job_n_local(job)},
-                                 job->layout->n_parcels);
-        plan_bytes_by_class(job->layout, &options, &job->memory.planned);
-        refusal = admit_memory(job, &job->memory.planned);
-    }
-    if (refusal) {
-        drop_now(job); /* first: who is refused is told where it stands, and that is nowhere */
-        cannot_form(job, refusal);
-        return;
-    }
-    r = make_state(job);
-    if (r < 0) {
-        out_of_memory(job, r);
-        return;
-    }
-    job->phase = JOB_RESERVING;
-    job->memory.reserve_result = 0;
-    job->memory.reserve_work =
-        (struct work){.run = reserve_run,
-                      .done = reserve_done,
-                      .n_items = executor_n_reserve_pieces(job->executor) + coordinator_n_reserve_pieces(job->coordinator)};
-    job->work.n_io++;
-    worker_post(job->pool, &job->memory.reserve_work);
+        refusal = out_of_memory(job, result);
+    drop_now(job); /* first: ranks that are refused are told where they stand, and that is nowhere */
+    coordinator_unformed(job->coordinator, refusal->code, refusal->text);
+    job_refuse_forming(job, refusal);
+    job_todo(job);
+}
+
+void job_formed(struct job *job)
+{
+    sequence_advance(&job->forming.sequence, 0);
+}
+
+void job_unformed(struct job *job, struct diagnostic *diagnostic)
+{
+    sequence_advance(&job->forming.sequence, refuse_with(job, diagnostic));
+}
+
+/* ---- when it begins ------------------------------------------------------------------------------------ */
+
+static bool all_declared(const struct job *job)
+{
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        if (!job->ranks[r].declared || job->ranks[r].wait != WAIT_FORM)
+            return false;
+    return true;
 }
 
 void job_form_now(struct job *job, const char *run_id)
 {
+    int r;
+
     if (job->phase != JOB_WAITING)
         return;
     if (!job->run.id && *run_id)
         job->run.id = strdup(run_id);
-    if (all_declared(job))
-        start_forming(job);
-    else
+    if (!all_declared(job)) {
         coordinator_unformed(job->coordinator, 0, "a rank has gone while the job was being formed");
+        return;
+    }
+    job->forming.sequence = (struct sequence){.stages = stages, .ended = ended, .userdata = job};
+    r = sequence_start(&job->forming.sequence);
+    if (r < 0)
+        ended(job, r);
 }
 
 /* ---- a rank's segments, and the answer to Form --------------------------------------------------------- */

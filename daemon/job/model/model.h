@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/base/sequence.h"
 #include "core/base/worker.h"
 #include "core/config/config.h"
 #include "core/config/lossscale.h"
@@ -74,13 +75,19 @@ struct job_world {
     unsigned size, first, end;
 };
 
+/* The stages from equal manifests to memory that is there. */
+struct job_forming {
+    struct sequence sequence;
+    struct diagnostic *refusal; /* why a stage failed; owned, NULL: there is no memory */
+    struct work reserve_work;
+    int reserve_result; /* written by workers, atomically */
+};
+
 /* The memory that the job may hold, and the memory that it has charged. */
 struct job_memory {
     struct plan_bytes planned;
     struct quota quota;
     struct charge charge;
-    struct work reserve_work;
-    int reserve_result; /* written by workers, atomically */
 };
 
 /* Work under way on workers and engines. */
@@ -139,6 +146,7 @@ struct job {
     struct coordinator *coordinator;
     struct window *window;
 
+    struct job_forming forming;
     struct job_memory memory;
     struct job_work work;
     struct job_abort abort;
