@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
-#include "core/diagnosis/cause-text.h"
+#include "core/diagnosis/cause-common.h"
 
 #define FOLK "batch size, LoRA rank, number of GPUs"
 #define STATE_DDP "DDP cannot go on from here: start again after the fix; zerod had no part in it"

@@ -14,9 +14,9 @@
 #include "core/base/base.h"
 #include "core/base/json.h"
 #include "core/budget/budget.h"
+#include "core/budget/plan.h"
 #include "core/config/config.h"
 #include "core/layout/layout.h"
-#include "core/layout/plan.h"
 #include "kernels/update.h"
 #include "proto/credit.h"
 

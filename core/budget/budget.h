@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/layout/plan.h"
+#include "core/budget/plan.h"
 
 struct config;
 struct layout;

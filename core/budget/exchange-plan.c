@@ -6,10 +6,10 @@
 
 #include "core/base/base.h"
 #include "core/base/segment.h"
+#include "core/budget/plan.h"
 #include "core/budget/step-sizes.h"
 #include "core/config/config.h"
 #include "core/layout/layout.h"
-#include "core/layout/plan.h"
 #include "core/layout/subtree.h"
 #include "core/wire/node-wire.h"
 

@@ -19,7 +19,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
-#include "core/diagnosis/cause-text.h"
+#include "core/diagnosis/cause-common.h"
 #include "core/diagnosis/evidence.h"
 #include "core/layout/layout.h"
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
-#include "core/diagnosis/cause-text.h"
+#include "core/diagnosis/cause-common.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis-build.h"
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
-#include "core/diagnosis/cause-text.h"
+#include "core/diagnosis/cause-common.h"
 
 #define STEP_ABORTED                                                                                                   \
     "step aborted on all ranks, weights and optimizer state are unchanged: begin it again at micro-batch 0"

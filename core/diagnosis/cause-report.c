@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
-#include "core/diagnosis/cause-text.h"
+#include "core/diagnosis/cause-common.h"
 
 static const struct report_text texts[] = {
     {

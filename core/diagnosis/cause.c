@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
-#include "core/diagnosis/cause-text.h"
+#include "core/diagnosis/cause-common.h"
 #include "core/layout/layout.h"
 
 static void add_foreign(struct diagnostic *d, const char *label, const char *text)

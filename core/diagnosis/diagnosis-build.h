@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * What only the makers of diagnostics need: daemon/cause*.c. Between diagnostic_new() and
+ * What only the makers of diagnostics need: core/diagnosis/cause-*.c. Between diagnostic_new() and
  * diagnostic_finish() a diagnostic is changed through these and those of diagnosis.h, never directly:
  * the diagnostic of a machine without memory is shared and stays as it is.
  */

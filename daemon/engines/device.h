@@ -3,8 +3,8 @@
 
 /*
  * The daemon's side of zerod-engine-nccl, the child process that drives the GPUs of a node and may die at any time: see
- * proto/device.proto. It starts and kills, gives orders, watches deadlines, and keeps what outlives an engine: the
- * descriptors of the device memory, and the three segments of host memory (struct device_keep).
+ * proto/device.proto. It starts and kills, gives orders and watches deadlines. What outlives an engine is in
+ * device-keep.h.
  *
  * One engine lives in one generation. After a failure the caller closes it and, once ended() has come, starts the next
  * one with the same keep. Orders whose end was not reported have changed nothing, but for the buckets of an update that
@@ -23,27 +23,9 @@
 #include "core/wire/device-wire.h"
 
 struct device;
+struct device_keep;
 
 enum { DEVICE_TRAINER_MS = 10 * 60 * 1000 }; /* a backward that is queued on a GPU takes minutes at the most; picked */
-
-/* What outlives an engine. Owned by the caller; an engine borrows it until ended(). */
-struct device_keep {
-    struct segment plan_segment, inputs_segment, results_segment;
-    struct device_plan plan;
-    struct device_inputs inputs;
-    struct device_results results;
-    struct device_places *places;
-    uint64_t *frozen;                                    /* as device_plan_places() has it */
-    uint64_t piece_bytes[DEVICE_N_PIECES];               /* what is needed */
-    int fds[DEVICE_MAX_LOCAL][DEVICE_N_PIECES];          /* -1: not allocated yet */
-    uint64_t n_bytes[DEVICE_MAX_LOCAL][DEVICE_N_PIECES]; /* what was allocated */
-    uint8_t gpus[DEVICE_MAX_LOCAL][DEVICE_GPU_BYTES];    /* on which; UUIDs */
-    bool in_use;                                         /* by an engine that has not ended */
-};
-
-/* Return: 0 or -errno. Pages are reserved. */
-int device_keep_init(struct device_keep *keep, const struct device_plan_options *options);
-void device_keep_deinit(struct device_keep *keep);
 
 struct device_failure {
     bool said;        /* what are the engine's own words; else it ends a sentence that begins with the engine */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+#include "daemon/engines/device-keep.h"
 #include "daemon/engines/devices.h"
 
 #include <assert.h>

@@ -28,7 +28,7 @@
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/boundary.h"
 #include "daemon/job/transaction/collect.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/memory/state.h"
 #include "daemon/step/executor.h"
 

@@ -18,7 +18,7 @@
 #include "daemon/job/state/gather.h"
 #include "daemon/job/state/read-state.h"
 #include "daemon/job/state/window.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/executor.h"

@@ -20,7 +20,7 @@
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/admit.h"
 #include "daemon/job/transaction/boundary.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 
 static uint64_t median_step_ns(const struct job *job)
 {

@@ -54,7 +54,7 @@ void leader_forget_step(struct leader *leader)
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader_forget_request(&leader->nodes[i]);
     for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++) {
-        struct parcel *parcel = &leader->parcels[p];
+        struct leader_parcel *parcel = &leader->parcels[p];
 
         for (unsigned i = 0; i < leader->n_nodes; i++) {
             free(parcel->places[i].masks);

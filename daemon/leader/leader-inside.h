@@ -43,7 +43,7 @@ struct motion {
     uint64_t arrived, moved; /* nodes that have the bytes; nodes that have done with them */
 };
 
-struct parcel {
+struct leader_parcel {
     uint32_t micro_batch, pass; /* exchanged next */
     struct motion motion;
     bool queued;          /* it could be, and others are */
@@ -83,7 +83,7 @@ struct leader {
     struct leader_ops ops;
     enum leader_phase phase;
     const struct layout *layout;
-    struct parcel *parcels;
+    struct leader_parcel *parcels;
     struct place *places;
     unsigned n_moving; /* parcels with a motion, at most NODE_MAX_MOVING */
     uint32_t *queue;   /* parcels that wait for one of them, a ring of as many as there are */
@@ -116,10 +116,21 @@ void leader_abort_step(struct leader *leader, const struct node_message *message
 /* Aborts the step for a reason that no rank has given. */
 void leader_give_up(struct leader *leader, unsigned node, const char *why);
 
+/* leader.c */
+void leader_say_serve(struct leader *leader, const struct leader_fetch *fetch);
+
+/* leader-generation.c */
+/* All nodes have their memory: the first engines start. */
+void leader_try_start(struct leader *leader);
+/* Initial weights travel when rank 0 has given them and all engines are connected. */
+void leader_try_spread(struct leader *leader);
+void leader_hear_connected(struct leader *leader, unsigned node, const struct node_message *message);
+void leader_next_generation(struct leader *leader, const char *why);
+
 /* leader-parcel.c */
-bool leader_is_at(const struct place *place, const struct parcel *parcel);
+bool leader_is_at(const struct place *place, const struct leader_parcel *parcel);
 /* Has the node said all that it has to say about the parcel's position? */
-bool leader_is_settled(const struct leader *leader, const struct parcel *parcel, unsigned node);
+bool leader_is_settled(const struct leader *leader, const struct leader_parcel *parcel, unsigned node);
 void leader_say_exchange(struct leader *leader, uint32_t index);
 void leader_try_parcel(struct leader *leader, uint32_t index);
 void leader_parcel_is_settled(struct leader *leader, uint32_t index);

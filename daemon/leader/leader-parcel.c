@@ -14,12 +14,12 @@
 
 /* ---- places -------------------------------------------------------------------------------------------- */
 
-bool leader_is_at(const struct place *place, const struct parcel *parcel)
+bool leader_is_at(const struct place *place, const struct leader_parcel *parcel)
 {
     return place->ready && place->micro_batch == parcel->micro_batch && place->pass == parcel->pass;
 }
 
-bool leader_is_settled(const struct leader *leader, const struct parcel *parcel, unsigned node)
+bool leader_is_settled(const struct leader *leader, const struct leader_parcel *parcel, unsigned node)
 {
     const struct place *place = &parcel->places[node];
 
@@ -30,7 +30,7 @@ bool leader_is_settled(const struct leader *leader, const struct parcel *parcel,
 /* ---- exchanges ----------------------------------------------------------------------------------------- */
 
 /* The masks of all nodes' pieces. Return: how many numbers; 0: all of all. */
-static size_t merge_masks(struct leader *leader, const struct parcel *parcel, uint32_t n_parts)
+static size_t merge_masks(struct leader *leader, const struct leader_parcel *parcel, uint32_t n_parts)
 {
     bool whole = true;
 
@@ -53,7 +53,7 @@ static size_t merge_masks(struct leader *leader, const struct parcel *parcel, ui
  */
 void leader_say_exchange(struct leader *leader, uint32_t index)
 {
-    struct parcel *parcel = &leader->parcels[index];
+    struct leader_parcel *parcel = &leader->parcels[index];
 
     parcel->motion.said = true;
     leader_say(leader, (struct node_message){
@@ -69,7 +69,7 @@ void leader_say_exchange(struct leader *leader, uint32_t index)
 }
 
 /* Nobody has anything at the position: to the first micro-batch in which somebody may. Return: false: there is none. */
-static bool skip_ahead(struct leader *leader, struct parcel *parcel)
+static bool skip_ahead(struct leader *leader, struct leader_parcel *parcel)
 {
     uint32_t next = UINT32_MAX;
 
@@ -106,7 +106,7 @@ static void try_queued(struct leader *leader)
 
 void leader_try_parcel(struct leader *leader, uint32_t index)
 {
-    struct parcel *parcel = &leader->parcels[index];
+    struct leader_parcel *parcel = &leader->parcels[index];
 
     if (leader->phase != LEADER_TRAINING || parcel->motion.tag)
         return;
@@ -134,7 +134,7 @@ void leader_try_parcel(struct leader *leader, uint32_t index)
 
 void leader_parcel_is_settled(struct leader *leader, uint32_t index)
 {
-    struct parcel *parcel = &leader->parcels[index];
+    struct leader_parcel *parcel = &leader->parcels[index];
 
     leader_say(leader, (struct node_message){.kind = NODE_SETTLED,
                                              .tag = parcel->motion.tag,
@@ -167,7 +167,7 @@ static bool is_next(const struct place *place, const struct node_message *messag
 
 /* Has the position been summed without the node, or is it just now? It had asked for the step; what comes then, as of a
  * rank that has taken the place of one that left, can be in no sum any more. */
-static bool is_too_late(const struct leader *leader, const struct parcel *parcel, const struct place *place)
+static bool is_too_late(const struct leader *leader, const struct leader_parcel *parcel, const struct place *place)
 {
     if (place->micro_batch != parcel->micro_batch)
         return place->micro_batch < parcel->micro_batch;
@@ -227,7 +227,7 @@ void leader_hear_passed(struct leader *leader, unsigned node, const struct node_
 void leader_hear_withdraw(struct leader *leader, unsigned node)
 {
     for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {
-        struct parcel *parcel = &leader->parcels[p];
+        struct leader_parcel *parcel = &leader->parcels[p];
         struct place *place = &parcel->places[node];
 
         if (!place->ready || (leader_is_at(place, parcel) && parcel->motion.said))

@@ -111,7 +111,7 @@ void leader_hear_request(struct leader *leader, unsigned node, const struct node
 static bool was_passed_over(const struct leader *leader, unsigned node)
 {
     for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {
-        const struct parcel *parcel = &leader->parcels[p];
+        const struct leader_parcel *parcel = &leader->parcels[p];
         const struct place *place = &parcel->places[node];
 
         if (place->micro_batch != parcel->micro_batch

@@ -252,7 +252,7 @@ static void hear_declared(struct leader *leader, unsigned node, const struct nod
 
 /* ---- fetches ------------------------------------------------------------------------------------------- */
 
-static void say_serve(struct leader *leader, const struct leader_fetch *fetch)
+void leader_say_serve(struct leader *leader, const struct leader_fetch *fetch)
 {
     leader_say(leader, (struct node_message){.kind = NODE_SERVE,
                                              .tag = fetch->tag,
@@ -311,7 +311,7 @@ static void hear_fetch(struct leader *leader, unsigned node, const struct node_m
     leader->last_tag += message->n_numbers;
     leader->fetches = fetch;
     if (leader_all_are_connected(leader))
-        say_serve(leader, fetch); /* else when they are */
+        leader_say_serve(leader, fetch); /* else when they are */
 }
 
 /* Return: whether it was a fetch. */
@@ -327,73 +327,6 @@ static bool end_fetch(struct leader *leader, unsigned node, uint64_t tag)
         return true;
     }
     return false;
-}
-
-/* ---- generations of engines ---------------------------------------------------------------------------- */
-
-static void next_generation(struct leader *leader, const char *why)
-{
-    leader->generation++;
-    for (unsigned i = 0; i < leader->n_nodes; i++)
-        leader->nodes[i].connected = false;
-    leader_say(leader, (struct node_message){.kind = NODE_ENGINE, .generation = leader->generation, .text = why});
-}
-
-static void try_start(struct leader *leader)
-{
-    for (unsigned i = 0; i < leader->n_nodes; i++)
-        if (!leader->nodes[i].formed)
-            return;
-    leader->phase = LEADER_STARTING;
-    next_generation(leader, "");
-}
-
-static void try_spread(struct leader *leader)
-{
-    if (leader->phase != LEADER_STARTING || !leader->has_weights || !leader_all_are_connected(leader))
-        return;
-    leader->phase = LEADER_SPREADING;
-    leader_start_motion(leader, &leader->weights, (uint64_t)leader->layout->n_buckets + 1);
-    leader_say(leader, (struct node_message){.kind = NODE_SPREAD, .tag = leader->weights.tag});
-}
-
-/* All engines of a generation are connected: what was under way begins again, for those who have not got it. */
-static void resume(struct leader *leader)
-{
-    for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++)
-        if (leader->parcels[p].motion.tag)
-            leader_say_exchange(leader, p);
-    for (const struct leader_fetch *fetch = leader->fetches; fetch; fetch = fetch->next)
-        say_serve(leader, fetch);
-    if (leader->phase == LEADER_WRITING)
-        leader_say_write(leader);
-    if (leader->phase == LEADER_SPREADING || leader->phase == LEADER_GATHERING || leader->phase == LEADER_CLOSING)
-        leader_say(leader, (struct node_message){.kind = leader->phase == LEADER_SPREADING ? NODE_SPREAD : NODE_GATHER,
-                                                 .tag = leader->weights.tag,
-                                                 .arrived = leader->weights.arrived});
-    try_spread(leader);
-}
-
-static void hear_connected(struct leader *leader, unsigned node, const struct node_message *message)
-{
-    if (message->generation != leader->generation || leader->phase < LEADER_STARTING)
-        return;
-    if (leader->nodes[node].connected) {
-        leader->ops.complain(leader->ops.userdata, node, "CONNECTED: it is, in this generation");
-        return;
-    }
-    leader->nodes[node].connected = true;
-    for (size_t k = 0; k < message->n_numbers; k++) {
-        if (message->numbers[k] == 0)
-            continue; /* what is not under way has no tag */
-        if (leader->weights.tag == message->numbers[k])
-            leader->weights.arrived |= UINT64_C(1) << node;
-        for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++)
-            if (leader->parcels[p].motion.tag == message->numbers[k])
-                leader->parcels[p].motion.arrived |= UINT64_C(1) << node;
-    }
-    if (leader_all_are_connected(leader))
-        resume(leader);
 }
 
 /* ---- reports ------------------------------------------------------------------------------------------- */
@@ -454,7 +387,7 @@ static void hear_forming(struct leader *leader, unsigned node, const struct node
     case NODE_FORMED:
         n->formed = true;
         if (leader->phase == LEADER_FORMING)
-            try_start(leader);
+            leader_try_start(leader);
         break;
     default: /* NODE_WEIGHTS */
         if (node != 0) {
@@ -462,7 +395,7 @@ static void hear_forming(struct leader *leader, unsigned node, const struct node
             break;
         }
         leader->has_weights = true;
-        try_spread(leader);
+        leader_try_spread(leader);
         break;
     }
 }
@@ -526,11 +459,11 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
         hear_forming(leader, node, message);
         break;
     case NODE_CONNECTED:
-        hear_connected(leader, node, message);
+        leader_hear_connected(leader, node, message);
         break;
     case NODE_BROKEN:
         if (message->generation == leader->generation && leader->phase >= LEADER_STARTING)
-            next_generation(leader, message->text);
+            leader_next_generation(leader, message->text);
         break;
     case NODE_VALUE:
         if (message->generation == leader->generation)
@@ -562,12 +495,6 @@ void leader_lose(struct leader *leader, unsigned node, const char *why)
         refuse_but(leader, node, why);
 }
 
-void leader_reconnect(struct leader *leader)
-{
-    if (leader->phase >= LEADER_STARTING)
-        next_generation(leader, "");
-}
-
 /* ---- who is waited for --------------------------------------------------------------------------------- */
 
 /* Nodes without whom parcels that others are ready for cannot be exchanged. */
@@ -576,7 +503,7 @@ static uint64_t holding_back(const struct leader *leader)
     uint64_t mask = 0;
 
     for (uint32_t p = 0; p < leader->layout->n_parcels; p++) {
-        const struct parcel *parcel = &leader->parcels[p];
+        const struct leader_parcel *parcel = &leader->parcels[p];
         uint64_t unsettled = 0;
         bool any = false;
 

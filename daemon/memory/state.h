@@ -23,7 +23,7 @@
  * If the optimizer of a job on GPUs is offloaded, all of this is here except the gradient.
  *
  * A staging copy is the same of a state that lies on GPUs: places without pages, but for the journal. Whoever needs some of
- * it here reserves those pages, copies (device-io.h), and gives them back.
+ * it here reserves those pages, copies (daemon/step/device-io.c), and gives them back.
  */
 
 #include <stdbool.h>

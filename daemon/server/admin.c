@@ -15,6 +15,7 @@
 #include "core/diagnosis/cause.h"
 #include "core/wire/status.h"
 #include "core/wire/wire-reply.h"
+#include "daemon/engines/device-keep.h"
 #include "daemon/engines/devices.h"
 #include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"

@@ -11,6 +11,7 @@
 #include "core/base/worker.h"
 #include "core/config/config.h"
 #include "core/wire/wire-request.h"
+#include "daemon/engines/device-keep.h"
 #include "daemon/engines/devices.h"
 #include "daemon/memory/ring.h"
 #include "daemon/memory/weights.h"

@@ -12,9 +12,10 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/budget/plan.h"
 #include "core/config/config.h"
-#include "core/layout/plan.h"
 #include "core/wire/device-wire.h"
+#include "daemon/engines/device-keep.h"
 #include "daemon/engines/devices.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/gather-device.h"

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "daemon/engines/device-keep.h"
 #include "daemon/engines/device-pool.h"
 #include "daemon/engines/devices.h"
 #include "daemon/step/device.h"

@@ -7,6 +7,7 @@
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "daemon/engines/device-keep.h"
 #include "daemon/engines/devices.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/step.h"

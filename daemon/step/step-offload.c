@@ -7,6 +7,7 @@
 #include "core/base/base.h"
 #include "core/base/segment.h"
 #include "core/budget/step-sizes.h"
+#include "daemon/engines/device-keep.h"
 #include "daemon/engines/devices.h"
 #include "daemon/step/step-device.h"
 #include "daemon/step/step.h"

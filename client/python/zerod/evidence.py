@@ -17,7 +17,7 @@ from torch import nn
 
 from . import _lib
 from .binding import Bound
-from .hooks import Hook
+from .uncopied import Hook
 from .watch import Failure, Segment, now
 
 

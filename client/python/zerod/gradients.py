@@ -25,7 +25,7 @@ from .binding import Bound
 from .client import Client
 from .errors import Error, GradientFault, StepAborted, WeightsWritten
 from .evidence import Evidence, entry_modules
-from .hooks import Hook
+from .uncopied import Hook
 from .late import Late
 from .placement import InHost
 from .reads import get_grad, set_grad

@@ -33,7 +33,7 @@ from torch import nn
 from .binding import Bound
 from .client import Client
 from .errors import GradientFault
-from .hooks import Hook
+from .uncopied import Hook
 from .registry import owners_of
 
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks

@@ -12,13 +12,13 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/manifest.h"
-#include "core/wire/wire.h"
 #include "core/wire/wire-reply.h"
+#include "core/wire/wire.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/memory/state.h"
 
 uint64_t job_now(const struct job *job)

@@ -15,7 +15,7 @@
 #include "daemon/job/model/journal.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 
 void job_fault_reset(struct fault *fault)
 {

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #include "core/diagnosis/diagnosis.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 
 struct job;
 struct job_rank;

@@ -10,7 +10,7 @@
 #include "core/layout/layout.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/memory/ring.h"
 
 uint32_t job_n_trainable(const struct job *job)

@@ -24,7 +24,7 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/collect.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/step.h"
 

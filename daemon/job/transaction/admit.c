@@ -36,7 +36,7 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/collect.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/executor.h"

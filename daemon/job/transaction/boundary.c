@@ -20,8 +20,8 @@
 #include "core/diagnosis/evidence.h"
 #include "core/layout/layout.h"
 #include "core/wire/hyper-check.h"
-#include "core/wire/wire.h"
 #include "core/wire/wire-request.h"
+#include "core/wire/wire.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/journal.h"
@@ -32,7 +32,7 @@
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/job/transaction/commit.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/memory/state.h"
 #include "kernels/update.h"
 

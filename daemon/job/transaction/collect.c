@@ -23,7 +23,7 @@
 #include "daemon/job/model/stats.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/admit.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/step.h"

@@ -20,7 +20,7 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
 #include "core/wire/status.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 
 enum {
     N_RANKS = 4,

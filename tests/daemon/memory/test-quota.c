@@ -18,7 +18,7 @@
 #include "core/budget/budget.h"
 #include "core/budget/step-sizes.h"
 #include "core/layout/layout.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/step.h"

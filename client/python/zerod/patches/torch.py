@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
-from ..hooks import Hook
+from ..uncopied import Hook
 from ..registry import OpenOptimizer, open_optimizers, owners_of, with_gradients
 
 # ---- clipping -------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A second ledger, written from the rules at the top of daemon/memory/ledger.h and from nothing else, and a campaign
+A second ledger, written from the rules at the top of daemon/ledger/ledger.h and from nothing else, and a campaign
 that holds the C ledger against it, through ledger-driver: random operations, chosen by looking at the model's
 state so that every verdict is common. A difference is shrunk. A script is the driver's lines, as tuples.
 """

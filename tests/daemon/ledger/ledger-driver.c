@@ -32,7 +32,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 
 enum {
     MAX_ARGS = 7,

@@ -9,8 +9,8 @@
 #include <cmocka.h>
 
 #include "core/base/base.h"
+#include "core/budget/plan.h"
 #include "core/layout/layout.h"
-#include "core/layout/plan.h"
 #include "tests/group.h"
 
 /* ---- the paper ----------------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-#include "core/diagnosis/cause-text.h"
+#include "core/diagnosis/cause-common.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Each rule of daemon/memory/ledger.h is a test of two arrays: operations, and what
+ * Each rule of daemon/ledger/ledger.h is a test of two arrays: operations, and what
  * each must answer. The ledger has two ranks and four parameters, the last of
  * which is not trainable.
  */
@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "core/base/base.h"
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 #include "tests/group.h"
 
 enum {

@@ -2,7 +2,7 @@
 
 /* The ledger records pushes and judges duplicates; ledger.h is its specification. */
 
-#include "daemon/memory/ledger.h"
+#include "daemon/ledger/ledger.h"
 
 #include <assert.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 
 /* The memory plan computes the bytes of each class from the layout and the options; sums saturate. */
 
-#include "core/layout/plan.h"
+#include "core/budget/plan.h"
 
 #include <assert.h>
 

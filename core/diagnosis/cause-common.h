@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * What the texts of daemon/cause*.c have in common: place, pushes, partitions,
+ * What the texts of core/diagnosis/cause-*.c have in common: place, pushes, partitions,
  * remedies, and the names that the caller's language has for things.
  */
 
