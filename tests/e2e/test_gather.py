@@ -69,7 +69,7 @@ def test_a_hint_is_only_a_hint(zerod):
     ranks[0].err_path.write_text("")
 
 
-@pytest.mark.parametrize("moment", ["step", "abort", "window", "norm", "leave"])
+@pytest.mark.parametrize("moment", ["step", "leave", *full("abort", "window", "norm")])
 def test_the_next_call_comes_while_a_hint_is_carried_out(zerod, anywhere, reference, moment):
     daemon = zerod(STAGE3, env=SLOW)
     ranks = trainers(daemon)

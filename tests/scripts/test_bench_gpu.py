@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from conftest import ROOT
+from tiers import full
 
 sys.path.append(str(ROOT / "bench"))
 
@@ -59,6 +60,7 @@ def kernels(setup):
     assert side.popen.returncode == 0
 
 
+@pytest.mark.full
 def test_kernels(setup):
     rows, details = gpu.gpu_kernels(True, setup)
     assert [row["goal"] for row in rows] == [0.9, 0.9, 1.0, 1.3, 0.95]
@@ -178,7 +180,7 @@ def test_there_is_no_mps(tmp_path, monkeypatch, capsys):
     assert "there are no figures with MPS: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("measure, n_rows", [("gpu_kernels", 5), ("gpu_facts", 6)])
+@pytest.mark.parametrize("measure, n_rows", [*full(("gpu_kernels", 5)), ("gpu_facts", 6)])
 def test_without_mps_stays(setup, measure, n_rows):
     """What fails with MPS takes nothing with it."""
 

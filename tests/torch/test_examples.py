@@ -67,7 +67,7 @@ def steps_of(folder, rank=0):
     return [line for line in lines if line["event"] == "step"]
 
 
-@pytest.mark.parametrize("stage", [*full(1, 2), 3])
+@pytest.mark.parametrize("stage", full(1, 2, 3))
 def test_gpt_is_its_reference(tmp_path, stage):
     """The weights are those of the same training in one process, bit for bit; hyperparameters are the daemon's."""
     python, gpt = sys.executable, EXAMPLES / "gpt"

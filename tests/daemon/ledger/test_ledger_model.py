@@ -60,6 +60,7 @@ def test_a_parameter_has_a_limited_number_of_passes():
 
 
 # The driver with one thing changed, as a filter around it.
+@pytest.mark.full
 @pytest.mark.parametrize("mutation, shortest", [
     pytest.param("exec %s | sed 's/^E1001$/admitted 1/'", 5, id="a duplicate is admitted"),
     pytest.param("exec %s | sed 's/^must_abort$/ok/'", 6, id="what is posted can be abandoned"),
@@ -181,6 +182,7 @@ def close_step_begins_new_sequences(self):
     self.last_sequence = 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("change", [
     changed(attach=attach_keeps_what_is_not_posted), changed(attach=attach_takes_the_request_back),
     changed(attach=attach_goes_on_with_the_sequence), changed(attach=attach_owes_nothing_a_second_time),
