@@ -119,7 +119,7 @@ void leader_give_up(struct leader *leader, unsigned node, const char *why);
 /* leader.c */
 void leader_say_serve(struct leader *leader, const struct leader_fetch *fetch);
 
-/* leader-generation.c */
+/* leader-recover.c */
 /* All nodes have their memory: the first engines start. */
 void leader_try_start(struct leader *leader);
 /* Initial weights travel when rank 0 has given them and all engines are connected. */
