@@ -97,7 +97,7 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
 }
 
 /*
- * Nobody waits for a rank that has left: parcels of the open step are reduced, or passed over, without it. Gradients
+ * No rank waits for a rank that has left: parcels of the open step are reduced, or passed over, without it. Gradients
  * that the rank pushes there when it is back would lie behind the parcels' positions, and would never be reduced.
  */
 static bool was_passed_over(const struct job *job, const struct job_rank *rank)
@@ -288,7 +288,7 @@ void job_detach(struct job *job, struct job_rank *rank)
         /* A successor that dies before it is formed does not give its rank more time. */
         if (!rank->left && job->run.has_weights && !rank->lost_ns)
             rank->lost_ns = job_now(job);
-        /* Nobody waits for the successor of one that was sent away with all the others. */
+        /* When all ranks are dropped, no rank waits for a successor. */
         if (!rank->left && rank->formed && !job->run.stopping && !job->run.drop_why)
             report_lost(job, rank);
     }
@@ -313,7 +313,7 @@ void job_stop_waiting(struct job *job)
 void job_leave(struct job *job, struct job_rank *rank)
 {
     rank->left = true;
-    rank->lost_ns = 0; /* nobody waits for it any more */
+    rank->lost_ns = 0; /* no rank waits for it any more */
     if (job->layout)
         job_give_up_open(job, rank);
     rank->abort_notice = (diagnostic_unref(rank->abort_notice), NULL);

@@ -72,7 +72,7 @@ void drop_begin(struct job *job, unsigned code, const char *why)
     drop_settle(job);
 }
 
-/* Nobody is attached who was told of a layout, and nothing works on the memory that is to go. */
+/* Can the job be dropped? No attached rank knows a layout, and no work uses the memory that will be freed. */
 static bool may_drop(const struct job *job)
 {
     if (job->work.n_under_way > 0 || job->work.n_io > 0 || gather_is_busy(job) || window_is_busy(job->window))

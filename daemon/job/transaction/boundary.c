@@ -589,7 +589,7 @@ void job_grad_norm(struct job *job, struct job_rank *rank)
     job_todo(job);
 }
 
-/* What a predecessor's death left added up of a micro-batch that nobody has ended. */
+/* Does the sum hold pushes of a dead predecessor, in a micro-batch that the rank has neither pushed again nor ended? */
 static bool stands_half(const struct job *job, const struct job_rank *rank)
 {
     for (uint32_t part = 0; part < job->layout->n_parts; part++)
@@ -598,7 +598,9 @@ static bool stands_half(const struct job *job, const struct job_rank *rank)
     return false;
 }
 
-/* Half a backward is no contribution: it is taken back, or if it was added already, the step begins again without it.
+/*
+ * Half a backward is no contribution: its pushes are withdrawn, or if they were added already, the step is aborted and
+ * begins again without them.
  */
 void job_give_up_open(struct job *job, struct job_rank *rank)
 {

@@ -107,7 +107,7 @@ static void clock_stop(struct job *job)
         job->stats.times.reduce_last_ns += job_now(job) - job->stats.times.reduce_busy_since_ns;
 }
 
-/* How much was reduced before the last rank ended its backward: what overlap_comm is for. */
+/* Counts the bytes that were reduced before the last rank ended its backward: overlap_comm increases them. */
 static void count_overlap(struct job *job, const struct reduction *reduction, uint64_t n_bytes)
 {
     struct job_counters *counters = &job->stats.counters;
@@ -124,7 +124,7 @@ static void count_overlap(struct job *job, const struct reduction *reduction, ui
         counters->batch_reduced_bytes += n_bytes;
 }
 
-/* Those of a micro-batch that was ended meanwhile nobody will ask for. */
+/* Records the sums that a reduction found. Sums of a micro-batch that has ended meanwhile are not needed. */
 static void record_sums(struct job *job, const struct reduction *reduction, unsigned rank)
 {
     const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
@@ -145,7 +145,7 @@ static bool sends_slots(const struct job *job, uint32_t parcel)
     return parcels_sends_slots(job->coordinator, parcel);
 }
 
-/* Part of its 64-bit sum is taken when the pieces of all nodes are added. */
+/* Is part of the parcel's 64-bit sum computed when the pieces of all nodes are added? */
 static bool is_summed_later(const struct job *job, uint32_t parcel)
 {
     return sends_slots(job, parcel) && parcels_owns_any(job->coordinator, parcel);
@@ -165,11 +165,11 @@ void collect_combined(struct job *job, uint32_t parcel)
     collect_settle(job);
 }
 
-/* What was read is given back, unless it is sent straight from there: then when all have it, or its rank is gone. */
+/* Credits a slot that was read. A slot that is sent itself is credited when all nodes have it, or its rank is gone. */
 static void give_back(struct job *job, struct job_rank *rank, struct ring *ring, struct ring_slot *slot)
 {
     if (sums_at_once(job))
-        return; /* until it is everywhere */
+        return; /* credited when all nodes have the sum */
     if (sends_slots(job, slot->parcel) && ring == rank->rings[0]) {
         ring_lend(ring, slot);
         return;
