@@ -33,7 +33,7 @@ enum {
     N_NUMBERS,
 };
 
-/* What was told last of a rank. */
+/* The data that was last reported about a rank. */
 struct told {
     uint64_t numbers[N_NUMBERS];
     uint64_t step;
