@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The log sink: a queue of entries, and the thread that writes them to stderr or to the journal. */
+
 #include "core/base/log.h"
 
 #include <errno.h>

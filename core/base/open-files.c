@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The limit of file descriptors: raising it, and the reserve for a job's descriptors. */
+
 #include "core/base/open-files.h"
 
 #include <errno.h>

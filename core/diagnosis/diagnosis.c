@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Diagnostics: their fields are added one by one, and become one text. */
+
 #include "core/diagnosis/diagnosis.h"
 
 #include <inttypes.h>
