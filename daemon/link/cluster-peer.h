@@ -37,26 +37,31 @@ struct cluster_peer {
 };
 
 void peer_init(struct cluster_peer *peer, const struct cluster_ops *ops, uv_loop_t *loop, unsigned node);
-/* The connection has been closed by then. */
+/* The connection must be closed before. */
 void peer_deinit(struct cluster_peer *peer);
 
-/* Why the link does not stand, a sentence; logged as well. */
+/* Keeps and logs the reason why the link is down, a sentence. */
 void peer_explain(struct cluster_peer *peer, enum peer_reason reason, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Milliseconds since it was last heard; UINT64_MAX: never. */
+/* Milliseconds since the last frame from the peer; UINT64_MAX: never. */
 uint64_t peer_silent_ms(const struct cluster_peer *peer);
 
 /* Return: 0 or -ENOMEM. */
 int peer_send(struct cluster_peer *peer, const void *data, size_t n_bytes);
 
-/* What an introduction says of the messages between us does not fit what we know: one of us has forgotten the other. */
+/*
+ * Does an introduction's state of our messages fit this side's? false: one of the two daemons has forgotten the other.
+ */
 bool peer_fits(const struct cluster_peer *peer, const struct link_frame *introduction, uint64_t own_incarnation);
 
-/* Takes over what an introduction that fits says; drops what was for another process. Return: it is another. */
+/*
+ * Adopts an introduction that fits. Return: whether the peer is another process than before, or was given up: messages
+ * that were kept for the old process are then dropped.
+ */
 bool peer_adopt(struct cluster_peer *peer, const struct link_frame *introduction, uint64_t own_incarnation);
 
-/* The link stands over this connection: everything kept is sent, up() is called. */
+/* The link is up over this connection: sends all kept messages, calls up(). */
 void peer_go_up(struct cluster_peer *peer, struct connection *connection);
 
 /* Gives up the connection and calls down(). Return: the connection, to be closed. */

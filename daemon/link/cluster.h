@@ -10,14 +10,14 @@
  * a wrong key, a replayed or altered byte is noticed at the first frame, and its connection dropped with one
  * rate-limited line. Nothing is said to a stranger.
  *
- * What must be alike. The first sealed frame carries version, job, the daemon's incarnation, and the text of what
- * all nodes must have configured alike; a difference is named by key and both values, on both ends.
+ * Equal configuration. The first sealed frame carries version, job, the daemon's incarnation, and a text of the
+ * settings that must be equal on all nodes. Both ends report a difference with its key and both values.
  *
  * Messages are delivered once and in order between two incarnations, whatever happens to connections: each has a
  * number, is kept until it is acknowledged, and is sent again over the next connection. A broken or silent connection
- * (no heartbeat for CLUSTER_SILENCE_MS) is made again. If the peer is another process than before, what it knew
- * is gone: reborn() says so, and what was kept for the one before is dropped. What is sent before any has come is for
- * the first; what is sent in reborn() or later is for the new one.
+ * (no heartbeat for CLUSTER_SILENCE_MS) is made again. If the peer is another process than before, its knowledge
+ * is gone: reborn() reports that, and messages that were kept for the old process are dropped. Messages that are sent
+ * before any process has come are for the first one; messages that are sent in reborn() or later are for the new one.
  *
  * The end of an understanding. When more than CLUSTER_MAX_KEPT_BYTES are kept for a peer, they are dropped and it is
  * given up: it is down, and cluster_send() says -ENOMEM, until another process in its place comes (reborn()). The
