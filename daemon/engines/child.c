@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A child process with a socketpair: packets, orders with deadlines, and the end of the process. */
+
 #include "daemon/engines/child.h"
 
 #include <assert.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The places in a rank's pool: a ring that is filled from its head, over the oldest parameters. */
+
 #include "daemon/engines/device-pool.h"
 
 #include <assert.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The GPUs of this node: the queue of orders, copies in pieces, trainers' events, and the start of engines. */
+
 #include "daemon/engines/device-keep.h"
 #include "daemon/engines/devices.h"
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The exchange between nodes: its life, motions as orders to the engine, and the way of a parcel. */
+
 #include "daemon/exchange/exchange.h"
 
 #include <assert.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The job as a whole: its life, and job_settle(), which ends each event. */
+
 #include "daemon/job/job.h"
 
 #include <assert.h>

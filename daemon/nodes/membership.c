@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The links to other nodes' daemons and the engine between nodes, as struct nodes_ops. */
+
 #include "daemon/nodes/membership.h"
 
 #include <inttypes.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* This node among the others: queued messages, the forming of a job, and the loss of nodes. */
+
 #include <stdio.h>
 #include <string.h>
 

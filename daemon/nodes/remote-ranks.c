@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Remote ranks: changes of this node's ranks are reported, and other nodes' reports are kept in job->ranks. */
+
 #include "daemon/nodes/remote-ranks.h"
 
 #include <string.h>
