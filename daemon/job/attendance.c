@@ -53,8 +53,8 @@ static struct diagnostic *check_run(struct job *job, const struct evidence_at *a
 }
 
 /*
- * A live rank is its process's, which may connect again. What a rank that has formed left behind is its user's.
- * Return: NULL, or the refusal.
+ * A live rank belongs to its process, which may connect again. The data that a formed rank left behind belongs to its
+ * user. Return: NULL, or the refusal.
  */
 static struct diagnostic *check_owner(const struct job *job, const struct job_rank *rank, const struct job_attach *attach,
                                       const struct evidence_at *at)
@@ -170,12 +170,12 @@ static void start_incarnation(struct job *job, struct job_rank *rank, const stru
         executor_attend(job->executor, rank->rank - job->world.first, TRAINER_REPLACED);
     if (ledger_attach(&job->ledger, rank->rank, rank->incarnation) == 1 && successor) {
         job->stats.counters.reattaches++;
-        rank->proceed &= job->ledger.ranks[rank->rank].asked; /* what it did not ask with it has not chosen */
+        rank->proceed &= job->ledger.ranks[rank->rank].asked; /* only a request that stands can proceed unjudged */
         collect_release_ring(job, rank, false);
     }
 }
 
-/* A configuration without an optimizer has the one that the first rank wants: the others are told. */
+/* If the configuration names no optimizer, the first rank chooses it, and the others get that choice. */
 static void choose_optimizer(struct job *job, const struct request_hello *hello)
 {
     if (job->layout || !job->coordinator->alone)
@@ -295,7 +295,9 @@ void job_detach(struct job *job, struct job_rank *rank)
     job_todo(job);
 }
 
-/* on_leave: stop. Those who wait are told now; a step that they had asked for is not taken without the one that left.
+/*
+ * on_leave: stop. Ranks that wait are refused now, and their requests for the step are withdrawn: the step is not made
+ * without the rank that left.
  */
 void job_stop_waiting(struct job *job)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The end of a formed job: it is dropped when nobody is attached and nothing is under way. */
+/* The end of a formed job: it is dropped when no rank is attached and no work is under way. */
 
 #include "daemon/job/drop.h"
 
@@ -98,7 +98,7 @@ void drop_settle(struct job *job)
 
 void drop_now(struct job *job)
 {
-    executor_stop(job->executor); /* first: what it cancels holds rings */
+    executor_stop(job->executor); /* first, because the work that it cancels holds rings */
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The end of a step that is not taken: possible until it is decided (commit.c), and it leaves no trace of the step but
- * attempt + 1. What the attempt had under way ends first. Of several nodes, node 0 says that all abort.
+ * An abort ends a step without applying it. It is possible until the step is decided (commit.c), and leaves no trace of
+ * the step but attempt + 1. Work of the attempt that is under way ends first. On several nodes, node 0 says that all
+ * abort.
  */
 
 #include "daemon/job/transaction/abort.h"
@@ -41,13 +42,13 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
     job_fault_reset(&rank->again);
     rank->partial = (struct partial_push){0};
     ring_orphan(steal_ptr(rank->rings[1]));
-    if (!rank->peer || rank->left) { /* nobody will say AbortSeen */
+    if (!rank->peer || rank->left) { /* no client will send AbortSeen */
         collect_release_ring(job, rank, true);
-        rank->declared = rank->formed = rank->ready = false; /* whoever comes back has no ring: it forms again */
+        rank->declared = rank->formed = rank->ready = false; /* a successor has no ring: it forms again */
         manifest_deinit(&rank->manifest);
         return;
     }
-    /* Its client may still write into these slots: they come back with AbortSeen. Until then they hold nothing. */
+    /* The client may still write into these slots, so they are credited with AbortSeen. Their contents are void. */
     for (uint32_t i = 0; ring && i < ring->n_tickets; i++) {
         ring->slots[i].posted = ring->slots[i].lent = false;
         ring->slots[i].n_pushed = 0;

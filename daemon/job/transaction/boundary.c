@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Boundaries as one rank meets them: the end of a micro-batch, giving one up,
- * asking for the step. What is wrong with a request is said here, before it counts;
- * what happens when all ranks have asked is commit.c.
+ * Boundaries of one rank: the end of a micro-batch, giving one up, asking for the step. Requests are judged here,
+ * before they count; commit.c continues when all ranks have asked for the step.
  */
 
 #include "daemon/job/transaction/boundary.h"
