@@ -227,7 +227,7 @@ static void try_form(struct leader *leader)
     leader->phase = LEADER_FORMING;
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader->nodes[i].formed = false;
-    leader->has_weights = false; /* what was said of a job that was given up may have come since */
+    leader->has_weights = false; /* a report about the dropped job may have set it since */
     leader->step = 0;
     leader->attempt = 0;
     leader_say(leader, (struct node_message){.kind = NODE_FORM,

@@ -19,9 +19,9 @@
  * is gone: reborn() reports that, and messages that were kept for the old process are dropped. Messages that are sent
  * before any process has come are for the first one; messages that are sent in reborn() or later are for the new one.
  *
- * The end of an understanding. When more than CLUSTER_MAX_KEPT_BYTES are kept for a peer, they are dropped and it is
- * given up: it is down, and cluster_send() says -ENOMEM, until another process in its place comes (reborn()). The
- * same for a peer that comes back after another process had its place meanwhile: it is told to be started anew.
+ * Giving up a peer. When more than CLUSTER_MAX_KEPT_BYTES are kept for a peer, they are dropped and the peer is given
+ * up: it is down, and cluster_send() returns -ENOMEM, until another process comes in its place (reborn()). A peer that
+ * comes back after another process had its place is given up, too: its log says that it must be started anew.
  *
  * All functions are for the loop's thread. Any may be called from within the operations below, cluster_close() too. No
  * operation is called from within these functions, and none after cluster_close().

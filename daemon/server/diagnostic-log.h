@@ -27,5 +27,5 @@ struct diagnostic_log {
 };
 
 void diagnostic_log_put(struct diagnostic_log *log, const struct diagnostic *diagnostic, uint64_t now_ms);
-/* To be called now and then: says what was held when its time is over. */
+/* To be called regularly: logs a summary of the diagnostics that were held back, when their time is over. */
 void diagnostic_log_flush(struct diagnostic_log *log, uint64_t now_ms);
