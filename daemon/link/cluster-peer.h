@@ -26,12 +26,12 @@ struct cluster_peer {
     unsigned node;
     uint64_t incarnation; /* 0: never heard of */
     struct mailbox mailbox;
-    struct connection *connection; /* while the link stands */
+    struct connection *connection; /* while the link is up; else NULL */
     bool owes_acknowledgement;
-    bool given_up;     /* messages to this incarnation were dropped: it cannot go on */
-    bool is_silent;    /* why: it has not been heard */
-    bool is_doubted;   /* it had not been heard at the last tick; what has come by then may be unread */
-    uint64_t heard_ms; /* before the present connection; UINT64_MAX: never */
+    bool given_up;     /* messages to this incarnation were dropped: it cannot continue */
+    bool is_silent;    /* `why` says that the peer is silent */
+    bool is_doubted;   /* the peer was silent at the last tick, but frames that had come may be unread */
+    uint64_t heard_ms; /* last frame before the present connection; UINT64_MAX: never */
     char why[640];
     struct log_limit limits[N_PEER_REASONS];
 };
@@ -70,9 +70,11 @@ struct connection *peer_go_down(struct cluster_peer *peer);
 /* A frame on a link that stands. Return: 0, or LINK_FRAME_E_INVALID when it cannot come now. */
 int peer_take(struct cluster_peer *peer, const struct link_frame *frame);
 
-/* Sends what may be sent. */
+/* Sends kept messages while the connection has room. */
 void peer_pump(struct cluster_peer *peer);
 
-/* Says how far messages have come, if some have come or if it is time. */
+/*
+ * peer_acknowledge: reports the messages received, if there are new ones. peer_beat: sends a heartbeat if it is time.
+ */
 void peer_acknowledge(struct cluster_peer *peer);
 void peer_beat(struct cluster_peer *peer);

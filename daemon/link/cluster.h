@@ -74,13 +74,15 @@ struct cluster_options {
  */
 int cluster_new(struct cluster **out, const struct cluster_options *options, char *why, size_t why_size);
 
-/* Closes everything; what is not acknowledged by then may not arrive. The handles' last close callbacks free it, so the
- * loop must run on. NULL is fine. */
+/*
+ * Closes all links; messages that are not acknowledged may be lost. The handles' last close callbacks free the cluster,
+ * so the loop must keep running. NULL is fine.
+ */
 void cluster_close(struct cluster *cluster);
 
 /*
- * Sends, or keeps until the link stands. Node 0 may send to any other node, others to node 0 only.
- * n_bytes at most CLUSTER_MAX_MESSAGE_BYTES. Return: 0, or -ENOMEM: the message was not taken (no memory, or the peer
+ * Sends a message, or keeps it until the link is up. Node 0 may send to any other node, others to node 0 only.
+ * n_bytes at most CLUSTER_MAX_MESSAGE_BYTES. Return: 0, or -ENOMEM: the message is not kept (no memory, or the peer
  * is given up).
  */
 int cluster_send(struct cluster *cluster, unsigned node, const void *data, size_t n_bytes);

@@ -2,10 +2,9 @@
 #pragma once
 
 /*
- * Quotas of memory: a quota has a limit, a charge is a part of it. Charge, then
- * link: the charge lives inside the thing that costs and is released with it;
- * releasing twice is fine. And what the machine has: the memory that could
- * still be taken without being killed for it.
+ * Quotas of memory: a quota has a limit, a charge is a part of it. Charge first, then allocate: the charge lives inside
+ * the object that needs the memory and is released with it; releasing twice is fine. Also the headroom of the machine:
+ * the memory that this process could still allocate without being killed for it.
  */
 
 #include <stdint.h>

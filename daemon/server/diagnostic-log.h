@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * Diagnostics on their way to the log. A client can cause them as often as it likes: of each rank and code, and of each
- * code of connections without a rank, so many are logged, then nothing until DIAGNOSTIC_LOG_MS are over; what came
- * meanwhile is one line with its number. The time is passed in.
+ * The rate limit of diagnostics in the log, because a client can cause them as often as it likes. For each rank and
+ * code, and for each code of connections without a rank, DIAGNOSTIC_LOG_BURST are logged, then none until
+ * DIAGNOSTIC_LOG_MS are over; one line then gives the number of the others. The time is passed in.
  */
 
 #include <stdint.h>
