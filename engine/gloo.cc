@@ -240,7 +240,9 @@ Daemon &the_daemon()
 
 /* ---- the store ------------------------------------------------------------------------------------------ */
 
-/* What the engines of a generation tell each other by way of their daemons. Nobody waits here past the connector's end.
+/*
+ * The values that the engines of a generation send each other through their daemons. No thread waits here past the
+ * connector's end.
  */
 class Store : public gloo::rendezvous::Store
 {

@@ -105,7 +105,7 @@ void engine_count_collective(struct nccl_engine *engine, uint64_t collective)
 {
     if (!engine->groups)
         return;
-    /* Those between are fetches of other nodes. */
+    /* Numbers that are skipped belong to fetches between other nodes. */
     if (collective < engine->n_collectives)
         engine_fail(engine, "collective %" PRIu64 " is ordered where %" PRIu64 " is due", collective,
                     engine->n_collectives);

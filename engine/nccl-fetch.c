@@ -204,7 +204,7 @@ static void copy_frozen(const struct fetch *fetch, struct nccl_gpu *gpu, const s
                       "cudaMemcpyAsync");
 }
 
-/* Of what may be rounded: no more than its chunks have, for which sizes_find() has set lists aside. */
+/* Blocks for rounding the round's masters: no more than all chunks have, so sizes_find() has reserved enough lists. */
 static uint32_t count_blocks(const struct fetch *fetch, const struct nccl_gpu *gpu, size_t end)
 {
     uint32_t n = 0;

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Conversion between fp32 and 16-bit types; compiled once per instruction set. */
+
 #include "kernels/isa.h"
 #include "kernels/narrow_kernel.h"
 

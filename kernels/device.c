@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of device.h that run on the CPU: filling lists, reading findings. */
+
 #include "kernels/device.h"
 
 #include <assert.h>

@@ -2,15 +2,15 @@
 #pragma once
 
 /*
- * The kernels of zerod on a GPU: the twins, bit for bit, of what kernels.h has for the CPU (kernels/cuda/). Every
- * function here puts one or two launches on a stream and comes back at once.
+ * The kernels of zerod on a GPU: twins, bit for bit, of the CPU's kernels in kernels.h (kernels/cuda/). Every function
+ * here puts one or two launches on a stream and returns at once.
  *
  * A launch works on a list of ranges, because parameters are many and often small: a range is a piece of one
- * parameter, as in reduce.h and update.h, and a chunk is what one thread block takes of a range. What a list
- * points to lies in memory that the device reads and writes, and belongs to the caller, who leaves it alone until
- * the launch is done, which an event recorded behind it tells. The list itself is copied and may go when the
- * function returns. Results want device memory, since blocks add to them with atomics. Ranges, leaves, chunks and
- * scalars may be registered host memory; but every block begins by reading its own of them, so lists that are used
+ * parameter, as in reduce.h and update.h, and a chunk is the part of a range that one thread block works on. The arrays
+ * of a list lie in memory that the device reads and writes. They belong to the caller, who must not change them until
+ * an event that is recorded after the launch says that it is done. The list itself is copied and may be freed when the
+ * function returns. Results must lie in device memory, because blocks add to them with atomics. Ranges, leaves, chunks
+ * and scalars may be registered host memory; but every block begins by reading its own of them, so lists that are used
  * again, or are long, are better copied to the device.
  *
  * Tensors lie at any address that their element type allows. At multiples of 16 bytes they are read and
@@ -63,7 +63,7 @@ uint32_t device_chunks_fill(struct device_chunk *chunks, uint32_t range, uint64_
 
 /* ---- reduce: reduce.h on the device -------------------------------------------------------------------- */
 
-/* What one rank pushed, or a partial sum from another node. */
+/* A leaf: the gradient that one rank pushed, or a partial sum from another node. */
 struct device_leaf {
     const void *data;  /* at the range's first element */
     uint32_t n_joins;  /* additions of the tree that are due once this leaf is there; device_leaves_fill() */
@@ -109,7 +109,7 @@ enum device_value {
     DEVICE_MINUS_INF,
 };
 
-/* What a leaf, or a sum of finite leaves, holds that is not finite; device_finding_read() gives it plain. */
+/* The values of a leaf, or of a sum of finite leaves, that are not finite; device_finding_read() decodes it. */
 struct device_finding {
     uint64_t n_nan;
     uint64_t n_inf;
@@ -117,8 +117,8 @@ struct device_finding {
 };
 
 /*
- * Whose value it was: reduce_find_nonfinite(), behind device_reduce() of the same list and before leaves or out
- * change. Ranges whose squares are finite are not read, so it may follow every reduce unasked.
+ * Finds the leaf that a value came from, as reduce_find_nonfinite() does; after device_reduce() of the same list and
+ * before leaves or out change. Ranges whose squares are finite are not read, so a call after every reduce is cheap.
  * findings: out, per leaf; overflows: out, per range; both in device memory.
  */
 int device_find_nonfinite(struct CUstream_st *stream, const struct device_reduce_list *list,

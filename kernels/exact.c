@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Exact sums: carrying, merging and rounding of the fixed-point number. */
+
 #include "kernels/exact.h"
 
 #include <assert.h>

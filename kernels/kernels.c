@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The choice of a table of kernels by the CPU's features, and the check of the floating-point environment. */
+
 #include "kernels/kernels.h"
 
 #include "kernels/convert.h"
@@ -31,8 +33,11 @@ static unsigned candidates(struct candidate out[KERNELS_MAX_TABLES])
 
     out[n++] = (struct candidate){&kernels_baseline, true};
 #ifdef __x86_64__
-    /* What sets the levels apart for which meson.build compiles (clang 14 knows no names for whole levels);
-     * the kernel's leave to use the registers is part of the answer. */
+    /*
+     * Tests the features that distinguish the levels for which meson.build compiles, because clang 14 knows no names
+     * for whole levels. __builtin_cpu_supports() also tests whether the operating system lets processes use the
+     * registers.
+     */
     bool avx2, avx512;
 
     __builtin_cpu_init();

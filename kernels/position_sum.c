@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Position sums of one gradient: adding partial sums, and the final 64-bit value. */
+
 #include "kernels/position_sum.h"
 
 #include <xxhash.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The position sum of a gradient without a reduction; compiled once per instruction set. */
+
 #include "kernels/position_sum_kernel.h"
 
 #include <assert.h>

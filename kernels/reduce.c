@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The tree of a reduction, and the search for values that are not finite. */
+
 #include "kernels/reduce.h"
 
 #include "kernels/convert.h"

@@ -48,7 +48,7 @@ struct reduce_result {
     bool nonfinite;            /* out: acc holds a NaN or an infinity; reduce_find_nonfinite() says whose */
 };
 
-/* What one leaf holds that is not finite. */
+/* The values of one leaf that are not finite. */
 struct reduce_finding {
     uint64_t n_nan;
     uint64_t n_inf;

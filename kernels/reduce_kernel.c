@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The sum over ranks; compiled once per instruction set. */
+
 #include "kernels/isa.h"
 #include "kernels/reduce_run.h"
 
@@ -18,13 +20,13 @@
  * the last addition, to 0.0f or to an accumulator that is never -0, does that anyway.
  */
 
-/* Sums of a call while it goes on. */
+/* The sums of a call that is under way. */
 struct reduce_state {
     struct exact_bins bins;
     struct position_piece pieces[REDUCE_MAX_LEAVES];
 };
 
-/* What a call works on: a range, or the padded copy of its end. */
+/* The data of a call: a range, or the padded copy of its end. */
 struct reduce_range {
     float *acc;
     const void *const *leaves;
@@ -112,7 +114,7 @@ static void reduce_tail(const struct reduce_args *args, struct reduce_state *sta
     memcpy(args->acc + done, acc, n_elems * sizeof(float));
 }
 
-/* Of elements of which some are not finite: which is rare, so that the runs need not know. */
+/* Tells a NaN from an infinity among elements that are not all finite. That is rare, so the runs need not do it. */
 static bool holds_nan(const float *elems, size_t n)
 {
     bool found = false;

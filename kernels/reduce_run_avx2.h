@@ -10,7 +10,7 @@
  *     plain loops           0.93            0.89            0.81            0.70
  *     this                  1.00            0.96            0.91            0.82
  *
- * What it takes:
+ * The gain has these causes:
  *
  *   - every byte of a leaf is loaded once, for its sum and its position sum. Leaves whose addresses differ
  *     by a multiple of 2^27 push each other out of the nearest cache, and reading them twice, a few hundred

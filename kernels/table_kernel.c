@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The table of kernels of one instruction set; compiled once for each. */
+
 #include "kernels/isa.h"
 
 const struct kernels ISA_FN(kernels) = {

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The moments of each optimizer, and the scalars that are computed once per update and parameter. */
+
 #include "kernels/update.h"
 
 #include <math.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The optimizers' loops over elements; compiled once per instruction set. */
+
 #include "kernels/isa.h"
 #include "kernels/narrow_kernel.h"
 #include "kernels/update_element.h"

@@ -43,7 +43,7 @@ static bool has(struct span span, const char *needle)
     return find_in(span, needle) != NULL;
 }
 
-/* What stands behind the needle; empty when it is not there. */
+/* The text after the needle; empty when the needle is not found. */
 static struct span behind(struct span span, const char *needle)
 {
     const char *at = find_in(span, needle);
@@ -181,7 +181,7 @@ static bool tells_of_error(struct span line)
            !has(line, "Connection closed by peer");
 }
 
-/* What holds for all messages of a text: warnings and options stand anywhere, and mostly without a rank. */
+/* Finds clues for all messages of a text, because warnings and options stand anywhere, and mostly without a rank. */
 static void read_everywhere(const struct streams *streams, struct explain_message *common)
 {
     for (size_t i = 0; i < streams->n; i++) {
@@ -371,7 +371,7 @@ static bool starts_traceback(struct span line)
     return has(line, "Traceback (most recent call last)");
 }
 
-/* What belongs to a message behind its own line: not the next traceback. */
+/* A message's line and the lines after it that belong to it, up to the next traceback. */
 static struct span tail_of(struct span line, struct span rest)
 {
     struct span next = {rest.data, 0};

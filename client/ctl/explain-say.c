@@ -286,7 +286,7 @@ static void say_not_reached(struct diagnostic *d)
     diagnostic_field(d, "not it", "outputs that the loss does not use: torch 2 takes those for used; " FOLK);
 }
 
-/* Of the ranks that complain: do they list the same? */
+/* Does another rank with this kind of message list other parameters? */
 static bool another_list(const struct explain_message *m, const struct explain_messages *all)
 {
     for (size_t i = 0; i < all->n; i++)

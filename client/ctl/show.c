@@ -150,7 +150,7 @@ static void show_overlap(FILE *file, struct json_object *o)
             print_bytes(all, get_u64(overlap, "micro_batch_bytes")));
 }
 
-/* Those in the host's memory, or those on GPUs. */
+/* Prints the classes of memory that lie in host memory, or on GPUs. */
 static void show_classes(FILE *file, struct json_object *memory, bool on_device)
 {
     const char *separator = ": ";

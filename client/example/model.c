@@ -39,7 +39,7 @@ struct norm_acts {
     float *out, *mean, *rstd;
 };
 
-/* What the forward of a block leaves for its backward; N rows (one per character) unless said. */
+/* The activations that a block's forward keeps for its backward; N rows (one per character) unless noted. */
 struct block_acts {
     float *in; /* N x width: the residual stream before the block */
     struct norm_acts norm1;
@@ -63,14 +63,14 @@ struct model {
     unsigned n_segments;
     size_t n_elems;
 
-    float *memory; /* all below lies in it */
+    float *memory; /* holds all arrays below */
     struct block_acts *blocks;
     float *last; /* N x width: the residual stream after the last block */
     struct norm_acts norm;
     float *probs; /* N x vocabulary */
     const uint8_t *tokens, *targets;
 
-    /* Of the pass that is running. */
+    /* Scratch of the pass that is running. */
     float *d_stream; /* N x width: gradient of the residual stream */
     float *d_narrow; /* N x width */
     float *d_wide;   /* N x 4 width */

@@ -49,17 +49,17 @@ struct model_segment {
 };
 
 /*
- * How the model meets its surroundings. A result that is not 0 ends the forward
- * or backward at once, and is what that returns.
+ * Hooks by which the model calls its surroundings. A result that is not 0 ends the forward or backward at once, which
+ * returns that result.
  */
 struct model_hooks {
     void *ctx;
     /* Around each use of a segment's weights, in both directions; leave follows each enter that gave 0. */
     int (*enter)(void *ctx, unsigned segment);
     int (*leave)(void *ctx, unsigned segment);
-    /* Where the gradient of a parameter is to be written: n_elems floats of any content. */
+    /* Provides the memory for the gradient of a parameter: n_elems floats of any content. */
     int (*grad)(void *ctx, unsigned param, float **out);
-    /* It is written, and final. */
+    /* The gradient of the parameter is written, and final. */
     int (*grad_ready)(void *ctx, unsigned param);
 };
 
@@ -86,5 +86,5 @@ void model_init_weights(const struct model *m, uint64_t seed, unsigned i, float 
 int model_forward(struct model *m, const float *const *weights, const struct model_hooks *hooks, const uint8_t *tokens,
                   const uint8_t *targets, double *loss);
 
-/* Of the last forward's loss times scale. The activations stay, so it can be run again. */
+/* Computes the gradients of the last forward's loss times scale. Activations stay, so it can be run again. */
 int model_backward(struct model *m, const float *const *weights, const struct model_hooks *hooks, double scale);

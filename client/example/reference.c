@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The same training as --world-size trainers and a zerod, in one process and without
- * either: all ranks' gradients are computed here, summed, and applied by
- * reference_step.c. The weights that it dumps must be the trainers', byte for byte.
+ * The reference does the training of --world-size trainers and a zerod in one process and without either: it computes
+ * and sums all ranks' gradients, and reference_step.c applies them. The weights that it dumps must equal the trainers'
+ * byte for byte.
  *
- * Ranks run in one thread each, to be done sooner; they share nothing but the
- * weights, which nobody writes meanwhile.
+ * Each rank runs in a thread of its own, to save time. The threads share only the weights, which do not change
+ * meanwhile.
  */
 
 #include <errno.h>
@@ -32,7 +32,7 @@ struct reference_rank {
     uint8_t *tokens, *targets;
     float **grads; /* n_params */
     float *grad_memory;
-    /* Of the micro-batch. */
+    /* The current micro-batch. */
     uint64_t step;
     unsigned micro_batch;
     double loss;

@@ -2,9 +2,8 @@
 #pragma once
 
 /*
- * What is to be trained: the options that the trainer and the single-process
- * reference share, so that a test gives both the same words. Also the two files that
- * both can write: a report of JSON lines and the final weights.
+ * The task: the options that the trainer and the single-process reference share, so that a test gives both the same
+ * words. Also the two files that both can write: a report of JSON lines and the final weights.
  */
 
 #include <getopt.h>

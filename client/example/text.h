@@ -2,12 +2,10 @@
 #pragma once
 
 /*
- * What the example learns: the text files of one folder, as one run of
- * characters, and batches cut out of it.
+ * The example's training text: the text files of one folder, as one run of characters, and batches cut out of it.
  *
- * A batch is a function of (seed, step, micro-batch, rank) and the text, and of
- * nothing that happened before, so a rank that was restarted, or whose step was
- * aborted, computes the same gradients again.
+ * A batch is a function of (seed, step, micro-batch, rank) and the text, and of nothing that happened before, so a rank
+ * that was restarted, or whose step was aborted, computes the same gradients again.
  */
 
 #include <stddef.h>

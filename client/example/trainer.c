@@ -162,7 +162,7 @@ static int push_to_gpu(struct trainer *t, unsigned param)
     return r ? r : push(t, param, in_slot ? NULL : to);
 }
 
-/* It is final: zerod may add it while the rest of the backward runs. */
+/* The gradient is final: zerod may add it while the rest of the backward runs. */
 static int on_grad_ready(void *ctx, unsigned param)
 {
     struct trainer *t = ctx;
@@ -178,7 +178,9 @@ static struct model_hooks hooks_of(struct trainer *t)
     return (struct model_hooks){t, on_enter, on_leave, on_grad, on_grad_ready};
 }
 
-/* The first weights are rank 0's. zerod reads them until the job is formed, then they are its own. */
+/*
+ * Rank 0 gives the initial weights. zerod reads them until the job is formed; from then on it has weights of its own.
+ */
 static int declare(struct trainer *t, float *init)
 {
     for (unsigned i = 0; i < model_n_params(t->model); i++) {
@@ -205,7 +207,7 @@ static int declare(struct trainer *t, float *init)
     return 0;
 }
 
-/* The same, when they have to lie on the GPU. */
+/* As declare(), with initial weights on the GPU. */
 static int declare_on_gpu(struct trainer *t)
 {
     struct on_gpu *g = &t->on_gpu;
@@ -328,8 +330,8 @@ static int provoke(struct trainer *t)
 }
 
 /*
- * What was provoked is shown and forgiven; any other refusal ends the training. The first gradient stands and
- * was the whole one, so nothing is lost by going on.
+ * Shows and clears the refusal that was provoked; any other refusal ends the training. The first gradient counts and
+ * was complete, so the training can continue without loss.
  */
 static int end_micro_batch(struct trainer *t, int r)
 {
@@ -418,7 +420,7 @@ static int train_step(struct trainer *t, struct zerod_position at)
         .eps = task->eps,
         .weight_decay = task->weight_decay,
     };
-    /* Without --lr and --clip everything is as the daemon is configured. */
+    /* Without --lr and --clip the daemon's configuration applies. */
     struct zerod_step_args args = {
         .groups = task->lr_given ? &hyper : NULL,
         .n_groups = task->lr_given ? 1 : 0,

@@ -145,7 +145,7 @@ static unsigned get_number(struct json_object *o, const char *key)
     return (unsigned)json_object_get_int64(json_object_object_get(o, key));
 }
 
-/* What status says of a job of several nodes. Return: 0, or -sysexits.h. */
+/* Reads the placement of a job of several nodes from status. Return: 0, or -sysexits.h. */
 static int place_from_nodes(struct place *place, const struct run_options *options, struct json_object *nodes)
 {
     struct json_object *list = json_object_object_get(nodes, "list"), *own;
@@ -393,11 +393,10 @@ int place_describe(const struct place *place, unsigned local, struct environment
         if (place->more[i - 1].socket)
             r |= environment_set(env, name, "%s", place->more[i - 1].socket);
     }
-    /* As torchrun does: several ranks with a thread for every core each would only get into each other's way.
-     */
+    /* As torchrun does, because several ranks with one thread per core each would slow each other down. */
     if (place->n_ranks > 1 && !environment_get(env, "OMP_NUM_THREADS"))
         r |= environment_set(env, "OMP_NUM_THREADS", "1");
-    /* Of a torchrun above us: torch would look for its store instead of making rank 0's. */
+    /* A torchrun that started zerodrun may have set it: torch would look for its store instead of making rank 0's. */
     environment_unset(env, "TORCHELASTIC_USE_AGENT_STORE");
     return r < 0 ? -ENOMEM : 0;
 }

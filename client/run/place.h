@@ -40,5 +40,5 @@ void place_deinit(struct place *place);
 /* Does a daemon accept connections on the socket? */
 bool place_answers(const char *socket);
 
-/* What rank number `local` of this node is to find in its environment. Return: 0 or -ENOMEM. */
+/* Sets the environment of rank number `local` of this node. Return: 0 or -ENOMEM. */
 int place_describe(const struct place *place, unsigned local, struct environment *env);

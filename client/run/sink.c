@@ -27,7 +27,7 @@ static bool write_all(struct sink *sink, const char *data, size_t n_bytes)
             n_bytes -= n;
             sink->n_written_bytes += n;
         } else if (errno == EAGAIN) {
-            /* Whoever gave us the descriptor has made it non-blocking. */
+            /* The descriptor is non-blocking, because another process has made it so. */
             poll(&(struct pollfd){.fd = sink->fd, .events = POLLOUT}, 1, -1);
         } else if (errno != EINTR) {
             return false;

@@ -2,9 +2,8 @@
 #pragma once
 
 /*
- * What every file of the project may lean on: scope-exit cleanup, handing over
- * what was acquired, checked size arithmetic, small macros. Nothing here
- * allocates, logs or fails.
+ * Helpers for every file of the project: cleanup at the end of a scope, transfer of ownership, checked size arithmetic,
+ * small macros. Nothing here allocates, logs or fails.
  */
 
 #include <errno.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Blobs: copying, replacing and freeing a rank's user state. */
+
 #include "core/base/blob.h"
 
 #include <string.h>

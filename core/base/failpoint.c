@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Failpoints: the environment's entries are parsed once, and passes are counted. */
+
 #include "core/base/failpoint.h"
 
 #include <errno.h>

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Failpoints: places in the daemon and in libzerod where a test lets something go wrong. They exist in
- * builds with -Dfailpoints=true only; elsewhere the calls, and their names, are not there.
+ * Failpoints: places in the daemon and in libzerod where a test makes something fail. They exist only in builds with
+ * -Dfailpoints=true; other builds have neither the calls nor their names.
  *
  * The environment says what happens where:
  *
@@ -14,15 +14,15 @@
  *     sleep[:ms]  sleeps, 100 ms unless told
  *     error       failpoint() returns -ENOMEM
  *
- * pass is a number: only the so manieth time that this process comes by, counted over all threads;
- * 1 unless told; or *: every time. An entry that is not understood ends the process with a message: a test that
- * tests nothing must not pass.
+ * pass is a number n: the action happens only the nth time that this process passes the place, counted over all
+ * threads; the default is 1. *: every time. An entry that is not valid ends the process with a message, because a test
+ * that tests nothing must not pass.
  *
  * Names. In libzerod every request has four, with its name on the wire:
  *     Push.send      before it is sent
  *     Push.sent      after it was sent
- *     Step.wait      the same, of a request that is answered
- *     Step.answered  the answer has come and was not looked at
+ *     Step.wait      after it was sent, of a request that is answered
+ *     Step.answered  the answer has come and was not read
  * and there are connected, formed, slot, copy, window-mapped, state-mapped. The daemon has forming, reserve,
  * reduce, verify, transfer, mirror, writing, rewrite, decided, update, updated, answer, watch, others (an error: other nodes' GPUs get
  * no more time than this node's). Look for failpoint( to see where they are.
@@ -35,7 +35,7 @@
 /* Return: 0, or -ENOMEM when the action is "error". */
 int failpoint(const char *name);
 
-/* The same for the name "request.where". */
+/* failpoint() of the name "request.where". */
 int failpoint_at(const char *request, const char *where);
 
 #else

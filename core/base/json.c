@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The JSON builder over json-c. */
+
 #include "core/base/json.h"
 
 #include <math.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Rate limits of log lines that strangers can cause. */
+
 #include "core/base/log-limit.h"
 
 #include <stdarg.h>

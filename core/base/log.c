@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The log sink: a queue of entries, and the thread that writes them to stderr or to the journal. */
+
 #include "core/base/log.h"
 
 #include <errno.h>
@@ -165,14 +167,17 @@ static void wait_until_written(unsigned ms)
         ;
 }
 
-/* What a client is told is in the log by then, as long as somebody reads the log. */
+/* Queues an entry, and waits a short time until it is written, so that the log has it before a client is answered. */
 static void queue_entry(struct log_entry *entry)
 {
     bool was_behind;
 
     pthread_mutex_lock(&sink.mutex);
     was_behind = is_behind();
-    /* Once something was dropped, everything is until the reader has caught up: so it is told where. */
+    /*
+     * After one entry was dropped, all are until the reader has caught up, so that the log has one gap at a known
+     * place.
+     */
     if (!entry || (sink.n_dropped > 0 && sink.first) || sink.n_bytes + entry->n_bytes > LOG_QUEUE_BYTES) {
         sink.n_dropped++;
         if (entry)

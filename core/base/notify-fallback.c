@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* notify.h without libsystemd: every function behaves as if systemd were absent. */
+
 #include "core/base/notify.h"
 
 #include <stddef.h>

@@ -2,6 +2,8 @@
 
 #define SD_JOURNAL_SUPPRESS_LOCATION
 
+/* notify.h with libsystemd. */
+
 #include "core/base/notify.h"
 
 #include <errno.h>

@@ -2,9 +2,8 @@
 #pragma once
 
 /*
- * What systemd is told and asked: readiness, status line, watchdog, journal
- * entries, sockets it opened for us. notify-fallback.c has the same functions for builds
- * without libsystemd; callers see no difference but that nothing is there.
+ * The interface to systemd: readiness, status line, watchdog, journal entries, sockets that it opened for this process.
+ * notify-fallback.c has these functions for builds without libsystemd: there they behave as if systemd were absent.
  */
 
 #include <stdbool.h>

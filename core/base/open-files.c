@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The limit of file descriptors is raised and checked; watches of libuv fail without aborting the process. */
+
 #include "core/base/open-files.h"
 
 #include <errno.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Shared segments: sealed memfds, their mappings, and the pages in them. */
+
 #include "core/base/segment.h"
 
 #include <fcntl.h>

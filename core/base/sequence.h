@@ -37,7 +37,7 @@ int sequence_start(struct sequence *sequence);
 /* The stage that was under way is over, or has failed with -errno. */
 void sequence_advance(struct sequence *sequence, int result);
 
-/* The same, as a callback. */
+/* sequence_advance(), as a callback. */
 void sequence_done(void *sequence, int result);
 
 /* Begins the stage that has failed once more. */

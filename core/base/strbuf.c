@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Growing text that is cut short when memory runs out. */
+
 #include "core/base/strbuf.h"
 
 #include <stdio.h>

@@ -26,7 +26,7 @@ void strbuf_add_bytes(struct strbuf *buf, const char *bytes, size_t n_bytes);
 /* Foreign text: lines stay lines, other bytes than printable ASCII become \xNN. NULL adds nothing. */
 void strbuf_add_foreign(struct strbuf *buf, const char *text);
 
-/* What there is, never NULL; valid until the next change. */
+/* The text so far, never NULL; valid until the next change. */
 static inline const char *strbuf_text(const struct strbuf *buf)
 {
     return buf->data ? buf->data : "";

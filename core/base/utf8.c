@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The check that bytes are valid UTF-8. */
+
 #include "core/base/utf8.h"
 
 #include "core/base/base.h"

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The worker pool: its threads, the queue of works, and the list of works that are done. */
+
 #include "core/base/worker.h"
 
 #include <assert.h>

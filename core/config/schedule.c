@@ -25,7 +25,7 @@ static double warmup_progress(const struct schedule *schedule, uint64_t iteratio
     return 1.0 / log(n_steps) * log((double)iteration + 1.0);
 }
 
-/* From 1 at the end of the warm-up down to 0 at total_num_steps, in a line. */
+/* Falls linearly from 1 at the end of the warm-up to 0 at total_num_steps. */
 static double decay_progress(const struct schedule *schedule, uint64_t iteration)
 {
     double total = (double)schedule->total_num_steps;
@@ -34,7 +34,7 @@ static double decay_progress(const struct schedule *schedule, uint64_t iteration
     return fmax(0.0, (total - (double)iteration) / length);
 }
 
-/* Of the group's lr. Past the end it stays at cos_min_ratio and does not swing up again. */
+/* The factor of the group's lr. Past the end it stays at cos_min_ratio and does not swing up again. */
 static double cosine_ratio(const struct schedule *schedule, uint64_t iteration)
 {
     uint64_t n_warmup = warmup_steps(schedule);

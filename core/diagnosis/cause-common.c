@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Parts that the texts of several causes share. */
+
 #include "core/diagnosis/cause-common.h"
 
 #include <inttypes.h>

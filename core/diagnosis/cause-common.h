@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * What the texts of core/diagnosis/cause-*.c have in common: place, pushes, partitions,
- * remedies, and the names that the caller's language has for things.
+ * Parts that the texts of core/diagnosis/cause-*.c share: place, pushes, partitions, remedies, and the names of calls
+ * in the caller's language.
  */
 
 #include "core/base/strbuf.h"

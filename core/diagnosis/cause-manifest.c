@@ -17,7 +17,7 @@ enum {
     ENTRY_BYTES = 5 * 1024, /* a name of the longest kind and its form */
 };
 
-/* What the first difference is about, in the order in which it is looked for. */
+/* The kind of the first difference, in the order in which manifests are compared. */
 enum difference {
     DIFFERENT_ORDER,
     DIFFERENT_NAME,

@@ -62,13 +62,13 @@ static enum missing_class classify(const struct evidence_missing *e)
     return same ? CLASS_M1 : CLASS_M2;
 }
 
-/* Freezing comes before this. */
+/* The call that attaches zerod, or DDP, to the model: parameters must be frozen before it. */
 static const char *attaching(const struct evidence_missing *e)
 {
     return e->at.observed ? "DistributedDataParallel(model)" : "zerod.Optimizer(model)";
 }
 
-/* What takes missing gradients as they are. */
+/* Adds the setting that permits missing gradients. */
 static void add_permission(struct diagnostic *d, const char *label, const struct evidence_missing *e,
                            enum caller caller, const char *note)
 {
@@ -76,7 +76,7 @@ static void add_permission(struct diagnostic *d, const char *label, const struct
         diagnostic_field(d, label, "%s   (%s)", e->at.observed ? caller_finding(caller) : ON_MISSING_ZERO, note);
 }
 
-/* The remedy that everybody finds first. */
+/* Wrong causes and remedies: find_unused_parameters is the first one that a search finds. */
 static const char *not_unused(enum caller caller)
 {
     return caller == CALLER_C ? "unused parameters; batch size; the other ranks"

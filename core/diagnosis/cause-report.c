@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What only the client can see: it reports the code, the parameters and a sentence, and the text is made here
- * so that the daemon's log, the exception and the manual agree: E1102 to E1107, E1110.
+ * Diagnostics of faults that only the client can see, E1102 to E1107 and E1110. The client reports the code, the
+ * parameters and a sentence; the text is made here so that the daemon's log, the exception and the manual agree.
  */
 
 #include <string.h>

@@ -24,7 +24,7 @@ static void add_foreign(struct diagnostic *d, const char *label, const char *tex
 
 /* ---- pushes: E1002, E1003, E1004, E1102, E1103 --------------------------------------------------------- */
 
-/* Of the codes that are about a position: what was refused need not be a push. */
+/* Was a request refused, not a push? Only codes about a position have both. */
 static bool is_request(const struct evidence_push *e)
 {
     return e->detail && *e->detail && (e->code == E_STALE || e->code == E_EARLY || e->code == E_AFTER_BOUNDARY);
@@ -39,7 +39,7 @@ static const char *push_title(const struct evidence_push *e)
                                 : "request after the boundary refused";
 }
 
-/* Its micro-batch is the next one, but has not been begun. */
+/* Is the push for the next micro-batch, which has not begun? */
 static bool is_unopened(const struct evidence_push *e)
 {
     const struct push_record *record = &e->push.record;
@@ -48,7 +48,7 @@ static bool is_unopened(const struct evidence_push *e)
            (int64_t)record->step == e->at.step && record->micro_batch == e->at.micro_batch;
 }
 
-/* Where the rank stands, and where what it sent belongs. */
+/* Adds the rank's position, and the position that its push or request is for. */
 static void add_positions(struct diagnostic *d, const struct evidence_push *e)
 {
     if (is_unopened(e)) {

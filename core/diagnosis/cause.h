@@ -73,12 +73,12 @@ struct evidence_missing {
     bool prefix;                            /* what arrived is a prefix of the usual backward order */
     bool abandoned;
     uint32_t n_given_up; /* pushes of the backward that was abandoned */
-    const char *why;     /* it was abandoned, in the client's words */
-    /* What the client may add. */
+    const char *why;     /* the reason for abandoning it, in the client's words */
+    /* The client's evidence. */
     bool absent;                /* the rank never opened the step (M7) */
-    const char *exception;      /* that left the backward or the forward, as the client says */
+    const char *exception;      /* the exception that left the backward or the forward, as the client says */
     const char *raised_at;      /* call site */
-    const char *swallowed_by;   /* the frame that went on in spite of it */
+    const char *swallowed_by;   /* the frame that caught the exception and continued */
     bool in_forward;            /* it left the forward (M3), not the backward (M4) */
     bool requires_grad_changed; /* requires_grad is not what was declared (M6) */
     const char *dead_segment;   /* exactly whole checkpointed segments are missing; one of them (M5) */
@@ -130,7 +130,7 @@ struct diagnostic *cause_step_args(const struct evidence_args *evidence);
 /* E1109 */
 struct diagnostic *cause_other_run(const struct evidence_at *at, const char *held_run, const char *asked_run,
                                    uint64_t epoch);
-/* The same between nodes, before there is state: a sentence says which node has which. */
+/* E1109 between nodes, before there is state. who: a sentence says which node has which run. */
 struct diagnostic *cause_runs_differ(const struct evidence_at *at, const char *who);
 
 /* E1201 */
@@ -260,7 +260,7 @@ struct evidence_quota {
 };
 struct diagnostic *cause_quota(const struct evidence_quota *evidence);
 
-/* What is said of a report, one row per code; [0] to callers of the C API, [1] to those of the Python package. */
+/* The texts for a client's report, one row per code. [0]: for callers of the C API, [1]: of the Python package. */
 struct report_text {
     enum diagnostic_code code;
     const char *cause;
@@ -268,12 +268,12 @@ struct report_text {
     const char *alternative[2]; /* or NULL */
     const char *not_it;
     const char *state;
-    const char *title_later, *state_later; /* NULL, or as said of a rank that is attached already */
-    const char *state_at_end;              /* NULL, or as said by a process that ends of it */
-    bool leaves_gap;                       /* the step lacks what was refused: the ways on are said */
+    const char *title_later, *state_later; /* for a rank that is attached already; NULL: as otherwise */
+    const char *state_at_end;              /* for a process that ends because of it; NULL: as otherwise */
+    bool leaves_gap;                       /* the step lacks the refused gradient: the text says how to continue */
 };
 
-/* NULL: no code that clients report. Constant, so that a signal handler may say it. */
+/* NULL: clients do not report that code. Constant, so that a signal handler may print it. */
 const struct report_text *cause_report_text(enum diagnostic_code code);
 
 /*

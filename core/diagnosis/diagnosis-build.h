@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * What only the makers of diagnostics need: core/diagnosis/cause-*.c. Between diagnostic_new() and
- * diagnostic_finish() a diagnostic is changed through these and those of diagnosis.h, never directly:
- * the diagnostic of a machine without memory is shared and stays as it is.
+ * Functions for the makers of diagnostics, core/diagnosis/cause-*.c. Between diagnostic_new() and diagnostic_finish() a
+ * diagnostic is changed through these functions and those of diagnosis.h, never directly, because a spare is shared and
+ * must not change.
  */
 
 #include "core/diagnosis/diagnosis.h"

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Diagnostics: their fields are added one by one, and become one text. */
+
 #include "core/diagnosis/diagnosis.h"
 
 #include <inttypes.h>
@@ -65,8 +67,8 @@ static const struct diagnostic_info infos[] = {CODES(INFO)};
 static char nothing[] = "";
 
 /*
- * What diagnostic_new() returns when not even the struct can be had: code and short text, shared by all
- * such diagnostics of that code, never changed but by their keeper, never freed.
+ * Spares: diagnostic_new() returns one when there is no memory even for the struct. A spare has code and short text, is
+ * shared by all such diagnostics of that code, is changed only by its keeper, and is never freed.
  */
 #define SPARE(number, name, title_, summary)                                                                           \
     {.code = name,                                                                                                     \

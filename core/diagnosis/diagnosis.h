@@ -2,12 +2,10 @@
 #pragma once
 
 /*
- * What zerod refuses, and what it says: codes, causes and texts. Pure: evidence
- * in, diagnostic out; no I/O, no clock.
+ * Diagnostics: codes, causes and texts of the refusals of zerod. Pure: evidence in, diagnostic out; no I/O, no clock.
  *
- * A diagnostic is built by one of the diagnose_*() functions from plain
- * evidence, is then immutable, and is what the exception, the log, the journal
- * and the JSON show. Names, sites and numbers are copied into it.
+ * One of the cause_*() functions builds a diagnostic from plain evidence. From then on it is immutable, and the
+ * exception, the log, the journal and the JSON show it. Names, sites and numbers are copied into it.
  */
 
 #include <stdbool.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Evidence of ranks' clients: kept per rank, and merged into the evidence of a diagnostic. */
+
 #include "core/diagnosis/evidence.h"
 
 #include <stdlib.h>
@@ -19,7 +21,7 @@ void rank_evidence_reset(struct rank_evidence *evidence)
     *evidence = (struct rank_evidence){0};
 }
 
-/* Of two ranks that say differently, the one that called the module knows more. */
+/* If two ranks disagree about a module, the one that has called it is right. */
 static void add_called(const struct rank_evidence *evidence, struct evidence_missing *missing, uint8_t *called)
 {
     if (!evidence->called || !called)

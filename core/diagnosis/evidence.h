@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * What a rank's client says of parameters that it did not push in the open step (Evidence), kept until a text about
- * them is made or the step is over. It is said by the one who is judged, so it explains and never decides: whether
- * something is missing, the ledger knows.
+ * Evidence: a rank's client says why it did not push parameters in the open step. It is kept until a text about them is
+ * made or the step is over. It comes from the rank that is judged, so it explains and never decides: the ledger knows
+ * which gradients are missing.
  */
 
 #include <stdbool.h>
@@ -26,9 +26,9 @@ struct rank_evidence {
 void rank_evidence_reset(struct rank_evidence *evidence);
 
 /*
- * Adds to missing what it does not say yet; strings are borrowed. called: missing->n_params entries, of which
- * missing->called will be; NULL: no memory. whole: the rank misses all of missing->params; only then are they
- * the segments, or the frozen parameters, that its client speaks of.
+ * Fills the fields of missing that are not set yet; strings are borrowed. called: memory for missing->n_params entries,
+ * to which missing->called will point; NULL: no memory. whole: the rank misses all of missing->params. Only then does
+ * the client's evidence about segments and frozen parameters apply to them.
  */
 void rank_evidence_add(const struct rank_evidence *evidence, struct evidence_missing *missing, uint8_t *called,
                        bool whole);

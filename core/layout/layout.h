@@ -146,7 +146,9 @@ static inline uint64_t layout_partition_elems(const struct layout *layout, uint3
     return layout->buckets[bucket].n_elems / layout->world_size;
 }
 
-/* What each rank has of a frozen parameter where those are partitioned, too; the last ones may have less, or nothing.
+/*
+ * Elements of each rank's slice of a frozen parameter, if those are partitioned; the last slices may be shorter, or
+ * empty.
  */
 static inline uint64_t layout_frozen_slice_elems(uint64_t n_elems, uint32_t world_size)
 {

@@ -172,7 +172,7 @@ static bool part_is_sound(const struct device_plan *plan, const struct layout_pa
            is_within(part->first_chunk, part->n_chunks, plan->head->n_chunks);
 }
 
-/* Inside its part and inside its owner's partition: what is read and written for it lies in slots and slices. */
+/* Is the chunk inside its part and inside its owner's partition? Then its reads and writes stay in slots and slices. */
 static bool chunk_is_sound(const struct device_plan *plan, const struct layout_chunk *chunk)
 {
     const struct layout_part *part;
@@ -190,7 +190,7 @@ static bool chunk_is_sound(const struct device_plan *plan, const struct layout_c
     return begin >= slice * chunk->rank && is_within(begin - slice * chunk->rank, chunk->n_elems, slice);
 }
 
-/* What chunks of a parcel and of a bucket are of: they are worked on through it. */
+/* Do the chunks and parts that a parcel or bucket lists belong to it? Orders find them through it. */
 static bool ownership_is_sound(const struct device_plan *plan)
 {
     for (uint32_t i = 0; i < plan->head->n_parcels; i++) {

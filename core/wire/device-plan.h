@@ -119,7 +119,7 @@ struct device_places {
 void device_plan_places(const struct device_plan *plan, struct device_places *places, uint64_t *frozen,
                         uint64_t *piece_bytes);
 
-/* What one lane has of the undo piece, a multiple of DEVICE_ALIGN_BYTES, and each array's part of it. */
+/* Bytes of one lane in the undo piece, a multiple of DEVICE_ALIGN_BYTES, and of each array in a lane. */
 uint64_t device_undo_lane_bytes(const struct device_plan *plan);
 uint64_t device_undo_array_bytes(const struct device_plan *plan);
 

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A child process with a socketpair: packets, orders with deadlines, and the end of the process. */
+
 #include "daemon/engines/child.h"
 
 #include <assert.h>
@@ -15,7 +17,7 @@
 #include "core/base/open-files.h"
 #include "core/wire/frame.h"
 
-/* What a child that does not read may have waiting for it; picked: 500 orders of the largest size. */
+/* The most that is queued for a child that does not read; picked: 500 orders of the largest size. */
 enum { MAX_QUEUED_PACKETS = 64 * 1024, MAX_QUEUED_BYTES = 64 << 20 };
 
 enum {
@@ -28,7 +30,7 @@ struct child {
     struct child_ops ops;
     uv_loop_t *loop;
     char *program;
-    const char *const *further; /* names of variables that it gets beside the kept ones */
+    const char *const *further; /* names of variables that the child gets beside the kept ones */
     size_t n_further;
     uv_process_t process;
     uv_poll_t poll;
@@ -104,7 +106,7 @@ static void child_kill(struct child *child)
         traffic_stop(child->traffic, uv_hrtime());
 }
 
-/* The owner is told from the timer, so never from within a call of its own. */
+/* failed() comes from the timer, and so never from within one of the owner's calls. */
 static void begin_failing(struct child *child, const uint64_t *tag)
 {
     child->failing = true;
@@ -351,7 +353,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
         want_events(child);
 }
 
-/* What a process has done that was killed from here is done, whoever has heard of it. */
+/* Delivers the packets that a killed process had sent, because the work that they report is done. */
 static void serve_late(struct child *child)
 {
     struct frame_buffer *buffer = &child->buffer;
@@ -391,7 +393,7 @@ static void on_process_exit(uv_process_t *process, int64_t status, int signal)
         uv_close((uv_handle_t *)process, on_closed);
         return;
     }
-    /* What it has said before it ended counts, and tells more. */
+    /* First serves the packets from before the process ended: they count, and may give the reason. */
     while (!child->failing && serve_batch(child))
         ;
     if (signal > 0)

@@ -3,11 +3,11 @@
 
 /*
  * A child process that the daemon gives orders, over a socketpair in the framing of frame.h, and that may die at any
- * time: what is the same for all engines. What the packets say is for the engine's own file (engine.c, device.c).
+ * time. This file has the parts that all engines share; engine.c and device.c know the contents of the packets.
  *
- * It lives once. After a failure its owner closes it and starts another. The daemon never waits for it: an order has a
- * deadline, and who misses it is killed. All functions are for the loop's thread; callbacks come from the loop, and
- * none of them from within a function of this file but child_new()'s.
+ * After a failure the owner closes the child and starts another one. The daemon never waits for a child: each order has
+ * a deadline, and a child that misses it is killed. All functions are for the loop's thread; callbacks come from the
+ * loop, and none of them from within a function of this file but child_new()'s.
  */
 
 #include <stdbool.h>
@@ -34,9 +34,9 @@ struct child_order {
 
 /* Why a child is no longer of use. Texts are borrowed during the call. */
 struct child_failure {
-    bool said;        /* what are its own words; else it ends a sentence that begins with the engine */
+    bool said;        /* `what` is the child's own text; else the end of a sentence that begins with the engine */
     const char *what; /* "was killed by signal 9 (Killed)", "missed its deadline" */
-    bool has_tag;     /* of the order that failed; often it is not one order */
+    bool has_tag;     /* one order failed, with this tag; often a failure has no order */
     uint64_t tag;
 };
 
@@ -45,9 +45,9 @@ struct child_ops {
     void (*packet)(void *userdata, const uint8_t *data, size_t n_bytes, int *fds, size_t n_fds);
     /* Called once; the process is dead or has been sent SIGKILL. Nothing but late() and freed() comes after it. */
     void (*failed)(void *userdata, const struct child_failure *failure);
-    /* After child_close(), when the process has ended: a packet of before that nobody has read. NULL: it is dropped. */
+    /* After child_close(), when the process has ended: a packet that was not read before. NULL: it is dropped. */
     void (*late)(void *userdata, const uint8_t *data, size_t n_bytes);
-    /* The last one, after child_close(): what the callbacks use may go. */
+    /* The last callback, after child_close(): the owner may free the memory that the callbacks use. */
     void (*freed)(void *userdata);
     void *userdata;
 };
@@ -92,15 +92,15 @@ bool child_is_ready(const struct child *child);
 int child_expect(struct child *child, const struct child_order *order, uint32_t timeout_ms);
 /* The order of that tag, or NULL; until the next child_expect() or child_settle(). */
 struct child_order *child_find(struct child *child, uint64_t tag);
-/* It has ended, and has moved that. */
+/* The order has ended, and has moved that many bytes. */
 void child_settle(struct child *child, struct child_order *order, uint64_t n_bytes_sent, uint64_t n_bytes_received);
 
-/* The first failure counts, kills the process, and is told from the loop. tag: NULL, not of one order. */
+/* The first failure counts: it kills the process, and failed() comes from the loop. tag: NULL: not of one order. */
 void child_fail(struct child *child, const uint64_t *tag, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* The same in the child's own words. */
+/* As child_fail(), with the child's own text. */
 void child_say(struct child *child, const uint64_t *tag, const char *what);
 
-/* Failing or closed: nothing that comes from it counts. */
+/* Is the child failing or closed? Its packets are then ignored. */
 bool child_is_over(const struct child *child);
 int64_t child_pid(const struct child *child);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The places in a rank's pool: a ring that is filled from its head, over the oldest parameters. */
+
 #include "daemon/engines/device-pool.h"
 
 #include <assert.h>
@@ -12,11 +14,11 @@
 struct device_pool {
     const struct layout *layout;
     uint64_t n_bytes;
-    uint64_t head;      /* behind what was placed last */
+    uint64_t head;      /* the end of the parameter that was placed last */
     uint64_t *offsets;  /* per parameter, or DEVICE_POOL_NOWHERE */
-    uint64_t *requests; /* per parameter: the last one that it was in */
+    uint64_t *requests; /* per parameter: the number of the last request that named it */
     uint64_t n_requests;
-    uint32_t *placed; /* a ring of as many as there are parameters: from the one that was placed first */
+    uint32_t *placed; /* a ring with room for all parameters, in the order of placing */
     uint32_t first, n_placed;
 };
 
@@ -92,7 +94,10 @@ static uint64_t first_offset(const struct device_pool *pool)
     return pool->n_placed > 0 ? pool->offsets[pool->placed[pool->first]] : DEVICE_POOL_NOWHERE;
 }
 
-/* Those that were placed first lie next behind the head. Return: false, one of them is needed. */
+/*
+ * Places a parameter at the head, over the parameters that were placed first: they follow the head. Return: false, the
+ * request needs one of those.
+ */
 static bool take_place(struct device_pool *pool, uint32_t param)
 {
     uint64_t n_bytes = place_bytes(pool, param), at = pool->head;
@@ -136,7 +141,7 @@ size_t device_pool_place(struct device_pool *pool, const uint32_t *params, size_
         pool->requests[params[i]] = pool->n_requests;
     if (place_all(pool, params, n_params, absent, &n_absent))
         return n_absent;
-    /* What is there is in the way: all anew. */
+    /* A parameter that the request needs is in the way: empties the pool and places all of the request's parameters. */
     device_pool_forget(pool);
     placed = place_all(pool, params, n_params, absent, &n_absent);
     assert(placed); /* they fit */

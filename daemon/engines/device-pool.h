@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * What lies where in a rank's pool on its GPU: the parameters that it gathered last, and those that it was said to
- * gather next. Pure. They are placed one behind the other, and at the end from the start again, over those that were
- * placed first. Offsets and sizes are bytes; offsets are multiples of DEVICE_POOL_ALIGN.
+ * The places of parameters in a rank's pool on its GPU: those that the rank gathered last, and those that hints say it
+ * gathers next. Pure. They are placed one after the other; at the pool's end placing continues from its start, over the
+ * parameters that were placed first. Offsets and sizes are bytes; offsets are multiples of DEVICE_POOL_ALIGN.
  */
 
 #include <stdbool.h>
@@ -21,18 +21,18 @@ struct device_pool;
 int device_pool_new(struct device_pool **out, const struct layout *layout, uint64_t n_bytes);
 void device_pool_free(struct device_pool *pool); /* NULL is fine */
 
-/* Can they all lie there at the same time? A parameter that is named twice counts twice. */
+/* Does the pool have room for all of them at the same time? A parameter that is named twice counts twice. */
 bool device_pool_fits(const struct device_pool *pool, const uint32_t *params, size_t n_params);
 
 /*
- * Has a place for each of them, which must fit; those that are there stay where they are, if there is room for the
- * others beside them. absent: room for n_params; what has to be put into its place, each once. Parameters without
- * elements need none. Return: how many are absent.
+ * Finds a place for each parameter; they must fit. Parameters that have a place keep it, if the others find room beside
+ * them. absent: room for n_params; lists each parameter once that has to be loaded into its place. Parameters without
+ * elements need no place. Return: the number of absent parameters.
  */
 size_t device_pool_place(struct device_pool *pool, const uint32_t *params, size_t n_params, uint32_t *absent);
 
 /* Where a parameter lies; 0 when it has no elements, DEVICE_POOL_NOWHERE when it has no place. */
 uint64_t device_pool_offset(const struct device_pool *pool, uint32_t param);
 
-/* Nothing has a place: what lies there is not what it was, or was never put there. */
+/* Removes all places, because the pool's contents are stale or were never loaded. */
 void device_pool_forget(struct device_pool *pool);

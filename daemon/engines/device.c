@@ -66,9 +66,10 @@ static void tags_remove(struct device *device, uint64_t tag)
 }
 
 /*
- * The engine has ended, so no device writes marks any more. Of what was reported nothing is to be put back: the undo
- * copy of a lane stays until another order needs the lane. An engine that ended before it was ready may have left the
- * marks of its predecessor, which it has not put back: those are of no order of its own, and stay.
+ * The engine has ended, so no device writes marks any more. The marks of reported orders are cleared, because nothing
+ * of those orders is to be put back, although a lane's undo copy stays until another order needs the lane. An engine
+ * that ended before it was ready may not have put back its predecessor's buckets: their marks belong to no order of its
+ * own, and stay.
  */
 static void settle_marks(struct device *device)
 {
@@ -208,7 +209,7 @@ static void on_failed(void *userdata, const struct child_failure *failure)
                                              });
 }
 
-/* Who has reported the end of an order may have used its lane for another one: there is no way back from it. */
+/* An engine that has reported the end of an order may have reused its lane since, so the order counts as done. */
 static void on_late(void *userdata, const uint8_t *data, size_t n_bytes)
 {
     struct device *device = userdata;
@@ -404,7 +405,7 @@ int64_t device_pid(const struct device *device)
 
 /* ---- life ------------------------------------------------------------------------------------------------ */
 
-/* What the stand-ins, CUDA and NCCL go by. NCCL reads files of its own beside them. */
+/* Variables that the stand-ins, CUDA and NCCL read. NCCL reads files of its own, too. */
 static const char *const environment[] = {
     "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG", "NCCL_HOSTID", "TMPDIR", "ZEROD_SIM"};
 

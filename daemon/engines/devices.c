@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The GPUs of this node: the queue of orders, copies in pieces, trainers' events, and the start of engines. */
+
 #include "daemon/engines/device-keep.h"
 #include "daemon/engines/devices.h"
 
@@ -75,7 +77,7 @@ struct devices {
     char unopened_why[DEVICE_MAX_WHAT_BYTES + 1];
     uint32_t generation;
     uint32_t wanted; /* several nodes: the generation that is to be started; 0: none is */
-    struct early {   /* and what another node's engine has put before ours was started */
+    struct early {   /* a value that another node's engine has put before ours was started */
         char key[DEVICE_MAX_KEY_BYTES + 1];
         uint8_t value[DEVICE_MAX_VALUE_BYTES];
         size_t n_bytes; /* 0: none */
@@ -99,7 +101,7 @@ struct devices {
 
 /* ---- orders ---------------------------------------------------------------------------------------------- */
 
-/* What travels between ranks is numbered anew in each generation. */
+/* Numbers the orders that move data between ranks; each generation counts anew. */
 static void set_collective(struct devices *devices, struct device_command *command)
 {
     if (command->type == DEVICE_COMMAND_REDUCE)
@@ -135,7 +137,7 @@ static void set_tag(struct device_command *command, uint64_t tag, uint32_t timeo
     }
 }
 
-/* Events that are forgotten since the order was made are waited for no more. */
+/* Removes events from the order that were forgotten since it was made. */
 static void drop_lost_events(const struct devices *devices, const struct order *order)
 {
     struct device_slot *slots = order->array;
@@ -168,7 +170,7 @@ static void watch_lost(struct devices *devices)
     (void)uv_timer_start(&devices->lost, on_lost, LOST_MS, 0);
 }
 
-/* An engine that cannot be given it is failing: then the next one gets it. */
+/* Gives the order to the engine. If that fails, the engine is failing, and the next one gets the order. */
 static void give(struct devices *devices, struct order *order)
 {
     uint64_t base_ms = devices->options.n_nodes > 1 && failpoint("others") == 0 ? OTHERS_MS : ORDER_MS;
@@ -176,7 +178,7 @@ static void give(struct devices *devices, struct order *order)
 
     order->tag = ++devices->last_tag;
     drop_lost_events(devices, order);
-    /* What a rank had pushed before its process ended may be added up long after. */
+    /* Gradients that a rank pushed before its process ended may be reduced long after, so the wait begins here. */
     if (names_lost(devices, order) && !uv_is_active((uv_handle_t *)&devices->lost))
         watch_lost(devices);
     set_collective(devices, &order->command);
@@ -303,7 +305,7 @@ static void cancel_copies(struct devices *devices)
     }
 }
 
-/* What has been read is in the daemon's memory. */
+/* All parts of the batch are copied; values that were read are in the daemon's memory. */
 static void batch_done(struct devices *devices)
 {
     struct copy *copy = devices->copies;
@@ -339,7 +341,7 @@ static void moves_done(void *userdata, int result)
     post_work(devices);
 }
 
-/* Nothing else can be done for a copy that there is no memory for a list of: it is tried with the next one. */
+/* Orders the parts of the batch. Return: 0, or -ENOMEM: copy_work_done() then posts the work again, and retries. */
 static int order_moves(struct devices *devices)
 {
     struct device_move *moves = calloc(devices->n_parts, sizeof(*moves));
@@ -448,7 +450,7 @@ void devices_event(struct devices *devices, unsigned local_rank, uint32_t number
 {
     struct event *event = event_at(devices, local_rank, number);
 
-    /* Who has a ring to push into has no predecessor any more whose work an order could wait for. */
+    /* A rank has a ring to push into only when no order can wait for its predecessor's events any more. */
     devices_found_trainer(devices, local_rank);
     event->set = true;
     memcpy(event->handle, handle, sizeof(event->handle));
@@ -673,7 +675,7 @@ static void cancel_collectives(struct devices *devices)
     }
 }
 
-/* Before it was killed, and before anybody had read it. */
+/* The engine had reported the end of an order before it was killed, and the report is read only now. */
 static void engine_had_done(void *userdata, const struct device_done *done)
 {
     struct devices *devices = userdata;
@@ -683,7 +685,10 @@ static void engine_had_done(void *userdata, const struct device_done *done)
         end_order(order, 0);
 }
 
-/* What it has not done is for the next one, or with several nodes, if that travels, for whoever gives it again. */
+/*
+ * The engine has ended: the next one gets the orders that it has not done. With several nodes, orders that move data
+ * between ranks are cancelled, and their callers give them again.
+ */
 static void forget_engine(struct devices *devices)
 {
     for (struct order *order = devices->orders; order; order = order->next)

@@ -2,19 +2,20 @@
 #pragma once
 
 /*
- * The GPUs of this node, as a job uses them: orders, and engine after engine that carries them out (device.h). Whoever
- * gives an order hears of its end once, however many engines it took: what an engine that failed has not reported is
- * given to the next one, in the same order. An engine that fails again and again is started ever later, up to every
- * DEVICES_MAX_PAUSE_MS.
+ * The GPUs of this node, as a job uses them: orders, and engine after engine that carries them out (device.h). The end
+ * of an order is reported to its caller once, however many engines it took: orders that a failed engine has not
+ * reported are given to the next one, in their old sequence. After repeated failures the pause before the next engine
+ * grows, up to DEVICES_MAX_PAUSE_MS.
  *
- * With several nodes an engine is one of a generation: the caller says when one begins (devices_next) and is over
- * (devices_stop), on all nodes alike, and gives what travels between ranks again itself, in the order that all nodes
- * have. Everything else is given to the next engine as on one node.
+ * With several nodes an engine is one of a generation: the caller says when a generation begins (devices_next) and is
+ * over (devices_stop), on all nodes alike. Orders that move data between ranks are cancelled with their generation, and
+ * the caller gives them again, in one sequence on all nodes. All other orders are given to the next engine as on one
+ * node.
  *
- * Copies between the GPUs and the daemon's own memory go piece by piece through a small segment that engines share:
- * they are for what is rare (initial weights, reading of state, write windows), and slow.
+ * Copies between the GPUs and the daemon's own memory go piece by piece through a small segment that engines share.
+ * They are slow, and for rare work: initial weights, reading of state, write windows.
  *
- * All functions are for the loop's thread, but devices_reserve(); callbacks come from the loop.
+ * All functions are for the loop's thread, except devices_reserve(); callbacks come from the loop.
  */
 
 #include <stdbool.h>
@@ -29,21 +30,21 @@ struct devices;
 
 enum { DEVICES_MAX_PAUSE_MS = 2000 };
 
-/* result: 0, or -ECANCELED: by devices_free(), _cancel() or _stop(); what the order used may go. */
+/* result: 0, or -ECANCELED: by devices_free(), _cancel() or _stop(). The memory that the order used may be freed. */
 typedef void (*devices_done)(void *userdata, int result);
 
 struct devices_ops {
-    /* An engine is ready. first: memory is there, and nothing in it. */
+    /* An engine is ready. first: its memory is newly allocated, and not initialised. */
     void (*ready)(void *userdata, bool first);
     /*
-     * An engine has failed. why: a sentence without a full stop. generation: of the next one, which is started by
-     * itself, but with several nodes; 0: none has ever been ready, and none is started any more.
+     * An engine has failed. why: a sentence without a full stop. generation: of the next engine, which on one node is
+     * started without a call; 0: no engine has ever been ready, and no other one is started.
      */
     void (*failed)(void *userdata, uint32_t generation, const char *why);
     /*
-     * The engine cannot open an event of a local rank. This comes some seconds after it was found, because a process
-     * that is ending closes what it shares before its end can be seen. Afterwards nothing waits for such events any
-     * more: if the rank is still there, what it has pushed must not be used. why: CUDA's error.
+     * The engine cannot open an event of a local rank. This callback comes some seconds later, because a process that
+     * is ending closes what it shares before its end can be seen. From then on no order waits for such events: if the
+     * rank is still attached, its pushes must not be used. why: CUDA's error.
      */
     void (*unopened)(void *userdata, unsigned local_rank, const char *why);
     /* Several nodes: a value for the engines of the others, which their daemons pass on with devices_value(). */
@@ -55,44 +56,46 @@ struct devices_ops {
 
 struct devices_options {
     uv_loop_t *loop;
-    struct worker_pool *pool; /* must outlive it, as the loop must */
+    struct worker_pool *pool; /* must outlive struct devices; so must the loop */
     const struct kernels *kernels;
-    struct device_plan_options plan; /* its layout only until devices_reserve() has returned */
+    struct device_plan_options plan; /* its layout is used only until devices_reserve() has returned */
     unsigned node, n_nodes;
     struct devices_ops ops;
 };
 
-/* Host memory that engines are given, by number; 0 is what copies go through. */
+/* Segments of host memory that engines map, by number; 0 is the one that copies go through. */
 enum devices_segment { DEVICES_STAGING = 1, DEVICES_WEIGHTS = 2, DEVICES_N_SEGMENTS };
 
 /* Nothing runs yet. Return: 0 or -ENOMEM. */
 int devices_new(struct devices **out, const struct devices_options *options);
-/* What engines share with the daemon, with its pages. Any thread, once. Return: 0 or -errno. */
+/*
+ * Makes the memory that engines share with the daemon, and reserves its pages. Any thread, once. Return: 0 or -errno.
+ */
 int devices_reserve(struct devices *devices);
-/* Before devices_start(). segment: not consumed, must outlive it, with its pages. */
+/* Before devices_start(). segment: not consumed; it and its pages must outlive struct devices. */
 void devices_share(struct devices *devices, enum devices_segment number, const struct segment *segment);
-/* One node. The first engine: ready() or failed(). */
+/* One node: starts the first engine. ready() or failed() follows. */
 void devices_start(struct devices *devices);
-/* Several nodes. The engine of that generation, once the one before has ended. */
+/* Several nodes: starts the engine of that generation, once the previous one has ended. */
 void devices_next(struct devices *devices, uint32_t generation);
 /* Ends the engine. When it has ended, reductions and gatherings that it has not done are cancelled. */
 void devices_stop(struct devices *devices);
-/* What another node's engine of the generation has put. */
+/* A value that another node's engine of the generation has put. */
 void devices_value(struct devices *devices, const char *key, const uint8_t *value, size_t n_bytes);
-/* For good: the engine ends, all that is under way is cancelled, and so is what comes. */
+/* Ends the engine, and cancels all orders, under way and later. */
 void devices_cancel(struct devices *devices);
-/* Kills the engine; what is under way is cancelled. The loop frees it when its handles are closed. NULL is fine. */
+/* Kills the engine and cancels all orders. The loop frees *devices when its handles are closed. NULL is fine. */
 void devices_free(struct devices *devices);
 
-/* What lies where; inputs and results of orders. After devices_reserve(). */
+/* The plan of device memory; inputs and results of orders. After devices_reserve(). */
 struct device_keep *devices_keep(struct devices *devices);
 
 /* ---- orders ---------------------------------------------------------------------------------------------- */
 
 /*
- * DEVICE_COMMAND_REDUCE, _UPDATE, _GATHER, _FETCH or, for what is shared, _COPY; tag, deadline and collective are set
- * here, arrays are copied. n_bytes: what it moves, for the deadline. Return: 0, -ENOMEM, or -ECANCELED after
- * devices_cancel().
+ * Orders DEVICE_COMMAND_REDUCE, _UPDATE, _GATHER, _FETCH or, with shared segments, _COPY. Tag, deadline and collective
+ * are set here, arrays are copied. n_bytes: the bytes that the order moves, for the deadline. Return: 0, -ENOMEM, or
+ * -ECANCELED after devices_cancel().
  */
 int devices_order(struct devices *devices, const struct device_command *command, uint64_t n_bytes, devices_done done,
                   void *userdata);
@@ -103,14 +106,16 @@ struct devices_move {
     enum device_piece_kind kind;
     uint64_t offset_bytes; /* in the piece */
     void *host;            /* must stay until done; NULL: zeroes are written */
-    uint64_t n_bytes;      /* over there */
-    bool rounds;           /* written: what is here is fp32, and is rounded on its way */
-    enum dtype dtype;      /* to this */
-    bool has_event;        /* only when the trainer has come so far */
+    uint64_t n_bytes;      /* on the device */
+    bool rounds;           /* write: host is fp32, and is rounded to dtype on the way */
+    enum dtype dtype;      /* of the device's elements, if rounds */
+    bool has_event;        /* the move waits for that event of the trainer */
     uint32_t event;
 };
 
-/* All moves, one behind the other; moves are copied. done not from within. Return: as devices_order(). */
+/*
+ * Carries out all moves in sequence; moves[] is copied. done() is not called from within. Return: as devices_order().
+ */
 int devices_copy(struct devices *devices, const struct devices_move *moves, size_t n_moves, devices_done done,
                  void *userdata);
 
@@ -118,13 +123,17 @@ int devices_copy(struct devices *devices, const struct devices_move *moves, size
 
 void devices_event(struct devices *devices, unsigned local_rank, uint32_t number, const uint8_t *handle);
 bool devices_has_event(const struct devices *devices, unsigned local_rank, uint32_t number);
-/* The process is gone: if orders still wait for its events after some seconds, those never come, and another engine
- * goes on without them. */
+/*
+ * The trainer's process is gone. If orders still wait for its events after some seconds, the events never come, and
+ * another engine carries out the orders without them.
+ */
 void devices_lost_trainer(struct devices *devices, unsigned local_rank);
-/* It was only its connection. */
+/* The trainer's process still runs; only its connection was lost. */
 void devices_found_trainer(struct devices *devices, unsigned local_rank);
-/* Its events are gone, and what it was writing is written or never will be: no later engine waits for them, and this
- * one not for those that it could not open. */
+/*
+ * Forgets the trainer's events: its GPU has finished writing, or never will. No later engine waits for them, and this
+ * one does not wait for those that it could not open.
+ */
 void devices_forget_events(struct devices *devices, unsigned local_rank);
 
 /* ---- for people ------------------------------------------------------------------------------------------ */

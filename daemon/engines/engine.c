@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The daemon's side of an engine between nodes: orders to the child process, and its reports. */
+
 #include "daemon/engines/engine.h"
 
 #include <assert.h>

@@ -3,7 +3,7 @@
 
 /*
  * The engine: a child process that moves bytes between nodes, and may die at any time. It maps segments of the daemon
- * that it is handed, and takes orders over a socketpair in the framing of frame.h, messages of proto/engine.proto.
+ * that it is handed, and receives orders over a socketpair in the framing of frame.h, messages of proto/engine.proto.
  *
  * An order is a list of moves: bytes of a segment to a node, or from a node into a segment. The n-th send from node a
  * to node b within the order of one tag meets the n-th receive of node b from node a within the order of that tag; both
@@ -11,7 +11,7 @@
  * order, and before ready(), too.
  *
  * One engine lives in one generation: after a failure the caller closes it and starts another with the next generation.
- * What a failed engine has written into receiving segments is void.
+ * Bytes that a failed engine has written into receiving segments are void.
  *
  * Rendezvous: the engine's store of keys and values is served over the socketpair. put() hands a value to the other
  * nodes' daemons, which pass it to their engines of the same generation (engine_value).
@@ -36,10 +36,10 @@ enum {
 enum engine_kind { ENGINE_GLOO };
 
 enum engine_failure_kind {
-    ENGINE_BEHAVED,     /* what ends a sentence that begins with the engine: "was killed by signal 9 (Killed)",
+    ENGINE_BEHAVED,     /* `what` ends a sentence that begins with the engine: "was killed by signal 9 (Killed)",
                            "exited with status 1", "missed its deadline" */
-    ENGINE_SAID,        /* what are its own words: "Connection closed by peer [10.0.0.2] (node 1)" */
-    ENGINE_NOT_STARTED, /* what is a sentence, as engine_new() says it */
+    ENGINE_SAID,        /* `what` is the engine's own text: "Connection closed by peer [10.0.0.2] (node 1)" */
+    ENGINE_NOT_STARTED, /* `what` is a sentence from engine_new() */
 };
 
 /* Why an engine is no longer of use. Texts are borrowed during the call. */

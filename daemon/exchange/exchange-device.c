@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What travels between the GPUs of several nodes: node 0 says of each parcel, of the gathering after an update, and in
- * stage 3 of what a rank gathers, that it is to be done; each node orders it from its engine of GPUs, in the order in
- * which it was said.
+ * Motions between the GPUs of several nodes. Node 0 announces each parcel, the gathering after an update and, in stage
+ * 3, each gather of a rank. Each node orders them from its engine of GPUs in the sequence in which node 0 announced
+ * them.
  */
 
 #include <string.h>
@@ -19,7 +19,7 @@
 
 static const char *give_waiting(struct exchange *exchange);
 
-/* From the callback that says so: what waits is next, and a reason why it cannot be done breaks the generation. */
+/* A motion has ended: orders the next ones. One that cannot be ordered breaks the generation. */
 static void go_on_giving(struct exchange *exchange)
 {
     const char *wrong = give_waiting(exchange);
@@ -40,7 +40,7 @@ static void reduced_there(void *userdata, struct reduction *reduction)
     for (unsigned i = 0; i < reduction->step->n_local; i++)
         if (reduction->held[i])
             ring_unhold(steal_ptr(reduction->held[i]));
-    if (reduction->cancelled) { /* with its generation: node 0 says it again */
+    if (reduction->cancelled) { /* its generation has ended: node 0 says the motion again */
         exchange_drop_motion(motion);
         return;
     }
@@ -51,7 +51,7 @@ static void reduced_there(void *userdata, struct reduction *reduction)
     go_on_giving(exchange);
 }
 
-/* A slot of a local rank is there, as that is what this node has announced. */
+/* Each local rank's slot is still there if that rank pushed the parcel, because this node announced the slots. */
 static void take_slots(struct exchange *exchange, struct reduction *reduction)
 {
     const struct job *job = exchange->job;
@@ -95,7 +95,7 @@ static void gathered_there(void *userdata, int result)
     struct exchange *exchange = motion->exchange;
 
     motion->working = false;
-    if (result < 0) { /* with its generation: node 0 says it again */
+    if (result < 0) { /* its generation has ended: node 0 says the motion again */
         exchange_drop_motion(motion);
         return;
     }
@@ -103,7 +103,7 @@ static void gathered_there(void *userdata, int result)
     go_on_giving(exchange);
 }
 
-/* Weights: all to all, or some to one rank. */
+/* Orders weights: after an update all weights for all ranks, in a fetch some parameters for one rank. */
 static const char *gather_there(struct motion *motion)
 {
     struct step *step = motion->exchange->job->step;
@@ -123,7 +123,7 @@ static const char *gather_there(struct motion *motion)
     return EXCHANGE_NO_MEMORY;
 }
 
-/* Is an earlier motion of the parcel still with the engine? It was only sent again here, and all others have it. */
+/* Is an earlier motion of the same parcel unfinished? This node only sends in that one; all other nodes have it. */
 static bool is_before(const struct motion *motion)
 {
     for (const struct motion *other = motion->next; other; other = other->next)
@@ -132,7 +132,7 @@ static bool is_before(const struct motion *motion)
     return false;
 }
 
-/* One behind the other, as they were said: the engines of all nodes are given them in one order. */
+/* Orders motions in the sequence in which node 0 said them, so that the engines of all nodes get one sequence. */
 static const char *give_waiting(struct exchange *exchange)
 {
     for (;;) {
@@ -141,7 +141,7 @@ static const char *give_waiting(struct exchange *exchange)
 
         for (struct motion *motion = exchange->motions; motion; motion = motion->next)
             if (motion->on_devices && !motion->given)
-                oldest = motion; /* the newest is first */
+                oldest = motion; /* the list begins with the newest */
         if (!oldest || is_before(oldest))
             return NULL;
         oldest->given = true;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Fetching what other nodes own: state that a rank reads, in stage 3 weights that ranks gather. It is asked of node 0,
- * which says it to all in the one order; then the owners send, each parameter under a tag of its own. fp32 goes as it
- * lies in the state; weights of 16 bits are rounded from the masters first, into one of two slots, and what lies on
- * GPUs is copied there. Where ranks on GPUs gather, their engines do all of it instead (exchange-device.c).
+ * Fetches what other nodes own: state that a rank reads, and in stage 3 weights that ranks gather. A node asks node 0
+ * for a fetch, and node 0 announces all fetches to all nodes in one sequence. Then the owners send, each parameter
+ * under a tag of its own. fp32 values are sent straight from the state. Weights of 16 bits are first rounded from the
+ * masters into one of two slots, and values on GPUs are first copied there. If ranks on GPUs gather, their engines do
+ * all of this instead (exchange-device.c).
  *
- * State and weights do not change meanwhile: a node that fetches has not asked for the step.
+ * State and weights do not change meanwhile, because a node that fetches has not asked for the step.
  */
 
 #include <assert.h>
@@ -59,7 +60,7 @@ void exchange_break_serving(struct exchange *exchange)
     struct serving **link = &exchange->servings;
 
     while (*link) {
-        (*link)->dead = true; /* one that is being rounded goes when that is done */
+        (*link)->dead = true; /* one that is being rounded or copied is freed when that is done */
         if ((*link)->working)
             link = &(*link)->next;
         else
@@ -83,7 +84,7 @@ static const uint8_t *state_bytes(const struct exchange *exchange, enum fetch_ki
     return (const uint8_t *)state_values(exchange->job->state, state_kind, bucket, start);
 }
 
-/* It is made here first: rounded, or copied from the GPUs. Else it goes as it lies. */
+/* Are the elements rounded or copied from GPUs into a slot before they are sent? Else they are sent from the state. */
 static bool is_made(const struct exchange *exchange, const struct serving *serving, enum fetch_kind kind)
 {
     return !exchange->job->executor->holds_state || is_rounded(exchange, serving, kind);
@@ -111,7 +112,7 @@ static void send_state(struct exchange *exchange, const struct serving *serving,
 
 static void start_waiting(struct exchange *exchange);
 
-/* It lies in its slot. */
+/* The elements are in their slot: sends them, unless the engine failed meanwhile. */
 static void is_served(struct serving *serving)
 {
     struct serving **link;
@@ -143,7 +144,7 @@ static void has_come(void *userdata, int result)
 {
     struct serving *serving = userdata;
 
-    serving->dead |= result < 0; /* the job is going, and nobody waits for it */
+    serving->dead |= result < 0; /* the job is being dropped, and no rank waits for the elements */
     is_served(serving);
 }
 
@@ -158,19 +159,19 @@ static int make(struct serving *serving)
     if (serving->kind == FETCH_PUBLISHED)
         return executor_read_weights(executor, serving->param, slot, has_come, serving);
     exchange_owned(exchange, exchange->self, serving->param, &start);
-    /* As from the parameter's start, of which only what is owned is written. */
+    /* executor_read() counts from the parameter's start, but writes only the owned elements. */
     slot -= start * sizeof(float);
     return executor_read(executor, serving->param, (enum state_kind)serving->kind, (float *)(void *)slot, has_come,
                          serving);
 }
 
-/* The node that waits for the order, and node 0, find out by their deadlines. */
+/* Out of memory: the node that waits for the elements, and node 0, notice it by their deadlines. */
 static void cannot_make(struct work *work)
 {
     has_come(container_of(work, struct serving, work), -ENOMEM);
 }
 
-/* What waits for a slot and is to have one. */
+/* Makes the next elements that wait for a slot, while a slot is free. */
 static void start_waiting(struct exchange *exchange)
 {
     struct job *job = exchange->job;
@@ -220,7 +221,7 @@ void exchange_served(struct exchange *exchange, uint64_t tag)
 {
     struct serving **link = &exchange->servings;
 
-    while (*link && ((*link)->tag != tag || (*link)->dead)) /* one of a generation before may still be rounded */
+    while (*link && ((*link)->tag != tag || (*link)->dead)) /* one of an earlier generation may still be rounded */
         link = &(*link)->next;
     if (!*link || (*link)->working)
         return;
@@ -230,13 +231,13 @@ void exchange_served(struct exchange *exchange, uint64_t tag)
 
 /* ---- fetching ------------------------------------------------------------------------------------------ */
 
-/* fp32 state, in the segment of the one who asks. */
+/* Is it fp32 state, which goes to a segment of the rank that asks? */
 static bool is_state(enum fetch_kind kind)
 {
     return kind < FETCH_PUBLISHED;
 }
 
-/* Is it fetched: does another node own any of it? */
+/* Is the parameter fetched: does another node own any of it, or do GPUs gather? */
 static bool is_wanted(const struct exchange *exchange, enum fetch_kind kind, uint32_t p)
 {
     uint64_t start;
@@ -263,7 +264,7 @@ static void ask(struct exchange *exchange, struct pending_fetch *fetch)
                                                                            .n_params = fetch->what.n_params});
 }
 
-/* Weights at once; state one after the other, as its segment changes. */
+/* Asks for weights at once, and for state one fetch at a time, because each fetch of state has its own segment. */
 static void ask_next(struct exchange *exchange)
 {
     bool reading = false;
@@ -290,7 +291,7 @@ static void free_fetch(struct pending_fetch *fetch)
     free(fetch);
 }
 
-/* With what is to be fetched of what is asked for. NULL: out of memory. */
+/* Copies the fetch, without the parameters that need no fetching. NULL: out of memory. */
 static struct pending_fetch *new_fetch(const struct exchange *exchange, const struct fetch *what)
 {
     uint32_t *params = calloc(what->n_params + 1, sizeof(*params));
@@ -360,7 +361,7 @@ void exchange_cancel(struct exchange *exchange)
         exchange_finish_fetch(exchange, exchange->fetches, -ECANCELED);
 }
 
-/* Where its parameter of that number begins, in the segment. */
+/* Where parameter i of the fetch begins, as an offset in the destination's segment. */
 static uint64_t find_place(const struct exchange *exchange, const struct fetch *what, size_t i)
 {
     if (is_state(what->kind))
@@ -369,7 +370,7 @@ static uint64_t find_place(const struct exchange *exchange, const struct fetch *
                                : exchange->job->layout->params[what->params[i]].range_offset_bytes;
 }
 
-/* From each owner what it has of the parameter. */
+/* Adds a move from each owner for the elements of the parameter that it owns. */
 static void receive_param(struct exchange *exchange, const struct fetch *what, size_t i)
 {
     const struct layout_param *param = &exchange->job->layout->params[what->params[i]];
@@ -391,7 +392,7 @@ static void receive_param(struct exchange *exchange, const struct fetch *what, s
     }
 }
 
-/* NULL: given up; whoever sends for it finds out by its deadline, and so does node 0. */
+/* NULL: the fetch was cancelled; the nodes that send for it, and node 0, notice that by their deadlines. */
 static struct pending_fetch *find_fetch(const struct exchange *exchange, const struct exchange_service *service)
 {
     struct pending_fetch *fetch = exchange->fetches;
@@ -430,7 +431,7 @@ static const char *receive(struct exchange *exchange, const struct exchange_serv
     return NULL;
 }
 
-/* Does this node own any of it? */
+/* Does this node own any of the parameter? */
 static bool owns_any(const struct exchange *exchange, uint32_t param)
 {
     uint64_t start;
@@ -438,7 +439,7 @@ static bool owns_any(const struct exchange *exchange, uint32_t param)
     return exchange_owned(exchange, exchange->self, param, &start) > 0;
 }
 
-/* Whose GPUs have no part in it, neither as the one who asks nor as an owner, has nothing to do. */
+/* Orders a gather between GPUs. A node that neither asks nor owns any of the parameters has nothing to do. */
 static const char *gather(struct exchange *exchange, const struct exchange_service *service)
 {
     bool asks = service->node == exchange->self, has_part = asks;
@@ -466,7 +467,7 @@ static const char *gather(struct exchange *exchange, const struct exchange_servi
     return exchange_give_to_devices(motion);
 }
 
-/* Return: NULL, or why it cannot be served. */
+/* Return: NULL, or why the service is not valid. */
 static const char *check_service(const struct exchange *exchange, const struct exchange_service *service)
 {
     const struct job *job = exchange->job;

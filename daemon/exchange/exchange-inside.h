@@ -8,7 +8,7 @@
 #include "core/wire/node-wire.h"
 #include "daemon/exchange/exchange.h"
 
-/* A piece of a node; all nodes number them alike, in rank order. */
+/* A piece of a node. Sources are numbered in rank order, so all nodes use the same numbers. */
 struct source {
     unsigned node, first_rank, piece; /* piece: within its node */
 };
@@ -22,35 +22,35 @@ struct motion {
     uint64_t tag;
     uint32_t parcel, micro_batch, pass, attempt;
     uint32_t n_orders, n_done;
-    bool serves;        /* it has arrived here before: it is only sent again */
-    bool waits;         /* for this node's partial sums of the parcel, or for its slot to be looked at */
-    bool arrived;       /* all orders are done; what is to be done with it may be not */
-    bool working;       /* which is being done; or this node's GPUs are at it */
-    bool on_devices;    /* between GPUs: given to the engine in the order in which it was said */
-    bool given;         /* and it has been */
-    int incoming;       /* of a parcel: where other nodes' pieces come to lie; -1: none come */
-    uint64_t *masks;    /* likewise: per part, over sources */
-    uint64_t elsewhere; /* nodes that have it */
-    struct ring *ring;  /* whose slot is being added; held */
+    bool serves;        /* the data arrived here before: this node only sends */
+    bool waits;         /* for this node's partial sums of the parcel, or for its slot to be inspected */
+    bool arrived;       /* all orders are done; adding or adopting may be still to do */
+    bool working;       /* workers add or adopt, or this node's GPUs carry out the motion */
+    bool on_devices;    /* between GPUs: ordered in the sequence in which node 0 said the motions */
+    bool given;         /* on_devices: the engine of the GPUs has the order */
+    int incoming;       /* MOTION_PARCEL: the slot of `incoming` for other nodes' pieces; -1: none come */
+    uint64_t *masks;    /* MOTION_PARCEL: per part, over sources; owned */
+    uint64_t elsewhere; /* MOTION_PARCEL: nodes that have the data already */
+    struct ring *ring;  /* the ring whose slot is being added; held */
     struct pending_fetch *fetch;
-    struct device_fetched *gathered; /* between GPUs, a fetch: what, owned, */
+    struct device_fetched *gathered; /* a fetch between GPUs: its parameters; owned */
     size_t n_gathered;
-    unsigned rank; /* and for whose pool */
+    unsigned rank; /* a fetch between GPUs: the rank whose pool gets them */
     struct work work;
     struct motion *next;
 };
 
-/* What of a parcel moves. Its state is struct parcel's (daemon/step/parcel.h). */
+/* The exchange's view of a parcel. struct parcel has the parcel's state (daemon/step/parcel.h). */
 struct moving_parcel {
-    struct ring *ring;       /* in which the slot lies that is lent, held; or NULL */
-    uint64_t start, n_elems; /* what this node owns of the parcel, from the parcel's start */
+    struct ring *ring;       /* the ring of the slot that is lent; held; or NULL */
+    uint64_t start, n_elems; /* this node owns [start, start + n_elems), counted from the parcel's start */
 };
 
-/* A fetch of this node, until it has come. */
+/* A fetch of this node, until its data has come. */
 struct pending_fetch {
     uint64_t id;
     struct fetch what; /* params and offsets_bytes are owned */
-    bool asked;                 /* node 0 has been asked; state waits until what was asked before has come */
+    bool asked;                 /* node 0 has been asked; a fetch of state waits for earlier fetches of state */
     struct pending_fetch *next;
 };
 
@@ -61,8 +61,8 @@ struct serving {
     uint32_t param;
     enum fetch_kind kind;
     unsigned node;
-    int slot; /* -1: it goes as it is, or waits */
-    bool made; /* here first, into a slot */
+    int slot; /* -1: waits for a slot, or needs none */
+    bool made; /* rounded, or copied from GPUs, into a slot before it is sent */
     bool working, dead;
     struct work work;
     struct serving *next;
@@ -78,9 +78,9 @@ struct exchange {
     struct segment incoming, serving, spreading;
     uint64_t incoming_elems; /* of each slot of incoming */
     bool incoming_taken[NODE_MAX_MOVING];
-    struct segment nothing; /* in place of what is shared no more, so that the engine lets go of it */
+    struct segment nothing; /* takes the number of a segment that is no longer shared, so that the engine unmaps that */
     const struct segment *segments[EXCHANGE_N_SEGMENTS];
-    const struct ring *shared_ring; /* that the engine has; NULL: none */
+    const struct ring *shared_ring; /* the ring that the engine has; NULL: none */
     struct moving_parcel *parcels;  /* of the layout; owned */
     struct motion *motions;
     struct pending_fetch *fetches; /* oldest first */
@@ -98,23 +98,26 @@ struct exchange {
 #define EXCHANGE_SAID_TWICE "what is under way was said again"
 
 void exchange_add_move(struct exchange *exchange, struct engine_move move);
-/* Gives what was added as the order of that tag; timeout by what is under way. Return: whether there was any. */
+/*
+ * Orders the added moves from the engine under that tag. The timeout grows with the bytes under way. Return: false,
+ * nothing was added.
+ */
 bool exchange_post(struct exchange *exchange, uint64_t tag, enum traffic_kind traffic);
 /* NULL: out of memory. */
 struct motion *exchange_add_motion(struct exchange *exchange, enum motion_kind kind, uint64_t tag);
 /* As exchange_post(), for the motion's next order. */
 void exchange_post_motion(struct exchange *exchange, struct motion *motion);
-/* The same of what node 0 has said. */
+/* As exchange_add_motion(), for a motion that node 0 has said. */
 struct motion *exchange_add_said(struct exchange *exchange, enum motion_kind kind, const struct exchange_said *said);
-/* Is it to be done here a second time? Sums would be added twice. */
+/* Would this node carry out a motion a second time? Its sums would be added twice. */
 bool exchange_is_said_twice(const struct exchange *exchange, const struct exchange_said *said);
-/* Goes on with it, if nothing is missing. */
+/* Adds, adopts or finishes the motion once its orders are done and it waits for nothing. */
 void exchange_progress(struct motion *motion);
-/* Done with it: node 0 is told, unless it was only sent again. Ends the motion. */
+/* Ends the motion, and reports it to node 0 unless this node only sent again or the parcel's attempt was aborted. */
 void exchange_finish(struct motion *motion);
-/* Ends it without a word. */
+/* Ends the motion without a report. */
 void exchange_drop_motion(struct motion *motion);
-/* Engines to come get it, too. NULL: it goes. */
+/* Shares the segment under that number with this engine and later ones. NULL: the number's segment is removed. */
 void exchange_share(struct exchange *exchange, enum exchange_segment number, const struct segment *segment);
 
 static inline bool exchange_has_arrived(const struct exchange_said *said, unsigned node)
@@ -123,17 +126,17 @@ static inline bool exchange_has_arrived(const struct exchange_said *said, unsign
 }
 
 /* exchange-device.c */
-/* In its turn. Return: NULL, or why the generation has to end. */
+/* Orders the motion when its turn has come. Return: NULL, or why the generation has to end. */
 const char *exchange_give_to_devices(struct motion *motion);
 
 /* exchange-weights.c */
-/* Initial weights are here: masters of what is owned become their exact values. The motion's end follows. */
+/* Initial weights have come: sets the owned masters to their exact values, then finishes the motion. */
 void exchange_adopt(struct motion *motion);
 
 /* exchange-fetch.c */
 int exchange_form_serving(struct exchange *exchange);
 void exchange_drop_serving(struct exchange *exchange);
 void exchange_finish_fetch(struct exchange *exchange, struct pending_fetch *fetch, int result);
-/* An order is done that is none of a motion. */
+/* An order that belongs to no motion is done. */
 void exchange_served(struct exchange *exchange, uint64_t tag);
 void exchange_break_serving(struct exchange *exchange);

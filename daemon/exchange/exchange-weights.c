@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Weights between nodes: initial ones from node 0 to all, updated ones from who owns them to all, and what rank 0 has
- * written in a window, state included.
+ * Weights between nodes: node 0 sends initial weights to all nodes, the owners send updated weights to all nodes, and
+ * node 0 sends what rank 0 has written in a window, state included.
  */
 
 #include <string.h>
@@ -28,7 +28,7 @@ static struct engine_move bucket_weights(const struct exchange *exchange, enum e
                                 .n_bytes = slice_bytes * exchange->spans[node].n};
 }
 
-/* From node 0 to one that has not got it, or, on that one, from node 0. */
+/* Adds the move from node 0 to a node that lacks the data: on node 0 the sending, on that node the receiving. */
 static void spread_to(struct exchange *exchange, const struct exchange_said *said, unsigned node,
                       struct engine_move move)
 {
@@ -39,8 +39,10 @@ static void spread_to(struct exchange *exchange, const struct exchange_said *sai
     exchange_add_move(exchange, move);
 }
 
-/* Stages 1 and 2: all weights to all. Stage 3: to each what it owns, and frozen parameters, which lie behind the
- * buckets. */
+/*
+ * Stages 1 and 2: all nodes get all weights. Stage 3: each node gets the weights that it owns, and the frozen
+ * parameters, which lie behind the buckets.
+ */
 const char *exchange_spread(struct exchange *exchange, const struct exchange_said *said)
 {
     const struct layout *layout = exchange->job->layout;
@@ -140,7 +142,7 @@ static void adopted(void *userdata, int result)
     motion->working = false;
     if (result == 0) {
         exchange_finish(motion);
-    } else if (result != -ECANCELED) { /* it is sent again */
+    } else if (result != -ECANCELED) { /* node 0 sends the weights again */
         motion->arrived = false;
         motion->exchange->ops.wrong(motion->exchange->ops.userdata, EXCHANGE_NO_MEMORY);
     }
@@ -169,7 +171,7 @@ void exchange_window(struct exchange *exchange, const struct segment *segment)
         exchange_share(exchange, EXCHANGE_READING, NULL);
 }
 
-/* What a node owns of a parameter, whose elements lie from offset_bytes on. */
+/* The elements of a parameter that a node owns. offset_bytes: where the parameter begins. */
 static struct engine_move owned_elems(const struct exchange *exchange, uint32_t p, unsigned node, uint64_t offset_bytes,
                                       size_t elem_bytes)
 {

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The exchange between nodes: its life, motions as orders to the engine, and the way of a parcel. */
+
 #include "daemon/exchange/exchange.h"
 
 #include <assert.h>
@@ -21,7 +23,7 @@ _Static_assert((int)NODE_MAX_NODES == (int)CONFIG_MAX_NODES && (int)STEP_MAX_RAN
 
 enum {
     MOVE_BASE_MS = 1800,       /* with ENGINE_GRACE_MS a frozen engine is noticed within 3 s */
-    MOVE_BYTES_PER_MS = 10000, /* what is slower than 10 MB/s stands still; picked */
+    MOVE_BYTES_PER_MS = 10000, /* a link slower than 10 MB/s counts as frozen; picked */
 };
 
 /* ---- who has what -------------------------------------------------------------------------------------- */
@@ -136,7 +138,7 @@ int exchange_form(struct exchange *exchange)
                      job->executor->on_gpus ? 0 : exchange_plan_incoming_bytes(job->config, layout));
     if (r == 0 && job->config->zero.stage == 3)
         r = segment_init(&exchange->spreading, "spreading",
-                         layout->weight_bytes); /* pages come with what is put there */
+                         layout->weight_bytes); /* no pages until exchange_init() or the engine writes */
     if (r == 0)
         r = segment_init(&exchange->nothing, "nothing", 1);
     if (r == 0)
@@ -151,7 +153,7 @@ int exchange_form(struct exchange *exchange)
     return r;
 }
 
-/* Where a slot was lent it is not any more. */
+/* Ends the loan of the parcel's slot, if there is one. */
 static void end_loan(struct moving_parcel *parcel)
 {
     struct ring *ring = steal_ptr(parcel->ring);
@@ -233,7 +235,7 @@ bool exchange_post(struct exchange *exchange, uint64_t tag, enum traffic_kind tr
         return false;
     for (size_t i = 0; i < order.n_moves; i++)
         exchange->n_waiting_bytes += exchange->moves[i].n_bytes;
-    /* Orders wait for each other: each has time for all that is under way. */
+    /* Orders wait for each other, so each one's timeout covers all bytes under way. */
     order.timeout_ms = (uint32_t)MIN(MOVE_BASE_MS + exchange->n_waiting_bytes / MOVE_BYTES_PER_MS, (uint64_t)INT32_MAX);
     (void)failpoint("order");
     (void)exchange->ops.order(exchange->ops.userdata, &order);
@@ -271,7 +273,7 @@ static bool is_present(const struct exchange_said *said, unsigned source)
     return present;
 }
 
-/* Where another node's piece of what this node owns of the parcel goes; index: among the others' pieces. */
+/* Where a piece of another node goes in `incoming`, in elements. index: among the other nodes' pieces. */
 static uint64_t incoming_elem(const struct motion *motion, unsigned index)
 {
     const struct exchange *exchange = motion->exchange;
@@ -279,7 +281,7 @@ static uint64_t incoming_elem(const struct motion *motion, unsigned index)
     return exchange->incoming_elems * (unsigned)motion->incoming + exchange->parcels[motion->parcel].n_elems * index;
 }
 
-/* The first one that is free: it was in use last, and is likeliest still in a cache. Return: false, there is none. */
+/* Uses the first free slot: it was in use last, and is likeliest still in a cache. Return: false, none is free. */
 static bool take_incoming(struct motion *motion)
 {
     struct exchange *exchange = motion->exchange;
@@ -302,7 +304,7 @@ static unsigned index_among_others(const struct exchange *exchange, unsigned sou
     return index;
 }
 
-/* A segment that comes and goes; NULL: it goes. */
+/* Shares a segment under that number with the engine. NULL, or an empty segment: the engine unmaps the number. */
 static void share(struct exchange *exchange, enum exchange_segment number, const struct segment *segment)
 {
     (void)exchange->ops.share(exchange->ops.userdata, number,
@@ -344,7 +346,7 @@ static struct engine_move locate_piece(struct exchange *exchange, uint32_t parce
     return (struct engine_move){.segment = EXCHANGE_OVERFLOW, .offset_bytes = (uint64_t)(data - ring->overflow.map)};
 }
 
-/* This node's piece: to each owner what it owns. */
+/* Sends this node's piece: each owner gets its slice. */
 static void send_piece(struct exchange *exchange, const struct exchange_said *said, const struct source *source)
 {
     const struct step *step = exchange->job->step;
@@ -382,7 +384,7 @@ static void receive_piece(const struct motion *motion, unsigned source)
                                 });
 }
 
-/* The orders of a parcel: this node's pieces to their owners, the others' of what it owns from them. */
+/* Orders a parcel: sends this node's pieces to their owners, receives other nodes' pieces of what this node owns. */
 static void order_parcel(struct motion *motion)
 {
     struct exchange *exchange = motion->exchange;
@@ -426,7 +428,7 @@ static bool copy_masks(const struct exchange *exchange, struct motion *motion, c
     return motion->masks != NULL;
 }
 
-/* Is this node to send a slot that nobody has lent? */
+/* Is this node asked to send a slot that it does not have? */
 static bool lacks_slot(const struct exchange *exchange, const struct exchange_said *said)
 {
     const struct parcel *parcel = &exchange->job->work.parcels[said->parcel];
@@ -465,7 +467,9 @@ const char *exchange_parcel(struct exchange *exchange, const struct exchange_sai
             note_contributions(exchange, said);
         return exchange_give_to_devices(motion);
     }
-    /* Node 0 says no more at a time than there are slots: else the generation ends, and it is said again. */
+    /*
+     * Node 0 says no more parcels at a time than there are slots. If it does, the generation ends; it says them again.
+     */
     if (!motion->serves && exchange->parcels[said->parcel].n_elems > 0 && !take_incoming(motion)) {
         exchange_drop_motion(motion);
         return "EXCHANGE: of more than may be under way";
@@ -511,7 +515,7 @@ void exchange_finish(struct motion *motion)
         exchange->ops.moved(exchange->ops.userdata, tag, parcel);
 }
 
-/* A sum of the parcel has been made: what has waited for that, a sum of this node's ranks or of pieces, is next. */
+/* A sum of the parcel is done: starts the next one that waited for it, of this node's ranks or of pieces. */
 static void go_on(struct exchange *exchange, uint32_t parcel)
 {
     collect_parcel(exchange->job, parcel);
@@ -551,7 +555,7 @@ static const uint8_t *source_data(const struct motion *motion, unsigned s)
 
     if (source->node == exchange->self)
         return step_piece(step, parcel, source->piece);
-    /* As from the parcel's start, of which only what is owned is here and read. */
+    /* The reduction counts from the parcel's start, but reads only the owned elements: `incoming` has no others. */
     return exchange->incoming.map + incoming_elem(motion, index_among_others(exchange, s)) * size -
            exchange->parcels[parcel].start * size;
 }
@@ -574,7 +578,7 @@ static void combine(struct motion *motion)
             reduction->masks[k] |= (motion->masks[k] >> s & 1) << i;
     }
     motion->ring = exchange->parcels[motion->parcel].ring;
-    if (motion->ring) /* an abort may end the loan meanwhile */
+    if (motion->ring) /* because an abort may end the loan meanwhile */
         ring_hold(motion->ring);
     motion->working = true;
     job->work.n_under_way++;
@@ -623,7 +627,7 @@ void exchange_summed(struct exchange *exchange, uint32_t parcel)
     struct motion *next;
 
     for (struct motion *motion = exchange->motions; motion; motion = next) {
-        next = motion->next; /* where nothing is to be moved it ends at once */
+        next = motion->next; /* because a motion that moves nothing ends at once */
         if (motion->kind == MOTION_PARCEL && motion->parcel == parcel && motion->waits) {
             motion->waits = false;
             if (step_sends_slots(exchange->job->step, parcel))
@@ -642,7 +646,7 @@ void exchange_broken(struct exchange *exchange)
     while (*link) {
         struct motion *motion = *link;
 
-        /* What GPUs are at is known when their engine has ended. */
+        /* A motion on GPUs is reported as done or cancelled when their engine has ended. */
         if (motion->arrived || (motion->on_devices && motion->working)) {
             link = &motion->next;
             continue;

@@ -2,31 +2,31 @@
 #pragma once
 
 /*
- * What a node's engine moves: partial sums of a parcel to their owners, weights to all. Node 0 says what moves next
- * (nodes.h), each such motion under a tag; here it becomes orders to the engine, and what has come in is added or taken
- * over.
+ * The exchange moves data between nodes through this node's engine: partial sums of a parcel go to their owners,
+ * weights to all nodes. Node 0 says what moves next (nodes.h), each such motion under a tag. The exchange turns the
+ * motion into orders to the engine, and adds or adopts the data that has come in.
  *
  * The way of a parcel between nodes:
  *
- *   this node's ranks have pushed all of it               parcel_complete(): node 0 is told
+ *   this node's ranks have pushed the whole parcel        parcel_complete(): node 0 is told
  *   every node is ready, or has nothing of it             parcel_await(), exchange_parcel()
  *   collect has summed this node's ranks into staging     exchange_summed(): each owner gets its slice of each piece
  *   the others' slices are here                           step_combine() adds all pieces, in rank order; then moved()
- *   they are everywhere                                   collect_settled(): staging may be overwritten
+ *   all nodes have their slices                           collect_settled(): staging may be overwritten
  *
- * Where the slot of the only local rank is the piece (step_sends_slots) it is lent instead, and sent at once; looking
- * at it goes on meanwhile. It is given back when all have it.
+ * If the slot of the only local rank is the piece (step_sends_slots), the rank's ring lends the slot instead: the slot
+ * is sent at once, while workers still inspect it. The loan ends when all nodes have the slot's data.
  *
- * Where gradients, state and weights lie on GPUs (device: cuda), parcels and the gathering of weights are orders to the
- * engine of the GPUs instead (step-device.h, devices.h), in the order in which node 0 says them, which is one on all
- * nodes: each rank is a source of its own there, and every owner adds. All take part in what is said again, too. The
- * rest, what is rare, goes through the host's memory in the way above: initial weights and windows by the staging copy of the
- * state (state.h), state that is read by copies of it.
+ * If gradients, state and weights lie on GPUs (device: cuda), parcels and the gathering of weights are orders to the
+ * engine of the GPUs instead (step-device.h, devices.h). All nodes order in the one sequence in which node 0 says the
+ * motions. Each rank is a source of its own there, and every owner adds. All nodes also take part in a motion that is
+ * said again. The rare rest goes through host memory in the way above: initial weights and windows by the staging copy
+ * of the state (state.h), state that is read by copies of it.
  *
- * An engine that fails takes its orders with it (exchange_broken). Node 0 then says again what has not arrived
- * everywhere, and where it has: who has it only sends.
+ * The orders of an engine that fails are lost (exchange_broken). Node 0 then says each motion again that has not
+ * arrived at all nodes, and names the nodes where it has: those nodes only send.
  *
- * Loop thread; the adding and taking over is done by workers.
+ * Loop thread; workers add and adopt.
  */
 
 #include <stdbool.h>
@@ -73,13 +73,13 @@ struct exchange_service {
 struct exchange_ops {
     /* Return: 0 or -errno; then the engine is failing, too. */
     int (*order)(void *userdata, const struct engine_order *order);
-    /* All that was to be done here under this tag is done. */
+    /* This node has done everything for the motion with this tag. */
     void (*moved)(void *userdata, uint64_t tag, uint32_t parcel);
-    /* Node 0 is to say what others are to serve this node (exchange_serve). id: of the fetch, on this node; no tag. */
+    /* Asks node 0 to have other nodes serve this fetch (exchange_serve). id: of the fetch, on this node; no tag. */
     void (*fetch)(void *userdata, const struct exchange_service *asked);
-    /* Another segment of that number, or none. Return: 0 or -errno. */
+    /* The segment of that number is now another one, or NULL. Return: 0 or -errno. */
     int (*share)(void *userdata, enum exchange_segment number, const struct segment *segment);
-    /* What was said cannot be done after all: the generation is broken. why: a static sentence. */
+    /* A motion that was accepted cannot be carried out: the generation is broken. why: a static sentence. */
     void (*wrong)(void *userdata, const char *why);
     void *userdata;
 };
@@ -89,12 +89,14 @@ struct exchange_said {
     uint64_t tag;
     uint64_t arrived; /* nodes that have the bytes already, as a mask */
     uint32_t parcel, micro_batch, pass;
-    const uint64_t *masks; /* per part of the parcel over the pieces of all nodes; n_masks 0: all of all */
+    const uint64_t *masks; /* per part of the parcel, a mask over the pieces of all nodes; n_masks 0: all pieces */
     size_t n_masks;
 };
 
-/* [*start, *start + n) of the parameter's elements that the node owns; of a frozen one, unless those are partitioned,
- * all are everybody's. Return: n. */
+/*
+ * Finds the elements [*start, *start + n) of the parameter that the node owns. Every node owns all elements of a frozen
+ * parameter, unless frozen parameters are partitioned. Return: n.
+ */
 uint64_t exchange_owned(const struct exchange *exchange, unsigned node, uint32_t param, uint64_t *start);
 
 /* For a job of several nodes. Return: 0 or -ENOMEM. */
@@ -107,16 +109,18 @@ void exchange_drop(struct exchange *exchange);
 /* EXCHANGE_N_SEGMENTS of them, valid until exchange_drop(). */
 const struct segment *const *exchange_segments(const struct exchange *exchange);
 
-/* This node's gradients of a parcel that was taken lie in that ring, and are sent from there. Holds the ring until
- * exchange_end_loan() or exchange_end_loans(). */
+/*
+ * This node's gradients of a parcel that was accepted lie in that ring and are sent from there. Holds the ring until
+ * exchange_end_loan() or exchange_end_loans().
+ */
 void exchange_lend(struct exchange *exchange, uint32_t parcel, struct ring *ring);
 /* All nodes have what they own of the parcel. */
 void exchange_end_loan(struct exchange *exchange, uint32_t parcel);
 /* The step is committed or aborted. */
 void exchange_end_loans(struct exchange *exchange);
-/* Does this node own any of the parcel, and so add it up? */
+/* Does this node own any elements of the parcel, and so add their pieces? */
 bool exchange_owns_any(const struct exchange *exchange, uint32_t parcel);
-/* A ring is about to be freed: the engine lets go of it, too. */
+/* A ring is about to be freed: the engine must unmap it. */
 void exchange_ring_is_gone(struct exchange *exchange, const struct ring *ring);
 
 /* Return: NULL, or why it cannot be done: a static sentence. The generation is broken then. */
@@ -124,37 +128,37 @@ const char *exchange_parcel(struct exchange *exchange, const struct exchange_sai
 const char *exchange_spread(struct exchange *exchange, const struct exchange_said *said);
 /* Node 0, stage 3: initial weights of rank 0, for their owners. Any thread. Return: 0 or -errno. */
 int exchange_init(struct exchange *exchange, const struct request_init *init, const void *weights);
-/* They are where they belong: the pages are given back. */
+/* The initial weights have reached their owners: frees the pages that held them. */
 void exchange_spread_is_over(struct exchange *exchange);
 const char *exchange_gather(struct exchange *exchange, const struct exchange_said *said);
 
 /*
- * Fetches what other nodes own of the parameters; what this node owns is not touched, but when GPUs gather: that is all
- * of the parameters, and never nothing. Fetches of state are served one after the other. Return: 0 or -ENOMEM (done()
- * will not be called); 1: there is nothing to fetch.
+ * Fetches the elements of the parameters that other nodes own; this node's own elements are not touched. A gather by
+ * GPUs is an exception: it fetches all elements of all parameters, and never returns 1. Fetches of state are served one
+ * after the other. Return: 0 or -ENOMEM (done() will not be called); 1: there is nothing to fetch.
  */
 int exchange_fetch(struct exchange *exchange, const struct fetch *fetch);
 const char *exchange_serve(struct exchange *exchange, const struct exchange_service *service);
-/* Whoever waits for a fetch is told that it will not come. */
+/* Ends all fetches of this node: each one's done() gets -ECANCELED. */
 void exchange_cancel(struct exchange *exchange);
 
 /* A write window is open, with its segment, or it is gone (NULL). */
 void exchange_window(struct exchange *exchange, const struct segment *segment);
 /*
- * What rank 0 has written goes to its owners, window to window. written: of the state, each parameter << 8 | enum
- * state_kind; edits: where it lies or goes, NULL if nothing was. Others have their place for it, too.
+ * Sends what rank 0 has written from node 0's window to the owners' windows. written: the state that was written, each
+ * entry parameter << 8 | enum state_kind. edits: where that state lies on node 0, and where it goes on the others;
+ * NULL: no state was written.
  */
 const char *exchange_write(struct exchange *exchange, const struct exchange_said *said, const uint64_t *written,
                            size_t n_written, const struct state_edits *edits);
 
 /* The engine has done an order. */
 void exchange_done(struct exchange *exchange, const struct engine_done *done);
-/* Partial sums of the parcel are in staging, or the slot was looked at: what was said of it may have waited for that.
- */
+/* Partial sums of the parcel are in staging, or its slot was inspected: continues the motions that waited for that. */
 void exchange_summed(struct exchange *exchange, uint32_t parcel);
-/* The engine is gone: what had not arrived is forgotten. */
+/* The engine is gone: forgets the motions that had not arrived. */
 void exchange_broken(struct exchange *exchange);
-/* Tags of what has arrived but is not done with. Return: how many there are; no more than max are written. */
+/* Lists the tags of motions that arrived but are not finished. Return: their number; no more than max are written. */
 size_t exchange_list_arrived(const struct exchange *exchange, uint64_t *tags, size_t max);
 
 /* Is anything of a parcel under way? */

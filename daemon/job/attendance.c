@@ -53,8 +53,8 @@ static struct diagnostic *check_run(struct job *job, const struct evidence_at *a
 }
 
 /*
- * A live rank is its process's, which may connect again. What a rank that has formed left behind is its user's.
- * Return: NULL, or the refusal.
+ * A live rank belongs to its process, which may connect again. The data that a formed rank left behind belongs to its
+ * user. Return: NULL, or the refusal.
  */
 static struct diagnostic *check_owner(const struct job *job, const struct job_rank *rank, const struct job_attach *attach,
                                       const struct evidence_at *at)
@@ -97,7 +97,7 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
 }
 
 /*
- * Nobody waits for a rank that has left: parcels of the open step are reduced, or passed over, without it. Gradients
+ * No rank waits for a rank that has left: parcels of the open step are reduced, or passed over, without it. Gradients
  * that the rank pushes there when it is back would lie behind the parcels' positions, and would never be reduced.
  */
 static bool was_passed_over(const struct job *job, const struct job_rank *rank)
@@ -170,12 +170,12 @@ static void start_incarnation(struct job *job, struct job_rank *rank, const stru
         executor_attend(job->executor, rank->rank - job->world.first, TRAINER_REPLACED);
     if (ledger_attach(&job->ledger, rank->rank, rank->incarnation) == 1 && successor) {
         job->stats.counters.reattaches++;
-        rank->proceed &= job->ledger.ranks[rank->rank].asked; /* what it did not ask with it has not chosen */
+        rank->proceed &= job->ledger.ranks[rank->rank].asked; /* only a request that stands can proceed unjudged */
         collect_release_ring(job, rank, false);
     }
 }
 
-/* A configuration without an optimizer has the one that the first rank wants: the others are told. */
+/* If the configuration names no optimizer, the first rank chooses it, and the others get that choice. */
 static void choose_optimizer(struct job *job, const struct request_hello *hello)
 {
     if (job->layout || !job->coordinator->alone)
@@ -288,14 +288,16 @@ void job_detach(struct job *job, struct job_rank *rank)
         /* A successor that dies before it is formed does not give its rank more time. */
         if (!rank->left && job->run.has_weights && !rank->lost_ns)
             rank->lost_ns = job_now(job);
-        /* Nobody waits for the successor of one that was sent away with all the others. */
+        /* When all ranks are dropped, no rank waits for a successor. */
         if (!rank->left && rank->formed && !job->run.stopping && !job->run.drop_why)
             report_lost(job, rank);
     }
     job_todo(job);
 }
 
-/* on_leave: stop. Those who wait are told now; a step that they had asked for is not taken without the one that left.
+/*
+ * on_leave: stop. Ranks that wait are refused now, and their requests for the step are withdrawn: the step is not made
+ * without the rank that left.
  */
 void job_stop_waiting(struct job *job)
 {
@@ -313,7 +315,7 @@ void job_stop_waiting(struct job *job)
 void job_leave(struct job *job, struct job_rank *rank)
 {
     rank->left = true;
-    rank->lost_ns = 0; /* nobody waits for it any more */
+    rank->lost_ns = 0; /* no rank waits for it any more */
     if (job->layout)
         job_give_up_open(job, rank);
     rank->abort_notice = (diagnostic_unref(rank->abort_notice), NULL);

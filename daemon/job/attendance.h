@@ -25,11 +25,11 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
 void job_detach(struct job *job, struct job_rank *rank);
 void job_leave(struct job *job, struct job_rank *rank);
 
-/* All had left, and all are expected back; own: this node's too, of which it does not know better. */
+/* All ranks had left, and all are expected back. own: this node's ranks, too. */
 void job_all_are_back(struct job *job, bool own);
 
-/* A rank that had left is back, and the step was added up without it. */
+/* A rank that had left is back, and the step was summed without it. */
 void job_is_back_late(struct job *job, struct job_rank *rank);
 
-/* on_leave: stop. Those who wait are told. */
+/* on_leave: stop. Refuses the ranks that wait. */
 void job_stop_waiting(struct job *job);

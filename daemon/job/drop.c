@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The end of a formed job: it is dropped when nobody is attached and nothing is under way. */
+/* The end of a formed job: it is dropped when no rank is attached and no work is under way. */
 
 #include "daemon/job/drop.h"
 
@@ -72,7 +72,7 @@ void drop_begin(struct job *job, unsigned code, const char *why)
     drop_settle(job);
 }
 
-/* Nobody is attached who was told of a layout, and nothing works on the memory that is to go. */
+/* Can the job be dropped? No attached rank knows a layout, and no work uses the memory that will be freed. */
 static bool may_drop(const struct job *job)
 {
     if (job->work.n_under_way > 0 || job->work.n_io > 0 || gather_is_busy(job) || window_is_busy(job->window))
@@ -98,7 +98,7 @@ void drop_settle(struct job *job)
 
 void drop_now(struct job *job)
 {
-    executor_stop(job->executor); /* first: what it cancels holds rings */
+    executor_stop(job->executor); /* first, because the work that it cancels holds rings */
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 

@@ -59,8 +59,10 @@ static void on_failed(void *userdata, uint32_t generation, const char *why)
     coordinator_device_failed(job->coordinator, generation, why);
 }
 
-/* Without the rank's events the daemon cannot know when its gradients are written. If the process is gone, pushes of its
- * successor are compared. */
+/*
+ * An engine cannot open the rank's events, so the daemon cannot know when its gradients are written. If the process is
+ * gone, the pushes of its successor are compared.
+ */
 static void on_unopened(void *userdata, unsigned local_rank, const char *why)
 {
     struct job *job = userdata;

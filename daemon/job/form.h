@@ -11,10 +11,12 @@ void job_declare(struct job *job, struct job_rank *rank, const struct request_de
 void job_form(struct job *job, struct job_rank *rank, const struct request_form *request);
 void form_settle(struct job *job);
 
-/* The memory that the layout needs is reserved: ranks can be formed. Or it is not, and the ranks that wait are refused
- * with the diagnostic, which is taken. */
+/*
+ * formed: the memory that the layout needs is reserved, and ranks can be formed. unformed: it is not, and the ranks
+ * that wait are refused with the diagnostic, whose reference passes on.
+ */
 void job_formed(struct job *job);
 void job_unformed(struct job *job, struct diagnostic *diagnostic);
 
-/* All ranks of all nodes have declared the same, under that run id; empty: none has one. */
+/* All ranks of all nodes have declared equal manifests, under that run id. "": no rank has a run id. */
 void job_form_now(struct job *job, const char *run_id);

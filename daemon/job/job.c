@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The job as a whole: its life, and job_settle(), which ends each event. */
+
 #include "daemon/job/job.h"
 
 #include <assert.h>
@@ -94,7 +96,7 @@ bool job_is_idle(const struct job *job)
             return false;
     if (job->work.n_under_way > 0 || job->work.n_io > 0 || gather_is_busy(job) || window_is_busy(job->window))
         return false;
-    /* A window that nobody is left to end has changed nothing. */
+    /* No rank is left to end the window: it is forgotten, and has changed nothing. */
     return job->phase == JOB_WAITING || job->phase == JOB_TRAINING || job->phase == JOB_INITIALISING ||
            job->phase == JOB_WINDOW;
 }

@@ -37,7 +37,7 @@ static uint64_t median_step_ns(const struct job *job)
     return n ? sorted[n / 2] : 0;
 }
 
-/* "ranks 0, 2" of those for which pick() holds. Return: how many. */
+/* Writes "rank 0, 2": the ranks for which pick() holds. Return: their number. */
 static unsigned list_ranks(const struct job *job, bool (*pick)(const struct job *, const struct job_rank *), char *dst,
                            size_t size)
 {
@@ -63,11 +63,11 @@ static bool is_blocking(const struct job *job, const struct job_rank *rank)
 {
     if (!job->layout)
         return !rank->declared || rank->wait != WAIT_FORM;
-    /* Without initial weights nobody can begin, so one that left before is waited for. */
+    /* Before there are initial weights no rank can begin, so the others wait even for a rank that has left. */
     return rank->wait == WAIT_NONE && (!rank->left || !job->run.has_weights) && !job->ledger.ranks[rank->rank].asked;
 }
 
-/* Ranks that wait for different things wait for each other, when nothing is under way that could end it. */
+/* Ranks that wait for different things wait for each other, unless work is under way that could end a wait. */
 static bool is_deadlocked(const struct job *job)
 {
     enum job_wait wait = WAIT_NONE;
@@ -87,7 +87,7 @@ static bool is_deadlocked(const struct job *job)
     return differ;
 }
 
-/* Have all who are waited for been here, and ended? */
+/* Have all ranks that others wait for attached, and ended? */
 static bool all_are_gone(const struct job *job)
 {
     bool any = false;
@@ -197,7 +197,10 @@ static bool awaits(const struct job *job, unsigned rank, uint32_t param)
     return local ? job_awaits(job, &job->ranks[rank], param) : coordinator_awaits(job->coordinator, rank, param);
 }
 
-/* What the first of them that is inside a backward has not pushed yet. Return: how many; ids has room for all. */
+/*
+ * Lists the parameters that the first blocking rank inside a backward has not pushed yet. Return: their number; ids has
+ * room for all parameters.
+ */
 static uint32_t find_awaited(const struct job *job, uint32_t *ids)
 {
     uint32_t n = 0;
@@ -224,7 +227,7 @@ static struct diagnostic *describe_stall(struct job *job, uint64_t since_ms, boo
     if (one)
         at = job_at(job, one);
     if (one && one->wait == WAIT_END && at.micro_batch > 0)
-        at.micro_batch--; /* it is at the end of that one, which counts as ended already */
+        at.micro_batch--; /* the rank waits at the end of that micro-batch, which counts as ended already */
     list_ranks(job, is_deadlocked(job) ? waits_like_first : is_waiting, ranks, sizeof(ranks));
     snprintf(waiting, sizeof(waiting), "%s, %s", ranks, one ? job_waits_for(job, one) : "");
     if (elsewhere)

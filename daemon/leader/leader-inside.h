@@ -29,11 +29,11 @@ enum leader_phase {
     LEADER_CLOSING, /* weights that were written go from their owners to all */
 };
 
-/* Where a node is in a parcel: what it reports next is this position. */
+/* A node's place in a parcel: the position of its next report. */
 struct place {
     uint32_t micro_batch, pass;
     bool ready;
-    uint64_t *masks; /* per part, over the node's pieces; NULL: all of all */
+    uint64_t *masks; /* per part, over the node's pieces; NULL: all pieces of all parts */
 };
 
 /* One movement of bytes between nodes: a parcel, or weights. */

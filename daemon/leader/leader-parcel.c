@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exchanges of parcels. Each node says of each position of a parcel, a micro-batch and a pass, that it is ready or has
- * nothing of it; when all have, what there is moves, and when that is everywhere the next position is looked at. No
- * parcel waits for another one, but for one of so many that are exchanged at a time, and none for a node that has asked
- * for the step.
+ * Exchanges of parcels. Each node reports for each position of a parcel, a micro-batch and a pass, that it is ready or
+ * has nothing of it. When all nodes have reported, the ready pieces move; when they have arrived at all nodes, the next
+ * position follows. A parcel waits for another one only if too many are exchanged at a time, and never for a node that
+ * has asked for the step.
  */
 
 #include <string.h>
@@ -68,7 +68,9 @@ void leader_say_exchange(struct leader *leader, uint32_t index)
                        });
 }
 
-/* Nobody has anything at the position: to the first micro-batch in which somebody may. Return: false: there is none. */
+/*
+ * No node has anything at the position: skips to the first micro-batch in which one may. Return: false: there is none.
+ */
 static bool skip_ahead(struct leader *leader, struct leader_parcel *parcel)
 {
     uint32_t next = UINT32_MAX;

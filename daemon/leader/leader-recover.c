@@ -34,7 +34,7 @@ void leader_try_spread(struct leader *leader)
     leader_say(leader, (struct node_message){.kind = NODE_SPREAD, .tag = leader->weights.tag});
 }
 
-/* All engines of a generation are connected: what was under way begins again, for those who have not got it. */
+/* All engines of a generation are connected: says all motions again that have not arrived at all nodes. */
 static void resume(struct leader *leader)
 {
     for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++)
@@ -62,7 +62,7 @@ void leader_hear_connected(struct leader *leader, unsigned node, const struct no
     leader->nodes[node].connected = true;
     for (size_t k = 0; k < message->n_numbers; k++) {
         if (message->numbers[k] == 0)
-            continue; /* what is not under way has no tag */
+            continue; /* tag 0 means "not under way" */
         if (leader->weights.tag == message->numbers[k])
             leader->weights.arrived |= UINT64_C(1) << node;
         for (uint32_t p = 0; leader->layout && p < leader->layout->n_parcels; p++)

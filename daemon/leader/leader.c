@@ -227,7 +227,7 @@ static void try_form(struct leader *leader)
     leader->phase = LEADER_FORMING;
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader->nodes[i].formed = false;
-    leader->has_weights = false; /* what was said of a job that was given up may have come since */
+    leader->has_weights = false; /* a report about the dropped job may have set it since */
     leader->step = 0;
     leader->attempt = 0;
     leader_say(leader, (struct node_message){.kind = NODE_FORM,
@@ -264,7 +264,9 @@ void leader_say_serve(struct leader *leader, const struct leader_fetch *fetch)
                                              .n_numbers = fetch->n_params});
 }
 
-/* What is said to all must be such that all can do it: else no generation of engines would live. Return: NULL, or why.
+/*
+ * Checks a fetch before node 0 says it to all nodes: if a node could not carry it out, every generation of engines
+ * would fail. Return: NULL, or why the fetch is not valid.
  */
 static const char *check_fetch(const struct leader *leader, unsigned node, const struct node_message *message)
 {
@@ -293,7 +295,7 @@ static void hear_fetch(struct leader *leader, unsigned node, const struct node_m
     const char *wrong;
 
     if (!leader->layout || leader->phase < LEADER_FORMING)
-        return; /* the job is given up: it will be told */
+        return; /* the job is being dropped, and the node will learn that */
     wrong = check_fetch(leader, node, message);
     fetch = wrong ? NULL : malloc(sizeof(*fetch) + message->n_numbers * sizeof(fetch->params[0]));
     if (!fetch) {

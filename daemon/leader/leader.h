@@ -2,12 +2,12 @@
 #pragma once
 
 /*
- * Node 0's other task: it hears where every node stands and says what comes next (proto/nodes.proto). Pure: messages
- * in, messages out; no clock, no I/O, nothing is ever waited for. What it says is told to all nodes in one order,
- * node 0's own included, which obeys it like any other.
+ * The leader, node 0's other task: it receives the reports of all nodes and says what comes next (proto/nodes.proto).
+ * Pure: messages in, messages out; no clock, no I/O, no waiting. All nodes get its messages in one sequence, node 0
+ * included, which obeys them like any other node.
  *
- * The leader keeps what cannot be asked again: which partial sums are ready, which exchange has arrived where, and,
- * once a step is decided, that it is. A report of an earlier step or attempt is ignored.
+ * The leader keeps the facts that it cannot ask for again: which partial sums are ready, which exchange has arrived at
+ * which node, and that a step is decided. It ignores reports of an earlier step or attempt.
  */
 
 #include <stdbool.h>
@@ -26,22 +26,22 @@ struct leader;
 struct leader_merged {
     struct exact_sum squares;
     struct node_finding finding;     /* the first by micro-batch, parameter, element */
-    const struct request_step *args; /* of the lowest node with a rank that asks; found_inf: of any */
+    const struct request_step *args; /* of the lowest node with a rank that asks; found_inf: of any node */
     bool proceed;
     uint8_t *pushed_any, *pushed_all; /* a bit per parameter */
     size_t n_bits_bytes;
 };
 
 struct leader_ops {
-    /* To all nodes. Borrowed. */
+    /* Sends the message to all nodes. Borrowed. */
     void (*say)(void *userdata, const struct node_message *message);
     /*
-     * The verdict on the step; what it points to stays valid until the next call. false: it is held, and hold says why:
-     * a finding, or the rank whose arguments differ.
+     * Finds the verdict on the step; its pointers stay valid until the next call. Return: false: the step is held, and
+     * hold says why: a finding, or the rank whose arguments differ.
      */
     bool (*judge)(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict,
                   struct node_message *hold);
-    /* A node has said what cannot be: why, a sentence. */
+    /* A node has sent a report that is not valid. why: a sentence. */
     void (*complain)(void *userdata, unsigned node, const char *why);
     void *userdata;
 };
@@ -50,7 +50,7 @@ struct leader_options {
     unsigned n_nodes;
     const unsigned *n_sources; /* per node: its pieces */
     unsigned stage;
-    bool partitions_all; /* stage 3 on GPUs: they gather from each other, and frozen parameters have owners, too */
+    bool partitions_all; /* stage 3 on GPUs: GPUs gather from each other, and frozen parameters have owners, too */
     struct leader_ops ops;
 };
 
@@ -58,20 +58,20 @@ struct leader_options {
 int leader_new(struct leader **out, const struct leader_options *options);
 void leader_free(struct leader *leader);
 
-/* Node 0 has laid the job out, or dropped it (NULL). Borrowed. Return: 0 or -ENOMEM. */
+/* Node 0 has made the job's layout, or dropped the job (NULL). Borrowed. Return: 0 or -ENOMEM. */
 int leader_form(struct leader *leader, const struct layout *layout);
 
 /*
- * One node cannot be part of the job, and node 0 has told its own ranks why. The others that have declared are refused.
+ * One node cannot be part of the job, and node 0 has refused its own ranks: refuses the other nodes that have declared.
  */
 void leader_refuse_without(struct leader *leader, unsigned node, unsigned code, const char *why);
 
-/* A report. Takes nothing; what it keeps it copies. */
+/* A report of a node. Copies the parts that it keeps. */
 void leader_hear(struct leader *leader, unsigned node, const struct node_message *message);
 
 /*
- * The way between nodes was interrupted, and is there again: all engines are replaced. What the old ones had under way
- * waits in the kernel until it tries again, which may be as long as the interruption was.
+ * The network between nodes was interrupted, and is back: replaces all engines, because the kernel may wait as long as
+ * the interruption lasted before it resends the old engines' data.
  */
 void leader_reconnect(struct leader *leader);
 

@@ -47,8 +47,8 @@ uint64_t peer_silent_ms(const struct cluster_peer *peer)
 /* ---- messages ------------------------------------------------------------------------------------------ */
 
 /*
- * A peer that has not taken CLUSTER_MAX_KEPT_BYTES is given up: what is kept for it is dropped, so that it
- * cannot go on, and cluster.c closes its connection. Only another process in its place is let in again.
+ * Gives up a peer that has not received CLUSTER_MAX_KEPT_BYTES of messages: they are dropped, so that this peer cannot
+ * continue, and cluster.c closes its connection. Only another process in its place is admitted again.
  */
 static void give_up(struct cluster_peer *peer)
 {

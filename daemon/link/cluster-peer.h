@@ -26,37 +26,42 @@ struct cluster_peer {
     unsigned node;
     uint64_t incarnation; /* 0: never heard of */
     struct mailbox mailbox;
-    struct connection *connection; /* while the link stands */
+    struct connection *connection; /* while the link is up; else NULL */
     bool owes_acknowledgement;
-    bool given_up;     /* messages to this incarnation were dropped: it cannot go on */
-    bool is_silent;    /* why: it has not been heard */
-    bool is_doubted;   /* it had not been heard at the last tick; what has come by then may be unread */
-    uint64_t heard_ms; /* before the present connection; UINT64_MAX: never */
+    bool given_up;     /* messages to this incarnation were dropped: it cannot continue */
+    bool is_silent;    /* `why` says that the peer is silent */
+    bool is_doubted;   /* the peer was silent at the last tick, but frames that had come may be unread */
+    uint64_t heard_ms; /* last frame before the present connection; UINT64_MAX: never */
     char why[640];
     struct log_limit limits[N_PEER_REASONS];
 };
 
 void peer_init(struct cluster_peer *peer, const struct cluster_ops *ops, uv_loop_t *loop, unsigned node);
-/* The connection has been closed by then. */
+/* The connection must be closed before. */
 void peer_deinit(struct cluster_peer *peer);
 
-/* Why the link does not stand, a sentence; logged as well. */
+/* Keeps and logs the reason why the link is down, a sentence. */
 void peer_explain(struct cluster_peer *peer, enum peer_reason reason, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Milliseconds since it was last heard; UINT64_MAX: never. */
+/* Milliseconds since the last frame from the peer; UINT64_MAX: never. */
 uint64_t peer_silent_ms(const struct cluster_peer *peer);
 
 /* Return: 0 or -ENOMEM. */
 int peer_send(struct cluster_peer *peer, const void *data, size_t n_bytes);
 
-/* What an introduction says of the messages between us does not fit what we know: one of us has forgotten the other. */
+/*
+ * Does an introduction's state of our messages fit this side's? false: one of the two daemons has forgotten the other.
+ */
 bool peer_fits(const struct cluster_peer *peer, const struct link_frame *introduction, uint64_t own_incarnation);
 
-/* Takes over what an introduction that fits says; drops what was for another process. Return: it is another. */
+/*
+ * Adopts an introduction that fits. Return: whether the peer is another process than before, or was given up: messages
+ * that were kept for the old process are then dropped.
+ */
 bool peer_adopt(struct cluster_peer *peer, const struct link_frame *introduction, uint64_t own_incarnation);
 
-/* The link stands over this connection: everything kept is sent, up() is called. */
+/* The link is up over this connection: sends all kept messages, calls up(). */
 void peer_go_up(struct cluster_peer *peer, struct connection *connection);
 
 /* Gives up the connection and calls down(). Return: the connection, to be closed. */
@@ -65,9 +70,11 @@ struct connection *peer_go_down(struct cluster_peer *peer);
 /* A frame on a link that stands. Return: 0, or LINK_FRAME_E_INVALID when it cannot come now. */
 int peer_take(struct cluster_peer *peer, const struct link_frame *frame);
 
-/* Sends what may be sent. */
+/* Sends kept messages while the connection has room. */
 void peer_pump(struct cluster_peer *peer);
 
-/* Says how far messages have come, if some have come or if it is time. */
+/*
+ * peer_acknowledge: reports the messages received, if there are new ones. peer_beat: sends a heartbeat if it is time.
+ */
 void peer_acknowledge(struct cluster_peer *peer);
 void peer_beat(struct cluster_peer *peer);

@@ -15,7 +15,7 @@
 
 /* ---- what goes wrong ----------------------------------------------------------------------------------- */
 
-/* The peer whose link stands over this connection, or NULL. */
+/* The peer whose link is up over this connection, or NULL. */
 static struct cluster_peer *peer_of(const struct connection *connection)
 {
     struct cluster *cluster = connection->owner;
@@ -44,8 +44,8 @@ void cluster_refuse(struct connection *connection, enum cluster_reason reason, c
 }
 
 /*
- * Somebody says he is a node, and has not our key. That is worth a word where the user looks who asks why that node
- * does not come; but nobody who has no key changes more than this text.
+ * A stranger claims to be a node, but lacks our key. The peer's `why` mentions that, because a user looks there for the
+ * reason why the node does not come. A stranger without the key can change nothing but this text.
  */
 static void suspect(struct cluster *cluster, const struct connection *connection)
 {
@@ -156,7 +156,7 @@ static void introduce_ourselves(struct connection *connection)
     connection_send(connection, &frame);
 }
 
-/* Says why the connection ends. It keeps its place among the waiting ones until that is said. */
+/* Sends the reason and ends the connection, which keeps its place among the waiting ones until the reason is sent. */
 static void finish_connection(struct connection *connection, const char *sentence)
 {
     struct cluster *cluster = connection->owner;
@@ -200,8 +200,8 @@ static bool is_alike(struct connection *connection, const struct link_frame *fra
 }
 
 /*
- * One of the two has given the other up, or has seen another process in its place meanwhile. What was said between
- * them is not known any more, so they cannot go on.
+ * One of the two daemons has given the other up, or has seen another process in its place meanwhile. The messages
+ * between them are forgotten, so they cannot continue.
  */
 static void end_for_good(struct connection *connection)
 {
@@ -218,7 +218,7 @@ static void end_for_good(struct connection *connection)
     finish_connection(connection, words);
 }
 
-/* The first frame: who holds the key, and is a node of this job, says which life of it this is. */
+/* The first sealed frame: a node of this job that holds the key introduces its incarnation. */
 static void welcome(struct connection *connection, const struct link_frame *frame)
 {
     struct cluster *cluster = connection->owner;
@@ -281,7 +281,7 @@ static void on_frame(struct connection *connection, const struct link_frame *fra
     }
 }
 
-/* The hello proves nothing yet: the connecting end goes on, the listening one says no more than its own hello. */
+/* A hello proves nothing: the connecting end introduces itself, the listening end only sends its own hello. */
 static void on_met(struct connection *connection)
 {
     struct cluster *cluster = connection->owner;

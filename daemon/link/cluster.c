@@ -16,10 +16,10 @@
 
 enum {
     TICK_MS = 100,
-    LATE_MS = 500,       /* a tick that comes so late: we were not run, and what has come is not read yet */
+    LATE_MS = 500,       /* if a tick is so late, this process was not run, and frames that have come are unread */
     HANDSHAKE_MS = 2000, /* from the beginning of a connection to its introduction; a frozen peer takes longer */
-    CONNECT_MS = 300,    /* of that, to node 0's answer: sooner than the kernel asks again after its first second */
-    MAX_UNPROVED = 16,   /* connections at one time that have not proved who they are, and one per node; picked */
+    CONNECT_MS = 300,    /* of that, to node 0's answer: sooner than the kernel retries after its first second */
+    MAX_UNPROVED = 16,   /* connections at one time that have not proved to hold the key, plus one per node; picked */
     BACKLOG = 128,       /* connections that wait to be accepted; picked */
 };
 
@@ -52,8 +52,8 @@ void cluster_close(struct cluster *cluster)
 /* ---- listening: node 0 --------------------------------------------------------------------------------- */
 
 /*
- * There are as many unproved connections as may be: the oldest goes. A node needs a millisecond for its handshake, so
- * it comes through a flood of connections that say nothing, which would keep it out if the newest had to go.
+ * If there are too many unproved connections, closes the oldest. A node needs a millisecond for its handshake, so it
+ * gets through a flood of silent connections. If the newest were closed, the flood would keep the node out.
  */
 static void make_room(struct cluster *cluster)
 {

@@ -10,18 +10,18 @@
  * a wrong key, a replayed or altered byte is noticed at the first frame, and its connection dropped with one
  * rate-limited line. Nothing is said to a stranger.
  *
- * What must be alike. The first sealed frame carries version, job, the daemon's incarnation, and the text of what
- * all nodes must have configured alike; a difference is named by key and both values, on both ends.
+ * Equal configuration. The first sealed frame carries version, job, the daemon's incarnation, and a text of the
+ * settings that must be equal on all nodes. Both ends report a difference with its key and both values.
  *
  * Messages are delivered once and in order between two incarnations, whatever happens to connections: each has a
  * number, is kept until it is acknowledged, and is sent again over the next connection. A broken or silent connection
- * (no heartbeat for CLUSTER_SILENCE_MS) is made again. If the peer is another process than before, what it knew
- * is gone: reborn() says so, and what was kept for the one before is dropped. What is sent before any has come is for
- * the first; what is sent in reborn() or later is for the new one.
+ * (no heartbeat for CLUSTER_SILENCE_MS) is made again. If the peer is another process than before, its knowledge
+ * is gone: reborn() reports that, and messages that were kept for the old process are dropped. Messages that are sent
+ * before any process has come are for the first one; messages that are sent in reborn() or later are for the new one.
  *
- * The end of an understanding. When more than CLUSTER_MAX_KEPT_BYTES are kept for a peer, they are dropped and it is
- * given up: it is down, and cluster_send() says -ENOMEM, until another process in its place comes (reborn()). The
- * same for a peer that comes back after another process had its place meanwhile: it is told to be started anew.
+ * Giving up a peer. When more than CLUSTER_MAX_KEPT_BYTES are kept for a peer, they are dropped and the peer is given
+ * up: it is down, and cluster_send() returns -ENOMEM, until another process comes in its place (reborn()). A peer that
+ * comes back after another process had its place is given up, too: its log says that it must be started anew.
  *
  * All functions are for the loop's thread. Any may be called from within the operations below, cluster_close() too. No
  * operation is called from within these functions, and none after cluster_close().
@@ -74,13 +74,15 @@ struct cluster_options {
  */
 int cluster_new(struct cluster **out, const struct cluster_options *options, char *why, size_t why_size);
 
-/* Closes everything; what is not acknowledged by then may not arrive. The handles' last close callbacks free it, so the
- * loop must run on. NULL is fine. */
+/*
+ * Closes all links; messages that are not acknowledged may be lost. The handles' last close callbacks free the cluster,
+ * so the loop must keep running. NULL is fine.
+ */
 void cluster_close(struct cluster *cluster);
 
 /*
- * Sends, or keeps until the link stands. Node 0 may send to any other node, others to node 0 only.
- * n_bytes at most CLUSTER_MAX_MESSAGE_BYTES. Return: 0, or -ENOMEM: the message was not taken (no memory, or the peer
+ * Sends a message, or keeps it until the link is up. Node 0 may send to any other node, others to node 0 only.
+ * n_bytes at most CLUSTER_MAX_MESSAGE_BYTES. Return: 0, or -ENOMEM: the message is not kept (no memory, or the peer
  * is given up).
  */
 int cluster_send(struct cluster *cluster, unsigned node, const void *data, size_t n_bytes);

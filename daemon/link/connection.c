@@ -96,7 +96,7 @@ static int start_reading(struct connection *connection)
 
     connection->connected = true;
     (void)uv_tcp_nodelay(&connection->tcp, 1);
-    /* Little is under way at a time. After a short outage it goes on at once, not when a doubled wait is over. */
+    /* Linear time-outs: little is under way, and after a short outage the kernel must not sit out a doubled wait. */
     r = uv_fileno((uv_handle_t *)&connection->tcp, &fd);
     if (r == 0)
         r = open_files_watch_stream((uv_stream_t *)&connection->tcp);

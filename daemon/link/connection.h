@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * One TCP connection to another node's daemon, or to who says so: the socket (libuv), its stream, and what
- * is on its way out. It turns bytes into frames and frames into bytes; what they say is the owner's business.
+ * One TCP connection to another node's daemon, or to a stranger that claims to be one: the socket (libuv), its stream,
+ * and bytes on their way out. A connection turns bytes into frames and frames into bytes; the owner interprets them.
  *
  * Life: connection_accept() or connection_open() makes it; connection_close() ends it, and the last libuv callback
  * frees it after closed(). Its owner closes it in any callback but closed().
@@ -20,19 +20,19 @@
 struct connection;
 
 enum connection_fault {
-    CONNECTION_LOST,     /* the socket is at its end */
-    CONNECTION_STRANGER, /* what came is not ours, see secure-stream.h; said in clear, or without our key */
+    CONNECTION_LOST,     /* the socket has ended */
+    CONNECTION_STRANGER, /* the bytes are not of our protocol, see secure-stream.h; in clear, or without our key */
     CONNECTION_UNPROVED, /* a frame that cannot be opened */
     CONNECTION_BABBLE,   /* sealed with our key, but not a frame */
     CONNECTION_NO_MEMORY,
 };
 
 struct connection_ops {
-    /* The peer's hello has come: connection->stream.peer_node is who it says it is. */
+    /* The peer's hello has come: connection->stream.peer_node is the node that it claims to be. */
     void (*met)(struct connection *connection);
     /* A sealed frame. It lives until the call returns. */
     void (*frame)(struct connection *connection, const struct link_frame *frame);
-    /* All frames that came together have been told. */
+    /* All frames that came together have been delivered. */
     void (*drained)(struct connection *connection);
     /* There is room for more to send. */
     void (*writable)(struct connection *connection);
@@ -61,31 +61,31 @@ struct connection {
     uv_shutdown_t finishing;
     struct secure_stream stream;
     bool outgoing;
-    bool connected;                       /* there is somebody at the other end */
+    bool connected;                       /* the TCP connection is established */
     bool closing;                         /* connection_close() was called */
-    bool is_finishing;                    /* connection_finish() was called: only what is written still goes out */
-    int failure;                          /* a write that could not even begin; told at the next connection_check() */
+    bool is_finishing;                    /* connection_finish() was called: only earlier writes still go out */
+    int failure;                          /* of a write that could not begin; reported by the next connection_check() */
     uint64_t since_ms, heard_ms, said_ms; /* made; last frame in; last frame out */
     char peer[80];                        /* its address and port */
     uint8_t input[16 * 1024];
 };
 
 /*
- * Takes the connection that waits at the listening socket. Return: 0, or -errno: *out is then NULL, or closed already
- * and closed() still to come.
+ * Accepts the connection that waits at the listening socket. Return: 0, or -errno: *out is then NULL, or closed already
+ * and closed() follows.
  */
 int connection_accept(struct connection **out, const struct connection_options *options, uv_stream_t *listener);
 
-/* Begins to connect; says its hello once that is done. Return: as above. */
+/* Begins to connect, and sends the hello once that is done. Return: as connection_accept(). */
 int connection_open(struct connection **out, const struct connection_options *options, const struct sockaddr *address);
 
-/* Stops it; no callback comes any more but closed(). Closing twice is fine. */
+/* Stops the connection; only closed() follows. Closing twice is fine. */
 void connection_close(struct connection *connection);
 
-/* Reads no more, and closes when what was sent has left, or when the owner does. */
+/* Reads no more, and closes when all sent bytes have left, or when the owner closes it. */
 void connection_finish(struct connection *connection);
 
-/* The plain hello; the connecting end has said its own already. */
+/* Sends the plain hello of the listening end; the connecting end has sent its own already. */
 void connection_say_hello(struct connection *connection);
 
 /* Seals and sends. A failure comes as failed(), not from within. */

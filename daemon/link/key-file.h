@@ -9,7 +9,7 @@ struct secure_stream_key;
 
 enum {
     KEY_FILE_MIN_BYTES = 32,        /* without the newline at its end */
-    KEY_FILE_MAX_BYTES = 64 * 1024, /* picked: whoever names a larger one has named the wrong file */
+    KEY_FILE_MAX_BYTES = 64 * 1024, /* picked: a larger file is the wrong file */
 };
 
 /*

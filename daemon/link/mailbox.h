@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * The messages between this daemon and one peer, whatever happens to the connections: those to it, each kept
- * with its number until it is acknowledged; and the number of the last one from it. Numbers count from 1 between two
- * incarnations. Pure: who sends, and over what, is the owner's business.
+ * The messages between this daemon and one peer, whatever happens to the connections: each message to the peer is kept
+ * with its number until it is acknowledged, and the number of the last message from the peer is kept. Numbers count
+ * from 1 between two incarnations. Pure: the owner sends and receives.
  */
 
 #include <stdbool.h>
@@ -29,14 +29,14 @@ struct mailbox {
     struct mailbox_message *unsent;       /* the first that the present connection has not got */
     uint64_t n_put;                       /* the last number given */
     uint64_t n_sent;                      /* the last number that any connection has got */
-    uint64_t n_acknowledged;              /* the last number that the peer has, as far as it has said */
+    uint64_t n_acknowledged;              /* the last number that the peer has acknowledged */
     uint64_t n_received;                  /* the last number that has come from the peer */
     size_t n_bytes, max_bytes;            /* kept */
 };
 
 void mailbox_init(struct mailbox *mailbox, size_t max_bytes);
 
-/* Drops what is kept. The same when the peer is another process: numbers begin anew. */
+/* Drops all kept messages, and restarts the numbers; also when the peer is another process. */
 void mailbox_reset(struct mailbox *mailbox);
 
 /* Keeps a copy of a message to the peer. Return: 0, MAILBOX_E_FULL, -ENOMEM. */

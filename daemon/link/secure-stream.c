@@ -77,7 +77,7 @@ static void hash_finish(crypto_generichash_state *hash, uint8_t *out)
     sodium_memzero(hash, sizeof(*hash));
 }
 
-/* Which job a daemon serves, for those who hold the key; nothing for others. */
+/* A tag of the job that a daemon serves: readable with the key, meaningless without it. */
 static void tag_job(uint8_t *tag, const struct secure_stream_key *key, const char *job)
 {
     crypto_generichash_state hash;

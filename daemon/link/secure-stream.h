@@ -104,7 +104,7 @@ int secure_stream_key_init(struct secure_stream_key *key, const void *data, size
 void secure_stream_key_deinit(struct secure_stream_key *key);
 
 void secure_stream_init(struct secure_stream *stream, const struct secure_stream_options *options);
-/* Wipes keys and what was last opened. {0} is fine. */
+/* Wipes the keys and the frame that was opened last. {0} is fine. */
 void secure_stream_deinit(struct secure_stream *stream);
 
 /*

@@ -2,10 +2,9 @@
 #pragma once
 
 /*
- * Quotas of memory: a quota has a limit, a charge is a part of it. Charge, then
- * link: the charge lives inside the thing that costs and is released with it;
- * releasing twice is fine. And what the machine has: the memory that could
- * still be taken without being killed for it.
+ * Quotas of memory: a quota has a limit, a charge is a part of it. Charge first, then allocate: the charge lives inside
+ * the object that needs the memory and is released with it; releasing twice is fine. Also the headroom of the machine:
+ * the memory that this process could still allocate without being killed for it.
  */
 
 #include <stdint.h>
@@ -28,7 +27,7 @@ enum {
 
 /* Asserts that charge is empty. Return: 0 or QUOTA_E_OVER, then nothing is charged. */
 int quota_charge(struct quota *quota, struct charge *charge, uint64_t amount);
-/* The same for what grows: adds to the charge, which may be empty. On QUOTA_E_OVER it stays as it is. */
+/* Adds to a charge, which may be empty. Return: as quota_charge(); on QUOTA_E_OVER the charge does not change. */
 int quota_charge_more(struct quota *quota, struct charge *charge, uint64_t amount);
 void charge_deinit(struct charge *charge);
 
@@ -45,7 +44,7 @@ struct memory_headroom {
 };
 
 /*
- * Reads proc_root "/proc" and sys_root "/sys/fs/cgroup" (other roots in tests). What cannot be
- * read counts as no bound: a container without /proc/meminfo must not stop a job.
+ * Reads proc_root "/proc" and sys_root "/sys/fs/cgroup" (other roots in tests). A file that cannot be read counts as no
+ * bound, because a container without /proc/meminfo must not stop a job.
  */
 void memory_headroom_read(struct memory_headroom *headroom, const char *proc_root, const char *cgroup_root);

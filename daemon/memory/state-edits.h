@@ -61,8 +61,8 @@ enum { STATE_EDITS_COUNT_FOLLOWS = 0xff };
 size_t state_edits_list(const struct state_edits *edits, uint64_t *numbers);
 
 /*
- * Stores what is marked on the workers, partition by partition of those that are owned, then the counts; what is
- * not marked stays. Needs no memory and cannot fail. done on the thread that reaps.
+ * Stores the marked arrays on the workers, one owned partition after the other, then the counts; arrays that are not
+ * marked do not change. Needs no memory and cannot fail. done() is called on the thread that reaps.
  */
 void state_edits_store(struct state_edits *edits, struct worker_pool *pool, void (*done)(void *userdata),
                        void *userdata);

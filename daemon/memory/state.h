@@ -22,8 +22,8 @@
  *
  * If the optimizer of a job on GPUs is offloaded, all of this is here except the gradient.
  *
- * A staging copy is the same of a state that lies on GPUs: places without pages, but for the journal. Whoever needs some of
- * it here reserves those pages, copies (daemon/step/device-io.c), and gives them back.
+ * A staging copy has these segments for a state that lies on GPUs: places without pages, except the journal. Code that
+ * needs values in host memory reserves their pages, copies (daemon/step/device-io.c), and frees the pages.
  */
 
 #include <stdbool.h>
@@ -35,7 +35,7 @@
 
 enum { STATE_MAGIC = 0x7a65726f }; /* "zero" */
 
-/* Start of the journal segment: what is committed. Only the loop writes it. */
+/* The start of the journal segment, which records committed steps. Only the loop writes it. */
 struct state_journal {
     uint32_t magic, version;
     uint64_t manifest_digest;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The links to other nodes' daemons and the engine between nodes, as struct nodes_ops. */
+
 #include "daemon/nodes/membership.h"
 
 #include <inttypes.h>
@@ -25,7 +27,7 @@ enum {
     MAX_HOST_BYTES = 256,
 };
 
-/* Of another node's engine, which has been started before ours. */
+/* A value from another node's engine, which has started before ours. */
 struct early_value {
     struct early_value *next;
     char key[ENGINE_MAX_KEY_BYTES + 1];
@@ -290,7 +292,7 @@ static void link_is_up(void *userdata, unsigned node)
     struct membership *m = userdata;
 
     log_notice("node %u (%s) is here", node, m->job->config->world.nodes.items[node].address);
-    /* What failed without it may do with it. */
+    /* An engine that failed while this link was down may work now: no long pause before the next one. */
     m->n_failures = 0;
     if (uv_is_active((uv_handle_t *)&m->pause))
         (void)uv_timer_start(&m->pause, on_pause, 0, 0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What node 0 says. */
+/* Messages from node 0 become verbs of the job and of the exchange. */
 
 #include <stdio.h>
 
@@ -248,7 +248,7 @@ static void hear_aborted(struct nodes *nodes, const struct node_message *message
     job_aborted(nodes->job, message);
 }
 
-/* What belongs to a step that is not the open one is void: an abort has overtaken it, and what it was about. */
+/* Is the message about another step or attempt than the open one? An abort has overtaken it: it is ignored. */
 static bool is_stale(const struct nodes *nodes, const struct node_message *message)
 {
     const struct job *job = nodes->job;
@@ -264,7 +264,7 @@ static bool is_stale(const struct nodes *nodes, const struct node_message *messa
     }
 }
 
-/* Is the job where node 0 would say that? Elsewhere there is nothing to do it with, or it is under way. */
+/* Is the job in a phase in which this message makes sense? Else the job cannot act on it, or does so already. */
 static bool is_in_place(const struct nodes *nodes, enum node_kind kind)
 {
     const struct job *job = nodes->job;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What this node tells node 0 of where it stands (proto/nodes.proto). */
+/* This node's reports to node 0 (proto/nodes.proto). */
 
 #include <xxhash.h>
 
@@ -29,7 +29,7 @@ void nodes_declared(struct nodes *nodes, bool declared)
                         });
 }
 
-/* Where GPUs have the state, the host's memory is there before theirs: the first report counts. */
+/* If GPUs have the state, the host's memory is formed before theirs: only the first call reports. */
 void nodes_formed(struct nodes *nodes)
 {
     if (nodes->said_formed)
@@ -40,7 +40,7 @@ void nodes_formed(struct nodes *nodes)
 
 void nodes_unformed(struct nodes *nodes, unsigned code, const char *why)
 {
-    nodes->said_unformed = code != 0; /* then its ranks are told what */
+    nodes->said_unformed = code != 0; /* a diagnostic, which the ranks get */
     nodes_report(nodes, (struct node_message){.kind = NODE_UNFORMED, .tag = code, .text = why});
 }
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* This node among the others: queued messages, the forming of a job, and the loss of nodes. */
+
 #include <stdio.h>
 #include <string.h>
 
@@ -223,8 +225,8 @@ void nodes_lose(struct nodes *nodes, unsigned node)
 }
 
 /*
- * Of GPUs' engines only those that have not connected: what travels between them may go another way than what daemons
- * say, and a new engine has to be told all that is on its GPU.
+ * Starts a new generation of engines, except when the engines of GPUs are connected: their data may travel another way
+ * than the daemons' messages, and a new engine would have to be told all that lies on its GPU.
  */
 void nodes_reconnect(struct nodes *nodes)
 {

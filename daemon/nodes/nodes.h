@@ -2,12 +2,12 @@
 #pragma once
 
 /*
- * This node among the others: what it reports to node 0, and what it does when node 0 says so (proto/nodes.proto). On
- * node 0 also the leader, which is reported to like by any other node. It is the coordinator of a job of several nodes
- * (daemon/job/model/coordinator.h).
+ * This node among the others: its reports to node 0, and its actions on messages from node 0 (proto/nodes.proto). Node
+ * 0 also has the leader, to which it reports like any other node. struct nodes is the coordinator of a job of several
+ * nodes (daemon/job/model/coordinator.h).
  *
- * A job's verbs report; what node 0 says calls a job's verbs. The two never nest: messages are queued, and served by
- * nodes_serve() from the loop.
+ * A job's verbs report to node 0; messages from node 0 call a job's verbs. The two never nest: messages are queued, and
+ * nodes_serve() serves them from the loop.
  */
 
 #include <stdbool.h>
@@ -25,13 +25,13 @@ struct job;
 struct manifest;
 struct nodes;
 
-/* How it reaches the others; given by the server, or by a test. */
+/* How this node reaches the others and its engine; the server or a test provides the functions. */
 struct nodes_ops {
     /* Return: 0 or -errno. */
     int (*send)(void *userdata, unsigned node, const void *data, size_t n_bytes);
-    /* nodes_serve() is wanted, soon and not from within. */
+    /* Calls nodes_serve() soon, and not from within. */
     void (*wake)(void *userdata);
-    /* Ends the engine of the generation before, and starts the next. Return: 0; -errno and why. */
+    /* Ends the engine of the previous generation, and starts the next one. Return: 0; -errno and why. */
     int (*start_engine)(void *userdata, uint32_t generation, const struct segment *const *segments, char *why,
                         size_t why_size);
     int (*order)(void *userdata, const struct engine_order *order);
@@ -47,25 +47,25 @@ struct nodes_status {
     uint32_t generation;
     bool connected;
     uint64_t waits_for;   /* node 0: a mask of the nodes that the others wait for */
-    const char *waits_to; /* node 0: what they are to do, "to ask for the step"; static */
+    const char *waits_to; /* node 0: the action that is awaited, "to ask for the step"; static */
 };
 
-/* Makes it the job's coordinator, which the job frees. Return: 0 or -ENOMEM. */
+/* Makes *out the job's coordinator, which the job frees. Return: 0 or -ENOMEM. */
 int nodes_join(struct nodes **out, struct job *job, const struct nodes_ops *ops);
 
 /* Return: the job's coordinator if it is one of several nodes, else NULL. */
 struct nodes *nodes_of(const struct job *job);
 
-/* Serves what is queued. */
+/* Serves the queued messages. */
 void nodes_serve(struct nodes *nodes);
 
-/* A message of another node. Return: NULL, or why it makes no sense: valid until the next call. */
+/* A message of another node. Return: NULL, or why the message is not valid: a text that lasts until the next call. */
 const char *nodes_hear(struct nodes *nodes, unsigned node, const void *data, size_t n_bytes);
 
-/* The links to all other nodes stand, and one did not before. */
+/* The links to all other nodes are up, and at least one was down before. */
 void nodes_reconnect(struct nodes *nodes);
 
-/* Another node's daemon is not the one it was: what it held is gone. */
+/* Another node's daemon is a new process: the data that the old one held is gone. */
 void nodes_lose(struct nodes *nodes, unsigned node);
 
 /* The engine of the running generation. */
@@ -74,7 +74,7 @@ void nodes_engine_done(struct nodes *nodes, const struct engine_done *done);
 void nodes_engine_put(struct nodes *nodes, const char *key, const uint8_t *value, size_t n_bytes);
 void nodes_engine_failed(struct nodes *nodes, const struct engine_failure *failure);
 
-/* The same of the engine of the GPUs, where there are any. why: a sentence without a full stop. */
+/* The engine of the GPUs, if there are any. why: a sentence without a full stop. */
 void nodes_devices_ready(struct nodes *nodes);
 void nodes_devices_put(struct nodes *nodes, const char *key, const uint8_t *value, size_t n_bytes);
 void nodes_devices_failed(struct nodes *nodes, const char *why);

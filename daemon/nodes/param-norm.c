@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Questions for the norm of one parameter, and the sums of exact squares that answer them. */
+
 #include "daemon/nodes/param-norm.h"
 
 #include <errno.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Remote ranks: changes of this node's ranks are reported, and other nodes' reports are kept in job->ranks. */
+
 #include "daemon/nodes/remote-ranks.h"
 
 #include <string.h>
@@ -33,7 +35,7 @@ enum {
     N_NUMBERS,
 };
 
-/* What was told last of a rank. */
+/* The data that was last reported about a rank. */
 struct told {
     uint64_t numbers[N_NUMBERS];
     uint64_t step;

@@ -2,14 +2,15 @@
 #pragma once
 
 /*
- * Other nodes' ranks, as far as judging and telling needs them: whether they are here, have left, what they wait for,
- * how far they are in the step and what they have pushed in it, with what they ask for it. They lie in job->ranks and
- * the ledger beside this node's own, so that a text about all ranks is made by the same code on one node and on
- * several.
+ * Remote ranks: the data about other nodes' ranks that this node needs to judge requests and to make diagnostics:
+ * whether they are attached or have left, what they wait for, how far they are in the step, what they have pushed in
+ * it, and their arguments for it. They lie in job->ranks and the ledger beside this node's own, so that one code makes
+ * a text about all ranks on one node and on several.
  *
- * What decides (ended micro-batches, requests, leaving) is told when it happens, and before this node reports that it
- * is through; what only texts need is told within a tick. What a rank's client says of gradients that are missing is
- * told when the rank asks for the step, and once: it stands on the other nodes until it says something else.
+ * Events that decide (ended micro-batches, requests, leaving) are reported when they happen, and before this node
+ * reports that it is through; data that only texts need is reported within a tick. The evidence of a rank's client
+ * about missing gradients is reported once, when the rank asks for the step: it holds on the other nodes until it
+ * changes.
  */
 
 #include <stdbool.h>
@@ -24,15 +25,15 @@ struct request_evidence;
 int remote_ranks_new(struct remote_ranks **out, struct nodes *nodes);
 void remote_ranks_free(struct remote_ranks *remote);
 
-/* Reports what has changed of this node's ranks; tick: also what only texts need. */
+/* Reports changes of this node's ranks. tick: also the data that only texts need. */
 void remote_ranks_tell(struct remote_ranks *remote, bool tick);
-/* All that there is to tell is told again: others may hold it for something else. */
+/* Makes this node report everything again, because other nodes may have lost or misread it. */
 void remote_ranks_repeat(struct remote_ranks *remote);
 /* A RANK message of another node's rank. */
 void remote_ranks_hear(struct remote_ranks *remote, const struct node_message *message);
-/* Is that parameter still to come in the backward that another node's rank is inside of? */
+/* Has another node's rank, inside a backward, not pushed that parameter yet? */
 bool remote_ranks_awaits(const struct remote_ranks *remote, unsigned rank, uint32_t param);
-/* What another node's rank says; NULL: nothing any more. */
+/* Keeps the evidence of another node's rank. NULL: forgets it. */
 void remote_ranks_hear_evidence(struct remote_ranks *remote, unsigned rank, const struct request_evidence *evidence);
-/* The layout is dropped: ids of parameters mean nothing any more. */
+/* The layout is dropped, so ids of parameters are void: forgets all data that names parameters. */
 void remote_ranks_forget(struct remote_ranks *remote);

@@ -72,7 +72,9 @@ static uint64_t ring_bytes_held(const struct job *job, bool overflow)
     return n;
 }
 
-/* What the engine has allocated: none of it is this process's. Offloaded: what it keeps to undo something is gradients.
+/*
+ * Fills in the memory that the engine has allocated on GPUs; none of it is this process's. With an offloaded optimizer,
+ * undo copies are counted as gradients.
  */
 static void fill_device_memory(const struct job *job, struct status_bytes *memory)
 {
@@ -90,7 +92,7 @@ static void fill_device_memory(const struct job *job, struct status_bytes *memor
 
     for (size_t i = 0; i < ARRAY_SIZE(classes); i++)
         memory[classes[i].memory] = (struct status_bytes){.planned_bytes = memory[classes[i].memory].planned_bytes};
-    /* Every engine has all pieces; of those that the stage has no use for, next to nothing. */
+    /* Every engine has all pieces; those that the stage does not use are nearly empty. */
     for (size_t i = 0; i < ARRAY_SIZE(classes); i++)
         for (unsigned local = 0; memory[classes[i].memory].planned_bytes > 0 && local < job_n_local(job); local++) {
             memory[classes[i].memory].on_device = true;

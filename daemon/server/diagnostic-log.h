@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * Diagnostics on their way to the log. A client can cause them as often as it likes: of each rank and code, and of each
- * code of connections without a rank, so many are logged, then nothing until DIAGNOSTIC_LOG_MS are over; what came
- * meanwhile is one line with its number. The time is passed in.
+ * The rate limit of diagnostics in the log, because a client can cause them as often as it likes. For each rank and
+ * code, and for each code of connections without a rank, DIAGNOSTIC_LOG_BURST are logged, then none until
+ * DIAGNOSTIC_LOG_MS are over; one line then gives the number of the others. The time is passed in.
  */
 
 #include <stdint.h>
@@ -27,5 +27,5 @@ struct diagnostic_log {
 };
 
 void diagnostic_log_put(struct diagnostic_log *log, const struct diagnostic *diagnostic, uint64_t now_ms);
-/* To be called now and then: says what was held when its time is over. */
+/* To be called regularly: logs a summary of the diagnostics that were held back, when their time is over. */
 void diagnostic_log_flush(struct diagnostic_log *log, uint64_t now_ms);

@@ -18,7 +18,7 @@ static enum standing standing_of(const struct service *service, const struct ses
     return listener_is_admin(service->listener, &session->peer) ? ADMINISTRATOR : ANYBODY;
 }
 
-/* Since when the connection has not done what it is waited for; UINT64_MAX: nothing is. */
+/* Since when the daemon waits for the connection to act; UINT64_MAX: the daemon does not wait. */
 static uint64_t silent_since_ns(const struct session *session)
 {
     if (session->state == SESSION_HELLO)

@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * Which connections may stay when there is no place for all. limits.clients counts control connections; PLACES_KEPT
- * more are for administrators. When all places are taken, a newcomer gets that of a connection below it: root stands
- * above the other administrators, and these above the rest. Among equals it gets the place of the connection that has
- * been silent for longest, if that is PLACES_SILENT_NS at least.
+ * Places decide which connections may stay when there are too many. limits.clients counts control connections;
+ * PLACES_KEPT more are for administrators. When no place is free, a newcomer gets that of a connection of lower rank:
+ * root is above the other administrators, and these are above the rest. Among equals it gets the place of the
+ * connection that has been silent for longest, if that is PLACES_SILENT_NS at least.
  *
  * Trainers have places of their own, one for each rank, and are never closed here.
  */

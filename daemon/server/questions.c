@@ -208,7 +208,7 @@ static void bound_memory(struct questions *questions)
         fail_readers(questions, questions->oldest);
 }
 
-/* For all who have asked the same. */
+/* Builds one answer for all connections that wait with this command. */
 static void give_answer(struct questions *questions, struct question *question)
 {
     char command[QUESTION_COMMAND_BYTES];

@@ -9,10 +9,11 @@
  * QUESTIONS_ROUND_NS of processor time, then the lane pauses until its share of the loop's time is QUESTIONS_SHARE. A
  * round begins in a turn of the loop that had nothing of a trainer or a worker to do, or QUESTIONS_PATIENCE_NS later.
  *
- * An answer is built once for all who wait for it: every one of them asked before it was built, so none is told
- * anything old. It is sent as its readers read.
+ * An answer is built once for all connections that wait for it: each of them asked before it was built, so none gets
+ * old data. It is sent as fast as its readers read.
  *
- * Ownership: a question is a part of its connection, which cancels it before it goes. Answers are counted references.
+ * Ownership: a question is a part of its connection, which cancels it before it is freed. Answers are
+ * reference-counted.
  * One thread, the loop's.
  */
 
@@ -27,9 +28,9 @@
 #include "core/wire/wire-arena.h"
 
 /* Measured: bench/questions.py; docs/benchmarks.md has the figures. */
-#define QUESTIONS_SHARE 50                            /* of the loop's time one part in so many, for each lane */
+#define QUESTIONS_SHARE 50                            /* each lane gets one part in this many of the loop's time */
 #define QUESTIONS_ROUND_NS UINT64_C(200000)           /* picked: a part of an answer is sent in 50 us */
-#define QUESTIONS_PATIENCE_NS UINT64_C(100000000)     /* picked: what somebody at a terminal does not notice */
+#define QUESTIONS_PATIENCE_NS UINT64_C(100000000)     /* picked: a user at a terminal does not notice it */
 #define QUESTIONS_MAX_PAUSE_NS UINT64_C(20000000000)  /* zerodctl gives up after 30 s without an answer */
 #define QUESTIONS_MAX_KEPT_BYTES (UINT64_C(64) << 20) /* of answers that are not the newest; picked */
 
@@ -37,7 +38,7 @@ struct answer;
 struct questions;
 
 enum {
-    QUESTION_COMMAND_BYTES = 33, /* with its end; no command is so long, and what is longer is cut */
+    QUESTION_COMMAND_BYTES = 33, /* with the NUL; no command is so long, and longer texts are cut */
 };
 
 enum question_state {

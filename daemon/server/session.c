@@ -338,7 +338,7 @@ static bool serve_batch(struct session *session)
     return batch->more && !session->doomed;
 }
 
-/* The socket can take more: what is queued goes first. */
+/* The socket is writable: sends the queued packets first. */
 static void send_more(struct session *session)
 {
     int r = frame_queue_flush(&session->queue, session->fd);
@@ -361,7 +361,7 @@ static void on_socket(uv_poll_t *handle, int status, int events)
         sessions_reap(session->service);
         return;
     }
-    /* A few rounds, then the others: one that floods lets nobody starve. */
+    /* Serves only a few rounds, so that a session that floods does not starve the others. */
     for (int round = 0; (events & UV_READABLE) && round < FRAME_ROUNDS && !session->doomed; round++)
         if (!may_read(session) || !serve_batch(session))
             break;
@@ -370,7 +370,7 @@ static void on_socket(uv_poll_t *handle, int status, int events)
     sessions_reap(session->service);
 }
 
-/* The process is dead. What it said before it died still counts; a child that goes on saying things does not. */
+/* The process is dead. Packets from before its death count; a child of it that keeps sending is cut off. */
 static void on_pid(uv_poll_t *handle, int status, int events)
 {
     struct session *session = handle->data;
@@ -381,7 +381,7 @@ static void on_pid(uv_poll_t *handle, int status, int events)
         if (!may_read(session) || !serve_batch(session))
             break;
     if (session->is_short && !session->doomed)
-        return; /* what it said is still to be read */
+        return; /* its packets are still to be read */
     session_doom(session);
     sessions_reap(session->service);
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What an executor on GPUs copies between them and this process's memory: initial weights, state that is read, windows.
- */
+/* Copies between GPUs and the memory of this process: initial weights, state that is read, windows. */
 
 #include <string.h>
 
@@ -74,7 +73,7 @@ static bool find_slice(const struct executor *executor, uint32_t bucket, enum st
     return move->offset_bytes != DEVICE_NONE;
 }
 
-/* A range of a parameter's values, slice by slice of those who own it; host: of its first. */
+/* Adds moves for a range of a parameter's values, one per owner's slice. host: where the first value lies. */
 static void add_values(const struct executor *executor, struct moves *moves, bool write, uint32_t param,
                        enum state_kind kind, uint64_t start, uint64_t n, float *host)
 {
@@ -95,7 +94,7 @@ static void add_values(const struct executor *executor, struct moves *moves, boo
     }
 }
 
-/* Bytes of the weights: from the first local rank's copy, or to everybody's. Stage 3 has none. */
+/* Adds moves for bytes of the weights: from the first local rank's copy, or to all local ranks'. Stage 3 has none. */
 static void add_weights(const struct executor *executor, struct moves *moves, bool write, uint64_t offset_bytes,
                         uint64_t n_bytes, void *host)
 {
@@ -108,7 +107,7 @@ static void add_weights(const struct executor *executor, struct moves *moves, bo
                                                 .n_bytes = n_bytes});
 }
 
-/* Stage 3: some of a frozen parameter's bytes, slice by slice of those who own it; host: of its first. */
+/* Stage 3: adds moves for some elements of a frozen parameter, one per owner's slice. host: where the first lies. */
 static void add_frozen(const struct executor *executor, struct moves *moves, bool write, uint32_t param, uint64_t start,
                        uint64_t n, uint8_t *host)
 {
@@ -139,7 +138,7 @@ static void add_all_frozen(const struct executor *executor, struct moves *moves,
                        state_frozen(executor->state, p));
 }
 
-/* What this node has of a parameter, from the parameter's start; in stage 3 of a frozen one, too. Return: how much. */
+/* Finds the elements of a parameter that this node owns. In stage 3 frozen parameters are partitioned, too. */
 uint64_t device_find_owned(const struct executor *executor, uint32_t param, uint64_t *start)
 {
     const struct device_plan *plan = &devices_keep(executor->devices)->plan;
@@ -151,7 +150,7 @@ uint64_t device_find_owned(const struct executor *executor, uint32_t param, uint
     return end - begin;
 }
 
-/* Masters that are not weights, and moments. */
+/* Adds moves for one array of a bucket: a moment, or the masters unless they are the weights. */
 static void add_bucket(const struct executor *executor, struct moves *moves, bool write, uint32_t bucket,
                        enum state_kind kind)
 {
@@ -183,7 +182,7 @@ static void add_all(const struct executor *executor, struct moves *moves, bool w
 
 struct device_io {
     struct executor *executor;
-    struct sequence sequence; /* its stages, each of which a worker or the engine carries out */
+    struct sequence sequence; /* the stages; workers or the engine carry out each one */
     struct work work;
     int result; /* of the work */
     struct moves moves;
@@ -191,12 +190,12 @@ struct device_io {
     void *userdata;
     const struct segment *segment;
     struct executor_init init;
-    uint8_t *bytes;         /* initial weights, as pushed; what is read, before it is converted; owned */
-    const uint8_t *weights; /* of other nodes, all of them; laid out as the weights */
+    uint8_t *bytes;         /* initial weights, as pushed; or values that are read, before conversion; owned */
+    const uint8_t *weights; /* initial weights from node 0, laid out as the weights */
     uint32_t param;
     uint64_t n_elems;
     void *dst;
-    bool empties; /* the staging copy, in the end */
+    bool empties; /* frees the staging copy's pages at the end */
 };
 
 static void io_free(struct device_io *io)
@@ -240,7 +239,7 @@ static int io_start(struct device_io *io)
     return r;
 }
 
-/* A stage: the moves. */
+/* A stage: carries out the moves. */
 static int io_copy(void *userdata)
 {
     struct device_io *io = userdata;
@@ -326,7 +325,7 @@ static bool has_master(const struct executor *executor, const struct layout_para
     return p->trainable && (p->dtype != DTYPE_F32 || executor->gathers);
 }
 
-/* The pages of the staging copy that the weights, and masters that are not weights, lie in. */
+/* Reserves the pages of the staging copy for the weights of the request, and for masters that are not weights. */
 static int reserve_init(const struct executor *executor, const struct request_init *request)
 {
     const struct state *state = executor->state;
@@ -441,7 +440,7 @@ static int adopt(void *userdata)
     return io_post(io, adopt_run, layout_of(io->executor)->n_params);
 }
 
-/* Frozen parameters go from where they have come in: they have no place of their own here but in the staging copy. */
+/* Adds moves for frozen parameters from `weights`, because their only other place here is the staging copy. */
 static void add_frozen_weights(const struct executor *executor, struct moves *moves, const uint8_t *weights)
 {
     for (uint32_t i = 0; i < layout_of(executor)->n_params; i++) {
@@ -470,7 +469,7 @@ int device_adopt(struct executor *executor, const uint8_t *weights, executor_don
 
 /* ---- reading --------------------------------------------------------------------------------------------- */
 
-/* A stage: a frozen parameter's values to fp32. */
+/* A stage: converts a frozen parameter's values to fp32. */
 static int widen(void *userdata)
 {
     struct device_io *io = userdata;
@@ -480,7 +479,7 @@ static int widen(void *userdata)
     return SEQUENCE_OVER;
 }
 
-/* A stage: masters to the weights' type. */
+/* A stage: rounds masters to the weights' type. */
 static int narrow(void *userdata)
 {
     struct device_io *io = userdata;
@@ -503,7 +502,7 @@ static struct device_io *io_new_read(struct executor *executor, const sequence_s
     return io;
 }
 
-/* What is read goes here first. */
+/* Allocates the buffer for values that are converted after they are read. */
 static void make_bytes(struct device_io *io, uint64_t n_bytes)
 {
     io->bytes = malloc(n_bytes + 1);
@@ -581,7 +580,7 @@ int device_show_weights(struct executor *executor, const struct segment *segment
     return io_start(io);
 }
 
-/* A stage: the masters come into the staging copy. */
+/* A stage: copies state and weights into the staging copy. */
 static int load(void *userdata)
 {
     struct device_io *io = userdata;

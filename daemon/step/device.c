@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The executor on GPUs: gradients, state and weights lie there, and engines (devices.h) do the step. What has to be in
- * this process's memory is copied here: a parameter's state for a reader, initial weights and write windows by way of
- * the staging copy (device-io.c).
+ * The executor on GPUs: gradients, state and weights lie there, and engines (devices.h) do the step. device-io.c copies
+ * values that this process needs in its memory: a parameter's state for a reader, and initial weights and write windows
+ * by way of the staging copy.
  */
 
 #include "daemon/step/device.h"
@@ -29,7 +29,7 @@ static const struct executor_events *events_of(const struct executor *executor)
     return &executor->options.events;
 }
 
-/* A report may end the job, and the executor with it: then its memory stays until the report is over. */
+/* A report may end the job, and so the executor: after() then frees the executor's memory when the report is over. */
 static const struct executor_events *begin_report(struct executor *executor)
 {
     device_of(executor)->reporting = true;
@@ -62,7 +62,7 @@ static void is_cleared(void *userdata, int result)
         events->ready(events->userdata);
 }
 
-/* Fresh memory has something in it: moments begin with zero, and so does what lies between the weights. */
+/* Zeroes fresh GPU memory, because moments and the padding between weights begin with zero. */
 static int clear(struct executor *executor)
 {
     static const enum device_piece_kind kinds[] = {DEVICE_STATE, DEVICE_WEIGHTS};
@@ -78,7 +78,7 @@ static int clear(struct executor *executor)
     return devices_copy(executor->devices, moves, n, is_cleared, executor);
 }
 
-/* The first engine has made the memory. */
+/* first: the first engine is ready, and has allocated the memory. */
 static void on_ready(void *userdata, bool first)
 {
     struct executor *executor = userdata;
@@ -223,7 +223,7 @@ static int duplicate(int fd)
     return copy < 0 ? -errno : copy;
 }
 
-/* A handle of device memory is what it is: nobody can be given less than all of it. */
+/* A handle of device memory grants access to all of it: a rank cannot get a part. */
 void device_segments(const struct executor *executor, unsigned local_rank, const struct ring *ring,
                      struct executor_segments *out)
 {

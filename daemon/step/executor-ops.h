@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The verbs of executor.h as a table, for those who implement them: host.c, device.c, offload.c. What the verbs say
- * holds for the functions, too. An implementation embeds struct executor at its start.
+ * The verbs of executor.h as a table, for the implementations host.c, device.c and offload.c. The comments on the verbs
+ * in executor.h hold for the functions, too. An implementation embeds struct executor as its first member.
  */
 
 #include "core/base/worker.h"
@@ -48,7 +48,7 @@ struct executor_ops {
     uint64_t (*held_bytes)(const struct executor *executor);
 };
 
-/* Half made, it is left in *out to be freed. Return: 0 or -errno. */
+/* After an error *out may be half made, and the caller frees it. Return: 0 or -errno. */
 int executor_host_new(struct executor **out, const struct executor_options *options);
 int executor_device_new(struct executor **out, const struct executor_options *options);
 int executor_offload_new(struct executor **out, const struct executor_options *options);
@@ -56,12 +56,14 @@ int executor_offload_new(struct executor **out, const struct executor_options *o
 /* ---- what they share --------------------------------------------------------------------------------------- */
 
 void executor_set_up(struct executor *executor, const struct executor_ops *ops, const struct executor_options *options);
-/* The state, as its options say beyond what the layout and the configuration do; then the step. ops: NULL, on workers.
- * Return: 0 or -errno. */
+/*
+ * Makes the state, then the step. where: the state's options that neither layout nor configuration determine. ops:
+ * NULL: on workers. Return: 0 or -errno.
+ */
 int executor_make_step(struct executor *executor, const struct state_options *where, const struct step_ops *ops);
 void executor_deinit(struct executor *executor);
 
-/* Initial weights from `bytes` to the state; on a worker. The pages have to be there. Return: 0 or -errno. */
+/* Stores initial weights from `bytes` in the state; on a worker. Its pages must be reserved. Return: 0 or -errno. */
 int executor_store_initial(const struct executor *executor, const struct executor_init *init, const void *bytes);
 
 /* The 64-bit sum of a part that was pushed again. */
@@ -70,14 +72,14 @@ struct checksum {
     const struct executor *executor;
     struct executor_verify verify;
     const uint8_t *bytes; /* the part, in host memory; set before checksum_post() */
-    uint8_t *copy;        /* owned, what bytes is; or NULL */
+    uint8_t *copy;        /* owned; NULL, or the memory that `bytes` is in */
     uint64_t sum;
 };
 
 /* NULL: out of memory. */
 struct checksum *checksum_new(const struct executor *executor, const struct executor_verify *verify);
 void checksum_free(struct checksum *checksum);
-/* checksum_end() follows. */
+/* Computes the sum on a worker; checksum_end() follows. */
 void checksum_post(struct checksum *checksum);
-/* Frees it, and reports. */
+/* Frees the checksum, and reports the result. */
 void checksum_end(struct checksum *checksum, int result);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The verbs of the executor, dispatched through its table. */
+
 #include "daemon/step/executor.h"
 
 #include <assert.h>

@@ -2,25 +2,25 @@
 #pragma once
 
 /*
- * The executor: does a job's work where the job's memory lies. The job decides what is done, and when; it gives the
- * work to the executor, and the result comes back by a callback. Each place is one implementation of the same verbs:
+ * The executor does a job's work where the job's memory lies. The job decides which work is done, and when; the
+ * executor does it and reports the result by a callback. Each place is one implementation of the same verbs:
  *
  *              gradients, weights    masters, moments
  *   host.c     host memory           host memory
  *   device.c   GPUs                  GPUs
  *   offload.c  GPUs                  host memory
  *
- * The step itself (step.h) keeps its verbs: what an executor makes carries out step_post() and step_update() where the
- * memory lies (struct step_ops).
+ * The step itself (step.h) keeps its verbs: the step that an executor makes carries out step_post() and step_update()
+ * where the memory lies (struct step_ops).
  *
  * An executor knows the layout, the configuration, the state, the step, the kernels, the workers and the engines of
- * GPUs. It knows no job, no ranks' requests and no other node: what other nodes own it fetches through events.fetch().
+ * GPUs. It knows no job, no ranks' requests and no other node: it fetches other nodes' elements through events.fetch().
  *
  * Staging copy: the state in host memory of a job whose state lies on GPUs (state.h). It has no pages but
  * while executor_load() and executor_store() need them, so that the code that judges and stores is the same everywhere.
  *
- * done(): result 0; -ENOMEM; or -ECANCELED, the job is going, and the owner only frees what the call used. It is never
- * called from within the verb. All functions are for the loop's thread, but executor_reserve().
+ * done(): result 0; -ENOMEM; or -ECANCELED: the job is being dropped, and the owner only frees the call's arguments. It
+ * is never called from within the verb. All functions are for the loop's thread, except executor_reserve().
  */
 
 #include <stdbool.h>
@@ -48,9 +48,9 @@ typedef void (*executor_done)(void *userdata, int result);
 
 /* Reports of the executor to its owner, and requests. */
 struct executor_events {
-    /* The memory of this process is there. Several nodes: engines may begin. */
+    /* The memory of this process is reserved. Several nodes: engines may start. */
     void (*reserved)(void *userdata);
-    /* All memory is there, and holds zeroes: initial weights may come. */
+    /* All memory is reserved, and holds zeroes: initial weights may come. */
     void (*formed)(void *userdata);
     /* There will be no memory. result: -ECANCELED, or why is a sentence without a full stop. */
     void (*unformed)(void *userdata, int result, const char *why);
@@ -58,13 +58,13 @@ struct executor_events {
     void (*ready)(void *userdata);
     /* An engine of the GPUs has failed. generation: of the next one. */
     void (*failed)(void *userdata, uint32_t generation, const char *why);
-    /* The engine cannot open an event of a local rank's process; what that has pushed must not be used. */
+    /* The engine cannot open an event of a local rank's process: gradients that it has pushed must not be used. */
     void (*unopened)(void *userdata, unsigned local_rank, const char *why);
     /* Several nodes: a value for the engines of the others. */
     void (*put)(void *userdata, const char *key, const uint8_t *value, size_t n_bytes);
     /* Parameters have been loaded into a pool, or could not be. result: as done()'s. */
     void (*loaded)(void *userdata, int result);
-    /* Several nodes: brings what other nodes own. Return: 0, 1: none of it, or -errno. */
+    /* Several nodes: fetches elements that other nodes own. Return: 0; 1: other nodes own none of them; or -errno. */
     int (*fetch)(void *userdata, const struct fetch *what);
     /* After every callback from an engine of the GPUs. */
     void (*after)(void *userdata);
@@ -72,13 +72,13 @@ struct executor_events {
 };
 
 struct executor_options {
-    const struct config *config; /* not consumed, must outlive the executor; likewise the others */
+    const struct config *config; /* not consumed, must outlive the executor; so must the other pointers' targets */
     const struct layout *layout;
     const struct kernels *kernels;
     struct worker_pool *pool;
     struct uv_loop_s *loop; /* of the engines of GPUs */
     bool several_nodes;     /* this process has the ranks of one of them */
-    uint64_t gather_bytes;  /* stage 3, in host memory: what is gathered takes no more */
+    uint64_t gather_bytes;  /* stage 3, in host memory: the most that gathered parameters may use */
     struct executor_events events;
 };
 
@@ -126,12 +126,12 @@ enum gathered {
 struct executor {
     const struct executor_ops *ops;
     struct executor_options options;
-    struct state *state; /* owned; likewise the next two */
-    struct step *step;
-    struct devices *devices; /* NULL: no GPUs */
+    struct state *state;     /* owned */
+    struct step *step;       /* owned */
+    struct devices *devices; /* owned; NULL: no GPUs */
     unsigned first_rank, n_local;
     bool several_nodes;
-    bool gathers;                  /* stage 3: weights are there as far as ranks gather them */
+    bool gathers;                  /* stage 3: only weights that ranks gather have memory */
     bool holds_state;              /* masters and moments are in host memory */
     bool on_gpus;                  /* gradients lie on GPUs: pushes may name events */
     uint64_t ring_bytes;           /* of a rank */
@@ -150,58 +150,70 @@ int executor_reserve(struct executor *executor, uint32_t piece);
 
 /* All memory of this process has its pages: reserved() follows, and formed() or unformed(). */
 void executor_start(struct executor *executor);
-/* For good: what is under way on GPUs is cancelled, and so is what comes. NULL is fine. */
+/* Cancels all work on GPUs, under way and later. NULL is fine. */
 void executor_cancel(struct executor *executor);
-/* Ends what runs, before what it uses goes: done() of all that is under way comes from within. NULL is fine. */
+/* Ends all work, before its memory is freed: done() of all work under way is called from within. NULL is fine. */
 void executor_stop(struct executor *executor);
 /* A formed rank's memory: ring, its overflow, its credit page, weights or pool. */
 void executor_segments(const struct executor *executor, unsigned local_rank, const struct ring *ring,
                        struct executor_segments *segments);
-/* News of a formed rank's process. */
+/* The process of a formed rank is lost, found or replaced. */
 void executor_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what);
 /* on_gpus: an event of a trainer, by number; pushes wait for it. */
 void executor_event(struct executor *executor, unsigned local_rank, uint32_t number, const uint8_t *handle);
 bool executor_has_event(const struct executor *executor, unsigned local_rank, uint32_t number);
-/* Masters and weights get the values. Return: 0 or -ENOMEM. */
+/* Sets masters and weights to the initial values. Return: 0 or -ENOMEM. */
 int executor_init(struct executor *executor, const struct executor_init *init);
-/* Several nodes: initial weights have come in, laid out as weights; stages 1 and 2: where the state has them. Masters
- * of what is owned get their values. weights: must stay until done. Return: 0 or -errno. */
+/*
+ * Several nodes: initial weights have come in, laid out as weights; in stages 1 and 2 they are in the state's weights.
+ * Sets the owned masters to their values. weights: must stay until done. Return: 0 or -errno.
+ */
 int executor_adopt(struct executor *executor, const uint8_t *weights, executor_done done, void *userdata);
 /* Return: 0 or -errno. */
 int executor_verify(struct executor *executor, const struct executor_verify *verify);
-/* A parameter's values in fp32, as far as this node owns them, from the parameter's start on; dst must stay until done.
- * Return: 0 or -ENOMEM. */
+/*
+ * Reads those of a parameter's values that this node owns, as fp32. dst: of the parameter's start; must stay until
+ * done. Return: 0 or -ENOMEM.
+ */
 int executor_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
                   void *userdata);
-/* Stage 3: its weights, in their own type, from the first that this node owns on. Return: 0 or -ENOMEM. */
+/* Stage 3: reads a parameter's owned weights, in their own type. dst: of the first owned one. Return: 0 or -ENOMEM. */
 int executor_read_weights(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata);
-/* The committed weights, as a write window shows them, as far as this node owns them; pages are reserved first.
- * Return: 0 or -ENOMEM. */
+/*
+ * Copies those of the committed weights that this node owns to a write window, and reserves its pages first. Return: 0
+ * or -ENOMEM.
+ */
 int executor_show(struct executor *executor, const struct segment *segment, executor_done done, void *userdata);
-/* State and weights are in the memory of struct state, to be written there. Return: 0; 1, they always are, and done()
- * is not called; or -ENOMEM. */
+/*
+ * Copies state and weights to the memory of struct state, where they can then be written. Return: 0; 1: they always are
+ * there, and done() is not called; or -ENOMEM.
+ */
 int executor_load(struct executor *executor, executor_done done, void *userdata);
-/* State and weights that were written there go to where the executor works. Return: 0; 1, they are there already, and
- * done() is not called; -ENOMEM; or -ECANCELED. */
+/*
+ * Copies state and weights from the memory of struct state to where the executor works. Return: 0; 1: they are there
+ * already, and done() is not called; -ENOMEM; or -ECANCELED.
+ */
 int executor_store(struct executor *executor, executor_done done, void *userdata);
-/* The staging copy's pages go, if there is one. */
+/* Frees the pages of the staging copy, if there is one. */
 void executor_empty(struct executor *executor);
-/* Can a rank have all of them at once? */
+/* Can a rank have all of these parameters gathered at once? */
 bool executor_fits(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
 /* A rank has gathered the parameter, or no longer has it. */
 void executor_hold(struct executor *executor, uint32_t param);
 void executor_release(struct executor *executor, uint32_t param);
-/* A rank waits for them. What is absent begins to load. */
+/* A rank waits for these parameters: starts to load those that are absent. */
 void executor_gather(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-/* Are those that the rank waits for there? After executor_gather(), and again after loaded(). */
+/* Are the parameters that the rank waits for loaded? Call it after executor_gather(), and again after loaded(). */
 enum gathered executor_find(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-/* Where in the rank's pool they are. Return: false when their places are those of the layout. */
+/* Finds the parameters' places in the rank's pool. Return: false when their places are those of the layout. */
 bool executor_places(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params,
                      uint64_t *offsets_bytes);
-/* A rank will gather them next: loads them, if that is in nobody's way. */
+/* A rank will gather these parameters next: loads them, if no other load or gather is hindered. */
 void executor_hint(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-/* The weights have changed: what ranks have gathered is loaded again, or they gather again. Return: whether done()
- * follows. */
+/*
+ * The weights have changed: loads the gathered parameters again, or drops them so that ranks gather again. Return:
+ * whether done() follows.
+ */
 bool executor_refresh(struct executor *executor, void (*done)(void *userdata), void *userdata);
 /* Is memory being cleared, or a parameter being loaded? NULL is idle. */
 bool executor_is_busy(const struct executor *executor);

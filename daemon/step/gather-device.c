@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Gathering on GPUs (stage 3): each rank's pool on its GPU, and the loads that bring parameters into it. */
+
 #include "daemon/step/gather-device.h"
 
 #include <assert.h>
@@ -17,9 +19,9 @@ enum { FETCH_PARAMS = 64 }; /* of one order; picked */
 
 struct rank_pool {
     struct device_pool *pool;
-    bool loading; /* one load at a time: what two engines' streams write must not lie in the same place */
-    bool stale;   /* what is being loaded are weights that are no more */
-    bool lost;    /* what the rank waits for could not be loaded */
+    bool loading; /* one load at a time, because the streams of two loads must not write to the same place */
+    bool stale;   /* the weights changed while a load was under way */
+    bool lost;    /* the parameters that the rank waits for could not be loaded */
 };
 
 struct device_gather {
@@ -124,7 +126,7 @@ static void load_done(void *userdata, int result)
     events->loaded(events->userdata, result);
 }
 
-/* Of one node. Return: 0, or -errno. */
+/* One node: orders a fetch from the engine. Return: 0, or -errno. */
 static int order_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
 {
     const struct executor *executor = load->executor;
@@ -139,7 +141,7 @@ static int order_fetch(struct load *load, const uint32_t *params, const uint64_t
                              load_done, load);
 }
 
-/* What other nodes own. Return: as events.fetch(). */
+/* Fetches the elements that other nodes own. Return: as events.fetch(). */
 static int fetch(const struct load *load, struct fetch what)
 {
     const struct executor_events *events = &load->executor->options.events;
@@ -147,7 +149,7 @@ static int fetch(const struct load *load, struct fetch what)
     return events->fetch(events->userdata, &what);
 }
 
-/* Of several nodes: their engines do it in one order, which node 0 says. Return: likewise. */
+/* Several nodes: the engines of all nodes fetch, in the sequence that node 0 says. Return: as events.fetch(). */
 static int ask_fetch(struct load *load, const uint32_t *params, const uint64_t *offsets_bytes, size_t n_params)
 {
     return fetch(load, (struct fetch){.kind = FETCH_GATHERED,
@@ -176,7 +178,7 @@ static int order_fetches(struct load *load)
     return r;
 }
 
-/* Some of a parameter's elements, to the pool; from where is for the caller. */
+/* A move of some of a parameter's elements to the pool; the caller sets the source. */
 static struct devices_move move_of(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
     const struct executor *executor = load->executor;
@@ -191,7 +193,7 @@ static struct devices_move move_of(const struct load *load, uint32_t param, uint
     };
 }
 
-/* What this node has, rounded on its way. */
+/* A move of elements that this node has. 16-bit weights are rounded from the masters on the way. */
 static struct devices_move move_own(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
     const struct executor *executor = load->executor;
@@ -207,7 +209,7 @@ static struct devices_move move_own(const struct load *load, uint32_t param, uin
     return move;
 }
 
-/* What other nodes have, which has come already. */
+/* A move of elements that other nodes own: fetch_others() has brought them to `landing`. */
 static struct devices_move move_others(const struct load *load, uint32_t param, uint64_t start, uint64_t n)
 {
     const struct executor *executor = load->executor;
@@ -218,7 +220,7 @@ static struct devices_move move_others(const struct load *load, uint32_t param, 
     return move;
 }
 
-/* Masters are here, or have come. Return: 0, or -errno. */
+/* Copies this node's masters, and the elements that have come from other nodes, to the pool. Return: 0, or -errno. */
 static int copy_masters(struct load *load)
 {
     const struct executor *executor = load->executor;
@@ -230,7 +232,7 @@ static int copy_masters(struct load *load)
         uint32_t param = load->params[i];
         uint64_t start = 0, all = layout_of(executor)->params[param].n_elems, n = all;
 
-        if (executor->several_nodes && layout_of(executor)->params[param].trainable) /* frozen ones are on all nodes */
+        if (executor->several_nodes && layout_of(executor)->params[param].trainable) /* all nodes have frozen ones */
             n = device_find_owned(executor, param, &start);
         moves[3 * i] = move_own(load, param, start, n);
         moves[3 * i + 1] = move_others(load, param, 0, start);
@@ -269,7 +271,7 @@ static int fetch_others(struct load *load)
                                       .userdata = load});
 }
 
-/* Masters are in the memory of hosts. Return: 0, or -errno. */
+/* Loads from masters in host memory, here and on other nodes. Return: 0, or -errno. */
 static int bring_masters(struct load *load)
 {
     int r = fetch_others(load);
@@ -280,7 +282,7 @@ static int bring_masters(struct load *load)
     return r;
 }
 
-/* They have places. Return: 0, or -errno: none of it is loaded, and nothing has a place any more. */
+/* Loads parameters that have places in the pool. Return: 0, or -errno: nothing is loaded, and the pool is empty. */
 static int start_load(struct executor *executor, unsigned local_rank, bool hinted, const uint32_t *params,
                       size_t n_params)
 {
@@ -303,12 +305,14 @@ static int start_load(struct executor *executor, unsigned local_rank, bool hinte
     }
     to->loading = true;
     gather_of(executor)->n_loading++;
-    load->result = r; /* of those that were not ordered */
+    load->result = r; /* < 0: some parameters could not be ordered */
     load->n_waiting--;
     return 0;
 }
 
-/* What comes of other nodes' masters has one place on a node, whose ranks load one after the other. */
+/*
+ * Is `landing` in use? Weights from other nodes' masters come in there, so this node's ranks load one after the other.
+ */
 static bool is_taken(const struct executor *executor)
 {
     return executor->several_nodes && !executor->state->staging_copy && gather_of(executor)->n_loading > 0;
@@ -320,7 +324,7 @@ void device_gather_begin(struct executor *executor, unsigned local_rank, const u
 {
     (void)params;
     (void)n_params;
-    pool_of(executor, local_rank)->lost = false; /* of the request before */
+    pool_of(executor, local_rank)->lost = false; /* was the previous request's */
 }
 
 enum gathered device_gather_find(struct executor *executor, unsigned local_rank, const uint32_t *params,
@@ -377,7 +381,7 @@ bool device_gather_refresh(struct executor *executor, void (*done)(void *userdat
     for (unsigned local = 0; gather && local < gather->n_local; local++) {
         struct rank_pool *pool = &gather->ranks[local];
 
-        pool->stale = pool->loading; /* a rank that has come back may ask while all others wait for the step */
+        pool->stale = pool->loading; /* a rank that attached again may gather while all others wait for the step */
         if (!pool->loading)
             device_pool_forget(pool->pool);
     }

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * Stage 3 on GPUs: what is in the pools of ranks. A rank has a pool of its own, on its GPU, and copies what it gathers
- * from there before it sends anything else; so of a pool nothing has to stay while a rank asks for something, but what
- * it asks for. Loop thread; the verbs are those of executor.h.
+ * Stage 3 on GPUs: the contents of the ranks' pools. Each rank has a pool of its own on its GPU, and copies gathered
+ * parameters out of it before it sends another request. So a pool has to keep only the parameters of the current
+ * request. Loop thread; the verbs are those of executor.h.
  */
 
 #include "daemon/step/executor.h"
@@ -15,17 +15,17 @@ struct device_gather;
 int device_gather_new(struct device_gather **out, const struct executor *executor);
 void device_gather_free(struct device_gather *gather); /* NULL is fine; nothing is loaded any more */
 
-/* Is anything being loaded? NULL is idle. */
+/* Is any parameter being loaded? NULL is idle. */
 bool device_gather_is_busy(const struct device_gather *gather);
 
 bool device_gather_fits(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
 void device_gather_hold(struct executor *executor, uint32_t param);
 void device_gather_begin(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-/* Begins to load them, too, if nothing else is being loaded that is in the way. */
+/* Starts to load absent parameters, unless another load is in the way. */
 enum gathered device_gather_find(struct executor *executor, unsigned local_rank, const uint32_t *params,
                                  size_t n_params);
 bool device_gather_places(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params,
                           uint64_t *offsets_bytes);
 void device_gather_hint(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-/* What is being loaded is loaded again. */
+/* Empties the pools; parameters that are being loaded are dropped when their load ends. Return: false. */
 bool device_gather_refresh(struct executor *executor, void (*done)(void *userdata), void *userdata);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The pool of gathered weights in host memory: one segment that all ranks of this node map (stage 3). */
+
 #include "daemon/step/gather-host.h"
 
 #include <assert.h>
@@ -18,7 +20,7 @@ struct pool_param {
     bool resident;    /* its pages are reserved */
     bool loading;
     bool fresh;        /* shows the committed weights */
-    uint64_t released; /* when, for choosing what goes first */
+    uint64_t released; /* when the last rank released it, by `clock`: make_room() frees the oldest first */
 };
 
 struct host_pool {
@@ -89,7 +91,7 @@ static uint64_t param_bytes(const struct host_pool *pool, uint32_t param)
     return round_up(p->n_elems * dtype_size(p->dtype), page_size());
 }
 
-/* Gives pages of released parameters back, the longest released first, until n_bytes more fit under the bound. */
+/* Frees pages of released parameters, the longest released first, until n_bytes more fit under the bound. */
 static void make_room(struct host_pool *pool, uint64_t n_bytes)
 {
     while (pool->resident_bytes + n_bytes > pool->bound_bytes) {
@@ -112,7 +114,7 @@ static void make_room(struct host_pool *pool, uint64_t n_bytes)
 struct load {
     struct host_pool *pool;
     bool *hinted;       /* of the rank that has hinted; NULL: a gather, a refresh */
-    unsigned n_waiting; /* for what is here, and for what other nodes have */
+    unsigned n_waiting; /* for the copy of this node's elements, and for the fetch from other nodes */
     int result;
     uint32_t n;
     uint32_t params[];
@@ -147,7 +149,7 @@ static void load_done(void *userdata, int result)
         refreshed(pool->refreshed_userdata);
 }
 
-/* What other nodes own of it. */
+/* Fetches the elements of the load's parameters that other nodes own. */
 static void load_remote(struct load *load)
 {
     const struct executor *executor = load->pool->executor;
@@ -236,7 +238,10 @@ void host_pool_release(struct host_pool *pool, uint32_t param)
     pool->params[param].released = ++pool->clock;
 }
 
-/* What is neither there nor on its way, once each, and the bytes that its pages will take. Return: how many. */
+/*
+ * Lists each parameter once that is neither loaded nor loading. *n_bytes: the pages that they will need. Return: the
+ * number of parameters in `absent`.
+ */
 static uint32_t find_absent(struct host_pool *pool, const uint32_t *params, size_t n_params, uint32_t *absent,
                             uint64_t *n_bytes)
 {
@@ -248,7 +253,7 @@ static uint32_t find_absent(struct host_pool *pool, const uint32_t *params, size
 
         if (p->fresh || p->loading || layout_of(pool)->params[params[i]].n_elems == 0)
             continue;
-        p->loading = true; /* so that a parameter named twice is loaded once */
+        p->loading = true; /* so that a parameter that is named twice is loaded once */
         if (!p->resident)
             *n_bytes += param_bytes(pool, params[i]);
         absent[n++] = params[i];

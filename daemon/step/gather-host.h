@@ -3,10 +3,10 @@
 
 /*
  * Stage 3 in host memory: the pool of whole parameters that ranks gather. The pool segment has the layout of the range:
- * a parameter's place in it never changes, what changes is whether its pages are there. Ranks that gather the same
- * parameter share its pages. Pages of released parameters stay until others need the room, so gathering again within a
- * step costs nothing. A hint loads parameters as if they had been gathered and released: it is nobody's, so nothing has
- * to be undone. Loop thread; the verbs are those of executor.h.
+ * a parameter's place in it never changes, but its pages come and go. Ranks that gather the same parameter share its
+ * pages. Pages of released parameters stay until others need the room, so gathering again within a step costs nothing.
+ * A hint loads parameters as if they had been gathered and released: no rank holds them, so a hint needs no undoing.
+ * Loop thread; the verbs are those of executor.h.
  */
 
 #include "daemon/step/executor.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The executor of an offloaded optimizer: gradients and weights lie on GPUs, masters and moments in host memory, and a
- * copy of the weights, too. So state is read and written as in host.c, and executor_store() brings the weights to the
- * GPUs. The update is step-offload.c's.
+ * The executor of an offloaded optimizer: gradients and weights lie on GPUs; masters, moments and a copy of the weights
+ * lie in host memory. So state is read and written as in host.c, and executor_store() copies the weights to the GPUs.
+ * step-offload.c has the update.
  */
 
 #include "core/base/base.h"
@@ -33,7 +33,7 @@ static void start(struct executor *executor)
     device_start(executor);
 }
 
-/* Of several nodes in stages 1 and 2 this process has only the weights that it owns. */
+/* Several nodes, stages 1 and 2: host memory has only the owned weights, so that all weights come from a GPU. */
 static int show(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
 {
     return executor->gathers || !executor->several_nodes ? host_show(executor, segment, done, userdata)

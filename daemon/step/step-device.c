@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The verbs of a step whose data lie on GPUs: reductions, gathers, fetches and updates as orders to the engine. */
+
 #include "daemon/step/step-device.h"
 
 #include <assert.h>
@@ -14,13 +16,13 @@
 
 /* ---- reduce ---------------------------------------------------------------------------------------------- */
 
-/* Bits of the masks are ranks of the world: a job of one node has no others. */
+/* Mask bits are ranks of the world; on one node all ranks are local. */
 static bool is_pusher(const struct reduction *reduction, uint32_t part, unsigned local)
 {
     return reduction->masks[part] >> (reduction->step->first_local + local) & 1;
 }
 
-/* Who has pushed what, and which accumulators hold something already. */
+/* Writes to the engine's inputs which ranks have pushed which parts, and which accumulators are in use already. */
 static void set_inputs(const struct reduction *reduction, struct device_keep *keep)
 {
     const struct step *step = reduction->step;
@@ -66,7 +68,7 @@ static size_t find_slots(const struct reduction *reduction, struct device_slot *
     return n;
 }
 
-/* What the engine has found out, as if the kernels of this process had. */
+/* Copies the engine's sums, squares and finding to where kernels of this process would have written them. */
 static void take_results(const struct reduction *reduction)
 {
     struct step *step = reduction->step;
@@ -96,7 +98,7 @@ static void take_results(const struct reduction *reduction)
                                                        .n_inf = found->n_inf});
 }
 
-/* Without an engine for good, as the job ends: who held the slots lets go. */
+/* The job ends, and no engine will carry out the reduction: releases the rings that it held. */
 static void cancel(struct reduction *reduction)
 {
     reduction->busy = false;
@@ -132,7 +134,7 @@ static void combine_done(void *userdata, int result)
     reduction->done(reduction->userdata, reduction);
 }
 
-/* The order could not be made for want of a few bytes: it is tried again from the loop. */
+/* Out of memory for the order: retries from the loop. */
 static void post_again(struct work *work)
 {
     step_device_reduce(container_of(work, struct reduction, work));
@@ -232,7 +234,7 @@ bool step_device_gathers(const struct step *step)
     return step->layout->world_size > 1 && step->n_local == step->layout->world_size && step->state->stage != 3;
 }
 
-/* The update, and then the gathering, which takes effect later and so need not be waited for here. */
+/* Orders the update, then the gathering. The gathering needs no wait, because it takes effect after the update. */
 static void order_rest(struct step *step)
 {
     uint32_t n = step->layout->n_buckets;
@@ -247,11 +249,11 @@ static void order_rest(struct step *step)
 
         if (r == 0)
             continue;
-        if (r == -ECANCELED) { /* of several nodes, where it is the only order */
+        if (r == -ECANCELED) { /* several nodes only, where the update is the only order */
             update_done(step, r);
-            return; /* perhaps there is no step any more */
+            return; /* the step may have been freed */
         }
-        /* For want of a few bytes: again from the loop. */
+        /* Out of memory for the order: retries from the loop. */
         step->update_work = (struct work){.run = do_nothing, .done = order_again, .n_items = 1};
         worker_post(step->pool, &step->update_work);
         return;

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The two verbs of a step that move what is computed with, for a step whose data lie on GPUs: step.c decides when, an
- * engine does it (devices.h), and what comes of it lands where step.c and everybody else look for it. Loop thread.
+ * Reduction and update of a step whose data lie on GPUs. step.c decides when, an engine computes (devices.h), and the
+ * results are stored where step.c and its callers read them. Loop thread.
  */
 
 #include <stdbool.h>
@@ -13,24 +13,28 @@ struct reduction;
 struct step;
 struct step_ops;
 
-/* One node: step_device_reduce() is the reduction. */
+/* One node: the verbs; step_device_reduce() is their reduction. */
 extern const struct step_ops step_device_ops;
 void step_device_reduce(struct reduction *reduction);
 
 /*
- * Several nodes: the same of a step_combine(), whose masks[] are over the ranks of the world; sources[] and held[] are
- * by local rank. All nodes do it in one order. done() follows, with `cancelled` when the engine is gone, and lets go of
- * what is held. Return: 0, -ENOMEM, or -ECANCELED.
+ * Several nodes: carries out a step_combine() whose masks[] are over the ranks of the world; sources[] and held[] are
+ * by local rank. All nodes order their reductions in one sequence. done() follows, with `cancelled` when the engine is
+ * gone; it must release held[]. Return: 0, -ENOMEM, or -ECANCELED.
  */
 int step_device_combine(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction),
                         void *userdata);
 
-/* Several nodes, each order on all of them: the weights to all ranks, or some parameters to the pool of one rank.
- * done(): result 0, or -ECANCELED: the engine is gone. Return: 0, -ENOMEM, or -ECANCELED. */
+/*
+ * Several nodes, all of which give the same order: gathers the weights for all ranks, or fetches some parameters into
+ * the pool of one rank. done(): result 0, or -ECANCELED: the engine is gone. Return: 0, -ENOMEM, or -ECANCELED.
+ */
 int step_device_gather(const struct step *step, void (*done)(void *userdata, int result), void *userdata);
 int step_device_fetch(const struct step *step, const struct device_order_fetch *fetch,
                       void (*done)(void *userdata, int result), void *userdata);
 
-/* Do the ranks of this node gather the new weights as a part of the update? Of several nodes all do when all have
- * updated, in stage 3 each rank gathers what it asks for. */
+/*
+ * Do the ranks of this node gather the new weights as a part of the update? Several nodes gather when all of them have
+ * updated, and in stage 3 each rank gathers the parameters that it asks for.
+ */
 bool step_device_gathers(const struct step *step);

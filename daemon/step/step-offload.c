@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The update of an offloaded optimizer: portions are copied in, updated, copied back and gathered, in order. */
+
 #include "daemon/step/step-offload.h"
 
 #include <assert.h>
@@ -27,22 +29,22 @@ struct offload {
     struct step *step;
     struct segment staging;
     uint64_t slot_elems;
-    uint64_t *starts; /* per parcel, and of their end: elements of all before */
+    uint64_t *starts; /* per parcel, and one more: elements of all parcels before */
     struct portion *portions;
     uint32_t n_portions;
     struct device_move *moves; /* of the order that is being made */
-    /* Of the update under way: how many portions, in order. */
+    /* The update under way: portions for which the order is given (read, written, gathered), or that are updated. */
     uint32_t n_read, n_updated, n_written, n_gathered;
     struct slot slots[OFFLOAD_SLOTS]; /* of portion i: i % OFFLOAD_SLOTS */
     unsigned n_orders;          /* not done yet */
     bool updating, retrying;
-    bool cancelled; /* the job is given up: what has begun ends, and nothing else begins */
+    bool cancelled; /* the job is being dropped: orders under way end, and no new ones are made */
     struct work work, retry;
 };
 
 /* ---- portions -------------------------------------------------------------------------------------------- */
 
-/* How many of the parcels from first on. */
+/* Return: the number of parcels in the portion that begins with `first`. */
 static uint32_t fill_portion(const struct offload *offload, uint32_t first)
 {
     const struct layout *layout = offload->step->layout;
@@ -99,7 +101,7 @@ static void retry_done(struct work *work)
     advance(offload);
 }
 
-/* An order could not be made for want of a few bytes: again from the loop. */
+/* Out of memory for an order: retries from the loop. */
 static void retry(struct offload *offload)
 {
     if (offload->retrying)
@@ -109,7 +111,7 @@ static void retry(struct offload *offload)
     worker_post(offload->step->pool, &offload->retry);
 }
 
-/* result < 0: the job is going, and nothing is begun any more. */
+/* result < 0: the job is being dropped, and no new orders are made. */
 static void end_order(struct offload *offload, int result)
 {
     offload->cancelled |= result < 0;
@@ -130,7 +132,10 @@ static void is_done(void *userdata, int result)
     end_order(userdata, result);
 }
 
-/* What a rank owns of a parcel: its accumulators to staging, or its weights, which are where the layout places them. */
+/*
+ * The move of a rank's slice of a parcel: its accumulators to staging, or its weights back to the GPU. Weights lie
+ * where the layout places them.
+ */
 static struct device_move make_move(const struct offload *offload, uint32_t i, uint32_t parcel, unsigned local,
                                     bool write)
 {
@@ -184,7 +189,7 @@ static int order_copy(struct offload *offload, uint32_t i, bool write, devices_d
     return r;
 }
 
-/* A slot is free again when what was in it has been updated. */
+/* Orders copies of accumulators to free slots. A slot is free again when its portion has been updated. */
 static int read_in(struct offload *offload)
 {
     for (; offload->n_read < offload->n_portions && offload->n_read < offload->n_updated + OFFLOAD_SLOTS; offload->n_read++) {
@@ -213,7 +218,7 @@ static int write_back(struct offload *offload)
     return 0;
 }
 
-/* It takes effect after the copies that were ordered before it. */
+/* Orders the gathering of buckets whose weights are written. It takes effect after the copies ordered before it. */
 static int gather(struct offload *offload)
 {
     const struct layout *layout = offload->step->layout;
@@ -279,7 +284,7 @@ static void start_update(struct offload *offload)
     worker_post(offload->step->pool, &offload->work);
 }
 
-/* The last one of what was begun has ended: then the update has. */
+/* Ends the cancelled update once nothing that it has begun is under way. */
 static void give_up(const struct offload *offload)
 {
     struct step *step = offload->step;
@@ -306,7 +311,7 @@ static void advance(struct offload *offload)
     if (r == -ECANCELED) {
         offload->cancelled = true;
         give_up(offload);
-        return; /* perhaps there is no step any more */
+        return; /* the step may have been freed */
     }
     if (r < 0)
         retry(offload);
@@ -322,7 +327,7 @@ static void start(struct step *step)
     assert(offload->n_orders == 0 && !offload->updating && !offload->retrying);
     offload->n_read = offload->n_updated = offload->n_written = offload->n_gathered = 0;
     if (offload->n_portions == 0)
-        retry(offload); /* the end is not said from within */
+        retry(offload); /* because update_done() must not be called from within the verb */
     else
         advance(offload);
 }

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The step in host memory: workers reduce, measure and update chunk by chunk. */
+
 #include "daemon/step/step.h"
 
 #include <assert.h>
@@ -148,7 +150,7 @@ void step_open(struct step *step)
 
 /* ---- reduce -------------------------------------------------------------------------------------------- */
 
-/* The leaves of one chunk: who takes part, where its data lies, how the tree joins them. */
+/* The leaves of one chunk: the sources that have pushed it, where their data lies, how the tree joins them. */
 struct leaves {
     const void *data[STEP_MAX_RANKS];
     unsigned source[STEP_MAX_RANKS]; /* index into reduction->sources */
@@ -201,7 +203,7 @@ void step_keep_finding(struct step *step, const struct step_finding *finding)
     pthread_mutex_unlock(&step->finding_lock);
 }
 
-/* Only when a chunk's accumulator is not finite: whose gradient was it? Slots are still held here. */
+/* A chunk's accumulator is not finite: finds the rank whose gradient caused that. Slots are still held here. */
 static void blame(struct reduction *reduction, const struct reduce_args *args, const struct leaves *leaves,
                   uint32_t param)
 {
@@ -215,7 +217,7 @@ static void blame(struct reduction *reduction, const struct reduce_args *args, c
 
         if (f->n_nan + f->n_inf == 0)
             continue;
-        /* Which of a piece's ranks it was, the node knows that has reduced them; a slot is of one rank. */
+        /* Only the node that summed a piece knows which of its ranks it was; a slot has one rank. */
         if (reduction->combining && i < leaves->n && !(reduction->slots >> source & 1))
             continue;
         step_keep_finding(step, &(struct step_finding){
@@ -232,7 +234,7 @@ static void blame(struct reduction *reduction, const struct reduce_args *args, c
     }
 }
 
-/* Who pushed it, of the sources [first, first + n); args: n_leaves 0 when nobody did. */
+/* Collects those of the sources [first, first + n) that have pushed the chunk. args: n_leaves 0 when none has. */
 static void make_args(const struct reduction *reduction, const struct layout_chunk *chunk, unsigned first, unsigned n,
                       struct leaves *leaves, struct reduce_args *args)
 {
@@ -253,7 +255,7 @@ static void make_args(const struct reduction *reduction, const struct layout_chu
     };
 }
 
-/* One chunk, the sources [first, first + n), into target. */
+/* Adds the sources [first, first + n) of one chunk to target. */
 static void reduce_into(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id,
                         unsigned first, unsigned n, float *target, bool first_contribution)
 {
@@ -282,7 +284,10 @@ static void reduce_into(struct reduction *reduction, const struct layout_chunk *
     }
 }
 
-/* What is sent straight from the slot, and summed by other nodes: of its own part this one takes the sum in passing. */
+/*
+ * Computes the 64-bit sum of a chunk that is sent straight from the slot and summed by another node. combine computes
+ * the sums of chunks that this node owns.
+ */
 static void look_at(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id)
 {
     struct step *step = reduction->step;

@@ -11,22 +11,20 @@
  *     step_update             unscale + clip + optimizer + 16-bit weights            (workers)
  *     step_commit             counts
  *
- * It works on the owned partitions of a state and knows no sockets, clients or
- * policies. Its numbers are those of docs/numerics.md. All functions are for the
- * owner's thread (the loop); kernels run on the workers, and completion comes back through
- * worker_pool_reap() as a callback.
+ * A step works on the owned partitions of a state and knows no sockets, clients or policies. docs/numerics.md defines
+ * its numbers. All functions are for the owner's thread (the loop); kernels run on the workers, and completion comes
+ * back through worker_pool_reap() as a callback.
  *
- * Ranks of this node may be all ranks (n_local == world size): reductions then add to
- * the accumulators at once. Else a reduction writes one partial sum per *piece* (a maximal
- * subtree of the rank tree whose ranks are all local) into staging, pieces of all
- * nodes travel to the owners, and step_combine() adds them there. The bits are the same.
+ * If all ranks are on this node (n_local == world size), reductions add to the accumulators at once. Else a reduction
+ * writes one partial sum per *piece* (a maximal subtree of the rank tree whose ranks are all local) into staging, all
+ * nodes send their pieces to the owners, and step_combine() adds them there. The bits of both are equal.
  *
- * On GPUs slices travel between ranks, wherever those are: of several nodes each reduction is a step_combine() of what
- * the ranks of the world have pushed, with a mask bit for each of them.
+ * GPUs send slices between ranks, on one node or on several. On several nodes each reduction is a step_combine() of
+ * the gradients that the ranks of the world have pushed, with a mask bit for each rank.
  *
- * Where there is one local rank, and its gradients are of the type that travels, its slot is
- * the piece, and staging has no place for it: a reduction then only takes the 64-bit sums of what
- * others own. Those of what is owned here come of step_combine(), and so does what is not finite.
+ * If there is one local rank, and its gradients have the type that is sent, its slot is the piece, and staging has no
+ * place for it. A reduction then only computes the 64-bit sums of the elements that other nodes own. step_combine()
+ * computes the sums of the owned elements, and finds values that are not finite.
  */
 
 #include <pthread.h>
@@ -62,9 +60,9 @@ struct reduction {
     const uint8_t **sources; /* per local rank: its slot; combining: per piece, as in staging */
     unsigned n_sources;
     uint64_t slots;                        /* combining: bit i when source i is the slot of one rank */
-    bool give_only;                        /* on GPUs: it has been added here already, and is sent to others again */
-    bool cancelled;                        /* on GPUs: of done(): it was not done */
-    struct ring *held[STEP_MAX_RANKS];     /* for the caller: what keeps the sources readable */
+    bool give_only;                        /* on GPUs: added here already; this node only sends its slices again */
+    bool cancelled;                        /* on GPUs, when done() is called: nothing was added */
+    struct ring *held[STEP_MAX_RANKS];     /* for the caller: rings that it holds so that sources stay readable */
     unsigned source_ranks[STEP_MAX_RANKS]; /* combining: first rank of each piece, in order */
     void (*done)(void *userdata, struct reduction *reduction);
     void *userdata;
@@ -81,7 +79,7 @@ struct step_finding {
     uint64_t n_nan, n_inf; /* in that parameter's piece by that rank */
 };
 
-/* Where a step's kernels run, and its gradients lie: workers and the memory of this process, or elsewhere. */
+/* The verbs of a step that differ by place: in the memory of this process by workers, or on GPUs by an engine. */
 struct step_ops {
     /* Slots to accumulators; masks[], sources[] and held[] are set. step_reduced() follows. */
     void (*reduce)(struct reduction *reduction);
@@ -98,22 +96,22 @@ struct step {
     struct worker_pool *pool;
     unsigned first_local, n_local; /* ranks whose slots are here */
     enum optimizer optimizer;
-    struct devices *devices;         /* step-device.c's; likewise the next ones */
-    unsigned n_updating, n_to_order; /* orders of the update: not done yet, and of these not given yet */
+    struct devices *devices;         /* step-device.c's */
+    unsigned n_updating, n_to_order; /* step-device.c's: orders of the update that are not done, not given yet */
     struct offload *offload;         /* step-offload.c's; not owned */
 
     struct reduction *reductions;   /* per parcel */
     struct reduction *combinations; /* per parcel; NULL when all ranks are local */
     struct reduce_result *results;  /* per chunk: squares of the accumulator; sums unused */
     struct position_sum *sums;      /* per chunk and local rank */
-    uint8_t *begun;                 /* per part: its accumulator holds something of this step */
-    uint8_t *contributed;           /* per parameter: the same of any part */
-    struct exact_sum *measured;     /* per parameter: squares of what is owned here, as step_norm() found them */
-    struct exact_sum *squares;      /* likewise: those of the last decided step */
-    double norm_scale;              /* of that step */
+    uint8_t *begun;                 /* per part: its accumulator holds gradients of this step */
+    uint8_t *contributed;           /* per parameter: any of its parts has contributed to this step */
+    struct exact_sum *measured;     /* per parameter: squares of the owned elements, as step_norm() found them */
+    struct exact_sum *squares;      /* per parameter: `measured` of the last decided step */
+    double norm_scale;              /* of the last decided step */
     struct update_scalars *scalars; /* per parameter */
     enum dtype wire;                /* of staging, and of the pieces of other nodes */
-    struct segment staging_segment; /* pieces x padded elements of what is not sent from slots; may be empty */
+    struct segment staging_segment; /* pieces x padded elements of parcels not sent from slots; may be empty */
     uint8_t *staging;               /* its start */
     struct subtree pieces[SUBTREE_MAX];
     unsigned n_pieces;
@@ -127,7 +125,7 @@ struct step {
 };
 
 struct step_options {
-    struct state *state; /* not consumed, must outlive the step; likewise the others */
+    struct state *state; /* not consumed, must outlive the step; so must the other pointers' targets */
     const struct kernels *kernels;
     struct worker_pool *pool;
     unsigned first_local, n_local;
@@ -142,16 +140,16 @@ struct step_options {
 int step_new(struct step **out, const struct step_options *options);
 void step_free(struct step *step);
 
-/* Are the parcel's slots themselves what travels? From a node of n_ranks? */
+/* Does this node send the slots of the parcel instead of staging? Does a node of n_ranks? */
 bool step_sends_slots(const struct step *step, uint32_t parcel);
 bool step_gets_slots(const struct step *step, unsigned n_ranks, uint32_t parcel);
 
-/* Forgets what was accumulated: for a new step, and after an abort. Nothing may be under way. */
+/* Forgets all accumulated gradients: for a new step, and after an abort. No reduction may be under way. */
 void step_open(struct step *step);
 
 /*
- * Prepares a parcel's reduction: the caller fills masks[] and sources[] of the result, then posts it.
- * Sources must stay readable until done(). Until it is posted it stays as it is, whatever is combined meanwhile.
+ * Prepares a parcel's reduction: the caller fills masks[] and sources[] of the result, then posts it. Sources must stay
+ * readable until done(). step_combine() does not change a reduction that is prepared but not posted.
  */
 struct reduction *step_prepare(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass);
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata);
@@ -159,34 +157,39 @@ void step_post(struct reduction *reduction, void (*done)(void *userdata, struct 
 /*
  * As step_prepare(), but for the sum over the pieces of all nodes into the accumulators of the owned partitions. The
  * caller fills sources[], source_ranks[] and n_sources (at most STEP_MAX_RANKS) in rank order,
- * and masks[]: bit i when source i holds something of the part; and slots. Of a source only what is added here is read.
+ * and masks[]: bit i when source i holds gradients of the part; and slots. Only the owned elements of a source are
+ * read.
  */
 struct reduction *step_combine(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass);
 
-/* After done(), and where slots are sent also after that of step_combine() if anything of the parcel is owned here: the
- * 64-bit sum of what local rank pushed as that part in that reduction. */
+/*
+ * The 64-bit sum of the part that the local rank pushed in that reduction. Call it after done(); if slots are sent and
+ * this node owns any of the parcel, also after done() of step_combine().
+ */
 uint64_t step_sum(const struct step *step, const struct reduction *reduction, unsigned local_rank, uint32_t part);
 
-/* Partial sums of piece i of a parcel, from the parcel's start, of type wire; several nodes only. Of what is sent from
- * slots it is the slot, from step_prepare()'s sources[] on. */
+/*
+ * The partial sums of a piece of a parcel, from the parcel's start, of type wire; several nodes only. If slots are
+ * sent, that is the slot, once step_prepare()'s sources[] are set.
+ */
 const uint8_t *step_piece(const struct step *step, uint32_t parcel, unsigned piece);
 
-/* Where they are written, if they are not in a slot. */
+/* Where workers write the partial sums of a piece, if slots are not sent. */
 void *step_staging(const struct step *step, uint32_t parcel, unsigned piece);
 
-/* The part has contributed to the step, whoever owns it: its parameter's count will advance here, too. */
+/* The part has contributed to the step, here or on another node: step_commit() advances its parameter's count here. */
 void step_contribute(struct step *step, uint32_t part);
 
 /* Adds the squares of all owned contributions to *total. */
 void step_norm(struct step *step, struct exact_sum *total);
 
-/* What was measured is that of the decided step. norm_scale: 1 / (D x L), the factor of the norms of parameters. */
+/* Keeps the measured squares as the decided step's. norm_scale: 1 / (D x L), the factor of the parameters' norms. */
 void step_decide(struct step *step, double norm_scale);
 
-/* In the last decided step, of what is owned here. Carried: no limb holds more than 32 bits. */
+/* Squares of the owned elements of a parameter in the last decided step. Carried: no limb holds more than 32 bits. */
 const struct exact_sum *step_squares(const struct step *step, uint32_t param);
 
-/* The norm of a parameter's gradient in the last decided step; squares: of all of it. */
+/* The norm of a parameter's gradient in the last decided step. squares: over all elements, those of all nodes. */
 double step_param_norm(const struct step *step, const struct exact_sum *squares);
 
 struct step_update {
@@ -194,17 +197,19 @@ struct step_update {
     double s;                   /* numerics.md section 3 */
 };
 
-/* The step is decided: from here it only rolls forward. done() when masters, moments and weights are written; result:
- * 0, or -ECANCELED on GPUs whose job is given up. */
+/*
+ * The step is decided: from here it only rolls forward. done() is called when masters, moments and weights are written.
+ * result: 0, or -ECANCELED on GPUs whose job is being dropped.
+ */
 void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata, int result),
                  void *userdata);
 
-/* For ops. A reduction has ended; its findings, one by one, come before. */
+/* For ops: a reduction has ended. Each of its findings was kept before. */
 void step_reduced(struct reduction *reduction);
 void step_keep_finding(struct step *step, const struct step_finding *finding);
 
-/* step-offload.c's: one chunk, from its accumulator. On a worker. */
+/* For step-offload.c: updates one chunk from its accumulator. On a worker. */
 void step_update_chunk(const struct step *step, uint32_t chunk, const float *acc);
 
-/* Advances the counts of what contributed. */
+/* Advances the counts of the parameters that contributed. */
 void step_commit(struct step *step);

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The switch by which tests reverse the order of emulated blocks and threads. */
+
 #include "kernels/cuda/host.h"
 
 bool emulated_backwards;

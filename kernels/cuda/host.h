@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * What the kernels need of CUDA, on the CPU, so that the same sources can be run without a device: blocks and
- * threads take turns. A thread runs to the end of a phase (block.h) before the next one begins it, which is
- * what __syncthreads() between phases allows; shared memory is then a local variable of the block. Which one comes
- * first may not matter, and emulated_backwards turns both orders round to show that.
+ * The parts of CUDA that the kernels use, on the CPU, so that the same sources can run without a device: blocks and
+ * threads take turns. A thread runs to the end of a phase (block.h) before the next thread begins that phase, as
+ * __syncthreads() between phases allows; shared memory is then a local variable of the block. Results must not depend
+ * on the order of blocks and threads, and emulated_backwards reverses both orders to show that.
  *
  * A launch is handed to the stand-ins' stream.
  */

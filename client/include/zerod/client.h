@@ -186,16 +186,16 @@ struct zerod_hyper {
     bool nesterov;
 };
 
-/* What the daemon was configured to do. Strings live until zerod_close(). */
+/* The daemon's configuration. Strings live until zerod_close(). */
 struct zerod_job {
     unsigned world_size;
     unsigned stage; /* 1, 2 or 3 */
     bool private_weights;
-    enum zerod_on_duplicate on_duplicate; /* that counts for this handle; never ZEROD_ON_DUPLICATE_DEFAULT */
+    enum zerod_on_duplicate on_duplicate; /* in force for this handle; never ZEROD_ON_DUPLICATE_DEFAULT */
     const char *run_id;                   /* "": none was named yet */
     const char *optimizer;                /* "AdamW" (Adam with adam_w_mode, too), "Adam", "SGD", "Lion", "Adagrad" */
-    struct zerod_hyper hyper; /* of every group, unless zerod_step_args has others; what the optimizer lacks is 0 */
-    bool has_scheduler;       /* hyper.lr is where it starts from; zerod_step_result has the one that was used */
+    struct zerod_hyper hyper; /* of every group, unless zerod_step_args has others; fields the optimizer lacks are 0 */
+    bool has_scheduler;       /* it starts from hyper.lr; zerod_step_result has the lr that was used */
     double max_norm;          /* gradient_clipping; 0: off */
     bool mean;                /* the sum over ranks is divided by their number */
     bool fp16;                /* the daemon has a loss scale, static or dynamic */
@@ -206,15 +206,15 @@ struct zerod_job {
 };
 
 /*
- * What the client knows of parameters that this step did not push. Everything may be zero, which says nothing; texts
+ * Evidence: the client's knowledge of parameters that this step did not push. Every field may be zero: not known. Texts
  * are cut to 1024 bytes.
  */
 struct zerod_evidence {
-    const char *exception;      /* that left the forward or the backward: "RuntimeError: CUDA out of memory" */
+    const char *exception;      /* the one that left the forward or the backward: "RuntimeError: CUDA out of memory" */
     const char *raised_at;      /* "trainer.py:12" */
-    const char *swallowed_by;   /* the frame that went on in spite of it: "training/trainer.py:216 training_step" */
+    const char *swallowed_by;   /* the frame that caught it and continued: "training/trainer.py:216 training_step" */
     bool in_forward;            /* the exception left the forward, not the backward */
-    bool requires_grad_changed; /* requires_grad of what is missing is not what was declared */
+    bool requires_grad_changed; /* requires_grad of missing parameters differs from what was declared */
     const char *dead_segment;   /* exactly whole checkpointed segments are missing, though they ran; one of them */
     unsigned n_dead_segments;   /* how many */
     const char *site;           /* call site of dead_segment's forward */
@@ -503,38 +503,38 @@ ZEROD_API void zerod_close(struct zerod *c);
 /* The last error. c may be NULL after a failed zerod_connect(). Never NULL. */
 ZEROD_API const struct zerod_error *zerod_error(const struct zerod *c);
 
-/* What a model's data parallelism complained of, or ought to have. */
+/* The fault that a model's data parallelism reported, or should have reported. */
 enum zerod_observed {
     ZEROD_OBSERVED_TWICE = 0,    /* DDP: "mark a variable ready only once" */
     ZEROD_OBSERVED_MISSING = 1,  /* DDP: "finished reduction in the prior iteration"; or the step was asked for */
     ZEROD_OBSERVED_BYPASSED = 2, /* gradients came, and DDP's forward did not run */
 };
 
-/* What an observer of DDP has seen; no daemon is there. Everything but names may be zero. */
+/* The observation of an observer of DDP, without a daemon. Every field but names may be zero. */
 struct zerod_observation {
     enum zerod_observed what;
-    const char *client;       /* as in zerod_options: whose syntax fixes are in */
+    const char *client;       /* as in zerod_options: the language that fixes are written in */
     int64_t rank, step;       /* below 0: not known */
     const char *const *names; /* of all trainable parameters */
     size_t n_names;
-    const unsigned *params; /* that it concerns, as indices of names; TWICE: the one that DDP named */
+    const unsigned *params; /* the parameters concerned, as indices of names; TWICE: the one that DDP named */
     size_t n_params;
-    struct zerod_push first, second; /* TWICE: of params[0]; without an ordinal it did not come */
+    struct zerod_push first, second; /* TWICE: of params[0]; without an ordinal: that push did not come */
     unsigned world_size;
-    bool same_on_all_ranks, same_every_step; /* MISSING: the same set */
+    bool same_on_all_ranks, same_every_step; /* MISSING: the set is equal on all ranks, in every step so far */
     uint64_t n_steps_seen;
     bool silent;                           /* MISSING: DDP did not notice */
-    const struct zerod_evidence *evidence; /* MISSING: what else is known; NULL: nothing; its ids are those of names */
+    const struct zerod_evidence *evidence; /* MISSING: further evidence, or NULL; its ids are indices of names */
 };
 
 /*
- * Names the cause, as the daemon does for what it refuses. *out is to be freed with zerod_explain_free(). Return: 0,
+ * Names the cause, as the daemon does for its refusals. *out is to be freed with zerod_explain_free(). Return: 0,
  * -EINVAL or -ENOMEM.
  */
 ZEROD_API int zerod_explain(const struct zerod_observation *o, struct zerod_error **out);
 ZEROD_API void zerod_explain_free(struct zerod_error *error); /* NULL is fine */
 
-/* The connection, to be watched, not read. */
+/* The connection's descriptor, to be polled, not read. */
 ZEROD_API int zerod_fd(const struct zerod *c);
 
 /* "0.2.0" */

@@ -41,18 +41,18 @@ void cuda_unmap(struct cuda *cuda, uint8_t *base, size_t n_bytes);
 int cuda_alloc(struct cuda *cuda, size_t n_bytes, uint8_t **out);
 void cuda_release(struct cuda *cuda, uint8_t *memory); /* NULL is fine */
 
-/* What a process allocates and maps is a multiple of this. */
+/* Sizes that a process allocates and maps are multiples of the granularity. */
 int cuda_granularity(struct cuda *cuda, size_t *n_bytes);
 
-/* Addresses that nothing lies at yet, from a multiple of the granularity on. */
+/* Reserves addresses without memory; they begin at a multiple of the granularity. */
 int cuda_reserve(struct cuda *cuda, size_t n_bytes, uint8_t **out);
-void cuda_unreserve(struct cuda *cuda, uint8_t *base, size_t n_bytes); /* NULL is fine; nothing lies there any more */
+void cuda_unreserve(struct cuda *cuda, uint8_t *base, size_t n_bytes); /* NULL is fine; no memory is there any more */
 
-/* Memory of the GPU that has no address yet. -ENOMEM: the GPU has none left. */
+/* Allocates memory of the GPU without an address. -ENOMEM: the GPU has none left. */
 int cuda_create(struct cuda *cuda, size_t n_bytes, uint64_t *memory);
 void cuda_destroy(struct cuda *cuda, uint64_t memory);
 
-/* Puts all of it at reserved addresses, where the GPU may read and write it. -ENOMEM as well. */
+/* Maps the whole memory at reserved addresses, where the GPU may read and write it. -ENOMEM as well. */
 int cuda_put(struct cuda *cuda, uint8_t *at, uint64_t memory, size_t n_bytes);
 int cuda_take_away(struct cuda *cuda, uint8_t *at, size_t n_bytes); /* when no work uses it any more */
 

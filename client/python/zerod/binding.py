@@ -237,8 +237,8 @@ def published(client: Client, b: Bound) -> torch.Tensor:
 def attach(b: Bound, weights: torch.Tensor) -> None:
     """Makes these the parameter's, of its shape."""
     if b.param.device.type == "meta":
-        # The same Parameter object, so that tied weights, optimizers' groups and nn.LSTM's weak references, for which
-        # torch.utils.swap_tensors() refuses, still refer to it.
+        # The Parameter object stays, so that tied weights, optimizers' groups and nn.LSTM's weak references still refer
+        # to it. torch.utils.swap_tensors() refuses objects with weak references.
         torch._C._swap_tensor_impl(b.param, nn.Parameter(weights, requires_grad=b.param.requires_grad))
     else:
         b.param.data = weights

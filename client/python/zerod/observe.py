@@ -106,20 +106,20 @@ class Observer:
         self._ids = {id(w.param) for w in self._params}
         self._evidence = Evidence(ddp.module, self._params)
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-        # Of this iteration, which begins when a forward of DDP ends.
+        # This iteration's data. An iteration begins when a forward of DDP ends.
         self._counts = [0] * len(self._params)
         self._first: list[Arrival | None] = [None] * len(self._params)
         self._second: list[Arrival | None] = [None] * len(self._params)
         self._base = now.outer
         self._step = 0
-        # Of the whole run.
+        # The whole run's data.
         self._told: GradientFault | None = None
         self._n_steps = self._n_iterations = self._n_forwards = self._n_backwards = 0
         self._reached = -1  # the last outer backward in which a gradient arrived
         self._inside = False  # DDP's forward
         self._wrapped = False  # has DDP's forward run since the last step?
-        self._bypassed = False  # has the module's own, outside of it?
-        self._alone: set[int] = set()  # gradients that came though DDP's has not
+        self._bypassed = False  # has the module's own forward run outside DDP's?
+        self._alone: set[int] = set()  # gradients that arrived although DDP's forward has not run
         self._install(ddp)
 
     def _install(self, ddp: DistributedDataParallel) -> None:
@@ -226,7 +226,8 @@ class Observer:
                     return False
         except RuntimeError:
             return False
-        # Whoever leaves first may take the store along: not before all have read. If one did, it had read all.
+        # The rank that has the store may exit first, so each rank waits until all have read. If the store is gone
+        # already, its rank had read everything.
         with contextlib.suppress(RuntimeError):
             store.set(f"{key}-{dist.get_rank()}-read", b"")
             store.wait([f"{key}-{rank}-read" for rank in ranks], timedelta(seconds=1))

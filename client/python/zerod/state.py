@@ -71,7 +71,7 @@ class Handle(dict[str, torch.Tensor]):
     """
 
     def __new__(cls, *args: Any) -> Any:
-        # Those who rebuild nested dicts, as accelerate does, call type(x)({...}): what they get is a plain one.
+        # Code that rebuilds nested dicts, as accelerate does, calls type(x)({...}): it gets a plain dict.
         return super().__new__(cls) if len(args) == 2 else dict(*args)
 
     def __init__(self, opt: OpenOptimizer, b: Bound) -> None:

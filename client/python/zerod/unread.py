@@ -15,7 +15,7 @@ import torch
 from .client import Position
 from .errors import ResumeIgnored
 
-# What a program of each of these callers writes, most specific first.
+# The line that a program with each of these libraries needs, most specific library first.
 _FIXES = {
     "transformers": "trainer.train(resume_from_checkpoint=zerod.resume(trainer))",
     "lightning": "Trainer(callbacks=[zerod.resume_lightning()], ...)",

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The coordinator decides when the nodes of a job go on together. The job reports where it stands, and the coordinator
- * answers by calling a verb of the job: at once, or when all nodes have come as far.
+ * The coordinator decides when the nodes of a job continue together. The job reports its progress, and the coordinator
+ * answers by calling a verb of the job: at once, or when all nodes have made the same progress.
  *
  *     report                     verb of the job
  *     declared                   job_form_now
@@ -17,9 +17,9 @@
  *     back (a rank that left)    job_is_back_late
  *
  * A job of one node is a world of one, whose coordinator decides by itself (alone.c). Among several nodes, node 0
- * decides (daemon/nodes). A coordinator leaves out of its table what it has nothing to do for.
+ * decides (daemon/nodes). A coordinator leaves functions out of its table that it does not need.
  *
- * Loop thread, but for init() and reserve(), which workers call.
+ * Loop thread, except init() and reserve(), which workers call.
  */
 
 #include <stdbool.h>
@@ -41,12 +41,12 @@ struct coordinator_ops {
     /* ---- formation ---- */
     /* Have all ranks of this node declared their parameters? Reported in every settle while the job waits. */
     void (*declared)(struct coordinator *c, bool declared);
-    /* The layout stands: memory for what moves. Return: 0 or -errno. */
+    /* The layout is known: makes the memory for data that moves between nodes. Return: 0 or -errno. */
     int (*form)(struct coordinator *c);
-    /* Pages to be reserved for it, in pieces. Return of reserve: 0 or -errno. */
+    /* Reserve the pages of that memory, in pieces. Return of reserve: 0 or -errno. */
     uint32_t (*n_reserve_pieces)(const struct coordinator *c);
     int (*reserve)(struct coordinator *c, uint32_t piece);
-    /* This node has its memory, or the reason why it cannot be formed. Only the first of several reports counts. */
+    /* This node has its memory, or cannot be formed, with the reason. Only the first of several reports counts. */
     void (*formed)(struct coordinator *c);
     void (*unformed)(struct coordinator *c, unsigned code, const char *why);
     /* Return: the diagnostic that compares the manifests of all nodes, NULL: they are not known. */
@@ -54,43 +54,47 @@ struct coordinator_ops {
     /* Initial weights of rank 0 for other nodes. Any thread. Return: 0 or -errno. */
     int (*init)(struct coordinator *c, const struct request_init *request, const void *weights);
     void (*have_weights)(struct coordinator *c);
-    /* Nobody will be served any more. */
+    /* The job is being dropped: cancels the fetches of its ranks. */
     void (*cancel)(struct coordinator *c);
     /* The layout is dropped. */
     void (*drop)(struct coordinator *c);
 
     /* ---- ranks ---- */
-    /* What other nodes know of this node's ranks; tick: also what only texts need. */
+    /* Reports this node's ranks to other nodes. tick: also the data that only diagnostics show. */
     void (*tell)(struct coordinator *c, bool tick);
-    /* A rank is back that had left; all: all ranks of the world had; late: the step was added up without it. */
+    /* A rank that had left is back. all: all ranks of the world had left; late: the step was summed without it. */
     void (*back)(struct coordinator *c, struct job_rank *rank, bool all, bool late);
     /* Must a rank that is back wait before it takes part? */
     bool (*holds_back)(const struct coordinator *c);
-    /* Is a parameter still to come in the backward that another node's rank is inside of? */
+    /* Has another node's rank, inside a backward, not pushed the parameter yet? */
     bool (*awaits)(const struct coordinator *c, unsigned rank, uint32_t param);
-    /* Does this node wait for other nodes? dst: for whom, a text; may be NULL. */
+    /* Does this node wait for other nodes? dst: receives their names as a text; may be NULL. */
     bool (*waits_elsewhere)(const struct coordinator *c, char *dst, size_t size);
 
     /* ---- the step ---- */
     void (*want_norm)(struct coordinator *c);
     void (*asked)(struct coordinator *c);
     void (*updated)(struct coordinator *c);
-    /* why: of zerod_abort_step, "" for none; reason: takes it, may be NULL. */
+    /* why: of zerod_abort_step, "" for none; reason: ownership passes to the coordinator, may be NULL. */
     void (*abort)(struct coordinator *c, int64_t rank, const char *why, struct diagnostic *reason);
 
     /* ---- state between steps ---- */
     void (*want_window)(struct coordinator *c);
-    /* There is no memory for the window that is open. */
+    /* This node has no memory for the open window. */
     void (*lacks_memory)(struct coordinator *c);
-    /* The window's segment, or NULL: it is gone. */
+    /* The window has this segment. NULL: the window is gone. */
     void (*window)(struct coordinator *c, const struct segment *segment);
-    /* edits: what of the state was written here, NULL: nothing. */
+    /* edits: the state that was written here; NULL: none. */
     void (*end_window)(struct coordinator *c, const struct state_edits *edits, bool forget);
     void (*stored)(struct coordinator *c);
-    /* Fetches what other nodes own. Return: 0, and fetch->done() follows; 1: there is nothing to fetch; -ENOMEM. */
+    /*
+     * Fetches elements that other nodes own. Return: 0: fetch->done() follows; 1: there is nothing to fetch; -ENOMEM.
+     */
     int (*fetch)(struct coordinator *c, const struct fetch *fetch);
-    /* The norm of a parameter that this node does not own alone; the rank waits, and is answered. Return: 0; 1: this
-     * node owns all of it; -ENOMEM. */
+    /*
+     * Finds the norm of a parameter that several nodes own, while the rank waits, and answers the rank. Return: 0; 1:
+     * this node owns the whole parameter; -ENOMEM.
+     */
     int (*ask_norm)(struct coordinator *c, struct job_rank *rank, uint32_t param);
 
     /* ---- GPUs ---- */
@@ -102,11 +106,13 @@ struct coordinator_ops {
 struct coordinator {
     const struct coordinator_ops *ops;
     const struct parcels_ops *parcels; /* parcels.h */
-    bool alone;                        /* this node decides by itself */
-    bool sums_at_once;                 /* GPUs of several nodes add up all ranks' gradients at once, from the slots */
+    bool alone;                        /* a job of one node */
+    bool sums_at_once;                 /* GPUs of several nodes add all ranks' gradients at once, from the slots */
 };
 
-/* Each calls the coordinator's function of that name; without one it does nothing and returns the default. */
+/*
+ * Each function calls its namesake in the coordinator's table. If that is NULL, it does nothing and returns a default.
+ */
 static inline void coordinator_free(struct coordinator *c)
 {
     if (c)

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* The reason why CUDA does not share a trainer's events with the engine, found in /proc. */
+
 #include "daemon/job/model/device-reach.h"
 
 #include <inttypes.h>
@@ -9,7 +11,7 @@
 
 #include "core/base/base.h"
 
-/* Return: 1, it has another one; 0, the same; negative: it cannot be seen. */
+/* Has the process another /dev/shm? Return: 1: another one; 0: this process's; negative: that cannot be seen. */
 static int has_other_shm(int64_t pid)
 {
     static const char shm[] = "/dev/shm";

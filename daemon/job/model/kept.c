@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The last diagnostics, in one ring for ranks and one for strangers. */
+
 #include "daemon/job/model/kept.h"
 
 #include "core/base/base.h"
@@ -22,7 +24,7 @@ void kept_add(struct kept_diagnostics *kept, struct diagnostic *diagnostic, bool
     *place = diagnostic;
 }
 
-/* The nth of the oldest, or NULL behind the last. */
+/* The nth diagnostic, counted from the oldest, or NULL after the last one. */
 static const struct diagnostic *nth(struct diagnostic *const *ring, size_t size, uint64_t n_added, size_t n)
 {
     uint64_t n_here = MIN(n_added, (uint64_t)size);

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The last diagnostics. Those of ranks have places of their own: however often strangers are refused, what a trainer
- * was told stays.
+ * The last diagnostics. Ranks have places of their own, so that refusals of strangers, however many, never displace a
+ * trainer's diagnostic.
  */
 
 #include <stdbool.h>

@@ -39,12 +39,14 @@ enum job_phase {
 };
 
 struct job_ops {
-    /* Sends a reply to a rank's peer; descriptors are taken, also on failure. */
+    /* Sends a reply to a rank's peer; consumes the descriptors, also on failure. */
     void (*answer)(void *userdata, void *peer, const struct reply *reply, int *fds, size_t n_fds);
-    /* The peer broke the protocol: it is told (NULL: nothing) and its connection closed, after the verb has returned.
-     * Borrowed. */
+    /*
+     * The peer broke the protocol: it gets the diagnostic (NULL: none) and its connection is closed, after the verb has
+     * returned. Borrowed.
+     */
     void (*drop)(void *userdata, void *peer, const struct diagnostic *diagnostic);
-    /* A diagnostic was made: to be logged. Borrowed. */
+    /* Logs a new diagnostic. Borrowed. */
     void (*log)(void *userdata, const struct diagnostic *diagnostic);
     uint64_t (*now_ns)(void *userdata);
     /* Asks for job_tick() in delay_ms at the latest. */
@@ -55,19 +57,19 @@ struct job_ops {
     struct uv_loop_s *loop; /* for that engine; NULL: jobs on GPUs are not served */
 };
 
-/* The run that the job serves: who it is, and what is settled for as long as it lasts. */
+/* The run that the job serves: its id, and data that lasts as long as the run. */
 struct job_run {
     char *id;                        /* owned; NULL: none yet */
     const struct config *configured; /* the daemon's */
-    struct config chosen;            /* the same with a program's optimizer; what it points to is the daemon's */
+    struct config chosen;            /* `configured` with a program's optimizer; its pointers are the daemon's */
     uint64_t digest;                 /* of the manifest */
     uint64_t n_incarnations;         /* so far, of all ranks */
     bool given_weights;              /* rank 0 has given all initial weights */
-    bool has_weights;                /* and they are on all nodes */
+    bool has_weights;                /* all nodes have the initial weights */
     bool draining;
-    bool stopping;      /* the daemon ends: that connections close is no loss */
-    char *drop_why;     /* why the job is to be dropped when nothing is under way any more; owned, NULL: it is not */
-    unsigned drop_code; /* of the diagnostic with which another node has refused it; 0: none */
+    bool stopping;      /* the daemon ends: a rank whose connection closes is not reported as lost */
+    char *drop_why;     /* why the job is being dropped, once no work is under way; owned; NULL: it is not */
+    unsigned drop_code; /* of the diagnostic with which another node has refused the job; 0: none */
 };
 
 /* Ranks are numbered over all nodes: 0 to size - 1. Those of this node are first to end - 1. */

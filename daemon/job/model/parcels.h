@@ -4,11 +4,11 @@
 /*
  * The way of a parcel among nodes: the second table of a coordinator.
  *
- *     complete        all ranks of this node have pushed it: it is promised, and can be withdrawn
- *     take            somebody waits for it: collect_take() posts it, and it is in the sum
- *     start_sum       its sum begins, when no other sum of the parcel is under way
- *     summed          this node's sum is there
- *     collect_settled() then comes when all nodes have what they need of it
+ *     complete            all ranks of this node have pushed it: it is promised, and can be withdrawn
+ *     collect_take()      node 0 awaits it: the job posts it, and it is in the sum. The sum begins when no other sum of
+ *                         the parcel is under way
+ *     summed              this node's sum is made
+ *     collect_settled()   all nodes have the elements that they own
  *
  * Alone, a node takes a parcel as soon as it is complete, and it is settled when it is summed.
  */
@@ -22,15 +22,15 @@ struct reduction;
 struct ring;
 
 struct parcels_ops {
-    /* All ranks of this node have pushed the parcel: what the reduction, which is prepared, will sum. */
+    /* All ranks of this node have pushed the parcel. reduction: prepared, with the gradients that it will sum. */
     void (*complete)(struct coordinator *c, const struct reduction *reduction);
-    /* This node has nothing more of the parcel in that micro-batch. */
+    /* This node will push nothing more of the parcel in that micro-batch. */
     void (*passed)(struct coordinator *c, uint32_t parcel, uint32_t micro_batch);
     void (*summed)(struct coordinator *c, uint32_t parcel);
-    /* Takes back what is promised and nobody awaits; nothing is complete until job_withdrawn(). */
+    /* Withdraws promised parcels that are not awaited; no parcel becomes complete until job_withdrawn(). */
     void (*withdraw)(struct coordinator *c);
     bool (*withdraws)(const struct coordinator *c);
-    /* Are the parcel's slots sent to other nodes as they are? Does this node then add up some of it? */
+    /* Are the parcel's slots themselves sent to other nodes? Does this node own, and so add, any of the parcel? */
     bool (*sends_slots)(const struct coordinator *c, uint32_t parcel);
     bool (*owns_any)(const struct coordinator *c, uint32_t parcel);
     /* The parcel is sent from that ring, which is held until all nodes have it. */

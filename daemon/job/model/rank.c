@@ -32,7 +32,7 @@ static void rank_forget_strings(struct job_rank *rank)
     rank->string_bytes = 0;
 }
 
-/* What belongs to one incarnation. */
+/* Forgets all data of the rank's current process, before a successor attaches or the rank is freed. */
 void rank_forget_incarnation(struct job_rank *rank)
 {
     rank_forget_strings(rank);

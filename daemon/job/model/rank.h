@@ -49,15 +49,15 @@ struct step_args {
 struct partial_push {
     uint32_t param;
     uint32_t next; /* part; 0: nothing is partly pushed */
-    bool refused;  /* what was said of the first part goes for the others */
-    bool torn;     /* one before it has lacked its last parts, in this micro-batch */
+    bool refused;  /* the first part was refused, and so are the others */
+    bool torn;     /* an earlier gradient of this micro-batch lacks its last parts */
 };
 
 struct job_rank {
     unsigned rank;
-    void *peer;           /* its session; NULL while nobody is attached */
-    uint64_t incarnation; /* numbered by this daemon, so that everybody may see it; 0: never attached */
-    uint64_t secret;      /* the client's own name of its incarnation: shown to nobody */
+    void *peer;           /* the session; NULL while no process is attached */
+    uint64_t incarnation; /* this daemon's number of the process, not secret; 0: never attached */
+    uint64_t secret;      /* the client's own name of its incarnation: never shown */
     uint32_t owner;       /* uid that formed the rank */
     int64_t pid;
     uint32_t uid, gid;
@@ -79,20 +79,20 @@ struct job_rank {
     struct request_slot_request slot_wanted;
     bool slot_credited;  /* since the client was last told to look */
     bool impatient;      /* has waited in vain for a slot, in this micro-batch */
-    bool waited_in_vain; /* and no wait since has brought one */
+    bool waited_in_vain; /* has waited in vain, and no later wait has brought a slot */
     bool reserving;      /* an overflow extent */
-    struct fault again;  /* on_duplicate: accumulate: what was pushed again, for one warning */
+    struct fault again;  /* on_duplicate: accumulate: repeated pushes, for one warning */
     bool again_reported;
 
     struct fault fault;
     struct diagnostic *abort_notice; /* to be delivered with the next answer */
-    struct blob blob;                /* the last one: of a micro-batch or a step */
+    struct blob blob;                /* the last blob, of a micro-batch or a step */
     struct blob blob_committed;      /* of the last committed step */
     struct blob blob_step;           /* came with the request for the step */
     struct step_args args;
     bool abandoned;      /* a backward was given up in this step */
-    uint32_t n_given_up; /* and so many pushes with it */
-    char *given_up_why;  /* in the client's words; owned, NULL: it said nothing */
+    uint32_t n_given_up; /* pushes of that backward */
+    char *given_up_why;  /* in the client's words; owned; NULL: it gave no reason */
     struct rank_evidence evidence;
     bool proceed; /* cleared a fault of the step request: ask again without judging it */
     uint64_t n_forwards, n_backwards, n_forwards_at_step, n_backwards_at_step;
@@ -109,13 +109,13 @@ struct job_rank {
     bool forget;      /* of its WriteEnd */
 };
 
-/* The step is committed or aborted: what the rank did and said of it is forgotten. */
+/* The step is committed or aborted: forgets the rank's pushes, arguments and evidence for it. */
 void rank_forget_step(struct job_rank *rank);
 
-/* Frees what the rank holds. */
+/* Frees all memory of the rank. */
 void rank_deinit(struct job_rank *rank);
 
-/* The rank's process is another one from here on. */
+/* Forgets all data of the rank's process, because another process takes its place. */
 void rank_forget_incarnation(struct job_rank *rank);
 
 /* Odd while weights are being written, even while they may be read: on the credit pages of all ranks of this node. */

@@ -198,7 +198,7 @@ static void reading_reserved(struct work *work)
         reading_fetched(reading, r);
 }
 
-/* What other nodes own of it. */
+/* Fetches the elements of the parameter that other nodes own. */
 static void read_remote(struct reading *reading)
 {
     struct job *job = reading->job;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Write windows: between two steps rank 0 writes into a segment that shows the
- * weights; when all ranks end the window it becomes the weights and masters.
- * Until then nothing of the state has changed, so a window that is forgotten leaves no trace. What 16-bit weights
- * do not show, moments and step counts, is written beside it, into state edits, which share the window's fate.
+ * Write windows: between two steps rank 0 writes into a segment that shows the weights. When all ranks end the window,
+ * its values become the weights and masters. Until then the state has not changed, so a window that is forgotten leaves
+ * no trace. 16-bit weights do not show masters, moments and step counts: rank 0 writes those into state edits, which
+ * are stored or forgotten with the window.
  */
 
 #include "daemon/job/state/window.h"
@@ -47,7 +47,7 @@ bool window_is_busy(const struct window *window)
     return window && window->busy;
 }
 
-/* What is under way in it frees it at its end. */
+/* Forgets the window. If work on it is under way, that work frees it at its end. */
 static void let_go(struct job *job)
 {
     coordinator_window(job->coordinator, NULL);
@@ -71,7 +71,7 @@ static const struct misplaced not_open = {"the end of a write window", "no write
 
 /* ---- begin --------------------------------------------------------------------------------------------- */
 
-/* r: why it cannot be given, a negative errno. */
+/* r: why the window cannot be opened, a negative errno. */
 static void refuse_begin(struct job *job, struct job_rank *rank, uint64_t n_bytes, int r)
 {
     struct evidence_quota evidence = {.at = job_at(job, rank),
@@ -89,7 +89,7 @@ static void answer_begin(struct job *job, struct job_rank *rank)
     bool stage3 = job->config->zero.stage == 3;
     const struct segment *shown = &job->window->segment;
     struct wire_segment segment = {.kind = WIRE_SEGMENT_WINDOW, .n_bytes = shown->n_bytes};
-    /* In stages 1 and 2 the others have the weights to map a private copy of. */
+    /* In stages 1 and 2 the other ranks map a private copy of the weights. */
     bool has_segment = shown->n_bytes > 0 && (rank->rank == 0 || stage3);
     int fd = !has_segment ? -1 : rank->rank == 0 ? segment_open_rw(shown) : segment_open_ro(shown);
 
@@ -113,14 +113,16 @@ static uint64_t segment_bytes(const struct job *job)
     return job->config->zero.stage == 3 ? job->layout->range_bytes : job->layout->weight_bytes;
 }
 
-/* Does a window take the staging copy when it is opened? In stage 3 to be filled; of several nodes so that it can be
- * committed, as all nodes have to do that when all have said so. */
+/*
+ * Does opening a window need the staging copy? In stage 3 it fills the window. Several nodes reserve it early so that
+ * the commit cannot fail, because all nodes must commit once all have said that they can.
+ */
 static bool opening_copies(const struct job *job)
 {
     return job->executor->copy_bytes > 0 && (!job->coordinator->alone || job->executor->gathers);
 }
 
-/* What opening takes. */
+/* The memory that opening a window needs. */
 static uint64_t opening_bytes(const struct job *job)
 {
     return segment_bytes(job) + (opening_copies(job) ? job->executor->copy_bytes : 0);
@@ -132,7 +134,7 @@ static void fill_done(void *userdata, int result)
     struct window *window = job->window;
 
     if (result == -ECANCELED && !job->run.drop_why)
-        return; /* with the job */
+        return; /* the window is freed with the job */
     if (result < 0)
         window->fill_result = result;
     if (--window->n_filling > 0)
@@ -213,13 +215,13 @@ static int fill(struct job *job)
         job->window->fill_result = -ENOMEM;
     job->window->ready = job->window->stale = job->window->lacks_memory = false;
     job->window->busy = r == 0;
-    /* A successor begins with nothing written. */
+    /* A successor of rank 0 starts with no edits. */
     state_edits_free(steal_ptr(job->window->edits));
     charge_deinit(&job->window->edits_charge);
     return r;
 }
 
-/* What ranks map; once. Return: 0 or -errno. */
+/* Makes the segment that ranks map, unless the window has one already. Return: 0 or -errno. */
 static int make_segment(struct job *job)
 {
     uint64_t n_bytes = segment_bytes(job);
@@ -361,7 +363,7 @@ void window_settle(struct job *job)
         return;
     }
     settle_open(job);
-    /* What loads while weights change would be a mixture. */
+    /* A parameter that is loaded while weights change would be a mixture of old and new weights. */
     if (job->phase != JOB_WINDOW || gather_is_busy(job) || !all_wait(job, WAIT_WINDOW_END))
         return;
     coordinator_end_window(job->coordinator, job->window->edits, job->ranks[0].forget || job->ranks[0].left);
@@ -409,6 +411,6 @@ void job_window_store(struct job *job)
 {
     if (job->phase != JOB_WINDOW || !job->window)
         return;
-    job->window->stores = true; /* a node whose ranks have all left may still be filling it */
+    job->window->stores = true; /* settled later, because a node whose ranks have all left may still fill the window */
     job_todo(job);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The end of a step that is not taken: possible until it is decided (commit.c), and it leaves no trace of the step but
- * attempt + 1. What the attempt had under way ends first. Of several nodes, node 0 says that all abort.
+ * An abort ends a step without applying it. It is possible until the step is decided (commit.c), and leaves no trace of
+ * the step but attempt + 1. Work of the attempt that is under way ends first. On several nodes, node 0 says that all
+ * abort.
  */
 
 #include "daemon/job/transaction/abort.h"
@@ -41,13 +42,13 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
     job_fault_reset(&rank->again);
     rank->partial = (struct partial_push){0};
     ring_orphan(steal_ptr(rank->rings[1]));
-    if (!rank->peer || rank->left) { /* nobody will say AbortSeen */
+    if (!rank->peer || rank->left) { /* no client will send AbortSeen */
         collect_release_ring(job, rank, true);
-        rank->declared = rank->formed = rank->ready = false; /* whoever comes back has no ring: it forms again */
+        rank->declared = rank->formed = rank->ready = false; /* a successor has no ring: it forms again */
         manifest_deinit(&rank->manifest);
         return;
     }
-    /* Its client may still write into these slots: they come back with AbortSeen. Until then they hold nothing. */
+    /* The client may still write into these slots, so they are credited with AbortSeen. Their contents are void. */
     for (uint32_t i = 0; ring && i < ring->n_tickets; i++) {
         ring->slots[i].posted = ring->slots[i].lent = false;
         ring->slots[i].n_pushed = 0;
@@ -106,7 +107,7 @@ static void finish_abort(struct job *job)
     job_todo(job);
 }
 
-/* What the aborted attempt had under way ends first: on workers, and between nodes. */
+/* Has all work of the aborted attempt ended, on workers and between nodes? */
 static bool is_quiet(const struct job *job)
 {
     return job->work.n_under_way == 0 && !parcels_is_busy(job->coordinator);
@@ -148,7 +149,7 @@ void job_abort_step(struct job *job, struct job_rank *rank, const char *why)
     struct diagnostic *notice = steal_ptr(rank->abort_notice);
     bool open = job->phase == JOB_TRAINING || job->phase == JOB_WINDOW || job->phase == JOB_ABORTING;
 
-    if (notice) { /* it was aborted already: that is what was asked for */
+    if (notice) { /* the attempt was aborted already, as the rank asks */
         diagnostic_unref(notice);
         job_answer_done(job, rank);
         return;
@@ -160,7 +161,7 @@ void job_abort_step(struct job *job, struct job_rank *rank, const char *why)
         job->abort.why = strdup(why);
     }
     job_abort(job, rank->rank, NULL);
-    if (!open) /* there is nothing to abort */
+    if (!open) /* no step is open that could be aborted */
         job_answer_done(job, rank);
 }
 
@@ -179,7 +180,7 @@ void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt)
 
 /* ---- what node 0 says ---------------------------------------------------------------------------------- */
 
-/* What another node, or this one, has said of why. */
+/* Keeps the reason for the abort that a node has sent, this one included. */
 static void keep_reason(struct job *job, const struct node_message *message)
 {
     free(job->abort.why);
@@ -196,14 +197,14 @@ void job_aborted(struct job *job, const struct node_message *message)
     int64_t rank = message->has_rank ? (int64_t)message->rank : -1;
 
     job->abort.said_attempt = message->attempt;
-    if (job->phase == JOB_ABORTING) { /* others were through with that one, and have aborted the next: both at once */
+    if (job->phase == JOB_ABORTING) { /* other nodes are through with that abort, and aborted again: one covers both */
         job->abort.reason = reason;
         return;
     }
     keep_reason(job, message);
     if (reason && (!job->abort.text || strcmp(reason->text, job->abort.text) != 0))
-        diagnostic_unref(steal_ptr(reason)); /* another one came first */
-    if (job->phase == JOB_UPDATING) { /* of the next step: what is gathered here is still being copied for this one */
+        diagnostic_unref(steal_ptr(reason)); /* another reason came first */
+    if (job->phase == JOB_UPDATING) { /* the next step is aborted, while this node still gathers for this one */
         diagnostic_unref(reason);
         job->abort.rank = rank;
         job->abort.next = true;

@@ -8,7 +8,7 @@ struct job;
 struct job_rank;
 struct node_message;
 
-/* Aborts the step for all; reason is taken (may be NULL); rank < 0: nobody in particular. */
+/* Aborts the step for all ranks. reason: ownership passes on, may be NULL; rank < 0: no rank in particular. */
 void job_abort(struct job *job, int64_t rank, struct diagnostic *reason);
 
 /* The coordinator says that this node aborts. Takes the reason, which may be NULL. */

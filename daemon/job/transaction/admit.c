@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The way of a push, as far as the loop goes:
+ * The way of a push on the loop:
  *
  *     is it well formed      parameter, size, dtype               (E1103, E1102)
  *     its slot               opened with the first push into it   (E1403)
  *     the ledger             admits or refuses; refused: nothing else changes
  *     its parcel             when the slot is full it may be complete: collect.c
  *
- * A large gradient comes in parts, one Push each, in order and with no other between them; what is said
- * of its first part goes for all. One that ends before its last part (there was no room for a slot) leaves a torn
+ * A large gradient comes in parts, one Push each, in order and with no other push between them; the judgement on its
+ * first part holds for all. A gradient that ends before its last part (there was no room for a slot) leaves a torn
  * micro-batch, which can be given up but not ended.
  *
- * And of those who need a slot and have no room: ring, for a moment; then overflow, then E1401.
+ * A rank that needs a slot and has no room waits a moment for the ring; then it gets overflow, or E1401.
  */
 
 #include "daemon/job/transaction/admit.h"

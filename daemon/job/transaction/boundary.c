@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Boundaries as one rank meets them: the end of a micro-batch, giving one up,
- * asking for the step. What is wrong with a request is said here, before it counts;
- * what happens when all ranks have asked is commit.c.
+ * Boundaries of one rank: the end of a micro-batch, giving one up, asking for the step. Requests are judged here,
+ * before they count; commit.c continues when all ranks have asked for the step.
  */
 
 #include "daemon/job/transaction/boundary.h"
@@ -589,7 +588,7 @@ void job_grad_norm(struct job *job, struct job_rank *rank)
     job_todo(job);
 }
 
-/* What a predecessor's death left added up of a micro-batch that nobody has ended. */
+/* Does the sum hold pushes of a dead predecessor, in a micro-batch that the rank has neither pushed again nor ended? */
 static bool stands_half(const struct job *job, const struct job_rank *rank)
 {
     for (uint32_t part = 0; part < job->layout->n_parts; part++)
@@ -598,7 +597,9 @@ static bool stands_half(const struct job *job, const struct job_rank *rank)
     return false;
 }
 
-/* Half a backward is no contribution: it is taken back, or if it was added already, the step begins again without it.
+/*
+ * Half a backward is no contribution: its pushes are withdrawn, or if they were added already, the step is aborted and
+ * begins again without them.
  */
 void job_give_up_open(struct job *job, struct job_rank *rank)
 {

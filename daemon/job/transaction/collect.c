@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Collecting: what all ranks have pushed is reduced, what is reduced is credited.
+ * Collecting: a parcel that all ranks have pushed is reduced, and its slots are credited.
  *
- * Each parcel has a position, the (micro-batch, pass) that is reduced next. It is
- * complete when every rank has pushed all of the parcel's parts there, or has
- * ended that micro-batch. So the order of sums is that of docs/numerics.md
- * whatever the order of arrival, and a parcel is reduced as early as it can be.
+ * Each parcel has a position, the (micro-batch, pass) that is reduced next. The parcel is complete when every rank has
+ * pushed all of its parts at that position, or has ended that micro-batch. So the order of sums is that of
+ * docs/numerics.md whatever the order of arrival, and a parcel is reduced as early as it can be.
  */
 
 #include "daemon/job/transaction/collect.h"
@@ -87,8 +86,10 @@ static uint32_t furthest(const struct job *job)
 
 /* ---- reducing ------------------------------------------------------------------------------------------ */
 
-/* Between nodes GPUs add up all ranks' gradients at once, and slots are read until all nodes have what they own of
- * them: a sum of this node's own ranks there is none. */
+/*
+ * Do GPUs of several nodes add all ranks' gradients at once? Then this node makes no sum of its own ranks, and slots
+ * are read until all nodes have the elements that they own.
+ */
 static bool sums_at_once(const struct job *job)
 {
     return job->coordinator->sums_at_once;
@@ -107,7 +108,7 @@ static void clock_stop(struct job *job)
         job->stats.times.reduce_last_ns += job_now(job) - job->stats.times.reduce_busy_since_ns;
 }
 
-/* How much was reduced before the last rank ended its backward: what overlap_comm is for. */
+/* Counts the bytes that were reduced before the last rank ended its backward: overlap_comm increases them. */
 static void count_overlap(struct job *job, const struct reduction *reduction, uint64_t n_bytes)
 {
     struct job_counters *counters = &job->stats.counters;
@@ -124,7 +125,7 @@ static void count_overlap(struct job *job, const struct reduction *reduction, ui
         counters->batch_reduced_bytes += n_bytes;
 }
 
-/* Those of a micro-batch that was ended meanwhile nobody will ask for. */
+/* Records the sums that a reduction found. Sums of a micro-batch that has ended meanwhile are not needed. */
 static void record_sums(struct job *job, const struct reduction *reduction, unsigned rank)
 {
     const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
@@ -145,7 +146,7 @@ static bool sends_slots(const struct job *job, uint32_t parcel)
     return parcels_sends_slots(job->coordinator, parcel);
 }
 
-/* Part of its 64-bit sum is taken when the pieces of all nodes are added. */
+/* Is part of the parcel's 64-bit sum computed when the pieces of all nodes are added? */
 static bool is_summed_later(const struct job *job, uint32_t parcel)
 {
     return sends_slots(job, parcel) && parcels_owns_any(job->coordinator, parcel);
@@ -165,11 +166,11 @@ void collect_combined(struct job *job, uint32_t parcel)
     collect_settle(job);
 }
 
-/* What was read is given back, unless it is sent straight from there: then when all have it, or its rank is gone. */
+/* Credits a slot that was read. A slot that is sent itself is credited when all nodes have it, or its rank is gone. */
 static void give_back(struct job *job, struct job_rank *rank, struct ring *ring, struct ring_slot *slot)
 {
     if (sums_at_once(job))
-        return; /* until it is everywhere */
+        return; /* credited when all nodes have the sum */
     if (sends_slots(job, slot->parcel) && ring == rank->rings[0]) {
         ring_lend(ring, slot);
         return;
@@ -267,7 +268,7 @@ static void post_rank(struct job *job, struct reduction *reduction, unsigned ran
 
     if (reduction->sources[local])
         find_slot(&job->ranks[rank], reduction->parcel, job->work.parcels[reduction->parcel].at, &ring)->posted = true;
-    /* GPUs hold it while they are at it (exchange.c): they may be given it several times, or never. */
+    /* If GPUs sum at once, exchange-device.c holds the ring for each order: there may be several orders, or none. */
     reduction->held[local] = sums_at_once(job) ? NULL : ring;
     if (!ring)
         return;
@@ -280,7 +281,7 @@ static void post_rank(struct job *job, struct reduction *reduction, unsigned ran
             ledger_post(&job->ledger, rank, parcel->first_part + i);
 }
 
-/* From here on it is in the sum. */
+/* Makes the gradients of the reduction part of the sum. */
 static void post(struct job *job, struct reduction *reduction)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
@@ -362,7 +363,7 @@ void collect_all(struct job *job)
 
 bool collect_is_done(const struct job *job, const struct job_rank *rank)
 {
-    /* A comparison outlives the slot and the incarnation that it is of. */
+    /* A comparison may outlive its slot and its incarnation. */
     for (const struct verification *v = job->work.verifications; v; v = v->next)
         if (v->rank == rank->rank && v->attempt == job->ledger.attempt)
             return false;
@@ -374,7 +375,7 @@ bool collect_is_done(const struct job *job, const struct job_rank *rank)
 
 /* ---- what a successor pushes again --------------------------------------------------------------------- */
 
-/* The sum is known; or there will be none, as the job is given up. */
+/* The sum is known. result < 0: there will be none, because the job is being dropped. */
 static void verify_done(void *userdata, int result, uint64_t sum)
 {
     struct verification *v = userdata, **link = &v->job->work.verifications;
@@ -391,7 +392,7 @@ static void verify_done(void *userdata, int result, uint64_t sum)
         return;
     }
     if (result < 0)
-        v->attempt = job->ledger.attempt - 1; /* nobody waits for it any more, but the end of the job */
+        v->attempt = job->ledger.attempt - 1; /* only the end of the job still waits for it */
     collect_settle(job);
     job_todo(job);
 }
@@ -460,7 +461,7 @@ void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *sl
     struct verification *v = calloc(1, sizeof(*v));
 
     if (!v) {
-        job_abort(job, rank->rank, NULL); /* cannot compare: rather redo the step than trust it */
+        job_abort(job, rank->rank, NULL); /* the push cannot be compared: the step is redone, not trusted */
         return;
     }
     *v = (struct verification){

@@ -81,10 +81,10 @@ double job_measure_norm(struct job *job)
     return sqrt(exact_sum_round(&total));
 }
 
-/* What the ranks of the world ask the step with. */
+/* The arguments of the ranks that have asked for the step. */
 struct asked {
-    const struct step_args *args; /* of the first of them */
-    bool found_inf, proceed;      /* of any */
+    const struct step_args *args; /* of the first such rank */
+    bool found_inf, proceed;      /* of any such rank */
 };
 
 static struct evidence_nonfinite nonfinite_evidence(const struct job *job, bool held)
@@ -111,7 +111,7 @@ static struct evidence_nonfinite nonfinite_evidence(const struct job *job, bool 
 static bool anybody(const struct job *job, bool (*says)(const struct job_rank *))
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ledger.ranks[r].asked && says(&job->ranks[r])) /* one that has left asked for another step */
+        if (job->ledger.ranks[r].asked && says(&job->ranks[r])) /* a rank that has left asked for another step */
             return true;
     return false;
 }
@@ -402,7 +402,10 @@ static bool all_asked(const struct job *job)
     return any;
 }
 
-/* The same for the norm. A rank that has gone on to the step was answered; a successor may be asking again. */
+/*
+ * Every rank that has not left waits for the norm or has asked for the step, and at least one waits for the norm. A
+ * rank that has asked for the step was answered; a successor may be asking again.
+ */
 static bool all_want_norm(const struct job *job)
 {
     bool any = false;
@@ -417,7 +420,7 @@ static bool all_want_norm(const struct job *job)
     return any;
 }
 
-/* norm: of what is accumulated, unscaled. */
+/* norm: of the accumulated gradients, unscaled. */
 static void answer_norm(struct job *job, double norm)
 {
     norm /= divisor(job) * loss_scale_of(job, first_args(job));
@@ -500,7 +503,7 @@ static struct node_finding wire_finding(const struct step_finding *f)
                                  .n_inf = f->n_inf};
 }
 
-/* What other nodes name is looked at before it is used as an index. */
+/* Checks the numbers that another node has sent before they are used as indices. */
 static struct step_finding own_finding(const struct job *job, const struct node_finding *f)
 {
     return (struct step_finding){.found = f->found && f->param < job->layout->n_params && f->rank < job->world.size,

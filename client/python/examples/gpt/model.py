@@ -59,7 +59,8 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
-                # What writes into the residual stream starts smaller, so that its variance does not grow with depth.
+                # Weights that write into the residual stream start smaller, so that its variance does not grow with
+                # depth.
                 to_stream = name.endswith(("proj.weight", "down.weight"))
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers) if to_stream else 0.02)
             elif name.endswith("bias"):
