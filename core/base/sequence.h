@@ -4,10 +4,10 @@
 /*
  * A sequence: stages that follow each other. A stage is over at once, or when a callback says so.
  *
- *     static int reserve(void *userdata);  posts a work, returns SEQUENCE_WAITS; the work's done() calls sequence_advance()
  *     static int admit(void *userdata);    returns SEQUENCE_OVER, or -errno
+ *     static int reserve(void *userdata);  posts a work and returns SEQUENCE_WAITS; sequence_advance() when that is done
  *
- *     static const sequence_stage stages[] = {reserve, admit, NULL};
+ *     static const sequence_stage stages[] = {admit, reserve, NULL};
  *
  * One thread. A stage or ended() may free the sequence, if it returns SEQUENCE_WAITS.
  */

@@ -16,8 +16,8 @@
 enum { LABEL_WIDTH = 11 };
 
 /*
- * Every code: number, short text, what an operator reads in the index of docs/diagnostics.md. A test keeps
- * the manual and this list equal.
+ * Every code: number, short text, and what an operator reads in the index of docs/diagnostics.md. The whole texts are
+ * in cause-*.c. A test keeps the manual and this list equal.
  */
 #define CODES(X)                                                                                                       \
     X(1001, E_DUPLICATE, "duplicate gradient refused",                                                                 \

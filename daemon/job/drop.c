@@ -27,7 +27,8 @@
 /* Before there are weights nothing is lost: the job was not formed. */
 struct diagnostic *drop_describe(const struct job *job)
 {
-    struct evidence_at at = {.rank = -1, .step = job->run.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
+    struct evidence_at at = {
+        .rank = -1, .step = job->run.has_weights ? (int64_t)job->ledger.step : -1, .micro_batch = -1};
     struct diagnostic *differ;
 
     if (job->run.has_weights)

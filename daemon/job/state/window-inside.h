@@ -48,8 +48,8 @@ struct window {
 /* Charges a staging copy with all of the state. Return: 0, also when it is charged already or there is none, or
  * -ENOMEM. */
 int window_charge_copy(struct job *job);
-/* The pages of the staging copy are given back. Several nodes: they stay charged, because they are wanted again when all
- * nodes have said that the window is to be committed, and have to be there then. */
+/* The pages of the staging copy are given back. Several nodes: they stay charged, because they have to be there when all
+ * nodes have said that the window is to be committed. */
 void window_discharge_copy(struct job *job);
 
 /* Stores the window. Reports it to the coordinator, or refuses all ranks that end the window. */

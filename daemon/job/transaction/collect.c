@@ -37,7 +37,8 @@ static bool has_ended(const struct job *job, const struct job_rank *rank, uint32
     return ledger->asked || rank->left || ledger->n_ended > micro_batch;
 }
 
-static struct ring_slot *find_slot(const struct job_rank *rank, uint32_t parcel, struct parcel_position at, struct ring **ring)
+static struct ring_slot *find_slot(const struct job_rank *rank, uint32_t parcel, struct parcel_position at,
+                                   struct ring **ring)
 {
     for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++) {
         struct ring_slot *slot = rank->rings[i] ? ring_find(rank->rings[i], parcel, at.micro_batch, at.pass) : NULL;
