@@ -14,7 +14,7 @@
 #include <stdio.h>
 
 enum {
-    CONFIG_VALUE_E_BAD = 1, /* the value has not the form that *why names */
+    CONFIG_VALUE_E_BAD = 1, /* the value is not valid: *why says why */
 };
 
 struct config_value {

@@ -48,7 +48,7 @@ void nodes_cannot_be_done(void *userdata, const char *why)
     break_engine(userdata, "", "cannot do what node 0 says: ", why);
 }
 
-/* As declared in nodes-inside.h. */
+/* wrong: NULL, or why a message from node 0 could not be carried out. */
 void nodes_obeyed(struct nodes *nodes, const char *wrong)
 {
     if (wrong)
