@@ -80,7 +80,7 @@ static struct fetch fetch_of(struct nccl_engine *engine, struct nccl_order *orde
     return fetch;
 }
 
-/* Return: false, the rank has nothing of it. */
+/* Return: false, the rank owns nothing of the parameter. */
 static bool find_slice(const struct fetch *fetch, const struct nccl_gpu *gpu, size_t i, struct slice *slice)
 {
     const struct nccl_engine *engine = fetch->engine;

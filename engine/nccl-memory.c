@@ -518,7 +518,7 @@ static void restore_lane(struct nccl_engine *engine, struct nccl_gpu *gpu, unsig
     }
 }
 
-/* All memory is there: puts back what is marked as torn. */
+/* All memory is mapped: puts back the buckets that are marked as torn. */
 static void restore_all(struct nccl_engine *engine)
 {
     for (unsigned i = 0; i < engine->n_gpus; i++) {

@@ -56,7 +56,7 @@ static struct reduction reduction_of(struct nccl_engine *engine, struct nccl_ord
     };
 }
 
-/* The start of what a local rank has pushed; NULL: nothing of this parcel. */
+/* The start of a local rank's gradients; NULL: it has pushed nothing of this parcel. */
 static uint8_t *slot_of(const struct reduction *reduction, const struct nccl_gpu *gpu)
 {
     for (size_t i = 0; i < reduction->order_reduce->n_slots; i++)
@@ -97,7 +97,7 @@ static void check_slots_are_there(const struct reduction *reduction)
                             reduction->parcel->first_part + k);
 }
 
-/* Where what a rank sent for this GPU's slice lies. */
+/* Where a rank's gradients for this GPU's slice lie after they were sent. */
 static uint8_t *staging_of(const struct reduction *reduction, const struct nccl_gpu *gpu, unsigned rank)
 {
     return gpu->lanes[reduction->order->lane].staging +

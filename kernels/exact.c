@@ -114,7 +114,7 @@ void exact_bins_init(struct exact_bins *bins)
 {
     memset(bins->bin + EXACT_MIN_EXPONENT, 0, (EXACT_MAX_EXPONENT - EXACT_MIN_EXPONENT + 1) * sizeof(bins->bin[0]));
     bins->bin[EXACT_NONFINITE_EXPONENT] = 0;
-    bins->bin[0] = 0; /* counts zeroes, for nobody */
+    bins->bin[0] = 0; /* counts zeroes; not used */
 }
 
 void exact_bins_flush(struct exact_bins *bins, struct exact_sum *sum)

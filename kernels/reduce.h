@@ -61,7 +61,7 @@ struct reduce_finding {
  * ranks whose present[] is false; present NULL means all are there. Leaves are numbered in rank order over
  * the present ranks only. At most REDUCE_MAX_LEAVES may be present; joins has room for one less than that.
  *
- * Return: the number of joins; leaves are one more, unless nobody is present.
+ * Return: the number of joins; leaves are one more, unless no rank is present.
  */
 unsigned reduce_joins(const bool *present, unsigned world, struct reduce_join *joins);
 

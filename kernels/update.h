@@ -59,7 +59,7 @@ struct update_scalars {
 struct update_args {
     float *p;         /* master weights, read and written */
     float *m;         /* exp_avg or momentum buffer, read and written; NULL where the optimizer has none */
-    float *v;         /* exp_avg_sq, likewise */
+    float *v;         /* exp_avg_sq; as m */
     const float *acc; /* summed gradient, not yet scaled */
     void *w16;        /* 16-bit weights, only written; NULL when w16_dtype is DTYPE_F32 */
     enum dtype w16_dtype;

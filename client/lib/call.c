@@ -197,7 +197,7 @@ static int check_left(struct call *call)
     return call->left ? call_fail(call, -EINVAL, "zerod_leave was called: only zerod_close is left") : 0;
 }
 
-/* Shows the daemon what is held: if this rank hangs now, it does not owe these parameters. */
+/* Shows the held pushes to the daemon: if this rank hangs now, it does not owe these parameters. */
 static void show_held(struct call *call)
 {
     if (call->n_held > 0)

@@ -62,7 +62,7 @@ int call_fail(struct call *call, int status, const char *format, ...) __attribut
 int call_fatal(struct call *call, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /*
- * Sends what is held and then the request, without waiting for an answer. Return: 0; 1 when the daemon has hung up,
+ * Sends the held pushes and then the request, without waiting for an answer. Return: 0; 1 when the daemon has hung up,
  * perhaps with an answer that says why; or a sticky error.
  */
 int call_send(struct call *call, const struct request *request);
@@ -70,7 +70,7 @@ int call_send(struct call *call, const struct request *request);
 /* As call_send(), for a push that others follow at once. n_grad_bytes: of gradients that were copied for it. */
 int call_hold(struct call *call, const struct request_push *push, uint64_t n_grad_bytes);
 
-/* Sends what is held. Return: as call_send(). */
+/* Sends the held pushes. Return: as call_send(). */
 int call_flush(struct call *call);
 
 /*

@@ -35,7 +35,7 @@
 
 #define container_of(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
 
-/* Frees what a local pointer owns when it leaves scope: _cleanup_free_ char *s = strdup(t); */
+/* Frees a local pointer's memory when it leaves scope: _cleanup_free_ char *s = strdup(t); */
 #define _cleanup_free_ _cleanup_(freep)
 #define _cleanup_close_ _cleanup_(closep)
 #define _cleanup_(f) __attribute__((cleanup(f), unused))

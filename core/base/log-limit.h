@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Lines that somebody else can cause as often as he likes: the first is logged at once, then nothing for
- * LOG_LIMIT_MS; what came meanwhile is one line with its number. One struct is one reason. The time is passed in.
+ * The rate limit of log lines that a stranger can cause as often as it likes: the first is logged at once, then none
+ * for LOG_LIMIT_MS; one line then gives the number of the others. One struct is one reason. The time is passed in.
  */
 
 #include <stdint.h>
@@ -20,5 +20,5 @@ struct log_limit {
 void log_limited(struct log_limit *limit, uint64_t now_ms, int level, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* To be called now and then: says what was held when its time is over. */
+/* To be called regularly: logs the number of lines that were held back, when their time is over. */
 void log_limit_flush(struct log_limit *limit, uint64_t now_ms);

@@ -26,7 +26,7 @@ struct notify_entry {
     size_t n_fields;
 };
 
-/* "READY=1", "STOPPING=1", "WATCHDOG=1", "STATUS=...". Nothing happens when nobody supervises. */
+/* "READY=1", "STOPPING=1", "WATCHDOG=1", "STATUS=...". Without a supervisor nothing happens. */
 void notify_state(const char *state);
 
 /* Return: microseconds within which WATCHDOG=1 is expected; 0: no watchdog. */

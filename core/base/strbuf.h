@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Text that grows as it is put together. Out of memory cuts it short instead of failing: what was
- * added before stays, what comes later is left out. {0} is an empty one.
+ * A text that grows. Out of memory cuts it short instead of failing: earlier additions stay, later ones are left out.
+ * {0} is an empty text.
  */
 
 #include <stdarg.h>

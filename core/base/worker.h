@@ -38,7 +38,7 @@ void worker_pool_free(struct worker_pool *pool);
 
 void worker_post(struct worker_pool *pool, struct work *work);
 
-/* Calls done() for what has finished. Return: how many. */
+/* Calls done() for each finished work. Return: their number. */
 unsigned worker_pool_reap(struct worker_pool *pool);
 
 /* Blocks until something has finished, then reaps; for tests and programs without a loop. Return: as reap; 0: nothing

@@ -101,7 +101,7 @@ static void print_source(FILE *file, const struct config_text *text, const struc
     fputc('\n', file);
 }
 
-/* Return: what was printed, to be freed, or NULL. */
+/* Return: the printed text, to be freed, or NULL. */
 static char *source_text(const struct config_text *text, const struct config_spot *spot)
 {
     char *result = NULL;

@@ -35,7 +35,7 @@ struct config_problem {
     char *place; /* "file:line:column", or "file" */
     unsigned line, column;
     char *key;    /* full path of the key, or NULL */
-    char *text;   /* what is wrong, what is allowed, what is near */
+    char *text;   /* the fault, the allowed values, and a similar name */
     char *source; /* the line (or the part of it around the place) and below it the caret, or NULL */
 };
 

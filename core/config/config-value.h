@@ -14,7 +14,7 @@
 #include <stdio.h>
 
 enum {
-    CONFIG_VALUE_E_BAD = 1, /* *why says what it is not */
+    CONFIG_VALUE_E_BAD = 1, /* the value is not valid: *why says why */
 };
 
 struct config_value {
@@ -35,5 +35,5 @@ void config_value_print(FILE *file, const struct config_key *key, const void *ba
 /* Prints the allowed values: "a whole number from 1 to 1024 (ranks)", "one of shared, private". */
 void config_value_allowed(FILE *file, const struct config_key *key);
 
-/* Frees what the field of base owns, and empties it. */
+/* Frees the memory of the field of base, and empties the field. */
 void config_value_deinit(const struct config_key *key, void *base);

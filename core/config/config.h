@@ -23,7 +23,7 @@
 #include <sys/types.h>
 
 enum {
-    CONFIG_E_INVALID = 1, /* the problems say what is wrong; the daemon exits with EX_CONFIG (78) */
+    CONFIG_E_INVALID = 1, /* see the problems; the daemon exits with EX_CONFIG (78) */
 };
 
 enum {
@@ -86,7 +86,7 @@ struct config_zero {
 
 struct config_optimizer {
     enum optimizer type; /* OPTIMIZER_ADAM: hyper.adam_w_mode says which Adam it is */
-    struct hyper hyper;  /* what the type does not take stays 0 */
+    struct hyper hyper;  /* fields that the type does not use stay 0 */
 };
 
 struct config_fp16 {
@@ -105,7 +105,7 @@ struct config_diagnostics {
 };
 
 struct config_limits {
-    uint64_t memory_bytes; /* 0: only what is free bounds it */
+    uint64_t memory_bytes; /* 0: bounded only by free memory */
     unsigned clients;
     uint64_t handshake_timeout_ms;
     uint64_t reattach_timeout_ms;
@@ -151,7 +151,7 @@ struct config {
     struct config_diagnostics diagnostics;
     struct config_limits limits;
 
-    char *file;                    /* as named by whoever loaded it */
+    char *file;                    /* as the caller named it */
     struct config_origin *origins; /* one per row of config_table() */
 };
 

@@ -33,7 +33,7 @@ struct lossscale_params {
 struct lossscale {
     struct lossscale_params params;
     bool dynamic;
-    double scale; /* what the next step uses */
+    double scale; /* of the next step */
     unsigned hysteresis_left;
     uint64_t n_steps;      /* steps decided so far, skipped ones included */
     uint64_t window_start; /* the step after the last overflow */

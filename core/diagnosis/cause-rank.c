@@ -228,7 +228,7 @@ struct diagnostic *cause_inherited(const struct evidence_inherited *e)
 
 /* ---- the abort of a step ------------------------------------------------------------------------------- */
 
-/* All of it: whoever is told of the abort needs to look nowhere else. */
+/* The whole text, because the reader of an abort must find the reason in one place. */
 static void print_reason(struct strbuf *buf, const char *text)
 {
     size_t n = strlen(text);

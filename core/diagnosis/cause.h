@@ -159,7 +159,7 @@ struct evidence_lost {
     struct evidence_at at;
     int64_t pid;
     bool left;    /* it said that it leaves (on_leave: stop) */
-    bool aborted; /* nobody came back, or the successor's gradients differ: aborted for all */
+    bool aborted; /* no successor came, or its gradients differ: aborted for all ranks */
     bool differs; /* the successor's gradient of param differs from its predecessor's */
     bool on_gpu;  /* which a GPU wrote, maybe not to its end when the process died */
     uint32_t param;
@@ -228,7 +228,7 @@ struct evidence_unopened {
     const char *why; /* CUDA's error */
 };
 struct diagnostic *cause_unopened(const struct evidence_unopened *evidence);
-struct diagnostic *cause_node_reborn(const struct evidence_node *evidence); /* and what it held is gone */
+struct diagnostic *cause_node_reborn(const struct evidence_node *evidence); /* its state is gone, too */
 
 /* E1303 */
 struct evidence_stall {
@@ -240,10 +240,10 @@ struct evidence_stall {
     uint64_t since_ms;
     bool aborted; /* stall_timeout */
     bool forming;
-    bool absent;     /* who is waited for never opened the step (M7) */
+    bool absent;     /* the awaited rank never opened the step (M7) */
     bool deadlocked; /* ranks wait in different calls, so for each other */
-    bool gone;       /* the processes of all who are waited for have ended */
-    bool elsewhere;  /* who is waited for is on another node */
+    bool gone;       /* the processes of all awaited ranks have ended */
+    bool elsewhere;  /* the awaited rank is on another node */
 };
 struct diagnostic *cause_stalled(const struct evidence_stall *evidence);
 

@@ -74,7 +74,7 @@ int manifest_add(struct manifest *manifest, const struct layout_decl *decl)
     return 0;
 }
 
-/* Little-endian on any machine, so that nodes agree. Return: behind what was written. */
+/* Little-endian on any machine, so that nodes agree. Return: the end of the written bytes. */
 static uint8_t *put_u64(uint8_t *at, uint64_t value)
 {
     for (int i = 0; i < 8; i++)

@@ -134,7 +134,7 @@ void device_parcel_slice(const struct device_plan *plan, uint32_t parcel, unsign
 /* Elements of a parameter that a rank owns, from the parameter's start; *end == *begin: none. Those of a frozen one are
  * owned in stage 3 alone. */
 void device_param_slice(const struct device_plan *plan, uint32_t param, unsigned rank, uint64_t *begin, uint64_t *end);
-/* Ranks *first to *end - 1 own something of it; *end == *first: nobody does. */
+/* Ranks *first to *end - 1 own elements of it; *end == *first: no rank does. */
 void device_param_owners(const struct device_plan *plan, uint32_t param, unsigned *first, unsigned *end);
 
 /* ---- inputs ---------------------------------------------------------------------------------------------- */
@@ -172,7 +172,7 @@ struct device_result_finding {
 
 enum device_mark_kind { DEVICE_MARK_REDUCE = 1, DEVICE_MARK_UPDATE, DEVICE_MARK_GATHER };
 
-/* The undo copy of a lane: what it is of. The device writes `copied` after the copy and before it changes anything. */
+/* The subject of a lane's undo copy. The device writes `copied` after the copy and before it changes anything. */
 struct device_mark {
     uint64_t copied; /* tag + 1; 0: there is nothing to put back */
     uint32_t kind;   /* enum device_mark_kind */

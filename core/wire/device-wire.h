@@ -23,7 +23,7 @@ enum {
     DEVICE_MAX_EVENTS = 256,   /* of a local rank */
     DEVICE_MAX_MOVES = 2048,   /* of one order: they fit into one frame */
     DEVICE_MAX_FETCHES = 4096, /* likewise */
-    DEVICE_POOL_ALIGN = 256,   /* of what is fetched */
+    DEVICE_POOL_ALIGN = 256,   /* of fetched parameters */
     DEVICE_MAX_WORLD = 1024,
     DEVICE_MAX_KEY_BYTES = 64,
     DEVICE_MAX_VALUE_BYTES = 4096,
@@ -42,7 +42,7 @@ enum device_piece_kind {
     DEVICE_WEIGHTS,  /* stages 1 and 2: all buckets; fp32 ones are their own masters */
     DEVICE_RING,     /* slots, written by the trainer */
     DEVICE_UNDO,
-    DEVICE_POOL, /* stage 3: what is fetched */
+    DEVICE_POOL, /* stage 3: fetched parameters */
     DEVICE_N_PIECES,
 };
 

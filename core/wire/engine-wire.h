@@ -62,7 +62,7 @@ struct engine_move {
 struct engine_order {
     uint64_t tag; /* unique within a generation; equal on both ends of its moves; at most ENGINE_MAX_TAG */
     uint32_t timeout_ms;
-    enum traffic_kind kind; /* what it is counted as; does not travel */
+    enum traffic_kind kind; /* for struct traffic; not sent */
     const struct engine_move *moves;
     size_t n_moves; /* 1 to ENGINE_MAX_MOVES */
 };

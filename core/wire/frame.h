@@ -111,9 +111,9 @@ int frame_send(int fd, const void *data, size_t n_bytes, const int *fds, size_t 
  */
 int frame_send_many(int fd, const struct frame_packet *packets, size_t n_packets, size_t *n_sent);
 
-/* The limits count what is queued, not what the kernel holds. An empty queue takes any one packet. */
+/* The limits count queued packets, not those in the kernel. An empty queue accepts any one packet. */
 void frame_queue_init(struct frame_queue *queue, size_t max_packets, size_t max_bytes);
-/* Drops what was not sent, and closes its descriptors. */
+/* Drops packets that were not sent, and closes their descriptors. */
 void frame_queue_deinit(struct frame_queue *queue);
 
 /*

@@ -94,7 +94,7 @@ struct status_nodes {
     bool connected;                /* the engines of that generation to each other */
     const struct traffic *traffic; /* N_TRAFFIC, of this node's engines */
     uint64_t waits_for;            /* node 0: the nodes that it waits for, as a mask */
-    const char *waits_to;          /* what they are to do; NULL: not node 0 */
+    const char *waits_to;          /* the action that is awaited; NULL: not node 0 */
 };
 
 /* The engine of a job whose state lies on GPUs. */

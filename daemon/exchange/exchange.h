@@ -77,7 +77,7 @@ struct exchange_ops {
     void (*moved)(void *userdata, uint64_t tag, uint32_t parcel);
     /* Asks node 0 to have other nodes serve this fetch (exchange_serve). id: of the fetch, on this node; no tag. */
     void (*fetch)(void *userdata, const struct exchange_service *asked);
-    /* The segment of that number is now another one, or NULL. Return: 0 or -errno. */
+    /* Replaces the engine's segment of that number. segment: never NULL. Return: 0 or -errno. */
     int (*share)(void *userdata, enum exchange_segment number, const struct segment *segment);
     /* A motion that was accepted cannot be carried out: the generation is broken. why: a static sentence. */
     void (*wrong)(void *userdata, const char *why);

@@ -45,7 +45,7 @@ struct membership {
     struct engine *engine;
     uv_async_t wake;
     uv_timer_t pause;
-    unsigned n_ending;  /* engines that were killed and have not ended: what they write would be taken for the next's */
+    unsigned n_ending;  /* killed engines that have not ended: they may still write into the next one's segments */
     unsigned n_handles; /* not closed yet, and those engines */
     bool starts;        /* the next engine, when the pause is over and they have ended */
     char host[MAX_HOST_BYTES];

@@ -25,7 +25,7 @@ static void end_generation(struct nodes *nodes)
 {
     nodes->connected = nodes->has_engine = nodes->has_devices = false;
     if (devices_of(nodes))
-        devices_stop(devices_of(nodes)); /* first: what it has under way is forgotten then */
+        devices_stop(devices_of(nodes)); /* first: it cancels the orders under way */
     exchange_broken(nodes->exchange);
 }
 
@@ -35,7 +35,7 @@ static void engine_is_broken(struct nodes *nodes, const char *why)
     nodes_report(nodes, (struct node_message){.kind = NODE_BROKEN, .generation = nodes->generation, .text = why});
 }
 
-/* All nodes are told a sentence around this node's name. */
+/* Reports the failure to node 0 as a sentence around this node's name, which all nodes get. */
 static void break_engine(struct nodes *nodes, const char *before, const char *after, const char *what)
 {
     snprintf(nodes->why, sizeof(nodes->why), "%snode %u (%s) %s%s", before, nodes->self,
@@ -48,7 +48,7 @@ void nodes_cannot_be_done(void *userdata, const char *why)
     break_engine(userdata, "", "cannot do what node 0 says: ", why);
 }
 
-/* wrong: NULL, or why it could not be. */
+/* wrong: NULL, or why a message from node 0 could not be carried out. */
 void nodes_obeyed(struct nodes *nodes, const char *wrong)
 {
     if (wrong)

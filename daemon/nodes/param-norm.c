@@ -69,7 +69,7 @@ const char *param_norm_hear_question(struct nodes *nodes, const struct node_mess
     const struct exact_sum *squares;
 
     if (!job->layout)
-        return NULL; /* of a run that this daemon has given up */
+        return NULL; /* of a run that this daemon has dropped */
     if (message->n_numbers != 1 || message->numbers[0] >= job->layout->n_params)
         return "WANT_SQUARES.numbers: no such parameter";
     squares = step_squares(job->step, (uint32_t)message->numbers[0]);

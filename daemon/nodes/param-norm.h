@@ -4,7 +4,7 @@
 /*
  * The norm of one parameter's gradient in the last decided step, where nodes share its partitions: they are asked for
  * the exact squares of what each owns (proto/nodes.proto: WANT_SQUARES, SQUARES), so that the norm is to the bit what
- * one node computes. Whoever asks has not asked for the next step, so that none is decided meanwhile.
+ * one node computes. A rank that asks has not asked for the next step, so that none is decided meanwhile.
  *
  * Messages between daemons that live are not lost: a question is answered, or the job ends with a daemon.
  */
@@ -17,7 +17,7 @@ struct job_rank;
 struct node_message;
 struct nodes;
 
-/* Does this node own all of it? */
+/* Does this node own the whole parameter? */
 bool param_norm_is_here(const struct job *job, uint32_t param);
 
 /* The rank waits for the norm (WAIT_READ), and is answered then. Return: 0 or -ENOMEM. */
@@ -27,5 +27,5 @@ int param_norm_ask(struct nodes *nodes, struct job_rank *rank, uint32_t param);
 const char *param_norm_hear_question(struct nodes *nodes, const struct node_message *message);
 const char *param_norm_hear_answer(struct nodes *nodes, const struct node_message *message);
 
-/* The layout goes, and whoever waits has been told. */
+/* The layout is dropped: forgets all questions. Ranks that wait were answered before. */
 void param_norm_forget(struct nodes *nodes);

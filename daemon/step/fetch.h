@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A fetch: what this node's ranks want of partitions that other nodes own. */
+/* A fetch: elements that this node's ranks want and other nodes own. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,10 +16,10 @@ struct fetch {
     bool window;            /* FETCH_PUBLISHED: into the window instead of the pool */
     const uint32_t *params; /* copied */
     size_t n_params;
-    unsigned rank;                 /* FETCH_GATHERED: whose pool */
-    const uint64_t *offsets_bytes; /* where to in a pool of a GPU's, or of its size here, for each; copied; else NULL */
-    const struct segment *segment; /* where fp32 state goes, from the (one) parameter's start; not for weights */
-    /* result: 0; -ECANCELED: the job is given up. Not from within exchange_fetch(). */
+    unsigned rank;                 /* FETCH_GATHERED: the rank whose pool gets the elements */
+    const uint64_t *offsets_bytes; /* per parameter, its place in a GPU's pool or in `landing`; copied; else NULL */
+    const struct segment *segment; /* destination of fp32 state, from the (one) parameter's start; not for weights */
+    /* result: 0; -ECANCELED: the job is being dropped. Not called from within exchange_fetch(). */
     void (*done)(void *userdata, int result);
     void *userdata;
 };

@@ -8,7 +8,7 @@
  *     PARCEL_PROMISED  all of them have pushed it; other nodes know, and the gradients can still be withdrawn
  *     PARCEL_TAKEN     the gradients belong to the step's sum, and cannot be withdrawn any more
  *     PARCEL_SUMMING   workers add up the gradients of this node's ranks
- *     PARCEL_SUMMED    this node's sum is there, and stays until all nodes have what they own of it
+ *     PARCEL_SUMMED    this node's sum is made, and stays until all nodes have the elements that they own
  *     PARCEL_DROPPED   the step was aborted while workers were adding up
  *
  * A parcel of one node goes from open to summed without waiting. Among several nodes a second sum follows, over the
@@ -50,7 +50,7 @@ static inline bool parcel_is_at(const struct parcel *parcel, uint32_t micro_batc
     return parcel->at.micro_batch == micro_batch && parcel->at.pass == pass;
 }
 
-/* Are its gradients on their way, from promised to settled? The next ones wait. */
+/* Are the parcel's gradients on their way, from promised to settled? The next gradients wait. */
 static inline bool parcel_is_kept(const struct parcel *parcel)
 {
     return parcel->state != PARCEL_OPEN && parcel->state != PARCEL_DROPPED;
@@ -84,7 +84,9 @@ void parcel_end_combining(struct parcel *parcel);
 /* Node 0 has forgotten all that it does not await. Return: whether the gradients are kept, and so announced again. */
 bool parcel_withdraw(struct parcel *parcel);
 
-/* All nodes have what they own of it. Return: whether it was summed; it is open again then, at the next pass. */
+/*
+ * All nodes have the elements that they own. Return: whether the parcel was summed: it is open again, at the next pass.
+ */
 bool parcel_settle(struct parcel *parcel);
 
 /* The step is aborted. */

@@ -83,7 +83,7 @@ struct step_finding {
 struct step_ops {
     /* Slots to accumulators; masks[], sources[] and held[] are set. step_reduced() follows. */
     void (*reduce)(struct reduction *reduction);
-    /* Scalars and what has contributed are set. update_done() follows, when weights are written, or with -ECANCELED. */
+    /* scalars and contributed are set. update_done() follows, when weights are written, or with -ECANCELED. */
     void (*update)(struct step *step);
     bool elsewhere; /* slots and accumulators are not here: nothing is staged, and no slot is sent */
 };

@@ -40,7 +40,7 @@ struct reduce_board {
     struct position_board position;
 };
 
-/* What a block works on. */
+/* The data that a block works on. */
 struct reduce_job {
     struct device_reduce_range range;
     const struct device_leaf *leaves;
@@ -52,7 +52,7 @@ struct reduce_job {
 
 /* ---- sums ---------------------------------------------------------------------------------------------- */
 
-/* What a thread has of a stripe, widened. */
+/* A thread's elements of a stripe, widened. */
 template <enum dtype dtype> struct widened {
     float x[unit_elems<dtype>()];
 };

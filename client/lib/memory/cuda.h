@@ -56,7 +56,7 @@ void cuda_destroy(struct cuda *cuda, uint64_t memory);
 int cuda_put(struct cuda *cuda, uint8_t *at, uint64_t memory, size_t n_bytes);
 int cuda_take_away(struct cuda *cuda, uint8_t *at, size_t n_bytes); /* when no work uses it any more */
 
-/* Waits for what was put on the stream so far. */
+/* Waits for all work that was put on the stream so far. */
 int cuda_wait(struct cuda *cuda, void *stream);
 int cuda_copy(struct cuda *cuda, uint8_t *to, const void *from, size_t n_bytes, void *stream);
 int cuda_copy_to_host(struct cuda *cuda, void *to, const void *from, size_t n_bytes, void *stream); /* and waits */

@@ -199,7 +199,7 @@ static int check_no_offsets(struct zerod *c, const unsigned *params, size_t n, c
     return 0;
 }
 
-/* An open window shows all weights; closing it shows what is gathered. */
+/* An open window shows all weights; after it is closed, only gathered weights are shown. */
 static int show(struct zerod *c, uint32_t param, uint64_t pool_offset)
 {
     uint64_t offset = weights_offset(c, param);
@@ -225,7 +225,7 @@ static int hide(struct zerod *c, uint32_t param)
 
 /* ---- write window -------------------------------------------------------------------------------------- */
 
-/* Rank 0 writes into the daemon's memory, the others into a private copy of it that nobody reads. */
+/* Rank 0 writes into the daemon's memory, the others into a private copy of it that is never read. */
 static int open_window(struct zerod *c, int fd)
 {
     bool shared = c->rank == 0 && fd >= 0;
