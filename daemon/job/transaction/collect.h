@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+/*
+ * Collecting: gradients that all ranks of this node have pushed are summed, parcel by parcel, in the order of
+ * docs/numerics.md; a slot that was summed goes back to its rank.
+ */
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -9,7 +14,7 @@ struct job_rank;
 struct ring;
 struct ring_slot;
 
-/* A redone push: compared with its predecessor's sum once both are known. */
+/* A push that a successor repeats: its 64-bit sum is compared with the predecessor's when both are known. */
 struct verification {
     struct job *job;
     struct ring *ring;
@@ -23,38 +28,42 @@ struct verification {
     struct verification *next;
 };
 
+/* Begins whatever can begin: a sum that was promised, or the report that the parcel is complete at its position. */
 void collect_parcel(struct job *job, uint32_t parcel);
 void collect_all(struct job *job);
 
-/* Draws conclusions from comparisons that are done; those of an aborted attempt are forgotten. */
+/* Draws the conclusions of comparisons that are done; comparisons of an aborted attempt are forgotten. */
 void collect_settle(struct job *job);
+/* Begins the comparison of a part that was pushed again, into a slot of its own. */
 void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *slot, uint32_t part, uint16_t pass);
 
-/* Everything that the rank pushed in micro-batches it has ended is reduced or compared. */
+/* Are all gradients of the micro-batches that the rank has ended summed or compared? */
 bool collect_is_done(const struct job *job, const struct job_rank *rank);
 
-/* Slots of a micro-batch that has ended: what nothing was admitted into is given back. */
+/* A micro-batch of the rank has ended: slots into which no push was admitted go back to the rank. */
 void collect_close(struct job *job, struct job_rank *rank);
 
-/* Slots of the open micro-batch that are not posted are given back. */
+/* The rank's open micro-batch is dropped: its slots that are in no sum go back to the rank. */
 void collect_drop_open(struct job *job, struct job_rank *rank);
 
-/* Several nodes: is anything that the rank has pushed announced to the others, and in no sum yet? */
+/* Several nodes: has the rank gradients in a parcel that is promised, and so in no sum yet? */
 bool collect_has_promised(const struct job *job, const struct job_rank *rank);
 
-/* Sums it now, as the rank's slots will go. */
+/* Takes all such parcels into the sum now, because the rank's slots are about to go. */
 void collect_keep_promises(struct job *job, const struct job_rank *rank);
+
+/* The rank is gone, or the step is aborted: its ring is freed when nothing reads the slots any more. */
 void collect_release_ring(struct job *job, struct job_rank *rank, bool abort);
 
-/* This node has added the slots of all nodes to the elements of the parcel that it owns. */
+/* The elements of the parcel that this node owns hold the slots of all nodes. */
 void collect_combined(struct job *job, uint32_t parcel);
 
-/* Where the rank's gradients of the parcel lie, and in which ring; NULL: it has pushed nothing of it there. */
+/* Finds the slot with the rank's gradients of the parcel at that position, and its ring. Return: NULL, there is none. */
 struct ring_slot *collect_find_slot(const struct job_rank *rank, uint32_t parcel, uint32_t micro_batch, uint32_t pass,
                                     struct ring **ring);
 
 /* All nodes have what they own of the parcel: its next sum may be made. Nothing happens unless the parcel is summed. */
 void collect_settled(struct job *job, uint32_t parcel);
 
-/* A promised parcel of this node is awaited: it is summed now. */
+/* Node 0 awaits a promised parcel: its gradients are in the sum from now on. */
 void collect_take(struct job *job, uint32_t parcel);
