@@ -175,5 +175,5 @@ run_pytest() {
     shift
     env ZEROD_BUILD="$build" ZEROD_LEDGER_DRIVER="$build/tests/ledger-driver" PYTHONDONTWRITEBYTECODE=1 \
         "$ZEROD_BUILD/venv/bin/python" -m pytest -q -rs -p no:cacheprovider \
-        -n "$n_workers" --dist worksteal "$@"
+        -n "$n_workers" "$@"
 }

@@ -10,7 +10,7 @@ Ranks for tests: functions of a test module that run in processes of their own, 
     def test_it(zerod, run):
         results = run(zerod({"zero_optimization": {"stage": 2}}), train, steps=3)
 
-Processes are forked from a server that has imported torch once. What a function raises comes back as a Crash.
+Processes are forked from a server that has imported torch once, with the parts that zerod and optimizers import. What a function raises comes back as a Crash.
 """
 
 import multiprocessing
@@ -52,7 +52,7 @@ def _rank(variables, path, function, arguments, connection):
 def server():
     pytest.importorskip("torch", reason="PyTorch is not installed")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "numpy"])
+    context.set_forkserver_preload(["torch", "numpy", "torch._dynamo", "torch.distributed.fsdp"])
     return context
 
 
