@@ -262,7 +262,7 @@ static void test_pool_of_two(void **state)
 
 enum { SEGMENT_GRADIENT = 1, SEGMENT_WEIGHTS };
 
-/* A node's daemon with the optimizer in host memory: its partitions, and the step that updates them. */
+/* The part of a node's daemon when the state is in host memory: its partitions, and the step that updates them. */
 struct host {
     struct state *state;
     struct step *step;

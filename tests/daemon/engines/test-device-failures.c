@@ -165,7 +165,7 @@ static bool survive(const struct gpus_options *options, const char *fault, uint6
         fail_msg("%s: a restart that nothing asked for", fault);
     gpus.fault = NULL;
     uv_close((uv_handle_t *)&timer, NULL);
-    /* The checks below only need running engines. */
+    /* The checks below need engines that have no fault ordered. */
     if (n_restarts == before) {
         gpus_stop(&gpus);
         gpus_start(&gpus);

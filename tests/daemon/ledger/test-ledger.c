@@ -310,7 +310,7 @@ static void test_begin(void **state)
     CHECK(false, ops, answers);
 }
 
-/* The four positions of a micro-batch, as begin, push and end see them. */
+/* begin, push and end classify a position alike: last ended, earlier, beyond the open one, or open. */
 static void test_positions(void **state)
 {
     static const struct op ops[] = {
