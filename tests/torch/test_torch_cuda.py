@@ -64,7 +64,7 @@ def train(late, n_steps=5, n_micro=2, dtype=torch.float32, refuse=False, window=
 
 
 def check_equal(daemons, run, **how):
-    """Trains in host memory, and again with the stand-in, each with a daemon of its own; returns both ranks' results."""
+    """Trains in host memory and with the stand-in, each with a daemon of its own; returns the stand-in's results."""
     plain, late = (run(daemon, train, late=late, **how) for daemon, late in zip(daemons, (False, True), strict=True))
     for a, b in zip(plain, late, strict=True):
         for x, y in zip(a[0] + a[1], b[0] + b[1], strict=True):

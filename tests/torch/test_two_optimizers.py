@@ -31,7 +31,7 @@ def judge(discriminator, x, real):
 
 
 def losses(generator, discriminator, real, z):
-    """The losses of discriminator and generator; the generator's backward must not reach the discriminator's weights."""
+    """Losses of discriminator and generator, whose backward must not reach the discriminator's weights."""
     yield judge(discriminator, real, True) + judge(discriminator, generator(z).detach(), False)
     discriminator.requires_grad_(False)
     yield judge(discriminator, generator(z), True)

@@ -39,7 +39,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def stream(device: torch.device) -> int:
-    """The CUstream that work of this thread goes on."""
+    """The CUstream that gets the work of this thread."""
     return torch.cuda.current_stream(device).cuda_stream
 
 

@@ -200,7 +200,7 @@ class Observer:
     def _unfinished(self, text: str) -> GradientFault:
         listed = _LISTED.search(text)
         missing = [i for i, count in enumerate(self._counts) if count == 0]
-        if listed:  # DDP leaves out what it took for unused, and what it did not list is beyond its hundred
+        if listed:  # DDP does not list parameters that it took for unused, nor those after the first hundred
             missing = [i for i in map(int, listed[1].split()) if i < len(self._params)]
         same = self._n_iterations == 0 and self._evidence.failure is None and self._agreed(missing)
         return self._missing_fault(missing, same_on_all_ranks=same, silent=False)

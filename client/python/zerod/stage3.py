@@ -47,7 +47,7 @@ _current_task = torch._C._current_graph_task_id
 Unit = tuple[int, ...]  # indices of parameters
 
 
-# ---- what is saved for the backward ---------------------------------------------------------------------
+# ---- tensors saved for the backward ---------------------------------------------------------------------
 
 
 class _Saved:
@@ -79,7 +79,7 @@ class _Saving:
         return self._unpack_below(saved) if self._unpack_below else saved
 
 
-# ---- what runs ------------------------------------------------------------------------------------------
+# ---- running modules ------------------------------------------------------------------------------------
 
 
 class _Parameters(dict[str, Any]):
@@ -100,7 +100,7 @@ class _Parameters(dict[str, Any]):
 
 
 class _Frame(NamedTuple):
-    """A module's forward that is running: what it holds, and whether it has pushed hooks."""
+    """A module's forward that is running: the parameters that it holds, and whether it has pushed hooks."""
 
     module: nn.Module
     indices: list[int]
@@ -134,7 +134,7 @@ def _ids(indices: Sequence[int]) -> Any:
 
 class Sharding:
     """
-    prefetch: how many units ahead the daemon is told of. on_fault: told of a refusal before it is raised.
+    prefetch: how many units ahead the daemon is told of. on_fault: gets a fault before it is raised.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ def _moments(opt: OpenOptimizer) -> dict[str, int]:
 
 
 def _kinds(opt: OpenOptimizer, b: Bound) -> dict[str, int]:
-    """The entries of a parameter's state, but for its step."""
+    """The names of a parameter's state entries, except its step."""
     return _moments(opt) | ({"master": _lib.MASTER} if b.param.dtype != torch.float32 else {})
 
 
@@ -167,7 +167,7 @@ class LazyState(Handle):
         dict.update(self, *args, **kwargs)
 
 
-# DCP maps functions over trees of dicts, and takes what it does not know for a leaf.
+# DCP maps functions over trees of dicts, and treats unknown types as leaves.
 _pytree.register_pytree_node(
     LazyState,
     lambda state: (list(state.values()), list(state)),
@@ -176,7 +176,7 @@ _pytree.register_pytree_node(
 
 
 class States(defaultdict[torch.Tensor, Any]):
-    """opt.state. What is there stays, as in a Handle."""
+    """opt.state. Entries cannot be replaced, as in a Handle."""
 
     def __init__(self, opt: OpenOptimizer) -> None:
         super().__init__(dict)
