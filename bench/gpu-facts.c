@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What zerod takes for granted about memory that several processes have, seen on the GPU at hand: that memory with a
- * descriptor outlives who allocated it, that nothing writes into it any more once its writer's process has ended, what
- * it takes to map it; the same of IPC handles, which zerod does not use; what processes beside each other cost; and
- * that two ranks of NCCL can have one GPU.
+ * Zerod's assumptions about memory that several processes share, tested on the GPU at hand: memory with a descriptor
+ * outlives the process that allocated it; nothing writes into it once its writer's process has ended; two ranks of
+ * NCCL can share one GPU. Also measured: the time to map such memory, IPC handles, which zerod does not use, and the
+ * cost of several processes on one GPU.
  */
 
 #include "bench/gpu.h"
@@ -19,12 +19,12 @@
 
 enum {
     N_TIMES = 21,
-    /* What a process to be killed has queued: on the H200 as much as half a second. */
+    /* Work that a process has queued when it is killed: on the H200 as much as half a second. */
     N_QUEUED = 512,
     N_BEGUN = 32,
     PRIVATE_TIMES = 64,            /* its own memory, in sizes of the shared one */
-    LATER_MS = 1500,               /* by then it would be done, if it were not gone */
-    COPIES_MS = 500,               /* that copies are made for, to see how long each takes */
+    LATER_MS = 1500,               /* by then the work would be done, if the process had not ended */
+    COPIES_MS = 500,               /* how long copies are made, to measure the time of each */
     N_COPIES = 64,                 /* queued at a time */
     LEGACY_LAZY_PEER_ACCESS = 0x1, /* CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag that there is */
 };
@@ -414,7 +414,7 @@ static void hear_both(struct gpu_child ranks[2])
     }
 }
 
-/* What lets two processes of one host share a GPU: each says that it is another host, so all goes over sockets. */
+/* Lets two processes of one host share a GPU: each claims to be another host, so NCCL uses sockets only. */
 static void set_environment(void)
 {
     static const char *const variables[][2] = {

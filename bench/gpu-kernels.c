@@ -31,7 +31,7 @@ struct arrays {
     uint16_t *w16;
 };
 
-/* What comes of a reduction, of each range. On the device, and in registered memory, where the host reads it. */
+/* The results of a reduction, for each range: on the device, and in registered memory, where the host reads them. */
 struct results {
     struct exact_sum *squares;
     struct position_sum *sums;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a GPU does with zerod's kernels and with memory that several processes have. scripts/bench --gpu runs it and
- * writes the tables; gpu.h says how it is built.
+ * Measures zerod's kernels, and memory that several processes share, on a GPU. scripts/bench --gpu runs this program
+ * and writes the tables; gpu.h describes its structure.
  *
- *     bench-gpu kernels         answers lines: a kernel's name, its time in JSON
- *     bench-gpu handles         what it takes to give another process memory by a descriptor
- *     bench-gpu handles-legacy  the same by an IPC handle
- *     bench-gpu killed          what is left of memory with a descriptor whose owner was killed in the midst of work
- *     bench-gpu killed-legacy   the same of memory with an IPC handle
+ *     bench-gpu kernels         prints lines: a kernel's name, its time in JSON
+ *     bench-gpu handles         the cost of sharing memory with another process by a descriptor
+ *     bench-gpu handles-legacy  the cost of sharing it by an IPC handle
+ *     bench-gpu killed          memory with a descriptor, after its owner was killed at work
+ *     bench-gpu killed-legacy   memory with an IPC handle, after its owner was killed at work
  *     bench-gpu slices          a process's copies beside another one's
  *     bench-gpu ranks           two ranks of NCCL on this one GPU
  *
@@ -39,7 +39,7 @@ static const struct command {
     {"rank", gpu_rank},
 };
 
-/* What other commands start has no place here. */
+/* The usage leaves out the commands that other commands start. */
 static const char usage[] =
     "usage: bench-gpu kernels|handles|handles-legacy|killed|killed-legacy|slices|ranks [--elems N] [--params P] "
     "[--bytes N]\n";

@@ -2,11 +2,11 @@
 #pragma once
 
 /*
- * What the files of bench-gpu share. The program measures the kernels on a GPU, and finds out what zerod takes for
- * granted about memory that several processes have there. Each question is a command of its own, in a process of its
- * own, since an answer may be an error that nothing on that GPU survives in this process.
+ * Shared by the files of bench-gpu. The program measures the kernels on a GPU, and tests zerod's assumptions about
+ * memory that several processes share there. Each question is a command in a process of its own, because an answer may
+ * be an error after which this process cannot use the GPU any more.
  *
- * Errors: there is nothing to go on with. gpu_fail() says what it was and ends the process with status 1.
+ * Errors: the program cannot continue after any. gpu_fail() prints the error and exits with status 1.
  */
 
 #include "core/wire/frame.h"
@@ -89,7 +89,7 @@ void gpu_killed_legacy(const struct gpu_options *options);
 void gpu_slices(const struct gpu_options *options);
 void gpu_ranks(const struct gpu_options *options);
 
-/* What their children do. */
+/* The work of their child processes. */
 void gpu_owner(const struct gpu_options *options);
 void gpu_owner_legacy(const struct gpu_options *options);
 void gpu_copier(const struct gpu_options *options);

@@ -33,7 +33,7 @@ class Setup:
 
     @staticmethod
     def modes():
-        """Without MPS, and with it where that can be had: name, and what gives an environment for a while."""
+        """Without MPS, and with it if it is installed: a name, and a context manager that yields an environment."""
         yield "", nullcontext
         if shutil.which(MPS):
             yield ", MPS", mps
@@ -147,7 +147,7 @@ def ask(setup, command, environment):
 
 
 def taken_for_granted(answers, mode):
-    """What must be so for a killed engine to cost nothing."""
+    """Rows for zerod's assumptions: if they hold, a killed engine costs nothing."""
     killed, ranks = dict(answers["killed"]), dict(answers["ranks"])
     seen = {"memory with a descriptor outlives its owner": killed.get("it can be written") == "yes",
             "nothing writes once a killed process has ended": killed.get("it changes after that") == "no",

@@ -1,13 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a message costs a trainer, each against a bare socket, in turn:
+ * The time of a message for a trainer, and of a bare socket's for comparison, in turn:
  *
- *     bench-latency push  --socket PATH   one way: zerod_push() of a gradient that lies in its slot, against send() of
- * as many bytes to a process that reads and discards them bench-latency round --socket PATH   zerod_grad_norm() of a
- * job with one rank, against a ping-pong over a socketpair under epoll with another process bench-latency probe
- * --socket PATH   asks on a control connection again and again until standard input ends; prints one line per answer:
- * when it was asked, and how long it took
+ *     bench-latency push --socket PATH
+ *
+ * measures one way: zerod_push() of a gradient that lies in its slot, and send() of as many bytes to a process that
+ * reads and discards them.
+ *
+ *     bench-latency round --socket PATH
+ *
+ * measures both ways: zerod_grad_norm() of a job with one rank, and a ping-pong over a socketpair under epoll with
+ * another process.
+ *
+ *     bench-latency probe --socket PATH
+ *
+ * asks on a control connection again and again until standard input ends. It prints one line per answer: the time of
+ * the question, and how long the answer took.
  *
  * Between two messages the process computes for --pause-us, as a trainer does. With --cores A,B it runs on core A and
  * the process that it is compared with on core B, where the daemon should be then, too. Times are ns.

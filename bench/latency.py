@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a message costs, and whether somebody else is answered while an update runs."""
+"""The time of a message, and whether other clients are answered while an update runs."""
 
 import json
 import os

@@ -95,7 +95,7 @@ def machine():
 
 
 def gpu_name():
-    """Of the first that is visible, with its driver."""
+    """The name of the first visible GPU, with its driver."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.splitlines()

@@ -74,8 +74,8 @@ def payload(job):
     return status["nodes"]["sent_bytes"], status["step"]
 
 
-# What is measured of zerod. Torch's chains have their gradients in one flat tensor from the beginning; zerod's have them
-# where they are sent from only when they are computed there.
+# The variants of zerod. Torch's chains have their gradients in one flat tensor from the beginning; zerod's lie where
+# they are sent from only if they are computed there.
 VARIANTS = {
     "fp32": {},
     "bf16": {"bf16": True},

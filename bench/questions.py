@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What questions of zerodctl cost the trainers."""
+"""The cost of zerodctl's questions for the trainers."""
 
 import time
 

@@ -41,7 +41,7 @@ def paper(stage, params, ranks):
 
 
 def messages(params, nodes, bucket):
-    """That node 0 gets or sends per micro-batch."""
+    """The number of messages that node 0 receives or sends per micro-batch."""
     return MESSAGES * (nodes - 1) * math.ceil(params / bucket)
 
 

@@ -43,7 +43,7 @@ def rank_environment():
 
 
 def forget_broken_builds():
-    """What was ended while DeepSpeed compiled left a lock behind, for which the next one would wait for ever."""
+    """Removes the locks of processes that ended while DeepSpeed compiled: the next one would wait for them forever."""
     for lock in EXTENSIONS.glob("*/lock"):
         lock.unlink()
 

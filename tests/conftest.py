@@ -229,7 +229,7 @@ class Daemon(Process):
         return result
 
     def json(self, *args):
-        """What zerodctl --json COMMAND prints."""
+        """The output of zerodctl --json COMMAND."""
         return json.loads(self.ctl("--json", *args).stdout)
 
     def status(self):
@@ -255,7 +255,7 @@ class Daemon(Process):
         assert not self.socket.exists(), "the daemon left its socket behind"
 
     def kill(self):
-        """Without mercy; nothing is checked."""
+        """Kills the daemon, and skips the checks of its end."""
         self.checked = True
         return super().kill()
 
@@ -314,7 +314,7 @@ class Spread:
         return self.of(rank or 0).spawn(program, *args, rank=rank, **more)
 
     def json(self, *args):
-        """Of all nodes where it is a list of ranks or diagnostics; what several nodes say counts once."""
+        """Node 0's answer; lists of ranks or diagnostics are those of all nodes, without repeated texts."""
         if args[0] not in ("ranks", "diagnostics"):
             return self.daemons[0].json(*args)
         said = [item for daemon in self.daemons for item in daemon.json(*args)]

@@ -17,7 +17,7 @@ static inline bool tests_full(void)
     return tier && strcmp(tier, "full") == 0;
 }
 
-/* Of n rounds, seeds or settings: all, or the first half. */
+/* How many of n rounds, seeds or settings to run: all, or the first half. */
 static inline unsigned tests_some(unsigned n)
 {
     return tests_full() ? n : (n + 1) / 2;

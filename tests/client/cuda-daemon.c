@@ -245,7 +245,7 @@ static void open_event(struct cuda_daemon *d, const struct request_event *reques
 
     NEED(request->n_handle_bytes == sizeof(handle) && !d->events[request->number]);
     memcpy(&handle, request->handle, sizeof(handle));
-    /* Of a client that has closed its end the events are gone. */
+    /* If the client has closed its end, its events are gone. */
     if (cudaIpcOpenEventHandle(&d->events[request->number], handle) != cudaSuccess) {
         NEED(is_gone(d));
         _exit(0);
@@ -259,7 +259,7 @@ static void give_back(struct cuda_daemon *d, uint32_t ticket)
     atomic_fetch_add_explicit(&d->credit->credits[ticket], 1, memory_order_release);
 }
 
-/* The event is all that it waits for. */
+/* Waits for the event and for nothing else. */
 static void read_part(struct cuda_daemon *d, const struct request_push *request, cudaEvent_t event)
 {
     const struct layout_param *p = &d->layout->params[request->param];
@@ -402,7 +402,7 @@ static void release(struct cuda_daemon *d, const struct request_release *request
     }
 }
 
-/* Whoever still copies from it finds something else. */
+/* Overwrites gathered weights, so that a client that still copies from them gets other values. */
 static void forget_gathered(struct cuda_daemon *d)
 {
     if (!d->has_gathered)
@@ -414,7 +414,7 @@ static void forget_gathered(struct cuda_daemon *d)
 
 /* ---- windows ------------------------------------------------------------------------------------------- */
 
-/* Between the window and the weights, which are laid out alike but in stage 3. */
+/* Copies between the window and the weights, which have one layout except in stage 3. */
 static void copy_window(struct cuda_daemon *d, bool to_window)
 {
     for (uint32_t p = 0; p < d->layout->n_params; p++) {

@@ -2,17 +2,17 @@
 #pragma once
 
 /*
- * What a client on GPUs talks to, without a daemon: the other end of one connection, in a process of its own, for a job
- * of one rank. It holds ring and weights in memory of a stand-in's device, waits for the client's events on a stream of
- * its own and for nothing else, and adds all gradients of a step to the weights. What the client must not do ends it
- * with a sentence. In stage 3 what lies in the pool is gone with the next message.
+ * A stand-in for the daemon that tests a client on GPUs: the other end of one connection, in a process of its own, for
+ * a job of one rank. It holds ring and weights in memory of a stand-in's device, waits for the client's events on a
+ * stream of its own and for nothing else, and adds all gradients of a step to the weights. If the client does something
+ * that it must not do, the stand-in prints a sentence and exits. In stage 3 the next message overwrites the pool.
  */
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
-/* What may be wrong with the answer to a Gather. */
+/* The possible faults of the answer to a Gather. */
 enum cuda_daemon_fault {
     GATHERS_WELL,
     GATHERS_ONE_OFFSET_LESS,
@@ -22,8 +22,8 @@ enum cuda_daemon_fault {
 };
 
 struct cuda_daemon_options {
-    int device; /* whose memory it is */
-    int gpu;    /* which GPU it says that it is; as a rule the same */
+    int device; /* the device whose memory is used */
+    int gpu;    /* the GPU that the client is told; usually equal to device */
     uint64_t bucket_elems, ring_bytes;
     const char *sim; /* ZEROD_SIM of the process */
     /* 0: stage 2, else stage 3. As allocated: rounded up to 2 MiB. */
@@ -34,7 +34,7 @@ struct cuda_daemon_options {
     uint32_t fault_at; /* which Gather, from 1; the others are answered well */
 };
 
-/* What it has seen, in memory that both processes share. */
+/* Counts of the client's requests, in memory that both processes share. */
 struct cuda_daemon_seen {
     uint32_t n_events, n_pushes, n_duplicates;
     uint64_t duplicate_sum; /* of the last duplicate */
@@ -42,8 +42,8 @@ struct cuda_daemon_seen {
     uint32_t n_gathers, n_held; /* requests; parameters, each as often as it was gathered and not released */
 };
 
-/* Starts it, listening at path. The process that calls must not have used the stand-ins yet. Return: its pid. */
+/* Starts the stand-in, listening at path. The caller must not have used the stand-in GPUs yet. Return: its pid. */
 pid_t cuda_daemon_start(const char *path, const struct cuda_daemon_options *options, struct cuda_daemon_seen *seen);
 
-/* Waits until it has ended, as it does with the connection. Ends the process when it did not end well. */
+/* Waits until the stand-in has exited, as it does when the connection ends. If it failed, ends the calling process. */
 void cuda_daemon_wait(pid_t pid);

@@ -33,7 +33,7 @@ enum {
     TWO_GRANULES_ELEMS = 2 * GRANULE / sizeof(float), /* max_live_elems under which two granules may be held */
 };
 
-/* What this process looks at beside the trainer: a test's body runs in one of its own. */
+/* Values that a test compares beside the trainer's. They are static because each test's body has its own process. */
 static struct {
     float *copied;      /* on the GPU: where read_slowly() copies to */
     size_t n_own_bytes; /* of the GPU's memory, before anything was gathered */
@@ -41,7 +41,7 @@ static struct {
     void *event; /* behind the last read_slowly() */
 } observed;
 
-/* Room for everything in two requests, and no bound that is felt. */
+/* The pool has room for all weights in two requests, and max_live_elems is never reached. */
 static const struct cuda_daemon_options usual = {
     .bucket_elems = 70000, .ring_bytes = GRANULE, .pool_bytes = 2 * GRANULE, .max_live_elems = 1 << 30};
 
@@ -369,7 +369,7 @@ static void one_after_the_other(void *arg)
     trainer_end(&t);
 }
 
-/* What was released is still read when the next parameter comes. */
+/* A stream still reads a released parameter when the next one is gathered. */
 static void while_it_is_read(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -377,7 +377,7 @@ static void while_it_is_read(void *arg)
     (void)arg;
     use_slowly(&t, ONE);
     CHECK(zerod_gather(t.c, LIST(TWO)) == 0);
-    CHECK(is_running() && held_mib() == 4); /* nobody has waited, and what is read has stayed */
+    CHECK(is_running() && held_mib() == 4); /* the gather did not wait, and kept the memory that is being read */
     drain(&t);
     gather_one(&t, THREE);
     CHECK(held_mib() == 4);
@@ -412,7 +412,7 @@ static void again_while_it_is_read(void *arg)
     CHECK(!is_running() && held_mib() == 2);
     check_weight(&t, ONE);
     check_copied(&t, ONE, t.host);
-    /* It is not hidden any more: what else is needed does not take its memory. */
+    /* ONE is gathered again, so TWO does not get its memory. */
     drain(&t);
     CHECK(zerod_gather(t.c, LIST(TWO)) == 0);
     CHECK(held_mib() == 4);
@@ -474,7 +474,7 @@ static void waits_for_the_first(void *arg)
     trainer_end(&t);
 }
 
-/* What is held of one size goes when another is needed; what is shown at a time is never too much. */
+/* Free memory of one size is given up when another size is needed; the gathered weights never exceed the bound. */
 static void sizes_change(void *arg)
 {
     struct cuda_daemon_options options = bounded();
@@ -495,7 +495,7 @@ static void sizes_change(void *arg)
     trainer_end(&t);
 }
 
-/* What was given back does not count any more. */
+/* Released memory does not count against the bound. */
 static void given_back(void *arg)
 {
     struct cuda_daemon_options options = bounded();
@@ -688,7 +688,7 @@ static void small_pool(void *arg)
     trainer_end(&t);
 }
 
-/* Of 16 MiB the program has 9.2. */
+/* The GPU has 16 MiB, and the program uses 9.2 of them. */
 static void no_memory(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -705,7 +705,7 @@ static void no_memory(void *arg)
     check_weight(&t, TWO);
     gather_one(&t, EMPTY);
     CHECK(t.seen->n_held == 3);
-    /* What nobody needs any more makes room. */
+    /* A release makes room. */
     release_one(&t, ONE);
     gather_one(&t, LARGE);
     CHECK(held_mib() == 6);
@@ -713,7 +713,7 @@ static void no_memory(void *arg)
     trainer_end(&t);
 }
 
-/* What is waited for is still read by the stream. */
+/* The memory that a gather waits for is still read by the stream. */
 static void no_memory_for_long(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -792,8 +792,8 @@ static void test_memory(void **state)
 
 /* ---- the end -------------------------------------------------------------------------------------------- */
 
-/* What is on streams when a handle is closed reads memory that goes with it: what is shown on the caller's, and what is
- * hidden on those that it had when that was released. */
+/* A handle is closed, which frees its memory, while streams still read it: the caller's stream reads gathered weights,
+ * and the streams that it had at each release read released ones. */
 static void closed_early(void *arg)
 {
     struct trainer t = begin_formed(&usual);

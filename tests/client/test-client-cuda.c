@@ -196,7 +196,7 @@ static void three_streams(void *arg)
 static void test_streams(void **state)
 {
     (void)state;
-    /* Of two copies that take as long on one stream the second ends later than the last one on another. */
+    /* All copies take equally long, so the second copy on one stream ends later than the last one on another. */
     child_passes("delay-us=0,cudaMemcpyAsync:delay=30@*", three_streams, NULL);
 }
 
@@ -210,7 +210,7 @@ static void *push_from_here(void *arg)
     return NULL;
 }
 
-/* A thread that has no context, as one of a framework's may be. */
+/* A thread without a context, as a framework's thread may be. */
 static void other_thread(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -405,7 +405,7 @@ static void forked(void *arg)
     trainer_end(&t);
 }
 
-/* What is on the stream when a handle is closed uses memory that goes with it. */
+/* A handle is closed, which frees its memory, while work on the stream still uses it. */
 static void closed_early(void *arg)
 {
     struct trainer t = begin_formed(&usual);

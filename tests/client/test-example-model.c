@@ -292,7 +292,7 @@ static void test_a_hook_ends_the_pass(void **state)
     assert_int_equal(f->n_ready[f->n_params - 1], 1);
 }
 
-/* What is wanted at position 3 changes the gradient of positions 0 to 3, and not a bit of any later one. */
+/* Another target at position 3 changes the gradients of positions 0 to 3, and not a bit of any later one. */
 static void test_no_look_ahead(void **state)
 {
     struct fixture *f = *state;

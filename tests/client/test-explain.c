@@ -190,7 +190,7 @@ static void check_nothing(void **state)
     free(got);
 }
 
-/* Of a long log the end counts; more messages than there is room for are left out. */
+/* Only the end of a long log is explained; messages for which there is no room are left out. */
 static void check_bounds(void **state)
 {
     size_t n_bytes = 3 * EXPLAIN_MAX_BYTES, n, at = 0;

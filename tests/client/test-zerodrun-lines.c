@@ -13,7 +13,7 @@
 #include "client/run/lines.h"
 #include "core/base/base.h"
 
-/* What was handed out: every piece in <>, continued ones after '+'. */
+/* The text that was delivered: every piece in <>, continued pieces after '+'. */
 struct record {
     char *text;
     size_t n_bytes, n_pieces, longest;

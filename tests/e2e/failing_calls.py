@@ -45,7 +45,7 @@ CALLS = {
     "timerfd_settime": ("ENOMEM",),
 }
 
-# What a text has to say of each errno.
+# The words that a text must have for each errno.
 SAYS = {
     "ENOMEM": r"memory",
     "EMFILE": r"descriptor|open files",
@@ -63,7 +63,7 @@ EPOLL_CTL = re.compile(r"epoll_ctl\(\d+, EPOLL_CTL_(\w+), (\d+),.* = (-1 E\w+|0)
 
 
 def may_fail(call, trace):
-    """Whether the kernel could have failed that call so: epoll_ctl() takes memory only where it adds what is not there."""
+    """Could the kernel have failed that call so? epoll_ctl() needs memory only when it adds a new descriptor."""
     added = set()
     for line in trace.splitlines() if call == "epoll_ctl" else ():
         match = EPOLL_CTL.search(line)

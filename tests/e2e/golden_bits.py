@@ -51,7 +51,7 @@ def make_params(rng):
 
 
 def make_rules(rng, world, params):
-    """What is not pushed, pushed again, and not finite."""
+    """Rules for gradients that are missing, pushed again, or not finite."""
     some = [i for i, p in enumerate(params) if p.get("trainable", True) and math.prod(p["shape"]) > 60]
     rng.shuffle(some)
     last = world - 1

@@ -107,7 +107,7 @@ def train(daemon, plans, args=(), n_steps=N_STEPS, timeout=60):
 
 
 def describe(ranks, daemon):
-    """What a failed run left behind."""
+    """The last output of all processes of a failed run."""
     text = []
     for rank in ranks:
         for life, p in enumerate(rank.processes):

@@ -175,7 +175,7 @@ class Job:
 
 
 class Campaign:
-    """What two jobs, one of them attacked in turns, have shown."""
+    """Two jobs, one of which is attacked at times, and the findings about both."""
 
     def __init__(self, build, config=None):
         self.programs, self.jobs = Programs(build), []

@@ -71,13 +71,13 @@ class Network:
             ip("netns", "del", name, check=False)
 
     def inside(self, node):
-        """What a command begins with that is to run there, under the process number it is started with."""
+        """The first words of a command that is to run on the node; it keeps the process number of its start."""
         return ["nsenter", f"--net=/run/netns/{self.nodes[node]}"]
 
-    # Ways to cut a node off: (out, back). What the node notices of it differs.
+    # Ways to cut a node off: (out, back). They differ in what the node notices.
 
     def interface(self, node):
-        """Its interface goes down: sending fails at once."""
+        """The node's interface goes down: sending fails at once."""
         return (lambda: ip("-n", self.nodes[node], "link", "set", "eth0", "down"),
                 lambda: ip("-n", self.nodes[node], "link", "set", "eth0", "up"))
 
@@ -87,12 +87,12 @@ class Network:
                 lambda: ip("-n", self.middle, "link", "set", f"port{node}", "up"))
 
     def switch(self, node):
-        """What it sends and what is sent to it gets lost on the way, without a sign."""
+        """Packets from and to the node are lost on the way, without a sign."""
         return (lambda: ip("-n", self.middle, "link", "set", f"port{node}", "nomaster"),
                 lambda: ip("-n", self.middle, "link", "set", f"port{node}", "master", "br0"))
 
     def route(self, node):
-        """What it sends vanishes; what is sent to it arrives."""
+        """Packets from the node vanish; packets to it arrive."""
         def routes(verb):
             for i, host in enumerate(self.hosts):
                 if i != node:

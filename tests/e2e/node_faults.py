@@ -39,7 +39,7 @@ NOTICE_SILENCE = 3.5  # [3]
 RECOVER = 1.5         # [1]
 BOUND = 30            # nothing may take longer
 
-# What may be the reason of an engine's end.
+# The possible reasons of an engine's end.
 WHO = r"the engine of node \d+ \(192\.0\.2\.\d+:\d+\) "
 REASONS = re.compile(
     rf"{WHO}(was killed by signal 9 \(Killed\)|exited with status \d+|missed its deadline( for connecting)?)|"
@@ -56,7 +56,7 @@ STRANGER = re.compile(r"a connection from 192\.0\.2\.\d+:\d+ (was dropped: what 
 
 
 def in_namespace(name, work):
-    """What work() returns in that network namespace: a thread of its own enters it."""
+    """Returns the result of work() in that network namespace, which a thread of its own enters."""
     found = []
 
     def enter():
@@ -230,7 +230,7 @@ def engine_frozen(run):
 
 
 def cut_off(run, way, seconds):
-    """Whoever is cut off for longer than silence may last is missed."""
+    """A node that is cut off for longer than the allowed silence is reported."""
     out, back = way(run.rng.randrange(len(run.nodes.ranks)))
     before, noticed = (run.said("E1501"), run.said("E1502")), None
     began = time.monotonic()
@@ -403,7 +403,7 @@ def come_back(run, victim):
 
 
 def daemon_killed(run, times):
-    """What a daemon held is gone: all are told, once it is back, and can begin anew at once."""
+    """A killed daemon's state is gone: once it is back, all ranks are told, and can begin anew at once."""
     victim = run.rng.randrange(len(run.nodes.ranks))
     witness = 1 if victim == 0 else 0
     step = run.rng.choice((-1, run.rng.randrange(N_STEPS * 2 // 3)))

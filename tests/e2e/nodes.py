@@ -46,7 +46,7 @@ class Nodes:
         return {"collective": "gloo", **config, "world": world}
 
     def node_of(self, rank):
-        """Of which node it is a rank."""
+        """The node of a rank."""
         for node, n in enumerate(self.ranks):
             if rank < n:
                 return node

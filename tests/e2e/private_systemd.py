@@ -135,7 +135,7 @@ class PrivateSystemd:
         installed.chmod(0o755)
 
     def write_run(self):
-        """What lies in /run when systemd starts."""
+        """Writes the files of /run that are there when systemd starts."""
         units = self.folder / "run" / "units"
         units.mkdir(parents=True)
         for name in TARGETS:

@@ -101,7 +101,7 @@ class Puppet:
 
 
 def all_do(puppets, *words):
-    """The same call on all of them at once. Return: their answers."""
+    """Makes one call on all puppets at once. Return: their answers."""
     for p in puppets:
         p.tell(*words)
     return [p.answer() for p in puppets]

@@ -227,7 +227,7 @@ def test_trainers_of_a_daemon_that_ends(zerod, number):
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_connection_that_is_closed_alone(zerod, tmp_path, listens):
-    """Of a connection that is closed without a word libzerod says whether the daemon still listens."""
+    """If a connection is closed without a message, libzerod says whether the daemon still listens."""
     path = tmp_path / "other.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))

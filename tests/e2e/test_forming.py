@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What zerod_form() says to each rank: 0 in a new run, ZEROD_RESUMED to a process that joins one under way."""
+"""zerod_form() returns 0 to each rank of a new run, and ZEROD_RESUMED to a process that joins one under way."""
 
 import pytest
 

@@ -46,7 +46,7 @@ def reference(zerod):
 
 
 def test_a_hint_is_only_a_hint(zerod):
-    """What was prefetched is there when it is gathered, and unreadable before."""
+    """A prefetched parameter is ready when it is gathered, and unreadable before."""
     daemon = zerod(STAGE3, env={"ZEROD_FAILPOINT": "transfer:sleep:6000@*"})
     ranks = trainers(daemon)
     before = time.monotonic()

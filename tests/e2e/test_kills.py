@@ -68,7 +68,7 @@ def test_aborted(build, references, tmp_path, seed):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_successor_of_a_rank_that_pushed_nothing(zerod, stage):
-    """It asks for the step, as its position says: the step is begun again once, and it goes on."""
+    """The successor asks for the step, as its position says: the step begins again once, and the run continues."""
     daemon = zerod({"world": {"size": 3}, "zero_optimization": {"stage": stage}})
     ranks = trainers(daemon)
     steps(ranks)
@@ -185,7 +185,7 @@ def test_successor_differs(zerod, references, stage, accumulate):
 
 
 def test_successor_that_redoes_too_little(zerod, references):
-    """It ends the micro-batch without what stands of its predecessor: nobody can say what that was."""
+    """The successor ends the micro-batch without redoing its predecessor's posted pushes: the step is aborted."""
     daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"reduce_bucket_size": 1}})
     ranks = start(daemon, [[], [["--at", "5.1.12:sleep=300", "--at", "5.1.12:die"], ["--at", "5.1.0:omit"]]],
                   n_steps=SHORT)
@@ -195,7 +195,7 @@ def test_successor_that_redoes_too_little(zerod, references):
 
 
 def test_aborted_while_a_successor_forms(zerod, references):
-    """What Formed said, position and blob, is out of date when the successor is ready."""
+    """Position and blob of the Formed message are out of date when the successor is ready."""
     daemon = zerod({"gradient_clipping": 1.0})
     ranks = start(daemon, [[["--at", "5.1.5:stop", "--at", "5.1.5:abort"]],
                            [["--at", "5.1.3:die"], "formed:stop"]], n_steps=SHORT)

@@ -60,7 +60,7 @@ def test_successor_dies_while_it_is_compared(zerod):
 
 
 def test_successor_leaves_instead_of_going_on(zerod):
-    """What its predecessor left half done is taken back: a step never has half a backward in it."""
+    """The predecessor's half backward is withdrawn: a step never has half a backward in it."""
     daemon = zerod({"diagnostics": {"on_leave": "continue"}, "zero_optimization": {"reduce_bucket_size": 1}})
     ranks = trainers(daemon)
     for puppet in ranks:
@@ -119,7 +119,7 @@ def test_step_is_not_taken_without_who_left(zerod):
 
 
 def test_half_written_window(zerod):
-    """Whoever did not begin a window cannot end it: what a dead process had written is forgotten."""
+    """A process that did not begin a window cannot end it: the writes of a dead process are dropped."""
     daemon = zerod()
     ranks = trainers(daemon)
     before = memory(daemon)
@@ -140,7 +140,7 @@ def test_half_written_window(zerod):
 
 
 def test_norm_before_the_step_is_asked_for(zerod):
-    """It knows nothing of the loss scale that came with an earlier step."""
+    """The norm does not depend on the loss scale that came with an earlier step."""
     daemon = zerod({"world": {"size": 1}})
     puppet = trainers(daemon)[0]
     norms = []

@@ -70,7 +70,7 @@ def test_the_same_is_trained(zerod, stage):
 
 
 def test_a_duplicate_behind_them(zerod):
-    """It finds the first ones sent, and both call sites are told."""
+    """A duplicate behind queued pushes: those are sent first, and the error names both call sites."""
     puppet = trainers(zerod({"world": {"size": 1}}))[0]
     puppet.ok("begin")
     for i in reversed(range(N_PARAMS - 2)):

@@ -174,7 +174,7 @@ def test_duplicate_of_other_bytes(scene):
 
 
 def await_reduction():
-    """Of what all ranks have pushed: nothing tells when it is done."""
+    """Waits for the reduction of all ranks' pushes by time, because nothing reports its end."""
     time.sleep(2)
 
 
@@ -315,7 +315,7 @@ def test_missing(scene):
 
 
 def test_missing_is_completed(scene):
-    """What was missing comes in a micro-batch of its own, then the step is taken."""
+    """The missing gradient comes in a micro-batch of its own, and then the step succeeds."""
     s = scene({"diagnostics": {"on_missing": "error"}})
     s.guilty.ok("begin")
     s.guilty.ok("pushes but=3")
@@ -469,7 +469,7 @@ def test_manifests_differ(zerod, undisturbed, name, options):
 
 @pytest.mark.parametrize("name, declare", [("e1101-twice", "declare"), ("e1101-twice-later", "param embed.weight 5")])
 def test_declaring_twice(zerod, name, declare):
-    """The same name again is no second parameter."""
+    """A name that is declared again is no second parameter."""
     daemon = zerod({"world": {"size": 1}})
     puppet = Puppet(daemon).attach()
     puppet.ok(declare)
@@ -543,7 +543,7 @@ def test_written_weights(scene, name, weights, param, call):
 
 
 def test_write_before_a_window(scene):
-    """What was written before a window opens would be lost in it."""
+    """Writes before a window opens would be lost in it, so the window is refused."""
     s = scene()
     s.guilty.ok("touch 1")
     answer = s.guilty("window")
@@ -800,7 +800,7 @@ def test_nobody_comes_back(scene):
 
 
 def test_successor_differs(scene):
-    """What a successor pushes again must be what its predecessor pushed."""
+    """A successor must push the same gradients again as its predecessor."""
     s = scene()
     for p in s.ranks:
         p.ok("begin")
@@ -852,7 +852,7 @@ STALLS = {"diagnostics": {"stall_warning": "300ms"}}
 
 
 def test_stalled(scene):
-    """Who waits, on whom; repeated, and nothing more happens."""
+    """The warning says who waits, and for whom. It is repeated, and has no other effect."""
     s = scene(STALLS)
     s.ranks[0].tell("steps", AFTER - BEFORE)
     wait_for("it is said twice", lambda: s.daemon.log().count("E1303") >= 2)
@@ -996,7 +996,7 @@ def test_memory_over_the_limit(zerod):
 
 
 def test_state_over_the_limit(zerod):
-    """Of the state in a window so much is taken as there is room for; the rest in another window."""
+    """A window accepts as much state as there is room for; the rest needs another window."""
     daemon = zerod({"world": {"size": 1}, "limits": {"memory": "24MiB"}})
     puppet = Puppet(daemon).attach(declare=("param", "large", 1 << 20))
     form([puppet])
@@ -1185,7 +1185,7 @@ def test_missing_file(build, tmp_path):
 
 
 def test_stale_socket_file(zerod, build, tmp_path):
-    """What a killed daemon left behind is no obstacle."""
+    """The socket file of a killed daemon does not keep the next one from starting."""
     first = zerod()
     first.kill()
     assert first.socket.exists()
@@ -1198,7 +1198,7 @@ def test_stale_socket_file(zerod, build, tmp_path):
 
 
 def test_second_daemon(zerod, build):
-    """It says who is in the way and ends; the first one does not notice."""
+    """A second daemon names the first and exits; the first one does not notice."""
     daemon = zerod()
     ranks = trainers(daemon)
     ranks[0].tell("steps 1")

@@ -197,7 +197,7 @@ def test_killed_in_the_middle(zerod, saved, stage, where):
 
 
 def test_successor_writes_nothing(zerod, saved):
-    """What its predecessor had written is gone, not committed with its own."""
+    """The predecessor's writes are dropped, and not committed with the successor's."""
     path, _, _ = saved(configure())
     daemon = zerod(configure(stage=2))
     ranks = trainers(daemon)
@@ -276,7 +276,7 @@ def test_wrong_arguments(zerod):
 
 
 def test_counts_are_read(zerod):
-    """Of what was pushed, steps; of a frozen parameter there are none."""
+    """A pushed parameter has a count of steps; a frozen one has none."""
     ranks = trainers(zerod(configure()))
     steps(ranks, 2)
     for p in ranks:

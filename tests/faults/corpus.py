@@ -42,7 +42,7 @@ N_STEPS = 3
 
 @dataclass(frozen=True)
 class Expect:
-    """What has to be said. Fields left at their defaults are expected to be absent, except where a comment says so."""
+    """The expected fault. Fields left at their defaults must be absent, except where a comment says otherwise."""
 
     code: int
     cause_class: str = ""
@@ -59,7 +59,7 @@ class Expect:
     signal: int = 0  # the process dies of it, and the text is the last thing on its standard error
 
     def ranks(self, world: int) -> list[int]:
-        """Those that are told."""
+        """The ranks that are told of the fault."""
         if self.told is not None:
             return [self.told]
         return list(range(world)) if self.rank in (ALL, None) else [self.rank]

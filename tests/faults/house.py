@@ -31,7 +31,7 @@ PACKAGE = ROOT / "client" / "python"
 
 
 def environment(build: Any) -> dict[str, str]:
-    """What every Python of the corpus needs to find the package and the libzerod of this build."""
+    """The variables with which each Python of the corpus finds the package and the libzerod of this build."""
     paths = [str(TESTS), str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1",
             "ZEROD_LIBRARY": str(build.path("client/libzerod.so")), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -138,7 +138,7 @@ class Run:
         for rank in ranks:
             rank.wait()
 
-    # What a scenario's direct() asks for.
+    # Methods for a scenario's direct().
 
     def mark(self, word: str) -> None:
         (self.folder / f"mark-{word}").touch()

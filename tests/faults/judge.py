@@ -81,7 +81,7 @@ FIELD = re.compile(r"^  (\S(?:.{0,9}\S)?) +(.*(?:\n {13}.*)*)", re.M)
 
 
 def from_stderr(rank: house.Rank) -> list[dict[str, Any]]:
-    """What a dying process wrote, for its text is all there is."""
+    """Reads faults from the last output of a dying process, because no other record of them exists."""
     found = []
     for match in LAST_WORDS.finditer(rank.err()):
         text, head = match.group(), match.group().splitlines()[0]
@@ -109,7 +109,7 @@ def statements(run: house.Run) -> list[dict[str, Any]]:
 
 
 def differences(expect: Expect, f: dict[str, Any], rank: int | None) -> list[str]:
-    """What is not as expected; rank: whose statement it has to be."""
+    """The differences from the expected fault; rank: the rank that the fault must name."""
     found = []
 
     def compare(what: str, want: Any, got: Any) -> None:
@@ -216,7 +216,7 @@ def judge_expected(run: house.Run, expect: Expect) -> Verdict:
 
 
 def judge_record(said: list[dict[str, Any]], expect: Expect, verdict: Verdict) -> None:
-    """What the daemon alone has said; of several ranks that it may be of, rank 0 counts."""
+    """Judges the faults that only the daemon has recorded. If the rank may be any, rank 0 counts."""
     records = [f for f in said if f["teller"] is None]
     if not records:
         return verdict.worse("wrong", "the daemon has said nothing")
@@ -257,7 +257,7 @@ def judge_told(run: house.Run, expect: Expect, number: int, verdict: Verdict) ->
 
 
 def unwrapped(f: dict[str, Any], expect: Expect) -> dict[str, Any]:
-    """Who is told that the step was aborted for all has the reason, whole, in the field cause."""
+    """If the step was aborted for all ranks, takes the original fault, which is whole, from the field cause."""
     cause = next((value for label, value in f["fields"] if label == "cause"), "")
     if f["code"] == expect.code or f["code"] != 1302 or not cause.startswith(f"E{expect.code} "):
         return f
@@ -356,7 +356,7 @@ def judge_numbers(run: house.Run, alone: house.Rank) -> list[str]:
 
 
 def distances(np: Any, got: Any, want: Any) -> Any:
-    """Of each element, in units of max(|x|, rms of the tensor)."""
+    """The distance of each element, in units of max(|x|, rms of the tensor)."""
     got, want = got.astype(np.float64), want.astype(np.float64)
     unit = np.maximum(np.abs(want), max(float(np.sqrt(np.mean(want**2))), 1e-30))
     return np.where(np.isfinite(got), np.abs(got - want) / unit, np.inf)
@@ -365,7 +365,7 @@ def distances(np: Any, got: Any, want: Any) -> Any:
 # ---- whole texts --------------------------------------------------------------------------------------------
 
 
-# Whether both pushes held the same bytes is said when the first has been reduced by then.
+# The text says whether both pushes had the same bytes only if the first has been reduced by then.
 SOMETIMES = re.compile(r"^ +bytes .*\n", re.M)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs train: a few blocks between an embedding and a head."""
+"""The models that the programs train: a few blocks between an embedding and a head."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def add_numbers(row: judge.Row, why: list[str]) -> None:
 
 
 def run_case_safely(case: Case, folder: Path, build: Any) -> judge.Row:
-    """What breaks the runner itself is no row that holds."""
+    """Runs a case. If the runner itself fails, the row is wrong."""
     try:
         return run_case(case, folder, build)
     except Exception as error:

@@ -13,7 +13,7 @@ CASES = runner.cases()
 
 
 def first_of_each(cases):
-    """Of each code and cause the first row; of the programs without a fault each eighth, in one stage."""
+    """The first row of each code and cause, and some of the programs without a fault, in one stage each."""
     seen = set()
     for n, case in enumerate(cases):
         expect = case.scenario.expect

@@ -22,7 +22,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Base:
-    """What does not depend on who trains."""
+    """The part of a trial that does not depend on the optimizer."""
 
     real = True  # against zerod
 
@@ -32,7 +32,7 @@ class Base:
         self.trained: nn.Module | None = None
 
     def goes_wrong(self, step: int | None = None) -> bool:
-        """Whether this is where the mistake is made: in the faulty program, on the rank and in the step expected."""
+        """Is the mistake made here? It is made in the faulty program, on the rank and in the step expected."""
         expect = self.scenario.expect
         if not self.faulty or expect is None:
             return False

@@ -27,7 +27,7 @@ struct sent {
     uint8_t fill;
 };
 
-/* What travels in one direction. */
+/* The frames of one direction. */
 struct stream {
     struct sent sent[MAX_SENT];
     size_t n_sent, n_received;

@@ -33,7 +33,7 @@ static struct wire_arena arena, said;
 
 /* ---- the leader's side --------------------------------------------------------------------------------- */
 
-/* What it says can be sent, and read by those that hear it. */
+/* Each message of the leader can be packed, and unpacked by its receivers. */
 static void on_say(void *userdata, const struct node_message *message)
 {
     struct heard *heard = userdata;

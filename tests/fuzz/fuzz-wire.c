@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What clients ask, and what the daemon answers. */
+/* Requests of clients, and replies of the daemon. */
 
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"

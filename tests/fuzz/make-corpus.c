@@ -190,7 +190,7 @@ static int write_talks(const char *directory)
     return r;
 }
 
-/* What fuzz-secure-stream.c takes: its first byte says what the rest is. */
+/* The first byte of an input of fuzz-secure-stream.c: it says how the rest is used. */
 enum { FROM_STRANGER, TO_CONNECTING, CONVERSATION, OPENED_FRAME };
 
 /* A hello in pieces of up to 64 bytes, each behind its length less one, and something that is no frame. */

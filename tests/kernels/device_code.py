@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nvcc made of the kernels: machine code for each generation, the portable form, and nothing in it that would
-give other bits than the CPU's.
+"""Checks nvcc's output for the kernels: it has machine code for each generation and the portable form, and no
+instruction that would give other bits than the CPU's.
 
     device_code.py ARCH[,ARCH...] OBJECT...
 
 Objects are compiled with --no-compress, so that machine code lies in them as ELF files and the portable form (PTX) as
-text. No tool of CUDA's is needed, which not every installation has.
+text. So this program needs none of CUDA's tools, which not every installation has.
 """
 
 import re

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* What the tests of the kernels share: sizes worth trying, random bits, and values computed the slow way. */
+/* Shared by the tests of the kernels: sizes worth trying, random bits, and values computed the slow way. */
 
 #include "core/base/base.h"
 #include "kernels/convert.h"

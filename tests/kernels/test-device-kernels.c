@@ -280,7 +280,7 @@ static void reductions_free(struct reductions *all)
     device_memory_free(all);
 }
 
-/* What carries rely on; then as equal sums are equal. */
+/* Checks the bound that carrying relies on, and carries: after that, equal sums have equal bits. */
 static void carry(struct exact_sum *sum)
 {
     for (unsigned i = 0; i < EXACT_N_LIMBS; i++)
@@ -301,7 +301,7 @@ static void assert_same_finding(const struct device_finding *finding, const stru
     assert_true(same(found.first_value, expected->first_value));
 }
 
-/* What the CPU makes of reduction i. Return: whether it was not finite. */
+/* Compares reduction i with the CPU's. Return: whether it was not finite. */
 static bool check_reduction(struct reductions *all, unsigned i)
 {
     struct reduction *reduction = &all->each[i];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the device's launchers put on a stream, and what they do when it is refused; on the CPU alone. */
+/* The launches that the device's launchers put on a stream, and their errors when one is refused; on the CPU alone. */
 
 #include "kernels/device.h"
 

@@ -67,7 +67,7 @@ static void assert_same(const float *a, const float *b, size_t n)
 
 enum { MAX_RANKS = 64, N_MAX = 100003, SLACK = 64 };
 
-/* What ranks pushed, and what should come of it. */
+/* The pushes of all ranks, and the accumulator before them. */
 struct pushes {
     enum dtype dtype;
     unsigned world;
@@ -311,7 +311,7 @@ static void test_reduce_pieces(void **state)
     pushes_deinit(&pushes);
 }
 
-/* Who brought what is not a number, with bf16 leaves of 1.0 in three ranks and 300 elements from 640 on. */
+/* Findings name the rank of a non-finite value, with bf16 leaves of 1.0 in three ranks and 300 elements from 640 on. */
 static void check_nonfinite(const struct kernels *k)
 {
     const uint16_t one = 0x3f80, inf = 0x7f80, minus_inf = 0xff80, nan = 0x7fc1, big = 0x7f7f;

@@ -48,7 +48,7 @@ struct golden_place {
 struct golden_case *golden_case_read(const char *path);
 void golden_case_free(struct golden_case *c);
 
-/* Of one step. */
+/* The settings of one step. */
 unsigned golden_case_n_micro_batches(const struct golden_case *c, unsigned step);
 double golden_case_max_norm(const struct golden_case *c, unsigned step);
 double golden_case_loss_scale(const struct golden_case *c, unsigned step);
@@ -57,7 +57,7 @@ struct hyper golden_case_hyper(const struct golden_case *c, unsigned group, unsi
 /* The optimizer's own settings, without those of groups: they say which moments exist. */
 struct optimizer_moments golden_case_moments(const struct golden_case *c);
 
-/* How often a rank pushes a parameter in a micro-batch; at->pass is not looked at. */
+/* How often a rank pushes a parameter in a micro-batch; at->pass is not read. */
 unsigned golden_case_n_passes(const struct golden_case *c, const struct golden_place *at);
 
 /* The gradient in its dtype, n_elems of it. */

@@ -5,7 +5,7 @@
  *
  *     golden-client CASE.json HOW.json RANK RESULT
  *
- * It finds the daemon by ZEROD_SOCKET. The how: order (forward, reverse, alternate, random) and seed, of the
+ * The client finds the daemon by ZEROD_SOCKET. The how: order (forward, reverse, alternate, random) and seed, of the
  * pushes of a micro-batch; in_place (gradients are written where zerod_slot() says); configured (the optimizer's
  * settings are the daemon's, steps come without arguments); sleep_ms before each backward, one number for each
  * rank.

@@ -40,7 +40,7 @@ struct how {
     const char *isa;
 };
 
-/* What one daemon would be. */
+/* The state and step of one daemon. */
 struct core {
     unsigned first, n; /* its ranks */
     struct state *state;
@@ -307,7 +307,7 @@ static void set_masks(const struct run *run, struct reduction *reduction, unsign
                 reduction->masks[i] |= UINT64_C(1) << bit;
 }
 
-/* What a core gets of another's piece: its own partitions. */
+/* Copies, from another core's piece, the partitions that this core owns. */
 static const float *receive(struct run *run, struct core *core, const struct core *from, uint32_t at, unsigned piece)
 {
     const float *sent = (const float *)(const void *)step_piece(from->step, at, piece);
@@ -613,7 +613,7 @@ static int write_param(struct run *run, uint32_t param)
     return r;
 }
 
-/* What a core holds. */
+/* Writes the sizes of a core's memory. */
 static int write_sizes(struct run *run, unsigned core)
 {
     const struct state *state = run->cores[core].state;

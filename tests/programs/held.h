@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* What a process holds of the system's, to see that nothing is left over. For tests with cmocka. */
+/* Counts the system resources that a process holds, to check that none is left over. For tests with cmocka. */
 
 #include <dirent.h>
 #include <stdio.h>

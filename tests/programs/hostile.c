@@ -767,7 +767,7 @@ static void abort_unseen(unsigned n)
     raw_close(&c);
 }
 
-/* The same, with pushes of the attempt that was aborted. */
+/* Does not say that it has seen an abort, and pushes for the attempt that was aborted. */
 static void aborted_pushes(unsigned n)
 {
     struct raw c;
@@ -1177,7 +1177,7 @@ static void prefetch_unknown(unsigned n)
     raw_close(&c);
 }
 
-/* What only a job on GPUs has. There: one that is no event, and another in its place while a push still names it. */
+/* Events, which only a job on GPUs has: one that is no event, and another in its place while a push still names it. */
 static void event_replaced(unsigned n)
 {
     struct raw c;

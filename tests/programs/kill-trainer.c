@@ -82,11 +82,11 @@ struct action {
     bool done;
 };
 
-/* What the blob holds. */
+/* The contents of the blob. */
 struct progress {
     uint64_t n_done;   /* micro-batches of the whole run */
     uint64_t rng;      /* seed of the next one's gradients */
-    uint64_t rng_step; /* the same at the start of the step, where an abort leads back to */
+    uint64_t rng_step; /* rng at the start of the step, which an abort restores */
 };
 
 struct trainer {
@@ -222,7 +222,7 @@ static int declare(struct trainer *t)
     return 0;
 }
 
-/* What an earlier life of this rank left with its last micro-batch or step must fit to where zerod says we stand. */
+/* The blob that an earlier life of this rank stored last must agree with the position that zerod reports. */
 static int resume(struct trainer *t, struct zerod_position at)
 {
     uint64_t n_done = at.step * t->n_micro + at.micro_batch;

@@ -71,7 +71,7 @@ int raw_hear(struct raw *c, int timeout_ms);
 void raw_expect(struct raw *c, enum reply_type type);
 /* A refusal of that code whose text contains part; prints the text. */
 void raw_expect_refused(struct raw *c, unsigned code, const char *part);
-/* The same, and then the connection is closed. */
+/* As raw_expect_refused(), and then the connection is closed. */
 void raw_expect_dropped(struct raw *c, unsigned code, const char *part);
 void raw_expect_closed(struct raw *c);
 
@@ -79,14 +79,14 @@ void raw_hello(struct raw *c, enum wire_role role, unsigned rank);
 void raw_declare(struct raw *c);
 /* Form, the segments, Ready. */
 void raw_form(struct raw *c);
-/* The same; false when it is not answered at once. */
+/* As raw_form(); false when it is not answered at once. */
 bool raw_try_form(struct raw *c);
-/* All of it: a formed rank. */
+/* Hello, the model, Form, the segments, Ready: a formed rank. */
 void raw_attach(struct raw *c, unsigned rank);
 
 void raw_begin(struct raw *c);
-/* A push of the parameter with its gradient in a slot of its parcel, not sent yet; of one in parts all but the last
- * have been sent. */
+/* A push of the parameter with its gradient in a slot of its parcel, not sent yet. If the parameter is pushed in parts,
+ * all but the last have been sent. */
 struct request raw_push(struct raw *c, uint32_t param);
 void raw_push_all(struct raw *c);
 struct request raw_end(const struct raw *c);

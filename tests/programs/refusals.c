@@ -49,7 +49,7 @@
 
 enum { MAX_WORDS = 32, MAX_PARAMS = 65536 };
 
-/* What was declared, to make gradients of it. */
+/* A declared parameter, for which gradients are made. */
 struct declared {
     char *name;
     size_t name_len;
@@ -510,7 +510,7 @@ static int on_step(struct puppet *p)
                    });
 }
 
-/* What is left of the step that the handle stands in. */
+/* Does the remaining micro-batches of the present step, and the step. */
 static int one_step(struct puppet *p, uint32_t n_micro)
 {
     int r = 0;
@@ -766,7 +766,7 @@ static int on_fork(struct puppet *p)
     return child < 0 ? -errno : 0;
 }
 
-/* What of the daemon's memory this process has mapped, by name. */
+/* Lists the daemon's memory that this process has mapped, by name. */
 static int on_maps(struct puppet *p)
 {
     FILE *file = fopen("/proc/self/maps", "re");

@@ -43,7 +43,7 @@ static void put(void *to, const void *from, size_t n_bytes)
         fail("cannot write to the GPU");
 }
 
-/* Of several nodes each has GPUs of its own, from number 0 on. */
+/* If there are several nodes, each has GPUs of its own, from number 0 on. */
 static int gpu_of(int rank)
 {
     const char *local = getenv("LOCAL_RANK");

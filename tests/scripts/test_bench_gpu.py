@@ -108,7 +108,7 @@ def test_facts(setup):
     [(_, (_, *table))] = details.items()
     asked = {what for what, *_ in table}
     assert asked == set(gpu.FACTS.values())
-    # What the stand-ins do not have is said.
+    # The table reports a function that the stand-ins do not have.
     assert [gpu.FACTS["handles-legacy"], "ended", "bench-gpu: the GPU driver has no cuIpcGetMemHandle"] in table
 
 
@@ -182,7 +182,7 @@ def test_there_is_no_mps(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("measure, n_rows", [*full(("gpu_kernels", 5)), ("gpu_facts", 6)])
 def test_without_mps_stays(setup, measure, n_rows):
-    """What fails with MPS takes nothing with it."""
+    """If the measurements with MPS fail, the rows without MPS stay."""
 
     @contextmanager
     def broken():

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(os.environ.get("ZEROD_SOURCE_ROOT", Path(__file__).resolve().parents[2]))
 SKIPPED = 77
-# What the script needs to get as far as that.
+# The programs that the script calls before it asks for GPUs.
 TOOLS = ["bash", "dirname", "grep", "nproc"]
 
 ONE_GPU = "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'"

@@ -34,7 +34,7 @@ def test_each_pair_is_in_a_row():
 
 
 def test_rows_are_always_the_same():
-    """However Python hashes: pytest-xdist wants the same tests in each of its processes."""
+    """The rows do not depend on Python's hashes, because pytest-xdist needs equal tests in all its processes."""
     program = f"from tiers import cover; print(cover({DIMENSIONS!r}))"
     said = {subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(TESTS), "PYTHONHASHSEED": seed},
                            check=True, capture_output=True, text=True).stdout for seed in ("1", "2", "3")}
@@ -60,7 +60,7 @@ def test_marks_and_names_are_in_the_readme():
 
 
 def test_folders_are_not_too_full():
-    """Of programs; texts and corpora are as many as there are."""
+    """Counts programs only; the number of texts and corpora is not limited."""
     for folder in [TESTS, *(path for path in TESTS.rglob("*") if path.is_dir())]:
         sources = [path for path in folder.iterdir() if path.suffix in (".py", ".c", ".h")]
         assert len(sources) <= 30, f"{folder} has {len(sources)} files"

@@ -201,7 +201,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
     return sim_leave_nccl(ncclSuccess);
 }
 
-/* Of the process when there is no communicator. */
+/* The text of a communicator; without one it is empty. */
 const char *ncclGetLastError(ncclComm_t comm)
 {
     const char *text = "";
@@ -272,7 +272,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
 
 /* ---- on the device's thread ----------------------------------------------------------------------------- */
 
-/* What a destroyed one has still to say is said; an aborted one falls silent. */
+/* A destroyed communicator still sends its end; an aborted one sends nothing more. */
 static void tear_down(struct ncclComm *comm)
 {
     bool aborted = strcmp(comm->end, "aborted") == 0;

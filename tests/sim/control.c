@@ -88,7 +88,7 @@ static const struct name nccl_errors[] = {
     {"ncclInProgress", ncclInProgress, "NCCL operation in progress"},
 };
 
-/* What may go wrong where: starts is of those that start what ends later. */
+/* The entries in which a fault can be ordered. starts: the call starts an operation that ends later. */
 static const struct entry {
     const char *name;
     int family;
@@ -391,7 +391,7 @@ static void sleep_ns(int64_t ns)
     pthread_mutex_lock(&sim.lock);
 }
 
-/* What goes wrong with a call that starts nothing. */
+/* Carries out the fault of a call that starts nothing. */
 static void go_wrong_here(const struct injected *what)
 {
     if (what->delay_ns > 0)

@@ -301,7 +301,7 @@ cudaError_t cudaGetDevice(int *device)
     return sim_leave(r);
 }
 
-/* Those of an H200, as far as anyone asks. */
+/* The attributes of an H200 that are read by the programs under test. */
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device)
 {
     static const struct {

@@ -14,7 +14,7 @@
 
 enum { MAX_PUSHED = 16, STAGING_BYTES = 1 << 20 };
 
-/* Of each device one, which its runtime would have, too. */
+/* The primary context of a device: one for each, which its runtime has, too. */
 struct CUctx_st {
     bool retained;
     struct CUstream_st *stream; /* the default one: a stream like any other, so nothing may rely on its order */
@@ -60,7 +60,7 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal)
     return r;
 }
 
-/* The same in every process; the engine asks through the runtime, which initialises the driver. */
+/* A device has one UUID in all processes. The engine asks through the runtime, which initialises the driver. */
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 {
     int r = sim_enter("cuDeviceGetUuid", NULL);
@@ -94,7 +94,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
     return sim_leave_driver(r);
 }
 
-/* What is there stays: others of the process may hold it. */
+/* The context stays, because other parts of the process may hold it. */
 CUresult cuDevicePrimaryCtxRelease(CUdevice dev)
 {
     return dev >= 0 && dev < SIM_MAX_DEVICES && contexts[dev].retained ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;

@@ -2,16 +2,16 @@
 #pragma once
 
 /*
- * What the files of the stand-ins share: one struct for the whole process, under one lock, and the operations that
- * devices carry out. What the stand-ins promise is in sim.h.
+ * Shared by the files of the stand-ins: one struct for the whole process, under one lock, and the operations that
+ * devices carry out. sim.h describes the behaviour of the stand-ins.
  *
- * Order of files, each using what is above it: control (environment, wrong uses, errors), memory (what is where, and
- * whose), device (threads and operations), stream (streams, events, copies, launches), driver (the same under the
- * driver's names, contexts), wire (a communicator's connections), comm (its life), launch (groups and what runs).
+ * Order of files, each using the ones before it: control (environment, wrong uses, errors), memory (regions and their
+ * devices), device (threads and operations), stream (streams, events, copies, launches), driver (the driver's names for
+ * these, contexts), wire (a communicator's connections), comm (its life), launch (groups and their operations).
  *
- * The lock is held while a function of this file is called, unless it says otherwise. A device's thread lets go of it
- * only to touch memory of the program and to run kernels. Handles are never freed, so that a use after their end is
- * seen.
+ * The lock is held while a function of this file is called, unless it says otherwise. A device's thread releases it
+ * only to access memory of the program and to run kernels. Handles are never freed, so that a use after their end is
+ * noticed.
  */
 
 #include <pthread.h>
@@ -31,7 +31,7 @@
 
 enum { SIM_MAX_DEVICES = 16, SIM_MAX_INJECTIONS = 32, SIM_NS_PER_US = 1000, SIM_NS_PER_MS = 1000000 };
 
-/* What is to go wrong with one call; all zero: nothing. */
+/* The fault that is ordered for one call; all zero: none. */
 struct injected {
     bool hang, kill;
     int error; /* to be returned */
@@ -80,7 +80,7 @@ _Noreturn void sim_die(const char *entry, const char *format, ...) __attribute__
  */
 int sim_enter(const char *entry, struct injected *injected);
 
-/* The same for what is asked about an error already there: that one is not in the way. */
+/* As sim_enter(), for calls that ask about an earlier error: that error does not make them fail. */
 int sim_enter_anyway(const char *entry);
 
 cudaError_t sim_leave(cudaError_t error); /* keeps it as the thread's last */
@@ -90,11 +90,11 @@ ncclResult_t sim_leave_nccl(ncclResult_t result);
 const char *sim_error_name(int error, bool nccl);
 
 int64_t sim_now_ns(void);             /* any time, no lock */
-uint64_t sim_random(uint64_t *state); /* likewise */
+uint64_t sim_random(uint64_t *state); /* any time, no lock */
 
 /* ---- memory --------------------------------------------------------------------------------------------- */
 
-/* What an operation reads or writes. The two copies are its device's. */
+/* Memory that an operation reads or writes. The two copies are its device's. */
 struct span {
     uint8_t *at;
     size_t n_bytes;
@@ -124,7 +124,7 @@ void memory_admit_thread(void); /* lets the calling thread touch device memory *
 
 /* ---- devices -------------------------------------------------------------------------------------------- */
 
-/* What two processes may share. */
+/* The part of an event that two processes may share. */
 struct event_page {
     uint64_t magic;
     int32_t device;

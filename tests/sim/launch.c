@@ -168,7 +168,7 @@ static const char *kind_name(unsigned kind)
     return kind < ARRAY_SIZE(names) ? names[kind] : "?";
 }
 
-/* Of two ranks that disagree, either may be the one that notices: the sentence is the same. */
+/* If two ranks disagree, either may notice it first, and both have the same sentence. */
 static void check_match(const struct task *task, int rank, const struct message *message)
 {
     const struct header *h = &message->header;
@@ -215,7 +215,7 @@ static bool is_complete(struct task *task)
     return true;
 }
 
-/* What a rank has given, in a collective. */
+/* The data that a rank has given, in a collective. */
 static const uint8_t *given_by(const struct task *task, int rank)
 {
     struct ncclComm *comm = task->comm;
@@ -552,7 +552,7 @@ static void launch_new(const struct group *g, struct ncclComm *comm)
     while (*at)
         at = &(*at)->next;
     *at = launch;
-    /* It may have failed since it took the group's calls: that stays. */
+    /* If the communicator has failed since it got the group's calls, it keeps its error. */
     if (comm->result == ncclSuccess)
         comm->result = ncclInProgress;
     if (!comm->blocking)
@@ -582,7 +582,7 @@ static ncclResult_t wait_for(const struct group *g)
     return r;
 }
 
-/* Of the outermost group. */
+/* Ends the outermost group. */
 static ncclResult_t group_end(void)
 {
     struct group g = steal_group();

@@ -27,12 +27,12 @@ struct allocation {
     bool exportable, imported;
 };
 
-/* What devices can reach. Sorted by nothing; there are few. */
+/* Memory that devices can access. The regions are not sorted, because there are few. */
 struct region {
     enum region_kind kind;
     uint8_t *at;
     size_t n_bytes;
-    int device;             /* whose memory it is, but of the host */
+    int device;             /* whose memory it is, unless it is the host's */
     uint32_t reads, writes; /* bits of the devices that may */
     struct allocation *allocation;
 };
@@ -114,7 +114,7 @@ void memory_admit_thread(void)
         pkey_set(device_key, 0);
 }
 
-/* Without a key, or for host memory, plainly. */
+/* If there is no key, mprotect() alone. */
 static bool protect(void *at, size_t n_bytes, int prot)
 {
     return (device_key >= 0 ? pkey_mprotect(at, n_bytes, prot, device_key) : mprotect(at, n_bytes, prot)) == 0;
@@ -264,14 +264,14 @@ static uint8_t *reserve(size_t n_bytes, size_t alignment)
     return (uint8_t *)(((uintptr_t)at + alignment - 1) / alignment * alignment);
 }
 
-/* What is left is address space that nobody gets again. */
+/* Unmaps the memory, but keeps the address space, so that it is never used again. */
 static void take_back(void *at, size_t n_bytes)
 {
     if (mmap(at, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
         sim_die("memory", "munmap: %m");
 }
 
-/* Through a mapping of its own, which is not out of the host's reach. */
+/* Fills the file through a mapping of its own, which the host may access. */
 static bool fill_file(int fd, size_t n_bytes)
 {
     void *at = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

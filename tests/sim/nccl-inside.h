@@ -101,5 +101,5 @@ bool launches_issue(struct ncclComm *comm, int64_t now, int64_t *wake_ns);
 void launches_drop(struct ncclComm *comm);
 /* The group of this thread takes it, to be started with the others. Return: whether there is one. */
 bool group_takes(struct ncclComm *comm);
-/* What goes wrong within a group, its end answers too. */
+/* Notes an error within a group, which the end of the group returns, too. */
 ncclResult_t group_note(ncclResult_t result);

@@ -26,10 +26,10 @@
 /* Runs body(arg) in a child with ZEROD_SIM=env; it must end well and say nothing. */
 void child_passes(const char *env, void (*body)(void *arg), void *arg);
 
-/* The same; it must be ended by the stand-ins, with just this sentence after "sim: ". */
+/* As child_passes(), but the stand-ins must end the child, with just this sentence after "sim: ". */
 void child_dies(const char *env, void (*body)(void *arg), void *arg, const char *sentence);
 
-/* The same; it must end by a signal and say nothing. */
+/* As child_passes(), but the child must end by a signal and print nothing. */
 void child_is_killed(const char *env, void (*body)(void *arg), void *arg, int signal);
 
 void sleep_ms(unsigned ms);

@@ -29,14 +29,14 @@
  *   - ranks that do not do the same (kind, count, datatype, order), collectives of several local ranks out of one
  * group, buffers that overlap where they must not;
  *   - cudaIpcOpenEventHandle() in the process of the handle.
- * What CUDA or NCCL itself answers with an error is answered with the same error.
+ * Where CUDA or NCCL itself returns an error, the stand-in returns the same error.
  *
  * Device memory of the virtual memory kind is a memfd, so it crosses processes and outlives them, as its real twin
  * does. An interprocess event is a page that both processes map; a process that dies never completes what it has
  * recorded, and waiting for it has no end.
  *
  * NCCL. Ranks talk through sockets in the file system, in a directory that ncclGetUniqueId() makes under $TMPDIR, named
- * in the id; it goes when all ranks are connected. Reduce-scatter adds in the order of a ring, so its bits are not
+ * in the id; it is removed when all ranks are connected. Reduce-scatter adds in the order of a ring, so its bits are not
  * those of the fixed tree. A rank of another process that dies is ncclRemoteError, as over the network; one of this
  * process that aborts is told to nobody, as over peer-to-peer memory. ncclSend() ends when the other side has received.
  *

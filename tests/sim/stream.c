@@ -73,7 +73,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream, unsigned int flags)
     return sim_leave(cudaSuccess);
 }
 
-/* What is on it still runs. */
+/* Work that is on the stream still runs. */
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     int r = sim_enter("cudaStreamDestroy", NULL);
@@ -183,7 +183,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)
     return sim_leave(cudaSuccess);
 }
 
-/* What was recorded and what waits for it goes on. */
+/* A recording still completes, and waits for it still end. */
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
     int r = sim_enter("cudaEventDestroy", NULL);

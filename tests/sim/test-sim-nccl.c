@@ -127,7 +127,7 @@ static void end(struct world *w)
 
 /* ---- values --------------------------------------------------------------------------------------------- */
 
-/* Of wild sizes, so that the order of a sum shows. */
+/* Values of very different sizes, so that the order of a sum shows. */
 static float value(int rank, size_t i)
 {
     static const float sizes[] = {1.0f, 1e7f, 1e-3f, -1e7f, 33.3f};
@@ -196,7 +196,7 @@ static ncclResult_t reduce_scatter(const struct world *w, bool in_place)
     return ncclGroupEnd();
 }
 
-/* Of what a reduce-scatter out of place has left. */
+/* Gathers the results of a reduce-scatter; unless in_place, that was out of place. */
 static ncclResult_t all_gather(const struct world *w, bool in_place)
 {
     CHECK(ncclGroupStart() == ncclSuccess);
@@ -422,7 +422,7 @@ static void queued(void *arg)
     free(w);
 }
 
-/* What one stream holds up, holds up the communicator's later groups, and other streams of the same group. */
+/* A held stream delays the communicator's later groups, and other streams of its group. */
 static void held_up(void *arg)
 {
     const bool same_group = *(bool *)arg;
@@ -559,7 +559,7 @@ static void death(void *arg)
     CHECK(word == poison_at(w.out[0]));
 }
 
-/* Of this process: nobody is told. */
+/* A neighbour in this process aborts: its peers are not told. */
 static void neighbour_aborts(void *arg)
 {
     struct world *w = started_world(2);
@@ -675,7 +675,7 @@ static void refused_call(void *arg)
     free(w);
 }
 
-/* What was under way fails after a call of the next group was taken, and before that group ends. */
+/* Running work fails after a call of the next group was accepted, and before that group ends. */
 static void fails_within_a_group(void *arg)
 {
     struct world *w = started_world(1);

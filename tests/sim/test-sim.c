@@ -57,7 +57,7 @@ static void wait_until_let_go(void *unused)
     CHECK(sem_wait(&held) == 0);
 }
 
-/* What the stream is given next waits for let_go(), and with it all of its device; of one stream at a time. */
+/* The next work on the stream waits for let_go(), and with it its whole device; one stream at a time. */
 static void hold(cudaStream_t stream)
 {
     CHECK(sem_init(&held, 0, 0) == 0);
@@ -124,7 +124,7 @@ static void test_fresh_memory(void **state)
     child_passes("", fresh_memory, NULL);
 }
 
-/* What is written is poison until it is there, and then it is all there. */
+/* A target is poison until the operation ends, and then it has all its values. */
 static void late(void *arg)
 {
     uint32_t *host = new_host(N * 4), *out = new_host(N * 4);
@@ -164,7 +164,7 @@ static void *new_host_twice(void **again)
     return host;
 }
 
-/* That an operation is under way shows in what it writes. */
+/* A running operation can be seen by the poison in its target. */
 static void wait_for_poison(const void *again)
 {
     while (!is_poison(again))
@@ -278,7 +278,7 @@ static void chain(void *arg)
         CHECK(out[i] == 100);
 }
 
-/* What an event stands for is its last recording, at the time of the call. */
+/* An event stands for its last recording at the time of the call. */
 static void recordings(void *arg)
 {
     cudaStream_t first = new_stream(0), second = new_stream(0);

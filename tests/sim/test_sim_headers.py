@@ -55,7 +55,7 @@ def prototypes(text):
 
 
 def structs(text):
-    """Of each typedef of a struct: its name and fields; those of a struct within it too, as inner.field."""
+    """The fields of each struct with a typedef, by its name; fields of a struct within it as inner.field."""
     result = {}
     for body, name in re.findall(r"^typedef struct(?: \w+)? \{\n(.*?)^\} (\w+);", text, flags=re.M | re.S):
         fields = []

@@ -166,7 +166,7 @@ static void know(struct ncclComm *comm, const struct header *header)
     peer->local = header->pid == sim.pid;
 }
 
-/* Who a stranger is. A hello is so short that it comes whole. */
+/* Reads who each stranger is. A hello is so short that it comes whole. */
 static void meet_strangers(struct ncclComm *comm)
 {
     for (size_t i = 0; i < comm->n_strangers;) {
@@ -407,7 +407,7 @@ void comms_poll_fds(int device, struct pollfd **fds, size_t *n, size_t *n_alloc)
     for (size_t i = 0; i < sim_comms.n; i++) {
         struct ncclComm *comm = sim_comms.comms[i];
 
-        /* Of one that has failed before it was there nobody reads: what is to be read would wake for ever. */
+        /* Data of a communicator that failed while connecting is not read, so polling for it would wake forever. */
         if (comm->device != device || comm->torn_down || comm->phase == COMM_NEW ||
             (comm->phase == COMM_CONNECTING && (comm->injected.hang || comm->result != ncclInProgress)))
             continue;

@@ -669,7 +669,7 @@ class Data(torch.utils.data.Dataset):
 
 
 def in_child(call):
-    """What the call raises in a forked child."""
+    """The text of the exception that the call raises in a forked child."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -104,7 +104,7 @@ def test_gpt_is_ddp(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize(("stage", "more"), [(2, []), (3, []), (2, ["--reentrant"])], ids=["2", "3", "2-reentrant"])
 def test_lora(tmp_path, stage, more):
-    """It trains, and it trains nothing but the adapter."""
+    """The example trains the adapter, and nothing else."""
     pytest.importorskip("peft", reason="peft is not installed")
     zerodrun(tmp_path, stage, sys.executable, EXAMPLES / "lora/train.py", "--out", tmp_path, *more)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(WORLD)]

@@ -54,7 +54,7 @@ def alone():
 
 
 def train_beside_trainer(folder, more, names):
-    """The same three steps with the Trainer's own optimizer and with zerod's."""
+    """Trains three steps with the Trainer's own optimizer, and again with zerod's."""
     import zerod
     from transformers import Trainer
 

@@ -33,7 +33,7 @@ def texts(said):
 
 
 def reading(how=None, registered=False):
-    """What is said of a loop that masks gradients, the step of its first warning, and the rows that were trained."""
+    """Runs a loop that masks gradients: returns its warnings, the step of the first, and the rows that were trained."""
     import zerod
 
     model = make_model()

@@ -382,7 +382,7 @@ SCHEDULERS = {
 
 
 def scheduled(opt, scheduler, step):
-    """What the step was taken with, all hyperparameters of the first group."""
+    """Does a step; returns the hyperparameters of the first group that it used."""
     step()
     rate = float(opt.param_groups[0]["lr"])
     scheduler.step(1.0) if isinstance(scheduler, L.ReduceLROnPlateau) else scheduler.step()

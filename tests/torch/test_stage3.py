@@ -380,7 +380,7 @@ def test_few_weights_are_mapped(zerod, run, prefetch):
     daemon = zerod({"world": {"size": 1}, "zero_optimization": {"stage": 3}})
     largest, peak, (n_gathers, n_hints) = run(daemon, measure, prefetch=prefetch)[0]
     assert largest > 4e6
-    # What is prefetched is not mapped, so that one module's worth is the bound whatever is prefetched.
+    # Prefetched weights are not mapped, so the bound is one module's weights, whatever is prefetched.
     assert largest <= peak["forward"] <= 1.05 * largest, peak
     assert largest <= peak["backward"] <= 1.05 * largest, peak
     assert largest <= peak["eval"] <= 1.05 * largest, peak

@@ -64,7 +64,7 @@ def train(late, n_steps=5, n_micro=2, dtype=torch.float32, refuse=False, window=
 
 
 def check_equal(daemons, run, **how):
-    """The same training in host memory and with the stand-in, each with a daemon of its own; returns what was counted."""
+    """Trains in host memory and with the stand-in, each with a daemon of its own; returns the stand-in's results."""
     plain, late = (run(daemon, train, late=late, **how) for daemon, late in zip(daemons, (False, True), strict=True))
     for a, b in zip(plain, late, strict=True):
         for x, y in zip(a[0] + a[1], b[0] + b[1], strict=True):
@@ -87,14 +87,14 @@ def test_same_bits(zerod, run, stage, dtype):
 
 
 def test_driver_takes_no_memory(zerod, run):
-    """What cannot be registered is copied by way of memory of the program's own."""
+    """If memory cannot be registered, copies go through memory of the program's own."""
     for rank in check_equal([zerod({}), zerod({})], run, refuse=True):
         assert rank[3]["waited"] == 0
 
 
 @pytest.mark.parametrize("weights", ["shared", *full("private")])
 def test_write_windows(zerod, run, weights):
-    """Their memory gets other pages; what the driver has registered must not be those from before."""
+    """A window's memory gets other pages, so the driver must not keep the old ones registered."""
     check_equal([zerod({"weights": weights}), zerod({"weights": weights})], run, window=True)
 
 
@@ -120,7 +120,7 @@ def train_twice(late, on_duplicate):
         try:
             loss.backward()
         except zerod.DuplicateGradient as fault:
-            # Whether the first one's bytes were there to compare with is chance.
+            # By chance the first one's bytes were there to compare with, or not.
             labels = [label for label, _ in fault.fields if label != "bytes"]
             texts.append([*labels, fault.cause_class, *fault.params])
             opt.clear_fault()

@@ -31,7 +31,7 @@ def judge(discriminator, x, real):
 
 
 def losses(generator, discriminator, real, z):
-    """Of the discriminator, then of the generator, whose backward must not reach the discriminator's weights."""
+    """Losses of discriminator and generator, whose backward must not reach the discriminator's weights."""
     yield judge(discriminator, real, True) + judge(discriminator, generator(z).detach(), False)
     discriminator.requires_grad_(False)
     yield judge(discriminator, generator(z), True)
@@ -60,7 +60,7 @@ def gan(dies_at=None):
 
 
 def gan_of_torch():
-    """The same in one process: the mean over the ranks' losses."""
+    """Trains the GAN in one process, with the mean over the ranks' losses."""
     generator, discriminator = make()
     opts = torch.optim.AdamW(discriminator.parameters(), **ADAM), torch.optim.AdamW(generator.parameters(), **ADAM)
     for step in range(N_STEPS):
@@ -85,7 +85,7 @@ def test_gan(zerod, run, stage):
 
 
 def test_rank_that_is_started_again(zerod, start, run):
-    """It goes on with the job that has not committed, to the same bits."""
+    """The rank continues with the job that has not committed, to the bits of an undisturbed run."""
     first, second = zerod(), zerod()
     variables = {"ZEROD_SOCKET_1": str(second.socket)}
     stays, dies = start(first, gan, 0, variables), start(first, gan, 1, variables, dies_at=5)
@@ -99,7 +99,7 @@ def test_rank_that_is_started_again(zerod, start, run):
 
 
 def two_on_one():
-    """What a process is told that attaches twice to one daemon, and without --jobs."""
+    """The errors of a process that attaches twice to one daemon, and that asks for a second job without --jobs."""
     import zerod
 
     generator, discriminator = make()

@@ -92,7 +92,7 @@ def test_a_new_job_has_nothing_to_look_at(zerod, start):
 
 
 def test_a_step_that_was_begun(zerod, start):
-    """It counts as well; and who begins anew begins it with its first micro-batch."""
+    """A step that was begun counts, too; after begin_anew() it begins with its first micro-batch."""
     daemon = zerod(ONE)
     start(daemon, die_after, n_steps=0, n_micro_batches=2).result()
     said, step, _ = start(daemon, look, how="nothing").result()

@@ -5,7 +5,7 @@ zerod for PyTorch: the optimizer of a data-parallel job, run as a service.
     import zerod
 
     opt = zerod.Optimizer(model)      # ZEROD_SOCKET and RANK are set by zerodrun
-    for step in zerod.steps(opt, 1000):   # goes on where the job is; an aborted step begins again
+    for step in zerod.steps(opt, 1000):   # continues at the job's step; an aborted step begins again
         with step:
             loss = model(batch_of(step)).loss
             loss.backward()               # gradients leave as they become ready

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Every call of torch.cuda that this package makes, and nothing else: so that all the rest can be tested without a GPU,
-with a stand-in for this module (tests/torch/programs/late_cuda.py). None of it is called for a model in host memory.
+Every call of torch.cuda that this package makes, and nothing else, so that the other modules can be tested without a
+GPU, with a stand-in for this one (tests/torch/programs/late_cuda.py). A model in host memory needs none of these calls.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ def synchronize(device: torch.device) -> None:
 
 
 def stream(device: torch.device) -> int:
-    """The CUstream that work of this thread goes on."""
+    """The CUstream that gets the work of this thread."""
     return torch.cuda.current_stream(device).cuda_stream
 
 
 def to_host(host: torch.Tensor, source: torch.Tensor) -> None:
-    """On the current stream; without waiting if the host memory is registered or pinned."""
+    """Copies on the current stream; without waiting if the host memory is registered or pinned."""
     host.copy_(source, non_blocking=True)
 
 
 def to_gpu(target: torch.Tensor, host: torch.Tensor) -> None:
-    """Likewise. The host memory must stay as it is until what is recorded behind the copy is done."""
+    """Copies on the current stream, as to_host(). `host` must not change until an Event recorded behind it is done."""
     target.copy_(host, non_blocking=True)
 
 
 def on_gpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A flat contiguous tensor where address_of() has a device address of it."""
+    """A flat contiguous tensor, in device memory, so that address_of() is a device address."""
     return tensor.to(device)
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Of a contiguous tensor on a GPU; 0 if it is empty."""
+    """The device address of a contiguous tensor on a GPU; 0 if it is empty."""
     return tensor.data_ptr()
 
 
 class Event:
-    """What the current stream of a device has to do so far."""
+    """A point in the current stream of a device: done when the stream has done all work before it."""
 
     def __init__(self) -> None:
         self._event = torch.cuda.Event()
@@ -81,7 +81,7 @@ class Event:
 
 
 def register(address: int, n_bytes: int, read_only: bool = False) -> bool:
-    """Host memory that copies may use without waiting. False: the driver does not take it; copies wait then."""
+    """Registers host memory, so that copies use it without waiting. False: the driver refused, and copies wait."""
     flags = _PORTABLE | (_READ_ONLY if read_only else 0)
     return int(torch.cuda.cudart().cudaHostRegister(address, n_bytes, flags)) == 0
 
@@ -96,7 +96,7 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Memory:
-    """Device memory of others, as torch.as_tensor() takes it. Its tensors keep the owner alive."""
+    """Device memory that others own, in the form that torch.as_tensor() reads. Its tensors keep the owner alive."""
 
     def __init__(self, address: int, n_bytes: int, owner: Any) -> None:
         self.owner = owner

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Buffers that a forward changes, such as the running statistics of BatchNorm: each rank changes its own. DDP broadcasts
-rank 0's at each forward; zerod does so at each step, where the ranks have a process group. Without one it says once
-that they differ, and zerod.sync_buffers() brings rank 0's to all ranks through the daemon.
+rank 0's at each forward; zerod does so at each step, if the ranks have a process group. Without a group it warns once
+that the buffers differ, and zerod.sync_buffers() sends rank 0's to all ranks through the daemon.
 
-At a step only those travel that rank 0 has changed since the last one: a module counts as a whole, because torch counts
-the batches of a BatchNorm in Python, but its statistics where no version tells. Only buffers of state_dict() are looked
-at: others are caches.
+A step broadcasts only the modules whose buffers rank 0 has changed since the last step. If one buffer of a module has a
+new version, all are sent: torch counts the batches of a BatchNorm in Python, but changes its statistics without a new
+version. Only buffers of state_dict() are compared, because the others are caches.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def _saved_buffers(model: nn.Module) -> list[tuple[nn.Module, list[str]]]:
 
 
 def _device_of_group(tensor: torch.Tensor) -> torch.device:
-    """Where what is broadcast has to lie: in host memory, where the group takes that."""
+    """The device of tensors that the group can broadcast: host memory if the group supports it."""
     types = {device.type for device in getattr(dist.group.WORLD, "_device_types", ())}
     return torch.device("cpu") if "cpu" in types else tensor.device
 
 
 class BufferSync:
-    """Of one model, from when the job was formed. Modules that come later have their own buffers on each rank."""
+    """The buffers that one model had when the job was formed. Modules added later have their own on each rank."""
 
     def __init__(self, model: nn.Module, rank: int, world_size: int, is_on: bool) -> None:
         self._owners = _saved_buffers(model) if is_on and world_size > 1 else []
@@ -54,7 +54,7 @@ class BufferSync:
         return changed
 
     def _has_group(self) -> bool:
-        """Of the job's ranks, and no others."""
+        """Is there a process group of exactly the job's ranks?"""
         if not dist.is_available() or not dist.is_initialized():
             return False
         return (dist.get_rank(), dist.get_world_size()) == (self._rank, self._world_size)

@@ -2,8 +2,8 @@
 """
 One connection to the daemon: libzerod's calls with Python's values, and its errors as exceptions.
 
-The handle is freed when nobody refers to the Client any more. The weights of the model do, through weights(), so
-they stay readable after the optimizer is gone.
+The handle is freed when the last reference to the Client is gone. The model's weights refer to it, through weights(),
+so they stay readable after the optimizer is gone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .errors import CLASSES, ConnectionLost, Error, GradientFault, StepAborted
 
 
 class Position(NamedTuple):
-    """Where a rank stands: what it has to do next. Steps and micro-batches count from 0."""
+    """The step and micro-batch that a rank has to do next; both count from 0."""
 
     step: int
     micro_batch: int
@@ -36,7 +36,7 @@ class Position(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What a step came to; see struct zerod_step_result."""
+    """The result of a step; see struct zerod_step_result."""
 
     epoch: int
     applied: bool
@@ -79,8 +79,8 @@ def fault_from(fault: Any, aborted: bool = False) -> GradientFault:
 
 def _interrupt_check() -> Any:
     """
-    Ctrl-C while a call waits. The check must not run Python code: a pending handler would raise in the callback,
-    where nobody could catch it. check() lets the handler run afterwards.
+    The function that libzerod asks, while a call waits, whether Ctrl-C was pressed. It must not run Python code: a
+    pending handler would raise in the callback, where no code could catch it. check() runs the handler afterwards.
     """
     occurred = ctypes.pythonapi.PyOS_InterruptOccurred
     occurred.restype, occurred.argtypes = ctypes.c_int, [c_void_p]
@@ -92,7 +92,7 @@ _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def _program() -> str:
-    """Whose syntax the daemon gives fixes in: it looks for these names."""
+    """The names of the program and its libraries: the daemon words its fixes for the ones it knows."""
     version = sys.modules["torch"].__version__
     callers = [name for name in ("swift", "transformers", "lightning", "fastNLP") if name in sys.modules]
     return " ".join([os.path.basename(sys.argv[0]) or "python", "zerod", f"torch {version}", *callers])
@@ -142,7 +142,7 @@ class Client:
         self.left = False
         self.before_close: list[Any] = []  # called when the handle is about to be freed
         self.current_stream: Any = None  # a job on GPUs: gives the CUstream of the calling thread
-        self._stream = 0  # that the handle knows; the default one
+        self._stream = 0  # the stream that the handle knows; 0: the default stream
         if on_duplicate not in _lib.ON_DUPLICATE:
             raise ValueError(f"on_duplicate is {on_duplicate!r}; it may be 'reject', 'accumulate' or 'abort_step'")
         if not faulthandler.is_enabled():
@@ -188,13 +188,13 @@ class Client:
             self.close()
 
     def leave(self) -> None:
-        """This rank is done for good."""
+        """Tells the daemon that this rank has finished and will not attach again."""
         if not self.left:
             self.left = True
             self.check(lib.leave(self._handle))
 
     def leave_at_exit(self) -> None:
-        """The same when the process exits, if its status is 0. Until then calls may be made, but nothing is freed."""
+        """Leaves when the process exits with status 0. Calls may be made until then; the handle is not freed."""
         if self._handle and not self.left:
             self._is_kept = True
             lib.leave_at_exit(self._handle)
@@ -211,7 +211,7 @@ class Client:
     # ---- errors ----------------------------------------------------------------------------------------
 
     def check(self, status: int) -> int:
-        """Raises what a call returned; returns 0 or _lib.RESUMED."""
+        """Raises the exception for the status that a call returned; returns 0 or _lib.RESUMED."""
         if status in (_lib.OK, _lib.RESUMED):
             return status
         fault = lib.error(self._handle).contents
@@ -257,7 +257,7 @@ class Client:
 
     @property
     def user_state(self) -> bytes | None:
-        """This rank's blob, as it was committed last before the job was formed."""
+        """This rank's user state, as it was last committed before the job was formed."""
         data, size = c_void_p(), c_size_t()
         self.check(lib.user_state(self._handle, byref(data), byref(size)))
         return ctypes.string_at(data, size.value) if data else None
@@ -269,7 +269,7 @@ class Client:
         return address
 
     def window_address(self, index: int) -> int:
-        """Inside a write window."""
+        """The address of a parameter inside the open write window."""
         address = lib.window(self._handle, index)
         if not address:
             raise Error("no write window is open")
@@ -283,11 +283,11 @@ class Client:
 
     @property
     def stream(self) -> int:
-        """Of the work of the calling thread; 0 in host memory."""
+        """The CUstream of the calling thread; 0 in host memory."""
         return self.current_stream() if self.current_stream else 0
 
     def set_stream(self, stream: int) -> None:
-        """A job on GPUs: the CUstream that gradients are computed on, and that reads what is released."""
+        """A job on GPUs: sets the CUstream that computes gradients, and that reads weights until they are released."""
         if stream != self._stream:
             self.check(lib.set_stream(self._handle, stream))
             self._stream = stream
@@ -340,16 +340,16 @@ class Client:
     # ---- weights and state -----------------------------------------------------------------------------
 
     def gather(self, ids: Any, n: int) -> None:
-        """ids: an array of c_uint. No effect in stages 1 and 2, as release()."""
+        """ids: an array of c_uint. Like release(), without effect in stages 1 and 2."""
         self.check(lib.gather(self._handle, ids, n))
 
     def release(self, ids: Any, n: int, stream: int | None = None) -> None:
-        """stream: on which they were read last; None: the one of the calling thread."""
+        """stream: the stream that read the parameters last; None: the calling thread's."""
         self.set_stream(self.stream if stream is None else stream)
         self.check(lib.release(self._handle, ids, n))
 
     def prefetch(self, ids: Any, n: int) -> None:
-        """A hint of what will be gathered: nothing is held."""
+        """A hint that these parameters will be gathered soon; it holds none of them."""
         self.check(lib.prefetch(self._handle, ids, n))
 
     @contextlib.contextmanager
@@ -367,7 +367,7 @@ class Client:
         return bool(lib.has_written(self._handle))
 
     def check_weights(self) -> None:
-        """Raises E1106 if it has, and changed them."""
+        """Raises E1106 if the program has written to published weights and changed them."""
         if self.has_written:
             self.check(lib.check_weights(self._handle, b"seen at " + sites.user_site()))
 
@@ -399,8 +399,8 @@ class Client:
 @atexit.register
 def _leave_at_exit() -> None:
     """
-    A program that exits with status 0 is done; one that ends otherwise is not: its rank may be started again. Python
-    does not know its status here, libzerod will. Nothing is unmapped: other exit handlers may read weights.
+    A rank whose program exits with status 0 leaves the job; after any other status it may be started again. Python
+    does not know the status here, but libzerod will. Weights stay mapped, because other exit handlers may read them.
     """
     for client in list(_open_clients):
         if client.is_mine:

@@ -32,7 +32,7 @@ class ResumeIgnored(Error):
 
 class GradientFault(Error):
     """
-    A diagnostic. The attributes are those of the structured twin; what is not known is None, "" or [].
+    A diagnostic. The attributes are those of the structured twin; unknown values are None, "" or [].
 
     code         1001 for E1001
     cause_class  "D1", "M4", ... (docs/diagnostics.md)

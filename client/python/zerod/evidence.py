@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What this rank can say about parameters that a step did not get: sent only when some are missing.
+This rank's evidence about parameters whose gradients a step did not get. It is sent only when some are missing.
 
-Which modules were called is counted in the first step and, from the first report of a missing parameter on, in
-every step: in a program that uses all its parameters the counting ends with step 0 and costs nothing afterwards.
+The calls of modules are counted in the first step and, after the first report of a missing parameter, in every step. If
+a program uses all its parameters, the counting ends with step 0 and costs nothing afterwards.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .watch import Failure, Segment, now
 
 def entry_modules(model: nn.Module) -> list[nn.Module]:
     """
-    Modules whose forward begins a forward of the model: the model and its children, and through containers, which
-    have no forward, theirs. Programs call parts of a model, too.
+    Modules whose forward begins a forward of the model: the model and its children, and the children of containers,
+    which have no forward. The children count because programs call parts of a model, too.
     """
     entries = [model]
     for child in model.children():
@@ -72,7 +72,7 @@ class Evidence:
     # ---- what is said --------------------------------------------------------------------------------
 
     def of(self, missing: Sequence[int]) -> _lib.Evidence | None:
-        """For parameters that this step did not push; None when that has been said and nothing is new."""
+        """Evidence about parameters that this step did not push; None if the last one said the same."""
         if self.failure is None and self.n_backwards > 0 and self._said == frozenset(missing):
             return None
         self._said = frozenset(missing)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The way of the gradients out of one model: hooks, micro-batches, and what is raised when one is refused.
+Sends the gradients of one model: hooks, micro-batches, and the exception that is raised when the daemon refuses one.
 
-A gradient leaves in its parameter's post-accumulate hook and .grad is cleared there, so every push is an increment.
-A micro-batch ends at the next forward with gradients enabled after a backward, or at the step: until then another
-backward belongs to it. What was refused is raised when the outermost backward ends, for raising in a hook would cut
-the backward off and show one of many; it is raised again by every later backward and step until it is cleared.
+A parameter's post-accumulate hook pushes its gradient and clears .grad, so every push is an increment. After a
+backward, the micro-batch ends at the next forward with gradients enabled, or at the step: until then another backward
+belongs to it. A fault is raised when the outermost backward ends, because raising in a hook would cut the backward off
+and show one fault of many. Every later backward and step raises it again until it is cleared.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ MOVED = 2  # in _pushed: the parameter no longer lies where its weight is publis
 
 
 class _Hot:
-    """What hooks share with their Gradients without keeping them alive."""
+    """Values that hooks share with their Gradients without keeping it alive."""
 
     __slots__ = ("task", "texts")
 
     def __init__(self) -> None:
-        self.texts: Any = None  # what those of the record lie in
-        self.task = -2  # of the last hook; -2 is none: the next hook looks where it is
+        self.texts: Any = None  # the objects that own the texts of the record
+        self.task = -2  # graph task of the last hook; -2: none, so the next hook calls _enter()
 
 
 def _enters(gradients: Gradients | None) -> bool:
-    """The first hook of a graph task. False: the optimizer is gone."""
+    """Called by the first hook of a graph task. Returns False when the optimizer is gone."""
     if gradients is not None:
         gradients._enter(watch.current_task())
     return gradients is not None
@@ -71,7 +71,7 @@ class Gradients:
         self._late = Late(model, bound, self._report_now)
         self._wanted = int.from_bytes(bytes(b.trainable for b in bound), "little")
         self._pushed = bytearray(len(bound))  # in the open micro-batch
-        self._in_step = 0  # the same of ended ones, as one number: a byte for each parameter
+        self._in_step = 0  # pushed in ended micro-batches of this step: a number with a byte for each parameter
         self._n_ended = 0
         self._open = False
         self._blob: bytes | None = None  # user state as the last backward left it
@@ -79,12 +79,12 @@ class Gradients:
         self._record = _lib.Push()
         self._hot = _Hot()
         self._outer = 0  # number of the outermost backward that a hook fired in last
-        self._forward_since = True  # the last backward
+        self._forward_since = True  # has a forward run since the last backward?
         self._sequence = 0  # autograd's count of nodes when the last backward ended
         self._suspect = False  # a push of this backward was refused, or will be
         self._error: BaseException | None = None  # of a push, until the backward ends
-        self._not_dense: list[int] = []  # whose gradients of this backward were sparse
-        self._layout: Any = None  # of the last of them
+        self._not_dense: list[int] = []  # parameters whose gradients in this backward were sparse
+        self._layout: Any = None  # layout of the last sparse gradient
         self.fault: GradientFault | None = None  # sticky
         self._handles: list[Any] = []
         self._install()
@@ -109,7 +109,7 @@ class Gradients:
     # ---- pushes --------------------------------------------------------------------------------------
 
     def _hook(self, b: Bound) -> Callable[[torch.Tensor], None]:
-        """The hot path: what it needs are locals. It must not keep the optimizer alive."""
+        """The hot path, so it reads locals only. The hook must not keep the optimizer alive."""
         index, reorder, hot = b.index, b.order is not None, self._hot
         pushed, send = self._pushed, self._place.pusher(b, self._record)
         current_task, me = watch.current_task, weakref.ref(self)
@@ -125,7 +125,7 @@ class Gradients:
             try:
                 if reorder or not grad.is_contiguous():
                     grad = b.flatten(grad)
-            except RuntimeError:  # what is sparse cannot be asked that
+            except RuntimeError:  # a sparse gradient has no is_contiguous()
                 me()._refuse(b, grad)
                 return
             if send(grad, hot.texts, pushed[index] != 0):
@@ -140,7 +140,7 @@ class Gradients:
         return self._pushed[index] != MOVED
 
     def _refuse(self, b: Bound, grad: torch.Tensor) -> None:
-        """The daemon takes dense gradients only (E1102): this one never reaches it. Told when the backward ends."""
+        """Notes a gradient that is not dense, and drops it. When the backward ends, it is reported (E1102)."""
         self._suspect = True
         self._not_dense.append(b.index)
         self._layout = grad.layout
@@ -153,11 +153,11 @@ class Gradients:
             self._client.report(1102, indices, what)
 
     def _enter(self, task: int) -> None:
-        """The first hook of this graph task: the evidence of the pushes to come."""
+        """Fills the record with evidence, when the first hook of this graph task runs."""
         record = self._record
         self._hot.task = task
         if self._outer != now.outer:
-            if self._place.drain():  # of the backward before, whose number they would get
+            if self._place.drain():  # gradients of the backward before, which would get this backward's number
                 self._push_failed()
             self._outer = now.outer
             self._open = True
@@ -165,7 +165,7 @@ class Gradients:
                 self._pushed[b.index] = MOVED
             try:
                 self._client.begin_backward(self.evidence.n_forwards, self.evidence.n_backwards)
-            except GradientFault as fault:  # E1106: the backward runs to its end, and nothing of it is pushed
+            except GradientFault as fault:  # E1106: the backward runs to its end, and the micro-batch is dropped
                 self._suspect, self._error = True, fault
         flags = _lib.PUSH_MORE | (_lib.PUSH_NEW_FORWARD if self._forward_since else 0)
         if now.passes:
@@ -179,7 +179,7 @@ class Gradients:
             self._hot.texts = now.site
 
     def _push_failed(self) -> None:
-        """No slot (E1401), an abort, a lost connection."""
+        """Notes why a push failed: no slot (E1401), an abort, a lost connection. Raised when the backward ends."""
         self._suspect = True
         if self._error is None:
             try:
@@ -188,12 +188,12 @@ class Gradients:
                 self._error = e
 
     def report_left_out(self, indices: list[int]) -> None:
-        """Gradients of parameters that are in no group (E1103)."""
+        """Reports gradients of parameters that are in no group (E1103)."""
         if indices and self.fault is None:
             self._client.report(1103, indices, f"a gradient in the step called at {sites.user_site().decode()}")
 
     def push_frozen(self, index: int) -> None:
-        """A gradient of a parameter that was declared frozen: the daemon refuses it (E1103) with the next answer."""
+        """Pushes a gradient of a parameter declared as frozen, so that the daemon's next answer refuses it (E1103)."""
         self._record.param, self._record.data = index, None
         self._client.check(lib.push(self._client.handle, ctypes.byref(self._record)))
 
@@ -211,7 +211,7 @@ class Gradients:
             self.end_micro_batch()
 
     def _after_forward(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        """Runs when the forward failed, too: without output. A forward inside an except block has an error, too."""
+        """Runs after a failed forward, too. That one has no output; inside an except block any forward has an error."""
         error = sys.exc_info()[1]
         if error is not None and output is None and not now.inside and torch.is_grad_enabled():
             self.evidence.failure = watch.failure(error, in_forward=True)
@@ -220,8 +220,8 @@ class Gradients:
 
     def _check_weights(self, module: nn.Module) -> None:
         """
-        E1106 for what the program has written to published weights; a forward that nobody trains on is spared, as those
-        of a program that has merged its adapters and goes on with the model.
+        Raises E1106 if the program has written to published weights. A forward of a module in evaluation or without
+        trainable parameters is not checked: a program may merge its adapters and then use the model.
         """
         if self._client.has_written and module.training and any(param.requires_grad for param in module.parameters()):
             self.answered(self._client.check_weights)
@@ -230,7 +230,7 @@ class Gradients:
         self._hot.task = -2
         self.evidence.n_backwards += 1
         if self._open and not self._forward_since and watch.newer_than(roots, self._sequence):
-            # The forward passed by every module that is watched, but its graph says that there was one.
+            # No watched module saw a forward, but the graph is newer than the last backward, so there was one.
             self._forward_since = True
             self.end_micro_batch()
         if self._sharding:
@@ -248,8 +248,8 @@ class Gradients:
         if involved:
             self._forward_since = False
             self.evidence.failure = None
-            # Now, and not when the micro-batch ends: before the next forward the program draws its next batch, and
-            # a successor that begins there has to draw the same one.
+            # The user state is packed now, and not when the micro-batch ends, because the program draws its next batch
+            # before the next forward, and a successor that begins there has to draw the same batch.
             self._blob = self._pack()
             if self._place.poll():
                 self._push_failed()
@@ -261,7 +261,7 @@ class Gradients:
             self._late.check()
 
     def _raise_fault(self) -> None:
-        """What stands is raised again and again; an abort once, for its step is over."""
+        """Raises the fault of this rank at every call until it is cleared; an abort once, because its step is over."""
         fault = self.fault
         if isinstance(fault, StepAborted):
             self.fault = None
@@ -269,7 +269,7 @@ class Gradients:
             raise fault
 
     def _abandon(self, failure: watch.Failure) -> None:
-        """An exception leaves the backward: what it pushed is given up (E1007). An abort is told by the next call."""
+        """An exception left the backward, so its pushes are dropped (E1007). The next call raises an abort."""
         self.evidence.failure = failure
         self._suspect, self._error, self._not_dense = False, None, []
         if self._open and self.fault is None:
@@ -281,10 +281,10 @@ class Gradients:
                 self._keep(fault)
                 self.fault = fault
             except Error:
-                pass  # the next call says it
+                pass  # the next call raises it
 
     def _raise_refusal(self) -> None:
-        """Any answered call tells what was refused. When nothing was, this one has ended the micro-batch."""
+        """Raises the refusal, which any answered call returns. If there is none, the micro-batch has ended."""
         error, self._error, self._suspect = self._error, None, False
         self.report_storage()
         self._report_not_dense()
@@ -305,7 +305,7 @@ class Gradients:
     # ---- micro-batches and steps ---------------------------------------------------------------------
 
     def answered(self, call: Callable[[], Any]) -> Any:
-        """Makes a call that the daemon may refuse, and remembers a refusal."""
+        """Makes a call that the daemon may refuse, and keeps the fault."""
         try:
             return call()
         except GradientFault as fault:
@@ -325,7 +325,7 @@ class Gradients:
         self._forget_micro_batch()
 
     def flush(self) -> None:
-        """Ends the open micro-batch; raises what was refused."""
+        """Ends the open micro-batch; raises the fault of this rank, if it has one."""
         self._raise_fault()
         if self._error is not None or self._suspect:
             self._raise_refusal()
@@ -333,7 +333,7 @@ class Gradients:
             self.end_micro_batch()
 
     def finish(self) -> None:
-        """Before the step is asked for: ends the micro-batch, and says what is known of missing parameters."""
+        """Called before the step is requested: ends the micro-batch, and sends evidence of missing parameters."""
         if self._sharding:
             self._sharding.reset()
         self.answered(self._client.check_weights)
@@ -358,12 +358,12 @@ class Gradients:
             self._client.report(1104, [b.index for b in moved], f"{what}, seen at {sites.user_site().decode()}")
 
     def _report_now(self, code: int, indices: list[int], what: str) -> None:
-        """Reports a fault of this side's and raises it; it stands until it is cleared."""
+        """Reports a fault that this side found, and raises it; it stays until it is cleared."""
         self._client.report(code, indices, f"{what}, seen at {sites.user_site().decode()}")
         self.answered(lambda: self._client.read_number(indices[0], _lib.GRAD_NORM))
 
     def drop(self, why: str) -> None:
-        """zero_grad() before the step: what the step has is given up, for all ranks if it is in the sums already."""
+        """Drops this rank's pushes before the step. If some are in the sums already, the step is aborted for all."""
         if self.fault is not None:
             return  # it stays until it is cleared
         if self._n_ended:
@@ -374,10 +374,10 @@ class Gradients:
             try:
                 self.answered(lambda: self._client.abandon_backward(why))
             except StepAborted:
-                pass  # some of it was in the sums: the others are told, and this rank wanted it
+                pass  # some pushes were in the sums, so the other ranks get the abort; this rank asked for it
 
     def was_pushed(self, index: int) -> bool:
-        """For the step that is open."""
+        """Has the parameter been pushed for the open step?"""
         return self._pushed[index] != 0 or self._in_step >> 8 * index & 0xFF != 0
 
     @property

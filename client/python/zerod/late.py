@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Parameters that join the model after the job was formed. Nobody trains them, and many are not meant to be trained: a
-reference adapter, a moving average, weights that were folded when training was over. So they are judged by their
-gradients: one that has a gradient after a backward, or when the step is asked for, is refused.
+Parameters that join the model after the job was formed. The job does not train them, and many are not meant to be
+trained: a reference adapter, a moving average, weights that were folded when training was over. So such a parameter is
+refused only if it has a gradient after a backward, or when the step is requested.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _open: weakref.WeakSet[Late] = weakref.WeakSet()
 
 
 class Late:
-    """Of one model. report: reports a fault of parameters, by index, and raises it."""
+    """The late parameters of one model. report: reports a fault of parameters, by index, and raises it."""
 
     def __init__(self, model: nn.Module, bound: Sequence[Bound], report: Callable[[int, list[int], str], None]) -> None:
         self._model, self._report = model, report
         self._index = {b.name: b.index for b in bound}
         self._ids = {id(b.param) for b in bound}
         self._modules = weakref.WeakSet(model.modules())
-        self._stale = False  # the model has changed since it was looked through
+        self._stale = False  # the model has changed since _params was made
         self._params: list[tuple[str, nn.Parameter]] = []
         _watch_registrations()
         _open.add(self)
@@ -40,7 +40,7 @@ class Late:
         _open.discard(self)
 
     def changed(self, where: nn.Module, new: nn.Module | None) -> None:
-        """A parameter, or the module new, is put into a module that may be of this model."""
+        """Called when a parameter, or the module new, is put into a module, which may belong to this model."""
         if where in self._modules:
             self._stale = True
             self._modules.update(new.modules() if new is not None else ())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-DDP's errors, translated. There is no daemon in this: it watches a model in DistributedDataParallel, and where DDP
-complains of a parameter that is not to blame, it raises what really happened, from DDP's own error.
+DDP's errors, translated. This module needs no daemon: it watches a model in DistributedDataParallel, and where DDP
+blames the wrong parameter, it raises a fault that names the real cause, from DDP's own error.
 
     model = zerod.observe(DistributedDataParallel(model))
 
@@ -10,8 +10,8 @@ complains of a parameter that is not to blame, it raises what really happened, f
     nothing, though the step is asked for    M3 no backward, M4
     nothing at all                           X1 the wrapper's forward was bypassed: ranks drift apart
 
-A trainer that swallows what is raised gets it again from the next step, until unobserve(). Observing changes nothing:
-gradients are neither read nor cleared. It costs a few attribute reads for each gradient.
+If a trainer swallows the fault, each later step raises it again, until unobserve(). Observing changes no training: it
+neither reads nor clears gradients. Its cost is a few attribute reads for each gradient.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _numbers = itertools.count()  # of observed models; equal on all ranks, as DDP m
 
 
 class Watched(NamedTuple):
-    """What Evidence wants to know of a parameter."""
+    """The part of a Bound that Evidence reads."""
 
     index: int
     name: str
@@ -182,7 +182,7 @@ class Observer:
         if not self._inside:
             self._bypassed = True
         elif any(self._counts):
-            # DDP has checked the iteration before, and found nothing: what is known of it can go.
+            # DDP has checked the last iteration and found no error, so its data are no longer needed.
             self._evidence.step_ended()
             self._evidence.n_forwards = 1
 
@@ -200,15 +200,15 @@ class Observer:
     def _unfinished(self, text: str) -> GradientFault:
         listed = _LISTED.search(text)
         missing = [i for i, count in enumerate(self._counts) if count == 0]
-        if listed:  # DDP leaves out what it took for unused, and what it did not list is beyond its hundred
+        if listed:  # DDP does not list parameters that it took for unused, nor those after the first hundred
             missing = [i for i in map(int, listed[1].split()) if i < len(self._params)]
         same = self._n_iterations == 0 and self._evidence.failure is None and self._agreed(missing)
         return self._missing_fault(missing, same_on_all_ranks=same, silent=False)
 
     def _agreed(self, missing: list[int]) -> bool:
         """
-        Do all ranks miss the same? Those that miss nothing may wait for this one inside a collective, so it is not
-        asked through one, and whoever does not answer within self._patience misses something else, or nothing.
+        Do all ranks miss the same gradients? Ranks that miss none may wait for this one inside a collective, so the
+        ranks compare through the store. A rank that does not answer within self._patience misses others, or none.
         """
         ddp = self._ddp()
         ranks = dist.get_process_group_ranks(ddp.process_group) if ddp is not None else []
@@ -290,7 +290,7 @@ class Observer:
         if failure is not None and not failure.in_forward and self._counts_are_partial():
             raise self._missing_fault([i for i, count in enumerate(self._counts) if count == 0], silent=True)
         if self._n_forwards > before[0] and self._n_backwards == before[1]:
-            self._step = self._n_steps  # which a forward that failed has not begun
+            self._step = self._n_steps  # a forward that failed has not begun this step
             self._evidence.n_backwards = 0
             raise self._missing_fault(list(range(len(self._params))), silent=True)
         self._n_steps += 1

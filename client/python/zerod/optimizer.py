@@ -42,10 +42,10 @@ FLT_MAX = torch.finfo(torch.float32).max
 
 @dataclasses.dataclass
 class _Aside:
-    """What methods set. Lightning's wrapper has the optimizer's methods, but its attributes are copies."""
+    """State that methods set. Lightning's wrapper has the optimizer's methods, but its attributes are copies."""
 
     user_state: Any = None
-    before_commit: Any = None  # called when step() has pushed all, before the user state is packed
+    before_commit: Any = None  # called when step() has pushed all gradients, before the user state is packed
     in_window: bool = False
     amp: tuple[float, torch.Tensor] | None = None  # loss scale and found_inf of a GradScaler
     max_norm: float | None = None  # of a clip_grad_norm_ before the next step
@@ -79,27 +79,27 @@ class Optimizer(torch.optim.Optimizer):
     """
     Attaches this process to a zerod job as one rank, with all parameters of one model.
 
-    params        the model; or param groups of its parameters as torch takes them, then with model=
-    socket        of the daemon; default: environment ZEROD_SOCKET
+    params        the model; or param groups of its parameters in torch's form, then with model=
+    socket        path of the daemon's socket; default: environment ZEROD_SOCKET
     job           which of the jobs of `zerodrun --jobs N`, from 0: each optimizer of a process needs a daemon of its
                   own. 1 is the one of environment ZEROD_SOCKET_1, and so on
     rank          default: environment RANK, as zerodrun and torchrun set it
-    run_id        whose state it is: the same id resumes, another one is refused (E1109)
+    run_id        name of the run that owns the state: the same id resumes it, another id is refused (E1109)
     on_duplicate  "reject", "accumulate" or "abort_step"; default: as the daemon is configured
-    on_grad_read  "warn" once, "error" or "ignore": the program reads .grad of what has been pushed, see reads.py
-    sync_buffers  after each step rank 0's buffers are everybody's, as under DDP, if there is a process group; without
-                  one a warning says once that they differ, see zerod.sync_buffers()
-    timeout       seconds to wait for an answer before TimeoutError; default: for ever, which stall_timeout bounds
-    type          "AdamW", "Adam", "SGD", "Lion" or "Adagrad": a daemon whose configuration names no optimizer takes it,
-                  another one than the configuration's is refused; default: the daemon's
-    hypers        lr, betas, eps, ... of the daemon's optimizer; default: as the daemon is configured. Its scheduler
-                  counts as long as none is given here or changed in param_groups
+    on_grad_read  "warn" once, "error" or "ignore", when the program reads .grad after it was pushed, see reads.py
+    sync_buffers  if there is a process group, all ranks get rank 0's buffers after each step, as under DDP; without a
+                  group one warning says that the ranks' buffers differ, see zerod.sync_buffers()
+    timeout       seconds to wait for an answer before TimeoutError; default: no limit but the daemon's stall_timeout
+    type          "AdamW", "Adam", "SGD", "Lion" or "Adagrad": if the daemon's configuration names no optimizer, the
+                  daemon uses this one; another type than the configured one is refused; default: the daemon's
+    hypers        lr, betas, eps, ... of the daemon's optimizer; default: as the daemon is configured. The daemon's
+                  scheduler sets them as long as none is given here or changed in param_groups
 
-    Waits until all ranks are there. Then rank 0's weights are everybody's, and the parameters of the model are the
+    Waits until all ranks are attached. Then all ranks have rank 0's weights, and the parameters of the model are the
     daemon's published weights: read-only memory, see zerod.writable().
 
-    Raises GradientFault and its subclasses for what the daemon refuses; TypeError and ValueError for what cannot be
-    declared; ConnectionLost when there is no daemon.
+    Raises GradientFault and its subclasses when the daemon refuses; TypeError and ValueError for parameters and
+    settings that cannot be declared; ConnectionLost when there is no daemon.
     """
 
     _step_supports_amp_scaling = True  # torch's GradScaler leaves the verdict to step(), see patches/torch.py
@@ -161,13 +161,14 @@ class Optimizer(torch.optim.Optimizer):
         state.check_groups(self, self.param_groups)
         for i, group in enumerate(self.param_groups):
             _check_hypers(names, i, group)
-        # While groups are as configured nothing is sent, and the daemon's scheduler counts. Without one they are always
-        # sent: a rank that was started again may find them as configured just when the others have changed theirs.
+        # If the daemon has a scheduler, groups are not sent as long as they are as configured, and the scheduler sets
+        # the rates. Without a scheduler they are always sent, because a rank that was started again has them as
+        # configured while the other ranks may have changed theirs.
         has_scheduler = self._client.job.has_scheduler
         self._untouched = [self._hyper_of(configured)] * len(self.param_groups) if has_scheduler else None
 
     def _describe(self, socket: str | None) -> str:
-        """What this run trains with: the first thing to look at when numbers are not those of another run."""
+        """The line that names this run's settings, to be compared when two runs give different numbers."""
         job = self._client.job
         rates, decays = (
             "/".join(dict.fromkeys(f"{float(group[name]):g}" for group in self.param_groups))
@@ -224,7 +225,7 @@ class Optimizer(torch.optim.Optimizer):
             self.state.clear()
 
     def _give_back(self) -> None:
-        """What can be: a lost daemon's weights are still mapped, but in stage 3 nothing can be gathered any more."""
+        """Leaves with detached weights. After a lost connection they are still mapped, but stage 3 cannot gather."""
         try:
             for b in self._bound:
                 with self._client.gathered([b.index]) if self.sharding else contextlib.nullcontext():
@@ -240,7 +241,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def optimizer_type(self) -> str:
-        """Of the daemon: "AdamW", "Adam", "SGD", "Lion" or "Adagrad"."""
+        """The daemon's optimizer: "AdamW", "Adam", "SGD", "Lion" or "Adagrad"."""
         return self._client.job.optimizer.decode()
 
     @property
@@ -258,18 +259,18 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def device(self) -> torch.device | None:
-        """Of the model; None: host memory."""
+        """The model's device; None: host memory."""
         return self._place.device
 
     @property
     def resumed(self) -> bool:
-        """Had the job begun before this process attached? Then go on at position."""
+        """Had the job begun before this process attached? If so, continue at position."""
         self._unread.read()
         return self._resumed
 
     @property
     def position(self) -> Position:
-        """What this rank has to do next; a program that was started again goes on from here."""
+        """The step and micro-batch that this rank has to do next. A program that was started again continues here."""
         self._unread.read()
         return self._client.position
 
@@ -281,9 +282,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def begin_anew(self) -> None:
         """
-        For a program that was started again and knows it: the weights and the state are those of the job, and its data
-        begin again. Without it such a program has to read `position`, `epoch` or `resumed` before its first backward
-        (ResumeIgnored). A step that was begun is aborted for all ranks, so that this rank begins it with micro-batch 0.
+        For a program that was started again and begins its data anew, with the job's weights and state. A program that
+        does not call this has to read `position`, `epoch` or `resumed` before its first backward (ResumeIgnored). If
+        this rank is in the middle of a step, the step is aborted for all ranks, and begins again with micro-batch 0.
         """
         self._unread.read()
         if self._client.position.micro_batch:
@@ -293,7 +294,7 @@ class Optimizer(torch.optim.Optimizer):
     def loss_scale(self) -> float:
         """
         The daemon's loss scale, to multiply the next loss with: `(loss * opt.loss_scale).backward()`. 1 unless fp16 is
-        enabled in its configuration. A program that was started again finds what the others have.
+        enabled in its configuration. A program that was started again gets the scale that the other ranks have.
         """
         return self._client.loss_scale
 
@@ -306,11 +307,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """
-        Waits until all ranks have asked for the step and it is committed; then the weights are new, and `result` says
-        what it came to. A closure is called first, with gradients enabled, and its value returned.
+        Waits until all ranks have asked for the step and it is committed. Then the weights are new, and `result` is
+        the step's StepResult. A closure is called first, with gradients enabled, and step() returns its value.
 
-        Raises what a backward has raised and was not cleared; MissingGradient; NonFiniteGradient (on_nonfinite: error);
-        StepArgumentsDiffer; StepAborted; ResumeIgnored.
+        Raises the fault of an earlier backward, if it was not cleared; MissingGradient; NonFiniteGradient
+        (on_nonfinite: error); StepArgumentsDiffer; StepAborted; ResumeIgnored.
         """
         loss = None
         if closure is not None:
@@ -319,7 +320,7 @@ class Optimizer(torch.optim.Optimizer):
         try:
             self._take_step()
         except GradientFault as fault:
-            raise fault.with_traceback(None) from fault.__cause__  # the frames in here help nobody
+            raise fault.with_traceback(None) from fault.__cause__  # a user needs no frames of this package
         return loss
 
     def _take_step(self) -> None:
@@ -339,7 +340,7 @@ class Optimizer(torch.optim.Optimizer):
         self._buffers.after_step()
 
     def _check_frozen(self) -> None:
-        """In no group, or thawed since it was declared: its gradient is refused (E1103) with the next answer."""
+        """If a parameter in no group, or one thawed since it was declared, has a gradient, the next answer is E1103."""
         frozen = [b for b in self._frozen if b.param.grad is not None]
         self._gradients.report_left_out([b.index for b in frozen if b.left_out])
         for b in frozen:
@@ -348,7 +349,7 @@ class Optimizer(torch.optim.Optimizer):
             b.param.grad = None
 
     def _push_by_hand(self) -> None:
-        """What the program put into .grad itself, as from torch.func.grad: no backward has pushed it."""
+        """Pushes gradients that the program put into .grad itself, for example from torch.func.grad."""
         params = [b.param for b in self._bound if b.trainable and b.param.grad is not None]
         if params and self._gradients.fault is None:
             grads = [param.grad for param in params]
@@ -380,7 +381,7 @@ class Optimizer(torch.optim.Optimizer):
         blob = self._pack()
 
         if hypers != self._untouched:
-            self._untouched = None  # from now on this side's count
+            self._untouched = None  # from now on the groups of this side are sent with each step
             args.groups, args.n_groups = (_lib.Hyper * len(hypers))(*map(self._hyper_struct, hypers)), len(hypers)
         if self._aside.max_norm is not None:
             args.max_norm = ctypes.pointer(ctypes.c_double(self._aside.max_norm))
@@ -393,32 +394,32 @@ class Optimizer(torch.optim.Optimizer):
         return self._aside.user_state.pack() if self._aside.user_state is not None else None
 
     def join_hook(self, **_kwargs: Any) -> Any:
-        """Of torch.distributed.algorithms.Join, which shadows collectives; here a rank without data just leaves."""
+        """Refuses torch.distributed.algorithms.Join, which shadows collectives: a rank without data just leaves."""
         raise TypeError(
             "Join is not for zerod.Optimizer: with diagnostics.on_leave: continue in the daemon's configuration a rank "
             "whose data has ended calls opt.close(), and the others go on without it"
         )
 
     def set_user_state(self, user_state: Any) -> None:
-        """user_state.pack() gives what is stored with each micro-batch and step; see zerod.user_state()."""
+        """The daemon stores the bytes of user_state.pack() with each micro-batch and step; see zerod.user_state()."""
         self._aside.user_state = user_state
 
     def before_commit(self, call: Callable[[], None]) -> None:
-        """Called by each step() after the last backward, before the user state is packed."""
+        """Each step() calls `call` after the last backward, before the user state is packed."""
         self._aside.before_commit = call
 
     @property
     def user_state(self) -> Any:
-        """What set_user_state() was given, or None."""
+        """The object that set_user_state() was given, or None."""
         return self._aside.user_state
 
     @property
     def stored_user_state(self) -> bytes | None:
-        """What this rank's last incarnation stored."""
+        """The user state that this rank's last incarnation stored."""
         return self._client.user_state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """After step() there is nothing to clear. Before it, what this rank pushed is given up (E1007)."""
+        """After step() there is nothing to clear. Before it, this rank's pushed gradients are dropped (E1007)."""
         if self.has_gradients:
             self._gradients.drop("zero_grad() came before step()")
         super().zero_grad(set_to_none=True)
@@ -427,8 +428,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def grad_norm(self, name: str | None = None) -> float:
         """
-        Of all gradients of this step so far, unscaled, as the step will see it: a collective. With a name, of that
-        parameter in the last step: not a collective.
+        The norm of all gradients of this step so far, unscaled, as the step will see it: a collective. With a name, the
+        norm of that parameter's gradient in the last step: not a collective.
         """
         if name is not None:
             return self._client.read_number(self._index_of(name), _lib.GRAD_NORM)
@@ -441,7 +442,7 @@ class Optimizer(torch.optim.Optimizer):
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
-        """As torch.nn.utils.clip_grad_norm_ of all parameters: the next step() clips. Returns the norm. Collective."""
+        """The next step() clips all gradients as torch.nn.utils.clip_grad_norm_ does. Returns the norm. Collective."""
         if float(norm_type) != 2.0:
             raise ValueError(f"norm_type {norm_type}: zerod clips by the 2-norm")
         norm = self.grad_norm()
@@ -457,12 +458,12 @@ class Optimizer(torch.optim.Optimizer):
         raise KeyError(f"the model has no parameter {name!r}")
 
     def take_scale(self, scale: float, found_inf: torch.Tensor) -> None:
-        """From GradScaler: what the gradients of this step were multiplied with, and where the verdict is to be put."""
+        """From GradScaler: the factor of this step's gradients, and the tensor that is to hold the verdict."""
         self._aside.amp = scale, found_inf
 
     @property
     def has_gradients(self) -> bool:
-        """Has this rank pushed anything for a step that was not taken yet?"""
+        """Has this rank pushed gradients for the open step?"""
         return self._gradients.has_any
 
     @property
@@ -498,7 +499,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def window(self) -> Iterator[None]:
-        """A write window; inside another one it is that one. An exception forgets what was written."""
+        """Opens a write window, unless one is open already. If the body raises, the daemon drops what was written."""
         if self._aside.in_window:
             yield
             return
@@ -536,12 +537,12 @@ class Optimizer(torch.optim.Optimizer):
         self._gradients.forget_step()
 
     def clear_fault(self) -> None:
-        """Goes on after a refusal, knowingly: what was refused stays out of the sum."""
+        """Continues after a refusal: the refused gradient stays out of the sum."""
         self._client.clear_fault()
         self._gradients.fault = None
 
     def refuse(self, code: int, what: str, params: Iterable[torch.Tensor] = ()) -> None:
-        """Raises a fault of this side's, with the daemon's text, and goes on: nothing has been harmed."""
+        """Raises a fault that this side found, with the daemon's text, and clears it, because the step is unharmed."""
         index = {b.param: b.index for b in self._bound}
         self._client.report(code, [index[p] for p in params if p in index], what)
         try:
@@ -560,13 +561,13 @@ class Optimizer(torch.optim.Optimizer):
         return state.full_state_dict(self)
 
     def load_full_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """A full_state_dict(), or the state of torch's optimizer of this kind; rank 0's counts. A collective."""
+        """Loads a full_state_dict(), or the state of torch's optimizer of this kind, from rank 0. A collective."""
         state.load_full_state_dict(self, state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
-        What state_dict() gave, here or in a file. State of this very optimizer needs no loading, so that only groups
-        are taken, as accelerate's prepare() wants it; any other is loaded into the daemon, a collective then.
+        Loads a state_dict(), of this optimizer or from a file. If it holds this very optimizer's state, only the groups
+        are loaded, as accelerate's prepare() needs it; any other state is loaded into the daemon: a collective.
         """
         state.load_state_dict(self, state_dict)
 
@@ -620,7 +621,7 @@ def _some(params: list[Any], otherwise: str) -> list[Any]:
 
 
 def _check_group(model: nn.Module, groups: list[dict[str, Any]], group: dict[str, Any]) -> None:
-    """Before torch's own checks, which do not say which parameter it is."""
+    """Checks parameters before torch does, because torch's errors do not name the parameter."""
     params = group["params"] = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
     names = {id(param): name for name, param in model.named_parameters()}
     seen = {id(param): g for g, other in enumerate(groups) for param in other["params"]}
@@ -644,7 +645,7 @@ def _refuse_attached(model: nn.Module) -> None:
 
 
 def _refuse_wrapped(model: nn.Module, client: Client) -> None:
-    """E1107, from the daemon, so that its log has it too."""
+    """Raises E1107. The daemon makes the fault, so that its log has it too."""
     for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel | FullyShardedDataParallel | FSDPModule | DataParallel):
             where = f"{name} of the model" if name else "the model"

@@ -8,9 +8,9 @@ Where the model lies and where the daemon does its work: each pair is a class of
     OnGpu     both on the GPU: parameters are the published weights, in device memory that the daemon exports; in
               stage 3 in memory of the process's own, which is there while they are gathered
 
-What a copy of Offload's has not brought yet the daemon must not read: a push is held back until the event behind its
-copy is done. Events are looked at in order, whenever the next gradient comes; the end of a micro-batch waits for the
-rest of them.
+The daemon must not read a slot that Offload still copies into, so a push is held back until the event behind its copy
+is done. Each new gradient pushes, in order, the earlier ones whose events are done; the end of a micro-batch waits for
+the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ._lib import lib
 from .binding import Bound, attach, detach, published, read_frozen
 from .client import Client
 
-SMALL_BYTES = 64 * 1024  # below, a push is over sooner than the interpreter lock could be given back and taken again
+SMALL_BYTES = 64 * 1024  # a smaller push takes less time than to release and acquire the interpreter lock
 
 
 def _copy_of(record: Any, index: int, data: int | None) -> Any:
@@ -52,11 +52,11 @@ class InHost:
         self._client, self._bound = client, bound
 
     def initial(self, flat: torch.Tensor) -> torch.Tensor:
-        """A flat tensor of the model's where the daemon can read it."""
+        """Returns a flat tensor of the model in memory that the daemon can read."""
         return flat
 
     def context(self) -> contextlib.AbstractContextManager[None]:
-        """Around the forming of the job."""
+        """The context in which the job is formed."""
         return contextlib.nullcontext()
 
     def attach(self) -> None:
@@ -64,41 +64,42 @@ class InHost:
             attach(b, published(self._client, b))
 
     def detach(self, b: Bound) -> None:
-        """The parameter in memory of the process's own."""
+        """Moves the parameter to memory of the process's own."""
         detach(b)
 
     def read_frozen(self, index: int, n_bytes: int) -> torch.Tensor:
-        """A copy in host memory of what is published."""
+        """A copy, in host memory, of the published bytes of a frozen parameter."""
         return read_frozen(self._client, index, n_bytes)
 
     def before_step(self) -> None:
-        """Nothing may read weights any more."""
+        """Waits for copies and kernels that read the weights, because the step writes them."""
 
     def after_step(self) -> None:
         """The published weights are the new ones."""
 
     def window_opens(self) -> None:
-        """Other memory is about to be mapped where the weights are published."""
+        """Called before other memory is mapped at the addresses of the published weights."""
 
     def window_opened(self) -> None:
         """The weights of the model may be written to."""
 
     def window_closes(self) -> None:
-        """What was written into the model has to be in the window."""
+        """Copies into the window what the program wrote into the model, unless the model lies there."""
 
     def window_closed(self) -> None:
-        """The published weights are those of the window, or those from before."""
+        """Called when the published weights are the window's, or the old ones if the window was dropped."""
 
     # ---- pushes --------------------------------------------------------------------------------------
 
     def pusher(self, b: Bound, record: Any) -> Callable[[torch.Tensor, Any, bool], int]:
         """
-        What pushes contiguous gradients of a parameter. record: what is known of them, keep: what its texts lie in;
-        again: it is not the first one of the micro-batch. Returns what zerod_push() does.
+        Returns push(grad, keep, again), which pushes a contiguous gradient of this parameter and returns the status of
+        zerod_push(). record: its zerod_push; keep: the object that owns the texts of the record; again: the micro-batch
+        has an earlier gradient of this parameter.
         """
         send = lib.push_small if b.n_bytes < SMALL_BYTES else lib.push
         handle, reference, index = self._client.handle, ctypes.byref(record), b.index
-        nowhere = ctypes.addressof(record)  # of a gradient without elements: NULL has another meaning
+        nowhere = ctypes.addressof(record)  # the address of a gradient without elements: NULL has another meaning
 
         def push(grad: torch.Tensor, _keep: Any, _again: bool) -> int:
             record.param = index
@@ -108,15 +109,15 @@ class InHost:
         return push
 
     def drain(self) -> int:
-        """Before the micro-batch ends: everything is pushed. Returns the first status that is not 0."""
+        """Pushes all pending gradients before the micro-batch ends. Returns the first status that is not 0, or 0."""
         return 0
 
     def poll(self) -> int:
-        """Pushes what can be without waiting. Returns likewise."""
+        """Pushes the pending gradients that need no waiting. Returns the first status that is not 0, or 0."""
         return 0
 
     def forget(self) -> None:
-        """Of the open micro-batch nothing is pushed any more."""
+        """Drops the pending gradients of the open micro-batch."""
 
 
 # ---- the model on a GPU, the daemon in host memory --------------------------------------------------------
@@ -133,15 +134,15 @@ class _Pending:
 
 class _Registered:
     """
-    Memory of the daemon's that copies may use without waiting. Copies to and from what is not registered are right,
-    too, but the program waits for them.
+    Memory shared with the daemon that is registered with the driver, so that the program does not wait for copies. It
+    waits for copies to and from other memory.
     """
 
     def __init__(self, client: Client) -> None:
         self._memory, self._addresses = client.memory, dict[int, int]()
 
     def add(self, kind: int, read_only: bool = False) -> tuple[int, int]:
-        """Returns where it is, or (0, 0) if the driver does not take it."""
+        """Returns its first address and the one behind the last, or (0, 0) if the driver refuses it."""
         base, n_bytes = self._memory(kind)
         if not n_bytes or not _cuda.register(base, n_bytes, read_only):
             return 0, 0
@@ -163,10 +164,10 @@ class Offload(InHost):
         self.device = device
         self._pending: deque[_Pending] = deque()
         self._n_pending_bytes = 0
-        self._events: list[Any] = []  # that nothing is recorded behind
+        self._events: list[Any] = []  # events that are free for the next copies
         self._registered = _Registered(client)
         self._ring = (0, 0)  # first address, and the one behind the last; (0, 0): not registered
-        self._own: dict[int, torch.Tensor] = {}  # of parameters whose gradients do not come to lie in the ring
+        self._own: dict[int, torch.Tensor] = {}  # pinned memory for gradients that get no place in the ring
         self._published: list[torch.Tensor] = []
         self._refreshed = _cuda.Event()
 
@@ -185,7 +186,7 @@ class Offload(InHost):
         self._refresh(self._bound)
 
     def detach(self, b: Bound) -> None:
-        """It always was."""
+        """Does nothing: the parameters of Offload are always in memory of the process's own."""
 
     # ---- weights -------------------------------------------------------------------------------------
 
@@ -197,14 +198,14 @@ class Offload(InHost):
         self._refreshed.record(self.device)
 
     def before_step(self) -> None:
-        """The copies of the last step's weights read what this step writes. They are done for long."""
+        """Waits for the copies of the last step's weights, whose source this step writes. Usually they are done."""
         self._refreshed.wait()
 
     def after_step(self) -> None:
         self._refresh([b for b in self._bound if b.trainable])
 
     def window_opens(self) -> None:
-        """What a driver has registered are pages, and the address gets other ones."""
+        """Unregisters the weights: a driver registers pages, and the window maps other pages at this address."""
         self._refreshed.wait()
         self._registered.remove(_lib.MEMORY_WEIGHTS)
 
@@ -222,7 +223,7 @@ class Offload(InHost):
 
     def pusher(self, b: Bound, record: Any) -> Callable[[torch.Tensor, Any, bool], int]:
         def push(grad: torch.Tensor, keep: Any, again: bool) -> int:
-            # The place of a second gradient may be the next one's, too, so it does not wait.
+            # A second gradient's place may be that of the next one, too, so this copy is pushed at once.
             status = self.drain() if again else self._make_room(b.n_bytes)
             status = status or self._take(b, grad, record, keep)
             return status or (self.drain() if again else 0)
@@ -252,7 +253,7 @@ class Offload(InHost):
         return 0
 
     def _make_room(self, n_bytes: int) -> int:
-        """What waits for its copy takes room in the ring, and the daemon cannot give back what it was never given."""
+        """Pushes pending gradients while they fill half the ring: the daemon frees a slot only after its push."""
         status, room = self.poll(), (self._ring[1] - self._ring[0]) // 2
         while not status and self._pending and room and self._n_pending_bytes + n_bytes > room:
             status = self._push_first()
@@ -281,7 +282,7 @@ class Offload(InHost):
         return status
 
     def forget(self) -> None:
-        """The copies still write into slots that others get."""
+        """Waits for all pending copies, because later gradients get the slots that they write, and drops them."""
         for pending in self._pending:
             pending.event.wait()
             self._events.append(pending.event)
@@ -305,7 +306,7 @@ class OnGpu(InHost):
     def _weights(self, b: Bound) -> torch.Tensor:
         if not b.n_bytes:
             return torch.empty(b.shape, dtype=b.param.dtype, device=self.device)
-        with self._client.gathered([b.index]):  # torch asks the driver what lies at the address
+        with self._client.gathered([b.index]):  # torch asks the driver about this address, so it must be mapped
             memory = _cuda.tensor_at(self._client.weight_address(b.index), b.n_bytes, self.device, self._client)
         return b.view(memory.view(b.param.dtype))
 
@@ -328,7 +329,7 @@ class OnGpu(InHost):
         _cuda.synchronize(self.device)
 
     def pusher(self, b: Bound, record: Any) -> Callable[[torch.Tensor, Any, bool], int]:
-        # Small or large, a push only says what is to be copied; but one in parts may wait for room.
+        # A push of any size only orders the copy, but a push in parts may wait for room: so no push_small().
         handle, reference, index = self._client.handle, ctypes.byref(record), b.index
         nowhere = ctypes.addressof(record)
 
@@ -349,7 +350,7 @@ class OnGpu(InHost):
 
     @torch.no_grad()
     def window_opened(self) -> None:
-        """In stage 3 the whole model may not fit on the GPU: inside, it is in host memory, as after module.cpu()."""
+        """In stage 3 the model is in host memory inside a window, because all of it may not fit on the GPU."""
         for b in self._bound:
             if self._client.job.stage == 3:
                 b.param.data = self._in_window(b)
@@ -360,7 +361,7 @@ class OnGpu(InHost):
     def window_closes(self) -> None:
         for b in self._bound if self._client.rank == 0 else ():
             window = self._in_window(b)
-            if window.data_ptr() != b.param.data_ptr():  # in stage 3 it is, unless the program has replaced .data
+            if window.data_ptr() != b.param.data_ptr():  # they are equal in stage 3, unless .data was replaced
                 window.copy_(b.param.detach())
 
     def window_closed(self) -> None:
@@ -371,7 +372,7 @@ class OnGpu(InHost):
 
 
 def _device_of(bound: Sequence[Bound]) -> torch.device | None:
-    """Of all parameters that are somewhere. None: host memory."""
+    """The device of all parameters that are not on the meta device. None: host memory."""
     real = [b for b in bound if b.param.device.type != "meta"]
     for b in real:
         first, other = _cuda.device_of(real[0].param), _cuda.device_of(b.param)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Programs that change gradients between backward() and step(): `if p.grad is not None: p.grad.clamp_(...)`. The gradient
-has been pushed by then and .grad is None, so such a loop does nothing and says nothing. This module notices the read.
+has been pushed by then and .grad is None, so such a loop silently does nothing. This module notices the read.
 
-torch has no hook for it, so nn.Parameter gets a property .grad over the one of C, as long as some optimizer watches.
-Only a read that finds None goes further than that one; reads by torch, by this package and by other installed packages
-do not count, nor those before a backward and after the step.
+torch has no hook for reads, so nn.Parameter gets a property .grad over the one of C, as long as an optimizer watches.
+Only a read that finds None is examined further. Reads by torch, by this package and by other installed packages do not
+count, nor do reads before a backward and after the step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The open optimizers of this process, and which of them a parameter belongs to. There are few: GAN trainers have two,
-most programs one.
+The open optimizers of this process, and the optimizer of a parameter. Most programs have one, GAN trainers two.
 
-OpenOptimizer is zerod.Optimizer as the modules below optimizer.py know it: they must not import it.
+OpenOptimizer is the part of zerod.Optimizer that the modules below optimizer.py use, because they must not import it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """
 Where in the user's program something happened: "train.py:31".
 
-Frames of torch, of this package and of other installed packages are passed over, as long as there is a frame of
-the user's own further out. Sites are bytes and cached: libzerod sends each string once and compares by value.
+Frames of torch, of this package and of other installed packages are skipped if a frame of the user's own is further
+out. Sites are bytes and cached: libzerod sends each string once and compares by value.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def stack() -> list[tuple[CodeType, int]]:
 
 def parting(one: list[tuple[CodeType, int]], other: list[tuple[CodeType, int]]) -> tuple[bytes, bytes] | None:
     """
-    Of two calls from one line: the outermost callers, of two stack()s, in which they are not from one line. A model
-    that encodes queries and then passages has the segments' line in common, and these two not.
+    Two calls came from one line: returns, from their two stack()s, the outermost callers whose lines differ. If a model
+    encodes queries and then passages, both segments run from one line, but these callers differ.
     """
     pairs = list(zip(reversed(one), reversed(other), strict=False))
     parted = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
@@ -105,7 +105,7 @@ def _handled_lines(filename: str) -> list[tuple[int, int]]:
 
 
 def find_swallower(callers: list[tuple[CodeType, int]]) -> str:
-    """The innermost caller that stood inside a try which goes on: "gliner/training/trainer.py:216 training_step"."""
+    """The innermost caller in a try that swallows exceptions: "gliner/training/trainer.py:216 training_step"."""
     for code, line in callers:
         distance, name = _place(code.co_filename)
         if distance < 2 and any(first <= line <= last for first, last in _handled_lines(code.co_filename)):

@@ -4,18 +4,19 @@ Stage 3 in torch: weights are gathered before a module's forward, released after
 nodes of the backward that saved them.
 
 The unit is a module with its direct parameters; a tied parameter belongs to the first module that has it. Addresses
-are fixed: a parameter's tensor always points to the same place, which can be read while it is gathered. So nothing
-that autograd saved has to be replaced. What is saved inside a module's forward passes through a pair of hooks: a weight
-is kept as itself, and when its node runs, unpacking gathers its unit. A node's work is over before the next one
-unpacks, so the units of earlier nodes can be released then, all but one that is wanted again. Anything else that is
-saved goes on to the hooks that stood there before, such as a checkpoint's.
+are fixed: a parameter's tensor always points to the same place, which can be read while it is gathered. So no tensor
+that autograd saved has to be replaced. Tensors that are saved inside a module's forward pass through a pair of hooks: a
+weight is saved as itself, and when its node runs, unpacking gathers its unit. A node's work is over before the next
+node unpacks, so the units of earlier nodes are released then, except the one that the next node needs. All other saved
+tensors are passed to the hooks that were installed before, such as a checkpoint's.
 
-A module that reads another one's weight while it runs (a tied head, nn.MultiheadAttention) is noticed where it reads
-module.weight, and has it until its own forward ends.
+If a module reads another module's weight while it runs (a tied head, nn.MultiheadAttention), the read of module.weight
+gathers it, and it is held until the forward of the reading module ends.
 
-So a process maps one unit at a time, and what the modules around it hold: their own direct parameters and what they
-read of others. The daemon is told which units came next the last time, and copies them while this process computes.
-That holds no memory here, and needs no care: if it was wrong, the next gather takes as long as it would have.
+So a process maps one unit at a time, and the parameters that the modules around it hold: their own direct ones and
+those that they read of other modules. The process tells the daemon which units came next the last time, and the daemon
+copies them while the process computes. This takes no memory here, and a wrong guess costs nothing: the next gather
+takes as long as it would have taken without it.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ _current_task = torch._C._current_graph_task_id
 Unit = tuple[int, ...]  # indices of parameters
 
 
-# ---- what is saved for the backward ---------------------------------------------------------------------
+# ---- tensors saved for the backward ---------------------------------------------------------------------
 
 
 class _Saved:
-    """A weight, or a view of it, that a node of autograd will want back."""
+    """A weight, or a view of it, that autograd saved for a node."""
 
     __slots__ = ("index", "tensor")
 
@@ -59,7 +60,7 @@ class _Saved:
 
 
 class _Saving:
-    """The pair of hooks for what autograd saves. below: the pair that it stands above, or None."""
+    """The pair of hooks for tensors that autograd saves. below: the pair that was on top before, or None."""
 
     def __init__(self, sharding: Sharding, below: Any) -> None:
         self.sharding = sharding
@@ -78,11 +79,11 @@ class _Saving:
         return self._unpack_below(saved) if self._unpack_below else saved
 
 
-# ---- what runs ------------------------------------------------------------------------------------------
+# ---- running modules ------------------------------------------------------------------------------------
 
 
 class _Parameters(dict[str, Any]):
-    """A module's _parameters, which tells who reads one."""
+    """A module's _parameters, which tells the Sharding when a parameter is read."""
 
     def __init__(self, sharding: Sharding, parameters: dict[str, Any]) -> None:
         super().__init__(parameters)
@@ -95,11 +96,11 @@ class _Parameters(dict[str, Any]):
         return param
 
     def __reduce__(self) -> Any:
-        return dict, (dict(self),)  # a copy of the module is nobody's
+        return dict, (dict(self),)  # a copy of the module belongs to no Sharding
 
 
 class _Frame(NamedTuple):
-    """A module's forward that is running: what it holds, and whether it has pushed hooks."""
+    """A module's forward that is running: the parameters that it holds, and whether it has pushed hooks."""
 
     module: nn.Module
     indices: list[int]
@@ -107,14 +108,14 @@ class _Frame(NamedTuple):
 
 
 class _Order:
-    """Which unit followed which, the last time."""
+    """The unit that followed each unit the last time."""
 
     def __init__(self) -> None:
         self._next: dict[Unit, Unit] = {}
         self._last: Unit = ()
 
     def passed(self, unit: Unit, n: int) -> set[int]:
-        """Notes that unit is needed now. Returns the parameters of the n units that are to be expected."""
+        """Notes that unit is needed now. Returns the parameters of the n units that are expected next."""
         self._next[self._last] = unit
         self._last = unit
         expected: set[int] = set()
@@ -133,7 +134,7 @@ def _ids(indices: Sequence[int]) -> Any:
 
 class Sharding:
     """
-    prefetch: how many units ahead the daemon is told of. on_fault: told of a refusal before it is raised.
+    prefetch: how many units ahead the daemon is told of. on_fault: gets a fault before it is raised.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class Sharding:
         return bool(new)
 
     def _release(self, indices: Iterable[int], stream: int | None = None) -> None:
-        """stream: on which they were read; None: the current one."""
+        """stream: the stream that read the parameters; None: the current one."""
         free = []
         for i in indices:
             self._n_held[i] -= 1
@@ -213,7 +214,7 @@ class Sharding:
             self._client.release(_ids(free), len(free), stream)
 
     def _gather_unit(self, unit: Unit, order: _Order) -> None:
-        """Gathers a unit, and tells the daemon of those that will follow."""
+        """Gathers a unit, and tells the daemon which units will probably follow."""
         if unit and self._gather(unit) and self.prefetch > 0:
             ahead = [i for i in order.passed(unit, self.prefetch) if self._n_held[i] == 0]
             if ahead:
@@ -233,8 +234,8 @@ class Sharding:
 
     def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if not any(frame.module is module for frame in self._running):
-            return  # it could not begin
-        while True:  # more than one when an exception passed by a module whose hooks it never reached
+            return  # _before() did not gather for it
+        while True:  # also the modules inside it whose forward an exception cut off before their hooks
             frame = self._running.pop()
             if frame.hooked:
                 _pop_hooks()
@@ -243,7 +244,7 @@ class Sharding:
                 return
 
     def _refuse_transformed(self, module: nn.Module) -> None:
-        """Inside torch.func.grad and its like: what they save passes no hooks, so nobody would gather it for them."""
+        """Refuses torch.func.grad and its like: what they save passes no hooks, so no hook could gather for them."""
         if any(param in self._index for param in module._parameters.values() if param is not None):
             raise RuntimeError(
                 "stage 3: transforms of torch.func compute with weights of their own: functional_call(model, weights, "
@@ -252,7 +253,7 @@ class Sharding:
             )
 
     def borrow(self, param: torch.Tensor) -> None:
-        """Somebody reads module.weight: inside a forward, or in a function that a checkpoint runs again."""
+        """Gathers a weight when module.weight is read, in a forward or in a function that a checkpoint runs again."""
         if not self._running and _current_task() == -1:
             return
         index = self._index.get(param)
@@ -267,7 +268,7 @@ class Sharding:
     # ---- backward ------------------------------------------------------------------------------------
 
     def find(self, tensor: torch.Tensor) -> int | None:
-        """The parameter in whose place a tensor lies."""
+        """The index of the parameter in whose place a tensor lies, or None."""
         if tensor.device.type != self._device_type or tensor.layout != torch.strided:
             return None
         address = tensor.data_ptr()
@@ -283,7 +284,7 @@ class Sharding:
         return isinstance(saving, _Saving) and saving.sharding is self
 
     def _push(self) -> bool:
-        """From now on what is saved passes through our hooks. False: it did already, or torch.func forbids it."""
+        """Installs the hooks for saved tensors. False: they are installed already, or torch.func forbids hooks."""
         if self._top_is_ours() or _why_no_hooks() is not None:
             return False
         saving = _Saving(self, _top_hooks(True))
@@ -291,7 +292,7 @@ class Sharding:
         return True
 
     def need(self, index: int) -> None:
-        """A node that runs unpacks this weight."""
+        """Gathers a weight that the running node unpacks."""
         unit = self._unit_of[index]
         self._enter_node(unit)
         if unit not in self._for_nodes:
@@ -299,7 +300,7 @@ class Sharding:
             self._for_nodes.append(unit)
 
     def _enter_node(self, unit: Unit) -> None:
-        """If another node runs than the last time, what was gathered for that one is released, but for this unit."""
+        """If a new node runs, releases the units that were gathered for the last node, except this unit."""
         node = _current_node()
         if node is not self._node:
             self._node = node
@@ -310,7 +311,7 @@ class Sharding:
                     self._release(other, stream)
 
     def backward_begins(self) -> None:
-        """What is saved inside a backward, with create_graph, are weights, too."""
+        """Installs the hooks for a backward, too: with create_graph, it also saves weights."""
         self._backward.begin()
         self._backwards.append(self._push())
 
@@ -326,7 +327,7 @@ class Sharding:
             self._release(unit, stream)
 
     def reset(self) -> None:
-        """Between steps nothing runs: what KeyboardInterrupt left behind is given back. torch calls no hooks for it."""
+        """Releases, between steps, what a KeyboardInterrupt left gathered: torch calls no hooks after it."""
         while self._top_is_ours():
             _pop_hooks()
         running, self._running, self._backwards = self._running, [], []
@@ -337,15 +338,15 @@ class Sharding:
     # ---- the whole -----------------------------------------------------------------------------------
 
     def _is_shared(self, tensor: torch.Tensor, param: torch.Tensor) -> bool:
-        """In memory of the daemon's: in the parameter's place, or, of a model on a GPU, in an open write window."""
+        """Does the tensor lie in the parameter's place, or, for a model on a GPU, in an open write window?"""
         if tensor.layout != torch.strided:
             return False
         return self.find(tensor) is not None or tensor.data_ptr() == param.data_ptr()
 
     def _fill_state_dict(self, name: str, module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
         """
-        state_dict() is whole: copies, one parameter at a time, and one of a tied parameter. With keep_vars it holds the
-        parameters themselves, as it says: zerod.gathered() makes them readable.
+        Completes state_dict() with copies of all parameters, gathered one at a time; a tied parameter is copied once.
+        With keep_vars it keeps the parameters themselves: zerod.gathered() makes them readable.
         """
         outside = prefix.removesuffix(f"{name}." if name else "")
         for key, param in module._parameters.items():
@@ -368,7 +369,7 @@ _open: weakref.WeakSet[Sharding] = weakref.WeakSet()
 
 @functools.cache
 def _wrap_grad() -> None:
-    """torch.autograd.backward is watched anyway (watch.py); this is the other way into a backward."""
+    """Watches torch.autograd.grad, which starts a backward, too; watch.py watches torch.autograd.backward."""
     grad = torch.autograd.grad
 
     @functools.wraps(grad)
@@ -387,12 +388,12 @@ def _wrap_grad() -> None:
 
 def stage3(model: nn.Module, prefetch: int = 1) -> Sharding:
     """
-    The hooks that gather and release the weights of a model whose zerod.Optimizer is on a stage 3 daemon: the
-    optimizer has installed them already; here they can be tuned.
+    Returns, and tunes, the hooks that gather and release the weights of a model whose zerod.Optimizer is on a stage 3
+    daemon. The optimizer has installed them already.
 
-    prefetch    how many modules ahead, in the order of the last time, the daemon is told what will be gathered; it
+    prefetch    number of modules that the daemon is told of before they are gathered, in the order of the last time. It
                 copies them while the program computes, as far as there is room under stage3_max_live_parameters.
-                0: everything is copied when it is needed
+                0: each module is copied when it is needed
 
     Raises ValueError for a model without an open optimizer, or of a job in stage 1 or 2.
     """

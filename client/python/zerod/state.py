@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Optimizer state in torch's form, read from the daemon when somebody looks.
+Optimizer state in torch's form, read from the daemon when the program accesses it.
 
-opt.state[p] is a dict that is never empty, holds nothing and fetches a tensor whenever it is asked for one. What
-state_dict() gives is read when it is looked at, or when it is pickled, as torch.save() does. So state_dict() costs
-nothing, and what lands in a file is whole and is plain tensors.
+opt.state[p] is a dict that is never empty, stores nothing and fetches a tensor at each access. The entries of
+state_dict() are fetched at the first access, or when they are pickled, as torch.save() does. So state_dict() itself is
+free, and a file gets the whole state as plain tensors.
 
-16-bit weights have an entry that torch does not have, "master": the fp32 value that they are the rounding of. torch's
-optimizers carry it along and ignore it.
+16-bit weights have an entry that torch does not have, "master": the fp32 value that was rounded to the weight. torch's
+optimizers keep it in their state and ignore it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _moments(opt: OpenOptimizer) -> dict[str, int]:
 
 
 def _kinds(opt: OpenOptimizer, b: Bound) -> dict[str, int]:
-    """The entries of a parameter's state, but for its step."""
+    """The names of a parameter's state entries, except its step."""
     return _moments(opt) | ({"master": _lib.MASTER} if b.param.dtype != torch.float32 else {})
 
 
@@ -96,7 +96,7 @@ class Handle(dict[str, torch.Tensor]):
         return _read(self._opt, self._bound, name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """The state is the daemon's. Lightning moves it to a device and puts back what it got."""
+        """Ignores assignments, because the daemon has the state: Lightning moves it to a device and puts it back."""
 
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self else default
@@ -125,7 +125,7 @@ class Handle(dict[str, torch.Tensor]):
 
 
 class LazyState(Handle):
-    """The same in a state_dict(): read once, when it is looked at, and then the holder's, who may load into it."""
+    """A Handle in a state_dict(): fetched once, at the first access; from then on the program may write to it."""
 
     _filled = False
 
@@ -167,7 +167,7 @@ class LazyState(Handle):
         dict.update(self, *args, **kwargs)
 
 
-# DCP maps functions over trees of dicts, and takes what it does not know for a leaf.
+# DCP maps functions over trees of dicts, and treats unknown types as leaves.
 _pytree.register_pytree_node(
     LazyState,
     lambda state: (list(state.values()), list(state)),
@@ -176,7 +176,7 @@ _pytree.register_pytree_node(
 
 
 class States(defaultdict[torch.Tensor, Any]):
-    """opt.state. What is there stays, as in a Handle."""
+    """opt.state. Entries cannot be replaced, as in a Handle."""
 
     def __init__(self, opt: OpenOptimizer) -> None:
         super().__init__(dict)
@@ -274,7 +274,7 @@ def check_groups(opt: OpenOptimizer, groups: list[dict[str, Any]]) -> None:
 
 
 def _load_groups(opt: OpenOptimizer, groups: list[dict[str, Any]]) -> None:
-    """In place, so that schedulers and whoever else holds a group see it."""
+    """Changes groups in place, so that schedulers and other holders of a group see the change."""
     for group, saved in zip(opt.param_groups, groups, strict=True):
         group.update({k: v for k, v in saved.items() if k != "params"})
 
@@ -286,7 +286,7 @@ def _write_tensor(opt: OpenOptimizer, b: Bound, which: int, value: torch.Tensor)
 
 
 def _is_rounded(opt: OpenOptimizer, b: Bound, master: torch.Tensor) -> bool:
-    """Is the weight this master's? A state may be loaded beside other weights than those it was saved with."""
+    """Is the weight this master, rounded? A state may be loaded beside other weights than those it was saved with."""
     with opt._client.gathered([b.index]):
         return torch.equal(b.param.detach().cpu(), master.detach().to("cpu", b.param.dtype))
 
@@ -315,7 +315,7 @@ def load_full_state_dict(opt: OpenOptimizer, state_dict: dict[str, Any]) -> None
     with opt.window():
         for b, entry in entries:
             _write(opt, b, entry)
-    opt._unread.read()  # a checkpoint says where the program goes on
+    opt._unread.read()  # a checkpoint says where the program continues
     _load_groups(opt, state_dict["param_groups"])
 
 
@@ -343,6 +343,6 @@ def _is_own(opt: OpenOptimizer, state_dict: dict[str, Any]) -> bool:
     entries = [entry for _, entry in _entries(opt, state_dict)]
     if all(isinstance(e, LazyState) and e.is_untouched(opt) for e in entries):
         return True
-    position = opt._client.position  # not the program's question
+    position = opt._client.position  # opt.position would count as read by the program
     untouched = position.step == 0 and position.n_windows == 0
     return untouched and all(_is_blank(e) for e in entries)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def nothing(*_: Any) -> None:
-    """What is left of a Hook in a copy."""
+    """The function that replaces a Hook in a copy."""
 
 
 def _get_nothing() -> Callable[..., None]:

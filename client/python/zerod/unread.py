@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A program that is started again attaches to a job that has committed steps. One that does not look where the job is
-would train its first batches again, on top of those steps: nothing of it is taken until it has looked, or has said
-that it begins anew.
+A program that is started again attaches to a job that has committed steps. If it does not read the job's position, it
+would train its first batches again, on top of those steps. So its gradients are refused until it has read the position,
+or has called begin_anew().
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Unread:
     """
     Has the program read where the job stands? Until it has, its gradients are refused before they are pushed.
 
-    position: where the job was when this process attached. params: those that have gradients; the hooks of zerod that
-    push them come later.
+    position: this rank's position when the process attached. params: the trainable parameters; the hooks that push
+    their gradients are registered later, so they run after this one.
     """
 
     def __init__(self, position: Position, params: Iterable[torch.Tensor]) -> None:
@@ -52,12 +52,12 @@ class Unread:
         self._handles = [] if self._is_known else [p.register_post_accumulate_grad_hook(self._refuse) for p in params]
 
     def _refuse(self, param: torch.Tensor) -> None:
-        """Cuts the backward off at its first gradient, which must not be there when a next one comes."""
+        """Raises at the first gradient of a backward, and clears it, so that the next backward does not add to it."""
         param.grad = None
         self.check()
 
     def read(self) -> None:
-        """The program has looked."""
+        """Called when the program has read the position."""
         self._is_known = True
         handles, self._handles = self._handles, []
         for handle in handles:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What a rank needs besides the weights to go on exactly where it was: its random number generators and the place in its
-data. The daemon keeps it with the rank's last micro-batch or step, and gives it to the rank's next incarnation.
+The user state of a rank: its random number generators and its place in the data, which it needs besides the weights to
+continue exactly where it was. The daemon keeps it with the rank's last micro-batch or step, and returns it to the
+rank's next incarnation.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_BYTES = 64 * 1024  # of a blob: the daemon's limit
 
 
 class Stateful(Protocol):
-    """What can be stored: a sampler, a loader, the trainer's own counters."""
+    """An object that can be stored: a sampler, a loader, the trainer's own counters."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any) -> None: ...
@@ -49,7 +50,7 @@ class Buffers:
 def buffers(model: nn.Module) -> Stateful:
     """
     For user_state(): the buffers that model.state_dict() has, such as the running statistics of BatchNorm. Each rank
-    has its own, and only a rank that keeps them goes on with them when it is started again.
+    has its own buffers; a rank that is started again continues with them only if it stores them.
     """
     return Buffers(model)
 
@@ -83,7 +84,7 @@ class UserState:
         self._opt = weakref.ref(opt)
 
     def pack(self) -> bytes:
-        """Everything as it is now."""
+        """Returns the present state of the generators and of all objects."""
         file = io.BytesIO()
         states = {"generators": _generators(), "objects": {name: o.state_dict() for name, o in self._objects.items()}}
         pickle.dump(states, file, pickle.HIGHEST_PROTOCOL)
@@ -97,7 +98,7 @@ class UserState:
         return blob
 
     def unpack(self, blob: bytes) -> None:
-        """Puts everything back. The blob is this rank's own: nobody else could have stored it."""
+        """Restores a packed state. Unpickling is safe, because only this rank can have stored this blob."""
         states = pickle.loads(blob)
         missing = set(states["objects"]) ^ set(self._objects)
         if missing:
@@ -115,12 +116,12 @@ def user_state(opt: Optimizer, **objects: Stateful) -> bool:
     load_state_dict(), are stored with every micro-batch and step of this rank, at most 64 KiB in all: as they are at
     the end of the backward, and when step() is called. So draw a batch right before its forward.
 
-    If the daemon has a state of an earlier incarnation of this rank it is restored now. Returns whether it did.
+    If the daemon has a state of an earlier incarnation of this rank, this call restores it. Returns whether it did.
     """
     state = UserState(opt, objects)
     opt.set_user_state(state)
     blob = opt.stored_user_state
     if blob:
         state.unpack(blob)
-        opt._unread.read()  # what is put back says where the data go on
+        opt._unread.read()  # the restored state has the place in the data
     return bool(blob)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What the process is doing right now, as evidence for diagnosis: which backward, which nested pass, which segment.
+The present activity of the process, as evidence for diagnosis: the backward, the nested pass and the segment.
 
-torch has no event for "the outermost backward has ended": the end of a nested graph task, which reentrant
-checkpointing makes, looks the same to a queued callback. So torch.autograd.backward is wrapped, which both
-Tensor.backward and CheckpointFunction.backward look up when they are called. Whoever wants to know registers a
-Watcher. Nothing here costs anything per parameter.
+torch has no event for "the outermost backward has ended": a queued callback cannot tell it from the end of a nested
+graph task, which reentrant checkpointing makes. So this module wraps torch.autograd.backward, which both
+Tensor.backward and CheckpointFunction.backward look up when they are called. A module that needs the events registers
+a Watcher. The wrapper does no work per parameter.
 
 All of it is process-wide and runs on the thread that calls backward; a hook reads `now` and never changes it.
 """
@@ -31,7 +31,7 @@ sequence_number = torch._C._autograd._get_sequence_nr
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Segment:
-    """One run of a checkpointed segment, or of whatever else called backward inside a backward."""
+    """One run of a checkpointed segment, or of other code that called backward inside a backward."""
 
     name: bytes  # of the module, as in the model
     call: int  # which run of it in this forward, from 1
@@ -49,7 +49,7 @@ class Failure(NamedTuple):
 
 
 class Watcher(Protocol):
-    """What the optimizer and the observer of DDP are told."""
+    """The events that the optimizer and the observer of DDP get."""
 
     def backward_begins(self, roots: Any) -> None: ...
     def backward_ends(self, error: BaseException | None) -> None: ...
@@ -78,7 +78,7 @@ _names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDiction
 
 
 def add(watcher: Watcher, model: torch.nn.Module) -> None:
-    """From now on watcher is told of every outermost backward, and segments are named as in model."""
+    """Tells watcher of every outermost backward from now on. Segments get the names that modules have in model."""
     _install()
     _watchers.add(watcher)
     for name, module in model.named_modules():
@@ -122,13 +122,13 @@ def _outermost(backward: Any, args: Any, kwargs: Any) -> Any:
         now.inside = False
         now.calls.clear()
         now.firsts.clear()
-        with contextlib.ExitStack() as told:  # all of them, also when one raises what was refused
+        with contextlib.ExitStack() as told:  # tells all watchers, even when one of them raises a fault
             for watcher in reversed(watchers):
                 told.callback(watcher.backward_ends, error)
 
 
 def _nested(backward: Any, args: Any, kwargs: Any) -> Any:
-    """A backward inside a backward. What checkpoints make has a segment already; the rest is named by its caller."""
+    """A backward inside a backward. A checkpoint's has a segment already; another one is named by its caller."""
     plain = len(now.segments) == len(now.passes)
     if plain:
         now.segments.append(Segment(b"", 0, sites.user_site(), None))
@@ -232,7 +232,7 @@ def _wrap_checkpoint() -> None:
 
 @functools.cache
 def _install() -> None:
-    """Once a process; what is wrapped stays so, and does nothing where nobody watches."""
+    """Wraps the functions once in a process. They stay wrapped, and the wrappers do nothing without a watcher."""
     backward = torch.autograd.backward
 
     @functools.wraps(backward)
@@ -242,7 +242,7 @@ def _install() -> None:
         try:
             return (_outermost if current_task() == -1 else _nested)(backward, args, kwargs)
         except GradientFault as fault:
-            raise fault.with_traceback(None) from fault.__cause__  # the frames in here help nobody
+            raise fault.with_traceback(None) from fault.__cause__  # a user needs no frames of this package
 
     torch.autograd.backward = watched
     _wrap_checkpoint()

@@ -22,8 +22,8 @@ def _owner(model: nn.Module | torch.Tensor) -> OpenOptimizer:
 @contextlib.contextmanager
 def writable(model: nn.Module) -> Iterator[None]:
     """
-    Inside, the weights of the model may be written to, between two steps; on all ranks, a collective. At the end rank
-    0's become everybody's; moments stay. An exception forgets what was written.
+    Inside, between two steps, the program may write to the weights of the model. A collective: all ranks call it. At
+    the end all ranks get rank 0's weights; moments stay. If the body raises, all weights stay as they were.
 
         with zerod.writable(model), torch.no_grad():
             model.merge_adapter()
@@ -34,8 +34,8 @@ def writable(model: nn.Module) -> Iterator[None]:
 
 def sync_buffers(model: nn.Module) -> None:
     """
-    Rank 0's buffers, such as the running statistics of BatchNorm, become everybody's. Between two steps; on all ranks,
-    a collective. Where the ranks have a process group, each step does so.
+    Sends rank 0's buffers, such as the running statistics of BatchNorm, to all ranks, between two steps. A collective:
+    all ranks call it. If the ranks have a process group, each step does so.
     """
     _owner(model).sync_buffers()
 
@@ -43,7 +43,7 @@ def sync_buffers(model: nn.Module) -> None:
 @contextlib.contextmanager
 def gathered(model: nn.Module | nn.Parameter) -> Iterator[None]:
     """
-    Stage 3: inside, the weights of a model, of a part of it or one parameter can be read. Counts against
+    Stage 3: inside, the program can read the weights of a model, of a part of it or one parameter. They count against
     stage3_max_live_parameters. Not a collective; no effect in stages 1 and 2.
     """
     owner = _owner(model)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a supervisor is told, at a socket of the test's own: that the daemon is ready, what it does, that it is alive.
- * The watchdog is the point: it is fed when the loop turns and the workers get on, and by nothing else. The clock of
- * the daemon is the test's (--wrap=clock_gettime), so hours pass at once and no assertion depends on time.
+ * The messages to a supervisor, at a socket of the test's own: the daemon is ready, its status, it is alive. The main
+ * point is the watchdog: a message is sent only if the loop turns and the workers make progress. The test replaces the
+ * daemon's clock (--wrap=clock_gettime), so hours pass at once and no assertion depends on time.
  */
 
 #include <sched.h>
@@ -139,7 +139,7 @@ static void test_watchdog_us(void **userdata)
 
 enum { FIRST_FD = 3 };
 
-/* What a process makes of n sockets of that type that it is passed. */
+/* The result of a process that is passed n sockets of this type. */
 static int take(int type, bool listens, unsigned n, pid_t pid_offset)
 {
     struct sockaddr_un sa = {.sun_family = AF_UNIX}; /* no name: the kernel finds one */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is watched for is in epoll before libuv's loop asks for it: libuv aborts when epoll has no memory for a new
- * descriptor. The test takes epoll_ctl()'s place, for libuv as well.
+ * Descriptors are added to epoll before libuv's loop adds them, because libuv aborts when epoll has no memory for a new
+ * one. The test replaces epoll_ctl(), for libuv as well.
  */
 
 #include <errno.h>

@@ -266,7 +266,7 @@ static void test_reserve(void **state)
     assert_all(segment.map + 2 * page, 3 * page, 0);
     memset(segment.map + 2 * page, 0x5a, 3 * page);
 
-    /* What is there already stays as it is. */
+    /* The next call keeps the bytes that were written. */
     assert_int_equal(segment_reserve(&segment, 0, 8 * page), 0);
     assert_int_equal(held_bytes(&segment), 8 * page);
     assert_all(segment.map, 2 * page, 0);

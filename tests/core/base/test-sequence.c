@@ -15,11 +15,11 @@
 #include "core/base/sequence.h"
 #include "tests/group.h"
 
-/* What each stage returns, by a letter: w waits, o is over, f fails with -ENOMEM. */
+/* In plan, a letter for each stage says what it returns: w waits, o is over, f fails with -ENOMEM. */
 struct run {
     struct sequence sequence;
     const char *plan;
-    char log[32]; /* stages as they began; then . for all over, ! for failed */
+    char log[32]; /* a letter for each stage that began; then . if all are over, ! if one failed */
     int result;
 };
 
@@ -86,7 +86,7 @@ static void test_waits(void **unused)
     assert_string_equal(run.log, "abc.");
 }
 
-/* Whoever starts a sequence that fails at once is told by the return value alone. */
+/* A sequence that fails in sequence_start() reports it by the return value alone. */
 static void test_fails_at_the_start(void **unused)
 {
     struct run run = begin("of");

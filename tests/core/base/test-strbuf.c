@@ -103,7 +103,7 @@ static void test_foreign(void **userdata)
     }
 }
 
-/* What was added before stays, whole; what comes later is left out, also when it would fit. */
+/* Text that was added before the cut stays whole; text added later is left out, even if it would fit. */
 static void test_cut(void **userdata)
 {
     static char chunk[60000];

@@ -2,9 +2,9 @@
 
 /*
  * The worker pool: every item runs once, on a worker, and done() comes on the thread that reaps, after all of them.
- * What runs writes plain memory and the loop reads it: under thread sanitizer this file also says that the
- * pool's locks order the two. Where threads must meet, they wait for each other; a pool that
- * does not let them hangs, and the test's time limit ends it.
+ * Workers write plain memory and the loop reads it, so under thread sanitizer this file also tests that the
+ * pool's locks order the two. Where threads must meet, they wait for each other; if the pool
+ * does not let them meet, the test hangs until its time limit ends it.
  */
 
 #include <fenv.h>
@@ -207,7 +207,7 @@ static void test_many(void **state)
     done_with(&f);
 }
 
-/* Without a loop. */
+/* worker_pool_wait(), without a loop. */
 static void test_wait(void **state)
 {
     struct fixture f;
@@ -355,7 +355,7 @@ static void note_gated(struct work *work)
     container_of(work, struct gated, task.work)->task.f->n_done++;
 }
 
-/* What a watchdog sees: works under way, and whether anything moves. */
+/* A watchdog can tell whether work is under way, and whether it makes progress. */
 static void test_progress(void **state)
 {
     struct fixture f;
@@ -454,8 +454,8 @@ static void run_nothing(struct work *work, uint32_t item)
 }
 
 /*
- * What runs has ended when worker_pool_free() returns; what has not started nobody waits for. The second
- * work would take minutes, so a pool that runs all of it meets the time limit.
+ * When worker_pool_free() returns, running items have ended; items that have not started never run. The second
+ * work would take minutes, so a pool that runs all of it exceeds the time limit.
  */
 static void test_free_while_busy(void **state)
 {

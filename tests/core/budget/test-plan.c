@@ -266,7 +266,7 @@ static void test_devices(void **state)
     assert_int_equal(offloaded.state, host.state + host.weights);
     assert_int_equal(offloaded.needed, on_gpus.needed + offloaded.state);
     assert_int_equal(offloaded.device, offloaded.gradient + on_gpus.ring + on_gpus.weights);
-    /* Of what is kept to undo only the accumulators' share is left, a third. */
+    /* Only the accumulators' share of the undo copy is left, a third. */
     assert_int_equal(3 * (offloaded.gradient - on_gpus.gradient), on_gpus.state - host.state);
     layout_free(layout);
 }
@@ -304,7 +304,7 @@ static void test_large_device_pool(void **state)
     layout_free(layout);
 }
 
-/* What nodes own adds up to what one node would own alone. */
+/* The bytes of all nodes add up to the bytes of a job on one node. */
 static void test_nodes_add_up(void **state)
 {
     const struct layout_decl decls[] = {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* What the tests of the configuration share: reading a text, and expecting it to be right. */
+/* Shared by the tests of the configuration: they read a text, and some expect it to be right. */
 
 #include "core/config/config.h"
 
@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#define MINIMAL "listen: {socket: /run/zerod/a.sock}\nworld: {size: 4}\n" /* what is appended starts in line 3 */
+#define MINIMAL "listen: {socket: /run/zerod/a.sock}\nworld: {size: 4}\n" /* appended text starts in line 3 */
 
 static const struct config_build both_engines = {.have_gloo = true, .have_nccl = true};
 

@@ -271,7 +271,7 @@ static void test_sample_files_load(void **state)
     config_free(config);
 }
 
-/* What a sample file shows as the default of a key that it has commented out is the default. */
+/* If a sample file has a key in a comment, the value there is the key's default. */
 static void test_sample_files_show_defaults(void **state)
 {
     char *text = read_whole_file("config/stage1.yaml"), *rest = text, *line;

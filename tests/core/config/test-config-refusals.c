@@ -292,7 +292,7 @@ static void test_devices_of_several_nodes(void **state)
     }
 }
 
-/* What is served in host memory alone. */
+/* Settings that work only in host memory. */
 static void test_device(void **state)
 {
     static const struct {
@@ -356,7 +356,7 @@ static void test_too_many_nodes(void **state)
     }
 }
 
-/* What travels between nodes: fp32 or bf16; what changes nothing is said. */
+/* The data type between nodes is fp32 or bf16; a setting without effect is reported. */
 static void test_wire_between_nodes(void **state)
 {
     static const char nodes[] = "listen: {socket: /a}\ncollective: gloo\nworld: {size: 3, key_file: /k, nodes: "

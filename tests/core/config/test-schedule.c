@@ -203,10 +203,10 @@ static void test_groups(void **state)
     s.warmup_max_lr.n_items = 0;
     assert_int_equal(schedule_check_groups(&s, 4, &key), 0);
 
-    /* Without warmup_max_lr the first group's lr is the goal of all. */
+    /* If warmup_max_lr is not set, all groups warm up to the first group's lr. */
     assert_true(schedule_lr(&s, base, 3, 2, 100) == 1.0);
 
-    /* The cosine is relative to each group's own. */
+    /* The cosine is relative to each group's own lr. */
     s.type = SCHEDULE_WARMUP_COSINE;
     s.total_num_steps = 100;
     assert_true(schedule_lr(&s, base, 3, 2, 3) == 1.5);

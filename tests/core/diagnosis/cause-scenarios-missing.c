@@ -371,7 +371,7 @@ static struct diagnostic *e1105_x1(const struct fixture *f)
     return cause_missing(&e);
 }
 
-/* What an observer of DDP says. */
+/* Evidence of an observer of DDP. */
 static struct evidence_missing observed(const struct fixture *f, bool silent)
 {
     struct evidence_missing e = missing(f, TORCH);

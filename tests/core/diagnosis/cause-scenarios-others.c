@@ -417,7 +417,7 @@ static struct diagnostic *e1302_left(const struct fixture *f)
     return cause_rank_lost(&e);
 }
 
-/* What a PyTorch program is told. */
+/* The evidence when the client is a PyTorch program. */
 static struct evidence_lost lost_by_torch(const struct fixture *f)
 {
     struct evidence_lost e = lost(f);

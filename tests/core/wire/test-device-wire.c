@@ -204,7 +204,7 @@ static struct layout *make_layout(void)
     return layout;
 }
 
-/* What is computed from an accepted plan: places, and slices inside of what they are of. */
+/* Computes places, slices and owners from an accepted plan: all of them are in range. */
 static void use_plan(const struct device_plan *plan)
 {
     uint64_t begin, end, piece_bytes[DEVICE_N_PIECES];

@@ -421,7 +421,7 @@ static void test_send_many(void **state)
     }
 }
 
-/* What does not fit says how much did: the rest can follow, and nothing comes twice. */
+/* If not all packets fit, n_sent says how many did, so the rest can follow and no packet comes twice. */
 static void test_send_many_into_a_full_socket(void **state)
 {
     struct frame_packet packets[FRAME_BATCH];
@@ -496,7 +496,7 @@ static void test_queue_keeps_order(void **state)
     frame_queue_deinit(&queue);
 }
 
-/* What is queued goes first, even when there is room again; and an emptied queue works like a new one. */
+/* Queued packets are sent first, even when there is room again; an emptied queue works like a new one. */
 static void test_queue_goes_first(void **state)
 {
     struct fixture *f = *state;

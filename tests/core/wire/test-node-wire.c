@@ -245,7 +245,7 @@ static void test_refused(void **state)
                    "NodeMessage.args.loss_scale: -1, expected at least 0");
 }
 
-/* What a node would not send, as its own packing cuts or never has it. */
+/* Values too long for a message, which no node sends: its own packing cuts them or never gets them. */
 static void test_too_long(void **state)
 {
     static uint8_t bytes[896 * 1024 + 1];

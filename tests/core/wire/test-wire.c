@@ -165,7 +165,7 @@ static void assert_evidence_equal(const struct request_evidence *a, const struct
     assert_ids_equal(a->called, a->n_called, b->called, b->n_called);
 }
 
-/* Of those with pointers; b is the example. */
+/* Compares requests that have pointers; b is the example. */
 static void assert_request_equal(const struct request *a, const struct request *b)
 {
     switch (b->type) {
@@ -720,7 +720,7 @@ static size_t pack_raw_client(Zerod__V1__ClientMessage__KindCase kind, void *mem
     return zerod__v1__client_message__pack(&message, packet);
 }
 
-/* What our own packing leaves out: something where has_x says that there is nothing. */
+/* A field is set although its has_x says that it is not. Our own packing leaves such fields out. */
 static void test_without_has(void **state)
 {
     Zerod__V1__EndBackward end = ZEROD__V1__END_BACKWARD__INIT;

@@ -14,10 +14,10 @@ struct CUstream_st;
 bool machine_open(void);
 /* GPUs that an engine can have. */
 unsigned machine_n_gpus(void);
-/* What goes wrong can be ordered. */
+/* On stand-in GPUs a test can order faults. */
 bool machine_is_sim(void);
-/* The environment of the engine that is started next; fault: what is to go wrong with it, or NULL. */
+/* Sets the environment of the engine that is started next; fault: the fault that it is to have, or NULL. */
 void machine_set(unsigned node, const char *fault);
-/* What the stream is given next waits until it is let go; of one stream at a time. */
+/* The next work on the stream waits until machine_let_go(); one stream at a time. */
 void machine_hold(struct CUstream_st *stream);
 void machine_let_go(void);

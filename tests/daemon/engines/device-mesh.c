@@ -14,8 +14,8 @@
 
 enum { TICK_MS = 2, LARGE_ELEMS = 2 * CHUNK_ELEMS + 77 };
 
-/* Of several sizes and types; one without elements, one larger than a bucket. The last ones are frozen: some ranks own
- * nothing of the shortest. */
+/* Parameters of several sizes and types; one without elements, one larger than a bucket. The last ones are frozen: some
+ * ranks own nothing of the shortest. */
 static const struct {
     uint64_t n_elems;
     enum dtype grad_dtype, dtype;
@@ -797,7 +797,7 @@ static void check_chunk(struct gpus *gpus, uint32_t c)
                 state_exp_avg_sq(gpus->state, param->bucket, elem), n_bytes);
 }
 
-/* What a rank has of a frozen parameter in stage 3. Return: bytes. */
+/* A rank's slice of a frozen parameter in stage 3, in the mirror and in our state. Return: bytes. */
 static size_t find_frozen(const struct gpus *gpus, unsigned rank, uint32_t param, uint8_t **mirror, uint8_t **ours)
 {
     const struct device_keep *keep = &gpus->nodes[0].keep;

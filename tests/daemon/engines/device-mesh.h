@@ -91,17 +91,17 @@ struct gpus {
 /* State on the CPU and keeps; no engines. Weights have values, moments none. Where there are fewer GPUs than a node is
  * to have, the test is skipped. */
 void gpus_init(struct gpus *gpus, const struct gpus_options *options);
-/* The same weights to another state. */
+/* Sets those weights in another state, too. */
 void gpus_set_weights(const struct gpus *gpus, const struct state *state);
-/* Closes engines that there are. */
+/* Closes the engines that are running. */
 void gpus_deinit(struct gpus *gpus);
 
-/* The next generation. */
+/* Starts the next generation of engines. */
 void gpus_start(struct gpus *gpus);
 void gpus_wait_ready(struct gpus *gpus);
 /* Closes all and waits until they have ended. */
 void gpus_stop(struct gpus *gpus);
-/* The state of the CPU to the GPUs. */
+/* Copies the state of the CPU to the GPUs. */
 void gpus_write_state(struct gpus *gpus);
 
 /* New gradients of all ranks: one of three parameters of each rank is not pushed; if all: each is. */
@@ -109,19 +109,19 @@ void gpus_make_gradients(struct gpus *gpus, uint64_t seed, bool all);
 void gpus_set_gradient(struct gpus *gpus, unsigned rank, unsigned param, uint64_t elem, float value);
 /* Arenas to rings. */
 void gpus_push(struct gpus *gpus);
-/* What gpus_push() and gpus_write_state() copy, to the mirrors alone. */
+/* Copy the data of gpus_push() and gpus_write_state() to the mirrors alone. */
 void gpus_fill_rings(struct gpus *gpus);
 void gpus_fill_state(struct gpus *gpus);
 
 /*
- * Gives an order to all nodes. again: the tag under which it was given before an engine failed, or 0; who has done
- * it then only gives, or has nothing to do. Return: its tag.
+ * Gives an order to all nodes. again: its tag before an engine failed, or 0; a node that had carried it out only sends,
+ * or does nothing. Return: its tag.
  */
 uint64_t gpus_order_reduce(struct gpus *gpus, uint32_t parcel, uint32_t micro, uint64_t again);
 uint64_t gpus_order_update(struct gpus *gpus, uint64_t again);
 uint64_t gpus_order_gather(struct gpus *gpus, uint64_t again);
-/* Stage 3: parameters to one rank's pool; params: a bit for each. To the nodes that have a part in it; who has none has
- * done it. */
+/* Stage 3: parameters to one rank's pool; params: a bit for each. Only the nodes that take part get the order; for the
+ * others it counts as done. */
 uint64_t gpus_order_fetch(struct gpus *gpus, unsigned rank, uint32_t params);
 /* Pieces of all GPUs to their mirrors, or back; kinds: a bit for each. */
 uint64_t gpus_order_copy(struct gpus *gpus, bool write, uint32_t kinds, uint64_t again);

@@ -262,7 +262,7 @@ static void test_pool_of_two(void **state)
 
 enum { SEGMENT_GRADIENT = 1, SEGMENT_WEIGHTS };
 
-/* What a node's daemon has then: its partitions, and what updates them. */
+/* The part of a node's daemon when the state is in host memory: its partitions, and the step that updates them. */
 struct host {
     struct state *state;
     struct step *step;
@@ -341,7 +341,7 @@ static void copy_all_slices(struct gpus *gpus, const struct host *hosts, bool we
     gpus_wait_done(gpus, tag);
 }
 
-/* What the engine has reported, to where the host's step has it. */
+/* Copies the engine's reports into the host's step. */
 static void take_results(const struct gpus *gpus, unsigned n, struct host *host)
 {
     const struct device_keep *keep = &gpus->nodes[n].keep;

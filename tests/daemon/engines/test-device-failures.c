@@ -165,7 +165,7 @@ static bool survive(const struct gpus_options *options, const char *fault, uint6
         fail_msg("%s: a restart that nothing asked for", fault);
     gpus.fault = NULL;
     uv_close((uv_handle_t *)&timer, NULL);
-    /* What follows asks for no more than that all is as it should be. */
+    /* The checks below need engines that have no fault ordered. */
     if (n_restarts == before) {
         gpus_stop(&gpus);
         gpus_start(&gpus);
@@ -371,7 +371,7 @@ static void test_errors(void **state)
                 "GPU 0: device_reduce: invalid argument (cudaErrorInvalidValue)");
 }
 
-/* What becomes of a group is noticed at any later call of NCCL. */
+/* A failure of a group is noticed at any later call of NCCL. */
 static void test_nccl_error(void **state)
 {
     static const char begin[] = "NCCL: remote process exited or there was a network error (";
@@ -383,7 +383,7 @@ static void test_nccl_error(void **state)
     gpus_deinit(&gpus);
 }
 
-/* A kernel that goes astray is noticed at any later call; which it was that noticed, nobody can say. */
+/* A kernel that fails is noticed at any later call, and the test cannot know at which one. */
 static void test_lost_device(void **state)
 {
     static const char end[] = "an illegal memory access was encountered (cudaErrorIllegalAddress)";
@@ -435,7 +435,7 @@ static void test_busy(void **state)
 
 /* ---- orders that make no sense --------------------------------------------------------------------------- */
 
-/* What is asked for outside of what there is ends the engine, and touches nothing. */
+/* An order that is out of range ends the engine, and writes nothing. */
 static void check_order_in(const struct gpus_options *options, const struct device_command *command,
                            const char *expected)
 {
@@ -507,7 +507,7 @@ static void check_fetch(unsigned stage, bool offload, uint32_t rank, const struc
 static void test_bad_fetches(void **state)
 {
     const struct device_fetched twice[] = {{2, 0}, {2, 4096}}, none = {GPUS_N_PARAMS, 0}, far = {0, 2 << 20};
-    /* Of three elements the first rank has all. */
+    /* The first rank has all three elements. */
     const struct device_fetched other = {7, 0};
     const struct gpus_options stage_3 = {.n_nodes = 1, .n_local = 1, .stage = 3};
     const struct gpus_options offload = {.n_nodes = 1, .n_local = 1, .offload = true};

@@ -88,7 +88,7 @@ static void test_what_does_not_fit(void **state)
     layout_free(layout);
 }
 
-/* What is there and needed is in the way of what is not: then all is placed anew. */
+/* If a needed parameter lies in the way of a missing one, all are placed anew. */
 static void test_in_the_way(void **state)
 {
     const uint64_t n_elems[] = {64, 64, 192}; /* 256, 128 and 768 bytes: in places of 256, 256, 768 */

@@ -313,7 +313,7 @@ static void test_strangers(void **state)
     mesh_deinit(&mesh);
 }
 
-/* Who comes first, and is silent, is not taken for a node: no engine gets ready. */
+/* A stranger that connects before the node, and is silent, does not count as the node: no engine becomes ready. */
 static void test_stranger_first(void **state)
 {
     struct mesh mesh;
@@ -341,7 +341,7 @@ static void test_stranger_first(void **state)
     mesh_run(&mesh, 400);
     for (unsigned i = 0; i < 2; i++) {
         assert_false(mesh.nodes[i].ready);
-        /* It has been taken for the node, and asked to prove it. */
+        /* The engine took the stranger for the node, and asked it for proof. */
         assert_true(recv(fds[i], received, sizeof(received), MSG_DONTWAIT) >= 48);
         mesh_wait_failed(&mesh, i);
         assert_says(&mesh.nodes[i], "not connected to all nodes within 1000 ms: ");
@@ -444,7 +444,7 @@ static void test_odd_programs(void **state)
     mesh_deinit(&mesh);
 }
 
-/* What does not read cannot make us hold any number of orders. */
+/* An engine that does not read cannot make us queue orders without limit. */
 static void test_deaf(void **state)
 {
     static struct engine_move moves[ENGINE_MAX_MOVES];
@@ -611,7 +611,7 @@ static void send_setup(int fd)
     wire_arena_deinit(&arena);
 }
 
-/* It has begun to put values: all its threads are there. */
+/* Waits until the engine puts values into the store: by then it has all its threads. */
 static void wait_for_report(int fd)
 {
     struct pollfd input = {.fd = fd, .events = POLLIN};
@@ -620,8 +620,7 @@ static void wait_for_report(int fd)
     assert_true(input.revents & POLLIN);
 }
 
-/* At the end of its socket, whether it is set up or not; signals that the daemon's own end is announced with are no
- * reason. */
+/* An engine ends with its socket, whether it is set up or not; the signals that end the daemon do not end it. */
 static void test_ends_with_socket(void **state)
 {
     for (unsigned round = 0; round < 2; round++) {

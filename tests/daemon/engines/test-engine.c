@@ -42,7 +42,7 @@ static void test_sizes(void **state)
     mesh_deinit(&mesh);
 }
 
-/* What an engine says of an order, beside its bytes. */
+/* An engine's report of an order, beside the bytes. */
 static void test_counts(void **state)
 {
     static const struct mesh_move moves[] = {{0, 1, 0, 0, 100}, {1, 0, 0, 0, 30}, {0, 1, 200, 200, 1}};

@@ -129,18 +129,18 @@ void peer_begin(struct peer *p);
 /* The gradient of where the peer stands, in the latest slot of its bucket. */
 void peer_push(struct peer *p, uint32_t param);
 void peer_push_part(struct peer *p, uint32_t part, bool other);
-/* The same with other bits. */
+/* Pushes the parameter with other bits. */
 void peer_push_other(struct peer *p, uint32_t param);
 void peer_push_bucket(struct peer *p, uint32_t bucket);
 void peer_push_all(struct peer *p);
-/* Once more, in a slot of its own: the next pass. */
+/* Pushes the parameter once more, in a slot of its own: the next pass. */
 void peer_push_again(struct peer *p, uint32_t param);
 void peer_ask_end(struct peer *p);
 void peer_ask_step(struct peer *p);
 void peer_ask_slot(struct peer *p, uint32_t bucket);
 /* After a refusal that was an abort. */
 void peer_see_abort(struct peer *p);
-/* That refusal, whose text contains reason, and AbortSeen. */
+/* Expects the refusal of an aborted step, whose text contains reason, and sends AbortSeen. */
 void peer_expect_abort(struct peer *p, const char *reason);
 
 /* One micro-batch, n_micro of them and the step: of all ranks, which stand at the same place. */
@@ -152,7 +152,7 @@ void fixture_steps(struct fixture *f, unsigned n_steps, unsigned n_micro);
 uint64_t fixture_undisturbed(void);
 /* Two ranks, formed, one step behind them. */
 struct fixture *fixture_start(const char *more);
-/* The other steps of a whole run, and the end; nothing of what happened may be seen in its result. */
+/* Runs the other steps of a whole run, to its end, and checks that its result is that of an undisturbed run. */
 void fixture_finish(struct fixture *f);
 
 /* The first bucket of more than one parameter, or of exactly one. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a rank that is dead left of the open step, and what its successor makes of it. A successor that follows
- * the position it is told asks for the step when its predecessor has ended all micro-batches: whatever these hold, it
- * goes on, and the bits at the end are those of a run in which nobody died.
+ * A rank dies in the open step, and its successor inherits its pushes. If the predecessor had ended all micro-batches,
+ * a successor that continues at the position it is told asks for the step at once. Whatever the predecessor pushed, the
+ * run continues, and its final bits are those of a run in which no rank died.
  */
 
 #include <math.h>
@@ -228,7 +228,7 @@ static void test_asked_with_other_arguments(void **userdata)
     fixture_finish(f);
 }
 
-/* What is wrong with the successor's own part, it is told. */
+/* The successor is told the faults of its own part. */
 static void test_own_part(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -236,7 +236,7 @@ static void test_own_part(void **userdata)
 
     (void)userdata;
     peer_begin(b);
-    peer_push_bucket(b, 0); /* of nobody else: it is in no sum, and is forgotten */
+    peer_push_bucket(b, 0); /* the other rank has not pushed it: it is in no sum, and is forgotten */
     peer_die(b);
     peer_return(b, "run");
     peer_begin(b);

@@ -178,7 +178,7 @@ static void test_successor(void **userdata)
     fixture_finish(f);
 }
 
-/* Of all its parts only the first could be compared, and that one differs. */
+/* Only the first part of the parameter could be compared, and it differs. */
 static void test_successor_differs(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What becomes of the step when ranks abort it, die and come back, leave and come back. The measure is one number:
- * after whatever happened, weights and optimizer state have the bits of a run in which nothing did.
+ * The step, when ranks abort it, die and come back, leave and come back. The tests compare one number: afterwards
+ * weights and optimizer state have the bits of an undisturbed run.
  */
 
 #include <string.h>
@@ -115,7 +115,7 @@ static void test_successor(void **userdata)
     fixture_finish(f);
 }
 
-/* What its predecessor left in the sums cannot be taken out: the step begins again for all. */
+/* The predecessor's gradients cannot be removed from the sums, so the step begins again for all ranks. */
 static void test_successor_differs(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -243,7 +243,7 @@ static void test_leave_before_first_end(void **userdata)
     fixture_finish(f);
 }
 
-/* What was ended stays: those who come back go on behind it. */
+/* Ended micro-batches stay: a rank that comes back continues behind them. */
 static void test_leave_after_first_end(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -256,7 +256,7 @@ static void test_leave_after_first_end(void **userdata)
     fixture_finish(f);
 }
 
-/* The same inside the second one, a part of which is in the sums already: the step begins again. */
+/* All leave inside the second micro-batch, a part of which is in the sums already: the step begins again. */
 static void test_leave_inside(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -355,7 +355,7 @@ static void test_one_leaves_and_returns(void **userdata)
     fixture_finish(f);
 }
 
-/* The same of buckets that nobody has pushed into: micro-batch 0 of them was over when rank 0 had ended it. */
+/* No rank has pushed into any bucket: their micro-batch 0 was over when rank 0 had ended it. */
 static void test_one_leaves_and_returns_to_nothing(void **userdata)
 {
     struct fixture *f = fixture_start(on_leave_continue);

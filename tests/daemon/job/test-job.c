@@ -202,7 +202,7 @@ static void test_attach_to_what_ends(void **userdata)
     fixture_free(f);
 }
 
-/* The same process on a new connection takes its rank over; the old connection goes without a word. */
+/* If a process connects again, the new connection gets its rank; the old one is closed without a message. */
 static void test_reconnect(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -474,7 +474,7 @@ static struct fixture *start_missing(void)
     return f;
 }
 
-/* What it is refused for is told by what the other does next. */
+/* The cause of a rank's refusal depends on what the other rank does next. */
 static void test_others_tell_why(void **userdata)
 {
     static const char *const causes[] = {"differs between ranks", "is missing on all 2 ranks", "one rank in one step",
@@ -819,7 +819,7 @@ static void test_read_state(void **userdata)
     fixture_finish(f);
 }
 
-/* What the client said stands in the text of that step and attempt, and in no other. */
+/* The client's evidence is in the text of that step and attempt, and in no other. */
 static void test_evidence(void **userdata)
 {
     static const uint32_t ids[] = {1, 2};

@@ -54,7 +54,7 @@ static float value_of(uint32_t param, enum wire_state_kind kind, uint64_t elem)
     return puppet_initial(1000 + 10 * param + kind, elem) + 1.0f;
 }
 
-/* What a client does with the place that it was given. */
+/* Fills the place that the client was given. */
 static void fill(struct peer *p, uint32_t param, enum wire_state_kind kind)
 {
     uint64_t n = puppet_elems(&puppet_model[param]);
@@ -283,8 +283,8 @@ static void test_rank_0_dies(void **userdata)
     die_in_window(true);
 }
 
-/* It had left before the window was opened, comes back while the others' weights are being shown, and begins with
- * writing. */
+/* A rank leaves before the window is opened, comes back while the window gets the present weights, and begins to
+ * write. */
 static void test_back_in_the_middle(void **userdata)
 {
     struct fixture *f = fixture_start("diagnostics: {on_leave: continue}\n");

@@ -192,7 +192,7 @@ static uint32_t n_parts(const struct model *m, unsigned p)
     return m->layout->parcels[p].n_parts;
 }
 
-/* What its ranks push, otherwise in every attempt. */
+/* Plans the pushes of the node's ranks; each attempt has other ones. */
 static void begin_attempt(struct model *m, struct node *node)
 {
     node->state = TRAINING;
@@ -315,7 +315,7 @@ static struct motion *add_motion(struct model *m, struct node *node, const struc
     return motion;
 }
 
-/* What comes in of a parcel needs a slot from here until it is added. */
+/* A moving parcel needs a slot from here until it is added. */
 static void check_room(struct model *m, const struct node *node)
 {
     unsigned n = 0;
@@ -448,7 +448,7 @@ static void await(struct node *node, const struct node_message *message)
         parcel->awaited = true;
 }
 
-/* What is in a sum already is announced again as it is; for the rest other gradients may come. */
+/* Parcels that are in a sum already are announced again unchanged; the others may get other gradients. */
 static void hear_withdrawn(struct model *m, struct node *node, const struct node_message *message)
 {
     if (message->node != (uint32_t)(node - m->nodes))

@@ -72,7 +72,7 @@ static void note_arrived(struct fixture *f, const struct node_message *m)
         note(f, " arrived %" PRIx64, m->arrived);
 }
 
-/* Of a kind only what is meant to be in it. */
+/* Notes only the fields that this kind of message uses. */
 static void note_details(struct fixture *f, const struct node_message *m)
 {
     switch (m->kind) {
@@ -170,7 +170,7 @@ static void on_complain(void *userdata, unsigned node, const char *why)
     note(userdata, "! node %u: %s\n", node, why);
 }
 
-/* That, and nothing else, was said since the last time. */
+/* Expects that the leader has said this text, and nothing else, since the last call. */
 static void expect(struct fixture *f, const char *text)
 {
     if (strcmp(f->said, text) != 0)
@@ -516,7 +516,7 @@ static void test_cannot_form(void **state)
     fixture_free(f);
 }
 
-/* What a node has said of a job that was given up meanwhile is not of the next one. */
+/* A node's reports about a job that was dropped meanwhile do not count for the next job. */
 static void test_stale_forming(void **state)
 {
     struct fixture *f = fixture_new(NODES, 2, false);
@@ -568,7 +568,7 @@ static void test_masks(void **state)
     fixture_free(f);
 }
 
-/* What has been said to move is counted on, in later generations too; the rest is as if it had never been ready. */
+/* Ordered exchanges are expected in later generations, too; the other parcels count as never ready. */
 static void test_withdraw(void **state)
 {
     struct fixture *f = start(2);
@@ -666,7 +666,7 @@ static void test_passes(void **state)
     fixture_free(f);
 }
 
-/* Who has asked for the step has nothing more. */
+/* A node that has asked for the step has no more gradients. */
 static void test_asked(void **state)
 {
     struct fixture *f = start(2);
@@ -740,7 +740,7 @@ static void test_all_back(void **state)
     fixture_free(f);
 }
 
-/* What it would have had a part in has been added up, or is just now. */
+/* The node comes back when the sum that it would have had a part in is made, or is being made. */
 static void test_back_late(void **state)
 {
     struct fixture *f = start(3);
@@ -769,7 +769,7 @@ static void test_back_late(void **state)
     fixture_free(f);
 }
 
-/* What comes after the sum it belongs in was made is in no sum: the step is aborted, rather than lost or waited for. */
+/* Gradients come after their sum was made, so they are in no sum. The step is aborted, so that none is lost. */
 static void test_too_late(void **state)
 {
     static const char aborted[] = "ABORTED attempt %u node 2 gradients came after their sum was made\n";
@@ -838,7 +838,8 @@ static void ask_with(struct fixture *f, unsigned node, bool has_rank, unsigned n
                .n_all_bytes = strlen(bits) / 2});
 }
 
-/* Of the lowest node with arguments those, of all nodes the union and the intersection, the first finding. */
+/* Merged are: the arguments of the lowest node that has some, the union and the intersection of all nodes' sets, and
+ * the first finding. */
 static void test_merged(void **state)
 {
     static const struct node_finding later = {.found = true, .micro_batch = 1, .param = 0},
@@ -1152,7 +1153,7 @@ static void test_gathering_fetch(void **state)
     fixture_free(f);
 }
 
-/* What not all can do would break every generation of engines. */
+/* A fetch that not all nodes can do is refused, because it would break every generation of engines. */
 static void test_bad_fetch(void **state)
 {
     struct fixture *f = start(2);

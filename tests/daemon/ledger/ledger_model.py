@@ -44,7 +44,7 @@ class Rank:  # each operation is a method of its name and returns the verdict as
         return any(wanted(x) for x in itertools.chain(*self.passes.values()))
 
     def withdraw(self):
-        """What is not posted leaves the ledger, and nothing is open."""
+        """Removes the passes that are not posted; no micro-batch is open after it."""
         self.passes = {p: [x for x in found if x.stage] for p, found in self.passes.items() if found[0].stage}
         self.pushed = {(m, p) for m, p in self.pushed if m != self.home[1] or p in self.passes}
         self.is_open = False
@@ -231,14 +231,14 @@ def replay(ops, rank=Rank):
 
 
 def program(path, ops):
-    """The same from the driver at that path."""
+    """The answers of the driver at that path."""
     lines = "".join(" ".join(map(str, op)) + "\n" for op in ops)
     done = subprocess.run([path], input=lines, stdout=subprocess.PIPE, text=True, check=False, timeout=600)
     return done.stdout.splitlines() + ["exit status %d" % done.returncode] * (done.returncode != 0)
 
 
 def without(ops, start, stop):
-    """Less these operations; the positions and attempts of the others move along."""
+    """The operations without some; the positions and attempts of later ones are adjusted."""
     old, new, kept = Ledger(*ops[0][1:]), Ledger(*ops[0][1:]), ops[:1]
     for k, op in enumerate(ops[1:], 1):
         moved, at = list(op), {"begin": 2, "end": 2, "push": 4}.get(op[0])

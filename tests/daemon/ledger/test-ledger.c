@@ -85,7 +85,7 @@ struct op {
         .kind = OP_PUSH, .rank = r, .incarnation = inc, .attempt = att, .step = s, .micro_batch = m, .sequence = seq,  \
         .param = p                                                                                                     \
     }
-/* Of the incarnation 100 + rank, the first attempt, step 0. */
+/* A push of the incarnation 100 + rank, in the first attempt of step 0. */
 #define PUSH(r, m, seq, p) PUSH_FULL(r, 100 + (r), 0, 0, m, seq, p)
 #define POST(r, p)                                                                                                     \
     {                                                                                                                  \
@@ -310,7 +310,7 @@ static void test_begin(void **state)
     CHECK(false, ops, answers);
 }
 
-/* The same four positions in the words of begin, push and end. */
+/* begin, push and end classify a position alike: last ended, earlier, beyond the open one, or open. */
 static void test_positions(void **state)
 {
     static const struct op ops[] = {
@@ -612,7 +612,7 @@ static void test_post_and_sum(void **state)
     CHECK(true, ops, answers);
 }
 
-/* What was ended can be posted, summed and read until forget() or the next begin(). */
+/* Ended pushes can be posted, summed and read until forget() or the next begin(). */
 static void test_forget(void **state)
 {
     static const struct op ops[] = {
@@ -691,7 +691,7 @@ static void test_successor_of_unposted(void **state)
     CHECK(false, ops, answers);
 }
 
-/* What was posted stands, is asked for again, and only then can something be a duplicate. */
+/* Posted pushes stay, and are requested again from the successor; only after that can a push be a duplicate. */
 static void test_redo(void **state)
 {
     static const struct op ops[] = {
@@ -1009,8 +1009,8 @@ static void test_sums_are_forgotten(void **state)
 }
 
 /*
- * What was ended but not forgotten is not part of the open micro-batch, and no reason against giving
- * that up.
+ * Pushes that were ended but not forgotten are not part of the open micro-batch, so it can be
+ * abandoned.
  */
 static void test_abandon_after_end(void **state)
 {
@@ -1167,7 +1167,7 @@ static void test_commit(void **state)
     CHECK(false, ops, answers);
 }
 
-/* What a push says about itself is kept with pass 0 and not touched by later passes, refusals or redos. */
+/* The record of a push is kept with pass 0; later passes, refusals and redos do not change it. */
 static void test_record(void **state)
 {
     static const uint8_t trainable[1] = {1};
@@ -1203,7 +1203,7 @@ static void test_record(void **state)
     ledger_deinit(&ledger);
 }
 
-/* Of earlier incarnations are what they have ended, and what stands; nothing of it outlives the step. */
+/* Inherited from earlier incarnations are the pushes that they ended, and posted ones; none outlives the step. */
 static void test_inherited(void **state)
 {
     static const uint8_t trainable[1] = {1};

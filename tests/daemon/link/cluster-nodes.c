@@ -143,7 +143,7 @@ static void channel_cut(struct channel *channel)
 
     if (channel->from < 0)
         return;
-    /* What is on its way is lost, as it is when a machine or a cable dies. */
+    /* Bytes on their way are lost, as when a machine or a cable dies. */
     setsockopt(channel->from, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     setsockopt(channel->to, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     close(steal_fd(&channel->from));

@@ -31,7 +31,7 @@ struct node {
     unsigned node;
     bool frozen;
     bool closes_when_up, closes_when_down, talks_when_reborn;
-    /* What it was told of each node, and what it has sent. */
+    /* Counts of the node's events about each other node, and of messages. */
     unsigned n_up[MAX_NODES], n_down[MAX_NODES], n_reborn[MAX_NODES], n_reborn_at_up[MAX_NODES];
     uint32_t n_sent[MAX_NODES], n_received[MAX_NODES];
     uint32_t expected[MAX_NODES]; /* number of the next message */

@@ -130,7 +130,7 @@ static void test_three_nodes(void **userdata)
     end();
 }
 
-/* Of the messages that have come, over the link that has carried the fewest. */
+/* The number of messages that the link with the fewest has carried. */
 static uint32_t n_fewest(const struct node *nodes)
 {
     uint32_t n = UINT32_MAX;
@@ -294,7 +294,7 @@ static void test_reborn(void **userdata)
     turn_for(300);
     assert_int_equal(b.n_received[0], 1); /* what was sent in reborn(), and nothing of before */
 
-    /* The same the other way: node 0 is another one. */
+    /* The other way round: node 0 is a new process. */
     node_stop(&a);
     WAIT_FOR(!node_is_up(&b, 0), 1000);
     node_start(&a, &(struct node_options){.node = 0});
@@ -621,7 +621,7 @@ static struct link_frame introduction(uint64_t incarnation, const char *text)
                                .n_bytes = strlen(text)};
 }
 
-/* What node 0 says must be alike, with a version of ours. */
+/* The text that must be alike on all nodes, as node 0 sends it, but with this version. */
 static void alike_text(char *text, size_t size, const char *version)
 {
     _cleanup_free_ char *shared = config_shared_text(a.config);
@@ -643,7 +643,7 @@ static void test_other_version(void **userdata)
     said = introduction(77, text);
     peer_meet(&peer);
     peer_say(&peer, &said);
-    /* It is told the same, so that it can name the difference. */
+    /* Node 0 sends its own text, so that the peer can name the difference. */
     peer_read(&peer, 0, &sealed);
     assert_int_equal(link_frame_unpack(&frame, sealed.data, sealed.n_bytes), 0);
     assert_int_equal(frame.kind, LINK_FRAME_INTRODUCTION);
@@ -689,7 +689,7 @@ static void test_told_once(void **userdata)
     harness_end();
 }
 
-/* Who holds the key and does not keep to the rules is dropped as well, and harms nobody. */
+/* A peer that holds the key and breaks the rules is dropped, too, and harms no node. */
 static void test_broken_rules(void **userdata)
 {
     const struct link_frame sins[] = {

@@ -17,7 +17,7 @@
 
 enum { MAX_FRAME = 4096, WIRE_BYTES = 64 * 1024 };
 
-/* What one end has said and the other has not been fed. */
+/* Bytes that one end has sent and the other has not been fed. */
 struct wire {
     uint8_t bytes[WIRE_BYTES];
     size_t n_bytes;
@@ -106,7 +106,7 @@ static void expect_frame(struct end *end, const void *data, size_t n_bytes)
     assert_memory_equal(frame.data, data, n_bytes);
 }
 
-/* It fails, goes on failing the same way, and takes no more. */
+/* The stream fails, repeats its failure at the next call, and accepts no more bytes. */
 static void expect_failure(struct end *end, int failure)
 {
     static const uint8_t more[100];
@@ -240,7 +240,7 @@ static void test_other_job(void **userdata)
     pair_deinit();
 }
 
-/* What an end has said is of no use in another connection, where the other end's nonce is another. */
+/* Recorded bytes of an end cannot be used in another connection, where the other end has another nonce. */
 static void test_replayed(void **userdata)
 {
     struct wire recorded;

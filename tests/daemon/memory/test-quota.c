@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What may be held: quotas and charges; what the machine and the cgroup still have, read from made-up /proc
- * and /sys trees; and the budget by which a job is admitted, which must be what its tables really cost.
+ * Limits of memory: quotas and charges; the free memory of the machine and the cgroup, read from made-up /proc
+ * and /sys trees; and the budget by which a job is admitted, which must equal the real size of its tables.
  */
 
 #include <ftw.h>
@@ -57,7 +57,7 @@ static void test_charge(void **state)
     assert_int_equal(quota.used, 0);
 }
 
-/* What grows: refused, it keeps what it had. */
+/* A charge that grows. If that is refused, it keeps its old amount. */
 static void test_charge_more(void **state)
 {
     struct quota quota = {.limit = 100};
@@ -361,7 +361,7 @@ static void test_budget_settings(void **state)
     layout_free(layout);
 }
 
-/* What the tables of a rank cost is what ring_new() will ask for. */
+/* The budget of a rank's tables equals what ring_new() allocates. */
 static void test_budget_tables(void **state)
 {
     struct layout *layout = make_layout();

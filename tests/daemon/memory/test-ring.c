@@ -578,7 +578,7 @@ static void test_bound(void **state)
     assert_full(ring, 1);
     assert_int_equal(ring->n_overflows, 2);
 
-    /* What lies idle gives way to another size; what holds a slot or was granted does not. */
+    /* An idle extent is freed for one of another size; an extent that holds a slot or was granted is not. */
     use = overflow_use(0, first, half);
     ring_credit(ring, open_slot(ring, &use));
     assert_full(ring, half + 64);
@@ -675,7 +675,7 @@ static void test_trim(void **state)
     ring_reserved(ring, again, false);
 }
 
-/* What is granted, holds a slot or is being reserved is not idle, however many steps it takes. */
+/* An extent that is granted, holds a slot or is being reserved is not idle, however many steps this takes. */
 static void test_trim_spares_the_busy(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -870,7 +870,7 @@ static void note_freed(void *userdata, const struct ring *ring)
     *freed = ring;
 }
 
-/* Who has made it is told, once, whoever frees it. */
+/* The maker of a ring is told once when it is freed, by the last of its users. */
 static void test_freed(void **state)
 {
     const struct ring *freed = NULL, *expected;

@@ -71,7 +71,7 @@ static void make(struct fixture *f, const struct owned *owned)
                      0);
     assert_int_equal(state_edits_new(&f->edits, f->state, f->kernels), 0);
     assert_int_equal(worker_pool_new(&f->pool, 3, ignore_notice, NULL), 0);
-    /* What must not change is not zero. */
+    /* Bytes that must not change are not zero. */
     memset(f->state->state.map, 0x11, f->state->state.n_bytes);
     if (f->state->weights.n_bytes > 0)
         memset(f->state->weights.map, 0x22, f->state->weights.n_bytes);

@@ -316,7 +316,7 @@ static void test_journal(void **state)
     for (unsigned p = 0; p < N_PARAMS; p++)
         assert_int_equal(journal->counts[p], 0);
 
-    /* It begins its segment, so whoever has the descriptor can read it. */
+    /* The journal begins its segment, so a process that has the descriptor can read it. */
     *journal = (struct state_journal){.magic = STATE_MAGIC,
                                       .version = 1,
                                       .manifest_digest = 2,
@@ -360,7 +360,7 @@ static void test_journal_of_many(void **state)
     layout_free(layout);
 }
 
-/* What a process wrote is there when it is gone, however it went. */
+/* Bytes that a process wrote stay after it has ended, however it ended. */
 static void test_outlives_a_process(void **state)
 {
     struct layout *layout = make_layout();

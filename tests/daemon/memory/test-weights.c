@@ -103,7 +103,7 @@ static void draw(uint8_t *dst, enum dtype dtype, uint64_t n_elems, uint64_t seed
     }
 }
 
-/* What was stored last, of each parameter. */
+/* The bytes of each parameter that were stored last. */
 static uint8_t model[N_PARAMS][MAX_ELEMS * 4];
 
 static void store_at_random(const struct fixture *f, uint32_t param, uint64_t seed)
@@ -209,7 +209,7 @@ static void test_masters_survive(void **state)
     }
 }
 
-/* Of a range only the masters whose weights are others change, wherever in it they are. */
+/* Storing a range changes only the masters whose weights changed, wherever they are in the range. */
 static void test_masters_change_with_their_weights(void **state)
 {
     static const uint64_t changed[] = {0, 63, 64, 1023, 1024, 1025, 1499};
@@ -260,7 +260,7 @@ static void test_signed_zero(void **state)
     }
 }
 
-/* Without a published copy, a weight is its master rounded to nearest, ties to even. */
+/* If there is no published copy, a weight is its master rounded to nearest, ties to even. */
 static void test_rounding(void **state)
 {
     static const float masters[] = {1.0f + 0x1p-8f, 1.0f + 0x3p-8f, 1.0f + 0x1p-8f + 0x1p-20f, -1.0f - 0x1p-8f,

@@ -27,7 +27,7 @@ struct queue {
     struct packet *first, *last;
 };
 
-/* What an engine was given after its start, mapped by itself: orders go on with it when there is another. */
+/* Memory that an engine got after its start, mapped by itself: orders keep using it after a new one has come. */
 struct mapping {
     unsigned n_users;
     uint8_t *map;
@@ -288,7 +288,7 @@ static bool move_bytes(struct mesh_node *node)
     return order != node->engine.orders && mesh_draw(node->mesh, 4); /* perhaps one of those before it */
 }
 
-/* What a failed engine was writing is void. */
+/* Overwrites the targets of a failed engine's orders, because their contents are undefined. */
 static void spoil(struct mesh_node *node)
 {
     while (node->engine.orders) {

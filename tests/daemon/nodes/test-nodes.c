@@ -35,7 +35,7 @@ struct topology {
 /* Whole subtrees; a node whose two ranks are none; three nodes. */
 static const struct topology topologies[] = {{{2, 2}}, {{1, 2}}, {{1, 1, 1}}, {{2, 1, 1}}};
 
-/* What the ranks do. */
+/* The program of all ranks. */
 struct program {
     unsigned stage, n_micro;
     const char *more;
@@ -167,7 +167,7 @@ static struct world *world_new(const struct program *program, const struct topol
     return w;
 }
 
-/* The same ranks on one node. */
+/* A world of as many ranks on one node. */
 static struct world *world_of_one(const struct program *program, const struct topology *topology)
 {
     struct world *w = calloc(1, sizeof(*w));
@@ -250,7 +250,8 @@ static void give_up(struct world *w, struct peer *p)
     peer_expect(p, REPLY_DONE);
 }
 
-/* What a rank of another node has not pushed yet is in no sum; its successor pushes the same again. */
+/* The rank dies after its pushes, and its successor pushes the same gradients again. A parcel that a rank of another
+ * node has not pushed yet is in no sum. */
 static void die(struct world *w, struct peer *p)
 {
     peer_begin(p);
@@ -371,7 +372,7 @@ static void compare_state(const struct job *node, const struct job *one)
                         node->layout->n_params * sizeof(uint64_t));
 }
 
-/* What a rank of each node is given to read. */
+/* Compares the state that a rank of each node gets to read. */
 static void compare_read(struct peer *a, struct peer *b, uint32_t param, enum wire_state_kind kind)
 {
     uint64_t n_bytes = puppet_elems(&puppet_model[param]) * sizeof(float);
@@ -938,7 +939,7 @@ static uint64_t pick(struct world *w, uint64_t n)
     return mesh_draw(w->mesh, 8) ? mesh_draw(w->mesh, n) : mesh_draw(w->mesh, UINT64_MAX);
 }
 
-/* What a rank's client could have said, or not: of parameters that may not be there. */
+/* Evidence that a rank's client may or may not send, about parameters that may not exist. */
 static size_t make_evidence(struct world *w, struct wire_arena *arena, uint8_t *bytes, size_t size)
 {
     const uint32_t params[] = {(uint32_t)pick(w, PUPPET_PARAMS), (uint32_t)pick(w, PUPPET_PARAMS)};
@@ -1026,7 +1027,7 @@ static void close_dropped(struct world *w)
             peer_die(w->peers[r]);
 }
 
-/* Whoever holds the key may say anything: the step may be lost, but no daemon is. */
+/* A node with the key may send anything: the step may be lost, but no daemon fails. */
 static void test_madness(void **state)
 {
     struct wire_arena arena;

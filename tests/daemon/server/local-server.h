@@ -64,16 +64,16 @@ void client_say_type(struct client *c, enum request_type type); /* of those with
 
 enum { CLIENT_CLOSED = -1, CLIENT_SILENCE = 0 };
 
-/* What is there already: the type of the next reply, CLIENT_SILENCE or CLIENT_CLOSED. */
+/* Does not wait. Return: the type of the next reply, CLIENT_SILENCE or CLIENT_CLOSED. */
 int client_look(struct client *c);
-/* The same, and runs the loop until there is something. */
+/* As client_look(), but runs the loop until it is not CLIENT_SILENCE. */
 int client_hear(struct client *c);
 void client_expect(struct client *c, enum reply_type type);
 void client_expect_closed(struct client *c);
-/* A refusal of that code with part in its text that says that the connection is closed, and then it is. */
+/* Expects a refusal of this code, with part in its text, that says that the connection is closed; then its end. */
 void client_expect_dropped(struct client *c, unsigned code, const char *part);
 
-/* Welcome is expected. */
+/* Sends Hello and expects Welcome. */
 void client_hello(struct client *c, enum wire_role role, unsigned rank);
 struct request hello_request(enum wire_role role, unsigned rank, uint64_t incarnation);
 /* Hello, a model of one parameter, Form, Ready: for a job of one rank. */

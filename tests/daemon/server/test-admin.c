@@ -141,7 +141,7 @@ static void test_unknown_command(void **userdata)
     local_stop(&local);
 }
 
-/* What changes the job is for admins; others are told so, and closed. */
+/* Only admins may send commands that change the job; other users are told so, and their connection is closed. */
 static void test_not_admin(void **userdata)
 {
     static const char *const commands[] = {"drain", "abort-step", "drop"};

@@ -171,7 +171,7 @@ static void test_while_waiting(void **userdata)
     local_stop(&local);
 }
 
-/* What a later version may send, and what no version does. */
+/* Messages that a later version may send, and bytes that no version sends. */
 static void test_unknown(void **userdata)
 {
     static const struct {

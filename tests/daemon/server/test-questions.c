@@ -94,7 +94,7 @@ static void test_one_answer_for_all(void **userdata)
     local_stop(&local);
 }
 
-/* What is asked besides is not even read. */
+/* While one question is being answered, the next ones are not even read. */
 static void test_one_at_a_time(void **userdata)
 {
     struct request status = admin("status");
@@ -186,7 +186,7 @@ static void test_lane_of_administrators(void **userdata)
     local_stop(&local);
 }
 
-/* What a trainer has said by then is served before a question that came earlier: the answer shows it. */
+/* A trainer's message is served before a question that came earlier: the answer shows its effect. */
 static void test_trainers_first(void **userdata)
 {
     struct request ranks = admin("ranks"), hello = hello_request(WIRE_ROLE_TRAINER, 0, 5);

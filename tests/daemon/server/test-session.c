@@ -21,7 +21,7 @@
 
 enum { NOBODY = 54321 };
 
-/* What the kernel says to the next calls of these, found before libc's. */
+/* The errors of the next calls of these functions, which the linker finds before libc's. */
 static int receive_error, send_error;
 static unsigned n_receive_errors, n_send_errors;
 
@@ -221,7 +221,7 @@ static void test_limit_of_clients(void **userdata)
     local_stop(&local);
 }
 
-/* Of equals the one that has been silent for longest gives its place up; one that asks keeps it. */
+/* If all clients are of one kind, the one that has been silent for longest is dropped; one that asks stays. */
 static void test_silent_ones_go_first(void **userdata)
 {
     struct request status = admin("status");
@@ -330,7 +330,7 @@ static void test_end_frees_the_rank(void **userdata)
     local_stop(&local);
 }
 
-/* The same process on a new connection: the old one goes without a word, and does not take the rank with it. */
+/* A process connects again: the old connection is closed without a message, and the rank stays attached. */
 static void test_reconnect(void **userdata)
 {
     struct request hello = hello_request(WIRE_ROLE_TRAINER, 0, 77);
@@ -443,7 +443,7 @@ static void test_death_with_a_child(void **userdata)
 
 /* ---- those who misbehave ------------------------------------------------------------------------------- */
 
-/* What follows a fault in the same batch is not served any more. */
+/* Messages that follow a fault in one batch are not served. */
 static void test_doomed_in_a_batch(void **userdata)
 {
     struct request hello = hello_request(WIRE_ROLE_TRAINER, 0, 1);

@@ -171,7 +171,7 @@ static void expect(uint32_t param, const float *values)
         assert_true(values[i] == value(param, i));
 }
 
-/* What was given is what is read, and what a window shows, in any stage. */
+/* In each stage, the weights that were given are the ones that are read, and that a window shows. */
 static void test_weights(unsigned stage)
 {
     struct segment window;
@@ -246,7 +246,7 @@ static void test_gather(void **state)
     end(&f);
 }
 
-/* The same bytes have the same sum, wherever they lie. */
+/* Equal bytes have equal sums, wherever they lie. */
 static void test_verify(void **state)
 {
     struct ring_slot slot = {0};

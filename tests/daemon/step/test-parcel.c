@@ -157,7 +157,7 @@ static void test_events_out_of_order_fail(void **unused)
 
 /* ---- against a model ----------------------------------------------------------------------------------- */
 
-/* The same facts, each on its own, and no states. */
+/* The facts about a parcel as separate flags, without states. */
 struct model {
     bool kept, taken, began, summed, awaited, adding, combining;
     uint32_t micro_batch, pass;

@@ -413,7 +413,7 @@ static void test_absent_ranks(void **userdata)
     done_with(&f);
 }
 
-/* What an earlier step left is neither added nor, when nobody pushes, touched. */
+/* Sums of an earlier step are not added; if no rank pushes, they are not even touched. */
 static void test_open_forgets(void **userdata)
 {
     struct fixture f;
@@ -473,7 +473,7 @@ static void check_sums(struct fixture *f, struct core *core)
     }
 }
 
-/* Of each push as a whole, whatever chunks and partitions it was read in, and wherever it is reduced. */
+/* A push has one sum, whatever chunks and partitions it was read in, and wherever it is reduced. */
 static void test_sums(void **userdata)
 {
     struct fixture f;
@@ -520,7 +520,7 @@ static void test_norm_of_each_parameter(void **userdata)
     assert_true(norm_of(&f, 4) == 0);
     assert_true(fabsl(whole - exact_sum_round(&total)) <= 1e-14L * whole);
 
-    /* Of the step that is decided alone: what was pushed in an earlier one has none. */
+    /* Norms belong to the decided step alone: a parameter that only an earlier step pushed has none. */
     step_open(f.whole.step);
     for (unsigned rank = 0; rank < WORLD; rank++)
         f.pushed[rank][3] = false;
@@ -552,7 +552,7 @@ static void check_half(struct fixture *f, struct core *half)
     }
 }
 
-/* What another node keeps is not for this one to read: its copy may not even be there. */
+/* A node must not read the elements that another node owns: its own copy may not even exist. */
 static void poison_foreign(struct fixture *f, struct core *half, uint32_t at)
 {
     const struct layout_parcel *parcel = &f->layout->parcels[at];
@@ -805,7 +805,7 @@ static void test_slots_travel(void **userdata)
     }
 }
 
-/* Whoever adds a slot knows whose it is. */
+/* A finding in a slot names the slot's rank. */
 static void test_finding_in_a_slot(void **userdata)
 {
     struct fixture f;
@@ -832,7 +832,7 @@ static void test_finding_in_a_slot(void **userdata)
     done_with(&f);
 }
 
-/* What each rank has pushed is judged before it is rounded; that rounding makes a sum infinite is nobody's fault. */
+/* Each rank's push is judged before it is rounded; if rounding makes a sum infinite, no rank is at fault. */
 static void test_rounded_pieces(void **userdata)
 {
     static const uint64_t elems[] = {0, 2047, 2048, CHUNK_ELEMS + 2049};

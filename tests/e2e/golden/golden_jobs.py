@@ -65,7 +65,7 @@ def make_how(rng, world, stage, bucket_elems, threads, isa, cores, split=None):
 
 
 def constants(settings):
-    """Of settings that may have one value for each step, the first."""
+    """Settings may have one value for each step: returns the first of each."""
     return {name: value[0] if isinstance(value, list) and name != "betas" else value
             for name, value in settings.items()}
 

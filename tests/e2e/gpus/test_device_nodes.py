@@ -103,7 +103,7 @@ def test_sums_of_nccl(cluster):
 @pytest.mark.parametrize("ranks, stage, offload, seed", [((1, 1, 1), 2, "none", 3), ((1, 2), 3, "cpu", 7), *full(
     ((1, 1), 2, "none", 1), ((2, 1), 1, "none", 2), ((2, 1), 2, "cpu", 4), ((1, 1), 3, "none", 5), ((2, 1), 3, "none", 6))])
 def test_engines_killed(cluster, references, ranks, stage, offload, seed):
-    """Of either kind, on any node, at any moment."""
+    """Engines of both kinds are killed, on any node, at any moment."""
     nodes = cluster(ranks, stage, offload)
     lives, rng, n_killed = start(nodes, [[]] * sum(ranks), n_steps=SHORT), random.Random(seed), 0
     while any([rank.tend() for rank in lives]):
@@ -136,7 +136,7 @@ def test_engine_fails(cluster, references, fault, reason):
 
 @pytest.mark.full
 def test_engine_hangs(cluster, references):
-    """It is replaced when an order misses its deadline: here ten seconds instead of a minute."""
+    """A hanging engine is replaced when an order misses its deadline: here ten seconds instead of a minute."""
     nodes = cluster((1, 1), sim={1: ["sim_launch:hang@300"]}, more=[{"ZEROD_FAILPOINT": "others:error@*"}] * 2)
     judge(train(nodes, [[]] * 2, n_steps=8, timeout=300), nodes, references.get(2, n_steps=8))
     assert re.search(r"on node \d .* took more than \d+ ms", nodes.daemons[0].log()), nodes.logs()
@@ -174,7 +174,7 @@ PLANS = {
 @pytest.mark.plenty
 @pytest.mark.parametrize("kind, rank, stage, offload", pairwise(tuple(PLANS), (0, 1, 2), (2, 3), ("none", "cpu")))
 def test_trainer_killed(cluster, references, kind, rank, stage, offload):
-    """What its GPU had not done when it died is never done: if that was in a sum, the step is aborted for it."""
+    """Work that the GPU had not done at the trainer's death is never done. If it was in a sum, the step is aborted."""
     nodes = cluster((2, 1), stage, offload)
     plans = [[]] * 3
     plans[rank] = PLANS[kind]
@@ -213,7 +213,7 @@ def test_out_of_memory(cluster, references, asked, stage):
 
 
 def test_backward_is_given_up(cluster, references):
-    """What was announced to the other nodes is taken back, or if it is in a sum already, the step begins again."""
+    """Announced gradients are withdrawn from the other nodes; if they are in a sum already, the step begins again."""
     nodes = cluster((1, 1))
     plans = [[["--at", "4.1.7:abandon", "--at", "9.0.0:abandon"]], [["--at", "4.1.0:sleep=500"]]]
     judge(train(nodes, plans, n_steps=SHORT), nodes, references.get(2, n_steps=SHORT), "E1007|no error")
@@ -238,7 +238,7 @@ def test_daemon_killed(cluster, references, node, stage):
 
 @pytest.mark.parametrize("offload", [*full("none"), "cpu"])
 def test_daemon_killed_in_an_update(cluster, references, offload):
-    """What a GPU was at is given up with the run: nobody waits for an engine that will do nothing any more."""
+    """A GPU's work is dropped with the run: no node waits for an engine that is gone."""
     nodes = cluster((1, 1), offload=offload, sim={0: ["delay-us=5000"]})  # the last to have updated
     lives = start(nodes, [[], []], n_steps=SHORT)
     wait_for(nodes.logs, lambda: nodes.daemons[0].status()["state"] == "updating")

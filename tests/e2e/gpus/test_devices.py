@@ -112,7 +112,7 @@ def test_engine_fails(zerod, reference, fault, offload):
 
 @pytest.mark.parametrize("entry", ["sim_launch:hang@400", *full("ncclRecv:hang@200")])
 def test_engine_hangs(zerod, reference, entry):
-    """It is replaced when an order misses its deadline."""
+    """A hanging engine is replaced when an order misses its deadline."""
     wanted = reference(2, n_steps=8)
     daemon = zerod(configure(2), sim(entry))
     judge(train(daemon, [[]] * 2, n_steps=8, timeout=150), daemon, wanted)
@@ -205,7 +205,7 @@ def test_trainer_and_engine_killed(zerod, reference, offload):
 
 @pytest.mark.full
 def test_slow_trainer(zerod, reference, monkeypatch):
-    """What is pushed is queued on its GPU, and comes later than any order may take: the engine is not to blame."""
+    """Pushes are queued on the trainer's GPU, and come later than any order's deadline: the engine is not to blame."""
     wanted = reference(2, n_steps=8)
     daemon = zerod(configure(2))
     spawn, slow = daemon.spawn, sim("cudaMemcpyAsync:delay=13000@60")
@@ -262,7 +262,7 @@ def test_event_of_a_live_rank_cannot_be_opened(zerod, gpus, offload):
 
 
 def test_event_of_a_dead_rank_cannot_be_opened(zerod, gpus):
-    """That is no error: the process was ending. Its successor pushes the same, or the step begins again."""
+    """A dead rank's event is no error: the process was ending. Its successor pushes again, or the step begins again."""
     daemon, ranks = slow_pair(zerod, UNOPENED + "@1")
     ranks[1].ok("begin")
     ranks[1].ok("pushes")
@@ -371,13 +371,13 @@ def test_stage3_is_in_the_pools(zerod, gpus, offload):
 
 
 def test_device_memory_is_not_limited_by_limits_memory(zerod, gpus):
-    """What the GPUs hold is not the host's: a limit below it is met."""
+    """Memory of GPUs does not count against limits.memory: a lower limit is met."""
     daemon = zerod(configure(2, limits={"memory": "24MiB"}))
     steps(trainers(daemon), 1)
 
 
 def test_offloaded_state_is_the_hosts(zerod, gpus):
-    """What is where, in the words of status and plan; and a limit that has no room for it is said with the sum."""
+    """status and plan say where the memory is; if a limit has no room for it, the error gives the sum."""
     offload = configure(2, offload="cpu")
     daemon = zerod(offload)
     steps(trainers(daemon), 1)

@@ -72,13 +72,13 @@ def test_trains(job, world, stage, sim):
 
 
 def test_trainers_stream_is_slow(job):
-    """What a trainer has pushed is not there for long when the engine is told."""
+    """The engine is told of a push long before the trainer's stream has computed the gradient."""
     j = job(2, 2, "delay-us=0")
     j.check([j.start(r, sim="delay-us=8000") for r in range(2)])
 
 
 def test_duplicate(job):
-    """It is refused with the bytes of both compared, and the first one stands."""
+    """A duplicate is refused with the bytes of both compared, and the first one stays."""
     j = job(2)
     j.check([j.start(r, "--provoke-duplicate", "2:blocks.1.attn.proj.weight:1") for r in range(2)])
     (said,) = j.events(1, "provoked")
@@ -89,7 +89,7 @@ def test_duplicate(job):
 @pytest.mark.parametrize("failpoint", ["copy:kill@9", "slot:kill@17", "Event.sent:kill@5", "EndBackward.wait:kill@3",
                                        "Step.answered:kill@2", "formed:kill"])
 def test_trainer_is_killed(job, failpoint):
-    """Whoever comes after it redoes its open micro-batch, on events of its own."""
+    """The trainer's successor redoes its open micro-batch, on events of its own."""
     j = job(2)
     others, victim = [j.start(0)], j.start(1, failpoint=failpoint)
     assert victim.wait() == -signal.SIGKILL, victim.err()
@@ -97,7 +97,7 @@ def test_trainer_is_killed(job, failpoint):
 
 
 def test_others_push_after_its_death(job):
-    """Orders that engines are given then, too, wait for what its GPU had begun and will never end."""
+    """Orders that engines get after its death, too, wait for work that its GPU had begun and will never end."""
     j = job(2)
     others, victim = [j.start(0, failpoint="slot:sleep:4000")], j.start(1, sim="cudaEventRecord:delay=600000@10")
     n_pushes = lambda rank: j.daemon.json("ranks")[rank]["n_pushes"]

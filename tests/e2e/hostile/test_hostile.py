@@ -191,7 +191,7 @@ def test_stage3_on_gpus(world3_gpus, name):
 
 
 def test_pool_is_no_state(world3):
-    """Of the daemon's own uid a client can write into the pool of stage 3, but not into masters and moments."""
+    """A client with the daemon's own uid can write into the pool of stage 3, but not into masters and moments."""
     world3.ranks[0].tell("steps 1")
     run(world3.daemon, "reopened", 2)
     world3.survive()
@@ -226,7 +226,7 @@ def test_forked_child_keeps_the_socket(world):
 
 
 def test_orphan_floods(world):
-    """The same, and the child goes on sending: the daemon does not listen to it for ever."""
+    """An orphaned child keeps sending: the daemon does not listen to it forever."""
     world.ranks[0].tell("steps 1")
     run(world.daemon, "orphan-flood", timeout=20)
     world.survive()
@@ -324,7 +324,7 @@ def test_reconnect_after_an_abort(zerod):
 
 
 def test_gather_before_there_are_weights(zerod):
-    """What it would have loaded would have been taken for the weights, by all ranks."""
+    """If the gather loaded memory now, all ranks would use it as the weights."""
     digests = []
     for attacked in (True, False):
         daemon = zerod({"zero_optimization": {"stage": 3}})
@@ -431,7 +431,7 @@ def test_foreign_uid(open_daemon):
     ({"allow_groups": ["31415"]}, (27182, 31415)),
 ])
 def test_allowed_uid(open_daemon, listen, groups):
-    """Who may attach may look, but not change the job."""
+    """A user that may attach may ask about the job, but not change it."""
     daemon = open_daemon(**listen)
     as_nobody(daemon, "control-unknown", groups=groups)
     for command in range(3):
@@ -443,7 +443,7 @@ def test_allowed_uid(open_daemon, listen, groups):
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_another_uid_writes_nothing(open_daemon, stage):
-    """What it was given for reading it cannot open for writing."""
+    """Another user cannot open for writing the memory that it got for reading."""
     daemon = open_daemon(allow_users=["65534"], config={"device": "cpu", "zero_optimization": {"stage": stage}})
     rank_0 = Puppet(daemon, 0).attach()
     rank_0.tell("form")

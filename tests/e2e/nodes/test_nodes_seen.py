@@ -41,7 +41,7 @@ def said(daemon, code):
 
 
 def line(text, label):
-    """What the diagnostic says under that label."""
+    """The diagnostic's text under this label."""
     return re.search(rf"^  {label:<10} (.*)$", text, re.M)[1]
 
 
@@ -148,7 +148,7 @@ def test_configured_differently(zerod):
 
 
 def test_successor_of_a_rank_that_pushed_nothing(zerod):
-    """It is refused the step that its predecessor left: the step is begun again on all nodes, and all are told."""
+    """The successor is refused its predecessor's step, which begins again on all nodes, and all ranks are told."""
     nodes, puppets = start(zerod, (1, 1))
     steps(puppets)
     for p in puppets:

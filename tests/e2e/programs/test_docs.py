@@ -26,7 +26,7 @@ from conftest import ROOT
 from private_systemd import PrivateSystemd
 
 DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
-# Who checks the blocks of kind text: a file of tests that names the document; or why there is nothing to check.
+# The test file that checks a document's blocks of kind text, and names it; or why there is nothing to check.
 ELSEWHERE = {
     "docs/architecture.md": "a picture",
     "docs/configuration.md": "tests/core/config/test-config-docs.c",
@@ -146,7 +146,7 @@ def plain(text):
 
 
 def agree(printed, shown):
-    """Whether the lines are the same; "..." stands for any."""
+    """Are the lines equal? "..." stands for any lines."""
     if not shown or not printed:
         return all(line == "..." for line in shown) and not printed
     if shown[0] == "...":

@@ -91,7 +91,7 @@ def test_exposure(systemd):
 
 
 def test_users_and_folders(systemd):
-    """What sysusers and tmpfiles made of our files."""
+    """The users and folders that sysusers and tmpfiles made from our files."""
     assert systemd.run("stat", "-c", "%U:%G %a", "/run/zerod").stdout == "zerod:zerod 755\n"
     assert systemd.run("stat", "-c", "%U:%G %a", "/etc/zerod").stdout == "root:root 755\n"
     assert systemd.run("getent", "group", "zerod-admin").returncode == 0
@@ -146,7 +146,7 @@ def check_watched_through_pidfds(systemd, unit, n_trainers):
 
 
 def drop_in_of_the_manual():
-    """What docs/nodes.md gives a daemon that needs the network; the nodes are on this machine's loopback here."""
+    """The drop-in of docs/nodes.md for a daemon that needs the network; here the nodes are on the loopback."""
     lines = (ROOT / "docs/nodes.md").read_text().splitlines()
     first = lines.index("    [Unit]")
     last = next(i for i in range(first, len(lines)) if "IPAddressAllow=" in lines[i])
@@ -193,7 +193,7 @@ def test_who_may_attach(systemd, job):
 
 
 def test_wrong_configuration(systemd, job):
-    """It cannot get right by being tried again: no restarts, and the journal says what is wrong."""
+    """Restarts cannot repair a configuration: there are none, and the journal says what is wrong."""
     systemd.configure(job, {"world": {"size": 1}, "zero_optimization": {"stage": 4}})
     result = systemd.ctl("start", service(job), check=False)
     assert result.returncode != 0

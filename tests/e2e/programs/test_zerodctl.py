@@ -36,7 +36,7 @@ def zerodctl(*args, cwd=None, **env):
 
 
 def example(name):
-    """What the daemon's own code prints."""
+    """The output of the daemon's own code for this example."""
     return subprocess.run([TEST_STATUS, "--print", name], capture_output=True, check=True).stdout.decode().strip()
 
 

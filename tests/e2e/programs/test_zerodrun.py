@@ -597,7 +597,7 @@ def test_daemon_dies_with_zerodrun(env, tmp_path):
 
 
 def test_running_daemon_is_used(zerod, env):
-    """It has the say on the number of ranks."""
+    """The running daemon's configuration sets the number of ranks."""
     daemon = zerod({"world": {"size": 3}})
     to_it = ["--socket", daemon.socket, "--zerod", "/nowhere/zerod"]
     result = run([*to_it, *python(CONNECT)], env)
@@ -736,7 +736,7 @@ def test_two_nodes_train(env, tmp_path, build):
 
 
 def test_running_daemon_of_several_nodes_is_used(zerod, env, tmp_path):
-    """It knows which ranks are this node's, and where rank 0 is."""
+    """The running daemon knows which ranks are this node's, and where rank 0 is."""
     nodes = Nodes(zerod, tmp_path, (1, 2))
     to_it = ["--socket", nodes.daemons[1].socket, "--zerod", "/nowhere/zerod"]
     ranks = environments(run([*to_it, *python(ENVIRONMENT)], env))
@@ -790,7 +790,7 @@ def connections(result):
 
 
 def test_jobs_have_a_daemon_each(env, tmp_path):
-    """Of the generated configuration: they listen beside each other, and end with the ranks."""
+    """The daemons use the generated configuration: they listen beside each other, and end with the ranks."""
     result = run(["-n", 2, "--jobs", 3, "--zerod", ZEROD, *python(SOCKETS)], env)
     assert result.returncode == 0, result.stderr
     got = connections(result)

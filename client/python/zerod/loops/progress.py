@@ -70,7 +70,7 @@ class Progress:
         self.opt, self._more, self._sampler, self._scheduler = opt, more, sampler, None
         self._sampler_state: torch.Tensor | None = None  # as the last step left it
         self._generators: dict[str, Any] | None = None  # as they were when the last step was asked for
-        self._epoch: dict[str, Any] | None = None  # as they were when the epoch began
+        self._epoch: dict[str, Any] | None = None  # both as they were when the epoch began
         self._begin = 0  # step of the first loop in a process that was started again
         self._n_applied = 0  # steps that were not skipped, as the daemon counts
         self.kept: dict[str, Any] | None = None  # of the predecessor
@@ -97,13 +97,14 @@ class Progress:
 
     def resume(self) -> int:
         """
-        Loads what a predecessor has kept. A collective of the process group, if there is one. Return: the step that
-        this rank begins with, in the daemon's count; 0 for a loop that begins anew, as a second one in this process.
+        Loads the progress that a predecessor stored. A collective of the process group, if there is one. Returns the
+        step that this rank begins with, in the daemon's count; 0 for a loop that begins anew, such as a second loop in
+        this process.
         """
         if self.opt.resumed and self.opt not in _gone_on:
             own = generators()
             user_state(self.opt, progress=self)
-            set_generators(own)  # the predecessor's count where its loop would have had them
+            set_generators(own)  # the predecessor's are set later, where its loop would have had them
             self._begin_step()
             self._begin = self.opt.epoch
         else:
@@ -116,8 +117,8 @@ class Progress:
 
     def _begin_step(self) -> None:
         """
-        All ranks at micro-batch 0. Each asks for the abort before it waits for the others: one that attaches may be
-        waiting for micro-batches of this one.
+        Brings all ranks to micro-batch 0. Each rank requests the abort before it waits for the others, because a rank
+        that attaches may be waiting for micro-batches of this rank.
         """
         self.opt.abort_step("a rank was started again, and its program begins with whole steps")
         if _has_group():
@@ -135,12 +136,12 @@ class Progress:
         return self._generators
 
     def set_generators(self) -> None:
-        """Those of the last step, if they were kept."""
+        """Sets the generators as the last step left them, if they were stored."""
         if self._generators is not None:
             set_generators(self._generators)
 
     def begin_epoch(self, goes_on: bool = False) -> None:
-        """Before the order of the data is drawn. goes_on: in the middle, so that the order is the one it had."""
+        """Called before the data's order is drawn. goes_on: inside an epoch, so that the order is the old one."""
         if goes_on and self._epoch is not None:
             set_generators(self._epoch["generators"])
             self._set_sampler(self._epoch["sampler"])
@@ -148,7 +149,7 @@ class Progress:
             self._epoch = {"generators": generators(), "sampler": self._get_sampler()}
 
     def begin_next_epoch(self) -> None:
-        """In a process that was started again, when the last step ended an epoch."""
+        """Called in a process that was started again, when the last step ended an epoch."""
         self.set_generators()
         self._set_sampler(self._sampler_state)
 
@@ -161,8 +162,8 @@ class Progress:
 
     def restore(self, scheduler: Any, n_calls: Callable[[int], int] = lambda _step: 1) -> None:
         """
-        From now on the scheduler is kept, too. Puts it where it was; what came after the last step was kept only if a
-        micro-batch came after that. n_calls: how often scheduler.step() is called after a step of that number.
+        Restores the scheduler, and stores it from now on. Calls of scheduler.step() after the last step were stored
+        only if a micro-batch followed; otherwise they are repeated. n_calls: the number of calls after a given step.
         """
         self._scheduler = scheduler
         self._n_applied = self._count_applied()
@@ -170,7 +171,7 @@ class Progress:
         if scheduler is None or end == 0:
             return
         if self.kept is None or self.kept["scheduler"] is None:
-            steps = range(end)  # a predecessor that kept nothing
+            steps = range(end)  # the predecessor stored nothing
         else:
             scheduler.load_state_dict(self.kept["scheduler"])
             for group, rate in zip(self.opt.param_groups, self.kept["rates"], strict=True):
@@ -178,7 +179,7 @@ class Progress:
             was_applied = self._n_applied > self.kept["n_applied"]
             steps = range(self.kept["step"] if was_applied else end, end)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that no step of the optimizer came before: it did
+            warnings.simplefilter("ignore", UserWarning)  # torch warns that no optimizer step came first: one did
             for _ in range(0 if isinstance(scheduler, ReduceLROnPlateau) else sum(map(n_calls, steps))):
                 scheduler.step()
 
@@ -229,7 +230,7 @@ class _Watch:
     def done(self) -> None:
         """Waits until all others are done."""
         for other in self._others:
-            with contextlib.suppress(RuntimeError):  # it has ended: the thread says so
+            with contextlib.suppress(RuntimeError):  # the rank has ended: the thread prints it
                 distributed.send(torch.zeros(1), dst=other, group=self._group)
         for thread in self._threads:
             thread.join()
@@ -244,8 +245,8 @@ _watch: _Watch | None = None
 
 def watch_group() -> None:
     """
-    A rank that waits in the daemon for one that has died would never notice that their process group is gone, and the
-    successor would wait for the group in vain. A collective.
+    Starts the watch of the other ranks: a collective. Without it, a rank that waits in the daemon for a dead rank would
+    never notice that their process group is gone, and the dead rank's successor would wait for the group in vain.
     """
     global _watch
     if _watch is None and _has_group():
@@ -253,7 +254,7 @@ def watch_group() -> None:
 
 
 def group_is_done() -> None:
-    """This rank's training is over: when another one ends it need not end as well. Waits for the others."""
+    """Ends the watch, because this rank's training is over, and waits for the other ranks to do so, too."""
     global _watch
     watch, _watch = _watch, None
     if watch is not None:

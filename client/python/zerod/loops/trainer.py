@@ -39,7 +39,7 @@ def _hypers(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choose(trainer: Any, own: dict[str, Any], args: Any, model: nn.Module | None = None) -> tuple[Any, dict[str, Any]]:
-    """In the place of get_optimizer_cls_and_kwargs: what is returned is called with the groups that it has made."""
+    """Replaces get_optimizer_cls_and_kwargs: the Trainer calls the returned class with the groups that it has made."""
     kind, kwargs = type(trainer).get_optimizer_cls_and_kwargs(args, model)
     hypers = {"type": kind.__name__, **_hypers(kind, kwargs), **own}
 

@@ -19,7 +19,7 @@ from . import wrappers as _wrappers
 
 
 def attach(opt: OpenOptimizer) -> list[Any]:
-    """Installs what is process-wide, and guards the model. Returns handles to be removed."""
+    """Installs the process-wide patches, and the guards of the model. Returns handles that remove the guards."""
     _torch.install()
     handles = _torch.guard_loads(opt)
     _wrappers.install()

@@ -55,7 +55,7 @@ def _refuse_in(wrapper: type[nn.Module]) -> None:
 def install() -> None:
     for wrapper in (DistributedDataParallel, FullyShardedDataParallel, nn.DataParallel):
         _refuse_in(wrapper)
-    # fully_shard() has no class, and may have been imported by name; this is what it calls before it changes anything.
+    # fully_shard() has no class, and may have been imported by name. It calls this before it changes anything.
     validate = getattr(_fully_shard, "_validate_module", None)
     if validate is not None:
 
