@@ -189,7 +189,7 @@ void device_check_unused(const char *entry, const void *at, size_t n_bytes);
 /* The process is lost: every later call answers this. */
 void device_lose(cudaError_t error);
 
-/* Waits for something to change, at most so long; the lock is let go meanwhile. */
+/* Waits for something to change, at most so long; the lock is released meanwhile. */
 void sim_wait(int64_t max_ns);
 
 void *sim_calloc(size_t n, size_t size); /* never NULL */

@@ -117,7 +117,7 @@ static void test_order(void **userdata)
     fixture_free(f);
 }
 
-/* Part of a gradient is no gradient, and may be in the sums: the micro-batch can be given up, but not ended. */
+/* Part of a gradient is no gradient, and may be in the sums: the micro-batch can be abandoned, but not ended. */
 static void test_torn(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);

@@ -393,7 +393,7 @@ static void test_one_stops_and_all_return(void **userdata)
     fixture_finish(f);
 }
 
-/* Nothing was missed: nobody is told anything. */
+/* The rank missed nothing, so the step continues and no rank is told anything. */
 static void test_one_leaves_and_returns_in_time(void **userdata)
 {
     struct fixture *f = fixture_start(on_leave_continue);

@@ -94,7 +94,7 @@ uint64_t now_ms(void);
             fail_msg("not within %u ms: %s", (unsigned)(ms), #condition);                                              \
     } while (0)
 
-/* A socket connected to node 0, by somebody. */
+/* A socket of a stranger, connected to node 0. */
 int knock(void);
 /* Turns until the other end has closed. Return: how many bytes it said before. */
 size_t wait_until_dropped(int fd, unsigned ms);
