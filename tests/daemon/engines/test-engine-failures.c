@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How engines end, and that nobody but engines does: killed, stopped, met by strangers, given what makes no sense, and
+ * Engines end, and nothing but engines does: they are killed or stopped, meet strangers, get senseless commands, or are
  * programs that are no engines. After each end the next generation works.
  */
 

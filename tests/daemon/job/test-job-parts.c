@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A gradient that is larger than a bucket comes in parts. Each is reduced as soon as all ranks have pushed it, but to
- * whoever counts or asks it is one gradient: pushed when its last part is, refused with its first.
+ * A gradient that is larger than a bucket comes in parts. Each part is reduced as soon as all ranks have pushed it, but
+ * counts and answers treat the parts as one gradient: it is pushed with its last part, and refused with its first.
  */
 
 #include <string.h>

@@ -224,8 +224,9 @@ static void test_leave_between_steps(void **userdata)
 }
 
 /*
- * Before the first end of the step's micro-batches: nothing of it is left. Positions once ran on to micro-batch 1,
- * as ranks that have left end nothing any more, and those that came back waited for ever at the end of micro-batch 0.
+ * All ranks leave before any of them has ended the first micro-batch: nothing of the step is left. Once positions moved
+ * on to micro-batch 1, because ranks that have left end none, and ranks that came back waited forever at the end of
+ * micro-batch 0.
  */
 static void test_leave_before_first_end(void **userdata)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The leader alone. A test reports for the nodes and compares what is said, as one line of text each, with what should
- * be. The last test lets simulated nodes, which report as nodes.c does, run whole steps in random order, with breaks
- * and aborts, and looks at what must always hold.
+ * The leader alone. A test reports for the nodes, and compares the leader's messages, as one line of text each, with
+ * the expected ones. The last test lets simulated nodes, which report as nodes.c does, run whole steps in random order,
+ * with breaks and aborts, and checks the rules that must always hold.
  */
 
 #include <inttypes.h>
