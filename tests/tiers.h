@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * How much of a unit test is run: all of it by scripts/test --full (ZEROD_TESTS=full), else what is enough to see that a
+ * How much of a unit test is run: all of it by scripts/test --full (ZEROD_TESTS=full), else enough to notice that a
  * change broke something. tests/README.md has the tiers.
  */
 

@@ -41,7 +41,7 @@ def cover(dimensions, seed=1):
         return set(itertools.combinations(enumerate(row), 2))
 
     while missing:
-        # Of some rows that have a missing pair, the one with most of them.
+        # Draws some rows that have a missing pair, and chooses the one with most of them.
         start = sorted(missing, key=str)
         drawn = [list(map(rng.choice, dimensions)) for _ in range(50)]
         for row in drawn:

@@ -488,7 +488,7 @@ static void take(struct cuda_daemon *d, const struct request *request)
     case REQUEST_PUSH:
         return push(d, &request->push);
     case REQUEST_SLOT_REQUEST:
-        /* Everything but what is held was given back before the client asked. */
+        /* All slots, except those still held, were given back before the client asked. */
         return say(d, &(struct reply){.type = REPLY_SLOT_GRANT, .slot_grant = {.in_ring = true}}, NULL, 0);
     case REQUEST_END_BACKWARD:
         return end_backward(d);

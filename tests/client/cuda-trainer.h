@@ -41,7 +41,7 @@ void trainer_declare(struct trainer *trainer);
 /* Is what the daemon shows on the GPU what it should be? */
 void trainer_check_weight(struct trainer *trainer, unsigned param);
 
-/* Closes what is open, and waits until the other end is gone. */
+/* Closes the handle if it is open, and waits until the other end is gone. */
 void trainer_end(struct trainer *trainer);
 
 /* Lets the client find the stand-ins' driver, which ZEROD_LIBCUDA_SIM names. Ends the process where nothing does. */

@@ -74,7 +74,7 @@ static unsigned held_mib(void)
     return (unsigned)((used_bytes() - observed.n_own_bytes) / MIB);
 }
 
-/* Does what was put on the stream last still wait or run? */
+/* Does the last work on the stream still wait or run? */
 static bool is_running(void)
 {
     enum { NOT_READY = 600 };
@@ -474,7 +474,7 @@ static void waits_for_the_first(void *arg)
     trainer_end(&t);
 }
 
-/* Free memory of one size is given up when another size is needed; the gathered weights never exceed the bound. */
+/* Memory of one size is freed when another size is needed; the gathered weights never exceed the bound. */
 static void sizes_change(void *arg)
 {
     struct cuda_daemon_options options = bounded();

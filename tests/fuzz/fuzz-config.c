@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Any text as a configuration, read as by a build with engines and as by one without. What is accepted must
- * print as YAML that reads back to the same; what is refused must say why, with a bounded list of problems.
+ * Any text as a configuration, read as by a build with engines and as by one without. An accepted configuration must
+ * print as YAML that reads back to an equal one; a refused text must have a bounded list of problems that say why.
  */
 
 #include "core/config/config.h"

@@ -2,7 +2,7 @@
 
 /*
  * A conversation over a socket pair: four bytes of input are one act of the daemon or of its client. A model
- * keeps what was sent; everything must arrive in that order, whole, once, with its descriptors or (at the
+ * keeps the sent frames; all of them must arrive in order, whole, once, with their descriptors or (at the
  * daemon) without any, and in the end no descriptor is left open.
  */
 
@@ -158,7 +158,7 @@ static void client_receives(struct talk *talk, const struct act *act)
     int r = frame_receive_fds(talk->client, &buffer);
 
     if (r) {
-        /* what is still queued has not been sent */
+        /* frames that are still queued have not been sent */
         assert(r == FRAME_AGAIN && talk->replies.n_received + talk->queue.n_packets == talk->replies.n_sent);
         return;
     }

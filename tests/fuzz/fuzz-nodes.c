@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Any bytes as messages between nodes. What unpacks must pack, and that must unpack and pack again to the same bytes;
- * what does not unpack must have a reason. All that unpacks is reported to a leader, which may complain but not fall:
- * whoever holds the key may be mad.
+ * Any bytes as messages between nodes. A message that unpacks must pack, and the result must unpack and pack again to
+ * the same bytes; a message that does not unpack must have a reason. Each unpacked message is reported to a leader,
+ * which may complain but must not crash: a node that has the key may send anything.
  *
  * The input is one message after the other: two bytes of length, one that says which node reports it and whether the
  * step and attempt that it names are put right, then the message.

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The link between two nodes. The first byte of input says what the rest is:
+ * The link between two nodes. The first byte of input says how the rest is used:
  *
  *     0, 1    bytes from a stranger, to the listening or the connecting end, in pieces
- *     2       a conversation: four bytes are one act; a model keeps what was said, and all of it must arrive in order,
- *             or nothing more once a byte was spoilt
+ *     2       a conversation: four bytes are one act; a model keeps the sent frames, and all of them must arrive in
+ *             order, or none any more once a byte was spoilt
  *     3       a frame that could be opened, and an introduction's text against ours
  *
  * libsodium's random bytes are the same in each run.
@@ -26,7 +26,7 @@ struct act {
     uint16_t size;
 };
 
-/* One direction: what was sealed, how much of it was fed, and what must come out. */
+/* One direction: the sealed bytes, how many of them were fed, and the frames that must come out. */
 struct stream {
     struct secure_stream *from, *to;
     uint8_t *wire;

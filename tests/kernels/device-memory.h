@@ -19,5 +19,5 @@ void device_memory_free(void *memory);
 /* Until all that was launched on stream NULL has run. Return: 0, or the error of one of them. */
 int device_finish(void);
 
-/* Blocks and threads take their turns from the last to the first; only where somebody can say so. */
+/* Blocks and threads run from the last to the first; only where the order can be set. */
 void device_order(bool backwards);

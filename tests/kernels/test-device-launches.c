@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-/* Runs what is launched at once, or refuses it. */
+/* Runs each launch at once, or refuses it. */
 static struct {
     unsigned n_launched;
     unsigned n_freed;

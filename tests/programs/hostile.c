@@ -319,7 +319,7 @@ static void asks(unsigned n)
     printf("%lu answers\n", n_answers);
 }
 
-/* The command of an administrator, as whoever runs this. Prints the answer. */
+/* The command of an administrator, as the user that runs this program. Prints the answer. */
 static void admin(unsigned n)
 {
     static const char *const commands[] = {"drain", "abort-step", "drop"};
@@ -1016,7 +1016,7 @@ static void flood(unsigned n)
     raw_close(&c);
 }
 
-/* Dies while a child of it holds the socket and goes on pushing. */
+/* Dies while a child of it holds the socket and keeps pushing. */
 static void orphan_flood(unsigned n)
 {
     struct raw c;

@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * The model of the programs that misbehave on purpose: small, and everything about it is odd. Several groups
+ * The model of the programs that misbehave on purpose: small, and odd in every respect. It has several groups
  * and dtypes, a parameter larger than a bucket of 2,000 elements (it is pushed in parts), one of one element, one of
- * none, one with a name of odd bytes, a frozen one. Its gradients are a function of where they belong, so that
- * whoever redoes a micro-batch pushes the same bits.
+ * none, one with a name of odd bytes, a frozen one. Its gradients are a function of their place in the run, so that a
+ * process that redoes a micro-batch pushes equal bits.
  */
 
 #include <stdbool.h>

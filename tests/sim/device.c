@@ -10,7 +10,7 @@
 
 #include "inside.h"
 
-/* A wait for another process's event is looked at so often; nobody tells. */
+/* How often a wait for another process's event is checked, because that process sends no notice. */
 enum { SHARED_EVENT_NS = 200 * SIM_NS_PER_US };
 
 struct stream_list sim_streams;

@@ -74,9 +74,9 @@ extern struct sim {
 _Noreturn void sim_die(const char *entry, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /*
- * Every entry point begins with one of these and ends with a leave. Takes the lock, reads the environment at first, and
- * looks up what is to go wrong; an entry point that starts something has that in *injected, for another (NULL) it goes
- * wrong here. Return: 0, or the error to answer with (the lock is held all the same).
+ * Every entry point begins with one of these and ends with a leave. Takes the lock, reads the environment at the first
+ * call, and looks up the ordered fault. An entry point that starts something gets the fault in *injected; for another
+ * one (NULL) it is carried out here. Return: 0, or the error to return (the lock is held in both cases).
  */
 int sim_enter(const char *entry, struct injected *injected);
 
@@ -111,7 +111,7 @@ enum memory_kind memory_check(const char *entry, const char *which, const void *
                               enum span_use use);
 bool memory_overlap(const void *a, size_t n_bytes_a, const void *b, size_t n_bytes_b);
 
-/* By a device's thread, without the lock: takes copies of what is read and poisons what is written... */
+/* Called by a device's thread, without the lock: copies the memory to read, and poisons the memory to write... */
 void spans_start(const char *entry, struct span *reads, size_t n_reads, struct span *writes, size_t n_writes);
 /* ...and dies if either is not as it was left. */
 void spans_check(const char *entry, const struct span *reads, size_t n_reads, const struct span *writes,
@@ -189,7 +189,7 @@ void device_check_unused(const char *entry, const void *at, size_t n_bytes);
 /* The process is lost: every later call answers this. */
 void device_lose(cudaError_t error);
 
-/* Waits for something to change, at most so long; the lock is let go meanwhile. */
+/* Waits for something to change, at most so long; the lock is released meanwhile. */
 void sim_wait(int64_t max_ns);
 
 void *sim_calloc(size_t n, size_t size); /* never NULL */

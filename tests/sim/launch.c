@@ -329,7 +329,7 @@ bool launches_issue(struct ncclComm *comm, int64_t now, int64_t *wake_ns)
     return moved;
 }
 
-/* Return: whether it may go on. */
+/* Return: may the launch continue? */
 static bool start(struct launch *launch, int64_t now)
 {
     struct device *device = &sim.devices[launch->comm->device];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory: what is where and who may use it. Addresses are never used twice: what is freed stays reserved and out of
- * reach, so that a late use is seen.
+ * Memory: the regions, and the devices that may use them. Addresses are never used twice: freed memory stays reserved
+ * and inaccessible, so that a late use is noticed.
  */
 
 #include <fcntl.h>

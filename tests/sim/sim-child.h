@@ -3,7 +3,7 @@
 
 /*
  * Tests of the stand-ins, each in a process of its own: the environment is read once, and a wrong use ends the process.
- * A test's body runs in a child with CHECK() instead of cmocka's asserts, which would go on in the parent's place.
+ * A test's body runs in a child with CHECK() instead of cmocka's asserts, which would continue as if in the parent.
  */
 
 #include <stdint.h>

@@ -3,18 +3,18 @@
 
 /*
  * Stand-ins for libcudart, the driver's virtual memory calls and NCCL, for machines without a GPU: the library libsim
- * behind tests/sim/include. What a program does with them it does as with the real ones, only on host memory and on
- * threads. They show no speed and prove nothing about a GPU; they are there to find wrong uses of an asynchronous
- * machine, and to fail where a test wants it.
+ * behind tests/sim/include. A program uses them like the real ones, but they work on host memory and threads. They show
+ * no speed and prove nothing about a GPU; their purpose is to find wrong uses of an asynchronous machine, and to fail
+ * where a test wants it.
  *
  * Devices. Each device has one thread. It takes streams as it likes (seeded), each in its order, and lets some time
  * pass between the start and the end of an operation. An operation that waits (for an event, for other ranks) does not
  * hold up other streams. Device memory cannot be touched by host code where the processor has protection keys: that is
  * a SIGSEGV, as on a GPU. Fresh device memory is full of signalling NaNs (SIM_POISON).
  *
- * While an operation is under way, what it writes reads as SIM_POISON; what it reads must be the same at its end as at
- * its start; what it writes nobody else may write. Which memory a kernel touches is not known here: it runs at once at
- * the end of its time, and what it does to memory of other unfinished operations is found by those.
+ * While an operation is under way, the memory that it writes reads as SIM_POISON, and no other operation may write it;
+ * the memory that it reads must be the same at its end as at its start. The stand-ins do not know the memory of a
+ * kernel: it runs at once at the end of its time, and other unfinished operations notice its changes to their memory.
  *
  * Wrong uses end the process (abort) with one line on standard error: "sim: ", the entry point, what was wrong. Among
  * them are some that CUDA allows but an engine that never blocks must not do:
@@ -23,11 +23,11 @@
  *     on a stream that is not of the current device;
  *   - device or registered memory that is too small for the operation, of the wrong kind, of another device without
  *     access, or that goes (cudaFree, cuMemUnmap, cudaHostUnregister) while an operation uses it;
- *   - a communicator after abort or destroy, or while its last call is in progress; a stream that is given work between
- * a group of a non-blocking communicator and the moment when ncclCommGetAsyncError() has said ncclSuccess (until then
- *     NCCL has not put the group on the stream: what comes later would run before it);
- *   - ranks that do not do the same (kind, count, datatype, order), collectives of several local ranks out of one
- * group, buffers that overlap where they must not;
+ *   - a communicator after abort or destroy, or while its last call is in progress;
+ *   - a stream that gets work after a group of a non-blocking communicator and before ncclCommGetAsyncError() has
+ *     returned ncclSuccess (until then NCCL has not put the group on the stream: later work would run before it);
+ *   - ranks whose calls differ (kind, count, datatype, order), collectives of several local ranks outside of one
+ *     group, buffers that overlap where they must not;
  *   - cudaIpcOpenEventHandle() in the process of the handle.
  * Where CUDA or NCCL itself returns an error, the stand-in returns the same error.
  *
@@ -36,9 +36,10 @@
  * recorded, and waiting for it has no end.
  *
  * NCCL. Ranks talk through sockets in the file system, in a directory that ncclGetUniqueId() makes under $TMPDIR, named
- * in the id; it is removed when all ranks are connected. Reduce-scatter adds in the order of a ring, so its bits are not
- * those of the fixed tree. A rank of another process that dies is ncclRemoteError, as over the network; one of this
- * process that aborts is told to nobody, as over peer-to-peer memory. ncclSend() ends when the other side has received.
+ * in the id; it is removed when all ranks are connected. Reduce-scatter adds in the order of a ring, so its bits are
+ * not those of the fixed tree. If a rank of another process dies, others get ncclRemoteError, as over the network; if
+ * one of this process aborts, no rank is told, as over peer-to-peer memory. ncclSend() ends when the other side has
+ * received.
  *
  * The environment, read at the first call:
  *
@@ -51,14 +52,14 @@
  *     peers=0         no device can be given access to another's memory; else all can
  *     driver=N, runtime=N, nccl=N    what the version calls answer (13000, 13000, 22809)
  *     open            host code may touch device memory: for a program that computes on the host with what lies there
- *     silent          a peer's death is never told, as over peer-to-peer memory
+ *     silent          a peer's death is never reported, as over peer-to-peer memory
  *
  *     ENTRY:error=NAME[@n]   the call returns it: cudaErrorX, CUDA_ERROR_X, or ncclX
  *     ENTRY:async=NAME[@n]   of cudaMemcpyAsync, cudaMemsetAsync, sim_launch: the operation fails when it runs, and the
  *                            error sticks to the process, as after a kernel's wild pointer; of the collectives,
  *                            ncclSend, ncclRecv and ncclCommInitRankConfig: the communicator's asynchronous error
- *     ENTRY:hang[@n]         what the call starts never ends; of a call that starts nothing: the call
- *     ENTRY:delay=MS[@n]     it takes so much longer; likewise
+ *     ENTRY:hang[@n]         the operation that the call starts never ends; if it starts none, the call never returns
+ *     ENTRY:delay=MS[@n]     the operation, or the call if it starts none, takes so much longer
  *     ENTRY:kill[@n]         SIGKILL at the call
  *
  * ENTRY is an entry point's name or sim_launch; n counts the process's calls of it from 1, or is * for every one; 1

@@ -150,7 +150,7 @@ static struct CUevent_st *event_new(int device, struct event_page *page, bool in
     return event;
 }
 
-/* Kept for the process's life, so that what was destroyed is known by its handle. */
+/* Handles are kept for the process's life, so that the use of a destroyed one is noticed. */
 static void keep(void *memory)
 {
     static struct kept {

@@ -1028,7 +1028,7 @@ static void test_wrong_uses(void **state)
         child_dies(uses[i].env, uses[i].body, NULL, uses[i].sentence);
 }
 
-/* Sockets of ranks that end before they are connected are nobody's to remove. */
+/* Makes a directory for the tests, because ranks that end before they are connected leave their sockets. */
 static int set_up(void **state)
 {
     static char directory[] = "/tmp/test-sim-XXXXXX";

@@ -1088,7 +1088,7 @@ static void errors_on_order(void *arg)
     CHECK(cuMemRelease(1) == CUDA_ERROR_OPERATING_SYSTEM);
 }
 
-/* Everything says so from then on, and what was on the way is let go. */
+/* From then on every call returns the error, and pending operations are freed. */
 static void sticky(void *arg)
 {
     cudaStream_t stream = new_stream(0), other = new_stream(1);

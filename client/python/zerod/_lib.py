@@ -137,7 +137,7 @@ class Fault(ctypes.Structure):
     ]  # fmt: skip
 
 
-# Calls that may wait for the daemon; the interpreter runs on meanwhile.
+# Calls that may wait for the daemon; they release the interpreter lock.
 _WAITING = {
     "zerod_connect": (c_int, POINTER(c_void_p), POINTER(Options)),
     "zerod_declare": (c_int, c_void_p, POINTER(Param), c_size_t),
@@ -213,8 +213,8 @@ class _Library:
             setattr(self, name.removeprefix("zerod_"), _prototype(waiting, name, prototype))
         for name, prototype in _IMMEDIATE.items():
             setattr(self, name.removeprefix("zerod_"), _prototype(immediate, name, prototype))
-        # A small push is over sooner than the interpreter could be handed to another thread and back, or arguments
-        # be checked: it wants a c_void_p and a byref().
+        # A small push takes less time than to release and acquire the interpreter lock, or to check arguments, so its
+        # arguments are unchecked: a c_void_p and a byref().
         self.push_small = _prototype(immediate, "zerod_push", _WAITING["zerod_push"])
         self.push_small.argtypes = None
 

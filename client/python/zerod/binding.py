@@ -6,11 +6,11 @@ Every parameter of the model is declared, frozen ones too, in the order of named
 pointed at the published weights: memory of the daemon, mapped read-only, at an address that never changes. Each
 parameter gets a storage of its own, so that saving and sharing look as they did.
 
-A parameter whose strides are not those of a contiguous tensor (channels_last) keeps them: what is declared is the
-shape in the order of memory, so that ranks that disagree about it are told (E1101).
+A parameter whose strides are not those of a contiguous tensor (channels_last) keeps them. Its declared shape has the
+order of memory, so that ranks whose orders differ are refused (E1101).
 
-Buffers travel once: their bytes are declared as one frozen parameter, and every rank copies rank 0's when the job
-is formed. What becomes of them afterwards: buffersync.py.
+Buffers are sent once: their bytes are declared as one frozen parameter, and every rank copies rank 0's when the job
+is formed. Afterwards buffersync.py broadcasts them.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class Bound:
         return self.shape if self.order is None else tuple(self.shape[d] for d in self.order)
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """A flat tensor in the order of memory as a tensor of this parameter's shape."""
+        """Views a flat tensor in the order of memory as a tensor of this parameter's shape."""
         return flat.view(self.shape) if self.strides is None else flat.as_strided(self.shape, self.strides)
 
     def flatten(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Any tensor of this shape as a flat contiguous one in the order of memory."""
+        """Returns any tensor of this shape as a flat contiguous one in the order of memory."""
         return (tensor if self.order is None else tensor.permute(self.order)).contiguous().view(-1)
 
 
 def _memory_order(param: torch.Tensor) -> list[int] | None:
-    """Dimensions from the slowest to the fastest, or None if that is the usual order (or no order will do)."""
+    """Dimensions from the slowest to the fastest; None if that is the usual order, or if no order fits the strides."""
     if param.is_contiguous():
         return None
     order = sorted(range(param.dim()), key=lambda d: (-param.stride(d), d))
@@ -110,7 +110,7 @@ def check_parameter(name: str, param: Any) -> None:
 
 
 def _named(model: nn.Module) -> dict[nn.Parameter, str]:
-    """Tied parameters once, under their first name."""
+    """The named parameters; a tied one once, under its first name."""
     return {param: name for name, param in model.named_parameters()}
 
 
@@ -149,7 +149,7 @@ def _refuse_sparse(model: nn.Module) -> None:
 
 
 def _buffers(model: nn.Module, saved: bool) -> list[tuple[nn.Module, str, torch.Tensor]]:
-    """saved: only those that state_dict() has."""
+    """saved: only the buffers that state_dict() has."""
     found, seen = [], set()
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -181,7 +181,7 @@ def pack_buffers(model: nn.Module, saved: bool = False) -> torch.Tensor:
 def unpack_buffers(
     model: nn.Module, packed: torch.Tensor, saved: bool = False, device: torch.device | None = None
 ) -> None:
-    """device: where those on the meta device come to lie; None: host memory."""
+    """device: the new device of buffers on the meta device; None: host memory."""
     start = 0
 
     for module, name, buffer in _buffers(model, saved):
@@ -201,8 +201,8 @@ def declarations(
     bound: Iterable[Bound], buffers: torch.Tensor, rank: int, initial: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[list[Declaration], list[torch.Tensor]]:
     """
-    The manifest, and the tensors whose memory it points to: keep them until the job is formed. initial: a flat tensor
-    where the daemon can read it.
+    The manifest, and the tensors whose memory it points to: keep them until the job is formed. initial: moves a flat
+    tensor to memory that the daemon can read.
     """
     result, keep = [], []
 
@@ -235,7 +235,7 @@ def published(client: Client, b: Bound) -> torch.Tensor:
 
 @torch.no_grad()
 def attach(b: Bound, weights: torch.Tensor) -> None:
-    """Makes these the parameter's, of its shape."""
+    """Points the parameter to these weights, which have its shape."""
     if b.param.device.type == "meta":
         # The Parameter object stays, so that tied weights, optimizers' groups and nn.LSTM's weak references still refer
         # to it. torch.utils.swap_tensors() refuses objects with weak references.
@@ -247,7 +247,7 @@ def attach(b: Bound, weights: torch.Tensor) -> None:
 
 @torch.no_grad()
 def detach(b: Bound) -> None:
-    """Back to memory of the process's own."""
+    """Moves the parameter back to memory of the process's own."""
     if b.param.data_ptr() == b.address:
         b.param.data = b.param.detach().clone(memory_format=torch.preserve_format)
 

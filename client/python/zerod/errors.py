@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What zerod raises.
+The exceptions of zerod.
 
     Error
       ConnectionLost          the daemon is gone, or was never there
-      ResumeIgnored           the program was started again and does not look where the job is
+      ResumeIgnored           the program was started again and does not read the job's position
       GradientFault           a diagnostic of the daemon: code, cause, fix
         DuplicateGradient ... one class for each kind, see CLASSES
-        StepAborted           any of them, when it ended in an abort for all ranks
+        StepAborted           any of these faults, if it aborted the step for all ranks
 
 str() of a fault is the whole text, as the daemon's log has it.
 """
@@ -18,16 +18,16 @@ from typing import Any
 
 
 class Error(RuntimeError):
-    """Everything that zerod raises, but for wrong arguments (ValueError, TypeError)."""
+    """The base of all exceptions of zerod, except for wrong arguments (ValueError, TypeError)."""
 
 
 class ConnectionLost(Error):
-    """There is no daemon to talk to any more: only close() is left."""
+    """The connection to the daemon is gone: only close() can be called."""
 
 
 class ResumeIgnored(Error):
     """The job has committed steps, and this program, started again, trains without having read opt.position,
-    opt.epoch or opt.resumed. Nothing of it was pushed. opt.begin_anew() begins anew knowingly."""
+    opt.epoch or opt.resumed. None of its gradients was pushed. To begin anew on purpose, call opt.begin_anew()."""
 
 
 class GradientFault(Error):
@@ -36,10 +36,10 @@ class GradientFault(Error):
 
     code         1001 for E1001
     cause_class  "D1", "M4", ... (docs/diagnostics.md)
-    params       names, at most five; n_params is how many in all
+    params       names, at most five; n_params is the number of all
     rank, step, micro_batch
     fields       the labelled lines of the text, in order: [("cause", "..."), ...]
-    first, second, cause, fix, state   those that programs ask for most
+    first, second, cause, fix, state   the fields that programs read most
     """
 
     code: int = 0

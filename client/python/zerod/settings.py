@@ -20,13 +20,13 @@ def given(groups: list[Any], hypers: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def momentum(wanted: str | None, values: dict[str, list[Any]]) -> float:
-    """SGD's largest momentum: above 0 it has a buffer. Wrong values are refused where all of them are checked."""
+    """SGD's largest momentum: if it is above 0, SGD has a buffer. Ignores wrong values: a later check refuses them."""
     numbers = [value for value in values.get("momentum", []) if isinstance(value, int | float) and 0 <= value < 1]
     return float(max(numbers, default=0.0)) if wanted == "SGD" else 0.0
 
 
 def check_type(wanted: str | None, known: Iterable[str]) -> None:
-    """known: all types, or the daemon's."""
+    """Raises ValueError if the wanted type is not known. known: all types, or the daemon's."""
     names = list(known)
     if wanted is None or wanted in names:
         return
@@ -53,7 +53,7 @@ def differences(job: _lib.Job, values: dict[str, list[Any]]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """As it is compared and printed: a tensor, a list and a number of another kind may mean the same."""
+    """The form for comparing and printing: a tensor, a list and a number of another kind may have equal values."""
     if isinstance(value, tuple | list):
         return "(" + ", ".join(str(_plain(v)) for v in value) + ")"
     return f"{float(value):g}"

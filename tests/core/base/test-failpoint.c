@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Failpoints do what the environment says, once, at the right pass, and nothing else; what is not understood ends the
- * process, as a test that tests nothing must not pass. The environment is read once: each case is a process.
+ * Failpoints do what the environment says, once, at the right pass, and nothing else. An item that is not understood
+ * ends the process, because a test that tests nothing must not pass. The environment is read once, so each case is a
+ * process.
  */
 
 #include <errno.h>

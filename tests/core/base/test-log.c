@@ -173,7 +173,7 @@ static void test_slow_reader(void **userdata)
     fclose(reader);
 }
 
-/* $JOURNAL_STREAM is inherited by whoever is started from a service; only the stream that it names is the journal. */
+/* Every process started from a service inherits $JOURNAL_STREAM; only the stream that it names is the journal. */
 static void test_stream_of_somebody_else(void **userdata)
 {
     static const char *const values[] = {"1:1", "", "x", "8:", ":8", "18446744073709551615:18446744073709551615"};

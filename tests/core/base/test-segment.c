@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Segments: what a client is given cannot be resized, nor written where it was handed out read-only, and a
- * lack of memory is an error of segment_reserve(). The test takes fallocate()'s place, because memory that
- * really runs out does not make an error here, but kills somebody.
+ * Segments: a client cannot resize a segment, nor write to one that it got read-only, and a
+ * lack of memory is an error of segment_reserve(). The test replaces fallocate(), because memory that
+ * really runs out would not return an error here, but kill a process.
  */
 
 #include <fcntl.h>

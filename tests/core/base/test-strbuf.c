@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Text that grows: what is added is there, foreign bytes are made harmless, and there is an end to it. */
+/* Text that grows: it has all added text, foreign bytes are escaped, and its size is limited. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -81,7 +81,7 @@ static void test_bytes_need_no_end(void **userdata)
     strbuf_deinit(&buf);
 }
 
-/* All bytes there are; what comes out is printable, and can be told apart from what was. */
+/* All bytes but 0: the escaped text is printable, and shows which byte it was. */
 static void test_foreign(void **userdata)
 {
     struct strbuf buf = {0};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Orders of several kinds that overlap, end out of order, and are given up. */
+/* Orders of several kinds that overlap, end out of order, and are cancelled. */
 
 #include "core/base/base.h"
 #include "core/base/traffic.h"

@@ -143,7 +143,7 @@ static void test_items(void **state)
     done_with(&f);
 }
 
-/* Nothing to run is done at once, but still only when somebody reaps. */
+/* A work without items is done at once, but done() comes only when a thread reaps. */
 static void test_no_items(void **state)
 {
     struct fixture f;
@@ -186,7 +186,7 @@ static void free_task(struct work *work)
     free(task);
 }
 
-/* Many works under way at once, of which nobody but done() knows when they end. */
+/* Many works run at once, and only done() reports their ends. */
 static void test_many(void **state)
 {
     struct fixture f;

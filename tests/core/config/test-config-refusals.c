@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The configuration: what is refused, where in the file, and in which words.
+ * Errors of the configuration: the refused settings, their places in the file, and the texts.
  */
 
 #include "core/base/base.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The configuration: what is read, which units and numbers, what comes out of --print-config, and help.
+ * The configuration: how it is read, units and numbers, the output of --print-config, and help.
  */
 
 #include "client/include/zerod/client.h"

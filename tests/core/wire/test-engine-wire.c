@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Packing and unpacking of what zerod and its engine say to each other: what goes through, and what is said of the
- * rest. */
+/* Messages between zerod and its engine are packed and unpacked; others are refused with a reason. */
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -194,7 +194,7 @@ static void test_batch_takes_no_descriptor(void **state)
     assert_packet(&f->batch.packets[3], "after");
     assert_int_equal(count_fds(), n_open);
 
-    /* and nobody holds what was sent: with our end closed, the pipe is at its end */
+    /* and no process holds the sent descriptor: when our end is closed, the pipe is at its end */
     hang_up(&pipes[1]);
     assert_int_equal(read(pipes[0], &byte, 1), 0);
     hang_up(&pipes[0]);
@@ -282,7 +282,7 @@ static void test_buffer(void **state)
     }
     assert_int_equal(count_fds(), n_open + FRAME_MAX_FDS);
 
-    /* what is not taken is closed with the next packet */
+    /* descriptors that the receiver does not take are closed with the next packet */
     taken = steal_fd(&f->buffer.fds[3]);
     assert_int_equal(frame_receive_fds(f->ours, &f->buffer), 0);
     assert_int_equal(f->buffer.n_bytes, 4);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Messages between nodes, there and back, and what is refused of what is no such message. */
+/* Messages between nodes are packed and unpacked; bytes that are no such message are refused. */
 
 #include <math.h>
 #include <setjmp.h>

@@ -77,13 +77,13 @@ void mesh_stop(struct mesh *mesh);
 /* mesh_start(), and waits until all are ready. */
 void mesh_connect(struct mesh *mesh);
 
-/* Hands on what was held. */
+/* Forwards the values that were held. */
 void mesh_release(struct mesh *mesh);
 
 /* One round of the loop, of 10 ms at most. */
 void mesh_turn(struct mesh *mesh);
 void mesh_run(struct mesh *mesh, unsigned n_ms);
-/* Waits; each fails the test when it takes longer than MESH_PATIENCE_MS, or when what is waited for cannot come. */
+/* Each of these waits. It fails the test after MESH_PATIENCE_MS, or when the awaited event cannot come. */
 void mesh_wait_ready(struct mesh *mesh);
 void mesh_wait_done(struct mesh *mesh, size_t n_done_each);
 void mesh_wait_failed(struct mesh *mesh, unsigned node);

@@ -521,7 +521,7 @@ static void test_findings(void **state)
 
 /* ---- a trainer ------------------------------------------------------------------------------------------- */
 
-/* By name, as whoever does not link the driver finds them. */
+/* Finds a function by name, as programs that do not link the driver do. */
 static void find(const char *name, void *function)
 {
     enum cudaDriverEntryPointQueryResult result;
@@ -609,7 +609,7 @@ static void test_events(void **state)
     gpus_deinit(&gpus);
 }
 
-/* An event that cannot be opened: what it is of is not added before somebody says so, and other slots are. */
+/* An event cannot be opened: its slot is not added before the daemon orders that, but other slots are. */
 static void test_unopened_event(void **state)
 {
     static const uint8_t handle[DEVICE_EVENT_BYTES] = {7}; /* of nothing */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Engines that drive GPUs and die, or are told that something went wrong: at which call, the stand-ins are told
- * (ZEROD_SIM); on GPUs what needs that is skipped, and they are killed from outside. The next generation goes on with
- * the memory that the last one left, and the bits are those of a run in which nothing happened.
+ * Engines that drive GPUs die, or get an error from a call. ZEROD_SIM tells the stand-ins at which call; on GPUs the
+ * tests that need this are skipped, and engines are killed from outside. The next generation continues with the memory
+ * that the last one left, and the bits are those of an undisturbed run.
  */
 
 #include <signal.h>
@@ -195,7 +195,7 @@ static void await_results(const struct gpus *gpus)
         }
 }
 
-/* Orders that had ended, when nobody had read so: their lanes were used again, so they are not to be done again. */
+/* Orders have ended, but their reports were not read: their lanes were used again, so they must not be done again. */
 static void test_closed_before_it_was_heard(void **state)
 {
     uint64_t tags[64];
@@ -315,7 +315,7 @@ static void test_killed_from_outside(void **state)
 
 /* ---- what is said ---------------------------------------------------------------------------------------- */
 
-/* Only what is to be missed is short: sanitizers, and others at work, make all the rest long. */
+/* Only the timeout that a test must miss is short: sanitizers and other programs make everything else slow. */
 struct timeouts {
     uint32_t connect_ms, order_ms;
 };

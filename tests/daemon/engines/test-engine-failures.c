@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How engines end, and that nobody but engines does: killed, stopped, met by strangers, given what makes no sense, and
+ * Engines end, and nothing but engines does: they are killed or stopped, meet strangers, get senseless commands, or are
  * programs that are no engines. After each end the next generation works.
  */
 
@@ -679,7 +679,7 @@ static void test_ends_with_parent(void **state)
     assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
 }
 
-/* Commands that the daemon would not send: the engine says what is wrong, and ends. */
+/* Commands that the daemon would not send: the engine names the fault, and ends. */
 static void test_bad_commands(void **state)
 {
     static const struct {

@@ -422,7 +422,7 @@ static const struct layout *layout_of(const struct peer *p)
     return p->fixture->job->layout;
 }
 
-/* Slots follow each other around the ring, which is far larger than what is in use at one time. */
+/* Slots follow each other around the ring, which is far larger than all slots in use at one time. */
 static void open_slot(struct peer *p, uint32_t parcel, uint32_t pass)
 {
     uint64_t n_bytes = round_up(layout_parcel_bytes(layout_of(p), parcel), 64);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A gradient that is larger than a bucket comes in parts. Each is reduced as soon as all ranks have pushed it, but to
- * whoever counts or asks it is one gradient: pushed when its last part is, refused with its first.
+ * A gradient that is larger than a bucket comes in parts. Each part is reduced as soon as all ranks have pushed it, but
+ * counts and answers treat the parts as one gradient: it is pushed with its last part, and refused with its first.
  */
 
 #include <string.h>
@@ -117,7 +117,7 @@ static void test_order(void **userdata)
     fixture_free(f);
 }
 
-/* Part of a gradient is no gradient, and may be in the sums: the micro-batch can be given up, but not ended. */
+/* Part of a gradient is no gradient, and may be in the sums: the micro-batch can be abandoned, but not ended. */
 static void test_torn(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);

@@ -224,8 +224,9 @@ static void test_leave_between_steps(void **userdata)
 }
 
 /*
- * Before the first end of the step's micro-batches: nothing of it is left. Positions once ran on to micro-batch 1,
- * as ranks that have left end nothing any more, and those that came back waited for ever at the end of micro-batch 0.
+ * All ranks leave before any of them has ended the first micro-batch: nothing of the step is left. Once positions moved
+ * on to micro-batch 1, because ranks that have left end none, and ranks that came back waited forever at the end of
+ * micro-batch 0.
  */
 static void test_leave_before_first_end(void **userdata)
 {
@@ -393,7 +394,7 @@ static void test_one_stops_and_all_return(void **userdata)
     fixture_finish(f);
 }
 
-/* Nothing was missed: nobody is told anything. */
+/* The rank missed nothing, so the step continues and no rank is told anything. */
 static void test_one_leaves_and_returns_in_time(void **userdata)
 {
     struct fixture *f = fixture_start(on_leave_continue);

@@ -568,7 +568,7 @@ static void test_tickets_used_up(void **userdata)
     give_up(f);
 }
 
-/* Slots that are full may come back soon, when the others follow: that is waited for, but not for ever. */
+/* Full slots may become free soon, when the others follow: a rank waits for that, but not forever. */
 static void test_tickets_used_up_by_full_slots(void **userdata)
 {
     struct fixture *f = start_accumulating();

@@ -48,7 +48,7 @@ struct queue {
     size_t first, n;
 };
 
-/* What a node has in one pass of a parcel; a part is pushed or not. */
+/* A micro-batch, and a pass of a parcel in it. */
 struct position {
     uint32_t micro_batch, pass;
 };

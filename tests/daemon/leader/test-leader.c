@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The leader alone. A test reports for the nodes and compares what is said, as one line of text each, with what should
- * be. The last test lets simulated nodes, which report as nodes.c does, run whole steps in random order, with breaks
- * and aborts, and looks at what must always hold.
+ * The leader alone. A test reports for the nodes, and compares the leader's messages, as one line of text each, with
+ * the expected ones. The last test lets simulated nodes, which report as nodes.c does, run whole steps in random order,
+ * with breaks and aborts, and checks the rules that must always hold.
  */
 
 #include <inttypes.h>
@@ -866,7 +866,7 @@ static void test_merged(void **state)
     fixture_free(f);
 }
 
-/* Pushed by nobody of a node that names fewer parameters. */
+/* If a node names fewer parameters than others, none of its ranks has pushed the rest. */
 static void test_short_bits(void **state)
 {
     struct fixture *f = start(2);
@@ -1188,7 +1188,7 @@ static void test_lost(void **state)
     leader_lose(f->leader, 1, "it was restarted");
     expect(f, "REFUSE it was restarted\n");
     assert_int_equal(leader_waits_for(f->leader), 7);
-    /* Others go on until they hear of it. */
+    /* The other nodes continue until they are told. */
     all_moved(f, 5, 1);
     ready(f, 0, 2, 0, 0);
     asked(f, 0);

@@ -503,7 +503,7 @@ static void test_retry(void **state)
     CHECK(false, ops, answers);
 }
 
-/* Sequences go on over abort and commit, and start again with an incarnation. */
+/* Sequences continue over abort and commit, and start again with an incarnation. */
 static void test_sequences(void **state)
 {
     static const struct op ops[] = {
@@ -666,7 +666,7 @@ static void test_attach_same(void **state)
     CHECK(false, ops, answers);
 }
 
-/* Nothing posted: the successor starts the micro-batch as if nobody had. */
+/* Nothing was posted: the successor starts the micro-batch as if no rank had begun it. */
 static void test_successor_of_unposted(void **state)
 {
     static const struct op ops[] = {
@@ -887,7 +887,7 @@ static void test_successor_in_second_micro_batch(void **state)
     CHECK(false, ops, answers);
 }
 
-/* Passes of a micro-batch that nobody has ended must not get into a step. */
+/* Passes of a micro-batch that was not ended must not get into a step. */
 static void test_ask_while_something_stands(void **state)
 {
     static const struct op ops[] = {

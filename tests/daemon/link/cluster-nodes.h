@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * Several daemons' links in one process: each node has a loop of its own, which a test may leave alone (the node is
- * then frozen), and counts what it is told. A proxy may stand between the nodes, to cut, spoil and record; what is
- * logged is kept. Messages between nodes are numbered and filled by the harness, which checks that they come in order
- * and once.
+ * Several daemons' links in one process: each node has a loop of its own, and counts its events. If a test does not run
+ * the loop, the node is frozen. A proxy may stand between the nodes, to cut connections, and to spoil and record bytes;
+ * log lines are kept. The harness numbers and fills the messages between nodes, and checks that they come in order and
+ * once.
  */
 
 #include <setjmp.h>
@@ -94,7 +94,7 @@ uint64_t now_ms(void);
             fail_msg("not within %u ms: %s", (unsigned)(ms), #condition);                                              \
     } while (0)
 
-/* A socket connected to node 0, by somebody. */
+/* A socket of a stranger, connected to node 0. */
 int knock(void);
 /* Turns until the other end has closed. Return: how many bytes it said before. */
 size_t wait_until_dropped(int fd, unsigned ms);

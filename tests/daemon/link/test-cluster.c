@@ -307,7 +307,7 @@ static void test_reborn(void **userdata)
     end();
 }
 
-/* While one is frozen another takes its place; the first must not go on where it was. */
+/* While a node is frozen another process takes its place; the first must not continue where it was. */
 static void test_one_that_was_replaced(void **userdata)
 {
     (void)userdata;
@@ -756,7 +756,7 @@ static void test_shared_text(void **userdata)
         assert_int_equal(config_shared_difference(here, cases[i].there, sentence, sizeof(sentence)), cases[i].n);
         assert_string_equal(sentence, cases[i].sentence);
     }
-    /* Where long values differ is what is shown of them. */
+    /* Of long values, the part where they differ is shown. */
     snprintf(a_long, sizeof(a_long), "nodes: %0150d1 tail of mine\n", 0);
     snprintf(b_long, sizeof(b_long), "nodes: %0150d2 tail of his\n", 0);
     assert_int_equal(config_shared_difference(a_long, b_long, sentence, sizeof(sentence)), 1);
@@ -791,7 +791,7 @@ static void test_what_is_shared(void **userdata)
 
 /* ---- limits and ends ----------------------------------------------------------------------------------- */
 
-/* A peer for which too much is kept cannot go on; another process in its place can. */
+/* A peer for which too many messages are kept cannot continue; another process in its place can. */
 static void test_given_up(void **userdata)
 {
     static uint8_t data[CLUSTER_MAX_MESSAGE_BYTES];

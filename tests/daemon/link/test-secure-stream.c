@@ -181,7 +181,7 @@ static void test_byte_by_byte(void **userdata)
     pair_deinit();
 }
 
-/* Nothing of what is said can be read in what travels, and the same said twice looks different. */
+/* The bytes on the wire do not contain the messages, and one message sent twice has different bytes. */
 static void test_is_secret(void **userdata)
 {
     static const char text[] = "zero_optimization.stage: 3";

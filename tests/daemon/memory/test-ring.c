@@ -737,7 +737,7 @@ struct model {
     uint64_t offset[N_TICKETS], n_bytes[N_TICKETS];
 };
 
-/* No two that are in use overlap, and the slots still have what was written. */
+/* No two extents in use overlap, and the slots still have the bytes that were written. */
 static void check_model(const struct ring *ring, const struct model *m)
 {
     uint64_t sum = 0;

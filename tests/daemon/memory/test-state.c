@@ -29,7 +29,7 @@ enum { WORLD = 4, N_PARAMS = 6, BUCKET_ELEMS = 1200 };
 
 static unsigned fail_fallocate; /* the call that fails, from 1; 0: none */
 
-/* Found before libc's: memory that really runs out does not make an error here, but kills somebody. */
+/* Replaces libc's, because memory that really runs out would not return an error here, but kill a process. */
 int fallocate(int fd, int mode, off_t offset, off_t n_bytes)
 {
     if (fail_fallocate > 0 && --fail_fallocate == 0) {

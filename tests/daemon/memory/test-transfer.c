@@ -277,7 +277,7 @@ static void test_nothing(void **state)
     done_with(&f);
 }
 
-/* A window that nobody wrote to changes nothing, also of masters that 16 bits do not show. */
+/* A window without writes changes nothing, not even the bits of masters that 16-bit weights do not show. */
 static void test_commit_unchanged(void **state)
 {
     struct transfer_options options;

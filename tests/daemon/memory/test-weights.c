@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Weights in and out: for each stage, dtype and instruction set a range that is stored is what is
- * fetched, and nothing beside it changes. Masters follow their weights exactly where those changed, and keep
- * what 16 bits do not show where they did not.
+ * Weights in and out: for each stage, dtype and instruction set, a stored range is fetched unchanged,
+ * and nothing beside it changes. Where a weight changed, its master gets the weight's value; where it did not,
+ * the master keeps the bits that 16-bit weights do not show.
  */
 
 #include <setjmp.h>
@@ -278,7 +278,7 @@ static void test_rounding(void **state)
     done_with(&f);
 }
 
-/* Stages 1 and 2: what is fetched is what is published, and storing mends the one and the other. */
+/* Stages 1 and 2: a fetch returns the published weights, and a store corrects them and their masters. */
 static void test_published(void **state)
 {
     const uint16_t stale = 0x4000;

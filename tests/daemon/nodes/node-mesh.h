@@ -27,8 +27,8 @@ void mesh_join(struct mesh *mesh, unsigned node, struct job *job, struct worker_
 /* Lets one thing happen. Return: false when there is nothing that could. */
 bool mesh_advance(void *mesh);
 
-/* Orders that do not fit end an engine, and messages that make no sense are so: somebody is mad. Else they fail the
- * test. */
+/* From now on a node may send nonsense: orders that do not fit end an engine, and senseless messages are allowed.
+ * Without this call they fail the test. */
 void mesh_allow_nonsense(struct mesh *mesh);
 
 uint64_t mesh_draw(struct mesh *mesh, uint64_t n);

@@ -300,7 +300,7 @@ static void ask_norm(struct world *w, unsigned step)
     }
 }
 
-/* Each rank knows something else of what is missing, and not in every step. */
+/* Each rank has other evidence about missing gradients, and not in every step. */
 static void tell_evidence(struct world *w, struct peer *p)
 {
     static const uint32_t params[] = {0, 2, 3};
@@ -719,7 +719,8 @@ static void test_leaving(void **state)
     run(&(struct program){.stage = 3, .n_micro = 1, .leaves = 1, .norm = true}, 3, 2);
 }
 
-/* Both are as on one node, where what others have not pushed is not summed either: nobody else is disturbed. */
+/* Abandoning and dying have the effect that they have on one node: a parcel that other ranks have not pushed is in no
+ * sum, so no other rank is disturbed. */
 static void test_giving_up(void **state)
 {
     (void)state;

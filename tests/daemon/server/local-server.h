@@ -3,7 +3,7 @@
 
 /*
  * A whole server inside a test, and clients that speak to it by hand. The loop runs only while a test waits for
- * something, and for that alone: what is said and what is answered in between is in the test's hands.
+ * something, so the test controls the order of all messages and replies.
  */
 
 #include <setjmp.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which request may be made when: each type in each state of a session. What is not allowed is told by name and place
- * (E1403) and closes the connection; what is allowed reaches its handler, so no type may lack one.
+ * Each type of request in each state of a session. A request that is not allowed gets E1403, which names type and
+ * state, and closes the connection; an allowed request reaches its handler, so each type needs one.
  */
 
 #include <stdio.h>

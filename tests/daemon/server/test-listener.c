@@ -109,7 +109,7 @@ static void test_stale_socket(void **userdata)
     listener_deinit(&listener);
 }
 
-/* A second daemon does not take the first one's socket, nor remove it when it gives up. */
+/* A second daemon does not take the first one's socket, and does not remove it when it exits. */
 static void test_socket_in_use(void **userdata)
 {
     struct listener first, second;

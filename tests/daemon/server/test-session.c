@@ -401,7 +401,7 @@ static pid_t start_trainer(struct local *local, const struct request *last_words
     _exit(0);
 }
 
-/* A process is dead when it is dead, whoever has inherited its socket; what it said before still counts. */
+/* A process counts as dead when it has exited, even if a child has its socket; its earlier messages still count. */
 static void die_with_a_child(unsigned n_errors)
 {
     struct request report = {.type = REQUEST_REPORT, .report = {.code = E_DRIFTED, .detail = "its last words"}};

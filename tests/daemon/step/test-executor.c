@@ -71,7 +71,7 @@ static void on_sum(void *userdata, int result, uint64_t sum)
     ((struct fixture *)userdata)->sum = sum;
 }
 
-/* Waits for the end of what was begun. */
+/* Waits for the end of the work that was begun. */
 static void finish(struct fixture *f)
 {
     unsigned n_before = f->n_done;

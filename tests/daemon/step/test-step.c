@@ -713,7 +713,7 @@ static void test_overflow_is_nobodys(void **userdata)
     done_with(&f);
 }
 
-/* The node that has the slots names the rank; the other, whose sum is not finite either, blames nobody. */
+/* The node that has the slots names the rank; the other, whose sum is not finite either, names none. */
 static void test_finding_on_two_cores(void **userdata)
 {
     struct fixture f;

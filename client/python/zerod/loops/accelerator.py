@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _batches(progress: Progress, loader: Any) -> Iterator[Any]:
-    """The rest of an epoch: generators are as the last step left them when its first batch is there."""
+    """The rest of an epoch. At its first batch the generators are set to the state that the last step left."""
     for i, batch in enumerate(loader):
         if i == 0:
             progress.set_generators()

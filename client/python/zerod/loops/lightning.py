@@ -35,12 +35,12 @@ def _callback() -> type:
 
         def __init__(self) -> None:
             self._progress: Any = None
-            self._step = 0  # to begin with
+            self._step = 0  # the step that this process begins with
             self._n_skipped = 0  # batches of the first epoch, or 0
-            self._waits = False  # for the first batch, with which the generators are set
+            self._waits = False  # is the first batch awaited, at which the generators are set?
 
         def setup(self, _trainer: Any, _module: Any, stage: str) -> None:
-            """The optimizer is about to be made; other ranks may wait for it to say where it begins."""
+            """Called before the optimizer is made. Other ranks may wait for it to say where it begins."""
             if stage == "fit":
                 when_attached.append(self._attached)
 
@@ -63,7 +63,7 @@ def _callback() -> type:
                 raise TypeError("zerod.resume_lightning() is for a zerod.Optimizer and automatic optimization")
 
         def on_train_start(self, trainer: Any, _module: Any) -> None:
-            """The loops have their loaders, and have not begun."""
+            """Called when the loops have their loaders, and have not begun."""
             step, n_micro = self._step, trainer.accumulate_grad_batches
             if step and trainer.num_training_batches == float("inf"):
                 raise TypeError("zerod.resume_lightning() needs a loader with a length")
@@ -91,12 +91,12 @@ def _callback() -> type:
             loop._batches_that_stepped = step
             self._n_skipped, self._waits = n_batches, True
             if n_batches:
-                loop.restarting = True  # else it would count its batches from 0
-                loop._batches_that_stepped -= 1  # which it adds then
+                loop.restarting = True  # without this the loop would count its batches from 0
+                loop._batches_that_stepped -= 1  # a restarting loop adds it
                 warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
 
         def on_train_epoch_start(self, trainer: Any, _module: Any) -> None:
-            """The samplers know their epoch."""
+            """Called when the samplers have their epoch."""
             if self._waits and not self._n_skipped:
                 self._waits = False
                 self._progress.begin_next_epoch()

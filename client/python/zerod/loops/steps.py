@@ -12,7 +12,7 @@ from ..optimizer import Optimizer
 
 
 class Step(int):
-    """The number of a step, and the context in which it is taken. An int in every respect."""
+    """The number of a step, which is an int, and the context manager in which the step runs."""
 
     _opt: Optimizer
     _left: int  # how often it may still be aborted

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _hypers(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All that torch's optimizer has, its defaults where the Trainer says nothing: the daemon's may be others."""
+    """All hyperparameters of torch's optimizer. Unset ones have torch's defaults, because the daemon's may differ."""
     names = HYPERS.get(kind.__name__)
     if names is None or not kind.__module__.startswith("torch.optim"):
         raise ValueError(
@@ -72,10 +72,10 @@ def for_trainer(
 
         trainer = Trainer(model=model, args=args, optimizers=(zerod.for_trainer(model, args), None), ...)
 
-    A trainer that makes its model itself, as SFTTrainer does for peft_config, is given instead of model and args,
-    before train(); the optimizer is put into it.
+    If a trainer makes its model itself, as SFTTrainer does for peft_config, pass the trainer instead of model and args,
+    before train(); it gets the optimizer.
 
-    more: further arguments of zerod.Optimizer; they win over those of args.
+    more: further arguments of zerod.Optimizer, which override those of args.
     """
     if not isinstance(model, nn.Module):
         if args is not None or not hasattr(model, "create_optimizer"):
@@ -119,7 +119,7 @@ def _callback() -> type:
     from transformers import TrainerCallback
 
     class ZerodResume(TrainerCallback):
-        """Keeps what resume() needs in the next process."""
+        """Stores the data that resume() needs in the next process."""
 
         def __init__(self, progress: Progress, folder: Any) -> None:
             self._progress, self._folder = progress, folder  # the folder is removed with its last reference
@@ -134,7 +134,7 @@ def _callback() -> type:
 
 
 def _write_checkpoint(folder: Path, trainer: Any, progress: Progress) -> None:
-    """Writes what a Trainer reads to continue, except weights and optimizer state, which the daemon has."""
+    """Writes the files from which a Trainer continues, except weights and optimizer state, which the daemon has."""
     from transformers.trainer import TRAINER_STATE_NAME
     from transformers.trainer_callback import TrainerState
 
@@ -159,8 +159,8 @@ def resume(trainer: transformers.Trainer) -> str | None:
 
     Return: the folder of a checkpoint for train(), without weights, or None if the job has no step yet. The trainer
     then skips the data of the committed steps, and continues with its counters, its schedule and the random number
-    generators; a step that was begun is begun again. The log of the steps before is lost. All ranks are started again
-    together: when one ends, the others end as well. Call it on all ranks.
+    generators; a step that was begun begins again. The log of earlier steps is lost. All ranks are started again
+    together: when one ends, the others end as well. A collective: all ranks call it.
     """
     opt = _optimizer_of(trainer)
     progress = Progress(opt, functools.partial(_state_of, weakref.ref(trainer)))

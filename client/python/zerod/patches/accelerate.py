@@ -23,7 +23,7 @@ from ..registry import open_optimizers, owners_of
 
 
 def install() -> None:
-    """At every attach: accelerate may have been imported since the last one."""
+    """Called at every attach, because accelerate may have been imported since the last one."""
     _restore_to_numbered_cpu()
     if "accelerate" in sys.modules:
         _patch()

@@ -27,7 +27,7 @@ from ..registry import OpenOptimizer, open_optimizers, owners_of, with_gradients
 
 
 def _clip(parameters: list[torch.Tensor], max_norm: float, total_norm: torch.Tensor, how: dict[str, Any]) -> bool:
-    """Clips in the daemon; how: further arguments of clip_grad_norm_. False: the parameters are none of zerod's."""
+    """Clips in the daemon; how: further arguments of clip_grad_norm_. Returns False for parameters of no optimizer."""
     owners = owners_of(parameters)
     if not owners:
         return False
@@ -120,7 +120,7 @@ def _wrap_to() -> None:
 
 
 def _wrap_sync_of_modules() -> None:
-    """Published weights are the same everywhere, and cannot be written to."""
+    """Broadcasts buffers only, because published weights are equal on all ranks and cannot be written to."""
     sync = torch.distributed.utils._sync_module_states
 
     @functools.wraps(sync)

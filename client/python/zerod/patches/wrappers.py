@@ -26,7 +26,7 @@ def _ddps_of(ids: set[int]) -> list[DistributedDataParallel]:
 
 
 def is_inside_ddp(model: nn.Module) -> bool:
-    """Does a DDP hold the model, or a part of it? A model does not know, so all objects are searched."""
+    """Does a DDP hold the model, or a part of it? The model has no reference to it, so all objects are searched."""
     ids = {id(param) for param in model.parameters()}
     if not _ddps_of(ids):
         return False
