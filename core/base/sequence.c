@@ -5,7 +5,7 @@
 #include "core/base/sequence.h"
 
 /* Return: 0 or -errno of a stage. */
-static int run(struct sequence *sequence)
+static int begin_stages(struct sequence *sequence)
 {
     while (sequence->stages[sequence->at]) {
         int r = sequence->stages[sequence->at](sequence->userdata);
@@ -23,12 +23,12 @@ static int run(struct sequence *sequence)
 int sequence_start(struct sequence *sequence)
 {
     sequence->at = 0;
-    return run(sequence);
+    return begin_stages(sequence);
 }
 
-void sequence_retry(struct sequence *sequence)
+void sequence_run(struct sequence *sequence)
 {
-    int r = run(sequence);
+    int r = begin_stages(sequence);
 
     if (r < 0)
         sequence->ended(sequence->userdata, r);
@@ -41,7 +41,7 @@ void sequence_advance(struct sequence *sequence, int result)
         return;
     }
     sequence->at++;
-    sequence_retry(sequence);
+    sequence_run(sequence);
 }
 
 void sequence_done(void *sequence, int result)

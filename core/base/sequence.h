@@ -9,7 +9,7 @@
  *
  *     static const sequence_stage stages[] = {admit, reserve, NULL};
  *
- * One thread. A stage or ended() may free the sequence, if it returns SEQUENCE_WAITS.
+ * One thread. ended() may free the sequence, and so may a stage that then returns SEQUENCE_WAITS.
  */
 
 #include <stddef.h>
@@ -24,7 +24,7 @@ typedef int (*sequence_stage)(void *userdata);
 
 struct sequence {
     const sequence_stage *stages; /* NULL ends them; not owned */
-    /* All stages are over: 0. Or a stage has failed: -errno, and sequence_retry() may follow. */
+    /* All stages are over: 0. Or a stage has failed: -errno, and sequence_run() may follow. */
     void (*ended)(void *userdata, int result);
     void *userdata;
     size_t at; /* the stage that is under way, or has failed */
@@ -40,5 +40,6 @@ void sequence_advance(struct sequence *sequence, int result);
 /* sequence_advance(), as a callback. */
 void sequence_done(void *sequence, int result);
 
-/* Begins the stage that has failed once more. */
-void sequence_retry(struct sequence *sequence);
+/* Begins the stage at which the sequence stands: the first, or once more the stage that has failed. If no stage waits,
+ * ended() is called from within. */
+void sequence_run(struct sequence *sequence);

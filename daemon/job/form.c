@@ -176,7 +176,6 @@ static int refuse_with(struct job *job, struct diagnostic *refusal)
 {
     if (!refusal)
         return SEQUENCE_OVER;
-    diagnostic_unref(job->forming.refusal);
     job->forming.refusal = refusal;
     return -EINVAL;
 }
@@ -405,8 +404,6 @@ static bool all_declared(const struct job *job)
 
 void job_form_now(struct job *job, const char *run_id)
 {
-    int r;
-
     if (job->phase != JOB_WAITING)
         return;
     if (!job->run.id && *run_id)
@@ -416,9 +413,7 @@ void job_form_now(struct job *job, const char *run_id)
         return;
     }
     job->forming.sequence = (struct sequence){.stages = stages, .ended = ended, .userdata = job};
-    r = sequence_start(&job->forming.sequence);
-    if (r < 0)
-        ended(job, r);
+    sequence_run(&job->forming.sequence);
 }
 
 /* ---- a rank's segments, and the answer to Form --------------------------------------------------------- */

@@ -23,7 +23,7 @@
  * up: it is down, and cluster_send() returns -ENOMEM, until another process comes in its place (reborn()). A peer that
  * comes back after another process had its place is given up, too: its log says that it must be started anew.
  *
- * What a job does about a broken link is decided by node 0: daemon/leader/leader-recover.c.
+ * Node 0 decides how the job continues after a broken link: daemon/leader/leader-recover.c.
  *
  * All functions are for the loop's thread. Any may be called from within the operations below, cluster_close() too. No
  * operation is called from within these functions, and none after cluster_close().

@@ -125,7 +125,7 @@ static void refuse(struct job *job)
 
 static void retry(struct work *work)
 {
-    sequence_retry(&container_of(work, struct window, retry)->commit);
+    sequence_run(&container_of(work, struct window, retry)->commit);
 }
 
 /*
@@ -150,16 +150,11 @@ static void ended(void *userdata, int result)
 
 void window_commit(struct job *job)
 {
-    struct sequence *commit = &job->window->commit;
-    int r;
-
     job->phase = JOB_COMMITTING_WINDOW;
     job->window->busy = true;
     job_advance_generation(job);
-    *commit = (struct sequence){.stages = stages, .ended = ended, .userdata = job};
-    r = sequence_start(commit);
-    if (r < 0)
-        ended(job, r);
+    job->window->commit = (struct sequence){.stages = stages, .ended = ended, .userdata = job};
+    sequence_run(&job->window->commit);
 }
 
 /* ---- the window is over on all nodes ------------------------------------------------------------------- */
