@@ -56,10 +56,11 @@ def merge(base, changes):
 
 def wait_for(what, condition, timeout=60):
     """Waits until condition() is true, and returns what it returned; what: a text, or a function that gives one."""
-    deadline = time.monotonic() + timeout
+    deadline, pause = time.monotonic() + timeout, 0.01
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain: " + (what() if callable(what) else what)
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.1 * pause, 0.05)  # what is waited for needs the processor, too
     return value
 
 

@@ -107,17 +107,20 @@ def daemon_config(stage, **more):
     return {"zero_optimization": {"stage": stage}, "gradient_clipping": 0, **more}
 
 
-def test_trainer_is_ddp(zerod, launch):
+@pytest.mark.parametrize("ways", [("plain", "accumulation", "reentrant", "clipping"), *full(
+    (("bf16", "evaluation", "non-reentrant"),))], ids=" ".join)
+def test_trainer_is_ddp(zerod, launch, ways):
     needs("transformers")
     needs("accelerate")
-    daemons = {name: zerod(daemon_config(stage)) for name, stage in zip(WAYS, [2, 1, 2, 3, 2, 3, 1], strict=True)}
+    daemons = {name: zerod(daemon_config(stage)) for name, stage in zip(ways, [2, 1, 3, 1], strict=False)}
     runs = {f"zerod-{name}": WAYS[name] | {"socket": str(daemon.socket)} for name, daemon in daemons.items()}
-    results = launch("torchrun", "run_trainer.py", runs | {f"ddp-{name}": WAYS[name] for name in WAYS})
+    results = launch("torchrun", "run_trainer.py", runs | {f"ddp-{name}": WAYS[name] for name in ways})
     for name, daemon in daemons.items():
         check_trainer(name, results[f"zerod-{name}"], results[f"ddp-{name}"])
         check_quiet(daemon)
-    norms = [line["grad_norm"] for line in results["zerod-plain"][0]["log"] if "grad_norm" in line]
-    assert max(norms) > 0.05, "nothing to clip"
+    if "clipping" in ways:
+        norms = [line["grad_norm"] for line in results["zerod-plain"][0]["log"] if "grad_norm" in line]
+        assert max(norms) > 0.05, "nothing to clip"
 
 
 def test_trainer_saves_and_resumes(zerod, launch, tmp_path):

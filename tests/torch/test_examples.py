@@ -83,6 +83,7 @@ def test_gpt_is_its_reference(tmp_path, stage):
         assert (tmp_path / f"rank{rank}.weights").read_bytes() == wanted, f"rank {rank}"
 
 
+@pytest.mark.full
 def test_gpt_is_ddp(tmp_path):
     """With the hyperparameters in the trainer the losses are those of DistributedDataParallel and AdamW."""
     folders = {name: tmp_path / name for name in ("zerod", "ddp")}

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from conftest import environment
-from tiers import full
 from test_bad_input import ONE, all_same, caught, make_model
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -106,7 +105,8 @@ def runs_of(zerod, way, **kills):
     return runs
 
 
-@pytest.mark.parametrize("way", ["accelerate", *full("trainer", "lightning")])
+@pytest.mark.full
+@pytest.mark.parametrize("way", ["accelerate", "trainer", "lightning"])
 def test_loops_go_on(zerod, launch, way):
     """
     Rank 1 is killed before its seventh step, so that rank 0 waits in the daemon; later rank 0 inside a step, and rank 1
