@@ -2,7 +2,8 @@
 
 /*
  * How close the kernels come to what memory allows: each against a stream that reads and writes the same
- * arrays in the same ranges on the same threads and computes next to nothing, both measured in turn.
+ * arrays in the same ranges on the same threads and computes next to nothing, both measured in turn. And what an undo
+ * slot costs: the kernel with one against the kernel without.
  *
  *     bench-kernels [--elems N] [--threads T] [--pairs P] [--cpu-time] [--json]
  *
@@ -16,6 +17,7 @@
 #include "core/base/base.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
+#include "kernels/undo.h"
 
 #include <getopt.h>
 #include <math.h>
@@ -128,6 +130,7 @@ struct row {
     bool update;
     unsigned n_leaves; /* reduce */
     enum dtype dtype;  /* of the leaves, or of the 16-bit weights */
+    bool undo;         /* the peer is the kernel itself; a reduce adds to what is there */
 };
 
 static const struct row rows[] = {
@@ -137,6 +140,10 @@ static const struct row rows[] = {
     {"reduce, 4 ranks, fp32", "read-and-sum stream", 0.85, false, 4, DTYPE_F32},
     {"reduce, 2 ranks, bf16", "read-and-sum stream", 0.85, false, 2, DTYPE_BF16},
     {"reduce, 4 ranks, bf16", "read-and-sum stream", 0.85, false, 4, DTYPE_BF16},
+    {"undo: adamw, fp32", "the same without", 0.95, true, 0, DTYPE_F32, true},
+    {"undo: adamw, fp32 and bf16 weights", "the same without", 0.95, true, 0, DTYPE_BF16, true},
+    {"undo: reduce, 2 ranks, fp32", "the same without", 0.95, false, 2, DTYPE_F32, true},
+    {"undo: reduce, 2 ranks, bf16", "the same without", 0.95, false, 2, DTYPE_BF16, true},
 };
 
 enum task {
@@ -170,6 +177,7 @@ struct thread {
     double begin_ms;
     double end_ms;
     double cpu_ms;
+    struct undo_slot slot;
 };
 
 /* Random fp32 between 2^-17 and 2^-5 in magnitude, or the bf16 in their upper halves. */
@@ -206,7 +214,8 @@ static void range_fill(struct bench *bench, size_t at, size_t n)
         fill(elem(bench->array[leaf], row->dtype, at), row->dtype, n, bench->seed + (uint32_t)at + leaf * 77);
 }
 
-static void range_update(struct bench *bench, size_t at, size_t n)
+/* slot: NULL: none */
+static void range_update(struct bench *bench, struct undo_slot *slot, size_t at, size_t n)
 {
     const struct hyper hyper = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
     const struct row *row = bench->row;
@@ -215,7 +224,7 @@ static void range_update(struct bench *bench, size_t at, size_t n)
     uint16_t *w16 = row->dtype == DTYPE_F32 ? NULL : elem(bench->array[3], row->dtype, at);
     struct update_scalars scalars;
 
-    if (bench->task == TASK_PEER) {
+    if (bench->task == TASK_PEER && !row->undo) {
         bench->streams->adam((uint32_t *)p, (uint32_t *)m, (uint32_t *)v, (const uint32_t *)(bench->acc + at), w16, n);
         return;
     }
@@ -229,10 +238,12 @@ static void range_update(struct bench *bench, size_t at, size_t n)
         .w16_dtype = row->dtype,
         .n_elems = n,
         .k = &scalars,
+        .undo = slot,
+        .undo_elem = at,
     });
 }
 
-static void range_reduce(struct bench *bench, size_t at, size_t n)
+static void range_reduce(struct bench *bench, struct undo_slot *slot, size_t at, size_t n)
 {
     const struct row *row = bench->row;
     struct position_sum sums[MAX_LEAVES];
@@ -242,7 +253,7 @@ static void range_reduce(struct bench *bench, size_t at, size_t n)
 
     for (unsigned leaf = 0; leaf < row->n_leaves; leaf++)
         leaves[leaf] = elem(bench->array[leaf], row->dtype, at);
-    if (bench->task == TASK_PEER) {
+    if (bench->task == TASK_PEER && !row->undo) {
         bench->streams->sum(bench->acc + at, leaves, row->n_leaves, row->dtype, n);
         return;
     }
@@ -254,9 +265,11 @@ static void range_reduce(struct bench *bench, size_t at, size_t n)
             .leaves = leaves,
             .joins = joins,
             .acc = bench->acc + at,
-            .first = true,
+            .first = !row->undo,
             .n_elems = n,
             .start_elem = at,
+            .undo = slot,
+            .undo_elem = at,
         },
         &result);
     if (result.nonfinite || exact_sum_is_zero(&result.squares))
@@ -276,6 +289,7 @@ static void *thread_run(void *arg)
     struct thread *thread = arg;
     struct bench *bench = thread->bench;
     size_t range = bench->row->update ? UPDATE_RANGE_ELEMS : REDUCE_RANGE_ELEMS;
+    struct undo_slot *slot = bench->row->undo && bench->task == TASK_ZEROD ? &thread->slot : NULL;
 
     pthread_barrier_wait(&bench->start);
     thread->begin_ms = clock_ms(CLOCK_MONOTONIC);
@@ -286,9 +300,9 @@ static void *thread_run(void *arg)
         if (bench->task == TASK_FILL)
             range_fill(bench, at, n);
         else if (bench->row->update)
-            range_update(bench, at, n);
+            range_update(bench, slot, at, n);
         else
-            range_reduce(bench, at, n);
+            range_reduce(bench, slot, at, n);
     }
     thread->cpu_ms += clock_ms(CLOCK_THREAD_CPUTIME_ID);
     thread->end_ms = clock_ms(CLOCK_MONOTONIC);
@@ -298,7 +312,8 @@ static void *thread_run(void *arg)
 /* Return: milliseconds from when the first thread begins, all being ready, until the last has finished. */
 static double run(struct bench *bench, enum task task)
 {
-    _cleanup_free_ struct thread *threads = calloc(bench->n_threads, sizeof(*threads));
+    _cleanup_free_ struct thread *threads =
+        aligned_alloc(_Alignof(struct thread), bench->n_threads * sizeof(*threads));
     double begin_ms = INFINITY, end_ms = 0, cpu_ms = 0;
 
     bench->task = task;

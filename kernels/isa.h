@@ -18,6 +18,13 @@
 
 #define always_inline inline __attribute__((always_inline))
 
+/* Before a loop: its arrays do not overlap. gcc forgets what restrict says when it inlines a function into a loop. */
+#ifdef __clang__
+#define no_overlap _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define no_overlap _Pragma("GCC ivdep")
+#endif
+
 void ISA_FN(reduce)(const struct reduce_args *args, struct reduce_result *result);
 void ISA_FN(update_adamw)(const struct update_args *args);
 void ISA_FN(update_adam)(const struct update_args *args);

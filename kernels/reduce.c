@@ -4,6 +4,7 @@
 #include "kernels/reduce.h"
 
 #include "kernels/convert.h"
+#include "kernels/undo.h"
 
 #include <assert.h>
 #include <math.h>
@@ -95,4 +96,18 @@ void reduce_find_nonfinite(const struct reduce_args *args, struct reduce_finding
         if (!from_leaf)
             finding_count(overflow, args->acc[i], args->start_elem + i);
     }
+}
+
+void reduce_put_back(struct reduce_args *args, const void **leaves)
+{
+    size_t done = undo_next_elem(args->undo) - args->undo_elem, n = args->n_elems - done;
+
+    undo_put_back(args->undo, 0, args->acc + done, n < UNDO_GROUP_ELEMS ? n : UNDO_GROUP_ELEMS);
+    for (unsigned leaf = 0; leaf < args->n_leaves; leaf++)
+        leaves[leaf] = (const char *)args->leaves[leaf] + done * dtype_size(args->dtype);
+    args->leaves = leaves;
+    args->acc += done;
+    args->start_elem += done;
+    args->n_elems -= done;
+    args->undo_elem += done;
 }

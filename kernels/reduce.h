@@ -18,6 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct undo_slot; /* undo.h */
+
 enum {
     REDUCE_MAX_LEAVES = 64,
     /* of the norm too; ranges start at multiples of this, counted from the parameter's start */
@@ -39,6 +41,8 @@ struct reduce_args {
     bool first;                      /* first contribution of this step: acc = 0.0f + sum, else acc += sum */
     size_t n_elems;                  /* may be 0; a multiple of 64 unless the range ends the parameter */
     size_t start_elem;               /* of the range, from the parameter's start; a multiple of 64 */
+    struct undo_slot *undo;          /* NULL: none; not used when first, since that can simply be done again */
+    uint64_t undo_elem;              /* the slot's number of the first element */
 };
 
 struct reduce_result {
@@ -64,6 +68,15 @@ struct reduce_finding {
  * Return: the number of joins; leaves are one more, unless no rank is present.
  */
 unsigned reduce_joins(const bool *present, unsigned world, struct reduce_join *joins);
+
+/*
+ * After a kill in a reduce of the range with an undo slot: puts back what it has saved, and makes args the rest of the
+ * range, which is still to be reduced (n_elems may become 0). The slot's next element must be in the range, or be its
+ * end. The squares and position sums of what is done are lost.
+ *
+ * leaves: n_leaves of the caller's; args points to them afterwards.
+ */
+void reduce_put_back(struct reduce_args *args, const void **leaves);
 
 /*
  * The slow path after a reduce that reported nonfinite, to be called before the leaves are given back. Fills

@@ -3,6 +3,7 @@
 
 #include "kernels/isa.h"
 #include "kernels/reduce_run.h"
+#include "kernels/undo.h"
 
 #include <assert.h>
 #include <math.h>
@@ -32,10 +33,18 @@ struct reduce_range {
     const void *const *leaves;
 };
 
+/* Where a sum goes. */
+enum reduce_mode {
+    REDUCE_ADD,       /* acc += sum */
+    REDUCE_SET,       /* acc = sum: the first contribution */
+    REDUCE_ADD_SAVED, /* acc += sum, with an undo slot */
+    N_REDUCE_MODES,
+};
+
 /* Runs begin .. end - 1 of the range, at most EXACT_BINS_MAX_ADDS. */
 static always_inline void reduce_runs(const struct reduce_args *args, const struct reduce_range *range,
                                       struct reduce_state *state, size_t begin, size_t end, enum dtype dtype,
-                                      enum reduce_shape shape, bool first)
+                                      enum reduce_shape shape, enum reduce_mode mode)
 {
     const size_t run_bytes = REDUCE_RUN_ELEMS * dtype_size(dtype);
     const void *leaves[REDUCE_MAX_LEAVES];
@@ -45,22 +54,29 @@ static always_inline void reduce_runs(const struct reduce_args *args, const stru
 
         for (unsigned leaf = 0; leaf < reduce_shape_leaves(args, shape); leaf++)
             leaves[leaf] = (const char *)range->leaves[leaf] + run * run_bytes;
-        exact_bins_add(&state->bins, reduce_run(args, acc, leaves, state->pieces, dtype, shape, first));
+        if (mode == REDUCE_ADD_SAVED) {
+            undo_save(args->undo, 0, acc, REDUCE_RUN_ELEMS);
+            undo_mark(args->undo, args->undo_elem + run * REDUCE_RUN_ELEMS, true);
+        }
+        exact_bins_add(&state->bins, reduce_run(args, acc, leaves, state->pieces, dtype, shape, mode == REDUCE_SET));
+        if (mode == REDUCE_ADD_SAVED)
+            undo_mark(args->undo, args->undo_elem + (run + 1) * REDUCE_RUN_ELEMS, false);
     }
 }
 
 typedef void reduce_runs_fn(const struct reduce_args *args, const struct reduce_range *range,
                             struct reduce_state *state, size_t begin, size_t end);
 
-#define DEFINE_RUNS(dtype, shape, first)                                                                               \
-    static void runs_##dtype##_##shape##_##first(const struct reduce_args *args, const struct reduce_range *range,     \
-                                                 struct reduce_state *state, size_t begin, size_t end)                 \
+#define DEFINE_RUNS(dtype, shape, mode)                                                                                \
+    static void runs_##dtype##_##shape##_##mode(const struct reduce_args *args, const struct reduce_range *range,      \
+                                                struct reduce_state *state, size_t begin, size_t end)                  \
     {                                                                                                                  \
-        reduce_runs(args, range, state, begin, end, DTYPE_##dtype, REDUCE_##shape, first);                             \
+        reduce_runs(args, range, state, begin, end, DTYPE_##dtype, REDUCE_##shape, REDUCE_##mode);                     \
     }
 #define DEFINE_SHAPE(dtype, shape)                                                                                     \
-    DEFINE_RUNS(dtype, shape, 0)                                                                                       \
-    DEFINE_RUNS(dtype, shape, 1)
+    DEFINE_RUNS(dtype, shape, ADD)                                                                                     \
+    DEFINE_RUNS(dtype, shape, SET)                                                                                     \
+    DEFINE_RUNS(dtype, shape, ADD_SAVED)
 #define DEFINE_DTYPE(dtype)                                                                                            \
     DEFINE_SHAPE(dtype, ONE)                                                                                           \
     DEFINE_SHAPE(dtype, TWO)                                                                                           \
@@ -71,11 +87,12 @@ DEFINE_DTYPE(F32)
 DEFINE_DTYPE(BF16)
 DEFINE_DTYPE(F16)
 
-#define LIST_SHAPE(dtype, shape) [REDUCE_##shape] = {runs_##dtype##_##shape##_0, runs_##dtype##_##shape##_1}
+#define LIST_SHAPE(dtype, shape)                                                                                       \
+    [REDUCE_##shape] = {runs_##dtype##_##shape##_ADD, runs_##dtype##_##shape##_SET, runs_##dtype##_##shape##_ADD_SAVED}
 #define LIST_DTYPE(dtype)                                                                                              \
     [DTYPE_##dtype] = {LIST_SHAPE(dtype, ONE), LIST_SHAPE(dtype, TWO), LIST_SHAPE(dtype, FOUR), LIST_SHAPE(dtype, ANY)}
 
-static reduce_runs_fn *const runs_table[N_DTYPES][N_REDUCE_SHAPES][2] = {
+static reduce_runs_fn *const runs_table[N_DTYPES][N_REDUCE_SHAPES][N_REDUCE_MODES] = {
     LIST_DTYPE(F32),
     LIST_DTYPE(BF16),
     LIST_DTYPE(F16),
@@ -96,9 +113,9 @@ static enum reduce_shape shape_of(const struct reduce_args *args)
 }
 
 /* The last n_elems (below 64) of a parameter: a run padded with zeroes, which add nothing to any sum. */
-static void reduce_tail(const struct reduce_args *args, struct reduce_state *state, size_t n_elems,
-                        reduce_runs_fn *runs)
+static void reduce_tail(const struct reduce_args *args, struct reduce_state *state, size_t n_elems)
 {
+    reduce_runs_fn *runs = runs_table[args->dtype][shape_of(args)][args->first ? REDUCE_SET : REDUCE_ADD];
     float leaves[REDUCE_MAX_LEAVES][REDUCE_RUN_ELEMS], acc[REDUCE_RUN_ELEMS] = {0};
     const size_t done = args->n_elems - n_elems, size = dtype_size(args->dtype);
     const void *padded[REDUCE_MAX_LEAVES];
@@ -111,7 +128,13 @@ static void reduce_tail(const struct reduce_args *args, struct reduce_state *sta
     if (!args->first)
         memcpy(acc, args->acc + done, n_elems * sizeof(float));
     runs(args, &(struct reduce_range){.acc = acc, .leaves = padded}, state, 0, 1);
+    if (args->undo && !args->first) {
+        undo_save(args->undo, 0, args->acc + done, n_elems);
+        undo_mark(args->undo, args->undo_elem + done, true);
+    }
     memcpy(args->acc + done, acc, n_elems * sizeof(float));
+    if (args->undo && !args->first)
+        undo_mark(args->undo, args->undo_elem + args->n_elems, false);
 }
 
 /* Tells a NaN from an infinity among elements that are not all finite. That is rare, so the runs need not do it. */
@@ -130,10 +153,12 @@ void ISA_FN(reduce)(const struct reduce_args *args, struct reduce_result *result
     size_t n_runs = args->n_elems / REDUCE_RUN_ELEMS, n_left = args->n_elems % REDUCE_RUN_ELEMS, end;
     struct reduce_state state;
     reduce_runs_fn *runs;
+    enum reduce_mode mode;
 
     assert(args->n_leaves >= 1 && args->n_leaves <= REDUCE_MAX_LEAVES);
     assert(args->start_elem % REDUCE_RUN_ELEMS == 0);
-    runs = runs_table[args->dtype][shape_of(args)][args->first];
+    mode = args->first ? REDUCE_SET : args->undo ? REDUCE_ADD_SAVED : REDUCE_ADD;
+    runs = runs_table[args->dtype][shape_of(args)][mode];
     exact_bins_init(&state.bins);
     exact_sum_reset(&result->squares);
     memset(state.pieces, 0, args->n_leaves * sizeof(state.pieces[0]));
@@ -144,7 +169,7 @@ void ISA_FN(reduce)(const struct reduce_args *args, struct reduce_result *result
         exact_bins_flush(&state.bins, &result->squares);
     }
     if (n_left > 0) {
-        reduce_tail(args, &state, n_left, runs);
+        reduce_tail(args, &state, n_left);
         exact_bins_flush(&state.bins, &result->squares);
     }
     result->nonfinite = result->squares.nonfinite;

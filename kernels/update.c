@@ -3,6 +3,9 @@
 
 #include "kernels/update.h"
 
+#include "kernels/convert.h"
+#include "kernels/undo.h"
+
 #include <math.h>
 
 struct optimizer_moments optimizer_moments(enum optimizer optimizer, const struct hyper *hyper)
@@ -24,6 +27,29 @@ unsigned optimizer_n_moments(enum optimizer optimizer, const struct hyper *hyper
     struct optimizer_moments moments = optimizer_moments(optimizer, hyper);
 
     return (unsigned)moments.m + (unsigned)moments.v;
+}
+
+void update_put_back(struct update_args *args)
+{
+    size_t done = undo_next_elem(args->undo) - args->undo_elem, n = args->n_elems - done;
+    float *const arrays[UNDO_MAX_ARRAYS] = {args->p, args->m, args->v};
+    uint16_t *w16 = args->w16;
+
+    n = n < UNDO_GROUP_ELEMS ? n : UNDO_GROUP_ELEMS;
+    for (unsigned i = 0; i < UNDO_MAX_ARRAYS; i++) {
+        if (arrays[i])
+            undo_put_back(args->undo, i, arrays[i] + done, n);
+    }
+    /* They are written by blocks, after their master weights. */
+    for (size_t i = 0; w16 && i < done; i++)
+        w16[i] = args->w16_dtype == DTYPE_BF16 ? bf16_from_f32(args->p[i]) : f16_from_f32(args->p[i]);
+    args->p += done;
+    args->m = args->m ? args->m + done : NULL;
+    args->v = args->v ? args->v + done : NULL;
+    args->acc += done;
+    args->w16 = w16 ? w16 + done : NULL;
+    args->n_elems -= done;
+    args->undo_elem += done;
 }
 
 void update_scalars_compute(enum optimizer optimizer, const struct hyper *hyper, double s, uint64_t t,

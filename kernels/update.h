@@ -12,6 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct undo_slot; /* undo.h */
+
 enum optimizer {
     OPTIMIZER_ADAMW,
     OPTIMIZER_ADAM, /* the same as ADAMW when hyper.adam_w_mode, else L2 */
@@ -65,7 +67,16 @@ struct update_args {
     enum dtype w16_dtype;
     size_t n_elems; /* may be 0 */
     const struct update_scalars *k;
+    struct undo_slot *undo; /* NULL: none */
+    uint64_t undo_elem;     /* the slot's number of the first element */
 };
+
+/*
+ * After a kill in an update of the range: puts back what args->undo has saved, and makes args the rest of the range,
+ * which is still to be updated (n_elems may become 0). Writes the 16-bit weights before the rest. The slot's next element
+ * must be in the range, or be its end.
+ */
+void update_put_back(struct update_args *args);
 
 /* Which of the two moment arrays exist for an optimizer with these settings. */
 struct optimizer_moments {

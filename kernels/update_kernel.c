@@ -3,6 +3,7 @@
 
 #include "kernels/isa.h"
 #include "kernels/narrow_kernel.h"
+#include "kernels/undo.h"
 #include "kernels/update_element.h"
 
 /*
@@ -17,35 +18,69 @@ enum {
     UPDATE_BLOCK_ELEMS = 1024,
 };
 
-/* Which arrays a loop reads and writes; constant where it is inlined. */
+/* Which arrays a loop reads and writes, beside p; constant where it is inlined. */
 struct arrays {
     bool m_read;
     bool m_write;
     bool v;
 };
 
+/* Elements begin .. end - 1. */
+static always_inline void update_elems(const struct update_args *args, const struct update_scalars *k, step_fn *step,
+                                       struct arrays arrays, size_t begin, size_t end)
+{
+    const float *acc = args->acc;
+    float *p = args->p, *m = args->m, *v = args->v;
+
+    no_overlap
+    for (size_t i = begin; i < end; i++) {
+        struct element e = {.p = p[i], .m = arrays.m_read ? m[i] : 0, .v = arrays.v ? v[i] : 0};
+
+        e = step(e, acc[i], k);
+        p[i] = e.p;
+        if (arrays.m_write)
+            m[i] = e.m;
+        if (arrays.v)
+            v[i] = e.v;
+    }
+}
+
+/* The same for one group, which is saved before it is changed. */
+static always_inline void update_group(const struct update_args *args, const struct update_scalars *k, step_fn *step,
+                                       struct arrays arrays, size_t begin, size_t n)
+{
+    undo_save(args->undo, 0, args->p + begin, n);
+    if (arrays.m_write)
+        undo_save(args->undo, 1, args->m + begin, n);
+    if (arrays.v)
+        undo_save(args->undo, 2, args->v + begin, n);
+    undo_mark(args->undo, args->undo_elem + begin, true);
+    update_elems(args, k, step, arrays, begin, begin + n);
+    undo_mark(args->undo, args->undo_elem + begin + n, false);
+}
+
+static always_inline void update_groups(const struct update_args *args, const struct update_scalars *k, step_fn *step,
+                                        struct arrays arrays, size_t begin, size_t end)
+{
+    for (; end - begin >= UNDO_GROUP_ELEMS; begin += UNDO_GROUP_ELEMS)
+        update_group(args, k, step, arrays, begin, UNDO_GROUP_ELEMS);
+    if (begin < end)
+        update_group(args, k, step, arrays, begin, end - begin);
+}
+
 static always_inline void update_loop(const struct update_args *args, step_fn *step, struct arrays arrays,
                                       enum dtype w16_dtype)
 {
     const struct update_scalars k = *args->k;
-    const float *restrict acc = args->acc;
-    float *restrict p = args->p, *restrict m = args->m, *restrict v = args->v;
-    uint16_t *restrict w16 = args->w16;
 
     for (size_t begin = 0, end; begin < args->n_elems; begin = end) {
         end = args->n_elems - begin < UPDATE_BLOCK_ELEMS ? args->n_elems : begin + UPDATE_BLOCK_ELEMS;
-        for (size_t i = begin; i < end; i++) {
-            struct element e = {.p = p[i], .m = arrays.m_read ? m[i] : 0, .v = arrays.v ? v[i] : 0};
-
-            e = step(e, acc[i], &k);
-            p[i] = e.p;
-            if (arrays.m_write)
-                m[i] = e.m;
-            if (arrays.v)
-                v[i] = e.v;
-        }
+        if (args->undo)
+            update_groups(args, &k, step, arrays, begin, end);
+        else
+            update_elems(args, &k, step, arrays, begin, end);
         if (w16_dtype != DTYPE_F32)
-            narrow(w16 + begin, p + begin, end - begin, w16_dtype);
+            narrow((uint16_t *)args->w16 + begin, args->p + begin, end - begin, w16_dtype);
     }
 }
 
