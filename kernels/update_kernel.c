@@ -45,7 +45,7 @@ static always_inline void update_elems(const struct update_args *args, const str
     }
 }
 
-/* The same for one group, which is saved before it is changed. */
+/* Saves the n elements from begin, at most a group, and updates them. */
 static always_inline void update_group(const struct update_args *args, const struct update_scalars *k, step_fn *step,
                                        struct arrays arrays, size_t begin, size_t n)
 {

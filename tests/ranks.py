@@ -10,7 +10,8 @@ Ranks for tests: functions of a test module that run in processes of their own, 
     def test_it(zerod, run):
         results = run(zerod({"zero_optimization": {"stage": 2}}), train, steps=3)
 
-Processes are forked from a server that has imported torch once, with the parts that zerod and optimizers import. What a function raises comes back as a Crash.
+Processes are forked from a server that has imported torch once, with the parts that zerod and optimizers import. What a
+function raises comes back as a Crash.
 """
 
 import multiprocessing

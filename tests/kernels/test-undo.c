@@ -34,7 +34,7 @@ enum {
     FIRST = 1000, /* the slot's number of the first element */
 };
 
-/* What outlives the killed process. */
+/* The killed process leaves this memory behind. */
 struct memory {
     struct undo_slot slot;
     float p[N_ELEMS], m[N_ELEMS], v[N_ELEMS], acc[N_ELEMS];

@@ -85,6 +85,7 @@ WAYS = {
     "non-reentrant": {"reentrant": False},
     "clipping": {"args": {"max_grad_norm": 0.05}},
 }
+STAGES = dict(zip(WAYS, [2, 1, 2, 3, 2, 3, 1], strict=True))
 
 
 def check_trainer(name, ours, theirs):
@@ -112,7 +113,7 @@ def daemon_config(stage, **more):
 def test_trainer_is_ddp(zerod, launch, ways):
     needs("transformers")
     needs("accelerate")
-    daemons = {name: zerod(daemon_config(stage)) for name, stage in zip(ways, [2, 1, 3, 1], strict=False)}
+    daemons = {name: zerod(daemon_config(STAGES[name])) for name in ways}
     runs = {f"zerod-{name}": WAYS[name] | {"socket": str(daemon.socket)} for name, daemon in daemons.items()}
     results = launch("torchrun", "run_trainer.py", runs | {f"ddp-{name}": WAYS[name] for name in ways})
     for name, daemon in daemons.items():
