@@ -32,6 +32,9 @@ struct reply_welcome {
     uint32_t accumulation;
     bool cuda;
     uint32_t configured;
+    bool resumed;
+    uint64_t n_received;
+    uint64_t reattach_ms;
 };
 
 struct reply_formed {

@@ -24,6 +24,9 @@ struct request_hello {
     const char *client;
     const char *optimizer;
     double momentum;
+    bool resumes;
+    uint64_t n_sent;
+    bool waits;
 };
 
 struct request_declare {
@@ -132,6 +135,11 @@ struct request_release {
     size_t n_params;
 };
 
+struct request_held {
+    const uint32_t *params;
+    size_t n_params;
+};
+
 struct request_prefetch {
     const uint32_t *params;
     size_t n_params;
@@ -222,6 +230,7 @@ enum request_type {
     REQUEST_WRITE_STATE,
     REQUEST_PREFETCH,
     REQUEST_EVENT,
+    REQUEST_HELD,
     N_REQUEST_TYPES, /* one more than the last */
 };
 
@@ -243,6 +252,7 @@ struct request {
         struct request_gather gather;
         struct request_release release;
         struct request_prefetch prefetch;
+        struct request_held held;
         struct request_write_end write_end;
         struct request_read_state read_state;
         struct request_write_state write_state;
@@ -266,6 +276,9 @@ int wire_unpack_request(struct wire_arena *arena, const void *data, size_t n_byt
 
 /* Return: bytes written to buffer, at least 1; -EMSGSIZE when they do not fit into size; -ENOMEM. */
 int wire_pack_request(struct wire_arena *arena, const struct request *request, void *buffer, size_t size);
+
+/* Does the open step depend on it? Both sides count such requests: see the proto. */
+bool request_is_recorded(enum request_type type);
 
 /* "Push" for REQUEST_PUSH, for logs. */
 const char *request_type_name(enum request_type type);

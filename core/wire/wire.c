@@ -127,6 +127,9 @@ static const struct wire_rule hello_rules[] = {
     STRING(Hello, request_hello, client, .max = WIRE_MAX_RUN_ID_BYTES),
     STRING(Hello, request_hello, optimizer, .max = MAX_LABEL),
     DOUBLE(Hello, request_hello, momentum, .flags = WIRE_POSITIVE),
+    BOOL(Hello, request_hello, resumes),
+    U64(Hello, request_hello, n_sent),
+    BOOL(Hello, request_hello, waits),
 };
 
 static bool hello_check(const void *ours, struct wire_problem *problem)
@@ -269,6 +272,10 @@ static const struct wire_rule release_rules[] = {
     U32S(Release, request_release, params, n_params, .max_count = WIRE_MAX_IDS),
 };
 
+static const struct wire_rule held_rules[] = {
+    U32S(Held, request_held, params, n_params, .max_count = WIRE_MAX_IDS),
+};
+
 static const struct wire_rule prefetch_rules[] = {
     U32S(Prefetch, request_prefetch, params, n_params, .max_count = WIRE_MAX_IDS),
 };
@@ -391,6 +398,7 @@ static const struct wire_table request_tables[N_REQUEST_TYPES] = {
     [REQUEST_EVIDENCE] = WIRE_TABLE(evidence, request_evidence, evidence_rules),
     [REQUEST_WRITE_STATE] = WIRE_TABLE(write_state, request_write_state, write_state_rules, .check = write_state_check),
     [REQUEST_PREFETCH] = WIRE_TABLE(prefetch, request_prefetch, prefetch_rules),
+    [REQUEST_HELD] = WIRE_TABLE(held, request_held, held_rules),
     [REQUEST_EVENT] = WIRE_TABLE(event, request_event, event_rules),
 };
 
@@ -416,6 +424,9 @@ static const struct wire_rule welcome_rules[] = {
     U32(Welcome, reply_welcome, accumulation),
     BOOL(Welcome, reply_welcome, cuda),
     U32(Welcome, reply_welcome, configured),
+    BOOL(Welcome, reply_welcome, resumed),
+    U64(Welcome, reply_welcome, n_received),
+    U64(Welcome, reply_welcome, reattach_ms),
 };
 
 static const struct wire_rule formed_rules[] = {
@@ -520,11 +531,32 @@ static const struct wire_envelope reply_envelope = {
 };
 
 _Static_assert((int)REQUEST_PUSH == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_PUSH &&
-                   (int)REQUEST_EVENT == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_EVENT &&
+                   (int)REQUEST_HELD == (int)ZEROD__V1__CLIENT_MESSAGE__KIND_HELD &&
                    (int)REPLY_ADMIN_PART == (int)ZEROD__V1__SERVER_MESSAGE__KIND_ADMIN_PART,
                "types are numbered like the kinds of the proto");
 
 /* ---- the verbs ----------------------------------------------------------------------------------------- */
+
+bool request_is_recorded(enum request_type type)
+{
+    switch (type) {
+    case REQUEST_READY:
+    case REQUEST_BEGIN_BACKWARD:
+    case REQUEST_PUSH:
+    case REQUEST_END_BACKWARD:
+    case REQUEST_ABANDON_BACKWARD:
+    case REQUEST_STEP:
+    case REQUEST_ABORT_STEP:
+    case REQUEST_ABORT_SEEN:
+    case REQUEST_CLEAR_FAULT:
+    case REQUEST_REPORT:
+    case REQUEST_LEAVE:
+    case REQUEST_EVIDENCE:
+        return true;
+    default:
+        return false;
+    }
+}
 
 int wire_unpack_request(struct wire_arena *arena, const void *data, size_t n_bytes, struct request *out, char *why,
                         size_t why_size)

@@ -72,6 +72,7 @@ static void welcome(struct session *session)
                     .accumulation = (uint32_t)config->gradient_accumulation_steps,
                     .cuda = config->device == CONFIG_DEVICE_CUDA,
                     .configured = config_configured(config),
+                    .reattach_ms = config->limits.reattach_timeout_ms,
                 },
         },
         NULL, 0);
@@ -169,6 +170,7 @@ enum { RANK = SESSION_ATTACHED | SESSION_FORMED };
     WITH(GATHER, gather, SESSION_FORMED)                                                                               \
     WITH(RELEASE, release, SESSION_FORMED)                                                                             \
     WITH(PREFETCH, prefetch, SESSION_FORMED)                                                                           \
+    WITH(HELD, held, SESSION_FORMED)                                                                                   \
     BARE(WRITE_BEGIN, write_begin, SESSION_FORMED)                                                                     \
     WITH(READ_STATE, read_state, SESSION_FORMED)                                                                       \
     WITH(WRITE_STATE, write_state, SESSION_FORMED)                                                                     \

@@ -1363,6 +1363,7 @@ static bool is_answered(enum request_type type)
     case REQUEST_PUSH:
     case REQUEST_RELEASE:
     case REQUEST_PREFETCH:
+    case REQUEST_HELD:
     case REQUEST_EVENT:
     case REQUEST_ABORT_SEEN:
     case REQUEST_REPORT:

@@ -43,6 +43,18 @@ static void let_go(struct job *job, struct job_rank *rank, uint32_t param)
     executor_release(job->executor, param);
 }
 
+/* Return: the elements that the rank did not hold before. */
+static uint64_t hold(struct job *job, struct job_rank *rank, uint32_t param)
+{
+    uint64_t n_elems = job->layout->params[param].n_elems;
+
+    if (rank->gathered[param]++ > 0)
+        return 0;
+    rank->live_elems += n_elems;
+    executor_hold(job->executor, param);
+    return n_elems;
+}
+
 static void undo_gather(struct job *job, struct job_rank *rank)
 {
     for (uint32_t i = 0; i < rank->n_gathering; i++)
@@ -108,11 +120,7 @@ static bool charge_gather(struct job *job, struct job_rank *rank, const struct r
     uint64_t asked = 0, allowed = job->config->zero.stage3_max_live_parameters;
 
     for (size_t i = 0; i < request->n_params; i++)
-        if (rank->gathered[request->params[i]]++ == 0) {
-            asked += job->layout->params[request->params[i]].n_elems;
-            rank->live_elems += job->layout->params[request->params[i]].n_elems;
-            executor_hold(job->executor, request->params[i]);
-        }
+        asked += hold(job, rank, request->params[i]);
     for (size_t i = 0; i < request->n_params; i++)
         rank->gathering[rank->n_gathering++] = request->params[i];
     if (rank->live_elems <= allowed)
@@ -196,6 +204,20 @@ void job_release(struct job *job, struct job_rank *rank, const struct request_re
         if (has_pools(job) && --rank->gathered[param] == 0)
             let_go(job, rank, param);
     }
+}
+
+/* The rank maps them since a daemon before this one: they are shown to it where they are, with the weights of now. */
+void job_held(struct job *job, struct job_rank *rank, const struct request_held *request)
+{
+    for (size_t i = 0; i < request->n_params; i++) {
+        if (request->params[i] >= job->layout->n_params || !has_pools(job)) {
+            job_drop_peer(job, rank, "Held.params: no such parameter, or no pool");
+            return;
+        }
+        hold(job, rank, request->params[i]);
+    }
+    if (has_pools(job))
+        executor_gather(job->executor, local_rank(job, rank), request->params, request->n_params);
 }
 
 void job_prefetch(struct job *job, struct job_rank *rank, const struct request_prefetch *request)

@@ -6,11 +6,13 @@
 struct job;
 struct job_rank;
 struct request_gather;
+struct request_held;
 struct request_prefetch;
 struct request_release;
 
 void job_gather(struct job *job, struct job_rank *rank, const struct request_gather *request);
 void job_release(struct job *job, struct job_rank *rank, const struct request_release *request);
+void job_held(struct job *job, struct job_rank *rank, const struct request_held *request);
 void job_prefetch(struct job *job, struct job_rank *rank, const struct request_prefetch *request);
 
 /* Is anything being loaded into a pool? */

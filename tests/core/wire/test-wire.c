@@ -181,6 +181,9 @@ static void assert_request_equal(const struct request *a, const struct request *
         assert_string_equal(a->hello.client, b->hello.client);
         assert_string_equal(a->hello.optimizer, b->hello.optimizer);
         assert_true(a->hello.momentum == b->hello.momentum);
+        assert_int_equal(a->hello.resumes, b->hello.resumes);
+        assert_int_equal(a->hello.n_sent, b->hello.n_sent);
+        assert_int_equal(a->hello.waits, b->hello.waits);
         break;
     case REQUEST_DECLARE:
         assert_declare_equal(&a->declare, &b->declare);
@@ -214,6 +217,9 @@ static void assert_request_equal(const struct request *a, const struct request *
         break;
     case REQUEST_PREFETCH:
         assert_ids_equal(a->prefetch.params, a->prefetch.n_params, b->prefetch.params, b->prefetch.n_params);
+        break;
+    case REQUEST_HELD:
+        assert_ids_equal(a->held.params, a->held.n_params, b->held.params, b->held.n_params);
         break;
     case REQUEST_EVENT:
         assert_int_equal(a->event.number, b->event.number);
@@ -344,6 +350,9 @@ static void assert_reply_equal(const struct reply *a, const struct reply *b)
         assert_true(a->welcome.has_scheduler == b->welcome.has_scheduler && a->welcome.mean == b->welcome.mean);
         assert_true(a->welcome.fp16 == b->welcome.fp16 && a->welcome.cuda == b->welcome.cuda);
         assert_int_equal(a->welcome.configured, b->welcome.configured);
+        assert_int_equal(a->welcome.resumed, b->welcome.resumed);
+        assert_int_equal(a->welcome.n_received, b->welcome.n_received);
+        assert_int_equal(a->welcome.reattach_ms, b->welcome.reattach_ms);
         break;
     case REPLY_FORMED:
         assert_formed_equal(&a->formed, &b->formed);
@@ -614,6 +623,8 @@ static void test_limits_of_other_requests(void **state)
                  "Release.params: 65537 values, expected at most 65536");
     REQUEST_CASE(REQUEST_PREFETCH, (q.prefetch.params = many_ids, q.prefetch.n_params = 65537),
                  "Prefetch.params: 65537 values, expected at most 65536");
+    REQUEST_CASE(REQUEST_HELD, (q.held.params = many_ids, q.held.n_params = 65537),
+                 "Held.params: 65537 values, expected at most 65536");
     REQUEST_CASE(REQUEST_EVENT, q.event.number = 256, "Event.number: 256, expected 0 to 255");
     REQUEST_CASE(REQUEST_EVENT, q.event.n_handle_bytes = 63, "Event.handle: 63 bytes, expected 64 to 64");
     REQUEST_CASE(REQUEST_PUSH, q.push.event_plus_one = 257, "Push.event_plus_one: 257, expected 0 to 256");
@@ -965,7 +976,7 @@ static void test_envelopes(void **state)
 
     assert_request_refused("", 0, "ClientMessage: an empty packet, expected one message");
     assert_reply_refused("", 0, "ServerMessage: an empty packet, expected one message");
-    assert_request_refused(kind_99, sizeof(kind_99), "ClientMessage: message of kind 99, expected 1 to 28");
+    assert_request_refused(kind_99, sizeof(kind_99), "ClientMessage: message of kind 99, expected 1 to 29");
     assert_reply_refused(kind_99, sizeof(kind_99), "ServerMessage: message of kind 99, expected 1 to 8");
     assert_request_refused(two, sizeof(two), "ClientMessage: 2 messages in one packet, expected one");
     assert_request_refused(hidden, sizeof(hidden), "ClientMessage: 2 messages in one packet, expected one");
