@@ -16,11 +16,6 @@ uint64_t notify_watchdog_us(void)
     return 0;
 }
 
-int notify_listen_fd(void)
-{
-    return -1;
-}
-
 struct notify_message *notify_message_new(const struct notify_entry *entry)
 {
     (void)entry;

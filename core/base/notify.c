@@ -11,7 +11,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <systemd/sd-daemon.h>
@@ -29,17 +28,6 @@ uint64_t notify_watchdog_us(void)
     uint64_t us = 0;
 
     return sd_watchdog_enabled(0, &us) > 0 ? us : 0;
-}
-
-int notify_listen_fd(void)
-{
-    int n = sd_listen_fds(1);
-
-    if (n <= 0)
-        return n < 0 ? n : -1;
-    if (n > 1 || sd_is_socket(SD_LISTEN_FDS_START, AF_UNIX, SOCK_SEQPACKET, 1) <= 0)
-        return -EINVAL;
-    return SD_LISTEN_FDS_START;
 }
 
 /* Where libsystemd sends to. A container or a chroot may have stderr from outside, but not this. */

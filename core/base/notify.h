@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The interface to systemd: readiness, status line, watchdog, journal entries, sockets that it opened for this process.
- * notify-fallback.c has these functions for builds without libsystemd: there they behave as if systemd were absent.
+ * The interface to systemd: readiness, status line, watchdog, journal entries. keep.h has what systemd passes
+ * to this process. notify-fallback.c has these functions for builds without libsystemd: there they behave as if systemd were absent.
  */
 
 #include <stdbool.h>
@@ -31,9 +31,6 @@ void notify_state(const char *state);
 
 /* Return: microseconds within which WATCHDOG=1 is expected; 0: no watchdog. */
 uint64_t notify_watchdog_us(void);
-
-/* Return: a listening SOCK_SEQPACKET socket that was passed to this process, -1 when none was, or -errno. */
-int notify_listen_fd(void);
 
 /*
  * An entry for the journal, made by the caller and sent by any thread; sending waits for a journal that is slow.

@@ -16,11 +16,14 @@
 #include <sys/un.h>
 
 #include "core/base/base.h"
-#include "core/base/notify.h"
+#include "core/base/keep.h"
 #include "core/config/config.h"
 
 /* Connections that wait to be accepted; picked so that a thousand may arrive in one burst. */
 enum { BACKLOG = 1024 };
+
+/* Of a socket that a daemon made. systemd names a socket after its socket unit. */
+#define NAME_IN_STORE "listen"
 
 /* ---- who may ------------------------------------------------------------------------------------------- */
 
@@ -220,6 +223,76 @@ static int look_up_all(struct listener *listener, const struct config_listen *co
     return r;
 }
 
+/* Is among the passed descriptors a socket that a predecessor of this daemon made? */
+static bool predecessor_made_it(void)
+{
+    const struct keep_passed *passed;
+
+    for (size_t i = 0; (passed = keep_passed(i)); i++)
+        if (strcmp(passed->name, NAME_IN_STORE) == 0)
+            return true;
+    return false;
+}
+
+/* Is a socket of this path bound where clients look for it? */
+static bool is_reachable(int fd, const char *path)
+{
+    struct sockaddr_un sa = {};
+    socklen_t size = sizeof(sa) - 1;
+    struct stat st;
+
+    return getsockname(fd, (struct sockaddr *)&sa, &size) == 0 && strcmp(sa.sun_path, path) == 0 &&
+           lstat(path, &st) == 0 && S_ISSOCK(st.st_mode);
+}
+
+/*
+ * Takes the socket that a service manager passed. The one that a predecessor made is used only while clients reach it
+ * at the configured path; else this daemon makes another one.
+ * Return: 0, then listener->fd is -1 when there is no such socket; or -errno.
+ */
+static int take_passed(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
+{
+    bool is_ours = predecessor_made_it();
+
+    listener->fd = keep_listen_fd();
+    if (listener->fd < -1) {
+        snprintf(why, why_size,
+                 "the socket that was passed is not one listening SOCK_SEQPACKET socket: "
+                 "use ListenSequentialPacket= in the socket unit");
+        return listener->fd;
+    }
+    if (listener->fd < 0)
+        return 0;
+    if (is_ours && !is_reachable(listener->fd, config->socket)) {
+        close(steal_fd(&listener->fd));
+        keep_forget(NAME_IN_STORE);
+        return 0;
+    }
+    if (is_ours) {
+        listener->path = strdup(config->socket);
+        if (!listener->path || chmod(config->socket, config->mode) < 0) /* the configuration may have changed */
+            return -errno;
+        give_to_group(listener, config->socket);
+    }
+    return fcntl(listener->fd, F_SETFL, fcntl(listener->fd, F_GETFL) | O_NONBLOCK) < 0 ? -errno : 0;
+}
+
+/* Makes the socket. If a service manager keeps descriptors, the next daemon gets it from there, so that clients that
+ * connect while no daemon runs only wait. */
+static int make_socket(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
+{
+    int r = listen_at(config->socket, config->mode, why, why_size);
+
+    if (r < 0)
+        return r;
+    listener->fd = r;
+    listener->path = strdup(config->socket);
+    give_to_group(listener, config->socket);
+    if (keep_is_on())
+        (void)keep_put(NAME_IN_STORE, listener->fd); /* without it the next daemon makes its own */
+    return 0;
+}
+
 int listener_init(struct listener *listener, const struct config_listen *config, char *why, size_t why_size)
 {
     int r;
@@ -227,24 +300,10 @@ int listener_init(struct listener *listener, const struct config_listen *config,
     *listener = LISTENER_NULL;
     *why = '\0';
     r = look_up_all(listener, config, why, why_size);
-    if (r == 0) {
-        listener->fd = notify_listen_fd();
-        if (listener->fd < -1) {
-            snprintf(why, why_size,
-                     "the socket that was passed is not one listening SOCK_SEQPACKET socket: "
-                     "use ListenSequentialPacket= in the socket unit");
-            r = listener->fd;
-        } else if (listener->fd >= 0) {
-            r = fcntl(listener->fd, F_SETFL, fcntl(listener->fd, F_GETFL) | O_NONBLOCK) < 0 ? -errno : 0;
-        } else {
-            r = listener->fd = listen_at(config->socket, config->mode, why, why_size);
-            if (r >= 0) {
-                listener->path = strdup(config->socket);
-                give_to_group(listener, config->socket);
-                r = 0;
-            }
-        }
-    }
+    if (r == 0)
+        r = take_passed(listener, config, why, why_size);
+    if (r == 0 && listener->fd < 0)
+        r = make_socket(listener, config, why, why_size);
     if (r < 0) {
         if (!*why)
             snprintf(why, why_size, "listen: %s", strerror(-r));
@@ -255,8 +314,10 @@ int listener_init(struct listener *listener, const struct config_listen *config,
 
 void listener_deinit(struct listener *listener)
 {
-    if (listener->path)
+    if (listener->path) {
         (void)unlink(listener->path);
+        keep_forget(NAME_IN_STORE); /* without its path no client would reach it */
+    }
     free(listener->path);
     if (listener->fd >= 0)
         close(listener->fd);
@@ -265,6 +326,11 @@ void listener_deinit(struct listener *listener)
     free(listener->admin.uids);
     free(listener->admin.gids);
     *listener = LISTENER_NULL;
+}
+
+void listener_leave(struct listener *listener)
+{
+    free(steal_ptr(listener->path));
 }
 
 int listener_accept(const struct listener *listener)

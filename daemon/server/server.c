@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/keep.h"
 #include "core/base/log.h"
 #include "core/base/notify.h"
 #include "core/base/open-files.h"
@@ -426,10 +427,16 @@ int server_new(struct server **out, const struct config *config, char *why, size
     server->service.started_ns = server->stuck_since_ns = service_now_ns();
     server->watchdog_ns = notify_watchdog_us() * 1000;
     server->work_async.data = server;
-    r = uv_async_init(&server->loop, &server->work_async, on_work);
+    r = keep_init();
+    if (r < 0)
+        snprintf(why, why_size, "LISTEN_FDS, LISTEN_FDNAMES: the passed descriptors cannot be taken: %s", strerror(-r));
+    if (r == 0)
+        r = uv_async_init(&server->loop, &server->work_async, on_work);
     if (r == 0)
         r = start_server(server, why, why_size);
     if (r < 0) {
+        if (keep_is_on())
+            listener_leave(&server->listener); /* a later start may succeed */
         server_free(server);
         return r;
     }
@@ -469,6 +476,7 @@ void server_free(struct server *server)
     uv_run(&server->loop, UV_RUN_DEFAULT);
     uv_loop_close(&server->loop);
     service_deinit(&server->service);
+    keep_deinit();
     free(server);
 }
 

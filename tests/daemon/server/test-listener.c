@@ -11,10 +11,12 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 #include <cmocka.h>
 
 #include "core/base/base.h"
+#include "core/base/keep.h"
 #include "core/config/config.h"
 #include "daemon/server/listener.h"
 #include "tests/group.h"
@@ -162,6 +164,98 @@ static void test_no_folder(void **userdata)
     assert_non_null(strstr(why, config.socket));
     assert_non_null(strstr(why, "directory"));
     assert_int_equal(listener.fd, -1);
+}
+
+/* ---- a socket that outlives its daemon ----------------------------------------------------------------- */
+
+enum { PASSED_FD = 3, FAR_AWAY = 100 };
+
+/* What a child process found wrong, or 0. */
+#define EXPECT(condition)                                                                                              \
+    do                                                                                                                 \
+        if (!(condition))                                                                                              \
+            return __LINE__ % 250 + 1;                                                                                 \
+    while (0)
+
+/* A daemon is killed: what its successor gets. */
+static int pass_socket(const char *name)
+{
+    struct listener listener;
+    char pid[16];
+
+    setenv("NOTIFY_SOCKET", "/nowhere", 1); /* a service manager that has gone: keep_put() fails */
+    EXPECT(keep_init() == 0 && keep_is_on());
+    EXPECT(start(&listener) == 0 && listener.path);
+    EXPECT(dup2(listener.fd, FAR_AWAY) >= 0);
+    listener_leave(&listener);
+    listener_deinit(&listener);
+    keep_deinit();
+    EXPECT(is_there() && dup2(FAR_AWAY, PASSED_FD) >= 0);
+    close(FAR_AWAY);
+    snprintf(pid, sizeof(pid), "%d", getpid());
+    setenv("LISTEN_PID", pid, 1);
+    setenv("LISTEN_FDS", "1", 1);
+    setenv("LISTEN_FDNAMES", name, 1);
+    return keep_init();
+}
+
+static int take_own(void)
+{
+    struct listener listener;
+    int r = pass_socket("listen");
+
+    EXPECT(r == 0 && start(&listener) == 0);
+    EXPECT(listener.fd == PASSED_FD && strcmp(listener.path, path) == 0);
+    close(knock());
+    r = listener_accept(&listener);
+    EXPECT(r >= 0 && listener_accept(&listener) == -EAGAIN);
+    listener_deinit(&listener);
+    EXPECT(!is_there());
+    return 0;
+}
+
+static int take_of_systemd(void)
+{
+    struct listener listener;
+    int r = pass_socket("zerod@job.socket");
+
+    EXPECT(r == 0 && start(&listener) == 0);
+    EXPECT(listener.fd == PASSED_FD && !listener.path);
+    listener_deinit(&listener);
+    EXPECT(is_there());
+    return unlink(path);
+}
+
+/* Nobody could connect to the passed socket. */
+static int take_unreachable(void)
+{
+    struct listener listener;
+    int r = pass_socket("listen");
+
+    EXPECT(r == 0 && unlink(path) == 0 && start(&listener) == 0);
+    EXPECT(listener.path && is_there());
+    close(knock());
+    r = listener_accept(&listener);
+    EXPECT(r >= 0);
+    listener_deinit(&listener);
+    EXPECT(!is_there());
+    return 0;
+}
+
+static void test_socket_outlives_its_daemon(void **userdata)
+{
+    static int (*const successors[])(void) = {take_own, take_of_systemd, take_unreachable};
+
+    (void)userdata;
+    for (size_t i = 0; i < ARRAY_SIZE(successors); i++) {
+        pid_t pid = fork();
+        int status;
+
+        if (pid == 0)
+            _exit(successors[i]());
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_int_equal(status, 0);
+    }
 }
 
 /* ---- who may ------------------------------------------------------------------------------------------- */
@@ -332,6 +426,7 @@ TEST_GROUP(listener)
         cmocka_unit_test(test_socket_in_use),
         cmocka_unit_test(test_other_things_at_the_path),
         cmocka_unit_test(test_no_folder),
+        cmocka_unit_test(test_socket_outlives_its_daemon),
         cmocka_unit_test(test_nobody_is_allowed),
         cmocka_unit_test(test_lists),
         cmocka_unit_test(test_names_are_looked_up),

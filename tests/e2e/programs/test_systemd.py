@@ -419,10 +419,11 @@ def test_transcript(notified, build):
     fed = listener.when("WATCHDOG=1")
     assert max(b - a for a, b in zip(fed, fed[1:])) < limit_s
     daemon.stop()
-    wait_for("it never said STOPPING=1", lambda: listener.when("STOPPING=1"))
+    wait_for("it never removed its socket", lambda: listener.when("FDSTOREREMOVE=1"))
     lines = listener.lines()
     assert lines.count("READY=1") == lines.count("STOPPING=1") == 1
-    assert lines[-1] == "STOPPING=1"
+    assert lines[-3:] == ["STOPPING=1", "FDSTOREREMOVE=1", "FDNAME=listen"]
+    assert lines.index("FDSTORE=1") < lines.index("READY=1")
     assert lines.index("STATUS=waiting for ranks, 0 of 1 ranks, step 0") < lines.index("READY=1")
 
 

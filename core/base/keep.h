@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The descriptor store: descriptors that outlive this process. The service manager (systemd, or zerodrun) keeps copies
+ * of the descriptors that keep_put() sends it, and passes them to the next daemon. The protocol is systemd's: datagrams
+ * to NOTIFY_SOCKET, and LISTEN_FDS at the start. It needs no libsystemd. A process has one service manager, so there is
+ * one store for the whole process.
+ *
+ * Names have 1 to 255 printable ASCII characters without ':'. Several descriptors may have the same name.
+ *
+ * Threads: keep_put(), keep_confirm(), keep_forget(), keep_is_on() and keep_switch_off() may be called by any thread
+ * between keep_init() and keep_deinit(); all others belong to the thread that called keep_init().
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { KEEP_MAX_NAME_BYTES = 255 };
+
+/* A descriptor that was passed to this process and that nobody has taken yet; the store owns both. */
+struct keep_passed {
+    const char *name;
+    int fd;
+};
+
+/*
+ * Reads what the service manager has passed and where it listens, and removes LISTEN_* from the environment, so that no
+ * child process believes that it got the descriptors. They are closed at exec from now on.
+ * Return: 0; -EINVAL when LISTEN_FDS or LISTEN_FDNAMES make no sense, -EBADF when a descriptor is not open, -ENOMEM.
+ * After a failure the store is off and empty, and keep_deinit() is not needed.
+ */
+int keep_init(void);
+/* Closes the descriptors that nobody has taken. Without keep_init() it does nothing. */
+void keep_deinit(void);
+
+/* Is there a service manager that keeps descriptors? systemd does not say whether it does. */
+bool keep_is_on(void);
+/* This process stores nothing from now on, until keep_init() is called again. */
+void keep_switch_off(void);
+
+bool keep_is_name(const char *name);
+
+/* Return: the first passed descriptor of this name, which is now the caller's, or -1. */
+int keep_take(const char *name);
+/* Return: the listening SOCK_SEQPACKET unix socket that was passed, of any name, which is now the caller's; -1 when no
+ * socket was passed; -EINVAL when there are two, or a socket of another kind: then none is taken. */
+int keep_listen_fd(void);
+/* Return: the i-th of the descriptors that nobody has taken, valid until the next one is taken; NULL at the end. */
+const struct keep_passed *keep_passed(size_t i);
+
+/*
+ * Sends a copy of the descriptor to the service manager under this name; fd stays the caller's. Waits while the
+ * manager's queue is full. The manager may refuse the descriptor and does not say so.
+ * Return: 0, -ENOTCONN when the store is off, -EINVAL for a name that is not allowed, or another -errno.
+ */
+int keep_put(const char *name, int fd);
+/* Waits until the service manager has processed all messages that were sent before. Return: 0, -ETIMEDOUT, -ENOTCONN when
+ * the store is off, or another -errno. */
+int keep_confirm(unsigned timeout_ms);
+/* The service manager closes all its descriptors of this name. */
+void keep_forget(const char *name);
