@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "core/base/failpoint.h"
+#include "core/base/keep.h"
 
 size_t page_size(void)
 {
@@ -49,28 +50,27 @@ static int segment_map(struct segment *segment, int fd, size_t n_bytes)
     return 0;
 }
 
-/* seals: beside those against resizing. They come last, because one of them forbids our own mapping, too. */
-static int make(struct segment *segment, const char *name, size_t n_bytes, int seals)
+static int make_memfd(const char *name, size_t n_bytes, mode_t mode)
 {
     _cleanup_close_ int fd = -1;
     char full[64];
-    int r;
-
-    *segment = SEGMENT_NULL;
-    if (n_bytes == 0)
-        return 0;
-    if (n_bytes > PTRDIFF_MAX - page_size())
-        return -EOVERFLOW;
-    n_bytes = round_up(n_bytes, page_size());
 
     snprintf(full, sizeof(full), "zerod.%s", name);
     fd = memfd_create(full, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return -errno;
     /* The descriptor that clients get is opened through /proc and so subject to the mode. */
-    if (fchmod(fd, 0600) < 0 || ftruncate(fd, (off_t)n_bytes) < 0)
+    if (fchmod(fd, mode) < 0 || ftruncate(fd, (off_t)n_bytes) < 0)
         return -errno;
-    r = segment_map(segment, fd, n_bytes);
+    return steal_fd(&fd);
+}
+
+/* Takes the descriptor. seals: beside those against resizing. They come last: one of them forbids our own mapping, too. */
+static int take(struct segment *segment, int memfd, size_t n_bytes, int seals)
+{
+    _cleanup_close_ int fd = memfd;
+    int r = segment_map(segment, fd, n_bytes);
+
     if (r < 0)
         return r;
     segment->n_bytes = n_bytes;
@@ -83,6 +83,20 @@ static int make(struct segment *segment, const char *name, size_t n_bytes, int s
     return 0;
 }
 
+static int make(struct segment *segment, const char *name, size_t n_bytes, int seals)
+{
+    int fd;
+
+    *segment = SEGMENT_NULL;
+    if (n_bytes == 0)
+        return 0;
+    if (n_bytes > PTRDIFF_MAX - page_size())
+        return -EOVERFLOW;
+    n_bytes = round_up(n_bytes, page_size());
+    fd = make_memfd(name, n_bytes, 0600);
+    return fd < 0 ? fd : take(segment, fd, n_bytes, seals);
+}
+
 int segment_init(struct segment *segment, const char *name, size_t n_bytes)
 {
     return make(segment, name, n_bytes, 0);
@@ -93,8 +107,112 @@ int segment_init_published(struct segment *segment, const char *name, size_t n_b
     return make(segment, name, n_bytes, F_SEAL_FUTURE_WRITE);
 }
 
+/* ---- kept ---------------------------------------------------------------------------------------------- */
+
+/* Names of segments that were freed. */
+static char (*freed)[SEGMENT_NAME_BYTES];
+static size_t n_freed;
+
+void segments_forget(void)
+{
+    for (size_t i = 0; i < n_freed; i++)
+        keep_forget(freed[i]);
+    free(freed);
+    freed = NULL;
+    n_freed = 0;
+}
+
+static void forget_later(const char *name)
+{
+    char(*more)[SEGMENT_NAME_BYTES] = realloc(freed, (n_freed + 1) * sizeof(*freed));
+
+    if (!more) {
+        keep_forget(name);
+        return;
+    }
+    freed = more;
+    memcpy(freed[n_freed++], name, sizeof(*freed));
+}
+
+/* The memory of an earlier daemon. Takes the descriptor. */
+static int find(struct segment *segment, int memfd, size_t n_bytes)
+{
+    enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
+    _cleanup_close_ int fd = memfd;
+    int seals = fcntl(fd, F_GET_SEALS), r;
+    struct stat st;
+
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if ((size_t)st.st_size != n_bytes || seals != SEALS)
+        return -EBADFD;
+    r = segment_map(segment, fd, n_bytes);
+    if (r < 0)
+        return r;
+    segment->n_bytes = n_bytes;
+    segment->fd = steal_fd(&fd);
+    segment->found = true;
+    return 0;
+}
+
+static bool must_be_found;
+static char missing[SEGMENT_NAME_BYTES];
+
+void segments_must_be_found(bool must)
+{
+    must_be_found = must;
+    *missing = '\0';
+}
+
+const char *segment_missing(void)
+{
+    return missing;
+}
+
+static int make_kept(struct segment *segment, const char *name, size_t n_bytes, mode_t mode)
+{
+    int fd, r;
+
+    *segment = SEGMENT_NULL;
+    if (n_bytes == 0)
+        return 0;
+    if (n_bytes > PTRDIFF_MAX - page_size())
+        return -EOVERFLOW;
+    n_bytes = round_up(n_bytes, page_size());
+    fd = keep_take(name);
+    if (fd >= 0) {
+        r = find(segment, fd, n_bytes);
+    } else if (must_be_found) {
+        r = -ENODATA;
+    } else {
+        fd = make_memfd(name, n_bytes, mode);
+        r = fd < 0 ? fd : take(segment, fd, n_bytes, 0);
+        if (r == 0)
+            r = keep_put(name, segment->fd);
+    }
+    if (r < 0 && must_be_found && !*missing)
+        snprintf(missing, sizeof(missing), "%s", name);
+    if (r < 0)
+        segment_deinit(segment);
+    else
+        snprintf(segment->kept, sizeof(segment->kept), "%s", name);
+    return r;
+}
+
+int segment_init_kept(struct segment *segment, const char *name, size_t n_bytes)
+{
+    return keep_is_on() ? make_kept(segment, name, n_bytes, 0600) : segment_init(segment, name, n_bytes);
+}
+
+int segment_init_published_kept(struct segment *segment, const char *name, size_t n_bytes)
+{
+    return keep_is_on() ? make_kept(segment, name, n_bytes, 0400) : segment_init_published(segment, name, n_bytes);
+}
+
 void segment_deinit(struct segment *segment)
 {
+    if (*segment->kept)
+        forget_later(segment->kept);
     if (segment->area)
         munmap(segment->area, segment->n_bytes + AREA_EXTRA_BYTES);
     if (segment->fd >= 0)

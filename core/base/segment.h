@@ -12,22 +12,28 @@
  *     root                 the same; but it can write into the daemon's own memory (/proc/PID/mem)
  *
  * A process of the daemon's uid can open /proc/PID/fd of the daemon as well, so that only published segments are safe
- * from it. Sizes are
+ * from it. A segment that is kept can outlive the daemon: whoever keeps its descriptor (keep.h) hands it to the next
+ * daemon, for which segment_init_kept() finds it with all that is in it. Sizes are
  * rounded up to pages. Pages come when they are reserved (segment_reserve), so that
  * a lack of memory is an error then and not SIGBUS later; reserving zeroes
  * pages and belongs on a worker, never on the loop.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "core/base/base.h"
+
+enum { SEGMENT_NAME_BYTES = 48 };
 
 struct segment {
     int fd;
     uint8_t *map;
     size_t n_bytes; /* multiple of the page size; 0: an empty segment, fd -1 */
     uint8_t *area;  /* address space around map: see segment_map() */
+    char kept[SEGMENT_NAME_BYTES]; /* under which it is kept; "": it is not */
+    bool found;                    /* an earlier daemon made it */
 };
 
 #define SEGMENT_NULL ((struct segment){.fd = -1})
@@ -39,10 +45,29 @@ int segment_init(struct segment *segment, const char *name, size_t n_bytes);
 /*
  * segment_init(), then seals the segment (F_SEAL_FUTURE_WRITE): only this mapping writes to it. No process, this daemon
  * included, can map it for writing, write to it or punch holes into it again. It does not suit segments that engines
- * write, nor segments that a later daemon has to take over.
+ * write.
  */
 int segment_init_published(struct segment *segment, const char *name, size_t n_bytes);
+/*
+ * segment_init(), and the descriptor is given to whoever keeps descriptors; keep_confirm() says that it has arrived. If an
+ * earlier daemon has left a segment of that name, it is found instead: -EBADFD when its size is another. published: as
+ * segment_init_published() if nobody keeps descriptors; else only the mode keeps others from writing to it, because the
+ * next daemon must.
+ */
+int segment_init_kept(struct segment *segment, const char *name, size_t n_bytes);
+int segment_init_published_kept(struct segment *segment, const char *name, size_t n_bytes);
+/*
+ * Segments that were freed stay kept until segments_forget(), because the next daemon may have to repeat what they were
+ * needed for.
+ */
 void segment_deinit(struct segment *segment);
+void segments_forget(void);
+/*
+ * From now on, one that was not kept, or is another, is an error (-ENODATA, -EBADFD) and is not made anew.
+ * segment_missing(): its name; "": there was none.
+ */
+void segments_must_be_found(bool must);
+const char *segment_missing(void);
 /* Only the mapping is left: a segment of which no more descriptors are handed out. */
 void segment_close_descriptor(struct segment *segment);
 

@@ -28,6 +28,13 @@ struct worker_pool {
     pthread_t threads[];
 };
 
+static __thread unsigned number;
+
+unsigned worker_number(void)
+{
+    return number;
+}
+
 /* Called with the lock held. */
 static void pool_finish(struct worker_pool *pool, struct work *work)
 {
@@ -91,7 +98,7 @@ static void *worker_main(void *arg)
     /* A library linked with -ffast-math switches flush-to-zero on for every new thread: other bits than promised. */
     if (kernels_assert_float_env(why, sizeof(why)) < 0)
         pool->bad_float_env = true;
-    pool->n_ready++;
+    number = ++pool->n_ready;
     pthread_cond_broadcast(&pool->work_done);
     pthread_mutex_unlock(&pool->lock);
 

@@ -45,6 +45,9 @@ unsigned worker_pool_reap(struct worker_pool *pool);
  * is under way. */
 unsigned worker_pool_wait(struct worker_pool *pool);
 
+/* Return: the number of the worker that calls it, from 1; 0 on other threads. */
+unsigned worker_number(void);
+
 unsigned worker_pool_n_threads(const struct worker_pool *pool);
 
 /* Return: whether works are under way; *n_items_done grows with each item that ends. For a watchdog. */

@@ -255,7 +255,7 @@ static const struct config_key table[] = {
         "Stages 1 and 2: one mapping of the weights for all ranks of a node, or one copy for each.", .def = "shared",
         .choices = weights),
     KEY("threads", WHOLE, threads, "Worker threads; auto: one for each CPU that the daemon may run on.",
-        .flags = CONFIG_AUTO | CONFIG_OWN, .unit = "threads", .def = "auto", RANGE(1, 1024)),
+        .flags = CONFIG_AUTO | CONFIG_OWN, .unit = "threads", .def = "auto", RANGE(1, CONFIG_MAX_THREADS)),
 
     SECTION("diagnostics", "What happens when a training program breaks a rule."),
     KEY("diagnostics.on_duplicate", CHOICE, diagnostics.on_duplicate,

@@ -31,6 +31,7 @@ enum {
     CONFIG_MAX_SOCKET_BYTES = 107, /* sun_path without its NUL */
     CONFIG_MAX_RANKS = 1024,       /* picked; what is kept per rank stays small next to the state */
     CONFIG_MAX_LOCAL_RANKS = 64,   /* on one node: who pushed a parameter is one mask */
+    CONFIG_MAX_THREADS = 1024,     /* picked */
     CONFIG_MAX_LOCAL_GPUS = 16,    /* likewise, each with a GPU: what an engine is told of in one message */
     CONFIG_MAX_NODES = 64,         /* which of them have something is one mask */
     CONFIG_MAX_PIECES = 64,        /* of all nodes (subtree.h): and so is which of them have pushed */

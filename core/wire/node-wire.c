@@ -9,6 +9,7 @@
 
 #include "core/base/base.h"
 #include "core/diagnosis/diagnosis.h"
+#include "core/wire/wire-envelope.h"
 #include "core/wire/wire-rule.h"
 #include "proto/nodes.pb-c.h"
 
@@ -72,52 +73,17 @@ static const struct wire_rule message_rules[] = {
 };
 static const struct wire_table message_table = WIRE_TABLE(node_message, node_message, message_rules);
 
-static void *arena_alloc(void *arena, size_t n_bytes)
-{
-    return wire_arena_alloc(arena, n_bytes);
-}
-
-static void arena_free(void *arena, void *p)
-{
-}
-
 int node_unpack(struct wire_arena *arena, const void *data, size_t n_bytes, struct node_message *out, char *why,
                 size_t why_size)
 {
-    ProtobufCAllocator allocator = {.alloc = arena_alloc, .free = arena_free, .allocator_data = arena};
     struct wire_problem problem = {.why = why, .size = why_size};
-    ProtobufCMessage *message;
-    int r;
 
-    wire_arena_reset(arena);
-    message = protobuf_c_message_unpack(message_table.descriptor, &allocator, n_bytes, data);
-    if (!message && arena->failure)
-        return arena->failure;
-    if (!message) {
-        wire_problem_set(&problem, ": %zu bytes that are not a protobuf message", n_bytes);
-        wire_problem_prefix(&problem, "NodeMessage");
-        return WIRE_E_INVALID;
-    }
-    r = wire_table_unpack(&message_table, arena, message, out, &problem);
-    if (r == WIRE_E_INVALID)
-        wire_problem_prefix(&problem, "NodeMessage.");
-    return r;
+    return wire_message_unpack(&message_table, "NodeMessage", arena, data, n_bytes, out, &problem);
 }
 
 int node_pack(struct wire_arena *arena, const struct node_message *message, void *buffer, size_t size)
 {
-    struct wire_mark mark = wire_arena_mark(arena);
-    ProtobufCMessage *proto = wire_arena_alloc(arena, message_table.descriptor->sizeof_message);
-    int r = proto ? 0 : arena->failure;
-
-    if (r == 0)
-        r = wire_table_pack(&message_table, arena, message, proto);
-    if (r == 0 && protobuf_c_message_get_packed_size(proto) > size)
-        r = -EMSGSIZE;
-    if (r == 0)
-        r = (int)protobuf_c_message_pack(proto, buffer);
-    wire_arena_rewind(arena, mark);
-    return r;
+    return wire_message_pack(&message_table, arena, message, buffer, size);
 }
 
 bool node_exact_sum(const struct node_message *message, struct exact_sum *out)

@@ -180,3 +180,44 @@ int wire_envelope_pack(const struct wire_envelope *envelope, struct wire_arena *
     wire_arena_rewind(arena, mark);
     return r;
 }
+
+/* ---- one message that is no oneof ------------------------------------------------------------------------ */
+
+int wire_message_unpack(const struct wire_table *table, const char *name, struct wire_arena *arena, const void *data,
+                        size_t n_bytes, void *ours, struct wire_problem *problem)
+{
+    ProtobufCAllocator allocator = {.alloc = arena_alloc, .free = arena_free, .allocator_data = arena};
+    ProtobufCMessage *message;
+    int r;
+
+    wire_arena_reset(arena);
+    message = protobuf_c_message_unpack(table->descriptor, &allocator, n_bytes, data);
+    if (!message && arena->failure)
+        return arena->failure;
+    if (!message) {
+        wire_problem_set(problem, ": %zu bytes that are not a protobuf message", n_bytes);
+        wire_problem_prefix(problem, "%s", name);
+        return WIRE_E_INVALID;
+    }
+    r = wire_table_unpack(table, arena, message, ours, problem);
+    if (r == WIRE_E_INVALID)
+        wire_problem_prefix(problem, "%s.", name);
+    return r;
+}
+
+int wire_message_pack(const struct wire_table *table, struct wire_arena *arena, const void *ours, void *buffer,
+                      size_t size)
+{
+    struct wire_mark mark = wire_arena_mark(arena);
+    ProtobufCMessage *proto = wire_arena_alloc(arena, table->descriptor->sizeof_message);
+    int r = proto ? 0 : arena->failure;
+
+    if (r == 0)
+        r = wire_table_pack(table, arena, ours, proto);
+    if (r == 0 && protobuf_c_message_get_packed_size(proto) > size)
+        r = -EMSGSIZE;
+    if (r == 0)
+        r = (int)protobuf_c_message_pack(proto, buffer);
+    wire_arena_rewind(arena, mark);
+    return r;
+}

@@ -25,6 +25,12 @@ struct wire_envelope {
 int wire_envelope_unpack(const struct wire_envelope *envelope, struct wire_arena *arena, const void *data,
                          size_t n_bytes, unsigned *type, void *ours, struct wire_problem *problem);
 
+/* One message that is no oneof: bytes to a struct, and back. name: of the message, for the problem. */
+int wire_message_unpack(const struct wire_table *table, const char *name, struct wire_arena *arena, const void *data,
+                        size_t n_bytes, void *ours, struct wire_problem *problem);
+int wire_message_pack(const struct wire_table *table, struct wire_arena *arena, const void *ours, void *buffer,
+                      size_t size);
+
 /* A struct to a packet. Nothing is kept in the arena. Return: its size, -EMSGSIZE when size is too small, -ENOMEM. */
 int wire_envelope_pack(const struct wire_envelope *envelope, struct wire_arena *arena, unsigned type, const void *ours,
                        void *buffer, size_t size);

@@ -79,7 +79,7 @@ struct wire_table {
 };
 
 /* Messages that more than one protocol has. */
-extern const struct wire_table wire_hyper_table, wire_step_table;
+extern const struct wire_table wire_hyper_table, wire_step_table, wire_diagnostic_table;
 
 void wire_problem_set(struct wire_problem *problem, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void wire_problem_prefix(struct wire_problem *problem, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -112,6 +112,7 @@ int wire_table_pack(const struct wire_table *table, struct wire_arena *arena, co
                  S, field, count, .proto_count_offset = offsetof(Zerod__V1__##M, n_##field), __VA_ARGS__)
 
 #define U32(M, S, field, ...) WIRE_SCALAR(WIRE_U32, uint32_t, uint32_t, M, S, field, __VA_ARGS__)
+#define I64(M, S, field, ...) WIRE_SCALAR(WIRE_U64, int64_t, int64_t, M, S, field, __VA_ARGS__)
 #define U64(M, S, field, ...) WIRE_SCALAR(WIRE_U64, uint64_t, uint64_t, M, S, field, __VA_ARGS__)
 #define BOOL(M, S, field, ...) WIRE_SCALAR(WIRE_BOOL, protobuf_c_boolean, bool, M, S, field, __VA_ARGS__)
 #define DOUBLE(M, S, field, ...) WIRE_SCALAR(WIRE_DOUBLE, double, double, M, S, field, __VA_ARGS__)

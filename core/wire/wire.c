@@ -97,7 +97,7 @@ static const struct wire_rule diagnostic_rules[] = {
     U64(Diagnostic, wire_diagnostic, id),
     BOOL(Diagnostic, wire_diagnostic, warning),
 };
-static const struct wire_table refusal_table = WIRE_TABLE(diagnostic, wire_diagnostic, diagnostic_rules);
+const struct wire_table wire_diagnostic_table = WIRE_TABLE(diagnostic, wire_diagnostic, diagnostic_rules);
 
 /* Ranges are for the optimizer, which knows what it reads (E1108). */
 static const struct wire_rule hyper_rules[] = {
@@ -489,7 +489,7 @@ static const struct wire_rule state_is_rules[] = {
 };
 
 static const struct wire_rule refused_rules[] = {
-    MESSAGE(Refused, reply_refused, diagnostic, .table = &refusal_table, .flags = WIRE_REQUIRED),
+    MESSAGE(Refused, reply_refused, diagnostic, .table = &wire_diagnostic_table, .flags = WIRE_REQUIRED),
     BOOL(Refused, reply_refused, closing),
     BOOL(Refused, reply_refused, aborted),
     MESSAGE(Refused, reply_refused, position, .table = &position_table),

@@ -11,7 +11,7 @@
 #include "daemon/job/form.h"
 #include "daemon/job/init.h"
 #include "daemon/job/model/coordinator.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/parcels.h"
 #include "daemon/job/model/rank.h"

@@ -4,6 +4,7 @@
 
 #include "daemon/job/attendance.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,11 +18,12 @@
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/parcels.h"
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/survival.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/job/state/read-state.h"
 #include "daemon/job/state/window.h"
@@ -46,7 +48,7 @@ static struct diagnostic *check_run(struct job *job, const struct evidence_at *a
     if (!run_id || !*run_id)
         return NULL;
     if (job->run.id && strcmp(job->run.id, run_id) != 0)
-        return cause_other_run(at, job->run.id, run_id, job->state ? state_journal(job->state)->epoch : 0);
+        return cause_other_run(at, job->run.id, run_id, job->state ? job->state->progress.epoch : 0);
     if (!job->run.id)
         job->run.id = strdup(run_id);
     return NULL;
@@ -188,13 +190,59 @@ static void choose_optimizer(struct job *job, const struct request_hello *hello)
                                                                                            : job->run.configured;
 }
 
-int job_attach(struct job *job, const struct job_attach *attach, struct job_rank **out, struct diagnostic **refusal)
+enum config_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted)
 {
     static const enum config_on_duplicate policies[] = {
         [WIRE_ON_DUPLICATE_REJECT] = CONFIG_DUPLICATE_REJECT,
         [WIRE_ON_DUPLICATE_ACCUMULATE] = CONFIG_DUPLICATE_ACCUMULATE,
         [WIRE_ON_DUPLICATE_ABORT_STEP] = CONFIG_DUPLICATE_ABORT_STEP,
     };
+
+    return wanted == WIRE_ON_DUPLICATE_AS_CONFIGURED ? job->config->diagnostics.on_duplicate : policies[wanted];
+}
+
+/* ---- ranks that are away ------------------------------------------------------------------------------- */
+
+bool job_resume(struct job *job, const struct job_attach *attach, struct job_rank **out)
+{
+    const struct request_hello *hello = attach->hello;
+    struct job_rank *rank = hello->rank < job->world.size ? &job->ranks[hello->rank] : NULL;
+
+    if (!rank || rank->peer != RANK_IS_AWAY || rank->away.dropped || rank->secret != hello->incarnation ||
+        rank->pid != attach->pid || rank->uid != attach->uid)
+        return false;
+    rank->peer = attach->peer;
+    rank->last_ns = job_now(job);
+    *out = rank;
+    job_todo(job);
+    return true;
+}
+
+/* A process in a PID namespace that this daemon does not see has pid 0, and can only be waited for. */
+static bool is_gone(const struct job *job, const struct job_rank *rank)
+{
+    uint64_t timeout_ns = job->config->limits.reattach_timeout_ms * UINT64_C(1000000);
+
+    return rank->away.dropped || (rank->pid > 0 && kill((pid_t)rank->pid, 0) < 0 && errno == ESRCH) ||
+           job_now(job) - job->run.survival.found_ns > timeout_ns;
+}
+
+void attendance_tick(struct job *job)
+{
+    for (unsigned r = job->world.first; job->run.survival.found_ns && r < job->world.end; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (rank->peer != RANK_IS_AWAY || !is_gone(job, rank))
+            continue;
+        job_record(job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
+        job_detach(job, rank);
+    }
+}
+
+/* ---- ranks that come and go ---------------------------------------------------------------------------- */
+
+int job_attach(struct job *job, const struct job_attach *attach, struct job_rank **out, struct diagnostic **refusal)
+{
     const struct request_hello *hello = attach->hello;
     struct job_rank *rank;
 
@@ -205,7 +253,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
     }
     rank = &job->ranks[hello->rank];
     if (rank->peer) { /* the same process on a new connection: the old one is dead or about to be */
-        job->ops.drop(job->ops.userdata, rank->peer, NULL);
+        job_disconnect(job, rank, NULL);
         job_detach(job, rank);
     }
     choose_optimizer(job, hello);
@@ -222,8 +270,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
     free(rank->client);
     rank->client = strdup(hello->client);
     rank->attached_ns = rank->last_ns = job_now(job);
-    rank->on_duplicate = hello->on_duplicate == WIRE_ON_DUPLICATE_AS_CONFIGURED ? job->config->diagnostics.on_duplicate
-                                                                                : policies[hello->on_duplicate];
+    rank->on_duplicate = attendance_policy(job, hello->on_duplicate);
     if (job->layout)
         job->ledger.ranks[rank->rank].accumulate = rank->on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
     *out = rank;
@@ -271,6 +318,7 @@ static bool anybody_is_here(const struct job *job)
 void job_detach(struct job *job, struct job_rank *rank)
 {
     rank->peer = NULL;
+    rank_forget_away(rank);
     job_release_reading(job, rank);
     rank->wait = WAIT_NONE; /* a request for the step stands: the ledger has it */
     if (rank->formed)

@@ -4,6 +4,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/config/config.h"
+#include "core/wire/wire.h"
+
 struct diagnostic;
 struct job;
 struct job_rank;
@@ -21,6 +24,13 @@ struct job_attach {
 /* Return: 0 and *out; 1: refused, *refusal is the caller's. */
 int job_attach(struct job *job, const struct job_attach *attach, struct job_rank **out, struct diagnostic **refusal);
 
+/*
+ * A process that was attached to the daemon before connects to this one. Return: false, it is none that is away.
+ */
+bool job_resume(struct job *job, const struct job_attach *attach, struct job_rank **out);
+/* Ranks that are away whose process is gone, or does not come in time, are lost. */
+void attendance_tick(struct job *job);
+enum config_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted);
 /* The peer is gone: process dead, or connection closed. */
 void job_detach(struct job *job, struct job_rank *rank);
 void job_leave(struct job *job, struct job_rank *rank);

@@ -7,18 +7,21 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/segment.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/fault.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/job/state/read-state.h"
 #include "daemon/job/state/window.h"
 #include "daemon/ledger/ledger.h"
+#include "daemon/memory/journal.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/executor.h"
@@ -53,8 +56,7 @@ static void tell_ranks(struct job *job)
     }
     diagnostic = job_keep(job, diagnostic);
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        if (job->ranks[r].peer)
-            job->ops.drop(job->ops.userdata, job->ranks[r].peer, diagnostic);
+        job_disconnect(job, &job->ranks[r], diagnostic);
 }
 
 void drop_begin(struct job *job, unsigned code, const char *why)
@@ -109,6 +111,8 @@ void drop_now(struct job *job)
         rank->gathered = NULL;
         rank->formed = false;
     }
+    if (!job->run.stopping)
+        journal_clear(job->run.survival.journal); /* first: what is freed below is of no use to the next daemon */
     coordinator_drop(job->coordinator);
     window_free(job->window);
     ledger_deinit(&job->ledger);
@@ -130,6 +134,9 @@ void drop_now(struct job *job)
     job->missing.n_seen = 0;
     job->missing.last = job->missing.n_last = 0;
     job->run.given_weights = job->run.has_weights = job->decision.has_learnt = job->decision.has_norm = false;
+    journal_free(steal_ptr(job->run.survival.journal));
+    if (!job->run.stopping)
+        segments_forget();
     charge_deinit(&job->memory.charge);
     job->phase = JOB_WAITING;
 }

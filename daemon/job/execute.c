@@ -14,7 +14,8 @@
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/device-reach.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
+#include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
@@ -79,7 +80,7 @@ static void on_unopened(void *userdata, unsigned local_rank, const char *why)
                                                             .why = why});
     diagnostic = job_keep(job, diagnostic);
     job_abort(job, rank->rank, diagnostic_ref(diagnostic));
-    job->ops.drop(job->ops.userdata, rank->peer, diagnostic);
+    job_disconnect(job, rank, diagnostic);
 }
 
 static void on_put(void *userdata, const char *key, const uint8_t *value, size_t n_bytes)

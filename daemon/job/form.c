@@ -10,6 +10,7 @@
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/base/keep.h"
 #include "core/base/open-files.h"
 #include "core/base/sequence.h"
 #include "core/base/worker.h"
@@ -21,7 +22,9 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
 #include "core/layout/manifest.h"
+#include "core/wire/journal-wire.h"
 #include "core/wire/wire-request.h"
+#include "daemon/job/base.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/execute.h"
 #include "daemon/job/formed.h"
@@ -30,6 +33,7 @@
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/survival.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/quota.h"
@@ -281,14 +285,19 @@ static int make_executor(void *userdata)
     return r < 0 ? r : SEQUENCE_OVER;
 }
 
+enum { KEEP_TIMEOUT_MS = 5000 }; /* picked: a service manager that takes longer keeps nothing */
+
 static void reserve_run(struct work *work, uint32_t item)
 {
     struct job *job = container_of(work, struct job, forming.reserve_work);
-    uint32_t n = executor_n_reserve_pieces(job->executor);
+    uint32_t n = executor_n_reserve_pieces(job->executor), n_theirs = coordinator_n_reserve_pieces(job->coordinator);
     int r;
 
     (void)failpoint("forming");
-    r = item < n ? executor_reserve(job->executor, item) : coordinator_reserve(job->coordinator, item - n);
+    if (item < n)
+        r = executor_reserve(job->executor, item);
+    else
+        r = item < n + n_theirs ? coordinator_reserve(job->coordinator, item - n) : keep_confirm(KEEP_TIMEOUT_MS);
     if (r < 0)
         __atomic_store_n(&job->forming.reserve_result, r, __ATOMIC_RELAXED);
 }
@@ -313,7 +322,8 @@ static int reserve(void *userdata)
     job->forming.reserve_work = (struct work){.run = reserve_run,
                                               .done = reserve_done,
                                               .n_items = executor_n_reserve_pieces(job->executor) +
-                                                         coordinator_n_reserve_pieces(job->coordinator)};
+                                                         coordinator_n_reserve_pieces(job->coordinator) +
+                                                         (job->run.survival.journal != NULL)};
     job->work.n_io++;
     worker_post(job->pool, &job->forming.reserve_work);
     return SEQUENCE_WAITS;
@@ -328,7 +338,17 @@ static int start(void *userdata)
     return SEQUENCE_WAITS;
 }
 
-static const sequence_stage stages[] = {compare_manifests, lay_out, admit, make_executor, make_tables, reserve, start,
+/* First of all that is kept: without a journal, what is kept is of no use to the next daemon. */
+static int make_journal(void *userdata)
+{
+    struct job *job = userdata;
+    int r = keep_is_on() ? journal_new(&job->run.survival.journal) : 0;
+
+    return r < 0 ? r : SEQUENCE_OVER;
+}
+
+static const sequence_stage stages[] = {compare_manifests, lay_out,     admit,   make_journal,
+                                        make_executor,     make_tables, reserve, start,
                                         NULL};
 
 /* ---- how forming ends ---------------------------------------------------------------------------------- */
@@ -351,17 +371,15 @@ static struct diagnostic *out_of_memory(const struct job *job, int r)
 
 static void open_to_ranks(struct job *job)
 {
-    struct state_journal *journal = state_journal(job->state);
-
-    journal->magic = STATE_MAGIC;
-    journal->version = 1;
-    journal->manifest_digest = job->run.digest;
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         if (job->ranks[r].peer)
             ledger_attach(&job->ledger, r, job->ranks[r].incarnation);
         job->ledger.ranks[r].accumulate = job->ranks[r].on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
     }
     job->phase = JOB_INITIALISING;
+    job->run.survival.n_daemons = 1;
+    base_write(job);
+    job_turn(job, TURN_FORMED);
     job_todo(job);
 }
 
@@ -390,6 +408,33 @@ void job_formed(struct job *job)
 void job_unformed(struct job *job, struct diagnostic *diagnostic)
 {
     sequence_advance(&job->forming.sequence, refuse_with(job, diagnostic));
+}
+
+/* ---- a job that an earlier daemon has formed ----------------------------------------------------------- */
+
+int form_again(struct job *job, const struct manifest *manifest)
+{
+    struct job_rank *first = &job->ranks[job->world.first];
+    struct plan_options options;
+    struct diagnostic *refusal;
+    int r;
+
+    for (uint32_t p = 0; p < manifest->n; p++)
+        if (manifest_add(&first->manifest, &manifest->decls[p]) != 0)
+            return -ENOMEM;
+    refusal = make_layout(job);
+    manifest_deinit(&first->manifest);
+    if (refusal) {
+        diagnostic_unref(refusal);
+        return -EINVAL;
+    }
+    options = budget_options(job->config, job->layout,
+                             (struct budget_ranks){.first_local = job->world.first, .n_local = job_n_local(job)},
+                             job->layout->n_parcels);
+    plan_bytes_by_class(job->layout, &options, &job->memory.planned);
+    (void)quota_charge(&job->memory.quota, &job->memory.charge, job->memory.planned.needed); /* it is there already */
+    r = make_executor(job);
+    return r < 0 ? r : make_tables(job);
 }
 
 /* ---- when it begins ------------------------------------------------------------------------------------ */

@@ -5,6 +5,7 @@
 #include "daemon/job/formed.h"
 
 #include "core/base/base.h"
+#include "core/base/keep.h"
 #include "core/base/open-files.h"
 #include "core/base/segment.h"
 #include "core/base/worker.h"
@@ -18,9 +19,12 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/parcels.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/survival.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/executor.h"
+
+enum { KEEP_TIMEOUT_MS = 5000 }; /* picked: a service manager that takes longer keeps nothing */
 
 /* Reserving the pages of a ring; the rank may be gone before it ends. */
 struct ring_start {
@@ -39,6 +43,8 @@ static void ring_start_run(struct work *work, uint32_t item)
     start->result = segment_reserve(&start->ring->ring, 0, start->ring->ring.n_bytes);
     if (start->result == 0)
         start->result = segment_reserve(&start->ring->credit, 0, start->ring->credit.n_bytes);
+    if (start->result == 0 && start->job->run.survival.journal)
+        start->result = keep_confirm(KEEP_TIMEOUT_MS);
 }
 
 /* r: why it has none, a negative errno. */
@@ -66,8 +72,7 @@ static void ring_start_done(struct work *work)
     if (start->result == 0) {
         ring_credit_page(ring)->n_tickets = ring->n_tickets;
         atomic_store_explicit(&ring_credit_page(ring)->attempt, job->ledger.attempt, memory_order_release);
-        if (job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW) /* odd while weights are being written */
-            atomic_store_explicit(&ring_credit_page(ring)->generation, 1, memory_order_release);
+        ring_set_writing(ring, job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW);
         ring->ready = true;
     } else if (start->rank->rings[0] == ring) {
         refuse_ring(job, start->rank, start->result);
@@ -84,16 +89,11 @@ static void ring_is_freed(void *userdata, const struct ring *ring)
     parcels_ring_is_gone(job->coordinator, ring);
 }
 
-/* Return: 0 or -errno. */
-static int start_ring(struct job *job, struct job_rank *rank)
+static int make_ring(struct job *job, struct job_rank *rank)
 {
-    _cleanup_free_ struct ring_start *start = calloc(1, sizeof(*start));
-    int r;
-
-    if (!start)
-        return -ENOMEM;
-    r = ring_new(&rank->rings[0], &(struct ring_options){
+    return ring_new(&rank->rings[0], &(struct ring_options){
                                       .rank = rank->rank,
+                                      .incarnation = rank->incarnation,
                                       .ring_bytes = job->executor->ring_bytes,
                                       .on_device = job->executor->on_gpus,
                                       .overflow_bytes = job->layout->arena_bytes,
@@ -102,6 +102,17 @@ static int start_ring(struct job *job, struct job_rank *rank)
                                       .freed = ring_is_freed,
                                       .userdata = job,
                                   });
+}
+
+/* Return: 0 or -errno. */
+static int start_ring(struct job *job, struct job_rank *rank)
+{
+    _cleanup_free_ struct ring_start *start = calloc(1, sizeof(*start));
+    int r;
+
+    if (!start)
+        return -ENOMEM;
+    r = make_ring(job, rank);
     if (r < 0)
         return r;
     start->job = job;
@@ -147,6 +158,7 @@ static void answer_formed(struct job *job, struct job_rank *rank)
         refuse_ring(job, rank, r);
         return;
     }
+    job_record(job, rank, JOURNAL_FORMED, NULL, 0, NULL, 0);
     rank->formed = true;
     rank->lost_ns = 0;
     job_answer(job, rank,
@@ -169,6 +181,25 @@ static void answer_formed(struct job *job, struct job_rank *rank)
                                        .n_gpu_bytes = found.gpu ? WIRE_GPU_BYTES : 0,
                                    }},
                found.fds, n);
+}
+
+int formed_find_ring(struct job *job, struct job_rank *rank)
+{
+    int r = make_ring(job, rank);
+
+    if (r < 0)
+        return r;
+    rank->rings[0]->ready = rank->rings[0]->replays = true;
+    return 0;
+}
+
+int formed_again(struct job *job, struct job_rank *rank)
+{
+    ring_orphan(steal_ptr(rank->rings[1])); /* what its predecessor had ended is in the sums */
+    rank->formed = rank->declared = true;
+    rank->resumes = job->run.has_weights;
+    rank->lost_ns = 0;
+    return rank->rings[0] ? 0 : formed_find_ring(job, rank);
 }
 
 /* A successor waits until what its predecessor left behind is settled: ended micro-batches, a request for the step. */

@@ -8,6 +8,7 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
+#include "core/wire/journal-wire.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
 #include "daemon/job/model/answer.h"
@@ -15,6 +16,7 @@
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/survival.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/step.h"
@@ -163,6 +165,7 @@ void job_train(struct job *job)
     job->phase = JOB_TRAINING;
     job->stats.times.last_commit_ns = job_now(job);
     step_open(job->step);
+    job_turn(job, TURN_TRAINING);
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_READY)
             job_answer_done(job, &job->ranks[r]);

@@ -75,7 +75,7 @@ void job_free(struct job *job)
     coordinator_free(job->coordinator);
     for (unsigned r = 0; r < job->world.size; r++)
         drop_rank(&job->ranks[r]);
-    kept_deinit(&job->journal.kept);
+    kept_deinit(&job->diagnostics.kept);
     diagnostic_unref(job->abort.reason);
     charge_deinit(&job->memory.charge);
     free(job->abort.why);

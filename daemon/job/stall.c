@@ -10,9 +10,10 @@
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
+#include "daemon/job/attendance.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
@@ -335,6 +336,7 @@ void job_tick(struct job *job)
     uint64_t now = job_now(job);
 
     coordinator_tell(job->coordinator, true);
+    attendance_tick(job);
     check_lost(job, now);
     check_stall(job, now);
     for (unsigned r = job->world.first; r < job->world.end; r++)

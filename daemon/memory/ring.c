@@ -5,6 +5,7 @@
 #include "daemon/memory/ring.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -46,7 +47,7 @@ int ring_new(struct ring **out, const struct ring_options *options)
 {
     struct ring *ring = calloc(1, sizeof(*ring));
     uint64_t n_bytes = held_pushes_offset(options->ring_bytes) + sizeof(struct held_pushes);
-    char name[32];
+    char name[SEGMENT_NAME_BYTES];
     int r = -ENOMEM;
 
     if (!ring)
@@ -63,17 +64,17 @@ int ring_new(struct ring **out, const struct ring_options *options)
     for (uint32_t b = 0; b < options->n_parcels; b++)
         ring->heads[b] = RING_NONE;
 
-    snprintf(name, sizeof(name), "ring.%u", options->rank);
+    snprintf(name, sizeof(name), "ring.%u.%" PRIu64, options->rank, options->incarnation);
     if (options->on_device)
         r = make_places(ring);
     else
-        r = n_bytes < options->ring_bytes ? -EOVERFLOW : segment_init(&ring->ring, name, n_bytes);
-    snprintf(name, sizeof(name), "overflow.%u", options->rank);
+        r = n_bytes < options->ring_bytes ? -EOVERFLOW : segment_init_kept(&ring->ring, name, n_bytes);
+    snprintf(name, sizeof(name), "overflow.%u.%" PRIu64, options->rank, options->incarnation);
     if (r == 0 && !options->on_device)
-        r = segment_init(&ring->overflow, name, options->overflow_bytes);
-    snprintf(name, sizeof(name), "credit.%u", options->rank);
+        r = segment_init_kept(&ring->overflow, name, options->overflow_bytes);
+    snprintf(name, sizeof(name), "credit.%u.%" PRIu64, options->rank, options->incarnation);
     if (r == 0)
-        r = segment_init_published(&ring->credit, name, credit_page_bytes(options->n_tickets));
+        r = segment_init_published_kept(&ring->credit, name, credit_page_bytes(options->n_tickets));
     if (r < 0)
         goto fail;
     ring->freed = options->freed;
@@ -127,6 +128,15 @@ bool ring_is_held_back(const struct ring *ring, uint32_t param)
 struct credit_page *ring_credit_page(const struct ring *ring)
 {
     return (struct credit_page *)ring->credit.map;
+}
+
+void ring_set_writing(const struct ring *ring, bool writing)
+{
+    struct credit_page *page = ring_credit_page(ring);
+    uint64_t generation = atomic_load_explicit(&page->generation, memory_order_relaxed);
+
+    if (generation % 2 != writing) /* an earlier daemon may have said it already */
+        atomic_store_explicit(&page->generation, generation + 1, memory_order_release);
 }
 
 static struct ring_extent *find_extent(struct ring *ring, uint64_t offset_bytes)
@@ -189,7 +199,7 @@ int ring_open_slot(struct ring *ring, const struct ring_use *use, struct ring_sl
         return 0;
     }
     credits = atomic_load_explicit(&ring_credit_page(ring)->credits[use->ticket], memory_order_relaxed);
-    if (use->use != credits || is_open_already(ring, use))
+    if ((ring->replays ? (int32_t)(credits - use->use) < 0 : use->use != credits) || is_open_already(ring, use))
         return RING_E_TICKET;
     if (!place_is_valid(ring, use))
         return RING_E_PLACE;
@@ -247,6 +257,14 @@ void ring_credit_lent(struct ring *ring)
             ring_credit(ring, &ring->slots[i]);
 }
 
+static void give_ticket_back(const struct ring *ring, uint32_t ticket, uint32_t use)
+{
+    _Atomic(uint32_t) *credits = &ring_credit_page(ring)->credits[ticket];
+
+    if ((int32_t)(use - atomic_load_explicit(credits, memory_order_relaxed)) > 0)
+        atomic_store_explicit(credits, use, memory_order_release);
+}
+
 void ring_credit(struct ring *ring, struct ring_slot *slot)
 {
     assert(slot->held);
@@ -261,7 +279,7 @@ void ring_credit(struct ring *ring, struct ring_slot *slot)
         if (extent)
             extent->busy = false;
     }
-    atomic_fetch_add_explicit(&ring_credit_page(ring)->credits[slot - ring->slots], 1, memory_order_release);
+    give_ticket_back(ring, (uint32_t)(slot - ring->slots), slot->use + 1);
 }
 
 bool ring_credit_is_near(const struct ring *ring)
@@ -359,6 +377,53 @@ int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uin
     *extent_offset = offset;
     *extent_bytes = n_bytes;
     return 1;
+}
+
+/* Return: where an extent of that place goes, in the order of offsets; idle ones that overlap it are removed. */
+static uint32_t clear_place(struct ring *ring, uint64_t offset_bytes, uint64_t n_bytes)
+{
+    uint32_t at = 0;
+
+    while (at < ring->n_extents && ring->extents[at].offset_bytes < offset_bytes + n_bytes) {
+        const struct ring_extent *extent = &ring->extents[at];
+
+        if (extent->offset_bytes + extent->n_bytes <= offset_bytes)
+            at++;
+        else if (extent->busy)
+            return RING_NONE;
+        else
+            remove_extent(ring, at);
+    }
+    return at;
+}
+
+int ring_find_grant(struct ring *ring, uint64_t extent_offset, uint64_t extent_bytes)
+{
+    struct ring_extent *same = find_extent(ring, extent_offset);
+    uint32_t at;
+
+    if (same && same->n_bytes == extent_bytes) {
+        same->busy = same->used = true;
+        return 0;
+    }
+    if (extent_bytes > ring->overflow.n_bytes || extent_offset > ring->overflow.n_bytes - extent_bytes)
+        return -ENOSPC;
+    at = clear_place(ring, extent_offset, extent_bytes);
+    if (at == RING_NONE || ring->n_extents == ring->n_tickets)
+        return -ENOSPC;
+    memmove(&ring->extents[at + 1], &ring->extents[at], (ring->n_extents - at) * sizeof(ring->extents[0]));
+    ring->extents[at] =
+        (struct ring_extent){.offset_bytes = extent_offset, .n_bytes = extent_bytes, .busy = true, .used = true};
+    ring->n_extents++;
+    ring->overflow_bytes += extent_bytes;
+    return 0;
+}
+
+void ring_end_replay(struct ring *ring)
+{
+    ring->replays = false;
+    for (uint32_t i = 0; ring->overflow.n_bytes > 0 && i <= ring->n_extents; i++)
+        punch_gap(ring, i);
 }
 
 void ring_reserved(struct ring *ring, uint64_t extent_offset, bool ok)

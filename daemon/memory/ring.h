@@ -75,6 +75,7 @@ struct ring {
     uint32_t n_lent;    /* of those */
     unsigned n_readers; /* workers that still touch it */
     bool ready;         /* its pages are reserved */
+    bool replays;       /* slots are opened as they were for an earlier daemon: some were given back since */
     bool orphaned;      /* nobody will ask for it again: freed with the last reader */
     void (*freed)(void *userdata, const struct ring *ring);
     void *userdata;
@@ -91,6 +92,7 @@ struct ring_use {
 
 struct ring_options {
     unsigned rank;
+    uint64_t incarnation; /* of the rank: the ring is kept under its name */
     uint64_t ring_bytes;
     uint64_t overflow_bytes; /* the bound: the arena */
     uint32_t n_parcels;
@@ -111,6 +113,9 @@ void ring_orphan(struct ring *ring);
 
 struct credit_page *ring_credit_page(const struct ring *ring);
 
+/* The credit page says whether weights are being written. */
+void ring_set_writing(const struct ring *ring, bool writing);
+
 /* Does the client say that a push of this parameter waits to be sent with others? For texts only. */
 bool ring_is_held_back(const struct ring *ring, uint32_t param);
 
@@ -124,7 +129,7 @@ void ring_lend(struct ring *ring, struct ring_slot *slot);
 /* The rank is gone, and nobody will write into its slots again: those lent are its no more. */
 void ring_credit_lent(struct ring *ring);
 
-/* Gives a slot back to the client. */
+/* Gives a slot back to the client. Nothing happens to its ticket if an earlier daemon has given the slot back. */
 void ring_credit(struct ring *ring, struct ring_slot *slot);
 
 /* True when a slot is on its way back: waiting for it is shorter than reserving an extent. */
@@ -136,6 +141,11 @@ bool ring_credit_is_near(const struct ring *ring);
  */
 int ring_grant(struct ring *ring, uint64_t n_bytes, uint64_t *extent_offset, uint64_t *extent_bytes);
 void ring_reserved(struct ring *ring, uint64_t extent_offset, bool ok);
+
+/* An earlier daemon has granted that extent. Return: 0 or -ENOSPC. */
+int ring_find_grant(struct ring *ring, uint64_t extent_offset, uint64_t extent_bytes);
+/* All that an earlier daemon did is repeated: from now on the ring is as any other. */
+void ring_end_replay(struct ring *ring);
 
 /* Extents that were granted but hold no slot become free again (the client has nothing open). */
 void ring_reclaim(struct ring *ring);

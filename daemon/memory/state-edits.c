@@ -31,7 +31,7 @@ static uint64_t lay_out(struct state_edits *edits)
     return end;
 }
 
-int state_edits_new(struct state_edits **out, const struct state *state, const struct kernels *kernels)
+int state_edits_new(struct state_edits **out, struct state *state, const struct kernels *kernels)
 {
     struct state_edits *edits = calloc(1, sizeof(*edits));
     uint32_t n_params = state->layout->n_params;
@@ -131,11 +131,12 @@ static void store_chunk(struct work *work, uint32_t item)
 static void on_stored(struct work *work)
 {
     struct state_edits *edits = container_of(work, struct state_edits, work);
-    struct state_journal *journal = state_journal(edits->state);
+    uint64_t *counts = state_begin_counts(edits->state);
 
     for (uint32_t p = 0; p < edits->state->layout->n_params; p++)
         if (edits->written[p] & STATE_EDITS_COUNT)
-            journal->counts[p] = edits->counts[p];
+            counts[p] = edits->counts[p];
+    state_use_counts(edits->state, state_other_copy(edits->state));
     edits->done(edits->userdata);
 }
 

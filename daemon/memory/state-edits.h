@@ -21,7 +21,7 @@
 #include "kernels/kernels.h"
 
 struct state_edits {
-    const struct state *state;
+    struct state *state;
     const struct kernels *kernels;
     struct segment segment;  /* to be handed out */
     uint64_t *offsets_bytes; /* per parameter: of its master's place */
@@ -37,7 +37,7 @@ struct state_edits_place {
 };
 
 /* state and kernels are not consumed and must outlive it. Return: 0 or -errno. */
-int state_edits_new(struct state_edits **out, const struct state *state, const struct kernels *kernels);
+int state_edits_new(struct state_edits **out, struct state *state, const struct kernels *kernels);
 /* NULL is fine. Not while it is being stored. */
 void state_edits_free(struct state_edits *edits);
 

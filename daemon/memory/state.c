@@ -4,6 +4,8 @@
 
 #include "daemon/memory/state.h"
 
+#include <string.h>
+
 #include "core/base/base.h"
 
 struct placement {
@@ -78,19 +80,19 @@ static void set_pointers(struct state *state, const struct placement *places)
 static int make_segments(struct state *state, const struct state_options *options, uint64_t state_bytes,
                          uint64_t gradient_bytes)
 {
-    uint64_t journal_bytes = sizeof(struct state_journal) + options->layout->n_params * sizeof(uint64_t);
+    uint64_t counts_bytes = 2 * options->layout->n_params * sizeof(uint64_t);
     uint64_t weight_bytes = options->stage == 3 ? 0 : options->layout->weight_bytes;
     int r;
 
-    r = segment_init(&state->state, "state", state_bytes);
+    r = segment_init_kept(&state->state, "state", state_bytes);
     if (r == 0)
-        r = segment_init(&state->gradient, "gradient", gradient_bytes);
+        r = segment_init_kept(&state->gradient, "gradient", gradient_bytes);
     if (r == 0 && options->alone)
-        r = segment_init_published(&state->weights, "weights", weight_bytes);
+        r = segment_init_published_kept(&state->weights, "weights", weight_bytes);
     else if (r == 0)
-        r = segment_init(&state->weights, "weights", weight_bytes);
+        r = segment_init_kept(&state->weights, "weights", weight_bytes);
     if (r == 0)
-        r = segment_init(&state->journal, "journal", journal_bytes);
+        r = segment_init_kept(&state->counts, "counts", counts_bytes);
     return r;
 }
 
@@ -103,7 +105,7 @@ int state_new(struct state **out, const struct state_options *options)
 
     if (!state || !places)
         goto fail;
-    state->state = state->gradient = state->weights = state->journal = SEGMENT_NULL;
+    state->state = state->gradient = state->weights = state->counts = SEGMENT_NULL;
     state->layout = options->layout;
     state->stage = options->stage;
     state->staging_copy = options->staging_copy;
@@ -120,6 +122,7 @@ int state_new(struct state **out, const struct state_options *options)
     if (r < 0)
         goto fail;
     set_pointers(state, places);
+    state_use_counts(state, 0);
     *out = state;
     return 0;
 
@@ -135,22 +138,46 @@ void state_free(struct state *state)
     segment_deinit(&state->state);
     segment_deinit(&state->gradient);
     segment_deinit(&state->weights);
-    segment_deinit(&state->journal);
+    segment_deinit(&state->counts);
     free(state->buckets);
     free(state->frozen_offset_bytes);
     free(state);
 }
 
+bool state_was_found(const struct state *state)
+{
+    return state->counts.found;
+}
+
+static uint64_t *counts_of(const struct state *state, unsigned copy)
+{
+    return (uint64_t *)(void *)state->counts.map + copy * (size_t)state->layout->n_params;
+}
+
+uint64_t *state_begin_counts(struct state *state)
+{
+    uint64_t *counts = counts_of(state, state_other_copy(state));
+
+    memcpy(counts, state->progress.counts, state->layout->n_params * sizeof(*counts));
+    return counts;
+}
+
+void state_use_counts(struct state *state, unsigned copy)
+{
+    state->progress.copy = copy;
+    state->progress.counts = counts_of(state, copy);
+}
+
 uint32_t state_n_reserve_pieces(const struct state *state)
 {
-    const struct segment *segments[] = {&state->journal, &state->state, &state->gradient, &state->weights};
+    const struct segment *segments[] = {&state->counts, &state->state, &state->gradient, &state->weights};
 
     return segments_n_pieces(segments, state->staging_copy ? 1 : ARRAY_SIZE(segments));
 }
 
 int state_reserve(const struct state *state, uint32_t piece)
 {
-    const struct segment *segments[] = {&state->journal, &state->state, &state->gradient, &state->weights};
+    const struct segment *segments[] = {&state->counts, &state->state, &state->gradient, &state->weights};
 
     return segments_reserve(segments, state->staging_copy ? 1 : ARRAY_SIZE(segments), piece);
 }

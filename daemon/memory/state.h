@@ -22,7 +22,7 @@
  *
  * If the optimizer of a job on GPUs is offloaded, all of this is here except the gradient.
  *
- * A staging copy has these segments for a state that lies on GPUs: places without pages, except the journal. Code that
+ * A staging copy has these segments for a state that lies on GPUs: places without pages, except the counts. Code that
  * needs values in host memory reserves their pages, copies (daemon/step/device-io.c), and frees the pages.
  */
 
@@ -33,17 +33,17 @@
 #include "core/layout/layout.h"
 #include "kernels/update.h"
 
-enum { STATE_MAGIC = 0x7a65726f }; /* "zero" */
-
-/* The start of the journal segment, which records committed steps. Only the loop writes it. */
-struct state_journal {
-    uint32_t magic, version;
-    uint64_t manifest_digest;
+/* Committed steps. Only the loop writes this. */
+struct state_progress {
     uint64_t epoch; /* steps committed, skipped ones included */
     uint64_t n_applied;
-    uint64_t decided;   /* epoch + 1 while a decided step is being rolled forward, else epoch */
     uint64_t n_windows; /* ended since the last step */
-    uint64_t counts[];  /* per parameter: applied steps in which it was pushed */
+    /*
+     * Per parameter: applied steps in which it was pushed. There are two copies, so that the next daemon finds either
+     * those of before a commit or those of after it: state_begin_counts().
+     */
+    uint64_t *counts;
+    unsigned copy;
 };
 
 struct state_bucket {
@@ -58,7 +58,8 @@ struct state {
     const struct layout *layout;
     unsigned stage, first_rank, n_ranks;
     bool staging_copy;
-    struct segment state, gradient, weights, journal;
+    struct segment state, gradient, weights, counts;
+    struct state_progress progress;
     struct state_bucket *buckets;
     uint64_t *frozen_offset_bytes; /* stage 3: per parameter, in the state segment */
 };
@@ -76,12 +77,12 @@ struct state_options {
     unsigned stage;
     unsigned first_rank, n_ranks; /* owned */
     struct optimizer_moments moments;
-    bool staging_copy;      /* the state lies on GPUs: only the journal is reserved */
+    bool staging_copy;      /* the state lies on GPUs: only the counts are reserved */
     bool no_gradient; /* only the gradient does: no accumulators here */
     bool alone;       /* no engine writes weights: they are published */
 };
 
-/* Creates the segments, sparse. Return: 0 or -errno. */
+/* Creates the segments, sparse, or finds those that were kept. Return: 0 or -errno. */
 int state_new(struct state **out, const struct state_options *options);
 void state_free(struct state *state);
 
@@ -90,9 +91,16 @@ void state_free(struct state *state);
 uint32_t state_n_reserve_pieces(const struct state *state);
 int state_reserve(const struct state *state, uint32_t piece);
 
-static inline struct state_journal *state_journal(const struct state *state)
+/* Return: whether the segments were kept by an earlier daemon; then their pages need not be reserved. */
+bool state_was_found(const struct state *state);
+
+/* Makes the other copy of the counts like this one. It takes effect with state_use_counts(). Return: that copy. */
+uint64_t *state_begin_counts(struct state *state);
+void state_use_counts(struct state *state, unsigned copy);
+
+static inline unsigned state_other_copy(const struct state *state)
 {
-    return (struct state_journal *)state->journal.map;
+    return 1 - state->progress.copy;
 }
 
 static inline float *state_master(const struct state *state, uint32_t bucket, uint64_t elem)

@@ -14,7 +14,7 @@
 #include "core/config/config.h"
 #include "core/diagnosis/cause.h"
 #include "daemon/engines/engine.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/link/cluster.h"
 #include "daemon/nodes/nodes.h"

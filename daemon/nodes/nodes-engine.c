@@ -7,7 +7,7 @@
 #include "core/base/base.h"
 #include "core/diagnosis/cause.h"
 #include "daemon/engines/devices.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes-inside.h"
 #include "daemon/step/executor.h"

@@ -90,7 +90,7 @@ static void answer(struct job *job, const struct param_norm *question)
                &(struct reply){
                    .type = REPLY_STATE_IS,
                    .state_is = {.norm = step_param_norm(job->step, &question->squares),
-                                .count = state_journal(job->state)->counts[question->param]},
+                                .count = job->state->progress.counts[question->param]},
                },
                NULL, 0);
 }

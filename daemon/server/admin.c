@@ -235,7 +235,7 @@ static struct status_device view_device(const struct job *job)
     };
 }
 
-/* refused is the caller's array of ARRAY_SIZE(job->journal.refused); view may be NULL. */
+/* refused is the caller's array of ARRAY_SIZE(job->diagnostics.refused); view may be NULL. */
 static struct status make_status(struct service *service, struct status_refused *refused, const struct nodes_view *view)
 {
     const struct config *config = service->config;
@@ -256,7 +256,7 @@ static struct status make_status(struct service *service, struct status_refused 
         .layout = job->layout,
         .limit_bytes = config->limits.memory_bytes,
         .refused = refused,
-        .n_refused = job->journal.n_refused,
+        .n_refused = job->diagnostics.n_refused,
         .nodes = view ? &view->nodes : NULL,
         .has_device = uses_gpus(job),
         .device = view_device(job),
@@ -264,9 +264,9 @@ static struct status make_status(struct service *service, struct status_refused 
 
     for (unsigned r = job->world.first; r < job->world.end; r++)
         status.n_attached += job->ranks[r].peer != NULL;
-    for (size_t i = 0; i < job->journal.n_refused; i++)
-        refused[i] = (struct status_refused){.code = job->journal.refused[i].code, .n = job->journal.refused[i].n};
-    status.last_diagnostic = kept_last(&job->journal.kept);
+    for (size_t i = 0; i < job->diagnostics.n_refused; i++)
+        refused[i] = (struct status_refused){.code = job->diagnostics.refused[i].code, .n = job->diagnostics.refused[i].n};
+    status.last_diagnostic = kept_last(&job->diagnostics.kept);
     fill_step(job, &status);
     fill_memory(job, status.memory);
     fill_counters(job, &status);
@@ -334,7 +334,7 @@ static struct status_param *make_params(const struct job *job)
 
     for (uint32_t p = 0; params && p < job->layout->n_params; p++)
         params[p] = (struct status_param){
-            .n_steps = state_journal(job->state)->counts[p],
+            .n_steps = job->state->progress.counts[p],
             .has_grad_norm = job->decision.has_norm && param_norm_is_here(job, p),
             .grad_norm = step_param_norm(job->step, step_squares(job->step, p)),
         };
@@ -345,7 +345,7 @@ static struct status_param *make_params(const struct job *job)
 
 static char *on_status(struct service *service)
 {
-    struct status_refused refused[ARRAY_SIZE(service->job->journal.refused)];
+    struct status_refused refused[ARRAY_SIZE(service->job->diagnostics.refused)];
     _cleanup_free_ struct nodes_view *view = view_nodes(service);
     struct status status = make_status(service, refused, view);
 
@@ -386,7 +386,7 @@ static char *on_params(struct service *service)
 static char *on_diagnostics(struct service *service)
 {
     const struct diagnostic *list[KEPT_MAX];
-    size_t n = kept_list(&service->job->journal.kept, list);
+    size_t n = kept_list(&service->job->diagnostics.kept, list);
 
     return diagnostics_json(list, n, service->job->layout, service_now_ns());
 }
@@ -407,7 +407,7 @@ static char *print_config(const struct config *config)
 static char *on_report(struct service *service)
 {
     const struct job *job = service->job;
-    struct status_refused refused[ARRAY_SIZE(job->journal.refused)];
+    struct status_refused refused[ARRAY_SIZE(job->diagnostics.refused)];
     _cleanup_free_ struct nodes_view *view = view_nodes(service);
     struct status status = make_status(service, refused, view);
     _cleanup_free_ struct status_rank *ranks = make_ranks(job);
@@ -423,7 +423,7 @@ static char *on_report(struct service *service)
         .pushes = job->layout ? &pushes : NULL,
         .params = params,
         .diagnostics = list,
-        .n_diagnostics = kept_list(&job->journal.kept, list),
+        .n_diagnostics = kept_list(&job->diagnostics.kept, list),
         .config = config,
     });
 }

@@ -10,18 +10,13 @@
 #include "core/diagnosis/cause.h"
 #include "core/wire/wire-reply.h"
 #include "daemon/job/attendance.h"
-#include "daemon/job/form.h"
-#include "daemon/job/init.h"
 #include "daemon/job/job.h"
 #include "daemon/job/model/fault.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
-#include "daemon/job/report.h"
-#include "daemon/job/state/gather.h"
+#include "daemon/job/model/survival.h"
+#include "daemon/job/request.h"
 #include "daemon/job/state/read-state.h"
-#include "daemon/job/state/window.h"
-#include "daemon/job/transaction/abort.h"
-#include "daemon/job/transaction/admit.h"
 #include "daemon/job/transaction/boundary.h"
 #include "daemon/server/admin.h"
 #include "daemon/server/places.h"
@@ -37,7 +32,7 @@ static void refuse_request(struct session *session, const char *what)
 
 /* ---- hello --------------------------------------------------------------------------------------------- */
 
-static void welcome(struct session *session)
+static void welcome(struct session *session, bool resumed)
 {
     const struct job *job = session->service->job;
     const struct config *config = job->config;
@@ -72,6 +67,8 @@ static void welcome(struct session *session)
                     .accumulation = (uint32_t)config->gradient_accumulation_steps,
                     .cuda = config->device == CONFIG_DEVICE_CUDA,
                     .configured = config_configured(config),
+                    .resumed = resumed,
+                    .n_received = resumed ? session->rank->n_received : 0,
                     .reattach_ms = config->limits.reattach_timeout_ms,
                 },
         },
@@ -96,27 +93,54 @@ static void control(struct session *session)
     }
     session->quiet_ns = service_now_ns();
     session_set_state(session, SESSION_CONTROL);
-    welcome(session);
+    welcome(session, false);
+}
+
+/* A rank that was attached to the daemon before: it is told what that one has received, and what it has not answered. */
+static void resume(struct session *session, const struct request_hello *hello)
+{
+    struct job_rank *rank = session->rank;
+
+    session_set_state(session, SESSION_ATTACHED);
+    session_set_state(session, SESSION_FORMED);
+    welcome(session, true);
+    if (rank->away.answer && hello->waits && hello->n_sent == rank->n_received)
+        session_send_packed(session, rank->away.answer, rank->away.n_answer_bytes);
+    rank_forget_away(rank);
+}
+
+static void record_attach(struct session *session, const struct job_attach *attach)
+{
+    const struct frame_packet *packet = session->service->packet;
+    const struct journal_attach record = {
+        .pid = attach->pid, .uid = attach->uid, .gid = attach->gid, .is_admin = attach->is_admin};
+
+    job_record(session->service->job, NULL, JOURNAL_ATTACH, &record, sizeof(record), packet->data, packet->n_bytes);
 }
 
 static void attach(struct session *session, const struct request_hello *hello)
 {
+    struct job *job = session->service->job;
     struct diagnostic *refusal = NULL;
+    const struct job_attach attach = {.peer = session,
+                                      .hello = hello,
+                                      .pid = session->peer.pid,
+                                      .uid = session->peer.uid,
+                                      .gid = session->peer.gid,
+                                      .is_admin = listener_is_admin(session->service->listener, &session->peer)};
 
-    if (job_attach(session->service->job,
-                   &(struct job_attach){.peer = session,
-                                        .hello = hello,
-                                        .pid = session->peer.pid,
-                                        .uid = session->peer.uid,
-                                        .gid = session->peer.gid,
-                                        .is_admin = listener_is_admin(session->service->listener, &session->peer)},
-                   &session->rank, &refusal) != 0) {
+    if (hello->resumes && job_resume(job, &attach, &session->rank)) {
+        resume(session, hello);
+        return;
+    }
+    record_attach(session, &attach);
+    if (job_attach(job, &attach, &session->rank, &refusal) != 0) {
         session_refuse(session, refusal);
         diagnostic_unref(refusal);
         return;
     }
     session_set_state(session, SESSION_ATTACHED);
-    welcome(session);
+    welcome(session, false);
 }
 
 static void on_hello(struct session *session, const struct request *request)
@@ -145,73 +169,17 @@ static void on_hello(struct session *session, const struct request *request)
     control(session);
 }
 
-/* ---- the job's verbs ----------------------------------------------------------------------------------- */
+/* ---- after Hello --------------------------------------------------------------------------------------- */
 
 enum { RANK = SESSION_ATTACHED | SESSION_FORMED };
 
-/*
- * Requests that one verb of the job serves, which has the request's name: type, name, states in which it is allowed.
- * WITH: the verb gets the request's contents; BARE: there are none.
- */
-#define JOB_VERBS(WITH, BARE)                                                                                          \
-    WITH(DECLARE, declare, SESSION_ATTACHED)                                                                           \
-    WITH(FORM, form, SESSION_ATTACHED)                                                                                 \
-    WITH(INIT, init, SESSION_FORMED)                                                                                   \
-    BARE(READY, ready, SESSION_FORMED)                                                                                 \
-    WITH(BEGIN_BACKWARD, begin_backward, SESSION_FORMED)                                                               \
-    WITH(INTERN, intern, RANK)                                                                                         \
-    WITH(PUSH, push, SESSION_FORMED)                                                                                   \
-    WITH(EVENT, event, SESSION_FORMED)                                                                                 \
-    WITH(SLOT_REQUEST, slot_request, SESSION_FORMED)                                                                   \
-    WITH(END_BACKWARD, end_backward, SESSION_FORMED)                                                                   \
-    WITH(ABANDON_BACKWARD, abandon_backward, SESSION_FORMED)                                                           \
-    WITH(STEP, step, SESSION_FORMED)                                                                                   \
-    BARE(GRAD_NORM, grad_norm, SESSION_FORMED)                                                                         \
-    WITH(GATHER, gather, SESSION_FORMED)                                                                               \
-    WITH(RELEASE, release, SESSION_FORMED)                                                                             \
-    WITH(PREFETCH, prefetch, SESSION_FORMED)                                                                           \
-    WITH(HELD, held, SESSION_FORMED)                                                                                   \
-    BARE(WRITE_BEGIN, write_begin, SESSION_FORMED)                                                                     \
-    WITH(READ_STATE, read_state, SESSION_FORMED)                                                                       \
-    WITH(WRITE_STATE, write_state, SESSION_FORMED)                                                                     \
-    BARE(CLEAR_FAULT, clear_fault, RANK)                                                                               \
-    WITH(REPORT, report, RANK)                                                                                         \
-    WITH(EVIDENCE, evidence, SESSION_FORMED)
-
-#define FORWARD_WITH(type, name, states)                                                                               \
-    static void on_##name(struct session *session, const struct request *request)                                      \
-    {                                                                                                                  \
-        job_##name(session->service->job, session->rank, &request->name);                                              \
-    }
-#define FORWARD_BARE(type, name, states)                                                                               \
-    static void on_##name(struct session *session, const struct request *request)                                      \
-    {                                                                                                                  \
-        (void)request;                                                                                                 \
-        job_##name(session->service->job, session->rank);                                                              \
-    }
-
-JOB_VERBS(FORWARD_WITH, FORWARD_BARE)
-
-static void on_write_end(struct session *s, const struct request *r)
+static void on_request(struct session *s, const struct request *r)
 {
-    job_write_end(s->service->job, s->rank, r->write_end.forget);
-}
+    const struct frame_packet *packet = s->service->packet;
 
-static void on_abort_step(struct session *s, const struct request *r)
-{
-    job_abort_step(s->service->job, s->rank, r->abort_step.why);
-}
-
-static void on_abort_seen(struct session *s, const struct request *r)
-{
-    job_abort_seen(s->service->job, s->rank, r->abort_seen.attempt);
-}
-
-static void on_leave(struct session *s, const struct request *r)
-{
-    (void)r;
-    session_set_state(s, SESSION_LEFT);
-    job_leave(s->service->job, s->rank);
+    if (r->type == REQUEST_LEAVE)
+        session_set_state(s, SESSION_LEFT);
+    request_take(s->service->job, s->rank, r, packet->data, packet->n_bytes);
 }
 
 static void on_admin(struct session *s, const struct request *r)
@@ -221,17 +189,38 @@ static void on_admin(struct session *s, const struct request *r)
 
 /* ---- the table ----------------------------------------------------------------------------------------- */
 
-#define ROW(type, name, states) [REQUEST_##type] = {states, on_##name},
-
 static const struct {
     unsigned states; /* in which it is allowed */
     void (*handle)(struct session *session, const struct request *request);
 } table[N_REQUEST_TYPES] = {
     [REQUEST_HELLO] = {SESSION_HELLO, on_hello},
-    JOB_VERBS(ROW, ROW)[REQUEST_WRITE_END] = {SESSION_FORMED, on_write_end},
-    [REQUEST_ABORT_STEP] = {SESSION_FORMED, on_abort_step},
-    [REQUEST_ABORT_SEEN] = {SESSION_FORMED, on_abort_seen},
-    [REQUEST_LEAVE] = {RANK, on_leave},
+    [REQUEST_DECLARE] = {SESSION_ATTACHED, on_request},
+    [REQUEST_FORM] = {SESSION_ATTACHED, on_request},
+    [REQUEST_INIT] = {SESSION_FORMED, on_request},
+    [REQUEST_READY] = {SESSION_FORMED, on_request},
+    [REQUEST_BEGIN_BACKWARD] = {SESSION_FORMED, on_request},
+    [REQUEST_INTERN] = {RANK, on_request},
+    [REQUEST_PUSH] = {SESSION_FORMED, on_request},
+    [REQUEST_EVENT] = {SESSION_FORMED, on_request},
+    [REQUEST_SLOT_REQUEST] = {SESSION_FORMED, on_request},
+    [REQUEST_END_BACKWARD] = {SESSION_FORMED, on_request},
+    [REQUEST_ABANDON_BACKWARD] = {SESSION_FORMED, on_request},
+    [REQUEST_STEP] = {SESSION_FORMED, on_request},
+    [REQUEST_GRAD_NORM] = {SESSION_FORMED, on_request},
+    [REQUEST_GATHER] = {SESSION_FORMED, on_request},
+    [REQUEST_RELEASE] = {SESSION_FORMED, on_request},
+    [REQUEST_PREFETCH] = {SESSION_FORMED, on_request},
+    [REQUEST_HELD] = {SESSION_FORMED, on_request},
+    [REQUEST_WRITE_BEGIN] = {SESSION_FORMED, on_request},
+    [REQUEST_READ_STATE] = {SESSION_FORMED, on_request},
+    [REQUEST_WRITE_STATE] = {SESSION_FORMED, on_request},
+    [REQUEST_CLEAR_FAULT] = {RANK, on_request},
+    [REQUEST_REPORT] = {RANK, on_request},
+    [REQUEST_EVIDENCE] = {SESSION_FORMED, on_request},
+    [REQUEST_WRITE_END] = {SESSION_FORMED, on_request},
+    [REQUEST_ABORT_STEP] = {SESSION_FORMED, on_request},
+    [REQUEST_ABORT_SEEN] = {SESSION_FORMED, on_request},
+    [REQUEST_LEAVE] = {RANK, on_request},
     [REQUEST_ADMIN] = {SESSION_CONTROL, on_admin},
 };
 

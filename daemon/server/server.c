@@ -17,9 +17,10 @@
 #include "core/base/worker.h"
 #include "core/config/config.h"
 #include "core/diagnosis/cause.h"
+#include "daemon/job/adopt.h"
 #include "daemon/job/attendance.h"
 #include "daemon/job/job.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/stall.h"
@@ -353,6 +354,23 @@ static int start_handles(struct server *server)
     return r;
 }
 
+/* What an earlier daemon has left is taken over, or held until somebody says what is to become of it. */
+static void take_over(struct server *server)
+{
+    struct job *job = server->job;
+    char why[512] = "";
+    int r = job_adopt(job, why, sizeof(why));
+
+    if (r == 1)
+        log_notice("took over the job from the daemon before: run %s, step %" PRIu64 ", attempt %u; %u daemons so far",
+                   job->run.id ? job->run.id : "without a name", job->ledger.step, job->ledger.attempt,
+                   job->run.survival.n_daemons);
+    else if (r < 0)
+        log_error("cannot take over the job that was kept: %s", why);
+    else if (!keep_is_on())
+        log_notice("nobody keeps this daemon's memory: the state of its job ends with it (zerodrun or systemd keep it)");
+}
+
 static int start_server(struct server *server, char *why, size_t why_size)
 {
     const struct job_ops ops = {.answer = job_answers,
@@ -396,7 +414,11 @@ static int start_server(struct server *server, char *why, size_t why_size)
     if (r < 0)
         return r;
     r = listener_init(&server->listener, &server->config->listen, why, why_size);
-    return r < 0 ? r : start_handles(server);
+    if (r == 0)
+        r = start_handles(server);
+    if (r == 0)
+        take_over(server);
+    return r;
 }
 
 int server_new(struct server **out, const struct config *config, char *why, size_t why_size)
@@ -430,6 +452,8 @@ int server_new(struct server **out, const struct config *config, char *why, size
     r = keep_init();
     if (r < 0)
         snprintf(why, why_size, "LISTEN_FDS, LISTEN_FDNAMES: the passed descriptors cannot be taken: %s", strerror(-r));
+    if (config->world.nodes.n_items > 1 || config->device == CONFIG_DEVICE_CUDA)
+        keep_switch_off(); /* nobody takes over what engines hold */
     if (r == 0)
         r = uv_async_init(&server->loop, &server->work_async, on_work);
     if (r == 0)

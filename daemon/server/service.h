@@ -40,7 +40,8 @@ struct service {
     struct questions questions;
     struct wire_arena arena;
     struct frame_batch batch;
-    uint8_t *buffer; /* FRAME_MAX_BYTES, for one packet at a time */
+    const struct frame_packet *packet; /* that is being served */
+    uint8_t *buffer;                   /* FRAME_MAX_BYTES, for one packet at a time */
     uint64_t started_ns;
 };
 

@@ -19,8 +19,9 @@
 #include "core/wire/wire-reply.h"
 #include "daemon/job/attendance.h"
 #include "daemon/job/job.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/survival.h"
 #include "daemon/server/service.h"
 
 /* Answers that a client has not read: a diagnostic or a part of JSON is 128 KiB at most; picked, not measured. */
@@ -130,8 +131,10 @@ static void close_session(struct session *session)
     session_set_state(session, SESSION_CLOSED);
     unlink_session(session);
     questions_cancel(&session->service->questions, &session->question);
-    if (rank && rank->peer == session) /* else a reconnect of the same process has taken the rank over */
+    if (rank && rank->peer == session) { /* else a reconnect of the same process has taken the rank over */
+        job_record(session->service->job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
         job_detach(session->service->job, rank);
+    }
     if (session->watches_pid)
         uv_close((uv_handle_t *)&session->pid_poll, on_session_closed);
     if (session->watches_socket)
@@ -248,10 +251,21 @@ static void note_failure(struct session *session, const char *what, int r)
         note_closed(session, why);
 }
 
+static void send_bytes(struct session *session, const uint8_t *packed, size_t n_bytes, int *fds, size_t n_fds)
+{
+    int r = frame_queue_send(&session->queue, session->fd, packed, n_bytes, fds, n_fds);
+
+    if (r != 0) {
+        note_failure(session, "sent to", r);
+        session_doom(session);
+    } else if (!frame_queue_is_empty(&session->queue)) {
+        session_want_events(session);
+    }
+}
+
 void session_send(struct session *session, const struct reply *reply, int *fds, size_t n_fds)
 {
     int n = wire_pack_reply(&session->service->arena, reply, session->service->buffer, FRAME_MAX_BYTES);
-    int r;
 
     (void)failpoint("answer");
     if (n < 0) {
@@ -260,13 +274,12 @@ void session_send(struct session *session, const struct reply *reply, int *fds, 
         session_doom(session);
         return;
     }
-    r = frame_queue_send(&session->queue, session->fd, session->service->buffer, (size_t)n, fds, n_fds);
-    if (r != 0) {
-        note_failure(session, "sent to", r);
-        session_doom(session);
-    } else if (!frame_queue_is_empty(&session->queue)) {
-        session_want_events(session);
-    }
+    send_bytes(session, session->service->buffer, (size_t)n, fds, n_fds);
+}
+
+void session_send_packed(struct session *session, const uint8_t *packed, size_t n_bytes)
+{
+    send_bytes(session, packed, n_bytes, NULL, 0);
 }
 
 void session_refuse(struct session *session, const struct diagnostic *diagnostic)
@@ -296,6 +309,7 @@ static void serve_packet(struct session *session, const struct frame_packet *pac
     char why[WIRE_WHY_BYTES];
     int r;
 
+    session->service->packet = packet;
     if (packet->status == FRAME_E_TOO_LARGE) {
         refuse_message(session, "a packet of more than 131071 bytes");
         return;

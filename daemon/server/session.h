@@ -67,6 +67,9 @@ void session_set_state(struct session *session, enum session_state state);
 /* Queues a reply; descriptors are taken. A peer that does not read its answers is doomed. */
 void session_send(struct session *session, const struct reply *reply, int *fds, size_t n_fds);
 
+/* Queues a reply that is packed. */
+void session_send_packed(struct session *session, const uint8_t *packed, size_t n_bytes);
+
 /* Waits for what its state and its question need. */
 void session_want_events(struct session *session);
 

@@ -50,7 +50,7 @@ int host_pool_new(struct host_pool **out, struct executor *executor)
     pool->segment = SEGMENT_NULL;
     pool->bound_bytes = executor->options.gather_bytes;
     pool->params = calloc(layout_of(pool)->n_params, sizeof(*pool->params));
-    r = pool->params ? segment_init(&pool->segment, "pool", layout_of(pool)->range_bytes) : -ENOMEM;
+    r = pool->params ? segment_init_kept(&pool->segment, "pool", layout_of(pool)->range_bytes) : -ENOMEM;
     if (r < 0) {
         host_pool_free(pool);
         return r;

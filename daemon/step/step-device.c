@@ -239,7 +239,7 @@ static void order_rest(struct step *step)
 {
     uint32_t n = step->layout->n_buckets;
     const struct device_command update = {.type = DEVICE_COMMAND_UPDATE,
-                                          .update = {.step = state_journal(step->state)->epoch + 1, .n_buckets = n}};
+                                          .update = {.step = step->state->progress.epoch + 1, .n_buckets = n}};
     const struct device_command gather = {.type = DEVICE_COMMAND_GATHER, .gather = {.n_buckets = n}};
     uint64_t n_bytes = step->layout->padded_elems * 3 * sizeof(float);
 

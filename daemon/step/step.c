@@ -12,6 +12,7 @@
 #include "core/base/failpoint.h"
 #include "core/budget/step-sizes.h"
 #include "core/config/config.h"
+#include "daemon/step/step-kept.h"
 
 _Static_assert((int)STEP_MAX_RANKS == (int)CONFIG_MAX_LOCAL_RANKS, "what config admits, a mask must hold");
 _Static_assert(sizeof(struct reduction) == STEP_REDUCTION_BYTES, "as step_fixed_bytes() counts it");
@@ -93,7 +94,7 @@ int step_new(struct step **out, const struct step_options *options)
         return -ENOMEM;
     assert(options->n_local <= STEP_MAX_RANKS && layout->world_size <= STEP_MAX_WORLD);
     pthread_mutex_init(&step->finding_lock, NULL);
-    step->staging_segment = SEGMENT_NULL;
+    step->staging_segment = step->kept = SEGMENT_NULL;
     step->layout = layout;
     step->state = options->state;
     step->kernels = options->kernels;
@@ -105,15 +106,10 @@ int step_new(struct step **out, const struct step_options *options)
     step->devices = options->devices;
     step->wire = options->wire;
     step->n_pieces = subtree_find(layout->world_size, step->first_local, step->n_local, step->pieces);
-    step->results = calloc(layout->n_chunks + 1, sizeof(*step->results));
-    step->sums = calloc((size_t)layout->n_chunks * options->n_local + 1, sizeof(*step->sums));
     step->begun = calloc(layout->n_parts + 1, 1);
     step->contributed = calloc(layout->n_params, 1);
-    step->measured = calloc(layout->n_params, sizeof(*step->measured));
-    step->squares = calloc(layout->n_params, sizeof(*step->squares));
     step->scalars = calloc(layout->n_params, sizeof(*step->scalars));
-    if (!step->results || !step->sums || !step->begun || !step->contributed || !step->measured || !step->squares ||
-        !step->scalars || make_reductions(step, &step->reductions) < 0 || make_staging(step) < 0 ||
+    if (!step->begun || !step->contributed || !step->scalars || step_keep(step) < 0 || make_reductions(step, &step->reductions) < 0 || make_staging(step) < 0 ||
         (!is_alone(step) && make_reductions(step, &step->combinations) < 0)) {
         step_free(step);
         return -ENOMEM;
@@ -128,14 +124,11 @@ void step_free(struct step *step)
         return;
     free_reductions(step, step->reductions);
     free_reductions(step, step->combinations);
-    free(step->results);
-    free(step->sums);
     free(step->begun);
     free(step->contributed);
-    free(step->measured);
-    free(step->squares);
     free(step->scalars);
     segment_deinit(&step->staging_segment);
+    segment_deinit(&step->kept);
     pthread_mutex_destroy(&step->finding_lock);
     free(step);
 }
@@ -145,6 +138,7 @@ void step_open(struct step *step)
     memset(step->begun, 0, step->layout->n_parts);
     memset(step->contributed, 0, step->layout->n_params);
     step->finding = (struct step_finding){0};
+    step->opened_op = step->n_ops;
     step->n_reduced_bytes = 0;
 }
 
@@ -198,8 +192,10 @@ static bool finding_is_before(const struct step_finding *a, const struct step_fi
 void step_keep_finding(struct step *step, const struct step_finding *finding)
 {
     pthread_mutex_lock(&step->finding_lock);
-    if (!step->finding.found || finding_is_before(finding, &step->finding))
+    if (!step->finding.found || finding_is_before(finding, &step->finding)) {
         step->finding = *finding;
+        step_keep_found(step);
+    }
     pthread_mutex_unlock(&step->finding_lock);
 }
 
@@ -255,9 +251,9 @@ static void make_args(const struct reduction *reduction, const struct layout_chu
     };
 }
 
-/* Adds the sources [first, first + n) of one chunk to target. */
+/* Adds the sources [first, first + n) of one chunk to target. slot: in which it can be undone, or NULL. */
 static void reduce_into(struct reduction *reduction, const struct layout_chunk *chunk, uint32_t chunk_id,
-                        unsigned first, unsigned n, float *target, bool first_contribution)
+                        unsigned first, unsigned n, float *target, bool first_contribution, struct step_slot *slot)
 {
     struct step *step = reduction->step;
     struct position_sum sums[STEP_MAX_RANKS];
@@ -271,7 +267,10 @@ static void reduce_into(struct reduction *reduction, const struct layout_chunk *
     args.acc = target;
     args.first = first_contribution;
     result->sums = sums;
-    step->kernels->reduce(&args, result);
+    if (slot)
+        step_reduce_in_slot(step, slot, &args, result);
+    else
+        step->kernels->reduce(&args, result);
     if (result->nonfinite)
         blame(reduction, &args, &leaves, chunk->param);
     for (unsigned i = 0; i < leaves.n; i++) {
@@ -369,10 +368,21 @@ static void reduce_piece(struct reduction *reduction, const struct layout_chunk 
 
     if (step->wire == DTYPE_F32)
         reduce_into(reduction, chunk, chunk_id, piece->first - step->first_local, piece->n, (float *)(void *)target,
-                    true);
+                    true, NULL);
     else
         reduce_rounded(reduction, chunk, chunk_id, piece->first - step->first_local, piece->n,
                        (uint16_t *)(void *)target);
+}
+
+/* Adds all sources of a chunk to its accumulator, which is here. */
+static void reduce_chunk(struct reduction *reduction, uint32_t chunk_id, struct step_slot *slot)
+{
+    const struct step *step = reduction->step;
+    const struct layout_chunk *chunk = &step->layout->chunks[chunk_id];
+    const struct layout_param *param = &step->layout->params[chunk->param];
+    float *acc = state_acc(step->state, param->bucket, param->offset_elems + chunk->start_elem);
+
+    reduce_into(reduction, chunk, chunk_id, 0, reduction->n_sources, acc, !step->begun[chunk->part], slot);
 }
 
 static void reduction_run(struct work *work, uint32_t item)
@@ -382,15 +392,15 @@ static void reduction_run(struct work *work, uint32_t item)
     const struct layout_parcel *parcel = &step->layout->parcels[reduction->parcel];
     uint32_t chunk_id = parcel->first_chunk + item;
     const struct layout_chunk *chunk = &step->layout->chunks[chunk_id];
-    const struct layout_param *param = &step->layout->params[chunk->param];
-    uint64_t elem = param->offset_elems + chunk->start_elem;
-    bool kept = state_owns(step->state, chunk->rank); /* the accumulator is here */
 
     (void)failpoint("reduce");
     if (is_alone(step) || reduction->combining) {
-        if (kept)
-            reduce_into(reduction, chunk, chunk_id, 0, reduction->n_sources,
-                        state_acc(step->state, parcel->bucket, elem), !step->begun[chunk->part]);
+        struct step_slot *slot;
+
+        if (!state_owns(step->state, chunk->rank) || !step_begin_chunk(step, reduction->op, chunk_id, &slot))
+            return;
+        reduce_chunk(reduction, chunk_id, slot);
+        step_end_chunk(step, reduction->op, chunk_id, slot);
         return;
     }
     if (step_sends_slots(step, reduction->parcel)) {
@@ -435,6 +445,7 @@ static struct reduction *prepare(struct reduction *reduction, uint32_t micro_bat
     reduction->micro_batch = micro_batch;
     reduction->pass = pass;
     reduction->combining = false;
+    reduction->op = 0;
     reduction->n_sources = step->n_local;
     reduction->work.n_items = parcel->n_chunks;
     memset(reduction->masks, 0, parcel->n_parts * sizeof(*reduction->masks));
@@ -458,12 +469,40 @@ struct reduction *step_combine(struct step *step, uint32_t parcel, uint32_t micr
     return reduction;
 }
 
+void step_number(struct reduction *reduction)
+{
+    reduction->op = ++reduction->step->n_ops;
+}
+
+/* A reduction was under way when the daemon before this one was killed: its torn chunks come first. */
+static void finish_torn_reduction(struct reduction *reduction)
+{
+    struct step *step = reduction->step;
+    struct step_slot *slot;
+    uint32_t chunk;
+
+    for (unsigned i = 0; step_find_torn(step, reduction->op, &i, &slot, &chunk);) {
+        reduce_chunk(reduction, chunk, slot);
+        step_end_chunk(step, reduction->op, chunk, slot);
+    }
+}
+
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata)
 {
     reduction->busy = true;
     reduction->done = done;
     reduction->userdata = userdata;
+    finish_torn_reduction(reduction);
     reduction->step->ops->reduce(reduction);
+}
+
+void step_was_reduced(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction),
+                      void *userdata)
+{
+    reduction->busy = true;
+    reduction->done = done;
+    reduction->userdata = userdata;
+    step_reduced(reduction);
 }
 
 uint64_t step_sum(const struct step *step, const struct reduction *reduction, unsigned local_rank, uint32_t part)
@@ -520,6 +559,7 @@ void step_decide(struct step *step, double norm_scale)
 
     step->measured = step->squares;
     step->squares = measured;
+    step->squares_copy = 1 - step->squares_copy;
     step->norm_scale = norm_scale;
 }
 
@@ -535,7 +575,7 @@ double step_param_norm(const struct step *step, const struct exact_sum *squares)
 
 /* ---- update -------------------------------------------------------------------------------------------- */
 
-void step_update_chunk(const struct step *step, uint32_t id, const float *acc)
+static void update_chunk(const struct step *step, uint32_t id, const float *acc, struct step_slot *slot)
 {
     const struct layout_chunk *chunk = &step->layout->chunks[id];
     const struct layout_param *param = &step->layout->params[chunk->param];
@@ -543,9 +583,6 @@ void step_update_chunk(const struct step *step, uint32_t id, const float *acc)
     bool publish = step->state->stage != 3 && param->dtype != DTYPE_F32;
     struct update_args args;
 
-    (void)failpoint("update");
-    if (!step->contributed[chunk->param])
-        return;
     args = (struct update_args){
         .p = state_master(step->state, param->bucket, elem),
         .m = state_exp_avg(step->state, param->bucket, elem),
@@ -556,17 +593,51 @@ void step_update_chunk(const struct step *step, uint32_t id, const float *acc)
         .n_elems = chunk->n_elems,
         .k = &step->scalars[chunk->param],
     };
-    step->kernels->update[step->optimizer](&args);
+    if (slot)
+        step_update_in_slot(step, slot, &args);
+    else
+        step->kernels->update[step->optimizer](&args);
+}
+
+void step_update_chunk(const struct step *step, uint32_t id, const float *acc)
+{
+    (void)failpoint("update");
+    if (step->contributed[step->layout->chunks[id].param])
+        update_chunk(step, id, acc, NULL);
+}
+
+static float *acc_of(const struct step *step, uint32_t id)
+{
+    const struct layout_chunk *chunk = &step->layout->chunks[id];
+    const struct layout_param *param = &step->layout->params[chunk->param];
+
+    return state_acc(step->state, param->bucket, param->offset_elems + chunk->start_elem);
 }
 
 static void update_run(struct work *work, uint32_t item)
 {
-    const struct step *step = container_of(work, struct step, update_work);
+    struct step *step = container_of(work, struct step, update_work);
     const struct layout_chunk *chunk = &step->layout->chunks[item];
-    const struct layout_param *param = &step->layout->params[chunk->param];
+    struct step_slot *slot;
 
-    if (state_owns(step->state, chunk->rank))
-        step_update_chunk(step, item, state_acc(step->state, param->bucket, param->offset_elems + chunk->start_elem));
+    (void)failpoint("update");
+    if (!state_owns(step->state, chunk->rank) || !step->contributed[chunk->param] ||
+        !step_begin_chunk(step, step->update_op, item, &slot))
+        return;
+    update_chunk(step, item, acc_of(step, item), slot);
+    step_end_chunk(step, step->update_op, item, slot);
+}
+
+/* An update was under way when the daemon before this one was killed: its torn chunks come first. */
+static void finish_torn_update(struct step *step)
+{
+    struct step_slot *slot;
+    uint32_t chunk;
+
+    for (unsigned i = 0; step_find_torn(step, step->update_op, &i, &slot, &chunk);) {
+        update_chunk(step, chunk, acc_of(step, chunk), slot);
+        step_end_chunk(step, step->update_op, chunk, slot);
+    }
 }
 
 static void update_done(struct work *work)
@@ -578,6 +649,7 @@ static void update_done(struct work *work)
 
 static void update_here(struct step *step)
 {
+    finish_torn_update(step);
     worker_post(step->pool, &step->update_work);
 }
 
@@ -591,7 +663,7 @@ static const struct step_ops here = {.reduce = reduce_here, .update = update_her
 void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata, int result),
                  void *userdata)
 {
-    const struct state_journal *journal = state_journal(step->state);
+    const struct state_progress *progress = &step->state->progress;
     const struct update_scalars *last = NULL;
     uint64_t last_count = 0;
     uint32_t last_group = 0;
@@ -602,15 +674,16 @@ void step_update(struct step *step, const struct step_update *update, void (*don
         if (!step->contributed[p])
             continue;
         /* pow() is what costs here; neighbours nearly always share group and count. */
-        if (last && last_group == group && last_count == journal->counts[p])
+        if (last && last_group == group && last_count == progress->counts[p])
             step->scalars[p] = *last;
         else
-            update_scalars_compute(step->optimizer, &update->groups[group], update->s, journal->counts[p] + 1,
+            update_scalars_compute(step->optimizer, &update->groups[group], update->s, progress->counts[p] + 1,
                                    &step->scalars[p]);
         last = &step->scalars[p];
         last_group = group;
-        last_count = journal->counts[p];
+        last_count = progress->counts[p];
     }
+    step->update_op = ++step->n_ops;
     step->update_done = done;
     step->update_userdata = userdata;
     step->update_work = (struct work){.run = update_run, .done = update_done, .n_items = step->layout->n_chunks};
@@ -622,8 +695,9 @@ void step_update(struct step *step, const struct step_update *update, void (*don
 
 void step_commit(struct step *step)
 {
-    struct state_journal *journal = state_journal(step->state);
+    uint64_t *counts = state_begin_counts(step->state);
 
     for (uint32_t p = 0; p < step->layout->n_params; p++)
-        journal->counts[p] += step->contributed[p];
+        counts[p] += step->contributed[p];
+    state_use_counts(step->state, state_other_copy(step->state));
 }

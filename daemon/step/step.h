@@ -37,6 +37,7 @@
 #include "core/layout/subtree.h"
 #include "daemon/memory/state.h"
 #include "kernels/kernels.h"
+#include "kernels/undo.h"
 
 enum {
     STEP_MAX_WORLD = 1024,
@@ -48,9 +49,20 @@ struct offload;
 struct ring;
 struct step;
 
+/*
+ * The operation that a worker is in the midst of. It lies in memory that is kept, so the next daemon finds it, and finishes
+ * the chunk with it before it does anything else of that operation.
+ */
+struct step_slot {
+    _Atomic(uint64_t) op; /* 0: none */
+    uint32_t chunk;
+    struct undo_slot undo;
+};
+
 /* One reduction; at most one per parcel is under way. */
 struct reduction {
     struct work work;
+    uint64_t op; /* its number, which marks the chunks that are done; 0: nothing is kept */
     struct step *step;
     uint64_t staging_elems; /* where the parcel's pieces begin in staging */
     uint32_t parcel, micro_batch, pass;
@@ -102,12 +114,17 @@ struct step {
 
     struct reduction *reductions;   /* per parcel */
     struct reduction *combinations; /* per parcel; NULL when all ranks are local */
+    struct segment kept;            /* all of this: */
+    struct kept_findings *findings; /* step-kept.c's */
+    _Atomic(uint64_t) *stamps;      /* per chunk: the last operation that is done */
+    struct step_slot *slots;        /* per worker; NULL: nobody keeps them */
     struct reduce_result *results;  /* per chunk: squares of the accumulator; sums unused */
     struct position_sum *sums;      /* per chunk and local rank */
     uint8_t *begun;                 /* per part: its accumulator holds gradients of this step */
     uint8_t *contributed;           /* per parameter: any of its parts has contributed to this step */
     struct exact_sum *measured;     /* per parameter: squares of the owned elements, as step_norm() found them */
     struct exact_sum *squares;      /* per parameter: `measured` of the last decided step */
+    unsigned squares_copy;          /* of two: in which of them the squares lie */
     double norm_scale;              /* of the last decided step */
     struct update_scalars *scalars; /* per parameter */
     enum dtype wire;                /* of staging, and of the pieces of other nodes */
@@ -118,6 +135,9 @@ struct step {
     pthread_mutex_t finding_lock;
     struct step_finding finding;
 
+    uint64_t n_ops;     /* operations so far: sums of parcels, and updates */
+    uint64_t opened_op; /* those up to this one belong to earlier steps */
+    uint64_t update_op; /* as reduction.op */
     struct work update_work;
     void (*update_done)(void *userdata, int result);
     void *update_userdata;
@@ -152,7 +172,12 @@ void step_open(struct step *step);
  * readable until done(). step_combine() does not change a reduction that is prepared but not posted.
  */
 struct reduction *step_prepare(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass);
+/* Numbers the reduction, so that the next daemon does not reduce again those chunks that are done. Before step_post(). */
+void step_number(struct reduction *reduction);
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata);
+/* An earlier daemon has finished the reduction, which is prepared: done() is called at once. */
+void step_was_reduced(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction),
+                      void *userdata);
 
 /*
  * As step_prepare(), but for the sum over the pieces of all nodes into the accumulators of the owned partitions. The
@@ -191,6 +216,12 @@ const struct exact_sum *step_squares(const struct step *step, uint32_t param);
 
 /* The norm of a parameter's gradient in the last decided step. squares: over all elements, those of all nodes. */
 double step_param_norm(const struct step *step, const struct exact_sum *squares);
+
+/*
+ * The step is as an earlier daemon has opened it, after n_ops operations. squares_copy, norm_scale: of the last decided
+ * step.
+ */
+void step_found(struct step *step, uint64_t n_ops, unsigned squares_copy, double norm_scale);
 
 struct step_update {
     const struct hyper *groups; /* per group */

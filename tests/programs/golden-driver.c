@@ -551,7 +551,7 @@ static int run_step(struct run *run, uint64_t *random)
         r = golden_write(run->out, "norm", run->step, &norm, sizeof(norm));
     for (unsigned i = 0; r == 0 && i < run->n_cores; i++)
         r = golden_write(run->out, i == 0 ? "counts" : "other_counts", run->step,
-                         state_journal(run->cores[i].state)->counts, run->layout->n_params * sizeof(uint64_t));
+                         run->cores[i].state->progress.counts, run->layout->n_params * sizeof(uint64_t));
     return r;
 }
 

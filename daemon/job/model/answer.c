@@ -12,10 +12,12 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/manifest.h"
+#include "core/wire/frame.h"
+#include "core/wire/wire-arena.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire.h"
 #include "daemon/job/model/fault.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/ledger/ledger.h"
@@ -23,7 +25,7 @@
 
 uint64_t job_now(const struct job *job)
 {
-    return job->ops.now_ns(job->ops.userdata);
+    return job->run.survival.replays ? job->run.survival.clock_ns : job->ops.now_ns(job->ops.userdata);
 }
 
 const char *job_client(const struct job *job)
@@ -58,10 +60,29 @@ void job_wait(struct job *job, struct job_rank *rank, enum job_wait wait)
     rank->wait_ns = job_now(job);
 }
 
+/* Keeps an answer for a rank that is away. One with descriptors is to a request that its client makes again. */
+static void keep_answer(struct job_rank *rank, const struct reply *reply, size_t n_fds)
+{
+    struct wire_arena arena = WIRE_ARENA_NULL;
+    uint8_t *packed = n_fds == 0 && wire_arena_init(&arena) == 0 ? malloc(FRAME_MAX_BYTES) : NULL;
+    int n = packed ? wire_pack_reply(&arena, reply, packed, FRAME_MAX_BYTES) : -ENOMEM;
+
+    free(steal_ptr(rank->away.answer));
+    if (n > 0) {
+        rank->away.answer = realloc(packed, (size_t)n);
+        rank->away.n_answer_bytes = (size_t)n;
+    } else {
+        free(packed);
+    }
+    wire_arena_deinit(&arena);
+}
+
 void job_answer(struct job *job, struct job_rank *rank, const struct reply *reply, int *fds, size_t n_fds)
 {
     rank->wait = WAIT_NONE;
-    if (rank->peer)
+    if (rank->peer == RANK_IS_AWAY)
+        keep_answer(rank, reply, n_fds);
+    if (rank->peer && rank->peer != RANK_IS_AWAY)
         job->ops.answer(job->ops.userdata, rank->peer, reply, fds, n_fds);
     else
         for (size_t i = 0; i < n_fds; i++)
@@ -84,7 +105,7 @@ struct wire_position job_position(const struct job *job, const struct job_rank *
         .step = next.step,
         .micro_batch = next.micro_batch,
         .attempt = job->ledger.attempt,
-        .n_windows = (uint32_t)state_journal(job->state)->n_windows,
+        .n_windows = (uint32_t)job->state->progress.n_windows,
     };
 }
 

@@ -12,7 +12,7 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/manifest.h"
 #include "daemon/job/model/answer.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/ledger/ledger.h"
@@ -66,7 +66,7 @@ void job_fault_push(struct job *job, struct job_rank *rank, enum diagnostic_code
     if (fault->code == code && !fault->diagnostic)
         job_fault_join(fault, second->param);
     else
-        journal_count(job, code);
+        diagnostics_count(job, code);
 }
 
 void job_refuse_early(struct job *job, struct job_rank *rank, const struct misplaced *misplaced)
@@ -107,7 +107,14 @@ void job_drop_peer(struct job *job, struct job_rank *rank, const char *what)
     struct evidence_at at = job_at(job, rank);
     struct diagnostic *diagnostic = job_keep(job, cause_bad_message(&at, what));
 
-    if (rank->peer)
+    job_disconnect(job, rank, diagnostic);
+}
+
+void job_disconnect(struct job *job, struct job_rank *rank, const struct diagnostic *diagnostic)
+{
+    if (rank->peer == RANK_IS_AWAY)
+        rank->away.dropped = true;
+    else if (rank->peer)
         job->ops.drop(job->ops.userdata, rank->peer, diagnostic);
 }
 

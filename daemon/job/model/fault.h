@@ -33,6 +33,8 @@ void job_fault(struct job *job, struct job_rank *rank, struct diagnostic *diagno
 
 /* The rank's client broke the protocol (E1403): a sentence says how. */
 void job_drop_peer(struct job *job, struct job_rank *rank, const char *what);
+/* The rank's connection is closed when the verb has returned. diagnostic: what it is told; NULL: nothing. */
+void job_disconnect(struct job *job, struct job_rank *rank, const struct diagnostic *diagnostic);
 struct diagnostic *job_fault_diagnostic(struct job *job, struct job_rank *rank, struct fault *fault, bool accumulated);
 void job_fault_join(struct fault *fault, uint32_t param);
 void job_fault_push(struct job *job, struct job_rank *rank, enum diagnostic_code code, const struct push_record *first,

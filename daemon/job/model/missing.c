@@ -11,7 +11,7 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/evidence.h"
 #include "daemon/job/model/answer.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/pushed.h"
 

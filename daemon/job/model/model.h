@@ -10,7 +10,7 @@
 #include "core/budget/plan.h"
 #include "core/config/config.h"
 #include "core/config/lossscale.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/missing.h"
 #include "daemon/job/model/stats.h"
 #include "daemon/ledger/ledger.h"
@@ -20,6 +20,7 @@
 
 struct coordinator;
 struct executor;
+struct journal;
 struct job_rank;
 struct reply;
 struct uv_loop_s;
@@ -57,8 +58,19 @@ struct job_ops {
     struct uv_loop_s *loop; /* for that engine; NULL: jobs on GPUs are not served */
 };
 
+/* Data of the run on which the next daemon depends. */
+struct job_survival {
+    struct journal *journal; /* NULL: nobody keeps the memory */
+    bool replays;            /* what an earlier daemon did is being repeated: nothing is recorded, nothing is started */
+    const uint64_t *sums;    /* replays: of the reduction that is being repeated */
+    uint64_t clock_ns;       /* replays: the time of the event */
+    uint64_t found_ns;       /* when the state was taken over; 0: this daemon has begun it */
+    unsigned n_daemons;      /* so far, that served the run */
+};
+
 /* The run that the job serves: its id, and data that lasts as long as the run. */
 struct job_run {
+    struct job_survival survival;
     char *id;                        /* owned; NULL: none yet */
     const struct config *configured; /* the daemon's */
     struct config chosen;            /* `configured` with a program's optimizer; its pointers are the daemon's */
@@ -155,7 +167,7 @@ struct job {
     struct job_missing missing;
     struct job_decision decision;
     struct job_stall stall;
-    struct job_journal journal;
+    struct job_diagnostics diagnostics;
     struct job_stats stats;
 };
 

@@ -12,6 +12,14 @@
 #include "daemon/job/model/model.h"
 #include "daemon/memory/ring.h"
 
+const char rank_is_away;
+
+void rank_forget_away(struct job_rank *rank)
+{
+    free(rank->away.answer);
+    rank->away = (struct away){0};
+}
+
 void rank_forget_step(struct job_rank *rank)
 {
     rank->proceed = rank->abandoned = false;
@@ -44,7 +52,7 @@ void rank_forget_incarnation(struct job_rank *rank)
     rank->client = NULL;
     rank->declared = rank->formed = rank->ready = false;
     manifest_deinit(&rank->manifest);
-    rank->n_pushes = 0;
+    rank->n_pushes = rank->n_received = 0;
     rank->partial = (struct partial_push){0};
     rank_evidence_reset(&rank->evidence);
     rank->n_forwards = rank->n_backwards = 0; /* a successor counts from 0 */
@@ -54,6 +62,7 @@ void rank_forget_incarnation(struct job_rank *rank)
 void rank_deinit(struct job_rank *rank)
 {
     rank_forget_incarnation(rank);
+    rank_forget_away(rank);
     ring_orphan(rank->rings[0]);
     ring_orphan(rank->rings[1]);
     free(rank->given_up_why);
@@ -65,9 +74,9 @@ void rank_deinit(struct job_rank *rank)
     free(rank->gathering);
 }
 
-void job_advance_generation(struct job *job)
+void job_set_writing(struct job *job, bool writing)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].rings[0] && job->ranks[r].rings[0]->ready)
-            atomic_fetch_add_explicit(&ring_credit_page(job->ranks[r].rings[0])->generation, 1, memory_order_acq_rel);
+            ring_set_writing(job->ranks[r].rings[0], writing);
 }

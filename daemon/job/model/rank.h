@@ -53,9 +53,23 @@ struct partial_push {
     bool torn;     /* an earlier gradient of this micro-batch lacks its last parts */
 };
 
+/*
+ * The peer of a rank that is attached, though its process has not connected to this daemon yet: it was attached to the
+ * daemon before. What it is answered meanwhile waits for it.
+ */
+#define RANK_IS_AWAY ((void *)&rank_is_away)
+extern const char rank_is_away;
+
+struct away {
+    uint8_t *answer; /* packed; owned; NULL: none */
+    size_t n_answer_bytes;
+    bool dropped; /* it would have been disconnected */
+};
+
 struct job_rank {
     unsigned rank;
-    void *peer;           /* the session; NULL while no process is attached */
+    void *peer;           /* the session; NULL while no process is attached; RANK_IS_AWAY */
+    struct away away;     /* while it is away */
     uint64_t incarnation; /* this daemon's number of the process, not secret; 0: never attached */
     uint64_t secret;      /* the client's own name of its incarnation: never shown */
     uint32_t owner;       /* uid that formed the rank */
@@ -98,6 +112,7 @@ struct job_rank {
     uint64_t n_forwards, n_backwards, n_forwards_at_step, n_backwards_at_step;
     uint64_t asked_ns;
     uint64_t n_pushes;
+    uint64_t n_received; /* recorded requests of this incarnation */
     struct partial_push partial;
 
     struct reading *given; /* the last answer with state, whose memory it still has; read-state.c */
@@ -119,7 +134,10 @@ void rank_deinit(struct job_rank *rank);
 void rank_forget_incarnation(struct job_rank *rank);
 
 /* Odd while weights are being written, even while they may be read: on the credit pages of all ranks of this node. */
-void job_advance_generation(struct job *job);
+void job_set_writing(struct job *job, bool writing);
+
+/* Forgets what waits for the rank while it is away. */
+void rank_forget_away(struct job_rank *rank);
 
 static inline bool job_rank_is_here(const struct job_rank *rank)
 {

@@ -18,7 +18,7 @@
 #include "core/wire/wire-request.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/memory/quota.h"
@@ -153,7 +153,7 @@ static void finish_reading(struct reading *reading)
                        .state_is = {.segments = &segment,
                                     .n_segments = has_bytes,
                                     .n_elems = job->layout->params[reading->param].n_elems,
-                                    .count = state_journal(job->state)->counts[reading->param]},
+                                    .count = job->state->progress.counts[reading->param]},
                    },
                    &fd, has_bytes);
     } else if (asks) {
@@ -293,7 +293,7 @@ static int read_figure(struct job *job, struct job_rank *rank, const struct requ
                &(struct reply){
                    .type = REPLY_STATE_IS,
                    .state_is = {.norm = step_param_norm(job->step, step_squares(job->step, param)),
-                                .count = state_journal(job->state)->counts[param]},
+                                .count = job->state->progress.counts[param]},
                },
                NULL, 0);
     return 0;

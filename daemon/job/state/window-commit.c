@@ -12,7 +12,7 @@
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/window-inside.h"
@@ -109,7 +109,7 @@ static void refuse(struct job *job)
     executor_empty(job->executor);
     window_discharge_copy(job);
     job->window->busy = job->window->stores = false;
-    job_advance_generation(job);
+    job_set_writing(job, true);
     job->phase = JOB_WINDOW;
     for (unsigned i = job->world.first; i < job->world.end; i++)
         if (job->ranks[i].wait == WAIT_WINDOW_END)
@@ -152,7 +152,7 @@ void window_commit(struct job *job)
 {
     job->phase = JOB_COMMITTING_WINDOW;
     job->window->busy = true;
-    job_advance_generation(job);
+    job_set_writing(job, false);
     job->window->commit = (struct sequence){.stages = stages, .ended = ended, .userdata = job};
     sequence_run(&job->window->commit);
 }
@@ -163,7 +163,7 @@ static void refreshed(void *userdata)
 {
     struct job *job = userdata;
 
-    job_advance_generation(job);
+    job_set_writing(job, false);
     window_finish(job);
 }
 

@@ -20,7 +20,7 @@
 #include "core/wire/wire.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/window-inside.h"
@@ -118,7 +118,7 @@ static bool answer_write(struct job *job, struct job_rank *rank, uint32_t param,
                                                     : NULL,
                                 .n_segments = segment != NULL,
                                 .n_elems = job->layout->params[param].n_elems,
-                                .count = state_journal(job->state)->counts[param],
+                                .count = job->state->progress.counts[param],
                                 .offset_bytes = place ? place->offset_bytes : 0},
                },
                &fd, segment != NULL);

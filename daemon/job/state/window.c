@@ -15,14 +15,16 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/layout.h"
+#include "core/wire/journal-wire.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/survival.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/job/state/window-inside.h"
 #include "daemon/ledger/ledger.h"
@@ -285,8 +287,9 @@ void job_write_begin(struct job *job, struct job_rank *rank)
 void window_finish(struct job *job)
 {
     let_go(job); /* a node whose ranks have all left may still be filling it when the others have forgotten it */
-    state_journal(job->state)->n_windows++; /* a forgotten one too: a successor must not wait for it again */
+    job->state->progress.n_windows++; /* a forgotten one too: a successor must not wait for it again */
     job->phase = JOB_TRAINING;
+    job_turn(job, TURN_WINDOW);
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_WINDOW_END)
             job_answer_done(job, &job->ranks[r]);

@@ -15,14 +15,16 @@
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/manifest.h"
+#include "core/wire/journal-wire.h"
 #include "core/wire/node-wire.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/parcels.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/survival.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/ledger/ledger.h"
@@ -59,18 +61,25 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
         atomic_store_explicit(&ring_credit_page(ring)->attempt, job->ledger.attempt, memory_order_release);
 }
 
-static void tell_rank(struct job *job, struct job_rank *rank, struct diagnostic *notice)
+/* The rank learns of the abort with its next answer, unless it has asked for it. */
+static void note_abort(struct job_rank *rank, struct diagnostic *notice)
 {
-    if (!rank->formed || !rank->peer || rank->left)
+    if (!rank->formed || !rank->peer || rank->left || rank->wait == WAIT_ABORT)
         return;
-    if (rank->wait == WAIT_ABORT) {
-        job_answer_done(job, rank);
-        return;
-    }
     diagnostic_unref(rank->abort_notice);
     rank->abort_notice = diagnostic_ref(notice);
-    if (job_is_collective(rank->wait) || rank->wait == WAIT_WRITE) /* its window is gone */
-        job_is_held(job, rank);
+}
+
+void abort_answer(struct job *job)
+{
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (rank->wait == WAIT_ABORT)
+            job_answer_done(job, rank);
+        else if (rank->abort_notice && (job_is_collective(rank->wait) || rank->wait == WAIT_WRITE)) /* no window now */
+            job_is_held(job, rank);
+    }
 }
 
 static void finish_abort(struct job *job)
@@ -99,7 +108,9 @@ static void finish_abort(struct job *job)
                                .reason_class = job->abort.class,
                            }));
     for (unsigned r = job->world.first; r < job->world.end; r++)
-        tell_rank(job, &job->ranks[r], notice);
+        note_abort(&job->ranks[r], notice);
+    job_turn(job, TURN_ABORTED);
+    abort_answer(job);
     diagnostic_unref(reason);
     free(steal_ptr(job->abort.why));
     free(steal_ptr(job->abort.text));

@@ -14,6 +14,8 @@ void job_abort(struct job *job, int64_t rank, struct diagnostic *reason);
 /* The coordinator says that this node aborts. Takes the reason, which may be NULL. */
 void abort_start(struct job *job, int64_t rank, struct diagnostic *reason);
 void abort_settle(struct job *job);
+/* Answers the ranks that wait, after an abort. */
+void abort_answer(struct job *job);
 void job_abort_step(struct job *job, struct job_rank *rank, const char *why);
 void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt);
 

@@ -31,9 +31,10 @@
 #include "core/wire/wire-request.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/survival.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/ledger/ledger.h"
@@ -435,6 +436,14 @@ static void grant(struct job *job, struct job_rank *rank, bool in_ring, uint64_t
                NULL, 0);
 }
 
+/* The next daemon must know that the extent is taken. */
+static void grant_extent(struct job *job, struct job_rank *rank, uint64_t offset_bytes, uint64_t n_bytes)
+{
+    job_record(job, rank, JOURNAL_GRANT, &(struct journal_grant){.offset_bytes = offset_bytes, .n_bytes = n_bytes},
+               sizeof(struct journal_grant), NULL, 0);
+    grant(job, rank, false, offset_bytes);
+}
+
 static void extent_run(struct work *work, uint32_t item)
 {
     struct extent_start *start = container_of(work, struct extent_start, work);
@@ -461,7 +470,7 @@ static void extent_done(struct work *work)
     if (rank->rings[0] == start->ring) {
         rank->reserving = false;
         if (rank->wait == WAIT_SLOT && start->result == 0 && start->n_bytes >= wanted_bytes(job, rank))
-            grant(job, rank, false, start->offset_bytes);
+            grant_extent(job, rank, start->offset_bytes, start->n_bytes);
         else if (rank->wait == WAIT_SLOT && start->result == 0)
             admit_settle(job, rank); /* it was for a request that an abort has ended */
         else if (rank->wait == WAIT_SLOT)
@@ -610,7 +619,7 @@ void admit_settle(struct job *job, struct job_rank *rank)
     }
     warn_late(job);
     if (r == 0) {
-        grant(job, rank, false, offset);
+        grant_extent(job, rank, offset, extent_bytes);
         return;
     }
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");

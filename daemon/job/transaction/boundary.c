@@ -23,7 +23,7 @@
 #include "core/wire/wire.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/fault.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/parcels.h"
 #include "daemon/job/model/pushed.h"
@@ -213,7 +213,7 @@ static bool missing_on_all(const struct job *job, const struct params *missing)
 static bool never_pushed(const struct job *job, const struct params *missing)
 {
     for (uint32_t i = 0; i < missing->n; i++)
-        if (state_journal(job->state)->counts[missing->ids[i]] > 0)
+        if (job->state->progress.counts[missing->ids[i]] > 0)
             return false;
     return true;
 }

@@ -13,6 +13,7 @@
 #include <assert.h>
 
 #include "core/base/base.h"
+#include "core/base/failpoint.h"
 #include "core/diagnosis/cause.h"
 #include "core/layout/layout.h"
 #include "daemon/job/model/answer.h"
@@ -20,6 +21,7 @@
 #include "daemon/job/model/parcels.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/stats.h"
+#include "daemon/job/model/survival.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/admit.h"
 #include "daemon/ledger/ledger.h"
@@ -126,8 +128,23 @@ static void count_overlap(struct job *job, const struct reduction *reduction, ui
         counters->batch_reduced_bytes += n_bytes;
 }
 
-/* Records the sums that a reduction found. Sums of a micro-batch that has ended meanwhile are not needed. */
-static void record_sums(struct job *job, const struct reduction *reduction, unsigned rank)
+/* Which of the sums of a reduction is that of a rank's part: as the journal has them. */
+static size_t sum_index(const struct job *job, const struct reduction *reduction, unsigned local, uint32_t i)
+{
+    return local * (size_t)job->layout->parcels[reduction->parcel].n_parts + i;
+}
+
+static uint64_t sum_of(const struct job *job, const struct reduction *reduction, unsigned local, uint32_t i)
+{
+    const struct job_survival *survival = &job->run.survival;
+
+    if (survival->replays)
+        return survival->sums[sum_index(job, reduction, local, i)];
+    return step_sum(job->step, reduction, local, job->layout->parcels[reduction->parcel].first_part + i);
+}
+
+/* Tells the ledger the sums that a reduction found. Those of a micro-batch that has ended meanwhile are not needed. */
+static void tell_sums(struct job *job, const struct reduction *reduction, unsigned rank)
 {
     const struct layout_parcel *parcel = &job->layout->parcels[reduction->parcel];
 
@@ -138,8 +155,30 @@ static void record_sums(struct job *job, const struct reduction *reduction, unsi
         const struct ledger_entry *entry = ledger_entry(&job->ledger, rank, part);
 
         if (reduction->masks[i] >> local & 1 && entry->n_summed < entry->n_posted)
-            (void)ledger_sum(&job->ledger, rank, part, step_sum(job->step, reduction, local, part));
+            (void)ledger_sum(&job->ledger, rank, part, sum_of(job, reduction, local, i));
     }
+}
+
+/* Before anything is given back: the next daemon must know that it need not sum this again. */
+static void record_summed(struct job *job, const struct reduction *reduction)
+{
+    uint32_t n_parts = job->layout->parcels[reduction->parcel].n_parts;
+    size_t n = (size_t)job_n_local(job) * n_parts, n_bytes = n * sizeof(uint64_t);
+    struct journal_summed summed = {.parcel = reduction->parcel, .n_sums = (uint32_t)n};
+    uint64_t *sums;
+
+    if (!job->run.survival.journal || job->run.survival.replays || job->phase == JOB_ABORTING)
+        return;
+    sums = calloc(n + 1, sizeof(*sums));
+    for (unsigned local = 0; sums && local < job_n_local(job); local++)
+        for (uint32_t i = 0; i < n_parts; i++)
+            if (reduction->masks[i] >> local & 1)
+                sums[sum_index(job, reduction, local, i)] = sum_of(job, reduction, local, i);
+    if (sums)
+        job_record(job, NULL, JOURNAL_SUMMED, &summed, sizeof(summed), sums, n_bytes);
+    else
+        journal_clear(job->run.survival.journal); /* this daemon goes on, and nobody can take over from it */
+    free(sums);
 }
 
 static bool sends_slots(const struct job *job, uint32_t parcel)
@@ -163,7 +202,7 @@ void collect_combined(struct job *job, uint32_t parcel)
         return;
     }
     for (unsigned r = job->world.first; is_summed_later(job, parcel) && r < job->world.end; r++)
-        record_sums(job, &job->step->reductions[parcel], r);
+        tell_sums(job, &job->step->reductions[parcel], r);
     collect_settle(job);
 }
 
@@ -188,6 +227,9 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
 
     if (!sums_at_once(job))
         clock_stop(job);
+    (void)failpoint("reduced");
+    record_summed(job, reduction);
+    (void)failpoint("summed");
     for (uint32_t i = 0; i < parcel->n_parts; i++)
         n_bytes += (uint64_t)__builtin_popcountll(reduction->masks[i]) *
                    layout_part_bytes(job->layout, parcel->first_part + i);
@@ -199,7 +241,7 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
         if (job->phase == JOB_ABORTING || !slot || !slot->posted)
             continue;
         if (!is_summed_later(job, reduction->parcel))
-            record_sums(job, reduction, r);
+            tell_sums(job, reduction, r);
         give_back(job, rank, ring, slot);
     }
     for (unsigned r = job->world.first; r < job->world.end; r++)
@@ -289,6 +331,16 @@ static void post(struct job *job, struct reduction *reduction)
         post_rank(job, reduction, r);
     if (!sums_at_once(job))
         clock_start(job);
+    if (job->run.survival.replays)
+        return;
+    step_number(reduction);
+    job_record(job, NULL, JOURNAL_POSTED,
+               &(struct journal_posted){.op = reduction->op,
+                                        .parcel = reduction->parcel,
+                                        .micro_batch = reduction->micro_batch,
+                                        .pass = reduction->pass},
+               sizeof(struct journal_posted), NULL, 0);
+    (void)failpoint("posted");
 }
 
 /* Starts the sum of a parcel that was taken, unless another sum of the parcel is under way. */
@@ -334,6 +386,8 @@ void collect_parcel(struct job *job, uint32_t parcel)
     struct parcel *its = &job->work.parcels[parcel];
     uint32_t last;
 
+    if (job->run.survival.replays) /* then what was posted is in the journal */
+        return;
     sum_promised(job, parcel);
     if (job->phase != JOB_TRAINING || its->state != PARCEL_OPEN || parcels_withdraws(job->coordinator))
         return;
@@ -384,6 +438,13 @@ static void verify_done(void *userdata, int result, uint64_t sum)
 
     v->sum = sum;
     v->summed = true;
+    if (result == 0)
+        job_record(job, &job->ranks[v->rank], JOURNAL_COMPARED,
+                   &(struct journal_compared){.ticket = (uint32_t)(v->slot - v->ring->slots),
+                                              .part = v->part,
+                                              .pass = v->pass,
+                                              .sum = sum},
+                   sizeof(struct journal_compared), NULL, 0);
     if (result < 0 && !job->run.drop_why) { /* with the job */
         while (*link != v)
             link = &(*link)->next;
@@ -457,6 +518,21 @@ void collect_settle(struct job *job)
     }
 }
 
+static void start_verification(struct verification *v)
+{
+    struct job *job = v->job;
+
+    if (executor_verify(job->executor, &(struct executor_verify){.slot = v->slot,
+                                                                 .local_rank = v->rank - job->world.first,
+                                                                 .part = v->part,
+                                                                 .done = verify_done,
+                                                                 .userdata = v}) == 0)
+        return;
+    v->summed = true;
+    v->attempt = job->ledger.attempt - 1;
+    job_abort(job, v->rank, NULL); /* the push cannot be compared */
+}
+
 void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *slot, uint32_t part, uint16_t pass)
 {
     struct verification *v = calloc(1, sizeof(*v));
@@ -480,15 +556,8 @@ void collect_verify(struct job *job, struct job_rank *rank, struct ring_slot *sl
     slot->n_pending++;
     ring_hold(v->ring);
     clock_start(job);
-    if (executor_verify(job->executor, &(struct executor_verify){.slot = slot,
-                                                                 .local_rank = rank->rank - job->world.first,
-                                                                 .part = part,
-                                                                 .done = verify_done,
-                                                                 .userdata = v}) == 0)
-        return;
-    v->summed = true;
-    v->attempt = job->ledger.attempt - 1;
-    job_abort(job, v->rank, NULL); /* likewise */
+    if (!job->run.survival.replays)
+        start_verification(v);
 }
 
 /* ---- slots that nothing will come of ------------------------------------------------------------------- */
@@ -551,4 +620,67 @@ void collect_release_ring(struct job *job, struct job_rank *rank, bool abort)
         rank->rings[1] = ring;
     else
         ring_orphan(ring);
+}
+
+/* ---- what an earlier daemon has done ------------------------------------------------------------------- */
+
+bool collect_was_posted(struct job *job, const struct journal_posted *posted)
+{
+    struct parcel *its = job_parcel(job, posted->parcel);
+
+    if (!its || its->state != PARCEL_OPEN)
+        return false;
+    while (!parcel_is_at(its, posted->micro_batch, posted->pass)) {
+        if (its->at.micro_batch >= posted->micro_batch || look_at(job, posted->parcel, its->at) != EMPTY)
+            return false;
+        parcel_pass(its);
+    }
+    if (look_at(job, posted->parcel, its->at) != COMPLETE)
+        return false;
+    parcel_complete(its);
+    prepare(job, posted->parcel, its->at)->op = posted->op;
+    job->step->n_ops = MAX(job->step->n_ops, posted->op);
+    parcel_take(its);
+    post(job, &job->step->reductions[posted->parcel]);
+    return parcel_begin_sum(its);
+}
+
+bool collect_was_summed(struct job *job, const struct journal_summed *summed)
+{
+    const struct parcel *its = job_parcel(job, summed->parcel);
+    size_t n = its ? (size_t)job_n_local(job) * job->layout->parcels[summed->parcel].n_parts : 0;
+
+    if (!its || its->state != PARCEL_SUMMING || summed->n_sums != n)
+        return false;
+    job->run.survival.sums = summed->sums;
+    step_was_reduced(&job->step->reductions[summed->parcel], reduction_is_done, job);
+    job->run.survival.sums = NULL;
+    return true;
+}
+
+bool collect_was_compared(struct job *job, unsigned rank, const struct journal_compared *compared)
+{
+    for (struct verification *v = job->work.verifications; v; v = v->next) {
+        if (v->rank != rank || v->summed || v->part != compared->part || v->pass != compared->pass ||
+            v->slot != &v->ring->slots[compared->ticket])
+            continue;
+        v->sum = compared->sum;
+        v->summed = true;
+        collect_settle(job);
+        return true;
+    }
+    return false;
+}
+
+void collect_go_on(struct job *job)
+{
+    for (uint32_t i = 0; i < job->layout->n_parcels; i++)
+        if (job->work.parcels[i].state == PARCEL_SUMMING)
+            step_post(&job->step->reductions[i], reduction_is_done, job);
+    for (struct verification *v = job->work.verifications, *next; v; v = next) {
+        next = v->next;
+        if (!v->summed)
+            start_verification(v);
+    }
+    collect_all(job);
 }

@@ -11,6 +11,9 @@
 
 struct job;
 struct job_rank;
+struct journal_compared;
+struct journal_posted;
+struct journal_summed;
 struct ring;
 struct ring_slot;
 
@@ -64,6 +67,17 @@ struct ring_slot *collect_find_slot(const struct job_rank *rank, uint32_t parcel
 
 /* All nodes have what they own of the parcel: its next sum may be made. Nothing happens unless the parcel is summed. */
 void collect_settled(struct job *job, uint32_t parcel);
+
+/*
+ * An earlier daemon has posted, or ended, a parcel's reduction, or compared a push. Return: false, the journal says what
+ * cannot have been.
+ */
+bool collect_was_posted(struct job *job, const struct journal_posted *posted);
+bool collect_was_summed(struct job *job, const struct journal_summed *summed);
+bool collect_was_compared(struct job *job, unsigned rank, const struct journal_compared *compared);
+
+/* Starts the work that it has not ended. */
+void collect_go_on(struct job *job);
 
 /* Node 0 awaits a promised parcel: its gradients are in the sum from now on. */
 void collect_take(struct job *job, uint32_t parcel);

@@ -25,18 +25,20 @@
 #include "core/config/schedule.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
+#include "core/wire/journal-wire.h"
 #include "core/wire/node-wire.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire.h"
 #include "daemon/job/model/answer.h"
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/fault.h"
-#include "daemon/job/model/journal.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/missing.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/stats.h"
+#include "daemon/job/model/survival.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/boundary.h"
@@ -176,7 +178,7 @@ static void update_is_done(void *userdata, int result)
         return;
     }
     step_commit(job->step);
-    state_journal(job->state)->n_applied++;
+    job->state->progress.n_applied++;
     coordinator_updated(job->coordinator);
 }
 
@@ -191,7 +193,7 @@ struct hyper job_hyper(const struct job *job, const struct step_args *args, uint
     for (uint32_t g = 0; g < job->layout->n_groups; g++)
         base[g] = config->optimizer.hyper.lr;
     hyper.lr =
-        schedule_lr(&config->scheduler, base, job->layout->n_groups, group, state_journal(job->state)->n_applied);
+        schedule_lr(&config->scheduler, base, job->layout->n_groups, group, job->state->progress.n_applied);
     return hyper;
 }
 
@@ -282,10 +284,9 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
     job->decision.applying = verdict->apply;
     note_nonfinite(job, verdict);
     step_decide(job->step, verdict->norm_scale);
-    state_journal(job->state)->decided = state_journal(job->state)->epoch + 1;
     (void)failpoint("decided");
     job->phase = JOB_UPDATING;
-    job_advance_generation(job);
+    job_set_writing(job, true);
     if (!job->decision.applying) {
         coordinator_updated(job->coordinator);
         return;
@@ -338,6 +339,16 @@ static void answer_step(struct job *job, struct job_rank *rank)
                NULL, 0);
 }
 
+void commit_answer(struct job *job)
+{
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
+        if (job->ranks[r].wait == WAIT_STEP)
+            answer_step(job, &job->ranks[r]);
+        else if (job->ranks[r].wait == WAIT_ABORT)
+            job_answer_done(job, &job->ranks[r]);
+    }
+}
+
 static void finish_commit(void *userdata)
 {
     struct job *job = userdata;
@@ -346,7 +357,7 @@ static void finish_commit(void *userdata)
     ledger_commit(&job->ledger);
     memset(job->work.parcels, 0, job->layout->n_parcels * sizeof(*job->work.parcels));
     step_open(job->step);
-    job_advance_generation(job);
+    job_set_writing(job, false);
     job->phase = JOB_TRAINING;
     job->stats.counters.applied += job->decision.applying;
     job->stats.counters.skipped += !job->decision.applying;
@@ -356,12 +367,9 @@ static void finish_commit(void *userdata)
     diagnostic_unref(steal_ptr(job->abort.reason)); /* it came too late */
     if (!job->abort.next)
         free(steal_ptr(job->abort.why));
-    for (unsigned r = job->world.first; r < job->world.end; r++) {
-        if (job->ranks[r].wait == WAIT_STEP)
-            answer_step(job, &job->ranks[r]);
-        else if (job->ranks[r].wait == WAIT_ABORT)
-            job_answer_done(job, &job->ranks[r]);
-    }
+    job_turn(job, TURN_COMMITTED);
+    (void)failpoint("committed");
+    commit_answer(job);
     if (job->abort.next) {
         job->abort.next = false;
         abort_start(job, job->abort.rank, NULL);
@@ -371,10 +379,8 @@ static void finish_commit(void *userdata)
 
 void job_commit(struct job *job)
 {
-    struct state_journal *journal = state_journal(job->state);
-
-    journal->epoch++;
-    journal->n_windows = 0;
+    job->state->progress.epoch++;
+    job->state->progress.n_windows = 0;
     if (!job->decision.applying || !executor_refresh(job->executor, finish_commit, job))
         finish_commit(job);
 }

@@ -24,6 +24,8 @@ struct job_request {
 };
 
 void commit_settle(struct job *job);
+/* Answers the ranks that wait for the step, which is committed. */
+void commit_answer(struct job *job);
 
 /* Fills what this node's ranks ask the step with; groups: room for one hyper per group. */
 /* This node's exact sum of squares, and where a value came from that is not finite. */

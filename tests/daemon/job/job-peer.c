@@ -202,7 +202,7 @@ uint64_t fixture_bits(const struct fixture *f)
 unsigned fixture_n_kept(const struct fixture *f, unsigned code)
 {
     const struct diagnostic *kept[KEPT_MAX];
-    size_t n_kept = kept_list(&f->job->journal.kept, kept);
+    size_t n_kept = kept_list(&f->job->diagnostics.kept, kept);
     unsigned n = 0;
 
     for (size_t i = 0; i < n_kept; i++)
@@ -616,7 +616,7 @@ struct fixture *fixture_start(const char *more)
 void fixture_finish(struct fixture *f)
 {
     fixture_steps(f, FIXTURE_STEPS - 1, FIXTURE_MICRO);
-    assert_int_equal(state_journal(f->job->state)->epoch, FIXTURE_STEPS);
+    assert_int_equal(f->job->state->progress.epoch, FIXTURE_STEPS);
     assert_int_equal(fixture_bits(f), fixture_undisturbed());
     fixture_free(f);
 }

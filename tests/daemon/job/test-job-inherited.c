@@ -93,7 +93,7 @@ static void test_every_stage(void **userdata)
         others_wait(f);
         expect_healed(f, 1, "E1005");
         fixture_steps(f, FIXTURE_STEPS - 1, FIXTURE_MICRO);
-        assert_int_equal(state_journal(f->job->state)->epoch, FIXTURE_STEPS);
+        assert_int_equal(f->job->state->progress.epoch, FIXTURE_STEPS);
         fixture_free(f);
     }
 }

@@ -333,8 +333,8 @@ static void test_step(void **userdata)
                 sum += (double)puppet_gradient(0, m, rank, 0, i);
         assert_true(fabs((double)weights[i] - ((double)puppet_initial(0, i) - 0.5 * sum / PEERS)) < 1e-6);
     }
-    assert_int_equal(state_journal(f->job->state)->epoch, 1);
-    assert_int_equal(state_journal(f->job->state)->counts[0], 1);
+    assert_int_equal(f->job->state->progress.epoch, 1);
+    assert_int_equal(f->job->state->progress.counts[0], 1);
     fixture_free(f);
 }
 

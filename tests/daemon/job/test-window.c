@@ -97,7 +97,7 @@ static void assert_array(const struct fixture *f, uint32_t param, enum wire_stat
 
 static uint64_t count_of(const struct fixture *f, uint32_t param)
 {
-    return state_journal(f->job->state)->counts[param];
+    return f->job->state->progress.counts[param];
 }
 
 /* ---- what is written ----------------------------------------------------------------------------------- */

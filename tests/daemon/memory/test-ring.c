@@ -131,9 +131,9 @@ static void test_new(void **state)
     const struct ring *ring = ((struct fixture *)*state)->ring;
     struct stat st;
 
-    assert_int_equal(count_maps("/memfd:zerod.ring.3 "), 1);
-    assert_int_equal(count_maps("/memfd:zerod.overflow.3 "), 1);
-    assert_int_equal(count_maps("/memfd:zerod.credit.3 "), 1);
+    assert_int_equal(count_maps("/memfd:zerod.ring.3.0 "), 1);
+    assert_int_equal(count_maps("/memfd:zerod.overflow.3.0 "), 1);
+    assert_int_equal(count_maps("/memfd:zerod.credit.3.0 "), 1);
     assert_int_equal(ring->ring_bytes, RING_BYTES);
     assert_true(ring->ring.n_bytes >= RING_BYTES);
     assert_true(ring->credit.n_bytes >= credit_page_bytes(N_TICKETS));

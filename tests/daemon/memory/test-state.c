@@ -216,10 +216,10 @@ static void test_places(void **state)
 
 static void test_names(void **state)
 {
-    static const char *const names[] = {"state", "gradient", "weights", "journal"};
+    static const char *const names[] = {"state", "gradient", "weights", "counts"};
     struct layout *layout = make_layout();
     struct state *s = make(&(struct state_options){.layout = layout, .stage = 2, .n_ranks = WORLD});
-    const struct segment *segments[] = {&s->state, &s->gradient, &s->weights, &s->journal};
+    const struct segment *segments[] = {&s->state, &s->gradient, &s->weights, &s->counts};
 
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
@@ -298,45 +298,38 @@ static void test_new_fails(void **state)
     layout_free(layout);
 }
 
-/* ---- the journal --------------------------------------------------------------------------------------- */
+/* ---- counts -------------------------------------------------------------------------------------------- */
 
-static void test_journal(void **state)
+/* There are two copies in one segment; a process that has the descriptor can read both. */
+static void test_counts(void **state)
 {
     struct layout *layout = make_layout();
     struct state *s = make(&(struct state_options){.layout = layout, .stage = 1, .n_ranks = WORLD});
-    struct state_journal *journal = state_journal(s);
-    const struct state_journal *seen;
-    int fd = segment_open_ro(&s->journal);
+    const uint64_t *seen;
+    uint64_t *other;
+    int fd = segment_open_ro(&s->counts);
 
     (void)state;
-    assert_true(s->journal.n_bytes >= sizeof(*journal) + N_PARAMS * sizeof(journal->counts[0]));
-    assert_int_equal(journal->magic, 0); /* nothing is committed, and it does not claim so */
-    assert_int_equal(journal->epoch, 0);
-    assert_int_equal(journal->decided, 0);
-    for (unsigned p = 0; p < N_PARAMS; p++)
-        assert_int_equal(journal->counts[p], 0);
-
-    /* The journal begins its segment, so a process that has the descriptor can read it. */
-    *journal = (struct state_journal){.magic = STATE_MAGIC,
-                                      .version = 1,
-                                      .manifest_digest = 2,
-                                      .epoch = 3,
-                                      .n_applied = 4,
-                                      .decided = 5,
-                                      .n_windows = 6};
-    for (unsigned p = 0; p < N_PARAMS; p++)
-        journal->counts[p] = 100 + p;
-    seen = mmap(NULL, s->journal.n_bytes, PROT_READ, MAP_SHARED, fd, 0);
+    seen = mmap(NULL, s->counts.n_bytes, PROT_READ, MAP_SHARED, fd, 0);
     assert_ptr_not_equal(seen, MAP_FAILED);
-    assert_memory_equal(seen, journal, sizeof(*journal) + N_PARAMS * sizeof(journal->counts[0]));
-    munmap((void *)seen, s->journal.n_bytes);
+    for (unsigned p = 0; p < N_PARAMS; p++)
+        s->progress.counts[p] = 100 + p;
+    other = state_begin_counts(s);
+    assert_memory_equal(other, s->progress.counts, N_PARAMS * sizeof(*other));
+    other[1] = 7;
+    assert_int_equal(s->progress.counts[1], 101); /* until it is used */
+    state_use_counts(s, state_other_copy(s));
+    assert_int_equal(s->progress.counts[1], 7);
+    assert_int_equal(seen[1], 101);
+    assert_int_equal(seen[N_PARAMS + 1], 7);
+    munmap((void *)seen, s->counts.n_bytes);
     close(fd);
     state_free(s);
     layout_free(layout);
 }
 
-/* A journal of more than a page. */
-static void test_journal_of_many(void **state)
+/* More than a page. */
+static void test_counts_of_many(void **state)
 {
     enum { N = 3000 };
     static struct layout_decl decls[N];
@@ -354,8 +347,8 @@ static void test_journal_of_many(void **state)
     }
     assert_int_equal(layout_new(&layout, decls, N, 1, 100000, &bad), 0);
     s = make(&(struct state_options){.layout = layout, .stage = 3, .n_ranks = 1});
-    assert_true(s->journal.n_bytes >= sizeof(struct state_journal) + N * sizeof(uint64_t));
-    state_journal(s)->counts[N - 1] = 7; /* frozen ones have a place, too */
+    assert_true(s->counts.n_bytes >= 2 * N * sizeof(uint64_t));
+    s->progress.counts[N - 1] = 7; /* frozen ones have a place, too */
     state_free(s);
     layout_free(layout);
 }
@@ -371,7 +364,7 @@ static void test_outlives_a_process(void **state)
 
     (void)state;
     if (pid == 0) {
-        state_journal(s)->epoch = 41;
+        s->progress.counts[0] = 41;
         for (uint32_t b = 0; b < layout->n_buckets; b++) {
             *state_master(s, b, 9) = 1.5f;
             *state_exp_avg(s, b, 9) = 2.5f;
@@ -384,7 +377,7 @@ static void test_outlives_a_process(void **state)
     assert_true(pid > 0);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
-    assert_int_equal(state_journal(s)->epoch, 41);
+    assert_int_equal(s->progress.counts[0], 41);
     for (uint32_t b = 0; b < layout->n_buckets; b++) {
         assert_true(*state_master(s, b, 9) == 1.5f);
         assert_true(*state_exp_avg(s, b, 9) == 2.5f);
@@ -400,7 +393,7 @@ static void test_outlives_a_process(void **state)
 
 static uint64_t held_bytes(const struct state *s)
 {
-    const struct segment *segments[] = {&s->state, &s->gradient, &s->weights, &s->journal};
+    const struct segment *segments[] = {&s->state, &s->gradient, &s->weights, &s->counts};
     uint64_t sum = 0;
     struct stat st;
 
@@ -415,7 +408,7 @@ static uint64_t held_bytes(const struct state *s)
 
 static uint64_t size_bytes(const struct state *s)
 {
-    return s->state.n_bytes + s->gradient.n_bytes + s->weights.n_bytes + s->journal.n_bytes;
+    return s->state.n_bytes + s->gradient.n_bytes + s->weights.n_bytes + s->counts.n_bytes;
 }
 
 static void test_reserve(void **state)
@@ -481,7 +474,7 @@ TEST_GROUP(state)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_places),    TEST(test_names),          TEST(test_all_frozen),      TEST(test_large_arrays_are_skewed),
-        TEST(test_new_fails), TEST(test_journal),        TEST(test_journal_of_many), TEST(test_outlives_a_process),
+        TEST(test_new_fails), TEST(test_counts),        TEST(test_counts_of_many), TEST(test_outlives_a_process),
         TEST(test_reserve),   TEST(test_reserve_pieces), TEST(test_reserve_fails),
     };
 

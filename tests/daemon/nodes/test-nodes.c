@@ -367,8 +367,8 @@ static void compare_state(const struct job *node, const struct job *one)
     assert_int_equal(node->state->weights.n_bytes, one->state->weights.n_bytes);
     if (one->state->weights.n_bytes > 0)
         assert_memory_equal(node->state->weights.map, one->state->weights.map, one->state->weights.n_bytes);
-    assert_int_equal(state_journal(node->state)->epoch, state_journal(one->state)->epoch);
-    assert_memory_equal(state_journal(node->state)->counts, state_journal(one->state)->counts,
+    assert_int_equal(node->state->progress.epoch, one->state->progress.epoch);
+    assert_memory_equal(node->state->progress.counts, one->state->progress.counts,
                         node->layout->n_params * sizeof(uint64_t));
 }
 
@@ -470,9 +470,9 @@ static void compare(struct world *w, struct world *one, unsigned step)
 static void compare_texts(const struct job *node, const struct job *one)
 {
     const struct diagnostic *of_node[KEPT_MAX], *of_one[KEPT_MAX];
-    size_t n = kept_list(&one->journal.kept, of_one);
+    size_t n = kept_list(&one->diagnostics.kept, of_one);
 
-    assert_true(n > 0 && kept_list(&node->journal.kept, of_node) == n);
+    assert_true(n > 0 && kept_list(&node->diagnostics.kept, of_node) == n);
     for (size_t i = 0; i < n; i++)
         assert_string_equal(of_node[i]->text, of_one[i]->text);
 }

@@ -425,9 +425,9 @@ static void die_with_a_child(unsigned n_errors)
     assert_int_equal(job->ranks[0].pid, pid);
     wait_until_free(&local, 0);
     assert_int_equal(n_receive_errors, 0);
-    assert_non_null(kept_last(&job->journal.kept));
-    assert_int_equal(kept_last(&job->journal.kept)->id, 1);
-    assert_int_equal(kept_last(&job->journal.kept)->code, E_DRIFTED);
+    assert_non_null(kept_last(&job->diagnostics.kept));
+    assert_int_equal(kept_last(&job->diagnostics.kept)->id, 1);
+    assert_int_equal(kept_last(&job->diagnostics.kept)->code, E_DRIFTED);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
     close(hold[1]);
@@ -458,7 +458,7 @@ static void test_doomed_in_a_batch(void **userdata)
     client_say_type(&c, REQUEST_LEAVE);
     client_expect_dropped(&c, E_BAD_MESSAGE, "Ready is not allowed before Hello");
     assert_null(server_service(local.server)->job->ranks[0].peer);
-    assert_int_equal(kept_last(&server_service(local.server)->job->journal.kept)->id, 1);
+    assert_int_equal(kept_last(&server_service(local.server)->job->diagnostics.kept)->id, 1);
     client_close(&c);
     check_alive(&local);
     local_stop(&local);

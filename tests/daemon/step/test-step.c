@@ -438,9 +438,9 @@ static void test_open_forgets(void **userdata)
     assert_int_equal(f.whole.step->n_reduced_bytes, WORLD * (4 * (uint64_t)LARGE_ELEMS + 2 * 65));
 
     step_commit(f.whole.step);
-    assert_int_equal(state_journal(f.whole.state)->counts[2], 1);
-    assert_int_equal(state_journal(f.whole.state)->counts[1], 1); /* no element, but pushed */
-    assert_int_equal(state_journal(f.whole.state)->counts[3], 0);
+    assert_int_equal(f.whole.state->progress.counts[2], 1);
+    assert_int_equal(f.whole.state->progress.counts[1], 1); /* no element, but pushed */
+    assert_int_equal(f.whole.state->progress.counts[3], 0);
     done_with(&f);
 }
 

@@ -9,7 +9,7 @@
 struct job;
 
 /* The last diagnostics, and a count of refusals for each code. */
-struct job_journal {
+struct job_diagnostics {
     struct kept_diagnostics kept;
     struct {
         unsigned code;
@@ -25,4 +25,4 @@ struct diagnostic *job_keep(struct job *job, struct diagnostic *diagnostic);
 struct diagnostic *job_keep_stranger(struct job *job, struct diagnostic *diagnostic);
 
 /* A refusal that joins another one is counted, not kept. */
-void journal_count(struct job *job, unsigned code);
+void diagnostics_count(struct job *job, unsigned code);

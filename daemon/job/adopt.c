@@ -1,0 +1,462 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Adoption (adopt.h): the head is restored, the log is served again, and work that was cut off goes on. */
+
+#include "daemon/job/adopt.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/blob.h"
+#include "core/base/failpoint.h"
+#include "core/base/keep.h"
+#include "core/base/log.h"
+#include "core/base/segment.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/layout/manifest.h"
+#include "core/wire/journal-wire.h"
+#include "core/wire/wire-request.h"
+#include "daemon/job/attendance.h"
+#include "daemon/job/base.h"
+#include "daemon/job/drop.h"
+#include "daemon/job/form.h"
+#include "daemon/job/formed.h"
+#include "daemon/job/job.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/model/survival.h"
+#include "daemon/job/request.h"
+#include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/collect.h"
+#include "daemon/job/transaction/commit.h"
+#include "daemon/memory/ring.h"
+#include "daemon/memory/state.h"
+#include "daemon/step/executor.h"
+#include "daemon/step/step.h"
+
+/* ---- the head ------------------------------------------------------------------------------------------ */
+
+static struct diagnostic *restore_notice(const struct wire_diagnostic *notice)
+{
+    struct diagnostic *d = diagnostic_new(notice->code, notice->title);
+
+    snprintf(d->cause_class, sizeof(d->cause_class), "%s", notice->cause_class);
+    d->has_rank = notice->has_rank;
+    d->rank = notice->rank;
+    d->has_step = notice->has_step;
+    d->step = notice->step;
+    for (size_t i = 0; i < notice->n_fields; i++)
+        diagnostic_field(d, notice->fields[i].label, "%s", notice->fields[i].text);
+    diagnostic_finish(d);
+    d->id = notice->id;
+    return d;
+}
+
+static bool restore_slots(const struct stored_rank *stored, struct ring *ring)
+{
+    struct ring_slot *slot;
+
+    for (size_t i = 0; i < stored->n_slots; i++) {
+        const struct stored_slot *s = &stored->slots[i];
+        const struct ring_use use = {.ticket = s->ticket,
+                                     .use = s->use,
+                                     .parcel = s->parcel,
+                                     .micro_batch = s->micro_batch,
+                                     .pass = s->pass,
+                                     .attempt = s->attempt,
+                                     .offset_bytes = s->offset_bytes,
+                                     .n_bytes = s->n_bytes,
+                                     .overflow = s->overflow};
+
+        if ((s->overflow && ring_find_grant(ring, s->offset_bytes, round_up(MAX(s->n_bytes, UINT64_C(1)), 64)) < 0) ||
+            s->parcel >= ring->n_parcels || ring_open_slot(ring, &use, &slot) != 0)
+            return false;
+    }
+    return true;
+}
+
+static enum job_wait restore_wait(enum stored_wait wait)
+{
+    static const enum job_wait waits[] = {
+        [STORED_WAIT_NONE] = WAIT_NONE,   [STORED_WAIT_READY] = WAIT_READY,    [STORED_WAIT_STEP] = WAIT_STEP,
+        [STORED_WAIT_ABORT] = WAIT_ABORT, [STORED_WAIT_OTHER] = WAIT_ABORTED,
+    };
+
+    return waits[wait];
+}
+
+static int restore_rank(struct job *job, const struct stored_rank *stored, struct diagnostic *notice)
+{
+    struct job_rank *rank = &job->ranks[stored->rank];
+    struct ledger_rank *ledger = &job->ledger.ranks[stored->rank];
+    int r = 0;
+
+    rank->incarnation = stored->incarnation;
+    rank->secret = stored->secret;
+    rank->owner = stored->owner;
+    rank->pid = stored->pid;
+    rank->uid = stored->uid;
+    rank->gid = stored->gid;
+    rank->client = *stored->client ? strdup(stored->client) : NULL;
+    rank->peer = stored->is_here ? RANK_IS_AWAY : NULL;
+    rank->formed = rank->declared = stored->formed;
+    rank->ready = stored->ready;
+    rank->left = stored->left;
+    rank->resumes = stored->resumes;
+    rank->lost_ns = stored->lost_ns;
+    rank->on_duplicate = attendance_policy(job, stored->on_duplicate);
+    rank->n_received = stored->n_received;
+    rank->n_forwards = rank->n_forwards_at_step = stored->n_forwards;
+    rank->n_backwards = rank->n_backwards_at_step = stored->n_backwards;
+    rank->n_pushes = stored->n_pushes;
+    rank->again_reported = stored->again_reported;
+    rank->abort_notice = stored->has_notice ? diagnostic_ref(notice) : NULL;
+    rank->attached_ns = rank->last_ns = job->run.survival.found_ns;
+    if (stored->has_blob) {
+        blob_set(&rank->blob, stored->blob, stored->n_blob_bytes);
+        blob_set(&rank->blob_committed, stored->blob, stored->n_blob_bytes);
+    }
+    ledger->incarnation = stored->incarnation;
+    ledger->last_sequence = stored->last_sequence;
+    ledger->last_ended = ledger->last_ended_at_commit = (struct ledger_position){
+        .valid = stored->has_ended, .step = stored->ended_step, .micro_batch = stored->ended_micro_batch};
+    ledger->accumulate = rank->on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
+    if (stored->has_ring)
+        r = formed_find_ring(job, rank);
+    if (r == 0 && stored->has_ring && !restore_slots(stored, rank->rings[0]))
+        r = -EINVAL;
+    if (restore_wait(stored->wait) != WAIT_NONE)
+        job_wait(job, rank, restore_wait(stored->wait));
+    return r;
+}
+
+static void restore_job(struct job *job, const struct stored_head *head)
+{
+    struct job_counters *counters = &job->stats.counters;
+    struct lossscale *scale = &job->decision.lossscale;
+
+    job->run.survival.n_daemons = head->n_daemons;
+    job->run.id = *head->run_id ? strdup(head->run_id) : NULL;
+    job->run.n_incarnations = head->n_incarnations;
+    job->run.given_weights = head->given_weights;
+    job->run.has_weights = head->has_weights;
+    job->run.draining = head->draining;
+    job->ledger.step = head->step;
+    job->ledger.attempt = head->attempt;
+    job->state->progress.epoch = head->step;
+    job->state->progress.n_applied = head->n_applied;
+    job->state->progress.n_windows = head->n_windows;
+    state_use_counts(job->state, head->counts_copy);
+    step_found(job->step, head->n_ops, head->squares_copy, head->norm_scale);
+    if (scale->dynamic) {
+        scale->scale = head->loss_scale;
+        scale->hysteresis_left = head->hysteresis_left;
+        scale->n_steps = head->n_scaled_steps;
+        scale->window_start = head->window_start;
+    }
+    job->decision.applying = head->applied;
+    job->decision.has_norm = head->has_norm;
+    job->decision.norm = head->norm;
+    job->decision.lr = head->lr;
+    job->missing.n_params = head->n_missing;
+    job->decision.has_learnt = head->has_learnt && head->n_learnt_bytes == job->layout->n_params;
+    if (job->decision.has_learnt)
+        memcpy(job->decision.learnt, head->learnt, head->n_learnt_bytes);
+    counters->applied = head->n_steps_applied;
+    counters->skipped = head->n_steps_skipped;
+    counters->aborts = head->n_aborts;
+    counters->admitted = head->n_admitted;
+    counters->reattaches = head->n_reattaches;
+    job->stats.times.last_commit_ns = job_now(job);
+    job->phase = head->has_weights ? JOB_TRAINING : JOB_INITIALISING;
+}
+
+/* Those that the daemon before had still to answer when it wrote the head; most of them have their answer already. */
+static void answer_ranks(struct job *job, enum stored_turn turn)
+{
+    switch (turn) {
+    case TURN_TRAINING:
+        for (unsigned r = job->world.first; r < job->world.end; r++)
+            if (job->ranks[r].wait == WAIT_READY)
+                job_answer_done(job, &job->ranks[r]);
+        break;
+    case TURN_COMMITTED:
+        commit_answer(job);
+        break;
+    case TURN_ABORTED:
+        abort_answer(job);
+        break;
+    default:
+        break;
+    }
+}
+
+static int restore(struct job *job, const struct stored_head *head, char *why, size_t why_size)
+{
+    struct diagnostic *notice = head->has_notice ? restore_notice(&head->notice) : NULL;
+    int r = 0;
+
+    restore_job(job, head);
+    for (size_t i = 0; r == 0 && i < head->n_ranks; i++) {
+        if (!job_is_own(job, head->ranks[i].rank))
+            r = -EINVAL;
+        else
+            r = restore_rank(job, &head->ranks[i], notice);
+        if (r < 0)
+            snprintf(why, why_size, "the memory of rank %u is not as the journal says: %s", head->ranks[i].rank,
+                     strerror(-r));
+    }
+    diagnostic_unref(notice);
+    if (r == 0)
+        answer_ranks(job, head->turn);
+    return r;
+}
+
+/* ---- the log ------------------------------------------------------------------------------------------- */
+
+static int attach_again(struct job *job, struct wire_arena *arena, const struct journal_record *record)
+{
+    const struct journal_attach *attach = record->data;
+    struct diagnostic *refusal = NULL;
+    struct job_rank *rank;
+    struct request request;
+    char why[WIRE_WHY_BYTES];
+
+    if (record->n_bytes < sizeof(*attach) ||
+        wire_unpack_request(arena, attach + 1, record->n_bytes - sizeof(*attach), &request, why, sizeof(why)) != 0 ||
+        request.type != REQUEST_HELLO)
+        return -EINVAL;
+    if (job_attach(job,
+                   &(struct job_attach){.peer = RANK_IS_AWAY,
+                                        .hello = &request.hello,
+                                        .pid = attach->pid,
+                                        .uid = attach->uid,
+                                        .gid = attach->gid,
+                                        .is_admin = attach->is_admin},
+                   &rank, &refusal) != 0)
+        diagnostic_unref(refusal);
+    return 0;
+}
+
+static int serve_again(struct job *job, struct wire_arena *arena, const struct journal_record *record)
+{
+    struct request request;
+    char why[WIRE_WHY_BYTES];
+
+    if (wire_unpack_request(arena, record->data, record->n_bytes, &request, why, sizeof(why)) != 0)
+        return -EINVAL;
+    request_serve(job, &job->ranks[record->rank], &request);
+    return 0;
+}
+
+static int grant_again(struct job *job, const struct journal_record *record)
+{
+    const struct journal_grant *grant = record->data;
+    struct ring *ring = job->ranks[record->rank].rings[0];
+
+    if (record->n_bytes != sizeof(*grant) || !ring)
+        return -EINVAL;
+    return ring_find_grant(ring, grant->offset_bytes, grant->n_bytes);
+}
+
+static int repeat(struct job *job, struct wire_arena *arena, const struct journal_record *record)
+{
+    struct job_rank *rank = &job->ranks[record->rank];
+
+    switch (record->type) {
+    case JOURNAL_REQUEST:
+        return rank->peer ? serve_again(job, arena, record) : -EINVAL;
+    case JOURNAL_ATTACH:
+        return attach_again(job, arena, record);
+    case JOURNAL_DETACH:
+        if (rank->peer)
+            job_detach(job, rank);
+        return 0;
+    case JOURNAL_FORMED:
+        return formed_again(job, rank);
+    case JOURNAL_GRANT:
+        return grant_again(job, record);
+    case JOURNAL_POSTED:
+        return record->n_bytes == sizeof(struct journal_posted) && collect_was_posted(job, record->data) ? 0 : -EINVAL;
+    case JOURNAL_SUMMED:
+        return record->n_bytes >= sizeof(struct journal_summed) && collect_was_summed(job, record->data) ? 0 : -EINVAL;
+    case JOURNAL_COMPARED:
+        return record->n_bytes == sizeof(struct journal_compared) &&
+                       collect_was_compared(job, record->rank, record->data)
+                   ? 0
+                   : -EINVAL;
+    default:
+        return -EINVAL;
+    }
+}
+
+static int repeat_log(struct job *job, char *why, size_t why_size)
+{
+    struct wire_arena arena = WIRE_ARENA_NULL;
+    struct journal_record record;
+    uint64_t at = 0, n = 0;
+    int r = wire_arena_init(&arena);
+
+    while (r == 0 && journal_read(job->run.survival.journal, &at, &record)) {
+        job->run.survival.clock_ns = record.time_ns;
+        r = job_is_own(job, record.rank) ? repeat(job, &arena, &record) : -EINVAL;
+        if (r < 0)
+            snprintf(why, why_size, "record %" PRIu64 " of its journal (type %d, rank %u) cannot be repeated: %s", n,
+                     (int)record.type, record.rank, strerror(-r));
+        else
+            job_settle(job);
+        n++;
+    }
+    wire_arena_deinit(&arena);
+    return r;
+}
+
+/* ---- what was kept ------------------------------------------------------------------------------------- */
+
+static bool is_of_ring(const char *name)
+{
+    return strncmp(name, "ring.", 5) == 0 || strncmp(name, "overflow.", 9) == 0 || strncmp(name, "credit.", 7) == 0;
+}
+
+/* Return: false and a sentence when something was kept twice, or by nobody that we know. */
+static bool check_names(char *why, size_t why_size)
+{
+    static const char *const known[] = {"journal", "state", "gradient", "weights", "counts", "step", "pool"};
+    for (size_t i = 0; keep_passed(i); i++) {
+        const char *name = keep_passed(i)->name;
+        bool is_known = is_of_ring(name);
+
+        for (size_t k = 0; k < ARRAY_SIZE(known); k++)
+            is_known |= strcmp(name, known[k]) == 0;
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(keep_passed(k)->name, name) == 0) {
+                snprintf(why, why_size, "segment \"%s\" was kept twice", name);
+                return false;
+            }
+        if (!is_known) {
+            snprintf(why, why_size, "segment \"%s\" is none of this version's", name);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Rings of processes that were being formed when the daemon was killed, or had been replaced: nobody needs them. */
+static void forget_rings(void)
+{
+    while (keep_passed(0)) {
+        char copy[256];
+
+        snprintf(copy, sizeof(copy), "%s", keep_passed(0)->name);
+        close(keep_take(copy));
+        keep_forget(copy);
+    }
+}
+
+/* The rank's answers, requests and slots are as they were; the processes are still to connect. */
+static void go_on(struct job *job)
+{
+    job->run.survival.replays = false;
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        for (size_t i = 0; i < ARRAY_SIZE(rank->rings); i++)
+            if (rank->rings[i])
+                ring_end_replay(rank->rings[i]);
+        if (rank->peer && !rank->formed) /* it declares again */
+            job_detach(job, rank);
+    }
+    job_set_writing(job, job->phase == JOB_UPDATING);
+    if (job->phase != JOB_UPDATING)
+        collect_go_on(job);
+    job_todo(job);
+    job_settle(job);
+}
+
+static int take_over(struct job *job, char *why, size_t why_size)
+{
+    struct wire_arena arena = WIRE_ARENA_NULL;
+    struct manifest manifest = {0};
+    struct stored_head head;
+    size_t n_bytes;
+    const void *bytes = journal_head(job->run.survival.journal, &n_bytes);
+    int r = base_read(job, &manifest, why, why_size);
+
+    if (r == 0)
+        r = wire_arena_init(&arena);
+    if (r == 0 && (!bytes || head_unpack(&arena, bytes, n_bytes, &head, why, why_size) != 0))
+        r = -EINVAL;
+    if (r == 0) {
+        snprintf(why, why_size, "its memory is not as the manifest and the configuration want it");
+        r = form_again(job, &manifest);
+        if (r < 0 && *segment_missing())
+            snprintf(why, why_size, "segment \"%s\" is %s", segment_missing(),
+                     r == -ENODATA ? "missing" : "of another size, or not sealed");
+    }
+    if (r == 0)
+        r = restore(job, &head, why, why_size);
+    if (r == 0)
+        r = repeat_log(job, why, why_size);
+    wire_arena_deinit(&arena);
+    manifest_deinit(&manifest);
+    return r;
+}
+
+static int adopt(struct job *job, char *why, size_t why_size)
+{
+    struct job_survival *survival = &job->run.survival;
+    int r = journal_new(&survival->journal);
+
+    if (r < 0) {
+        snprintf(why, why_size, "its journal is missing or of another size");
+        return r;
+    }
+    if (journal_version(survival->journal) != JOURNAL_VERSION) {
+        snprintf(why, why_size, "its journal has version %u, and this daemon reads version %d",
+                 journal_version(survival->journal), JOURNAL_VERSION);
+        return -ENOTSUP;
+    }
+    if (!journal_is_valid(survival->journal)) /* the daemon was killed before the job was formed: nothing is lost */
+        return 0;
+    survival->replays = true;
+    survival->found_ns = job->ops.now_ns(job->ops.userdata);
+    r = take_over(job, why, why_size);
+    survival->clock_ns = survival->found_ns;
+    return r < 0 ? r : 1;
+}
+
+int job_adopt(struct job *job, char *why, size_t why_size)
+{
+    struct job_survival *survival = &job->run.survival;
+    int r;
+
+    if (!keep_is_on() || !keep_passed(0))
+        return 0;
+    if (!check_names(why, why_size))
+        return -EINVAL;
+    (void)failpoint("adopt");
+    segments_must_be_found(true);
+    r = adopt(job, why, why_size);
+    segments_must_be_found(false);
+    if (r == 1) {
+        forget_rings();
+        survival->n_daemons++;
+        go_on(job);
+        (void)failpoint("adopted");
+        return 1;
+    }
+    if (r == 0)
+        job_give_up_kept(job);
+    return r;
+}
+
+void job_give_up_kept(struct job *job)
+{
+    journal_clear(job->run.survival.journal);
+    journal_free(steal_ptr(job->run.survival.journal));
+    forget_rings();
+    segments_forget();
+}

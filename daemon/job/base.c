@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The base of the journal is written once, when the job has been formed, and read by each daemon that takes it over. */
+
+#include "daemon/job/base.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/strbuf.h"
+#include "core/config/config.h"
+#include "core/layout/manifest.h"
+#include "core/wire/frame.h"
+#include "core/wire/wire-arena.h"
+#include "core/wire/wire-request.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/memory/journal.h"
+
+/* ---- configuration ------------------------------------------------------------------------------------- */
+
+/* A line for each value: what it is called in the configuration, and the value. */
+static void describe(const struct job *job, struct strbuf *out)
+{
+    const struct config *config = job->config;
+
+    strbuf_add(out, "optimizer.type %s\n", config_optimizer_name(&config->optimizer));
+    strbuf_add(out, "optimizer.params.momentum %a\n", config->optimizer.hyper.momentum);
+    strbuf_add(out, "world.size %u\n", job->world.size);
+    strbuf_add(out, "world.node %u\n", job->config->world.node);
+    strbuf_add(out, "world.ranks_per_node %u\n", job_n_local(job));
+    strbuf_add(out, "zero_optimization.stage %d\n", config->zero.stage);
+    strbuf_add(out, "zero_optimization.reduce_bucket_size %" PRIu64 "\n", (uint64_t)config->zero.reduce_bucket_size);
+    strbuf_add(out, "zero_optimization.overlap_comm %d\n", config->zero.overlap_comm);
+    strbuf_add(out, "gradient_accumulation_steps %" PRIu64 "\n", (uint64_t)config->gradient_accumulation_steps);
+    strbuf_add(out, "gradient_allreduce_op %d\n", (int)config->gradient_allreduce_op);
+    strbuf_add(out, "fp16.enabled %d\n", config->fp16.enabled);
+    strbuf_add(out, "diagnostics.static_graph %d\n", config->diagnostics.static_graph);
+}
+
+/* The first line of a that is not in the same place of b. Return: false, they are equal. */
+static bool find_difference(const char *a, const char *b, char *why, size_t why_size)
+{
+    while (*a || *b) {
+        int n_a = (int)strcspn(a, "\n"), n_b = (int)strcspn(b, "\n");
+
+        if (n_a != n_b || strncmp(a, b, (size_t)n_a) != 0) {
+            snprintf(why, why_size, "the run has \"%.*s\", the configuration of this daemon says \"%.*s\"", n_a, a, n_b,
+                     b);
+            return true;
+        }
+        a += n_a + (a[n_a] != '\0');
+        b += n_b + (b[n_b] != '\0');
+    }
+    return false;
+}
+
+/* A program has chosen the optimizer that the configuration leaves open. */
+static void choose_again(struct job *job, const char *text)
+{
+    char name[32] = "";
+    double momentum = 0;
+
+    if (sscanf(text, "optimizer.type %31s\noptimizer.params.momentum %la", name, &momentum) != 2)
+        return;
+    job->run.chosen = *job->run.configured;
+    job->config =
+        config_choose_optimizer(&job->run.chosen, name, momentum) ? &job->run.chosen : job->run.configured;
+}
+
+static int compare_config(struct job *job, const struct journal_record *record, char *why, size_t why_size)
+{
+    _cleanup_free_ char *theirs = strndup(record->data, record->n_bytes);
+    struct strbuf ours = {0};
+    bool differs;
+
+    if (!theirs)
+        return -ENOMEM;
+    choose_again(job, theirs);
+    describe(job, &ours);
+    differs = !ours.data || find_difference(theirs, ours.data, why, why_size);
+    strbuf_deinit(&ours);
+    return differs ? -EINVAL : 0;
+}
+
+/* ---- manifest ------------------------------------------------------------------------------------------ */
+
+static void write_manifest(struct job *job, const struct manifest *manifest)
+{
+    struct wire_arena arena = WIRE_ARENA_NULL;
+    _cleanup_free_ uint8_t *packed = malloc(FRAME_MAX_BYTES);
+    int n = packed ? wire_arena_init(&arena) : -ENOMEM;
+
+    for (uint32_t p = 0; n >= 0 && p < manifest->n; p++) {
+        n = wire_pack_request(
+            &arena,
+            &(struct request){.type = REQUEST_DECLARE, .declare = {.params = &manifest->decls[p], .n_params = 1}},
+            packed, FRAME_MAX_BYTES);
+        if (n > 0)
+            journal_found(job->run.survival.journal, JOURNAL_DECLARE, packed, (size_t)n);
+    }
+    if (n < 0)
+        journal_clear(job->run.survival.journal);
+    wire_arena_deinit(&arena);
+}
+
+static int read_param(struct wire_arena *arena, const struct journal_record *record, struct manifest *manifest,
+                      char *why, size_t why_size)
+{
+    struct request request;
+    int r = wire_unpack_request(arena, record->data, record->n_bytes, &request, why, why_size);
+
+    if (r < 0)
+        return r;
+    if (r != 0 || request.type != REQUEST_DECLARE || request.declare.n_params != 1)
+        return -EINVAL;
+    return manifest_add(manifest, &request.declare.params[0]) == 0 ? 0 : -ENOMEM;
+}
+
+/* ---- both ---------------------------------------------------------------------------------------------- */
+
+void base_write(struct job *job)
+{
+    struct strbuf config = {0};
+
+    if (!job->run.survival.journal)
+        return;
+    describe(job, &config);
+    if (config.data)
+        journal_found(job->run.survival.journal, JOURNAL_CONFIG, config.data, config.n_bytes);
+    else
+        journal_clear(job->run.survival.journal);
+    strbuf_deinit(&config);
+    write_manifest(job, &job->ranks[job->world.first].manifest);
+}
+
+int base_read(struct job *job, struct manifest *manifest, char *why, size_t why_size)
+{
+    struct wire_arena arena = WIRE_ARENA_NULL;
+    struct journal_record record;
+    uint64_t at = 0;
+    int r = wire_arena_init(&arena);
+
+    snprintf(why, why_size, "its journal is damaged");
+    while (r == 0 && journal_read_base(job->run.survival.journal, &at, &record)) {
+        if (record.type == JOURNAL_CONFIG)
+            r = compare_config(job, &record, why, why_size);
+        else
+            r = record.type == JOURNAL_DECLARE ? read_param(&arena, &record, manifest, why, why_size) : -EINVAL;
+    }
+    if (r == 0 && manifest->n == 0)
+        r = -EINVAL;
+    wire_arena_deinit(&arena);
+    return r;
+}

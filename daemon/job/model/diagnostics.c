@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The job keeps its last diagnostics, counts refusals by code, and hands both to the log. */
+
+#include "daemon/job/model/diagnostics.h"
+
+#include "core/base/base.h"
+#include "core/diagnosis/diagnosis.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/kept.h"
+#include "daemon/job/model/model.h"
+
+void diagnostics_count(struct job *job, unsigned code)
+{
+    for (size_t i = 0; i < job->diagnostics.n_refused; i++) {
+        if (job->diagnostics.refused[i].code == code) {
+            job->diagnostics.refused[i].n++;
+            return;
+        }
+    }
+    if (job->diagnostics.n_refused < ARRAY_SIZE(job->diagnostics.refused)) {
+        job->diagnostics.refused[job->diagnostics.n_refused].code = code;
+        job->diagnostics.refused[job->diagnostics.n_refused++].n = 1;
+    }
+}
+
+static struct diagnostic *keep(struct job *job, struct diagnostic *diagnostic, bool stranger)
+{
+    diagnostic->time_ns = job_now(job);
+    kept_add(&job->diagnostics.kept, diagnostic, stranger);
+    if (diagnostic->warning)
+        job->stats.counters.warnings++;
+    else
+        diagnostics_count(job, diagnostic->code);
+    if (!job->run.survival.replays) /* else the daemon before has logged it */
+        job->ops.log(job->ops.userdata, diagnostic);
+    return diagnostic;
+}
+
+struct diagnostic *job_keep(struct job *job, struct diagnostic *diagnostic)
+{
+    return keep(job, diagnostic, false);
+}
+
+struct diagnostic *job_keep_stranger(struct job *job, struct diagnostic *diagnostic)
+{
+    return keep(job, diagnostic, true);
+}

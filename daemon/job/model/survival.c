@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The job's records, and the head of its journal: everything that outlasts a step, as one message. */
+
+#include "daemon/job/model/survival.h"
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "core/base/log.h"
+#include "core/base/segment.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/wire/journal-wire.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/memory/ring.h"
+#include "daemon/memory/state.h"
+#include "daemon/step/step.h"
+
+void job_record(struct job *job, const struct job_rank *rank, enum journal_type type, const void *data, size_t n_bytes,
+                const void *more, size_t n_more)
+{
+    const struct job_survival *survival = &job->run.survival;
+
+    if (!survival->journal || survival->replays || job->run.stopping)
+        return;
+    journal_append(survival->journal,
+                   &(struct journal_record){.type = type,
+                                            .rank = rank ? rank->rank : 0,
+                                            .time_ns = job_now(job),
+                                            .data = data,
+                                            .n_bytes = n_bytes},
+                   more, n_more);
+}
+
+/* ---- the head ------------------------------------------------------------------------------------------ */
+
+static enum stored_wait stored_wait(const struct job_rank *rank)
+{
+    switch (rank->wait) {
+    case WAIT_READY:
+        return STORED_WAIT_READY;
+    case WAIT_STEP:
+        return STORED_WAIT_STEP;
+    case WAIT_ABORT:
+        return STORED_WAIT_ABORT;
+    case WAIT_END:
+    case WAIT_OTHERS:
+    case WAIT_ABANDON:
+    case WAIT_ABORTED:
+        return STORED_WAIT_OTHER;
+    default:
+        return STORED_WAIT_NONE; /* nothing, or a request that its client makes again */
+    }
+}
+
+static size_t store_slots(const struct job *job, const struct ring *ring, struct stored_slot *slots)
+{
+    size_t n = 0;
+
+    for (uint32_t i = 0; ring && ring->n_held > 0 && i < ring->n_tickets; i++) {
+        const struct ring_slot *slot = &ring->slots[i];
+
+        if (slot->held)
+            slots[n++] = (struct stored_slot){.ticket = i,
+                                              .use = slot->use,
+                                              .parcel = slot->parcel,
+                                              .micro_batch = slot->micro_batch,
+                                              .pass = slot->pass,
+                                              .attempt = slot->attempt,
+                                              .overflow = slot->overflow,
+                                              .offset_bytes = slot->offset_bytes,
+                                              .n_bytes = layout_parcel_bytes(job->layout, slot->parcel)};
+    }
+    return n;
+}
+
+static void store_rank(const struct job *job, const struct job_rank *rank, struct stored_rank *out,
+                       struct stored_slot *slots)
+{
+    const struct ledger_rank *ledger = &job->ledger.ranks[rank->rank];
+    static const enum wire_on_duplicate policies[] = {
+        [CONFIG_DUPLICATE_REJECT] = WIRE_ON_DUPLICATE_REJECT,
+        [CONFIG_DUPLICATE_ACCUMULATE] = WIRE_ON_DUPLICATE_ACCUMULATE,
+        [CONFIG_DUPLICATE_ABORT_STEP] = WIRE_ON_DUPLICATE_ABORT_STEP,
+    };
+
+    *out = (struct stored_rank){
+        .rank = rank->rank,
+        .incarnation = rank->incarnation,
+        .secret = rank->secret,
+        .is_here = rank->peer != NULL,
+        .owner = rank->owner,
+        .pid = rank->pid,
+        .uid = rank->uid,
+        .gid = rank->gid,
+        .client = rank->client,
+        .formed = rank->formed,
+        .ready = rank->ready,
+        .left = rank->left,
+        .resumes = rank->resumes,
+        .lost_ns = rank->lost_ns,
+        .on_duplicate = policies[rank->on_duplicate],
+        .n_received = rank->n_received,
+        .last_sequence = ledger->last_sequence,
+        .has_ended = ledger->last_ended.valid,
+        .ended_step = ledger->last_ended.step,
+        .ended_micro_batch = ledger->last_ended.micro_batch,
+        .has_blob = rank->blob_committed.data != NULL,
+        .blob = rank->blob_committed.data,
+        .n_blob_bytes = rank->blob_committed.n_bytes,
+        .n_forwards = rank->n_forwards,
+        .n_backwards = rank->n_backwards,
+        .n_pushes = rank->n_pushes,
+        .has_notice = rank->abort_notice != NULL,
+        .again_reported = rank->again_reported,
+        .wait = stored_wait(rank),
+        .slots = slots,
+        .n_slots = store_slots(job, rank->rings[0], slots),
+        .has_ring = rank->formed && rank->rings[0],
+    };
+}
+
+static struct stored_head describe(const struct job *job)
+{
+    const struct state_progress *progress = &job->state->progress;
+    const struct job_counters *counters = &job->stats.counters;
+    const struct lossscale *scale = &job->decision.lossscale;
+
+    return (struct stored_head){
+        .n_daemons = job->run.survival.n_daemons,
+        .run_id = job->run.id,
+        .digest = job->run.digest,
+        .n_incarnations = job->run.n_incarnations,
+        .given_weights = job->run.given_weights,
+        .has_weights = job->run.has_weights,
+        .draining = job->run.draining,
+        .step = job->ledger.step,
+        .attempt = job->ledger.attempt,
+        .n_applied = progress->n_applied,
+        .n_windows = progress->n_windows,
+        .counts_copy = progress->copy,
+        .squares_copy = job->step->squares_copy,
+        .norm_scale = job->step->norm_scale,
+        .n_ops = job->step->n_ops,
+        .loss_scale = scale->scale,
+        .hysteresis_left = scale->hysteresis_left,
+        .n_scaled_steps = scale->n_steps,
+        .window_start = scale->window_start,
+        .applied = job->decision.applying,
+        .has_norm = job->decision.has_norm,
+        .norm = job->decision.norm,
+        .lr = job->decision.lr,
+        .n_missing = job->missing.n_params,
+        .has_learnt = job->decision.has_learnt,
+        .learnt = job->decision.has_learnt ? job->decision.learnt : NULL,
+        .n_learnt_bytes = job->decision.has_learnt ? job->layout->n_params : 0,
+        .n_steps_applied = counters->applied,
+        .n_steps_skipped = counters->skipped,
+        .n_aborts = counters->aborts,
+        .n_admitted = counters->admitted,
+        .n_reattaches = counters->reattaches,
+    };
+}
+
+/* Room for the head, packed: numbers take 11 bytes at most. */
+static size_t bound_head(const struct job *job, const struct stored_head *head)
+{
+    enum { FIXED_BYTES = 128 * 1024, RANK_BYTES = 1024, SLOT_BYTES = 128 };
+    size_t n = FIXED_BYTES + head->n_learnt_bytes;
+
+    for (size_t i = 0; i < head->n_ranks; i++)
+        n += RANK_BYTES + head->ranks[i].n_blob_bytes + head->ranks[i].n_slots * SLOT_BYTES;
+    (void)job;
+    return n;
+}
+
+static int pack_and_turn(struct job *job, const struct stored_head *head)
+{
+    struct wire_arena arena = WIRE_ARENA_NULL;
+    size_t size = bound_head(job, head);
+    _cleanup_free_ uint8_t *buffer = malloc(size);
+    int r = buffer ? wire_arena_init(&arena) : -ENOMEM;
+
+    if (r == 0)
+        r = head_pack(&arena, head, buffer, size);
+    if (r >= 0)
+        journal_turn(job->run.survival.journal, buffer, (size_t)r);
+    wire_arena_deinit(&arena);
+    return r;
+}
+
+void job_turn(struct job *job, unsigned what)
+{
+    struct job_survival *survival = &job->run.survival;
+    struct stored_head head;
+    _cleanup_free_ struct stored_rank *ranks = NULL;
+    _cleanup_free_ struct stored_slot *slots = NULL;
+    size_t n_slots = 0, n_used = 0;
+    int r = -ENOMEM;
+
+    if (!survival->journal)
+        return;
+    for (unsigned i = job->world.first; i < job->world.end; i++)
+        n_slots += job->ranks[i].rings[0] ? job->ranks[i].rings[0]->n_held : 0;
+    ranks = calloc(job_n_local(job), sizeof(*ranks));
+    slots = calloc(n_slots + 1, sizeof(*slots));
+    head = describe(job);
+    head.turn = what;
+    head.ranks = ranks;
+    for (unsigned i = job->world.first; ranks && slots && i < job->world.end; i++) {
+        store_rank(job, &job->ranks[i], &ranks[head.n_ranks], slots + n_used);
+        n_used += ranks[head.n_ranks++].n_slots;
+        if (job->ranks[i].abort_notice && !head.has_notice) {
+            head.has_notice = true;
+            head.notice = wire_diagnostic(job->ranks[i].abort_notice);
+        }
+    }
+    (void)failpoint("flip");
+    if (ranks && slots)
+        r = pack_and_turn(job, &head);
+    if (r < 0) {
+        log_error("there is no memory for the journal: the state of the job does not outlive this daemon");
+        journal_clear(survival->journal);
+    }
+    (void)failpoint("flipped");
+    segments_forget(); /* those of processes that were replaced before this */
+}

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The kept memory of a step (step-kept.h): its places, its slots, and chunks that were cut off. */
+
+#include "daemon/step/step-kept.h"
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "core/base/keep.h"
+#include "core/config/config.h"
+
+/* Two copies, of which one holds. */
+struct kept_findings {
+    _Atomic(uint64_t) current;
+    struct {
+        uint64_t opened_op; /* of the step in which it was found */
+        struct step_finding finding;
+    } copies[2];
+};
+
+/* ---- places -------------------------------------------------------------------------------------------- */
+
+struct places {
+    uint64_t findings, stamps, results, sums, squares, slots, end;
+};
+
+static uint64_t place(uint64_t *end, uint64_t n, uint64_t n_bytes)
+{
+    uint64_t at = *end;
+
+    *end += round_up(n * n_bytes, 64);
+    return at;
+}
+
+static struct places find_places(const struct step *step)
+{
+    const struct layout *layout = step->layout;
+    struct places places = {0};
+
+    places.findings = place(&places.end, 1, sizeof(struct kept_findings));
+    places.stamps = place(&places.end, layout->n_chunks + 1, sizeof(*step->stamps));
+    places.results = place(&places.end, layout->n_chunks + 1, sizeof(*step->results));
+    places.sums = place(&places.end, (uint64_t)layout->n_chunks * step->n_local + 1, sizeof(*step->sums));
+    places.squares = place(&places.end, 2 * (uint64_t)layout->n_params, sizeof(*step->squares));
+    places.slots = place(&places.end, CONFIG_MAX_THREADS, sizeof(*step->slots));
+    return places;
+}
+
+static void use_squares(struct step *step, unsigned copy)
+{
+    struct exact_sum *copies = (struct exact_sum *)(void *)(step->kept.map + find_places(step).squares);
+
+    step->squares_copy = copy;
+    step->squares = copies + copy * (size_t)step->layout->n_params;
+    step->measured = copies + (1 - copy) * (size_t)step->layout->n_params;
+}
+
+int step_keep(struct step *step)
+{
+    struct places places = find_places(step);
+    int r = segment_init_kept(&step->kept, "step", places.end);
+    uint8_t *map = step->kept.map;
+
+    if (r < 0)
+        return r;
+    step->findings = (struct kept_findings *)(void *)(map + places.findings);
+    step->stamps = (_Atomic(uint64_t) *)(void *)(map + places.stamps);
+    step->results = (struct reduce_result *)(void *)(map + places.results);
+    step->sums = (struct position_sum *)(void *)(map + places.sums);
+    step->slots = keep_is_on() ? (struct step_slot *)(void *)(map + places.slots) : NULL;
+    use_squares(step, 0);
+    return 0;
+}
+
+/* ---- chunks -------------------------------------------------------------------------------------------- */
+
+static void store(_Atomic(uint64_t) *word, uint64_t value)
+{
+    undo_order();
+    atomic_store_explicit(word, value, memory_order_relaxed);
+    undo_order();
+}
+
+static bool is_done(const struct step *step, uint64_t op, uint32_t chunk)
+{
+    return atomic_load_explicit(&step->stamps[chunk], memory_order_relaxed) == op;
+}
+
+bool step_begin_chunk(struct step *step, uint64_t op, uint32_t chunk, struct step_slot **slot)
+{
+    *slot = NULL;
+    if (!step->slots || op == 0)
+        return true;
+    if (is_done(step, op, chunk))
+        return false;
+    *slot = &step->slots[worker_number() - 1];
+    store(&(*slot)->op, 0);
+    (*slot)->chunk = chunk;
+    undo_mark(&(*slot)->undo, 0, false);
+    store(&(*slot)->op, op);
+    return true;
+}
+
+void step_end_chunk(struct step *step, uint64_t op, uint32_t chunk, struct step_slot *slot)
+{
+    if (!slot)
+        return;
+    (void)failpoint("stamp");
+    store(&step->stamps[chunk], op);
+    (void)failpoint("stamped");
+    store(&slot->op, 0);
+}
+
+bool step_find_torn(const struct step *step, uint64_t op, unsigned *i, struct step_slot **slot, uint32_t *chunk)
+{
+    for (; step->slots && op > 0 && *i < CONFIG_MAX_THREADS; (*i)++) {
+        *slot = &step->slots[*i];
+        *chunk = (*slot)->chunk;
+        if (atomic_load_explicit(&(*slot)->op, memory_order_relaxed) != op || is_done(step, op, *chunk))
+            continue;
+        (*i)++;
+        return true;
+    }
+    return false;
+}
+
+/* ---- kernels ------------------------------------------------------------------------------------------- */
+
+/* Squares of an accumulator, and the 64-bit sums of the leaves, when a kernel has seen only the rest of them. */
+static void measure(const struct step *step, const struct reduce_args *args, struct reduce_result *result)
+{
+    enum { BLOCK_ELEMS = 2048 };
+
+    float block[BLOCK_ELEMS];
+    struct reduce_result of_block;
+    const void *leaf;
+    struct reduce_args again = {.dtype = DTYPE_F32, .n_leaves = 1, .leaves = &leaf, .acc = block, .first = true};
+
+    exact_sum_reset(&result->squares);
+    result->nonfinite = false;
+    for (uint64_t at = 0; at < args->n_elems; at += again.n_elems) {
+        again.n_elems = MIN((size_t)BLOCK_ELEMS, args->n_elems - at);
+        again.start_elem = args->start_elem + at;
+        leaf = args->acc + at;
+        of_block.sums = NULL;
+        step->kernels->reduce(&again, &of_block);
+        exact_sum_carry(&of_block.squares);
+        exact_sum_merge(&result->squares, &of_block.squares);
+        exact_sum_carry(&result->squares);
+        result->nonfinite |= of_block.nonfinite;
+    }
+    for (unsigned i = 0; i < args->n_leaves; i++) {
+        result->sums[i] = (struct position_sum){0};
+        step->kernels->position_sum_update(&result->sums[i], args->dtype, args->leaves[i], args->n_elems,
+                                           args->start_elem);
+    }
+}
+
+void step_reduce_in_slot(const struct step *step, struct step_slot *slot, const struct reduce_args *args,
+                         struct reduce_result *result)
+{
+    const void *leaves[REDUCE_MAX_LEAVES];
+    struct reduce_args rest = *args;
+
+    rest.undo = &slot->undo;
+    rest.undo_elem = 0;
+    if (args->first || undo_next_elem(&slot->undo) == 0) {
+        if (!args->first)
+            reduce_put_back(&rest, leaves);
+        step->kernels->reduce(&rest, result);
+        return;
+    }
+    reduce_put_back(&rest, leaves);
+    if (rest.n_elems > 0)
+        step->kernels->reduce(&rest, result);
+    measure(step, args, result);
+}
+
+void step_update_in_slot(const struct step *step, struct step_slot *slot, const struct update_args *args)
+{
+    struct update_args rest = *args;
+
+    rest.undo = &slot->undo;
+    rest.undo_elem = 0;
+    update_put_back(&rest);
+    if (rest.n_elems > 0)
+        step->kernels->update[step->optimizer](&rest);
+}
+
+/* ---- what was found ------------------------------------------------------------------------------------ */
+
+void step_keep_found(struct step *step)
+{
+    uint64_t other = 1 - atomic_load_explicit(&step->findings->current, memory_order_relaxed);
+
+    step->findings->copies[other].opened_op = step->opened_op;
+    step->findings->copies[other].finding = step->finding;
+    store(&step->findings->current, other);
+}
+
+void step_found(struct step *step, uint64_t n_ops, unsigned squares_copy, double norm_scale)
+{
+    uint64_t current = atomic_load_explicit(&step->findings->current, memory_order_relaxed) % 2;
+
+    use_squares(step, squares_copy);
+    step->norm_scale = norm_scale;
+    step->n_ops = n_ops;
+    step_open(step);
+    if (step->findings->copies[current].opened_op == n_ops)
+        step->finding = step->findings->copies[current].finding;
+}
