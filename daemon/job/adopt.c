@@ -422,9 +422,8 @@ static int adopt(struct job *job, char *why, size_t why_size)
     if (!journal_is_valid(survival->journal)) /* the daemon was killed before the job was formed: nothing is lost */
         return 0;
     survival->replays = true;
-    survival->found_ns = job->ops.now_ns(job->ops.userdata);
+    survival->found_ns = survival->clock_ns = job->ops.now_ns(job->ops.userdata);
     r = take_over(job, why, why_size);
-    survival->clock_ns = survival->found_ns;
     return r < 0 ? r : 1;
 }
 

@@ -434,7 +434,9 @@ int form_again(struct job *job, const struct manifest *manifest)
     plan_bytes_by_class(job->layout, &options, &job->memory.planned);
     (void)quota_charge(&job->memory.quota, &job->memory.charge, job->memory.planned.needed); /* it is there already */
     r = make_executor(job);
-    return r < 0 ? r : make_tables(job);
+    if (r >= 0)
+        r = make_tables(job);
+    return MIN(r, 0);
 }
 
 /* ---- when it begins ------------------------------------------------------------------------------------ */

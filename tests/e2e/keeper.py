@@ -7,7 +7,6 @@ A service manager for tests: it keeps a daemon's descriptors, and starts the dae
 plan: a failpoint for each life of the daemon; the last one is that of all further lives.
 """
 
-import array
 import os
 import signal
 import socket
@@ -64,14 +63,13 @@ class Store:
 
     def settle(self):
         """All that a dead daemon has sent is kept."""
-        fds = array.array("i")
         ours, theirs = os.pipe()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            socket.send_fds(sender, [b"BARRIER=1"], [theirs], address="\0" + self.name)
+            sender.connect("\0" + self.name)
+            socket.send_fds(sender, [b"BARRIER=1"], [theirs])
         os.close(theirs)
         os.read(ours, 1)
         os.close(ours)
-        del fds
 
     def names(self):
         with self.lock:
@@ -111,7 +109,7 @@ class KeptDaemon(Daemon):
         n = len(kept)
         command = [sys.executable, "-I", "-S", "-c", RUN, str(n), ":".join(name for name, _ in kept), *self.command]
         copies = [os.dup(fd) for _, fd in kept]
-        high = [socket.dup(fd) if False else os.dup2(fd, 400 + i, inheritable=True) for i, fd in enumerate(copies)]
+        high = [os.dup2(fd, 400 + i, inheritable=True) for i, fd in enumerate(copies)]
         for fd in copies:
             os.close(fd)
 
