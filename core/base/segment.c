@@ -155,6 +155,17 @@ static int find(struct segment *segment, int memfd, size_t n_bytes)
     return 0;
 }
 
+/* A name is used again: the freed segment goes first, since names are all that tells segments apart. */
+static void forget_now(const char *name)
+{
+    for (size_t i = 0; i < n_freed; i++)
+        if (strcmp(freed[i], name) == 0) {
+            keep_forget(name);
+            memmove(&freed[i], &freed[i + 1], (--n_freed - i) * sizeof(*freed));
+            return;
+        }
+}
+
 static bool must_be_found;
 static char missing[SEGMENT_NAME_BYTES];
 
@@ -187,6 +198,7 @@ static int make_kept(struct segment *segment, const char *name, size_t n_bytes, 
     } else {
         fd = make_memfd(name, n_bytes, mode);
         r = fd < 0 ? fd : take(segment, fd, n_bytes, 0);
+        forget_now(name);
         if (r == 0)
             r = keep_put(name, segment->fd);
     }

@@ -147,6 +147,7 @@ struct request_prefetch {
 
 struct request_write_end {
     bool forget;
+    uint32_t n_windows;
 };
 
 struct request_read_state {

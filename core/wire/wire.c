@@ -282,6 +282,7 @@ static const struct wire_rule prefetch_rules[] = {
 
 static const struct wire_rule write_end_rules[] = {
     BOOL(WriteEnd, request_write_end, forget),
+    U32(WriteEnd, request_write_end, n_windows),
 };
 
 static const struct wire_rule read_state_rules[] = {

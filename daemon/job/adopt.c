@@ -29,6 +29,7 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/survival.h"
 #include "daemon/job/request.h"
+#include "daemon/job/state/window.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/job/transaction/commit.h"
@@ -288,6 +289,12 @@ static int repeat(struct job *job, struct wire_arena *arena, const struct journa
                        collect_was_compared(job, record->rank, record->data)
                    ? 0
                    : -EINVAL;
+    case JOURNAL_WINDOW:
+        return window_again(job);
+    case JOURNAL_EDIT:
+        return record->n_bytes == sizeof(struct journal_edit) ? window_edit_again(job, record->data) : -EINVAL;
+    case JOURNAL_STORING:
+        return window_store_again(job);
     default:
         return -EINVAL;
     }
@@ -324,7 +331,8 @@ static bool is_of_ring(const char *name)
 /* Return: false and a sentence when something was kept twice, or by nobody that we know. */
 static bool check_names(char *why, size_t why_size)
 {
-    static const char *const known[] = {"journal", "state", "gradient", "weights", "counts", "step", "pool"};
+    static const char *const known[] = {"journal", "state", "gradient", "weights", "counts", "step", "pool",
+                                        "window", "rewrite"};
     for (size_t i = 0; keep_passed(i); i++) {
         const char *name = keep_passed(i)->name;
         bool is_known = is_of_ring(name);
@@ -369,8 +377,8 @@ static void go_on(struct job *job)
         if (rank->peer && !rank->formed) /* it declares again */
             job_detach(job, rank);
     }
-    job_set_writing(job, job->phase == JOB_UPDATING);
-    if (job->phase != JOB_UPDATING)
+    job_set_writing(job, job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW);
+    if (job->phase == JOB_TRAINING)
         collect_go_on(job);
     job_todo(job);
     job_settle(job);

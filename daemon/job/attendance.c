@@ -218,13 +218,16 @@ bool job_resume(struct job *job, const struct job_attach *attach, struct job_ran
     return true;
 }
 
+static uint64_t timeout_ns(const struct job *job)
+{
+    return job->config->limits.reattach_timeout_ms * UINT64_C(1000000);
+}
+
 /* A process in a PID namespace that this daemon does not see has pid 0, and can only be waited for. */
 static bool is_gone(const struct job *job, const struct job_rank *rank)
 {
-    uint64_t timeout_ns = job->config->limits.reattach_timeout_ms * UINT64_C(1000000);
-
     return rank->away.dropped || (rank->pid > 0 && kill((pid_t)rank->pid, 0) < 0 && errno == ESRCH) ||
-           job_now(job) - job->run.survival.found_ns > timeout_ns;
+           job_now(job) - job->run.survival.found_ns > timeout_ns(job);
 }
 
 void attendance_tick(struct job *job)
@@ -237,6 +240,8 @@ void attendance_tick(struct job *job)
         job_record(job, rank, JOURNAL_DETACH, NULL, 0, NULL, 0);
         job_detach(job, rank);
     }
+    if (job->run.survival.found_ns && job_now(job) - job->run.survival.found_ns > timeout_ns(job))
+        executor_let_go(job->executor);
 }
 
 /* ---- ranks that come and go ---------------------------------------------------------------------------- */

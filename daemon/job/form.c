@@ -285,8 +285,6 @@ static int make_executor(void *userdata)
     return r < 0 ? r : SEQUENCE_OVER;
 }
 
-enum { KEEP_TIMEOUT_MS = 5000 }; /* picked: a service manager that takes longer keeps nothing */
-
 static void reserve_run(struct work *work, uint32_t item)
 {
     struct job *job = container_of(work, struct job, forming.reserve_work);

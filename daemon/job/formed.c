@@ -24,8 +24,6 @@
 #include "daemon/memory/ring.h"
 #include "daemon/step/executor.h"
 
-enum { KEEP_TIMEOUT_MS = 5000 }; /* picked: a service manager that takes longer keeps nothing */
-
 /* Reserving the pages of a ring; the rank may be gone before it ends. */
 struct ring_start {
     struct work work;

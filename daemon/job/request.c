@@ -41,6 +41,7 @@
     WITH(PREFETCH, prefetch)                                                                                           \
     WITH(HELD, held)                                                                                                   \
     BARE(WRITE_BEGIN, write_begin)                                                                                     \
+    WITH(WRITE_END, write_end)                                                                                         \
     WITH(READ_STATE, read_state)                                                                                       \
     WITH(WRITE_STATE, write_state)                                                                                     \
     BARE(CLEAR_FAULT, clear_fault)                                                                                     \
@@ -61,11 +62,6 @@
 
 JOB_VERBS(FORWARD_WITH, FORWARD_BARE)
 
-static void on_write_end(struct job *job, struct job_rank *rank, const struct request *request)
-{
-    job_write_end(job, rank, request->write_end.forget);
-}
-
 static void on_abort_step(struct job *job, struct job_rank *rank, const struct request *request)
 {
     job_abort_step(job, rank, request->abort_step.why);
@@ -85,8 +81,7 @@ static void on_leave(struct job *job, struct job_rank *rank, const struct reques
 #define ROW(type, name) [REQUEST_##type] = on_##name,
 
 static void (*const verbs[N_REQUEST_TYPES])(struct job *job, struct job_rank *rank, const struct request *request) = {
-    JOB_VERBS(ROW, ROW)[REQUEST_WRITE_END] = on_write_end,
-    [REQUEST_ABORT_STEP] = on_abort_step,
+    JOB_VERBS(ROW, ROW)[REQUEST_ABORT_STEP] = on_abort_step,
     [REQUEST_ABORT_SEEN] = on_abort_seen,
     [REQUEST_LEAVE] = on_leave,
 };

@@ -43,6 +43,9 @@ enum journal_type {
     JOURNAL_POSTED = 8, /* struct journal_posted */
     JOURNAL_SUMMED = 9, /* struct journal_summed, and the 64-bit sums of what each rank has pushed */
     JOURNAL_COMPARED = 10, /* struct journal_compared */
+    JOURNAL_WINDOW = 11,   /* a write window shows the weights */
+    JOURNAL_EDIT = 12,     /* struct journal_edit */
+    JOURNAL_STORING = 13,  /* the window is being stored */
     JOURNAL_N_TYPES,
 };
 
@@ -69,6 +72,11 @@ struct journal_summed {
 struct journal_compared {
     uint32_t ticket, part, pass, unused;
     uint64_t sum;
+};
+
+struct journal_edit {
+    uint32_t param, kind; /* enum state_kind; STATE_N_KINDS: the count */
+    uint64_t count, is_marked;
 };
 
 struct journal_record {

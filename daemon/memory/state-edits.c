@@ -46,7 +46,7 @@ int state_edits_new(struct state_edits **out, struct state *state, const struct 
     edits->written = calloc(n_params, sizeof(*edits->written));
     edits->counts = calloc(n_params, sizeof(*edits->counts));
     if (edits->offsets_bytes && edits->written && edits->counts)
-        r = segment_init(&edits->segment, "rewrite", lay_out(edits));
+        r = segment_init_kept(&edits->segment, "rewrite", lay_out(edits));
     if (r < 0) {
         state_edits_free(edits);
         return r;
@@ -78,9 +78,9 @@ int state_edits_reserve(const struct state_edits *edits, const struct state_edit
     return segment_reserve(&edits->segment, place->offset_bytes, place->n_bytes);
 }
 
-void state_edits_mark(struct state_edits *edits, uint32_t param, enum state_kind kind)
+void state_edits_mark(struct state_edits *edits, uint32_t param, enum state_kind kind, bool marked)
 {
-    edits->written[param] |= (uint8_t)(1 << kind);
+    edits->written[param] = (uint8_t)((edits->written[param] & ~(1 << kind)) | marked << kind);
 }
 
 bool state_edits_is_marked(const struct state_edits *edits, uint32_t param, enum state_kind kind)

@@ -48,7 +48,7 @@ struct state_edits_place state_edits_place(const struct state_edits *edits, uint
 int state_edits_reserve(const struct state_edits *edits, const struct state_edits_place *place);
 
 /* The contents of the place, which has pages, are to be stored. */
-void state_edits_mark(struct state_edits *edits, uint32_t param, enum state_kind kind);
+void state_edits_mark(struct state_edits *edits, uint32_t param, enum state_kind kind, bool marked);
 bool state_edits_is_marked(const struct state_edits *edits, uint32_t param, enum state_kind kind);
 void state_edits_set_count(struct state_edits *edits, uint32_t param, uint64_t count);
 

@@ -46,6 +46,7 @@ struct executor_ops {
     bool (*refresh)(struct executor *executor, void (*done)(void *userdata), void *userdata);
     bool (*is_busy)(const struct executor *executor);
     uint64_t (*held_bytes)(const struct executor *executor);
+    void (*let_go)(struct executor *executor); /* NULL: nothing is held for ranks that are away */
 };
 
 /* After an error *out may be half made, and the caller frees it. Return: 0 or -errno. */

@@ -192,6 +192,12 @@ bool executor_is_busy(const struct executor *executor)
     return executor && executor->ops->is_busy(executor);
 }
 
+void executor_let_go(struct executor *executor)
+{
+    if (executor && executor->ops->let_go)
+        executor->ops->let_go(executor);
+}
+
 uint64_t executor_held_bytes(const struct executor *executor)
 {
     return executor->ops->held_bytes(executor);

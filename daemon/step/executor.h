@@ -219,6 +219,8 @@ bool executor_refresh(struct executor *executor, void (*done)(void *userdata), v
 bool executor_is_busy(const struct executor *executor);
 /* Return: bytes of the pages of gathered parameters in host memory. */
 uint64_t executor_held_bytes(const struct executor *executor);
+/* What ranks of an earlier daemon had gathered is held no longer, unless they have said so. */
+void executor_let_go(struct executor *executor);
 
 /* Posts something that needs no worker, so that `done` comes from the loop. */
 void executor_post_nothing(const struct executor *executor, struct work *work, void (*done)(struct work *work));

@@ -6,6 +6,7 @@
 
 #include <assert.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/base/base.h"
 #include "core/base/segment.h"
@@ -18,6 +19,7 @@
 struct pool_param {
     uint32_t n_ranks; /* that have it gathered */
     bool resident;    /* its pages are reserved */
+    bool was_found; /* resident since an earlier daemon, and held for ranks that are away */
     bool loading;
     bool fresh;        /* shows the committed weights */
     uint64_t released; /* when the last rank released it, by `clock`: make_room() frees the oldest first */
@@ -39,6 +41,37 @@ static const struct layout *layout_of(const struct host_pool *pool)
     return pool->executor->options.layout;
 }
 
+static uint64_t param_bytes(const struct host_pool *pool, uint32_t param)
+{
+    const struct layout_param *p = &layout_of(pool)->params[param];
+
+    return round_up(p->n_elems * dtype_size(p->dtype), page_size());
+}
+
+/* Ranks may read what is resident there: it stays, as if a rank had it gathered, until host_pool_let_go(). */
+static void find_resident(struct host_pool *pool)
+{
+    for (uint32_t p = 0; p < layout_of(pool)->n_params; p++) {
+        off_t start = (off_t)layout_of(pool)->params[p].range_offset_bytes, n_bytes = (off_t)param_bytes(pool, p);
+        off_t data = n_bytes > 0 ? lseek(pool->segment.fd, start, SEEK_DATA) : -1;
+
+        if (data < 0 || data >= start + n_bytes)
+            continue;
+        pool->params[p].resident = pool->params[p].was_found = true;
+        pool->params[p].n_ranks = 1;
+        pool->resident_bytes += (uint64_t)n_bytes;
+    }
+}
+
+void host_pool_let_go(struct host_pool *pool)
+{
+    for (uint32_t p = 0; p < layout_of(pool)->n_params; p++) {
+        if (pool->params[p].was_found)
+            host_pool_release(pool, p);
+        pool->params[p].was_found = false;
+    }
+}
+
 int host_pool_new(struct host_pool **out, struct executor *executor)
 {
     struct host_pool *pool = calloc(1, sizeof(*pool));
@@ -55,6 +88,8 @@ int host_pool_new(struct host_pool **out, struct executor *executor)
         host_pool_free(pool);
         return r;
     }
+    if (pool->segment.found)
+        find_resident(pool);
     *out = pool;
     return 0;
 }
@@ -82,13 +117,6 @@ uint64_t host_pool_held_bytes(const struct host_pool *pool)
 bool host_pool_is_busy(const struct host_pool *pool)
 {
     return pool->n_loading > 0;
-}
-
-static uint64_t param_bytes(const struct host_pool *pool, uint32_t param)
-{
-    const struct layout_param *p = &layout_of(pool)->params[param];
-
-    return round_up(p->n_elems * dtype_size(p->dtype), page_size());
 }
 
 /* Frees pages of released parameters, the longest released first, until n_bytes more fit under the bound. */

@@ -20,6 +20,8 @@ const struct segment *host_pool_segment(const struct host_pool *pool);
 uint64_t host_pool_held_bytes(const struct host_pool *pool);
 bool host_pool_is_busy(const struct host_pool *pool);
 
+/* No rank of an earlier daemon is away any more: those that came have said what they hold. */
+void host_pool_let_go(struct host_pool *pool);
 void host_pool_hold(struct host_pool *pool, uint32_t param);
 void host_pool_release(struct host_pool *pool, uint32_t param);
 void host_pool_gather(struct host_pool *pool, const uint32_t *params, size_t n_params);

@@ -334,6 +334,12 @@ static uint64_t held_bytes(const struct executor *executor)
     return executor->gathers ? host_pool_held_bytes(pool_of(executor)) : 0;
 }
 
+static void let_go(struct executor *executor)
+{
+    if (executor->gathers)
+        host_pool_let_go(pool_of(executor));
+}
+
 static const struct executor_ops host_ops = {
     .start = start,
     .cancel = do_nothing,
@@ -362,6 +368,7 @@ static const struct executor_ops host_ops = {
     .refresh = refresh,
     .is_busy = is_busy,
     .held_bytes = held_bytes,
+    .let_go = let_go,
 };
 
 int executor_host_new(struct executor **out, const struct executor_options *options)

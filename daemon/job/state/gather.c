@@ -216,8 +216,6 @@ void job_held(struct job *job, struct job_rank *rank, const struct request_held 
         }
         hold(job, rank, request->params[i]);
     }
-    if (has_pools(job))
-        executor_gather(job->executor, local_rank(job, rank), request->params, request->n_params);
 }
 
 void job_prefetch(struct job *job, struct job_rank *rank, const struct request_prefetch *request)

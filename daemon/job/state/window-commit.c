@@ -15,6 +15,7 @@
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/survival.h"
 #include "daemon/job/state/window-inside.h"
 #include "daemon/job/state/window.h"
 #include "daemon/memory/transfer.h"
@@ -110,6 +111,7 @@ static void refuse(struct job *job)
     window_discharge_copy(job);
     job->window->busy = job->window->stores = false;
     job_set_writing(job, true);
+    job_record(job, NULL, JOURNAL_WINDOW, NULL, 0, NULL, 0);
     job->phase = JOB_WINDOW;
     for (unsigned i = job->world.first; i < job->world.end; i++)
         if (job->ranks[i].wait == WAIT_WINDOW_END)
@@ -150,6 +152,7 @@ static void ended(void *userdata, int result)
 
 void window_commit(struct job *job)
 {
+    job_record(job, NULL, JOURNAL_STORING, NULL, 0, NULL, 0);
     job->phase = JOB_COMMITTING_WINDOW;
     job->window->busy = true;
     job_set_writing(job, false);

@@ -35,6 +35,9 @@ struct window {
     struct writing writing;
     struct sequence commit;
     struct work retry;  /* of a stage of the commit */
+    struct work confirm; /* that its memory is kept */
+    struct job *job;
+    int confirm_result;
     bool ready;         /* shows the weights */
     bool stores;        /* node 0 has said so: the commit begins when nothing else is under way in the window */
     bool busy;          /* a transfer, the commit or reserving pages of the edits is under way */

@@ -11,6 +11,7 @@
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/base/keep.h"
 #include "core/base/open-files.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
@@ -23,6 +24,7 @@
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/survival.h"
 #include "daemon/job/state/window-inside.h"
 
 static const struct misplaced written_outside = {"state to be written (zerod_write_state)", "no write window is open",
@@ -125,6 +127,22 @@ static bool answer_write(struct job *job, struct job_rank *rank, uint32_t param,
     return true;
 }
 
+static void mark(struct job *job, uint32_t param, enum state_kind kind, bool marked)
+{
+    const struct journal_edit edit = {.param = param, .kind = kind, .is_marked = marked};
+
+    job_record(job, NULL, JOURNAL_EDIT, &edit, sizeof(edit), NULL, 0);
+    state_edits_mark(job->window->edits, param, kind, marked);
+}
+
+static void set_count(struct job *job, uint32_t param, uint64_t count)
+{
+    const struct journal_edit edit = {.param = param, .kind = STATE_N_KINDS, .count = count};
+
+    job_record(job, NULL, JOURNAL_EDIT, &edit, sizeof(edit), NULL, 0);
+    state_edits_set_count(job->window->edits, param, count);
+}
+
 static void writing_run(struct work *work, uint32_t item)
 {
     struct writing *writing = container_of(work, struct writing, work);
@@ -133,6 +151,8 @@ static void writing_run(struct work *work, uint32_t item)
     writing->result = failpoint("writing");
     if (writing->result == 0)
         writing->result = state_edits_reserve(writing->job->window->edits, &writing->place);
+    if (writing->result == 0 && writing->job->run.survival.journal)
+        writing->result = keep_confirm(KEEP_TIMEOUT_MS);
 }
 
 static void writing_done(struct work *work)
@@ -149,8 +169,9 @@ static void writing_done(struct work *work)
     } else if (rank->wait == WAIT_WRITE && writing->result < 0) {
         refuse_pages(job, rank, &(struct evidence_quota){0}, writing->place.n_bytes);
     } else if (rank->wait == WAIT_WRITE) {
-        if (answer_write(job, rank, writing->param, &writing->place)) /* else nobody fills it */
-            state_edits_mark(window->edits, writing->param, writing->kind);
+        mark(job, writing->param, writing->kind, true);
+        if (!answer_write(job, rank, writing->param, &writing->place)) /* nobody fills it */
+            mark(job, writing->param, writing->kind, false);
     }
     job_todo(job);
 }
@@ -211,7 +232,7 @@ void job_write_state(struct job *job, struct job_rank *rank, const struct reques
         return;
     }
     if (rank->rank == 0 && request->kind == WIRE_STATE_STEP_COUNT)
-        state_edits_set_count(job->window->edits, request->param, request->count);
+        set_count(job, request->param, request->count);
     if (rank->rank == 0 && request->kind != WIRE_STATE_STEP_COUNT && job->layout->params[request->param].n_elems > 0)
         give_place(job, rank, request);
     else

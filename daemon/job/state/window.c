@@ -11,6 +11,7 @@
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "core/base/keep.h"
 #include "core/base/open-files.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
@@ -151,6 +152,7 @@ static void fill_done(void *userdata, int result)
         window->lacks_memory = true;
         coordinator_lacks_memory(job->coordinator);
     } else {
+        job_record(job, NULL, JOURNAL_WINDOW, NULL, 0, NULL, 0);
         window->ready = true;
     }
     job_todo(job);
@@ -205,6 +207,34 @@ static void shown(void *userdata, int result)
     fill_done(job, result);
 }
 
+static void confirm_run(struct work *work, uint32_t item)
+{
+    struct window *window = container_of(work, struct window, confirm);
+
+    (void)item;
+    window->confirm_result = keep_confirm(KEEP_TIMEOUT_MS);
+}
+
+static void confirm_done(struct work *work)
+{
+    struct window *window = container_of(work, struct window, confirm);
+
+    fill_done(window->job, window->confirm_result);
+}
+
+/* What ranks write must be there for the next daemon before the journal speaks of it. */
+static void confirm(struct job *job)
+{
+    struct window *window = job->window;
+
+    if (!job->run.survival.journal)
+        return;
+    window->job = job;
+    window->confirm = (struct work){.run = confirm_run, .done = confirm_done, .n_items = 1};
+    window->n_filling++;
+    worker_post(job->pool, &window->confirm);
+}
+
 static int fill(struct job *job)
 {
     int r;
@@ -215,6 +245,8 @@ static int fill(struct job *job)
     r = executor_show(job->executor, &job->window->segment, shown, job);
     if (r == 0 && job->config->zero.stage == 3 && fill_remote(job) < 0)
         job->window->fill_result = -ENOMEM;
+    if (r == 0)
+        confirm(job);
     job->window->ready = job->window->stale = job->window->lacks_memory = false;
     job->window->busy = r == 0;
     /* A successor of rank 0 starts with no edits. */
@@ -237,7 +269,7 @@ static int make_segment(struct job *job)
     if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes ||
         quota_charge(&job->memory.quota, &window->charge, n_bytes) != 0)
         return -ENOMEM;
-    r = segment_init(&window->segment, "window", n_bytes);
+    r = segment_init_kept(&window->segment, "window", n_bytes);
     if (r < 0)
         charge_deinit(&window->charge);
     return r;
@@ -296,16 +328,26 @@ void window_finish(struct job *job)
     job_todo(job);
 }
 
-void job_write_end(struct job *job, struct job_rank *rank, bool forget)
+/* The daemon before ended the window, and the rank did not hear of it. */
+static bool is_over_already(const struct job *job, const struct request_write_end *request)
+{
+    return job->run.survival.found_ns && !job->window && request->n_windows + 1 == job->state->progress.n_windows;
+}
+
+void job_write_end(struct job *job, struct job_rank *rank, const struct request_write_end *request)
 {
     if (job_is_stopped(job, rank))
         return;
+    if (is_over_already(job, request)) {
+        job_answer_done(job, rank);
+        return;
+    }
     if (job->phase != JOB_WINDOW || job->window->lacks_memory ||
         (rank->rank == 0 && job->window->stale)) { /* stale: its predecessor's, half written */
         job_refuse_early(job, rank, &not_open);
         return;
     }
-    rank->forget = forget;
+    rank->forget = request->forget;
     job_wait(job, rank, WAIT_WINDOW_END);
     job_todo(job);
 }
@@ -372,6 +414,53 @@ void window_settle(struct job *job)
     coordinator_end_window(job->coordinator, job->window->edits, job->ranks[0].forget || job->ranks[0].left);
 }
 
+/* ---- what an earlier daemon has done --------------------------------------------------------------------- */
+
+int window_again(struct job *job)
+{
+    uint64_t n_bytes = segment_bytes(job);
+    struct window *window = job->window;
+
+    if (!window)
+        window = job->window = calloc(1, sizeof(*window));
+    if (!window)
+        return -ENOMEM;
+    job->phase = JOB_WINDOW;
+    window->ready = true;
+    window->stale = window->stores = false;
+    state_edits_free(steal_ptr(window->edits));
+    charge_deinit(&window->edits_charge);
+    if (n_bytes == 0 || window->segment.n_bytes > 0)
+        return 0;
+    (void)quota_charge(&job->memory.quota, &window->charge, n_bytes); /* it is there already */
+    return segment_init_kept(&window->segment, "window", n_bytes);
+}
+
+int window_edit_again(struct job *job, const struct journal_edit *edit)
+{
+    int r = 0;
+
+    if (job->phase != JOB_WINDOW || edit->param >= job->layout->n_params || edit->kind > STATE_N_KINDS)
+        return -EINVAL;
+    if (!job->window->edits)
+        r = state_edits_new(&job->window->edits, job->state, job->kernels);
+    if (r < 0)
+        return r;
+    if (edit->kind == STATE_N_KINDS)
+        state_edits_set_count(job->window->edits, edit->param, edit->count);
+    else
+        state_edits_mark(job->window->edits, edit->param, (enum state_kind)edit->kind, edit->is_marked);
+    return 0;
+}
+
+int window_store_again(struct job *job)
+{
+    if (job->phase != JOB_WINDOW)
+        return -EINVAL;
+    job->window->stores = true;
+    return 0;
+}
+
 /* ---- what node 0 says ---------------------------------------------------------------------------------- */
 
 void job_window_open(struct job *job)
@@ -393,7 +482,7 @@ static int copy_edits(struct job *job, const uint64_t *written, size_t n)
         if (kind == STATE_EDITS_COUNT_FOLLOWS && i + 1 < n)
             state_edits_set_count(job->window->edits, (uint32_t)param, written[++i]);
         else if (kind < STATE_N_KINDS)
-            state_edits_mark(job->window->edits, (uint32_t)param, (enum state_kind)kind);
+            state_edits_mark(job->window->edits, (uint32_t)param, (enum state_kind)kind, true);
         else
             return -EINVAL;
     }

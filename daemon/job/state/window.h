@@ -7,6 +7,8 @@
 
 struct job;
 struct job_rank;
+struct journal_edit;
+struct request_write_end;
 struct request_write_state;
 struct state_edits;
 struct window;
@@ -22,8 +24,15 @@ int job_window_written(struct job *job, const uint64_t *written, size_t n, const
 
 void job_write_begin(struct job *job, struct job_rank *rank);
 void job_write_state(struct job *job, struct job_rank *rank, const struct request_write_state *request);
-void job_write_end(struct job *job, struct job_rank *rank, bool forget);
+void job_write_end(struct job *job, struct job_rank *rank, const struct request_write_end *request);
 void window_detach(struct job *job, struct job_rank *rank);
+/*
+ * An earlier daemon has opened the window, or handed out a place for state, or begun to store. Return: 0 or -errno.
+ */
+int window_again(struct job *job);
+int window_edit_again(struct job *job, const struct journal_edit *edit);
+int window_store_again(struct job *job);
+
 void window_settle(struct job *job);
 void window_free(struct window *window);
 void window_forget(struct job *job);

@@ -121,7 +121,7 @@ const struct request example_requests[N_REQUEST_TYPES] = {
     [REQUEST_PREFETCH] = {.type = REQUEST_PREFETCH, .prefetch = {.params = ids, .n_params = 3}},
     [REQUEST_HELD] = {.type = REQUEST_HELD, .held = {.params = ids, .n_params = 3}},
     [REQUEST_WRITE_BEGIN] = {.type = REQUEST_WRITE_BEGIN},
-    [REQUEST_WRITE_END] = {.type = REQUEST_WRITE_END, .write_end = {.forget = true}},
+    [REQUEST_WRITE_END] = {.type = REQUEST_WRITE_END, .write_end = {.forget = true, .n_windows = 7}},
     [REQUEST_READ_STATE] = {.type = REQUEST_READ_STATE, .read_state = {.param = 9, .kind = WIRE_STATE_GRAD_NORM}},
     [REQUEST_ABORT_STEP] = {.type = REQUEST_ABORT_STEP, .abort_step = {.why = "loss is nan"}},
     [REQUEST_ABORT_SEEN] = {.type = REQUEST_ABORT_SEEN, .abort_seen = {.attempt = 11}},

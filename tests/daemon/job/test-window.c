@@ -38,7 +38,7 @@ static void open_window(struct fixture *f)
 static void end_window(struct fixture *f, bool forget)
 {
     for (unsigned i = 0; i < PEERS; i++)
-        job_write_end(f->job, f->peers[i].rank, forget && i == 0);
+        job_write_end(f->job, f->peers[i].rank, &(struct request_write_end){.forget = forget && i == 0});
     for (unsigned i = 0; i < PEERS; i++)
         peer_expect(&f->peers[i], REPLY_DONE);
 }
@@ -214,7 +214,7 @@ static void test_abort(void **userdata)
     (void)userdata;
     open_window(f);
     write_some(f);
-    job_write_end(f->job, b->rank, false);
+    job_write_end(f->job, b->rank, &(struct request_write_end){.forget = false});
     job_abort_step(f->job, a->rank, "the checkpoint is damaged");
     peer_expect(a, REPLY_DONE);
     peer_see_abort(a);
@@ -257,7 +257,7 @@ static void die_in_window(bool waiting)
     write_some(f);
     if (waiting)
         ask(a, HALF, WIRE_STATE_EXP_AVG, 0);
-    job_write_end(f->job, b->rank, false);
+    job_write_end(f->job, b->rank, &(struct request_write_end){.forget = false});
     peer_die(a);
     peer_return(a, "run");
     ask(a, HALF, WIRE_STATE_EXP_AVG, 0); /* not before it has begun */
@@ -268,7 +268,7 @@ static void die_in_window(bool waiting)
     peer_expect(a, REPLY_DONE);
     assert_int_equal(fixture_bits(f), bits);
     write_count(a, HALF, 12);
-    job_write_end(f->job, a->rank, false);
+    job_write_end(f->job, a->rank, &(struct request_write_end){.forget = false});
     peer_expect(a, REPLY_DONE);
     peer_expect(b, REPLY_DONE);
     assert_int_equal(count_of(f, HALF), 12);
@@ -309,7 +309,7 @@ static void expect_refusal(struct peer *p, unsigned code, const char *part)
     peer_expect_refused(p, code, false);
     if (!strstr(p->text, part))
         fail_msg("\"%s\" is not in:\n%s", part, p->text);
-    job_write_end(p->fixture->job, p->rank, false);
+    job_write_end(p->fixture->job, p->rank, &(struct request_write_end){.forget = false});
     peer_expect_refused(p, code, false); /* it sticks: half of it is not committed by mistake */
     job_clear_fault(p->fixture->job, p->rank);
     peer_expect(p, REPLY_DONE);

@@ -100,7 +100,7 @@ static void write_array(struct fixture *f, uint32_t param, enum state_kind kind)
     assert_int_equal(state_edits_reserve(f->edits, &place), 0);
     for (uint64_t i = 0; i < shapes[param]; i++)
         values[i] = value_of(param, kind, i);
-    state_edits_mark(f->edits, param, kind);
+    state_edits_mark(f->edits, param, kind, true);
 }
 
 static void note_done(void *userdata)
