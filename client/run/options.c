@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sysexits.h>
 
+#include "client/run/restarts.h"
 #include "core/config/config.h"
 
 enum {
@@ -19,6 +20,8 @@ enum {
     OPTION_ZEROD,
     OPTION_RUN_ID,
     OPTION_RESTARTS,
+    OPTION_DAEMON_RESTARTS,
+    OPTION_SERVE,
     OPTION_GRACE,
     OPTION_MASTER_ADDR,
     OPTION_MASTER_PORT,
@@ -37,6 +40,8 @@ static const struct option long_options[] = {
     {"run-id", required_argument, NULL, OPTION_RUN_ID},
     {"restarts", required_argument, NULL, OPTION_RESTARTS},
     {"max-restarts", required_argument, NULL, OPTION_RESTARTS},
+    {"daemon-restarts", required_argument, NULL, OPTION_DAEMON_RESTARTS},
+    {"serve", no_argument, NULL, OPTION_SERVE},
     {"grace", required_argument, NULL, OPTION_GRACE},
     {"master-addr", required_argument, NULL, OPTION_MASTER_ADDR},
     {"master-port", required_argument, NULL, OPTION_MASTER_PORT},
@@ -49,6 +54,7 @@ static const struct option long_options[] = {
 
 static const char help_text[] =
     "Usage: zerodrun [-n RANKS] [OPTIONS] -- PROGRAM [ARGUMENTS]\n"
+    "       zerodrun --serve --config FILE [OPTIONS]\n"
     "Starts the ranks of a training job on this machine, and a zerod for them if none is running.\n"
     "In a job of several nodes, those of this node: run it on every node, with its configuration.\n"
     "\n"
@@ -63,6 +69,9 @@ static const char help_text[] =
     "      --run-id ID      whose state it is (default: ZEROD_RUN_ID, else a random one)\n"
     "      --restarts N     start a rank that fails again, up to N times each (default 0);\n"
     "                       --max-restarts is the same\n"
+    "      --daemon-restarts N  start a daemon that ends too early again, up to N times in 10 minutes\n"
+    "                       (default 3); 0: a daemon that ends ends the run\n"
+    "      --serve          start and keep the daemon without ranks, until SIGTERM or SIGINT\n"
     "      --grace SECONDS  from SIGTERM to SIGKILL when ranks have to end (default 30)\n"
     "      --master-addr A  MASTER_ADDR of the ranks (default: on several nodes the host of node 0 in\n"
     "                       the configuration, else 127.0.0.1)\n"
@@ -74,7 +83,8 @@ static const char help_text[] =
     "  -V, --version        the version\n"
     "\n"
     "The ranks get RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,\n"
-    "ZEROD_SOCKET, ZEROD_RUN_ID and, with --jobs, ZEROD_SOCKET_1 and so on. Returns the first failure's exit status (128 + signal).\n";
+    "ZEROD_SOCKET, ZEROD_RUN_ID and, with --jobs, ZEROD_SOCKET_1 and so on. Returns the first failure's exit status "
+    "(128 + signal).\n";
 
 /* Return: 0, or -EX_USAGE with a sentence. */
 static int parse_number(const char *name, const char *text, unsigned long min, unsigned long max, unsigned long *value)
@@ -102,6 +112,10 @@ static int parse_numeric(struct run_options *options, int option, const char *te
     case OPTION_RESTARTS:
         r = parse_number("--restarts", text, 0, 1000000, &value);
         options->n_restarts = value;
+        break;
+    case OPTION_DAEMON_RESTARTS:
+        r = parse_number("--daemon-restarts", text, 0, RESTARTS_MAX, &value);
+        options->n_daemon_restarts = value;
         break;
     case OPTION_JOBS:
         r = parse_number("--jobs", text, 1, OPTIONS_MAX_JOBS, &value);
@@ -153,6 +167,9 @@ static int parse_option(struct run_options *options, int option)
     case OPTION_NO_DAEMON:
         options->no_daemon = true;
         return 0;
+    case OPTION_SERVE:
+        options->serve = true;
+        return 0;
     case 'q':
         options->quiet = true;
         return 0;
@@ -170,11 +187,31 @@ static int parse_option(struct run_options *options, int option)
     }
 }
 
+/* Return: NULL, or a sentence about options that do not fit together. */
+static const char *find_contradiction(const struct run_options *options)
+{
+    if (!options->serve && !*options->command)
+        return "no program to run. Try 'zerodrun --help'.";
+    if (options->serve && *options->command)
+        return "--serve starts no ranks, so it takes no program";
+    if (options->serve && !options->config_path)
+        return "--serve needs a --config";
+    if (options->serve && options->no_daemon)
+        return "--serve starts a daemon, --no-daemon none";
+    if (options->run_id && (!*options->run_id || strlen(options->run_id) > 255))
+        return "--run-id: 1 to 255 bytes are allowed";
+    if (options->master_addr && !*options->master_addr)
+        return "--master-addr: a host name or address is needed";
+    return NULL;
+}
+
 int options_parse(struct run_options *options, int argc, char **argv)
 {
+    const char *wrong;
     int option, r;
 
-    *options = (struct run_options){.n_jobs = 1, .grace_ms = 1000 * OPTIONS_DEFAULT_GRACE_S};
+    *options = (struct run_options){
+        .n_jobs = 1, .grace_ms = 1000 * OPTIONS_DEFAULT_GRACE_S, .n_daemon_restarts = OPTIONS_DEFAULT_DAEMON_RESTARTS};
     /* '+': the first word that is no option is the program, and what follows is its own. */
     while ((option = getopt_long(argc, argv, "+n:qhV", long_options, NULL)) >= 0) {
         r = parse_option(options, option);
@@ -187,17 +224,8 @@ int options_parse(struct run_options *options, int argc, char **argv)
         return -EX_USAGE;
     }
     options->command = argv + optind;
-    if (!*options->command) {
-        fputs("zerodrun: no program to run. Try 'zerodrun --help'.\n", stderr);
-        return -EX_USAGE;
-    }
-    if (options->run_id && (!*options->run_id || strlen(options->run_id) > 255)) {
-        fputs("zerodrun: --run-id: 1 to 255 bytes are allowed\n", stderr);
-        return -EX_USAGE;
-    }
-    if (options->master_addr && !*options->master_addr) {
-        fputs("zerodrun: --master-addr: a host name or address is needed\n", stderr);
-        return -EX_USAGE;
-    }
-    return 0;
+    wrong = find_contradiction(options);
+    if (wrong)
+        fprintf(stderr, "zerodrun: %s\n", wrong);
+    return wrong ? -EX_USAGE : 0;
 }

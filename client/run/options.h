@@ -10,23 +10,26 @@ enum {
     OPTIONS_DONE = 1,             /* --help, --version: nothing more to do */
     OPTIONS_DEFAULT_GRACE_S = 30, /* as torchrun */
     OPTIONS_MAX_JOBS = 8,
+    OPTIONS_DEFAULT_DAEMON_RESTARTS = 3,
 };
 
 struct run_options {
-    unsigned n_ranks;        /* on this node; 0: as the configuration says, else 1 */
-    unsigned n_jobs;         /* each with a daemon; at least 1 */
-    const char *config_path; /* NULL: a small one is made */
+    unsigned n_ranks;                                    /* on this node; 0: as the configuration says, else 1 */
+    unsigned n_jobs;                                     /* each with a daemon; at least 1 */
+    const char *config_path;                             /* NULL: a small one is made */
     const char *more_config_paths[OPTIONS_MAX_JOBS - 1]; /* of the jobs behind the first; NULL: the first's */
     unsigned n_configs;
-    const char *socket_path; /* NULL: the configuration's, else ZEROD_SOCKET, else a private one */
-    const char *zerod_path;  /* NULL: beside zerodrun, else in PATH */
-    const char *run_id;      /* NULL: ZEROD_RUN_ID, else a random one */
-    unsigned n_restarts;     /* of each rank */
-    uint64_t grace_ms;       /* between SIGTERM and SIGKILL */
-    const char *master_addr; /* NULL: node 0's host, on one node 127.0.0.1 */
-    unsigned master_port;    /* 0: on several nodes torchrun's, else a free one */
+    const char *socket_path;    /* NULL: the configuration's, else ZEROD_SOCKET, else a private one */
+    const char *zerod_path;     /* NULL: beside zerodrun, else in PATH */
+    const char *run_id;         /* NULL: ZEROD_RUN_ID, else a random one */
+    unsigned n_restarts;        /* of each rank */
+    unsigned n_daemon_restarts; /* of each daemon, in 10 minutes; 0: nothing of a daemon is kept */
+    uint64_t grace_ms;          /* between SIGTERM and SIGKILL */
+    const char *master_addr;    /* NULL: node 0's host, on one node 127.0.0.1 */
+    unsigned master_port;       /* 0: on several nodes torchrun's, else a free one */
     bool no_daemon, quiet;
-    char **command; /* program and arguments, NULL at the end */
+    bool serve;     /* daemons without ranks */
+    char **command; /* program and arguments, NULL at the end; empty with serve */
 };
 
 /* Return: 0, OPTIONS_DONE, or -EX_USAGE, then a sentence is on stderr. */

@@ -25,26 +25,24 @@ enum {
 
 DEFINE_CLEANUP(FILE *, fclose);
 
-/* A directory of ours for socket and configuration; the socket's path must fit into 107 bytes. */
-static int place_make_directory(struct place *place)
+char *place_make_directory(void)
 {
     const char *bases[] = {getenv("XDG_RUNTIME_DIR"), getenv("TMPDIR"), "/tmp"};
+    char *directory;
     size_t i;
 
     for (i = 0; i < ARRAY_SIZE(bases); i++) {
         if (!bases[i] || bases[i][0] != '/' || strlen(bases[i]) > CONFIG_MAX_SOCKET_BYTES - 32)
             continue;
-        if (asprintf(&place->directory, "%s/zerodrun-XXXXXX", bases[i]) < 0) {
-            place->directory = NULL;
-            return -EX_OSERR;
-        }
-        if (mkdtemp(place->directory))
-            return 0;
-        free(steal_ptr(place->directory));
+        if (asprintf(&directory, "%s/zerodrun-XXXXXX", bases[i]) < 0)
+            break;
+        if (mkdtemp(directory))
+            return directory;
+        free(directory);
     }
     fprintf(stderr, "zerodrun: cannot make a directory for the socket in XDG_RUNTIME_DIR, TMPDIR or /tmp: %s\n",
             strerror(errno));
-    return -EX_CANTCREAT;
+    return NULL;
 }
 
 /* 'text' as YAML takes it literally. */
@@ -195,7 +193,6 @@ static int place_ask_daemon(struct place *place, const struct run_options *optio
 static int place_without_config(struct place *place, const struct run_options *options)
 {
     const char *socket_path = options->socket_path ? options->socket_path : getenv("ZEROD_SOCKET");
-    int r;
 
     place->n_ranks = place->world_size = MAX(options->n_ranks, 1u);
     place->n_nodes = 1;
@@ -205,9 +202,9 @@ static int place_without_config(struct place *place, const struct run_options *o
         return place_ask_daemon(place, options);
     if (options->no_daemon)
         return 0;
-    r = place_make_directory(place);
-    if (r < 0)
-        return r;
+    place->directory = place_make_directory();
+    if (!place->directory)
+        return -EX_CANTCREAT;
     if (!place->socket && asprintf(&place->socket, "%s/zerod.sock", place->directory) < 0) {
         place->socket = NULL;
         return -EX_OSERR;

@@ -37,6 +37,10 @@ struct place {
 int place_init(struct place *place, const struct run_options *options);
 void place_deinit(struct place *place);
 
+/* Makes a directory of zerodrun's own; a socket's path in it fits into 107 bytes. Return: its path, to be freed, or
+ * NULL, then a sentence is on stderr. */
+char *place_make_directory(void);
+
 /* Does a daemon accept connections on the socket? */
 bool place_answers(const char *socket);
 

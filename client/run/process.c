@@ -7,11 +7,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "client/run/sink.h"
@@ -19,14 +21,35 @@
 
 /*
  * libuv has no hook between fork and exec, where PR_SET_PDEATHSIG belongs. So process_start() spawns zerodrun under
- * this name, which sets the signal and becomes the program:
- * WRAPPER_NAME, pid of zerodrun, signal, program, arguments.
+ * this name, which sets what the process cannot inherit, and becomes the program:
+ * WRAPPER_NAME, pid of zerodrun, signal, limit of open files, program, arguments.
  */
 static const char WRAPPER_NAME[] = "zerodrun:start";
 
 enum {
-    WRAPPER_N_ARGS = 3,
+    WRAPPER_N_ARGS = 4,
 };
+
+static void wrapper_limit_open_files(uint64_t n)
+{
+    struct rlimit limit;
+
+    if (n == 0 || getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return;
+    limit.rlim_cur = n;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/* The receiver of descriptors looks whether they are meant for it. */
+static void wrapper_set_listen_pid(void)
+{
+    char text[16];
+
+    if (!getenv("LISTEN_FDS") || getenv("LISTEN_PID")) /* both: zerodrun inherited them */
+        return;
+    snprintf(text, sizeof(text), "%d", (int)getpid());
+    setenv("LISTEN_PID", text, 1);
+}
 
 void process_wrapper(int argc, char **argv)
 {
@@ -39,6 +62,8 @@ void process_wrapper(int argc, char **argv)
     prctl(PR_SET_PDEATHSIG, atoi(argv[2]));
     if (getppid() != parent)
         _exit(128 + SIGKILL); /* zerodrun died before prctl(): no signal would come */
+    wrapper_limit_open_files(strtoull(argv[3], NULL, 10));
+    wrapper_set_listen_pid();
     execvp(argv[WRAPPER_N_ARGS], argv + WRAPPER_N_ARGS);
     r = errno;
     fprintf(stderr, "zerodrun: cannot run %s: %s%s\n", argv[WRAPPER_N_ARGS], strerror(r),
@@ -176,14 +201,14 @@ static int process_wrap_argv(struct process *process)
     process->argv = calloc(WRAPPER_N_ARGS + n + 1, sizeof(*process->argv));
     if (!process->argv)
         return -ENOMEM;
-    if (asprintf(&process->argv_storage, "%s%c%d%c%d", WRAPPER_NAME, 0, (int)getpid(), 0, process->spec.death_signal) <
-        0) {
+    if (asprintf(&process->argv_storage, "%s%c%d%c%d%c%" PRIu64, WRAPPER_NAME, 0, (int)getpid(), 0,
+                 process->spec.death_signal, 0, process->spec.n_open_files) < 0) {
         process->argv_storage = NULL;
         return -ENOMEM;
     }
     process->argv[0] = process->argv_storage;
-    process->argv[1] = process->argv[0] + strlen(process->argv[0]) + 1;
-    process->argv[2] = process->argv[1] + strlen(process->argv[1]) + 1;
+    for (size_t i = 1; i < WRAPPER_N_ARGS; i++)
+        process->argv[i] = process->argv[i - 1] + strlen(process->argv[i - 1]) + 1;
     memcpy(process->argv + WRAPPER_N_ARGS, process->spec.argv, n * sizeof(*process->argv));
     return 0;
 }
@@ -214,27 +239,69 @@ static int process_stream_init(struct process_stream *stream, struct process *pr
     return r;
 }
 
+/*
+ * Opens descriptors until all numbers below `end` are taken. libuv's child reports a failure through a pipe and writes
+ * to its number even when an inherited descriptor has replaced it: then it would write into kept memory. With these
+ * descriptors open, the pipe gets a number that no inherited descriptor gets.
+ */
+static int take_numbers(int *taken, int *n, int end)
+{
+    int fd;
+
+    for (*n = 0;; taken[(*n)++] = fd) {
+        fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+            return -errno;
+        if (fd >= end) {
+            close(fd);
+            return 0;
+        }
+    }
+}
+
+static int spawn_beside(struct process *process, uv_loop_t *loop, const uv_process_options_t *options)
+{
+    _cleanup_free_ int *taken = calloc((size_t)options->stdio_count, sizeof(*taken));
+    int n, r;
+
+    if (!taken)
+        return -ENOMEM;
+    r = take_numbers(taken, &n, options->stdio_count);
+    if (r == 0) {
+        process->handle.data = process;
+        process->has_process = true; /* also on failure */
+        process->n_handles++;
+        r = uv_spawn(loop, &process->handle, options);
+    }
+    while (n > 0)
+        close(taken[--n]);
+    return r;
+}
+
 static int process_spawn(struct process *process, uv_loop_t *loop, const int *write_fds)
 {
-    uv_stdio_container_t stdio[3] = {
-        {.flags = process->spec.keep_stdin ? UV_INHERIT_FD : UV_IGNORE, .data.fd = STDIN_FILENO},
-        {.flags = UV_INHERIT_FD, .data.fd = write_fds[0]},
-        {.flags = UV_INHERIT_FD, .data.fd = write_fds[1]},
-    };
+    const struct process_spec *spec = &process->spec;
+    size_t n_stdio = 3 + spec->n_fds;
+    _cleanup_free_ uv_stdio_container_t *stdio = calloc(n_stdio, sizeof(*stdio));
     uv_process_options_t options = {
         .exit_cb = process_exit,
         .file = "/proc/self/exe",
         .args = process->argv,
-        .env = process->spec.env,
+        .env = spec->env,
         .flags = UV_PROCESS_DETACHED,
         .stdio = stdio,
-        .stdio_count = ARRAY_SIZE(stdio),
+        .stdio_count = (int)n_stdio,
     };
 
-    process->handle.data = process;
-    process->has_process = true; /* also on failure */
-    process->n_handles++;
-    return uv_spawn(loop, &process->handle, &options);
+    if (!stdio)
+        return -ENOMEM;
+    for (size_t i = 0; i < n_stdio; i++) {
+        stdio[i].flags = UV_INHERIT_FD;
+        stdio[i].data.fd = i == 0 ? STDIN_FILENO : i < 3 ? write_fds[i - 1] : spec->fds[i - 3];
+    }
+    if (!spec->keep_stdin)
+        stdio[0].flags = UV_IGNORE;
+    return spawn_beside(process, loop, &options);
 }
 
 int process_start(struct process *process, uv_loop_t *loop, const struct process_spec *spec)

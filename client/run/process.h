@@ -29,11 +29,14 @@ enum {
 };
 
 struct process_spec {
-    char **argv; /* argv[0] is looked up in PATH; argv, env and label are used during the start only */
+    char **argv; /* argv[0] is looked up in PATH; argv, env, label and fds are used during the start only */
     char **env;
     const char *label; /* "0": what its lines begin with, in brackets */
     int death_signal;  /* that it gets when zerodrun dies */
     bool keep_stdin;   /* else /dev/null */
+    const int *fds;    /* n_fds: the process inherits them as 3, 4, ... and LISTEN_PID in its environment is its own */
+    size_t n_fds;
+    uint64_t n_open_files; /* its soft limit (RLIMIT_NOFILE); 0: zerodrun's */
     struct sink *out, *err;
     void (*on_end)(struct process *process);
     void *owner;

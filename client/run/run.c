@@ -14,12 +14,16 @@
 
 #include "client/run/process.h"
 #include "client/run/environment.h"
+#include "client/run/keeper.h"
 #include "client/run/options.h"
 #include "client/run/place.h"
+#include "client/run/restarts.h"
 #include "client/run/sink.h"
+#include "core/base/open-files.h"
 
 enum {
     PROBE_MS = 20,
+    DAEMON_RESTART_MS = 100,      /* as the unit of systemd has it */
     START_TIMEOUT_MS = 30 * 1000, /* picked: a daemon that takes longer to open a socket will not */
 };
 
@@ -52,6 +56,10 @@ struct run_daemon {
     bool socket_is_given;             /* by an argument, because its configuration has none */
     char label[24];
     bool running;
+    bool is_kept; /* keeper and restart exist: the daemon may be started again */
+    struct keeper keeper;
+    struct restarts restarts;
+    uv_timer_t restart;
 };
 
 struct run {
@@ -70,10 +78,11 @@ struct run {
     uv_timer_t output_grace;  /* runs since the first interruption */
     uint64_t n_written_bytes; /* of both outputs, when output_grace was started */
     uint64_t started_ms;
-    int interrupted; /* first of SIGINT, SIGTERM, SIGHUP that we got; 0: none */
-    bool killing;    /* a second SIGINT came */
-    bool abandoned;  /* the output is dropped: its threads may be in write(2), so nothing can be closed */
-    int exit_code;   /* of the first failure */
+    uint64_t n_open_files; /* soft limit that zerodrun was started with */
+    int interrupted;       /* first of SIGINT, SIGTERM, SIGHUP that we got; 0: none */
+    bool killing;          /* a second SIGINT came */
+    bool abandoned;        /* the output is dropped: its threads may be in write(2), so nothing can be closed */
+    int exit_code;         /* of the first failure */
 };
 
 static void run_note(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -124,6 +133,16 @@ static void run_describe_end(const struct process *process, char *text, size_t s
 
 /* ---- the end ------------------------------------------------------------------------------------------- */
 
+static void run_close_keepers(struct run *run)
+{
+    for (unsigned i = 0; i < run->place->n_jobs; i++) {
+        if (!run->daemons[i].is_kept)
+            continue;
+        keeper_close(&run->daemons[i].keeper);
+        uv_close((uv_handle_t *)&run->daemons[i].restart, NULL);
+    }
+}
+
 static void run_check_flushed(struct run *run)
 {
     size_t i;
@@ -136,6 +155,7 @@ static void run_check_flushed(struct run *run)
         uv_stop(&run->loop);
         return;
     }
+    run_close_keepers(run);
     sink_close(&run->out);
     sink_close(&run->err);
     uv_close((uv_handle_t *)&run->probe, NULL);
@@ -254,6 +274,7 @@ static int rank_start(struct run_rank *rank)
         .label = rank->label,
         .death_signal = SIGKILL,
         .keep_stdin = rank->local == 0,
+        .n_open_files = run->n_open_files,
         .out = &run->out,
         .err = &run->err,
         .on_end = rank_ended,
@@ -334,6 +355,9 @@ static void run_stop_daemon(struct run *run)
         return;
     run->state = RUN_STOPPING;
     uv_timer_stop(&run->grace);
+    for (i = 0; i < run->place->n_jobs; i++)
+        if (run->daemons[i].is_kept)
+            uv_timer_stop(&run->daemons[i].restart);
     if (run->n_daemons == 0) {
         run_finish(run);
         return;
@@ -347,6 +371,50 @@ static void run_stop_daemon(struct run *run)
     uv_timer_start(&run->grace, run_grace_over, run->options->grace_ms, 0);
 }
 
+static bool daemon_may_restart(struct run_daemon *daemon)
+{
+    const struct process *process = &daemon->process;
+    const struct run *run = daemon->run;
+    bool is_config = !process->term_signal && (process->exit_status == EX_CONFIG || process->exit_status == EX_USAGE);
+
+    return run->state == RUN_RUNNING && !run->killing && daemon->is_kept && !is_config &&
+           restarts_add(&daemon->restarts, uv_now(&run->loop));
+}
+
+static int run_start_daemon(struct run_daemon *daemon);
+
+static void run_restart_daemon(uv_timer_t *timer)
+{
+    struct run_daemon *daemon = timer->data;
+
+    if (run_start_daemon(daemon) < 0)
+        run_end_ranks(daemon->run);
+}
+
+/* A daemon ended that was not told to. */
+static void run_lose_daemon(struct run_daemon *daemon, const char *how)
+{
+    const struct process *process = &daemon->process;
+    struct run *run = daemon->run;
+    int code = process_exit_code(process);
+    const char *when = run->state == RUN_STARTING ? "before it accepted connections"
+                       : run->options->serve      ? "while it was serving"
+                                                  : "while ranks were running";
+    char limit[64] = "";
+
+    if (daemon_may_restart(daemon)) {
+        run_note(run, "%s (pid %d) %s; restart %u of %u", daemon->label, (int)process->pid, how, daemon->restarts.n,
+                 daemon->restarts.limit);
+        uv_timer_start(&daemon->restart, run_restart_daemon, DAEMON_RESTART_MS, 0);
+        return;
+    }
+    if (daemon->is_kept && daemon->restarts.n == daemon->restarts.limit)
+        snprintf(limit, sizeof(limit), "; no restart is left (%u in 10 minutes)", daemon->restarts.n);
+    run_error(run, code ? code : EX_UNAVAILABLE, "%s (pid %d) %s %s%s", daemon->label, (int)process->pid, how, when,
+              limit);
+    run_end_ranks(run);
+}
+
 static void run_daemon_ended(struct process *process)
 {
     struct run_daemon *daemon = process->spec.owner;
@@ -358,6 +426,8 @@ static void run_daemon_ended(struct process *process)
     daemon->running = false;
     run->n_daemons--;
     run_describe_end(process, how, sizeof(how));
+    if (daemon->is_kept)
+        keeper_drain(&daemon->keeper);
     if (state == RUN_STOPPING) {
         if (code != 0)
             run_note(run, "%s (pid %d) %s", daemon->label, (int)process->pid, how);
@@ -365,9 +435,7 @@ static void run_daemon_ended(struct process *process)
             run_finish(run);
         return;
     }
-    run_error(run, code ? code : EX_UNAVAILABLE, "%s (pid %d) %s %s", daemon->label, (int)process->pid, how,
-              state == RUN_STARTING ? "before it accepted connections" : "while ranks were running");
-    run_end_ranks(run);
+    run_lose_daemon(daemon, how);
 }
 
 /* The zerod in the folder of zerodrun. Return: NULL when there is none, or a string to be freed. */
@@ -388,6 +456,20 @@ static char *zerod_beside(void)
     return path;
 }
 
+/* Of the environment that all daemons share; each start sets what differs. */
+static int run_describe_daemon(struct run_daemon *daemon)
+{
+    /* A service manager that started zerodrun waits for zerodrun, not for the daemon. */
+    static const char *const not_its[] = {"NOTIFY_SOCKET", "LISTEN_PID",    "LISTEN_FDS", "LISTEN_FDNAMES",
+                                          "WATCHDOG_PID",  "WATCHDOG_USEC", "FDSTORE"};
+    struct environment *env = &daemon->run->daemon_env;
+    int r = env->vars ? 0 : environment_init(env);
+
+    for (size_t i = 0; r == 0 && i < ARRAY_SIZE(not_its); i++)
+        environment_unset(env, not_its[i]);
+    return r < 0 || !daemon->is_kept ? r : keeper_describe(&daemon->keeper, env);
+}
+
 static int run_start_daemon(struct run_daemon *daemon)
 {
     struct run *run = daemon->run;
@@ -395,25 +477,22 @@ static int run_start_daemon(struct run_daemon *daemon)
     const char *program = run->options->zerod_path ? run->options->zerod_path : beside ? beside : "zerod";
     char *argv[] = {(char *)program,    (char *)"--config",     (char *)daemon->config_path,
                     (char *)"--socket", (char *)daemon->socket, NULL};
-    /* A service manager that started zerodrun waits for zerodrun, not for the daemon. */
-    const char *const not_its[] = {"NOTIFY_SOCKET",  "LISTEN_PID",   "LISTEN_FDS",
-                                   "LISTEN_FDNAMES", "WATCHDOG_PID", "WATCHDOG_USEC"};
     struct process_spec spec = {
         .argv = argv,
         .label = daemon->label,
         .death_signal = SIGTERM,
+        .fds = daemon->keeper.fds,
+        .n_fds = daemon->is_kept ? daemon->keeper.n : 0,
+        .n_open_files = run->n_open_files,
         .out = &run->out,
         .err = &run->err,
         .on_end = run_daemon_ended,
         .owner = daemon,
     };
-    size_t i;
-    int r = run->daemon_env.vars ? 0 : environment_init(&run->daemon_env);
+    int r = run_describe_daemon(daemon);
 
     if (!daemon->socket_is_given)
         argv[3] = NULL;
-    for (i = 0; r == 0 && i < ARRAY_SIZE(not_its); i++)
-        environment_unset(&run->daemon_env, not_its[i]);
     spec.env = run->daemon_env.vars;
     if (r == 0)
         r = process_start(&daemon->process, &run->loop, &spec);
@@ -421,6 +500,8 @@ static int run_start_daemon(struct run_daemon *daemon)
         run_error(run, EX_OSERR, "cannot start %s: %s", program, strerror(-r));
         return r;
     }
+    if (daemon->is_kept)
+        keeper_expect(&daemon->keeper, daemon->process.pid);
     daemon->running = true;
     run->n_daemons++;
     run_note(run, "started %s (pid %d)", program, (int)daemon->process.pid);
@@ -436,13 +517,25 @@ static const struct run_daemon *run_find_silent(const struct run *run)
     return NULL;
 }
 
+static void run_begin_running(struct run *run)
+{
+    if (!run->options->serve) {
+        run_start_ranks(run);
+        return;
+    }
+    run->state = RUN_RUNNING;
+    uv_timer_stop(&run->probe);
+    for (unsigned i = 0; i < run->place->n_jobs; i++)
+        run_note(run, "serving on %s until SIGTERM or SIGINT", run->daemons[i].socket);
+}
+
 static void run_probe(uv_timer_t *timer)
 {
     struct run *run = timer->data;
     const struct run_daemon *silent = run_find_silent(run);
 
     if (!silent) {
-        run_start_ranks(run);
+        run_begin_running(run);
     } else if (uv_now(&run->loop) - run->started_ms > START_TIMEOUT_MS) {
         run_error(run, EX_UNAVAILABLE, "zerod does not accept connections on %s after %d s", silent->socket,
                   START_TIMEOUT_MS / 1000);
@@ -472,6 +565,8 @@ static void run_interrupt(struct run *run, int signum)
     run_watch_output(run);
     if (run->state == RUN_STARTING) {
         run_error(run, 128 + signum, "interrupted while zerod was starting");
+        run_end_ranks(run);
+    } else if (run->options->serve) {
         run_end_ranks(run);
     }
 }
@@ -542,6 +637,7 @@ static int run_init(struct run *run)
     run->probe.data = run;
     run->grace.data = run;
     run->started_ms = uv_now(&run->loop);
+    run->n_open_files = open_files_limit();
     run_init_signals(run);
     return run_init_ranks(run);
 }
@@ -562,10 +658,52 @@ static void run_init_daemons(struct run *run)
         run->daemons[i].run = run;
 }
 
+static void run_note_of_keeper(void *userdata, const char *text)
+{
+    struct run_daemon *daemon = userdata;
+
+    run_note(daemon->run, "%s: %s", daemon->label, text);
+}
+
+/* The daemon is about to be started for the first time. Without a keeper it runs as well, but only once. */
+static void run_keep_daemon(struct run_daemon *daemon)
+{
+    struct run *run = daemon->run;
+    int r;
+
+    if (run->options->n_daemon_restarts == 0)
+        return;
+    open_files_raise(); /* for what is kept */
+    r = keeper_init(&daemon->keeper, &run->loop, run_note_of_keeper, daemon);
+    if (r < 0) {
+        run_note(run, "%s is not started again when it ends: %s", daemon->label, strerror(-r));
+        return;
+    }
+    uv_timer_init(&run->loop, &daemon->restart);
+    daemon->restart.data = daemon;
+    daemon->restarts.limit = run->options->n_daemon_restarts;
+    daemon->is_kept = true;
+}
+
+/* Return: 0, or negative, then a sentence was said. */
+static int run_begin_daemon(struct run_daemon *daemon)
+{
+    struct run *run = daemon->run;
+
+    if (place_answers(daemon->socket)) {
+        if (!run->options->serve)
+            return 0;
+        run_error(run, EX_UNAVAILABLE, "a daemon answers on %s already", daemon->socket);
+        return -EADDRINUSE;
+    }
+    run_keep_daemon(daemon);
+    return run_start_daemon(daemon);
+}
+
 static void run_begin(struct run *run)
 {
     for (unsigned i = 0; !run->options->no_daemon && i < run->place->n_jobs; i++) {
-        if (!place_answers(run->daemons[i].socket) && run_start_daemon(&run->daemons[i]) < 0) {
+        if (run_begin_daemon(&run->daemons[i]) < 0) {
             run_end_ranks(run);
             return;
         }
@@ -606,8 +744,11 @@ int run(const struct run_options *options, const struct place *place)
     run_begin(run);
     uv_run(&run->loop, UV_RUN_DEFAULT);
     code = run->exit_code;
-    if (run->abandoned)
+    if (run->abandoned) {
+        for (unsigned i = 0; i < place->n_jobs; i++)
+            keeper_remove_socket(&run->daemons[i].keeper);
         return code;
+    }
     r = uv_loop_close(&run->loop);
     assert(r == 0);
     run_deinit(run);

@@ -6,7 +6,7 @@
  * the exit status. Everything runs on one libuv loop.
  *
  *     RUN_STARTING    the daemon is starting; its socket is tried every 20 ms
- *     RUN_RUNNING     ranks run; one that fails is started again while it may be
+ *     RUN_RUNNING     ranks run, or with --serve daemons alone; what fails is started again while it may be
  *     RUN_ENDING      a rank has failed for good: the others get SIGTERM, later SIGKILL
  *     RUN_STOPPING    no rank is left; our daemon gets SIGTERM, later SIGKILL
  *     RUN_FLUSHING    nobody is left; output waits for its readers

@@ -205,8 +205,8 @@ static int send_message(const char *text, int fd, unsigned timeout_ms)
     if (s < 0 || setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout)) < 0)
         return -errno;
     if (fd >= 0) {
-        control.header = (struct cmsghdr){
-            .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
+        control.header =
+            (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
         memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
         message.msg_control = &control;
         message.msg_controllen = sizeof(control);

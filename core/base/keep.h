@@ -55,8 +55,8 @@ const struct keep_passed *keep_passed(size_t i);
  * Return: 0, -ENOTCONN when the store is off, -EINVAL for a name that is not allowed, or another -errno.
  */
 int keep_put(const char *name, int fd);
-/* Waits until the service manager has processed all messages that were sent before. Return: 0, -ETIMEDOUT, -ENOTCONN when
- * the store is off, or another -errno. */
+/* Waits until the service manager has processed all messages that were sent before. Return: 0, -ETIMEDOUT, -ENOTCONN
+ * when the store is off, or another -errno. */
 int keep_confirm(unsigned timeout_ms);
 /* The service manager closes all its descriptors of this name. */
 void keep_forget(const char *name);

@@ -6,8 +6,8 @@
  * connect to it. Names of users and groups are looked up once, at start.
  *
  * If a service manager keeps descriptors (core/base/keep.h), it keeps a socket that a daemon made, and passes it to the
- * next daemon. listener_deinit() removes the path of such a socket, unless listener_leave() was called, but never a path
- * of systemd.
+ * next daemon. listener_deinit() removes the path of such a socket, unless listener_leave() was called, but never a
+ * path of systemd.
  */
 
 #include <stdbool.h>

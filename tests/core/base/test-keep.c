@@ -419,8 +419,8 @@ static void test_listening_socket(void **userdata)
         bool listens;
         int found;
     } rows[] = {
-        {AF_UNIX, SOCK_SEQPACKET, true, 1},   {AF_UNIX, SOCK_SEQPACKET, false, 101}, {AF_UNIX, SOCK_STREAM, true, 101},
-        {AF_UNIX, SOCK_DGRAM, false, 101},    {AF_INET, SOCK_STREAM, true, 101},
+        {AF_UNIX, SOCK_SEQPACKET, true, 1}, {AF_UNIX, SOCK_SEQPACKET, false, 101}, {AF_UNIX, SOCK_STREAM, true, 101},
+        {AF_UNIX, SOCK_DGRAM, false, 101},  {AF_INET, SOCK_STREAM, true, 101},
     };
 
     (void)userdata;

@@ -437,6 +437,9 @@ def test_stranger_that_holds_the_output_does_not_hold_the_run(env, tmp_path):
                                   ["-n", 65, "--", "true"], ["--restarts", -1, "--", "true"], ["--nonsense"],
                                   ["--master-port", 70000, "--", "true"], ["--run-id", "", "--", "true"],
                                   ["--run-id", "x" * 256, "--", "true"], ["--config"],
+                                  ["--daemon-restarts", 101, "--", "true"], ["--serve"],
+                                  ["--serve", "--config", "a", "--", "true"],
+                                  ["--serve", "--config", "a", "--no-daemon"],
                                   ["--jobs", 0, "--", "true"], ["--jobs", 9, "--", "true"],
                                   ["--config", "a", "--config", "b", "--", "true"]])
 def test_usage_errors(env, args):
@@ -521,7 +524,7 @@ def test_daemon_is_started_and_stopped(env, tmp_path):
     result = run(["-n", 2, "--zerod", zerod, *python(CONNECT)], env)
     assert result.returncode == 0, result.stderr
     got = saw(tmp_path)
-    assert got["stopped"] and not alive(got["pid"]) and got["notify"] is None
+    assert got["stopped"] and not alive(got["pid"]) and got["notify"] not in (None, "/nowhere")
     assert result.stdout.count(f"connected {got['path']}\n") == 2
     assert "[zerod] listening" in result.stdout
     assert re.search(r"world:\n  size: 2\n", got["config"]) and "stage: 2" in got["config"]
@@ -558,7 +561,7 @@ def test_daemon_that_is_missing(env):
 
 def test_daemon_dies_under_the_ranks(env, tmp_path):
     zerod = fake_zerod(tmp_path)
-    process = start(["-n", 2, "--zerod", zerod, "--restarts", 5,
+    process = start(["-n", 2, "--zerod", zerod, "--restarts", 5, "--daemon-restarts", 0,
                      *shell(f"echo $$ > {tmp_path}/pid.$RANK; exec sleep 60")], env)
     pids = pids_in(tmp_path, 2)
     os.kill(saw(tmp_path)["pid"], signal.SIGKILL)
@@ -836,7 +839,7 @@ pid = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12
 os.kill(pid, signal.SIGKILL)
 time.sleep(60)
 """
-    result = run(["-n", 1, "--jobs", 2, "--zerod", ZEROD, *python(kill)], env)
+    result = run(["-n", 1, "--jobs", 2, "--zerod", ZEROD, "--daemon-restarts", 0, *python(kill)], env)
     assert result.returncode == 128 + signal.SIGKILL
     assert re.search(r"zerod\.1 \(pid \d+\) was killed by signal 9 \(Killed\) while ranks were running", result.stderr)
     assert result.stderr.count("stopping: SIGTERM") == 1 and not list(tmp_path.glob("zerodrun-*"))

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * zerodrun as the service manager of one daemon: it keeps the descriptors that the daemon sends to its NOTIFY_SOCKET,
+ * and passes them to the next daemon, as systemd does (core/base/keep.h is the daemon's end). A keeper listens in a
+ * private directory and obeys only messages of the daemon's pid and of zerodrun's own user.
+ *
+ * Life: keeper_init(), then for each daemon keeper_describe(), the start, keeper_expect(); keeper_drain() when it has
+ * ended. Everything runs on the loop's thread.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "core/base/base.h" /* before uv.h, whose sys/param.h has a MIN of its own */
+
+#include <uv.h>
+
+#include "core/base/keep.h"
+
+struct environment;
+
+enum {
+    KEEPER_MAX_FDS = 4096,
+    KEEPER_MAX_NAMES_BYTES = 96 * 1024, /* of LISTEN_FDNAMES: the kernel allows a variable 128 KiB */
+    KEEPER_MAX_MESSAGE_BYTES = 4096,    /* as systemd */
+};
+
+struct keeper_message {
+    bool store, remove, barrier;
+    char name[KEEP_MAX_NAME_BYTES + 1]; /* "stored" when the message has none, as systemd says */
+};
+
+/* A kept descriptor; its number is in keeper.fds. */
+struct keeper_entry {
+    char *name; /* owned */
+    dev_t device;
+    ino_t inode;
+    int access; /* O_ACCMODE */
+};
+
+struct keeper {
+    uv_poll_t poll;
+    int socket;
+    char *directory, *path; /* of the socket; NULL: removed, or never made */
+    pid_t pid;              /* of the daemon, also when it has ended; 0: none was started */
+    int fds[KEEPER_MAX_FDS];
+    struct keeper_entry entries[KEEPER_MAX_FDS];
+    size_t n, n_names_bytes; /* kept descriptors */
+    bool has_noted;          /* for this daemon: it could flood the output */
+    void (*note)(void *userdata, const char *text);
+    void *userdata;
+};
+
+/* note: gets a sentence about descriptors that are not kept, once for each daemon. Return: 0 or a negative errno, then
+ * keeper_close() is not needed. */
+int keeper_init(struct keeper *keeper, uv_loop_t *loop, void (*note)(void *userdata, const char *text), void *userdata);
+/* Closes what is kept and removes the socket. The loop must run once more before the memory goes away. */
+void keeper_close(struct keeper *keeper);
+/* Part of keeper_close(): for a process that ends without it. */
+void keeper_remove_socket(struct keeper *keeper);
+
+/* Sets NOTIFY_SOCKET, FDSTORE and, when descriptors are kept, LISTEN_FDS and LISTEN_FDNAMES. Return: 0 or -ENOMEM. */
+int keeper_describe(const struct keeper *keeper, struct environment *env);
+/* A daemon has been started: only its messages count from now on. */
+void keeper_expect(struct keeper *keeper, pid_t pid);
+/* Processes the messages that wait; the sender may have ended. */
+void keeper_drain(struct keeper *keeper);
+
+/* Return: 0, or -EINVAL when the name is not allowed. Other lines than those of struct keeper_message do not count. */
+int keeper_parse(struct keeper_message *message, const char *text, size_t n_bytes);

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* How often a daemon may be started again: `limit` times in RESTARTS_WINDOW_MS. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    RESTARTS_MAX = 100,
+    RESTARTS_WINDOW_MS = 10 * 60 * 1000,
+};
+
+struct restarts {
+    unsigned limit; /* at most RESTARTS_MAX */
+    unsigned n;     /* in the window */
+    uint64_t at_ms[RESTARTS_MAX];
+};
+
+/* Counts a restart, if it is allowed now. Return: is it? */
+bool restarts_add(struct restarts *restarts, uint64_t now_ms);
