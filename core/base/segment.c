@@ -122,6 +122,13 @@ void segments_forget(void)
     n_freed = 0;
 }
 
+void segments_stay_kept(void)
+{
+    free(freed);
+    freed = NULL;
+    n_freed = 0;
+}
+
 static void forget_later(const char *name)
 {
     char(*more)[SEGMENT_NAME_BYTES] = realloc(freed, (n_freed + 1) * sizeof(*freed));

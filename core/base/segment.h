@@ -62,6 +62,8 @@ int segment_init_published_kept(struct segment *segment, const char *name, size_
  */
 void segment_deinit(struct segment *segment);
 void segments_forget(void);
+/* Those that were freed stay kept after all. */
+void segments_stay_kept(void);
 /*
  * From now on, one that was not kept, or is another, is an error (-ENODATA, -EBADFD) and is not made anew.
  * segment_missing(): its name; "": there was none.

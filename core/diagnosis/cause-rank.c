@@ -2,7 +2,7 @@
 
 /*
  * Ranks as processes: taken, lost, waited for, and the abort of a step as the innocent see it. E1301, E1302,
- * E1303.
+ * E1303, E1304.
  */
 
 #include <inttypes.h>
@@ -346,5 +346,20 @@ struct diagnostic *cause_stalled(const struct evidence_stall *e)
         diagnostic_field(d, "state", "those who waited are refused and may try again; nothing was formed");
     else
         diagnostic_field(d, "state", STEP_ABORTED);
+    return diagnostic_finish(d);
+}
+
+/* ---- E1304 --------------------------------------------------------------------------------------------- */
+
+struct diagnostic *cause_held(const struct evidence_at *at, const char *why)
+{
+    struct diagnostic *d = cause_new(at, E_HELD, NULL);
+
+    diagnostic_field(d, "cause", "%s", why);
+    diagnostic_field(d, "fix", "put back the version and the configuration that the run was started with, and restart the "
+                               "daemon: it goes on where the run was");
+    diagnostic_field(d, "or", "zerodctl drop   (begins anew: masters, moments and the open step of the run are lost)");
+    diagnostic_field(d, "not it", "the trainers; the gradients");
+    diagnostic_field(d, "state", "nothing was changed: the memory of the run is held as the last daemon left it");
     return diagnostic_finish(d);
 }

@@ -51,6 +51,8 @@ enum { LABEL_WIDTH = 11 };
     X(1301, E_RANK_TAKEN, "rank taken, attach refused", "The rank is held by a living process.")                       \
     X(1302, E_RANK_LOST, "rank lost", "A trainer is gone, or the step was aborted for all.")                           \
     X(1303, E_STALLED, "stalled", "Someone has waited longer than is usual for this job.")                             \
+    X(1304, E_HELD, "state is held, attach refused",                                                                   \
+      "The state of an earlier daemon is here, and this one cannot take it over.")                                     \
     X(1401, E_QUOTA, "over quota, refused", "More was asked for than the client or the job may hold.")                 \
     X(1402, E_NOT_ALLOWED, "not allowed", "The user may not connect, or may not do this.")                             \
     X(1403, E_BAD_MESSAGE, "bad message refused", "A message breaks the protocol.")                                    \

@@ -14,6 +14,8 @@
 #include "core/base/keep.h"
 #include "core/base/log.h"
 #include "core/base/segment.h"
+#include "core/base/worker.h"
+#include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/manifest.h"
 #include "core/wire/journal-wire.h"
@@ -25,6 +27,7 @@
 #include "daemon/job/formed.h"
 #include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/survival.h"
@@ -435,6 +438,46 @@ static int adopt(struct job *job, char *why, size_t why_size)
     return r < 0 ? r : 1;
 }
 
+/* The names of all that was passed to this daemon, to be able to give it up. Return: 0 or -ENOMEM. */
+static int note_names(struct job_survival *survival)
+{
+    size_t n = 0;
+
+    while (keep_passed(n))
+        n++;
+    survival->held = calloc(n + 1, sizeof(*survival->held));
+    for (size_t i = 0; survival->held && i < n; i++) {
+        survival->held[i] = strdup(keep_passed(i)->name);
+        survival->n_held += survival->held[i] != NULL;
+    }
+    return survival->n_held == n ? 0 : -ENOMEM;
+}
+
+static void forget_names(struct job_survival *survival)
+{
+    for (size_t i = 0; i < survival->n_held; i++)
+        free(survival->held[i]);
+    free(steal_ptr(survival->held));
+    survival->n_held = 0;
+}
+
+/* The job is as if nothing had been found; whoever keeps the memory keeps it on. */
+static void hold(struct job *job, const char *why)
+{
+    struct job_survival *survival = &job->run.survival;
+
+    survival->replays = false;
+    job->run.stopping = true; /* nothing is recorded, cleared or forgotten */
+    while (worker_pool_wait(job->pool) > 0)
+        ;
+    drop_all(job);
+    job->run.stopping = false;
+    segments_stay_kept();
+    survival->holds = strdup(why);
+    survival->found_ns = 0;
+    job_keep(job, cause_held(&(struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1}, why));
+}
+
 int job_adopt(struct job *job, char *why, size_t why_size)
 {
     struct job_survival *survival = &job->run.survival;
@@ -442,28 +485,42 @@ int job_adopt(struct job *job, char *why, size_t why_size)
 
     if (!keep_is_on() || !keep_passed(0))
         return 0;
-    if (!check_names(why, why_size))
-        return -EINVAL;
     (void)failpoint("adopt");
+    r = note_names(survival);
+    if (r == 0 && !check_names(why, why_size))
+        r = -EINVAL;
     segments_must_be_found(true);
-    r = adopt(job, why, why_size);
+    if (r == 0)
+        r = adopt(job, why, why_size);
     segments_must_be_found(false);
-    if (r == 1) {
-        forget_rings();
-        survival->n_daemons++;
-        go_on(job);
-        (void)failpoint("adopted");
-        return 1;
+    if (r < 0) {
+        hold(job, why);
+        return r;
     }
     if (r == 0)
         job_give_up_kept(job);
+    else
+        forget_rings();
+    forget_names(survival);
+    if (r == 1) {
+        survival->n_daemons++;
+        survival->away_ns = survival->found_ns - MIN(journal_last_beat(survival->journal), survival->found_ns);
+        go_on(job);
+        (void)failpoint("adopted");
+    }
     return r;
 }
 
 void job_give_up_kept(struct job *job)
 {
-    journal_clear(job->run.survival.journal);
-    journal_free(steal_ptr(job->run.survival.journal));
+    struct job_survival *survival = &job->run.survival;
+
+    journal_clear(survival->journal);
+    journal_free(steal_ptr(survival->journal));
     forget_rings();
+    for (size_t i = 0; i < survival->n_held; i++)
+        keep_forget(survival->held[i]);
+    forget_names(survival);
+    free(steal_ptr(survival->holds));
     segments_forget();
 }

@@ -85,6 +85,8 @@ static struct diagnostic *check_attach(struct job *job, const struct job_attach 
                  job->world.size - 1, job->world.size);
         return cause_bad_message(&at, what);
     }
+    if (job->run.survival.holds)
+        return cause_held(&at, job->run.survival.holds);
     if (job->run.drop_why && job->phase != JOB_WAITING && job->phase != JOB_RESERVING) /* else it may declare anew */
         return drop_describe(job);
     if (job->run.draining)

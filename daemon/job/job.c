@@ -10,6 +10,7 @@
 #include "core/base/base.h"
 #include "core/config/config.h"
 #include "core/diagnosis/diagnosis.h"
+#include "daemon/job/adopt.h"
 #include "daemon/job/alone.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/form.h"
@@ -103,6 +104,10 @@ bool job_is_idle(const struct job *job)
 
 int job_drop(struct job *job, char **why)
 {
+    if (job->run.survival.holds) {
+        job_give_up_kept(job);
+        return 0;
+    }
     if (!job_is_idle(job)) {
         *why = strdup("trainers are still attached: end them first (zerodctl ranks lists them)");
         return 1;

@@ -4,6 +4,7 @@
 
 #include "daemon/job/request.h"
 
+#include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/wire/wire-request.h"
 #include "daemon/job/attendance.h"
@@ -90,6 +91,8 @@ void request_serve(struct job *job, struct job_rank *rank, const struct request 
 {
     rank->last_request = request_type_name(request->type);
     rank->n_received += request_is_recorded(request->type);
+    if (request_is_recorded(request->type))
+        free(steal_ptr(rank->away.answer)); /* it was to the request before */
     verbs[request->type](job, rank, request);
 }
 

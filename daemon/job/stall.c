@@ -18,6 +18,7 @@
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
+#include "daemon/memory/journal.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/admit.h"
 #include "daemon/job/transaction/boundary.h"
@@ -337,6 +338,7 @@ void job_tick(struct job *job)
 
     coordinator_tell(job->coordinator, true);
     attendance_tick(job);
+    journal_beat(job->run.survival.journal, now);
     check_lost(job, now);
     check_stall(job, now);
     for (unsigned r = job->world.first; r < job->world.end; r++)

@@ -30,9 +30,10 @@ struct page {
         uint64_t n_bytes, sum;
     } heads[2];
     _Atomic(uint64_t) tails[2]; /* of the logs; log i belongs to head i */
+    _Atomic(uint64_t) beat_ns;  /* CLOCK_MONOTONIC */
 };
 
-_Static_assert(sizeof(struct page) == 72, "a later daemon reads it");
+_Static_assert(sizeof(struct page) == 80, "a later daemon reads it");
 
 struct header {
     uint32_t n_bytes;
@@ -226,6 +227,17 @@ void journal_turn(struct journal *journal, const void *head, size_t n_bytes)
     journal->page->heads[i].sum = XXH3_64bits(head, n_bytes);
     put(&journal->page->tails[i], 0);
     make_current(journal, i + 1);
+}
+
+void journal_beat(struct journal *journal, uint64_t now_ns)
+{
+    if (journal)
+        put(&journal->page->beat_ns, now_ns);
+}
+
+uint64_t journal_last_beat(const struct journal *journal)
+{
+    return atomic_load_explicit(&journal->page->beat_ns, memory_order_relaxed);
 }
 
 const void *journal_head(const struct journal *journal, size_t *n_bytes)

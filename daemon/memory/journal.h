@@ -109,6 +109,11 @@ void journal_append(struct journal *journal, const struct journal_record *record
 /* The head becomes what is true now, and the log is empty. */
 void journal_turn(struct journal *journal, const void *head, size_t n_bytes);
 
+/* This daemon lives. Several times a second. */
+void journal_beat(struct journal *journal, uint64_t now_ns);
+/* When a daemon lived last. */
+uint64_t journal_last_beat(const struct journal *journal);
+
 /* Return: the valid head, and its size. */
 const void *journal_head(const struct journal *journal, size_t *n_bytes);
 

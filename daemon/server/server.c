@@ -362,11 +362,10 @@ static void take_over(struct server *server)
     int r = job_adopt(job, why, sizeof(why));
 
     if (r == 1)
-        log_notice("took over the job from the daemon before: run %s, step %" PRIu64 ", attempt %u; %u daemons so far",
-                   job->run.id ? job->run.id : "without a name", job->ledger.step, job->ledger.attempt,
-                   job->run.survival.n_daemons);
-    else if (r < 0)
-        log_error("cannot take over the job that was kept: %s", why);
+        log_notice("took over the job from the daemon before, which lived %.1f s ago: run %s, step %" PRIu64
+                   ", attempt %u; %u daemons so far",
+                   (double)job->run.survival.away_ns / 1e9, job->run.id ? job->run.id : "without a name",
+                   job->ledger.step, job->ledger.attempt, job->run.survival.n_daemons);
     else if (!keep_is_on())
         log_notice("nobody keeps this daemon's memory: the state of its job ends with it (zerodrun or systemd keep it)");
 }

@@ -218,6 +218,7 @@ void job_turn(struct job *job, unsigned what)
             head.notice = wire_diagnostic(job->ranks[i].abort_notice);
         }
     }
+    journal_beat(survival->journal, job_now(job));
     (void)failpoint("flip");
     if (ranks && slots)
         r = pack_and_turn(job, &head);
