@@ -5,7 +5,8 @@
  * The handle: all that libzerod knows of one rank. The files of client/lib, from the bottom to the top; each calls only
  * those before it, the table of memory_ops apart:
  *
- *   error.c, call.c          the last error; a request and its answer
+ *   error.c, recorded.c      the last error; requests that the next daemon may need
+ *   call.c                   a request and its answer
  *   memory/cuda.c, range.c   the CUDA driver; where gathered weights lie on a GPU
  *   memory/mapping.c         segments of shared memory
  *   slots.c, strings.c       places in the ring; strings that are sent once
