@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,7 +20,7 @@
 #include "core/wire/wire-request.h"
 
 enum {
-    LISTENER_ENDS_MS = 200,      /* picked: the sockets of a killed process are closed together */
+    DAEMON_ENDS_MS = 1000,       /* picked: a daemon that stops frees its memory after it has closed its connections */
     HOLD_GRAD_BYTES = 64 * 1024, /* picked: beside such a copy a send costs little */
 };
 
@@ -38,6 +39,7 @@ void call_deinit(struct call *call)
     if (call->mine)
         munmap(call->mine, (size_t)sysconf(_SC_PAGESIZE));
     free(call->out);
+    recorded_deinit(&call->recorded);
     frame_buffer_deinit(&call->in);
     wire_arena_deinit(&call->arena);
     error_reset(&call->error);
@@ -73,7 +75,7 @@ int call_fatal(struct call *call, int status, const char *format, ...)
 
 /* ---- waiting ------------------------------------------------------------------------------------------- */
 
-static int64_t now_ms(void)
+int64_t call_now_ms(void)
 {
     struct timespec ts;
 
@@ -94,11 +96,28 @@ static int poll_ms(const struct call *call, int64_t left_ms)
     return (int)MIN(left_ms, (int64_t)INT32_MAX);
 }
 
+static int timed_out(struct call *call)
+{
+    if (call->mend_until_ms == 0)
+        return call_fatal(call, -ETIMEDOUT,
+                          "zerod did not answer within %d ms; zerodctl status shows who waits for whom",
+                          call->timeout_ms);
+    if (call->mend_until_ms == call->until_ms)
+        return call_fatal(call, -ETIMEDOUT,
+                          "zerod was stopped or killed, and no other daemon has answered within %d ms (timeout of the "
+                          "call); see its log",
+                          call->timeout_ms);
+    return call_fatal(call, -ECONNRESET,
+                      "zerod was stopped or killed, and no other daemon has answered within %llu ms "
+                      "(limits.reattach_timeout); see its log",
+                      (unsigned long long)call->reattach_ms);
+}
+
 /* Return: 0 when the socket may be ready, or a fatal error. */
 static int wait_for(struct call *call, short events, int64_t deadline_ms)
 {
     struct pollfd pollfd = {.fd = call->fd, .events = events};
-    int64_t left = deadline_ms < 0 ? -1 : MAX(deadline_ms - now_ms(), (int64_t)0);
+    int64_t left = deadline_ms < 0 ? -1 : MAX(deadline_ms - call_now_ms(), (int64_t)0);
     int ms = poll_ms(call, left), r = poll(&pollfd, 1, ms);
 
     if (r < 0 && errno != EINTR)
@@ -108,17 +127,29 @@ static int wait_for(struct call *call, short events, int64_t deadline_ms)
                           events == POLLIN ? "waiting for zerod's answer to" : "sending", call->waits_for);
     if (r < 0 || (r == 0 && ms != left))
         return 0;
-    if (r == 0)
-        return call_fatal(call, -ETIMEDOUT,
-                          "zerod did not answer within %d ms; zerodctl status shows who waits for whom",
-                          call->timeout_ms);
+    return r == 0 ? timed_out(call) : 0;
+}
+
+int call_pause(struct call *call, int64_t ms)
+{
+    int64_t left = call->mend_until_ms - call_now_ms();
+
+    if (left <= 0)
+        return timed_out(call);
+    (void)poll(NULL, 0, (int)MIN(ms, left));
+    if (call->interrupted && call->interrupted(call->interrupted_arg) != 0)
+        return call_fatal(call, -EINTR, "interrupted while waiting for a daemon: the last one was stopped or killed");
     return 0;
 }
 
 static int64_t deadline(const struct call *call)
 {
-    return call->timeout_ms > 0 ? now_ms() + call->timeout_ms : -1;
+    if (call->mend_until_ms > 0)
+        return call->mend_until_ms;
+    return call->timeout_ms > 0 ? call_now_ms() + call->timeout_ms : -1;
 }
+
+/* ---- breaks -------------------------------------------------------------------------------------------- */
 
 /* Return: the process that listens at the other end of the socket; 0: unknown. */
 static pid_t listener_of(int fd)
@@ -132,25 +163,41 @@ static pid_t listener_of(int fd)
 /*
  * Does the daemon of this connection still accept others? A daemon that was started in its place does not count, and a
  * service manager's socket, which is always there, says nothing. While the kernel closes the sockets of a killed
- * daemon, its listener may be the last one: then a connection to it ends soon.
+ * daemon, its listener may be the last one: then a connection to it ends soon. If a service manager keeps the listener,
+ * the process ends soon.
  */
 static bool is_served(const struct call *call)
 {
     _cleanup_close_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    struct pollfd end = {.fd = fd};
     pid_t pid = listener_of(call->fd);
+    _cleanup_close_ int process = pid > 1 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
+    struct pollfd ends[] = {{.fd = fd}, {.fd = process, .events = POLLIN}};
 
-    if (fd < 0 || pid <= 1 || connect(fd, (const struct sockaddr *)&call->address, sizeof(call->address)) < 0)
+    if (fd < 0 || process < 0 || connect(fd, (const struct sockaddr *)&call->address, sizeof(call->address)) < 0)
         return false;
-    return listener_of(fd) == pid && poll(&end, 1, LISTENER_ENDS_MS) == 0;
+    return listener_of(fd) == pid && poll(ends, ARRAY_SIZE(ends), DAEMON_ENDS_MS) == 0;
 }
 
-/* A daemon that ends closes its socket first. */
-static int lost(struct call *call)
+int call_lost(struct call *call)
 {
-    return call_fatal(call, -ECONNRESET, "%s",
-                      is_served(call) ? "zerod has closed this connection alone, and still listens: its log says why"
-                                      : "zerod has closed the connection: it was stopped or killed; see its log");
+    return call_fatal(call, -ECONNRESET, "zerod has closed the connection: it was stopped or killed; see its log");
+}
+
+/* The connection is broken. A daemon that ends closes its socket first. Return: as on_break(). */
+static int mend(struct call *call)
+{
+    int r;
+
+    if (call->fatal)
+        return call->fatal;
+    if (is_served(call))
+        return call_fatal(call, -ECONNRESET,
+                          "zerod has closed this connection alone, and still listens: its log says why");
+    if (!call->on_break || call->reattach_ms == 0)
+        return call_lost(call);
+    r = call->on_break(call->on_break_arg);
+    call->n_mends += r == 0;
+    return r;
 }
 
 /* ---- sending ------------------------------------------------------------------------------------------- */
@@ -169,7 +216,25 @@ static int pack(struct call *call, const struct request *request, size_t *n_byte
     return 0;
 }
 
-static int send_packets(struct call *call, const struct frame_packet *packets, size_t n_packets)
+/* As pack(), and keeps a copy when the request is recorded. */
+static int pack_to_keep(struct call *call, const struct request *request, size_t *n_bytes, struct frame_packet *packet)
+{
+    int r = pack(call, request, n_bytes, packet);
+
+    if (r == 0 && request_is_recorded(request->type) &&
+        recorded_add(&call->recorded, packet->data, (uint32_t)packet->n_bytes) < 0)
+        return call_fatal(call, -ENOMEM, "out of memory");
+    return r;
+}
+
+static bool can_receive(const struct call *call)
+{
+    char byte;
+
+    return recv(call->fd, &byte, sizeof(byte), MSG_PEEK | MSG_DONTWAIT) > 0;
+}
+
+int call_transmit(struct call *call, const struct frame_packet *packets, size_t n_packets)
 {
     size_t n_sent;
     int r;
@@ -181,7 +246,7 @@ static int send_packets(struct call *call, const struct frame_packet *packets, s
             return 0;
         }
         if (r == FRAME_EOF)
-            return 1; /* the daemon may have said why: the caller reads it */
+            return can_receive(call) ? CALL_SAID_WHY : CALL_BROKEN;
         if (r < 0)
             return call_fatal(call, r, "sending %s: %s", call->waits_for, strerror(-r));
         r = wait_for(call, POLLOUT, deadline(call));
@@ -190,6 +255,26 @@ static int send_packets(struct call *call, const struct frame_packet *packets, s
         packets += n_sent;
         n_packets -= n_sent;
     }
+}
+
+int call_say(struct call *call, const struct request *request)
+{
+    struct frame_packet packet;
+    size_t n_bytes = 0;
+    int r = pack(call, request, &n_bytes, &packet);
+
+    return r == 0 ? call_transmit(call, &packet, 1) : r;
+}
+
+/* As call_transmit(), of packets that pack_to_keep() has packed, with mending. */
+static int send_packets(struct call *call, const struct frame_packet *packets, size_t n_packets)
+{
+    int r = call_transmit(call, packets, n_packets);
+
+    if (r != CALL_BROKEN)
+        return r;
+    call->until_ms = deadline(call);
+    return mend(call);
 }
 
 static int check_left(struct call *call)
@@ -217,7 +302,7 @@ int call_flush(struct call *call)
     call->n_held = 0;
     call->n_held_grad_bytes = 0;
     for (size_t i = 0; i < n && r == 0; i++)
-        r = pack(call, &(struct request){.type = REQUEST_PUSH, .push = call->held[i]}, &n_bytes, &packets[i]);
+        r = pack_to_keep(call, &(struct request){.type = REQUEST_PUSH, .push = call->held[i]}, &n_bytes, &packets[i]);
     if (r == 0)
         r = send_packets(call, packets, n);
     show_held(call);
@@ -238,17 +323,41 @@ int call_hold(struct call *call, const struct request_push *push, uint64_t n_gra
     return call->n_held == HELD_PUSHES || call->n_held_grad_bytes >= HOLD_GRAD_BYTES ? call_flush(call) : 0;
 }
 
-int call_send(struct call *call, const struct request *request)
+static int send_one(struct call *call, const struct request *request)
 {
     struct frame_packet packet;
     size_t n_bytes = 0;
+    int r = pack_to_keep(call, request, &n_bytes, &packet);
+
+    return r == 0 ? send_packets(call, &packet, 1) : r;
+}
+
+int call_send(struct call *call, const struct request *request)
+{
     int r = check_left(call);
 
     if (r == 0)
         r = call_flush(call);
+    return r == 0 ? send_one(call, request) : r;
+}
+
+/* As call_send(), of a request that has an answer: it is sent until the connection holds. */
+static int send_asking(struct call *call, const struct request *request)
+{
+    bool is_recorded = request_is_recorded(request->type);
+    int r = check_left(call);
+    uint32_t n_mends;
+
     if (r == 0)
-        r = pack(call, request, &n_bytes, &packet);
-    return r == 0 ? send_packets(call, &packet, 1) : r;
+        r = call_flush(call);
+    if (r != 0)
+        return r;
+    call->waits = is_recorded;
+    do {
+        n_mends = call->n_mends;
+        r = send_one(call, request);
+    } while (r == 0 && !is_recorded && call->n_mends != n_mends);
+    return r;
 }
 
 /* ---- answers ------------------------------------------------------------------------------------------- */
@@ -268,19 +377,18 @@ static size_t n_promised(const struct reply *reply)
     }
 }
 
-static int receive(struct call *call, struct reply *reply)
+int call_receive(struct call *call, int64_t until_ms, struct reply *reply)
 {
-    int64_t until = deadline(call);
     char why[WIRE_WHY_BYTES];
     int r;
 
     while ((r = frame_receive_fds(call->fd, &call->in)) == FRAME_AGAIN) {
-        r = wait_for(call, POLLIN, until);
+        r = wait_for(call, POLLIN, until_ms);
         if (r < 0)
             return r;
     }
-    if (r == FRAME_EOF || r == -ECONNRESET)
-        return lost(call);
+    if (r == FRAME_EOF)
+        return CALL_BROKEN;
     if (r == FRAME_E_FDS)
         return call_fatal(
             call, -EMFILE,
@@ -298,11 +406,33 @@ static int receive(struct call *call, struct reply *reply)
     return 0;
 }
 
+/* The answer proves that the daemon has received all that was sent before. Return: as call_ask(). */
+static int await(struct call *call, const struct request *request, struct reply *reply)
+{
+    int64_t until_ms = deadline(call);
+    int r;
+
+    while ((r = call_receive(call, until_ms, reply)) == CALL_BROKEN) {
+        call->until_ms = until_ms;
+        r = mend(call);
+        if (r == 0 && !request_is_recorded(request->type))
+            r = send_asking(call, request);
+        if (r < 0 || r == CALL_ANEW)
+            return r;
+    }
+    if (r < 0)
+        return r;
+    call->down_ms = 0;
+    call->waits = false;
+    recorded_drop(&call->recorded);
+    return 0;
+}
+
 int call_acknowledge_abort(struct call *call, uint32_t attempt)
 {
     int r = call_send(call, &(struct request){.type = REQUEST_ABORT_SEEN, .abort_seen = {.attempt = attempt}});
 
-    return r > 0 ? lost(call) : r;
+    return r == CALL_SAID_WHY ? call_lost(call) : r;
 }
 
 static int refused(struct call *call, const struct reply_refused *refusal)
@@ -318,18 +448,18 @@ static int refused(struct call *call, const struct reply_refused *refusal)
         return status;
     call->on_abort(call->on_abort_arg, &position);
     r = call_acknowledge_abort(call, position.attempt);
-    return r < 0 ? r : status;
+    return r != 0 ? r : status;
 }
 
 int call_ask(struct call *call, const struct request *request, enum reply_type type, struct reply *reply)
 {
-    int r = call_send(call, request);
+    int r = send_asking(call, request);
 
-    if (r < 0)
+    if (r < 0 || r == CALL_ANEW)
         return r;
     (void)failpoint_at(request_type_name(request->type), "wait");
-    r = receive(call, reply);
-    if (r < 0)
+    r = await(call, request, reply);
+    if (r != 0)
         return r;
     (void)failpoint_at(request_type_name(request->type), "answered");
     if (reply->type == REPLY_REFUSED)

@@ -8,6 +8,12 @@
  * Pushes may be held for a moment, so that several travel with one system call. The daemon sees in the ring which ones
  * are held, so that it does not count on a rank that hangs; without a place to show them no push is held.
  *
+ * A connection that breaks is a pause, because the next daemon takes over what this one knew. on_break() connects again
+ * and sends what that daemon has not received (resume.c); then the call continues. Recorded requests are sent from
+ * copies, which are kept until an answer proves that the daemon has received them. A request that is not recorded is
+ * sent again by the call that waits for its answer. If the daemon has said why it closes the connection, or if it lives
+ * and has closed this connection alone, that is the end.
+ *
  * Outcomes: 0; ZEROD_REFUSED or ZEROD_ABORTED; a negative sticky error. One thread at a time.
  */
 
@@ -17,6 +23,7 @@
 #include <sys/un.h>
 
 #include "client/lib/error.h"
+#include "client/lib/recorded.h"
 #include "core/wire/frame.h"
 #include "core/wire/wire-arena.h"
 #include "core/wire/wire-reply.h"
@@ -24,8 +31,15 @@
 #include "core/wire/wire.h"
 #include "proto/credit.h"
 
+/* Further outcomes. */
+enum {
+    CALL_SAID_WHY = 1, /* of a sending: the daemon has hung up, and an answer that says why can be received */
+    CALL_BROKEN = 4,   /* without mending: the connection has ended, and nothing can be received */
+    CALL_ANEW = 5,     /* inside zerod_form(): the next daemon knows nothing of this rank; the forming begins again */
+};
+
 struct call {
-    int fd;                     /* owned; -1: none */
+    int fd;                     /* owned; -1: none. A next connection has the same number */
     struct sockaddr_un address; /* of the daemon */
     bool *mine;                 /* owned: a page that a forked child finds wiped */
     int fatal;                  /* 0, or the sticky -errno */
@@ -37,6 +51,18 @@ struct call {
     /* Called when the daemon has aborted the step, before the abort is acknowledged. */
     void (*on_abort)(void *arg, const struct wire_position *position);
     void *on_abort_arg;
+
+    /* Called when the connection has broken. Return: 0, the next daemon has all that was sent; CALL_ANEW; or fatal. If
+     * it is NULL, or reattach_ms is 0, a broken connection is the end. */
+    int (*on_break)(void *arg);
+    void *on_break_arg;
+    uint64_t reattach_ms;     /* how long to try, as the daemon said */
+    int64_t down_ms;          /* how long there was no connection since the last answer */
+    int64_t mend_until_ms;    /* while on_break() runs, else 0 */
+    int64_t until_ms;         /* of the wait that broke; -1: none */
+    uint32_t n_mends;         /* how often the next daemon got all that was sent */
+    bool waits;               /* for the answer of the last recorded request */
+    struct recorded recorded; /* requests */
 
     const char *waits_for; /* name of the request that is sent, or whose answer is waited for; static */
     double loss_scale;     /* as the last answer that had one said */
@@ -61,9 +87,15 @@ int call_check(const struct call *call);
 int call_fail(struct call *call, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 int call_fatal(struct call *call, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* Milliseconds of CLOCK_MONOTONIC. */
+int64_t call_now_ms(void);
+
+/* Notes that the connection has ended for good. Return: fatal. */
+int call_lost(struct call *call);
+
 /*
- * Sends the held pushes and then the request, without waiting for an answer. Return: 0; 1 when the daemon has hung up,
- * perhaps with an answer that says why; or a sticky error.
+ * Sends the held pushes and then the request, without waiting for an answer. Return: 0; CALL_SAID_WHY; CALL_ANEW; or a
+ * sticky error. If the connection breaks, a request that is not recorded may be lost: its sender must not mind.
  */
 int call_send(struct call *call, const struct request *request);
 
@@ -76,11 +108,26 @@ int call_flush(struct call *call);
 /*
  * Sends a request and waits for its answer, of that type. On ZEROD_ABORTED the abort has been acknowledged. What reply
  * points to, and the descriptors in call->in, live until the next call.
+ * Return: as above, or CALL_ANEW.
  */
 int call_ask(struct call *call, const struct request *request, enum reply_type type, struct reply *reply);
 
-/* Tells the daemon that this rank has seen the abort. Return: 0 or fatal. */
+/* Tells the daemon that this rank has seen the abort. Return: 0, CALL_ANEW or fatal. */
 int call_acknowledge_abort(struct call *call, uint32_t attempt);
+
+/* ---- for on_break(): without mending, and without recording ---- */
+
+/* Sends packets that are packed. Return: 0, CALL_SAID_WHY, CALL_BROKEN or fatal. */
+int call_transmit(struct call *call, const struct frame_packet *packets, size_t n_packets);
+
+/* Packs and sends a request. Return: as call_transmit(). */
+int call_say(struct call *call, const struct request *request);
+
+/* Receives an answer. until_ms: -1: waits for ever. Return: 0, CALL_BROKEN or fatal. */
+int call_receive(struct call *call, int64_t until_ms, struct reply *reply);
+
+/* Waits for a moment. Return: 0 or fatal. */
+int call_pause(struct call *call, int64_t ms);
 
 struct call_text {
     char bytes[WIRE_MAX_TEXT_BYTES + 1];

@@ -7,8 +7,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "client/lib/fault.h"
 #include "client/lib/handle.h"
 #include "client/lib/push.h"
+#include "client/lib/written.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/wire/wire-reply.h"
@@ -207,7 +209,7 @@ static int get_formed(struct zerod *c)
     if (r != 0)
         return r;
     r = send_manifest(c);
-    if (r >= 0 && !c->call.fatal)
+    if (r == 0 || r == CALL_SAID_WHY)
         r = call_ask(&c->call, &(struct request){.type = REQUEST_FORM, .form = {.n_params = c->manifest.n}},
                      REPLY_FORMED, &reply);
     if (r != 0)
@@ -219,16 +221,40 @@ static int get_formed(struct zerod *c)
     return r;
 }
 
+/* Forgets all that came of the Form that the last daemon has answered. */
+static void unform(struct zerod *c)
+{
+    fault_unregister(c);
+    push_deinit(c);
+    c->call.shown = NULL;
+    c->memory->deinit(c);
+    mapping_deinit(&c->overflow);
+    mapping_deinit(&c->credit);
+    free(steal_ptr(c->gathered));
+    layout_free(steal_ptr(c->layout));
+    written_refreshed(c);
+}
+
+static int form(struct zerod *c)
+{
+    /* If there is a layout, weights did not come in time, the last time. */
+    int r = c->layout ? 0 : get_formed(c);
+
+    return r == 0 ? get_ready(c, c->init_wanted) : r;
+}
+
 int zerod_form(struct zerod *c)
 {
     int r = call_check(&c->call);
 
     if (r == 0 && c->formed)
         r = call_fail(&c->call, -EBUSY, "zerod_form was called already");
-    if (r == 0 && !c->layout) /* else weights did not come in time, the last time */
-        r = get_formed(c);
-    if (r == 0)
-        r = get_ready(c, c->init_wanted);
+    if (r != 0)
+        return r;
+    c->forming = true;
+    while ((r = form(c)) == CALL_ANEW)
+        unform(c);
+    c->forming = false;
     if (r != 0)
         return r;
     c->formed = true;

@@ -15,6 +15,7 @@
 #include "client/lib/fault.h"
 #include "client/lib/handle.h"
 #include "client/lib/push.h"
+#include "client/lib/resume.h"
 #include "client/lib/step.h"
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
@@ -89,46 +90,17 @@ static long number_from(const char *variable)
     return text && *text && !*end && n >= 0 && n <= INT32_MAX ? n : -1;
 }
 
-static int keep_welcome(struct zerod *c, const struct reply_welcome *welcome)
+static int say_hello(struct zerod *c)
 {
-    c->welcome = *welcome;
-    c->run_id = strdup(welcome->run_id);
-    c->optimizer = strdup(welcome->optimizer);
-    c->welcome.server = NULL;
-    c->welcome.run_id = c->run_id;
-    c->welcome.optimizer = c->optimizer;
-    return c->run_id && c->optimizer ? 0 : call_fatal(&c->call, -ENOMEM, "out of memory");
-}
-
-static const char *client_name(const struct zerod_options *options)
-{
-    return options->client ? options->client : program_invocation_short_name;
-}
-
-static int say_hello(struct zerod *c, const struct zerod_options *options)
-{
-    const char *run_id = options->run_id ? options->run_id : getenv("ZEROD_RUN_ID");
     struct reply reply;
-    int r = call_ask(&c->call,
-                     &(struct request){
-                         .type = REQUEST_HELLO,
-                         .hello =
-                             {
-                                 .version_min = WIRE_VERSION,
-                                 .version_max = WIRE_VERSION,
-                                 .role = WIRE_ROLE_TRAINER,
-                                 .rank = c->rank,
-                                 .run_id = run_id ? run_id : "",
-                                 .incarnation = c->incarnation,
-                                 .on_duplicate = (enum wire_on_duplicate)options->on_duplicate,
-                                 .client = client_name(options),
-                                 .optimizer = options->optimizer ? options->optimizer : "",
-                                 .momentum = options->momentum,
-                             },
-                     },
-                     REPLY_WELCOME, &reply);
+    int r = call_ask(&c->call, &(struct request){.type = REQUEST_HELLO, .hello = resume_hello(c)}, REPLY_WELCOME,
+                     &reply);
 
-    return r == 0 ? keep_welcome(c, &reply.welcome) : r;
+    if (r == 0)
+        r = resume_keep_welcome(c, &reply.welcome);
+    c->call.on_break = resume_after_break;
+    c->call.on_break_arg = c;
+    return r;
 }
 
 static int init(struct zerod *c, const struct zerod_options *options)
@@ -146,9 +118,9 @@ static int init(struct zerod *c, const struct zerod_options *options)
     c->flags = options->flags;
     c->call.interrupted = options->interrupted;
     c->call.interrupted_arg = options->interrupted_arg;
-    c->is_torch = strcasestr(client_name(options), "torch") != NULL;
-    if (call_init(&c->call) < 0)
+    if (call_init(&c->call) < 0 || resume_init(c, options) < 0)
         return connect_fail(-ENOMEM, "out of memory");
+    c->is_torch = strcasestr(c->wants.client, "torch") != NULL;
     while (c->incarnation == 0)
         if (getrandom(&c->incarnation, sizeof(c->incarnation), 0) != sizeof(c->incarnation))
             return connect_fail(-EIO, "no random numbers");
@@ -187,7 +159,7 @@ int zerod_connect(struct zerod **out, const struct zerod_options *options)
     }
     (void)failpoint("connected");
     c->call.timeout_ms = options->timeout_ms > 0 ? options->timeout_ms : 10000;
-    r = say_hello(c, options);
+    r = say_hello(c);
     c->call.timeout_ms = options->timeout_ms;
     if (r < 0) {
         connect_fail(r, "%s", c->call.error.public.text);
@@ -242,9 +214,8 @@ void zerod_close(struct zerod *c)
     manifest_deinit(&c->manifest);
     free(c->inits);
     free(c->gathered);
-    free(c->run_id);
-    free(c->optimizer);
     free(c->blob);
+    resume_deinit(c);
     call_deinit(&c->call);
     free(c);
 }

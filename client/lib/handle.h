@@ -5,7 +5,8 @@
  * The handle: all that libzerod knows of one rank. The files of client/lib, from the bottom to the top; each calls only
  * those before it, the table of memory_ops apart:
  *
- *   error.c, call.c          the last error; a request and its answer
+ *   error.c, recorded.c      the last error; requests that the next daemon may need
+ *   call.c                   a request and its answer
  *   memory/cuda.c, range.c   the CUDA driver; where gathered weights lie on a GPU
  *   memory/mapping.c         segments of shared memory
  *   slots.c, strings.c       places in the ring; strings that are sent once
@@ -16,6 +17,7 @@
  *   memory/host-memory.c     memory_ops for host memory
  *   memory/cuda-memory.c     memory_ops for memory of GPUs
  *   step.c, form.c           steps and their abort; declaring and forming
+ *   resume.c                 Hello; connecting again when the daemon was replaced
  *   handle.c                 connect, close, and what is known of the job
  *
  * observe.c stands apart: it explains without a daemon.
@@ -51,6 +53,11 @@ struct zerod {
     unsigned flags; /* enum zerod_flags */
     bool is_torch;  /* texts are in its syntax */
     uint64_t incarnation;
+    struct { /* as the caller said */
+        char *run_id, *client, *optimizer;
+        double momentum;
+        enum wire_on_duplicate on_duplicate;
+    } wants;
     struct reply_welcome welcome; /* its strings are run_id and optimizer */
     char *run_id, *optimizer;
     const struct kernels *kernels;
@@ -58,7 +65,8 @@ struct zerod {
     /* Declaring and forming. */
     struct manifest manifest;
     const void **inits; /* per parameter, until formed */
-    struct layout *layout;
+    struct layout *layout; /* from then on the daemon's memory is mapped */
+    bool forming;          /* zerod_form() runs */
     bool formed;
     bool resumed, init_wanted; /* as Formed said */
     struct wire_position position;

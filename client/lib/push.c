@@ -34,10 +34,11 @@ void push_deinit(struct zerod *c)
 {
     for (uint32_t i = 0; c->places && i < c->layout->n_params; i++)
         c->memory->release(c, c->places[i]);
-    free(c->places);
-    free(c->n_pushed);
-    free(c->slotted);
-    free(c->host_scratch);
+    free(steal_ptr(c->places));
+    free(steal_ptr(c->n_pushed));
+    free(steal_ptr(c->slotted));
+    free(steal_ptr(c->host_scratch));
+    c->n_host_scratch_bytes = 0;
     slots_deinit(&c->slots);
     strings_deinit(&c->strings);
 }

@@ -58,6 +58,20 @@ uint32_t strings_intern(struct strings *strings, struct call *call, const char *
     return entry->id;
 }
 
+int strings_say_all(const struct strings *strings, struct call *call)
+{
+    int r = 0;
+
+    for (uint32_t i = 0; r == 0 && i < strings->capacity; i++) {
+        const struct interned *entry = &strings->table[i];
+
+        if (entry->text)
+            r = call_say(call, &(struct request){.type = REQUEST_INTERN,
+                                                 .intern = {.id = entry->id, .text = entry->text}});
+    }
+    return r;
+}
+
 void strings_deinit(struct strings *strings)
 {
     for (uint32_t i = 0; i < strings->capacity; i++)

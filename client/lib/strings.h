@@ -22,3 +22,6 @@ void strings_deinit(struct strings *strings);
 
 /* Return: the string's id; 0, "unknown", when there is no text or no room, because evidence is not worth an error. */
 uint32_t strings_intern(struct strings *strings, struct call *call, const char *text);
+
+/* Sends all strings to a daemon that knows none. Return: as call_say(). */
+int strings_say_all(const struct strings *strings, struct call *call);

@@ -79,11 +79,11 @@ static int check_ids(struct zerod *c, const char *call, const unsigned *params, 
     return r;
 }
 
+enum { IDS_PER_PACKET = 16384 }; /* at most 5 bytes each */
+
 /* Return: how many of n_left parameters go into one packet. */
 static size_t part_of(size_t n_left)
 {
-    enum { IDS_PER_PACKET = 16384 }; /* at most 5 bytes each */
-
     return MIN(n_left, (size_t)IDS_PER_PACKET);
 }
 
@@ -95,9 +95,11 @@ static size_t gathered_at_once(const struct zerod *c, const unsigned *params, si
 
 static int send_release(struct zerod *c, const unsigned *params, size_t n_params)
 {
+    uint32_t n_mends = c->call.n_mends;
     int r = 0;
 
-    for (size_t i = 0, n; r == 0 && i < n_params; i += n) {
+    /* The next daemon was told what is still gathered. */
+    for (size_t i = 0, n; r == 0 && i < n_params && c->call.n_mends == n_mends; i += n) {
         n = part_of(n_params - i);
         r = MIN(call_send(&c->call,
                           &(struct request){.type = REQUEST_RELEASE, .release = {.params = params + i, .n_params = n}}),
@@ -261,4 +263,26 @@ int zerod_prefetch(struct zerod *c, const unsigned *params, size_t n_params)
     return MIN(call_send(&c->call, &(struct request){.type = REQUEST_PREFETCH,
                                                      .prefetch = {.params = params, .n_params = part_of(n_params)}}),
                0);
+}
+
+int weights_say_held(struct zerod *c)
+{
+    _cleanup_free_ uint32_t *held = weights_is_stage3(c) ? malloc(IDS_PER_PACKET * sizeof(*held)) : NULL;
+    size_t n = 0;
+    int r = 0;
+
+    if (!held)
+        return weights_is_stage3(c) ? call_fatal(&c->call, -ENOMEM, "out of memory") : 0;
+    for (uint32_t p = 0; r == 0 && p < c->layout->n_params; p++) {
+        for (uint32_t i = 0; r == 0 && i < c->gathered[p]; i++) {
+            held[n++] = p;
+            if (n < IDS_PER_PACKET)
+                continue;
+            r = call_say(&c->call, &(struct request){.type = REQUEST_HELD, .held = {.params = held, .n_params = n}});
+            n = 0;
+        }
+    }
+    return r == 0 && n > 0
+               ? call_say(&c->call, &(struct request){.type = REQUEST_HELD, .held = {.params = held, .n_params = n}})
+               : r;
 }

@@ -21,3 +21,6 @@ uint8_t *weights_visible(const struct zerod *c);
 /* Stage 3 on GPUs: what is gathered are copies, so weights that have changed are asked for again. Return: 0 or fatal.
  */
 int weights_gather_anew(struct zerod *c);
+
+/* Stage 3: tells a daemon that does not know it how often each parameter is gathered. Return: as call_say(). */
+int weights_say_held(struct zerod *c);

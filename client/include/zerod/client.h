@@ -50,6 +50,12 @@
  *
  * Loops. Calls block up to timeout_ms. zerod_fd() is readable when the daemon has closed the
  * connection, so that any event loop may watch it between calls.
+ *
+ * Replaced daemons. If the daemon ends without having been told to and is started again with its state, the call that
+ * notices it connects again and continues; the caller has nothing to do. Such a call may take up to
+ * limits.reattach_timeout longer, but not longer than timeout_ms. If no daemon comes, or one that has lost the state,
+ * the call fails with a fatal error. zerod_fd() keeps its number; an epoll set needs it added again. Jobs on GPUs still
+ * end with their daemon.
  */
 
 #include <stddef.h>

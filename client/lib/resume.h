@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Hello, and what follows it when the daemon was replaced. */
+
+struct request_hello;
+struct reply_welcome;
+struct zerod;
+struct zerod_options;
+
+/* Keeps for every Hello what the caller of zerod_connect() wants. Return: 0 or -ENOMEM, without a text. */
+int resume_init(struct zerod *c, const struct zerod_options *options);
+void resume_deinit(struct zerod *c);
+
+/* Strings live as long as the handle. */
+struct request_hello resume_hello(const struct zerod *c);
+
+/* Return: 0 or fatal. */
+int resume_keep_welcome(struct zerod *c, const struct reply_welcome *welcome);
+
+/* call.on_break; arg: the handle. */
+int resume_after_break(void *arg);
