@@ -77,7 +77,7 @@ static uint64_t n_local(struct json_object *o)
 
 static void show_daemon(FILE *file, struct json_object *o)
 {
-    char up[PRINT_SIZE];
+    char up[PRINT_SIZE], since[PRINT_SIZE], away[PRINT_SIZE];
 
     fprintf(file, "%s: %s, stage %" PRIu64 ", %" PRIu64 " of %" PRIu64 " ranks ", get_string(o, "job"),
             get_string(o, "state"), get_u64(o, "stage"), get_u64(o, "n_attached"), n_local(o));
@@ -87,6 +87,12 @@ static void show_daemon(FILE *file, struct json_object *o)
         fputs("attached\n", file);
     fprintf(file, "daemon    zerod %s (%s), pid %" PRIu64 ", up %s\n", get_string(o, "version"), get_string(o, "isa"),
             get_u64(o, "pid"), print_duration(up, get_u64(o, "uptime_ns")));
+    if (get(o, "replaced_ns"))
+        fprintf(file, "replaced  took the run over %s ago, after nobody had served it for %s; %" PRIu64 " daemons so far\n",
+                print_duration(since, get_u64(o, "replaced_ns")), print_duration(away, get_u64(o, "away_ns")),
+                get_u64(o, "n_daemons"));
+    if (get(o, "held"))
+        fprintf(file, "held      %s; zerodctl drop begins anew\n", get_string(o, "held"));
 }
 
 static void show_model(FILE *file, struct json_object *o)

@@ -66,6 +66,8 @@ static const struct config_choice warmups[] = {{"log", SCHEDULE_WARMUP_LOG}, {"l
 static const struct config_choice allreduce_ops[] = {
     {"mean", CONFIG_ALLREDUCE_MEAN}, {"sum", CONFIG_ALLREDUCE_SUM}, {}};
 static const struct config_choice wire_types[] = {{"fp32", DTYPE_F32}, {"bf16", DTYPE_BF16}, {}};
+static const struct config_choice persist[] = {
+    {"restart", CONFIG_PERSIST_RESTART}, {"off", CONFIG_PERSIST_OFF}, {}};
 static const struct config_choice weights[] = {
     {"shared", CONFIG_WEIGHTS_SHARED}, {"private", CONFIG_WEIGHTS_PRIVATE}, {}};
 static const struct config_choice on_duplicate[] = {{"reject", CONFIG_DUPLICATE_REJECT},
@@ -254,6 +256,9 @@ static const struct config_key table[] = {
     KEY("weights", CHOICE, weights,
         "Stages 1 and 2: one mapping of the weights for all ranks of a node, or one copy for each.", .def = "shared",
         .choices = weights),
+    KEY("persist", CHOICE, persist,
+        "restart: the state outlives a daemon that dies, where systemd or zerodrun keeps it. off: it does not.",
+        .def = "restart", .choices = persist),
     KEY("threads", WHOLE, threads, "Worker threads; auto: one for each CPU that the daemon may run on.",
         .flags = CONFIG_AUTO | CONFIG_OWN, .unit = "threads", .def = "auto", RANGE(1, CONFIG_MAX_THREADS)),
 

@@ -42,6 +42,7 @@ enum config_collective { CONFIG_COLLECTIVE_LOCAL, CONFIG_COLLECTIVE_GLOO, CONFIG
 enum config_offload { CONFIG_OFFLOAD_NONE, CONFIG_OFFLOAD_CPU };
 enum config_allreduce_op { CONFIG_ALLREDUCE_MEAN, CONFIG_ALLREDUCE_SUM };
 enum config_weights { CONFIG_WEIGHTS_SHARED, CONFIG_WEIGHTS_PRIVATE };
+enum config_persist { CONFIG_PERSIST_RESTART, CONFIG_PERSIST_OFF };
 enum config_on_duplicate { CONFIG_DUPLICATE_REJECT, CONFIG_DUPLICATE_ACCUMULATE, CONFIG_DUPLICATE_ABORT_STEP };
 enum config_on_missing { CONFIG_MISSING_ZERO, CONFIG_MISSING_ERROR, CONFIG_MISSING_SKIP };
 enum config_on_nonfinite { CONFIG_NONFINITE_SKIP, CONFIG_NONFINITE_ERROR };
@@ -148,6 +149,7 @@ struct config {
     enum dtype communication_data_type; /* of gradients between nodes: DTYPE_F32 or DTYPE_BF16 */
     struct config_fp16 fp16;
     enum config_weights weights;
+    enum config_persist persist;
     unsigned threads; /* 0: auto */
     struct config_diagnostics diagnostics;
     struct config_limits limits;

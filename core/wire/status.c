@@ -220,6 +220,15 @@ static void put_daemon(struct json *j, struct json_object *o, const struct statu
     json_put_string(j, o, "version", s->version);
     json_put_string(j, o, "isa", s->isa);
     json_put_u64(j, o, "uptime_ns", age_ns(s->now_ns, s->started_ns));
+    json_put_u64(j, o, "n_daemons", s->n_daemons);
+    if (s->found_ns) {
+        json_put_u64(j, o, "replaced_ns", age_ns(s->now_ns, s->found_ns));
+        json_put_u64(j, o, "away_ns", s->away_ns);
+    } else {
+        json_put_null(j, o, "replaced_ns");
+        json_put_null(j, o, "away_ns");
+    }
+    json_put_string(j, o, "held", s->held);
     json_put_string(j, o, "config_path", s->config_path);
     json_put_string(j, o, "socket_path", s->socket_path);
 }

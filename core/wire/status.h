@@ -120,6 +120,10 @@ struct status {
     const char *socket_path;
     int64_t pid;
     uint64_t started_ns;
+    unsigned n_daemons;   /* that have served the run so far; 0: its state ends with this one */
+    uint64_t found_ns;    /* when this one took the run over; 0: it has begun the run */
+    uint64_t away_ns;     /* how long nobody served it then */
+    const char *held;     /* why the state that was kept cannot be taken over; NULL: nothing is held */
 
     unsigned stage;
     unsigned world_size;

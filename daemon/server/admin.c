@@ -44,6 +44,8 @@ static const char *phase_word(const struct job *job)
         [JOB_WINDOW] = "window",     [JOB_COMMITTING_WINDOW] = "window",
     };
 
+    if (job->run.survival.holds)
+        return "holding";
     return job->run.draining ? "draining" : words[job->phase];
 }
 
@@ -251,6 +253,10 @@ static struct status make_status(struct service *service, struct status_refused 
         .socket_path = config->listen.socket,
         .pid = getpid(),
         .started_ns = service->started_ns,
+        .n_daemons = job->run.survival.journal ? job->run.survival.n_daemons : 0,
+        .found_ns = job->run.survival.found_ns,
+        .away_ns = job->run.survival.away_ns,
+        .held = job->run.survival.holds,
         .stage = (unsigned)config->zero.stage,
         .world_size = job->world.size,
         .layout = job->layout,

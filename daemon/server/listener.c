@@ -273,6 +273,8 @@ static int take_passed(struct listener *listener, const struct config_listen *co
         if (!listener->path || chmod(config->socket, config->mode) < 0) /* the configuration may have changed */
             return -errno;
         give_to_group(listener, config->socket);
+        if (listen(listener->fd, BACKLOG) < 0) /* again, so that clients see this process at the other end */
+            return -errno;
     }
     return fcntl(listener->fd, F_SETFL, fcntl(listener->fd, F_GETFL) | O_NONBLOCK) < 0 ? -errno : 0;
 }

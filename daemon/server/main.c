@@ -156,6 +156,11 @@ static int serve(const struct config *config)
     if (log_start() < 0)
         log_error("there is no thread for the log: a reader that is slow makes the daemon slow");
     server_run(server);
+    if (server_may_be_replaced(server)) {
+        log_notice("trainers are attached, and the state of their run is kept: the next daemon goes on with it");
+        log_stop();
+        _exit(EX_OK);
+    }
     server_free(server);
     log_stop();
     return EX_OK;

@@ -24,6 +24,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/stall.h"
+#include "daemon/memory/journal.h"
 #include "daemon/nodes/membership.h"
 #include "daemon/server/admin.h"
 #include "daemon/server/diagnostic-log.h"
@@ -451,8 +452,9 @@ int server_new(struct server **out, const struct config *config, char *why, size
     r = keep_init();
     if (r < 0)
         snprintf(why, why_size, "LISTEN_FDS, LISTEN_FDNAMES: the passed descriptors cannot be taken: %s", strerror(-r));
-    if (config->world.nodes.n_items > 1 || config->device == CONFIG_DEVICE_CUDA)
-        keep_switch_off(); /* nobody takes over what engines hold */
+    if (config->persist == CONFIG_PERSIST_OFF || config->world.nodes.n_items > 1 ||
+        config->device == CONFIG_DEVICE_CUDA) /* nobody takes over what engines hold */
+        keep_switch_off();
     if (r == 0)
         r = uv_async_init(&server->loop, &server->work_async, on_work);
     if (r == 0)
@@ -473,6 +475,16 @@ static void close_handle(uv_handle_t *handle, void *userdata)
     (void)userdata;
     if (!uv_is_closing(handle) && handle->type != UV_PROCESS)
         uv_close(handle, NULL);
+}
+
+bool server_may_be_replaced(const struct server *server)
+{
+    const struct job *job = server->job;
+
+    for (unsigned r = job ? job->world.first : 0; job && r < job->world.end; r++)
+        if (job->ranks[r].peer && journal_is_valid(job->run.survival.journal))
+            return true;
+    return false;
 }
 
 void server_free(struct server *server)

@@ -6,6 +6,7 @@
  * completion of works come together here; everything runs on one thread but the kernels.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 
 struct config;
@@ -18,6 +19,12 @@ void server_free(struct server *server);
 
 /* Runs until SIGTERM, SIGINT, or a drained job is idle. Return: 0. */
 int server_run(struct server *server);
+
+/*
+ * Trainers are in the midst of a run whose state is kept, so they will go on with the next daemon. A daemon that ends then
+ * has nothing to tidy up, as little as one that is killed: its memory, its socket and its journal are as they should be.
+ */
+bool server_may_be_replaced(const struct server *server);
 
 /* Return: the service that all connections share, borrowed. */
 struct service *server_service(struct server *server);

@@ -474,8 +474,7 @@ void step_number(struct reduction *reduction)
     reduction->op = ++reduction->step->n_ops;
 }
 
-/* A reduction was under way when the daemon before this one was killed: its torn chunks come first. */
-static void finish_torn_reduction(struct reduction *reduction)
+void step_finish_torn(struct reduction *reduction)
 {
     struct step *step = reduction->step;
     struct step_slot *slot;
@@ -492,7 +491,6 @@ void step_post(struct reduction *reduction, void (*done)(void *userdata, struct 
     reduction->busy = true;
     reduction->done = done;
     reduction->userdata = userdata;
-    finish_torn_reduction(reduction);
     reduction->step->ops->reduce(reduction);
 }
 

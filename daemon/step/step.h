@@ -175,6 +175,11 @@ struct reduction *step_prepare(struct step *step, uint32_t parcel, uint32_t micr
 /* Numbers the reduction, so that the next daemon does not reduce again those chunks that are done. Before step_post(). */
 void step_number(struct reduction *reduction);
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata);
+/*
+ * An earlier daemon was killed in the midst of the reduction, which is prepared: finishes the chunks that its workers were
+ * at. For all such reductions, before any is posted: a worker that begins another chunk forgets where it was.
+ */
+void step_finish_torn(struct reduction *reduction);
 /* An earlier daemon has finished the reduction, which is prepared: done() is called at once. */
 void step_was_reduced(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction),
                       void *userdata);

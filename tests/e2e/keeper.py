@@ -88,10 +88,10 @@ class KeptDaemon(Daemon):
     def __init__(self, build, folder, config=None, env=None, plan=(), wait=True):
         self.store, self.plan, self.lives = Store(), list(plan), []
         self.base_env = dict(env or {})
-        self.gone_s = []  # from the death of each to the start of the next
         first = self.life_env(0)
         super().__init__(build, folder, config, first, wait)
         self.lives.append((self.pid, self.err_path))
+        self.began = time.monotonic()  # of this life
 
     def life_env(self, life):
         point = self.plan[min(life, len(self.plan) - 1)] if self.plan else None
@@ -128,6 +128,7 @@ class KeptDaemon(Daemon):
             os.close(fd)
         self.pid = self.popen.pid
         self.lives.append((self.pid, self.err_path))
+        self.began = time.monotonic()
 
     def tend(self):
         """Starts a daemon that was killed again. Return: whether it was."""

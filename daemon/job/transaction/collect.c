@@ -676,6 +676,9 @@ void collect_go_on(struct job *job)
 {
     for (uint32_t i = 0; i < job->layout->n_parcels; i++)
         if (job->work.parcels[i].state == PARCEL_SUMMING)
+            step_finish_torn(&job->step->reductions[i]);
+    for (uint32_t i = 0; i < job->layout->n_parcels; i++)
+        if (job->work.parcels[i].state == PARCEL_SUMMING)
             step_post(&job->step->reductions[i], reduction_is_done, job);
     for (struct verification *v = job->work.verifications, *next; v; v = next) {
         next = v->next;

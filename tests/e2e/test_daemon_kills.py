@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The daemon dies and is started again: the run keeps its bits, and trainers notice only a pause. daemon_kills.py has the
+campaign; here are small ones, and what zerodrun, the log and zerodctl make of it.
+"""
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from conftest import environment, merge, wait_for
+from daemon_kills import campaign
+from keeper import KeptDaemon
+import kills
+
+N_STEPS = 24
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_some_kills(seed):
+    said = []
+    assert campaign(25, seed * 1_000_000, 1, said.append) == 0, "\n".join(said)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(10))
+def test_many_kills(seed):
+    said = []
+    assert campaign(100, 500_000_000 + seed * 1_000_000, 1, said.append) == 0, "\n".join(said)
+
+
+@pytest.fixture
+def kept(build, tmp_path):
+    started = []
+
+    def start(config=None, plan=(), **more):
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        started.append(KeptDaemon(build, folder, {"world": {"size": 2}, "gradient_clipping": 1.0, **(config or {})},
+                                  plan=plan, **more))
+        return started[-1]
+
+    yield start
+    for daemon in started:
+        for process in daemon.others:
+            process.kill()
+        daemon.kill()
+
+
+def train(daemon, ranks, timeout=30):
+    deadline = time.monotonic() + timeout * daemon.patience
+    while any([rank.tend() for rank in ranks]):
+        daemon.tend()
+        assert time.monotonic() < deadline, kills.describe(ranks, daemon)
+        time.sleep(0.002)
+
+
+def test_status_says_it(kept):
+    daemon = kept(plan=["summed:kill@40", None])
+    ranks = kills.start(daemon, [[], []], n_steps=N_STEPS)
+    train(daemon, ranks)
+    assert "took over the job from the daemon before, which lived 0." in daemon.log()
+    status = daemon.status()
+    assert status["n_daemons"] == 2 and status["step"] == N_STEPS
+    assert 0 <= status["away_ns"] < 5e9
+    assert "2 daemons so far" in daemon.ctl("status").stdout
+
+
+def test_nobody_keeps(zerod, build):
+    """It is said once, with what to do."""
+    daemon = zerod()
+    assert daemon.log().count("nobody keeps this daemon's memory") == 1
+
+
+def test_persist_off(kept):
+    daemon = kept({"persist": "off"})
+    train(daemon, kills.start(daemon, [[], []], n_steps=2))
+    assert daemon.store.names() in ([], ["listen"])
+
+
+def stop_midway(kept, **more):
+    """A daemon that was killed in the middle of a run, with its trainers stopped; it is not started again yet."""
+    daemon = kept(plan=["summed:kill@40", None], **more)
+    ranks = kills.start(daemon, [[], []], n_steps=N_STEPS)
+    assert daemon.popen.wait(30 * daemon.patience) == -signal.SIGKILL
+    return daemon, ranks
+
+
+def is_held(daemon, why):
+    """The daemon lives, holds, changes nothing and says why."""
+    before = daemon.store.names()
+    wait_for("the daemon listens", daemon.listens)
+    wait_for(lambda: daemon.log(), lambda: "E1304" in daemon.log())
+    assert why in daemon.log(), daemon.log()
+    assert daemon.store.names() == before
+    status = daemon.status()
+    assert why in status["held"], status
+    return before
+
+
+@pytest.mark.parametrize("change, why", [
+    (lambda kept: kept.pop(), "\"{name}\" is missing"),
+    (lambda kept: kept.append(kept[-1]), "\"{name}\" was kept twice"),
+    (lambda kept: kept.append(("surprise", kept[-1][1])), "\"surprise\" is none of this version's"),
+    (lambda kept: kept.__setitem__(-1, (kept[-1][0], kept[0][1])), "\"{name}\" is of another size, or not sealed"),
+], ids=["missing", "twice", "unknown", "exchanged"])
+def test_store_differs(kept, change, why):
+    """What is wrong is named, and when it is put right the run goes on with the same bits."""
+    daemon, ranks = stop_midway(kept)
+    good = sorted((k for k in daemon.store.kept if k[0] != "listen"), key=lambda k: k[0] != "counts")[::-1]
+    listen = [k for k in daemon.store.kept if k[0] == "listen"]
+    bad = list(good)
+    change(bad)
+    daemon.store.kept = listen + bad
+    daemon.start_again()
+    is_held(daemon, why.format(name="counts"))
+    daemon.signal(signal.SIGKILL)
+    daemon.popen.wait()
+    daemon.store.kept = listen + good
+    train(daemon, ranks)
+    assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
+
+
+def test_configuration_differs(kept):
+    daemon, ranks = stop_midway(kept)
+    good = daemon.config_path.read_text()
+    daemon.config_path.write_text(json.dumps(merge(json.loads(good), {"zero_optimization": {"stage": 2}})))
+    daemon.start_again()
+    is_held(daemon, 'the run has "zero_optimization.stage 1", the configuration of this daemon says '
+                    '"zero_optimization.stage 2"')
+    daemon.signal(signal.SIGKILL)
+    daemon.popen.wait()
+    daemon.config_path.write_text(good)
+    train(daemon, ranks)
+    assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
+
+
+def test_drop_begins_anew(kept):
+    daemon, ranks = stop_midway(kept)
+    for rank in ranks:
+        rank.last.kill()
+    daemon.store.kept = [k for k in daemon.store.kept if k[0] != "counts"]
+    daemon.start_again()
+    is_held(daemon, '"counts" is missing')
+    daemon.ctl("drop")
+    wait_for("the store is empty", lambda: daemon.store.names() == ["listen"])
+    ranks = kills.start(daemon, [[], []], n_steps=2)
+    train(daemon, ranks)
+    assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
+
+
+def test_stopped_with_trainers(kept):
+    """SIGTERM in the midst of a run, as systemctl restart sends it: trainers go on with the next daemon."""
+    daemon = kept()
+    ranks = kills.start(daemon, [[], []], n_steps=400)
+    wait_for("some steps", lambda: daemon.status()["step"] > 5)
+    daemon.signal(signal.SIGTERM)
+    assert daemon.popen.wait(10) == 0
+    daemon.start_again()
+    train(daemon, ranks, 60)
+    assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
+    assert "the next daemon goes on with it" in daemon.log()
+
+
+def test_zerodrun_starts_it_again(build, tmp_path):
+    """The whole of it, as users have it."""
+    command = [build.path("client/run/zerodrun"), "-n", "2", "--", build.path("tests/kill-trainer"), "--steps", "2000"]
+    run = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                           env=environment(), cwd=tmp_path)
+    started = run.stderr.readline()
+    pid = int(started.split("(pid ")[1].split(")")[0])
+    time.sleep(0.5)
+    subprocess.run(["kill", "-9", str(pid)], check=True)
+    out, err = run.communicate(timeout=60 * build.patience)
+    assert run.returncode == 0, err[-3000:]
+    assert f"(pid {pid}) was killed by signal 9 (Killed); restart 1 of 3" in err
+    assert "took over the job from the daemon before" in err
+    assert out.count("done") == 2
