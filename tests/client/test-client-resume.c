@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -300,6 +301,27 @@ static void test_many_held(void **state)
     free(params);
 }
 
+/* The break is noticed at the first of three Releases. The next daemon hears what is left, so the others are not sent. */
+static void test_many_released(void **state)
+{
+    enum { N = 40000 };
+    struct resume_options options = {.stage = 3, .reattach_ms = USUAL_MS};
+    unsigned *params = calloc(N, sizeof(*params));
+    struct run run;
+
+    (void)state;
+    options.lives[0] = (struct resume_life){.n_packets = AT_READY + 3};
+    run = begin_formed(&options);
+    assert_int_equal(zerod_gather(run.c, params, N), 0);
+    assert_int_equal(poll(&(struct pollfd){.fd = run.fd, .events = POLLIN}, 1, -1), 1);
+    assert_int_equal(zerod_release(run.c, params, N - 10), 0);
+    assert_int_equal(zerod_clear_fault(run.c), 0);
+    end(&run);
+    assert_int_equal(seen.held[0], 10);
+    assert_int_equal(seen.n_packets, 1 + 1 + 1); /* Hello, Held, ClearFault */
+    free(params);
+}
+
 static void test_held_in_several_messages(void **state)
 {
     enum { N = 40000 };
@@ -536,6 +558,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_answer_that_comes_by_itself),
         cmocka_unit_test(test_strings),
         cmocka_unit_test(test_many_held),
+        cmocka_unit_test(test_many_released),
         cmocka_unit_test(test_held_in_several_messages),
         cmocka_unit_test(test_forming_begins_again),
         cmocka_unit_test(test_another_job),
