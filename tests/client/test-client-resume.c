@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -93,6 +94,11 @@ static void end(struct run *run)
     seen = *run->seen;
     munmap(run->seen, sizeof(*run->seen));
     (void)unlink(path);
+}
+
+static void wait_for_death(struct run *run)
+{
+    assert_int_equal(poll(&(struct pollfd){.fd = run->fd, .events = POLLIN}, 1, -1), 1);
 }
 
 /* The call failed for good, with this text. */
@@ -300,6 +306,27 @@ static void test_many_held(void **state)
     free(params);
 }
 
+/* The break is noticed at the first of three Releases. The next daemon hears what is left, so the others are not sent. */
+static void test_many_released(void **state)
+{
+    enum { N = 40000 };
+    struct resume_options options = {.stage = 3, .reattach_ms = USUAL_MS};
+    unsigned *params = calloc(N, sizeof(*params));
+    struct run run;
+
+    (void)state;
+    options.lives[0] = (struct resume_life){.n_packets = AT_READY + 3};
+    run = begin_formed(&options);
+    assert_int_equal(zerod_gather(run.c, params, N), 0);
+    wait_for_death(&run);
+    assert_int_equal(zerod_release(run.c, params, N - 10), 0);
+    assert_int_equal(zerod_clear_fault(run.c), 0);
+    end(&run);
+    assert_int_equal(seen.held[0], 10);
+    assert_int_equal(seen.n_packets, 1 + 1 + 1); /* Hello, Held, ClearFault */
+    free(params);
+}
+
 static void test_held_in_several_messages(void **state)
 {
     enum { N = 40000 };
@@ -316,6 +343,27 @@ static void test_held_in_several_messages(void **state)
     assert_int_equal(seen.n_held_messages, 3);
     assert_int_equal(seen.held[0], N);
     free(params);
+}
+
+/* Two deaths without an answer in between, further apart than reattach_ms: only times without a daemon count. */
+static void test_deaths_far_apart(void **state)
+{
+    struct resume_options options = {.stage = 2, .reattach_ms = 500};
+    struct run run;
+
+    (void)state;
+    options.lives[0] = (struct resume_life){.n_packets = AT_READY + 1};
+    options.lives[1] = (struct resume_life){.n_packets = 2};
+    run = begin_formed(&options);
+    assert_int_equal(zerod_begin_backward(run.c, NULL), 0);
+    wait_for_death(&run);
+    assert_int_equal(zerod_begin_backward(run.c, NULL), 0);
+    wait_for_death(&run);
+    (void)poll(NULL, 0, 700);
+    assert_int_equal(zerod_end_backward(run.c, NULL, 0), 0);
+    end(&run);
+    assert_int_equal(seen.n_lives, 3);
+    assert_int_equal(seen.n_recorded, 1 + 2 + 1);
 }
 
 /* ---- forming ------------------------------------------------------------------------------------------- */
@@ -536,7 +584,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_answer_that_comes_by_itself),
         cmocka_unit_test(test_strings),
         cmocka_unit_test(test_many_held),
+        cmocka_unit_test(test_many_released),
         cmocka_unit_test(test_held_in_several_messages),
+        cmocka_unit_test(test_deaths_far_apart),
         cmocka_unit_test(test_forming_begins_again),
         cmocka_unit_test(test_another_job),
         cmocka_unit_test(test_socket_is_gone),
