@@ -127,10 +127,15 @@ static int connect_again(struct call *call, struct attempts *attempts)
     return CALL_BROKEN;
 }
 
-/* A daemon that still sees the dead connection says that the rank is taken: try again. */
+/*
+ * A daemon that still sees the dead connection says that the rank is taken, and one that holds what it cannot take over
+ * waits until somebody puts it right: try again.
+ */
 static int hello_refused(struct call *call, const struct attempts *attempts, const struct reply_refused *refusal)
 {
-    if (refusal->diagnostic.code == E_RANK_TAKEN && call_now_ms() + attempts->pause_ms < call->mend_until_ms)
+    bool may_change = refusal->diagnostic.code == E_RANK_TAKEN || refusal->diagnostic.code == E_HELD;
+
+    if (may_change && call_now_ms() + attempts->pause_ms < call->mend_until_ms)
         return CALL_BROKEN;
     call->fatal = -ECONNABORTED;
     error_from_diagnostic(&call->error, call->fatal, &refusal->diagnostic);

@@ -5,6 +5,7 @@
 #include "core/base/segment.h"
 
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -50,12 +51,28 @@ static int segment_map(struct segment *segment, int fd, size_t n_bytes)
     return 0;
 }
 
-static int make_memfd(const char *name, size_t n_bytes, mode_t mode)
+static uint64_t mark;
+
+void segments_mark(uint64_t number)
+{
+    mark = number;
+}
+
+/* As /proc shows it: "zerod.ring.0", with the mark behind it if there is one. */
+static void print_name(char *dst, size_t size, const char *name, bool marked)
+{
+    if (marked && mark)
+        snprintf(dst, size, "zerod.%s.%016" PRIx64, name, mark);
+    else
+        snprintf(dst, size, "zerod.%s", name);
+}
+
+static int make_memfd(const char *name, size_t n_bytes, mode_t mode, bool marked)
 {
     _cleanup_close_ int fd = -1;
-    char full[64];
+    char full[128];
 
-    snprintf(full, sizeof(full), "zerod.%s", name);
+    print_name(full, sizeof(full), name, marked);
     fd = memfd_create(full, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return -errno;
@@ -93,7 +110,7 @@ static int make(struct segment *segment, const char *name, size_t n_bytes, int s
     if (n_bytes > PTRDIFF_MAX - page_size())
         return -EOVERFLOW;
     n_bytes = round_up(n_bytes, page_size());
-    fd = make_memfd(name, n_bytes, 0600);
+    fd = make_memfd(name, n_bytes, 0600, false);
     return fd < 0 ? fd : take(segment, fd, n_bytes, seals);
 }
 
@@ -141,8 +158,18 @@ static void forget_later(const char *name)
     memcpy(freed[n_freed++], name, sizeof(*freed));
 }
 
+static bool has_name(int fd, const char *name)
+{
+    char path[32], link[160] = "", full[128], expected[160];
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    print_name(full, sizeof(full), name, true);
+    snprintf(expected, sizeof(expected), "/memfd:%s (deleted)", full);
+    return readlink(path, link, sizeof(link) - 1) > 0 && strcmp(link, expected) == 0;
+}
+
 /* The memory of an earlier daemon. Takes the descriptor. */
-static int find(struct segment *segment, int memfd, size_t n_bytes)
+static int find(struct segment *segment, const char *name, int memfd, size_t n_bytes)
 {
     enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
     _cleanup_close_ int fd = memfd;
@@ -151,7 +178,7 @@ static int find(struct segment *segment, int memfd, size_t n_bytes)
 
     if (fstat(fd, &st) < 0)
         return -errno;
-    if ((size_t)st.st_size != n_bytes || seals != SEALS)
+    if ((size_t)st.st_size != n_bytes || seals != SEALS || !has_name(fd, name))
         return -EBADFD;
     r = segment_map(segment, fd, n_bytes);
     if (r < 0)
@@ -199,11 +226,11 @@ static int make_kept(struct segment *segment, const char *name, size_t n_bytes, 
     n_bytes = round_up(n_bytes, page_size());
     fd = keep_take(name);
     if (fd >= 0) {
-        r = find(segment, fd, n_bytes);
+        r = find(segment, name, fd, n_bytes);
     } else if (must_be_found) {
         r = -ENODATA;
     } else {
-        fd = make_memfd(name, n_bytes, mode);
+        fd = make_memfd(name, n_bytes, mode, true);
         r = fd < 0 ? fd : take(segment, fd, n_bytes, 0);
         forget_now(name);
         if (r == 0)

@@ -69,6 +69,11 @@ void segments_stay_kept(void);
  * segment_missing(): its name; "": there was none.
  */
 void segments_must_be_found(bool must);
+/*
+ * A number that all kept segments of a job have in the name that /proc shows: one of another job, or one that was
+ * confused with another, is not found. 0: none.
+ */
+void segments_mark(uint64_t mark);
 const char *segment_missing(void);
 /* Only the mapping is left: a segment of which no more descriptors are handed out. */
 void segment_close_descriptor(struct segment *segment);

@@ -405,7 +405,7 @@ static int take_over(struct job *job, char *why, size_t why_size)
         r = form_again(job, &manifest);
         if (r < 0 && *segment_missing())
             snprintf(why, why_size, "segment \"%s\" is %s", segment_missing(),
-                     r == -ENODATA ? "missing" : "of another size, or not sealed");
+                     r == -ENODATA ? "missing" : "another one: its name, its size or its seals differ");
     }
     if (r == 0)
         r = restore(job, &head, why, why_size);

@@ -7,6 +7,7 @@
 #include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/random.h>
 #include <xxhash.h>
 
 #include "core/base/base.h"
@@ -25,6 +26,7 @@ struct page {
     uint64_t magic;
     uint32_t version;
     _Atomic(uint32_t) current; /* 0: no head is valid; else 1 + its index */
+    uint64_t mark;              /* random; in the names of all that is kept with it */
     _Atomic(uint64_t) base_tail;
     struct {
         uint64_t n_bytes, sum;
@@ -33,7 +35,7 @@ struct page {
     _Atomic(uint64_t) beat_ns;  /* CLOCK_MONOTONIC */
 };
 
-_Static_assert(sizeof(struct page) == 80, "a later daemon reads it");
+_Static_assert(sizeof(struct page) == 88, "a later daemon reads it");
 
 struct header {
     uint32_t n_bytes;
@@ -77,6 +79,7 @@ int journal_new(struct journal **out)
     if (!journal)
         return -ENOMEM;
     make_areas(journal);
+    segments_mark(0);
     r = segment_init_kept(&journal->segment, "journal", journal->logs[1].start_bytes + LOG_BYTES);
     if (r == 0)
         r = segment_reserve(&journal->segment, 0, PAGE_BYTES);
@@ -89,6 +92,10 @@ int journal_new(struct journal **out)
         journal->page->magic = MAGIC;
         journal->page->version = JOURNAL_VERSION;
     }
+    while (journal->page->mark == 0)
+        if (getrandom(&journal->page->mark, sizeof(journal->page->mark), 0) < 0)
+            journal->page->mark = 1; /* a kernel without random numbers: one job at a time is all the same */
+    segments_mark(journal->page->mark);
     *out = journal;
     return 0;
 }

@@ -105,7 +105,7 @@ def is_held(daemon, why):
     (lambda kept: kept.pop(), "\"{name}\" is missing"),
     (lambda kept: kept.append(kept[-1]), "\"{name}\" was kept twice"),
     (lambda kept: kept.append(("surprise", kept[-1][1])), "\"surprise\" is none of this version's"),
-    (lambda kept: kept.__setitem__(-1, (kept[-1][0], kept[0][1])), "\"{name}\" is of another size, or not sealed"),
+    (lambda kept: kept.__setitem__(-1, (kept[-1][0], kept[0][1])), "\"{name}\" is another one: its name, its size or its seals differ"),
 ], ids=["missing", "twice", "unknown", "exchanged"])
 def test_store_differs(kept, change, why):
     """What is wrong is named, and when it is put right the run goes on with the same bits."""
@@ -167,7 +167,7 @@ def test_stopped_with_trainers(kept):
 
 def test_zerodrun_starts_it_again(build, tmp_path):
     """The whole of it, as users have it."""
-    command = [build.path("client/run/zerodrun"), "-n", "2", "--", build.path("tests/kill-trainer"), "--steps", "2000"]
+    command = [build.path("client/run/zerodrun"), "-n", "2", "--zerod", build.path("daemon/zerod"), "--", build.path("tests/kill-trainer"), "--steps", "2000"]
     run = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                            env=environment(), cwd=tmp_path)
     started = run.stderr.readline()
