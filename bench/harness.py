@@ -26,7 +26,7 @@ def say(text):
 
 
 def program(name):
-    places = {"zerod": "daemon", "zerodctl": "client/ctl"}
+    places = {"zerod": "daemon", "zerodctl": "client/ctl", "zerodrun": "client/run"}
     return str(BUILD / places.get(name, "bench") / name)
 
 
@@ -101,7 +101,7 @@ class Process:
 class Daemon:
     """zerod on a private socket. What is not said is as in the default configuration, but clipping is on."""
 
-    def __init__(self, world, stage=2, extra="", zero="", cores=None, clipping=1.0, prefix=(), nodes=""):
+    def __init__(self, world, stage=2, extra="", zero="", cores=None, clipping=1.0, prefix=(), nodes="", kept=False):
         self.folder = tempfile.mkdtemp(prefix="zerod-bench-")
         self.socket = f"{self.folder}/s"
         self.config = f"{self.folder}/zerod.yaml"
@@ -112,7 +112,11 @@ class Daemon:
                 f"optimizer: {{type: AdamW, params: {{lr: 1.0e-3}}}}\ngradient_clipping: {clipping}\n" + extra
             )
         self.log = open(f"{self.folder}/log", "w+b")
-        self.popen = subprocess.Popen([*prefix, program("zerod"), "--config", self.config], stdout=self.log,
+        command = [*prefix, program("zerod"), "--config", self.config]
+        if kept:  # by zerodrun, which starts it again
+            command = [program("zerodrun"), "--serve", "--zerod", program("zerod"), "--daemon-restarts", "100",
+                       "--config", self.config]
+        self.popen = subprocess.Popen(command, stdout=self.log,
                                       stderr=self.log,
                                       preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None)
         until = time.monotonic() + 10
@@ -147,9 +151,9 @@ class ZerodJob:
     """A daemon and its ranks, which make steps on demand."""
 
     def __init__(self, world, stage=2, elems=64 * MI, params=64, buffer_elems=None, compute_us=0, gather=False,
-                 extra="", zero=""):
+                 extra="", zero="", kept=False):
         self.ranks = []
-        self.daemon = Daemon(world, stage, extra, zero)
+        self.daemon = Daemon(world, stage, extra, zero, kept=kept)
         options = ["--socket", self.daemon.socket, "--elems", str(elems), "--params", str(params), "--on-demand"]
         options += ["--compute-us", str(compute_us)]
         if gather:

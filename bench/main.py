@@ -18,13 +18,14 @@ import latency
 import nodes
 import questions
 import speed
+import survival
 import torch_hook
 import training
 from harness import ROOT, Failure, available_bytes, n_cores, program, say
 
 BENCHMARKS = {b.__name__.replace("_", "-"): b
               for b in (speed.kernels, speed.step, speed.overlap, speed.update, latency.push, questions.questions, growth.memory,
-                        growth.scaling, nodes.nodes, training.torch, torch_hook.torch_hook)}
+                        growth.scaling, nodes.nodes, survival.survival, training.torch, torch_hook.torch_hook)}
 GPU_BENCHMARKS = {b.__name__.replace("_", "-"): b for b in (gpu.gpu_kernels, gpu.gpu_facts)}
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "core/base/base.h"
+#include "core/base/keep.h"
 #include "core/diagnosis/cause.h"
 #include "core/wire/wire-reply.h"
 #include "daemon/job/attendance.h"
@@ -69,7 +70,7 @@ static void welcome(struct session *session, bool resumed)
                     .configured = config_configured(config),
                     .resumed = resumed,
                     .n_received = resumed ? session->rank->n_received : 0,
-                    .reattach_ms = config->limits.reattach_timeout_ms,
+                    .reattach_ms = keep_is_on() ? config->limits.reattach_timeout_ms : 0,
                 },
         },
         NULL, 0);

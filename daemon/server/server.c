@@ -367,8 +367,6 @@ static void take_over(struct server *server)
                    ", attempt %u; %u daemons so far",
                    (double)job->run.survival.away_ns / 1e9, job->run.id ? job->run.id : "without a name",
                    job->ledger.step, job->ledger.attempt, job->run.survival.n_daemons);
-    else if (!keep_is_on())
-        log_notice("nobody keeps this daemon's memory: the state of its job ends with it (zerodrun or systemd keep it)");
 }
 
 static int start_server(struct server *server, char *why, size_t why_size)
@@ -517,9 +515,10 @@ void server_free(struct server *server)
 
 int server_run(struct server *server)
 {
-    log_notice("ready: job %s, %u ranks, stage %d, %s kernels, %u threads, socket %s", server->config->job,
+    log_notice("ready: job %s, %u ranks, stage %d, %s kernels, %u threads, socket %s%s", server->config->job,
                server->config->world.size, server->config->zero.stage, server->kernels->isa,
-               worker_pool_n_threads(server->pool), server->config->listen.socket);
+               worker_pool_n_threads(server->pool), server->config->listen.socket,
+               keep_is_on() ? "" : "; nobody keeps the state of the job when this daemon dies (zerodrun and systemd do)");
     tell_status(server, service_now_ns()); /* so that a unit that is active has a status line */
     notify_state("READY=1");
     uv_run(&server->loop, UV_RUN_DEFAULT);

@@ -68,12 +68,12 @@ struct reduction {
     uint32_t parcel, micro_batch, pass;
     bool combining;
     bool busy;
+    bool give_only; /* on GPUs: added here already; this node only sends its slices again */
+    bool cancelled; /* on GPUs, when done() is called: nothing was added */
     uint64_t *masks;         /* per part of the parcel: bit i = local rank i (or piece i) takes part */
     const uint8_t **sources; /* per local rank: its slot; combining: per piece, as in staging */
     unsigned n_sources;
     uint64_t slots;                        /* combining: bit i when source i is the slot of one rank */
-    bool give_only;                        /* on GPUs: added here already; this node only sends its slices again */
-    bool cancelled;                        /* on GPUs, when done() is called: nothing was added */
     struct ring *held[STEP_MAX_RANKS];     /* for the caller: rings that it holds so that sources stay readable */
     unsigned source_ranks[STEP_MAX_RANKS]; /* combining: first rank of each piece, in order */
     void (*done)(void *userdata, struct reduction *reduction);

@@ -374,23 +374,24 @@ def check_end(run, rank, victim):
     status, last = rank.last.poll(), (rank.last.out().splitlines() or [""])[-1]
     gone = (rf"cause +the daemon of node {victim} \(192\.0\.2\.\d+:\d+\) was started anew, "
             r"and what the one before it held of the run is gone")
-    lost = r"1503 E1503 a node came back as another daemon, job ended: step \d+|1101 E1101 .*"
-    assert status == 3 and re.match(rf"refused ({lost}) \|.*{gone}", last), f"rank {rank.rank}, {status}: {last}"
+    if run.nodes.node_of(rank.rank) == victim:
+        expected = (4, r"fatal .*(zerod has closed the connection|cannot connect)")
+    else:
+        lost = r"1503 E1503 a node came back as another daemon, job ended: step \d+|1101 E1101 .*"
+        expected = (3, rf"refused ({lost}) \|.*{gone}")
+    assert status == expected[0] and re.match(expected[1], last), f"rank {rank.rank}, {status}: {last}"
 
 
 def come_back(run, victim):
     """
     A daemon in the place of one that was killed, and trainers in the place of its own, perhaps before it has met the
-    other daemons. The old trainers are killed: they wait for that daemon, and one that was not formed would train on.
+    other daemons.
     """
     out, back = run.network.switch(victim)
     cut = run.rng.random() < 0.5
     if cut:
         out()
     try:
-        for rank in run.ranks:
-            if run.nodes.node_of(rank.rank) == victim:
-                rank.last.kill()
         run.nodes.start(victim)
         first = {rank.rank: run.trainer(rank.rank) for rank in run.ranks if run.nodes.node_of(rank.rank) == victim}
         if cut:
@@ -425,6 +426,10 @@ def daemon_killed(run, times):
         run.ranks = [anew.get(rank.rank, rank) for rank in old]
         return begun <= set(anew)
 
+    for rank in old:
+        if rank.rank in anew:
+            rank.last.wait()
+            check_end(run, rank, victim)
     run.wait("the trainers' end", replace, RECOVER * run.slack)
     run.wait("the new run", lambda: replace() and run.step() >= 1)
     times.add(noticed, time.monotonic() - began)

@@ -72,7 +72,7 @@ def test_status_says_it(kept):
 def test_nobody_keeps(zerod, build):
     """It is said once, with what to do."""
     daemon = zerod()
-    assert daemon.log().count("nobody keeps this daemon's memory") == 1
+    assert daemon.log().count("nobody keeps the state of the job when this daemon dies") == 1
 
 
 def test_persist_off(kept):
@@ -81,9 +81,9 @@ def test_persist_off(kept):
     assert daemon.store.names() in ([], ["listen"])
 
 
-def stop_midway(kept, **more):
+def stop_midway(kept, config=None):
     """A daemon that was killed in the middle of a run, with its trainers stopped; it is not started again yet."""
-    daemon = kept(plan=["summed:kill@40", None], **more)
+    daemon = kept(config, plan=["summed:kill@40", None])
     ranks = kills.start(daemon, [[], []], n_steps=N_STEPS)
     assert daemon.popen.wait(30 * daemon.patience) == -signal.SIGKILL
     return daemon, ranks
@@ -163,6 +163,14 @@ def test_stopped_with_trainers(kept):
     train(daemon, ranks, 60)
     assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
     assert "the next daemon goes on with it" in daemon.log()
+
+
+def test_nobody_starts_it_again(kept):
+    """Trainers wait as long as a rank is waited for, and then say so."""
+    daemon, ranks = stop_midway(kept, config={"limits": {"reattach_timeout": "2s"}})
+    for rank in ranks:
+        assert rank.last.wait() == 4
+        assert "no other daemon has answered within 2000 ms (limits.reattach_timeout); see its log" in rank.last.out()
 
 
 def test_zerodrun_starts_it_again(build, tmp_path):

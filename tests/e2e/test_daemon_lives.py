@@ -213,18 +213,14 @@ def test_connection_that_cannot_be_watched(zerod, nth):
 # ---- connections that end ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number, text", [
-    (signal.SIGTERM, "zerod has closed the connection: it was stopped or killed; see its log"),
-    (signal.SIGKILL, "no other daemon has answered within 3000 ms (limits.reattach_timeout); see its log"),
-])
-def test_trainers_of_a_daemon_that_ends(zerod, number, text):
-    """Both wait for another daemon: until the socket has been gone for a while, or for limits.reattach_timeout."""
-    daemon = zerod({"world": {"size": 2}, "limits": {"reattach_timeout": "3s"}})
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_trainers_of_a_daemon_that_ends(zerod, number):
+    daemon = zerod({"world": {"size": 2}})
     ranks = trainers(daemon)
     ranks[0].tell("steps 1")
     daemon.signal(number)
     answer = ranks[0].answer()
-    assert text in answer.text, answer
+    assert "it was stopped or killed" in answer.text, answer
     daemon.popen.wait(20 * daemon.patience)
     daemon.checked = True
 

@@ -241,6 +241,15 @@ static struct diagnostic *e1108_not_given(const struct fixture *f)
                                                    .other_value = 1});
 }
 
+static struct diagnostic *e1304(const struct fixture *f)
+{
+    struct evidence_at at = {.rank = 1, .step = -1, .micro_batch = -1};
+
+    (void)f;
+    return cause_held(&at, "the run has \"zero_optimization.stage 1\", the configuration of this daemon says "
+                           "\"zero_optimization.stage 2\"");
+}
+
 static struct diagnostic *e1109(const struct fixture *f)
 {
     struct evidence_at place = at(NULL, "zerod-example", 0, -1, -1);
@@ -831,6 +840,7 @@ static const struct scenario scenarios[] = {
     {"e1107-later", e1107_later, "", false},
     {"e1108", e1108, "", false},
     {"e1108-not-given", e1108_not_given, "", false},
+    {"e1304", e1304, "", false},
     {"e1109", e1109, "", false},
     {"e1109-nodes", e1109_nodes, "", false},
     {"e1110", e1110, "", false},
