@@ -241,6 +241,12 @@ static const char *state_word(enum session_state state)
     }
 }
 
+/* A rank that resumes says this again, even if it waits for the answer to a request that an earlier daemon received. */
+static bool comes_after_welcome(const struct request *request)
+{
+    return request->type == REQUEST_INTERN || request->type == REQUEST_HELD;
+}
+
 void dispatch_request(struct session *session, const struct request *request)
 {
     struct job *job = session->service->job;
@@ -259,7 +265,7 @@ void dispatch_request(struct session *session, const struct request *request)
         refuse_request(session, what);
         return;
     }
-    if (session->rank && session->rank->wait != WAIT_NONE) {
+    if (session->rank && session->rank->wait != WAIT_NONE && !comes_after_welcome(request)) {
         snprintf(what, sizeof(what), "%s while the last request has not been answered",
                  request_type_name(request->type));
         job_drop_peer(job, session->rank, what);

@@ -6,10 +6,13 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sysexits.h>
 
 #include "core/base/base.h"
+#include "core/base/keep.h"
 #include "core/base/log.h"
+#include "core/base/notify.h"
 #include "core/config/config.h"
 #include "daemon/server/server.h"
 #include "daemon/server/service.h"
@@ -95,6 +98,54 @@ static int load_config(struct config **config, const char *path)
     return r == 0 ? EX_OK : r == CONFIG_E_INVALID ? EX_CONFIG : EX_OSERR;
 }
 
+/* ---- state that was passed to this process ------------------------------------------------------------- */
+
+static int take_descriptors(void)
+{
+    int r = keep_init();
+
+    if (r < 0)
+        fprintf(stderr, "zerod: LISTEN_FDS, LISTEN_FDNAMES: the passed descriptors cannot be taken: %s\n", strerror(-r));
+    return r < 0 ? EX_OSERR : EX_OK;
+}
+
+/* Did an earlier daemon leave more than its socket? */
+static bool holds_state(void)
+{
+    const struct keep_passed *passed;
+
+    for (size_t i = 0; (passed = keep_passed(i)); i++)
+        if (strcmp(passed->name, "listen") != 0)
+            return true;
+    return false;
+}
+
+/*
+ * The configuration is wrong. If this process ended, the service manager would give up the state that it keeps for it; so
+ * it stays until the file has changed and is right.
+ */
+static int wait_for_config(struct config **config, const char *path)
+{
+    enum { LOOK_EVERY_US = 200 * 1000 };
+    struct stat last = {0}, now;
+    int r = EX_CONFIG;
+
+    fprintf(stderr, "zerod: the state of a run is kept for this daemon: it waits until %s is right, and holds the state\n",
+            path);
+    notify_state("READY=1\nSTATUS=holds the state of a run, and waits for a valid configuration");
+    (void)stat(path, &last);
+    while (r == EX_CONFIG || r == EX_OSERR) {
+        usleep(LOOK_EVERY_US);
+        notify_state("WATCHDOG=1");
+        if (stat(path, &now) < 0 || (now.st_ino == last.st_ino && now.st_mtim.tv_sec == last.st_mtim.tv_sec &&
+                                     now.st_mtim.tv_nsec == last.st_mtim.tv_nsec))
+            continue;
+        last = now;
+        r = load_config(config, path);
+    }
+    return r;
+}
+
 /* As listen.socket has to be. */
 static int move_socket(struct config *config, const char *path)
 {
@@ -174,7 +225,11 @@ int main(int argc, char **argv)
 
     if (options.exit_now >= 0)
         return options.exit_now;
-    r = load_config(&config, options.config);
+    r = options.check || options.print ? EX_OK : take_descriptors();
+    if (r == EX_OK)
+        r = load_config(&config, options.config);
+    if (r == EX_CONFIG && holds_state())
+        r = wait_for_config(&config, options.config);
     if (r == EX_OK && options.socket)
         r = move_socket(config, options.socket);
     if (r == EX_OK && options.print)
@@ -184,5 +239,6 @@ int main(int argc, char **argv)
     else if (r == EX_OK)
         r = serve(config);
     config_free(config);
+    keep_deinit();
     return r;
 }

@@ -447,14 +447,10 @@ int server_new(struct server **out, const struct config *config, char *why, size
     server->service.started_ns = server->stuck_since_ns = service_now_ns();
     server->watchdog_ns = notify_watchdog_us() * 1000;
     server->work_async.data = server;
-    r = keep_init();
-    if (r < 0)
-        snprintf(why, why_size, "LISTEN_FDS, LISTEN_FDNAMES: the passed descriptors cannot be taken: %s", strerror(-r));
     if (config->persist == CONFIG_PERSIST_OFF || config->world.nodes.n_items > 1 ||
         config->device == CONFIG_DEVICE_CUDA) /* nobody takes over what engines hold */
         keep_switch_off();
-    if (r == 0)
-        r = uv_async_init(&server->loop, &server->work_async, on_work);
+    r = uv_async_init(&server->loop, &server->work_async, on_work);
     if (r == 0)
         r = start_server(server, why, why_size);
     if (r < 0) {
@@ -509,7 +505,6 @@ void server_free(struct server *server)
     uv_run(&server->loop, UV_RUN_DEFAULT);
     uv_loop_close(&server->loop);
     service_deinit(&server->service);
-    keep_deinit();
     free(server);
 }
 

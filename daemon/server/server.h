@@ -13,7 +13,7 @@ struct config;
 struct server;
 struct service;
 
-/* config is not consumed, must outlive the server. Return: 0 or -errno with a sentence in why. */
+/* keep_init() was called. config is not consumed, must outlive the server. Return: 0 or -errno with a sentence in why. */
 int server_new(struct server **out, const struct config *config, char *why, size_t why_size);
 void server_free(struct server *server);
 

@@ -349,8 +349,61 @@ def test_watchdog_stuck_worker(systemd, job):
     with stopped_threads(systemd.main_pid_outside(unit), "zerod-worker"):
         assert "1 of 1 ranks" in systemd.zerodctl(job, "status").stdout
         check_watchdog_fired(systemd, unit, before)
-    out, err = trainer.communicate(timeout=60)
-    assert trainer.returncode == 1 and err, out
+    # The trainer has noticed only a pause.
+    step = status(systemd, job)["step"]
+    wait_for("it does not go on", lambda: status(systemd, job)["step"] > step)
+    end_trainers(systemd, job, [trainer])
+
+
+# ---- state that outlives the daemon ----------------------------------------------------------------------------------------
+
+
+def status(systemd, job):
+    return json.loads(systemd.zerodctl(job, "--json", "status").stdout)
+
+
+def end_trainers(systemd, job, trainers):
+    for pid in ranks(systemd, job).values():
+        systemd.run("kill", "-KILL", pid)
+    for trainer in trainers:
+        trainer.communicate(timeout=60)
+
+
+def kept_memory(systemd, unit):
+    """Inodes of the memory that the daemon has mapped, by name."""
+    fds = Path(f"/proc/{systemd.main_pid_outside(unit)}/fd").iterdir()
+    return {os.readlink(fd): os.stat(fd).st_ino for fd in fds if "memfd:zerod.s" in os.readlink(fd)}
+
+
+def test_run_outlives_its_daemon(systemd, job, build, tmp_path):
+    """30 kills, starts that fail by configuration in between, daemon-reexec, a restart by hand; the numbers are right."""
+    unit, file = service(job), systemd.path(f"/etc/zerod/{job}.yaml")
+    systemd.configure(job, {"world": {"size": 2}, "gradient_clipping": 1.0})
+    systemd.ctl("start", unit)
+    trainers = [systemd.trainer(job, rank, "--steps", 1_000_000) for rank in (0, 1)]
+    wait_for("no training", lambda: systemd.zerodctl(job, "status", check=False).returncode == 0
+             and status(systemd, job)["step"] > 2)
+    good, memory = file.read_text(), kept_memory(systemd, unit)
+    assert len(memory) >= 2, memory
+    for i in range(30):
+        if i % 3 == 0:
+            file.write_text("wrong: true\n")
+        restart_after_kill(systemd, unit)
+        if i % 3 == 0:
+            wait_for("it does not hold", lambda: "holds the state of a run" in systemd.show(unit, "StatusText"))
+            file.write_text(good)
+        step = status(systemd, job)["step"]
+        wait_for(lambda: f"it does not go on: {i}, {[e['MESSAGE'] for e in systemd.journal('-u', unit)][-30:]}",
+                 lambda: status(systemd, job)["step"] > step)
+        assert kept_memory(systemd, unit) == memory
+    systemd.ctl("daemon-reexec")
+    systemd.ctl("restart", unit)
+    step = status(systemd, job)["step"]
+    wait_for("it does not go on", lambda: status(systemd, job)["step"] > step)
+    assert kept_memory(systemd, unit) == memory
+    assert status(systemd, job)["n_daemons"] == 32
+    assert all(trainer.poll() is None for trainer in trainers)
+    end_trainers(systemd, job, trainers)
 
 
 # ---- what is told to NOTIFY_SOCKET -----------------------------------------------------------------------------------------
