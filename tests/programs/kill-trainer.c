@@ -376,6 +376,7 @@ static int push(struct trainer *t, struct zerod_position at, unsigned param, uns
                                    .param = param};
     bool in_place = (param + at.step) % 2 == 0;
     size_t n_bytes = n_elems(param) * (model[param].grad_dtype == ZEROD_F32 ? 4 : 2);
+    char site[32];
     void *dst = in_place ? memory_slot(t->client, param, n_bytes) : t->bytes;
 
     if (!dst)
@@ -383,7 +384,9 @@ static int push(struct trainer *t, struct zerod_position at, unsigned param, uns
     generate(gradient_key(&place), model[param].grad_dtype, dst, n_elems(param));
     if (t->differs && n_elems(param) > 0)
         ((uint8_t *)dst)[0] ^= 1;
-    return memory_push(t->client, &(struct zerod_push){.param = param, .data = in_place ? NULL : dst}, n_bytes);
+    snprintf(site, sizeof(site), "kill-trainer.c:%u", param); /* a string that a next daemon has to be told again */
+    return memory_push(t->client, &(struct zerod_push){.param = param, .data = in_place ? NULL : dst, .site = site},
+                       n_bytes);
 }
 
 /* Pushes in an order that is another one on each rank and in each micro-batch; later passes follow the first. */
