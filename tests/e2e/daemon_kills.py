@@ -70,7 +70,7 @@ def draw(seed):
     lives = [Life(rng, world_size, first=i == 0) for i in range(rng.choice((1, 2, 3, 5, 8)))]
     victims = [[] for _ in range(world_size)]
     if rng.random() < 0.2:  # a trainer dies, too
-        victims[rng.randrange(world_size)] = kills.kill_plan(rng, rng.choice(("mid-push", "pushed", "waiting", "committed")), 1)
+        victims[rng.randrange(world_size)] = kills.kill_plan(rng, rng.choice(("mid-push", "waiting", "committed")), 1)
         victims = [[point for point in plan if int(point.rsplit("@", 1)[1]) <= N_STEPS] for plan in victims]
     return config, env, accumulate, lives, victims
 
