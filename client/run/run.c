@@ -23,7 +23,8 @@
 
 enum {
     PROBE_MS = 20,
-    DAEMON_RESTART_MS = 100,      /* as the unit of systemd has it */
+    DAEMON_RESTART_MS = 100,      /* as the unit of systemd has it; of a daemon that has not lived for a second */
+    DAEMON_LIVES_MS = 1000,
     START_TIMEOUT_MS = 30 * 1000, /* picked: a daemon that takes longer to open a socket will not */
 };
 
@@ -56,6 +57,7 @@ struct run_daemon {
     bool socket_is_given;             /* by an argument, because its configuration has none */
     char label[24];
     bool running;
+    uint64_t began_ms;
     bool is_kept; /* keeper and restart exist: the daemon may be started again */
     struct keeper keeper;
     struct restarts restarts;
@@ -405,7 +407,8 @@ static void run_lose_daemon(struct run_daemon *daemon, const char *how)
     if (daemon_may_restart(daemon)) {
         run_note(run, "%s (pid %d) %s; restart %u of %u", daemon->label, (int)process->pid, how, daemon->restarts.n,
                  daemon->restarts.limit);
-        uv_timer_start(&daemon->restart, run_restart_daemon, DAEMON_RESTART_MS, 0);
+        uv_timer_start(&daemon->restart, run_restart_daemon,
+                       uv_now(&run->loop) - daemon->began_ms < DAEMON_LIVES_MS ? DAEMON_RESTART_MS : 0, 0);
         return;
     }
     if (daemon->is_kept && daemon->restarts.n == daemon->restarts.limit)
@@ -503,6 +506,7 @@ static int run_start_daemon(struct run_daemon *daemon)
     if (daemon->is_kept)
         keeper_expect(&daemon->keeper, daemon->process.pid);
     daemon->running = true;
+    daemon->began_ms = uv_now(&run->loop);
     run->n_daemons++;
     run_note(run, "started %s (pid %d)", program, (int)daemon->process.pid);
     return 0;
