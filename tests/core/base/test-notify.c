@@ -16,6 +16,7 @@
 #include <time.h>
 
 #include "core/base/base.h"
+#include "core/base/keep.h"
 #include "core/base/notify.h"
 #include "core/base/worker.h"
 #include "tests/daemon/server/local-server.h"
@@ -153,6 +154,7 @@ static void test_life(void **userdata)
     char text[512], last[512] = "";
 
     (void)userdata;
+    assert_int_equal(keep_init(), 0); /* as main() does */
     local_start(&local, 2, "");
     expect("FDSTORE=1\nFDNAME=listen");
     assert_false(hear(text, sizeof(text))); /* not before the loop runs */
@@ -166,6 +168,7 @@ static void test_life(void **userdata)
     assert_string_equal(last, "STOPPING=1");
     local_stop(&local);
     expect("FDSTOREREMOVE=1\nFDNAME=listen");
+    keep_deinit();
 }
 
 /* Time passes, and the loop ticks once. An idle loop looks at the clock in nothing but the tick. */
