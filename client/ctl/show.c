@@ -88,7 +88,8 @@ static void show_daemon(FILE *file, struct json_object *o)
     fprintf(file, "daemon    zerod %s (%s), pid %" PRIu64 ", up %s\n", get_string(o, "version"), get_string(o, "isa"),
             get_u64(o, "pid"), print_duration(up, get_u64(o, "uptime_ns")));
     if (get(o, "replaced_ns"))
-        fprintf(file, "replaced  took the run over %s ago, after nobody had served it for %s; %" PRIu64 " daemons so far\n",
+        fprintf(file,
+                "replaced  took the run over %s ago, after nobody had served it for %s; %" PRIu64 " daemons so far\n",
                 print_duration(since, get_u64(o, "replaced_ns")), print_duration(away, get_u64(o, "away_ns")),
                 get_u64(o, "n_daemons"));
     if (get(o, "held"))

@@ -51,7 +51,9 @@ static int end_window(struct zerod *c, bool forget)
     if (r == 0)
         r = c->memory->wait(c);
     if (r == 0)
-        r = call_ask(&c->call, &(struct request){.type = REQUEST_WRITE_END, .write_end = {.forget = forget, .n_windows = c->position.n_windows}},
+        r = call_ask(&c->call,
+                     &(struct request){.type = REQUEST_WRITE_END,
+                                       .write_end = {.forget = forget, .n_windows = c->position.n_windows}},
                      REPLY_DONE, &reply);
     if (r != 0)
         return r;

@@ -82,7 +82,7 @@ static int make_memfd(const char *name, size_t n_bytes, mode_t mode, bool marked
     return steal_fd(&fd);
 }
 
-/* Takes the descriptor. seals: beside those against resizing. They come last: one of them forbids our own mapping, too. */
+/* Takes the descriptor. seals: beside those against resizing. They come last, because one forbids our own mapping. */
 static int take(struct segment *segment, int memfd, size_t n_bytes, int seals)
 {
     _cleanup_close_ int fd = memfd;

@@ -49,8 +49,8 @@ int segment_init(struct segment *segment, const char *name, size_t n_bytes);
  */
 int segment_init_published(struct segment *segment, const char *name, size_t n_bytes);
 /*
- * segment_init(), and the descriptor is given to whoever keeps descriptors; keep_confirm() says that it has arrived. If an
- * earlier daemon has left a segment of that name, it is found instead: -EBADFD when its size is another. published: as
+ * segment_init(), and the descriptor is given to whoever keeps descriptors; keep_confirm() says that it has arrived. If
+ * an earlier daemon has left a segment of that name, it is found instead: -EBADFD when its size is another. published: as
  * segment_init_published() if nobody keeps descriptors; else only the mode keeps others from writing to it, because the
  * next daemon must.
  */

@@ -11,7 +11,8 @@ struct request_form;
 void job_declare(struct job *job, struct job_rank *rank, const struct request_declare *request);
 void job_form(struct job *job, struct job_rank *rank, const struct request_form *request);
 /*
- * Lays the job out as an earlier daemon has, in the memory that was kept (segments_must_be_found()). Return: 0 or -errno.
+ * Lays the job out as an earlier daemon has, in the memory that was kept (segments_must_be_found()).
+ * Return: 0 or -errno.
  */
 int form_again(struct job *job, const struct manifest *manifest);
 

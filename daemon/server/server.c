@@ -355,7 +355,7 @@ static int start_handles(struct server *server)
     return r;
 }
 
-/* What an earlier daemon has left is taken over, or held until somebody says what is to become of it. */
+/* Takes over what an earlier daemon has left, or holds it until somebody says what is to become of it. */
 static void take_over(struct server *server)
 {
     struct job *job = server->job;

@@ -219,7 +219,7 @@ bool executor_refresh(struct executor *executor, void (*done)(void *userdata), v
 bool executor_is_busy(const struct executor *executor);
 /* Return: bytes of the pages of gathered parameters in host memory. */
 uint64_t executor_held_bytes(const struct executor *executor);
-/* What ranks of an earlier daemon had gathered is held no longer, unless they have said so. */
+/* Parameters that ranks of an earlier daemon had gathered are held no longer, unless the ranks have said so. */
 void executor_let_go(struct executor *executor);
 
 /* Posts something that needs no worker, so that `done` comes from the loop. */

@@ -166,21 +166,20 @@ static struct stored_head describe(const struct job *job)
 }
 
 /* Room for the head, packed: numbers take 11 bytes at most. */
-static size_t bound_head(const struct job *job, const struct stored_head *head)
+static size_t bound_head(const struct stored_head *head)
 {
     enum { FIXED_BYTES = 128 * 1024, RANK_BYTES = 1024, SLOT_BYTES = 128 };
     size_t n = FIXED_BYTES + head->n_learnt_bytes;
 
     for (size_t i = 0; i < head->n_ranks; i++)
         n += RANK_BYTES + head->ranks[i].n_blob_bytes + head->ranks[i].n_slots * SLOT_BYTES;
-    (void)job;
     return n;
 }
 
 static int pack_and_turn(struct job *job, const struct stored_head *head)
 {
     struct wire_arena arena = WIRE_ARENA_NULL;
-    size_t size = bound_head(job, head);
+    size_t size = bound_head(head);
     _cleanup_free_ uint8_t *buffer = malloc(size);
     int r = buffer ? wire_arena_init(&arena) : -ENOMEM;
 

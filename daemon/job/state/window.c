@@ -222,7 +222,7 @@ static void confirm_done(struct work *work)
     fill_done(window->job, window->confirm_result);
 }
 
-/* What ranks write must be there for the next daemon before the journal speaks of it. */
+/* The next daemon must find the memory that ranks write to before the journal speaks of it. */
 static void confirm(struct job *job)
 {
     struct window *window = job->window;
@@ -340,6 +340,10 @@ void job_write_end(struct job *job, struct job_rank *rank, const struct request_
         return;
     if (is_over_already(job, request)) {
         job_answer_done(job, rank);
+        return;
+    }
+    if (job->run.survival.found_ns && job->window && (job->phase == JOB_COMMITTING_WINDOW || job->window->stores)) {
+        job_wait(job, rank, WAIT_WINDOW_END); /* the daemon before had its request, and the window is being stored again */
         return;
     }
     if (job->phase != JOB_WINDOW || job->window->lacks_memory ||
