@@ -22,7 +22,7 @@
 /* Connections that wait to be accepted; picked so that a thousand may arrive in one burst. */
 enum { BACKLOG = 1024 };
 
-/* Of a socket that a daemon made. systemd names a socket after its socket unit. */
+/* The name in the store of a socket that a daemon has made. A socket of systemd is named after its socket unit. */
 #define NAME_IN_STORE "listen"
 
 /* ---- who may ------------------------------------------------------------------------------------------- */

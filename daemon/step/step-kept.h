@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * What of a step lies in memory that is kept: which chunks are done, what was found in them, and what is needed to finish
+ * The part of a step that lies in kept memory: the chunks that are done, their results, and all that is needed to finish
  * a chunk in the midst of which the daemon was killed. Each sum and each update is an operation with a number; a chunk
  * that is done has the number as its stamp.
  *

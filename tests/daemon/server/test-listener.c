@@ -170,7 +170,7 @@ static void test_no_folder(void **userdata)
 
 enum { PASSED_FD = 3, FAR_AWAY = 100 };
 
-/* What a child process found wrong, or 0. */
+/* In a child process: the first condition that does not hold ends it; the exit status tells by its line which. */
 #define EXPECT(condition)                                                                                              \
     do                                                                                                                 \
         if (!(condition))                                                                                              \
