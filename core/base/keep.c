@@ -132,6 +132,14 @@ static bool is_socket(int fd)
     return fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode);
 }
 
+bool keep_passed_state(void)
+{
+    for (size_t i = 0; i < store.n_passed; i++)
+        if (strcmp(store.passed[i].name, KEEP_SOCKET_NAME) != 0 && !is_socket(store.passed[i].fd))
+            return true;
+    return false;
+}
+
 static int socket_option(int fd, int option)
 {
     socklen_t size = sizeof(int);

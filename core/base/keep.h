@@ -48,6 +48,10 @@ int keep_take(const char *name);
 int keep_listen_fd(void);
 /* Return: the i-th of the descriptors that nobody has taken, valid until the next one is taken; NULL at the end. */
 const struct keep_passed *keep_passed(size_t i);
+/* The name of a listening socket that a daemon has made and stored. One of systemd has the name of its socket unit. */
+#define KEEP_SOCKET_NAME "listen"
+/* Is there anything among them but that socket? */
+bool keep_passed_state(void);
 
 /*
  * Sends a copy of the descriptor to the service manager under this name; fd stays the caller's. Waits while the

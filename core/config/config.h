@@ -186,6 +186,8 @@ const struct config_build *config_build_own(void);
 bool config_offloads(const struct config *config);
 /* Stage 3 on GPUs: no state is in host memory, and frozen parameters are partitioned, too. */
 bool config_partitions_all(const struct config *config);
+/* May the state of the job outlive the daemon? Nobody takes over yet what engines hold for GPUs. */
+bool config_persists(const struct config *config);
 /* Ranks on this node. */
 unsigned config_local_ranks(const struct config *config);
 /* The first rank of a node, and of this node. */

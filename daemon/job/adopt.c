@@ -15,6 +15,7 @@
 #include "core/base/log.h"
 #include "core/base/segment.h"
 #include "core/base/worker.h"
+#include "core/config/config.h"
 #include "core/diagnosis/cause.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/layout/manifest.h"
@@ -355,8 +356,18 @@ static bool check_names(char *why, size_t why_size)
     return true;
 }
 
-/* Rings of processes that were being formed when the daemon was killed, or had been replaced: nobody needs them. */
-static void forget_rings(void)
+/* A configuration that keeps nothing must not lose silently what was kept under another one. */
+static bool check_config(const struct config *config, char *why, size_t why_size)
+{
+    if (config_persists(config))
+        return true;
+    snprintf(why, why_size, "the configuration of this daemon says %s, with which no state is kept",
+             config->persist == CONFIG_PERSIST_OFF ? "\"persist: off\"" : "\"device: cuda\"");
+    return false;
+}
+
+/* Nobody needs what is left: rings of processes that were being formed when the daemon was killed, or were replaced. */
+static void forget_rest(void)
 {
     while (keep_passed(0)) {
         char copy[256];
@@ -487,7 +498,7 @@ int job_adopt(struct job *job, char *why, size_t why_size)
         return 0;
     (void)failpoint("adopt");
     r = note_names(survival);
-    if (r == 0 && !check_names(why, why_size))
+    if (r == 0 && (!check_config(job->run.configured, why, why_size) || !check_names(why, why_size)))
         r = -EINVAL;
     segments_must_be_found(true);
     if (r == 0)
@@ -500,7 +511,7 @@ int job_adopt(struct job *job, char *why, size_t why_size)
     if (r == 0)
         job_give_up_kept(job);
     else
-        forget_rings();
+        forget_rest();
     forget_names(survival);
     if (r == 1) {
         survival->n_daemons++;
@@ -517,10 +528,12 @@ void job_give_up_kept(struct job *job)
 
     journal_clear(survival->journal);
     journal_free(steal_ptr(survival->journal));
-    forget_rings();
+    forget_rest();
     for (size_t i = 0; i < survival->n_held; i++)
         keep_forget(survival->held[i]);
     forget_names(survival);
     free(steal_ptr(survival->holds));
     segments_forget();
+    if (!config_persists(job->run.configured))
+        keep_switch_off();
 }

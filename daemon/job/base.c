@@ -102,7 +102,7 @@ static void write_manifest(struct job *job, const struct manifest *manifest)
             journal_found(job->run.survival.journal, JOURNAL_DECLARE, packed, (size_t)n);
     }
     if (n < 0)
-        journal_clear(job->run.survival.journal);
+        journal_give_up(job->run.survival.journal, n);
     wire_arena_deinit(&arena);
 }
 
@@ -131,7 +131,7 @@ void base_write(struct job *job)
     if (config.data)
         journal_found(job->run.survival.journal, JOURNAL_CONFIG, config.data, config.n_bytes);
     else
-        journal_clear(job->run.survival.journal);
+        journal_give_up(job->run.survival.journal, -ENOMEM);
     strbuf_deinit(&config);
     write_manifest(job, &job->ranks[job->world.first].manifest);
 }

@@ -149,8 +149,10 @@ void journal_clear(struct journal *journal)
     make_areas(journal);
 }
 
-static void give_up(struct journal *journal, int r)
+void journal_give_up(struct journal *journal, int r)
 {
+    if (!journal || journal->given_up)
+        return;
     log_error("the state of the job will not outlive this daemon any more: there is no memory for its journal: %s",
               strerror(-r));
     journal->given_up = true;
@@ -172,7 +174,7 @@ static bool has_pages(struct journal *journal, struct area *area, uint64_t n_byt
             area->reserved_bytes += more;
     }
     if (r < 0)
-        give_up(journal, r);
+        journal_give_up(journal, r);
     return r == 0;
 }
 

@@ -14,8 +14,8 @@
  * so a step is committed, or aborted, at one moment. A killed process has made its stores in the order of the program;
  * nothing here protects from a machine that fails.
  *
- * If there is no memory for a record, the journal gives up: it says so once, nothing is recorded any more, and a daemon
- * that ends takes the state with it, as without a journal.
+ * If there is no memory for a record, the journal gives up: it says so once, nothing is recorded until journal_clear(),
+ * and a daemon that ends takes the state with it, as without a journal.
  *
  * Every function takes NULL for a journal: nothing is kept, and nothing happens. Loop thread.
  */
@@ -97,7 +97,10 @@ bool journal_is_valid(const struct journal *journal);
 /* The version of the daemon that wrote it: differs from JOURNAL_VERSION when this one cannot read it. */
 uint32_t journal_version(const struct journal *journal);
 
-/* Forgets everything. */
+/* An event cannot be recorded: gives up. r: why, a negative errno. */
+void journal_give_up(struct journal *journal, int r);
+
+/* Forgets everything: the job is gone, and the next one begins a new base. */
 void journal_clear(struct journal *journal);
 
 /* Appends to the base. Before the first journal_turn(). */

@@ -22,9 +22,6 @@
 /* Connections that wait to be accepted; picked so that a thousand may arrive in one burst. */
 enum { BACKLOG = 1024 };
 
-/* The name in the store of a socket that a daemon has made. A socket of systemd is named after its socket unit. */
-#define NAME_IN_STORE "listen"
-
 /* ---- who may ------------------------------------------------------------------------------------------- */
 
 static bool parse_id(const char *name, unsigned long *id)
@@ -229,7 +226,7 @@ static bool predecessor_made_it(void)
     const struct keep_passed *passed;
 
     for (size_t i = 0; (passed = keep_passed(i)); i++)
-        if (strcmp(passed->name, NAME_IN_STORE) == 0)
+        if (strcmp(passed->name, KEEP_SOCKET_NAME) == 0)
             return true;
     return false;
 }
@@ -265,7 +262,7 @@ static int take_passed(struct listener *listener, const struct config_listen *co
         return 0;
     if (is_ours && !is_reachable(listener->fd, config->socket)) {
         close(steal_fd(&listener->fd));
-        keep_forget(NAME_IN_STORE);
+        keep_forget(KEEP_SOCKET_NAME);
         return 0;
     }
     if (is_ours) {
@@ -291,7 +288,7 @@ static int make_socket(struct listener *listener, const struct config_listen *co
     listener->path = strdup(config->socket);
     give_to_group(listener, config->socket);
     if (keep_is_on())
-        (void)keep_put(NAME_IN_STORE, listener->fd); /* without it the next daemon makes its own */
+        (void)keep_put(KEEP_SOCKET_NAME, listener->fd); /* without it the next daemon makes its own */
     return 0;
 }
 
@@ -318,7 +315,7 @@ void listener_deinit(struct listener *listener)
 {
     if (listener->path) {
         (void)unlink(listener->path);
-        keep_forget(NAME_IN_STORE); /* without its path no client would reach it */
+        keep_forget(KEEP_SOCKET_NAME); /* without its path no client would reach it */
     }
     free(listener->path);
     if (listener->fd >= 0)

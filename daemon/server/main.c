@@ -109,17 +109,6 @@ static int take_descriptors(void)
     return r < 0 ? EX_OSERR : EX_OK;
 }
 
-/* Did an earlier daemon leave more than its socket? */
-static bool holds_state(void)
-{
-    const struct keep_passed *passed;
-
-    for (size_t i = 0; (passed = keep_passed(i)); i++)
-        if (strcmp(passed->name, "listen") != 0)
-            return true;
-    return false;
-}
-
 /*
  * The configuration is wrong. If this process ended, the service manager would give up the state that it keeps for it; so
  * it stays until the file has changed and is right.
@@ -228,7 +217,7 @@ int main(int argc, char **argv)
     r = options.check || options.print ? EX_OK : take_descriptors();
     if (r == EX_OK)
         r = load_config(&config, options.config);
-    if (r == EX_CONFIG && holds_state())
+    if (r == EX_CONFIG && keep_passed_state())
         r = wait_for_config(&config, options.config);
     if (r == EX_OK && options.socket)
         r = move_socket(config, options.socket);

@@ -447,8 +447,7 @@ int server_new(struct server **out, const struct config *config, char *why, size
     server->service.started_ns = server->stuck_since_ns = service_now_ns();
     server->watchdog_ns = notify_watchdog_us() * 1000;
     server->work_async.data = server;
-    if (config->persist == CONFIG_PERSIST_OFF || config->world.nodes.n_items > 1 ||
-        config->device == CONFIG_DEVICE_CUDA) /* nobody takes over what engines hold */
+    if (!config_persists(config) && !keep_passed_state()) /* else the job holds it (adopt.h) */
         keep_switch_off();
     r = uv_async_init(&server->loop, &server->work_async, on_work);
     if (r == 0)

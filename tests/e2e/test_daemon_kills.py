@@ -124,13 +124,17 @@ def test_store_differs(kept, change, why):
     assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
 
 
-def test_configuration_differs(kept):
+@pytest.mark.parametrize("change, why", [
+    ({"zero_optimization": {"stage": 2}}, 'the run has "zero_optimization.stage 1", the configuration of this daemon says '
+                                          '"zero_optimization.stage 2"'),
+    ({"persist": "off"}, 'the configuration of this daemon says "persist: off", with which no state is kept'),
+], ids=["stage", "persist"])
+def test_configuration_differs(kept, change, why):
     daemon, ranks = stop_midway(kept)
     good = daemon.config_path.read_text()
-    daemon.config_path.write_text(json.dumps(merge(json.loads(good), {"zero_optimization": {"stage": 2}})))
+    daemon.config_path.write_text(json.dumps(merge(json.loads(good), change)))
     daemon.start_again()
-    is_held(daemon, 'the run has "zero_optimization.stage 1", the configuration of this daemon says '
-                    '"zero_optimization.stage 2"')
+    is_held(daemon, why)
     daemon.signal(signal.SIGKILL)
     daemon.popen.wait()
     daemon.config_path.write_text(good)

@@ -8,7 +8,6 @@
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
-#include "core/base/log.h"
 #include "core/base/segment.h"
 #include "core/diagnosis/diagnosis.h"
 #include "core/wire/journal-wire.h"
@@ -221,10 +220,8 @@ void job_turn(struct job *job, unsigned what)
     (void)failpoint("flip");
     if (ranks && slots)
         r = pack_and_turn(job, &head);
-    if (r < 0) {
-        log_error("there is no memory for the journal: the state of the job does not outlive this daemon");
-        journal_clear(survival->journal);
-    }
+    if (r < 0)
+        journal_give_up(survival->journal, r);
     (void)failpoint("flipped");
     segments_forget(); /* those of processes that were replaced before this */
 }

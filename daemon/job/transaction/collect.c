@@ -177,7 +177,7 @@ static void record_summed(struct job *job, const struct reduction *reduction)
     if (sums)
         job_record(job, NULL, JOURNAL_SUMMED, &summed, sizeof(summed), sums, n_bytes);
     else
-        journal_clear(job->run.survival.journal); /* this daemon goes on, and nobody can take over from it */
+        journal_give_up(job->run.survival.journal, -ENOMEM);
     free(sums);
 }
 

@@ -2,6 +2,7 @@
 
 /* The journal: what was recorded is read in order, a turn is one moment, and damage is noticed. */
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -159,6 +160,26 @@ static void test_damage(void **state)
     journal_free(journal);
 }
 
+/* What is recorded after an event that could not be is of no use: no head becomes valid until the job is another one. */
+static void test_gives_up(void **state)
+{
+    struct journal *journal = make();
+
+    (void)state;
+    journal_found(journal, JOURNAL_CONFIG, "a 1\n", 4);
+    journal_turn(journal, "head", 4);
+    journal_give_up(journal, -ENOMEM);
+    assert_false(journal_is_valid(journal));
+    add(journal, JOURNAL_REQUEST, 1, "record", "");
+    journal_turn(journal, "head", 4);
+    assert_false(journal_is_valid(journal));
+    journal_clear(journal);
+    journal_found(journal, JOURNAL_CONFIG, "b 1\n", 4);
+    journal_turn(journal, "head", 4);
+    assert_true(journal_is_valid(journal));
+    journal_free(journal);
+}
+
 static void test_beat(void **state)
 {
     struct journal *journal = make();
@@ -178,6 +199,7 @@ static void test_none(void **state)
     journal_found(NULL, JOURNAL_CONFIG, "", 0);
     journal_turn(NULL, "head", 4);
     journal_beat(NULL, 1);
+    journal_give_up(NULL, -ENOMEM);
     journal_clear(NULL);
     assert_false(journal_is_valid(NULL));
     journal_free(NULL);
@@ -186,8 +208,8 @@ static void test_none(void **state)
 TEST_GROUP(journal)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_turns),  cmocka_unit_test(test_base), cmocka_unit_test(test_long_log),
-        cmocka_unit_test(test_damage), cmocka_unit_test(test_beat), cmocka_unit_test(test_none),
+        cmocka_unit_test(test_turns),    cmocka_unit_test(test_base), cmocka_unit_test(test_long_log), cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_gives_up), cmocka_unit_test(test_beat), cmocka_unit_test(test_none),
     };
 
     return cmocka_run_group_tests_name("journal", tests, NULL, NULL);
