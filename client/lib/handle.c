@@ -93,13 +93,16 @@ static long number_from(const char *variable)
 static int say_hello(struct zerod *c)
 {
     struct reply reply;
-    int r = call_ask(&c->call, &(struct request){.type = REQUEST_HELLO, .hello = resume_hello(c)}, REPLY_WELCOME,
-                     &reply);
+    int r;
 
-    if (r == 0)
-        r = resume_keep_welcome(c, &reply.welcome);
     c->call.on_break = resume_after_break;
     c->call.on_break_arg = c;
+    c->call.reattach_ms = (uint64_t)c->call.timeout_ms; /* until the daemon says how long it may be away */
+    c->connecting = true;
+    r = call_ask(&c->call, &(struct request){.type = REQUEST_HELLO, .hello = resume_hello(c)}, REPLY_WELCOME, &reply);
+    if (r == 0)
+        r = resume_keep_welcome(c, &reply.welcome);
+    c->connecting = false;
     return r;
 }
 

@@ -64,8 +64,9 @@ struct zerod {
 
     /* Declaring and forming. */
     struct manifest manifest;
-    const void **inits; /* per parameter, until formed */
+    const void **inits;    /* per parameter, until formed */
     struct layout *layout; /* from then on the daemon's memory is mapped */
+    bool connecting;       /* Hello has not been answered */
     bool forming;          /* zerod_form() runs */
     bool formed;
     bool resumed, init_wanted; /* as Formed said */

@@ -241,6 +241,8 @@ static int try_once(struct zerod *c, struct attempts *attempts)
     struct reply reply;
     int r = connect_again(&c->call, attempts);
 
+    if (r == 0 && c->connecting) /* the call says Hello again */
+        return 0;
     if (r == 0)
         r = greet(c, attempts, &reply);
     if (r != 0)
@@ -266,7 +268,7 @@ int resume_after_break(void *arg)
     const char *waits_for = call->waits_for;
     int r;
 
-    if (!resumes(c) && !c->forming)
+    if (!resumes(c) && !c->forming && !c->connecting)
         return call_lost(call);
     call->mend_until_ms = mend_until(call, broken_ms);
     while ((r = try_once(c, &attempts)) == CALL_BROKEN) {

@@ -44,8 +44,8 @@ struct diagnostic *cause_node_silent(const struct evidence_node *e)
     diagnostic_field(d, "not it", "the training program, the gradients; a longer stall_timeout");
     diagnostic_field(
         d, "state",
-        "nothing is lost as long as its daemon lives: the step goes on where it is when the link is back,\n"
-        "and no node takes a step without the others");
+        "nothing is lost as long as its daemon lives, or systemd or zerodrun keep what it holds: the step goes on\n"
+        "when the link is back, and no node takes a step without the others");
     return diagnostic_finish(d);
 }
 
@@ -59,7 +59,8 @@ struct diagnostic *cause_nodes_differ(const struct evidence_node *e)
     strbuf_add(&on, " (there); node %u (here) has compared them", e->here);
     diagnostic_field_take(d, "on", &on);
     add_foreign(d, "cause", e->why);
-    diagnostic_field(d, "fix", "the same value on every node (zerod --print-config shows them), and that daemon restarted");
+    diagnostic_field(d, "fix",
+                     "the same value on every node (zerod --print-config shows them), and that daemon restarted");
     diagnostic_field(d, "not it", "the training program; the network: the two daemons talk to each other");
     diagnostic_field(d, "state", "no rank was formed and no memory is held: declare again on every rank");
     return diagnostic_finish(d);
@@ -134,8 +135,9 @@ static void explain_reach(struct diagnostic *d, const struct evidence_unopened *
                          "gVisor)\ndoes not share events between processes");
         return;
     case REACH_UNKNOWN:
-        diagnostic_field(d, "cause",
-                         "not known: CUDA shares events through /dev/shm, and zerod cannot see which one the process has");
+        diagnostic_field(
+            d, "cause",
+            "not known: CUDA shares events through /dev/shm, and zerod cannot see which one the process has");
         diagnostic_field(d, "tell apart",
                          "stat -c '%%d:%%i' /dev/shm in the trainer and beside zerod: different numbers are different "
                          "folders, as in a container\n(docker run --ipc=host)");
@@ -167,6 +169,7 @@ struct diagnostic *cause_node_reborn(const struct evidence_node *e)
     diagnostic_field(d, "what", "the partitions of the ranks of that node: masters, moments, gradients");
     add_foreign(d, "cause", e->why);
     diagnostic_field(d, "fix", "start the trainers of all nodes again: the run begins anew, from what they have saved");
+    diagnostic_field(d, "or", "run each daemon under systemd or zerodrun, which keep what it holds when it dies");
     diagnostic_field(d, "not it", "the gradients; the ranks and the daemons of the other nodes");
     diagnostic_field(d, "state",
                      "the job is ended on every node, as none can go on with its part of the state alone;\n"

@@ -51,6 +51,7 @@ enum node_kind {
     NODE_WITHDRAW,
     NODE_WANT_SQUARES,
     NODE_SQUARES,
+    NODE_KEPT,
 
     NODE_FORM = 32,
     NODE_REFUSE,
@@ -73,6 +74,18 @@ enum node_kind {
     NODE_CLOSED,
     NODE_SHOW,
     NODE_WITHDRAWN,
+};
+
+/* Where a node stands that goes on with a run: KEPT.pass. Each is a step or a write window that is open, decided and
+ * being carried out, or carried out on this node. The numbers are part of the protocol. */
+enum node_stand {
+    NODE_STANDS_OPEN,
+    NODE_STANDS_DECIDED,
+    NODE_STANDS_UPDATED,
+    NODE_STANDS_WINDOW,
+    NODE_STANDS_STORING,
+    NODE_STANDS_STORED,
+    NODE_N_STANDS,
 };
 
 struct node_finding {

@@ -284,6 +284,15 @@ static void ask_next(struct exchange *exchange)
     }
 }
 
+void exchange_ask_again(struct exchange *exchange)
+{
+    for (struct pending_fetch *fetch = exchange->fetches, *next; fetch; fetch = next) {
+        next = fetch->next;
+        if (fetch->asked)
+            ask(exchange, fetch);
+    }
+}
+
 static void free_fetch(struct pending_fetch *fetch)
 {
     free((void *)fetch->what.params);

@@ -414,7 +414,7 @@ static void note_contributions(struct exchange *exchange, const struct exchange_
 
     for (uint32_t k = 0; k < parcel->n_parts; k++)
         if (said->n_masks == 0 || said->masks[k])
-            step_contribute(exchange->job->step, parcel->first_part + k);
+            step_contribute(exchange->job->step, exchange->job->layout->parts[parcel->first_part + k].param);
 }
 
 static bool copy_masks(const struct exchange *exchange, struct motion *motion, const struct exchange_said *said)
@@ -433,10 +433,9 @@ static bool lacks_slot(const struct exchange *exchange, const struct exchange_sa
 {
     const struct parcel *parcel = &exchange->job->work.parcels[said->parcel];
     bool keeps = parcel_keeps(parcel, said->micro_batch, said->pass);
-    bool lacks = exchange->job->executor->on_gpus
-                     ? !keeps || parcel->state == PARCEL_PROMISED
-                     : step_sends_slots(exchange->job->step, said->parcel) &&
-                           !(exchange->parcels[said->parcel].ring && keeps);
+    bool lacks = exchange->job->executor->on_gpus ? !keeps || parcel->state == PARCEL_PROMISED
+                                                  : step_sends_slots(exchange->job->step, said->parcel) &&
+                                                        !(exchange->parcels[said->parcel].ring && keeps);
     bool sends = false;
 
     for (unsigned s = 0; lacks && s < exchange->n_sources; s++)

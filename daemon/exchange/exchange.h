@@ -138,6 +138,8 @@ const char *exchange_gather(struct exchange *exchange, const struct exchange_sai
  * after the other. Return: 0 or -ENOMEM (done() will not be called); 1: there is nothing to fetch.
  */
 int exchange_fetch(struct exchange *exchange, const struct fetch *fetch);
+/* Asks node 0 again for all fetches that it was asked for. */
+void exchange_ask_again(struct exchange *exchange);
 const char *exchange_serve(struct exchange *exchange, const struct exchange_service *service);
 /* Ends all fetches of this node: each one's done() gets -ECANCELED. */
 void exchange_cancel(struct exchange *exchange);

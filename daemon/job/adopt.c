@@ -28,6 +28,7 @@
 #include "daemon/job/formed.h"
 #include "daemon/job/job.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
@@ -86,7 +87,7 @@ static bool restore_slots(const struct stored_rank *stored, struct ring *ring)
 static enum job_wait restore_wait(enum stored_wait wait)
 {
     static const enum job_wait waits[] = {
-        [STORED_WAIT_NONE] = WAIT_NONE,   [STORED_WAIT_READY] = WAIT_READY,    [STORED_WAIT_STEP] = WAIT_STEP,
+        [STORED_WAIT_NONE] = WAIT_NONE,   [STORED_WAIT_READY] = WAIT_READY,   [STORED_WAIT_STEP] = WAIT_STEP,
         [STORED_WAIT_ABORT] = WAIT_ABORT, [STORED_WAIT_OTHER] = WAIT_ABORTED,
     };
 
@@ -111,7 +112,7 @@ static int restore_rank(struct job *job, const struct stored_rank *stored, struc
     rank->ready = stored->ready;
     rank->left = stored->left;
     rank->resumes = stored->resumes;
-    rank->lost_ns = stored->lost_ns;
+    rank->lost_ns = MIN(stored->lost_ns, job->run.survival.found_ns);
     rank->on_duplicate = attendance_policy(job, stored->on_duplicate);
     rank->n_received = stored->n_received;
     rank->n_forwards = rank->n_forwards_at_step = stored->n_forwards;
@@ -299,6 +300,10 @@ static int repeat(struct job *job, struct wire_arena *arena, const struct journa
         return record->n_bytes == sizeof(struct journal_edit) ? window_edit_again(job, record->data) : -EINVAL;
     case JOURNAL_STORING:
         return window_store_again(job);
+    case JOURNAL_STORED:
+        return window_stored_again(job);
+    case JOURNAL_NODE:
+        return coordinator_repeat(job->coordinator, record->data, record->n_bytes);
     default:
         return -EINVAL;
     }
@@ -312,7 +317,7 @@ static int repeat_log(struct job *job, char *why, size_t why_size)
     int r = wire_arena_init(&arena);
 
     while (r == 0 && journal_read(job->run.survival.journal, &at, &record)) {
-        job->run.survival.clock_ns = record.time_ns;
+        job->run.survival.clock_ns = MIN(record.time_ns, job->run.survival.found_ns);
         r = job_is_own(job, record.rank) ? repeat(job, &arena, &record) : -EINVAL;
         if (r < 0)
             snprintf(why, why_size, "record %" PRIu64 " of its journal (type %d, rank %u) cannot be repeated: %s", n,
@@ -335,8 +340,8 @@ static bool is_of_ring(const char *name)
 /* Return: false and a sentence when something was kept twice, or by nobody that we know. */
 static bool check_names(char *why, size_t why_size)
 {
-    static const char *const known[] = {"journal", "state", "gradient", "weights", "counts", "step", "pool",
-                                        "window", "rewrite"};
+    static const char *const known[] = {"journal", "state", "gradient", "weights", "counts",
+                                        "step",    "pool",  "window",   "rewrite"};
     for (size_t i = 0; keep_passed(i); i++) {
         const char *name = keep_passed(i)->name;
         bool is_known = is_of_ring(name);
@@ -391,6 +396,7 @@ static void go_on(struct job *job)
         if (rank->peer && !rank->formed) /* it declares again */
             job_detach(job, rank);
     }
+    coordinator_go_on(job->coordinator);
     job_set_writing(job, job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW);
     if (job->phase == JOB_TRAINING)
         collect_go_on(job);
@@ -398,6 +404,13 @@ static void go_on(struct job *job)
     job_settle(job);
 }
 
+/* Of several nodes, one that was still being formed has nothing that could be lost, and begins anew with the others. */
+static bool has_begun(const struct job *job, const struct stored_head *head)
+{
+    return job->coordinator->alone || head->has_weights;
+}
+
+/* Return: 1: it is taken over; 0: there is nothing worth it; -errno and a sentence. */
 static int take_over(struct job *job, char *why, size_t why_size)
 {
     struct wire_arena arena = WIRE_ARENA_NULL;
@@ -411,6 +424,11 @@ static int take_over(struct job *job, char *why, size_t why_size)
         r = wire_arena_init(&arena);
     if (r == 0 && (!bytes || head_unpack(&arena, bytes, n_bytes, &head, why, why_size) != 0))
         r = -EINVAL;
+    if (r == 0 && !has_begun(job, &head)) {
+        wire_arena_deinit(&arena);
+        manifest_deinit(&manifest);
+        return 0;
+    }
     if (r == 0) {
         snprintf(why, why_size, "its memory is not as the manifest and the configuration want it");
         r = form_again(job, &manifest);
@@ -424,7 +442,7 @@ static int take_over(struct job *job, char *why, size_t why_size)
         r = repeat_log(job, why, why_size);
     wire_arena_deinit(&arena);
     manifest_deinit(&manifest);
-    return r;
+    return r < 0 ? r : 1;
 }
 
 static int adopt(struct job *job, char *why, size_t why_size)
@@ -446,7 +464,9 @@ static int adopt(struct job *job, char *why, size_t why_size)
     survival->replays = true;
     survival->found_ns = survival->clock_ns = job->ops.now_ns(job->ops.userdata);
     r = take_over(job, why, why_size);
-    return r < 0 ? r : 1;
+    if (r == 0)
+        survival->replays = false;
+    return r;
 }
 
 /* The names of all that was passed to this daemon, to be able to give it up. Return: 0 or -ENOMEM. */

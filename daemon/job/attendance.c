@@ -58,10 +58,11 @@ static struct diagnostic *check_run(struct job *job, const struct evidence_at *a
  * A live rank belongs to its process, which may connect again. The data that a formed rank left behind belongs to its
  * user. Return: NULL, or the refusal.
  */
-static struct diagnostic *check_owner(const struct job *job, const struct job_rank *rank, const struct job_attach *attach,
-                                      const struct evidence_at *at)
+static struct diagnostic *check_owner(const struct job *job, const struct job_rank *rank,
+                                      const struct job_attach *attach, const struct evidence_at *at)
 {
-    bool same_process = rank->secret == attach->hello->incarnation && rank->pid == attach->pid && rank->uid == attach->uid;
+    bool same_process =
+        rank->secret == attach->hello->incarnation && rank->pid == attach->pid && rank->uid == attach->uid;
 
     if (rank->peer && !same_process && rank->pid > 0 && rank->pid == attach->pid && rank->uid == attach->uid)
         return cause_rank_taken_by_itself(at, rank->pid);
@@ -156,7 +157,9 @@ void job_all_are_back(struct job *job, bool own)
 
 static void start_incarnation(struct job *job, struct job_rank *rank, const struct job_attach *attach)
 {
-    bool goes_on = rank->incarnation && rank->secret == attach->hello->incarnation;
+    /* A process that has no layout declares again, also if the daemon before was about to tell it. */
+    bool goes_on = rank->incarnation && rank->secret == attach->hello->incarnation &&
+                   (attach->hello->resumes || !rank->formed || !job->run.survival.found_ns);
     bool successor = rank->incarnation && !goes_on;
 
     if (!job->layout || !rank->incarnation)
@@ -189,7 +192,7 @@ static void choose_optimizer(struct job *job, const struct request_hello *hello)
             return;
     job->run.chosen = *job->run.configured;
     job->config = config_choose_optimizer(&job->run.chosen, hello->optimizer, hello->momentum) ? &job->run.chosen
-                                                                                           : job->run.configured;
+                                                                                               : job->run.configured;
 }
 
 enum config_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted)

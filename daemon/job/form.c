@@ -11,6 +11,7 @@
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 #include "core/base/keep.h"
+#include "core/base/log.h"
 #include "core/base/open-files.h"
 #include "core/base/sequence.h"
 #include "core/base/worker.h"
@@ -235,10 +236,9 @@ static int lay_out(void *userdata)
 static int admit(void *userdata)
 {
     struct job *job = userdata;
-    struct plan_options options =
-        budget_options(job->config, job->layout,
-                       (struct budget_ranks){.first_local = job->world.first, .n_local = job_n_local(job)},
-                       job->layout->n_parcels);
+    struct plan_options options = budget_options(
+        job->config, job->layout, (struct budget_ranks){.first_local = job->world.first, .n_local = job_n_local(job)},
+        job->layout->n_parcels);
 
     plan_bytes_by_class(job->layout, &options, &job->memory.planned);
     return refuse_with(job, admit_memory(job, &job->memory.planned));
@@ -317,11 +317,11 @@ static int reserve(void *userdata)
 
     job->phase = JOB_RESERVING;
     job->forming.reserve_result = 0;
-    job->forming.reserve_work = (struct work){.run = reserve_run,
-                                              .done = reserve_done,
-                                              .n_items = executor_n_reserve_pieces(job->executor) +
-                                                         coordinator_n_reserve_pieces(job->coordinator) +
-                                                         (job->run.survival.journal != NULL)};
+    job->forming.reserve_work =
+        (struct work){.run = reserve_run,
+                      .done = reserve_done,
+                      .n_items = executor_n_reserve_pieces(job->executor) +
+                                 coordinator_n_reserve_pieces(job->coordinator) + (job->run.survival.journal != NULL)};
     job->work.n_io++;
     worker_post(job->pool, &job->forming.reserve_work);
     return SEQUENCE_WAITS;
@@ -345,9 +345,8 @@ static int make_journal(void *userdata)
     return r < 0 ? r : SEQUENCE_OVER;
 }
 
-static const sequence_stage stages[] = {compare_manifests, lay_out,     admit,   make_journal,
-                                        make_executor,     make_tables, reserve, start,
-                                        NULL};
+static const sequence_stage stages[] = {compare_manifests, lay_out, admit, make_journal, make_executor,
+                                        make_tables,       reserve, start, NULL};
 
 /* ---- how forming ends ---------------------------------------------------------------------------------- */
 
@@ -410,6 +409,37 @@ void job_unformed(struct job *job, struct diagnostic *diagnostic)
 
 /* ---- a job that an earlier daemon has formed ----------------------------------------------------------- */
 
+static void reserve_again_run(struct work *work, uint32_t item)
+{
+    struct job *job = container_of(work, struct job, forming.reserve_work);
+
+    if (coordinator_reserve(job->coordinator, item) < 0)
+        __atomic_store_n(&job->forming.reserve_result, -ENOMEM, __ATOMIC_RELAXED);
+}
+
+static void reserve_again_done(struct work *work)
+{
+    struct job *job = container_of(work, struct job, forming.reserve_work);
+
+    job->work.n_io--;
+    if (job->forming.reserve_result < 0)
+        log_error("there is not enough memory for what travels between nodes: free memory on this machine");
+    job_todo(job);
+}
+
+/* Memory for what travels between nodes is not kept. Its pages come while this daemon serves already. */
+static void reserve_again(struct job *job)
+{
+    uint32_t n = coordinator_n_reserve_pieces(job->coordinator);
+
+    if (n == 0)
+        return;
+    job->forming.reserve_result = 0;
+    job->forming.reserve_work = (struct work){.run = reserve_again_run, .done = reserve_again_done, .n_items = n};
+    job->work.n_io++;
+    worker_post(job->pool, &job->forming.reserve_work);
+}
+
 int form_again(struct job *job, const struct manifest *manifest)
 {
     struct job_rank *first = &job->ranks[job->world.first];
@@ -434,6 +464,8 @@ int form_again(struct job *job, const struct manifest *manifest)
     r = make_executor(job);
     if (r >= 0)
         r = make_tables(job);
+    if (r >= 0)
+        reserve_again(job);
     return MIN(r, 0);
 }
 

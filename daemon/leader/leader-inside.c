@@ -26,6 +26,12 @@ void leader_say(struct leader *leader, struct node_message message)
     leader->ops.say(leader->ops.userdata, &message);
 }
 
+void leader_tell(struct leader *leader, unsigned node, enum node_kind kind, uint64_t step)
+{
+    leader->ops.tell(leader->ops.userdata, node,
+                     &(struct node_message){.kind = kind, .step = step, .attempt = leader->attempt});
+}
+
 bool leader_is_gone(const struct node *node)
 {
     return node->asked && !node->has_args;
@@ -72,6 +78,7 @@ void leader_abort_step(struct leader *leader, const struct node_message *message
     if (leader->phase != LEADER_TRAINING && leader->phase != LEADER_MEASURING && leader->phase != LEADER_WINDOW)
         return;
     leader_forget_step(leader);
+    leader->weights = (struct motion){0};
     leader->attempt++;
     leader->phase = LEADER_TRAINING;
     leader_say(leader, (struct node_message){.kind = NODE_ABORTED,

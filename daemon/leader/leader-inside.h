@@ -8,14 +8,17 @@
  *   leader-parcel.c   the positions of nodes in parcels, and exchanges of parcels
  *   leader-step.c     the step: requests, verdict, update, commit
  *   leader-window.c   write windows
- *   leader.c          life, forming, fetches, generations of engines, reports, nodes that the leader waits for
+ *   leader-recover.c  generations of engines
+ *   leader-kept.c     nodes whose daemon was replaced, node 0 among them
+ *   leader.c          life, forming, fetches, reports, nodes that the leader waits for
  */
 
 #include "daemon/leader/leader.h"
 
 enum leader_phase {
     LEADER_DECLARING,
-    LEADER_SHOWING, /* manifests that differ, before they are refused */
+    LEADER_SHOWING,   /* manifests that differ, before they are refused */
+    LEADER_RETURNING, /* this leader is new to the run: nodes say where they stand */
     LEADER_FORMING,
     LEADER_STARTING,  /* engines connect, rank 0's initial weights come in */
     LEADER_SPREADING, /* which are sent to all */
@@ -50,7 +53,18 @@ struct leader_parcel {
     struct place *places; /* per node */
 };
 
+/* Where a node stands, as its last KEPT says. */
+struct kept {
+    bool said;
+    enum node_stand stand;
+    uint64_t step;
+    uint32_t attempt;   /* the highest that it knows of */
+    uint32_t n_windows; /* that it has closed before the step */
+    bool is_empty;      /* it has nothing of the open step */
+};
+
 struct node {
+    struct kept kept;
     bool shown, declared, formed, connected, asked, wants_norm, summed, updated;
     bool wants_window, ends_window, stored;
     uint64_t digest;
@@ -98,6 +112,7 @@ struct leader {
     size_t n_written;
     char differ[256]; /* why manifests are shown */
     uint64_t step, last_tag;
+    uint32_t n_windows; /* closed before the step */
     uint32_t attempt, generation;
     uint64_t *masks; /* scratch: of the parcel with the most parts */
 };
@@ -116,8 +131,18 @@ void leader_abort_step(struct leader *leader, const struct node_message *message
 /* Aborts the step for a reason that no rank has given. */
 void leader_give_up(struct leader *leader, unsigned node, const char *why);
 
+/* To one node, about a step that may not be the open one. */
+void leader_tell(struct leader *leader, unsigned node, enum node_kind kind, uint64_t step);
+
 /* leader.c */
 void leader_say_serve(struct leader *leader, const struct leader_fetch *fetch);
+/* Forgets the fetches of a node; n_nodes: of all. */
+void leader_forget_fetches(struct leader *leader, unsigned node);
+/* Refuses all nodes. Not for a newcomer that has begun anew (0: for all): what it has declared since is not refused. */
+void leader_refuse(struct leader *leader, unsigned newcomer, const char *text);
+
+/* leader-kept.c */
+void leader_hear_kept(struct leader *leader, unsigned node, const struct node_message *message);
 
 /* leader-recover.c */
 /* All nodes have their memory: the first engines start. */
@@ -144,11 +169,15 @@ void leader_hear_request(struct leader *leader, unsigned node, const struct node
 void leader_hear_back(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_sum(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_updated(struct leader *leader, unsigned node);
+/* Goes on when all nodes have updated. */
+void leader_try_updated(struct leader *leader);
 void leader_commit(struct leader *leader);
 
 /* leader-window.c */
 void leader_hear_window(struct leader *leader, unsigned node);
 void leader_hear_window_end(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_stored(struct leader *leader, unsigned node);
+/* Goes on when all nodes have stored. */
+void leader_try_stored(struct leader *leader);
 void leader_say_write(struct leader *leader);
 void leader_close_window(struct leader *leader);

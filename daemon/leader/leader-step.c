@@ -287,15 +287,20 @@ static void all_are_updated(struct leader *leader)
         leader_say(leader, (struct node_message){.kind = NODE_GATHER, .tag = leader->weights.tag});
 }
 
+void leader_try_updated(struct leader *leader)
+{
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!leader->nodes[i].updated)
+            return;
+    all_are_updated(leader);
+}
+
 void leader_hear_updated(struct leader *leader, unsigned node)
 {
     if (leader->phase != LEADER_UPDATING)
         return;
     leader->nodes[node].updated = true;
-    for (unsigned i = 0; i < leader->n_nodes; i++)
-        if (!leader->nodes[i].updated)
-            return;
-    all_are_updated(leader);
+    leader_try_updated(leader);
 }
 
 void leader_commit(struct leader *leader)
@@ -304,5 +309,6 @@ void leader_commit(struct leader *leader)
     leader_forget_step(leader);
     leader->weights = (struct motion){0};
     leader->step++;
+    leader->n_windows = 0;
     leader->phase = LEADER_TRAINING;
 }

@@ -92,6 +92,11 @@ static bool has_stored(const struct node *node)
 void leader_hear_stored(struct leader *leader, unsigned node)
 {
     leader->nodes[node].stored = true;
+    leader_try_stored(leader);
+}
+
+void leader_try_stored(struct leader *leader)
+{
     if (leader->phase != LEADER_STORING || !all_say(leader, has_stored))
         return;
     if (leader->stage == 3) {
@@ -112,5 +117,6 @@ void leader_close_window(struct leader *leader)
         leader_forget_request(&leader->nodes[i]);
     leader->weights = (struct motion){0};
     leader->phase = LEADER_TRAINING;
+    leader->n_windows++;
     leader_say(leader, (struct node_message){.kind = NODE_CLOSED});
 }

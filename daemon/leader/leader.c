@@ -44,12 +44,16 @@ int leader_new(struct leader **out, const struct leader_options *options)
     return 0;
 }
 
-static void forget_fetches(struct leader *leader)
+void leader_forget_fetches(struct leader *leader, unsigned node)
 {
-    while (leader->fetches) {
-        struct leader_fetch *fetch = leader->fetches;
+    for (struct leader_fetch **link = &leader->fetches; *link;) {
+        struct leader_fetch *fetch = *link;
 
-        leader->fetches = fetch->next;
+        if (node < leader->n_nodes && fetch->node != node) {
+            link = &fetch->next;
+            continue;
+        }
+        *link = fetch->next;
         free(fetch);
     }
 }
@@ -57,7 +61,7 @@ static void forget_fetches(struct leader *leader)
 static void drop_layout(struct leader *leader)
 {
     free(steal_ptr(leader->written));
-    forget_fetches(leader);
+    leader_forget_fetches(leader, leader->n_nodes);
     if (leader->places)
         leader_forget_step(leader);
     free(steal_ptr(leader->parcels));
@@ -113,20 +117,20 @@ static bool note_moved(struct leader *leader, struct motion *motion, unsigned no
 
 /* ---- forming ------------------------------------------------------------------------------------------- */
 
-/* Not for the node that has just begun anew (0: for all): what it has declared since is not refused. */
 static void refuse_saying(struct leader *leader, struct node_message said)
 {
     leader->phase = LEADER_DECLARING;
     for (unsigned i = 0; i < leader->n_nodes; i++)
-        leader->nodes[i].declared = leader->nodes[i].formed = leader->nodes[i].connected = false;
+        leader->nodes[i].declared = leader->nodes[i].formed = leader->nodes[i].connected = leader->nodes[i].kept.said =
+            false;
     leader->weights = (struct motion){0};
-    forget_fetches(leader);
+    leader_forget_fetches(leader, leader->n_nodes);
     leader_forget_step(leader);
     said.kind = NODE_REFUSE;
     leader_say(leader, said);
 }
 
-static void refuse_but(struct leader *leader, unsigned newcomer, const char *text)
+void leader_refuse(struct leader *leader, unsigned newcomer, const char *text)
 {
     refuse_saying(leader, (struct node_message){.node = newcomer, .text = text});
 }
@@ -136,11 +140,6 @@ static void refuse_as(struct leader *leader, const struct node_message *message)
 {
     refuse_saying(leader, (struct node_message){
                               .has_rank = true, .rank = message->node, .tag = message->tag, .text = message->text});
-}
-
-static void refuse_all(struct leader *leader, const char *text)
-{
-    refuse_but(leader, 0, text);
 }
 
 void leader_refuse_without(struct leader *leader, unsigned node, unsigned code, const char *why)
@@ -172,7 +171,7 @@ static void hear_manifest(struct leader *leader, unsigned node, const struct nod
     for (unsigned i = 0; i < leader->n_nodes; i++)
         if (!leader->nodes[i].shown)
             return;
-    refuse_all(leader, leader->differ);
+    leader_refuse(leader, 0, leader->differ);
 }
 
 /* Return: the first node that has a run id; n_nodes: none has. */
@@ -229,7 +228,7 @@ static void try_form(struct leader *leader)
         leader->nodes[i].formed = false;
     leader->has_weights = false; /* a report about the dropped job may have set it since */
     leader->step = 0;
-    leader->attempt = 0;
+    leader->attempt = leader->n_windows = 0;
     leader_say(leader, (struct node_message){.kind = NODE_FORM,
                                              .digest = leader->nodes[0].digest,
                                              .text = first < leader->n_nodes ? leader->nodes[first].run_id : ""});
@@ -289,13 +288,22 @@ static const char *check_fetch(const struct leader *leader, unsigned node, const
     return NULL;
 }
 
+/* A node asks again when it does not know whether this leader has heard it. */
+static bool is_known(const struct leader *leader, unsigned node, uint64_t id)
+{
+    for (const struct leader_fetch *fetch = leader->fetches; fetch; fetch = fetch->next)
+        if (fetch->node == node && fetch->id == id)
+            return true;
+    return false;
+}
+
 static void hear_fetch(struct leader *leader, unsigned node, const struct node_message *message)
 {
     struct leader_fetch *fetch;
     const char *wrong;
 
-    if (!leader->layout || leader->phase < LEADER_FORMING)
-        return; /* the job is being dropped, and the node will learn that */
+    if (!leader->layout || leader->phase < LEADER_FORMING || is_known(leader, node, message->digest))
+        return; /* the job is being dropped, and the node will learn that; or the node asks again */
     wrong = check_fetch(leader, node, message);
     fetch = wrong ? NULL : malloc(sizeof(*fetch) + message->n_numbers * sizeof(fetch->params[0]));
     if (!fetch) {
@@ -463,6 +471,9 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
     case NODE_CONNECTED:
         leader_hear_connected(leader, node, message);
         break;
+    case NODE_KEPT:
+        leader_hear_kept(leader, node, message);
+        break;
     case NODE_BROKEN:
         if (message->generation == leader->generation && leader->phase >= LEADER_STARTING)
             leader_next_generation(leader, message->text);
@@ -494,7 +505,7 @@ void leader_lose(struct leader *leader, unsigned node, const char *why)
 {
     leader->nodes[node].declared = false;
     if (leader->phase != LEADER_DECLARING)
-        refuse_but(leader, node, why);
+        leader_refuse(leader, node, why);
 }
 
 /* ---- who is waited for --------------------------------------------------------------------------------- */
@@ -548,6 +559,9 @@ uint64_t leader_waits_for(const struct leader *leader)
         case LEADER_DECLARING:
             waits = !node->declared;
             break;
+        case LEADER_RETURNING:
+            waits = !node->kept.said;
+            break;
         case LEADER_FORMING:
             waits = !node->formed;
             break;
@@ -581,19 +595,13 @@ uint64_t leader_waits_for(const struct leader *leader)
 const char *leader_waits_to(const struct leader *leader)
 {
     static const char *const words[] = {
-        [LEADER_DECLARING] = "to declare parameters",
-        [LEADER_SHOWING] = "to show what it declares",
-        [LEADER_FORMING] = "to reserve memory",
-        [LEADER_STARTING] = "to connect the engine",
-        [LEADER_SPREADING] = "to take over initial weights",
-        [LEADER_TRAINING] = "to ask for the step",
-        [LEADER_MEASURING] = "to add up squares",
-        [LEADER_UPDATING] = "to update partitions",
-        [LEADER_GATHERING] = "to get the new weights",
-        [LEADER_WINDOW] = "to end the write window",
-        [LEADER_WRITING] = "to get what was written",
-        [LEADER_STORING] = "to store what was written",
-        [LEADER_CLOSING] = "to get the weights that were written",
+        [LEADER_DECLARING] = "to declare parameters",   [LEADER_SHOWING] = "to show what it declares",
+        [LEADER_RETURNING] = "to say where it stands",  [LEADER_FORMING] = "to reserve memory",
+        [LEADER_STARTING] = "to connect the engine",    [LEADER_SPREADING] = "to take over initial weights",
+        [LEADER_TRAINING] = "to ask for the step",      [LEADER_MEASURING] = "to add up squares",
+        [LEADER_UPDATING] = "to update partitions",     [LEADER_GATHERING] = "to get the new weights",
+        [LEADER_WINDOW] = "to end the write window",    [LEADER_WRITING] = "to get what was written",
+        [LEADER_STORING] = "to store what was written", [LEADER_CLOSING] = "to get the weights that were written",
     };
 
     if (leader->phase == LEADER_STARTING && leader_all_are_connected(leader))

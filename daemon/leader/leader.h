@@ -41,6 +41,10 @@ struct leader_ops {
      */
     bool (*judge)(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict,
                   struct node_message *hold);
+    /* Sends the message to one node. Borrowed. */
+    void (*tell)(void *userdata, unsigned node, const struct node_message *message);
+    /* Sends to one node the DECIDED that was said last. */
+    void (*decide_again)(void *userdata, unsigned node);
     /* A node has sent a report that is not valid. why: a sentence. */
     void (*complain)(void *userdata, unsigned node, const char *why);
     void *userdata;
@@ -65,6 +69,14 @@ int leader_form(struct leader *leader, const struct layout *layout);
  * One node cannot be part of the job, and node 0 has refused its own ranks: refuses the other nodes that have declared.
  */
 void leader_refuse_without(struct leader *leader, unsigned node, unsigned code, const char *why);
+
+/*
+ * Node 0's daemon has taken over a run from the one before it, at this step. The leader says nothing until all nodes
+ * have reported where they stand (KEPT), and must not hear anything else until then. After leader_form(). applies: if
+ * the step is decided, whether it is applied.
+ */
+void leader_take_over(struct leader *leader, uint64_t step, bool applies);
+bool leader_is_returning(const struct leader *leader);
 
 /* A report of a node. Copies the parts that it keeps. */
 void leader_hear(struct leader *leader, unsigned node, const struct node_message *message);

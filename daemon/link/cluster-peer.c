@@ -147,11 +147,10 @@ bool peer_fits(const struct cluster_peer *peer, const struct link_frame *introdu
 bool peer_adopt(struct cluster_peer *peer, const struct link_frame *introduction, uint64_t own_incarnation)
 {
     bool is_another = peer->incarnation != introduction->introduction.incarnation;
-    /* Messages queued before any peer came go to the first one, unless they had to be dropped. */
-    bool is_reborn = is_another && (peer->incarnation != 0 || peer->given_up);
     int r = 0;
 
-    if (is_reborn)
+    /* Messages queued before any peer came go to the first one, unless they had to be dropped. */
+    if (is_another && (peer->incarnation != 0 || peer->given_up))
         mailbox_reset(&peer->mailbox);
     peer->incarnation = introduction->introduction.incarnation;
     peer->given_up = false;
@@ -159,7 +158,7 @@ bool peer_adopt(struct cluster_peer *peer, const struct link_frame *introduction
         r = mailbox_acknowledge(&peer->mailbox, introduction->introduction.n_received);
     assert(r == 0); /* it fits */
     (void)r;
-    return is_reborn;
+    return is_another;
 }
 
 void peer_go_up(struct cluster_peer *peer, struct connection *connection)

@@ -56,8 +56,8 @@ int peer_send(struct cluster_peer *peer, const void *data, size_t n_bytes);
 bool peer_fits(const struct cluster_peer *peer, const struct link_frame *introduction, uint64_t own_incarnation);
 
 /*
- * Adopts an introduction that fits. Return: whether the peer is a new process, although another one came before or
- * messages were dropped: messages that are kept for the old process are dropped, too.
+ * Adopts an introduction that fits. Return: whether the peer is another process than before, or the first one. If there
+ * was one, or messages had to be dropped, those that are kept are dropped, too.
  */
 bool peer_adopt(struct cluster_peer *peer, const struct link_frame *introduction, uint64_t own_incarnation);
 

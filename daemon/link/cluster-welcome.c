@@ -148,7 +148,8 @@ static void introduce_ourselves(struct connection *connection)
         .introduction = {.incarnation = cluster->incarnation,
                          .peer_incarnation = peer->incarnation,
                          .n_received = peer->mailbox.n_received,
-                         .n_acknowledged = peer->mailbox.n_acknowledged},
+                         .n_acknowledged = peer->mailbox.n_acknowledged,
+                         .has_run = cluster->ops.has_run && cluster->ops.has_run(cluster->ops.userdata)},
         .data = (const uint8_t *)cluster->alike,
         .n_bytes = strlen(cluster->alike),
     };
@@ -223,7 +224,7 @@ static void welcome(struct connection *connection, const struct link_frame *fram
 {
     struct cluster *cluster = connection->owner;
     struct cluster_peer *peer = &cluster->peers[connection->stream.peer_node];
-    bool is_reborn;
+    bool first = peer->incarnation == 0 && !peer->given_up, is_another;
 
     if (!is_alike(connection, frame))
         return;
@@ -237,9 +238,9 @@ static void welcome(struct connection *connection, const struct link_frame *fram
         peer_explain(peer, PEER_LOST, "it has made a new connection");
         cluster_lose(peer);
     }
-    is_reborn = peer_adopt(peer, frame, cluster->incarnation);
-    if (is_reborn && !cluster->closing)
-        cluster->ops.reborn(cluster->ops.userdata, peer->node);
+    is_another = peer_adopt(peer, frame, cluster->incarnation);
+    if (is_another && !cluster->closing)
+        cluster->ops.appeared(cluster->ops.userdata, peer->node, first, frame->introduction.has_run);
     if (cluster->closing) {
         connection_close(connection);
         return;

@@ -15,13 +15,14 @@
  *
  * Messages are delivered once and in order between two incarnations, whatever happens to connections: each has a
  * number, is kept until it is acknowledged, and is sent again over the next connection. A broken or silent connection
- * (no heartbeat for CLUSTER_SILENCE_MS) is made again. If the peer is another process than before, its knowledge
- * is gone: reborn() reports that, and messages that were kept for the old process are dropped. Messages that are sent
- * before any process has come are for the first one; messages that are sent in reborn() or later are for the new one.
+ * (no heartbeat for CLUSTER_SILENCE_MS) is made again. If the peer is another process than before, what was said to the
+ * old one is forgotten: appeared() reports that, and messages that were kept for the old process are dropped. Messages
+ * that are sent before any process has come are for the first one; messages that are sent in appeared() or later are
+ * for the new one.
  *
  * Giving up a peer. When more than CLUSTER_MAX_KEPT_BYTES are kept for a peer, they are dropped and the peer is given
- * up: it is down, and cluster_send() returns -ENOMEM, until another process comes in its place (reborn()). A peer that
- * comes back after another process had its place is given up, too: its log says that it must be started anew.
+ * up: it is down, and cluster_send() returns -ENOMEM, until another process comes in its place (appeared()). A peer
+ * that comes back after another process had its place is given up, too: its log says that it must be started anew.
  *
  * Node 0 decides how the job continues after a broken link: daemon/leader/leader-recover.c.
  *
@@ -54,10 +55,12 @@ struct cluster_ops {
     void (*up)(void *userdata, unsigned node);
     /* The link does not stand any more; why: a sentence. Messages are kept. Called once per up(). */
     void (*down)(void *userdata, unsigned node, const char *why);
-    /* The peer is another process than the one that was up before. Before up(). */
-    void (*reborn)(void *userdata, unsigned node);
-    /* The peer has configured something differently, so that the link does not come; again at each attempt. May be NULL.
-     * difference: names keys, with both values. */
+    /* Does this daemon hold the state of a run? Asked when it introduces itself. NULL: it never does. */
+    bool (*has_run)(void *userdata);
+    /* The peer is another process than before. first: none was before. has_run: it says so of itself. Before up(). */
+    void (*appeared)(void *userdata, unsigned node, bool first, bool has_run);
+    /* The peer has configured something differently, so that the link does not come; again at each attempt. May be
+     * NULL. difference: names keys, with both values. */
     void (*different)(void *userdata, unsigned node, const char *difference);
     void *userdata;
 };

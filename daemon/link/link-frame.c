@@ -68,6 +68,9 @@ int link_frame_unpack(struct link_frame *frame, const uint8_t *bytes, size_t n_b
         frame->introduction.peer_incarnation = get_u64(bytes + 9);
         frame->introduction.n_received = get_u64(bytes + 17);
         frame->introduction.n_acknowledged = get_u64(bytes + 25);
+        frame->introduction.has_run = bytes[33];
+        if (bytes[33] > 1)
+            return LINK_FRAME_E_INVALID;
     } else if (frame->kind == LINK_FRAME_MESSAGE) {
         frame->number = get_u64(bytes + 1);
     } else if (frame->kind == LINK_FRAME_HEARTBEAT) {
@@ -89,6 +92,7 @@ void link_frame_pack(const struct link_frame *frame, uint8_t *out)
         out = put_u64(out, frame->introduction.peer_incarnation);
         out = put_u64(out, frame->introduction.n_received);
         out = put_u64(out, frame->introduction.n_acknowledged);
+        *out++ = frame->introduction.has_run;
     } else if (frame->kind == LINK_FRAME_MESSAGE) {
         out = put_u64(out, frame->number);
     } else if (frame->kind == LINK_FRAME_HEARTBEAT) {

@@ -6,6 +6,7 @@
  * little-endian; a frame is its kind as one byte and then the fields in the order of the struct.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -22,7 +23,7 @@ enum link_frame_kind {
 
 enum {
     LINK_FRAME_MESSAGE_BYTES = 1 + 8, /* of a message without its data */
-    LINK_FRAME_INTRODUCTION_BYTES = 1 + 4 * 8,
+    LINK_FRAME_INTRODUCTION_BYTES = 1 + 4 * 8 + 1,
     LINK_FRAME_HEARTBEAT_BYTES = 1 + 8,
     LINK_FRAME_MAX_WHY = 400,
 };
@@ -35,6 +36,7 @@ struct link_frame {
             uint64_t peer_incarnation; /* the receiver's that the sender knows; 0: none */
             uint64_t n_received;       /* how many messages of that one have come */
             uint64_t n_acknowledged;   /* how many messages to that one have come, as far as the sender knows */
+            bool has_run;              /* the sender holds the state of a run; one byte, 0 or 1 */
         } introduction;
         uint64_t number;     /* message: its own, counted from 1 between two incarnations */
         uint64_t n_received; /* heartbeat: all messages up to this number have come */

@@ -38,14 +38,16 @@ enum journal_type {
     JOURNAL_REQUEST = 3, /* a packed request of a rank */
     JOURNAL_ATTACH = 4,  /* struct journal_attach, and a packed Hello */
     JOURNAL_DETACH = 5,
-    JOURNAL_FORMED = 6, /* a rank is being told the layout */
-    JOURNAL_GRANT = 7,  /* struct journal_grant */
-    JOURNAL_POSTED = 8, /* struct journal_posted */
-    JOURNAL_SUMMED = 9, /* struct journal_summed, and the 64-bit sums of what each rank has pushed */
+    JOURNAL_FORMED = 6,    /* a rank is being told the layout */
+    JOURNAL_GRANT = 7,     /* struct journal_grant */
+    JOURNAL_POSTED = 8,    /* struct journal_posted */
+    JOURNAL_SUMMED = 9,    /* struct journal_summed, and the 64-bit sums of what each rank has pushed */
     JOURNAL_COMPARED = 10, /* struct journal_compared */
     JOURNAL_WINDOW = 11,   /* a write window shows the weights */
     JOURNAL_EDIT = 12,     /* struct journal_edit */
     JOURNAL_STORING = 13,  /* the window is being stored */
+    JOURNAL_NODE = 14,     /* several nodes: a packed NodeMessage of node 0 */
+    JOURNAL_STORED = 15,   /* several nodes: the window is stored here, and weights of other nodes may come */
     JOURNAL_N_TYPES,
 };
 

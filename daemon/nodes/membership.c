@@ -323,11 +323,18 @@ static void link_is_down(void *userdata, unsigned node, const char *why)
                   }));
 }
 
-static void link_is_another(void *userdata, unsigned node)
+static bool has_run(void *userdata)
+{
+    const struct membership *m = userdata;
+
+    return nodes_has_run(m->nodes);
+}
+
+static void link_has_appeared(void *userdata, unsigned node, bool first, bool its_has_run)
 {
     struct membership *m = userdata;
 
-    nodes_lose(m->nodes, node);
+    nodes_meet(m->nodes, node, first, its_has_run);
     finish(m);
 }
 
@@ -343,7 +350,7 @@ static int send_to(void *userdata, unsigned node, const void *data, size_t n_byt
 {
     struct membership *m = userdata;
 
-    return cluster_send(m->cluster, node, data, n_bytes);
+    return m->cluster ? cluster_send(m->cluster, node, data, n_bytes) : 0; /* else there is no run */
 }
 
 /* ---- life ---------------------------------------------------------------------------------------------- */
@@ -376,6 +383,26 @@ static void copy_host(char *dst, size_t size, const char *address)
     snprintf(dst, size, "%.*s", (int)MIN(n, size - 1), address);
 }
 
+static int link_up(struct membership *m, char *why, size_t why_size)
+{
+    struct cluster_options options = {
+        .loop = m->loop,
+        .config = m->job->config,
+        .ops = {.message = link_says,
+                .up = link_is_up,
+                .down = link_is_down,
+                .has_run = has_run,
+                .appeared = link_has_appeared,
+                .different = link_is_different,
+                .userdata = m},
+    };
+
+    while (options.incarnation == 0)
+        if (getrandom(&options.incarnation, sizeof(options.incarnation), 0) < 0)
+            return -errno;
+    return cluster_new(&m->cluster, &options, why, why_size);
+}
+
 static int start(struct membership *m, char *why, size_t why_size)
 {
     const struct nodes_ops ops = {.send = send_to,
@@ -386,24 +413,11 @@ static int start(struct membership *m, char *why, size_t why_size)
                                   .share = share,
                                   .stop_engine = stop_engine,
                                   .userdata = m};
-    struct cluster_options options = {
-        .loop = m->loop,
-        .config = m->job->config,
-        .ops = {.message = link_says,
-                .up = link_is_up,
-                .down = link_is_down,
-                .reborn = link_is_another,
-                .different = link_is_different,
-                .userdata = m},
-    };
     int r;
 
     snprintf(why, why_size, "out of memory");
-    while (options.incarnation == 0)
-        if (getrandom(&options.incarnation, sizeof(options.incarnation), 0) < 0)
-            return -errno;
     r = nodes_join(&m->nodes, m->job, &ops);
-    return r < 0 ? r : cluster_new(&m->cluster, &options, why, why_size);
+    return r < 0 ? r : link_up(m, why, why_size);
 }
 
 int membership_new(struct membership **out, const struct membership_options *options, char *why, size_t why_size)
@@ -456,6 +470,18 @@ void membership_close(struct membership *m)
     uv_close((uv_handle_t *)&m->pause, on_closed);
 }
 
+void membership_stay_apart(struct membership *m, bool apart)
+{
+    char why[256];
+
+    if (!m || apart == !m->cluster)
+        return;
+    if (apart)
+        cluster_close(steal_ptr(m->cluster));
+    else if (link_up(m, why, sizeof(why)) < 0)
+        log_error("this daemon cannot join the other nodes, and must be started anew: %s", why);
+}
+
 struct membership_node membership_node(const struct membership *m, unsigned node)
 {
     const struct config *config = m->job->config;
@@ -463,9 +489,13 @@ struct membership_node membership_node(const struct membership *m, unsigned node
 
     return (struct membership_node){
         .address = config->world.nodes.items[node].address,
-        .up = self || cluster_is_up(m->cluster, node),
-        .why = self ? NULL : cluster_why_down(m->cluster, node),
-        .silent_ms = self ? 0 : cluster_silent_ms(m->cluster, node),
+        .up = self || (m->cluster && cluster_is_up(m->cluster, node)),
+        .why = self         ? NULL
+               : m->cluster ? cluster_why_down(m->cluster, node)
+                            : "this daemon holds a run, and stays apart",
+        .silent_ms = self         ? 0
+                     : m->cluster ? cluster_silent_ms(m->cluster, node)
+                                  : UINT64_MAX,
     };
 }
 

@@ -34,6 +34,9 @@ int membership_new(struct membership **out, const struct membership_options *opt
 /* The job hears nothing any more; the loop frees it when its handles are closed. NULL is fine. */
 void membership_close(struct membership *membership);
 
+/* Has this daemon links to the others? It has none while it holds a run that it cannot take over. NULL is fine. */
+void membership_stay_apart(struct membership *membership, bool apart);
+
 struct membership_node {
     const char *address;
     bool up;

@@ -128,6 +128,16 @@ void nodes_hear_difference(struct nodes *nodes, unsigned node, const char *diffe
     job_todo(job);
 }
 
+static int repeat(struct coordinator *c, const void *packed, size_t n_bytes)
+{
+    return nodes_repeat(nodes_from(c), packed, n_bytes);
+}
+
+static void go_on(struct coordinator *c)
+{
+    nodes_go_on(nodes_from(c));
+}
+
 /* ---- ranks --------------------------------------------------------------------------------------------- */
 
 static void tell(struct coordinator *c, bool tick)
@@ -311,6 +321,8 @@ static const struct coordinator_ops ops = {
     .have_weights = have_weights,
     .cancel = cancel,
     .drop = drop,
+    .repeat = repeat,
+    .go_on = go_on,
     .tell = tell,
     .back = back,
     .holds_back = holds_back,

@@ -10,6 +10,8 @@
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/nodes/nodes-inside.h"
+#include "daemon/nodes/param-norm.h"
+#include "daemon/nodes/remote-ranks.h"
 #include "daemon/step/executor.h"
 
 enum { VALUE_OF_DEVICES = 1 }; /* tag of VALUE: of the engines of GPUs */
@@ -73,6 +75,9 @@ void nodes_hear_engine(struct nodes *nodes, const struct node_message *message)
         return;
     nodes->generation = message->generation;
     end_generation(nodes);
+    nodes_ask_again(nodes);
+    param_norm_ask_again(nodes);
+    remote_ranks_repeat(nodes->remote_ranks); /* another node's daemon may be new */
     if (message->text[0])
         note_engine(nodes->job, nodes->generation, message->text);
     if (nodes->ops.start_engine(nodes->ops.userdata, nodes->generation, exchange_segments(nodes->exchange), why,

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Inside of nodes.c, nodes-coordinator.c, nodes-report.c, nodes-engine.c and nodes-obey.c. */
+/* Inside of nodes.c and nodes-*.c. */
 
 #include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/model.h"
 #include "daemon/leader/leader.h"
 #include "daemon/nodes/nodes.h"
 
-/* A message from this node to itself, queued so that it is served in its turn. */
+/* A message from this node to itself, queued so that it is served in its turn; or a report that the leader hears later.
+ */
 struct packet {
     struct packet *next;
-    bool report; /* to the leader; else from it */
+    bool report;   /* to the leader; else from it */
+    unsigned node; /* a report: whose */
     size_t n_bytes;
     uint8_t data[];
 };
@@ -27,12 +29,19 @@ struct nodes {
     struct leader *leader; /* node 0's */
     struct exchange *exchange;
     struct packet *first, **last;
-    struct wire_arena heard, said; /* two, because messages are sent while one is being served */
-    uint8_t *buffer;               /* NODE_MESSAGE_MAX_BYTES */
+    struct packet *held, **last_held; /* reports, while the leader waits for the KEPT of all nodes */
+    struct wire_arena heard, said;    /* two, because messages are sent while one is being served */
+    uint8_t *buffer;                  /* NODE_MESSAGE_MAX_BYTES */
     uint32_t generation;
     bool connected;               /* all engines of the generation are connected */
     bool has_engine, has_devices; /* connected: this node's engine for host memory, for its GPUs */
     bool said_declared, said_formed, said_unformed, said_request;
+    bool updated, stored; /* the decided step, the window: reported */
+    bool ends;            /* COMMIT or CLOSED is being obeyed: what is held for ranks is still brought up to it */
+    bool commits, closes; /* COMMIT, CLOSED has come, and this daemon is not done yet: the one before it was */
+    bool said_kept;       /* where this node stands, and the next generation of engines has not come */
+    uint8_t *decided;     /* node 0: the DECIDED of the step, packed; owned, NULL: none */
+    size_t n_decided_bytes;
     bool withdraws;   /* a withdrawal was reported, and node 0 has not answered */
     bool holds_back;  /* BACK was reported, and node 0 has not answered */
     unsigned back;    /* the rank of that BACK */
@@ -100,7 +109,38 @@ bool nodes_withdraws(const struct nodes *nodes);
 /* This node will push nothing more of the parcel in that micro-batch. */
 void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch);
 
+/* nodes-record.c */
+/* Are such messages of node 0 recorded? */
+bool nodes_records(enum node_kind kind);
+/* A message of node 0 that is being obeyed. packed: as it came. */
+void nodes_record(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes);
+/* Node 0 decides a step: the next daemon must know it before any node hears of it. */
+void nodes_keep_decision(struct nodes *nodes, const uint8_t *packed, size_t n_bytes);
+/* For nodes_decide_again(). */
+void nodes_keep_packed(struct nodes *nodes, const uint8_t *packed, size_t n_bytes);
+
+/* nodes-stand.c */
+/* The COMMIT that has come, once this node has updated; the CLOSED that has come, once it has stored. */
+void nodes_commit(struct nodes *nodes);
+void nodes_close(struct nodes *nodes);
+/* Reports where this node stands, to a leader that may not know. */
+void nodes_stand(struct nodes *nodes);
+/* Engines begin again. If this node has said where it stands, the leader may not have heard what was asked before. */
+void nodes_ask_again(struct nodes *nodes);
+
+/* nodes-kept.c */
+/* What the daemon before has heard of node 0. Return: 0 or -EINVAL. */
+int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes);
+/* The job was taken over from the daemon before. */
+void nodes_go_on(struct nodes *nodes);
+
 /* nodes-send.c */
+/* Node 0: sends the message to one node. */
+void nodes_tell(void *userdata, unsigned node, const struct node_message *message);
+/* Node 0: likewise, of a message that is packed. */
+void nodes_send_packed(struct nodes *nodes, unsigned node, const uint8_t *packed, size_t n_bytes);
+/* Sends the last DECIDED to one node. */
+void nodes_decide_again(void *userdata, unsigned node);
 /* Node 0: sends the message to all nodes. */
 void nodes_say(struct nodes *nodes, const struct node_message *message);
 const char *nodes_address_of(const struct nodes *nodes, unsigned node);
@@ -122,8 +162,8 @@ void nodes_hear_engine(struct nodes *nodes, const struct node_message *message);
 void nodes_hear_value(struct nodes *nodes, const struct node_message *message);
 
 /* nodes-obey.c */
-/* Return: NULL, or why the message is not valid. */
-const char *nodes_obey(struct nodes *nodes, const struct node_message *message);
+/* packed: the message as it came. Return: NULL, or why the message is not valid. */
+const char *nodes_obey(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes);
 bool nodes_judge(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict,
                  struct node_message *hold);
 void nodes_forget_shown(struct nodes *nodes);

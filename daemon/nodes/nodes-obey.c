@@ -234,9 +234,16 @@ static void hear_back(struct nodes *nodes, const struct node_message *message)
 
 static void hear_commit(struct nodes *nodes)
 {
-    nodes_end_request(nodes);
-    exchange_end_loans(nodes->exchange);
-    job_commit(nodes->job);
+    nodes->commits = true;
+    if (nodes->updated)
+        nodes_commit(nodes);
+}
+
+static void hear_closed(struct nodes *nodes)
+{
+    nodes->closes = nodes->job->phase == JOB_COMMITTING_WINDOW || window_stores(nodes->job);
+    if (!nodes->closes || nodes->stored)
+        nodes_close(nodes);
 }
 
 static void hear_aborted(struct nodes *nodes, const struct node_message *message)
@@ -244,7 +251,8 @@ static void hear_aborted(struct nodes *nodes, const struct node_message *message
     nodes_end_request(nodes);
     nodes->withdraws = false;
     nodes->n_passed = 0;
-    exchange_end_loans(nodes->exchange);
+    if (nodes->job->phase != JOB_UPDATING) /* else it is about the next step */
+        exchange_end_loans(nodes->exchange);
     job_aborted(nodes->job, message);
 }
 
@@ -282,14 +290,15 @@ static bool is_in_place(const struct nodes *nodes, enum node_kind kind)
     case NODE_HOLD:
     case NODE_WITHDRAWN:
         return step;
-    case NODE_DECIDED: /* a node asks when all that it has is reduced */
-        return job->phase == JOB_TRAINING && nodes->said_request && job->work.n_under_way == 0;
+    case NODE_DECIDED: /* a node asks when all that it has is reduced; said again, it may know already */
+        return job->phase == JOB_UPDATING ||
+               (job->phase == JOB_TRAINING && nodes->said_request && job->work.n_under_way == 0);
     case NODE_GATHER:
-        return (job->phase == JOB_UPDATING && !job->abort.next) || job->phase == JOB_COMMITTING_WINDOW;
+        return (job->phase == JOB_UPDATING && !nodes->ends) || job->phase == JOB_COMMITTING_WINDOW;
     case NODE_COMMIT:
-        return job->phase == JOB_UPDATING && !job->abort.next;
+        return job->phase == JOB_UPDATING && !nodes->ends;
     case NODE_ABORTED:
-        return step || job->phase == JOB_ABORTING || job->phase == JOB_UPDATING;
+        return step || job->phase == JOB_ABORTING || job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW;
     default:
         return true;
     }
@@ -383,6 +392,7 @@ static bool obey_within(struct nodes *nodes, const struct node_message *message)
         hear_motion(nodes, message);
         break;
     case NODE_OPEN:
+        nodes->ends = false;
         nodes_end_request(nodes);
         job_window_open(job);
         break;
@@ -390,8 +400,7 @@ static bool obey_within(struct nodes *nodes, const struct node_message *message)
         job_window_store(job);
         break;
     case NODE_CLOSED:
-        nodes_end_request(nodes);
-        job_window_closed(job);
+        hear_closed(nodes);
         break;
     case NODE_SETTLED:
         hear_settled(nodes, message);
@@ -404,6 +413,7 @@ static bool obey_within(struct nodes *nodes, const struct node_message *message)
         job_norm_is(job, message->norm);
         break;
     case NODE_DECIDED:
+        nodes->ends = nodes->ends && job->phase == JOB_UPDATING;
         job_carry_out(job, &message->verdict);
         break;
     case NODE_HOLD:
@@ -422,7 +432,7 @@ static bool obey_within(struct nodes *nodes, const struct node_message *message)
     return true;
 }
 
-const char *nodes_obey(struct nodes *nodes, const struct node_message *message)
+const char *nodes_obey(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes)
 {
     if (is_stale(nodes, message))
         return NULL;
@@ -430,6 +440,7 @@ const char *nodes_obey(struct nodes *nodes, const struct node_message *message)
         snprintf(nodes->why, sizeof(nodes->why), "%s, which has no place here now", node_kind_name(message->kind));
         return nodes->why;
     }
+    nodes_record(nodes, message, packed, n_bytes);
     if (!obey_within(nodes, message) && !obey_around(nodes, message)) {
         snprintf(nodes->why, sizeof(nodes->why), "%s, which only node 0 hears", node_kind_name(message->kind));
         return nodes->why;

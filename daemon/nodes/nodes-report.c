@@ -126,16 +126,6 @@ void nodes_end_window(struct nodes *nodes, const struct state_edits *edits, bool
                  (struct node_message){.kind = NODE_WINDOW_END, .numbers = numbers, .n_numbers = n, .forget = forget});
 }
 
-void nodes_stored(struct nodes *nodes)
-{
-    nodes_report(nodes, (struct node_message){.kind = NODE_STORED});
-}
-
-void nodes_updated(struct nodes *nodes)
-{
-    nodes_report(nodes, (struct node_message){.kind = NODE_UPDATED});
-}
-
 void nodes_abort(struct nodes *nodes, int64_t rank, const char *why, struct diagnostic *reason)
 {
     struct job *job = nodes->job;

@@ -13,7 +13,7 @@ const char *nodes_address_of(const struct nodes *nodes, unsigned node)
     return nodes->job->config->world.nodes.items[node].address;
 }
 
-static void enqueue(struct nodes *nodes, bool report, size_t n_bytes)
+static void enqueue(struct nodes *nodes, bool report, const uint8_t *data, size_t n_bytes)
 {
     struct packet *packet = malloc(sizeof(*packet) + n_bytes);
 
@@ -21,8 +21,8 @@ static void enqueue(struct nodes *nodes, bool report, size_t n_bytes)
         log_error("out of memory for a message between nodes");
         return;
     }
-    *packet = (struct packet){.report = report, .n_bytes = n_bytes};
-    memcpy(packet->data, nodes->buffer, n_bytes);
+    *packet = (struct packet){.report = report, .node = nodes->self, .n_bytes = n_bytes};
+    memcpy(packet->data, data, n_bytes);
     *nodes->last = packet;
     nodes->last = &packet->next;
     nodes->ops.wake(nodes->ops.userdata);
@@ -38,9 +38,9 @@ static size_t pack(struct nodes *nodes, const struct node_message *message)
     return (size_t)MAX(n, 0);
 }
 
-static void send_to(struct nodes *nodes, unsigned node, size_t n_bytes)
+static void send_to(struct nodes *nodes, unsigned node, const uint8_t *data, size_t n_bytes)
 {
-    int r = nodes->ops.send(nodes->ops.userdata, node, nodes->buffer, n_bytes);
+    int r = nodes->ops.send(nodes->ops.userdata, node, data, n_bytes);
 
     if (r < 0)
         log_error("a message to node %u cannot be kept: %s", node, strerror(-r));
@@ -51,18 +51,21 @@ void nodes_report(struct nodes *nodes, struct node_message message)
     const struct job *job = nodes->job;
     size_t n;
 
+    if (job->run.survival.replays) /* the daemon before has reported it */
+        return;
     if (message.kind != NODE_PASSED)
         nodes_flush_passed(nodes);
-    message.step = job->layout ? job->ledger.step : 0;
+    if (message.kind != NODE_KEPT)
+        message.step = job->layout ? job->ledger.step : 0;
     message.attempt = job->layout ? job->ledger.attempt : 0;
     message.node = nodes->self;
     n = pack(nodes, &message);
     if (n == 0)
         return;
     if (nodes->leader)
-        enqueue(nodes, true, n);
+        enqueue(nodes, true, nodes->buffer, n);
     else
-        send_to(nodes, 0, n);
+        send_to(nodes, 0, nodes->buffer, n);
 }
 
 void nodes_flush_passed(struct nodes *nodes)
@@ -93,7 +96,34 @@ void nodes_say(struct nodes *nodes, const struct node_message *message)
 
     if (n == 0)
         return;
+    if (message->kind == NODE_DECIDED)
+        nodes_keep_decision(nodes, nodes->buffer, n);
     for (unsigned node = 1; node < nodes->n; node++)
-        send_to(nodes, node, n);
-    enqueue(nodes, false, n);
+        send_to(nodes, node, nodes->buffer, n);
+    enqueue(nodes, false, nodes->buffer, n);
+}
+
+void nodes_send_packed(struct nodes *nodes, unsigned node, const uint8_t *packed, size_t n_bytes)
+{
+    if (node == nodes->self)
+        enqueue(nodes, false, packed, n_bytes);
+    else
+        send_to(nodes, node, packed, n_bytes);
+}
+
+void nodes_tell(void *userdata, unsigned node, const struct node_message *message)
+{
+    struct nodes *nodes = userdata;
+    size_t n = pack(nodes, message);
+
+    if (n > 0)
+        nodes_send_packed(nodes, node, nodes->buffer, n);
+}
+
+void nodes_decide_again(void *userdata, unsigned node)
+{
+    struct nodes *nodes = userdata;
+
+    if (nodes->decided)
+        nodes_send_packed(nodes, node, nodes->decided, nodes->n_decided_bytes);
 }

@@ -49,15 +49,18 @@ static int make_leader(struct nodes *nodes)
 
     for (unsigned i = 0; i < nodes->n; i++)
         n_sources[i] = exchange_plan_n_pieces(nodes->job->config, i);
-    return leader_new(
-        &nodes->leader,
-        &(struct leader_options){
-            .n_nodes = nodes->n,
-            .n_sources = n_sources,
-            .stage = (unsigned)nodes->job->config->zero.stage,
-            .partitions_all = config_partitions_all(nodes->job->config),
-            .ops = {.say = leader_says, .judge = nodes_judge, .complain = leader_complains, .userdata = nodes},
-        });
+    return leader_new(&nodes->leader, &(struct leader_options){
+                                          .n_nodes = nodes->n,
+                                          .n_sources = n_sources,
+                                          .stage = (unsigned)nodes->job->config->zero.stage,
+                                          .partitions_all = config_partitions_all(nodes->job->config),
+                                          .ops = {.say = leader_says,
+                                                  .tell = nodes_tell,
+                                                  .decide_again = nodes_decide_again,
+                                                  .judge = nodes_judge,
+                                                  .complain = leader_complains,
+                                                  .userdata = nodes},
+                                      });
 }
 
 int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops)
@@ -78,6 +81,7 @@ int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops)
     nodes->n = (unsigned)job->config->world.nodes.n_items;
     nodes->self = job->config->world.node;
     nodes->last = &nodes->first;
+    nodes->last_held = &nodes->held;
     nodes->buffer = malloc(NODE_MESSAGE_MAX_BYTES);
     r = nodes->buffer ? exchange_new(&nodes->exchange, job, &exchange_ops) : -ENOMEM;
     if (r == 0)
@@ -94,6 +98,24 @@ int nodes_new(struct nodes **out, struct job *job, const struct nodes_ops *ops)
     }
     *out = nodes;
     return 0;
+}
+
+/* Those of a node; n: of all. */
+static void forget_held(struct nodes *nodes, unsigned node)
+{
+    struct packet **link = &nodes->held;
+
+    while (*link) {
+        struct packet *packet = *link;
+
+        if (node < nodes->n && packet->node != node) {
+            link = &packet->next;
+            continue;
+        }
+        *link = packet->next;
+        free(packet);
+    }
+    nodes->last_held = link;
 }
 
 void nodes_free(struct nodes *nodes)
@@ -140,6 +162,7 @@ int nodes_form(struct nodes *nodes)
 
 void nodes_drop(struct nodes *nodes)
 {
+    forget_held(nodes, nodes->n);
     if (nodes->leader)
         (void)leader_form(nodes->leader, NULL);
     if (nodes->remote_ranks)
@@ -152,44 +175,87 @@ void nodes_drop(struct nodes *nodes)
     free(steal_ptr(nodes->passed));
     free(steal_ptr(nodes->masks));
     free(steal_ptr(nodes->verdict));
+    free(steal_ptr(nodes->decided));
     nodes->n_passed = 0;
-    nodes->said_declared = nodes->said_formed = nodes->said_request = nodes->withdraws = nodes->holds_back = nodes->connected = false;
+    nodes->updated = nodes->stored = nodes->ends = nodes->commits = nodes->closes = nodes->said_kept = false;
+    nodes->said_declared = nodes->said_formed = nodes->said_request = nodes->withdraws = nodes->holds_back =
+        nodes->connected = false;
 }
 
 /* ---- serving ------------------------------------------------------------------------------------------- */
 
-const char *nodes_hear(struct nodes *nodes, unsigned node, const void *data, size_t n_bytes)
+static void hold(struct nodes *nodes, unsigned node, const void *data, size_t n_bytes)
+{
+    struct packet *packet = malloc(sizeof(*packet) + n_bytes);
+
+    if (!packet) { /* the step stalls, and that is said */
+        log_error("out of memory for a message between nodes");
+        return;
+    }
+    *packet = (struct packet){.report = true, .node = node, .n_bytes = n_bytes};
+    memcpy(packet->data, data, n_bytes);
+    *nodes->last_held = packet;
+    nodes->last_held = &packet->next;
+}
+
+/* Return: as node_unpack(), with nodes->why. */
+static int lead(struct nodes *nodes, unsigned node, const void *data, size_t n_bytes)
 {
     struct node_message message;
     int r = node_unpack(&nodes->heard, data, n_bytes, &message, nodes->why, sizeof(nodes->why));
+
+    if (r != 0)
+        return r;
+    message.node = node;
+    if (message.kind == NODE_KEPT)
+        forget_held(nodes, node); /* what the daemon before had reported */
+    else if (leader_is_returning(nodes->leader)) {
+        hold(nodes, node, data, n_bytes);
+        return 0;
+    }
+    leader_hear(nodes->leader, node, &message);
+    while (nodes->held && !leader_is_returning(nodes->leader)) {
+        _cleanup_free_ struct packet *packet = nodes->held;
+
+        nodes->held = packet->next;
+        if (!nodes->held)
+            nodes->last_held = &nodes->held;
+        if (node_unpack(&nodes->heard, packet->data, packet->n_bytes, &message, nodes->why, sizeof(nodes->why)) != 0)
+            continue; /* it was unpacked before: there is no memory now, and the step stalls */
+        message.node = packet->node;
+        leader_hear(nodes->leader, packet->node, &message);
+    }
+    return 0;
+}
+
+const char *nodes_hear(struct nodes *nodes, unsigned node, const void *data, size_t n_bytes)
+{
+    struct node_message message;
+    int r = nodes->leader ? lead(nodes, node, data, n_bytes)
+                          : node_unpack(&nodes->heard, data, n_bytes, &message, nodes->why, sizeof(nodes->why));
 
     if (r < 0)
         return "out of memory";
     if (r == WIRE_E_INVALID)
         return nodes->why;
-    if (nodes->leader) {
-        message.node = node;
-        leader_hear(nodes->leader, node, &message);
-        return NULL;
-    }
-    return nodes_obey(nodes, &message);
+    return nodes->leader ? NULL : nodes_obey(nodes, &message, data, n_bytes);
 }
 
 static void serve(struct nodes *nodes, const struct packet *packet)
 {
     struct node_message message;
     const char *wrong;
-    int r = node_unpack(&nodes->heard, packet->data, packet->n_bytes, &message, nodes->why, sizeof(nodes->why));
+    int r = packet->report
+                ? lead(nodes, nodes->self, packet->data, packet->n_bytes)
+                : node_unpack(&nodes->heard, packet->data, packet->n_bytes, &message, nodes->why, sizeof(nodes->why));
 
     if (r != 0) {
         log_error("a message of this node's own cannot be read: %s", r < 0 ? strerror(-r) : nodes->why);
         return;
     }
-    if (packet->report) {
-        leader_hear(nodes->leader, 0, &message);
+    if (packet->report)
         return;
-    }
-    wrong = nodes_obey(nodes, &message);
+    wrong = nodes_obey(nodes, &message, packet->data, packet->n_bytes);
     if (wrong)
         log_error("node 0 said %s", wrong);
 }
@@ -206,22 +272,6 @@ void nodes_serve(struct nodes *nodes)
         serve(nodes, packet);
         nodes_flush_passed(nodes);
     }
-}
-
-void nodes_lose(struct nodes *nodes, unsigned node)
-{
-    snprintf(nodes->why, sizeof(nodes->why),
-             "the daemon of node %u (%s) was started anew, and what the one before it held of the run is gone", node,
-             nodes_address_of(nodes, node));
-    if (nodes->leader) {
-        leader_lose(nodes->leader, node, nodes->why);
-        return;
-    }
-    nodes->generation = 0; /* a new leader counts from there */
-    nodes->said_declared = false;
-    if (nodes->job->phase != JOB_WAITING)
-        drop_begin(nodes->job, 0, nodes->why);
-    job_todo(nodes->job);
 }
 
 /*

@@ -65,8 +65,13 @@ const char *nodes_hear(struct nodes *nodes, unsigned node, const void *data, siz
 /* The links to all other nodes are up, and at least one was down before. */
 void nodes_reconnect(struct nodes *nodes);
 
-/* Another node's daemon is a new process: the data that the old one held is gone. */
-void nodes_lose(struct nodes *nodes, unsigned node);
+/* Does this daemon hold the state of a run? */
+bool nodes_has_run(const struct nodes *nodes);
+/*
+ * Another node's daemon is another process than before; first: none was before. has_run: it goes on with a run; else
+ * what the old one held is gone, and a run of which this node has a part is over.
+ */
+void nodes_meet(struct nodes *nodes, unsigned node, bool first, bool has_run);
 
 /* The engine of the running generation. */
 void nodes_engine_ready(struct nodes *nodes);

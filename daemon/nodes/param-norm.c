@@ -42,11 +42,26 @@ bool param_norm_is_here(const struct job *job, uint32_t param)
     return true;
 }
 
+static void ask(struct nodes *nodes, const struct param_norm *question)
+{
+    uint64_t number = question->param;
+
+    nodes_report(nodes, (struct node_message){.kind = NODE_WANT_SQUARES,
+                                              .digest = digest_of(nodes->job, question),
+                                              .numbers = &number,
+                                              .n_numbers = 1});
+}
+
+void param_norm_ask_again(struct nodes *nodes)
+{
+    for (const struct param_norm *question = nodes->param_norms; question; question = question->next)
+        ask(nodes, question);
+}
+
 int param_norm_ask(struct nodes *nodes, struct job_rank *rank, uint32_t param)
 {
     struct job *job = nodes->job;
     struct param_norm *question = calloc(1, sizeof(*question));
-    uint64_t number = param;
 
     if (!question)
         return -ENOMEM;
@@ -57,9 +72,7 @@ int param_norm_ask(struct nodes *nodes, struct job_rank *rank, uint32_t param)
     question->param = param;
     nodes->param_norms = question;
     job_wait(job, rank, WAIT_READ);
-    nodes_report(
-        nodes, (struct node_message){
-                   .kind = NODE_WANT_SQUARES, .digest = digest_of(job, question), .numbers = &number, .n_numbers = 1});
+    ask(nodes, question);
     return 0;
 }
 
@@ -109,8 +122,10 @@ const char *param_norm_hear_answer(struct nodes *nodes, const struct node_messag
         return NULL; /* another node's */
     if (!node_exact_sum(message, &squares))
         return "SQUARES.bytes: not an exact sum";
-    if (message->node >= n_nodes || question->heard >> message->node & 1)
-        return "SQUARES.node: no such node, or it has answered";
+    if (message->node >= n_nodes)
+        return "SQUARES.node: no such node";
+    if (question->heard >> message->node & 1)
+        return NULL; /* it was asked again */
     exact_sum_merge(&question->squares, &squares);
     question->heard |= UINT64_C(1) << message->node;
     if (question->heard != UINT64_MAX >> (NODE_MAX_NODES - n_nodes))

@@ -28,4 +28,7 @@ const char *param_norm_hear_question(struct nodes *nodes, const struct node_mess
 const char *param_norm_hear_answer(struct nodes *nodes, const struct node_message *message);
 
 /* The layout is dropped: forgets all questions. Ranks that wait were answered before. */
+/* Engines begin again: a node whose daemon was replaced may not have heard, or its answer was lost. */
+void param_norm_ask_again(struct nodes *nodes);
+
 void param_norm_forget(struct nodes *nodes);

@@ -97,7 +97,8 @@ static void control(struct session *session)
     welcome(session, false);
 }
 
-/* A rank that was attached to the daemon before: it is told what that one has received, and what it has not answered. */
+/* A rank that was attached to the daemon before: it is told what that one has received, and what it has not answered.
+ */
 static void resume(struct session *session, const struct request_hello *hello)
 {
     struct job_rank *rank = session->rank;
@@ -134,6 +135,7 @@ static void attach(struct session *session, const struct request_hello *hello)
         resume(session, hello);
         return;
     }
+    attendance_tick(job); /* its predecessor may have died while no daemon looked */
     record_attach(session, &attach);
     if (job_attach(job, &attach, &session->rank, &refusal) != 0) {
         session_refuse(session, refusal);

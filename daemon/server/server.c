@@ -247,6 +247,7 @@ static void on_tick(uv_timer_t *handle)
         listen_again(server);
     places_close_silent(&server->service, now);
     job_tick(server->job);
+    membership_stay_apart(server->membership, server->job->run.survival.holds != NULL);
     diagnostic_log_flush(&server->log, now / 1000000);
     log_limit_flush(&server->service.closed, now / 1000000);
     tell_status(server, now);
@@ -362,6 +363,8 @@ static void take_over(struct server *server)
     char why[512] = "";
     int r = job_adopt(job, why, sizeof(why));
 
+    if (r < 0) /* other nodes must not take it for one that has begun anew */
+        membership_stay_apart(server->membership, true);
     if (r == 1)
         log_notice("took over the job from the daemon before, which lived %.1f s ago: run %s, step %" PRIu64
                    ", attempt %u; %u daemons so far",
@@ -512,7 +515,8 @@ int server_run(struct server *server)
     log_notice("ready: job %s, %u ranks, stage %d, %s kernels, %u threads, socket %s%s", server->config->job,
                server->config->world.size, server->config->zero.stage, server->kernels->isa,
                worker_pool_n_threads(server->pool), server->config->listen.socket,
-               keep_is_on() ? "" : "; nobody keeps the state of the job when this daemon dies (zerodrun and systemd do)");
+               keep_is_on() ? ""
+                            : "; nobody keeps the state of the job when this daemon dies (zerodrun and systemd do)");
     tell_status(server, service_now_ns()); /* so that a unit that is active has a status line */
     notify_state("READY=1");
     uv_run(&server->loop, UV_RUN_DEFAULT);

@@ -109,7 +109,8 @@ int step_new(struct step **out, const struct step_options *options)
     step->begun = calloc(layout->n_parts + 1, 1);
     step->contributed = calloc(layout->n_params, 1);
     step->scalars = calloc(layout->n_params, sizeof(*step->scalars));
-    if (!step->begun || !step->contributed || !step->scalars || step_keep(step) < 0 || make_reductions(step, &step->reductions) < 0 || make_staging(step) < 0 ||
+    if (!step->begun || !step->contributed || !step->scalars || step_keep(step) < 0 ||
+        make_reductions(step, &step->reductions) < 0 || make_staging(step) < 0 ||
         (!is_alone(step) && make_reductions(step, &step->combinations) < 0)) {
         step_free(step);
         return -ENOMEM;
@@ -525,9 +526,9 @@ void *step_staging(const struct step *step, uint32_t parcel, unsigned piece)
                                dtype_size(step->wire);
 }
 
-void step_contribute(struct step *step, uint32_t part)
+void step_contribute(struct step *step, uint32_t param)
 {
-    step->contributed[step->layout->parts[part].param] = 1;
+    step->contributed[param] = 1;
 }
 
 /* ---- norm ---------------------------------------------------------------------------------------------- */

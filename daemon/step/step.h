@@ -50,8 +50,8 @@ struct ring;
 struct step;
 
 /*
- * The operation that a worker is in the midst of. It lies in memory that is kept, so the next daemon finds it, and finishes
- * the chunk with it before it does anything else of that operation.
+ * The operation that a worker is in the midst of. It lies in memory that is kept, so the next daemon finds it, and
+ * finishes the chunk with it before it does anything else of that operation.
  */
 struct step_slot {
     _Atomic(uint64_t) op; /* 0: none */
@@ -68,8 +68,8 @@ struct reduction {
     uint32_t parcel, micro_batch, pass;
     bool combining;
     bool busy;
-    bool give_only; /* on GPUs: added here already; this node only sends its slices again */
-    bool cancelled; /* on GPUs, when done() is called: nothing was added */
+    bool give_only;          /* on GPUs: added here already; this node only sends its slices again */
+    bool cancelled;          /* on GPUs, when done() is called: nothing was added */
     uint64_t *masks;         /* per part of the parcel: bit i = local rank i (or piece i) takes part */
     const uint8_t **sources; /* per local rank: its slot; combining: per piece, as in staging */
     unsigned n_sources;
@@ -172,12 +172,13 @@ void step_open(struct step *step);
  * readable until done(). step_combine() does not change a reduction that is prepared but not posted.
  */
 struct reduction *step_prepare(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass);
-/* Numbers the reduction, so that the next daemon does not reduce again those chunks that are done. Before step_post(). */
+/* Numbers the reduction, so that the next daemon does not reduce again those chunks that are done. Before step_post().
+ */
 void step_number(struct reduction *reduction);
 void step_post(struct reduction *reduction, void (*done)(void *userdata, struct reduction *reduction), void *userdata);
 /*
- * An earlier daemon was killed in the midst of the reduction, which is prepared: finishes the chunks that its workers were
- * at. For all such reductions, before any is posted: a worker that begins another chunk forgets where it was.
+ * An earlier daemon was killed in the midst of the reduction, which is prepared: finishes the chunks that its workers
+ * were at. For all such reductions, before any is posted: a worker that begins another chunk forgets where it was.
  */
 void step_finish_torn(struct reduction *reduction);
 /* An earlier daemon has finished the reduction, which is prepared: done() is called at once. */
@@ -207,8 +208,9 @@ const uint8_t *step_piece(const struct step *step, uint32_t parcel, unsigned pie
 /* Where workers write the partial sums of a piece, if slots are not sent. */
 void *step_staging(const struct step *step, uint32_t parcel, unsigned piece);
 
-/* The part has contributed to the step, here or on another node: step_commit() advances its parameter's count here. */
-void step_contribute(struct step *step, uint32_t part);
+/* A part of the parameter is in the step, here or on another node: it is updated, and step_commit() advances its count.
+ */
+void step_contribute(struct step *step, uint32_t param);
 
 /* Adds the squares of all owned contributions to *total. */
 void step_norm(struct step *step, struct exact_sum *total);

@@ -22,6 +22,7 @@
  * Loop thread, except init() and reserve(), which workers call.
  */
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -58,6 +59,12 @@ struct coordinator_ops {
     void (*cancel)(struct coordinator *c);
     /* The layout is dropped. */
     void (*drop)(struct coordinator *c);
+
+    /* ---- the state of a daemon that was replaced ---- */
+    /* A record JOURNAL_NODE of its journal. Return: 0, or -EINVAL: there cannot be such a record. */
+    int (*repeat)(struct coordinator *c, const void *packed, size_t n_bytes);
+    /* The job was taken over, and goes on. */
+    void (*go_on)(struct coordinator *c);
 
     /* ---- ranks ---- */
     /* Reports this node's ranks to other nodes. tick: also the data that only diagnostics show. */
@@ -178,6 +185,17 @@ static inline void coordinator_drop(struct coordinator *c)
 {
     if (c->ops->drop)
         c->ops->drop(c);
+}
+
+static inline int coordinator_repeat(struct coordinator *c, const void *packed, size_t n_bytes)
+{
+    return c->ops->repeat ? c->ops->repeat(c, packed, n_bytes) : -EINVAL;
+}
+
+static inline void coordinator_go_on(struct coordinator *c)
+{
+    if (c->ops->go_on)
+        c->ops->go_on(c);
 }
 
 static inline void coordinator_tell(struct coordinator *c, bool tick)

@@ -27,7 +27,7 @@ void job_record(struct job *job, const struct job_rank *rank, enum journal_type 
         return;
     journal_append(survival->journal,
                    &(struct journal_record){.type = type,
-                                            .rank = rank ? rank->rank : 0,
+                                            .rank = rank ? rank->rank : job->world.first,
                                             .time_ns = job_now(job),
                                             .data = data,
                                             .n_bytes = n_bytes},

@@ -83,10 +83,7 @@ static int bring_back(void *userdata)
 enum { LOAD, STORE_WEIGHTS, STORE_EDITS, BRING_BACK, N_STAGES };
 
 static const sequence_stage stages[] = {
-    [LOAD] = load,
-    [STORE_WEIGHTS] = store_weights,
-    [STORE_EDITS] = store_edits,
-    [BRING_BACK] = bring_back,
+    [LOAD] = load,     [STORE_WEIGHTS] = store_weights, [STORE_EDITS] = store_edits, [BRING_BACK] = bring_back,
     [N_STAGES] = NULL,
 };
 
@@ -98,6 +95,9 @@ static void stored(struct job *job)
     executor_empty(job->executor);
     window_discharge_copy(job);
     job->window->busy = false;
+    /* To store again would show old weights where those of other nodes have come since. */
+    if (!job->coordinator->alone)
+        job_record(job, NULL, JOURNAL_STORED, NULL, 0, NULL, 0);
     if (job->window->forgotten) /* node 0 has said that the window is over before it could be */
         window_free(steal_ptr(job->window));
     else
@@ -115,14 +115,14 @@ static void refuse(struct job *job)
     job->phase = JOB_WINDOW;
     for (unsigned i = job->world.first; i < job->world.end; i++)
         if (job->ranks[i].wait == WAIT_WINDOW_END)
-            job_refuse(job, &job->ranks[i],
-                       job_keep(job, cause_quota(&(struct evidence_quota){
-                                         .at = job_at(job, &job->ranks[i]),
-                                         .what = "write window",
-                                         .unit = "bytes",
-                                         .asked = job->executor->copy_bytes,
-                                         .fix = "free memory, then end the window again"})),
-                       false);
+            job_refuse(
+                job, &job->ranks[i],
+                job_keep(job, cause_quota(&(struct evidence_quota){.at = job_at(job, &job->ranks[i]),
+                                                                   .what = "write window",
+                                                                   .unit = "bytes",
+                                                                   .asked = job->executor->copy_bytes,
+                                                                   .fix = "free memory, then end the window again"})),
+                false);
 }
 
 static void retry(struct work *work)

@@ -34,7 +34,7 @@ struct window {
     struct charge copy_charge; /* of the staging copy, while it is filled; several nodes: until the window is over */
     struct writing writing;
     struct sequence commit;
-    struct work retry;  /* of a stage of the commit */
+    struct work retry;   /* of a stage of the commit */
     struct work confirm; /* that its memory is kept */
     struct job *job;
     int confirm_result;
@@ -51,9 +51,13 @@ struct window {
 /* Charges a staging copy with all of the state. Return: 0, also when it is charged already or there is none, or
  * -ENOMEM. */
 int window_charge_copy(struct job *job);
-/* The pages of the staging copy are given back. Several nodes: they stay charged, because they have to be there when all
- * nodes have said that the window is to be committed. */
+/* The pages of the staging copy are given back. Several nodes: they stay charged, because they have to be there when
+ * all nodes have said that the window is to be committed. */
 void window_discharge_copy(struct job *job);
+
+/* Edits of the window, recorded for the next daemon. */
+void window_mark(struct job *job, uint32_t param, enum state_kind kind, bool marked);
+void window_set_count(struct job *job, uint32_t param, uint64_t count);
 
 /* Stores the window. Reports it to the coordinator, or refuses all ranks that end the window. */
 void window_commit(struct job *job);

@@ -127,7 +127,7 @@ static bool answer_write(struct job *job, struct job_rank *rank, uint32_t param,
     return true;
 }
 
-static void mark(struct job *job, uint32_t param, enum state_kind kind, bool marked)
+void window_mark(struct job *job, uint32_t param, enum state_kind kind, bool marked)
 {
     const struct journal_edit edit = {.param = param, .kind = kind, .is_marked = marked};
 
@@ -135,7 +135,7 @@ static void mark(struct job *job, uint32_t param, enum state_kind kind, bool mar
     state_edits_mark(job->window->edits, param, kind, marked);
 }
 
-static void set_count(struct job *job, uint32_t param, uint64_t count)
+void window_set_count(struct job *job, uint32_t param, uint64_t count)
 {
     const struct journal_edit edit = {.param = param, .kind = STATE_N_KINDS, .count = count};
 
@@ -169,9 +169,9 @@ static void writing_done(struct work *work)
     } else if (rank->wait == WAIT_WRITE && writing->result < 0) {
         refuse_pages(job, rank, &(struct evidence_quota){0}, writing->place.n_bytes);
     } else if (rank->wait == WAIT_WRITE) {
-        mark(job, writing->param, writing->kind, true);
+        window_mark(job, writing->param, writing->kind, true);
         if (!answer_write(job, rank, writing->param, &writing->place)) /* nobody fills it */
-            mark(job, writing->param, writing->kind, false);
+            window_mark(job, writing->param, writing->kind, false);
     }
     job_todo(job);
 }
@@ -232,10 +232,9 @@ void job_write_state(struct job *job, struct job_rank *rank, const struct reques
         return;
     }
     if (rank->rank == 0 && request->kind == WIRE_STATE_STEP_COUNT)
-        set_count(job, request->param, request->count);
+        window_set_count(job, request->param, request->count);
     if (rank->rank == 0 && request->kind != WIRE_STATE_STEP_COUNT && job->layout->params[request->param].n_elems > 0)
         give_place(job, rank, request);
     else
         answer_write(job, rank, request->param, NULL);
 }
-

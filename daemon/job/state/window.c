@@ -45,6 +45,11 @@ void window_free(struct window *window)
     free(window);
 }
 
+bool window_stores(const struct job *job)
+{
+    return job->window && job->window->stores;
+}
+
 bool window_is_busy(const struct window *window)
 {
     return window && window->busy;
@@ -343,7 +348,8 @@ void job_write_end(struct job *job, struct job_rank *rank, const struct request_
         return;
     }
     if (job->run.survival.found_ns && job->window && (job->phase == JOB_COMMITTING_WINDOW || job->window->stores)) {
-        job_wait(job, rank, WAIT_WINDOW_END); /* the daemon before had its request, and the window is being stored again */
+        job_wait(job, rank,
+                 WAIT_WINDOW_END); /* the daemon before had its request, and the window is being stored again */
         return;
     }
     if (job->phase != JOB_WINDOW || job->window->lacks_memory ||
@@ -408,7 +414,8 @@ void window_settle(struct job *job)
     if (job->phase != JOB_WINDOW || job->window->busy)
         return;
     if (job->window->stores) {
-        window_commit(job);
+        if (!job->run.survival.replays) /* else it may be stored already */
+            window_commit(job);
         return;
     }
     settle_open(job);
@@ -424,6 +431,7 @@ int window_again(struct job *job)
 {
     uint64_t n_bytes = segment_bytes(job);
     struct window *window = job->window;
+    int r;
 
     if (!window)
         window = job->window = calloc(1, sizeof(*window));
@@ -437,7 +445,10 @@ int window_again(struct job *job)
     if (n_bytes == 0 || window->segment.n_bytes > 0)
         return 0;
     (void)quota_charge(&job->memory.quota, &window->charge, n_bytes); /* it is there already */
-    return segment_init_kept(&window->segment, "window", n_bytes);
+    r = segment_init_kept(&window->segment, "window", n_bytes);
+    if (r == 0)
+        coordinator_window(job->coordinator, &window->segment);
+    return r;
 }
 
 int window_edit_again(struct job *job, const struct journal_edit *edit)
@@ -465,6 +476,15 @@ int window_store_again(struct job *job)
     return 0;
 }
 
+int window_stored_again(struct job *job)
+{
+    if (job->phase != JOB_WINDOW || !job->window->stores)
+        return -EINVAL;
+    job->phase = JOB_COMMITTING_WINDOW;
+    coordinator_stored(job->coordinator);
+    return 0;
+}
+
 /* ---- what node 0 says ---------------------------------------------------------------------------------- */
 
 void job_window_open(struct job *job)
@@ -484,9 +504,9 @@ static int copy_edits(struct job *job, const uint64_t *written, size_t n)
         if (param >= job->layout->n_params || !job->layout->params[param].trainable)
             return -EINVAL;
         if (kind == STATE_EDITS_COUNT_FOLLOWS && i + 1 < n)
-            state_edits_set_count(job->window->edits, (uint32_t)param, written[++i]);
+            window_set_count(job, (uint32_t)param, written[++i]);
         else if (kind < STATE_N_KINDS)
-            state_edits_mark(job->window->edits, (uint32_t)param, (enum state_kind)kind, true);
+            window_mark(job, (uint32_t)param, (enum state_kind)kind, true);
         else
             return -EINVAL;
     }

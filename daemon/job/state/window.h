@@ -27,13 +27,17 @@ void job_write_state(struct job *job, struct job_rank *rank, const struct reques
 void job_write_end(struct job *job, struct job_rank *rank, const struct request_write_end *request);
 void window_detach(struct job *job, struct job_rank *rank);
 /*
- * An earlier daemon has opened the window, or handed out a place for state, or begun to store. Return: 0 or -errno.
+ * An earlier daemon has opened the window, or handed out a place for state, or begun to store, or stored. Return: 0 or
+ * -errno.
  */
 int window_again(struct job *job);
 int window_edit_again(struct job *job, const struct journal_edit *edit);
 int window_store_again(struct job *job);
+int window_stored_again(struct job *job);
 
 void window_settle(struct job *job);
 void window_free(struct window *window);
 void window_forget(struct job *job);
+/* Is an open window to be stored? */
+bool window_stores(const struct job *job);
 bool window_is_busy(const struct window *window); /* NULL is idle */

@@ -118,21 +118,6 @@ static void finish_abort(struct job *job)
     job_todo(job);
 }
 
-/* Has all work of the aborted attempt ended, on workers and between nodes? */
-static bool is_quiet(const struct job *job)
-{
-    return job->work.n_under_way == 0 && !parcels_is_busy(job->coordinator);
-}
-
-void abort_settle(struct job *job)
-{
-    if (job->phase != JOB_ABORTING)
-        return;
-    collect_settle(job);
-    if (is_quiet(job))
-        finish_abort(job);
-}
-
 void abort_start(struct job *job, int64_t rank, struct diagnostic *reason)
 {
     job->phase = JOB_ABORTING;
@@ -141,6 +126,25 @@ void abort_start(struct job *job, int64_t rank, struct diagnostic *reason)
     for (uint32_t i = 0; i < job->layout->n_parcels; i++)
         parcel_forget(&job->work.parcels[i]);
     job_todo(job);
+}
+
+/* Has all work of the aborted attempt ended, on workers and between nodes? */
+static bool is_quiet(const struct job *job)
+{
+    return job->work.n_under_way == 0 && !parcels_is_busy(job->coordinator);
+}
+
+void abort_settle(struct job *job)
+{
+    if (job->phase == JOB_TRAINING && job->abort.next) {
+        job->abort.next = false;
+        abort_start(job, job->abort.rank, NULL);
+    }
+    if (job->phase != JOB_ABORTING)
+        return;
+    collect_settle(job);
+    if (is_quiet(job))
+        finish_abort(job);
 }
 
 void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)
@@ -180,7 +184,9 @@ void job_abort_seen(struct job *job, struct job_rank *rank, uint32_t attempt)
 {
     struct ring *ring = rank->rings[0];
 
-    (void)attempt;
+    if (attempt ==
+        job->ledger.attempt) /* it was told, perhaps by the daemon before, with an answer that is not recorded */
+        rank->abort_notice = (diagnostic_unref(rank->abort_notice), NULL);
     for (uint32_t i = 0; ring && ring->n_held > 0 && i < ring->n_tickets; i++)
         if (ring->slots[i].held && ring->slots[i].attempt < job->ledger.attempt)
             ring_credit(ring, &ring->slots[i]);
@@ -215,7 +221,8 @@ void job_aborted(struct job *job, const struct node_message *message)
     keep_reason(job, message);
     if (reason && (!job->abort.text || strcmp(reason->text, job->abort.text) != 0))
         diagnostic_unref(steal_ptr(reason)); /* another reason came first */
-    if (job->phase == JOB_UPDATING) { /* the next step is aborted, while this node still gathers for this one */
+    if (job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW ||
+        window_stores(job)) { /* the next step is aborted, while this node is still at what was decided before */
         diagnostic_unref(reason);
         job->abort.rank = rank;
         job->abort.next = true;

@@ -346,7 +346,7 @@ static void post(struct job *job, struct reduction *reduction)
 /* Starts the sum of a parcel that was taken, unless another sum of the parcel is under way. */
 static void sum_promised(struct job *job, uint32_t parcel)
 {
-    if (sums_at_once(job))
+    if (sums_at_once(job) || job->run.survival.replays) /* then the journal says when it began */
         return;
     if (parcel_begin_sum(&job->work.parcels[parcel]))
         step_post(&job->step->reductions[parcel], reduction_is_done, job);
@@ -386,7 +386,7 @@ void collect_parcel(struct job *job, uint32_t parcel)
     struct parcel *its = &job->work.parcels[parcel];
     uint32_t last;
 
-    if (job->run.survival.replays) /* then what was posted is in the journal */
+    if (job->run.survival.replays && job->coordinator->alone) /* then the journal says what was posted */
         return;
     sum_promised(job, parcel);
     if (job->phase != JOB_TRAINING || its->state != PARCEL_OPEN || parcels_withdraws(job->coordinator))
@@ -440,10 +440,8 @@ static void verify_done(void *userdata, int result, uint64_t sum)
     v->summed = true;
     if (result == 0)
         job_record(job, &job->ranks[v->rank], JOURNAL_COMPARED,
-                   &(struct journal_compared){.ticket = (uint32_t)(v->slot - v->ring->slots),
-                                              .part = v->part,
-                                              .pass = v->pass,
-                                              .sum = sum},
+                   &(struct journal_compared){
+                       .ticket = (uint32_t)(v->slot - v->ring->slots), .part = v->part, .pass = v->pass, .sum = sum},
                    sizeof(struct journal_compared), NULL, 0);
     if (result < 0 && !job->run.drop_why) { /* with the job */
         while (*link != v)
@@ -624,12 +622,9 @@ void collect_release_ring(struct job *job, struct job_rank *rank, bool abort)
 
 /* ---- what an earlier daemon has done ------------------------------------------------------------------- */
 
-bool collect_was_posted(struct job *job, const struct journal_posted *posted)
+/* One node: passes over what was empty, and completes the parcel as the daemon before did. */
+static bool complete_again(struct job *job, struct parcel *its, const struct journal_posted *posted)
 {
-    struct parcel *its = job_parcel(job, posted->parcel);
-
-    if (!its || its->state != PARCEL_OPEN)
-        return false;
     while (!parcel_is_at(its, posted->micro_batch, posted->pass)) {
         if (its->at.micro_batch >= posted->micro_batch || look_at(job, posted->parcel, its->at) != EMPTY)
             return false;
@@ -638,10 +633,26 @@ bool collect_was_posted(struct job *job, const struct journal_posted *posted)
     if (look_at(job, posted->parcel, its->at) != COMPLETE)
         return false;
     parcel_complete(its);
-    prepare(job, posted->parcel, its->at)->op = posted->op;
+    prepare(job, posted->parcel, its->at);
+    return true;
+}
+
+bool collect_was_posted(struct job *job, const struct journal_posted *posted)
+{
+    struct parcel *its = job_parcel(job, posted->parcel);
+
+    if (!its)
+        return false;
+    if (its->state == PARCEL_OPEN && !complete_again(job, its, posted))
+        return false;
+    if (its->state == PARCEL_PROMISED) {
+        parcel_take(its);
+        post(job, &job->step->reductions[posted->parcel]);
+    }
+    if (its->state != PARCEL_TAKEN || !parcel_is_at(its, posted->micro_batch, posted->pass))
+        return false;
+    job->step->reductions[posted->parcel].op = posted->op;
     job->step->n_ops = MAX(job->step->n_ops, posted->op);
-    parcel_take(its);
-    post(job, &job->step->reductions[posted->parcel]);
     return parcel_begin_sum(its);
 }
 

@@ -192,8 +192,7 @@ struct hyper job_hyper(const struct job *job, const struct step_args *args, uint
         return hyper;
     for (uint32_t g = 0; g < job->layout->n_groups; g++)
         base[g] = config->optimizer.hyper.lr;
-    hyper.lr =
-        schedule_lr(&config->scheduler, base, job->layout->n_groups, group, job->state->progress.n_applied);
+    hyper.lr = schedule_lr(&config->scheduler, base, job->layout->n_groups, group, job->state->progress.n_applied);
     return hyper;
 }
 
@@ -370,10 +369,6 @@ static void finish_commit(void *userdata)
     job_turn(job, TURN_COMMITTED);
     (void)failpoint("committed");
     commit_answer(job);
-    if (job->abort.next) {
-        job->abort.next = false;
-        abort_start(job, job->abort.rank, NULL);
-    }
     job_todo(job);
 }
 
@@ -590,6 +585,9 @@ void job_carry_out(struct job *job, const struct node_verdict *verdict)
     if (job->phase != JOB_TRAINING || verdict->n_any_bytes < job_bits_bytes(job) ||
         verdict->n_all_bytes < job_bits_bytes(job) || (verdict->apply && verdict->n_groups != job->layout->n_groups))
         return;
+    for (uint32_t p = 0; p < job->layout->n_params; p++)
+        if (verdict->pushed_any[p / 8] >> p % 8 & 1)
+            step_contribute(job->step, p); /* a daemon before this one may have noted that */
     job->decision.finding = own_finding(job, &verdict->finding);
     for (uint32_t g = 0; verdict->apply && g < job->layout->n_groups; g++)
         job->decision.hypers[g] = job_plain_hyper(job->config, &verdict->groups[g]);

@@ -105,6 +105,7 @@ const struct node_message node_examples[N_NODE_EXAMPLES] = {
     {.kind = NODE_SHOW, AT},
     {.kind = NODE_WANT_SQUARES, AT, .digest = 65, .numbers = params, .n_numbers = 1, .node = 1},
     {.kind = NODE_SQUARES, AT, .digest = 65, .bytes = sum, .n_bytes = sizeof(sum), .node = 2},
+    {.kind = NODE_KEPT, AT, .generation = 7, .pass = NODE_STANDS_UPDATED, .tag = 3, .node = 2, .proceed = true},
     {.kind = NODE_WITHDRAW, AT},
     {.kind = NODE_WITHDRAWN, AT, .node = 1},
     {.kind = NODE_EVIDENCE, AT, .has_rank = true, .rank = 3, .node = 1, .bytes = any, .n_bytes = 2},

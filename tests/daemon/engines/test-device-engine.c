@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The engine that drives GPUs, over the stand-ins or on GPUs: what it computes, bit for bit as daemon/step/step.c does. */
+/* The engine that drives GPUs, over the stand-ins or on GPUs: what it computes, bit for bit as daemon/step/step.c does.
+ */
 
 #include <math.h>
 #include <stdlib.h>
@@ -349,7 +350,7 @@ static void take_results(const struct gpus *gpus, unsigned n, struct host *host)
     step_open(host->step);
     for (uint32_t part = 0; part < gpus->layout->n_parts; part++)
         if (keep->inputs.begun[part])
-            step_contribute(host->step, part);
+            step_contribute(host->step, host->step->layout->parts[part].param);
     for (uint32_t c = 0; c < gpus->layout->n_chunks; c++)
         if (keep->inputs.begun[gpus->layout->chunks[c].part])
             host->step->results[c].squares = keep->results.squares[c];
@@ -625,10 +626,10 @@ static void test_unopened_event(void **state)
     gpus_make_gradients(&gpus, 1, true);
     gpus_push(&gpus);
 
-    assert_int_equal(device_event(node->device, &(struct device_event){.number = 5,
-                                                                       .handle = handle,
-                                                                       .n_handle_bytes = sizeof(handle)}),
-                     0);
+    assert_int_equal(
+        device_event(node->device,
+                     &(struct device_event){.number = 5, .handle = handle, .n_handle_bytes = sizeof(handle)}),
+        0);
     gpus.has_event = true;
     gpus.event = 5;
     first_tag = gpus_order_reduce_all(&gpus, 0);

@@ -145,6 +145,16 @@ static void on_say(void *userdata, const struct node_message *m)
     note(f, "\n");
 }
 
+static void on_tell(void *userdata, unsigned node, const struct node_message *m)
+{
+    note(userdata, "to node %u: %s of step %" PRIu64 "\n", node, node_kind_name(m->kind), m->step);
+}
+
+static void on_decide_again(void *userdata, unsigned node)
+{
+    note(userdata, "to node %u: DECIDED again\n", node);
+}
+
 static bool on_judge(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict,
                      struct node_message *hold)
 {
@@ -175,6 +185,15 @@ static void expect(struct fixture *f, const char *text)
 {
     if (strcmp(f->said, text) != 0)
         fail_msg("expected\n%s\ngot\n%s", text, f->said);
+    f->n_said = 0;
+    f->said[0] = '\0';
+}
+
+/* Expects that the leader has said that, and perhaps more. */
+static void fixture_said(struct fixture *f, const char *text)
+{
+    if (!strstr(f->said, text))
+        fail_msg("expected\n%s\nin\n%s", text, f->said);
     f->n_said = 0;
     f->said[0] = '\0';
 }
@@ -319,9 +338,25 @@ static struct layout *make_layout(unsigned world_size)
 }
 
 /* Nodes of one rank and piece, but node 1, which has two. */
-static struct fixture *fixture_new(unsigned n_nodes, unsigned stage, bool partitions_all)
+static void make_leader(struct fixture *f, bool partitions_all)
 {
     static const unsigned n_sources[] = {1, 2, 1, 1};
+
+    assert_int_equal(leader_new(&f->leader, &(struct leader_options){.n_nodes = f->n_nodes,
+                                                                     .n_sources = n_sources,
+                                                                     .stage = f->stage,
+                                                                     .partitions_all = partitions_all,
+                                                                     .ops = {.say = on_say,
+                                                                             .tell = on_tell,
+                                                                             .decide_again = on_decide_again,
+                                                                             .judge = on_judge,
+                                                                             .complain = on_complain,
+                                                                             .userdata = f}}),
+                     0);
+}
+
+static struct fixture *fixture_new(unsigned n_nodes, unsigned stage, bool partitions_all)
+{
     struct fixture *f = calloc(1, sizeof(*f));
 
     assert_non_null(f);
@@ -329,14 +364,7 @@ static struct fixture *fixture_new(unsigned n_nodes, unsigned stage, bool partit
     f->stage = stage;
     f->layout = make_layout(n_nodes + 1);
     assert_int_equal(f->layout->n_parcels, PARCELS);
-    assert_int_equal(leader_new(&f->leader,
-                                &(struct leader_options){
-                                    .n_nodes = n_nodes,
-                                    .n_sources = n_sources,
-                                    .stage = stage,
-                                    .partitions_all = partitions_all,
-                                    .ops = {.say = on_say, .judge = on_judge, .complain = on_complain, .userdata = f}}),
-                     0);
+    make_leader(f, partitions_all);
     return f;
 }
 
@@ -1286,39 +1314,210 @@ static void test_bad_sums(void **state)
     fixture_free(f);
 }
 
+/* ---- daemons that were replaced ------------------------------------------------------------------------ */
+
+#define ABORTED_BY                                                                                                     \
+    "ABORTED attempt %u node %u the daemon of node %u was replaced by another one in the midst of the step\n"
+
+static void expect_abort(struct fixture *f, uint32_t attempt, unsigned node, uint32_t generation)
+{
+    char text[256];
+    int n = snprintf(text, sizeof(text), ABORTED_BY, attempt, node, node);
+
+    snprintf(text + n, sizeof(text) - (size_t)n, "ENGINE %u\n", generation);
+    expect(f, text);
+    all_connected(f, generation);
+    expect(f, "");
+}
+
+/* A node that stands so at that step; empty: it has nothing of it. */
+static void kept_at(struct fixture *f, unsigned node, uint64_t step, enum node_stand stand, bool empty)
+{
+    leader_hear(f->leader, node,
+                &(struct node_message){.kind = NODE_KEPT,
+                                       .step = step,
+                                       .node = node,
+                                       .generation = 1,
+                                       .pass = stand,
+                                       .tag = f->attempt,
+                                       .proceed = empty});
+}
+
+static void kept(struct fixture *f, unsigned node, enum node_stand stand)
+{
+    kept_at(f, node, f->step, stand, false);
+}
+
+/* Another leader, which node 0's next daemon makes. */
+static void replace(struct fixture *f, uint64_t step)
+{
+    leader_free(f->leader);
+    f->leader = NULL;
+    make_leader(f, false);
+    assert_int_equal(leader_form(f->leader, f->layout), 0);
+    leader_take_over(f->leader, step, true);
+    assert_int_equal(leader_waits_for(f->leader), 7);
+    assert_string_equal(leader_waits_to(f->leader), "to say where it stands");
+}
+
+static void decide(struct fixture *f)
+{
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        asked(f, i);
+    all_sum(f);
+    expect(f, "MEASURE\nDECIDED apply\n");
+}
+
+static void test_kept_open(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    ready(f, 0, 0, 0, 0);
+    kept(f, 1, NODE_STANDS_OPEN);
+    expect_abort(f, 1, 1, 2);
+    ready(f, 0, 0, 0, 0); /* others' part of a step of which the node had nothing stays */
+    kept_at(f, 2, f->step, NODE_STANDS_OPEN, true);
+    expect(f, "ENGINE 3\n");
+    all_connected(f, 3);
+    ready(f, 1, 0, 0, 0);
+    ready(f, 2, 0, 0, 0);
+    expect(f, "EXCHANGE 5 parcel 0 at 0.0\n");
+    all_moved(f, 5, 0);
+    expect(f, "SETTLED 5 parcel 0 at 0.0\n");
+    f->attempt = 0; /* it has not heard of the abort */
+    kept_at(f, 2, f->step, NODE_STANDS_OPEN, true);
+    f->attempt = 1;
+    fixture_said(f, "ABORTED attempt 2");
+    fixture_free(f);
+}
+
+static void test_kept_decided(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    decide(f);
+    report(f, 1, (struct node_message){.kind = NODE_UPDATED});
+    kept(f, 1, NODE_STANDS_OPEN); /* it has not heard of it */
+    expect(f, "to node 1: DECIDED again\nENGINE 2\n");
+    all_connected(f, 2);
+    kept(f, 2, NODE_STANDS_UPDATED); /* its report may be lost */
+    expect(f, "ENGINE 3\n");
+    all_connected(f, 3);
+    report(f, 0, (struct node_message){.kind = NODE_UPDATED});
+    expect(f, "");
+    report(f, 1, (struct node_message){.kind = NODE_UPDATED});
+    expect(f, "GATHER 5\n");
+    moved(f, 0, 5, 0);
+    moved(f, 1, 5, 0);
+    kept(f, 1, NODE_STANDS_UPDATED); /* it may lack any of the weights */
+    expect(f, "ENGINE 4\n");
+    all_connected(f, 4);
+    expect(f, "GATHER 5 arrived 1\n");
+    moved(f, 2, 5, 0);
+    expect(f, "");
+    moved(f, 1, 5, 0);
+    expect(f, "COMMIT\n");
+    kept_at(f, 2, f->step - 1, NODE_STANDS_UPDATED, false); /* it has missed that */
+    expect(f, "to node 2: COMMIT of step 0\nENGINE 5\n");
+    kept_at(f, 2, f->step + 1, NODE_STANDS_OPEN, true);
+    expect(f, "REFUSE the daemon of node 2 holds step 2 of a run, and node 0 is at step 1\n");
+    fixture_free(f);
+}
+
+static void test_new_leader(void **state)
+{
+    struct fixture *f = start(3);
+
+    (void)state;
+    replace(f, 0);
+    kept(f, 0, NODE_STANDS_OPEN);
+    kept_at(f, 1, 0, NODE_STANDS_OPEN, true);
+    assert_int_equal(leader_waits_for(f->leader), 4);
+    kept_at(f, 2, 0, NODE_STANDS_OPEN, true);
+    expect_abort(f, 1, 0, 2);
+
+    replace(f, 0); /* between two steps nothing is lost */
+    for (unsigned i = 0; i < NODES; i++)
+        kept_at(f, i, 0, NODE_STANDS_OPEN, true);
+    expect(f, "ENGINE 2\n");
+    all_connected(f, 2);
+    f->attempt = 1;
+
+    decide(f);
+    replace(f, 0);
+    kept(f, 2, NODE_STANDS_UPDATED);
+    kept(f, 0, NODE_STANDS_DECIDED);
+    kept(f, 1, NODE_STANDS_OPEN);
+    expect(f, "to node 1: DECIDED again\nENGINE 2\n");
+    report(f, 0, (struct node_message){.kind = NODE_UPDATED});
+    report(f, 1, (struct node_message){.kind = NODE_UPDATED});
+    expect(f, "COMMIT\n");
+
+    decide(f); /* step 1: node 2 has heard that it was committed, and has begun the next one */
+    replace(f, 1);
+    kept(f, 0, NODE_STANDS_UPDATED);
+    kept(f, 1, NODE_STANDS_DECIDED);
+    leader_hear(f->leader, 2, &(struct node_message){.kind = NODE_KEPT, .step = 2, .generation = 1, .tag = 1});
+    fixture_said(f, "to node 0: COMMIT of step 1\nto node 1: COMMIT of step 1\nABORTED attempt 2");
+    fixture_free(f);
+}
+
+static void test_kept_windows(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    report_all(f, (struct node_message){.kind = NODE_WINDOW});
+    expect(f, "OPEN\n");
+    report(f, 1, (struct node_message){.kind = NODE_WINDOW_END});
+    kept_at(f, 1, 0, NODE_STANDS_OPEN, true); /* it has not opened it */
+    expect(f, "to node 1: OPEN of step 0\nENGINE 2\n");
+    all_connected(f, 2);
+    report(f, 0, (struct node_message){.kind = NODE_WINDOW_END});
+    report(f, 2, (struct node_message){.kind = NODE_WINDOW_END});
+    expect(f, "");
+    report(f, 1, (struct node_message){.kind = NODE_WINDOW_END});
+    expect(f, "WRITE\n");
+    all_moved(f, 5, 0);
+    expect(f, "STORE\n");
+    replace(f, 0);
+    kept(f, 0, NODE_STANDS_WINDOW); /* which has not heard that it is to be stored */
+    kept(f, 1, NODE_STANDS_STORED);
+    kept(f, 2, NODE_STANDS_STORING);
+    expect(f, "to node 0: STORE of step 0\nENGINE 2\n");
+    report(f, 2, (struct node_message){.kind = NODE_STORED});
+    report(f, 0, (struct node_message){.kind = NODE_STORED});
+    all_connected(f, 2);
+    fixture_said(f, "GATHER ");
+    all_moved(f, (UINT64_C(2) << 32) + 1, 0);
+    expect(f, "CLOSED\n");
+    kept(f, 1, NODE_STANDS_STORED); /* it has missed that */
+    expect(f, "to node 1: CLOSED of step 0\nENGINE 3\n");
+    fixture_free(f);
+}
+
 TEST_GROUP(leader)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forming),
-        cmocka_unit_test(test_unequal),
-        cmocka_unit_test(test_runs),
-        cmocka_unit_test(test_cannot_form),
-        cmocka_unit_test(test_stale_forming),
-        cmocka_unit_test(test_masks),
-        cmocka_unit_test(test_withdraw),
-        cmocka_unit_test(test_window),
-        cmocka_unit_test(test_passes),
-        cmocka_unit_test(test_asked),
-        cmocka_unit_test(test_too_late),
-        cmocka_unit_test(test_back),
-        cmocka_unit_test(test_all_back),
-        cmocka_unit_test(test_back_late),
-        cmocka_unit_test(test_no_gather),
-        cmocka_unit_test(test_merged),
-        cmocka_unit_test(test_short_bits),
-        cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_hold),
-        cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_decided),
-        cmocka_unit_test(test_broken_exchange),
-        cmocka_unit_test(test_broken_before),
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_fetch),
-        cmocka_unit_test(test_gathering_fetch),
-        cmocka_unit_test(test_bad_fetch),
-        cmocka_unit_test(test_lost),
-        cmocka_unit_test(test_nonsense),
-        cmocka_unit_test(test_bad_sums),
+        cmocka_unit_test(test_forming),       cmocka_unit_test(test_unequal),
+        cmocka_unit_test(test_runs),          cmocka_unit_test(test_cannot_form),
+        cmocka_unit_test(test_stale_forming), cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_withdraw),      cmocka_unit_test(test_window),
+        cmocka_unit_test(test_passes),        cmocka_unit_test(test_asked),
+        cmocka_unit_test(test_too_late),      cmocka_unit_test(test_back),
+        cmocka_unit_test(test_all_back),      cmocka_unit_test(test_back_late),
+        cmocka_unit_test(test_no_gather),     cmocka_unit_test(test_merged),
+        cmocka_unit_test(test_short_bits),    cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_hold),          cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_decided),       cmocka_unit_test(test_broken_exchange),
+        cmocka_unit_test(test_broken_before), cmocka_unit_test(test_values),
+        cmocka_unit_test(test_fetch),         cmocka_unit_test(test_gathering_fetch),
+        cmocka_unit_test(test_bad_fetch),     cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_nonsense),      cmocka_unit_test(test_bad_sums),
+        cmocka_unit_test(test_kept_open),     cmocka_unit_test(test_kept_decided),
+        cmocka_unit_test(test_new_leader),    cmocka_unit_test(test_kept_windows),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

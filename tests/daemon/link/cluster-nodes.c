@@ -287,11 +287,21 @@ static void on_down(void *userdata, unsigned other, const char *why)
         cluster_close(steal_ptr(node->cluster));
 }
 
-static void on_reborn(void *userdata, unsigned other)
+static bool has_run(void *userdata)
+{
+    const struct node *node = userdata;
+
+    return node->has_run;
+}
+
+static void on_appeared(void *userdata, unsigned other, bool first, bool has_run)
 {
     struct node *node = userdata;
 
     assert_int_equal(node->n_up[other], node->n_down[other]); /* before up() */
+    node->others_have_run[other] = has_run;
+    if (first)
+        return;
     node->n_reborn[other]++;
     node->expected[other] = 0;
     node->n_sent[other] = 0;
@@ -335,10 +345,14 @@ static struct config *configure(const struct node_options *options)
 
 int node_try(struct node *node, const struct node_options *options, char *why, size_t why_size)
 {
-    struct cluster_options cluster = {
-        .loop = &node->loop,
-        .incarnation = options->incarnation ? options->incarnation : ++last_incarnation,
-        .ops = {.message = on_message, .up = on_up, .down = on_down, .reborn = on_reborn, .userdata = node}};
+    struct cluster_options cluster = {.loop = &node->loop,
+                                      .incarnation = options->incarnation ? options->incarnation : ++last_incarnation,
+                                      .ops = {.message = on_message,
+                                              .up = on_up,
+                                              .down = on_down,
+                                              .has_run = has_run,
+                                              .appeared = on_appeared,
+                                              .userdata = node}};
 
     *node = (struct node){.node = options->node};
     assert_int_equal(uv_loop_init(&node->loop), 0);

@@ -30,9 +30,10 @@ struct node {
     struct cluster *cluster;
     unsigned node;
     bool frozen;
-    bool closes_when_up, closes_when_down, talks_when_reborn;
+    bool closes_when_up, closes_when_down, talks_when_reborn, has_run;
     /* Counts of the node's events about each other node, and of messages. */
     unsigned n_up[MAX_NODES], n_down[MAX_NODES], n_reborn[MAX_NODES], n_reborn_at_up[MAX_NODES];
+    bool others_have_run[MAX_NODES]; /* as they said */
     uint32_t n_sent[MAX_NODES], n_received[MAX_NODES];
     uint32_t expected[MAX_NODES]; /* number of the next message */
     char why[MAX_NODES][700];     /* of the last down() */

@@ -286,8 +286,11 @@ static void test_reborn(void **userdata)
     for (unsigned i = 0; i < 10; i++)
         node_send(&a, 1, 10); /* for the one that is gone */
     node_start(&b, &(struct node_options){.node = 1});
+    b.has_run = true;
     node_send(&b, 0, 10);
     WAIT_FOR(both_up() && a.n_received[1] == 11 && b.n_received[0] == 1, 3000);
+    assert_true(a.others_have_run[1]);
+    assert_false(b.others_have_run[0]);
     assert_int_equal(a.n_reborn[1], 1);
     assert_int_equal(a.n_reborn_at_up[1], 1); /* before up() */
     assert_int_equal(b.n_reborn[0], 0);

@@ -418,10 +418,10 @@ static void test_frames(void **userdata)
 {
     static const struct link_frame frames[] = {
         {.kind = LINK_FRAME_INTRODUCTION,
-         .introduction = {0x0102030405060708, 3, 4, 5},
+         .introduction = {0x0102030405060708, 3, 4, 5, true},
          .data = (const uint8_t *)"job: a\n",
          .n_bytes = 7},
-        {.kind = LINK_FRAME_INTRODUCTION, .introduction = {1, 0, 0, 0}},
+        {.kind = LINK_FRAME_INTRODUCTION, .introduction = {1, 0, 0, 0, false}},
         {.kind = LINK_FRAME_MESSAGE, .number = 1},
         {.kind = LINK_FRAME_MESSAGE, .number = UINT64_MAX, .data = (const uint8_t *)"\0x", .n_bytes = 2},
         {.kind = LINK_FRAME_HEARTBEAT, .n_received = 77},
@@ -455,11 +455,14 @@ static void test_frames_that_are_none(void **userdata)
         {"\0", 1},
         {"\5", 1},
         {"\1\0\0\0\0\0\0\0\0"
-         "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
-         33}, /* incarnation 0 */
+         "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+         34}, /* incarnation 0 */
         {"\1\1\0\0\0\0\0\0\0"
-         "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0a\0b",
-         36},                        /* a text with a zero byte */
+         "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\2",
+         34}, /* has_run is neither 0 nor 1 */
+        {"\1\1\0\0\0\0\0\0\0"
+         "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0a\0b",
+         37},                        /* a text with a zero byte */
         {"\2\0\0\0\0\0\0\0\0x", 10}, /* message 0 */
         {"\3\1\0\0\0\0\0\0\0x", 10}, /* a heartbeat with something behind it */
         {"\4a\0b", 4},               /* a sentence with a zero byte */

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Nodes whose daemon was replaced by another one, which took over its state. Each node says where it stands: the
+ * replaced one to the leader, and all nodes to a leader that is new itself.
+ *
+ * A step that is decided is carried out by all, whoever has died: its DECIDED, and its COMMIT, are said again to a node
+ * that missed it. The same goes for a window that is being stored. A step that is still open is aborted on all nodes,
+ * and trainers begin it again: what the replaced daemon had said and heard about it is gone. It goes on if there was
+ * nothing.
+ */
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "core/base/base.h"
+#include "daemon/leader/leader-inside.h"
+#include "daemon/leader/leader.h"
+
+#define REPLACED "the daemon of node %u was replaced by another one in the midst of the step"
+
+static bool is_decided(enum node_stand stand)
+{
+    return stand == NODE_STANDS_DECIDED || stand == NODE_STANDS_UPDATED;
+}
+
+static bool is_storing(enum node_stand stand)
+{
+    return stand == NODE_STANDS_STORING || stand == NODE_STANDS_STORED;
+}
+
+/* The nodes hold different steps, which no death of a daemon explains. */
+static void refuse(struct leader *leader, unsigned node)
+{
+    char text[128];
+
+    snprintf(text, sizeof(text),
+             "the daemon of node %u holds step %" PRIu64 " of a run, and node 0 is at step %" PRIu64, node,
+             leader->nodes[node].kept.step, leader->step);
+    leader_refuse(leader, 0, text);
+}
+
+static void abort_open(struct leader *leader, unsigned node)
+{
+    char why[128];
+
+    snprintf(why, sizeof(why), REPLACED, node);
+    leader->phase = LEADER_TRAINING; /* a window, or what was written in it, is forgotten like a step */
+    leader_give_up(leader, node, why);
+}
+
+/* ---- what one node has missed -------------------------------------------------------------------------- */
+
+/* Tells the node that a step was committed, or a window closed. Return: false: what it holds does not fit. */
+static bool catch_up(struct leader *leader, unsigned node)
+{
+    struct kept *kept = &leader->nodes[node].kept;
+
+    if (kept->step == leader->step && kept->n_windows == leader->n_windows)
+        return true;
+    if (kept->step + 1 == leader->step && is_decided(kept->stand))
+        leader_tell(leader, node, NODE_COMMIT, kept->step);
+    else if (kept->step == leader->step && kept->n_windows + 1 == leader->n_windows &&
+             kept->stand >= NODE_STANDS_WINDOW)
+        leader_tell(leader, node, NODE_CLOSED, kept->step);
+    else
+        return false;
+    kept->step = leader->step;
+    kept->n_windows = leader->n_windows; /* if it missed more than that, the step is aborted */
+    kept->stand = NODE_STANDS_OPEN;
+    kept->is_empty = true;
+    return true;
+}
+
+static bool is_empty(const struct leader *leader, unsigned node)
+{
+    const struct kept *kept = &leader->nodes[node].kept;
+
+    return kept->stand == NODE_STANDS_OPEN && kept->is_empty && kept->attempt == leader->attempt;
+}
+
+/* Makes the node carry out what is decided, wherever it stands. */
+static void carry_on(struct leader *leader, unsigned node)
+{
+    const struct kept *kept = &leader->nodes[node].kept;
+
+    if (leader->phase == LEADER_UPDATING) {
+        leader->nodes[node].updated = kept->stand == NODE_STANDS_UPDATED;
+        if (!is_decided(kept->stand))
+            leader->ops.decide_again(leader->ops.userdata, node);
+    } else if (leader->phase == LEADER_STORING) {
+        leader->nodes[node].stored = kept->stand == NODE_STANDS_STORED;
+        if (!is_storing(kept->stand))
+            leader_tell(leader, node, NODE_STORE, leader->step);
+    } else { /* weights are on their way: it may lack any of them */
+        leader->weights.arrived &= ~(UINT64_C(1) << node);
+        leader->weights.moved &= ~(UINT64_C(1) << node);
+    }
+}
+
+/* A window is open: the node may still open it, and its ranks end it again. Return: false, it has no part in it. */
+static bool reopen(struct leader *leader, unsigned node)
+{
+    bool is_open = leader->nodes[node].kept.stand == NODE_STANDS_WINDOW;
+
+    if (!is_open && !is_empty(leader, node))
+        return false;
+    leader->nodes[node].ends_window = false;
+    if (!is_open)
+        leader_tell(leader, node, NODE_OPEN, leader->step);
+    return true;
+}
+
+/* What all nodes have reported may be enough now. */
+static void try_on(struct leader *leader)
+{
+    if (leader->phase == LEADER_UPDATING)
+        leader_try_updated(leader);
+    else
+        leader_try_stored(leader);
+}
+
+/* ---- one node is back ---------------------------------------------------------------------------------- */
+
+/* Return: false: the step, or the window, cannot go on with that node, and is aborted. */
+static bool take_in(struct leader *leader, unsigned node)
+{
+    switch (leader->phase) {
+    case LEADER_TRAINING:
+        leader_forget_request(&leader->nodes[node]); /* its ranks ask again */
+        return is_empty(leader, node);
+    case LEADER_MEASURING:
+        return false;
+    case LEADER_WINDOW:
+        return reopen(leader, node);
+    case LEADER_WRITING:
+        if (leader->nodes[node].kept.stand != NODE_STANDS_WINDOW)
+            return false;
+        carry_on(leader, node);
+        return true;
+    default:
+        carry_on(leader, node);
+        return true;
+    }
+}
+
+static void come_back(struct leader *leader, unsigned node)
+{
+    if (!catch_up(leader, node)) {
+        refuse(leader, node);
+        return;
+    }
+    leader->nodes[node].connected = false;
+    leader_forget_fetches(leader, node);
+    if (!take_in(leader, node))
+        abort_open(leader, node);
+    leader_next_generation(leader, "");
+    try_on(leader);
+}
+
+/* ---- the leader is new --------------------------------------------------------------------------------- */
+
+static bool any_stands(const struct leader *leader, bool (*so)(enum node_stand stand))
+{
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (so(leader->nodes[i].kept.stand))
+            return true;
+    return false;
+}
+
+static bool is_window(enum node_stand stand)
+{
+    return stand == NODE_STANDS_WINDOW;
+}
+
+/* The furthest step, and the windows before it, are those of the run. */
+static bool bring_to_one_place(struct leader *leader)
+{
+    leader->attempt = leader->n_windows = 0;
+    for (unsigned i = 0; i < leader->n_nodes; i++) {
+        leader->step = MAX(leader->step, leader->nodes[i].kept.step);
+        leader->attempt = MAX(leader->attempt, leader->nodes[i].kept.attempt);
+    }
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (leader->nodes[i].kept.step == leader->step)
+            leader->n_windows = MAX(leader->n_windows, leader->nodes[i].kept.n_windows);
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!catch_up(leader, i)) {
+            refuse(leader, i);
+            return false;
+        }
+    return true;
+}
+
+/* Node 0 knew of a decision before any other node. A node stores a window only when all nodes have what was written. */
+static enum leader_phase find_phase(const struct leader *leader)
+{
+    if (is_decided(leader->nodes[0].kept.stand))
+        return LEADER_UPDATING;
+    if (any_stands(leader, is_storing))
+        return LEADER_STORING;
+    return any_stands(leader, is_window) ? LEADER_WINDOW : LEADER_TRAINING;
+}
+
+static bool are_all_empty(const struct leader *leader)
+{
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!is_empty(leader, i))
+            return false;
+    return true;
+}
+
+static void take_up(struct leader *leader)
+{
+    bool goes_on = true;
+
+    leader->phase = find_phase(leader);
+    leader->forgets = true; /* a window, until node 0 says otherwise */
+    if (leader->phase == LEADER_TRAINING)
+        goes_on = are_all_empty(leader);
+    for (unsigned i = 0; goes_on && leader->phase != LEADER_TRAINING && i < leader->n_nodes; i++)
+        goes_on = take_in(leader, i);
+    if (!goes_on)
+        abort_open(leader, 0);
+}
+
+static void all_have_said(struct leader *leader)
+{
+    if (!bring_to_one_place(leader))
+        return;
+    take_up(leader);
+    leader_next_generation(leader, "");
+    leader->last_tag = (uint64_t)leader->generation << 32; /* nodes may still report tags of the old leader */
+    try_on(leader);
+}
+
+void leader_take_over(struct leader *leader, uint64_t step, bool applies)
+{
+    leader->phase = LEADER_RETURNING;
+    leader->step = step;
+    leader->applies = applies;
+    leader->has_weights = true;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader->nodes[i].declared = leader->nodes[i].formed = true;
+}
+
+void leader_hear_kept(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    if (!leader->layout || leader->phase < LEADER_RETURNING)
+        return; /* the run is over, and the node will learn that */
+    if (message->pass >= NODE_N_STANDS || message->tag > UINT32_MAX || message->generation == UINT32_MAX) {
+        leader->ops.complain(leader->ops.userdata, node, "KEPT: no such place");
+        return;
+    }
+    leader->nodes[node].kept = (struct kept){.said = true,
+                                             .stand = (enum node_stand)message->pass,
+                                             .step = message->step,
+                                             .attempt = (uint32_t)message->tag,
+                                             .n_windows = message->parcel,
+                                             .is_empty = message->proceed};
+    leader->generation = MAX(leader->generation, message->generation);
+    if (leader->phase != LEADER_RETURNING) {
+        come_back(leader, node);
+        return;
+    }
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!leader->nodes[i].kept.said)
+            return;
+    all_have_said(leader);
+}
+
+bool leader_is_returning(const struct leader *leader)
+{
+    return leader->phase == LEADER_RETURNING;
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A node whose daemon was replaced, and the others when node 0's was: the new daemon obeys again what its journal has
+ * of node 0's messages (nodes-record.c). Then, and when node 0's daemon is another one, the node reports where it
+ * stands (leader-kept.c).
+ */
+
+#include <stdio.h>
+
+#include "core/base/base.h"
+#include "daemon/job/drop.h"
+#include "daemon/job/model/model.h"
+#include "daemon/nodes/nodes-inside.h"
+#include "daemon/nodes/remote-ranks.h"
+
+/* ---- what the daemon before has heard ------------------------------------------------------------------- */
+
+int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes)
+{
+    struct node_message message;
+    const char *wrong;
+
+    if (node_unpack(&nodes->heard, packed, n_bytes, &message, nodes->why, sizeof(nodes->why)) != 0 ||
+        !nodes_records(message.kind))
+        return -EINVAL;
+    if (message.kind == NODE_DECIDED && nodes->leader)
+        nodes_keep_packed(nodes, packed, n_bytes);
+    wrong = nodes_obey(nodes, &message, NULL, 0);
+    return wrong ? -EINVAL : 0;
+}
+
+/* ---- the run ------------------------------------------------------------------------------------------- */
+
+bool nodes_has_run(const struct nodes *nodes)
+{
+    const struct job *job = nodes->job;
+
+    return job->run.has_weights && !job->run.drop_why;
+}
+
+void nodes_go_on(struct nodes *nodes)
+{
+    const struct job *job = nodes->job;
+
+    nodes->n_passed = 0;
+    if (nodes->leader)
+        leader_take_over(nodes->leader, job->ledger.step, job->decision.applying);
+    nodes_stand(nodes);
+    remote_ranks_repeat(nodes->remote_ranks);
+}
+
+/* ---- other nodes' daemons ------------------------------------------------------------------------------ */
+
+static void lose(struct nodes *nodes, unsigned node)
+{
+    snprintf(nodes->why, sizeof(nodes->why),
+             "the daemon of node %u (%s) was started anew, and what the one before it held of the run is gone", node,
+             nodes_address_of(nodes, node));
+    if (nodes->leader) {
+        leader_lose(nodes->leader, node, nodes->why);
+        return;
+    }
+    nodes->generation = 0; /* a new leader counts from there */
+    nodes->said_declared = false;
+    if (nodes->job->phase != JOB_WAITING)
+        drop_begin(nodes->job, 0, nodes->why);
+    job_todo(nodes->job);
+}
+
+void nodes_meet(struct nodes *nodes, unsigned node, bool first, bool has_run)
+{
+    if (has_run && nodes_has_run(nodes)) {
+        if (!nodes->leader && !first) /* else it was said when the job was taken over */
+            nodes_stand(nodes);
+        return;
+    }
+    if (!first || nodes_has_run(nodes))
+        lose(nodes, node);
+}

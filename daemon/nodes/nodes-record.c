@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Those messages of node 0 that change the job are recorded in its journal, and the next daemon obeys them again among
+ * the requests of its ranks (nodes-kept.c).
+ */
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/survival.h"
+#include "daemon/nodes/nodes-inside.h"
+
+/* Other messages move bytes, or are recorded by the job as what comes of them: a sum, a window, a step that ends. */
+bool nodes_records(enum node_kind kind)
+{
+    return kind == NODE_SETTLED || kind == NODE_WITHDRAWN || kind == NODE_NORM || kind == NODE_DECIDED ||
+           kind == NODE_HOLD || kind == NODE_BACK;
+}
+
+void nodes_record(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes)
+{
+    if (message->kind == NODE_DECIDED && nodes->leader)
+        return; /* when it was said */
+    if (nodes_records(message->kind))
+        job_record(nodes->job, NULL, JOURNAL_NODE, packed, n_bytes, NULL, 0);
+}
+
+void nodes_keep_packed(struct nodes *nodes, const uint8_t *packed, size_t n_bytes)
+{
+    uint8_t *copy = malloc(n_bytes);
+
+    free(nodes->decided);
+    nodes->decided = copy;
+    nodes->n_decided_bytes = copy ? n_bytes : 0;
+    if (copy)
+        memcpy(copy, packed, n_bytes);
+}
+
+void nodes_keep_decision(struct nodes *nodes, const uint8_t *packed, size_t n_bytes)
+{
+    nodes_keep_packed(nodes, packed, n_bytes);
+    job_record(nodes->job, NULL, JOURNAL_NODE, packed, n_bytes, NULL, 0);
+    (void)failpoint("verdict");
+}

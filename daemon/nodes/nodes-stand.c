@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Where this node stands in a step, or a window, that is decided: it carries it out, reports that, and ends it when
+ * node 0 says so. After a daemon was replaced, its own or node 0's, it tells the leader where that is.
+ */
+
+#include "core/base/base.h"
+#include "daemon/exchange/exchange.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/state/window.h"
+#include "daemon/job/transaction/commit.h"
+#include "daemon/nodes/nodes-inside.h"
+
+/* ---- what is decided ----------------------------------------------------------------------------------- */
+
+void nodes_commit(struct nodes *nodes)
+{
+    nodes->commits = nodes->updated = false;
+    nodes->ends = true;
+    nodes_end_request(nodes);
+    exchange_end_loans(nodes->exchange);
+    job_commit(nodes->job);
+}
+
+void nodes_close(struct nodes *nodes)
+{
+    nodes->closes = nodes->stored = false;
+    nodes->ends = true;
+    nodes_end_request(nodes);
+    job_window_closed(nodes->job);
+}
+
+void nodes_stored(struct nodes *nodes)
+{
+    nodes->stored = true;
+    nodes_report(nodes, (struct node_message){.kind = NODE_STORED});
+    if (nodes->closes)
+        nodes_close(nodes);
+}
+
+void nodes_updated(struct nodes *nodes)
+{
+    nodes->updated = true;
+    nodes_report(nodes, (struct node_message){.kind = NODE_UPDATED});
+    if (nodes->commits)
+        nodes_commit(nodes);
+}
+
+/* ---- where this node stands ---------------------------------------------------------------------------- */
+
+static enum node_stand find_stand(const struct nodes *nodes)
+{
+    switch (nodes->job->phase) {
+    case JOB_UPDATING:
+        return nodes->ends ? NODE_STANDS_OPEN : nodes->updated ? NODE_STANDS_UPDATED : NODE_STANDS_DECIDED;
+    case JOB_WINDOW:
+        return window_stores(nodes->job) ? NODE_STANDS_STORING : NODE_STANDS_WINDOW;
+    case JOB_COMMITTING_WINDOW:
+        return nodes->ends ? NODE_STANDS_OPEN : nodes->stored ? NODE_STANDS_STORED : NODE_STANDS_STORING;
+    default:
+        return NODE_STANDS_OPEN;
+    }
+}
+
+/* An abort that is under way ends with the next attempt, or with the one that node 0 has said. */
+static uint32_t highest_attempt(const struct job *job)
+{
+    if (job->phase != JOB_ABORTING && !job->abort.next)
+        return job->ledger.attempt;
+    return MAX(job->ledger.attempt + 1, job->abort.said_attempt);
+}
+
+/* Windows that this node has closed before the step; the one that it is closing is among them. */
+static uint32_t n_windows(const struct nodes *nodes)
+{
+    const struct job *job = nodes->job;
+
+    return (uint32_t)job->state->progress.n_windows + (job->phase == JOB_COMMITTING_WINDOW && nodes->ends);
+}
+
+/* Has no rank of this node anything of the open step, nor an abort that is under way? */
+static bool is_empty(const struct nodes *nodes)
+{
+    const struct job *job = nodes->job;
+
+    if (nodes->withdraws || nodes->holds_back || job->phase == JOB_ABORTING || job->abort.next)
+        return false;
+    for (unsigned r = job->world.first; job->phase == JOB_TRAINING && r < job->world.end; r++)
+        if (job->ledger.ranks[r].n_pushed > 0 || job->ledger.ranks[r].n_ended > 0 || job->ledger.ranks[r].asked)
+            return false;
+    return true;
+}
+
+void nodes_stand(struct nodes *nodes)
+{
+    nodes->said_kept = true;
+    nodes_report(nodes, (struct node_message){.kind = NODE_KEPT,
+                                              .step = nodes->job->state->progress.epoch,
+                                              .generation = nodes->generation,
+                                              .pass = find_stand(nodes),
+                                              .tag = highest_attempt(nodes->job),
+                                              .parcel = n_windows(nodes),
+                                              .proceed = is_empty(nodes)});
+}
+
+void nodes_ask_again(struct nodes *nodes)
+{
+    if (!nodes->said_kept)
+        return;
+    nodes->said_kept = false;
+    exchange_ask_again(nodes->exchange);
+    if (nodes->job->phase == JOB_WINDOW || (nodes->job->phase == JOB_TRAINING && is_empty(nodes)))
+        nodes_end_request(nodes); /* and when this message has been obeyed the job asks again */
+}
