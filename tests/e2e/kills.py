@@ -200,19 +200,31 @@ def options(rng, kind):
     return config, env
 
 
+# Name -> settings, and which moments there are.
+OPTIMIZERS = {
+    "AdamW": ({"type": "AdamW"}, "mv"),
+    "Adam": ({"type": "Adam", "params": {"adam_w_mode": False}}, "mv"),
+    "SGD": ({"type": "SGD", "params": {"momentum": 0.9, "betas": None}}, "m"),
+    "SGD without momentum": ({"type": "SGD", "params": {"momentum": 0, "betas": None}}, "none"),
+    "Lion": ({"type": "Lion"}, "m"),
+    "Adagrad": ({"type": "Adagrad", "params": {"betas": None}}, "v"),
+}
+
+
 class References:
     """Undisturbed runs: the bits to be met."""
 
     def __init__(self, build, folder):
         self.build, self.folder, self.known = build, Path(folder), {}
 
-    def get(self, world_size, accumulate=False, n_steps=N_STEPS, window=WINDOW):
-        key = (world_size, accumulate, n_steps, window)
+    def get(self, world_size, accumulate=False, n_steps=N_STEPS, window=WINDOW, optimizer="AdamW"):
+        key = (world_size, accumulate, n_steps, window, optimizer)
         if key not in self.known:
             folder = Path(tempfile.mkdtemp(prefix="reference-", dir=self.folder))
-            config = {"world": {"size": world_size}, "gradient_clipping": 1.0}
-            daemon = Daemon(self.build, folder, config)
-            args = ["--window", window, *(["--accumulate"] if accumulate else [])]
+            settings, moments = OPTIMIZERS[optimizer]
+            daemon = Daemon(self.build, folder, {"world": {"size": world_size}, "gradient_clipping": 1.0,
+                                                 "optimizer": settings})
+            args = ["--window", window, "--moments", moments, *(["--accumulate"] if accumulate else [])]
             ranks = train(daemon, [[]] * world_size, args, n_steps)
             found = results(ranks)
             judge(ranks, daemon, found)

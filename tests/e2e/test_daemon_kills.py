@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from conftest import environment, merge, wait_for
 from daemon_kills import campaign
 from keeper import KeptDaemon
 import kills
+import stores
 
 N_STEPS = 24
 
@@ -175,6 +177,25 @@ def test_nobody_starts_it_again(kept):
     for rank in ranks:
         assert rank.last.wait() == 4
         assert "no other daemon has answered within 2000 ms (limits.reattach_timeout); see its log" in rank.last.out()
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parent / "stores").glob("journal-*.zip")), ids=lambda p: p.stem)
+def test_store_of_a_release(kept, build, tmp_path, path):
+    """What an earlier build has left is taken over, and the run that it had begun ends with the bits of this one."""
+    daemon = kept(stores.CONFIG, plan=[None])
+    daemon.signal(signal.SIGKILL)
+    daemon.popen.wait()
+    daemon.store.kept = [k for k in daemon.store.kept if k[0] == "listen"] + stores.load(path)
+    daemon.start_again()
+    wait_for("the daemon listens", daemon.listens)
+    status = daemon.status()
+    assert not status["held"] and 0 < status["step"] < N_STEPS, daemon.log()
+    wait_for("the trainers of then are missed", lambda: daemon.log().count("E1302 warning, rank lost") == 2)
+    ranks = kills.start(daemon, [[], []], n_steps=N_STEPS)
+    train(daemon, ranks)
+    reference = kills.References(build, tmp_path).get(2, n_steps=N_STEPS)
+    kills.judge(ranks, daemon, {key: found for key, found in reference.items() if key in kills.results(ranks)})
+    assert {key for key in kills.results(ranks) if key[0] == "final"} == {("final", 0), ("final", 1)}
 
 
 def test_zerodrun_starts_it_again(build, tmp_path):

@@ -94,6 +94,7 @@ struct trainer {
     uint64_t n_steps, seed, window_every;
     unsigned n_micro;
     bool accumulate;
+    const char *moments; /* that the optimizer has: exp_avg "m", exp_avg_sq "v" */
     struct action actions[MAX_ACTIONS];
     size_t n_actions;
 
@@ -555,12 +556,12 @@ static int hash_state(struct trainer *t, enum zerod_state which, uint64_t *h)
 
 static int finish(struct trainer *t)
 {
-    uint64_t master, exp_avg, exp_avg_sq, weights;
+    uint64_t master, exp_avg = 0, exp_avg_sq = 0, weights;
     int r = hash_state(t, ZEROD_MASTER, &master);
 
-    if (r == 0)
+    if (r == 0 && strchr(t->moments, 'm'))
         r = hash_state(t, ZEROD_EXP_AVG, &exp_avg);
-    if (r == 0)
+    if (r == 0 && strchr(t->moments, 'v'))
         r = hash_state(t, ZEROD_EXP_AVG_SQ, &exp_avg_sq);
     if (r == 0)
         r = hash_weights(t, &weights);
@@ -598,10 +599,15 @@ static bool parse_action(struct trainer *t, const char *text)
 static int parse(struct trainer *t, int argc, char **argv)
 {
     static const struct option options[] = {
-        {"steps", required_argument, NULL, 's'},   {"micro", required_argument, NULL, 'm'},
-        {"seed", required_argument, NULL, 'e'},    {"window", required_argument, NULL, 'w'},
-        {"accumulate", no_argument, NULL, 'a'},    {"at", required_argument, NULL, 't'},
-        {"timeout", required_argument, NULL, 'o'}, {0},
+        {"steps", required_argument, NULL, 's'},
+        {"micro", required_argument, NULL, 'm'},
+        {"seed", required_argument, NULL, 'e'},
+        {"window", required_argument, NULL, 'w'},
+        {"accumulate", no_argument, NULL, 'a'},
+        {"at", required_argument, NULL, 't'},
+        {"timeout", required_argument, NULL, 'o'},
+        {"moments", required_argument, NULL, 'v'},
+        {0},
     };
     int option;
 
@@ -616,6 +622,8 @@ static int parse(struct trainer *t, int argc, char **argv)
             t->window_every = strtoull(optarg, NULL, 10);
         else if (option == 'o')
             t->options.timeout_ms = atoi(optarg);
+        else if (option == 'v')
+            t->moments = optarg;
         else if (option == 'a')
             t->accumulate = true;
         else if (option != 't' || !parse_action(t, optarg))
@@ -626,7 +634,7 @@ static int parse(struct trainer *t, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    static struct trainer t = {.n_steps = 20, .n_micro = 2, .seed = 1};
+    static struct trainer t = {.n_steps = 20, .n_micro = 2, .seed = 1, .moments = "mv"};
     const char *rank = getenv("RANK");
     int r;
 
@@ -634,7 +642,8 @@ int main(int argc, char **argv)
     t.options.rank = rank ? atoi(rank) : 0;
     if (parse(&t, argc, argv) < 0) {
         fprintf(stderr, "usage: kill-trainer [--steps N] [--micro N] [--seed N] [--window N] [--accumulate]\n"
-                        "                    [--timeout MS] [--at STEP.MICRO.(N|end|step|window):ACTION[=N]]...\n");
+                        "                    [--timeout MS] [--moments m|v|mv|none] [--at "
+                        "STEP.MICRO.(N|end|step|window):ACTION[=N]]...\n");
         return EX_USAGE;
     }
     if (t.accumulate)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Daemons of several nodes that are replaced: what is said, what is waited for. The campaign is test_daemon_kills.py's."""
+
+import signal
+import time
+
+import pytest
+
+from conftest import wait_for
+from daemon_kills import ABORT, Job, Life, N_STEPS, Plan
+import kills
+
+
+@pytest.fixture
+def start(build, tmp_path):
+    """Starts a job of two nodes; points: where the daemons of node 0 and node 1 are killed, once."""
+    jobs = []
+
+    def start_job(*points):
+        plan = Plan(1, 2)
+        plan.ranks, plan.victims, plan.accumulate, plan.moments = (1, 1), [[], []], False, "mv"
+        plan.config, plan.env, plan.optimizer = {"gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}, {}, "AdamW"
+        plan.lives = [[Life.at(point)] if point else [] for point in points]
+        jobs.append(Job(build, tmp_path, plan))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        job.end()
+
+
+def finish(job, build, tmp_path, excuse):
+    deadline = time.monotonic() + 60 * job.whole.patience
+    while job.tend():
+        assert time.monotonic() < deadline, job.describe()
+        time.sleep(0.002)
+    kills.judge(job.ranks, job.whole, kills.References(build, tmp_path).get(2, n_steps=N_STEPS), excuse)
+
+
+def n_aborts(job):
+    return sum(daemon.log().count("E1302 step aborted") for daemon in job.daemons)
+
+
+@pytest.mark.parametrize("points, n", [
+    ((None, "summed:kill@60"), [2]),       # in the midst of a step
+    (("verdict:kill@9", None), [0]),       # node 0 has decided, and nobody has heard of it
+    (("committed:kill@9", None), [0, 2]),  # the other node may have begun the next step
+    ((None, "decided:kill@9"), [0]),
+    ((None, "updated:kill@9"), [0]),
+    (("updated:kill@9", "updated:kill@9"), [0]),
+], ids=["open", "verdict", "committed", "decided", "updated", "both"])
+def test_a_decided_step_stands(start, build, tmp_path, points, n):
+    """A step is aborted only if it was open, and then on all nodes."""
+    job = start(*points)
+    finish(job, build, tmp_path, ABORT if any(n) else None)
+    assert n_aborts(job) in n
+    assert job.n_killed() == sum(point is not None for point in points)
+
+
+def test_a_node_that_holds_stays_apart(start, build, tmp_path):
+    """The others do not take it for one that has begun anew: they wait until it can go on."""
+    job = start(None, "summed:kill@60")
+    daemon = job.daemons[1]
+    assert daemon.popen.wait(30 * daemon.patience) == -signal.SIGKILL
+    daemon.store.settle()
+    good = list(daemon.store.kept)
+    daemon.store.kept = [k for k in good if k[0] != "counts"]
+    daemon.start_again()
+    wait_for(daemon.log, lambda: '"counts" is missing' in daemon.log())
+    time.sleep(1)
+    assert "E1503" not in job.daemons[0].log()
+    assert daemon.ctl("status").stdout.count("this daemon holds a run, and stays apart") == 1
+    daemon.signal(signal.SIGKILL)
+    daemon.popen.wait()
+    daemon.store.kept = good
+    finish(job, build, tmp_path, ABORT)
+    assert "E1503" not in job.daemons[0].log()
