@@ -51,11 +51,25 @@ static void on_say(void *userdata, const struct node_message *message)
     heard->attempt = message->attempt;
 }
 
-static bool on_judge(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict)
+static void on_tell(void *userdata, unsigned node, const struct node_message *message)
+{
+    assert(node < NODES);
+    on_say(userdata, message);
+}
+
+static void on_decide_again(void *userdata, unsigned node)
+{
+    (void)userdata;
+    assert(node < NODES);
+}
+
+static bool on_judge(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict,
+                     struct node_message *hold)
 {
     double norm = exact_sum_round(&merged->squares);
 
     (void)userdata;
+    hold->finding = merged->finding;
     verdict->apply = norm < 1e6;
     return !merged->finding.found || merged->proceed;
 }
@@ -98,13 +112,16 @@ static struct leader *start(struct heard *heard, const struct layout *layout, un
 {
     static const unsigned n_sources[NODES] = {1, 2, 1};
     struct leader *leader;
-    int r =
-        leader_new(&leader, &(struct leader_options){
-                                .n_nodes = NODES,
-                                .n_sources = n_sources,
-                                .stage = stage,
-                                .partitions_all = stage == 3,
-                                .ops = {.say = on_say, .judge = on_judge, .complain = on_complain, .userdata = heard}});
+    int r = leader_new(&leader, &(struct leader_options){.n_nodes = NODES,
+                                                         .n_sources = n_sources,
+                                                         .stage = stage,
+                                                         .partitions_all = stage == 3,
+                                                         .ops = {.say = on_say,
+                                                                 .tell = on_tell,
+                                                                 .decide_again = on_decide_again,
+                                                                 .judge = on_judge,
+                                                                 .complain = on_complain,
+                                                                 .userdata = heard}});
 
     if (r < 0)
         return NULL;
