@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+import loss_curve
 from harness import MI, ZerodJob, available_bytes, in_turn, median, row
 
 ELEMS = 64 * MI
@@ -74,4 +75,5 @@ def survival(quick):
         rows.append(row(f"survival: kill to answer, p99, {elems // MI} Mi", p99, GOAL_MS, "goal", "ms", 1.0))
         table.append([f"{elems // MI} Mi", str(len(times)), f"{median(times):.0f}", f"{p99:.0f}", f"{usual:.0f}",
                       f"{median(pauses):.0f}"])
-    return rows, {"kill to answer, under zerodrun": table}
+    return rows, {"kill to answer, under zerodrun": table,
+                  "plot": (loss_curve.draw, "loss-over-kills.png", "Losses and times of steps with two kills")}
