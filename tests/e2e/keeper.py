@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-from conftest import Daemon, Process, environment
+from conftest import Daemon, Process, environment, wait_for
 
 RUN = """
 import os, sys
@@ -143,6 +143,8 @@ class KeptDaemon(Daemon):
         return "".join(path.read_text(errors="replace") for _, path in self.lives)
 
     def stop(self, *args, **more):
+        """The end, once it is a daemon: it may have been started again just now."""
+        wait_for("the daemon listens", lambda: not self.running() or self.listens())
         super().stop(*args, **more)
         self.store.close()
 
