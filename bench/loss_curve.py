@@ -73,8 +73,9 @@ def draw(path):
     left.plot(*zip(*(s[:2] for s in killed)), linewidth=1.2, label="daemon killed twice")
     left.set(xlabel="step", ylabel="loss of rank 0")
     for steps, style in ((alone, {"color": "0.75", "linewidth": 3}), (killed, {"linewidth": 1.2})):
-        right.semilogy([s[0] for s in steps[1:]], [(b[2] - a[2]) * 1e3 for a, b in zip(steps, steps[1:])], **style)
+        right.plot([s[0] for s in steps[1:]], [(b[2] - a[2]) * 1e3 for a, b in zip(steps, steps[1:])], **style)
     right.set(xlabel="step", ylabel="ms per step")
+    right.set_ylim(bottom=0)
     for axes in (left, right):
         for step in KILLS:
             axes.axvline(step + 1, color="tab:red", linestyle="--", linewidth=1,
