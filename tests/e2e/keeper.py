@@ -144,7 +144,7 @@ class KeptDaemon(Daemon):
 
     def stop(self, *args, **more):
         """The end, once it is a daemon: it may have been started again just now."""
-        wait_for("the daemon listens", lambda: not self.running() or self.listens())
+        wait_for("the daemon is ready", lambda: not self.running() or "ready: job" in self.err_path.read_text())
         super().stop(*args, **more)
         self.store.close()
 
