@@ -622,7 +622,7 @@ void collect_release_ring(struct job *job, struct job_rank *rank, bool abort)
 
 /* ---- what an earlier daemon has done ------------------------------------------------------------------- */
 
-/* One node: passes over what was empty, and completes the parcel as the daemon before did. */
+/* Passes over the micro-batches in which nothing was pushed, and completes the parcel as the daemon before did. */
 static bool complete_again(struct job *job, struct parcel *its, const struct journal_posted *posted)
 {
     while (!parcel_is_at(its, posted->micro_batch, posted->pass)) {

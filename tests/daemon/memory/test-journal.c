@@ -160,7 +160,7 @@ static void test_damage(void **state)
     journal_free(journal);
 }
 
-/* What is recorded after an event that could not be is of no use: no head becomes valid until the job is another one. */
+/* One event could not be recorded: from then on the journal is not valid, until another job is founded. */
 static void test_gives_up(void **state)
 {
     struct journal *journal = make();
@@ -208,8 +208,9 @@ static void test_none(void **state)
 TEST_GROUP(journal)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_turns),    cmocka_unit_test(test_base), cmocka_unit_test(test_long_log), cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_gives_up), cmocka_unit_test(test_beat), cmocka_unit_test(test_none),
+        cmocka_unit_test(test_turns),  cmocka_unit_test(test_base),     cmocka_unit_test(test_long_log),
+        cmocka_unit_test(test_damage), cmocka_unit_test(test_gives_up), cmocka_unit_test(test_beat),
+        cmocka_unit_test(test_none),
     };
 
     return cmocka_run_group_tests_name("journal", tests, NULL, NULL);
