@@ -129,12 +129,14 @@ void nodes_stand(struct nodes *nodes);
 void nodes_ask_again(struct nodes *nodes);
 
 /* nodes-kept.c */
-/* What the daemon before has heard of node 0. Return: 0 or -EINVAL. */
+/* Obeys a recorded message of node 0, as the daemon before did. Return: 0 or -EINVAL. */
 int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes);
 /* The job was taken over from the daemon before. */
 void nodes_go_on(struct nodes *nodes);
 
 /* nodes-send.c */
+/* Appends a copy of the message to the list that ends there. Return: false: no memory, which is logged. */
+bool nodes_append(struct packet ***end, const struct packet *packet, const void *data);
 /* Node 0: sends the message to one node. */
 void nodes_tell(void *userdata, unsigned node, const struct node_message *message);
 /* Node 0: likewise, of a message that is packed. */

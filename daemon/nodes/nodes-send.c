@@ -13,19 +13,27 @@ const char *nodes_address_of(const struct nodes *nodes, unsigned node)
     return nodes->job->config->world.nodes.items[node].address;
 }
 
+bool nodes_append(struct packet ***end, const struct packet *packet, const void *data)
+{
+    struct packet *copy = malloc(sizeof(*copy) + packet->n_bytes);
+
+    if (!copy) {
+        log_error("out of memory for a message between nodes");
+        return false;
+    }
+    *copy = *packet;
+    memcpy(copy->data, data, packet->n_bytes);
+    **end = copy;
+    *end = &copy->next;
+    return true;
+}
+
 static void enqueue(struct nodes *nodes, bool report, const uint8_t *data, size_t n_bytes)
 {
-    struct packet *packet = malloc(sizeof(*packet) + n_bytes);
+    struct packet packet = {.report = report, .node = nodes->self, .n_bytes = n_bytes};
 
-    if (!packet) { /* the step stalls, and that is said; nothing is wrong but the time it takes */
-        log_error("out of memory for a message between nodes");
-        return;
-    }
-    *packet = (struct packet){.report = report, .node = nodes->self, .n_bytes = n_bytes};
-    memcpy(packet->data, data, n_bytes);
-    *nodes->last = packet;
-    nodes->last = &packet->next;
-    nodes->ops.wake(nodes->ops.userdata);
+    if (nodes_append(&nodes->last, &packet, data))
+        nodes->ops.wake(nodes->ops.userdata);
 }
 
 /* Return: bytes in the buffer; 0: it could not be packed. */

@@ -184,20 +184,6 @@ void nodes_drop(struct nodes *nodes)
 
 /* ---- serving ------------------------------------------------------------------------------------------- */
 
-static void hold(struct nodes *nodes, unsigned node, const void *data, size_t n_bytes)
-{
-    struct packet *packet = malloc(sizeof(*packet) + n_bytes);
-
-    if (!packet) { /* the step stalls, and that is said */
-        log_error("out of memory for a message between nodes");
-        return;
-    }
-    *packet = (struct packet){.report = true, .node = node, .n_bytes = n_bytes};
-    memcpy(packet->data, data, n_bytes);
-    *nodes->last_held = packet;
-    nodes->last_held = &packet->next;
-}
-
 /* Return: as node_unpack(), with nodes->why. */
 static int lead(struct nodes *nodes, unsigned node, const void *data, size_t n_bytes)
 {
@@ -210,7 +196,7 @@ static int lead(struct nodes *nodes, unsigned node, const void *data, size_t n_b
     if (message.kind == NODE_KEPT)
         forget_held(nodes, node); /* what the daemon before had reported */
     else if (leader_is_returning(nodes->leader)) {
-        hold(nodes, node, data, n_bytes);
+        (void)nodes_append(&nodes->last_held, &(struct packet){.report = true, .node = node, .n_bytes = n_bytes}, data);
         return 0;
     }
     leader_hear(nodes->leader, node, &message);
