@@ -17,8 +17,6 @@
 #include "daemon/leader/leader-inside.h"
 #include "daemon/leader/leader.h"
 
-#define REPLACED "the daemon of node %u was replaced by another one in the midst of the step"
-
 static bool is_decided(enum node_stand stand)
 {
     return stand == NODE_STANDS_DECIDED || stand == NODE_STANDS_UPDATED;
@@ -44,7 +42,7 @@ static void abort_open(struct leader *leader, unsigned node)
 {
     char why[128];
 
-    snprintf(why, sizeof(why), REPLACED, node);
+    snprintf(why, sizeof(why), "the daemon of node %u was replaced by another one in the midst of the step", node);
     leader->phase = LEADER_TRAINING; /* a window, or what was written in it, is forgotten like a step */
     leader_give_up(leader, node, why);
 }
@@ -66,7 +64,7 @@ static bool catch_up(struct leader *leader, unsigned node)
     else
         return false;
     kept->step = leader->step;
-    kept->n_windows = leader->n_windows; /* if it missed more than that, the step is aborted */
+    kept->n_windows = leader->n_windows;
     kept->stand = NODE_STANDS_OPEN;
     kept->is_empty = true;
     return true;
@@ -111,7 +109,7 @@ static bool reopen(struct leader *leader, unsigned node)
     return true;
 }
 
-/* What all nodes have reported may be enough now. */
+/* All nodes may have reported already: then goes on. */
 static void try_on(struct leader *leader)
 {
     if (leader->phase == LEADER_UPDATING)
@@ -202,23 +200,13 @@ static enum leader_phase find_phase(const struct leader *leader)
     return any_stands(leader, is_window) ? LEADER_WINDOW : LEADER_TRAINING;
 }
 
-static bool are_all_empty(const struct leader *leader)
-{
-    for (unsigned i = 0; i < leader->n_nodes; i++)
-        if (!is_empty(leader, i))
-            return false;
-    return true;
-}
-
 static void take_up(struct leader *leader)
 {
     bool goes_on = true;
 
     leader->phase = find_phase(leader);
     leader->forgets = true; /* a window, until node 0 says otherwise */
-    if (leader->phase == LEADER_TRAINING)
-        goes_on = are_all_empty(leader);
-    for (unsigned i = 0; goes_on && leader->phase != LEADER_TRAINING && i < leader->n_nodes; i++)
+    for (unsigned i = 0; goes_on && i < leader->n_nodes; i++)
         goes_on = take_in(leader, i);
     if (!goes_on)
         abort_open(leader, 0);
