@@ -14,8 +14,10 @@ any other program. When a test ends, processes that still run are killed, and ev
 exit with 0 within seconds and no sanitizer may have complained, else the test fails.
 """
 
+import contextlib
 import json
 import os
+import random
 import re
 import shlex
 import signal
@@ -161,13 +163,14 @@ def gpu_environment(build):
 def place(build, config, env):
     """
     With ZEROD_DEVICE=cuda every job that may lie on GPUs does: on those of the stand-ins, in the engine's process;
-    cuda-offload: but for masters and moments.
+    cuda-offload: but for masters and moments. On several nodes `collective` is what carries the rest.
     """
     device = os.environ.get("ZEROD_DEVICE")
     gpus = {"device": "cuda", "collective": "nccl", "weights": "shared", "deterministic": True}
     engine = {"ZEROD_DEVICE_ENGINE": build.folder / "tests/sim/zerod-engine-nccl-sim", "ZEROD_SIM": "devices=16"}
-    if (device not in ("cuda", "cuda-offload") or "nodes" in config["world"] or config["world"]["size"] > 16 or
-            {"device", "collective"} & set(config)):
+    several = "nodes" in config["world"]
+    if (device not in ("cuda", "cuda-offload") or config["world"]["size"] > 16 or "device" in config or
+            not several and "collective" in config):
         return config, env
     if device == "cuda-offload":
         gpus["zero_optimization"] = {"offload_optimizer": {"device": "cpu"}}
@@ -188,13 +191,13 @@ class Daemon(Process):
             self.private = tempfile.TemporaryDirectory(prefix="zerod-")
             self.socket = Path(self.private.name) / "zerod.sock"
         config = merge(merge(DEFAULTS, config or {}), {"listen": {"socket": str(self.socket)}})
-        config, env = place(build, config, env or {})
+        config, self.env = place(build, config, env or {})
         self.world_size = config["world"]["size"]
         self.config_path = self.folder / "zerod.yaml"
         self.config_path.write_text(json.dumps(config, indent=2))  # JSON is YAML
         self.others = []
         self.checked = False
-        super().__init__([*prefix, build.path("daemon/zerod"), "--config", self.config_path], self.folder, env,
+        super().__init__([*prefix, build.path("daemon/zerod"), "--config", self.config_path], self.folder, self.env,
                          build.patience, "zerod")
         if wait:
             wait_for(lambda: f"the daemon does not listen\n{self.err()}",
@@ -346,14 +349,15 @@ def start_job(start, folder, config=None, env=None):
 
 
 def free_ports(n):
-    """Ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(n)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Ports that nobody listens on now; not of those that the kernel gives to connections, which could get them first."""
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = set()
+    while len(ports) < n:
+        port = random.SystemRandom().randrange(10000, end)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            ports.add(port)
+    return list(ports)
 
 
 @pytest.fixture

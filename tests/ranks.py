@@ -14,9 +14,11 @@ Processes are forked from a server that has imported torch once, with the parts 
 function raises comes back as a Crash.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -35,6 +37,7 @@ class Crash(Exception):
 def _rank(variables, path, function, arguments, connection):
     import torch
 
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     os.environ.update(variables)
     sys.path[:0] = path
     torch.set_num_threads(1)
@@ -78,6 +81,7 @@ def start(server, build):
 
         def result(timeout=120):
             if not ours.poll(timeout):
+                os.kill(process.pid, signal.SIGUSR1)  # says where it stands, in the test's output
                 raise Crash(f"rank {rank} did not answer within {timeout} s")
             try:
                 ok, value = pickle.loads(ours.recv_bytes())

@@ -64,9 +64,13 @@ def with_zerod(group, explicit=False, **more):
     return state, model.cache.clone(), [str(w.message) for w in said if "buffers" in str(w.message)]
 
 
+wrapped = []  # never freed: the last use of gloo's group may end under the GIL, for which a thread of the group waits
+
+
 def with_ddp():
     dist.init_process_group("gloo")
     model = nn.parallel.DistributedDataParallel(make_model())
+    wrapped.append(model)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, opt, dist.get_rank())
     state = {name: value.clone() for name, value in model.module.state_dict().items()}

@@ -213,12 +213,11 @@ def one_accelerated(socket=None, precision="no", save=None, load=None, spoil=Non
 
 def test_accelerate(zerod, run, tmp_path):
     needs("accelerate")
-    from test_optimizer_state import free_port
-
     daemons = [zerod(daemon_config(stage)) for stage in (2, 3, 1, 2)]
     whole, bf16, resumed, skipping = (str(daemon.socket) for daemon in daemons)
     folder = str(tmp_path / "state")
-    results = run(daemons[0], accelerated, address={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}, runs={
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    results = run(daemons[0], accelerated, address=address, runs={
         "ddp": {}, "zerod": {"socket": whole, "save": folder},
         "ddp-bf16": {"precision": "bf16"}, "zerod-bf16": {"socket": bf16, "precision": "bf16"},
         "resumed": {"socket": resumed, "load": folder},
@@ -300,10 +299,8 @@ def inside_ddp(address):
 
 def test_model_inside_ddp_is_refused(zerod, run):
     """As Lightning has it without the documented lines: nothing in the model tells. A DDP that is gone does no harm."""
-    from test_optimizer_state import free_port
-
     for text, epoch in run(zerod(daemon_config(2)), inside_ddp,
-                           address={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}):
+                           address={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}):
         assert "E1107" in text and "inside a DistributedDataParallel" in text
         assert epoch == 1
 

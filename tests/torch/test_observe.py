@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))  # torchrun starts this file, too
 
+from conftest import free_ports  # noqa: E402
 from tiers import full  # noqa: E402
 
 N_STEPS = 4
@@ -313,18 +313,12 @@ def rank_main(name: str, out: str) -> None:
         os._exit(0)  # DDP is half way through a reduction: what it holds is not taken down in order
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 class Pair:
     """Two ranks of a program; leaving kills them."""
 
     def __init__(self, name: str, folder: Path) -> None:
         build = Path(os.environ.get("ZEROD_BUILD", ROOT / "build"))
-        environment = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE="2",
+        environment = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_ports(1)[0]), WORLD_SIZE="2",
                            OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT / "client/python"))  # fmt: skip
         environment.setdefault("ZEROD_LIBRARY", str(build / "client/libzerod.so"))
         self.outs = [folder / f"rank{rank}.json" for rank in range(2)]

@@ -7,10 +7,10 @@ the same on all ranks and made from the step's number, so that any two runs can 
 import contextlib
 import io
 import os
-import socket
 
 import pytest
 import torch
+from conftest import free_ports
 from ranks import Crash
 from test_optimizer import ADAM, BARE, TOLERANCE, distance, make_groups, make_model, torch_optimizer
 from tiers import each_once, full
@@ -528,12 +528,6 @@ def test_grad_scaler(zerod, run, dtype, unscale):
 # ---- torch.distributed.checkpoint -----------------------------------------------------------------------
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
-
-
 def dcp_saves(folder, full):
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
@@ -596,9 +590,9 @@ def dcp_loads(folder, full, broadcast):
 def test_dcp(zerod, run, tmp_path, form, stage):
     whole, broadcast = form != "sharded", form == "broadcast"
     folder = tmp_path / "checkpoint"
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     saved = run(zerod(config(stage=stage)), dcp_saves, variables=address, folder=folder, full=whole)
-    address["MASTER_PORT"] = free_port()
+    address["MASTER_PORT"] = str(free_ports(1)[0])
     loaded = run(zerod(config(stage=5 - stage)), dcp_loads, variables=address, folder=folder, full=whole,
                  broadcast=broadcast)
     for (epochs, wanted), (epoch, ours) in zip(saved, loaded, strict=True):
