@@ -98,10 +98,14 @@ class Process:
         self.log.close()
 
 
+ADAMW = "optimizer: {type: AdamW, params: {lr: 1.0e-3}}\n"
+
+
 class Daemon:
     """zerod on a private socket. What is not said is as in the default configuration, but clipping is on."""
 
-    def __init__(self, world, stage=2, extra="", zero="", cores=None, clipping=1.0, prefix=(), nodes="", kept=False):
+    def __init__(self, world, stage=2, extra="", zero="", cores=None, clipping=1.0, prefix=(), nodes="", optimizer="",
+                 kept=False):
         self.folder = tempfile.mkdtemp(prefix="zerod-bench-")
         self.socket = f"{self.folder}/s"
         self.config = f"{self.folder}/zerod.yaml"
@@ -109,12 +113,12 @@ class Daemon:
             file.write(
                 f"job: bench\nlisten: {{socket: {self.socket}}}\nworld: {{size: {world}{nodes}}}\n"
                 f"zero_optimization: {{stage: {stage}{zero}}}\n"
-                f"optimizer: {{type: AdamW, params: {{lr: 1.0e-3}}}}\ngradient_clipping: {clipping}\n" + extra
+                f"{optimizer or ADAMW}gradient_clipping: {clipping}\n" + extra
             )
         self.log = open(f"{self.folder}/log", "w+b")
         command = [*prefix, program("zerod"), "--config", self.config]
         if kept:  # by zerodrun, which starts it again
-            command = [program("zerodrun"), "--serve", "--zerod", program("zerod"), "--daemon-restarts", "100",
+            command = [*prefix, program("zerodrun"), "--serve", "--zerod", program("zerod"), "--daemon-restarts", "100",
                        "--config", self.config]
         self.popen = subprocess.Popen(command, stdout=self.log,
                                       stderr=self.log,
@@ -151,9 +155,9 @@ class ZerodJob:
     """A daemon and its ranks, which make steps on demand."""
 
     def __init__(self, world, stage=2, elems=64 * MI, params=64, buffer_elems=None, compute_us=0, gather=False,
-                 extra="", zero="", kept=False):
+                 extra="", zero="", optimizer="", kept=False):
         self.ranks = []
-        self.daemon = Daemon(world, stage, extra, zero, kept=kept)
+        self.daemon = Daemon(world, stage, extra, zero, optimizer=optimizer, kept=kept)
         options = ["--socket", self.daemon.socket, "--elems", str(elems), "--params", str(params), "--on-demand"]
         options += ["--compute-us", str(compute_us)]
         if gather:
@@ -169,17 +173,27 @@ class ZerodJob:
             self.stop()
             raise
 
-    def step(self):
-        """One step of all ranks. Milliseconds: push, tail (from the last push to the last answer), total."""
+    def begin_step(self):
         for rank in self.ranks:
             rank.send()
+
+    def end_step(self):
+        """Milliseconds: push, tail (from the last push to the last answer), total."""
         rows = [json.loads(rank.receive()) for rank in self.ranks]
         start, pushed, done = min(r["start"] for r in rows), max(r["pushed"] for r in rows), max(r["done"] for r in rows)
         return {"push": (pushed - start) / 1e6, "tail": (done - pushed) / 1e6, "total": (done - start) / 1e6,
                 "rows": rows}
 
+    def step(self):
+        """One step of all ranks."""
+        self.begin_step()
+        return self.end_step()
+
     def status(self):
         return self.daemon.ctl("status")
+
+    def daemon_pid(self):
+        return self.status()["pid"]
 
     def stop(self):
         for rank in self.ranks:
@@ -188,6 +202,9 @@ class ZerodJob:
         for rank in self.ranks:
             rank.stop()
         self.daemon.stop()
+
+    def close(self):
+        self.stop()
 
 
 class TorchJob:

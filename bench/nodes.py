@@ -22,7 +22,7 @@ class NodesJob(ZerodJob):
     """A daemon and one rank in each node's namespace. in_slot: gradients are computed where they are sent from, as
     torch's chains have them; else they are copied there."""
 
-    def __init__(self, network, key, stage, elems=ELEMS, params=64, bf16=False, in_slot=False):
+    def __init__(self, network, key, stage, elems=ELEMS, params=64, bf16=False, in_slot=False, kept=False):
         world = len(network.hosts)
         nodes = ", ".join(f"{{address: '{host}:7700', ranks: 1}}" for host in network.hosts)
         self.ranks, self.daemons, self.in_slot = [], [], in_slot
@@ -31,7 +31,7 @@ class NodesJob(ZerodJob):
                 extra = f"collective: gloo\nthreads: {max(1, n_cores() // world)}\n"
                 extra += "communication_data_type: bf16\n" if bf16 else ""
                 self.daemons.append(Daemon(world, stage, extra, BUCKET, prefix=network.inside(node),
-                                           nodes=f", nodes: [{nodes}], node: {node}, key_file: {key}"))
+                                           nodes=f", nodes: [{nodes}], node: {node}, key_file: {key}", kept=kept))
             for node, daemon in enumerate(self.daemons):
                 self.ranks.append(Process([program("bench-rank"), "--rank", str(node), "--socket", daemon.socket,
                                            "--elems", str(elems), "--params", str(params), "--on-demand",

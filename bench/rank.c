@@ -206,37 +206,56 @@ static int fill_slots(struct zerod *c, const struct options *o, uint64_t seed)
     return !o->on_demand || fgets(line, sizeof(line), stdin) ? 0 : 1;
 }
 
+struct times {
+    uint64_t start, pushed, ended, done;
+};
+
+/* Return: 0, ZEROD_ABORTED when the step has to be begun again, 1 for a failure, which was said. */
+static int try_step(struct zerod *c, const struct options *o, uint8_t *grads, uint64_t seed, struct times *times)
+{
+    uint64_t n = o->n_elems / o->n_params, n_kept = o->n_buffer_elems / n;
+    double norm;
+    int r = zerod_grad_norm(c, &norm); /* the ranks start together */
+
+    if (r != 0)
+        return r == ZEROD_ABORTED ? r : fail(c, "grad_norm");
+    if (o->in_slot && fill_slots(c, o, seed) != 0)
+        return 1;
+    if (times->start == 0) /* a step that is begun again takes longer */
+        times->start = now_ns();
+    if (!o->in_slot)
+        zerod_begin_backward(c, NULL);
+    for (unsigned i = o->n_params; r == 0 && i-- > 0;) {
+        pretend_to_compute(o->compute_us);
+        r = zerod_push(
+            c, &(struct zerod_push){.param = i, .data = o->in_slot ? NULL : grads + i % n_kept * n * elem_bytes(o)});
+    }
+    times->pushed = now_ns();
+    if (r == 0)
+        r = zerod_end_backward(c, NULL, 0);
+    times->ended = now_ns();
+    if (r == 0)
+        r = zerod_step(c, NULL, NULL);
+    times->done = now_ns();
+    return r == 0 || r == ZEROD_ABORTED ? r : fail(c, "step");
+}
+
 static int iterate(struct zerod *c, const struct options *o, uint8_t *grads, unsigned iteration)
 {
-    uint64_t n = o->n_elems / o->n_params, n_kept = o->n_buffer_elems / n, start, pushed, ended, done;
     uint64_t seed = iteration * 64u + (unsigned)o->rank;
-    double norm;
+    struct times times = {0};
+    int r;
 
     if (!o->in_slot)
         fill(grads, 0, o->n_buffer_elems, o->bf16, seed);
-    if (zerod_grad_norm(c, &norm) != 0) /* the ranks start together */
-        return fail(c, "grad_norm");
-    if (o->in_slot && fill_slots(c, o, seed) != 0)
-        return 1;
-    start = now_ns();
-    if (!o->in_slot)
-        zerod_begin_backward(c, NULL);
-    for (unsigned i = o->n_params; i-- > 0;) {
-        pretend_to_compute(o->compute_us);
-        if (zerod_push(c, &(struct zerod_push){
-                              .param = i, .data = o->in_slot ? NULL : grads + i % n_kept * n * elem_bytes(o)}) != 0)
-            return fail(c, "push");
-    }
-    pushed = now_ns();
-    if (zerod_end_backward(c, NULL, 0) != 0)
-        return fail(c, "end_backward");
-    ended = now_ns();
-    if (zerod_step(c, NULL, NULL) != 0)
-        return fail(c, "step");
-    done = now_ns();
+    do
+        r = try_step(c, o, grads, seed, &times);
+    while (r == ZEROD_ABORTED);
+    if (r != 0)
+        return r;
     printf("{\"iteration\": %u, \"rank\": %d, \"start\": %" PRIu64 ", \"pushed\": %" PRIu64 ", \"ended\": %" PRIu64
            ", \"done\": %" PRIu64 "}\n",
-           iteration, o->rank, start, pushed, ended, done);
+           iteration, o->rank, times.start, times.pushed, times.ended, times.done);
     fflush(stdout);
     return 0;
 }

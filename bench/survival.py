@@ -1,45 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
 """What it costs that the daemon may die, and how long its death is felt."""
 
+import contextlib
+import json
 import os
+import pathlib
+import shutil
 import signal
+import sys
+import tempfile
 import time
 
 import loss_curve
-from harness import MI, ZerodJob, available_bytes, in_turn, median, row
+from harness import (BUILD, MI, ROOT, Failure, Process, ZerodJob, available_bytes, in_turn, median, program, row, say)
+from nodes import NodesJob, make_key
+
+sys.path.append(str(ROOT / "tests" / "e2e"))
+from network import Network, why_no_network  # noqa: E402
+from private_systemd import PrivateSystemd  # noqa: E402
 
 ELEMS = 64 * MI
-BYTES_PER_ELEM = 24  # state, gradient and weights of fp32, and some room
-GOAL_MS = 500        # from the kill to the first answer of the next daemon
+GOALS_MS = {"zerodrun": 500, "systemd": 1000}  # from the kill to the first answer of the next daemon
+ADAMW, SGD = {"type": "AdamW", "params": {"lr": 1e-3}}, {"type": "SGD", "params": {"lr": 1e-3, "momentum": 0}}
+# Elements, optimizer, bytes for each element: state, gradient and weights of fp32, slots, gradients of the trainers. Of
+# rows with as many elements only the first that fits is measured.
+SIZES = ((ELEMS, ADAMW, 19), (8 * ELEMS, ADAMW, 19), (16 * ELEMS, ADAMW, 19), (16 * ELEMS, SGD, 11))
+SHARE = 16  # of the model is what a trainer has gradients for; it pushes them again and again
+
+
+class Tree:
+    """The build, as PrivateSystemd asks for it."""
+
+    folder = BUILD
+
+    def __init__(self):
+        options = json.loads((BUILD / "meson-info" / "intro-buildoptions.json").read_text())
+        self.options = {option["name"]: option["value"] for option in options}
+
+    def path(self, name):
+        return BUILD / name
+
+
+class SystemdJob(ZerodJob):
+    """Under a real systemd, in namespaces of its own."""
+
+    def __init__(self, folder, elems, optimizer):
+        self.ranks, self.unit, self.systemd = [], "zerod@bench.service", None
+        self.systemd = PrivateSystemd(Tree(), folder)
+        try:
+            shutil.copy(program("bench-rank"), f"{self.systemd.folder}/installed{self.systemd.bin}")
+            self.systemd.configure("bench", {"world": {"size": 2}, "zero_optimization": {"stage": 2},
+                                             "optimizer": optimizer, "gradient_clipping": 1.0})
+            self.systemd.ctl("start", self.unit)
+            for rank in (0, 1):
+                self.ranks.append(Process(self.systemd.command(
+                    ["env", f"LD_LIBRARY_PATH={self.systemd.lib}", self.systemd.bin / "bench-rank", "--rank", rank,
+                     "--socket", "/run/zerod/bench.sock", "--elems", elems, "--params", 64, "--buffer-elems",
+                     elems // SHARE, "--on-demand"])))
+            for rank in self.ranks:
+                rank.receive()
+        except BaseException:
+            self.stop()
+            raise
+
+    def status(self):
+        ctl = self.systemd.zerodctl("bench", "--json", "status", check=False)
+        if ctl.returncode != 0:
+            raise Failure(ctl.stderr)
+        return json.loads(ctl.stdout)
+
+    def daemon_pid(self):
+        return self.systemd.main_pid_outside(self.unit)
+
+    def stop(self):
+        for rank in self.ranks:
+            rank.stop()
+        if self.systemd:
+            self.systemd.stop()
 
 
 def kill_to_answer(job):
     """Kills the daemon; milliseconds until the next one has answered, and it is another."""
-    pid = job.status()["pid"]
+    pid, n_daemons = job.daemon_pid(), job.status()["n_daemons"]
     began = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     while True:
         try:
             status = job.status()
-        except Exception:  # the connection was still the dead one's
-            status = {"pid": pid}
-        if status["pid"] != pid:
-            assert status["n_daemons"] > 1 and not status["held"], status
+        except Failure:  # the connection was still the dead one's
+            continue
+        if status["n_daemons"] > n_daemons:
+            assert not status["held"], status
             return (time.monotonic() - began) * 1e3
 
 
-def recoveries(elems, n):
-    job = ZerodJob(2, 2, elems, kept=True)
-    times, pauses = [], []
-    try:
-        for _ in range(3):
-            usual = job.step()["total"]
-        for _ in range(n):
-            times.append(kill_to_answer(job))
-            pauses.append(job.step()["total"])
-    finally:
-        job.stop()
-    return sorted(times), usual, pauses
+def kills_between_steps(job, n):
+    """A usual step's time; those from kill to answer, and of the steps after that."""
+    usual = median([job.step()["total"] for _ in range(7)][2:])
+    answers, nexts = [], []
+    for _ in range(n):
+        answers.append(kill_to_answer(job))
+        nexts.append(job.step()["total"])
+    return usual, sorted(answers), nexts
+
+
+def kills_in_steps(job, n):
+    """Times of steps in the midst of which the daemon is killed."""
+    usual, times = median([job.step()["total"] for _ in range(3)]), []
+    for _ in range(n):
+        pid = job.daemon_pid()
+        job.begin_step()
+        time.sleep(usual / 2e3)
+        os.kill(pid, signal.SIGKILL)
+        times.append(job.end_step()["total"])
+    return times
+
+
+def recoveries(make, quick):
+    """Two jobs, as zerodrun starts a daemon again 100 times in 10 minutes."""
+    with contextlib.closing(make()) as job:
+        usual, answers, nexts = kills_between_steps(job, 10 if quick else 100)
+    with contextlib.closing(make()) as job:
+        hits = kills_in_steps(job, 3 if quick else 20)
+    return answers, answers[min(len(answers) - 1, len(answers) * 99 // 100)], usual, median(nexts), median(hits)
 
 
 def costs(quick):
@@ -64,16 +147,46 @@ def costs(quick):
             for part, (what, goal) in goals.items()]
 
 
+def sizes():
+    """Those of SIZES that fit into the memory."""
+    done = set()
+    for elems, optimizer, n_bytes in SIZES:
+        if elems not in done and elems * n_bytes <= available_bytes():
+            done.add(elems)
+            yield f"{elems // MI} Mi, {optimizer['type']}", elems, optimizer
+
+
+def keepers(folder):
+    """Name, keeper, and a function that makes the job."""
+    for what, elems, optimizer in sizes():
+        yield what, "zerodrun", lambda elems=elems, optimizer=optimizer: ZerodJob(
+            2, 2, elems, buffer_elems=elems // SHARE, optimizer=f"optimizer: {json.dumps(optimizer)}\n", kept=True)
+    os.environ["PATH"] = f"{ROOT}/build/venv/bin:{os.environ['PATH']}"  # meson is there, which installs for systemd
+    if why := PrivateSystemd.missing():
+        say(f"not under systemd: {why}")
+    else:
+        for what, elems, optimizer in sizes():
+            yield what, "systemd", lambda elems=elems, optimizer=optimizer: SystemdJob(
+                pathlib.Path(tempfile.mkdtemp(dir=folder)), elems, optimizer)
+    if why := why_no_network():
+        say(f"not on several nodes: {why}")
+    else:
+        with contextlib.closing(Network(2)) as network:
+            yield (f"{ELEMS // MI} Mi, AdamW, two nodes", "zerodrun",
+                   lambda: NodesJob(network, make_key(folder), 2, kept=True))
+
+
 def survival(quick):
     """What it costs that the daemon may die, and how long its death is felt."""
-    rows, table = costs(quick), [["elements", "kills", "p50 ms", "p99 ms", "usual step ms", "next step ms"]]
-    for elems in (ELEMS, 8 * ELEMS, 16 * ELEMS):
-        if elems * BYTES_PER_ELEM > available_bytes():
-            continue
-        times, usual, pauses = recoveries(elems, 5 if quick else 40)
-        p99 = times[len(times) * 99 // 100]
-        rows.append(row(f"survival: kill to answer, p99, {elems // MI} Mi", p99, GOAL_MS, "goal", "ms", 1.0))
-        table.append([f"{elems // MI} Mi", str(len(times)), f"{median(times):.0f}", f"{p99:.0f}", f"{usual:.0f}",
-                      f"{median(pauses):.0f}"])
-    return rows, {"kill to answer, under zerodrun": table,
+    rows = costs(quick)
+    table = [["elements", "keeper", "kills", "p50 ms", "p99 ms", "usual step ms", "step after a kill ms",
+              "step with a kill in it ms"]]
+    with tempfile.TemporaryDirectory(prefix="zerod-bench-") as folder:
+        for what, keeper, make in keepers(pathlib.Path(folder)):
+            answers, p99, *steps = recoveries(make, quick)
+            rows.append(row(f"survival: kill to answer, p99, {what}, {keeper}", p99, GOALS_MS[keeper], "goal", "ms",
+                            1.0))
+            table.append([what, keeper, str(len(answers)), f"{median(answers):.0f}", f"{p99:.0f}",
+                          *(f"{step:.0f}" for step in steps)])
+    return rows, {"kill to answer": table,
                   "plot": (loss_curve.draw, "loss-over-kills.png", "Losses and times of steps with two kills")}

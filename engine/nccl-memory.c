@@ -356,9 +356,12 @@ static struct nccl_gpu *use_gpu_of(struct nccl_engine *engine, uint32_t local_ra
 static void report_unopened(struct nccl_engine *engine, const struct device_event *event, cudaError_t r)
 {
     char what[DEVICE_MAX_WHAT_BYTES];
-    struct device_report report = {
-        .type = DEVICE_REPORT_UNOPENED,
-        .unopened = {.local_rank = event->local_rank, .number = event->number, .what = what}};
+    struct device_report report = {.type = DEVICE_REPORT_UNOPENED,
+                                   .unopened = {.local_rank = event->local_rank,
+                                                .number = event->number,
+                                                .what = what,
+                                                .handle = event->handle,
+                                                .n_handle_bytes = event->n_handle_bytes}};
 
     snprintf(what, sizeof(what), "cudaIpcOpenEventHandle: %s (%s)", cudaGetErrorString(r), cudaGetErrorName(r));
     engine_report(engine, &report, NULL, 0);
@@ -428,8 +431,9 @@ void undo_prepare(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lan
     void *device;
 
     host = lists_take(engine, &gpu->lanes[lane].lists, 2 * sizeof(*mark), &device);
-    host[0] = (struct device_mark){.copied = 0, .kind = mark->kind, .index = mark->index, .step = mark->step};
-    host[1] = *mark;
+    host[0] = host[1] = *mark;
+    host[0].copied = 0;
+    host[1].copied = mark->tag + 1;
     *undo = (struct nccl_undo){
         .host = host, .device = device, .mark = mark_of(engine, gpu, lane), .at = undo_place(engine, gpu, lane)};
 }
@@ -455,12 +459,22 @@ void undo_end(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct ncc
          cudaMemcpyDeviceToHost);
 }
 
-static void restore_reduction(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, uint32_t parcel)
+void undo_forget(struct nccl_engine *engine, unsigned lane)
 {
+    for (unsigned i = 0; i < engine->n_gpus; i++)
+        mark_of(engine, &engine->gpus[i], lane)->copied = 0;
+}
+
+static void restore_reduction(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane,
+                              const struct device_mark *mark)
+{
+    uint32_t parcel = mark->index;
     uint64_t begin, end;
 
     if (parcel >= engine->plan.head->n_parcels)
         engine_fail(engine, "a mark of parcel %" PRIu32 ", which does not exist", parcel);
+    if (reduce_is_done(engine, parcel, mark->step))
+        return;
     device_parcel_slice(&engine->plan, parcel, gpu->rank, &begin, &end);
     copy(engine, gpu, nccl_acc(engine, gpu, engine->plan.parcels[parcel].bucket, begin), undo_place(engine, gpu, lane),
          (end - begin) * sizeof(float), cudaMemcpyDeviceToDevice);
@@ -496,7 +510,7 @@ static void restore_lane(struct nccl_engine *engine, struct nccl_gpu *gpu, unsig
     const struct device_mark *mark = mark_of(engine, gpu, lane);
     const struct device_plan_header *head = engine->plan.head;
 
-    if (mark->copied == 0)
+    if (mark->copied != mark->tag + 1)
         return;
     if (mark->kind != DEVICE_MARK_REDUCE && mark->index >= head->n_buckets)
         engine_fail(engine, "a mark of bucket %" PRIu32 ", which does not exist", mark->index);
@@ -504,7 +518,7 @@ static void restore_lane(struct nccl_engine *engine, struct nccl_gpu *gpu, unsig
         engine_fail(engine, "a mark of kind %" PRIu32 ", of which there are no orders here", mark->kind);
     switch (mark->kind) {
     case DEVICE_MARK_REDUCE:
-        restore_reduction(engine, gpu, lane, mark->index);
+        restore_reduction(engine, gpu, lane, mark);
         return;
     case DEVICE_MARK_UPDATE:
         if (engine->results.updated[(size_t)gpu->device * head->n_buckets + mark->index] != mark->step)

@@ -177,7 +177,7 @@ static void prepare_bucket(struct nccl_engine *engine, struct nccl_gpu *gpu, str
 {
     const struct device_order_update *u = &order->command.update;
     struct nccl_lists *lists = &gpu->lanes[order->lane].lists;
-    struct device_mark mark = {.copied = order->tag + 1, .kind = DEVICE_MARK_UPDATE, .index = bucket, .step = u->step};
+    struct device_mark mark = {.tag = order->tag, .kind = DEVICE_MARK_UPDATE, .index = bucket, .step = u->step};
     uint64_t *step;
     void *there;
 
@@ -254,7 +254,7 @@ static int update_issue(struct nccl_engine *engine, struct nccl_order *order)
 static void save_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
                        uint32_t bucket)
 {
-    struct device_mark mark = {.copied = order->tag + 1, .kind = DEVICE_MARK_GATHER, .index = bucket};
+    struct device_mark mark = {.tag = order->tag, .kind = DEVICE_MARK_GATHER, .index = bucket};
     struct nccl_undo undo;
     uint64_t n_bytes;
     uint8_t *slice = nccl_weights(engine, gpu, bucket, &n_bytes);
@@ -486,6 +486,7 @@ static void finish_order(struct nccl_engine *engine, struct nccl_order *order)
 
     if (kinds[order->command.type].finish)
         kinds[order->command.type].finish(engine, order);
+    undo_forget(engine, (unsigned)order->lane); /* before it is reported: it may be given again, and changes nothing */
     engine->in_flight[order->lane] = NULL;
     engine->n_in_flight--;
     free(order->array);

@@ -31,8 +31,9 @@ struct reduction {
     uint32_t parcel_id;
     enum dtype dtype;
     size_t elem_bytes;
-    bool exchanges; /* slices travel as they are; else NCCL adds */
-    bool is_whole;  /* all ranks are on this node */
+    bool exchanges;  /* slices travel as they are; else NCCL adds */
+    bool is_whole;   /* all ranks are on this node */
+    bool gives_only; /* this node's accumulators have it: other nodes still need what its ranks have pushed */
 };
 
 static struct reduction reduction_of(struct nccl_engine *engine, struct nccl_order *order)
@@ -53,6 +54,7 @@ static struct reduction reduction_of(struct nccl_engine *engine, struct nccl_ord
         .elem_bytes = dtype_size(bucket->grad_dtype),
         .exchanges = nccl_exchanges(&engine->plan, reduce->parcel),
         .is_whole = head->n_local == head->world_size,
+        .gives_only = reduce->give_only || reduce_is_done(engine, reduce->parcel, reduce->op),
     };
 }
 
@@ -277,14 +279,16 @@ static void reduce_owned(const struct reduction *reduction, struct nccl_gpu *gpu
 {
     struct nccl_engine *engine = reduction->engine;
     unsigned lane = (unsigned)reduction->order->lane;
-    struct device_mark mark = {
-        .copied = reduction->order->tag + 1, .kind = DEVICE_MARK_REDUCE, .index = reduction->parcel_id};
+    struct device_mark mark = {.tag = reduction->order->tag,
+                               .kind = DEVICE_MARK_REDUCE,
+                               .index = reduction->parcel_id,
+                               .step = reduction->order_reduce->op};
     struct list_maker maker;
     struct nccl_undo undo;
     uint64_t begin, end;
     bool adds;
 
-    if (reduction->order_reduce->give_only)
+    if (reduction->gives_only)
         return;
     adds = list_owned(reduction, gpu, &maker);
     if (maker.list.n_ranges == 0)
@@ -470,6 +474,11 @@ static void communicate(const struct reduction *reduction)
 
 /* ---- the order ------------------------------------------------------------------------------------------- */
 
+bool reduce_is_done(const struct nccl_engine *engine, uint32_t parcel, uint64_t op)
+{
+    return engine->results.reduced[parcel] == op;
+}
+
 static void begin(const struct reduction *reduction)
 {
     struct nccl_engine *engine = reduction->engine;
@@ -508,6 +517,10 @@ int reduce_issue(struct nccl_engine *engine, struct nccl_order *order)
 {
     struct reduction reduction = reduction_of(engine, order);
 
+    if (reduction.is_whole && reduction.gives_only) {
+        engine_count_collective(engine, order->command.reduce.collective);
+        return 0;
+    }
     if (order->step == 0) {
         begin(&reduction);
         order->step = 1;
@@ -610,11 +623,12 @@ void reduce_finish(struct nccl_engine *engine, struct nccl_order *order)
 {
     struct reduction reduction = reduction_of(engine, order);
 
-    if (order->command.reduce.give_only)
-        return; /* it has been told already, and the next reduction of the parcel may be under way */
+    if (reduction.gives_only)
+        return; /* the results are there; or they were told, and the next reduction of the parcel may be under way */
     engine->results.findings[reduction.parcel_id] = (struct device_result_finding){.found = false};
     for (unsigned i = 0; i < engine->n_gpus; i++) {
         keep_owned(&reduction, &engine->gpus[i]);
         keep_own(&reduction, &engine->gpus[i]);
     }
+    __atomic_store_n(&engine->results.reduced[reduction.parcel_id], order->command.reduce.op, __ATOMIC_RELEASE);
 }

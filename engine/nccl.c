@@ -237,8 +237,11 @@ static __attribute__((noreturn)) void run_engine(struct nccl_engine *engine)
 static void prepare_process(void)
 {
     static const int ignored[] = {SIGPIPE, SIGINT, SIGTERM, SIGHUP};
+    struct pollfd daemon = {.fd = ENGINE_SOCKET_FD};
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (poll(&daemon, 1, 0) > 0 && daemon.revents & (POLLHUP | POLLERR))
+        engine_leave(EXIT_SUCCESS); /* it died before prctl(): no signal would come */
     for (size_t i = 0; i < ARRAY_SIZE(ignored); i++)
         signal(ignored[i], SIG_IGN);
 }

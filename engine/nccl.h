@@ -222,13 +222,15 @@ struct nccl_undo {
     uint8_t *at;              /* next array */
 };
 
-/* Before lists_upload(). */
+/* Before lists_upload(). mark: all but `copied`. */
 void undo_prepare(struct nccl_engine *engine, struct nccl_gpu *gpu, unsigned lane, const struct device_mark *mark,
                   struct nccl_undo *undo);
 void undo_begin(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_undo *undo);
 void undo_copy(struct nccl_engine *engine, struct nccl_gpu *gpu, struct nccl_undo *undo, const void *array,
                uint64_t n_bytes);
 void undo_end(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_undo *undo);
+/* The order of this lane has ended, on all GPUs: there is nothing to put back. */
+void undo_forget(struct nccl_engine *engine, unsigned lane);
 
 /* nccl-collect.c */
 
@@ -255,6 +257,8 @@ int fetch_issue(struct nccl_engine *engine, struct nccl_order *order);
 
 /* nccl-reduce.c */
 
+/* Has an engine before this one finished the reduction of that number, and died before it was heard? */
+bool reduce_is_done(const struct nccl_engine *engine, uint32_t parcel, uint64_t op);
 int reduce_issue(struct nccl_engine *engine, struct nccl_order *order);
 void reduce_finish(struct nccl_engine *engine, struct nccl_order *order);
 

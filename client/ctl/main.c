@@ -13,7 +13,8 @@
 
 #include <json-c/json.h>
 
-#include "client/ctl/control.h"
+#include "client/ctl/ask.h"
+#include "client/ctl/checkpoint.h"
 #include "client/ctl/explain.h"
 #include "client/ctl/plan.h"
 #include "client/ctl/report.h"
@@ -34,6 +35,11 @@ static const char help_text[] =
     "  drop                         forget the run and its state, when no rank is attached\n"
     "  plan --params N --ranks N [--stage N] [--config FILE] [--dtype T] [--grad-dtype T]\n"
     "                               what a model takes; needs no daemon\n"
+    "  checkpoint save [--no-wait]  write a checkpoint now, and wait until it is on the disk\n"
+    "  checkpoint list [DIR]        the checkpoints of the daemon, or those in DIR\n"
+    "  checkpoint verify [DIR|CHECKPOINT]\n"
+    "                               read all their bytes, and name those that are not as they were written\n"
+    "  checkpoint show [CHECKPOINT] what it says of itself; the newest whole one by default\n"
     "  explain [FILE]               what an error of DDP or DeepSpeed means; needs no daemon\n"
     "\n"
     "  --socket PATH                the daemon's socket (default: ZEROD_SOCKET)\n"
@@ -41,8 +47,8 @@ static const char help_text[] =
     "  -h, --help                   this text\n"
     "  -V, --version                the version\n"
     "\n"
-    "Exit status: 0, or 64 usage, 65 nothing to explain, 69 no daemon, 75 no answer, 77 not allowed, 78 bad "
-    "configuration.\n";
+    "Exit status: 0, or 64 usage, 65 nothing to explain or a bad checkpoint, 66 cannot be read, 69 no daemon, 73 not\n"
+    "saved, 75 no answer, 77 not allowed, 78 bad configuration.\n";
 
 struct options {
     const char *socket;
@@ -61,69 +67,17 @@ static const struct subcommand subcommands[] = {
 
 /* ---- asking -------------------------------------------------------------------------------------------- */
 
-/* The error of an answer, or of the way to it. */
-static int fail(const char *sentence, int code)
+static int ask_and_show(const struct options *options, const struct subcommand *subcommand)
 {
-    fprintf(stderr, "zerodctl: %s%s", sentence, *sentence && sentence[strlen(sentence) - 1] == '\n' ? "" : "\n");
-    return code;
-}
-
-static int flush_output(void)
-{
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return 0;
-    return fail(strerror(errno), EX_IOERR);
-}
-
-/* Return: 0 and *answer, or what main is to return. */
-static int ask_json(struct control *control, const char *command, const struct options *options,
-                    struct json_object **answer)
-{
-    struct answer text;
-    struct json_object *error;
-    int r = control_ask(control, command, &text);
-
-    if (r < 0)
-        return fail(control->error, -r);
-    *answer = json_tokener_parse(text.json);
-    if (options->json && (*answer || text.exit_code))
-        puts(text.json);
-    r = text.exit_code;
-    if (!*answer && r == 0) {
-        r = fail("the daemon's answer is not JSON", EX_PROTOCOL);
-    } else if (r != 0) {
-        error = json_object_object_get(*answer, "error");
-        fail(error ? json_object_get_string(error) : "the daemon refused without a reason", r);
-    }
-    answer_deinit(&text);
-    if (r != 0) {
-        json_object_put(*answer);
-        *answer = NULL;
-    }
-    return r;
-}
-
-static int show_answer(struct control *control, const struct subcommand *subcommand, const struct options *options)
-{
-    struct json_object *answer = NULL;
-    int r = ask_json(control, subcommand->name, options, &answer);
+    struct json_object *answer;
+    int r = ctl_ask(options->socket, subcommand->name, options->json, &answer);
 
     if (r != 0)
         return r;
     if (!options->json && subcommand->show(stdout, answer) < 0)
-        r = fail(strerror(ENOMEM), EX_OSERR);
+        r = ctl_fail(strerror(ENOMEM), EX_OSERR);
     json_object_put(answer);
-    return r ? r : flush_output();
-}
-
-static int ask_and_show(const struct options *options, const struct subcommand *subcommand)
-{
-    struct control control;
-    int r = control_init(&control, options->socket);
-
-    r = r < 0 ? fail(control.error, -r) : show_answer(&control, subcommand, options);
-    control_deinit(&control);
-    return r;
+    return r ? r : ctl_flush();
 }
 
 /* ---- status --watch ------------------------------------------------------------------------------------ */
@@ -166,7 +120,7 @@ static int parse_status(int argc, char **argv, double *seconds)
         if (end != text && !*end && *seconds >= 0.01 && *seconds <= 86400)
             return 0;
     }
-    return fail("status takes --watch and a number of seconds from 0.01 to 86400, nothing else", EX_USAGE);
+    return ctl_fail("status takes --watch and a number of seconds from 0.01 to 86400, nothing else", EX_USAGE);
 }
 
 /* ---- report -------------------------------------------------------------------------------------------- */
@@ -189,33 +143,22 @@ static int write_report(const char *path, const char *text)
     return 0;
 }
 
-static int fetch_report(const struct options *options, struct json_object **answer)
-{
-    struct options quiet = {.socket = options->socket};
-    struct control control;
-    int r = control_init(&control, options->socket);
-
-    r = r < 0 ? fail(control.error, -r) : ask_json(&control, "report", &quiet, answer);
-    control_deinit(&control);
-    return r;
-}
-
 static int report(const struct options *options, const char *path)
 {
     _cleanup_free_ char *text = NULL, *name = NULL;
-    struct json_object *answer = NULL;
-    int r = fetch_report(options, &answer);
+    struct json_object *answer;
+    int r = ctl_ask(options->socket, "report", false, &answer);
 
     if (r != 0)
         return r;
     name = path ? strdup(path) : report_name(answer);
     text = report_text(answer);
     if (!name || !text)
-        return fail(strerror(ENOMEM), EX_OSERR);
+        return ctl_fail(strerror(ENOMEM), EX_OSERR);
     if (!options->json && strcmp(name, "-") != 0)
         return write_report(name, text);
     puts(text);
-    return flush_output();
+    return ctl_flush();
 }
 
 /* ---- the command line ---------------------------------------------------------------------------------- */
@@ -257,13 +200,15 @@ static int run_subcommand(int argc, char **argv, struct options *options)
 
     if (wants_help(argc, argv)) {
         fputs(help_text, stdout);
-        return flush_output();
+        return ctl_flush();
     }
     if (strcmp(argv[0], "plan") == 0)
         return -plan_command(argc, argv, options->json);
     if (strcmp(argv[0], "explain") == 0)
         return explain_command(argc, argv, options->json);
     take_options(&argc, argv, options);
+    if (strcmp(argv[0], "checkpoint") == 0)
+        return checkpoint_command(argc, argv, options->socket, options->json);
     if (strcmp(argv[0], "status") == 0) {
         r = parse_status(argc, argv, &seconds);
         if (r != 0 || seconds > 0)
@@ -302,10 +247,10 @@ int main(int argc, char **argv)
             break;
         case 'h':
             fputs(help_text, stdout);
-            return flush_output();
+            return ctl_flush();
         case 'V':
             puts("zerodctl " ZEROD_VERSION);
-            return flush_output();
+            return ctl_flush();
         default:
             fputs("Try 'zerodctl --help'.\n", stderr);
             return EX_USAGE;

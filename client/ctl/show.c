@@ -220,6 +220,50 @@ static void show_counters(FILE *file, struct json_object *o)
     fputc('\n', file);
 }
 
+static void show_last(FILE *file, struct json_object *last)
+{
+    char size[PRINT_SIZE], took[PRINT_SIZE], ago[PRINT_SIZE], waited[PRINT_SIZE];
+
+    if (!last) {
+        fputs("none by this daemon", file);
+        return;
+    }
+    fprintf(file, "step %s saved %s ago, %s in %s", get_string(last, "step"), get_duration(last, "ago_ns", ago),
+            print_bytes(size, get_u64(last, "bytes")), get_duration(last, "ns", took));
+    if (get_u64(last, "waited_ns") > 0)
+        fprintf(file, " (updates waited %s)", get_duration(last, "waited_ns", waited));
+}
+
+static void show_saving(FILE *file, struct json_object *saving)
+{
+    uint64_t n_bytes = get_u64(saving, "bytes");
+    char size[PRINT_SIZE], since[PRINT_SIZE], waited[PRINT_SIZE];
+
+    fprintf(file, "; saving step %s for %s", get_string(saving, "step"), get_duration(saving, "since_ns", since));
+    if (n_bytes > 0)
+        fprintf(file, ", %.0f %% of %s", 100.0 * (double)get_u64(saving, "bytes_done") / (double)n_bytes,
+                print_bytes(size, n_bytes));
+    if (get_u64(saving, "waited_ns") > 0)
+        fprintf(file, " (updates have waited %s)", get_duration(saving, "waited_ns", waited));
+}
+
+static void show_checkpoint(FILE *file, struct json_object *o)
+{
+    struct json_object *checkpoint = get(o, "checkpoint");
+
+    if (!checkpoint)
+        return;
+    fprintf(file, "checkpoint in %s: ", get_string(checkpoint, "dir"));
+    show_last(file, get(checkpoint, "last"));
+    if (get(checkpoint, "saving"))
+        show_saving(file, get(checkpoint, "saving"));
+    if (json_object_get_boolean(get(checkpoint, "wanted")))
+        fputs("; one more is asked for", file);
+    if (get(checkpoint, "why"))
+        fprintf(file, "; the last one failed: %s", get_string(checkpoint, "why"));
+    fputc('\n', file);
+}
+
 static void show_trouble(FILE *file, struct json_object *o)
 {
     struct json_object *slowest = get(o, "slowest_rank"), *last = get(o, "last_diagnostic");
@@ -327,6 +371,7 @@ int show_status(FILE *file, struct json_object *answer)
     show_overlap(file, answer);
     show_memory(file, answer);
     show_counters(file, answer);
+    show_checkpoint(file, answer);
     show_nodes(file, answer);
     show_device(file, answer);
     show_trouble(file, answer);

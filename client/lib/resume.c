@@ -98,7 +98,7 @@ int resume_keep_welcome(struct zerod *c, const struct reply_welcome *welcome)
     c->welcome.server = NULL;
     c->welcome.run_id = c->run_id;
     c->welcome.optimizer = c->optimizer;
-    c->call.reattach_ms = welcome->cuda ? 0 : welcome->reattach_ms; /* events of a GPU do not outlive the daemon yet */
+    c->call.reattach_ms = welcome->reattach_ms;
     return c->run_id && c->optimizer ? 0 : call_fatal(&c->call, -ENOMEM, "out of memory");
 }
 

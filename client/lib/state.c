@@ -51,6 +51,16 @@ int zerod_read_state(struct zerod *c, unsigned param, enum zerod_state which, vo
     return 0;
 }
 
+int zerod_save_checkpoint(struct zerod *c, bool wait)
+{
+    struct reply reply;
+    int r = handle_check_formed(c);
+
+    return r ? r
+             : call_ask(&c->call, &(struct request){.type = REQUEST_SAVE_CHECKPOINT, .save_checkpoint = {.wait = wait}},
+                        REPLY_DONE, &reply);
+}
+
 /* Return: 0, or why this state cannot be written. *count is set for ZEROD_STEP_COUNT. */
 static int check_state(struct zerod *c, unsigned param, enum zerod_state which, const void *src, uint64_t *count)
 {

@@ -18,12 +18,12 @@
 
 enum { MAX_POINTS = 32, MAX_NAME = 48, DEFAULT_SLEEP_MS = 100 };
 
-enum action { ACTION_KILL, ACTION_STOP, ACTION_SLEEP, ACTION_ERROR };
+enum action { ACTION_KILL, ACTION_STOP, ACTION_SLEEP, ACTION_ERROR, ACTION_FUSE };
 
 struct point {
     char name[MAX_NAME];
     enum action action;
-    unsigned long ms;   /* ACTION_SLEEP */
+    unsigned long time; /* of ACTION_SLEEP, ms; of ACTION_FUSE, ns */
     unsigned long pass; /* from 1; 0: every time */
     atomic_ulong n_passed;
 };
@@ -46,22 +46,26 @@ static bool parse_number(const char *text, unsigned long *n)
 static bool parse_action(struct point *point, char *text)
 {
     static const char *const words[] = {
-        [ACTION_KILL] = "kill", [ACTION_STOP] = "stop", [ACTION_SLEEP] = "sleep", [ACTION_ERROR] = "error"};
-    char *ms = strchr(text, ':');
+        [ACTION_KILL] = "kill",   [ACTION_STOP] = "stop", [ACTION_SLEEP] = "sleep",
+        [ACTION_ERROR] = "error", [ACTION_FUSE] = "fuse",
+    };
+    char *time = strchr(text, ':');
 
-    if (ms)
-        *ms++ = '\0';
+    if (time)
+        *time++ = '\0';
     for (size_t i = 0; i < ARRAY_SIZE(words); i++) {
         if (strcmp(text, words[i]) != 0)
             continue;
         point->action = (enum action)i;
-        point->ms = DEFAULT_SLEEP_MS;
-        return !ms || (point->action == ACTION_SLEEP && parse_number(ms, &point->ms));
+        point->time = DEFAULT_SLEEP_MS;
+        if (point->action == ACTION_FUSE)
+            return time && parse_number(time, &point->time);
+        return !time || (point->action == ACTION_SLEEP && parse_number(time, &point->time));
     }
     return false;
 }
 
-/* name:action[:ms][@pass] */
+/* name:action[:time][@pass] */
 static bool parse_point(struct point *point, char *text)
 {
     char *action = strchr(text, ':'), *pass = strchr(text, '@');
@@ -91,8 +95,8 @@ static void parse(void)
             n_points++;
             continue;
         }
-        fprintf(stderr, "ZEROD_FAILPOINT=%s: \"%s\" is not name:kill|stop|sleep[:ms]|error[@pass|@*]\n", variable,
-                item);
+        fprintf(stderr, "ZEROD_FAILPOINT=%s: \"%s\" is not name:kill|stop|sleep[:ms]|error|fuse:ns[@pass|@*]\n",
+                variable, item);
         abort();
     }
 }
@@ -103,6 +107,18 @@ static void sleep_ms(unsigned long ms)
 
     while (nanosleep(&left, &left) < 0 && errno == EINTR)
         ;
+}
+
+/* The kill comes while the caller goes on: in the midst of what it does next. */
+static void burn(unsigned long ns)
+{
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGKILL};
+    const struct itimerspec at = {
+        .it_value = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000) + 1}};
+    timer_t timer;
+
+    if (timer_create(CLOCK_MONOTONIC, &event, &timer) < 0 || timer_settime(timer, 0, &at, NULL) < 0)
+        (void)kill(getpid(), SIGKILL);
 }
 
 static int act(const struct point *point)
@@ -116,7 +132,10 @@ static int act(const struct point *point)
         (void)kill(getpid(), SIGSTOP);
         return 0;
     case ACTION_SLEEP:
-        sleep_ms(point->ms);
+        sleep_ms(point->time);
+        return 0;
+    case ACTION_FUSE:
+        burn(point->time);
         return 0;
     case ACTION_ERROR:
         return -ENOMEM;

@@ -13,6 +13,7 @@
  *     stop        the process stops itself (SIGSTOP)
  *     sleep[:ms]  sleeps, 100 ms unless told
  *     error       failpoint() returns -ENOMEM
+ *     fuse:ns     the process is killed so many nanoseconds later: inside of what it does then
  *
  * pass is a number n: the action happens only the nth time that this process passes the place, counted over all
  * threads; the default is 1. *: every time. An entry that is not valid ends the process with a message, because a test
@@ -24,8 +25,8 @@
  *     Step.wait      after it was sent, of a request that is answered
  *     Step.answered  the answer has come and was not read
  * and there are connected, formed, slot, copy, window-mapped, state-mapped. The daemon has forming, reserve,
- * reduce, verify, transfer, mirror, writing, rewrite, decided, update, updated, answer, watch, others (an error: other nodes' GPUs get
- * no more time than this node's). Look for failpoint( to see where they are.
+ * reduce, verify, transfer, mirror, writing, rewrite, decided, update, updated, answer, watch, others (an error: other
+ * nodes' GPUs get no more time than this node's). Look for failpoint( to see where they are.
  *
  * Any thread.
  */

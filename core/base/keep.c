@@ -237,7 +237,8 @@ int keep_put(const char *name, int fd)
         return -EINVAL;
     if (fd < 0)
         return -EBADF;
-    snprintf(text, sizeof(text), "FDSTORE=1\nFDNAME=%s", name);
+    /* systemd would poll it otherwise, and drop one that reports an error: who knows what memory of a GPU reports. */
+    snprintf(text, sizeof(text), "FDSTORE=1\nFDPOLL=0\nFDNAME=%s", name);
     return send_message(text, fd, 0);
 }
 

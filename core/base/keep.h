@@ -16,7 +16,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { KEEP_MAX_NAME_BYTES = 255 };
+enum {
+    KEEP_MAX_NAME_BYTES = 255,
+    KEEP_TIMEOUT_MS = 5000, /* picked: a service manager that takes longer to confirm keeps nothing */
+};
 
 /* A descriptor that was passed to this process and that nobody has taken yet; the store owns both. */
 struct keep_passed {

@@ -146,7 +146,7 @@ void segments_stay_kept(void)
     n_freed = 0;
 }
 
-static void forget_later(const char *name)
+void segment_unkeep(const char *name)
 {
     char(*more)[SEGMENT_NAME_BYTES] = realloc(freed, (n_freed + 1) * sizeof(*freed));
 
@@ -155,7 +155,7 @@ static void forget_later(const char *name)
         return;
     }
     freed = more;
-    memcpy(freed[n_freed++], name, sizeof(*freed));
+    snprintf(freed[n_freed++], sizeof(*freed), "%s", name);
 }
 
 static bool has_name(int fd, const char *name)
@@ -214,6 +214,27 @@ const char *segment_missing(void)
     return missing;
 }
 
+static void note_missing(const char *name)
+{
+    if (must_be_found && !*missing)
+        snprintf(missing, sizeof(missing), "%s", name);
+}
+
+int segment_keep(const char *name, int fd)
+{
+    forget_now(name);
+    return keep_put(name, fd);
+}
+
+int segment_find(const char *name)
+{
+    int fd = keep_take(name);
+
+    if (fd < 0)
+        note_missing(name);
+    return fd < 0 ? -ENODATA : fd;
+}
+
 static int make_kept(struct segment *segment, const char *name, size_t n_bytes, mode_t mode)
 {
     int fd, r;
@@ -232,17 +253,16 @@ static int make_kept(struct segment *segment, const char *name, size_t n_bytes, 
     } else {
         fd = make_memfd(name, n_bytes, mode, true);
         r = fd < 0 ? fd : take(segment, fd, n_bytes, 0);
-        forget_now(name);
         if (r == 0)
-            r = keep_put(name, segment->fd);
+            r = segment_keep(name, segment->fd);
     }
-    if (r < 0 && must_be_found && !*missing)
-        snprintf(missing, sizeof(missing), "%s", name);
-    if (r < 0)
+    if (r < 0) {
+        note_missing(name);
         segment_deinit(segment);
-    else
-        snprintf(segment->kept, sizeof(segment->kept), "%s", name);
-    return r;
+        return r;
+    }
+    snprintf(segment->kept, sizeof(segment->kept), "%s", name);
+    return 0;
 }
 
 int segment_init_kept(struct segment *segment, const char *name, size_t n_bytes)
@@ -255,10 +275,16 @@ int segment_init_published_kept(struct segment *segment, const char *name, size_
     return keep_is_on() ? make_kept(segment, name, n_bytes, 0400) : segment_init_published(segment, name, n_bytes);
 }
 
-void segment_deinit(struct segment *segment)
+void segment_release_name(struct segment *segment)
 {
     if (*segment->kept)
-        forget_later(segment->kept);
+        segment_unkeep(segment->kept);
+    *segment->kept = '\0';
+}
+
+void segment_deinit(struct segment *segment)
+{
+    segment_release_name(segment);
     if (segment->area)
         munmap(segment->area, segment->n_bytes + AREA_EXTRA_BYTES);
     if (segment->fd >= 0)

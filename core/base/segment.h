@@ -61,7 +61,17 @@ int segment_init_published_kept(struct segment *segment, const char *name, size_
  * needed for.
  */
 void segment_deinit(struct segment *segment);
+/* Before segment_deinit(): from now on another segment may be kept under the name. */
+void segment_release_name(struct segment *segment);
 void segments_forget(void);
+/*
+ * For a descriptor that is no segment, but is kept like one. segment_keep() gives a copy of it to whoever keeps
+ * descriptors. segment_find() takes back what an earlier daemon has left (-ENODATA: nothing). After segment_unkeep() it
+ * stays kept until segments_forget(). Return: 0 or a descriptor, which is the caller's; or -errno.
+ */
+int segment_keep(const char *name, int fd);
+int segment_find(const char *name);
+void segment_unkeep(const char *name);
 /* Those that were freed stay kept after all. */
 void segments_stay_kept(void);
 /*

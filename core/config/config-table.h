@@ -24,6 +24,8 @@ enum config_type {
     CONFIG_SECTION, /* a mapping, its keys are rows of their own */
     CONFIG_NAME,    /* letters, digits, '.', '_', '-' */
     CONFIG_PATH,    /* absolute */
+    CONFIG_FOLDER,  /* likewise */
+    CONFIG_LOAD,    /* a folder, or CONFIG_LOAD_LATEST, or CONFIG_LOAD_NEVER */
     CONFIG_SOCKET,  /* absolute, fits sun_path */
     CONFIG_ADDRESS, /* host:port */
     CONFIG_BOOL,
@@ -43,7 +45,7 @@ enum {
     CONFIG_REQUIRED = 1 << 0,
     CONFIG_NULLABLE = 1 << 1,  /* null is the same as leaving the key out */
     CONFIG_DEEPSPEED = 1 << 2, /* "auto", which Hugging Face's integration fills in, is the same as leaving it out */
-    CONFIG_AUTO = 1 << 3,      /* whole: "auto" is stored as 0 */
+    CONFIG_AUTO = 1 << 3,      /* whole or size: "auto" is stored as 0 */
     CONFIG_ABOVE_MIN = 1 << 4, /* min itself is not allowed */
     CONFIG_BELOW_MAX = 1 << 5, /* max itself is not allowed */
     CONFIG_OWN = 1 << 6,       /* each node's own: need not be alike on all nodes */

@@ -196,13 +196,19 @@ static const char *put_in_range(const struct config_key *key, const char *text, 
     return NULL;
 }
 
+/* Return: whether it was "auto". */
+static bool put_auto(const struct config_key *key, const struct config_value *value, void *base)
+{
+    if (!(key->flags & CONFIG_AUTO) || strcmp(value->text, "auto") != 0)
+        return false;
+    put_whole(key, base, 0);
+    return true;
+}
+
 static const char *store_whole(const struct config_key *key, const struct config_value *value, void *base)
 {
-
-    if ((key->flags & CONFIG_AUTO) && strcmp(value->text, "auto") == 0) {
-        put_whole(key, base, 0);
+    if (put_auto(key, value, base))
         return NULL;
-    }
     if (value->quoted)
         return "is a string: leave the quotes out";
     return put_in_range(key, value->text, &no_units, base);
@@ -210,6 +216,8 @@ static const char *store_whole(const struct config_key *key, const struct config
 
 static const char *store_size(const struct config_key *key, const struct config_value *value, void *base)
 {
+    if (put_auto(key, value, base))
+        return NULL;
     return put_in_range(key, value->text, &size_units, base);
 }
 
@@ -311,6 +319,22 @@ static const char *check_path(const char *text)
     const char *why = check_path_form(text);
 
     return why || strlen(text) < 4096 ? why : "is too long";
+}
+
+static const char *check_folder(const char *text)
+{
+    if (*text != '/')
+        return "is not an absolute path";
+    if (!is_printable(text))
+        return "has a control character";
+    return strlen(text) < 4096 ? NULL : "is too long";
+}
+
+static const char *check_load(const char *text)
+{
+    if (strcmp(text, CONFIG_LOAD_LATEST) == 0 || strcmp(text, CONFIG_LOAD_NEVER) == 0)
+        return NULL;
+    return *text == '/' ? check_folder(text) : "is not known";
 }
 
 static const char *check_socket(const char *text)
@@ -474,7 +498,10 @@ static void print_real(FILE *file, const struct config_key *key, const void *bas
 
 static void print_size(FILE *file, const struct config_key *key, const void *base)
 {
-    write_with_unit(file, get_whole(key, base), &size_units);
+    if ((key->flags & CONFIG_AUTO) && get_whole(key, base) == 0)
+        fputs("auto", file);
+    else
+        write_with_unit(file, get_whole(key, base), &size_units);
 }
 
 static void print_duration(FILE *file, const struct config_key *key, const void *base)
@@ -530,7 +557,8 @@ static void allow_real(FILE *file, const struct config_key *key)
 
 static void allow_size(FILE *file, const struct config_key *key)
 {
-    fputs("a size such as 512MB or 64GiB,", file);
+    fputs(key->flags & CONFIG_AUTO ? "auto, or a size such as 512MB or 64GiB," : "a size such as 512MB or 64GiB,",
+          file);
     allow_range_with_units(file, key, &size_units);
 }
 
@@ -628,6 +656,9 @@ static const struct config_value_type {
                      .allowed = "a name of letters, digits, '.', '_', '-', at most 64",
                      .deinit = string_deinit},
     [CONFIG_PATH] = {check_path, NULL, print_string, "an absolute path", NULL, string_deinit},
+    [CONFIG_FOLDER] = {check_folder, NULL, print_string, "an absolute path", NULL, string_deinit},
+    [CONFIG_LOAD] = {check_load, NULL, print_string, CONFIG_LOAD_LATEST ", " CONFIG_LOAD_NEVER " or an absolute path",
+                     NULL, string_deinit},
     [CONFIG_SOCKET] = {check_socket, NULL, print_string, NULL, allow_socket, string_deinit},
     [CONFIG_ADDRESS] = {check_address, NULL, print_string, "host:port", NULL, string_deinit},
     [CONFIG_BOOL] = {NULL, store_bool, print_bool, "true or false", NULL, NULL},

@@ -46,11 +46,6 @@ bool config_offloads(const struct config *config)
     return config->device == CONFIG_DEVICE_CUDA && config->zero.offload_optimizer == CONFIG_OFFLOAD_CPU;
 }
 
-bool config_persists(const struct config *config)
-{
-    return config->persist == CONFIG_PERSIST_RESTART && config->device != CONFIG_DEVICE_CUDA;
-}
-
 bool config_partitions_all(const struct config *config)
 {
     return config->device == CONFIG_DEVICE_CUDA && config->zero.stage == 3 && !config_offloads(config);

@@ -106,6 +106,20 @@ struct config_diagnostics {
     uint64_t stall_timeout_ms; /* 0: never */
 };
 
+#define CONFIG_LOAD_LATEST "latest"
+#define CONFIG_LOAD_NEVER "never"
+
+struct config_checkpoint {
+    char *dir;                 /* absolute; NULL: nothing is saved or loaded */
+    uint64_t save_steps;       /* 0: not by steps */
+    uint64_t save_interval_ms; /* 0: not by time */
+    unsigned save_total_limit; /* 0: all stay */
+    bool save_on_stop;
+    char *load; /* an absolute path, CONFIG_LOAD_LATEST or CONFIG_LOAD_NEVER */
+    bool strict;
+    uint64_t memory_bytes; /* 0: auto */
+};
+
 struct config_limits {
     uint64_t memory_bytes; /* 0: bounded only by free memory */
     unsigned clients;
@@ -152,6 +166,7 @@ struct config {
     enum config_persist persist;
     unsigned threads; /* 0: auto */
     struct config_diagnostics diagnostics;
+    struct config_checkpoint checkpoint;
     struct config_limits limits;
 
     char *file;                    /* as the caller named it */
@@ -186,8 +201,6 @@ const struct config_build *config_build_own(void);
 bool config_offloads(const struct config *config);
 /* Stage 3 on GPUs: no state is in host memory, and frozen parameters are partitioned, too. */
 bool config_partitions_all(const struct config *config);
-/* May the state of the job outlive the daemon? Nobody takes over yet what engines hold for GPUs. */
-bool config_persists(const struct config *config);
 /* Ranks on this node. */
 unsigned config_local_ranks(const struct config *config);
 /* The first rank of a node, and of this node. */

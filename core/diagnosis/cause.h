@@ -283,6 +283,9 @@ const struct report_text *cause_report_text(enum diagnostic_code code);
 /* A rank that another user has formed. */
 /* E1304. why: a sentence on what keeps this daemon from taking over what an earlier one left. */
 struct diagnostic *cause_held(const struct evidence_at *at, const char *why);
+/* E1701, a warning, and E1702. dir: NULL, none is configured. why: a sentence that names the file. */
+struct diagnostic *cause_not_saved(const struct evidence_at *at, const char *dir, const char *why);
+struct diagnostic *cause_not_loaded(const struct evidence_at *at, const char *path, const char *why);
 struct diagnostic *cause_rank_owned(const struct evidence_at *at, uint32_t uid, uint32_t gid, uint32_t owner);
 struct diagnostic *cause_not_allowed(const struct evidence_at *at, uint32_t uid, uint32_t gid, const char *what);
 struct diagnostic *cause_bad_message(const struct evidence_at *at, const char *what);

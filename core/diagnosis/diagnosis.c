@@ -59,7 +59,9 @@ enum { LABEL_WIDTH = 11 };
     X(1501, E_NODE_LOST, "peer node lost", "Another node of the job does not answer.")                                 \
     X(1502, E_ENGINE, "engine failed", "The process that talks to other nodes or the GPU failed.")                     \
     X(1503, E_GENERATION, "generation mismatch", "A node came back without what it held of the run.")                  \
-    X(1601, E_CONFIG, "configuration refused", "The configuration does not say what zerod understands.")
+    X(1601, E_CONFIG, "configuration refused", "The configuration does not say what zerod understands.")               \
+    X(1701, E_NOT_SAVED, "checkpoint not saved", "A checkpoint could not be written.")                                 \
+    X(1702, E_NOT_LOADED, "checkpoint not loaded", "The job was to begin with a checkpoint that it cannot use.")
 
 #define INFO(number, name, title, summary) {name, title, summary},
 static const struct diagnostic_info infos[] = {CODES(INFO)};

@@ -48,6 +48,8 @@ enum diagnostic_code {
     E_ENGINE = 1502,
     E_GENERATION = 1503,
     E_CONFIG = 1601,
+    E_NOT_SAVED = 1701,
+    E_NOT_LOADED = 1702,
 };
 
 enum {

@@ -67,6 +67,7 @@ struct layout_bucket {
     uint32_t group;
     enum dtype grad_dtype;
     enum dtype dtype;
+    uint32_t zero;       /* instead of padding: see device-plan.c */
     uint64_t n_elems;    /* padded */
     uint64_t used_elems; /* sum of its parameters' n_elems */
     uint64_t arena_offset_bytes;
@@ -92,6 +93,7 @@ struct layout_part {
 
 struct layout_parcel {
     uint32_t bucket;
+    uint32_t zero;         /* as in layout_bucket */
     uint64_t offset_elems; /* from the bucket's start, multiple of 64 */
     uint64_t n_elems;      /* the parcels of a bucket have all of its elements, padding too */
     uint32_t first_part, n_parts;

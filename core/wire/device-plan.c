@@ -13,6 +13,14 @@
 
 enum { MAGIC = 0x64657670, PAGE_BYTES = 4096 };
 
+/* The next daemon compares a plan byte by byte with its own, so that none of its structures may have padding. */
+static_assert(sizeof(struct device_plan_header) == 13 * 4 + 4 * 1 + 9 * 8, "no padding");
+static_assert(sizeof(struct device_plan_param) == 6 * 4 + 3 * 8, "no padding");
+static_assert(sizeof(struct layout_bucket) == 10 * 4 + 4 * 8, "no padding");
+static_assert(sizeof(struct layout_chunk) == 4 * 4 + 1 * 8, "no padding");
+static_assert(sizeof(struct layout_part) == 4 * 4 + 2 * 8, "no padding");
+static_assert(sizeof(struct layout_parcel) == 6 * 4 + 2 * 8, "no padding");
+
 /* ---- the plan -------------------------------------------------------------------------------------------- */
 
 static uint64_t place_array(uint64_t *end, uint64_t n_bytes, uint64_t align)
@@ -414,7 +422,7 @@ void device_inputs_open(const struct device_plan *plan, void *map, struct device
 }
 
 struct results_at {
-    uint64_t squares, sums, findings, marks, updated, end;
+    uint64_t squares, sums, findings, reduced, marks, updated, end;
 };
 
 static struct results_at place_results(const struct device_plan *plan)
@@ -425,6 +433,7 @@ static struct results_at place_results(const struct device_plan *plan)
     at.squares = place_array(&at.end, (uint64_t)head->n_chunks * sizeof(struct exact_sum), 8);
     at.sums = place_array(&at.end, (uint64_t)head->n_chunks * head->n_local * sizeof(struct position_sum), 8);
     at.findings = place_array(&at.end, (uint64_t)head->n_parcels * sizeof(struct device_result_finding), 8);
+    at.reduced = place_array(&at.end, (uint64_t)head->n_parcels * sizeof(uint64_t), 8);
     at.marks = place_array(&at.end, (uint64_t)head->n_local * DEVICE_LANES * sizeof(struct device_mark), PAGE_BYTES);
     at.updated = place_array(&at.end, (uint64_t)head->n_local * head->n_buckets * sizeof(uint64_t), 8);
     at.end = round_up(at.end, PAGE_BYTES);
@@ -449,6 +458,7 @@ void device_results_open(const struct device_plan *plan, void *map, struct devic
         .squares = (void *)(base + at.squares),
         .sums = (void *)(base + at.sums),
         .findings = (void *)(base + at.findings),
+        .reduced = (void *)(base + at.reduced),
         .marks = (void *)(base + at.marks),
         .updated = (void *)(base + at.updated),
     };

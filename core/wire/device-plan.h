@@ -26,8 +26,8 @@
  * parameter whether it has contributed to the step, and its scalars.
  *
  * Results: for each chunk the exact squares of its accumulator; for each chunk and local rank the position sum of what
- * that rank pushed; for each parcel the first value that was not finite; for each local rank the marks of its lanes,
- * and for each of its buckets the last step in which it was updated.
+ * that rank pushed; for each parcel the first value that was not finite, and the number of the last reduction that is
+ * done; for each local rank the marks of its lanes, and for each of its buckets the last step in which it was updated.
  */
 
 #include <stdbool.h>
@@ -41,7 +41,7 @@
 #include "kernels/update.h"
 
 enum {
-    DEVICE_PLAN_VERSION = 2,
+    DEVICE_PLAN_VERSION = 3,
     DEVICE_LANES = 3,         /* picked: one that communicates, one that computes, one that is being reported */
     DEVICE_ALIGN_BYTES = 256, /* of arrays: whole lines and more of any GPU */
 };
@@ -172,19 +172,23 @@ struct device_result_finding {
 
 enum device_mark_kind { DEVICE_MARK_REDUCE = 1, DEVICE_MARK_UPDATE, DEVICE_MARK_GATHER };
 
-/* The subject of a lane's undo copy. The device writes `copied` after the copy and before it changes anything. */
+/*
+ * The subject of a lane's undo copy. The device writes `copied` after the copy and before it changes anything. A killed
+ * engine may leave half of a write, so only a mark of which `copied` and `tag` agree says something.
+ */
 struct device_mark {
-    uint64_t copied; /* tag + 1; 0: there is nothing to put back */
+    uint64_t copied; /* tag + 1; else: there is nothing to put back */
     uint32_t kind;   /* enum device_mark_kind */
     uint32_t index;  /* parcel, or bucket */
-    uint64_t step;   /* of an update */
-    uint64_t zero;
+    uint64_t step;   /* of an update; the number of a reduction */
+    uint64_t tag;    /* of the order */
 };
 
 struct device_results {
     struct exact_sum *squares;              /* per chunk; those of local ranks are written */
     struct position_sum *sums;              /* per chunk and local rank */
     struct device_result_finding *findings; /* per parcel */
+    uint64_t *reduced;                      /* per parcel: DeviceReduce.op; set when all of its results are there */
     struct device_mark *marks;              /* per local rank and lane */
     uint64_t *updated;                      /* per local rank and bucket: step */
 };

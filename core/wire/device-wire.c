@@ -105,6 +105,7 @@ static const struct wire_rule reduce_rules[] = {
     U32(DeviceReduce, device_order_reduce, pass),
     MESSAGES(DeviceReduce, device_order_reduce, slots, n_slots, .table = &slot_table, .max_count = DEVICE_MAX_LOCAL),
     BOOL(DeviceReduce, device_order_reduce, give_only),
+    U64(DeviceReduce, device_order_reduce, op),
 };
 
 static bool reduce_check(const void *ours, struct wire_problem *problem)
@@ -216,6 +217,8 @@ static const struct wire_rule unopened_rules[] = {
     U32(DeviceUnopened, device_unopened, local_rank, .max = DEVICE_MAX_LOCAL - 1),
     U32(DeviceUnopened, device_unopened, number, .max = DEVICE_MAX_EVENTS - 1),
     STRING(DeviceUnopened, device_unopened, what, .min = 1, .max = DEVICE_MAX_WHAT_BYTES, .flags = WIRE_CUT),
+    BYTES(DeviceUnopened, device_unopened, handle, n_handle_bytes, .min = DEVICE_EVENT_BYTES,
+          .max = DEVICE_EVENT_BYTES),
 };
 
 static const struct wire_rule failed_rules[] = {

@@ -16,7 +16,7 @@
 struct wire_arena;
 
 enum {
-    DEVICE_WIRE_VERSION = 1,
+    DEVICE_WIRE_VERSION = 2,
     DEVICE_MAX_NODES = 512,
     DEVICE_MAX_LOCAL = 16,     /* GPUs of a node */
     DEVICE_MAX_SEGMENTS = 8,   /* of host memory, at one time; numbered by the caller */
@@ -104,6 +104,7 @@ struct device_order_reduce {
     const struct device_slot *slots;
     size_t n_slots;
     bool give_only;
+    uint64_t op;
 };
 
 struct device_order_update {
@@ -163,6 +164,8 @@ struct device_done {
 struct device_unopened {
     uint32_t local_rank, number;
     const char *what;
+    const uint8_t *handle; /* DEVICE_EVENT_BYTES */
+    size_t n_handle_bytes;
 };
 
 struct device_failed {

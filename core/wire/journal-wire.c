@@ -5,20 +5,17 @@
 #include "core/wire/journal-wire.h"
 
 #include "core/base/base.h"
+#include "core/wire/device-wire.h"
 #include "core/wire/wire-envelope.h"
 #include "core/wire/wire-rule.h"
 #include "proto/journal.pb-c.h"
 
 static const struct wire_rule slot_rules[] = {
-    U32(StoredSlot, stored_slot, ticket),
-    U32(StoredSlot, stored_slot, use),
-    U32(StoredSlot, stored_slot, parcel),
-    U32(StoredSlot, stored_slot, micro_batch),
-    U32(StoredSlot, stored_slot, pass),
-    U32(StoredSlot, stored_slot, attempt),
-    BOOL(StoredSlot, stored_slot, overflow),
-    U64(StoredSlot, stored_slot, offset_bytes),
-    U64(StoredSlot, stored_slot, n_bytes),
+    U32(StoredSlot, stored_slot, ticket),       U32(StoredSlot, stored_slot, use),
+    U32(StoredSlot, stored_slot, parcel),       U32(StoredSlot, stored_slot, micro_batch),
+    U32(StoredSlot, stored_slot, pass),         U32(StoredSlot, stored_slot, attempt),
+    BOOL(StoredSlot, stored_slot, overflow),    U32(StoredSlot, stored_slot, event_plus_one, .max = DEVICE_MAX_EVENTS),
+    U64(StoredSlot, stored_slot, offset_bytes), U64(StoredSlot, stored_slot, n_bytes),
 };
 static const struct wire_table slot_table = WIRE_TABLE(stored_slot, stored_slot, slot_rules);
 
@@ -92,6 +89,7 @@ static const struct wire_rule head_rules[] = {
     U64(StoredHead, stored_head, n_aborts),
     U64(StoredHead, stored_head, n_admitted),
     U64(StoredHead, stored_head, n_reattaches),
+    U64(StoredHead, stored_head, saved_step),
 };
 static const struct wire_table head_table = WIRE_TABLE(stored_head, stored_head, head_rules);
 

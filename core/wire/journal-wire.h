@@ -34,6 +34,7 @@ struct stored_slot {
     uint32_t pass;
     uint32_t attempt;
     bool overflow;
+    uint32_t event_plus_one;
     uint64_t offset_bytes;
     uint64_t n_bytes;
 };
@@ -111,6 +112,7 @@ struct stored_head {
     uint64_t n_aborts;
     uint64_t n_admitted;
     uint64_t n_reattaches;
+    uint64_t saved_step;
 };
 
 /* As wire_pack_request() and wire_unpack_request(). */

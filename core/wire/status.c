@@ -464,6 +464,62 @@ static void put_device(struct json *j, struct json_object *parent, const struct 
     json_put(j, parent, "device", o);
 }
 
+static void put_saving(struct json *j, struct json_object *parent, const struct status *s)
+{
+    const struct status_saving *saving = &s->checkpoint.saving;
+    struct json_object *o;
+
+    if (!s->checkpoint.is_saving) {
+        json_put_null(j, parent, "saving");
+        return;
+    }
+    o = json_new_object(j);
+    json_put_u64(j, o, "step", saving->step);
+    json_put_u64(j, o, "bytes_done", saving->n_bytes_done);
+    json_put_u64(j, o, "bytes", saving->n_bytes);
+    json_put_u64(j, o, "since_ns", age_ns(s->now_ns, saving->began_ns));
+    json_put_u64(j, o, "waited_ns", saving->waited_ns);
+    json_put(j, parent, "saving", o);
+}
+
+static void put_saved(struct json *j, struct json_object *parent, const struct status *s)
+{
+    const struct status_saved *last = &s->checkpoint.last;
+    struct json_object *o;
+
+    if (!s->checkpoint.has_last) {
+        json_put_null(j, parent, "last");
+        return;
+    }
+    o = json_new_object(j);
+    json_put_u64(j, o, "step", last->step);
+    json_put_u64(j, o, "bytes", last->n_bytes);
+    json_put_u64(j, o, "ns", last->took_ns);
+    json_put_u64(j, o, "waited_ns", last->waited_ns);
+    json_put_u64(j, o, "ago_ns", age_ns(s->now_ns, last->ended_ns));
+    json_put(j, parent, "last", o);
+}
+
+static void put_checkpoint(struct json *j, struct json_object *parent, const struct status *s)
+{
+    const struct status_checkpoint *checkpoint = &s->checkpoint;
+    struct json_object *o;
+
+    if (!checkpoint->dir) {
+        json_put_null(j, parent, "checkpoint");
+        return;
+    }
+    o = json_new_object(j);
+    json_put_string(j, o, "dir", checkpoint->dir);
+    json_put_bool(j, o, "wanted", checkpoint->wanted);
+    put_saving(j, o, s);
+    put_saved(j, o, s);
+    json_put_u64(j, o, "n_saved", checkpoint->n_saved);
+    json_put_u64(j, o, "n_failed", checkpoint->n_failed);
+    json_put_string(j, o, "why", checkpoint->why);
+    json_put(j, parent, "checkpoint", o);
+}
+
 static struct json_object *status_object(struct json *j, const struct status *s)
 {
     struct json_object *o = json_new_object(j);
@@ -481,6 +537,7 @@ static struct json_object *status_object(struct json *j, const struct status *s)
     put_summary(j, o, "last_diagnostic", s->last_diagnostic, s->now_ns);
     put_nodes(j, o, s->nodes);
     put_device(j, o, s->has_device ? &s->device : NULL);
+    put_checkpoint(j, o, s);
     return o;
 }
 
@@ -653,6 +710,19 @@ char *report_json(const struct report *report)
     json_put(&j, o, "params", params_array(&j, s->layout, report->pushes, report->params));
     json_put(&j, o, "diagnostics",
              diagnostics_array(&j, report->diagnostics, report->n_diagnostics, s->layout, s->now_ns));
+    return json_text(&j, o);
+}
+
+char *save_json(const struct status_save *save)
+{
+    struct json j = {};
+    struct json_object *o = json_new_object(&j);
+
+    json_put_string(&j, o, "message", save->message);
+    json_put_string(&j, o, "dir", save->dir);
+    json_put_bool(&j, o, "saved", save->is_saved);
+    json_put_u64(&j, o, "step", save->step);
+    json_put_u64(&j, o, "n_ended", save->n_ended);
     return json_text(&j, o);
 }
 

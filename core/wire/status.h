@@ -107,6 +107,30 @@ struct status_device {
     const char *versions;          /* as the last one that was ready has said; NULL: none was */
 };
 
+/* The checkpoint that is being written. */
+struct status_saving {
+    uint64_t step;
+    uint64_t n_bytes_done, n_bytes; /* n_bytes 0: not known yet */
+    uint64_t began_ns;
+    uint64_t waited_ns; /* updates have waited for the disk, so far */
+};
+
+/* The last one that this daemon has written. */
+struct status_saved {
+    uint64_t step, n_bytes;
+    uint64_t ended_ns, took_ns, waited_ns;
+};
+
+struct status_checkpoint {
+    const char *dir; /* NULL: nothing is saved */
+    bool wanted;     /* one was asked for that has not begun */
+    bool is_saving, has_last;
+    struct status_saving saving;
+    struct status_saved last;
+    uint64_t n_saved, n_failed;
+    const char *why; /* the last one failed; NULL: it did not */
+};
+
 /* The job at a glance. All fields may be zero but now_ns, job, state, version. */
 struct status {
     uint64_t now_ns;
@@ -156,6 +180,7 @@ struct status {
     const struct status_nodes *nodes;         /* NULL: one node */
     bool has_device;                          /* else host memory */
     struct status_device device;
+    struct status_checkpoint checkpoint;
 };
 
 /* One rank, attached or not. */
@@ -218,6 +243,15 @@ struct report {
 
 /* The daemon's part of `zerodctl report`, which adds what /proc knows. */
 char *report_json(const struct report *report);
+
+/* The answer to "save". */
+struct status_save {
+    const char *message, *dir;
+    bool is_saved;    /* it is on the disk already */
+    uint64_t step;    /* committed when it was asked for: the checkpoint is of this step or a later one */
+    uint64_t n_ended; /* what n_saved + n_failed will be when it has ended */
+};
+char *save_json(const struct status_save *save);
 
 /* {"message": text} and {"error": text}: answers to drain, abort-step and drop, and to what failed. */
 char *message_json(const char *message);

@@ -150,6 +150,10 @@ struct request_write_end {
     uint32_t n_windows;
 };
 
+struct request_save_checkpoint {
+    bool wait;
+};
+
 struct request_read_state {
     uint32_t param;
     enum wire_state_kind kind;
@@ -232,6 +236,7 @@ enum request_type {
     REQUEST_PREFETCH,
     REQUEST_EVENT,
     REQUEST_HELD,
+    REQUEST_SAVE_CHECKPOINT,
     N_REQUEST_TYPES, /* one more than the last */
 };
 
@@ -256,6 +261,7 @@ struct request {
         struct request_held held;
         struct request_write_end write_end;
         struct request_read_state read_state;
+        struct request_save_checkpoint save_checkpoint;
         struct request_write_state write_state;
         struct request_abort_step abort_step;
         struct request_abort_seen abort_seen;

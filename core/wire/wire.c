@@ -290,6 +290,10 @@ static const struct wire_rule read_state_rules[] = {
     ENUM(ReadState, request_read_state, kind, .max = WIRE_STATE_STEP_COUNT),
 };
 
+static const struct wire_rule save_checkpoint_rules[] = {
+    BOOL(SaveCheckpoint, request_save_checkpoint, wait),
+};
+
 /* A count is read as a double. */
 static const struct wire_rule write_state_rules[] = {
     U32(WriteState, request_write_state, param),
@@ -390,6 +394,7 @@ static const struct wire_table request_tables[N_REQUEST_TYPES] = {
     [REQUEST_WRITE_BEGIN] = TABLE_EMPTY(write_begin),
     [REQUEST_WRITE_END] = WIRE_TABLE(write_end, request_write_end, write_end_rules),
     [REQUEST_READ_STATE] = WIRE_TABLE(read_state, request_read_state, read_state_rules),
+    [REQUEST_SAVE_CHECKPOINT] = WIRE_TABLE(save_checkpoint, request_save_checkpoint, save_checkpoint_rules),
     [REQUEST_ABORT_STEP] = WIRE_TABLE(abort_step, request_abort_step, abort_step_rules),
     [REQUEST_ABORT_SEEN] = WIRE_TABLE(abort_seen, request_abort_seen, abort_seen_rules),
     [REQUEST_CLEAR_FAULT] = TABLE_EMPTY(clear_fault),
@@ -552,6 +557,7 @@ bool request_is_recorded(enum request_type type)
     case REQUEST_CLEAR_FAULT:
     case REQUEST_REPORT:
     case REQUEST_LEAVE:
+    case REQUEST_EVENT:
     case REQUEST_EVIDENCE:
         return true;
     default:

@@ -80,6 +80,28 @@ int64_t child_pid(const struct child *child)
     return child->process.pid;
 }
 
+/* A thread that leads its process can end before the others do, and is a zombie until then. */
+uint64_t child_start_time(int64_t pid)
+{
+    enum { STAT_BYTES = 1024 };
+    char path[64], stat[STAT_BYTES], state = 'Z';
+    const char *after_name;
+    uint64_t start_time = 0;
+    long n_threads = 0;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/%" PRId64 "/stat", pid);
+    file = fopen(path, "re");
+    after_name = file && fgets(stat, sizeof(stat), file) ? strrchr(stat, ')') : NULL;
+    if (file)
+        fclose(file);
+    if (!after_name ||
+        sscanf(after_name, ") %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %" SCNu64,
+               &state, &n_threads, &start_time) != 3)
+        return 0;
+    return state == 'Z' && n_threads <= 1 ? 0 : start_time;
+}
+
 /* ---- failure -------------------------------------------------------------------------------------------- */
 
 /* Not the loop's time: that is as old as the loop's round. */

@@ -104,3 +104,6 @@ void child_say(struct child *child, const uint64_t *tag, const char *what);
 /* Is the child failing or closed? Its packets are then ignored. */
 bool child_is_over(const struct child *child);
 int64_t child_pid(const struct child *child);
+
+/* When a process was started, in clock ticks since boot. Return: 0: it has ended, or there is none. */
+uint64_t child_start_time(int64_t pid);

@@ -1,35 +1,124 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The memory of a job on GPUs outlives the engine that drives them: the daemon keeps its plan and its descriptors. */
+/* The memory of a job on GPUs outlives the engine that drives them, and the daemon that holds its descriptors. */
 
 #include "daemon/engines/device-keep.h"
 
 #include <assert.h>
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/keep.h"
 
-static int make_segment(struct segment *segment, const char *name, uint64_t n_bytes)
+/* ---- the plan ---------------------------------------------------------------------------------------------- */
+
+/* Its pages come at once: they are few. Return: 0; -EBADFD: the one that was found is of another layout; or -errno. */
+static int make_plan(struct device_keep *keep, const struct device_plan_options *options)
 {
-    int r = segment_init(segment, name, n_bytes);
+    uint64_t n_bytes = device_plan_bytes(options);
+    _cleanup_free_ void *plan = calloc(1, n_bytes);
+    char why[128];
+    int r = plan ? segment_init_kept(&keep->plan_segment, "device.plan", n_bytes) : -ENOMEM;
 
-    return r < 0 ? r : segment_reserve(segment, 0, segment->n_bytes);
+    if (r < 0)
+        return r;
+    device_plan_write(options, plan);
+    if (keep->plan_segment.found && memcmp(keep->plan_segment.map, plan, n_bytes) != 0)
+        return -EBADFD;
+    r = segment_reserve(&keep->plan_segment, 0, keep->plan_segment.n_bytes);
+    if (r < 0)
+        return r;
+    memcpy(keep->plan_segment.map, plan, n_bytes);
+    r = device_plan_open(&keep->plan, keep->plan_segment.map, keep->plan_segment.n_bytes, why, sizeof(why));
+    assert(r == 0); /* as written */
+    return r;
 }
 
 static int make_segments(struct device_keep *keep, const struct device_plan_options *options)
 {
-    char why[128];
-    int r = make_segment(&keep->plan_segment, "device.plan", device_plan_bytes(options));
+    int r = make_plan(keep, options);
+
+    if (r == 0)
+        r = segment_init_kept(&keep->inputs_segment, "device.inputs", device_inputs_bytes(&keep->plan));
+    if (r == 0)
+        r = segment_init_kept(&keep->results_segment, "device.results", device_results_bytes(&keep->plan, NULL));
+    if (r == 0)
+        r = segment_init_kept(&keep->facts_segment, "device.facts", sizeof(*keep->facts));
+    return r;
+}
+
+/* ---- descriptors ------------------------------------------------------------------------------------------- */
+
+static void print_name(char *dst, size_t size, unsigned local_rank, unsigned kind)
+{
+    static const char *const kinds[DEVICE_N_PIECES] = {
+        [DEVICE_STATE] = "state", [DEVICE_GRADIENT] = "gradient", [DEVICE_WEIGHTS] = "weights",
+        [DEVICE_RING] = "ring",   [DEVICE_UNDO] = "undo",         [DEVICE_POOL] = "pool",
+    };
+
+    snprintf(dst, size, "device.%s.%u", kinds[kind], local_rank);
+}
+
+static int find_pieces(struct device_keep *keep)
+{
+    char name[SEGMENT_NAME_BYTES];
+
+    for (unsigned i = 0; i < keep->plan.head->n_local; i++)
+        for (unsigned kind = 0; kind < DEVICE_N_PIECES; kind++) {
+            print_name(name, sizeof(name), i, kind);
+            keep->fds[i][kind] = segment_find(name);
+            if (keep->fds[i][kind] < 0)
+                return -ENODATA;
+            if (keep->facts->n_bytes[i][kind] < keep->piece_bytes[kind])
+                return -EBADFD;
+        }
+    return 0;
+}
+
+int device_keep_add(struct device_keep *keep, unsigned local_rank, enum device_piece_kind kind, int fd,
+                    uint64_t n_bytes)
+{
+    char name[SEGMENT_NAME_BYTES];
+
+    keep->fds[local_rank][kind] = fd;
+    keep->facts->n_bytes[local_rank][kind] = n_bytes;
+    print_name(name, sizeof(name), local_rank, kind);
+    return keep_is_on() ? segment_keep(name, fd) : 0;
+}
+
+static void close_pieces(struct device_keep *keep)
+{
+    char name[SEGMENT_NAME_BYTES];
+
+    for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
+        for (unsigned kind = 0; kind < DEVICE_N_PIECES; kind++) {
+            if (keep->fds[i][kind] < 0)
+                continue;
+            closep(&keep->fds[i][kind]);
+            print_name(name, sizeof(name), i, kind);
+            segment_unkeep(name);
+        }
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------- */
+
+static int init(struct device_keep *keep, const struct device_plan_options *options)
+{
+    int r = make_segments(keep, options);
 
     if (r < 0)
         return r;
-    device_plan_write(options, keep->plan_segment.map);
-    r = device_plan_open(&keep->plan, keep->plan_segment.map, keep->plan_segment.n_bytes, why, sizeof(why));
-    assert(r == 0); /* as written */
-    r = make_segment(&keep->inputs_segment, "device.inputs", device_inputs_bytes(&keep->plan));
-    if (r == 0)
-        r = make_segment(&keep->results_segment, "device.results", device_results_bytes(&keep->plan, NULL));
-    return r;
+    keep->facts = (struct device_facts *)(void *)keep->facts_segment.map;
+    keep->places = calloc(options->layout->n_buckets + 1, sizeof(*keep->places));
+    keep->frozen = calloc(options->layout->n_params + 1, sizeof(*keep->frozen));
+    if (!keep->places || !keep->frozen)
+        return -ENOMEM;
+    device_plan_places(&keep->plan, keep->places, keep->frozen, keep->piece_bytes);
+    device_inputs_open(&keep->plan, keep->inputs_segment.map, &keep->inputs);
+    device_results_open(&keep->plan, keep->results_segment.map, &keep->results);
+    return device_keep_was_found(keep) ? find_pieces(keep) : 0;
 }
 
 int device_keep_init(struct device_keep *keep, const struct device_plan_options *options)
@@ -37,34 +126,52 @@ int device_keep_init(struct device_keep *keep, const struct device_plan_options 
     int r;
 
     *keep = (struct device_keep){.plan_segment = SEGMENT_NULL};
-    keep->inputs_segment = keep->results_segment = SEGMENT_NULL;
+    keep->inputs_segment = keep->results_segment = keep->facts_segment = SEGMENT_NULL;
     for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
         for (unsigned kind = 0; kind < DEVICE_N_PIECES; kind++)
             keep->fds[i][kind] = -1;
-    r = make_segments(keep, options);
-    keep->places = calloc(options->layout->n_buckets + 1, sizeof(*keep->places));
-    keep->frozen = calloc(options->layout->n_params + 1, sizeof(*keep->frozen));
-    if (r == 0 && (!keep->places || !keep->frozen))
-        r = -ENOMEM;
-    if (r < 0) {
+    r = init(keep, options);
+    if (r < 0)
         device_keep_deinit(keep);
-        return r;
-    }
-    device_plan_places(&keep->plan, keep->places, keep->frozen, keep->piece_bytes);
-    device_inputs_open(&keep->plan, keep->inputs_segment.map, &keep->inputs);
-    device_results_open(&keep->plan, keep->results_segment.map, &keep->results);
-    return 0;
+    return r;
+}
+
+int device_keep_reserve(const struct device_keep *keep)
+{
+    int r = segment_reserve(&keep->inputs_segment, 0, keep->inputs_segment.n_bytes);
+
+    if (r == 0)
+        r = segment_reserve(&keep->results_segment, 0, keep->results_segment.n_bytes);
+    return r == 0 ? segment_reserve(&keep->facts_segment, 0, keep->facts_segment.n_bytes) : r;
+}
+
+bool device_keep_was_found(const struct device_keep *keep)
+{
+    return keep->facts_segment.found;
+}
+
+void device_keep_forget_ops(struct device_keep *keep)
+{
+    memset(keep->results.reduced, 0, keep->plan.head->n_parcels * sizeof(*keep->results.reduced));
+}
+
+void device_keep_let_go(struct device_keep *keep)
+{
+    close_pieces(keep);
+    segment_release_name(&keep->plan_segment);
+    segment_release_name(&keep->inputs_segment);
+    segment_release_name(&keep->results_segment);
+    segment_release_name(&keep->facts_segment);
 }
 
 void device_keep_deinit(struct device_keep *keep)
 {
     assert(!keep->in_use);
-    for (unsigned i = 0; i < DEVICE_MAX_LOCAL; i++)
-        for (unsigned kind = 0; kind < DEVICE_N_PIECES; kind++)
-            closep(&keep->fds[i][kind]);
+    close_pieces(keep);
     segment_deinit(&keep->plan_segment);
     segment_deinit(&keep->inputs_segment);
     segment_deinit(&keep->results_segment);
+    segment_deinit(&keep->facts_segment);
     free(keep->places);
     free(keep->frozen);
 }

@@ -2,10 +2,13 @@
 #pragma once
 
 /*
- * The keep outlives an engine of GPUs: the descriptors of the device memory that the engine has allocated, and three
- * segments of host memory (the plan, and the inputs and results of orders). A killed engine's memory stays on the GPUs
- * as long as the daemon holds these descriptors. The next engine maps it, and puts back the buckets that were torn in
- * an update.
+ * The keep outlives an engine of GPUs: the descriptors of the device memory that the engine has allocated, and segments
+ * of host memory (the plan, the inputs and results of orders, and facts). A killed engine's memory stays on the GPUs as
+ * long as somebody holds these descriptors. The next engine maps it, and puts back the buckets that were torn in an
+ * update.
+ *
+ * It outlives the daemon, too: whoever keeps descriptors (core/base/keep.h) has copies of all of them, and
+ * device_keep_init() of the next daemon finds them.
  *
  * devices.c, which starts engines, owns the keep; an engine borrows it until ended() of device.h.
  */
@@ -17,20 +20,50 @@
 #include "core/wire/device-plan.h"
 #include "core/wire/device-wire.h"
 
+struct device_kept_event {
+    bool set;
+    uint8_t handle[DEVICE_EVENT_BYTES];
+};
+
+/* Facts about this node's device memory, for the next daemon. */
+struct device_facts {
+    uint64_t n_bytes[DEVICE_MAX_LOCAL][DEVICE_N_PIECES]; /* the size that was allocated; 0: not allocated yet */
+    uint8_t gpus[DEVICE_MAX_LOCAL][DEVICE_GPU_BYTES];    /* UUIDs of the GPUs that have the memory */
+    struct device_kept_event events[DEVICE_MAX_LOCAL][DEVICE_MAX_EVENTS]; /* of trainers */
+    int64_t pid;         /* of the last engine: until it has ended, nobody else may touch the memory */
+    uint64_t start_time; /* of that process, as child_start_time() has it */
+};
+
 struct device_keep {
-    struct segment plan_segment, inputs_segment, results_segment;
+    struct segment plan_segment, inputs_segment, results_segment, facts_segment;
     struct device_plan plan;
     struct device_inputs inputs;
     struct device_results results;
+    struct device_facts *facts;
     struct device_places *places;
-    uint64_t *frozen;                                    /* as device_plan_places() has it */
-    uint64_t piece_bytes[DEVICE_N_PIECES];               /* the size that is needed */
-    int fds[DEVICE_MAX_LOCAL][DEVICE_N_PIECES];          /* -1: not allocated yet */
-    uint64_t n_bytes[DEVICE_MAX_LOCAL][DEVICE_N_PIECES]; /* the size that was allocated */
-    uint8_t gpus[DEVICE_MAX_LOCAL][DEVICE_GPU_BYTES];    /* UUIDs of the GPUs that have the memory */
-    bool in_use;                                         /* by an engine that has not ended */
+    uint64_t *frozen;                           /* as device_plan_places() has it */
+    uint64_t piece_bytes[DEVICE_N_PIECES];      /* the size that is needed */
+    int fds[DEVICE_MAX_LOCAL][DEVICE_N_PIECES]; /* -1: not allocated yet */
+    bool in_use;                                /* by an engine that has not ended */
 };
 
-/* Pages are reserved. Return: 0 or -errno. */
+/* Makes the segments, or finds them and the descriptors. Loop thread. Return: 0 or -errno. */
 int device_keep_init(struct device_keep *keep, const struct device_plan_options *options);
+/* Their pages. Any thread. Return: 0 or -errno. */
+int device_keep_reserve(const struct device_keep *keep);
+/* Has an earlier daemon left them? */
+bool device_keep_was_found(const struct device_keep *keep);
+/* A piece has been allocated. Takes the descriptor. Return: 0; or -errno: it cannot be kept. */
+int device_keep_add(struct device_keep *keep, unsigned local_rank, enum device_piece_kind kind, int fd,
+                    uint64_t n_bytes);
+/*
+ * Several nodes: the numbers of reductions are those of this daemon, and an earlier one may have used them, too.
+ * Nothing of a step that it left open is used.
+ */
+void device_keep_forget_ops(struct device_keep *keep);
+/*
+ * Nothing of it is needed any more, and another keep may be made under its names. The segments stay until
+ * device_keep_deinit(), because the engine that has them may still be ending.
+ */
+void device_keep_let_go(struct device_keep *keep);
 void device_keep_deinit(struct device_keep *keep);

@@ -25,7 +25,7 @@ struct device {
     uint8_t *packet;
     unsigned n_memories; /* local ranks whose memory the engine has reported */
     bool started;        /* ended() is owed */
-    /* Orders that were given and not reported, for the marks; the child has as many, and forgets them when it fails. */
+    /* Orders that were given and not reported; the child has as many, and forgets them when it fails. */
     uint64_t *tags;
     size_t n_tags, n_tags_allocated;
 };
@@ -65,26 +65,6 @@ static void tags_remove(struct device *device, uint64_t tag)
         }
 }
 
-/*
- * The engine has ended, so no device writes marks any more. The marks of reported orders are cleared, because nothing
- * of those orders is to be put back, although a lane's undo copy stays until another order needs the lane. An engine
- * that ended before it was ready may not have put back its predecessor's buckets: their marks belong to no order of its
- * own, and stay.
- */
-static void settle_marks(struct device *device)
-{
-    const struct device_plan_header *head = device->keep->plan.head;
-
-    if (!child_is_ready(device->child))
-        return;
-    for (unsigned i = 0; i < head->n_local * DEVICE_LANES; i++) {
-        struct device_mark *mark = &device->keep->results.marks[i];
-
-        if (mark->copied != 0 && !tags_have(device, mark->copied - 1))
-            mark->copied = 0;
-    }
-}
-
 /* ---- reports --------------------------------------------------------------------------------------------- */
 
 static void serve_memory(struct device *device, const struct device_memory *memory, int *fds, size_t n_fds)
@@ -100,16 +80,20 @@ static void serve_memory(struct device *device, const struct device_memory *memo
     }
     for (size_t i = 0; i < memory->n_pieces; i++) {
         const struct device_piece *piece = &memory->pieces[i];
-        int *fd = &keep->fds[memory->local_rank][piece->kind];
+        int r;
 
-        if (!piece->has_fd || *fd >= 0 || piece->n_bytes < keep->piece_bytes[piece->kind]) {
+        if (!piece->has_fd || keep->fds[memory->local_rank][piece->kind] >= 0 ||
+            piece->n_bytes < keep->piece_bytes[piece->kind]) {
             child_fail(device->child, NULL, "has reported a piece of memory that it was not asked for");
             return;
         }
-        *fd = steal_fd(&fds[n++]);
-        keep->n_bytes[memory->local_rank][piece->kind] = piece->n_bytes;
+        r = device_keep_add(keep, memory->local_rank, piece->kind, steal_fd(&fds[n++]), piece->n_bytes);
+        if (r < 0) {
+            child_fail(device->child, NULL, "has allocated memory that cannot be kept: %s", strerror(-r));
+            return;
+        }
     }
-    memcpy(keep->gpus[memory->local_rank], memory->gpu, DEVICE_GPU_BYTES);
+    memcpy(keep->facts->gpus[memory->local_rank], memory->gpu, DEVICE_GPU_BYTES);
     device->n_memories++;
 }
 
@@ -238,7 +222,6 @@ static void on_freed(void *userdata)
     struct device *device = userdata;
 
     if (device->started) {
-        settle_marks(device);
         device->keep->in_use = false;
         device->ops.ended(device->ops.userdata);
     }
@@ -310,7 +293,7 @@ static int submit_memory(struct device *device, unsigned local_rank)
 
         pieces[kind] = (struct device_piece){
             .kind = kind,
-            .n_bytes = has_fd ? keep->n_bytes[local_rank][kind] : keep->piece_bytes[kind],
+            .n_bytes = has_fd ? keep->facts->n_bytes[local_rank][kind] : keep->piece_bytes[kind],
             .has_fd = has_fd,
         };
         if (has_fd)

@@ -7,8 +7,9 @@
  * device-keep.h.
  *
  * One engine lives in one generation. After a failure the caller closes it and, once ended() has come, starts the next
- * one with the same keep. Orders whose end was not reported have changed nothing, but for the buckets of an update that
- * are marked as updated: what a killed engine tore, the next one puts back before it is ready. All may be given again.
+ * one with the same keep. Orders whose end was not reported have changed nothing, but for reductions that the results
+ * say are done, and the buckets of an update that are marked as updated: what a killed engine tore, the next one puts
+ * back before it is ready. All may be given again.
  *
  * The daemon never waits for it. All functions are for the loop's thread; callbacks come from the loop.
  */

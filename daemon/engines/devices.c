@@ -2,11 +2,13 @@
 
 /* The GPUs of this node: the queue of orders, copies in pieces, trainers' events, and the start of engines. */
 
+#include "daemon/engines/child.h"
 #include "daemon/engines/device-keep.h"
 #include "daemon/engines/devices.h"
 
 #include <assert.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -24,6 +26,8 @@ enum {
     ORDER_BYTES_PER_MS = 10000, /* what is slower than 10 MB/s stands still; picked */
     LOST_MS = 5000,             /* for what a dead trainer's GPU had begun */
     UNOPENED_MS = 2000,         /* for the end of a process to be seen after its events cannot be opened; picked */
+    PREDECESSOR_MS = 5,
+    FIRST_TRIES = 3, /* several nodes: of engines before one was ready; picked */
     BATCH_MOVES = 256,
     BOUNCE = 0, /* number of the shared segment */
     /* Several nodes: any order may stand behind one that waits for what other nodes send. Their trainers' GPUs may be
@@ -58,17 +62,12 @@ struct part {
     uint64_t bounce_at;
 };
 
-struct event {
-    bool set;
-    uint8_t handle[DEVICE_EVENT_BYTES];
-};
-
 struct devices {
     struct devices_options options;
     struct device_keep keep;
     struct segment bounce;
     const struct segment *shared[DEVICES_N_SEGMENTS]; /* beside it; NULL: none */
-    bool has_keep, closing;
+    bool closing;
     struct device *device;
     uv_timer_t pause, lost, unopened;
     unsigned n_timers;   /* not closed yet */
@@ -96,7 +95,6 @@ struct devices {
     struct work work;
     struct part parts[BATCH_MOVES];
     size_t n_parts;
-    struct event *events; /* per local rank and number */
 };
 
 /* ---- orders ---------------------------------------------------------------------------------------------- */
@@ -431,14 +429,14 @@ int devices_copy(struct devices *devices, const struct devices_move *moves, size
 
 /* ---- events of trainers ---------------------------------------------------------------------------------- */
 
-static struct event *event_at(const struct devices *devices, unsigned local_rank, uint32_t number)
+static struct device_kept_event *event_at(const struct devices *devices, unsigned local_rank, uint32_t number)
 {
-    return &devices->events[(size_t)local_rank * DEVICE_MAX_EVENTS + number];
+    return &devices->keep.facts->events[local_rank][number];
 }
 
 static void give_event(struct devices *devices, unsigned local_rank, uint32_t number)
 {
-    const struct event *event = event_at(devices, local_rank, number);
+    const struct device_kept_event *event = event_at(devices, local_rank, number);
 
     (void)device_event(devices->device, &(struct device_event){.local_rank = local_rank,
                                                                .number = number,
@@ -448,12 +446,12 @@ static void give_event(struct devices *devices, unsigned local_rank, uint32_t nu
 
 void devices_event(struct devices *devices, unsigned local_rank, uint32_t number, const uint8_t *handle)
 {
-    struct event *event = event_at(devices, local_rank, number);
+    struct device_kept_event *event = event_at(devices, local_rank, number);
 
     /* A rank has a ring to push into only when no order can wait for its predecessor's events any more. */
     devices_found_trainer(devices, local_rank);
-    event->set = true;
     memcpy(event->handle, handle, sizeof(event->handle));
+    event->set = true;
     if (devices->ready)
         give_event(devices, local_rank, number);
 }
@@ -476,7 +474,7 @@ static void release_unopened(struct devices *devices, unsigned local_rank)
 void devices_forget_events(struct devices *devices, unsigned local_rank)
 {
     release_unopened(devices, local_rank);
-    memset(event_at(devices, local_rank, 0), 0, DEVICE_MAX_EVENTS * sizeof(struct event));
+    memset(event_at(devices, local_rank, 0), 0, sizeof(devices->keep.facts->events[local_rank]));
 }
 
 static void on_unopened(uv_timer_t *handle)
@@ -495,10 +493,22 @@ static void on_unopened(uv_timer_t *handle)
     ops.after(ops.userdata);
 }
 
+/* Is it an event of a process that another one has replaced since? Its orders need not wait any more. */
+static bool is_forgotten(const struct devices *devices, const struct device_unopened *unopened)
+{
+    const struct device_kept_event *event = event_at(devices, unopened->local_rank, unopened->number);
+
+    return !event->set || memcmp(event->handle, unopened->handle, sizeof(event->handle)) != 0;
+}
+
 static void engine_cannot_open(void *userdata, const struct device_unopened *unopened)
 {
     struct devices *devices = userdata;
 
+    if (is_forgotten(devices, unopened)) {
+        (void)device_release(devices->device, unopened->local_rank);
+        return;
+    }
     if (!(devices->unopened_ranks >> unopened->local_rank & 1))
         log_notice("an event of local rank %" PRIu32 " cannot be opened: %s", unopened->local_rank, unopened->what);
     devices->unopened_ranks |= UINT32_C(1) << unopened->local_rank;
@@ -556,6 +566,12 @@ static void engine_puts(void *userdata, const char *key, const uint8_t *value, s
     ops.after(ops.userdata);
 }
 
+/* The first engines of several nodes may have failed only because another node's daemon, and its engine, was killed. */
+static bool may_be_replaced(const struct devices *devices)
+{
+    return devices->was_ready || (devices->options.n_nodes > 1 && devices->n_failures < FIRST_TRIES);
+}
+
 static void has_failed(struct devices *devices, const char *why)
 {
     const struct devices_ops ops = devices->options.ops;
@@ -564,7 +580,7 @@ static void has_failed(struct devices *devices, const char *why)
     devices->wanted = 0;
     devices->n_failures++;
     devices->n_all_failures++;
-    ops.failed(ops.userdata, devices->was_ready ? devices->generation + 1 : 0, why);
+    ops.failed(ops.userdata, may_be_replaced(devices) ? devices->generation + 1 : 0, why);
     ops.after(ops.userdata);
 }
 
@@ -636,10 +652,8 @@ static void free_now(struct devices *devices)
 {
     if (devices->keep.in_use || devices->n_timers > 0)
         return;
-    if (devices->has_keep)
-        device_keep_deinit(&devices->keep);
+    device_keep_deinit(&devices->keep);
     segment_deinit(&devices->bounce);
-    free(devices->events);
     free(devices);
 }
 
@@ -712,6 +726,25 @@ static void engine_has_ended(void *userdata)
     ops.after(ops.userdata);
 }
 
+/* The engine of an earlier daemon dies with it, but not at the same moment. Return: whether it is still there. */
+static bool predecessor_runs(const struct devices *devices)
+{
+    const struct device_facts *facts = devices->keep.facts;
+
+    if (devices->generation > 0 || facts->pid <= 0 || child_start_time(facts->pid) != facts->start_time)
+        return false;
+    (void)kill((pid_t)facts->pid, SIGKILL);
+    return true;
+}
+
+static void note_engine(struct devices *devices)
+{
+    struct device_facts *facts = devices->keep.facts;
+
+    facts->pid = device_pid(devices->device);
+    facts->start_time = child_start_time(facts->pid);
+}
+
 static void start_engine(struct devices *devices)
 {
     const struct device_options options = {
@@ -734,8 +767,15 @@ static void start_engine(struct devices *devices)
     bool again = devices->was_ready && devices->options.n_nodes == 1;
     char why[256];
 
+    if (predecessor_runs(devices)) {
+        (void)uv_timer_start(&devices->pause, on_pause, PREDECESSOR_MS, 0);
+        return;
+    }
+    if (devices->generation == 0 && devices->options.n_nodes > 1)
+        device_keep_forget_ops(&devices->keep);
     devices->generation = options.generation;
     if (device_new(&devices->device, &options, why, sizeof(why)) == 0) {
+        note_engine(devices);
         if (devices->early.n_bytes > 0)
             (void)device_value(devices->device, devices->early.key, devices->early.value, devices->early.n_bytes);
         devices->early.n_bytes = 0;
@@ -752,31 +792,31 @@ static void start_engine(struct devices *devices)
 int devices_new(struct devices **out, const struct devices_options *options)
 {
     struct devices *devices = calloc(1, sizeof(*devices));
+    int r = devices ? device_keep_init(&devices->keep, &options->plan) : -ENOMEM;
 
-    if (!devices)
-        return -ENOMEM;
+    if (r == 0) {
+        r = segment_init(&devices->bounce, "device.bounce", DEVICES_BOUNCE_BYTES);
+        if (r < 0)
+            device_keep_deinit(&devices->keep);
+    }
+    if (r < 0) {
+        free(devices);
+        return r;
+    }
     devices->options = *options;
-    devices->bounce = SEGMENT_NULL;
+    devices->options.plan.layout = NULL; /* it is not needed any more */
+    devices->was_ready = device_keep_was_found(&devices->keep);
     devices->last_order = &devices->orders;
     devices->last_copy = &devices->copies;
     devices->pause.data = devices->lost.data = devices->unopened.data = devices;
-    devices->events = calloc((size_t)options->plan.n_local * DEVICE_MAX_EVENTS, sizeof(*devices->events));
-    if (!devices->events) {
-        free(devices);
-        return -ENOMEM;
-    }
     *out = devices;
     return 0;
 }
 
-int devices_reserve(struct devices *devices)
+int devices_reserve(const struct devices *devices)
 {
-    int r = device_keep_init(&devices->keep, &devices->options.plan);
+    int r = device_keep_reserve(&devices->keep);
 
-    devices->options.plan.layout = NULL;
-    devices->has_keep = r == 0;
-    if (r == 0)
-        r = segment_init(&devices->bounce, "device.bounce", DEVICES_BOUNCE_BYTES);
     return r < 0 ? r : segment_reserve(&devices->bounce, 0, devices->bounce.n_bytes);
 }
 
@@ -874,6 +914,7 @@ void devices_free(struct devices *devices)
     cancel_orders(devices);
     cancel_copies(devices);
     device_close(steal_ptr(devices->device));
+    device_keep_let_go(&devices->keep);
     if (devices->n_timers == 0) {
         free_now(devices);
         return;
@@ -881,6 +922,11 @@ void devices_free(struct devices *devices)
     uv_close((uv_handle_t *)&devices->pause, on_timer_closed);
     uv_close((uv_handle_t *)&devices->lost, on_timer_closed);
     uv_close((uv_handle_t *)&devices->unopened, on_timer_closed);
+}
+
+bool devices_were_found(const struct devices *devices)
+{
+    return device_keep_was_found(&devices->keep);
 }
 
 struct device_keep *devices_keep(struct devices *devices)

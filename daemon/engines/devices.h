@@ -34,11 +34,11 @@ enum { DEVICES_MAX_PAUSE_MS = 2000 };
 typedef void (*devices_done)(void *userdata, int result);
 
 struct devices_ops {
-    /* An engine is ready. first: its memory is newly allocated, and not initialised. */
+    /* An engine is ready. first: its memory is newly allocated, and not initialised; never if it was found. */
     void (*ready)(void *userdata, bool first);
     /*
      * An engine has failed. why: a sentence without a full stop. generation: of the next engine, which on one node is
-     * started without a call; 0: no engine has ever been ready, and no other one is started.
+     * started without a call; 0: no engine has ever been ready, and no other one is tried.
      */
     void (*failed)(void *userdata, uint32_t generation, const char *why);
     /*
@@ -58,7 +58,7 @@ struct devices_options {
     uv_loop_t *loop;
     struct worker_pool *pool; /* must outlive struct devices; so must the loop */
     const struct kernels *kernels;
-    struct device_plan_options plan; /* its layout is used only until devices_reserve() has returned */
+    struct device_plan_options plan; /* its layout is used only by devices_new() */
     unsigned node, n_nodes;
     struct devices_ops ops;
 };
@@ -66,12 +66,10 @@ struct devices_options {
 /* Segments of host memory that engines map, by number; 0 is the one that copies go through. */
 enum devices_segment { DEVICES_STAGING = 1, DEVICES_WEIGHTS = 2, DEVICES_N_SEGMENTS };
 
-/* Nothing runs yet. Return: 0 or -ENOMEM. */
+/* Nothing runs yet. Memory that an earlier daemon has left is found. Return: 0 or -errno. */
 int devices_new(struct devices **out, const struct devices_options *options);
-/*
- * Makes the memory that engines share with the daemon, and reserves its pages. Any thread, once. Return: 0 or -errno.
- */
-int devices_reserve(struct devices *devices);
+/* Reserves the pages of the memory that engines share with the daemon. Any thread, once. Return: 0 or -errno. */
+int devices_reserve(const struct devices *devices);
 /* Before devices_start(). segment: not consumed; it and its pages must outlive struct devices. */
 void devices_share(struct devices *devices, enum devices_segment number, const struct segment *segment);
 /* One node: starts the first engine. ready() or failed() follows. */
@@ -87,7 +85,8 @@ void devices_cancel(struct devices *devices);
 /* Kills the engine and cancels all orders. The loop frees *devices when its handles are closed. NULL is fine. */
 void devices_free(struct devices *devices);
 
-/* The plan of device memory; inputs and results of orders. After devices_reserve(). */
+bool devices_were_found(const struct devices *devices);
+/* The plan of device memory; inputs and results of orders. */
 struct device_keep *devices_keep(struct devices *devices);
 
 /* ---- orders ---------------------------------------------------------------------------------------------- */

@@ -78,6 +78,7 @@ static const char *reduce_there(struct motion *motion)
 
     memcpy(reduction->masks, motion->masks, n_parts * sizeof(*motion->masks)); /* source i is rank i */
     reduction->give_only = motion->serves;
+    reduction->op = motion->tag; /* the same when node 0 says it again */
     take_slots(exchange, reduction);
     motion->working = true;
     if (!motion->serves)

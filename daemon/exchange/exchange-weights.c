@@ -40,6 +40,21 @@ static void spread_to(struct exchange *exchange, const struct exchange_said *sai
 }
 
 /*
+ * Weights that have arrived, and come again because a daemon was replaced, are not adopted twice. If the first ones are
+ * being adopted, the second ones wait for that (exchange_adopt()).
+ */
+static void forget_older(struct exchange *exchange)
+{
+    struct motion *next;
+
+    for (struct motion *motion = exchange->motions; motion; motion = next) {
+        next = motion->next;
+        if (motion->kind == MOTION_SPREAD && motion->arrived && !motion->working)
+            exchange_drop_motion(motion);
+    }
+}
+
+/*
  * Stages 1 and 2: all nodes get all weights. Stage 3: each node gets the weights that it owns, and the frozen
  * parameters, which lie behind the buckets.
  */
@@ -53,6 +68,7 @@ const char *exchange_spread(struct exchange *exchange, const struct exchange_sai
 
     if (exchange_is_said_twice(exchange, said))
         return EXCHANGE_SAID_TWICE;
+    forget_older(exchange);
     motion = exchange_add_said(exchange, MOTION_SPREAD, said);
     if (!motion)
         return EXCHANGE_NO_MEMORY;
@@ -133,10 +149,31 @@ static const uint8_t *initial_weights(const struct exchange *exchange)
     return exchange->job->config->zero.stage == 3 ? exchange->spreading.map : exchange->job->state->weights.map;
 }
 
+/* Nothing may still write weights when this node says that it has them. */
+static bool is_adopting(const struct exchange *exchange)
+{
+    const struct motion *motion = exchange->motions;
+
+    while (motion && !(motion->kind == MOTION_SPREAD && motion->working))
+        motion = motion->next;
+    return motion;
+}
+
+static void adopt_next(struct exchange *exchange)
+{
+    struct motion *motion = exchange->motions;
+
+    while (motion && !(motion->kind == MOTION_SPREAD && motion->arrived))
+        motion = motion->next;
+    if (motion)
+        exchange_adopt(motion);
+}
+
 static void adopted(void *userdata, int result)
 {
     struct motion *motion = userdata;
-    struct job *job = motion->exchange->job;
+    struct exchange *exchange = motion->exchange;
+    struct job *job = exchange->job;
 
     job->work.n_io--;
     motion->working = false;
@@ -144,8 +181,10 @@ static void adopted(void *userdata, int result)
         exchange_finish(motion);
     } else if (result != -ECANCELED) { /* node 0 sends the weights again */
         motion->arrived = false;
-        motion->exchange->ops.wrong(motion->exchange->ops.userdata, EXCHANGE_NO_MEMORY);
+        exchange->ops.wrong(exchange->ops.userdata, EXCHANGE_NO_MEMORY);
     }
+    if (result != -ECANCELED)
+        adopt_next(exchange);
     job_todo(job);
 }
 
@@ -153,6 +192,8 @@ void exchange_adopt(struct motion *motion)
 {
     struct job *job = motion->exchange->job;
 
+    if (is_adopting(motion->exchange))
+        return;
     motion->working = true;
     job->work.n_io++;
     if (executor_adopt(job->executor, initial_weights(motion->exchange), adopted, motion) == 0)

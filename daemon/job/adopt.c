@@ -80,6 +80,7 @@ static bool restore_slots(const struct stored_rank *stored, struct ring *ring)
         if ((s->overflow && ring_find_grant(ring, s->offset_bytes, round_up(MAX(s->n_bytes, UINT64_C(1)), 64)) < 0) ||
             s->parcel >= ring->n_parcels || ring_open_slot(ring, &use, &slot) != 0)
             return false;
+        slot->event_plus_one = s->event_plus_one;
     }
     return true;
 }
@@ -176,6 +177,8 @@ static void restore_job(struct job *job, const struct stored_head *head)
     counters->aborts = head->n_aborts;
     counters->admitted = head->n_admitted;
     counters->reattaches = head->n_reattaches;
+    job->save.has_step = head->saved_step > 0;
+    job->save.step = job->save.last_step = head->saved_step;
     job->stats.times.last_commit_ns = job_now(job);
     job->phase = head->has_weights ? JOB_TRAINING : JOB_INITIALISING;
 }
@@ -289,6 +292,9 @@ static int repeat(struct job *job, struct wire_arena *arena, const struct journa
         return record->n_bytes == sizeof(struct journal_posted) && collect_was_posted(job, record->data) ? 0 : -EINVAL;
     case JOURNAL_SUMMED:
         return record->n_bytes >= sizeof(struct journal_summed) && collect_was_summed(job, record->data) ? 0 : -EINVAL;
+    case JOURNAL_COMBINED:
+        return record->n_bytes >= sizeof(struct journal_summed) && collect_was_combined(job, record->data) ? 0
+                                                                                                           : -EINVAL;
     case JOURNAL_COMPARED:
         return record->n_bytes == sizeof(struct journal_compared) &&
                        collect_was_compared(job, record->rank, record->data)
@@ -300,8 +306,13 @@ static int repeat(struct job *job, struct wire_arena *arena, const struct journa
         return record->n_bytes == sizeof(struct journal_edit) ? window_edit_again(job, record->data) : -EINVAL;
     case JOURNAL_STORING:
         return window_store_again(job);
+    case JOURNAL_BRINGING:
+        return window_bring_again(job);
     case JOURNAL_STORED:
         return window_stored_again(job);
+    case JOURNAL_SPREAD:
+        job->run.was_spread = true;
+        return 0;
     case JOURNAL_NODE:
         return coordinator_repeat(job->coordinator, record->data, record->n_bytes);
     default:
@@ -332,19 +343,24 @@ static int repeat_log(struct job *job, char *why, size_t why_size)
 
 /* ---- what was kept ------------------------------------------------------------------------------------- */
 
-static bool is_of_ring(const char *name)
+static bool is_of_family(const char *name)
 {
-    return strncmp(name, "ring.", 5) == 0 || strncmp(name, "overflow.", 9) == 0 || strncmp(name, "credit.", 7) == 0;
+    static const char *const families[] = {"ring.", "overflow.", "credit.", "device."};
+
+    for (size_t i = 0; i < ARRAY_SIZE(families); i++)
+        if (strncmp(name, families[i], strlen(families[i])) == 0)
+            return true;
+    return false;
 }
 
 /* Return: false and a sentence when something was kept twice, or by nobody that we know. */
 static bool check_names(char *why, size_t why_size)
 {
     static const char *const known[] = {"journal", "state", "gradient", "weights", "counts",
-                                        "step",    "pool",  "window",   "rewrite"};
+                                        "step",    "pool",  "window",   "rewrite", "spreading"};
     for (size_t i = 0; keep_passed(i); i++) {
         const char *name = keep_passed(i)->name;
-        bool is_known = is_of_ring(name);
+        bool is_known = is_of_family(name);
 
         for (size_t k = 0; k < ARRAY_SIZE(known); k++)
             is_known |= strcmp(name, known[k]) == 0;
@@ -364,10 +380,9 @@ static bool check_names(char *why, size_t why_size)
 /* A configuration that keeps nothing must not lose silently what was kept under another one. */
 static bool check_config(const struct config *config, char *why, size_t why_size)
 {
-    if (config_persists(config))
+    if (config->persist == CONFIG_PERSIST_RESTART)
         return true;
-    snprintf(why, why_size, "the configuration of this daemon says %s, with which no state is kept",
-             config->persist == CONFIG_PERSIST_OFF ? "\"persist: off\"" : "\"device: cuda\"");
+    snprintf(why, why_size, "the configuration of this daemon says \"persist: off\", with which no state is kept");
     return false;
 }
 
@@ -396,6 +411,8 @@ static void go_on(struct job *job)
         if (rank->peer && !rank->formed) /* it declares again */
             job_detach(job, rank);
     }
+    if (job->phase == JOB_TRAINING && !job->window)
+        executor_empty(job->executor); /* of a checkpoint that was being written */
     coordinator_go_on(job->coordinator);
     job_set_writing(job, job->phase == JOB_UPDATING || job->phase == JOB_COMMITTING_WINDOW);
     if (job->phase == JOB_TRAINING)
@@ -404,13 +421,7 @@ static void go_on(struct job *job)
     job_settle(job);
 }
 
-/* Of several nodes, one that was still being formed has nothing that could be lost, and begins anew with the others. */
-static bool has_begun(const struct job *job, const struct stored_head *head)
-{
-    return job->coordinator->alone || head->has_weights;
-}
-
-/* Return: 1: it is taken over; 0: there is nothing worth it; -errno and a sentence. */
+/* Return: 1: it is taken over; or -errno and a sentence. */
 static int take_over(struct job *job, char *why, size_t why_size)
 {
     struct wire_arena arena = WIRE_ARENA_NULL;
@@ -424,14 +435,11 @@ static int take_over(struct job *job, char *why, size_t why_size)
         r = wire_arena_init(&arena);
     if (r == 0 && (!bytes || head_unpack(&arena, bytes, n_bytes, &head, why, why_size) != 0))
         r = -EINVAL;
-    if (r == 0 && !has_begun(job, &head)) {
-        wire_arena_deinit(&arena);
-        manifest_deinit(&manifest);
-        return 0;
-    }
     if (r == 0) {
-        snprintf(why, why_size, "its memory is not as the manifest and the configuration want it");
         r = form_again(job, &manifest);
+        if (r < 0)
+            snprintf(why, why_size, "its memory is not as the manifest and the configuration want it: %s",
+                     strerror(-r));
         if (r < 0 && *segment_missing())
             snprintf(why, why_size, "segment \"%s\" is %s", segment_missing(),
                      r == -ENODATA ? "missing" : "another one: its name, its size or its seals differ");
@@ -554,6 +562,6 @@ void job_give_up_kept(struct job *job)
     forget_names(survival);
     free(steal_ptr(survival->holds));
     segments_forget();
-    if (!config_persists(job->run.configured))
+    if (job->run.configured->persist == CONFIG_PERSIST_OFF)
         keep_switch_off();
 }

@@ -235,6 +235,17 @@ static bool is_gone(const struct job *job, const struct job_rank *rank)
            job_now(job) - job->run.survival.found_ns > timeout_ns(job);
 }
 
+bool attendance_has_ranks(const struct job *job)
+{
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
+        const struct job_rank *rank = &job->ranks[r];
+
+        if (rank->peer && (rank->peer != RANK_IS_AWAY || !is_gone(job, rank)))
+            return true;
+    }
+    return false;
+}
+
 void attendance_tick(struct job *job)
 {
     for (unsigned r = job->world.first; job->run.survival.found_ns && r < job->world.end; r++) {

@@ -30,6 +30,8 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
 bool job_resume(struct job *job, const struct job_attach *attach, struct job_rank **out);
 /* Ranks that are away whose process is gone, or does not come in time, are lost. */
 void attendance_tick(struct job *job);
+/* Is a rank of this node attached, or away and not gone? */
+bool attendance_has_ranks(const struct job *job);
 enum config_on_duplicate attendance_policy(const struct job *job, enum wire_on_duplicate wanted);
 /* The peer is gone: process dead, or connection closed. */
 void job_detach(struct job *job, struct job_rank *rank);

@@ -19,6 +19,8 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/job/state/read-state.h"
+#include "daemon/job/state/resume.h"
+#include "daemon/job/state/save.h"
 #include "daemon/job/state/window.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/journal.h"
@@ -59,7 +61,7 @@ static void tell_ranks(struct job *job)
         job_disconnect(job, &job->ranks[r], diagnostic);
 }
 
-void drop_begin(struct job *job, unsigned code, const char *why)
+static void begin(struct job *job, unsigned code, const char *why, bool tells)
 {
     if (job->run.drop_why)
         return;
@@ -67,12 +69,23 @@ void drop_begin(struct job *job, unsigned code, const char *why)
     job->run.drop_why = strdup(why);
     if (!job->run.drop_why)
         return;
-    tell_ranks(job);
+    if (tells)
+        tell_ranks(job);
     if (job->layout)
         coordinator_cancel(job->coordinator);
     if (job->phase != JOB_WAITING)
         executor_cancel(job->executor); /* nor will other nodes' GPUs answer */
     drop_settle(job);
+}
+
+void drop_begin(struct job *job, unsigned code, const char *why)
+{
+    begin(job, code, why, true);
+}
+
+void drop_forming(struct job *job, const char *why)
+{
+    begin(job, 0, why, false);
 }
 
 /* Can the job be dropped? No attached rank knows a layout, and no work uses the memory that will be freed. */
@@ -101,6 +114,7 @@ void drop_settle(struct job *job)
 
 void drop_now(struct job *job)
 {
+    save_cancel(job);
     executor_stop(job->executor); /* first, because the work that it cancels holds rings */
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
@@ -133,7 +147,9 @@ void drop_now(struct job *job)
     job->decision.learnt = NULL;
     job->missing.n_seen = 0;
     job->missing.last = job->missing.n_last = 0;
-    job->run.given_weights = job->run.has_weights = job->decision.has_learnt = job->decision.has_norm = false;
+    job->run.given_weights = job->run.was_spread = job->run.has_weights = job->decision.has_learnt =
+        job->decision.has_norm = false;
+    resume_free(steal_ptr(job->resume));
     journal_free(steal_ptr(job->run.survival.journal));
     if (!job->run.stopping)
         segments_forget();

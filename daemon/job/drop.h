@@ -10,6 +10,12 @@ void drop_now(struct job *job);
 /* Another node cannot form the job, or has lost its part of it: refuses the ranks, and drops the job. */
 void drop_begin(struct job *job, unsigned code, const char *why); /* code: of another node's diagnostic, 0: of none */
 
+/*
+ * The job is being formed, and another node has lost its part: forms again with the ranks that wait for it, who do not
+ * notice.
+ */
+void drop_forming(struct job *job, const char *why);
+
 void drop_settle(struct job *job);
 
 /*

@@ -70,7 +70,7 @@ static void on_unopened(void *userdata, unsigned local_rank, const char *why)
     struct job_rank *rank = &job->ranks[job->world.first + local_rank];
     struct diagnostic *diagnostic;
 
-    if (!rank->peer)
+    if (!rank->peer || rank->peer == RANK_IS_AWAY)
         return;
     diagnostic = cause_unopened(&(struct evidence_unopened){.at = job_at(job, rank),
                                                             .pid = rank->pid,

@@ -35,6 +35,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/survival.h"
+#include "daemon/job/state/resume.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/quota.h"
@@ -336,6 +337,12 @@ static int start(void *userdata)
     return SEQUENCE_WAITS;
 }
 
+/* A checkpoint, if the configuration names one, before any rank sees the memory. */
+static int load(void *userdata)
+{
+    return resume_start(userdata);
+}
+
 /* First of all that is kept: without a journal, what is kept is of no use to the next daemon. */
 static int make_journal(void *userdata)
 {
@@ -346,7 +353,7 @@ static int make_journal(void *userdata)
 }
 
 static const sequence_stage stages[] = {compare_manifests, lay_out, admit, make_journal, make_executor,
-                                        make_tables,       reserve, start, NULL};
+                                        make_tables,       reserve, start, load,         NULL};
 
 /* ---- how forming ends ---------------------------------------------------------------------------------- */
 
@@ -374,6 +381,7 @@ static void open_to_ranks(struct job *job)
         job->ledger.ranks[r].accumulate = job->ranks[r].on_duplicate == CONFIG_DUPLICATE_ACCUMULATE;
     }
     job->phase = JOB_INITIALISING;
+    resume_apply(job);
     job->run.survival.n_daemons = 1;
     base_write(job);
     job_turn(job, TURN_FORMED);
@@ -412,8 +420,9 @@ void job_unformed(struct job *job, struct diagnostic *diagnostic)
 static void reserve_again_run(struct work *work, uint32_t item)
 {
     struct job *job = container_of(work, struct job, forming.reserve_work);
+    int r = item == 0 ? executor_reserve_rest(job->executor) : coordinator_reserve(job->coordinator, item - 1);
 
-    if (coordinator_reserve(job->coordinator, item) < 0)
+    if (r < 0)
         __atomic_store_n(&job->forming.reserve_result, -ENOMEM, __ATOMIC_RELAXED);
 }
 
@@ -422,18 +431,19 @@ static void reserve_again_done(struct work *work)
     struct job *job = container_of(work, struct job, forming.reserve_work);
 
     job->work.n_io--;
-    if (job->forming.reserve_result < 0)
-        log_error("there is not enough memory for what travels between nodes: free memory on this machine");
+    if (job->forming.reserve_result == 0)
+        executor_go_on(job->executor);
+    else
+        log_error("there is not enough memory for what travels between nodes and to GPUs: free memory on this machine, "
+                  "and restart zerod; what it keeps stays kept");
     job_todo(job);
 }
 
-/* Memory for what travels between nodes is not kept. Its pages come while this daemon serves already. */
+/* Memory for what travels between nodes and to GPUs is not kept. Its pages come while this daemon serves already. */
 static void reserve_again(struct job *job)
 {
-    uint32_t n = coordinator_n_reserve_pieces(job->coordinator);
+    uint32_t n = 1 + coordinator_n_reserve_pieces(job->coordinator);
 
-    if (n == 0)
-        return;
     job->forming.reserve_result = 0;
     job->forming.reserve_work = (struct work){.run = reserve_again_run, .done = reserve_again_done, .n_items = n};
     job->work.n_io++;

@@ -19,6 +19,7 @@
 #include "daemon/job/model/kept.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/state/gather.h"
+#include "daemon/job/state/save.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/boundary.h"
@@ -73,6 +74,7 @@ void job_free(struct job *job)
     if (!job)
         return;
     drop_now(job);
+    save_forget(job);
     coordinator_free(job->coordinator);
     for (unsigned r = 0; r < job->world.size; r++)
         drop_rank(&job->ranks[r]);
@@ -133,6 +135,7 @@ static void settle(struct job *job)
     abort_settle(job);
     commit_settle(job);
     window_settle(job);
+    save_settle(job);
     form_settle(job); /* successors */
     coordinator_tell(job->coordinator, false);
 }

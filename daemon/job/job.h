@@ -7,7 +7,7 @@
  *
  *   model/        struct job and its parts: ranks, faults, answers, journal, statistics; they decide nothing
  *   transaction/  a step: a push is admitted, parcels are collected and reduced, the step is committed or aborted
- *   state/        weights and optimizer state between steps: gather, read, write windows
+ *   state/        weights and optimizer state between steps: gather, read, write windows; checkpoints: save, resume
  *   attendance.c  ranks attach, leave, die and come back
  *   form.c        manifests become a layout, memory is reserved; formed.c a rank's segments; init.c initial weights
  *   drop.c        the end of a formed job

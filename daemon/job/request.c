@@ -17,6 +17,7 @@
 #include "daemon/job/report.h"
 #include "daemon/job/state/gather.h"
 #include "daemon/job/state/read-state.h"
+#include "daemon/job/state/save.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/admit.h"
@@ -45,6 +46,7 @@
     WITH(WRITE_END, write_end)                                                                                         \
     WITH(READ_STATE, read_state)                                                                                       \
     WITH(WRITE_STATE, write_state)                                                                                     \
+    WITH(SAVE_CHECKPOINT, save_checkpoint)                                                                             \
     BARE(CLEAR_FAULT, clear_fault)                                                                                     \
     WITH(REPORT, report)                                                                                               \
     WITH(EVIDENCE, evidence)

@@ -18,6 +18,7 @@
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/gather.h"
+#include "daemon/job/state/save.h"
 #include "daemon/memory/journal.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/admit.h"
@@ -166,6 +167,7 @@ const char *job_waits_for(const struct job *job, const struct job_rank *rank)
         [WAIT_WINDOW_BEGIN] = "to open a write window",
         [WAIT_WINDOW_END] = "to close a write window",
         [WAIT_WRITE] = "for room in a write window",
+        [WAIT_SAVE] = "for a checkpoint",
         [WAIT_ABANDON] = "to give up a backward",
         [WAIT_ABORTED] = "for the abort",
         [WAIT_ABORT] = "for the abort",
@@ -334,10 +336,11 @@ static void check_lost(struct job *job, uint64_t now)
 
 void job_tick(struct job *job)
 {
-    uint64_t now = job_now(job);
+    uint64_t now;
 
     coordinator_tell(job->coordinator, true);
     attendance_tick(job);
+    now = job_now(job); /* not earlier: attendance_tick() may have noted the time of a loss */
     journal_beat(job->run.survival.journal, now);
     check_lost(job, now);
     check_stall(job, now);
@@ -345,4 +348,5 @@ void job_tick(struct job *job)
         if (job->ranks[r].wait == WAIT_SLOT)
             admit_settle(job, &job->ranks[r]);
     boundary_settle(job);
+    save_settle(job);
 }

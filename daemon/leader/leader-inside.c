@@ -68,7 +68,7 @@ void leader_forget_step(struct leader *leader)
         }
         parcel->micro_batch = parcel->pass = 0;
         parcel->motion = (struct motion){0};
-        parcel->queued = false;
+        parcel->queued = parcel->has_moved = false;
     }
     leader->n_moving = leader->n_queued = 0;
 }

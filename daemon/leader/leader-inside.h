@@ -50,6 +50,7 @@ struct leader_parcel {
     uint32_t micro_batch, pass; /* exchanged next */
     struct motion motion;
     bool queued;          /* it could be, and others are */
+    bool has_moved;       /* in this step */
     struct place *places; /* per node */
 };
 
@@ -58,9 +59,10 @@ struct kept {
     bool said;
     enum node_stand stand;
     uint64_t step;
-    uint32_t attempt;   /* the highest that it knows of */
-    uint32_t n_windows; /* that it has closed before the step */
-    bool is_empty;      /* it has nothing of the open step */
+    uint32_t attempt;    /* the highest that it knows of */
+    uint32_t n_windows;  /* that it has closed before the step */
+    bool is_empty;       /* it has nothing of the open step */
+    bool waits_to_train; /* it has the initial weights, and has not heard that all have */
 };
 
 struct node {
@@ -151,6 +153,8 @@ void leader_try_start(struct leader *leader);
 void leader_try_spread(struct leader *leader);
 void leader_hear_connected(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_next_generation(struct leader *leader, const char *why);
+/* Likewise, after these nodes have said where they stand, and were told what they had missed: they go on. */
+void leader_answer_kept(struct leader *leader, uint64_t nodes);
 
 /* leader-parcel.c */
 bool leader_is_at(const struct place *place, const struct leader_parcel *parcel);

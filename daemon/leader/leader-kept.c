@@ -54,6 +54,8 @@ static bool catch_up(struct leader *leader, unsigned node)
 {
     struct kept *kept = &leader->nodes[node].kept;
 
+    if (kept->waits_to_train)
+        leader_tell(leader, node, NODE_TRAIN, kept->step);
     if (kept->step == leader->step && kept->n_windows == leader->n_windows)
         return true;
     if (kept->step + 1 == leader->step && is_decided(kept->stand))
@@ -120,13 +122,23 @@ static void try_on(struct leader *leader)
 
 /* ---- one node is back ---------------------------------------------------------------------------------- */
 
+/* Has any parcel of the open step been summed, or begun to move? Nodes whose ranks have all left own parts of it, too.
+ */
+static bool has_moved_any(const struct leader *leader)
+{
+    for (uint32_t p = 0; p < leader->layout->n_parcels; p++)
+        if (leader->parcels[p].motion.tag || leader->parcels[p].has_moved)
+            return true;
+    return false;
+}
+
 /* Return: false: the step, or the window, cannot go on with that node, and is aborted. */
 static bool take_in(struct leader *leader, unsigned node)
 {
     switch (leader->phase) {
     case LEADER_TRAINING:
         leader_forget_request(&leader->nodes[node]); /* its ranks ask again */
-        return is_empty(leader, node);
+        return is_empty(leader, node) && !has_moved_any(leader);
     case LEADER_MEASURING:
         return false;
     case LEADER_WINDOW:
@@ -152,7 +164,7 @@ static void come_back(struct leader *leader, unsigned node)
     leader_forget_fetches(leader, node);
     if (!take_in(leader, node))
         abort_open(leader, node);
-    leader_next_generation(leader, "");
+    leader_answer_kept(leader, UINT64_C(1) << node);
     try_on(leader);
 }
 
@@ -217,7 +229,7 @@ static void all_have_said(struct leader *leader)
     if (!bring_to_one_place(leader))
         return;
     take_up(leader);
-    leader_next_generation(leader, "");
+    leader_answer_kept(leader, UINT64_MAX);
     leader->last_tag = (uint64_t)leader->generation << 32; /* nodes may still report tags of the old leader */
     try_on(leader);
 }
@@ -245,7 +257,8 @@ void leader_hear_kept(struct leader *leader, unsigned node, const struct node_me
                                              .step = message->step,
                                              .attempt = (uint32_t)message->tag,
                                              .n_windows = message->parcel,
-                                             .is_empty = message->proceed};
+                                             .is_empty = message->proceed,
+                                             .waits_to_train = message->forget};
     leader->generation = MAX(leader->generation, message->generation);
     if (leader->phase != LEADER_RETURNING) {
         come_back(leader, node);

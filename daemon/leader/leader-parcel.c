@@ -153,6 +153,7 @@ void leader_parcel_is_settled(struct leader *leader, uint32_t index)
         place->pass++;
     }
     parcel->pass++;
+    parcel->has_moved = true;
     parcel->motion = (struct motion){0};
     leader->n_moving--;
     try_queued(leader);

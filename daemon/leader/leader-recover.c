@@ -8,12 +8,23 @@
 #include "daemon/leader/leader-inside.h"
 #include "daemon/leader/leader.h"
 
-void leader_next_generation(struct leader *leader, const char *why)
+static void next_generation(struct leader *leader, const char *why, uint64_t kept)
 {
     leader->generation++;
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader->nodes[i].connected = false;
-    leader_say(leader, (struct node_message){.kind = NODE_ENGINE, .generation = leader->generation, .text = why});
+    leader_say(leader, (struct node_message){
+                           .kind = NODE_ENGINE, .generation = leader->generation, .text = why, .arrived = kept});
+}
+
+void leader_next_generation(struct leader *leader, const char *why)
+{
+    next_generation(leader, why, 0);
+}
+
+void leader_answer_kept(struct leader *leader, uint64_t nodes)
+{
+    next_generation(leader, "", nodes);
 }
 
 void leader_try_start(struct leader *leader)

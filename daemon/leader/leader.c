@@ -242,6 +242,14 @@ static void hear_declared(struct leader *leader, unsigned node, const struct nod
         leader->ops.complain(leader->ops.userdata, node, "DECLARED.text: not a run id");
         return;
     }
+    if (message->generation == UINT32_MAX) {
+        leader->ops.complain(leader->ops.userdata, node, "DECLARED.generation: there is none after it");
+        return;
+    }
+    if (message->generation > leader->generation) { /* this leader is new, and nodes may report tags of the old one */
+        leader->generation = message->generation;
+        leader->last_tag = (uint64_t)leader->generation << 32;
+    }
     n->declared = true;
     n->digest = message->digest;
     strcpy(n->run_id, message->text);
@@ -503,8 +511,13 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
 
 void leader_lose(struct leader *leader, unsigned node, const char *why)
 {
+    bool forms =
+        leader->phase == LEADER_FORMING || leader->phase == LEADER_STARTING || leader->phase == LEADER_SPREADING;
+
     leader->nodes[node].declared = false;
-    if (leader->phase != LEADER_DECLARING)
+    if (forms) /* there is nothing that could be lost */
+        refuse_saying(leader, (struct node_message){.node = node, .proceed = true, .text = why});
+    else if (leader->phase != LEADER_DECLARING)
         leader_refuse(leader, node, why);
 }
 

@@ -48,6 +48,10 @@ enum journal_type {
     JOURNAL_STORING = 13,  /* the window is being stored */
     JOURNAL_NODE = 14,     /* several nodes: a packed NodeMessage of node 0 */
     JOURNAL_STORED = 15,   /* several nodes: the window is stored here, and weights of other nodes may come */
+    JOURNAL_SPREAD = 16,   /* several nodes: the initial weights are here */
+    JOURNAL_COMBINED =
+        17, /* several nodes: as JOURNAL_SUMMED, of sums that are known when all nodes' pieces are here */
+    JOURNAL_BRINGING = 18, /* GPUs: the staging copy is what the window makes of the state, and goes back to them */
     JOURNAL_N_TYPES,
 };
 

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #include "core/base/base.h"
+#include "core/base/failpoint.h"
 #include "core/budget/step-sizes.h"
 
 _Static_assert(sizeof(struct ring_slot) == RING_SLOT_BYTES && sizeof(struct ring_extent) == RING_EXTENT_BYTES,
@@ -279,6 +280,7 @@ void ring_credit(struct ring *ring, struct ring_slot *slot)
         if (extent)
             extent->busy = false;
     }
+    (void)failpoint("credit");
     give_ticket_back(ring, (uint32_t)(slot - ring->slots), slot->use + 1);
 }
 

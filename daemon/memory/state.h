@@ -54,8 +54,11 @@ struct state_bucket {
     float *acc; /* at owned_start; NULL: on GPUs */
 };
 
+struct snapshot;
+
 struct state {
     const struct layout *layout;
+    struct snapshot *snapshot; /* being read: what is written is put aside first; NULL: none; not owned */
     unsigned stage, first_rank, n_ranks;
     bool staging_copy;
     struct segment state, gradient, weights, counts;

@@ -75,7 +75,8 @@ void nodes_hear_engine(struct nodes *nodes, const struct node_message *message)
         return;
     nodes->generation = message->generation;
     end_generation(nodes);
-    nodes_ask_again(nodes);
+    if (message->arrived >> nodes->job->config->world.node & 1)
+        nodes_ask_again(nodes);
     param_norm_ask_again(nodes);
     remote_ranks_repeat(nodes->remote_ranks); /* another node's daemon may be new */
     if (message->text[0])

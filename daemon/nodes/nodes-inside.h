@@ -39,9 +39,10 @@ struct nodes {
     bool updated, stored; /* the decided step, the window: reported */
     bool ends;            /* COMMIT or CLOSED is being obeyed: what is held for ranks is still brought up to it */
     bool commits, closes; /* COMMIT, CLOSED has come, and this daemon is not done yet: the one before it was */
-    bool said_kept;       /* where this node stands, and the next generation of engines has not come */
+    bool said_kept;       /* where this node stands, and the ENGINE that answers it has not come */
     uint8_t *decided;     /* node 0: the DECIDED of the step, packed; owned, NULL: none */
     size_t n_decided_bytes;
+    bool trains;      /* TRAIN was recorded, and the daemon before had not obeyed it yet */
     bool withdraws;   /* a withdrawal was reported, and node 0 has not answered */
     bool holds_back;  /* BACK was reported, and node 0 has not answered */
     unsigned back;    /* the rank of that BACK */
@@ -114,8 +115,8 @@ void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch);
 bool nodes_records(enum node_kind kind);
 /* A message of node 0 that is being obeyed. packed: as it came. */
 void nodes_record(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes);
-/* Node 0 decides a step: the next daemon must know it before any node hears of it. */
-void nodes_keep_decision(struct nodes *nodes, const uint8_t *packed, size_t n_bytes);
+/* Node 0 says a message. Of what cannot be taken back the next daemon must know before any node hears of it. */
+void nodes_record_said(struct nodes *nodes, enum node_kind kind, const uint8_t *packed, size_t n_bytes);
 /* For nodes_decide_again(). */
 void nodes_keep_packed(struct nodes *nodes, const uint8_t *packed, size_t n_bytes);
 
@@ -133,6 +134,8 @@ void nodes_ask_again(struct nodes *nodes);
 int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes);
 /* The job was taken over from the daemon before. */
 void nodes_go_on(struct nodes *nodes);
+/* Another node has lost what it had of a job that has no weights yet: this one declares again what it has. */
+void nodes_form_anew(struct nodes *nodes, const char *why);
 
 /* nodes-send.c */
 /* Appends a copy of the message to the list that ends there. Return: false: no memory, which is logged. */
@@ -166,6 +169,7 @@ void nodes_hear_value(struct nodes *nodes, const struct node_message *message);
 /* nodes-obey.c */
 /* packed: the message as it came. Return: NULL, or why the message is not valid. */
 const char *nodes_obey(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes);
+void nodes_train(struct nodes *nodes);
 bool nodes_judge(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict,
                  struct node_message *hold);
 void nodes_forget_shown(struct nodes *nodes);

@@ -26,6 +26,10 @@ int nodes_repeat(struct nodes *nodes, const void *packed, size_t n_bytes)
         return -EINVAL;
     if (message.kind == NODE_DECIDED && nodes->leader)
         nodes_keep_packed(nodes, packed, n_bytes);
+    if (message.kind == NODE_TRAIN) {
+        nodes->trains = true; /* when all records are repeated, because it begins another log */
+        return 0;
+    }
     wrong = nodes_obey(nodes, &message, NULL, 0);
     return wrong ? -EINVAL : 0;
 }
@@ -36,7 +40,7 @@ bool nodes_has_run(const struct nodes *nodes)
 {
     const struct job *job = nodes->job;
 
-    return job->run.has_weights && !job->run.drop_why;
+    return (job->run.has_weights || (job->run.was_spread && !nodes->leader)) && !job->run.drop_why;
 }
 
 void nodes_go_on(struct nodes *nodes)
@@ -44,10 +48,31 @@ void nodes_go_on(struct nodes *nodes)
     const struct job *job = nodes->job;
 
     nodes->n_passed = 0;
+    if (nodes->trains)
+        nodes_train(nodes);
+    if (!nodes_has_run(nodes)) {
+        nodes_form_anew(nodes, "");
+        return;
+    }
     if (nodes->leader)
         leader_take_over(nodes->leader, job->ledger.step, job->decision.applying);
     nodes_stand(nodes);
     remote_ranks_repeat(nodes->remote_ranks);
+}
+
+/* ---- a job that has no weights yet ----------------------------------------------------------------------- */
+
+void nodes_form_anew(struct nodes *nodes, const char *why)
+{
+    struct job *job = nodes->job;
+
+    nodes->said_declared = nodes->said_formed = job->run.was_spread = false;
+    if (job->phase == JOB_RESERVING)
+        drop_forming(job, why);
+    else if (job->phase == JOB_INITIALISING)
+        nodes_declared(nodes, true);
+    remote_ranks_repeat(nodes->remote_ranks);
+    job_todo(job);
 }
 
 /* ---- other nodes' daemons ------------------------------------------------------------------------------ */
@@ -61,10 +86,12 @@ static void lose(struct nodes *nodes, unsigned node)
         leader_lose(nodes->leader, node, nodes->why);
         return;
     }
-    nodes->generation = 0; /* a new leader counts from there */
+    if (!nodes->job->run.has_weights) {
+        nodes_form_anew(nodes, nodes->why);
+        return;
+    }
     nodes->said_declared = false;
-    if (nodes->job->phase != JOB_WAITING)
-        drop_begin(nodes->job, 0, nodes->why);
+    drop_begin(nodes->job, 0, nodes->why);
     job_todo(nodes->job);
 }
 

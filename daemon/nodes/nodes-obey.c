@@ -304,9 +304,24 @@ static bool is_in_place(const struct nodes *nodes, enum node_kind kind)
     }
 }
 
-/* Initial weights are on all nodes. */
-static void hear_train(struct nodes *nodes)
+/* This node may have formed its part already, when another one lost its own. */
+static void hear_form(struct nodes *nodes, const struct node_message *message)
 {
+    const struct job *job = nodes->job;
+
+    if (job->phase != JOB_INITIALISING) {
+        job_form_now(nodes->job, message->text);
+        return;
+    }
+    nodes_formed(nodes);
+    if (job->run.given_weights && nodes->leader)
+        nodes_have_weights(nodes);
+}
+
+/* Initial weights are on all nodes. */
+void nodes_train(struct nodes *nodes)
+{
+    nodes->trains = false;
     exchange_spread_is_over(nodes->exchange);
     executor_empty(nodes->job->executor);
     job_train(nodes->job);
@@ -316,6 +331,10 @@ static void hear_refuse(struct nodes *nodes, const struct node_message *message)
 {
     if (message->node != 0 && message->node == nodes->self)
         return;                   /* of a run that this daemon has never heard of */
+    if (message->proceed) {
+        nodes_form_anew(nodes, message->text);
+        return;
+    }
     nodes_declared(nodes, false); /* what was declared while it was on its way is refused, too */
     if (message->has_rank && (message->rank == nodes->self || nodes->said_unformed))
         return; /* it was this node, or this one too, and it has said so */
@@ -326,11 +345,9 @@ static void hear_refuse(struct nodes *nodes, const struct node_message *message)
 /* Forming, engines, ranks, what is fetched. Return: whether it was of these. */
 static bool obey_around(struct nodes *nodes, const struct node_message *message)
 {
-    struct job *job = nodes->job;
-
     switch (message->kind) {
     case NODE_FORM:
-        job_form_now(job, message->text);
+        hear_form(nodes, message);
         break;
     case NODE_SHOW:
         show_manifest(nodes);
@@ -366,7 +383,7 @@ static bool obey_around(struct nodes *nodes, const struct node_message *message)
         nodes_obeyed(nodes, param_norm_hear_answer(nodes, message));
         break;
     case NODE_TRAIN:
-        hear_train(nodes);
+        nodes_train(nodes);
         break;
     default:
         return false;

@@ -16,14 +16,20 @@
 /* Other messages move bytes, or are recorded by the job as what comes of them: a sum, a window, a step that ends. */
 bool nodes_records(enum node_kind kind)
 {
-    return kind == NODE_SETTLED || kind == NODE_WITHDRAWN || kind == NODE_NORM || kind == NODE_DECIDED ||
-           kind == NODE_HOLD || kind == NODE_BACK;
+    return kind == NODE_TRAIN || kind == NODE_SETTLED || kind == NODE_WITHDRAWN || kind == NODE_NORM ||
+           kind == NODE_DECIDED || kind == NODE_HOLD || kind == NODE_BACK;
+}
+
+/* Node 0 knows them before any other node does. */
+static bool is_recorded_when_said(enum node_kind kind)
+{
+    return kind == NODE_TRAIN || kind == NODE_DECIDED;
 }
 
 void nodes_record(struct nodes *nodes, const struct node_message *message, const uint8_t *packed, size_t n_bytes)
 {
-    if (message->kind == NODE_DECIDED && nodes->leader)
-        return; /* when it was said */
+    if (nodes->leader && is_recorded_when_said(message->kind))
+        return;
     if (nodes_records(message->kind))
         job_record(nodes->job, NULL, JOURNAL_NODE, packed, n_bytes, NULL, 0);
 }
@@ -39,9 +45,12 @@ void nodes_keep_packed(struct nodes *nodes, const uint8_t *packed, size_t n_byte
         memcpy(copy, packed, n_bytes);
 }
 
-void nodes_keep_decision(struct nodes *nodes, const uint8_t *packed, size_t n_bytes)
+void nodes_record_said(struct nodes *nodes, enum node_kind kind, const uint8_t *packed, size_t n_bytes)
 {
-    nodes_keep_packed(nodes, packed, n_bytes);
+    if (!is_recorded_when_said(kind))
+        return;
+    if (kind == NODE_DECIDED)
+        nodes_keep_packed(nodes, packed, n_bytes);
     job_record(nodes->job, NULL, JOURNAL_NODE, packed, n_bytes, NULL, 0);
     (void)failpoint("verdict");
 }

@@ -10,6 +10,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/model/survival.h"
 #include "daemon/job/transaction/commit.h"
 #include "daemon/memory/state-edits.h"
 #include "daemon/nodes/nodes-inside.h"
@@ -17,6 +18,8 @@
 void nodes_declared(struct nodes *nodes, bool declared)
 {
     const struct job *job = nodes->job;
+    uint64_t digest =
+        job->phase == JOB_INITIALISING ? job->run.digest : manifest_digest(&job->ranks[job->world.first].manifest);
 
     if (nodes->said_declared == declared)
         return;
@@ -24,7 +27,8 @@ void nodes_declared(struct nodes *nodes, bool declared)
     nodes->said_unformed &= !declared;
     nodes_report(nodes, (struct node_message){
                             .kind = declared ? NODE_DECLARED : NODE_UNDECLARED,
-                            .digest = declared ? manifest_digest(&job->ranks[job->world.first].manifest) : 0,
+                            .digest = declared ? digest : 0,
+                            .generation = nodes->generation,
                             .text = declared && job->run.id ? job->run.id : "",
                         });
 }
@@ -155,7 +159,7 @@ void nodes_back(struct nodes *nodes, unsigned rank, bool all, bool late)
 
 bool nodes_hold_back(const struct nodes *nodes)
 {
-    return nodes->holds_back;
+    return nodes->holds_back || nodes->said_kept; /* the step, or window, that it would join may be over */
 }
 
 void nodes_end_request(struct nodes *nodes)
@@ -218,7 +222,13 @@ bool nodes_withdraws(const struct nodes *nodes)
 
 void nodes_parcel_is_moved(void *userdata, uint64_t tag, uint32_t parcel)
 {
-    nodes_report(userdata, (struct node_message){.kind = NODE_MOVED, .tag = tag, .parcel = parcel});
+    struct nodes *nodes = userdata;
+
+    if (nodes->job->phase == JOB_INITIALISING) {
+        nodes->job->run.was_spread = true;
+        job_record(nodes->job, NULL, JOURNAL_SPREAD, NULL, 0, NULL, 0);
+    }
+    nodes_report(nodes, (struct node_message){.kind = NODE_MOVED, .tag = tag, .parcel = parcel});
 }
 
 void nodes_ask_fetch(void *userdata, const struct exchange_service *asked)

@@ -104,8 +104,7 @@ void nodes_say(struct nodes *nodes, const struct node_message *message)
 
     if (n == 0)
         return;
-    if (message->kind == NODE_DECIDED)
-        nodes_keep_decision(nodes, nodes->buffer, n);
+    nodes_record_said(nodes, message->kind, nodes->buffer, n);
     for (unsigned node = 1; node < nodes->n; node++)
         send_to(nodes, node, nodes->buffer, n);
     enqueue(nodes, false, nodes->buffer, n);

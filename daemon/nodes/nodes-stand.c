@@ -101,7 +101,8 @@ void nodes_stand(struct nodes *nodes)
                                               .pass = find_stand(nodes),
                                               .tag = highest_attempt(nodes->job),
                                               .parcel = n_windows(nodes),
-                                              .proceed = is_empty(nodes)});
+                                              .proceed = is_empty(nodes),
+                                              .forget = !nodes->job->run.has_weights});
 }
 
 void nodes_ask_again(struct nodes *nodes)

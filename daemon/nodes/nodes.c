@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/failpoint.h"
 #include "core/base/log.h"
 #include "core/budget/exchange-plan.h"
 #include "daemon/job/drop.h"
@@ -193,9 +194,10 @@ static int lead(struct nodes *nodes, unsigned node, const void *data, size_t n_b
     if (r != 0)
         return r;
     message.node = node;
-    if (message.kind == NODE_KEPT)
+    if (message.kind == NODE_KEPT) {
+        (void)failpoint("kept");
         forget_held(nodes, node); /* what the daemon before had reported */
-    else if (leader_is_returning(nodes->leader)) {
+    } else if (leader_is_returning(nodes->leader)) {
         (void)nodes_append(&nodes->last_held, &(struct packet){.report = true, .node = node, .n_bytes = n_bytes}, data);
         return 0;
     }

@@ -24,6 +24,7 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/stats.h"
 #include "daemon/job/stall.h"
+#include "daemon/job/state/save.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/memory/ring.h"
 #include "daemon/nodes/membership.h"
@@ -98,7 +99,7 @@ static void fill_device_memory(const struct job *job, struct status_bytes *memor
     for (size_t i = 0; i < ARRAY_SIZE(classes); i++)
         for (unsigned local = 0; memory[classes[i].memory].planned_bytes > 0 && local < job_n_local(job); local++) {
             memory[classes[i].memory].on_device = true;
-            memory[classes[i].memory].held_bytes += keep->n_bytes[local][classes[i].kind];
+            memory[classes[i].memory].held_bytes += keep->facts->n_bytes[local][classes[i].kind];
         }
 }
 
@@ -237,6 +238,33 @@ static struct status_device view_device(const struct job *job)
     };
 }
 
+static struct status_checkpoint view_checkpoint(const struct job *job)
+{
+    const struct job_save *save = &job->save;
+    struct save_view view;
+
+    save_describe(job, &view);
+    return (struct status_checkpoint){
+        .dir = job->config->checkpoint.dir,
+        .wanted = save->wanted,
+        .is_saving = view.is_saving,
+        .saving = {.step = view.step,
+                   .n_bytes_done = view.n_bytes_done,
+                   .n_bytes = view.n_bytes,
+                   .began_ns = view.began_ns,
+                   .waited_ns = view.waited_ns},
+        .has_last = save->last_ended_ns > 0,
+        .last = {.step = save->last_step,
+                 .n_bytes = save->last_bytes,
+                 .ended_ns = save->last_ended_ns,
+                 .took_ns = save->last_ns,
+                 .waited_ns = save->last_waited_ns},
+        .n_saved = save->n_saved,
+        .n_failed = save->n_failed,
+        .why = save->why,
+    };
+}
+
 /* refused is the caller's array of ARRAY_SIZE(job->diagnostics.refused); view may be NULL. */
 static struct status make_status(struct service *service, struct status_refused *refused, const struct nodes_view *view)
 {
@@ -266,6 +294,7 @@ static struct status make_status(struct service *service, struct status_refused 
         .nodes = view ? &view->nodes : NULL,
         .has_device = uses_gpus(job),
         .device = view_device(job),
+        .checkpoint = view_checkpoint(job),
     };
 
     for (unsigned r = job->world.first; r < job->world.end; r++)
@@ -287,7 +316,7 @@ static const char *rank_word(const struct job *job, const struct job_rank *rank)
         [WAIT_STEP] = "step",     [WAIT_NORM] = "norm",           [WAIT_GATHER] = "gather",
         [WAIT_READ] = "read",     [WAIT_WINDOW_BEGIN] = "window", [WAIT_WINDOW_END] = "window",
         [WAIT_WRITE] = "window",  [WAIT_ABANDON] = "boundary",    [WAIT_ABORT] = "abort",
-        [WAIT_ABORTED] = "abort",
+        [WAIT_ABORTED] = "abort", [WAIT_SAVE] = "checkpoint",
     };
 
     if (rank->left)
@@ -473,6 +502,39 @@ static char *on_drop(struct service *service)
     return message_json("the state is gone; the next run may attach under any run id");
 }
 
+static char *refuse_save(const struct job *job, const char *why)
+{
+    char text[256];
+
+    snprintf(text, sizeof(text), "nothing is saved: %s; %s", why,
+             job->config->checkpoint.dir ? "ask again when it trains" : "set it, and restart the daemon");
+    return error_json(text);
+}
+
+static char *on_save(struct service *service)
+{
+    struct job *job = service->job;
+    struct status_save answer = {.dir = job->config->checkpoint.dir};
+    struct save_view view;
+    const char *why;
+    char text[128];
+
+    save_describe(job, &view);
+    why = view.is_saved || view.is_current ? NULL : job_save(job);
+    if (why)
+        return refuse_save(job, why);
+    answer.message = text;
+    answer.is_saved = view.is_saved;
+    answer.step = job->state->progress.epoch;
+    /* One that shows an earlier step ends first. */
+    answer.n_ended = job->save.n_saved + job->save.n_failed + !view.is_saved + (view.is_saving && !view.is_current);
+    snprintf(text, sizeof(text), "step %" PRIu64 " %s", answer.step,
+             view.is_saved     ? "is saved already"
+             : view.is_current ? "is being saved"
+                               : "will be saved, or a later one");
+    return save_json(&answer);
+}
+
 static const struct {
     const char *name;
     bool admin;
@@ -480,7 +542,7 @@ static const struct {
 } table[] = {
     {"status", false, on_status},           {"ranks", false, on_ranks},   {"params", false, on_params},
     {"diagnostics", false, on_diagnostics}, {"report", false, on_report}, {"drain", true, on_drain},
-    {"abort-step", true, on_abort},         {"drop", true, on_drop},
+    {"abort-step", true, on_abort},         {"drop", true, on_drop},      {"save", true, on_save},
 };
 
 /* ---- answering ----------------------------------------------------------------------------------------- */

@@ -217,6 +217,7 @@ static const struct {
     [REQUEST_WRITE_BEGIN] = {SESSION_FORMED, on_request},
     [REQUEST_READ_STATE] = {SESSION_FORMED, on_request},
     [REQUEST_WRITE_STATE] = {SESSION_FORMED, on_request},
+    [REQUEST_SAVE_CHECKPOINT] = {SESSION_FORMED, on_request},
     [REQUEST_CLEAR_FAULT] = {RANK, on_request},
     [REQUEST_REPORT] = {RANK, on_request},
     [REQUEST_EVIDENCE] = {SESSION_FORMED, on_request},

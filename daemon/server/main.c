@@ -14,6 +14,7 @@
 #include "core/base/log.h"
 #include "core/base/notify.h"
 #include "core/config/config.h"
+#include "daemon/server/companion.h"
 #include "daemon/server/server.h"
 #include "daemon/server/service.h"
 
@@ -180,11 +181,22 @@ static void ignore_signals(void)
         signal(ignored[i], SIG_IGN);
 }
 
+/* Trainers and the service manager hear of this process's death at once. Return: the companion's pid, or 0. */
+static int start_companion(void)
+{
+    int r = keep_is_on() ? companion_start() : 0;
+
+    if (r < 0)
+        log_notice("if this daemon is killed, that is noticed later, by some 50 ms for each GiB of state: %s",
+                   strerror(-r));
+    return MAX(r, 0);
+}
+
 static int serve(const struct config *config)
 {
     struct server *server;
     char why[512];
-    int r;
+    int r, companion;
 
     ignore_signals();
     log_init(config->job, config->log_level);
@@ -195,12 +207,15 @@ static int serve(const struct config *config)
     }
     if (log_start() < 0)
         log_error("there is no thread for the log: a reader that is slow makes the daemon slow");
+    companion = start_companion();
     server_run(server);
     if (server_may_be_replaced(server)) {
         log_notice("trainers are attached, and the state of their run is kept: the next daemon goes on with it");
         log_stop();
         _exit(EX_OK);
     }
+    if (companion > 0)
+        companion_stop(companion);
     server_free(server);
     log_stop();
     return EX_OK;

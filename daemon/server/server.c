@@ -24,6 +24,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/stall.h"
+#include "daemon/job/state/save.h"
 #include "daemon/memory/journal.h"
 #include "daemon/nodes/membership.h"
 #include "daemon/server/admin.h"
@@ -59,6 +60,7 @@ struct server {
     uint64_t progress_seen, stuck_since_ns;
     struct diagnostic_log log;
     bool stopping;
+    bool saves_to_stop; /* it stops when a checkpoint is written */
     bool told_sighup;
 };
 
@@ -221,6 +223,7 @@ static void feed_watchdog(struct server *server, uint64_t now)
 
     if (!server->watchdog_ns)
         return;
+    progress += save_progress(server->job);
     if (!busy || progress != server->progress_seen) {
         server->progress_seen = progress;
         server->stuck_since_ns = now;
@@ -231,7 +234,42 @@ static void feed_watchdog(struct server *server, uint64_t now)
     notify_state("WATCHDOG=1");
 }
 
-static void stop_server(struct server *server);
+static void stop_server(struct server *server)
+{
+    if (server->stopping)
+        return;
+    server->stopping = true;
+    notify_state("STOPPING=1");
+    uv_stop(&server->loop);
+}
+
+/* A checkpoint that is being written, or is to be, comes first. A second call does not wait for it. */
+static void stop_or_save_first(struct server *server, const char *why)
+{
+    if (server->config->checkpoint.save_on_stop && !server->saves_to_stop) {
+        (void)job_save(server->job);
+        job_settle(server->job);
+    }
+    if (server->saves_to_stop || !save_is_busy(server->job)) {
+        log_notice("stopping: %s", why);
+        stop_server(server);
+        return;
+    }
+    log_notice("%s: stopping when a checkpoint is written; a signal stops it at once", why);
+    server->saves_to_stop = true;
+}
+
+/* Once the checkpoint is written, or cannot be. systemd is to wait for that. */
+static void stop_when_saved(struct server *server)
+{
+    if (!server->saves_to_stop || server->stopping)
+        return;
+    notify_state("EXTEND_TIMEOUT_USEC=30000000");
+    if (save_is_busy(server->job))
+        return;
+    log_notice("stopping");
+    stop_server(server);
+}
 
 static void listen_again(struct server *server)
 {
@@ -253,10 +291,9 @@ static void on_tick(uv_timer_t *handle)
     tell_status(server, now);
     feed_watchdog(server, now);
     sessions_reap(&server->service);
-    if (server->job->run.draining && job_is_idle(server->job)) {
-        log_notice("drained: no trainer is left");
-        stop_server(server);
-    }
+    stop_when_saved(server);
+    if (server->job->run.draining && job_is_idle(server->job) && !server->saves_to_stop)
+        stop_or_save_first(server, "drained: no trainer is left");
 }
 
 static void on_soon(uv_timer_t *handle)
@@ -291,21 +328,9 @@ static void notify_loop(void *userdata)
     uv_async_send(&server->work_async);
 }
 
-static void stop_server(struct server *server)
-{
-    if (server->stopping)
-        return;
-    server->stopping = true;
-    notify_state("STOPPING=1");
-    uv_stop(&server->loop);
-}
-
 static void on_signal(uv_signal_t *handle, int number)
 {
-    struct server *server = handle->data;
-
-    log_notice("stopping: %s", number == SIGTERM ? "SIGTERM" : "SIGINT");
-    stop_server(server);
+    stop_or_save_first(handle->data, number == SIGTERM ? "SIGTERM" : "SIGINT");
 }
 
 /* Many services read their configuration again. It is said once that this one does not. */
@@ -450,7 +475,7 @@ int server_new(struct server **out, const struct config *config, char *why, size
     server->service.started_ns = server->stuck_since_ns = service_now_ns();
     server->watchdog_ns = notify_watchdog_us() * 1000;
     server->work_async.data = server;
-    if (!config_persists(config) && !keep_passed_state()) /* else the job holds it (adopt.h) */
+    if (config->persist == CONFIG_PERSIST_OFF && !keep_passed_state()) /* else the job holds it (adopt.h) */
         keep_switch_off();
     r = uv_async_init(&server->loop, &server->work_async, on_work);
     if (r == 0)
@@ -477,10 +502,7 @@ bool server_may_be_replaced(const struct server *server)
 {
     const struct job *job = server->job;
 
-    for (unsigned r = job ? job->world.first : 0; job && r < job->world.end; r++)
-        if (job->ranks[r].peer && journal_is_valid(job->run.survival.journal))
-            return true;
-    return false;
+    return job && journal_is_valid(job->run.survival.journal) && attendance_has_ranks(job);
 }
 
 void server_free(struct server *server)

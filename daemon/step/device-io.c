@@ -325,6 +325,19 @@ static bool has_master(const struct executor *executor, const struct layout_para
     return p->trainable && (p->dtype != DTYPE_F32 || executor->gathers);
 }
 
+/* Masters that this node owns, of the request's parameter. */
+static int reserve_masters(const struct state *state, const struct layout_param *p, const struct request_init *request)
+{
+    const struct state_bucket *bucket = &state->buckets[p->bucket];
+    uint64_t first = p->offset_elems + request->start_elem, end = first + request->n_elems;
+
+    first = MAX(first, bucket->owned_start);
+    end = MIN(end, bucket->owned_start + bucket->owned_elems);
+    return first < end
+               ? reserve_range(&state->state, state_master(state, p->bucket, first), (end - first) * sizeof(float))
+               : 0;
+}
+
 /* Reserves the pages of the staging copy for the weights of the request, and for masters that are not weights. */
 static int reserve_init(const struct executor *executor, const struct request_init *request)
 {
@@ -339,10 +352,7 @@ static int reserve_init(const struct executor *executor, const struct request_in
     else if (!p->trainable)
         r = reserve_range(&state->state, state_frozen(state, request->param) + request->start_elem * elem_bytes,
                           request->n_elems * elem_bytes);
-    if (r < 0 || !has_master(executor, p))
-        return r;
-    return reserve_range(&state->state, state_master(state, p->bucket, p->offset_elems + request->start_elem),
-                         request->n_elems * sizeof(float));
+    return r == 0 && has_master(executor, p) ? reserve_masters(state, p, request) : r;
 }
 
 static void store_run(struct work *work, uint32_t item)

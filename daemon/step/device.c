@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/keep.h"
 #include "core/budget/plan.h"
 #include "core/config/config.h"
 #include "core/wire/device-wire.h"
@@ -47,19 +48,46 @@ static void after(void *userdata)
     events.after(events.userdata);
 }
 
-static void is_cleared(void *userdata, int result)
+static void end_clearing(struct executor *executor, int result, const char *why)
 {
-    struct executor *executor = userdata;
     const struct executor_events *events = events_of(executor);
 
     device_of(executor)->clearing = false;
     if (result < 0) {
-        events->unformed(events->userdata, result, NULL);
+        events->unformed(events->userdata, result, why);
         return;
     }
     events->formed(events->userdata);
     if (devices_status(executor->devices).ready)
         events->ready(events->userdata);
+}
+
+static void confirm_run(struct work *work, uint32_t item)
+{
+    struct device_executor *device = container_of(work, struct device_executor, confirmation);
+
+    (void)item;
+    device->confirmed = keep_is_on() ? keep_confirm(KEEP_TIMEOUT_MS) : 0;
+}
+
+static void confirm_done(struct work *work)
+{
+    struct device_executor *device = container_of(work, struct device_executor, confirmation);
+
+    end_clearing(&device->base, device->confirmed, "the service manager does not keep the memory of the GPUs");
+}
+
+/* A job is formed only when whoever keeps descriptors has those of its memory. */
+static void is_cleared(void *userdata, int result)
+{
+    struct executor *executor = userdata;
+
+    if (result < 0) {
+        end_clearing(executor, result, NULL);
+        return;
+    }
+    device_of(executor)->confirmation = (struct work){.run = confirm_run, .done = confirm_done, .n_items = 1};
+    worker_post(executor->options.pool, &device_of(executor)->confirmation);
 }
 
 /* Zeroes fresh GPU memory, because moments and the padding between weights begin with zero. */
@@ -78,19 +106,24 @@ static int clear(struct executor *executor)
     return devices_copy(executor->devices, moves, n, is_cleared, executor);
 }
 
+/* Once the memory is there. */
+static int make_gather(struct executor *executor)
+{
+    return executor->gathers ? device_gather_new(&device_of(executor)->gather, executor) : 0;
+}
+
 /* first: the first engine is ready, and has allocated the memory. */
 static void on_ready(void *userdata, bool first)
 {
     struct executor *executor = userdata;
     const struct executor_events *events = begin_report(executor);
-    int r = 0;
+    int r;
 
     if (!first) {
         events->ready(events->userdata);
         return;
     }
-    if (executor->gathers)
-        r = device_gather_new(&device_of(executor)->gather, executor);
+    r = make_gather(executor);
     if (r == 0)
         r = clear(executor);
     device_of(executor)->clearing = r == 0;
@@ -129,6 +162,7 @@ int device_make(struct executor **out, const struct executor_ops *ops, const str
     const struct config *config = options->config;
     struct device_executor *device = calloc(1, sizeof(*device));
     struct executor *executor;
+    int r;
 
     if (!device)
         return -ENOMEM;
@@ -137,30 +171,31 @@ int device_make(struct executor **out, const struct executor_ops *ops, const str
     executor_set_up(executor, ops, options);
     executor->on_gpus = true;
     executor->ring_bytes = plan_device_ring_bytes(options->layout, config->zero.overlap_comm);
-    return devices_new(&executor->devices,
-                       &(struct devices_options){
-                           .loop = options->loop,
-                           .pool = options->pool,
-                           .kernels = options->kernels,
-                           .plan = {.layout = options->layout,
-                                    .stage = (unsigned)config->zero.stage,
-                                    .first_local = executor->first_rank,
-                                    .n_local = executor->n_local,
-                                    .optimizer = config->optimizer.type,
-                                    .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
-                                    .deterministic = config->deterministic,
-                                    .offload = config_offloads(config),
-                                    .ring_bytes = executor->ring_bytes,
-                                    .pool_bytes = executor->gathers ? plan_device_pool_bytes(options->layout) : 0},
-                           .node = config->world.node,
-                           .n_nodes = (unsigned)MAX(config->world.nodes.n_items, (size_t)1),
-                           .ops = {.ready = on_ready,
-                                   .failed = on_failed,
-                                   .unopened = on_unopened,
-                                   .put = on_put,
-                                   .after = after,
-                                   .userdata = executor},
-                       });
+    r = devices_new(&executor->devices,
+                    &(struct devices_options){
+                        .loop = options->loop,
+                        .pool = options->pool,
+                        .kernels = options->kernels,
+                        .plan = {.layout = options->layout,
+                                 .stage = (unsigned)config->zero.stage,
+                                 .first_local = executor->first_rank,
+                                 .n_local = executor->n_local,
+                                 .optimizer = config->optimizer.type,
+                                 .moments = optimizer_moments(config->optimizer.type, &config->optimizer.hyper),
+                                 .deterministic = config->deterministic,
+                                 .offload = config_offloads(config),
+                                 .ring_bytes = executor->ring_bytes,
+                                 .pool_bytes = executor->gathers ? plan_device_pool_bytes(options->layout) : 0},
+                        .node = config->world.node,
+                        .n_nodes = (unsigned)MAX(config->world.nodes.n_items, (size_t)1),
+                        .ops = {.ready = on_ready,
+                                .failed = on_failed,
+                                .unopened = on_unopened,
+                                .put = on_put,
+                                .after = after,
+                                .userdata = executor},
+                    });
+    return r == 0 && devices_were_found(executor->devices) ? make_gather(executor) : r;
 }
 
 static int reserve(const struct executor *executor)
@@ -175,6 +210,11 @@ void device_start(struct executor *executor)
     const struct executor_events *events = events_of(executor);
 
     events->reserved(events->userdata);
+    device_go_on(executor);
+}
+
+void device_go_on(struct executor *executor)
+{
     if (!executor->several_nodes) /* else an engine begins with each generation */
         devices_start(executor->devices);
 }
@@ -231,11 +271,11 @@ void device_segments(const struct executor *executor, unsigned local_rank, const
     enum device_piece_kind published = executor->gathers ? DEVICE_POOL : DEVICE_WEIGHTS;
 
     (void)ring;
-    out->gpu = keep->gpus[local_rank];
+    out->gpu = keep->facts->gpus[local_rank];
     out->segments[0] = (struct wire_segment){
-        .kind = WIRE_SEGMENT_RING, .n_bytes = keep->n_bytes[local_rank][DEVICE_RING], .cuda = true};
+        .kind = WIRE_SEGMENT_RING, .n_bytes = keep->facts->n_bytes[local_rank][DEVICE_RING], .cuda = true};
     out->segments[3] = (struct wire_segment){.kind = executor->gathers ? WIRE_SEGMENT_POOL : WIRE_SEGMENT_WEIGHTS,
-                                             .n_bytes = keep->n_bytes[local_rank][published],
+                                             .n_bytes = keep->facts->n_bytes[local_rank][published],
                                              .cuda = true};
     out->fds[0] = duplicate(keep->fds[local_rank][DEVICE_RING]);
     out->fds[3] = duplicate(keep->fds[local_rank][published]);
@@ -277,6 +317,7 @@ static int show(struct executor *executor, const struct segment *segment, execut
 static const struct executor_ops device_ops_table = {
     .reserve = reserve,
     .start = device_start,
+    .go_on = device_go_on,
     .cancel = device_cancel,
     .stop = device_stop,
     .free = device_free_executor,

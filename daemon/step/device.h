@@ -4,6 +4,7 @@
 /* The executor on GPUs; and its parts, of which offload.c has some, too. */
 
 #include "core/base/segment.h"
+#include "core/base/worker.h"
 #include "daemon/step/executor-ops.h"
 
 struct device_gather;
@@ -13,9 +14,11 @@ struct device_executor {
     struct executor base;
     struct device_gather *gather; /* stage 3, from when GPUs have their memory */
     struct offload *offload;      /* offloaded */
-    struct segment landing; /* offloaded, stage 3, several nodes: weights of other nodes, on their way to a pool */
-    bool clearing;          /* fresh memory */
-    bool reporting, freed;  /* a report of an engine is under way; and it has led to the end of the executor */
+    struct segment landing;   /* offloaded, stage 3, several nodes: weights of other nodes, on their way to a pool */
+    bool clearing;            /* fresh memory, or waiting until it is kept */
+    struct work confirmation; /* that it is kept */
+    int confirmed;            /* 0 or -errno */
+    bool reporting, freed;    /* a report of an engine is under way; and it has led to the end of the executor */
 };
 
 static inline struct device_executor *device_of(const struct executor *executor)
@@ -26,6 +29,7 @@ static inline struct device_executor *device_of(const struct executor *executor)
 /* device.c: with ops, but without a state. As executor_device_new(). */
 int device_make(struct executor **out, const struct executor_ops *ops, const struct executor_options *options);
 void device_start(struct executor *executor);
+void device_go_on(struct executor *executor);
 void device_cancel(struct executor *executor);
 void device_stop(struct executor *executor);
 void device_free_executor(struct executor *executor);

@@ -14,6 +14,7 @@ struct step_ops;
 struct executor_ops {
     int (*reserve)(const struct executor *executor); /* beyond the state's own */
     void (*start)(struct executor *executor);
+    void (*go_on)(struct executor *executor); /* NULL: nothing is to be started */
     void (*cancel)(struct executor *executor);
     void (*stop)(struct executor *executor);
     void (*free)(struct executor *executor);

@@ -67,6 +67,17 @@ void executor_start(struct executor *executor)
     executor->ops->start(executor);
 }
 
+int executor_reserve_rest(const struct executor *executor)
+{
+    return executor->ops->reserve ? executor->ops->reserve(executor) : 0;
+}
+
+void executor_go_on(struct executor *executor)
+{
+    if (executor->ops->go_on)
+        executor->ops->go_on(executor);
+}
+
 void executor_cancel(struct executor *executor)
 {
     if (executor)

@@ -150,6 +150,12 @@ int executor_reserve(struct executor *executor, uint32_t piece);
 
 /* All memory of this process has its pages: reserved() follows, and formed() or unformed(). */
 void executor_start(struct executor *executor);
+/*
+ * The memory is an earlier daemon's. executor_reserve_rest(): pages of what is not kept; any thread. Return: 0 or
+ * -errno. Then executor_go_on(): GPUs get an engine, and no event follows but those of engines.
+ */
+int executor_reserve_rest(const struct executor *executor);
+void executor_go_on(struct executor *executor);
 /* Cancels all work on GPUs, under way and later. NULL is fine. */
 void executor_cancel(struct executor *executor);
 /* Ends all work, before its memory is freed: done() of all work under way is called from within. NULL is fine. */

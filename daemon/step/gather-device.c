@@ -65,7 +65,7 @@ int device_gather_new(struct device_gather **out, const struct executor *executo
     gather->n_local = n_local;
     for (unsigned local = 0; r == 0 && local < n_local; local++)
         r = device_pool_new(&gather->ranks[local].pool, layout_of(executor),
-                            devices_keep(executor->devices)->n_bytes[local][DEVICE_POOL]);
+                            devices_keep(executor->devices)->facts->n_bytes[local][DEVICE_POOL]);
     if (r < 0) {
         device_gather_free(gather);
         return r;

@@ -26,11 +26,22 @@ static int reserve(const struct executor *executor)
     return r == 0 ? segment_reserve(landing, 0, landing->n_bytes) : r;
 }
 
-static void start(struct executor *executor)
+static void share(struct executor *executor)
 {
     devices_share(executor->devices, DEVICES_STAGING, offload_staging(device_of(executor)->offload));
     devices_share(executor->devices, DEVICES_WEIGHTS, &executor->state->weights);
+}
+
+static void start(struct executor *executor)
+{
+    share(executor);
     device_start(executor);
+}
+
+static void go_on(struct executor *executor)
+{
+    share(executor);
+    device_go_on(executor);
 }
 
 /* Several nodes, stages 1 and 2: host memory has only the owned weights, so that all weights come from a GPU. */
@@ -49,6 +60,7 @@ static void free_offload(struct executor *executor)
 static const struct executor_ops offload_ops = {
     .reserve = reserve,
     .start = start,
+    .go_on = go_on,
     .cancel = device_cancel,
     .stop = device_stop,
     .free = free_offload,

@@ -156,7 +156,8 @@ static int order_reduction(struct reduction *reduction, devices_done done)
                                                 .pass = reduction->pass,
                                                 .slots = slots,
                                                 .n_slots = find_slots(reduction, slots),
-                                                .give_only = reduction->give_only}};
+                                                .give_only = reduction->give_only,
+                                                .op = reduction->op}};
     uint64_t n_bytes = layout_parcel_bytes(step->layout, reduction->parcel) * step->n_local;
 
     (void)failpoint("reduce");

@@ -245,19 +245,30 @@ static int gather(struct offload *offload)
 
 /* ---- update ---------------------------------------------------------------------------------------------- */
 
-static void update_run(struct work *work, uint32_t item)
+/* Where in staging the accumulators of a chunk of the portion lie that is next. */
+static const float *acc_of(const void *userdata, uint32_t id)
 {
-    const struct offload *offload = container_of(work, struct offload, work);
+    const struct offload *offload = userdata;
     const struct layout *layout = offload->step->layout;
-    uint32_t i = offload->n_updated, id = layout->parcels[offload->portions[i].first].first_chunk + item;
     const struct layout_chunk *chunk = &layout->chunks[id];
     uint32_t parcel = layout->parts[chunk->part].parcel;
     uint64_t elem = layout->params[chunk->param].offset_elems + chunk->start_elem;
-    uint64_t at = staging_at(offload, i, parcel) + elem - layout->parcels[parcel].offset_elems;
+    uint64_t at = staging_at(offload, offload->n_updated, parcel) + elem - layout->parcels[parcel].offset_elems;
 
-    if (!state_owns(offload->step->state, chunk->rank)) /* another node's */
-        return;
-    step_update_chunk(offload->step, id, (float *)(void *)offload->staging.map + at);
+    return (const float *)(const void *)offload->staging.map + at;
+}
+
+static uint32_t first_chunk(const struct offload *offload)
+{
+    return offload->step->layout->parcels[offload->portions[offload->n_updated].first].first_chunk;
+}
+
+static void update_run(struct work *work, uint32_t item)
+{
+    const struct offload *offload = container_of(work, struct offload, work);
+    uint32_t id = first_chunk(offload) + item;
+
+    step_update_chunk(offload->step, id, acc_of(offload, id));
 }
 
 static void update_done(struct work *work)
@@ -281,6 +292,8 @@ static void start_update(struct offload *offload)
     offload->work = (struct work){.run = update_run, .done = update_done};
     for (uint32_t i = portion->first; i < portion->end; i++)
         offload->work.n_items += parcels[i].n_chunks;
+    step_finish_torn_update(offload->step, first_chunk(offload), first_chunk(offload) + offload->work.n_items, acc_of,
+                            offload);
     worker_post(offload->step->pool, &offload->work);
 }
 

@@ -12,6 +12,7 @@
 #include "core/base/failpoint.h"
 #include "core/budget/step-sizes.h"
 #include "core/config/config.h"
+#include "daemon/memory/snapshot.h"
 #include "daemon/step/step-kept.h"
 
 _Static_assert((int)STEP_MAX_RANKS == (int)CONFIG_MAX_LOCAL_RANKS, "what config admits, a mask must hold");
@@ -598,15 +599,37 @@ static void update_chunk(const struct step *step, uint32_t id, const float *acc,
         step->kernels->update[step->optimizer](&args);
 }
 
-void step_update_chunk(const struct step *step, uint32_t id, const float *acc)
+void step_update_chunk(struct step *step, uint32_t id, const float *acc)
 {
+    const struct layout_chunk *chunk = &step->layout->chunks[id];
+    struct step_slot *slot;
+
     (void)failpoint("update");
-    if (step->contributed[step->layout->chunks[id].param])
-        update_chunk(step, id, acc, NULL);
+    if (!state_owns(step->state, chunk->rank) || !step->contributed[chunk->param] ||
+        !step_begin_chunk(step, step->update_op, id, &slot))
+        return;
+    if (step->state->snapshot)
+        snapshot_put_aside(step->state->snapshot, id);
+    update_chunk(step, id, acc, slot);
+    step_end_chunk(step, step->update_op, id, slot);
 }
 
-static float *acc_of(const struct step *step, uint32_t id)
+void step_finish_torn_update(struct step *step, uint32_t first, uint32_t end, step_acc acc, const void *userdata)
 {
+    struct step_slot *slot;
+    uint32_t chunk;
+
+    for (unsigned i = 0; step_find_torn(step, step->update_op, &i, &slot, &chunk);) {
+        if (chunk < first || chunk >= end)
+            continue;
+        update_chunk(step, chunk, acc(userdata, chunk), slot);
+        step_end_chunk(step, step->update_op, chunk, slot);
+    }
+}
+
+static const float *acc_of(const void *userdata, uint32_t id)
+{
+    const struct step *step = userdata;
     const struct layout_chunk *chunk = &step->layout->chunks[id];
     const struct layout_param *param = &step->layout->params[chunk->param];
 
@@ -616,27 +639,8 @@ static float *acc_of(const struct step *step, uint32_t id)
 static void update_run(struct work *work, uint32_t item)
 {
     struct step *step = container_of(work, struct step, update_work);
-    const struct layout_chunk *chunk = &step->layout->chunks[item];
-    struct step_slot *slot;
 
-    (void)failpoint("update");
-    if (!state_owns(step->state, chunk->rank) || !step->contributed[chunk->param] ||
-        !step_begin_chunk(step, step->update_op, item, &slot))
-        return;
-    update_chunk(step, item, acc_of(step, item), slot);
-    step_end_chunk(step, step->update_op, item, slot);
-}
-
-/* An update was under way when the daemon before this one was killed: its torn chunks come first. */
-static void finish_torn_update(struct step *step)
-{
-    struct step_slot *slot;
-    uint32_t chunk;
-
-    for (unsigned i = 0; step_find_torn(step, step->update_op, &i, &slot, &chunk);) {
-        update_chunk(step, chunk, acc_of(step, chunk), slot);
-        step_end_chunk(step, step->update_op, chunk, slot);
-    }
+    step_update_chunk(step, item, acc_of(step, item));
 }
 
 static void update_done(struct work *work)
@@ -648,7 +652,7 @@ static void update_done(struct work *work)
 
 static void update_here(struct step *step)
 {
-    finish_torn_update(step);
+    step_finish_torn_update(step, 0, step->layout->n_chunks, acc_of, step);
     worker_post(step->pool, &step->update_work);
 }
 

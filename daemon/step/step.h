@@ -247,7 +247,13 @@ void step_reduced(struct reduction *reduction);
 void step_keep_finding(struct step *step, const struct step_finding *finding);
 
 /* For step-offload.c: updates one chunk from its accumulator. On a worker. */
-void step_update_chunk(const struct step *step, uint32_t chunk, const float *acc);
+void step_update_chunk(struct step *step, uint32_t chunk, const float *acc);
+/*
+ * Finishes the chunks of [first, end) that an earlier daemon was updating when it was killed. Call it before any other
+ * chunk of the range is updated. acc(): where the accumulator of a chunk lies.
+ */
+typedef const float *(*step_acc)(const void *userdata, uint32_t chunk);
+void step_finish_torn_update(struct step *step, uint32_t first, uint32_t end, step_acc acc, const void *userdata);
 
 /* Advances the counts of the parameters that contributed. */
 void step_commit(struct step *step);

@@ -114,6 +114,7 @@ class KeptDaemon(Daemon):
             os.close(fd)
 
         life = len(self.lives)
+        placed = {name: value for name, value in self.env.items() if name != "ZEROD_FAILPOINT"}
         self.err_path = self.folder / f"zerod-life-{life}.err"
 
         def place():
@@ -123,7 +124,7 @@ class KeptDaemon(Daemon):
 
         with open(self.err_path, "wb") as err:
             self.popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err,
-                                          env=environment(self.life_env(life)), preexec_fn=place, close_fds=False)
+                                          env=environment(placed | self.life_env(life)), preexec_fn=place, close_fds=False)
         for fd in high:
             os.close(fd)
         self.pid = self.popen.pid
@@ -139,12 +140,17 @@ class KeptDaemon(Daemon):
         self.start_again()
         return True
 
+    def is_settled(self):
+        if self.popen.poll() == -signal.SIGKILL:
+            self.start_again()
+        return not self.running() or "ready: job" in self.err_path.read_text()
+
     def log(self):
         return "".join(path.read_text(errors="replace") for _, path in self.lives)
 
     def stop(self, *args, **more):
-        """The end, once it is a daemon: it may have been started again just now."""
-        wait_for("the daemon is ready", lambda: not self.running() or "ready: job" in self.err_path.read_text())
+        """The end, once it is a daemon: it may have been started again just now, and be killed as planned."""
+        wait_for("the daemon is ready", lambda: self.checked or self.is_settled())
         super().stop(*args, **more)
         self.store.close()
 

@@ -4,7 +4,10 @@ The daemon dies and is started again: the run keeps its bits, and trainers notic
 campaign; here are small ones, and what zerodrun, the log and zerodctl make of it.
 """
 
+import contextlib
 import json
+import os
+import re
 import signal
 import subprocess
 import time
@@ -13,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from conftest import environment, merge, wait_for
-from daemon_kills import campaign
+from daemon_kills import Life, Plan, campaign, one_run
 from keeper import KeptDaemon
 import kills
 import stores
+from tiers import full
 
 N_STEPS = 24
 
@@ -24,7 +28,74 @@ N_STEPS = 24
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_some_kills(seed):
     said = []
-    assert campaign(25, seed * 1_000_000, 1, said.append) == 0, "\n".join(said)
+    assert campaign(20, seed * 1_000_000, 1, said.append) == 0, "\n".join(said)
+
+
+@pytest.mark.parametrize("n_nodes, device", [(1, "cuda"), (1, "cuda-offload"), (2, "cuda"), *full((3, "cuda-offload"))])
+def test_some_kills_with_gpus(n_nodes, device):
+    """The memory of the GPUs outlives the daemon, too."""
+    said = []
+    assert campaign(10, 7_000_000, 1, said.append, n_nodes=n_nodes, device=device) == 0, "\n".join(said)
+
+
+@pytest.mark.parametrize("device", ["", *full("cuda")])
+@pytest.mark.parametrize("lives", [
+    [["Ready.log:kill@1", "flip:kill@1"], []],
+    [[], ["forming:kill@1", "flip:kill@1", "answer:kill@1"]],
+    [["flip:kill@2"], ["flip:kill@2", "adopt:kill"]],
+    [["answer:kill@5"], []],
+    [["flipped:kill@2"], []],
+    [["flipped:kill", "Ready.log:kill", "order:kill"], ["forming:kill@2", "flipped:kill", "answer:kill", "flip:kill"]],
+], ids=["node-0", "node-1", "both", "weights", "unheard", "again"])
+def test_killed_while_forming(build, tmp_path, lives, device):
+    """Several nodes: the job forms after all. The second flip is the one with which the training begins."""
+    plan = Plan(2, n_nodes=2, device=device)
+    plan.config["zero_optimization"]["stage"] = 3  # here initial weights travel through memory of their own
+    plan.lives = [[Life.at(point) for point in points] for points in lives]
+    plan.victims = [[] for _ in plan.victims]
+    assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == sum(map(len, lives))
+
+
+@pytest.mark.parametrize("point", ["combined:kill@12", "updated:kill@1"])
+def test_killed_after_a_successor_came(build, tmp_path, point):
+    """Several nodes: the next daemon, too, knows what the predecessor had pushed, to which its pushes are compared."""
+    plan = Plan(2, n_nodes=2, device="")
+    plan.ranks = (1, 1)
+    plan.victims = [[], ["slot:kill@17"]]
+    plan.lives = [[], [Life.at(point)]]
+    plan.config["zero_optimization"] |= {"stage": 2, "reduce_bucket_size": 1}
+    assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 1
+
+
+def test_killed_after_a_window_closed(build, tmp_path):
+    """Several nodes: a successor hears of the window that is over, however late node 0 hears where its node stands."""
+    plan = Plan(2, n_nodes=2, device="")
+    plan.ranks = (1, 2)
+    plan.victims = [[], [[], "WriteBegin.send:sleep:600"], []]
+    plan.env = {"ZEROD_FAILPOINT": "kept:sleep:300@*"}
+    plan.lives = [[], [Life.at("flip:kill@21")]]  # of the window before step 16, which is forgotten
+    plan.lives[1][0].also = "trainer"
+    assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 1
+
+
+def test_killed_with_a_decided_step(build, tmp_path):
+    """GPUs of several nodes: nothing that all nodes have added is put back, also if no daemon has heard all of it."""
+    plan = Plan(2, n_nodes=2, device="cuda")
+    plan.victims = [[] for _ in plan.victims]
+    plan.lives = [[Life.at("decided:kill@3"), Life.at("updated:kill@5")], [Life.at("decided:kill@7")]]
+    assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 3
+
+
+def test_killed_while_a_window_goes_back(build, tmp_path):
+    """To a GPU: an array whose copy is cut off may have any values then, also if the window does not change it."""
+    plan = Plan(2, n_nodes=1, device="cuda")
+    plan.ranks, plan.victims, plan.engine_kills, plan.saves = (1,), [[]], [], False
+    plan.config.pop("checkpoint", None)
+    plan.env = {"ZEROD_SIM": "devices=16,delay-us=1000"}
+    plan.optimizer = "AdamW"
+    plan.config["optimizer"], plan.moments = kills.OPTIMIZERS["AdamW"]
+    plan.lives = [[Life.at(f"bringing:fuse:{us}000@1") for us in (2000, 4000, 8000)]]
+    assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 3
 
 
 @pytest.mark.full
@@ -71,9 +142,68 @@ def test_status_says_it(kept):
     assert "2 daemons so far" in daemon.ctl("status").stdout
 
 
+def companions(pid):
+    """The processes that share that daemon's memory, and have not ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, IndexError):
+            name, rest = (entry / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
+            if name == "zerod-memory" and rest.split()[0] != "Z" and (pid is None or int(rest.split()[1]) == pid):
+                found.append(int(entry.name))
+    return found
+
+
+def watches(pid, other):
+    """That process has one descriptor, which says when the other one ends."""
+    folder = Path(f"/proc/{pid}/fdinfo")
+    return [re.search(r"^Pid:\s+(\d+)$", (folder / fd).read_text(), re.MULTILINE)[1] for fd in os.listdir(folder)] == [str(other)]
+
+
+def test_companion(kept, build):
+    """It holds no descriptor but one, ends with the daemon, and nothing needs it."""
+    if "thread" in build.options["b_sanitize"]:
+        pytest.skip("the thread sanitizer allows no second process in the daemon's memory")
+    daemon = kept()
+    (companion,) = companions(daemon.pid)
+    assert watches(companion, daemon.pid)
+    os.kill(companion, signal.SIGTERM)
+    assert companions(daemon.pid) == [companion]
+    os.kill(companion, signal.SIGKILL)
+    wait_for("its end", lambda: not companions(daemon.pid))
+    ranks = kills.start(daemon, [[], []], n_steps=N_STEPS)
+    daemon.signal(signal.SIGKILL)
+    train(daemon, ranks)
+    assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
+    (companion,) = companions(daemon.pid)
+    daemon.stop()
+    wait_for("its end", lambda: companion not in companions(None))
+
+
+def test_death_does_not_wait_for_memory(kept, build):
+    """The death of a daemon is known, and the next one trains, while the dead one's memory is still mapped."""
+    if "thread" in build.options["b_sanitize"]:
+        pytest.skip("the thread sanitizer allows no second process in the daemon's memory")
+    daemon = kept()
+    (companion,) = companions(daemon.pid)
+    ranks = kills.start(daemon, [[], []], n_steps=400)
+    wait_for("some steps", lambda: daemon.status()["step"] > 5)
+    os.kill(companion, signal.SIGSTOP)
+    try:
+        daemon.signal(signal.SIGKILL)
+        assert daemon.popen.wait(30) == -signal.SIGKILL
+        assert "memfd:zerod" in Path(f"/proc/{companion}/maps").read_text()
+        train(daemon, ranks, 60)
+        assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
+        assert companion in companions(None)
+    finally:
+        os.kill(companion, signal.SIGCONT)
+    wait_for("its end", lambda: companion not in companions(None))
+
+
 def test_nobody_keeps(zerod, build):
     """It is said once, with what to do."""
     daemon = zerod()
+    wait_for("the first line of the log", lambda: "ready: job" in daemon.log())
     assert daemon.log().count("nobody keeps the state of the job when this daemon dies") == 1
 
 

@@ -2,8 +2,9 @@
 
 /*
  * Writes the seeds of fuzz-wire, fuzz-engine, fuzz-device, fuzz-nodes, fuzz-frame and fuzz-secure-stream: one packed
- * example of every message, and a few conversations. Usage: make-corpus DIRECTORY (which has the folders wire, engine,
- * device, nodes, frame and secure-stream).
+ * example of every message, and a few conversations; and those of fuzz-safetensors and fuzz-description: what a
+ * checkpoint has. Usage: make-corpus DIRECTORY (which has the folders wire, engine, device, nodes, frame,
+ * secure-stream, safetensors and description).
  */
 
 #include <errno.h>
@@ -11,6 +12,9 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/checkpoint/description.h"
+#include "core/checkpoint/safetensors.h"
+#include "core/layout/layout.h"
 #include "core/wire/frame.h"
 #include "core/wire/wire-reply.h"
 #include "core/wire/wire-request.h"
@@ -263,6 +267,79 @@ static int write_opened_frames(const char *directory)
     return r;
 }
 
+/* As fuzz-safetensors takes it: the size of the data behind the header, then the header's JSON. */
+static int write_header(const char *directory, const char *name, struct safetensors *file)
+{
+    _cleanup_free_ uint8_t *header = NULL;
+    size_t n_header = 0, n_json;
+    int r = safetensors_header(file, &header, &n_header);
+    uint32_t n_data = r == 0 ? (uint32_t)(file->file_bytes - n_header) : 0;
+
+    safetensors_deinit(file);
+    if (r)
+        return -ENOMEM;
+    n_json = n_header - SAFETENSORS_LENGTH_BYTES;
+    memcpy(packet, &n_data, sizeof(n_data));
+    memcpy(packet + sizeof(n_data), header + SAFETENSORS_LENGTH_BYTES, n_json);
+    return write_seed(directory, "safetensors", name, packet, (int)(sizeof(n_data) + n_json));
+}
+
+static int write_headers(const char *directory)
+{
+    static const uint64_t shape[] = {3, 5, 2}, none[] = {2, 0};
+    static const struct {
+        const char *name;
+        int dtype;
+        uint32_t n_dims;
+        const uint64_t *shape;
+    } tensors[] = {{"a.weight", DTYPE_F32, 2, shape}, {"state.a.weight.step", DTYPE_F32, 0, NULL},
+                   {"\"\\:\n", DTYPE_F32, 2, none},   {"b", DTYPE_BF16, 3, shape},
+                   {"c", DTYPE_F16, 1, shape},        {"rank.0", SAFETENSORS_U8, 1, shape + 1}};
+    struct safetensors file = {0};
+    int r = write_header(directory, "empty", &file);
+
+    for (size_t n = 1; n <= ARRAY_SIZE(tensors) && !r; n++) {
+        char name[16];
+
+        for (size_t i = 0; i < n && !r; i++)
+            r = safetensors_add(&file, tensors[i].name, tensors[i].dtype, tensors[i].shape, tensors[i].n_dims);
+        snprintf(name, sizeof(name), "tensors-%zu", n);
+        r = r ? -ENOMEM : write_header(directory, name, &file);
+    }
+    return r;
+}
+
+/* One as it is, and one without its seal, which fuzz-description adds. */
+static int write_descriptions(const char *directory)
+{
+    static const struct layout no_params;
+    struct file_hash hash = {.whole = "0123456789abcdef0123456789abcdef", .blocks = (uint64_t[]){1, 2}, .n_blocks = 2};
+    struct description_file files[] = {
+        {.name = (char *)CHECKPOINT_MODEL, .n_bytes = HASH_BLOCK_BYTES + 1, .hash = hash},
+        {.name = (char *)CHECKPOINT_OPTIMIZER, .n_bytes = 2 * HASH_BLOCK_BYTES, .hash = hash},
+    };
+    const struct description d = {.version = (char *)"1",
+                                  .job = (char *)"job",
+                                  .run = (char *)"run",
+                                  .optimizer = (char *)"AdamW",
+                                  .configuration = (char *)"zero_optimization.stage: 2\n",
+                                  .step = 1000,
+                                  .n_applied = 999,
+                                  .world_size = 4,
+                                  .n_nodes = 1,
+                                  .stage = 2,
+                                  .loss_scale = {true, 65536, 2, 1000, 7},
+                                  .files = files,
+                                  .n_files = ARRAY_SIZE(files)};
+    _cleanup_free_ char *text = description_print(&d, &no_params);
+    int r;
+
+    if (!text)
+        return -ENOMEM;
+    r = write_seed(directory, "description", "sealed", text, (int)strlen(text));
+    return r ? r : write_seed(directory, "description", "unsealed", text, (int)(strstr(text, ",\"xxh128_of") - text));
+}
+
 int main(int argc, char **argv)
 {
     int r;
@@ -286,6 +363,10 @@ int main(int argc, char **argv)
         r = write_sealed_talk(argv[1]);
     if (!r)
         r = write_opened_frames(argv[1]);
+    if (!r)
+        r = write_headers(argv[1]);
+    if (!r)
+        r = write_descriptions(argv[1]);
     if (r)
         fprintf(stderr, "make-corpus: %s\n", strerror(-r));
     return r ? 1 : 0;

@@ -94,6 +94,7 @@ struct trainer {
     uint64_t n_steps, seed, window_every;
     unsigned n_micro;
     bool accumulate;
+    bool any_blob;       /* it trains no step, and so needs no blob */
     const char *moments; /* that the optimizer has: exp_avg "m", exp_avg_sq "v" */
     struct action actions[MAX_ACTIONS];
     size_t n_actions;
@@ -235,7 +236,7 @@ static int resume(struct trainer *t, struct zerod_position at)
         return r;
     t->progress = (struct progress){.rng = t->seed, .rng_step = t->seed};
     if (!blob)
-        return n_done == 0 ? 0 : wrong("there is no blob");
+        return n_done == 0 || t->any_blob ? 0 : wrong("there is no blob");
     if (n_bytes != sizeof(t->progress))
         return wrong("the blob has another size");
     memcpy(&t->progress, blob, n_bytes);
@@ -599,15 +600,11 @@ static bool parse_action(struct trainer *t, const char *text)
 static int parse(struct trainer *t, int argc, char **argv)
 {
     static const struct option options[] = {
-        {"steps", required_argument, NULL, 's'},
-        {"micro", required_argument, NULL, 'm'},
-        {"seed", required_argument, NULL, 'e'},
-        {"window", required_argument, NULL, 'w'},
-        {"accumulate", no_argument, NULL, 'a'},
-        {"at", required_argument, NULL, 't'},
-        {"timeout", required_argument, NULL, 'o'},
-        {"moments", required_argument, NULL, 'v'},
-        {0},
+        {"steps", required_argument, NULL, 's'},   {"micro", required_argument, NULL, 'm'},
+        {"seed", required_argument, NULL, 'e'},    {"window", required_argument, NULL, 'w'},
+        {"accumulate", no_argument, NULL, 'a'},    {"any-blob", no_argument, NULL, 'b'},
+        {"at", required_argument, NULL, 't'},      {"timeout", required_argument, NULL, 'o'},
+        {"moments", required_argument, NULL, 'v'}, {0},
     };
     int option;
 
@@ -626,6 +623,8 @@ static int parse(struct trainer *t, int argc, char **argv)
             t->moments = optarg;
         else if (option == 'a')
             t->accumulate = true;
+        else if (option == 'b')
+            t->any_blob = true;
         else if (option != 't' || !parse_action(t, optarg))
             return -1;
     }
@@ -641,9 +640,10 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     t.options.rank = rank ? atoi(rank) : 0;
     if (parse(&t, argc, argv) < 0) {
-        fprintf(stderr, "usage: kill-trainer [--steps N] [--micro N] [--seed N] [--window N] [--accumulate]\n"
-                        "                    [--timeout MS] [--moments m|v|mv|none] [--at "
-                        "STEP.MICRO.(N|end|step|window):ACTION[=N]]...\n");
+        fprintf(stderr,
+                "usage: kill-trainer [--steps N] [--micro N] [--seed N] [--window N] [--accumulate] [--any-blob]\n"
+                "                    [--timeout MS] [--moments m|v|mv|none] [--at "
+                "STEP.MICRO.(N|end|step|window):ACTION[=N]]...\n");
         return EX_USAGE;
     }
     if (t.accumulate)

@@ -438,6 +438,13 @@ ZEROD_API int zerod_check_weights(struct zerod *c, const char *where);
 ZEROD_API bool zerod_has_written(const struct zerod *c);
 
 /*
+ * Asks for a checkpoint of the last committed step, with what ranks have stored by then; training goes on while it is
+ * written. wait: until it is on the disk. One that is there already is not written again. Not a collective: one rank
+ * is enough, and more do no harm. Refused, without sticking: E1701, it cannot be written.
+ */
+ZEROD_API int zerod_save_checkpoint(struct zerod *c, bool wait);
+
+/*
  * Collective write window between steps. Between begin and end every rank may write through zerod_window();
  * zerod_write_end() makes rank 0's weights the weights and, where bytes changed, the masters; what other ranks wrote is
  * dropped, and where they have not written they may see what rank 0 does. Moments stay, but for those of

@@ -27,6 +27,8 @@ from .client import Position, StepResult
 from .errors import (
     BackwardAbandoned,
     BadMessage,
+    CheckpointNotLoaded,
+    CheckpointNotSaved,
     ConnectionLost,
     DuplicateGradient,
     Error,
@@ -54,7 +56,7 @@ from .errors import (
 from .loops.accelerator import epochs
 from .loops.lightning import resume_lightning
 from .loops.steps import steps
-from .loops.trainer import for_trainer, resume
+from .loops.trainer import checkpoint_callback, for_trainer, resume
 from .observe import observe, unobserve
 from .optimizer import Optimizer
 from .stage3 import stage3
@@ -63,7 +65,7 @@ from .window import gathered, sync_buffers, writable
 
 __version__ = "0.2.0"
 _FUNCTIONS = (
-    "buffers", "epochs", "for_trainer", "gathered", "observe", "resume", "resume_lightning", "stage3", "steps",
+    "buffers", "checkpoint_callback", "epochs", "for_trainer", "gathered", "observe", "resume", "resume_lightning", "stage3", "steps",
     "sync_buffers", "unobserve", "user_state", "writable",
 )  # fmt: skip
 __all__ = [name for name in dir() if name[0].isupper() or name in _FUNCTIONS]

@@ -380,6 +380,9 @@ class Client:
     def write_forget(self) -> None:
         self.check(lib.write_forget(self._handle))
 
+    def save_checkpoint(self, wait: bool) -> None:
+        self.check(lib.save_checkpoint(self._handle, wait))
+
     def read_state(self, index: int, which: int, address: int) -> None:
         self.check(lib.read_state(self._handle, index, which, address))
 

@@ -157,6 +157,14 @@ class BadMessage(GradientFault):
     """E1403"""
 
 
+class CheckpointNotSaved(GradientFault):
+    """E1701"""
+
+
+class CheckpointNotLoaded(GradientFault):
+    """E1702"""
+
+
 class StepAborted(GradientFault):
     """The step was aborted for all ranks: weights and state are those before it. Begin it again with its first
     micro-batch (opt.position)."""
@@ -167,5 +175,5 @@ CLASSES: dict[int, type[GradientFault]] = {
     1006: GraphChanged, 1007: BackwardAbandoned, 1101: ManifestMismatch, 1102: WrongGradient, 1103: WrongGradient,
     1104: WeightsRepointed, 1105: RanksDrifted, 1106: WeightsWritten, 1107: ReducedTwice, 1108: StepArgumentsDiffer,
     1109: OtherRun, 1201: NonFiniteGradient, 1202: NonFiniteGradient, 1301: RankTaken, 1302: RankLost, 1303: Stalled,
-    1401: OverQuota, 1402: NotAllowed, 1403: BadMessage,
+    1401: OverQuota, 1402: NotAllowed, 1403: BadMessage, 1701: CheckpointNotSaved, 1702: CheckpointNotLoaded,
 }  # fmt: skip

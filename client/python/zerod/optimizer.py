@@ -268,6 +268,14 @@ class Optimizer(torch.optim.Optimizer):
         self._unread.read()
         return self._resumed
 
+    def save_checkpoint(self, wait: bool = False) -> None:
+        """
+        Asks the daemon for a checkpoint of the last committed step, in checkpoint.dir of its configuration; training goes
+        on while it is written. wait: until it is on the disk. One rank is enough, and more do no harm. Raises
+        zerod.CheckpointNotSaved (E1701) if it cannot be written.
+        """
+        self._client.save_checkpoint(wait)
+
     @property
     def position(self) -> Position:
         """The step and micro-batch that this rank has to do next. A program that was started again continues here."""

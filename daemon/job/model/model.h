@@ -24,6 +24,7 @@ struct journal;
 struct job_rank;
 struct reply;
 struct uv_loop_s;
+struct resume;
 struct verification;
 struct window;
 struct worker_pool;
@@ -81,6 +82,7 @@ struct job_run {
     uint64_t digest;                 /* of the manifest */
     uint64_t n_incarnations;         /* so far, of all ranks */
     bool given_weights;              /* rank 0 has given all initial weights */
+    bool was_spread;                 /* several nodes: they are on this node; node 0 says when they are on all */
     bool has_weights;                /* all nodes have the initial weights */
     bool draining;
     bool stopping;      /* the daemon ends: a rank whose connection closes is not reported as lost */
@@ -140,6 +142,24 @@ struct job_decision {
     bool has_learnt;
 };
 
+struct save_pool;
+struct saving;
+
+/* Checkpoints: daemon/job/state/save.c. */
+struct job_save {
+    struct saving *now; /* the one that is being written; NULL: none */
+    bool wanted;        /* somebody has asked for one */
+    bool has_step;
+    uint64_t step;     /* of the last one that was begun */
+    uint64_t begun_ns; /* when that was; before the first one: since when one could be; 0: never yet */
+    uint64_t n_saved, n_failed;
+    uint64_t last_step, last_bytes, last_ns, last_waited_ns; /* of the last one that is whole */
+    uint64_t last_ended_ns;
+    char *why;                 /* the last one failed; owned; NULL: it did not */
+    struct save_pool *pool;    /* owned; NULL: none yet */
+    struct charge copy_charge; /* GPUs: of the staging copy, while one is written */
+};
+
 struct job_stall {
     uint64_t reported_ns, interval_ns;
 };
@@ -170,6 +190,8 @@ struct job {
     struct job_abort abort;
     struct job_missing missing;
     struct job_decision decision;
+    struct job_save save;
+    struct resume *resume; /* while it is being formed: the checkpoint that it begins with; owned */
     struct job_stall stall;
     struct job_diagnostics diagnostics;
     struct job_stats stats;

@@ -30,6 +30,7 @@ enum job_wait {
     WAIT_WINDOW_BEGIN,
     WAIT_WINDOW_END,
     WAIT_WRITE,
+    WAIT_SAVE,
     WAIT_ABANDON, /* several nodes: until what is announced of it is taken back */
     WAIT_ABORTED, /* for the abort that it has caused; several nodes: until node 0 has said it */
     WAIT_ABORT,
@@ -115,6 +116,7 @@ struct job_rank {
     uint64_t n_received; /* recorded requests of this incarnation */
     struct partial_push partial;
 
+    uint64_t save_step;    /* the checkpoint that it waits for is of this step, or of a later one */
     struct reading *given; /* the last answer with state, whose memory it still has; read-state.c */
 
     uint32_t *gathered; /* stage 3: per parameter, how often; owned */

@@ -70,6 +70,7 @@ static size_t store_slots(const struct job *job, const struct ring *ring, struct
                                               .pass = slot->pass,
                                               .attempt = slot->attempt,
                                               .overflow = slot->overflow,
+                                              .event_plus_one = slot->event_plus_one,
                                               .offset_bytes = slot->offset_bytes,
                                               .n_bytes = layout_parcel_bytes(job->layout, slot->parcel)};
     }
@@ -161,6 +162,7 @@ static struct stored_head describe(const struct job *job)
         .n_aborts = counters->aborts,
         .n_admitted = counters->admitted,
         .n_reattaches = counters->reattaches,
+        .saved_step = job->save.last_step,
     };
 }
 

@@ -12,8 +12,6 @@
 
 #include "daemon/memory/journal.h"
 
-enum { KEEP_TIMEOUT_MS = 5000 }; /* picked: a service manager that takes longer keeps nothing */
-
 struct job;
 struct job_rank;
 

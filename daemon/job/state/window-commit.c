@@ -6,6 +6,7 @@
  */
 
 #include "core/base/base.h"
+#include "core/base/failpoint.h"
 #include "core/config/config.h"
 #include "core/diagnosis/cause.h"
 #include "core/layout/layout.h"
@@ -23,11 +24,31 @@
 
 /* ---- stages -------------------------------------------------------------------------------------------- */
 
+/* A checkpoint that is being written shows values that storing would change. window_go_on() follows. */
+static int wait_for_save(void *userdata)
+{
+    struct job *job = userdata;
+
+    job->window->awaits_save = job->save.now != NULL;
+    return job->save.now ? SEQUENCE_WAITS : SEQUENCE_OVER;
+}
+
+void window_go_on(struct job *job)
+{
+    if (!job->window || !job->window->awaits_save)
+        return;
+    job->window->awaits_save = false;
+    sequence_advance(&job->window->commit, 0);
+}
+
 static int load(void *userdata)
 {
     struct job *job = userdata;
-    int r = window_charge_copy(job);
+    int r;
 
+    if (job->window->brings)
+        return SEQUENCE_OVER;
+    r = job_charge_copy(job, &job->window->copy_charge);
     return r < 0 ? r : executor_load(job->executor, sequence_done, &job->window->commit);
 }
 
@@ -73,18 +94,22 @@ static int store_edits(void *userdata)
     return SEQUENCE_WAITS;
 }
 
+/* An array that is being copied when the daemon is killed may have any values then: it is not to be loaded again. */
 static int bring_back(void *userdata)
 {
     struct job *job = userdata;
 
+    if (job->executor->copy_bytes > 0)
+        job_record(job, NULL, JOURNAL_BRINGING, NULL, 0, NULL, 0);
+    (void)failpoint("bringing");
     return executor_store(job->executor, sequence_done, &job->window->commit);
 }
 
-enum { LOAD, STORE_WEIGHTS, STORE_EDITS, BRING_BACK, N_STAGES };
+enum { WAIT_FOR_SAVE, LOAD, STORE_WEIGHTS, STORE_EDITS, BRING_BACK, N_STAGES };
 
 static const sequence_stage stages[] = {
-    [LOAD] = load,     [STORE_WEIGHTS] = store_weights, [STORE_EDITS] = store_edits, [BRING_BACK] = bring_back,
-    [N_STAGES] = NULL,
+    [WAIT_FOR_SAVE] = wait_for_save, [LOAD] = load,     [STORE_WEIGHTS] = store_weights, [STORE_EDITS] = store_edits,
+    [BRING_BACK] = bring_back,       [N_STAGES] = NULL,
 };
 
 /* ---- how it ends --------------------------------------------------------------------------------------- */
@@ -92,16 +117,16 @@ static const sequence_stage stages[] = {
 /* The window is stored on this node; it is committed when it is stored everywhere. */
 static void stored(struct job *job)
 {
-    executor_empty(job->executor);
-    window_discharge_copy(job);
     job->window->busy = false;
     /* To store again would show old weights where those of other nodes have come since. */
     if (!job->coordinator->alone)
         job_record(job, NULL, JOURNAL_STORED, NULL, 0, NULL, 0);
-    if (job->window->forgotten) /* node 0 has said that the window is over before it could be */
-        window_free(steal_ptr(job->window));
-    else
+    if (job->window->forgotten) { /* node 0 has said that the window is over before it could be */
+        window_end(job);
+        executor_empty(job->executor);
+    } else {
         coordinator_stored(job->coordinator);
+    }
 }
 
 /* There is no memory for the staging copy, and nothing was stored: the window is open again. */

@@ -40,7 +40,9 @@ struct window {
     int confirm_result;
     bool ready;         /* shows the weights */
     bool stores;        /* node 0 has said so: the commit begins when nothing else is under way in the window */
+    bool brings;        /* the daemon before has loaded the staging copy, and may have stored some of it on GPUs */
     bool busy;          /* a transfer, the commit or reserving pages of the edits is under way */
+    bool awaits_save;   /* the commit waits until a checkpoint is written */
     bool stale;         /* its writer died: to be filled again for the successor */
     bool lacks_memory;  /* several nodes, on which it is open: to be tried again when a rank asks again */
     bool forgotten;     /* while it was busy: it is freed when that ends */
@@ -48,12 +50,12 @@ struct window {
     int fill_result;
 };
 
-/* Charges a staging copy with all of the state. Return: 0, also when it is charged already or there is none, or
- * -ENOMEM. */
-int window_charge_copy(struct job *job);
 /* The pages of the staging copy are given back. Several nodes: they stay charged, because they have to be there when
  * all nodes have said that the window is to be committed. */
 void window_discharge_copy(struct job *job);
+
+/* Frees the window: nothing is under way in it. */
+void window_end(struct job *job);
 
 /* Edits of the window, recorded for the next daemon. */
 void window_mark(struct job *job, uint32_t param, enum state_kind kind, bool marked);

@@ -165,7 +165,7 @@ static void writing_done(struct work *work)
     job->work.n_io--;
     window->busy = false;
     if (window->forgotten) { /* by an abort, of which the rank is told */
-        window_free(steal_ptr(job->window));
+        window_end(job);
     } else if (rank->wait == WAIT_WRITE && writing->result < 0) {
         refuse_pages(job, rank, &(struct evidence_quota){0}, writing->place.n_bytes);
     } else if (rank->wait == WAIT_WRITE) {

@@ -27,6 +27,7 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/survival.h"
 #include "daemon/job/state/gather.h"
+#include "daemon/job/state/save.h"
 #include "daemon/job/state/window-inside.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/state.h"
@@ -55,14 +56,19 @@ bool window_is_busy(const struct window *window)
     return window && window->busy;
 }
 
-/* Forgets the window. If work on it is under way, that work frees it at its end. */
-static void let_go(struct job *job)
+void window_end(struct job *job)
 {
     coordinator_window(job->coordinator, NULL);
+    window_free(steal_ptr(job->window));
+}
+
+/* Forgets the window. If work on it is under way, also between nodes, that work ends it. */
+static void let_go(struct job *job)
+{
     if (job->window && job->window->busy)
         job->window->forgotten = true;
     else
-        window_free(steal_ptr(job->window));
+        window_end(job);
 }
 
 void window_forget(struct job *job)
@@ -149,7 +155,7 @@ static void fill_done(void *userdata, int result)
         return;
     window->busy = false;
     if (window->forgotten) {
-        window_free(steal_ptr(job->window));
+        window_end(job);
     } else if (window->fill_result < 0) {
         for (unsigned r = job->world.first; r < job->world.end; r++)
             if (job->ranks[r].wait == WAIT_WINDOW_BEGIN)
@@ -183,16 +189,16 @@ static int fill_remote(struct job *job)
     return MIN(r, 0);
 }
 
-int window_charge_copy(struct job *job)
+int job_charge_copy(struct job *job, struct charge *charge)
 {
     uint64_t n_bytes = job->executor->copy_bytes;
     struct memory_headroom headroom;
 
-    if (n_bytes == 0 || job->window->copy_charge.quota)
+    if (n_bytes == 0 || charge->quota)
         return 0;
     memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
     if (n_bytes > headroom.available_bytes || n_bytes > headroom.cgroup_bytes || failpoint("mirror") < 0 ||
-        quota_charge(&job->memory.quota, &job->window->copy_charge, n_bytes) != 0)
+        quota_charge(&job->memory.quota, charge, n_bytes) != 0)
         return -ENOMEM;
     return 0;
 }
@@ -286,7 +292,7 @@ static void show_weights(struct job *job)
     int r = make_segment(job);
 
     if (r == 0 && opening_copies(job))
-        r = window_charge_copy(job);
+        r = job_charge_copy(job, &job->window->copy_charge);
     if (r == 0)
         r = fill(job);
     if (r == 0)
@@ -327,6 +333,7 @@ void window_finish(struct job *job)
     job->state->progress.n_windows++; /* a forgotten one too: a successor must not wait for it again */
     job->phase = JOB_TRAINING;
     job_turn(job, TURN_WINDOW);
+    executor_empty(job->executor); /* until here the next daemon would have brought it to the GPUs again */
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_WINDOW_END)
             job_answer_done(job, &job->ranks[r]);
@@ -408,6 +415,8 @@ static void settle_open(struct job *job)
 void window_settle(struct job *job)
 {
     if (job->phase == JOB_TRAINING && !job->window && all_wait(job, WAIT_WINDOW_BEGIN)) {
+        if (save_has_copy(job)) /* it goes on when the checkpoint is written */
+            return;
         coordinator_want_window(job->coordinator);
         return;
     }
@@ -439,7 +448,7 @@ int window_again(struct job *job)
         return -ENOMEM;
     job->phase = JOB_WINDOW;
     window->ready = true;
-    window->stale = window->stores = false;
+    window->stale = window->stores = window->brings = false;
     state_edits_free(steal_ptr(window->edits));
     charge_deinit(&window->edits_charge);
     if (n_bytes == 0 || window->segment.n_bytes > 0)
@@ -473,6 +482,16 @@ int window_store_again(struct job *job)
     if (job->phase != JOB_WINDOW)
         return -EINVAL;
     job->window->stores = true;
+    return 0;
+}
+
+int window_bring_again(struct job *job)
+{
+    if (!window_stores(job))
+        return -EINVAL;
+    if (!job->window->brings) /* the memory is there already */
+        (void)quota_charge(&job->memory.quota, &job->window->copy_charge, job->executor->copy_bytes);
+    job->window->brings = true;
     return 0;
 }
 

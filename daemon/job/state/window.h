@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct charge;
 struct job;
 struct job_rank;
 struct journal_edit;
@@ -27,17 +28,25 @@ void job_write_state(struct job *job, struct job_rank *rank, const struct reques
 void job_write_end(struct job *job, struct job_rank *rank, const struct request_write_end *request);
 void window_detach(struct job *job, struct job_rank *rank);
 /*
- * An earlier daemon has opened the window, or handed out a place for state, or begun to store, or stored. Return: 0 or
- * -errno.
+ * An earlier daemon has opened the window, or handed out a place for state, or begun to store, or to bring back to the
+ * GPUs, or stored. Return: 0 or -errno.
  */
 int window_again(struct job *job);
 int window_edit_again(struct job *job, const struct journal_edit *edit);
 int window_store_again(struct job *job);
+int window_bring_again(struct job *job);
 int window_stored_again(struct job *job);
 
 void window_settle(struct job *job);
+/* The checkpoint that was being written is written, or given up. */
+void window_go_on(struct job *job);
 void window_free(struct window *window);
 void window_forget(struct job *job);
+/*
+ * Charges a staging copy with all of the state, for a window or a checkpoint. Return: 0, also when it is charged
+ * already or there is none, or -ENOMEM.
+ */
+int job_charge_copy(struct job *job, struct charge *charge);
 /* Is an open window to be stored? */
 bool window_stores(const struct job *job);
 bool window_is_busy(const struct window *window); /* NULL is idle */

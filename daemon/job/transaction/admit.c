@@ -281,7 +281,7 @@ static void close_empty(struct job_rank *rank, struct ring_slot *slot)
 
 static bool knows_event(const struct job *job, const struct job_rank *rank, const struct request_push *request)
 {
-    return request->event_plus_one == 0 ||
+    return request->event_plus_one == 0 || job->run.survival.replays ||
            executor_has_event(job->executor, rank->rank - job->world.first, request->event_plus_one - 1);
 }
 

@@ -159,8 +159,8 @@ static void tell_sums(struct job *job, const struct reduction *reduction, unsign
     }
 }
 
-/* Before anything is given back: the next daemon must know that it need not sum this again. */
-static void record_summed(struct job *job, const struct reduction *reduction)
+/* Before anything comes of the sums: the next daemon must know them, and that it need not sum this again. */
+static void record_sums(struct job *job, const struct reduction *reduction, enum journal_type type)
 {
     uint32_t n_parts = job->layout->parcels[reduction->parcel].n_parts;
     size_t n = (size_t)job_n_local(job) * n_parts, n_bytes = n * sizeof(uint64_t);
@@ -175,7 +175,7 @@ static void record_summed(struct job *job, const struct reduction *reduction)
             if (reduction->masks[i] >> local & 1)
                 sums[sum_index(job, reduction, local, i)] = sum_of(job, reduction, local, i);
     if (sums)
-        job_record(job, NULL, JOURNAL_SUMMED, &summed, sizeof(summed), sums, n_bytes);
+        job_record(job, NULL, type, &summed, sizeof(summed), sums, n_bytes);
     else
         journal_give_up(job->run.survival.journal, -ENOMEM);
     free(sums);
@@ -201,7 +201,11 @@ void collect_combined(struct job *job, uint32_t parcel)
             reduction_is_done(job, &job->step->reductions[parcel]);
         return;
     }
-    for (unsigned r = job->world.first; is_summed_later(job, parcel) && r < job->world.end; r++)
+    if (!is_summed_later(job, parcel))
+        return;
+    record_sums(job, &job->step->reductions[parcel], JOURNAL_COMBINED);
+    (void)failpoint("combined");
+    for (unsigned r = job->world.first; r < job->world.end; r++)
         tell_sums(job, &job->step->reductions[parcel], r);
     collect_settle(job);
 }
@@ -228,7 +232,7 @@ static void reduction_is_done(void *userdata, struct reduction *reduction)
     if (!sums_at_once(job))
         clock_stop(job);
     (void)failpoint("reduced");
-    record_summed(job, reduction);
+    record_sums(job, reduction, JOURNAL_SUMMED);
     (void)failpoint("summed");
     for (uint32_t i = 0; i < parcel->n_parts; i++)
         n_bytes += (uint64_t)__builtin_popcountll(reduction->masks[i]) *
@@ -653,18 +657,41 @@ bool collect_was_posted(struct job *job, const struct journal_posted *posted)
         return false;
     job->step->reductions[posted->parcel].op = posted->op;
     job->step->n_ops = MAX(job->step->n_ops, posted->op);
-    return parcel_begin_sum(its);
+    return sums_at_once(job) || parcel_begin_sum(its);
 }
 
-bool collect_was_summed(struct job *job, const struct journal_summed *summed)
+/* Return: the parcel; NULL: there is none, or it has not as many sums. */
+static const struct parcel *parcel_of(const struct job *job, const struct journal_summed *summed)
 {
     const struct parcel *its = job_parcel(job, summed->parcel);
     size_t n = its ? (size_t)job_n_local(job) * job->layout->parcels[summed->parcel].n_parts : 0;
 
-    if (!its || its->state != PARCEL_SUMMING || summed->n_sums != n)
+    return its && summed->n_sums == n ? its : NULL;
+}
+
+bool collect_was_summed(struct job *job, const struct journal_summed *summed)
+{
+    const struct parcel *its = parcel_of(job, summed);
+
+    if (!its || its->state != (sums_at_once(job) ? PARCEL_TAKEN : PARCEL_SUMMING))
         return false;
     job->run.survival.sums = summed->sums;
-    step_was_reduced(&job->step->reductions[summed->parcel], reduction_is_done, job);
+    if (sums_at_once(job))
+        collect_combined(job, summed->parcel);
+    else
+        step_was_reduced(&job->step->reductions[summed->parcel], reduction_is_done, job);
+    job->run.survival.sums = NULL;
+    return true;
+}
+
+bool collect_was_combined(struct job *job, const struct journal_summed *summed)
+{
+    const struct parcel *its = parcel_of(job, summed);
+
+    if (!its || its->state != PARCEL_SUMMED || !is_summed_later(job, summed->parcel))
+        return false;
+    job->run.survival.sums = summed->sums;
+    collect_combined(job, summed->parcel);
     job->run.survival.sums = NULL;
     return true;
 }
@@ -678,6 +705,7 @@ bool collect_was_compared(struct job *job, unsigned rank, const struct journal_c
         v->sum = compared->sum;
         v->summed = true;
         collect_settle(job);
+        job_todo(job); /* its rank may have waited for this alone */
         return true;
     }
     return false;

@@ -69,11 +69,12 @@ struct ring_slot *collect_find_slot(const struct job_rank *rank, uint32_t parcel
 void collect_settled(struct job *job, uint32_t parcel);
 
 /*
- * An earlier daemon has posted, or ended, a parcel's reduction, or compared a push. Return: false, the journal says what
- * cannot have been.
+ * An earlier daemon has posted or ended a parcel's reduction, combined the parcel's pieces, or compared a push. Return:
+ * false, the journal says what cannot have been.
  */
 bool collect_was_posted(struct job *job, const struct journal_posted *posted);
 bool collect_was_summed(struct job *job, const struct journal_summed *summed);
+bool collect_was_combined(struct job *job, const struct journal_summed *summed);
 bool collect_was_compared(struct job *job, unsigned rank, const struct journal_compared *compared);
 
 /* Starts the work that it has not ended. */

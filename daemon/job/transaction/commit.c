@@ -40,6 +40,7 @@
 #include "daemon/job/model/stats.h"
 #include "daemon/job/model/survival.h"
 #include "daemon/job/state/gather.h"
+#include "daemon/job/state/save.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/boundary.h"
 #include "daemon/job/transaction/collect.h"
@@ -481,7 +482,7 @@ void commit_settle(struct job *job)
             job_answer_done(job, rank);
         }
     }
-    if (!all_reduced(job))
+    if (!all_reduced(job) || save_loads(job))
         return;
     if (all_want_norm(job))
         coordinator_want_norm(job->coordinator);

@@ -117,6 +117,25 @@ static void test_kill(void **userdata)
     assert_int_equal(exit_status(run("reserve:kill@8", passes)), 0); /* it does not come by so often */
 }
 
+static int pass_and_go_on(void)
+{
+    int r = failpoint("reserve");
+
+    while (r == 0)
+        ;
+    return r;
+}
+
+static void test_fuse(void **userdata)
+{
+    int status;
+
+    (void)userdata;
+    status = run("reserve:fuse:1000000", pass_and_go_on);
+    assert_true(WIFSIGNALED(status));
+    assert_int_equal(WTERMSIG(status), SIGKILL);
+}
+
 static void test_stop(void **userdata)
 {
     pid_t pid = start("reserve:stop,reserve:error@2", passes);
@@ -181,6 +200,8 @@ static void test_not_understood(void **userdata)
         "reserve:sleep:",
         "reserve:sleep:x",
         "reserve:sleep:5x",
+        "reserve:fuse",
+        "reserve:fuse:x",
         "reserve@1:error",
         ":error",
         "reserve:error,update",
@@ -201,8 +222,9 @@ static void test_not_understood(void **userdata)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_passes), cmocka_unit_test(test_requests), cmocka_unit_test(test_kill),
-        cmocka_unit_test(test_stop),   cmocka_unit_test(test_threads),  cmocka_unit_test(test_not_understood),
+        cmocka_unit_test(test_passes),         cmocka_unit_test(test_requests), cmocka_unit_test(test_kill),
+        cmocka_unit_test(test_fuse),           cmocka_unit_test(test_stop),     cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_not_understood),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

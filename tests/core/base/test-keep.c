@@ -104,7 +104,7 @@ static void test_put_and_forget(void **userdata)
     assert_true(keep_is_on());
     assert_int_equal(keep_put("zerod.ring.3", fd), 0);
     copy = hear(text, sizeof(text));
-    assert_string_equal(text, "FDSTORE=1\nFDNAME=zerod.ring.3");
+    assert_string_equal(text, "FDSTORE=1\nFDPOLL=0\nFDNAME=zerod.ring.3");
     assert_true(copy >= 0 && copy != fd);
     assert_int_equal(inode(copy), inode(fd));
     keep_forget("zerod.ring.3");
@@ -129,7 +129,7 @@ static void test_names(void **userdata)
     longest[KEEP_MAX_NAME_BYTES] = '\0';
     assert_int_equal(keep_put(longest, STDIN_FILENO), 0);
     close(hear(text, sizeof(text)));
-    assert_string_equal(text + strlen("FDSTORE=1\nFDNAME="), longest);
+    assert_string_equal(text + strlen("FDSTORE=1\nFDPOLL=0\nFDNAME="), longest);
     for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
         assert_int_equal(keep_put(wrong[i], STDIN_FILENO), -EINVAL);
         keep_forget(wrong[i]);
@@ -191,7 +191,7 @@ static void test_confirm(void **userdata)
     assert_int_equal(keep_put("a", STDIN_FILENO), 0);
     assert_int_equal(keep_confirm(60000), 0);
     pthread_join(thread, NULL);
-    assert_string_equal(texts[0], "FDSTORE=1\nFDNAME=a");
+    assert_string_equal(texts[0], "FDSTORE=1\nFDPOLL=0\nFDNAME=a");
     assert_string_equal(texts[1], "BARRIER=1");
     assert_int_equal(keep_confirm(20), -ETIMEDOUT);
     fd = hear(text, sizeof(text));

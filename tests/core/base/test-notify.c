@@ -156,7 +156,7 @@ static void test_life(void **userdata)
     (void)userdata;
     assert_int_equal(keep_init(), 0); /* as main() does */
     local_start(&local, 2, "");
-    expect("FDSTORE=1\nFDNAME=listen");
+    expect("FDSTORE=1\nFDPOLL=0\nFDNAME=listen");
     assert_false(hear(text, sizeof(text))); /* not before the loop runs */
     uv_timer_init(server_service(local.server)->loop, &timer);
     uv_timer_start(&timer, on_due, 0, 0);

@@ -448,7 +448,7 @@ static void test_all_problems_at_once(void **state)
         "gradient_accumulation_steps, "
         "gradient_clipping, gradient_allreduce_op, communication_data_type, fp16, weights, persist, threads, "
         "diagnostics, "
-        "limits; nearest valid key: weights\n"
+        "checkpoint, limits; nearest valid key: weights\n"
         "    w\xc3\xa4ights: {b: 1}\n"
         "    ^~~~~~~~\n"
         "note config: f.yaml:6:18: steps_per_print: has no effect here: zerodctl status shows progress at "

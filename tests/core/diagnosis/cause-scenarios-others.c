@@ -250,6 +250,23 @@ static struct diagnostic *e1304(const struct fixture *f)
                            "\"zero_optimization.stage 2\"");
 }
 
+static struct diagnostic *e1701(const struct fixture *f)
+{
+    struct evidence_at at = {.rank = -1, .step = 1000, .micro_batch = -1};
+
+    (void)f;
+    return cause_not_saved(&at, "/data/ck", "optimizer.safetensors: No space left on device");
+}
+
+static struct diagnostic *e1702(const struct fixture *f)
+{
+    struct evidence_at at = {.rank = -1, .step = -1, .micro_batch = -1};
+
+    (void)f;
+    return cause_not_loaded(&at, "/data/ck/step-00001000",
+                            "it lacks state.bert.layer.0.q.weight.exp_avg, which this job has");
+}
+
 static struct diagnostic *e1109(const struct fixture *f)
 {
     struct evidence_at place = at(NULL, "zerod-example", 0, -1, -1);
@@ -841,6 +858,8 @@ static const struct scenario scenarios[] = {
     {"e1108", e1108, "", false},
     {"e1108-not-given", e1108_not_given, "", false},
     {"e1304", e1304, "", false},
+    {"e1701", e1701, "", true},
+    {"e1702", e1702, "", false},
     {"e1109", e1109, "", false},
     {"e1109-nodes", e1109_nodes, "", false},
     {"e1110", e1110, "", false},

@@ -36,7 +36,8 @@ const struct device_command device_example_commands[N_DEVICE_COMMAND_TYPES] = {
                                           .pass = 1,
                                           .slots = slots,
                                           .n_slots = 2,
-                                          .give_only = true}},
+                                          .give_only = true,
+                                          .op = UINT64_C(6) << 40}},
     [DEVICE_COMMAND_UPDATE] = {.type = DEVICE_COMMAND_UPDATE, .update = {11, 30000, 77, 5, 6}},
     [DEVICE_COMMAND_GATHER] = {.type = DEVICE_COMMAND_GATHER, .gather = {12, 30000, 13, 5, 6}},
     [DEVICE_COMMAND_COPY] = {.type = DEVICE_COMMAND_COPY, .copy = {13, 30000, moves, 2}},
@@ -57,5 +58,5 @@ const struct device_report device_example_reports[N_DEVICE_REPORT_TYPES] = {
                                          .has_tag = true,
                                          .tag = UINT64_C(1) << 63}},
     [DEVICE_REPORT_UNOPENED] = {.type = DEVICE_REPORT_UNOPENED,
-                                .unopened = {3, 255, "mapping of buffer object failed"}},
+                                .unopened = {3, 255, "mapping of buffer object failed", handle, sizeof(handle)}},
 };

@@ -15,7 +15,7 @@ static const struct wire_hyper groups[] = {
 #define AT .step = 1, .attempt = 2
 
 const struct node_message node_examples[N_NODE_EXAMPLES] = {
-    {.kind = NODE_DECLARED, .digest = UINT64_MAX},
+    {.kind = NODE_DECLARED, .digest = UINT64_MAX, .generation = 3, .text = "june"},
     {.kind = NODE_FORMED},
     {.kind = NODE_UNFORMED, .text = "no memory:\n\t1 GiB"},
     {.kind = NODE_CONNECTED, AT, .generation = 1, .numbers = tags, .n_numbers = 2},

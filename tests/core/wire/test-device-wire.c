@@ -97,6 +97,8 @@ static void test_reports(void **state)
         }
     }
     assert_true(got.unopened.local_rank == 3 && got.unopened.number == 255);
+    assert_memory_equal(got.unopened.handle, device_example_reports[DEVICE_REPORT_UNOPENED].unopened.handle,
+                        DEVICE_EVENT_BYTES);
     assert_string_equal(got.unopened.what, device_example_reports[DEVICE_REPORT_UNOPENED].unopened.what);
 }
 
@@ -117,8 +119,8 @@ static void test_refusals(void **state)
     struct device_piece pieces[2] = {{.kind = DEVICE_UNDO}, {.kind = DEVICE_UNDO}};
     struct device_fetched unaligned = {1, 128};
 
-    command.setup.version = 2;
-    refuse(&command, "DeviceSetup.version: 2, expected 1 to 1");
+    command.setup.version = 1;
+    refuse(&command, "DeviceSetup.version: 1, expected 2 to 2");
     command = device_example_commands[DEVICE_COMMAND_SETUP];
     command.setup.node = 3;
     refuse(&command, "DeviceSetup.node: 3, expected less than n_nodes, 3");
@@ -283,7 +285,7 @@ static void break_plan(unsigned stage)
     device_plan_write(&options, memory);
     assert_int_equal(device_plan_open(&plan, memory, n_bytes, why, sizeof(why)), 0);
     assert_int_equal(device_plan_open(&plan, memory, n_bytes - 1, why, sizeof(why)), -EINVAL);
-    assert_string_equal(why, "the plan is not one: its header of version 2");
+    assert_string_equal(why, "the plan is not one: its header of version 3");
     for (uint64_t i = 0; i < n_bytes; i++) {
         memory[i] ^= 0x81;
         if (device_plan_open(&plan, memory, n_bytes, why, sizeof(why)) == 0)

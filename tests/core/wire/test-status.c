@@ -26,6 +26,7 @@ enum {
     N_RANKS = 4,
     N_PARAMS = 4,
     S = 1000000000, /* nanoseconds */
+    PLAIN = JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE,
 };
 
 /* ---- an example ---------------------------------------------------------------------------------------- */
@@ -178,6 +179,18 @@ static void example_status(struct example *e)
                                               .n_failures = 2,
                                               .traffic = e->traffic,
                                               .versions = "CUDA 13.0, driver 13.0, NCCL 2.28.9"};
+    e->status.checkpoint = (struct status_checkpoint){
+        .dir = "/var/lib/pretrain",
+        .wanted = true,
+        .is_saving = true,
+        .saving =
+            {.step = 42, .n_bytes_done = 1 << 20, .n_bytes = 4 << 20, .began_ns = 98ull * S, .waited_ns = 5000000},
+        .has_last = true,
+        .last = {.step = 20, .n_bytes = 4 << 20, .ended_ns = 40ull * S, .took_ns = 3ull * S, .waited_ns = 7000000},
+        .n_saved = 2,
+        .n_failed = 1,
+        .why = "model.safetensors: No space left on device",
+    };
 }
 
 static void example_ranks(struct example *e)
@@ -362,7 +375,7 @@ static void assert_text(struct json_object *root, const char *path, const char *
 {
     struct json_object *o = at(root, path);
 
-    assert_string_equal(o ? json_object_to_json_string_ext(o, JSON_C_TO_STRING_PLAIN) : "null", expected);
+    assert_string_equal(o ? json_object_to_json_string_ext(o, PLAIN) : "null", expected);
 }
 
 /* ---- tests --------------------------------------------------------------------------------------------- */
@@ -399,6 +412,15 @@ static void test_status(void **state)
         {"device.collectives.0.name", "\"reduce-scatter\""},
         {"device.collectives.3.n_orders", "0"},
         {"device.versions", "\"CUDA 13.0, driver 13.0, NCCL 2.28.9\""},
+        {"checkpoint.dir", "\"/var/lib/pretrain\""},
+        {"checkpoint.wanted", "true"},
+        {"checkpoint.saving",
+         "{\"step\":42,\"bytes_done\":1048576,\"bytes\":4194304,\"since_ns\":2000000000,\"waited_ns\":5000000}"},
+        {"checkpoint.last",
+         "{\"step\":20,\"bytes\":4194304,\"ns\":3000000000,\"waited_ns\":7000000,\"ago_ns\":60000000000}"},
+        {"checkpoint.n_saved", "2"},
+        {"checkpoint.n_failed", "1"},
+        {"checkpoint.why", "\"model.safetensors: No space left on device\""},
         {"limit_bytes", "68719476736"},
         {"counters.n_pushes_accumulated", "3"},
         {"refused", "[{\"code\":\"E1001\",\"n\":2},{\"code\":\"E1302\",\"n\":1}]"},
@@ -425,13 +447,35 @@ static void test_status_of_a_new_daemon(void **state)
     static const char *const expected[][2] = {
         {"run_id", "null"}, {"isa", "null"},           {"formed", "false"},      {"grad_norm", "null"},
         {"refused", "[]"},  {"overlap.ratio", "null"}, {"slowest_rank", "null"}, {"last_diagnostic", "null"},
-        {"uptime_ns", "0"}, {"steps_per_s", "0"},
+        {"uptime_ns", "0"}, {"steps_per_s", "0"},      {"checkpoint", "null"},
     };
     struct json_object *root = parse(minimal_status());
     size_t i;
 
     for (i = 0; i < ARRAY_SIZE(expected); i++)
         assert_text(root, expected[i][0], expected[i][1]);
+    json_object_put(root);
+}
+
+static void test_status_without_a_checkpoint_yet(void **state)
+{
+    struct status status = {.job = "j", .state = "waiting", .version = "v", .checkpoint.dir = "/c"};
+    struct json_object *root = parse(status_json(&status));
+
+    assert_text(root, "checkpoint",
+                "{\"dir\":\"/c\",\"wanted\":false,\"saving\":null,\"last\":null,\"n_saved\":0,\"n_failed\":0,"
+                "\"why\":null}");
+    json_object_put(root);
+}
+
+static void test_save(void **state)
+{
+    struct json_object *root = parse(save_json(&(struct status_save){
+        .message = "step 42 is saved already", .dir = "/c", .is_saved = true, .step = 42, .n_ended = 3}));
+
+    assert_string_equal(json_object_to_json_string_ext(root, PLAIN),
+                        "{\"message\":\"step 42 is saved already\",\"dir\":\"/c\",\"saved\":true,\"step\":42,"
+                        "\"n_ended\":3}");
     json_object_put(root);
 }
 
@@ -738,6 +782,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_status),
         cmocka_unit_test(test_status_of_a_new_daemon),
+        cmocka_unit_test(test_status_without_a_checkpoint_yet),
+        cmocka_unit_test(test_save),
         cmocka_unit_test(test_status_of_several_nodes),
         cmocka_unit_test(test_values_that_json_lacks),
         cmocka_unit_test(test_doubles_read_back),

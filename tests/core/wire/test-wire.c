@@ -976,7 +976,7 @@ static void test_envelopes(void **state)
 
     assert_request_refused("", 0, "ClientMessage: an empty packet, expected one message");
     assert_reply_refused("", 0, "ServerMessage: an empty packet, expected one message");
-    assert_request_refused(kind_99, sizeof(kind_99), "ClientMessage: message of kind 99, expected 1 to 29");
+    assert_request_refused(kind_99, sizeof(kind_99), "ClientMessage: message of kind 99, expected 1 to 30");
     assert_reply_refused(kind_99, sizeof(kind_99), "ServerMessage: message of kind 99, expected 1 to 8");
     assert_request_refused(two, sizeof(two), "ClientMessage: 2 messages in one packet, expected one");
     assert_request_refused(hidden, sizeof(hidden), "ClientMessage: 2 messages in one packet, expected one");

@@ -119,6 +119,7 @@ const struct request example_requests[N_REQUEST_TYPES] = {
     [REQUEST_GATHER] = {.type = REQUEST_GATHER, .gather = {.params = ids, .n_params = ARRAY_SIZE(ids)}},
     [REQUEST_RELEASE] = {.type = REQUEST_RELEASE, .release = {.params = ids, .n_params = 2}},
     [REQUEST_PREFETCH] = {.type = REQUEST_PREFETCH, .prefetch = {.params = ids, .n_params = 3}},
+    [REQUEST_SAVE_CHECKPOINT] = {.type = REQUEST_SAVE_CHECKPOINT, .save_checkpoint = {.wait = true}},
     [REQUEST_HELD] = {.type = REQUEST_HELD, .held = {.params = ids, .n_params = 3}},
     [REQUEST_WRITE_BEGIN] = {.type = REQUEST_WRITE_BEGIN},
     [REQUEST_WRITE_END] = {.type = REQUEST_WRITE_END, .write_end = {.forget = true, .n_windows = 7}},

@@ -498,7 +498,8 @@ uint64_t gpus_order_reduce(struct gpus *gpus, uint32_t parcel, uint32_t micro, u
                                                     .micro_batch = micro,
                                                     .slots = slots,
                                                     .n_slots = gpus->options.n_local,
-                                                    .give_only = has_done(node, again)}};
+                                                    .give_only = has_done(node, again),
+                                                    .op = again ? again : tag}};
 
         set_masks(gpus, node, parcel);
         for (unsigned i = 0; i < gpus->options.n_local; i++)

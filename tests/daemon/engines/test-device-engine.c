@@ -545,7 +545,7 @@ static uint8_t *map_ring(const struct gpus *gpus)
     CUmemGenericAllocationHandle handle;
     CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
                               .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    size_t n_bytes = keep->n_bytes[0][DEVICE_RING];
+    size_t n_bytes = keep->facts->n_bytes[0][DEVICE_RING];
     CUdeviceptr at;
 
     find("cuMemImportFromShareableHandle", &import);

@@ -80,10 +80,12 @@ static void note_details(struct fixture *f, const struct node_message *m)
         note(f, " %" PRIx64 "%s%s", m->digest, m->text[0] ? " run " : "", m->text);
         break;
     case NODE_REFUSE:
-        note(f, " %s", m->text);
+        note(f, "%s %s", m->proceed ? " and form again:" : "", m->text);
         break;
     case NODE_ENGINE:
         note(f, " %u%s%s", m->generation, m->text[0] ? " " : "", m->text);
+        if (m->arrived)
+            note(f, " answers %" PRIx64, m->arrived & ((1 << NODES) - 1));
         break;
     case NODE_EXCHANGE:
     case NODE_SETTLED:
@@ -553,7 +555,7 @@ static void test_stale_forming(void **state)
     report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
     expect(f, "FORM 1\n");
     leader_lose(f->leader, 2, "node 2 is gone");
-    expect(f, "REFUSE node 2 is gone\n");
+    expect(f, "REFUSE and form again: node 2 is gone\n");
     report(f, 0, (struct node_message){.kind = NODE_FORMED});
     report(f, 1, (struct node_message){.kind = NODE_FORMED});
     report(f, 0, (struct node_message){.kind = NODE_WEIGHTS});
@@ -569,6 +571,36 @@ static void test_stale_forming(void **state)
     expect(f, ""); /* rank 0's weights are not complete */
     report(f, 0, (struct node_message){.kind = NODE_WEIGHTS});
     expect(f, "SPREAD 1\n");
+    leader_lose(f->leader, 1, "node 1 is gone");
+    expect(f, "REFUSE and form again: node 1 is gone\n");
+    fixture_free(f);
+}
+
+static void declare_after(struct fixture *f, unsigned node, uint32_t generation)
+{
+    report(f, node, (struct node_message){.kind = NODE_DECLARED, .digest = 1, .generation = generation});
+}
+
+/* Another leader does not use tags, nor generations, that nodes know from the one before. */
+static void test_new_leader_forms(void **state)
+{
+    struct fixture *f = fixture_new(NODES, 2, false);
+
+    (void)state;
+    declare_after(f, 1, 7);
+    declare_after(f, 2, 6);
+    declare_after(f, 0, 0);
+    expect(f, "FORM 1\n");
+    assert_int_equal(leader_form(f->leader, f->layout), 0);
+    report_all(f, (struct node_message){.kind = NODE_FORMED});
+    expect(f, "ENGINE 8\n");
+    report(f, 0, (struct node_message){.kind = NODE_WEIGHTS});
+    all_connected(f, 8);
+    expect(f, "SPREAD 30064771073\n");                                  /* 7 * 2^32 + 1 */
+    report_all(f, (struct node_message){.kind = NODE_MOVED, .tag = 1}); /* the weights of the leader before */
+    expect(f, "");
+    declare_after(f, 1, UINT32_MAX);
+    expect(f, "! node 1: DECLARED.generation: there is none after it\n");
     fixture_free(f);
 }
 
@@ -1319,12 +1351,13 @@ static void test_bad_sums(void **state)
 #define ABORTED_BY                                                                                                     \
     "ABORTED attempt %u node %u the daemon of node %u was replaced by another one in the midst of the step\n"
 
-static void expect_abort(struct fixture *f, uint32_t attempt, unsigned node, uint32_t generation)
+/* answers: a set of nodes. */
+static void expect_abort(struct fixture *f, uint32_t attempt, unsigned node, uint32_t generation, unsigned answers)
 {
     char text[256];
     int n = snprintf(text, sizeof(text), ABORTED_BY, attempt, node, node);
 
-    snprintf(text + n, sizeof(text) - (size_t)n, "ENGINE %u\n", generation);
+    snprintf(text + n, sizeof(text) - (size_t)n, "ENGINE %u answers %x\n", generation, answers);
     expect(f, text);
     all_connected(f, generation);
     expect(f, "");
@@ -1375,10 +1408,10 @@ static void test_kept_open(void **state)
     (void)state;
     ready(f, 0, 0, 0, 0);
     kept(f, 1, NODE_STANDS_OPEN);
-    expect_abort(f, 1, 1, 2);
+    expect_abort(f, 1, 1, 2, 2);
     ready(f, 0, 0, 0, 0); /* others' part of a step of which the node had nothing stays */
     kept_at(f, 2, f->step, NODE_STANDS_OPEN, true);
-    expect(f, "ENGINE 3\n");
+    expect(f, "ENGINE 3 answers 4\n");
     all_connected(f, 3);
     ready(f, 1, 0, 0, 0);
     ready(f, 2, 0, 0, 0);
@@ -1400,10 +1433,10 @@ static void test_kept_decided(void **state)
     decide(f);
     report(f, 1, (struct node_message){.kind = NODE_UPDATED});
     kept(f, 1, NODE_STANDS_OPEN); /* it has not heard of it */
-    expect(f, "to node 1: DECIDED again\nENGINE 2\n");
+    expect(f, "to node 1: DECIDED again\nENGINE 2 answers 2\n");
     all_connected(f, 2);
     kept(f, 2, NODE_STANDS_UPDATED); /* its report may be lost */
-    expect(f, "ENGINE 3\n");
+    expect(f, "ENGINE 3 answers 4\n");
     all_connected(f, 3);
     report(f, 0, (struct node_message){.kind = NODE_UPDATED});
     expect(f, "");
@@ -1412,7 +1445,7 @@ static void test_kept_decided(void **state)
     moved(f, 0, 5, 0);
     moved(f, 1, 5, 0);
     kept(f, 1, NODE_STANDS_UPDATED); /* it may lack any of the weights */
-    expect(f, "ENGINE 4\n");
+    expect(f, "ENGINE 4 answers 2\n");
     all_connected(f, 4);
     expect(f, "GATHER 5 arrived 1\n");
     moved(f, 2, 5, 0);
@@ -1420,7 +1453,7 @@ static void test_kept_decided(void **state)
     moved(f, 1, 5, 0);
     expect(f, "COMMIT\n");
     kept_at(f, 2, f->step - 1, NODE_STANDS_UPDATED, false); /* it has missed that */
-    expect(f, "to node 2: COMMIT of step 0\nENGINE 5\n");
+    expect(f, "to node 2: COMMIT of step 0\nENGINE 5 answers 4\n");
     kept_at(f, 2, f->step + 1, NODE_STANDS_OPEN, true);
     expect(f, "REFUSE the daemon of node 2 holds step 2 of a run, and node 0 is at step 1\n");
     fixture_free(f);
@@ -1436,12 +1469,12 @@ static void test_new_leader(void **state)
     kept_at(f, 1, 0, NODE_STANDS_OPEN, true);
     assert_int_equal(leader_waits_for(f->leader), 4);
     kept_at(f, 2, 0, NODE_STANDS_OPEN, true);
-    expect_abort(f, 1, 0, 2);
+    expect_abort(f, 1, 0, 2, 7);
 
     replace(f, 0); /* between two steps nothing is lost */
     for (unsigned i = 0; i < NODES; i++)
         kept_at(f, i, 0, NODE_STANDS_OPEN, true);
-    expect(f, "ENGINE 2\n");
+    expect(f, "ENGINE 2 answers 7\n");
     all_connected(f, 2);
     f->attempt = 1;
 
@@ -1450,7 +1483,7 @@ static void test_new_leader(void **state)
     kept(f, 2, NODE_STANDS_UPDATED);
     kept(f, 0, NODE_STANDS_DECIDED);
     kept(f, 1, NODE_STANDS_OPEN);
-    expect(f, "to node 1: DECIDED again\nENGINE 2\n");
+    expect(f, "to node 1: DECIDED again\nENGINE 2 answers 7\n");
     report(f, 0, (struct node_message){.kind = NODE_UPDATED});
     report(f, 1, (struct node_message){.kind = NODE_UPDATED});
     expect(f, "COMMIT\n");
@@ -1464,6 +1497,18 @@ static void test_new_leader(void **state)
     fixture_free(f);
 }
 
+/* A node that has all initial weights, and has not heard that the others have them. */
+static void test_kept_before_the_first_step(void **state)
+{
+    struct fixture *f = start(2);
+
+    (void)state;
+    leader_hear(f->leader, 1,
+                &(struct node_message){.kind = NODE_KEPT, .generation = 1, .tag = 0, .proceed = true, .forget = true});
+    expect(f, "to node 1: TRAIN of step 0\nENGINE 2 answers 2\n");
+    fixture_free(f);
+}
+
 static void test_kept_windows(void **state)
 {
     struct fixture *f = start(2);
@@ -1473,7 +1518,7 @@ static void test_kept_windows(void **state)
     expect(f, "OPEN\n");
     report(f, 1, (struct node_message){.kind = NODE_WINDOW_END});
     kept_at(f, 1, 0, NODE_STANDS_OPEN, true); /* it has not opened it */
-    expect(f, "to node 1: OPEN of step 0\nENGINE 2\n");
+    expect(f, "to node 1: OPEN of step 0\nENGINE 2 answers 2\n");
     all_connected(f, 2);
     report(f, 0, (struct node_message){.kind = NODE_WINDOW_END});
     report(f, 2, (struct node_message){.kind = NODE_WINDOW_END});
@@ -1486,7 +1531,7 @@ static void test_kept_windows(void **state)
     kept(f, 0, NODE_STANDS_WINDOW); /* which has not heard that it is to be stored */
     kept(f, 1, NODE_STANDS_STORED);
     kept(f, 2, NODE_STANDS_STORING);
-    expect(f, "to node 0: STORE of step 0\nENGINE 2\n");
+    expect(f, "to node 0: STORE of step 0\nENGINE 2 answers 7\n");
     report(f, 2, (struct node_message){.kind = NODE_STORED});
     report(f, 0, (struct node_message){.kind = NODE_STORED});
     all_connected(f, 2);
@@ -1494,30 +1539,51 @@ static void test_kept_windows(void **state)
     all_moved(f, (UINT64_C(2) << 32) + 1, 0);
     expect(f, "CLOSED\n");
     kept(f, 1, NODE_STANDS_STORED); /* it has missed that */
-    expect(f, "to node 1: CLOSED of step 0\nENGINE 3\n");
+    expect(f, "to node 1: CLOSED of step 0\nENGINE 3 answers 2\n");
+    leader_reconnect(f->leader); /* a link is back: that answers nobody */
+    expect(f, "ENGINE 4\n");
     fixture_free(f);
 }
 
 TEST_GROUP(leader)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forming),       cmocka_unit_test(test_unequal),
-        cmocka_unit_test(test_runs),          cmocka_unit_test(test_cannot_form),
-        cmocka_unit_test(test_stale_forming), cmocka_unit_test(test_masks),
-        cmocka_unit_test(test_withdraw),      cmocka_unit_test(test_window),
-        cmocka_unit_test(test_passes),        cmocka_unit_test(test_asked),
-        cmocka_unit_test(test_too_late),      cmocka_unit_test(test_back),
-        cmocka_unit_test(test_all_back),      cmocka_unit_test(test_back_late),
-        cmocka_unit_test(test_no_gather),     cmocka_unit_test(test_merged),
-        cmocka_unit_test(test_short_bits),    cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_hold),          cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_decided),       cmocka_unit_test(test_broken_exchange),
-        cmocka_unit_test(test_broken_before), cmocka_unit_test(test_values),
-        cmocka_unit_test(test_fetch),         cmocka_unit_test(test_gathering_fetch),
-        cmocka_unit_test(test_bad_fetch),     cmocka_unit_test(test_lost),
-        cmocka_unit_test(test_nonsense),      cmocka_unit_test(test_bad_sums),
-        cmocka_unit_test(test_kept_open),     cmocka_unit_test(test_kept_decided),
-        cmocka_unit_test(test_new_leader),    cmocka_unit_test(test_kept_windows),
+        cmocka_unit_test(test_forming),
+        cmocka_unit_test(test_unequal),
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_cannot_form),
+        cmocka_unit_test(test_stale_forming),
+        cmocka_unit_test(test_new_leader_forms),
+        cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_withdraw),
+        cmocka_unit_test(test_window),
+        cmocka_unit_test(test_passes),
+        cmocka_unit_test(test_asked),
+        cmocka_unit_test(test_too_late),
+        cmocka_unit_test(test_back),
+        cmocka_unit_test(test_all_back),
+        cmocka_unit_test(test_back_late),
+        cmocka_unit_test(test_no_gather),
+        cmocka_unit_test(test_merged),
+        cmocka_unit_test(test_short_bits),
+        cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_hold),
+        cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_decided),
+        cmocka_unit_test(test_broken_exchange),
+        cmocka_unit_test(test_broken_before),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_fetch),
+        cmocka_unit_test(test_gathering_fetch),
+        cmocka_unit_test(test_bad_fetch),
+        cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_bad_sums),
+        cmocka_unit_test(test_kept_open),
+        cmocka_unit_test(test_kept_decided),
+        cmocka_unit_test(test_new_leader),
+        cmocka_unit_test(test_kept_before_the_first_step),
+        cmocka_unit_test(test_kept_windows),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,7 +17,7 @@ def start(build, tmp_path):
     jobs = []
 
     def start_job(*points):
-        plan = Plan(1, 2)
+        plan = Plan(1, 2, device="")
         plan.ranks, plan.victims, plan.accumulate, plan.moments = (1, 1), [[], []], False, "mv"
         plan.config, plan.env, plan.optimizer = {"gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}, {}, "AdamW"
         plan.lives = [[Life.at(point)] if point else [] for point in points]

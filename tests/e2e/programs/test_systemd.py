@@ -17,10 +17,11 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from statistics import median
 
 import pytest
 from conftest import ROOT, Daemon, wait_for
-from private_systemd import PrivateSystemd
+from private_systemd import PrivateSystemd, children
 
 EX_CONFIG = 78
 WATCHDOG_S = 1.0
@@ -112,6 +113,7 @@ def test_life(systemd, job):
     assert systemd.show(unit, "StatusText") == "waiting for ranks, 0 of 2 ranks, step 0"
     assert systemd.run("stat", "-c", "%U:%G %a", path).stdout == "zerod:zerod 660\n"
     daemon = systemd.main_pid(unit)
+    assert [Path(f"/proc/{pid}/comm").read_text() for pid in children(systemd.main_pid_outside(unit))] == ["zerod-memory\n"]
 
     trainers = [systemd.trainer(job, rank, "--steps", 1_000_000) for rank in (0, 1)]
     try:
@@ -137,7 +139,7 @@ def test_life(systemd, job):
     assert {key: systemd.show(unit, key) for key in ("ActiveState", "Result", "ExecMainStatus", "NRestarts")} == \
         {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0", "NRestarts": "0"}
     assert not systemd.path(path).exists()
-    assert not [e for e in systemd.journal("-u", unit, "-p", "err") if e["MESSAGE"].startswith("cannot")]
+    assert not [e for e in systemd.journal("-u", unit) if re.search("^cannot|remains running", e["MESSAGE"])]
 
 
 def check_watched_through_pidfds(systemd, unit, n_trainers):
@@ -379,8 +381,11 @@ def end_trainers(systemd, job, trainers):
 
 def kept_memory(systemd, unit):
     """Inodes of the memory that the daemon has mapped, by name."""
-    fds = Path(f"/proc/{systemd.main_pid_outside(unit)}/fd").iterdir()
-    return {os.readlink(fd): os.stat(fd).st_ino for fd in fds if "memfd:zerod.s" in os.readlink(fd)}
+    found = {}
+    for fd in Path(f"/proc/{systemd.main_pid_outside(unit)}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a connection that was closed meanwhile
+            found[os.readlink(fd)] = os.stat(fd).st_ino
+    return {name: inode for name, inode in found.items() if "memfd:zerod.s" in name}
 
 
 def held_by(systemd, unit):
@@ -436,8 +441,9 @@ def outlive(systemd, job, unit, file):
                  lambda: status(systemd, job)["step"] > step)
         assert kept_memory(systemd, unit) == memory
         held.append(held_by(systemd, unit))
-    fds, kept, own = map(sorted, zip(*held[5:]))  # a connection of the knocker may be open
-    assert fds[-1] - fds[0] <= 2 and kept[0] == kept[-1] and own[-1] < own[0] * 1.2 + 256, held
+    fds, kept, own = zip(*held[5:])
+    assert median(fds[-15:]) - median(fds[:15]) <= 2, held  # connections of the knocker may be open now and then
+    assert min(kept) == max(kept) and max(own) < min(own) * 1.2 + 256, held
     systemd.ctl("daemon-reexec")
     systemd.ctl("restart", unit)
     install_another(systemd, unit)

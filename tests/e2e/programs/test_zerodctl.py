@@ -240,6 +240,9 @@ def test_status(path):
         "weights 5.00 MiB, pool 6.00 MiB, fixed 7.00 MiB",
         "on GPUs   2.00 MiB: ring 2.00 MiB",
         "pushes    1000 admitted, 3 accumulated, 1 warnings; refused: 2 E1001, 1 E1302",
+        "checkpoint in /var/lib/pretrain: step 20 saved 1 min 0 s ago, 4.00 MiB in 3.00 s (updates waited 7.00 ms); saving "
+        "step 42 for 2.00 s, 25 % of 4.00 MiB (updates have waited 5.00 ms); one more is asked for; the last one failed: "
+        "model.safetensors: No space left on device",
         "engine    nccl, generation 3, ready, pid 4711: CUDA 13.0, driver 13.0, NCCL 2.28.9; 2 failed",
         "          reduce-scatter: 2.00 MiB sent, 1.00 MiB received in 40 orders, 8.00 MiB/s",
         "          all-gather: 1.00 MiB sent, 0 B received in 80 orders",
@@ -476,7 +479,8 @@ def test_usage_errors(args):
 def test_help_version_and_what_is_no_command():
     result = zerodctl("--help")
     assert result.returncode == 0 and not result.stderr
-    for word in ("status", "ranks", "params", "diagnostics", "drain", "abort-step", "drop", "plan", "explain", "report"):
+    for word in ("status", "ranks", "params", "diagnostics", "drain", "abort-step", "drop", "plan", "explain", "report",
+                 "checkpoint"):
         assert re.search(rf"^  {word}\b", result.stdout, re.M), word
     assert zerodctl("status", "--help").stdout == zerodctl("plan", "--help").stdout == result.stdout
     assert re.fullmatch(r"zerodctl \d+\.\d+\.\d+\n", zerodctl("--version").stdout)

@@ -115,6 +115,32 @@ def _state_of(trainer: weakref.ref[Any]) -> dict[str, Any]:
 
 
 @functools.cache
+def checkpoint_callback(opt: Optimizer | None = None) -> transformers.TrainerCallback:
+    """
+    A callback with which the daemon writes a checkpoint whenever a Trainer's arguments say that one is due
+    (save_strategy, save_steps), while training goes on; the Trainer then writes none itself. The last one is on the disk
+    when train() returns.
+
+        trainer.add_callback(zerod.checkpoint_callback())
+
+    opt: the trainer's zerod.Optimizer, if it has none when training begins.
+    """
+    from transformers import TrainerCallback
+
+    class CheckpointCallback(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+            if not control.should_save:
+                return
+            control.should_save = False
+            ours = opt or getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+            if ours.rank == 0:
+                ours.save_checkpoint(wait=control.should_training_stop)
+
+        on_epoch_end = on_step_end
+
+    return CheckpointCallback()
+
+
 def _callback() -> type:
     from transformers import TrainerCallback
 

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Shared by the files of `zerodctl checkpoint` (checkpoint.h). */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "core/checkpoint/folder.h"
+
+struct json;
+struct json_object;
+
+struct checkpoint_options {
+    const char *socket;
+    const char *path; /* NULL: not given */
+    bool json;
+    bool no_wait; /* save */
+};
+
+/* A folder of checkpoints. */
+struct checkpoint_place {
+    char *dir; /* owned */
+    struct folder_list list;
+    int fd; /* -1: the daemon's folder, which is not made yet */
+};
+
+/* options->path, or else the daemon's checkpoint.dir. Return: 0, or a code of sysexits.h after a sentence. */
+int checkpoint_place_open(struct checkpoint_place *place, const struct checkpoint_options *options);
+void checkpoint_place_close(struct checkpoint_place *place);
+/* Says that there is none, or none that is whole. Return: EX_NOINPUT. */
+int checkpoint_none(const struct checkpoint_place *place);
+
+/* The path of a checkpoint in a folder, to be freed; NULL: no memory. */
+char *checkpoint_path(const char *dir, uint64_t step);
+/* Says why folder_open(path) failed with r. Return: a code of sysexits.h. */
+int checkpoint_not_opened(const char *path, const char *why, int r);
+
+/* Prints a text with parts of foreign files: without control characters. */
+void checkpoint_say(FILE *file, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Prints the root, which it takes. Return: 0, or a code of sysexits.h after a sentence. */
+int checkpoint_print_json(struct json *j, struct json_object *root);
+
+/* A line on a terminal that shows how far something is; {0} is none. */
+struct checkpoint_progress {
+    const char *what; /* NULL: nothing is shown */
+    uint64_t shown_ns;
+    bool is_shown;
+};
+
+/* what must outlive it. */
+void checkpoint_progress_init(struct checkpoint_progress *progress, const char *what);
+void checkpoint_progress_show(struct checkpoint_progress *progress, uint64_t n_bytes_done, uint64_t n_bytes);
+/* Before other output, and at the end. */
+void checkpoint_progress_clear(struct checkpoint_progress *progress);
+
+int checkpoint_save(const struct checkpoint_options *options);
+int checkpoint_verify(const struct checkpoint_options *options);

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Checkpoints in a folder: each is a folder "step-00001000" in it. A checkpoint is written under another name, which
+ * begins with a dot, and renamed when all of it is on the disk; one that is to go is renamed first. So what has the
+ * name of a checkpoint was whole once. *Whole* says that it has a description, and all files of it, in their sizes;
+ * only folder_verify() reads their bytes.
+ *
+ * Links are not followed: a checkpoint is a folder, and its files are regular files.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/checkpoint/description.h"
+
+enum { FOLDER_NAME_BYTES = 32, FOLDER_WHY_BYTES = 320 };
+
+/* "step-00001000" */
+void folder_name(char *dst, uint64_t step);
+/* Return: whether it is such a name. */
+bool folder_parse_name(const char *name, uint64_t *step);
+
+/* Opens a checkpoint and reads its description. Return: its descriptor; or -errno and a sentence on what is wrong,
+ * which names the file. */
+int folder_open(int dir, const char *name, struct description *out, char *why, size_t why_size);
+
+/* Opens a file of an open checkpoint for reading. Return: a descriptor, or -errno and a sentence. */
+int folder_open_file(int checkpoint, const struct description_file *file, char *why, size_t why_size);
+
+/* Return: 0 or -errno; -EIO: there were fewer bytes. */
+int folder_read(int fd, void *dst, uint64_t n_bytes, uint64_t offset);
+
+struct folder_entry {
+    uint64_t step;
+    bool whole;
+    uint64_t n_bytes; /* of its files */
+    unsigned world_size;
+    uint64_t written_s;         /* when, seconds since 1970 */
+    char why[FOLDER_WHY_BYTES]; /* why it is not whole */
+};
+
+struct folder_list {
+    struct folder_entry *entries; /* owned; the newest step first */
+    size_t n;
+};
+
+/* Return: 0 or -errno: the folder cannot be read. */
+int folder_list(int dir, struct folder_list *out);
+void folder_list_deinit(struct folder_list *list);
+
+/*
+ * Reads all bytes of a checkpoint and compares their hashes. bad(): of each MiB that differs, by its number in the
+ * file. progress(): after each MiB; may be NULL. Return: how many MiB differ; or -errno and a sentence.
+ */
+struct folder_verifier {
+    void (*bad)(void *userdata, const char *file, uint64_t block);
+    void (*progress)(void *userdata, uint64_t n_bytes_done, uint64_t n_bytes);
+    void *userdata;
+};
+int64_t folder_verify(int checkpoint, const struct description *d, const struct folder_verifier *verifier, char *why,
+                      size_t why_size);

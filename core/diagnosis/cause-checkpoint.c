@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* E1701, E1702: checkpoints. */
+
+#include "core/diagnosis/cause-common.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+
+struct diagnostic *cause_not_saved(const struct evidence_at *at, const char *dir, const char *why)
+{
+    struct diagnostic *d = cause_new(at, E_NOT_SAVED, NULL);
+
+    diagnostic_warn(d);
+    if (dir)
+        diagnostic_field(d, "what", "checkpoint in %s", dir);
+    diagnostic_field(d, "cause", "%s", why);
+    if (dir)
+        diagnostic_field(d, "fix",
+                         "make room there, or let the daemon's user write there; the next save tries again\n"
+                         "(zerodctl checkpoint save does it at once)");
+    else
+        diagnostic_field(d, "fix", "name a folder in the configuration: checkpoint: {dir: PATH}");
+    diagnostic_field(d, "not it", "the trainers; the gradients");
+    diagnostic_field(d, "state", "training goes on; checkpoints that were whole still are");
+    return diagnostic_finish(d);
+}
+
+struct diagnostic *cause_not_loaded(const struct evidence_at *at, const char *path, const char *why)
+{
+    struct diagnostic *d = cause_new(at, E_NOT_LOADED, NULL);
+
+    diagnostic_field(d, "what", "%s", path);
+    diagnostic_field(d, "cause", "%s", why);
+    diagnostic_field(d, "fix",
+                     "start the program that the checkpoint is of, or name another one: checkpoint.load\n"
+                     "(zerodctl checkpoint list shows them)");
+    diagnostic_field(d, "or", "checkpoint.load: never   (begins anew, with the program's initial weights)");
+    diagnostic_field(d, "not it", "the number of ranks, the stage, the size of buckets: those need not be the same");
+    diagnostic_field(d, "state", "nothing was formed, and the checkpoint is as it was");
+    return diagnostic_finish(d);
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Loads a checkpoint into the state of a job that has just been formed, whatever number of ranks, stage and bucket size
+ * it was written with: tensors are found by their names. Each MiB is compared with its hash before any of it is used.
+ *
+ *     loading_open      finds the checkpoint, and a place for each of its tensors      one thread that may wait
+ *     loading_read      piece by piece, in any order                                    workers
+ *     loading_finish    counts, and what ranks have stored                              the owner
+ *
+ * After a failure of loading_read() the state holds something of it: another checkpoint must be loaded, or the state
+ * given up.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/checkpoint/description.h"
+#include "kernels/update.h"
+
+struct loading;
+struct state;
+
+enum { LOADING_WHY_BYTES = 512 };
+
+struct loading_options {
+    const char *dir;      /* of the checkpoints; NULL: path is one */
+    const char *path;     /* a checkpoint's folder */
+    uint64_t before_step; /* of dir: only older ones; UINT64_MAX: all */
+    struct state *state;  /* of all ranks */
+    enum optimizer optimizer;
+    const char *optimizer_name; /* as config_optimizer_name() has it */
+    bool strict;                /* moments and step counts of all parameters are there, and no others */
+};
+
+/* Return: 0; 1: there is none; or -errno and a sentence without a full stop. */
+int loading_open(struct loading **out, const struct loading_options *options, char *why);
+const struct description *loading_description(const struct loading *loading);
+/* Return: its folder. */
+const char *loading_path(const struct loading *loading);
+/* Return: a sentence on what was ignored because strict is false; "": nothing was. */
+const char *loading_note(const struct loading *loading);
+
+uint32_t loading_n_pieces(const struct loading *loading);
+/* Return: 0 or -errno; of the first failure loading_why() has a sentence. */
+int loading_read(struct loading *loading, uint32_t piece);
+const char *loading_why(struct loading *loading);
+
+/* All pieces are read: the counts are set. */
+void loading_finish(struct loading *loading);
+/* The bytes that a rank had stored, borrowed from the loading. Return: NULL, it had stored nothing. */
+const void *loading_blob(const struct loading *loading, unsigned rank, size_t *n_bytes);
+void loading_free(struct loading *loading);

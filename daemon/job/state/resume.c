@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Beginning with a checkpoint (resume.h). */
+
+#include "daemon/job/state/resume.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/blob.h"
+#include "core/base/log.h"
+#include "core/base/sequence.h"
+#include "core/base/worker.h"
+#include "core/config/config.h"
+#include "core/diagnosis/cause.h"
+#include "daemon/checkpoint/load.h"
+#include "daemon/job/drop.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/window.h"
+#include "daemon/memory/quota.h"
+#include "daemon/memory/state.h"
+#include "daemon/step/executor.h"
+#include "daemon/step/step.h"
+
+struct resume {
+    struct work work; /* opening one, or reading it */
+    struct job *job;
+    struct loading *loading; /* NULL: none is open */
+    struct loading_options options;
+    int result; /* of workers, the last failure; written atomically */
+    char why[LOADING_WHY_BYTES];
+    uint64_t began_ns;
+    struct charge copy_charge; /* GPUs: of the staging copy, by way of which it gets there */
+};
+
+static void open_next(struct resume *resume);
+
+void resume_free(struct resume *resume)
+{
+    if (!resume)
+        return;
+    loading_free(resume->loading);
+    charge_deinit(&resume->copy_charge);
+    free(resume);
+}
+
+/* ---- how it ends --------------------------------------------------------------------------------------- */
+
+/* result: of the stage. */
+static void end(struct resume *resume, int result)
+{
+    struct job *job = resume->job;
+
+    if (result < 0)
+        job->forming.refusal =
+            cause_not_loaded(&(struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1},
+                             resume->options.path ? resume->options.path : resume->options.dir, resume->why);
+    if (!resume->loading)
+        resume_free(steal_ptr(job->resume));
+    sequence_advance(&job->forming.sequence, result);
+}
+
+/* Return: whether the job goes, and waits for this work. */
+static bool is_dropped(struct job *job)
+{
+    job->work.n_io--;
+    if (!job->run.drop_why)
+        return false;
+    resume_free(steal_ptr(job->resume));
+    drop_settle(job);
+    return true;
+}
+
+/* ---- GPUs: by way of the staging copy ------------------------------------------------------------------ */
+
+static void stored(void *userdata, int result)
+{
+    struct resume *resume = userdata;
+    struct job *job = resume->job;
+
+    if (is_dropped(job) || result == -ECANCELED) /* the job goes */
+        return;
+    executor_empty(job->executor);
+    charge_deinit(&resume->copy_charge);
+    end(resume, result);
+}
+
+/* All of it is read: to where the executor works. */
+static void store(struct resume *resume)
+{
+    int r;
+
+    resume->job->work.n_io++;
+    r = executor_store(resume->job->executor, stored, resume);
+    if (r == 0)
+        return;
+    resume->job->work.n_io--;
+    end(resume, MIN(r, 0));
+}
+
+static void read_all(struct resume *resume);
+
+static void copied(void *userdata, int result)
+{
+    struct resume *resume = userdata;
+
+    if (is_dropped(resume->job) || result == -ECANCELED) /* the job goes */
+        return;
+    if (result == 0)
+        read_all(resume);
+    else
+        end(resume, result);
+}
+
+/* The staging copy has zeroes then where the checkpoint has nothing. */
+static void make_copy(struct resume *resume)
+{
+    struct job *job = resume->job;
+    int r = job_charge_copy(job, &resume->copy_charge);
+
+    snprintf(resume->why, sizeof(resume->why),
+             "there is no memory for the copy of the state by way of which GPUs get it");
+    job->work.n_io++;
+    if (r == 0)
+        r = executor_load(job->executor, copied, resume);
+    if (r == 0)
+        return;
+    job->work.n_io--;
+    if (r == 1)
+        read_all(resume);
+    else
+        end(resume, r);
+}
+
+/* ---- reading it ---------------------------------------------------------------------------------------- */
+
+static void read_run(struct work *work, uint32_t item)
+{
+    struct resume *resume = container_of(work, struct resume, work);
+    int r = __atomic_load_n(&resume->result, __ATOMIC_RELAXED);
+
+    if (r == 0)
+        r = loading_read(resume->loading, item);
+    if (r < 0)
+        __atomic_store_n(&resume->result, r, __ATOMIC_RELAXED);
+}
+
+/* One whose bytes are wrong is as good as none: the one before it is loaded over it. */
+static void read_done(struct work *work)
+{
+    struct resume *resume = container_of(work, struct resume, work);
+    struct job *job = resume->job;
+
+    if (is_dropped(job))
+        return;
+    if (resume->result == 0) {
+        store(resume);
+        return;
+    }
+    snprintf(resume->why, sizeof(resume->why), "%s", loading_why(resume->loading));
+    if (resume->options.dir) {
+        log_notice("%s is not loaded, but the one before it: %s", loading_path(resume->loading), resume->why);
+        resume->options.before_step = loading_description(resume->loading)->step;
+        loading_free(steal_ptr(resume->loading));
+        open_next(resume);
+        return;
+    }
+    loading_free(steal_ptr(resume->loading));
+    end(resume, -EINVAL);
+}
+
+static void post(struct resume *resume, void (*run)(struct work *, uint32_t), void (*done)(struct work *),
+                 uint32_t n_items)
+{
+    resume->result = 0;
+    resume->work = (struct work){.run = run, .done = done, .n_items = n_items};
+    resume->job->work.n_io++;
+    worker_post(resume->job->pool, &resume->work);
+}
+
+static void read_all(struct resume *resume)
+{
+    post(resume, read_run, read_done, loading_n_pieces(resume->loading));
+}
+
+/* ---- finding it ---------------------------------------------------------------------------------------- */
+
+static void open_run(struct work *work, uint32_t item)
+{
+    struct resume *resume = container_of(work, struct resume, work);
+
+    (void)item;
+    resume->result = loading_open(&resume->loading, &resume->options, resume->why);
+}
+
+static void open_done(struct work *work)
+{
+    struct resume *resume = container_of(work, struct resume, work);
+
+    if (is_dropped(resume->job))
+        return;
+    if (resume->result == 0)
+        make_copy(resume);
+    else if (resume->result == 1) /* there is none: the job begins with the program's weights */
+        end(resume, 0);
+    else
+        end(resume, -EINVAL);
+}
+
+static void open_next(struct resume *resume)
+{
+    post(resume, open_run, open_done, 1);
+}
+
+int resume_start(struct job *job)
+{
+    const struct config_checkpoint *config = &job->config->checkpoint;
+    bool is_latest = strcmp(config->load, CONFIG_LOAD_LATEST) == 0;
+    struct resume *resume;
+
+    if (strcmp(config->load, CONFIG_LOAD_NEVER) == 0 || (is_latest && !config->dir))
+        return SEQUENCE_OVER;
+    resume = calloc(1, sizeof(*resume));
+    if (!resume)
+        return -ENOMEM;
+    resume->job = job;
+    resume->began_ns = job_now(job);
+    resume->options = (struct loading_options){
+        .dir = is_latest ? config->dir : NULL,
+        .path = is_latest ? NULL : config->load,
+        .before_step = UINT64_MAX,
+        .state = job->state,
+        .optimizer = job->config->optimizer.type,
+        .optimizer_name = config_optimizer_name(&job->config->optimizer),
+        .strict = config->strict,
+    };
+    job->resume = resume;
+    open_next(resume);
+    return SEQUENCE_WAITS;
+}
+
+/* ---- the job goes on with it --------------------------------------------------------------------------- */
+
+static void restore_scale(struct lossscale *scale, const struct description_scale *stored)
+{
+    if (!scale->dynamic || !stored->dynamic)
+        return;
+    scale->scale = stored->scale;
+    scale->hysteresis_left = (unsigned)stored->hysteresis_left;
+    scale->n_steps = stored->n_steps;
+    scale->window_start = stored->window_start;
+}
+
+static void restore_rank(struct job_rank *rank, const struct loading *loading)
+{
+    size_t n_bytes;
+    const void *blob = loading_blob(loading, rank->rank, &n_bytes);
+
+    rank->resumes = true;
+    if (!blob)
+        return;
+    blob_set(&rank->blob, blob, n_bytes);
+    blob_set(&rank->blob_committed, blob, n_bytes);
+}
+
+static void say(const struct job *job, const struct resume *resume)
+{
+    const struct description *d = loading_description(resume->loading);
+
+    log_notice("loaded %s in %.2f s: training goes on with step %" PRIu64, loading_path(resume->loading),
+               (double)(job_now(job) - resume->began_ns) / 1e9, d->step);
+    if (d->world_size != job->world.size)
+        log_notice(
+            "it was written by %u ranks, and this job has %u: what ranks had stored (loader position, random state) "
+            "is left out",
+            d->world_size, job->world.size);
+    if (*loading_note(resume->loading))
+        log_notice("%s: %s", loading_path(resume->loading), loading_note(resume->loading));
+}
+
+void resume_apply(struct job *job)
+{
+    struct resume *resume = job->resume;
+    const struct description *d;
+
+    if (!resume)
+        return;
+    d = loading_description(resume->loading);
+    loading_finish(resume->loading);
+    job->state->progress.epoch = job->ledger.step = d->step;
+    job->state->progress.n_applied = d->n_applied;
+    restore_scale(&job->decision.lossscale, &d->loss_scale);
+    for (unsigned r = job->world.first; d->world_size == job->world.size && r < job->world.end; r++)
+        restore_rank(&job->ranks[r], resume->loading);
+    for (unsigned r = job->world.first; r < job->world.end; r++)
+        job->ranks[r].resumes = true;
+    job->run.given_weights = job->run.has_weights = true;
+    job->phase = JOB_TRAINING;
+    job->save.has_step = resume->options.dir != NULL; /* it need not be saved again */
+    job->save.step = job->save.last_step = job->save.has_step ? d->step : 0;
+    job->stats.times.last_commit_ns = job_now(job);
+    step_open(job->step);
+    say(job, resume);
+    resume_free(steal_ptr(job->resume));
+}

@@ -1,0 +1,499 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Checkpoints of the job (save.h). */
+
+#include "daemon/job/state/save.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/blob.h"
+#include "core/base/failpoint.h"
+#include "core/base/log.h"
+#include "core/checkpoint/folder.h"
+#include "core/config/config.h"
+#include "core/diagnosis/cause.h"
+#include "core/diagnosis/diagnosis.h"
+#include "core/layout/layout.h"
+#include "core/wire/wire-request.h"
+#include "daemon/checkpoint/disk.h"
+#include "daemon/checkpoint/write.h"
+#include "daemon/job/model/answer.h"
+#include "daemon/job/model/diagnostics.h"
+#include "daemon/job/model/model.h"
+#include "daemon/job/model/rank.h"
+#include "daemon/job/state/window.h"
+#include "daemon/memory/quota.h"
+#include "daemon/memory/snapshot.h"
+#include "daemon/memory/state.h"
+#include "daemon/step/executor.h"
+
+/* A checkpoint that is being written. */
+struct saving {
+    struct checkpoint_order order;
+    const struct job *job;
+    pthread_t thread;
+    atomic_bool written; /* the thread has nothing more to do */
+    bool loads;          /* GPUs: the state is being copied into the staging copy, and there is no thread yet */
+    int result;
+    char why[512];
+    uint64_t began_ns, ended_ns;
+};
+
+/* ---- memory for what lies aside ------------------------------------------------------------------------ */
+
+/* It is made, and gets its pages, while the first steps are made. */
+struct save_pool {
+    struct snapshot_pool *pool;
+    pthread_t thread;
+    bool has_thread;
+    atomic_bool warm; /* or will not be: the thread has nothing more to do */
+};
+
+static uint64_t pool_bytes(const struct job *job)
+{
+    const struct config_checkpoint *config = &job->config->checkpoint;
+    uint64_t all = job->state->state.n_bytes + job->state->weights.n_bytes;
+    struct memory_headroom headroom;
+    uint64_t free_bytes;
+
+    if (job->executor->copy_bytes > 0)
+        return 0; /* updates leave the staging copy alone */
+    if (config->memory_bytes > 0)
+        return MIN(config->memory_bytes, all);
+    memory_headroom_read(&headroom, "/proc", "/sys/fs/cgroup");
+    free_bytes = MIN(headroom.available_bytes, headroom.cgroup_bytes);
+    return MIN(all, free_bytes / 2);
+}
+
+static void *warm(void *userdata)
+{
+    struct save_pool *pool = userdata;
+
+    snapshot_pool_warm(pool->pool);
+    atomic_store(&pool->warm, true);
+    return NULL;
+}
+
+/* Return: 0 or -ENOMEM. Without a thread updates get the pages themselves. */
+static int make_pool(struct job *job)
+{
+    struct save_pool *pool = calloc(1, sizeof(*pool));
+
+    if (!pool || snapshot_pool_new(&pool->pool, pool_bytes(job)) < 0) {
+        free(pool);
+        return -ENOMEM;
+    }
+    pool->has_thread = pthread_create(&pool->thread, NULL, warm, pool) == 0;
+    if (!pool->has_thread)
+        pool->warm = true;
+    job->save.pool = pool;
+    return 0;
+}
+
+static void free_pool(struct job *job)
+{
+    struct save_pool *pool = steal_ptr(job->save.pool);
+
+    if (!pool)
+        return;
+    snapshot_pool_stop_warming(pool->pool);
+    if (pool->has_thread)
+        pthread_join(pool->thread, NULL);
+    snapshot_pool_free(pool->pool);
+    free(pool);
+}
+
+/* ---- the snapshot -------------------------------------------------------------------------------------- */
+
+/* Return: false without memory. */
+static bool describe(const struct job *job, struct description *d)
+{
+    const struct lossscale *scale = &job->decision.lossscale;
+
+    *d = (struct description){
+        .version = strdup(ZEROD_VERSION),
+        .job = strdup(job->config->job),
+        .run = job->run.id ? strdup(job->run.id) : NULL,
+        .optimizer = strdup(config_optimizer_name(&job->config->optimizer)),
+        .configuration = config_shared_text(job->config),
+        .step = job->state->progress.epoch,
+        .n_applied = job->state->progress.n_applied,
+        .world_size = job->world.size,
+        .n_nodes = 1,
+        .stage = (unsigned)job->config->zero.stage,
+        .loss_scale = {.dynamic = scale->dynamic,
+                       .scale = scale->scale,
+                       .hysteresis_left = scale->hysteresis_left,
+                       .n_steps = scale->n_steps,
+                       .window_start = scale->window_start},
+    };
+    return d->version && d->job && (d->run || !job->run.id) && d->optimizer && d->configuration;
+}
+
+static bool copy_blobs(const struct job *job, struct checkpoint_order *order)
+{
+    order->blobs = calloc(job->world.size, sizeof(*order->blobs));
+    for (unsigned r = job->world.first; order->blobs && r < job->world.end; r++) {
+        const struct blob *blob = &job->ranks[r].blob_committed;
+        struct checkpoint_blob *copy = &order->blobs[order->n_blobs];
+
+        if (!blob->data)
+            continue;
+        *copy = (struct checkpoint_blob){.rank = r, .data = malloc(blob->n_bytes + 1), .n_bytes = blob->n_bytes};
+        if (!copy->data)
+            return false;
+        memcpy(copy->data, blob->data, blob->n_bytes);
+        order->n_blobs++;
+    }
+    return order->blobs != NULL;
+}
+
+static void *write_it(void *userdata)
+{
+    struct saving *saving = userdata;
+
+    (void)failpoint("save");
+    saving->result = checkpoint_write(&saving->order, saving->why, sizeof(saving->why));
+    saving->ended_ns = saving->job->ops.now_ns(saving->job->ops.userdata);
+    atomic_store(&saving->written, true);
+    return NULL;
+}
+
+static void saving_free(struct saving *saving)
+{
+    snapshot_free(saving->order.snapshot);
+    checkpoint_order_deinit(&saving->order);
+    free(saving);
+}
+
+static int prepare(struct job *job, struct saving *saving)
+{
+    struct checkpoint_order *order = &saving->order;
+    const uint32_t n_params = job->layout->n_params;
+
+    order->dir = job->config->checkpoint.dir;
+    order->disk = &disk_system;
+    order->state = job->state;
+    order->kernels = job->kernels;
+    order->optimizer = job->config->optimizer.type;
+    order->save_total_limit = job->config->checkpoint.save_total_limit;
+    order->counts = calloc(n_params, sizeof(*order->counts));
+    if (!describe(job, &order->description) || !order->counts || !copy_blobs(job, order))
+        return -ENOMEM;
+    memcpy(order->counts, job->state->progress.counts, n_params * sizeof(*order->counts));
+    return 0;
+}
+
+/* ---- how it ends --------------------------------------------------------------------------------------- */
+
+static void note_saved(struct job *job, const struct saving *saving)
+{
+    struct job_save *save = &job->save;
+    char name[FOLDER_NAME_BYTES];
+
+    folder_name(name, saving->order.description.step);
+    save->n_saved++;
+    save->last_step = saving->order.description.step;
+    save->last_bytes = saving->order.n_bytes;
+    save->last_ns = saving->ended_ns - saving->began_ns;
+    save->last_waited_ns = snapshot_waited_ns(saving->order.snapshot);
+    save->last_ended_ns = job_now(job);
+    free(steal_ptr(save->why));
+    log_notice("saved %s/%s: %.1f MB in %.1f s; at most %.1f MB were put aside, and updates waited %.1f s for the disk",
+               job->config->checkpoint.dir, name, (double)save->last_bytes / 1e6, (double)save->last_ns / 1e9,
+               (double)snapshot_peak_bytes(saving->order.snapshot) / 1e6, (double)save->last_waited_ns / 1e9);
+}
+
+/* Training goes on, and so does what is on the disk. */
+static void note_failure(struct job *job, uint64_t step, const char *why)
+{
+    struct evidence_at at = {.rank = -1, .step = (int64_t)step, .micro_batch = -1};
+
+    job->save.n_failed++;
+    free(job->save.why);
+    job->save.why = strdup(why);
+    job_keep(job, cause_not_saved(&at, job->config->checkpoint.dir, why));
+}
+
+/* failure: NULL, it is on the disk. */
+static void answer_ranks(struct job *job, uint64_t step, const char *failure)
+{
+    struct evidence_at at = {.rank = -1, .step = (int64_t)step, .micro_batch = -1};
+
+    for (unsigned r = job->world.first; r < job->world.end; r++) {
+        struct job_rank *rank = &job->ranks[r];
+
+        if (rank->wait != WAIT_SAVE || rank->save_step > step)
+            continue;
+        if (failure)
+            job_refuse(job, rank, job_keep(job, cause_not_saved(&at, job->config->checkpoint.dir, failure)), false);
+        else
+            job_answer_done(job, rank);
+    }
+}
+
+/* The staging copy is not needed any more. */
+static void give_copy_back(struct job *job)
+{
+    if (!job->save.copy_charge.quota)
+        return;
+    executor_empty(job->executor);
+    charge_deinit(&job->save.copy_charge);
+}
+
+static void end(struct job *job)
+{
+    struct saving *saving = steal_ptr(job->save.now);
+    uint64_t step = saving->order.description.step;
+
+    pthread_join(saving->thread, NULL);
+    job->state->snapshot = NULL;
+    if (saving->result == 0)
+        note_saved(job, saving);
+    else if (saving->result != -ECANCELED)
+        note_failure(job, step, saving->why);
+    answer_ranks(job, step,
+                 saving->result == 0            ? NULL
+                 : saving->result == -ECANCELED ? "it was given up"
+                                                : saving->why);
+    saving_free(saving);
+    give_copy_back(job);
+    snapshot_pool_rest(job->save.pool->pool);
+    job_todo(job);
+}
+
+void save_cancel(struct job *job)
+{
+    if (job->save.now && !job->save.now->loads) { /* else loaded() comes when the executor stops */
+        atomic_store(&job->save.now->order.cancelled, true);
+        snapshot_give_up(job->save.now->order.snapshot);
+        end(job);
+    }
+    free_pool(job);
+    /* The next run's step of that number is another one. */
+    job->save.wanted = job->save.has_step = false;
+    job->save.last_step = job->save.last_ended_ns = 0;
+}
+
+void save_forget(struct job *job)
+{
+    free(job->save.why);
+    job->save = (struct job_save){0};
+}
+
+/* ---- when it begins ------------------------------------------------------------------------------------ */
+
+/* Nothing is on the disk. r: why, a negative errno. */
+static void give_up(struct job *job, int r)
+{
+    struct saving *saving = steal_ptr(job->save.now);
+    const char *why = r == -ENOMEM && job->executor->copy_bytes > 0
+                          ? "there is no memory for a copy of what is on the GPUs, from which it is written"
+                          : strerror(-r);
+
+    job->state->snapshot = NULL;
+    if (saving)
+        saving_free(saving);
+    give_copy_back(job);
+    note_failure(job, job->save.step, why);
+    answer_ranks(job, job->save.step, why);
+}
+
+/* The state lies in host memory. */
+static int start_writing(struct job *job)
+{
+    struct saving *saving = job->save.now;
+    int r = snapshot_new(&saving->order.snapshot, job->state, job->save.pool->pool);
+
+    if (r == 0 && job->executor->copy_bytes == 0)
+        job->state->snapshot = saving->order.snapshot;
+    return r == 0 ? -pthread_create(&saving->thread, NULL, write_it, saving) : r;
+}
+
+static void loaded(void *userdata, int result)
+{
+    struct job *job = userdata;
+    int r;
+
+    job->work.n_io--;
+    job->save.now->loads = false;
+    if (result == -ECANCELED) { /* the job goes */
+        saving_free(steal_ptr(job->save.now));
+        charge_deinit(&job->save.copy_charge);
+        job_todo(job);
+        return;
+    }
+    r = result < 0 ? result : start_writing(job);
+    if (r < 0)
+        give_up(job, r);
+    job_todo(job);
+}
+
+/* Return: 0, loaded() follows; 1, the state is in host memory anyway; or -errno. */
+static int load(struct job *job)
+{
+    int r = job_charge_copy(job, &job->save.copy_charge);
+
+    if (r < 0)
+        return r;
+    r = executor_load(job->executor, loaded, job);
+    job->save.now->loads = r == 0;
+    job->work.n_io += r == 0;
+    return r;
+}
+
+static void begin(struct job *job)
+{
+    struct saving *saving = calloc(1, sizeof(*saving));
+    int r = saving ? prepare(job, saving) : -ENOMEM;
+
+    job->save.now = saving;
+    job->save.wanted = false;
+    job->save.has_step = true;
+    job->save.step = job->state->progress.epoch;
+    job->save.begun_ns = job_now(job);
+    if (r == 0) {
+        saving->job = job;
+        saving->began_ns = job->save.begun_ns;
+        r = load(job);
+    }
+    if (r == 1)
+        r = start_writing(job);
+    if (r < 0)
+        give_up(job, r);
+}
+
+/* No work reads or writes masters, moments or weights, nor has any to. */
+static bool is_at_rest(const struct job *job)
+{
+    bool step = job->phase == JOB_TRAINING || job->phase == JOB_ABORTING || job->phase == JOB_WINDOW;
+
+    /* A window may need the staging copy, also a forgotten one that is still being filled. */
+    if (job->executor->copy_bytes > 0)
+        step = job->phase == JOB_TRAINING && !job->window;
+    return job->run.has_weights && !job->run.survival.replays && !job->run.stopping && step;
+}
+
+/* Was a checkpoint of the last committed step begun already? */
+static bool was_begun(const struct job *job)
+{
+    return job->save.has_step && job->save.step == job->state->progress.epoch && job->state->progress.n_windows == 0;
+}
+
+/* Is the last committed step on the disk? */
+static bool is_saved(const struct job *job)
+{
+    return was_begun(job) && !job->save.now && !job->save.why;
+}
+
+static bool saves_by_itself(const struct job *job)
+{
+    return job->config->checkpoint.save_steps > 0 || job->config->checkpoint.save_interval_ms > 0;
+}
+
+static bool is_due(const struct job *job)
+{
+    const struct config_checkpoint *config = &job->config->checkpoint;
+    const struct job_save *save = &job->save;
+    uint64_t step = job->state->progress.epoch, since = save->has_step ? save->step : 0;
+
+    if (save->wanted) /* one that failed is tried again */
+        return !is_saved(job);
+    if (step == 0 || was_begun(job))
+        return false;
+    return (config->save_steps > 0 && step / config->save_steps > since / config->save_steps) ||
+           (config->save_interval_ms > 0 &&
+            job_now(job) - save->begun_ns >= config->save_interval_ms * UINT64_C(1000000));
+}
+
+void save_settle(struct job *job)
+{
+    /* An update may be looking at the snapshot, though there is nothing more to put aside. */
+    if (job->save.now && !job->save.now->loads && job->phase != JOB_UPDATING && atomic_load(&job->save.now->written)) {
+        end(job);
+        window_go_on(job);
+    }
+    if (!job->state || !job->config->checkpoint.dir || job->save.now || !is_at_rest(job))
+        return;
+    if (!job->save.begun_ns)
+        job->save.begun_ns = job_now(job); /* save_interval counts from the job's first step */
+    if (!job->save.pool && (saves_by_itself(job) || job->save.wanted) && make_pool(job) < 0) {
+        note_failure(job, job->state->progress.epoch, "no memory");
+        job->save.wanted = false;
+    }
+    if (!job->save.pool || !atomic_load(&job->save.pool->warm))
+        return;
+    if (is_due(job))
+        begin(job);
+    else
+        job->save.wanted = false; /* it is saved already */
+}
+
+const char *job_save(struct job *job)
+{
+    if (!job->config->checkpoint.dir)
+        return "the configuration has no checkpoint.dir";
+    if (!job->run.has_weights)
+        return "the job has no weights yet";
+    job->save.wanted = true;
+    job_todo(job);
+    return NULL;
+}
+
+void job_save_checkpoint(struct job *job, struct job_rank *rank, const struct request_save_checkpoint *request)
+{
+    struct evidence_at at = job_at(job, rank);
+    const char *why = job_save(job);
+
+    if (why) {
+        job_refuse(job, rank, job_keep(job, cause_not_saved(&at, job->config->checkpoint.dir, why)), false);
+        return;
+    }
+    if (!request->wait || is_saved(job)) {
+        job_answer_done(job, rank);
+        return;
+    }
+    rank->save_step = job->state->progress.epoch;
+    job_wait(job, rank, WAIT_SAVE);
+}
+
+bool save_loads(const struct job *job)
+{
+    return job->save.now && job->save.now->loads;
+}
+
+bool save_has_copy(const struct job *job)
+{
+    return job->save.now && job->executor->copy_bytes > 0;
+}
+
+bool save_is_busy(const struct job *job)
+{
+    return job->save.now || job->save.wanted;
+}
+
+uint64_t save_progress(const struct job *job)
+{
+    return job->save.now ? atomic_load_explicit(&job->save.now->order.n_bytes_done, memory_order_relaxed) : 0;
+}
+
+void save_describe(const struct job *job, struct save_view *out)
+{
+    const struct saving *saving = job->save.now;
+
+    *out = (struct save_view){.is_saved = job->state && job->config->checkpoint.dir && is_saved(job)};
+    if (!saving)
+        return;
+    out->is_saving = true;
+    out->is_current = was_begun(job);
+    out->step = saving->order.description.step;
+    out->n_bytes_done = save_progress(job);
+    out->n_bytes = atomic_load_explicit(&saving->order.n_bytes, memory_order_relaxed);
+    out->began_ns = saving->began_ns;
+    out->waited_ns = saving->order.snapshot ? snapshot_waited_ns(saving->order.snapshot) : 0;
+}

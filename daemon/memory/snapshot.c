@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A snapshot (snapshot.h): the state of each array of each chunk, and the pool. */
+
+#include "daemon/memory/snapshot.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "core/base/base.h"
+#include "core/base/failpoint.h"
+#include "core/layout/layout.h"
+
+enum {
+    SLOT_BYTES = 64 * 1024, /* picked: a chunk of fp32 takes four, a small parameter wastes less than one */
+    NO_SLOT = UINT32_MAX,
+};
+
+enum progress { UNREAD, HELD, ASIDE, READ };
+
+struct entry {
+    _Atomic(uint8_t) progress;
+    uint32_t first_slot; /* ASIDE */
+};
+
+struct snapshot {
+    const struct state *state;
+    struct entry *entries; /* SNAPSHOT_N_ARRAYS of each chunk */
+
+    uint8_t *pool; /* borrowed; NULL: none */
+    size_t n_slots;
+    uint32_t *next; /* of a slot: of those that are free, or of those of one array */
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* a slot is free, or an array was read */
+    uint32_t first_free;
+    size_t n_free;
+    _Atomic(size_t) n_least_free;
+    unsigned n_waiting;
+    atomic_bool over;
+    _Atomic(uint64_t) waited_ns;
+};
+
+/* ---- the pool's memory --------------------------------------------------------------------------------- */
+
+struct snapshot_pool {
+    uint8_t *map; /* NULL: none */
+    size_t n_slots;
+    atomic_bool stops;
+};
+
+int snapshot_pool_new(struct snapshot_pool **out, uint64_t n_bytes)
+{
+    struct snapshot_pool *pool = calloc(1, sizeof(*pool));
+
+    if (!pool)
+        return -ENOMEM;
+    pool->n_slots = MIN(n_bytes / SLOT_BYTES, (uint64_t)NO_SLOT - 1);
+    if (pool->n_slots > 0)
+        pool->map = mmap(NULL, pool->n_slots * SLOT_BYTES, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pool->map == MAP_FAILED) {
+        free(pool);
+        return -ENOMEM;
+    }
+    if (pool->map)
+        (void)madvise(pool->map, pool->n_slots * SLOT_BYTES, MADV_HUGEPAGE);
+    *out = pool;
+    return 0;
+}
+
+void snapshot_pool_free(struct snapshot_pool *pool)
+{
+    if (pool && pool->map)
+        munmap(pool->map, pool->n_slots * SLOT_BYTES);
+    free(pool);
+}
+
+void snapshot_pool_warm(struct snapshot_pool *pool)
+{
+    enum { PIECE_BYTES = 16 << 20 }; /* picked: others get the memory's lock in between */
+    size_t n_bytes = pool->n_slots * SLOT_BYTES;
+
+    for (size_t at = 0; at < n_bytes && !pool->stops; at += PIECE_BYTES)
+        (void)madvise(pool->map + at, MIN(n_bytes - at, (size_t)PIECE_BYTES), MADV_POPULATE_WRITE);
+}
+
+void snapshot_pool_stop_warming(struct snapshot_pool *pool)
+{
+    pool->stops = true;
+}
+
+void snapshot_pool_rest(struct snapshot_pool *pool)
+{
+    if (pool->map)
+        (void)madvise(pool->map, pool->n_slots * SLOT_BYTES, MADV_FREE);
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+/* Return: 0 or -ENOMEM. */
+static int make_slots(struct snapshot *s, const struct snapshot_pool *pool)
+{
+    s->pool = pool->map;
+    s->n_slots = s->n_free = s->n_least_free = pool->n_slots;
+    s->first_free = NO_SLOT;
+    if (s->n_slots == 0)
+        return 0;
+    s->next = calloc(s->n_slots, sizeof(*s->next));
+    if (!s->next)
+        return -ENOMEM;
+    for (size_t i = s->n_slots; i-- > 0;) {
+        s->next[i] = s->first_free;
+        s->first_free = (uint32_t)i;
+    }
+    return 0;
+}
+
+int snapshot_new(struct snapshot **out, const struct state *state, struct snapshot_pool *pool)
+{
+    struct snapshot *s = calloc(1, sizeof(*s));
+    int r;
+
+    if (!s)
+        return -ENOMEM;
+    s->state = state;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->changed, NULL);
+    s->entries = calloc((size_t)state->layout->n_chunks + 1, sizeof(*s->entries) * SNAPSHOT_N_ARRAYS);
+    r = s->entries ? make_slots(s, pool) : -ENOMEM;
+    if (r < 0) {
+        snapshot_free(s);
+        return r;
+    }
+    *out = s;
+    return 0;
+}
+
+void snapshot_free(struct snapshot *s)
+{
+    if (!s)
+        return;
+    free(s->next);
+    free(s->entries);
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+/* ---- arrays -------------------------------------------------------------------------------------------- */
+
+static struct entry *entry_of(const struct snapshot *s, uint32_t chunk, enum snapshot_array array)
+{
+    return &s->entries[(size_t)chunk * SNAPSHOT_N_ARRAYS + array];
+}
+
+/* NULL: there is none. */
+static uint8_t *array_of(const struct snapshot *s, uint32_t id, enum snapshot_array array)
+{
+    const struct layout_chunk *chunk = &s->state->layout->chunks[id];
+    const struct layout_param *p = &s->state->layout->params[chunk->param];
+
+    if (!state_owns(s->state, chunk->rank))
+        return NULL;
+    if (array == SNAPSHOT_WEIGHTS)
+        return p->dtype == DTYPE_F32 || s->state->stage == 3 ? NULL
+                                                             : state_weights(s->state, chunk->param, chunk->start_elem);
+    return (uint8_t *)state_values(s->state, (enum state_kind)array, p->bucket, p->offset_elems + chunk->start_elem);
+}
+
+static size_t array_bytes(const struct snapshot *s, uint32_t id, enum snapshot_array array)
+{
+    const struct layout_chunk *chunk = &s->state->layout->chunks[id];
+
+    return chunk->n_elems * (array == SNAPSHOT_WEIGHTS ? 2 : sizeof(float));
+}
+
+/* Return: whether it was as expected, and is held now. */
+static bool hold(struct entry *entry, uint8_t expected)
+{
+    return atomic_compare_exchange_strong_explicit(&entry->progress, &expected, HELD, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
+static void set(struct entry *entry, uint8_t progress)
+{
+    atomic_store_explicit(&entry->progress, progress, memory_order_release);
+}
+
+static uint8_t get(struct entry *entry)
+{
+    return atomic_load_explicit(&entry->progress, memory_order_acquire);
+}
+
+/* ---- the pool ------------------------------------------------------------------------------------------ */
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* Locked. Return: the first of n slots; there are as many. */
+static uint32_t take_slots(struct snapshot *s, size_t n)
+{
+    uint32_t first = s->first_free, last = first;
+
+    for (size_t i = 1; i < n; i++)
+        last = s->next[last];
+    s->first_free = s->next[last];
+    s->next[last] = NO_SLOT;
+    s->n_free -= n;
+    if (s->n_free < s->n_least_free)
+        s->n_least_free = s->n_free;
+    return first;
+}
+
+static void give_slots(struct snapshot *s, uint32_t first)
+{
+    uint32_t last = first;
+    size_t n = 1;
+
+    pthread_mutex_lock(&s->lock);
+    for (; s->next[last] != NO_SLOT; n++)
+        last = s->next[last];
+    s->next[last] = s->first_free;
+    s->first_free = first;
+    s->n_free += n;
+    if (s->n_waiting > 0)
+        pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Something was read: who waits for it, or for its slots, looks again. */
+static void say_changed(struct snapshot *s)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->n_waiting > 0)
+        pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Waits until there are n slots, or the array is no longer unread. Return: the first slot, or NO_SLOT. */
+static uint32_t wait_for_slots(struct snapshot *s, struct entry *entry, size_t n)
+{
+    uint32_t slot = NO_SLOT;
+    uint64_t since = 0;
+
+    pthread_mutex_lock(&s->lock);
+    while (s->n_free < n && get(entry) == UNREAD && !s->over) {
+        since = since ? since : now_ns();
+        s->n_waiting++;
+        pthread_cond_wait(&s->changed, &s->lock);
+        s->n_waiting--;
+    }
+    if (s->n_free >= n && !s->over)
+        slot = take_slots(s, n);
+    pthread_mutex_unlock(&s->lock);
+    if (since)
+        atomic_fetch_add(&s->waited_ns, now_ns() - since);
+    return slot;
+}
+
+static void to_slots(struct snapshot *s, uint32_t slot, const uint8_t *src, size_t n_bytes)
+{
+    for (size_t at = 0; at < n_bytes; at += SLOT_BYTES, slot = s->next[slot])
+        memcpy(s->pool + (size_t)slot * SLOT_BYTES, src + at, MIN(n_bytes - at, (size_t)SLOT_BYTES));
+}
+
+static void from_slots(const struct snapshot *s, uint32_t slot, uint8_t *dst, size_t n_bytes)
+{
+    for (size_t at = 0; at < n_bytes; at += SLOT_BYTES, slot = s->next[slot])
+        memcpy(dst + at, s->pool + (size_t)slot * SLOT_BYTES, MIN(n_bytes - at, (size_t)SLOT_BYTES));
+}
+
+/* ---- verbs --------------------------------------------------------------------------------------------- */
+
+void snapshot_read(struct snapshot *s, uint32_t chunk, enum snapshot_array array, void *dst, bool last)
+{
+    struct entry *entry = entry_of(s, chunk, array);
+    const uint8_t *src = array_of(s, chunk, array);
+    size_t n_bytes = array_bytes(s, chunk, array);
+
+    for (;;) {
+        if (hold(entry, UNREAD)) {
+            memcpy(dst, src, n_bytes);
+            set(entry, last ? READ : UNREAD);
+            break;
+        }
+        if (hold(entry, ASIDE)) {
+            from_slots(s, entry->first_slot, dst, n_bytes);
+            if (last)
+                give_slots(s, entry->first_slot);
+            set(entry, last ? READ : ASIDE);
+            break;
+        }
+        sched_yield();
+    }
+    say_changed(s);
+}
+
+static void put_aside(struct snapshot *s, uint32_t chunk, enum snapshot_array array)
+{
+    struct entry *entry = entry_of(s, chunk, array);
+    const uint8_t *src = array_of(s, chunk, array);
+    size_t n_bytes = src ? array_bytes(s, chunk, array) : 0;
+    uint32_t slot;
+
+    while (src && !s->over && get(entry) != READ && get(entry) != ASIDE) {
+        if (get(entry) == HELD) {
+            sched_yield();
+            continue;
+        }
+        slot = wait_for_slots(s, entry, div_round_up(n_bytes, SLOT_BYTES));
+        if (slot == NO_SLOT)
+            continue;
+        if (!hold(entry, UNREAD)) {
+            give_slots(s, slot);
+            continue;
+        }
+        to_slots(s, slot, src, n_bytes);
+        entry->first_slot = slot;
+        set(entry, ASIDE);
+    }
+}
+
+void snapshot_put_aside(struct snapshot *s, uint32_t chunk)
+{
+    (void)failpoint("aside");
+    for (int array = 0; array < SNAPSHOT_N_ARRAYS; array++)
+        put_aside(s, chunk, (enum snapshot_array)array);
+}
+
+void snapshot_give_up(struct snapshot *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->over = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+uint64_t snapshot_waited_ns(const struct snapshot *s)
+{
+    return atomic_load(&s->waited_ns);
+}
+
+uint64_t snapshot_peak_bytes(const struct snapshot *s)
+{
+    return (s->n_slots - s->n_least_free) * SLOT_BYTES;
+}

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The companion process (companion.h). It runs in the memory of the daemon, so it calls nothing but the kernel. */
+
+#include "daemon/server/companion.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_THREAD__)
+
+/* The sanitizer keeps its own state in the memory of each thread, and this one has none of its own. */
+int companion_start(void)
+{
+    return -ENOTSUP;
+}
+
+void companion_stop(int pid)
+{
+    (void)pid;
+}
+
+#else
+
+enum {
+    STACK_BYTES = 16 * 1024,
+    ROUND_US = 50,
+    MAX_ROUNDS = 20000, /* a second in all, for it to begin */
+};
+
+static _Alignas(64) uint8_t stack[STACK_BYTES];
+static pid_t daemon_pid;
+static struct pollfd end; /* of the daemon */
+static atomic_int state;  /* 0: it begins; 1: it is ready; -1: it cannot be, and ends */
+
+/* The daemon has ended when all its threads have. The signal of its death (PR_SET_PDEATHSIG) comes before that, when
+ * the main thread ends; if a worker ends later than the companion, it is the worker that takes the address space apart.
+ */
+static bool watch_daemon(void)
+{
+    if (syscall(SYS_close_range, 0, ~0U, 0) < 0)
+        return false;
+    end = (struct pollfd){.fd = (int)syscall(SYS_pidfd_open, daemon_pid, 0), .events = POLLIN};
+    return end.fd >= 0 && syscall(SYS_getppid) == daemon_pid; /* else it has died, and its number may be another's */
+}
+
+/* errno is the main thread's, which waits until `state` is set. The call after that cannot fail: no signal interrupts
+ * it. */
+static int run(void *unused)
+{
+    (void)unused;
+    syscall(SYS_prctl, PR_SET_NAME, "zerod-memory", 0, 0, 0);
+    if (!watch_daemon()) {
+        atomic_store(&state, -1);
+        return 1;
+    }
+    atomic_store(&state, 1);
+    syscall(SYS_ppoll, &end, 1, NULL, NULL, 0);
+    return 0;
+}
+
+int companion_start(void)
+{
+    sigset_t all, before;
+    int pid, r;
+
+    sigfillset(&all);
+    daemon_pid = getpid();
+    atomic_store(&state, 0);
+    sigprocmask(SIG_SETMASK, &all, &before); /* it inherits the mask, and must not run handlers of the daemon */
+    pid = clone(run, stack + sizeof(stack), CLONE_VM, NULL);
+    r = pid < 0 ? -errno : pid;
+    for (unsigned i = 0; pid > 0 && atomic_load(&state) == 0 && i < MAX_ROUNDS; i++)
+        usleep(ROUND_US);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    if (pid > 0 && atomic_load(&state) != 1) {
+        companion_stop(pid);
+        return -ENOSYS;
+    }
+    return r;
+}
+
+void companion_stop(int pid)
+{
+    (void)kill(pid, SIGKILL);
+    while (waitpid(pid, NULL, __WCLONE) < 0 && errno == EINTR)
+        ;
+}
+
+#endif

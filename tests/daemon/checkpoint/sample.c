@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "tests/daemon/checkpoint/sample.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "core/base/base.h"
+#include "daemon/checkpoint/disk.h"
+#include "daemon/checkpoint/write.h"
+#include "daemon/memory/snapshot.h"
+#include "kernels/kernels.h"
+
+const struct sample_param sample_small[3] = {
+    {"w", DTYPE_BF16, false, 1, {40}}, {"b", DTYPE_F32, false, 1, {8}}, {"f", DTYPE_F16, true, 1, {5}}};
+
+static const struct sample_param all_kinds[] = {
+    {"layers.0.weight", DTYPE_BF16, false, 2, {300, 257}},
+    {"layers.0.bias", DTYPE_F32, false, 1, {257}},
+    {"b\xff"
+     "d \"name\"",
+     DTYPE_F16,
+     false,
+     3,
+     {3, 1, 11}},
+    {"scalar", DTYPE_F32, false, 0, {0}},
+    {"half scalar", DTYPE_BF16, false, 0, {0}},
+    {"empty", DTYPE_BF16, false, 2, {5, 0}},
+    {"embedding", DTYPE_F32, true, 2, {10, 3}},
+    {"frozen.half", DTYPE_BF16, true, 1, {7}},
+    {"frozen.empty", DTYPE_F16, true, 1, {0}},
+    {"wide", DTYPE_F32, false, 1, {70001}},
+    {"", DTYPE_F16, false, 1, {1}},
+    {"(buffers)", DTYPE_F32, true, 1, {6}}, /* not the model's */
+    {"(half)", DTYPE_BF16, false, 1, {3}},
+    {"(wide)", DTYPE_F32, false, 1, {2}},
+};
+
+static const char *const optimizer_names[N_OPTIMIZERS] = {"AdamW", "Adam", "SGD", "Lion", "Adagrad"};
+
+static const struct kernels *kernels(void)
+{
+    static const struct kernels *chosen;
+    char why[128];
+
+    if (!chosen)
+        assert_int_equal(kernels_select(&chosen, NULL, why, sizeof(why)), 0);
+    return chosen;
+}
+
+struct sample *sample_new(const struct sample_options *options)
+{
+    struct sample *s = calloc(1, sizeof(*s));
+    const struct hyper hyper = {.momentum = options->no_momentum ? 0 : 0.9, .adam_w_mode = true};
+    struct layout_decl decls[16];
+    struct state_options o;
+    uint32_t bad;
+
+    s->options = *options;
+    if (!options->params) {
+        s->options.params = all_kinds;
+        s->options.n_params = ARRAY_SIZE(all_kinds);
+    }
+    for (size_t i = 0; i < s->options.n_params; i++) {
+        const struct sample_param *p = &s->options.params[i];
+
+        decls[i] = (struct layout_decl){.name = p->name,
+                                        .name_len = strlen(p->name),
+                                        .dtype = p->dtype,
+                                        .grad_dtype = p->dtype,
+                                        .trainable = !p->frozen,
+                                        .n_dims = p->n_dims,
+                                        .shape = p->shape};
+    }
+    assert_int_equal(
+        layout_new(&s->layout, decls, (uint32_t)s->options.n_params, options->world_size, options->bucket_elems, &bad),
+        0);
+    o = (struct state_options){.layout = s->layout,
+                               .stage = options->stage,
+                               .n_ranks = options->world_size,
+                               .moments = optimizer_moments(options->optimizer, &hyper)};
+    assert_int_equal(state_new(&s->state, &o), 0);
+    return s;
+}
+
+void sample_free(struct sample *s)
+{
+    state_free(s->state);
+    layout_free(s->layout);
+    free(s);
+}
+
+/* ---- values -------------------------------------------------------------------------------------------- */
+
+enum { FROZEN = STATE_N_KINDS, COUNT, BLOB };
+
+static uint64_t mix(uint64_t seed, uint64_t param, unsigned kind, uint64_t elem)
+{
+    uint64_t x = (seed * 0x9e3779b97f4a7c15 + param) * 0xbf58476d1ce4e5b9 + kind + elem * 0x94d049bb133111eb;
+
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+}
+
+/* Any bits, NaNs too; but numbers where they are rounded. */
+static float value_of(uint64_t seed, uint64_t param, enum state_kind kind, uint64_t elem, bool rounded)
+{
+    uint64_t x = mix(seed, param, kind, elem);
+    uint32_t bits = (uint32_t)x;
+    float value = (float)(int32_t)bits * 1e-8f;
+
+    if (!rounded)
+        memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+static uint64_t count_of(uint64_t seed, uint64_t param)
+{
+    return mix(seed, param, COUNT, 0) % (1 << 24);
+}
+
+/* Fills n elements, or compares them. Return: whether they are equal. */
+static bool visit(void *at, const void *expected, size_t n_bytes, bool fill)
+{
+    if (fill && n_bytes > 0)
+        memcpy(at, expected, n_bytes);
+    return n_bytes == 0 || memcmp(at, expected, n_bytes) == 0;
+}
+
+static bool visit_frozen(const struct sample *s, uint32_t id, uint64_t seed, bool fill)
+{
+    const struct layout_param *p = &s->layout->params[id];
+    size_t n = p->n_elems * dtype_size(p->dtype);
+    _cleanup_free_ uint8_t *bytes = malloc(n + 1);
+
+    for (size_t i = 0; i < n; i++)
+        bytes[i] = (uint8_t)mix(seed, id, FROZEN, i);
+    return visit(state_frozen(s->state, id), bytes, n, fill);
+}
+
+static bool visit_trainable(const struct sample *s, uint32_t id, uint64_t seed, bool fill)
+{
+    const struct layout_param *p = &s->layout->params[id];
+    bool is_short = p->dtype != DTYPE_F32, equal = true;
+    _cleanup_free_ float *values = malloc((p->n_elems + 1) * sizeof(*values));
+    _cleanup_free_ uint16_t *rounded = malloc((p->n_elems + 1) * sizeof(*rounded));
+
+    for (unsigned kind = STATE_N_KINDS; kind-- > 0;) { /* the masters last */
+        float *at = state_values(s->state, kind, p->bucket, p->offset_elems);
+
+        for (uint64_t i = 0; i < p->n_elems; i++)
+            values[i] = value_of(seed, id, kind, i, is_short && kind == STATE_MASTER);
+        if (at)
+            equal &= visit(at, values, p->n_elems * sizeof(*values), fill);
+    }
+    if (is_short && s->options.stage != 3) {
+        kernels()->convert_from_f32(rounded, values, p->dtype, p->n_elems);
+        equal &= visit(state_weights(s->state, id, 0), rounded, p->n_elems * sizeof(*rounded), fill);
+    }
+    return equal && visit(&s->state->progress.counts[id], &(uint64_t){count_of(seed, id)}, sizeof(uint64_t), fill);
+}
+
+static bool visit_all(const struct sample *s, uint64_t seed, bool fill)
+{
+    bool equal = true;
+
+    for (uint32_t i = 0; i < s->layout->n_params; i++)
+        equal &= s->layout->params[i].trainable ? visit_trainable(s, i, seed, fill) : visit_frozen(s, i, seed, fill);
+    return equal;
+}
+
+void sample_fill(struct sample *s, uint64_t seed)
+{
+    visit_all(s, seed, true);
+}
+
+bool sample_is(const struct sample *s, uint64_t seed)
+{
+    return visit_all(s, seed, false);
+}
+
+/* ---- saving -------------------------------------------------------------------------------------------- */
+
+/* Every other rank has stored something, rank 2 nothing at all of it. */
+static size_t blob_bytes(unsigned rank)
+{
+    return rank == 2 ? 0 : 100 + 1000 * rank;
+}
+
+static uint8_t *blob_of(uint64_t seed, unsigned rank)
+{
+    uint8_t *bytes = malloc(blob_bytes(rank) + 1);
+
+    for (size_t i = 0; i < blob_bytes(rank); i++)
+        bytes[i] = (uint8_t)mix(seed, rank, BLOB, i);
+    return bytes;
+}
+
+int sample_save(struct sample *s, uint64_t seed, const struct sample_save *save, char *why)
+{
+    struct checkpoint_order order = {.dir = save->dir,
+                                     .disk = save->disk ? save->disk : &disk_hasty,
+                                     .state = s->state,
+                                     .kernels = kernels(),
+                                     .optimizer = s->options.optimizer,
+                                     .save_total_limit = save->save_total_limit,
+                                     .cancelled = save->cancelled,
+                                     .description = {.version = strdup("0"),
+                                                     .job = strdup("job"),
+                                                     .optimizer = strdup(optimizer_names[s->options.optimizer]),
+                                                     .configuration = strdup(""),
+                                                     .step = save->step,
+                                                     .world_size = s->options.world_size,
+                                                     .n_nodes = 1,
+                                                     .stage = s->options.stage}};
+    struct snapshot_pool *pool;
+    int r;
+
+    sample_fill(s, seed);
+    order.counts = calloc(s->layout->n_params, sizeof(*order.counts));
+    memcpy(order.counts, s->state->progress.counts, s->layout->n_params * sizeof(*order.counts));
+    order.blobs = calloc(s->options.world_size, sizeof(*order.blobs));
+    for (unsigned rank = 0; rank < s->options.world_size; rank += 2)
+        order.blobs[order.n_blobs++] = (struct checkpoint_blob){rank, blob_of(seed, rank), blob_bytes(rank)};
+    assert_int_equal(snapshot_pool_new(&pool, 1 << 20), 0);
+    assert_int_equal(snapshot_new(&order.snapshot, s->state, pool), 0);
+    *why = '\0';
+    r = checkpoint_write(&order, why, SAMPLE_WHY_BYTES);
+    if (r == 0)
+        assert_int_equal(order.n_bytes_done, order.n_bytes);
+    snapshot_free(order.snapshot);
+    snapshot_pool_free(pool);
+    checkpoint_order_deinit(&order);
+    return r;
+}
+
+/* ---- loading ------------------------------------------------------------------------------------------- */
+
+static void check_blobs(const struct loading *loading, uint64_t seed)
+{
+    const struct description *d = loading_description(loading);
+
+    for (unsigned rank = 0; rank < d->world_size + 2; rank++) {
+        size_t n_bytes = 12345;
+        const void *blob = loading_blob(loading, rank, &n_bytes);
+        uint8_t *expected;
+
+        if (rank % 2 == 1 || rank >= d->world_size) {
+            assert_null(blob);
+            continue;
+        }
+        expected = blob_of(seed, rank);
+        assert_non_null(blob);
+        assert_int_equal(n_bytes, blob_bytes(rank));
+        assert_memory_equal(blob, expected, n_bytes);
+        free(expected);
+    }
+}
+
+int sample_load(struct sample *s, const struct sample_load *load, uint64_t *step, char *why)
+{
+    const struct loading_options options = {.dir = load->dir,
+                                            .path = load->path,
+                                            .before_step = load->before_step ? load->before_step : UINT64_MAX,
+                                            .state = s->state,
+                                            .optimizer = s->options.optimizer,
+                                            .optimizer_name = optimizer_names[s->options.optimizer],
+                                            .strict = load->strict};
+    struct loading *loading = NULL;
+    int r;
+
+    *why = '\0';
+    r = loading_open(&loading, &options, why);
+    assert_true(r == 0 || r == 1 || *why);
+    if (r != 0)
+        return r;
+    for (uint32_t i = loading_n_pieces(loading); r == 0 && i-- > 0;) /* any order will do */
+        r = loading_read(loading, i);
+    if (r == 0) {
+        loading_finish(loading);
+        *step = loading_description(loading)->step;
+        if (load->seed)
+            check_blobs(loading, load->seed);
+    }
+    snprintf(why, SAMPLE_WHY_BYTES, "%s", r == 0 ? loading_note(loading) : loading_why(loading));
+    loading_free(loading);
+    return r;
+}
+
+/* ---- a disk, and folders ------------------------------------------------------------------------------- */
+
+static int hasty_make_folder(const struct disk *disk, int dir, const char *name)
+{
+    (void)disk;
+    return disk_system.make_folder(&disk_system, dir, name);
+}
+
+static int hasty_open_folder(const struct disk *disk, int dir, const char *name)
+{
+    (void)disk;
+    return disk_system.open_folder(&disk_system, dir, name);
+}
+
+static int hasty_create(const struct disk *disk, int dir, const char *name)
+{
+    int fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+
+    (void)disk;
+    return fd < 0 ? -errno : fd;
+}
+
+/* Also checks what disk.h promises of the arguments. */
+static int hasty_write(const struct disk *disk, int fd, const void *bytes, size_t n_bytes, uint64_t offset)
+{
+    (void)disk;
+    if ((uintptr_t)bytes % DISK_ALIGN_BYTES || n_bytes % DISK_ALIGN_BYTES || offset % DISK_ALIGN_BYTES || n_bytes == 0)
+        return -EINVAL;
+    return disk_system.write(&disk_system, fd, bytes, n_bytes, offset);
+}
+
+static int hasty_truncate(const struct disk *disk, int fd, uint64_t n_bytes)
+{
+    (void)disk;
+    return disk_system.truncate(&disk_system, fd, n_bytes);
+}
+
+static int hasty_sync(const struct disk *disk, int fd)
+{
+    (void)disk;
+    (void)fd;
+    return 0;
+}
+
+static int hasty_rename(const struct disk *disk, int dir, const char *from, const char *to)
+{
+    (void)disk;
+    return disk_system.rename(&disk_system, dir, from, to);
+}
+
+static int hasty_exchange(const struct disk *disk, int dir, const char *one, const char *other)
+{
+    (void)disk;
+    return disk_system.exchange(&disk_system, dir, one, other);
+}
+
+static int hasty_remove_folder(const struct disk *disk, int dir, const char *name)
+{
+    (void)disk;
+    return disk_system.remove_folder(&disk_system, dir, name);
+}
+
+const struct disk disk_hasty = {
+    .make_folder = hasty_make_folder,
+    .open_folder = hasty_open_folder,
+    .create = hasty_create,
+    .write = hasty_write,
+    .truncate = hasty_truncate,
+    .sync = hasty_sync,
+    .rename = hasty_rename,
+    .exchange = hasty_exchange,
+    .remove_folder = hasty_remove_folder,
+};
+
+void scratch_new(char *path)
+{
+    snprintf(path, 64, "%s/zerod-checkpoint.XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+    assert_non_null(mkdtemp(path));
+}
+
+void scratch_remove(const char *path)
+{
+    char command[128];
+
+    snprintf(command, sizeof(command), "rm -rf %s", path);
+    assert_int_equal(system(command), 0);
+}
+
+int scratch_count(const char *path)
+{
+    DIR *stream = opendir(path);
+    int n = -2;
+
+    if (!stream)
+        return -1;
+    while (readdir(stream))
+        n++;
+    closedir(stream);
+    return n;
+}

@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Power is lost at any moment of several saves, and with it what was not synced: the calls of the disk are recorded,
+ * and after each of them what may be left is laid out and loaded (recorder.h). The newest checkpoint that is found is
+ * the one that was saved last, or the one that was being saved; none that is found is anything but whole; and a
+ * following save succeeds.
+ */
+
+#include <fcntl.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#include "core/base/base.h"
+#include "core/checkpoint/folder.h"
+#include "tests/daemon/checkpoint/recorder.h"
+#include "tests/daemon/checkpoint/sample.h"
+#include "tests/group.h"
+#include "tests/programs/held.h"
+#include "tests/tiers.h"
+
+enum { MAX_SAVES = 8, MAX_ITEMS = 256, NEVER = UINT32_MAX };
+
+static const struct sample_options small = {
+    .params = sample_small, .n_params = 3, .world_size = 1, .stage = 2, .bucket_elems = 1000};
+
+struct scenario {
+    const char *name;
+    unsigned save_total_limit;
+    unsigned n_saves;
+    struct {
+        uint64_t step;
+        unsigned fails_at; /* the call that fails */
+        bool goes_on;      /* only that one fails; else the daemon is killed, and the next one does the next save */
+    } saves[MAX_SAVES];
+};
+
+static char scratch[64], real[80], after[80], dir[96];
+static size_t n_open;
+static struct sample *sample;
+static unsigned n_layouts;
+
+static int setup(void **state)
+{
+    (void)state;
+    n_open = count_fds();
+    scratch_new(scratch);
+    snprintf(real, sizeof(real), "%s/real", scratch);
+    snprintf(after, sizeof(after), "%s/after", scratch);
+    snprintf(dir, sizeof(dir), "%s/checkpoints", after);
+    sample = sample_new(&small);
+    n_layouts = 0;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    sample_free(sample);
+    scratch_remove(scratch);
+    print_message("%u layouts\n", n_layouts);
+    return count_fds() == n_open ? 0 : -1;
+}
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st;
+    (void)type;
+    (void)ftw;
+    return remove(path);
+}
+
+static void empty_folder(const char *path)
+{
+    (void)nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    assert_int_equal(mkdir(path, 0777), 0);
+}
+
+/* ---- recording ----------------------------------------------------------------------------------------- */
+
+static uint64_t seed_of(unsigned save)
+{
+    return 100 + save;
+}
+
+static struct recorder *record(const struct scenario *scenario)
+{
+    char why[SAMPLE_WHY_BYTES], real_dir[96];
+    struct recorder *recorder;
+
+    empty_folder(real);
+    snprintf(real_dir, sizeof(real_dir), "%s/checkpoints", real);
+    recorder = recorder_new(real);
+    for (unsigned i = 0; i < scenario->n_saves; i++) {
+        const struct sample_save save = {.dir = real_dir,
+                                         .disk = &recorder->disk,
+                                         .step = scenario->saves[i].step,
+                                         .save_total_limit = scenario->save_total_limit};
+        int r;
+
+        recorder->n_calls = 0;
+        recorder->fails_at = scenario->saves[i].fails_at;
+        recorder->goes_on = scenario->saves[i].goes_on;
+        recorder_note(recorder, ACT_BEGIN, i, false);
+        r = sample_save(sample, seed_of(i), &save, why);
+        if (r < 0 && recorder->fails_at == NEVER)
+            fail_msg("%s, save %u: %s", scenario->name, i, why);
+        recorder_note(recorder, ACT_RETURN, i, r == 0);
+    }
+    return recorder;
+}
+
+/* ---- what is left -------------------------------------------------------------------------------------- */
+
+/* The saves that may be found: those from `first` on. -1: also none at all. */
+struct expected {
+    int first, last;
+};
+
+static void expect_more(struct expected *expected, const struct act *act)
+{
+    if (act->kind == ACT_BEGIN)
+        expected->last = (int)act->save;
+    else if (act->kind == ACT_RETURN && act->succeeded)
+        expected->first = (int)act->save;
+}
+
+/* Return: how many. */
+static unsigned check_all_whole(const char *what)
+{
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct folder_list list;
+    unsigned n;
+
+    if (fd < 0)
+        return 0;
+    assert_int_equal(folder_list(fd, &list), 0);
+    for (size_t i = 0; i < list.n; i++)
+        if (!list.entries[i].whole)
+            fail_msg("%s: step %d is not whole: %s", what, (int)list.entries[i].step, list.entries[i].why);
+    n = (unsigned)list.n;
+    folder_list_deinit(&list);
+    close(fd);
+    return n;
+}
+
+static void check_newest(const struct scenario *scenario, const struct expected *expected, const char *what)
+{
+    char why[SAMPLE_WHY_BYTES];
+    uint64_t step = 0;
+    int r = sample_load(sample, &(struct sample_load){.dir = dir, .strict = true}, &step, why);
+
+    if (r == 1 && expected->first == -1)
+        return;
+    if (r != 0)
+        fail_msg("%s: %d: %s", what, r, why);
+    for (int i = MAX(expected->first, 0); i <= expected->last; i++)
+        if (scenario->saves[i].step == step && sample_is(sample, seed_of((unsigned)i)))
+            return;
+    fail_msg("%s: step %d, and not what was saved of it last", what, (int)step);
+}
+
+/* The next daemon saves: that is there then, and nothing else but whole checkpoints. */
+static void check_next_save(const struct scenario *scenario, const char *what)
+{
+    const struct sample_save save = {.dir = dir, .step = 1000, .save_total_limit = scenario->save_total_limit};
+    char why[SAMPLE_WHY_BYTES];
+    uint64_t step = 0;
+
+    if (sample_save(sample, 7, &save, why) != 0)
+        fail_msg("%s: the next save: %s", what, why);
+    assert_int_equal(sample_load(sample, &(struct sample_load){.dir = dir, .strict = true}, &step, why), 0);
+    assert_int_equal(step, 1000);
+    assert_true(sample_is(sample, 7));
+    assert_int_equal(scratch_count(dir), check_all_whole(what));
+    assert_true(scratch_count(dir) <= (int)scenario->save_total_limit);
+}
+
+static void check_layout(const struct scenario *scenario, const struct machine *machine, const enum outcome *outcomes,
+                         const struct expected *expected, const char *what)
+{
+    empty_folder(after);
+    machine_lay_out(machine, outcomes, after);
+    check_all_whole(what);
+    check_newest(scenario, expected, what);
+    if (n_layouts++ % 16 == 0)
+        check_next_save(scenario, what);
+}
+
+static void set_all(enum outcome *outcomes, size_t n, enum outcome outcome)
+{
+    for (size_t i = 0; i < n; i++)
+        outcomes[i] = outcome;
+}
+
+/* One item is kept and all others are lost, or the other way round. */
+static void check_single(const struct scenario *scenario, const struct machine *machine, size_t item,
+                         const struct expected *expected, const char *what)
+{
+    enum outcome outcomes[MAX_ITEMS];
+    size_t n = machine_n_items(machine);
+
+    for (enum outcome others = LOST; others <= KEPT; others++) {
+        set_all(outcomes, n, others);
+        for (enum outcome o = LOST; o < (machine_item_is_file(machine, item) ? N_OUTCOMES : ZEROES); o++) {
+            outcomes[item] = o;
+            if (o != others)
+                check_layout(scenario, machine, outcomes, expected, what);
+        }
+    }
+}
+
+static void check_losses(const struct scenario *scenario, const struct machine *machine,
+                         const struct expected *expected, unsigned n_random, const char *what)
+{
+    enum outcome outcomes[MAX_ITEMS];
+    size_t n = machine_n_items(machine);
+    static uint64_t random = 1;
+
+    for (enum outcome all = LOST; all < N_OUTCOMES; all++) {
+        set_all(outcomes, n, all);
+        if (n > 0 || all == LOST)
+            check_layout(scenario, machine, outcomes, expected, what);
+    }
+    for (size_t i = 0; n > 1 && i < n; i++)
+        check_single(scenario, machine, i, expected, what);
+    for (unsigned i = 0; n > 2 && i < n_random; i++) {
+        for (size_t k = 0; k < n; k++) {
+            random = random * UINT64_C(6364136223846793005) + 1442695040888963407;
+            outcomes[k] = random >> 33 & 1 ? KEPT : LOST;
+            if (machine_item_is_file(machine, k))
+                outcomes[k] = random >> 33 & 3;
+        }
+        check_layout(scenario, machine, outcomes, expected, what);
+    }
+}
+
+/* Power is lost after each call, or only after those that follow one that fails. Return: how many calls the last save
+ * made. */
+static unsigned check_scenario(const struct scenario *scenario, bool after_failure, unsigned n_random)
+{
+    struct recorder *recorder = record(scenario);
+    struct machine *machine = machine_new(recorder);
+    struct expected expected = {-1, -1};
+    unsigned n_calls = recorder->n_calls;
+
+    for (unsigned i = 0; i < recorder->n_acts; i++) {
+        char what[64];
+
+        snprintf(what, sizeof(what), "%s, after act %u", scenario->name, i);
+        expect_more(&expected, &recorder->acts[i]);
+        machine_go_on(machine);
+        if (!after_failure || i >= recorder->first_failure)
+            check_losses(scenario, machine, &expected, n_random, what);
+    }
+    machine_free(machine);
+    recorder_free(recorder);
+    return n_calls;
+}
+
+/* ---- scenarios ----------------------------------------------------------------------------------------- */
+
+static unsigned n_random(void)
+{
+    return tests_full() ? 50 : 8;
+}
+
+static void test_three_saves(void **state)
+{
+    struct scenario scenario = {.name = "three saves", .n_saves = 3, .saves = {{10, NEVER}, {20, NEVER}, {30, NEVER}}};
+
+    (void)state;
+    for (unsigned limit = 1; limit <= 2; limit++) {
+        scenario.save_total_limit = limit;
+        assert_true(check_scenario(&scenario, false, n_random()) > 20);
+    }
+}
+
+/* Each takes the place of the one before it, of which there is no other. */
+static void test_same_step(void **state)
+{
+    struct scenario scenario = {
+        .name = "the same step", .save_total_limit = 1, .n_saves = 3, .saves = {{10, NEVER}, {10, NEVER}, {10, NEVER}}};
+
+    (void)state;
+    check_scenario(&scenario, false, n_random());
+}
+
+/*
+ * In the second save a call fails, or the daemon is killed there; then there is a third save. Power is lost after that.
+ * Unless the tests are full, it is a call while files are written, and one of those that follow the last file.
+ */
+static void check_failing(const char *name, bool goes_on, const uint64_t steps[3])
+{
+    enum { IN_FILES = 10, LAST_CALLS = 8 };
+    unsigned n_calls = 100;
+
+    for (unsigned fails_at = tests_full() ? 0 : IN_FILES; fails_at <= n_calls; fails_at++) {
+        char what[48];
+        struct scenario scenario = {.name = what,
+                                    .save_total_limit = 1,
+                                    .n_saves = 3,
+                                    .saves = {{steps[0], NEVER}, {steps[1], fails_at, goes_on}, {steps[2], NEVER}}};
+
+        snprintf(what, sizeof(what), "%s, call %u fails", name, fails_at);
+        n_calls = check_scenario(&scenario, true, tests_full() ? 4 : 0);
+        assert_true(n_calls < 100);
+        if (fails_at == IN_FILES && !tests_full())
+            fails_at = n_calls - LAST_CALLS;
+    }
+}
+
+static void test_killed(void **state)
+{
+    (void)state;
+    check_failing("the next step", false, (const uint64_t[]){10, 20, 30});
+    if (tests_full())
+        check_failing("the step again", false, (const uint64_t[]){10, 20, 20});
+}
+
+static void test_killed_at_the_same_step(void **state)
+{
+    (void)state;
+    check_failing("the same step", false, (const uint64_t[]){10, 10, 10});
+}
+
+static void test_failing_calls(void **state)
+{
+    (void)state;
+    if (tests_full())
+        check_failing("the next step", true, (const uint64_t[]){10, 20, 30});
+    check_failing("the same step", true, (const uint64_t[]){10, 10, 10});
+}
+
+TEST_GROUP(power_loss)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_three_saves, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_same_step, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_killed, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_killed_at_the_same_step, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_failing_calls, setup, teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

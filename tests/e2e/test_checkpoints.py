@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: written while training goes on, and where the next job goes on."""
+
+import json
+import re
+import time
+
+import kills
+import pytest
+from conftest import Daemon, wait_for
+from keeper import KeptDaemon
+from safetensors import deserialize
+from tiers import full
+
+N_STEPS = 40
+
+
+def config(folder, world=2, stage=2, **checkpoint):
+    return {"world": {"size": world}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 2000},
+            "gradient_clipping": 1.0, "checkpoint": {"dir": str(folder), **checkpoint}}
+
+
+@pytest.fixture(scope="module")
+def references(build, tmp_path_factory):
+    return kills.References(build, tmp_path_factory.mktemp("references"))
+
+
+@pytest.fixture
+def start(build, tmp_path):
+    daemons = []
+
+    def begin(settings, **more):
+        folder = tmp_path / f"daemon{len(daemons)}"
+        folder.mkdir()
+        daemons.append(Daemon(build, folder, settings, **more))
+        return daemons[-1]
+
+    yield begin
+    for daemon in daemons:
+        daemon.stop()
+
+
+def saved(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def train(daemon, world, n_steps, args=()):
+    ranks = kills.train(daemon, [[]] * world, args, n_steps)
+    assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
+    return ranks
+
+
+@pytest.mark.parametrize("stage, device", [
+    (1, ""), (2, ""), (3, ""), (2, "cuda"), *full((1, "cuda"), (3, "cuda"), (3, "cuda-offload"))])
+def test_go_on_as_if_nothing_had_been(start, tmp_path, references, monkeypatch, stage, device):
+    """A run that ended, another that begins with its last checkpoint: the bits of one that was never interrupted."""
+    reference = references.get(2, False, N_STEPS)
+    monkeypatch.setenv("ZEROD_DEVICE", device)
+    folder = tmp_path / "checkpoints"
+    daemon = start(config(folder, stage=stage, save_steps=5))
+    train(daemon, 2, 21)
+    daemon.ctl("checkpoint", "save")
+    daemon.stop()
+    assert [name for name in saved(folder) if name.startswith(".")] == []
+
+    daemon = start(config(folder, stage=stage))
+    ranks = train(daemon, 2, N_STEPS)
+    assert f"loaded {folder}/step-00000021" in daemon.log()
+    found = kills.results(ranks)
+    assert min(key[1] for key in found if key[0] == "norm") == 21
+    assert {key: value for key, value in found.items() if key not in reference or reference[key] != value} == {}
+
+
+def flip(path, at=-1):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def load_file(path):
+    """Name to {dtype, shape, data}, as the library of the format reads it."""
+    return dict(deserialize(path.read_bytes()))
+
+
+def same_tensors(one, other):
+    """Weights and optimizer state of two checkpoints have the same bits."""
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        a, b = load_file(one / name), load_file(other / name)
+        assert a.keys() == b.keys()
+        assert [key for key in a if a[key] != b[key]] == []
+    return True
+
+
+def test_into_any_job(start, tmp_path, monkeypatch):
+    """8 ranks to 3 to 5 to 2, stage 1 to 3 to 2, other buckets, onto GPUs: masters, moments, counts keep their bits."""
+    folders = [tmp_path / str(i) for i in range(4)]
+    daemon = start(config(folders[0], 8, 1))
+    train(daemon, 8, 4, ["--window", 50])
+    daemon.ctl("checkpoint", "save")
+    for i, (world, stage, bucket, device) in enumerate([(3, 3, 1, "cuda"), (5, 2, 50000, ""), (2, 3, 300, "cuda-offload")]):
+        monkeypatch.setenv("ZEROD_DEVICE", device)
+        settings = config(folders[i + 1], world, stage, load=str(folders[i] / "step-00000004"))
+        settings["zero_optimization"]["reduce_bucket_size"] = bucket
+        daemon = start(settings)
+        train(daemon, world, 4, ["--window", 50, "--any-blob"])
+        assert "what ranks had stored (loader position, random state) is left out" in daemon.log()
+        daemon.ctl("checkpoint", "save")
+        assert same_tensors(folders[i] / "step-00000004", folders[i + 1] / "step-00000004")
+
+
+def test_what_is_written(start, tmp_path):
+    daemon = start(config(tmp_path / "c", save_steps=5, save_total_limit=2))
+    for n_steps in (5, 12, 20):
+        train(daemon, 2, n_steps)
+        daemon.ctl("checkpoint", "save")
+    assert saved(tmp_path / "c")[-1] == "step-00000020" and len(saved(tmp_path / "c")) == 2
+    last = tmp_path / "c" / "step-00000020"
+    assert saved(last) == ["model.safetensors", "optimizer.safetensors", "ranks.safetensors", "zerod.json"]
+    facts = json.loads((last / "zerod.json").read_text())
+    assert (facts["format"], facts["job"], facts["step"], facts["world_size"], facts["optimizer"]) == (1, "test", 20, 2, "AdamW")
+    model, state = load_file(last / "model.safetensors"), load_file(last / "optimizer.safetensors")
+    for param in facts["parameters"]:
+        assert list(model[param["name"]]["shape"]) == param["shape"]
+        keys = {key.rsplit(".", 1)[1] for key in state if key.rsplit(".", 1)[0] == f"state.{param['name']}"}
+        assert keys == ({"exp_avg", "exp_avg_sq", "step"} | ({"master"} if param["dtype"] != "fp32" else set())
+                        if param["trainable"] else set())
+
+
+@pytest.mark.parametrize("stage", (2, 3))
+def test_steps_go_on_meanwhile(start, tmp_path, references, stage):
+    """The disk is slow, and there is hardly memory to put values aside: updates wait, and the bits are the same."""
+    settings = config(tmp_path / "c", stage=stage, save_steps=4, memory=65536)
+    daemon = start(settings, env={"ZEROD_FAILPOINT": "disk.write:sleep:60@*"})
+    ranks = train(daemon, 2, N_STEPS)
+    kills.judge(ranks, daemon, references.get(2, False, N_STEPS))
+    wait_for("the save", lambda: daemon.status()["checkpoint"]["saving"] is None)
+    daemon.stop()
+    waits = [float(text) for text in daemon.log().split("updates waited ")[1:] for text in [text.split(" s ")[0]]]
+    assert max(waits) > 0
+    newest = saved(tmp_path / "c")[-1]
+    again = start(config(tmp_path / "c", stage=stage))
+    ranks = train(again, 2, N_STEPS)
+    assert f"loaded {tmp_path}/c/{newest}" in again.log()
+    reference = references.get(2, False, N_STEPS)
+    assert {key: value for key, value in kills.results(ranks).items() if reference.get(key) != value} == {}
+
+
+def test_no_memory_for_the_copy(start, tmp_path, references, monkeypatch):
+    """Of what is on GPUs: nothing is saved, and training goes on; the next save has the memory."""
+    reference = references.get(2, False, N_STEPS)
+    monkeypatch.setenv("ZEROD_DEVICE", "cuda")
+    # The first two copies are those of windows.
+    daemon = start(config(tmp_path / "c", save_steps=9), env={"ZEROD_FAILPOINT": "mirror:error@3"})
+    assert kills.results(train(daemon, 2, N_STEPS)) == reference
+    wait_for("the save", lambda: daemon.status()["checkpoint"]["saving"] is None)
+    assert daemon.log().count("E1701") == 1 and "no memory for a copy of what is on the GPUs" in daemon.log()
+    assert saved(tmp_path / "c")[-1] == "step-00000036"
+
+
+@pytest.mark.parametrize("call", ("make_folder", "create", "write", "truncate", "sync", "rename"))
+def test_a_full_disk(start, tmp_path, references, call):
+    """Training goes on, the text says what to do, nothing is left over, and the next checkpoint is whole."""
+    daemon = start(config(tmp_path / "c", save_steps=10), env={"ZEROD_FAILPOINT": f"disk.{call}:error"})
+    ranks = train(daemon, 2, N_STEPS)
+    kills.judge(ranks, daemon, references.get(2, False, N_STEPS))
+    wait_for("the save", lambda: daemon.status()["checkpoint"]["n_saved"] > 0)
+    wait_for("the save", lambda: daemon.status()["checkpoint"]["saving"] is None)
+    what = {"make_folder": f"{tmp_path}/c", "sync": f"{tmp_path}/c", "rename": "step-000000NN"}.get(call, "model.safetensors")
+    assert f"""E1701 warning, checkpoint not saved: step NN
+  what       checkpoint in {tmp_path}/c
+  cause      {what}: No space left on device
+  fix        make room there, or let the daemon's user write there; the next save tries again
+             (zerodctl checkpoint save does it at once)
+  not it     the trainers; the gradients
+  state      training goes on; checkpoints that were whole still are
+""" in re.sub(r"(step-000000|: step )\d\d\b", r"\1NN", daemon.log())
+    assert daemon.status()["checkpoint"]["n_failed"] == 1
+    assert [name for name in saved(tmp_path / "c") if name.startswith(".")] == []
+    assert daemon.ctl("checkpoint", "verify").returncode == 0
+
+
+def test_a_wrong_byte(start, tmp_path, references):
+    """The one before it is loaded; and if there is none before it, nobody gets other weights than were asked for."""
+    folder = tmp_path / "c"
+    daemon = start(config(folder))
+    for n_steps in (10, 20, 30):
+        train(daemon, 2, n_steps)
+        daemon.ctl("checkpoint", "save")
+    flip(folder / "step-00000030" / "optimizer.safetensors")
+    daemon.stop()
+    daemon = start(config(folder))
+    ranks = train(daemon, 2, N_STEPS)
+    assert f"{folder}/step-00000030 is not loaded, but the one before it: optimizer.safetensors: the MiB from byte 0 " \
+           "is not as it was written" in daemon.log()
+    found, reference = kills.results(ranks), references.get(2, False, N_STEPS)
+    assert min(key[1] for key in found if key[0] == "norm") == 20
+    assert {key: value for key, value in found.items() if reference.get(key) != value} == {}
+    daemon.stop()
+
+    for name in saved(folder):
+        if not name.endswith("30"):
+            flip(folder / name / "model.safetensors")
+    daemon = start(config(folder))
+    ranks = kills.train(daemon, [[]] * 2, n_steps=N_STEPS)
+    assert all(rank.last.poll() != 0 for rank in ranks)
+    told = f"""E1702 checkpoint not loaded
+  what       {folder}
+  cause      none of the 3 checkpoints in {folder} is whole; of step-00000030: its bytes are not those that were written
+  fix        start the program that the checkpoint is of, or name another one: checkpoint.load
+             (zerodctl checkpoint list shows them)
+  or         checkpoint.load: never   (begins anew, with the program's initial weights)
+  not it     the number of ranks, the stage, the size of buckets: those need not be the same
+  state      nothing was formed, and the checkpoint is as it was"""
+    assert told in daemon.log() and all(told.replace("\n", " | ") in rank.last.out() for rank in ranks)
+
+
+def test_by_time(start, tmp_path):
+    """save_interval counts from the first step, and from one save to the next."""
+    daemon = start(config(tmp_path / "c", save_interval="300ms"), env={"ZEROD_FAILPOINT": "update:sleep:2@*"})
+    began = time.monotonic()
+    train(daemon, 2, N_STEPS)
+    seconds = time.monotonic() - began
+    wait_for("the save", lambda: daemon.status()["checkpoint"]["n_saved"] > 0)
+    assert daemon.status()["checkpoint"]["n_saved"] <= 1 + seconds / 0.3
+
+
+def test_save_on_stop(start, tmp_path):
+    daemon = start(config(tmp_path / "c", save_on_stop=True))
+    train(daemon, 2, 7)
+    daemon.stop()
+    assert saved(tmp_path / "c") == ["step-00000007"]
+    assert "SIGTERM: stopping when a checkpoint is written" in daemon.log()
+
+
+def test_killed_while_it_writes(build, tmp_path, references):
+    """The daemon dies at each call: the next one removes what is left, writes it again, and the bits are the same."""
+    points = [f"disk.{call}:kill" for call in ("make_folder", "create", "write", "sync", "rename", "remove_folder")]
+    daemon = KeptDaemon(build, tmp_path, config(tmp_path / "c", save_steps=3, save_total_limit=1), plan=[*points, None])
+    ranks = kills.start(daemon, [[]] * 2, n_steps=N_STEPS)
+    while any([rank.tend() for rank in ranks]):
+        daemon.tend()
+    kills.judge(ranks, daemon, references.get(2, False, N_STEPS))
+    wait_for("the save", lambda: daemon.status()["checkpoint"]["saving"] is None)
+    assert len(daemon.lives) > 4
+    assert [name for name in saved(tmp_path / "c") if name.startswith(".")] == []
+    assert daemon.ctl("checkpoint", "verify").returncode == 0
+    daemon.stop()

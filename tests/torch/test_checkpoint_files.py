@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that the daemon has written, in the hands of others: transformers, torch, torch's DCP."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_bad_input import ONE, batch, caught
+from test_bad_input import make_model as make_small_model
+from test_for_trainer import Text, alone, arguments, make_model
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+# Without zerod, which is not in its path: the weights by from_pretrained, by safetensors and by DCP; the moments by AdamW.
+OTHERS = """
+import sys
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from transformers import GPT2LMHeadModel
+
+folder = sys.argv[1]
+try:
+    import zerod
+    sys.exit("zerod is here")
+except ImportError:
+    pass
+model = GPT2LMHeadModel.from_pretrained(folder)
+plain, saved = load_file(f"{folder}/model.safetensors"), load_file(f"{folder}/optimizer.safetensors")
+params = dict(model.named_parameters())
+assert params.keys() == plain.keys()
+assert all(torch.equal(params[name], plain[name]) for name in params)
+
+by_dcp = {name: torch.zeros_like(tensor) for name, tensor in plain.items()}
+dcp.load(by_dcp, storage_reader=HuggingFaceStorageReader(folder))
+assert all(torch.equal(by_dcp[name], plain[name]) for name in plain)
+
+optimizer = torch.optim.AdamW(model.parameters())
+state = {i: {key: saved[f"state.{name}.{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+         for i, name in enumerate(params)}
+optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+assert all(s["step"] == 3 for s in optimizer.state_dict()["state"].values())
+torch.save({"weights": dict(plain), "moments": dict(zip(params, optimizer.state_dict()["state"].values()))}, f"{folder}/all.pt")
+"""
+
+
+def train(folder):
+    """With a Trainer whose saving the daemon does. Returns the steps that were saved, and what the program holds."""
+    import zerod
+    from transformers import Trainer
+
+    alone()
+    model = make_model()
+    args = arguments(folder / "trainer")
+    args.save_strategy, args.save_steps = "steps", 2
+    optimizer = zerod.for_trainer(model, args, rank=0)
+    trainer = Trainer(model=model, args=args, train_dataset=Text(), optimizers=(optimizer, None))
+    trainer.add_callback(zerod.checkpoint_callback())
+    trainer.train()
+    model.config.save_pretrained(folder / "checkpoints" / "step-00000003")
+    names = {id(p): name for name, p in model.named_parameters()}
+    order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    moments = {order[i]: state for i, state in optimizer.full_state_dict()["state"].items()}
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer.close()
+    return sorted(p.name for p in folder.joinpath("trainer").glob("checkpoint*")), weights, moments
+
+
+def test_others_open_it(zerod, start, tmp_path):
+    """A Trainer asks for it; from_pretrained, safetensors, DCP and torch.optim.AdamW read it, without zerod."""
+    adamw = {"type": "AdamW", "params": {"lr": 1e-3}}
+    daemon = zerod(ONE | {"optimizer": adamw, "checkpoint": {"dir": str(tmp_path / "checkpoints")}})
+    theirs, weights, moments = start(daemon, train, folder=tmp_path).result()
+    assert theirs == []  # the Trainer has written none itself
+    folder = tmp_path / "checkpoints" / "step-00000003"
+    assert sorted(p.name for p in folder.parent.iterdir()) == ["step-00000002", "step-00000003"]
+    result = subprocess.run([sys.executable, "-c", OTHERS, folder], capture_output=True, text=True,
+                            env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"})
+    assert result.returncode == 0, result.stderr
+    read = torch.load(folder / "all.pt")
+    assert read["weights"].keys() == weights.keys() == moments.keys()
+    for name, tensor in weights.items():
+        assert torch.equal(read["weights"][name], tensor)
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(read["moments"][name][key], moments[name][key])
+
+
+def ask_in_vain():
+    """A program asks where the daemon has no folder. Returns what it was told, and the steps that it made afterwards."""
+    import zerod
+
+    model = make_small_model()
+    optimizer = zerod.Optimizer(model, rank=0)
+    said = caught(optimizer.save_checkpoint, wait=True)
+    model(batch()).sum().backward()
+    optimizer.step()
+    steps = optimizer.epoch
+    optimizer.close()
+    return said, steps
+
+
+def test_no_folder(zerod, start):
+    """The caller gets an exception with the text, and its next step is not held up."""
+    said, steps = start(zerod(ONE), ask_in_vain).result()
+    assert said.startswith("CheckpointNotSaved: E1701 warning, checkpoint not saved: rank 0, step 0") and steps == 1
+    assert "the configuration has no checkpoint.dir" in said
+    assert "name a folder in the configuration: checkpoint: {dir: PATH}" in said
