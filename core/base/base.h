@@ -54,10 +54,12 @@ static inline void freep(void *p)
     free(*(void **)p);
 }
 
+/* Leaves -1 behind: closed again, the number may be somebody else's by then. */
 static inline void closep(int *fd)
 {
     if (*fd >= 0)
         close(*fd);
+    *fd = -1;
 }
 
 /* Hands a pointer or descriptor over, leaving NULL or -1 behind. */

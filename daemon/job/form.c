@@ -360,10 +360,12 @@ static const sequence_stage stages[] = {compare_manifests, lay_out, admit, make_
 /* r: a negative errno. */
 static struct diagnostic *out_of_memory(const struct job *job, int r)
 {
-    char sum[512], what[128];
+    char sum[512], what[160], why[96];
 
     print_sum(sum, sizeof(sum), &job->memory.planned);
-    print_what(what, sizeof(what), job, "the kernel gave no more");
+    snprintf(why, sizeof(why), "the kernel gave no more%s%s", r == -ENOMEM ? "" : ": ",
+             r == -ENOMEM ? "" : strerror(-r));
+    print_what(what, sizeof(what), job, why);
     return cause_quota(&(struct evidence_quota){.at = job_at_forming(NULL),
                                                 .what = what,
                                                 .unit = "bytes",

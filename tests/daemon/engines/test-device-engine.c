@@ -3,9 +3,11 @@
 /* The engine that drives GPUs, over the stand-ins or on GPUs: what it computes, bit for bit as daemon/step/step.c does.
  */
 
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -648,6 +650,25 @@ static void test_unopened_event(void **state)
     gpus_deinit(&gpus);
 }
 
+/* A new job's memory may get the numbers of the descriptors that were let go, while the old engine still ends. */
+static void test_let_go(void **state)
+{
+    int taken[DEVICE_N_PIECES];
+    struct gpus gpus;
+
+    gpus_init(&gpus, &(struct gpus_options){.n_nodes = 1, .n_local = 1});
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    device_keep_let_go(&gpus.nodes[0].keep);
+    for (size_t i = 0; i < ARRAY_SIZE(taken); i++) {
+        taken[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        assert_true(taken[i] >= 0);
+    }
+    gpus_deinit(&gpus);
+    for (size_t i = 0; i < ARRAY_SIZE(taken); i++)
+        assert_int_equal(close(taken[i]), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -663,6 +684,7 @@ int main(void)
         cmocka_unit_test(test_findings),
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_unopened_event),
+        cmocka_unit_test(test_let_go),
         cmocka_unit_test(test_fetches),
         cmocka_unit_test(test_fetches_between_nodes),
         cmocka_unit_test(test_fetches_without_peers),
