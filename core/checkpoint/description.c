@@ -22,13 +22,19 @@ enum { BLOCK_DIGITS = 16 };
 
 #define SEAL ",\"xxh128_of_the_above\":\""
 
-void description_deinit(struct description *d)
+void description_drop_files(struct description *d)
 {
     for (size_t i = 0; i < d->n_files; i++) {
         free(d->files[i].name);
         file_hash_deinit(&d->files[i].hash);
     }
-    free(d->files);
+    free(steal_ptr(d->files));
+    d->n_files = 0;
+}
+
+void description_deinit(struct description *d)
+{
+    description_drop_files(d);
     free(d->version);
     free(d->job);
     free(d->run);

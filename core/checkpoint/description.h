@@ -53,6 +53,7 @@ struct description {
 };
 
 void description_deinit(struct description *d);
+void description_drop_files(struct description *d);
 
 /* The caller fills in name, n_bytes and hash. Return: NULL without memory. */
 struct description_file *description_add_file(struct description *d);

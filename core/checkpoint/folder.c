@@ -22,6 +22,11 @@ void folder_name(char *dst, uint64_t step)
     snprintf(dst, FOLDER_NAME_BYTES, "step-%08" PRIu64, step);
 }
 
+void folder_part_name(char *dst, unsigned node)
+{
+    snprintf(dst, FOLDER_NAME_BYTES, "node%u.json", node);
+}
+
 bool folder_parse_name(const char *name, uint64_t *step)
 {
     char again[FOLDER_NAME_BYTES];
@@ -76,10 +81,10 @@ int folder_read(int fd, void *dst, uint64_t n_bytes, uint64_t offset)
     return 0;
 }
 
-static int read_description(int checkpoint, struct description *out, char *why, size_t why_size)
+static int read_description(int checkpoint, const char *name, struct description *out, char *why, size_t why_size)
 {
     uint64_t n_bytes = 0;
-    _cleanup_close_ int fd = open_regular(checkpoint, CHECKPOINT_DESCRIPTION, &n_bytes);
+    _cleanup_close_ int fd = open_regular(checkpoint, name, &n_bytes);
     _cleanup_free_ char *text = NULL;
     char what[FOLDER_WHY_BYTES / 2];
     int r = fd < 0 ? fd : 0;
@@ -91,11 +96,11 @@ static int read_description(int checkpoint, struct description *out, char *why, 
         r = text ? folder_read(fd, text, n_bytes, 0) : -ENOMEM;
     }
     if (r < 0)
-        return explain(why, why_size, CHECKPOINT_DESCRIPTION, r);
+        return explain(why, why_size, name, r);
     text[n_bytes] = '\0';
     r = description_parse(out, text, n_bytes, what, sizeof(what));
     if (r < 0)
-        snprintf(why, why_size, CHECKPOINT_DESCRIPTION ": %s", what);
+        snprintf(why, why_size, "%s: %s", name, what);
     return r;
 }
 
@@ -113,6 +118,22 @@ int folder_open_file(int checkpoint, const struct description_file *file, char *
     return steal_fd(&fd);
 }
 
+int folder_open_part(int checkpoint, const char *name, struct description *out, char *why, size_t why_size)
+{
+    int r;
+
+    *out = (struct description){0};
+    r = read_description(checkpoint, name, out, why, why_size);
+    for (size_t i = 0; r == 0 && i < out->n_files; i++) {
+        _cleanup_close_ int file = folder_open_file(checkpoint, &out->files[i], why, why_size);
+
+        r = MIN(file, 0);
+    }
+    if (r < 0)
+        description_deinit(out);
+    return r;
+}
+
 int folder_open(int dir, const char *name, struct description *out, char *why, size_t why_size)
 {
     _cleanup_close_ int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
@@ -121,17 +142,8 @@ int folder_open(int dir, const char *name, struct description *out, char *why, s
     *out = (struct description){0};
     if (fd < 0)
         return explain(why, why_size, name, -errno);
-    r = read_description(fd, out, why, why_size);
-    for (size_t i = 0; r == 0 && i < out->n_files; i++) {
-        _cleanup_close_ int file = folder_open_file(fd, &out->files[i], why, why_size);
-
-        r = MIN(file, 0);
-    }
-    if (r < 0) {
-        description_deinit(out);
-        return r;
-    }
-    return steal_fd(&fd);
+    r = folder_open_part(fd, CHECKPOINT_DESCRIPTION, out, why, why_size);
+    return r < 0 ? r : steal_fd(&fd);
 }
 
 /* ---- all of them --------------------------------------------------------------------------------------- */

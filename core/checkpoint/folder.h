@@ -27,6 +27,11 @@ bool folder_parse_name(const char *name, uint64_t *step);
  * which names the file. */
 int folder_open(int dir, const char *name, struct description *out, char *why, size_t why_size);
 
+/* "node1.json": what a node of several has written, in the form of a description. dst: FOLDER_NAME_BYTES. */
+void folder_part_name(char *dst, unsigned node);
+/* Reads such a part in an open checkpoint. Return: 0; or -errno and a sentence on what is wrong. */
+int folder_open_part(int checkpoint, const char *name, struct description *out, char *why, size_t why_size);
+
 /* Opens a file of an open checkpoint for reading. Return: a descriptor, or -errno and a sentence. */
 int folder_open_file(int checkpoint, const struct description_file *file, char *why, size_t why_size);
 

@@ -19,6 +19,8 @@ enum {
 };
 
 #define METADATA "__metadata__" /* what stands beside the tensors in a header */
+#define SHARDING "DCP_SHARDING_INFO"
+#define STARTS "saved_offsets"
 
 static const char *const dtype_names[] = {
     [DTYPE_F32] = "F32", [DTYPE_BF16] = "BF16", [DTYPE_F16] = "F16", [SAFETENSORS_U8] = "U8"};
@@ -105,7 +107,8 @@ size_t safetensors_at(const struct safetensors *file, uint64_t offset_bytes)
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-int safetensors_add(struct safetensors *file, const char *name, int dtype, const uint64_t *shape, uint32_t n_dims)
+int safetensors_add(struct safetensors *file, const char *name, int dtype, const uint64_t *shape,
+                    const uint64_t *starts, uint32_t n_dims)
 {
     struct safetensors_tensor tensor = {
         .name = json_clean(name), .dtype = dtype, .n_dims = n_dims, .n_bytes = element_bytes(dtype)};
@@ -116,30 +119,49 @@ int safetensors_add(struct safetensors *file, const char *name, int dtype, const
     }
     for (uint32_t i = 0; i < n_dims; i++) {
         tensor.shape[i] = shape[i];
+        tensor.starts[i] = starts ? starts[i] : 0;
         tensor.n_bytes *= shape[i];
     }
     return append(file, &tensor);
 }
 
-static struct json_object *pair(struct json *j, uint64_t begin, uint64_t end)
+static struct json_object *list(struct json *j, const uint64_t *values, uint32_t n)
 {
     struct json_object *array = json_new_array(j);
 
-    json_push_u64(j, array, begin);
-    json_push_u64(j, array, end);
+    for (uint32_t i = 0; i < n; i++)
+        json_push_u64(j, array, values[i]);
     return array;
 }
 
 static void describe(struct json *j, struct json_object *root, const struct safetensors_tensor *tensor)
 {
-    struct json_object *object = json_new_object(j), *shape = json_new_array(j);
+    struct json_object *object = json_new_object(j);
 
     json_put_string(j, object, "dtype", dtype_names[tensor->dtype]);
-    for (uint32_t i = 0; i < tensor->n_dims; i++)
-        json_push_u64(j, shape, tensor->shape[i]);
-    json_put(j, object, "shape", shape);
-    json_put(j, object, "data_offsets", pair(j, tensor->offset_bytes, tensor->offset_bytes + tensor->n_bytes));
+    json_put(j, object, "shape", list(j, tensor->shape, tensor->n_dims));
+    json_put(j, object, "data_offsets",
+             list(j, (uint64_t[]){tensor->offset_bytes, tensor->offset_bytes + tensor->n_bytes}, 2));
     json_put(j, root, tensor->name, object); /* the name lives as long as the table, and so longer than this JSON */
+}
+
+/* Where each tensor begins in the whole one. */
+static void print_sharding(struct json *j, struct json_object *metadata, const struct safetensors *file)
+{
+    struct json inner = {0};
+    struct json_object *root = json_new_object(&inner);
+    _cleanup_free_ char *text = NULL;
+
+    for (size_t i = 0; i < file->n; i++) {
+        const struct safetensors_tensor *tensor = &file->tensors[i];
+        struct json_object *object = json_new_object(&inner);
+
+        json_put(&inner, object, STARTS, list(&inner, tensor->starts, tensor->n_dims));
+        json_put(&inner, root, tensor->name, object);
+    }
+    text = json_text(&inner, root);
+    json_put_string(j, metadata, SHARDING, text);
+    j->failed |= !text;
 }
 
 /* The JSON, with places counted from the first tensor's. NULL: no memory. */
@@ -149,6 +171,8 @@ static char *print(struct safetensors *file)
     struct json_object *root = json_new_object(&j), *metadata = json_new_object(&j);
 
     json_put_string(&j, metadata, "format", "pt"); /* transformers reads only files that say this */
+    if (file->sharded)
+        print_sharding(&j, metadata, file);
     json_put(&j, root, METADATA, metadata);
     for (size_t i = 0; i < file->n; i++)
         describe(&j, root, &file->tensors[i]);
@@ -390,6 +414,46 @@ static int read_all(struct safetensors *file, struct json_object *root, char *wh
     return 0;
 }
 
+/* Return: false, it is wrong. */
+static bool read_starts(struct json_object *root, struct safetensors_tensor *tensor)
+{
+    struct json_object *object = NULL, *starts = NULL;
+
+    if (!json_object_object_get_ex(root, tensor->name, &object) || !json_object_is_type(object, json_type_object) ||
+        !json_object_object_get_ex(object, STARTS, &starts) || !json_object_is_type(starts, json_type_array) ||
+        json_object_array_length(starts) != tensor->n_dims)
+        return tensor->dtype == SAFETENSORS_OTHER;
+    for (uint32_t i = 0; i < tensor->n_dims; i++)
+        if (!get_u64(json_object_array_get_idx(starts, i), &tensor->starts[i]))
+            return false;
+    return true;
+}
+
+static int read_sharding(struct safetensors *file, struct json_object *root, char *why, size_t why_size)
+{
+    struct json_object *metadata = NULL, *text = NULL, *sharding;
+    int r = 0;
+
+    if (!json_object_object_get_ex(root, METADATA, &metadata) || !json_object_is_type(metadata, json_type_object) ||
+        !json_object_object_get_ex(metadata, SHARDING, &text) || !json_object_is_type(text, json_type_string))
+        return 0;
+    sharding = read_json(json_object_get_string(text), (size_t)json_object_get_string_len(text), &r, why, why_size);
+    if (!sharding) {
+        if (r == SAFETENSORS_E_INVALID)
+            snprintf(why, why_size, "its header has " SHARDING " that cannot be");
+        return r;
+    }
+    file->sharded = true;
+    for (size_t i = 0; r == 0 && i < file->n; i++)
+        if (!read_starts(sharding, &file->tensors[i])) {
+            snprintf(why, why_size, "its header does not say right where tensor \"%.80s\" begins",
+                     file->tensors[i].name);
+            r = SAFETENSORS_E_INVALID;
+        }
+    json_object_put(sharding);
+    return r;
+}
+
 int safetensors_parse(struct safetensors *out, const uint8_t *bytes, uint64_t n_bytes, uint64_t file_bytes, char *why,
                       size_t why_size)
 {
@@ -400,6 +464,8 @@ int safetensors_parse(struct safetensors *out, const uint8_t *bytes, uint64_t n_
     *out = (struct safetensors){.file_bytes = file_bytes};
     if (r == 0)
         r = read_all(out, root, why, why_size);
+    if (r == 0)
+        r = read_sharding(out, root, why, why_size);
     if (r == 0 && !places_fill(out, n_bytes)) {
         snprintf(why, why_size, "its tensors do not fill it: it was cut short, or has gaps");
         r = SAFETENSORS_E_INVALID;

@@ -8,6 +8,10 @@
  *
  * Writing: safetensors_add() in the order in which the tensors' bytes follow, then safetensors_header(). Tensors must
  * be aligned for their type, so those with larger elements come first.
+ *
+ * A file is *sharded* if its tensors are boxes (box.h) of larger ones. Where they begin stands in __metadata__ as
+ * torch.distributed.checkpoint has it: DCP_SHARDING_INFO is JSON, {"NAME": {"saved_offsets": [0, 128]}} for all of
+ * them.
  */
 
 #include <stdbool.h>
@@ -34,7 +38,8 @@ struct safetensors_tensor {
     int dtype;  /* enum dtype, or SAFETENSORS_* */
     uint32_t n_dims;
     uint64_t shape[LAYOUT_MAX_DIMS];
-    uint64_t offset_bytes; /* in the file */
+    uint64_t starts[LAYOUT_MAX_DIMS]; /* sharded: its first index in each dimension of the whole tensor; else 0 */
+    uint64_t offset_bytes;            /* in the file */
     uint64_t n_bytes;
 };
 
@@ -42,16 +47,18 @@ struct safetensors {
     struct safetensors_tensor *tensors; /* n, in the order of their bytes */
     size_t n, capacity;
     uint64_t file_bytes; /* in all */
+    bool sharded;        /* before the header is made, the writer's to set */
     void *names;         /* json-c's: name to index */
 };
 
 void safetensors_deinit(struct safetensors *file);
 
 /*
- * name: any text; bytes that are not UTF-8 become \xNN. dtype: enum dtype or SAFETENSORS_U8. Return: 0, -ENOMEM, or
- * SAFETENSORS_E_DUPLICATE.
+ * name: any text; bytes that are not UTF-8 become \xNN. dtype: enum dtype or SAFETENSORS_U8. starts: NULL, all of it
+ * are 0. Return: 0, -ENOMEM, or SAFETENSORS_E_DUPLICATE.
  */
-int safetensors_add(struct safetensors *file, const char *name, int dtype, const uint64_t *shape, uint32_t n_dims);
+int safetensors_add(struct safetensors *file, const char *name, int dtype, const uint64_t *shape,
+                    const uint64_t *starts, uint32_t n_dims);
 /*
  * The tensors have places now. *bytes: length and header, the caller's; *n_bytes of them. Return: 0, -ENOMEM, or
  * SAFETENSORS_E_TOO_LARGE.

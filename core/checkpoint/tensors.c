@@ -1,10 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Names of the tensors of a checkpoint. */
+/* Names of the files and tensors of a checkpoint. */
 
 #include "core/checkpoint/tensors.h"
 
 #include <stdio.h>
+#include <string.h>
+
+static const char *const stems[TENSOR_N_FILES] = {"model", "optimizer", "ranks"};
+
+void tensor_file_name(char *dst, enum tensor_file kind, int node, size_t box)
+{
+    char which[32] = "", further[32] = "";
+
+    if (node >= 0)
+        snprintf(which, sizeof(which), "-node%d", node);
+    if (box > 0)
+        snprintf(further, sizeof(further), "-%zu", box + 1);
+    snprintf(dst, TENSOR_FILE_BYTES, "%s%s%s.safetensors", stems[kind], which, further);
+}
+
+enum tensor_file tensor_file_kind(const char *name)
+{
+    size_t n = strcspn(name, "-.");
+
+    for (unsigned kind = 0; name[n] && kind < TENSOR_N_FILES; kind++)
+        if (n == strlen(stems[kind]) && memcmp(name, stems[kind], n) == 0)
+            return (enum tensor_file)kind;
+    return TENSOR_N_FILES;
+}
 
 const char *tensor_moment_key(enum optimizer optimizer, bool second)
 {

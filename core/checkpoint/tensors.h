@@ -2,7 +2,10 @@
 #pragma once
 
 /*
- * Names of the tensors of a checkpoint. The model's file has each parameter under its own name. The optimizer's file
+ * Names of the files and tensors of a checkpoint. A job on one node writes one file of each kind. Of several nodes each
+ * writes its own, and more than one if a range that it owns is several boxes (box.h) of a tensor: one box in each file.
+ *
+ * The model's file has each parameter under its own name. The optimizer's file
  * has "state.NAME.KEY", with torch's keys: exp_avg, exp_avg_sq, momentum_buffer, sum; step, fp32, without dimensions;
  * and "master", the fp32 value of a parameter whose weights have 16 bits. What a client declares as a parameter for its
  * own ends, such as "(buffers)", is no part of the model: it is in the optimizer's file, under its own name.
@@ -15,6 +18,20 @@
 
 #define TENSOR_STEP "step"
 #define TENSOR_MASTER "master"
+
+enum tensor_file {
+    TENSOR_MODEL,     /* "model.safetensors", "model-node1.safetensors", "model-node1-2.safetensors" */
+    TENSOR_OPTIMIZER, /* "optimizer..." */
+    TENSOR_RANKS,     /* "ranks...": U8 tensors "rank.0", what each rank has stored */
+    TENSOR_N_FILES,
+};
+
+enum { TENSOR_FILE_BYTES = 64 }; /* of such a name */
+
+/* node: -1, the job has one. box: which of a range, from 0. */
+void tensor_file_name(char *dst, enum tensor_file kind, int node, size_t box);
+/* Return: the kind of a file by its name, or TENSOR_N_FILES: no such. */
+enum tensor_file tensor_file_kind(const char *name);
 
 /* torch's key of what zerod keeps as exp_avg, or, if second, as exp_avg_sq. NULL: the optimizer has no such. */
 const char *tensor_moment_key(enum optimizer optimizer, bool second);

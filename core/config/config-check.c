@@ -256,16 +256,12 @@ static void check_scheduler(const struct config_check *check)
 static void check_checkpoint(const struct config_check *check)
 {
     const struct config_checkpoint *checkpoint = &check->config->checkpoint;
-    bool loads = checkpoint->load && *checkpoint->load == '/';
 
     if (!sound(check, "checkpoint.dir"))
         return;
     if (!checkpoint->dir &&
         (checkpoint->save_steps > 0 || checkpoint->save_interval_ms > 0 || checkpoint->save_on_stop))
         REFUSE(check, "checkpoint.dir", "checkpoint", "is missing; needed to save");
-    if ((checkpoint->dir || loads) && check->config->world.nodes.n_items > 1)
-        REFUSE(check, checkpoint->dir ? "checkpoint.dir" : "checkpoint.load", "world.nodes",
-               "jobs on several nodes have no checkpoints yet; leave it out");
 }
 
 static void check_rest(const struct config_check *check)

@@ -51,6 +51,14 @@ bool config_partitions_all(const struct config *config)
     return config->device == CONFIG_DEVICE_CUDA && config->zero.stage == 3 && !config_offloads(config);
 }
 
+bool config_loads(const struct config *config)
+{
+    const struct config_checkpoint *checkpoint = &config->checkpoint;
+
+    return strcmp(checkpoint->load, CONFIG_LOAD_NEVER) != 0 &&
+           (checkpoint->dir || strcmp(checkpoint->load, CONFIG_LOAD_LATEST) != 0);
+}
+
 unsigned config_local_ranks(const struct config *config)
 {
     if (config->world.nodes.n_items == 0)

@@ -201,6 +201,8 @@ const struct config_build *config_build_own(void);
 bool config_offloads(const struct config *config);
 /* Stage 3 on GPUs: no state is in host memory, and frozen parameters are partitioned, too. */
 bool config_partitions_all(const struct config *config);
+/* Does a job look for a checkpoint to begin with? */
+bool config_loads(const struct config *config);
 /* Ranks on this node. */
 unsigned config_local_ranks(const struct config *config);
 /* The first rank of a node, and of this node. */

@@ -52,6 +52,9 @@ enum node_kind {
     NODE_WANT_SQUARES,
     NODE_SQUARES,
     NODE_KEPT,
+    NODE_WANT_SAVE,
+    NODE_SAVED,
+    NODE_LOADED,
 
     NODE_FORM = 32,
     NODE_REFUSE,
@@ -74,6 +77,10 @@ enum node_kind {
     NODE_CLOSED,
     NODE_SHOW,
     NODE_WITHDRAWN,
+    NODE_SAVE,
+    NODE_PUBLISH,
+    NODE_SAVE_END,
+    NODE_LOAD,
 };
 
 /* Where a node stands that goes on with a run: KEPT.pass. Each is a step or a write window that is open, decided and

@@ -12,30 +12,28 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/checkpoint/box.h"
 #include "core/checkpoint/folder.h"
 #include "core/checkpoint/safetensors.h"
 #include "core/checkpoint/tensors.h"
 #include "core/layout/layout.h"
+#include "daemon/checkpoint/targets.h"
 #include "daemon/memory/state.h"
 
 enum {
     PIECE_BLOCKS = 8, /* of a MiB; picked: enough pieces for all workers, and few openings */
 };
 
-/* Where a tensor goes. */
+/* Where a tensor goes: bytes [from, to) of its file, if any are kept on this node. */
 struct place {
-    bool known;  /* the job has such a tensor */
-    uint8_t *at; /* NULL: nowhere, nevertheless */
-};
-
-/* Moments that the checkpoint lacks. One that was loaded before may have had them. */
-struct hole {
-    void *at;
-    size_t n_bytes;
+    bool known; /* the job has such a tensor */
+    uint8_t *at;
+    uint64_t from, to;
 };
 
 /* A file of tensors. */
 struct source {
+    enum tensor_file kind;
     const struct description_file *file;
     int fd;
     struct safetensors header;
@@ -43,21 +41,20 @@ struct source {
     uint32_t first_piece, n_pieces;
 };
 
-enum { MODEL, OPTIMIZER, RANKS, N_SOURCES };
-
-static const char *const source_names[N_SOURCES] = {CHECKPOINT_MODEL, CHECKPOINT_OPTIMIZER, CHECKPOINT_RANKS};
+struct blob {
+    uint8_t *data; /* NULL: there is none */
+    size_t n_bytes;
+};
 
 struct loading {
     struct loading_options options;
-    const struct layout *layout;
     char path[4096 + FOLDER_NAME_BYTES];
     struct description description;
-    struct source sources[N_SOURCES];
+    struct source *sources; /* n_sources */
+    size_t n_sources;
     uint32_t n_pieces;
-    struct hole *holes; /* n_holes; become 0 with the first piece */
-    size_t n_holes;
-    float *counts;   /* per parameter */
-    uint8_t **blobs; /* per tensor of RANKS */
+    struct targets targets;
+    struct blob *blobs; /* per rank of this node */
     char note[LOADING_WHY_BYTES];
     unsigned n_ignored, n_lacking;
     char first_lacking[LOADING_WHY_BYTES / 4];
@@ -80,87 +77,77 @@ static int fail(char *why, int r, const char *format, ...)
 
 /* ---- places -------------------------------------------------------------------------------------------- */
 
-static bool same_shape(const struct safetensors_tensor *tensor, const struct layout_param *p, int dtype)
+/* Which elements of the target's tensor this is. Return: whether it can be a part of it at all. */
+static bool find_box(const struct source *source, const struct safetensors_tensor *tensor, const struct target *target,
+                     struct box *box)
 {
-    return tensor->dtype == dtype && tensor->n_dims == p->n_dims &&
-           memcmp(tensor->shape, p->shape, p->n_dims * sizeof(*p->shape)) == 0;
+    size_t n_bytes = target->n_dims * sizeof(*tensor->shape);
+
+    *box = (struct box){0};
+    if (tensor->dtype != target->dtype || tensor->n_dims != target->n_dims)
+        return false;
+    if (n_bytes > 0) {
+        if (!source->header.sharded && memcmp(tensor->shape, target->shape, n_bytes) != 0)
+            return false;
+        memcpy(box->offset, tensor->starts, n_bytes);
+        memcpy(box->shape, tensor->shape, n_bytes);
+    }
+    return box_is_range(target->shape, target->n_dims, box);
 }
 
-/* Gives the tensor its place. Return: 0; 1: there is no such tensor; or -EINVAL. */
-static int place(struct source *source, const char *name, const struct layout_param *p, int dtype, void *at, char *why)
+/* What this node keeps of the box. */
+static struct place find_place(const struct safetensors_tensor *tensor, const struct target *target,
+                               const struct box *box)
 {
-    const struct safetensors_tensor *tensor = name ? safetensors_find(&source->header, name) : NULL;
+    uint64_t first = MAX(box->first_elem, target->first_elem);
+    uint64_t end = MIN(box->first_elem + box->n_elems, target->end_elem);
+    size_t elem_bytes = dtype_size(target->dtype);
 
-    if (!tensor)
-        return 1;
-    if (p && !same_shape(tensor, p, dtype))
-        return fail(why, -EINVAL, "%s has another shape or type there than in this job", name);
-    if (!p && (tensor->n_dims > 0 || tensor->dtype != dtype))
-        return fail(why, -EINVAL, "%s is no single number", name);
-    source->places[tensor - source->header.tensors] = (struct place){.known = true, .at = at};
+    if (first >= end)
+        return (struct place){.known = true};
+    return (struct place){.known = true,
+                          .at = target->at + (first - target->first_elem) * elem_bytes,
+                          .from = tensor->offset_bytes + (first - box->first_elem) * elem_bytes,
+                          .to = tensor->offset_bytes + (end - box->first_elem) * elem_bytes};
+}
+
+/* Those that the job lacks get none. */
+static int place_tensor(struct loading *l, struct source *source, size_t index, char *why)
+{
+    const struct safetensors_tensor *tensor = &source->header.tensors[index];
+    struct target *target = targets_find(&l->targets, source->kind, tensor->name);
+    struct box box;
+
+    if (!target)
+        return 0;
+    if (!find_box(source, tensor, target, &box))
+        return fail(why, -EINVAL, "%s has another shape or type there than in this job", target->name);
+    target->n_found++;
+    target->n_found_elems += box.n_elems;
+    source->places[index] = find_place(tensor, target, &box);
     return 0;
 }
 
-static void *master_of(const struct loading *l, const struct layout_param *p)
+/* Boxes of a tensor are disjoint, so those that have as many elements as the tensor are all of it. */
+static int check_found(struct loading *l, const struct target *target, char *why)
 {
-    return state_master(l->options.state, p->bucket, p->offset_elems);
-}
-
-/* NULL: in stage 3 nobody keeps weights of 16 bits. */
-static void *weights_of(const struct loading *l, uint32_t id)
-{
-    const struct layout_param *p = &l->layout->params[id];
-
-    if (!p->trainable)
-        return state_frozen(l->options.state, id);
-    if (p->dtype == DTYPE_F32)
-        return master_of(l, p);
-    return l->options.state->stage == 3 ? NULL : state_weights(l->options.state, id, 0);
-}
-
-static int lacks(struct loading *l, const char *name, bool may, char *why)
-{
-    if (!may)
-        return fail(why, -EINVAL, "it lacks %s, which this job has", name);
-    if (l->n_lacking++ == 0)
-        snprintf(l->first_lacking, sizeof(l->first_lacking), "%s", name);
+    if (target->n_found == 0 && (l->options.strict || !target->may_lack))
+        return fail(why, -EINVAL, "it lacks %s, which this job has", target->name);
+    if (target->n_found == 0 && l->n_lacking++ == 0)
+        snprintf(l->first_lacking, sizeof(l->first_lacking), "%s", target->name);
+    if (target->n_found > 0 && target->n_found_elems < target->n_elems)
+        return fail(why, -EINVAL, "it lacks a part of %s", target->name);
+    if (target->n_found_elems > target->n_elems)
+        return fail(why, -EINVAL, "it has a part of %s twice", target->name);
     return 0;
 }
 
-static int place_state(struct loading *l, const struct layout_param *p, const char *key, void *at, bool may, char *why)
+/* Of a tensor in several boxes, one has its first element. */
+static bool is_first_box(const struct safetensors_tensor *tensor)
 {
-    _cleanup_free_ char *name = tensor_state_name(p->name, key);
-    bool is_count = strcmp(key, TENSOR_STEP) == 0;
-    int r = place(&l->sources[OPTIMIZER], name, is_count ? NULL : p, DTYPE_F32, at, why);
+    static const uint64_t origin[LAYOUT_MAX_DIMS];
 
-    if (r != 1)
-        return r;
-    if (may && !is_count)
-        l->holes[l->n_holes++] = (struct hole){.at = at, .n_bytes = p->n_elems * sizeof(float)};
-    return lacks(l, name, may, why);
-}
-
-static int place_param(struct loading *l, uint32_t id, char *why)
-{
-    const struct layout_param *p = &l->layout->params[id];
-    const struct state *state = l->options.state;
-    bool may = !l->options.strict;
-    struct source *source = &l->sources[tensor_is_of_model(p->name) ? MODEL : OPTIMIZER];
-    int r = place(source, p->name, p, p->dtype, weights_of(l, id), why);
-
-    if (r == 1)
-        return lacks(l, p->name, false, why);
-    if (r == 0 && p->trainable && state->buckets[p->bucket].exp_avg)
-        r = place_state(l, p, tensor_moment_key(l->options.optimizer, false),
-                        state_exp_avg(state, p->bucket, p->offset_elems), may, why);
-    if (r == 0 && p->trainable && state->buckets[p->bucket].exp_avg_sq)
-        r = place_state(l, p, tensor_moment_key(l->options.optimizer, true),
-                        state_exp_avg_sq(state, p->bucket, p->offset_elems), may, why);
-    if (r == 0 && p->trainable && p->dtype != DTYPE_F32)
-        r = place_state(l, p, TENSOR_MASTER, master_of(l, p), false, why);
-    if (r == 0 && p->trainable)
-        r = place_state(l, p, TENSOR_STEP, &l->counts[id], may, why);
-    return r;
+    return memcmp(tensor->starts, origin, sizeof(origin)) == 0;
 }
 
 /* Return: the first tensor that the job lacks, and counts them. NULL: there is none. */
@@ -168,12 +155,16 @@ static const char *find_unknown(struct loading *l)
 {
     const char *first = NULL;
 
-    for (unsigned s = MODEL; s <= OPTIMIZER; s++)
-        for (size_t i = 0; i < l->sources[s].header.n; i++)
-            if (!l->sources[s].places[i].known) {
-                first = first ? first : l->sources[s].header.tensors[i].name;
-                l->n_ignored++;
-            }
+    for (size_t s = 0; s < l->n_sources; s++) {
+        const struct source *source = &l->sources[s];
+
+        for (size_t i = 0; source->kind != TENSOR_RANKS && i < source->header.n; i++) {
+            if (source->places[i].known)
+                continue;
+            first = first ? first : source->header.tensors[i].name;
+            l->n_ignored += is_first_box(&source->header.tensors[i]);
+        }
+    }
     return first;
 }
 
@@ -195,8 +186,13 @@ static int place_all(struct loading *l, char *why)
     const char *unknown;
     int r = 0;
 
-    for (uint32_t i = 0; r == 0 && i < l->layout->n_params; i++)
-        r = place_param(l, i, why);
+    if (targets_init(&l->targets, l->options.state, l->options.optimizer) < 0)
+        return fail(why, -ENOMEM, "no memory");
+    for (size_t s = 0; s < l->n_sources; s++)
+        for (size_t i = 0; r == 0 && i < l->sources[s].header.n; i++)
+            r = place_tensor(l, &l->sources[s], i, why);
+    for (size_t i = 0; r == 0 && i < l->targets.n; i++)
+        r = check_found(l, &l->targets.list[i], why);
     if (r < 0)
         return r;
     unknown = find_unknown(l);
@@ -206,19 +202,40 @@ static int place_all(struct loading *l, char *why)
     return 0;
 }
 
+/* Return: 0 or -ENOMEM. */
+static int place_blob(struct loading *l, unsigned rank, struct blob *blob)
+{
+    char name[32];
+
+    tensor_rank_name(name, sizeof(name), rank);
+    for (size_t s = 0; s < l->n_sources; s++) {
+        struct source *source = &l->sources[s];
+        const struct safetensors_tensor *tensor =
+            source->kind == TENSOR_RANKS ? safetensors_find(&source->header, name) : NULL;
+
+        if (!tensor)
+            continue;
+        *blob = (struct blob){.data = malloc(tensor->n_bytes + 1), .n_bytes = tensor->n_bytes};
+        source->places[tensor - source->header.tensors] = (struct place){.known = true,
+                                                                         .at = blob->data,
+                                                                         .from = tensor->offset_bytes,
+                                                                         .to = tensor->offset_bytes + tensor->n_bytes};
+        return blob->data ? 0 : -ENOMEM;
+    }
+    return 0;
+}
+
 /* The bytes that ranks have stored are no part of the state, so they get memory of their own. */
 static int place_blobs(struct loading *l)
 {
-    struct source *source = &l->sources[RANKS];
+    const struct state *state = l->options.state;
+    int r;
 
-    l->blobs = calloc(source->header.n + 1, sizeof(*l->blobs));
-    for (size_t i = 0; l->blobs && i < source->header.n; i++) {
-        l->blobs[i] = malloc(source->header.tensors[i].n_bytes + 1);
-        if (!l->blobs[i])
-            return -ENOMEM;
-        source->places[i] = (struct place){.known = true, .at = l->blobs[i]};
-    }
-    return l->blobs ? 0 : -ENOMEM;
+    l->blobs = calloc(state->n_ranks + 1, sizeof(*l->blobs));
+    r = l->blobs ? 0 : -ENOMEM;
+    for (unsigned i = 0; r == 0 && i < state->n_ranks; i++)
+        r = place_blob(l, state->first_rank + i, &l->blobs[i]);
+    return r;
 }
 
 /* ---- opening ------------------------------------------------------------------------------------------- */
@@ -286,20 +303,49 @@ static int read_header(struct source *source, char *why)
     return source->places ? 0 : fail(why, -ENOMEM, "no memory");
 }
 
-static int open_source(struct loading *l, int folder, unsigned which, char *why)
+static int open_source(struct loading *l, int folder, enum tensor_file kind, const struct description_file *file,
+                       char *why)
 {
-    struct source *source = &l->sources[which];
+    struct source *source = &l->sources[l->n_sources++];
 
-    source->file = description_find(&l->description, source_names[which]);
-    if (!source->file)
-        return which != MODEL ? 0 : fail(why, -EINVAL, "it has no %s", source_names[which]);
-    source->fd = folder_open_file(folder, source->file, why, LOADING_WHY_BYTES);
+    *source = (struct source){.kind = kind, .file = file, .first_piece = l->n_pieces};
+    source->fd = folder_open_file(folder, file, why, LOADING_WHY_BYTES);
     if (source->fd < 0)
         return source->fd;
-    source->first_piece = l->n_pieces;
-    source->n_pieces = (uint32_t)div_round_up(source->file->hash.n_blocks, PIECE_BLOCKS);
+    source->n_pieces = (uint32_t)div_round_up(file->hash.n_blocks, PIECE_BLOCKS);
     l->n_pieces += source->n_pieces;
     return read_header(source, why);
+}
+
+static bool has_model(const struct description *d)
+{
+    for (size_t i = 0; i < d->n_files; i++)
+        if (tensor_file_kind(d->files[i].name) == TENSOR_MODEL)
+            return true;
+    return false;
+}
+
+/* All files of tensors, as many as nodes have written. Others are of no use here. */
+static int open_sources(struct loading *l, int folder, char *why)
+{
+    const struct description *d = &l->description;
+    char model[TENSOR_FILE_BYTES];
+    int r = 0;
+
+    if (!has_model(d)) {
+        tensor_file_name(model, TENSOR_MODEL, -1, 0);
+        return fail(why, -EINVAL, "it has no %s", model);
+    }
+    l->sources = calloc(d->n_files, sizeof(*l->sources));
+    if (!l->sources)
+        return fail(why, -ENOMEM, "no memory");
+    for (size_t i = 0; r == 0 && i < d->n_files; i++) {
+        enum tensor_file kind = tensor_file_kind(d->files[i].name);
+
+        if (kind != TENSOR_N_FILES)
+            r = open_source(l, folder, kind, &d->files[i], why);
+    }
+    return r;
 }
 
 /* A checkpoint of another optimizer has other moments, so that fails with the name of one; this says it better. */
@@ -315,8 +361,8 @@ static int open_checkpoint(struct loading *l, int dir, const char *name, char *w
     _cleanup_close_ int folder = folder_open(dir, name, &l->description, why, LOADING_WHY_BYTES);
     int r = MIN(folder, 0);
 
-    for (unsigned i = 0; r == 0 && i < N_SOURCES; i++)
-        r = open_source(l, folder, i, why);
+    if (r == 0)
+        r = open_sources(l, folder, why);
     if (r == -EBADMSG || r == -EIO) { /* bytes that are wrong are as bad in a header as behind it */
         snprintf(l->why, sizeof(l->why), "%s", why);
         l->failed = r;
@@ -370,17 +416,9 @@ int loading_open(struct loading **out, const struct loading_options *options, ch
     if (!l)
         return fail(why, -ENOMEM, "no memory");
     l->options = *options;
-    l->layout = options->state->layout;
     pthread_mutex_init(&l->lock, NULL);
-    for (unsigned i = 0; i < N_SOURCES; i++)
-        l->sources[i].fd = -1;
-    l->counts = calloc(l->layout->n_params, sizeof(*l->counts));
-    l->holes = calloc(2 * (size_t)l->layout->n_params + 1, sizeof(*l->holes)); /* two moments of each */
     snprintf(l->path, sizeof(l->path), "%s", options->path ? options->path : options->dir);
-    if (!l->counts || !l->holes)
-        r = fail(why, -ENOMEM, "no memory");
-    else
-        r = options->dir ? open_newest(l, why) : open_checkpoint(l, AT_FDCWD, options->path, why);
+    r = options->dir ? open_newest(l, why) : open_checkpoint(l, AT_FDCWD, options->path, why);
     if (r != 0) {
         loading_free(l);
         return r;
@@ -393,16 +431,16 @@ void loading_free(struct loading *l)
 {
     if (!l)
         return;
-    for (size_t i = 0; l->blobs && i < l->sources[RANKS].header.n; i++)
-        free(l->blobs[i]);
-    for (unsigned i = 0; i < N_SOURCES; i++) {
+    for (unsigned i = 0; l->blobs && i < l->options.state->n_ranks; i++)
+        free(l->blobs[i].data);
+    for (size_t i = 0; i < l->n_sources; i++) {
         safetensors_deinit(&l->sources[i].header);
         free(l->sources[i].places);
         closep(&l->sources[i].fd);
     }
+    free(l->sources);
     free(l->blobs);
-    free(l->counts);
-    free(l->holes);
+    targets_deinit(&l->targets);
     description_deinit(&l->description);
     pthread_mutex_destroy(&l->lock);
     free(l);
@@ -410,21 +448,37 @@ void loading_free(struct loading *l)
 
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
-/* Bytes [at, at + n) of the file, which are right: each goes to the place of its tensor. */
-static void spread(const struct source *source, const uint8_t *bytes, uint64_t at, size_t n)
+/*
+ * Bytes [at, at + n) of the file: each goes to the place of its tensor. bytes: they are right; NULL: none is copied.
+ * Return: whether any of them has a place on this node.
+ */
+static bool spread(const struct source *source, const uint8_t *bytes, uint64_t at, size_t n)
 {
     size_t first = safetensors_at(&source->header, at);
     uint64_t end = at + n;
+    bool any = false;
 
     for (size_t i = first < source->header.n ? first : 0; i < source->header.n; i++) {
-        const struct safetensors_tensor *tensor = &source->header.tensors[i];
-        uint64_t from = MAX(at, tensor->offset_bytes), to = MIN(end, tensor->offset_bytes + tensor->n_bytes);
+        const struct place *place = &source->places[i];
+        uint64_t from = MAX(at, place->from), to = MIN(end, place->to);
 
-        if (tensor->offset_bytes >= end)
+        if (source->header.tensors[i].offset_bytes >= end)
             break;
-        if (from < to && source->places[i].at)
-            memcpy(source->places[i].at + (from - tensor->offset_bytes), bytes + (from - at), to - from);
+        if (from < to && bytes)
+            memcpy(place->at + (from - place->from), bytes + (from - at), to - from);
+        any |= from < to;
     }
+    return any;
+}
+
+/* A node that has all ranks reads everything, so that a wrong byte is noticed wherever it is. One of several nodes
+ * leaves the rest to the others. */
+static bool is_read_here(const struct loading *l, const struct source *source, uint64_t block)
+{
+    const struct state *state = l->options.state;
+
+    return state->n_ranks == state->layout->world_size ||
+           spread(source, NULL, block * HASH_BLOCK_BYTES, block_bytes(source, block));
 }
 
 static int load_block(struct loading *l, const struct source *source, uint64_t block, uint8_t *buffer)
@@ -433,7 +487,7 @@ static int load_block(struct loading *l, const struct source *source, uint64_t b
     int r = read_block(source, block, buffer, why);
 
     if (r == 0) {
-        spread(source, buffer, block * HASH_BLOCK_BYTES, block_bytes(source, block));
+        (void)spread(source, buffer, block * HASH_BLOCK_BYTES, block_bytes(source, block));
         return 0;
     }
     pthread_mutex_lock(&l->lock);
@@ -448,18 +502,30 @@ uint32_t loading_n_pieces(const struct loading *l)
     return l->n_pieces;
 }
 
+/* What the checkpoint lacks becomes zero: one that was loaded before may have had it. */
+static void clear_lacking(const struct loading *l)
+{
+    for (size_t i = 0; i < l->targets.n; i++) {
+        const struct target *target = &l->targets.list[i];
+
+        if (target->n_found == 0 && target->first_elem < target->end_elem)
+            memset(target->at, 0, (target->end_elem - target->first_elem) * dtype_size(target->dtype));
+    }
+}
+
 int loading_read(struct loading *l, uint32_t piece)
 {
-    const struct source *source = &l->sources[N_SOURCES - 1];
+    const struct source *source;
     _cleanup_free_ uint8_t *buffer = NULL;
     uint64_t first, end;
     int r = l->failed;
 
     if (r < 0)
         return r;
-    for (size_t i = 0; piece == 0 && i < l->n_holes; i++)
-        memset(l->holes[i].at, 0, l->holes[i].n_bytes);
-    while (source->n_pieces == 0 || piece < source->first_piece)
+    if (piece == 0)
+        clear_lacking(l);
+    source = &l->sources[l->n_sources - 1];
+    while (piece < source->first_piece)
         source--;
     first = (uint64_t)(piece - source->first_piece) * PIECE_BLOCKS;
     end = MIN(first + PIECE_BLOCKS, (uint64_t)source->file->hash.n_blocks);
@@ -467,7 +533,8 @@ int loading_read(struct loading *l, uint32_t piece)
     if (!buffer)
         return -ENOMEM;
     for (uint64_t block = first; r == 0 && block < end; block++)
-        r = load_block(l, source, block, buffer);
+        if (is_read_here(l, source, block))
+            r = load_block(l, source, block, buffer);
     return r;
 }
 
@@ -475,25 +542,25 @@ int loading_read(struct loading *l, uint32_t piece)
 
 void loading_finish(struct loading *l)
 {
-    for (uint32_t i = 0; i < l->layout->n_params; i++) {
-        float count = l->counts[i];
+    struct state *state = l->options.state;
 
-        l->options.state->progress.counts[i] = count > 0 && count < 0x1p63f ? (uint64_t)count : 0; /* others are none */
+    for (uint32_t i = 0; i < state->layout->n_params; i++) {
+        float count = l->targets.counts[i];
+
+        state->progress.counts[i] = count > 0 && count < 0x1p63f ? (uint64_t)count : 0; /* others are none */
     }
 }
 
 const void *loading_blob(const struct loading *l, unsigned rank, size_t *n_bytes)
 {
-    const struct safetensors *header = &l->sources[RANKS].header;
-    const struct safetensors_tensor *tensor;
-    char name[32];
+    const struct state *state = l->options.state;
+    struct blob blob = {0};
 
-    tensor_rank_name(name, sizeof(name), rank);
-    tensor = l->sources[RANKS].file ? safetensors_find(header, name) : NULL;
-    if (!tensor)
-        return NULL;
-    *n_bytes = tensor->n_bytes;
-    return l->blobs[tensor - header->tensors];
+    if (state_owns(state, rank))
+        blob = l->blobs[rank - state->first_rank];
+    if (blob.data)
+        *n_bytes = blob.n_bytes;
+    return blob.data;
 }
 
 const struct description *loading_description(const struct loading *l)

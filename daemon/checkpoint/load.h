@@ -2,8 +2,10 @@
 #pragma once
 
 /*
- * Loads a checkpoint into the state of a job that has just been formed, whatever number of ranks, stage and bucket size
- * it was written with: tensors are found by their names. Each MiB is compared with its hash before any of it is used.
+ * Loads a checkpoint into the state of a job that has just been formed, whatever number of nodes and ranks, stage and
+ * bucket size it was written with: tensors, and the boxes in which several nodes have written them, are found by their
+ * names. Each MiB is compared with its hash before any of it is used. A node of several loads what it keeps
+ * (targets.h), and reads only the MiB in which that lies.
  *
  *     loading_open      finds the checkpoint, and a place for each of its tensors      one thread that may wait
  *     loading_read      piece by piece, in any order                                    workers
@@ -29,7 +31,7 @@ struct loading_options {
     const char *dir;      /* of the checkpoints; NULL: path is one */
     const char *path;     /* a checkpoint's folder */
     uint64_t before_step; /* of dir: only older ones; UINT64_MAX: all */
-    struct state *state;  /* of all ranks */
+    struct state *state;  /* of this node's ranks */
     enum optimizer optimizer;
     const char *optimizer_name; /* as config_optimizer_name() has it */
     bool strict;                /* moments and step counts of all parameters are there, and no others */
@@ -50,6 +52,7 @@ const char *loading_why(struct loading *loading);
 
 /* All pieces are read: the counts are set. */
 void loading_finish(struct loading *loading);
-/* The bytes that a rank had stored, borrowed from the loading. Return: NULL, it had stored nothing. */
+/* The bytes that a rank had stored, borrowed from the loading. Return: NULL, it had stored nothing, or is no rank of
+ * this node. */
 const void *loading_blob(const struct loading *loading, unsigned rank, size_t *n_bytes);
 void loading_free(struct loading *loading);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Writing a checkpoint (write.h): which tensors go where, the order of calls, and what is removed afterwards. */
+/* Writing a checkpoint (write.h): bytes, the order of calls, and what is removed afterwards. */
 
 #include "daemon/checkpoint/write.h"
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,6 +17,7 @@
 #include "core/checkpoint/safetensors.h"
 #include "core/checkpoint/tensors.h"
 #include "core/layout/layout.h"
+#include "daemon/checkpoint/contents.h"
 #include "daemon/checkpoint/disk.h"
 #include "daemon/checkpoint/stream.h"
 #include "daemon/memory/snapshot.h"
@@ -24,37 +26,13 @@
 
 enum { NAME_BYTES = 64 };
 
-/* Where the bytes of a tensor come from. */
-enum source {
-    FROM_STATE, /* an array of the snapshot */
-    FROM_ROUNDED_MASTER,
-    FROM_FROZEN,
-    FROM_COUNT,
-    FROM_BLOB,
-};
-
-struct tensor {
-    enum source source;
-    uint32_t index; /* of the parameter, or blob */
-    enum snapshot_array array;
-    bool comes_again; /* a later tensor has the same array */
-};
-
-/* A file of tensors, before it is written: the header, and the sources in the same order. */
-struct file {
-    const char *name;
-    struct safetensors header;
-    struct tensor *tensors; /* owned */
-    size_t capacity;
-};
-
 struct writing {
     struct checkpoint_order *order;
     const struct layout *layout;
     int dir, folder; /* descriptors; -1: not open */
     char name[FOLDER_NAME_BYTES], hidden[NAME_BYTES];
     bool published; /* it has its name; what has the hidden one is no longer ours */
-    struct file files[3];
+    struct contents contents;
     const char *at; /* the file that is being written, for texts */
     float values[CHUNK_ELEMS];
     uint16_t rounded[CHUNK_ELEMS];
@@ -69,101 +47,9 @@ void checkpoint_order_deinit(struct checkpoint_order *order)
     description_deinit(&order->description);
 }
 
-/* ---- which tensors ------------------------------------------------------------------------------------- */
-
-static int add(struct file *file, const char *name, int dtype, const uint64_t *shape, uint32_t n_dims,
-               struct tensor tensor)
+static bool is_sharded(const struct writing *w)
 {
-    int r = name ? safetensors_add(&file->header, name, dtype, shape, n_dims) : -ENOMEM;
-
-    if (r == 0 && file->header.n > file->capacity) {
-        struct tensor *tensors = reallocarray(file->tensors, file->header.capacity, sizeof(*tensors));
-
-        if (!tensors)
-            return -ENOMEM;
-        file->tensors = tensors;
-        file->capacity = file->header.capacity;
-    }
-    if (r == 0)
-        file->tensors[file->header.n - 1] = tensor;
-    return r;
-}
-
-static int add_weights(const struct writing *w, struct file *file, uint32_t id)
-{
-    const struct layout_param *p = &w->layout->params[id];
-    struct tensor tensor = {.source = FROM_STATE, .index = id, .array = SNAPSHOT_MASTER};
-
-    if (!p->trainable) {
-        tensor.source = FROM_FROZEN;
-    } else if (p->dtype != DTYPE_F32 && w->order->state->stage == 3) {
-        tensor.source = FROM_ROUNDED_MASTER;
-        tensor.comes_again = tensor_is_of_model(p->name); /* else the master came before */
-    } else if (p->dtype != DTYPE_F32) {
-        tensor.array = SNAPSHOT_WEIGHTS;
-    }
-    return add(file, p->name, p->dtype, p->shape, p->n_dims, tensor);
-}
-
-/* of_model: of the model's parameters; else of what clients have declared for their own ends. */
-static int add_all_weights(const struct writing *w, struct file *file, bool of_model)
-{
-    int r = 0;
-
-    for (size_t size = sizeof(float); r == 0 && size >= sizeof(uint16_t); size /= 2) /* for their alignment */
-        for (uint32_t i = 0; r == 0 && i < w->layout->n_params; i++)
-            if (dtype_size(w->layout->params[i].dtype) == size &&
-                tensor_is_of_model(w->layout->params[i].name) == of_model)
-                r = add_weights(w, file, i);
-    return r;
-}
-
-static int add_state(struct file *file, const struct layout_param *p, const char *key, struct tensor tensor)
-{
-    _cleanup_free_ char *name = tensor_state_name(p->name, key);
-
-    if (tensor.source == FROM_COUNT)
-        return add(file, name, DTYPE_F32, NULL, 0, tensor);
-    return add(file, name, DTYPE_F32, p->shape, p->n_dims, tensor);
-}
-
-static int add_optimizer(const struct writing *w, struct file *file, enum optimizer optimizer)
-{
-    const struct state *state = w->order->state;
-    int r = 0;
-
-    for (uint32_t i = 0; r == 0 && i < w->layout->n_params; i++) {
-        const struct layout_param *p = &w->layout->params[i];
-        bool again = state->stage == 3 && !tensor_is_of_model(p->name);
-
-        if (!p->trainable)
-            continue;
-        if (state->buckets[p->bucket].exp_avg)
-            r = add_state(file, p, tensor_moment_key(optimizer, false),
-                          (struct tensor){FROM_STATE, i, SNAPSHOT_EXP_AVG});
-        if (r == 0 && state->buckets[p->bucket].exp_avg_sq)
-            r = add_state(file, p, tensor_moment_key(optimizer, true),
-                          (struct tensor){FROM_STATE, i, SNAPSHOT_EXP_AVG_SQ});
-        if (r == 0 && p->dtype != DTYPE_F32)
-            r = add_state(file, p, TENSOR_MASTER, (struct tensor){FROM_STATE, i, SNAPSHOT_MASTER, again});
-        if (r == 0)
-            r = add_state(file, p, TENSOR_STEP, (struct tensor){FROM_COUNT, i, 0});
-    }
-    return r;
-}
-
-static int add_ranks(const struct writing *w, struct file *file)
-{
-    int r = 0;
-
-    for (size_t i = 0; r == 0 && i < w->order->n_blobs; i++) {
-        char name[32];
-
-        tensor_rank_name(name, sizeof(name), w->order->blobs[i].rank);
-        r = add(file, name, SAFETENSORS_U8, &(uint64_t){w->order->blobs[i].n_bytes}, 1,
-                (struct tensor){.source = FROM_BLOB, .index = (uint32_t)i});
-    }
-    return r;
+    return w->order->node >= 0;
 }
 
 /* ---- bytes --------------------------------------------------------------------------------------------- */
@@ -176,34 +62,47 @@ static void put(struct writing *w, struct stream *stream, const void *bytes, siz
     atomic_fetch_add_explicit(&w->order->n_bytes_done, n_bytes, memory_order_relaxed);
 }
 
-/* Values go from the state straight into the stream, unless they are rounded or the place there is in two pieces. */
-static void put_chunk(struct writing *w, struct stream *stream, const struct tensor *tensor, uint32_t chunk)
+/*
+ * Elements [first, end) of a chunk. Whole ones go from the state straight into the stream, unless they are rounded or
+ * the place there is in two pieces.
+ */
+static void put_chunk(struct writing *w, struct stream *stream, const struct contents_tensor *tensor, uint32_t chunk,
+                      size_t first, size_t end)
 {
     const struct layout_param *p = &w->layout->params[tensor->index];
     size_t n = w->layout->chunks[chunk].n_elems;
-    bool rounded = tensor->source == FROM_ROUNDED_MASTER;
-    size_t n_bytes = n * (rounded || tensor->array == SNAPSHOT_WEIGHTS ? 2 : sizeof(float));
-    void *place = rounded ? NULL : stream_place(stream, n_bytes);
+    bool rounded = tensor->source == FROM_ROUNDED_MASTER, whole = end - first == n;
+    size_t elem_bytes = rounded || tensor->array == SNAPSHOT_WEIGHTS ? 2 : sizeof(float);
+    size_t n_bytes = (end - first) * elem_bytes;
+    void *place = rounded || !whole ? NULL : stream_place(stream, n_bytes);
+    const uint8_t *values = rounded ? (const void *)w->rounded : (const void *)w->values;
 
-    snapshot_read(w->order->snapshot, chunk, tensor->array, place ? place : w->values, !tensor->comes_again);
+    snapshot_read(w->order->snapshot, chunk, tensor->array, place ? place : w->values,
+                  !tensor->comes_again && end == n);
     if (rounded)
         w->order->kernels->convert_from_f32(w->rounded, w->values, p->dtype, n);
     if (place)
         stream_placed(stream, n_bytes);
     else
-        stream_put(stream, rounded ? (const void *)w->rounded : w->values, n_bytes);
+        stream_put(stream, values + first * elem_bytes, n_bytes);
     atomic_fetch_add_explicit(&w->order->n_bytes_done, n_bytes, memory_order_relaxed);
 }
 
-static void put_array(struct writing *w, struct stream *stream, const struct tensor *tensor)
+static void put_array(struct writing *w, struct stream *stream, const struct contents_tensor *tensor)
 {
     const struct layout_param *p = &w->layout->params[tensor->index];
 
-    for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks && !w->order->cancelled; c++)
-        put_chunk(w, stream, tensor, c);
+    for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks && !w->order->cancelled; c++) {
+        const struct layout_chunk *chunk = &w->layout->chunks[c];
+        uint64_t first = MAX(tensor->first_elem, chunk->start_elem);
+        uint64_t end = MIN(tensor->end_elem, chunk->start_elem + chunk->n_elems);
+
+        if (first < end)
+            put_chunk(w, stream, tensor, c, first - chunk->start_elem, end - chunk->start_elem);
+    }
 }
 
-static void put_tensor(struct writing *w, struct stream *stream, const struct tensor *tensor)
+static void put_tensor(struct writing *w, struct stream *stream, const struct contents_tensor *tensor)
 {
     const struct layout_param *p = &w->layout->params[tensor->index];
     const struct checkpoint_blob *blob = &w->order->blobs[tensor->index];
@@ -215,7 +114,8 @@ static void put_tensor(struct writing *w, struct stream *stream, const struct te
         put_array(w, stream, tensor);
         break;
     case FROM_FROZEN:
-        put(w, stream, state_frozen(w->order->state, tensor->index), p->n_elems * dtype_size(p->dtype));
+        put(w, stream, state_frozen(w->order->state, tensor->index) + tensor->first_elem * dtype_size(p->dtype),
+            (tensor->end_elem - tensor->first_elem) * dtype_size(p->dtype));
         break;
     case FROM_COUNT:
         count = (float)w->order->counts[tensor->index]; /* as torch has it */
@@ -228,7 +128,7 @@ static void put_tensor(struct writing *w, struct stream *stream, const struct te
 }
 
 /* Takes the header. */
-static int write_tensors(struct writing *w, struct file *file, uint8_t *header, size_t n_header)
+static int write_tensors(struct writing *w, struct contents_file *file, uint8_t *header, size_t n_header)
 {
     _cleanup_free_ uint8_t *header_bytes = header;
     struct description_file *described = description_add_file(&w->order->description);
@@ -247,15 +147,17 @@ static int write_tensors(struct writing *w, struct file *file, uint8_t *header, 
     return stream_close(stream, &described->hash);
 }
 
-static int write_description(struct writing *w)
+/* name: of the whole description, or of this node's part of it. */
+static int write_description(struct writing *w, const char *name)
 {
     _cleanup_free_ char *text = description_print(&w->order->description, w->layout);
     struct file_hash unused = {0};
     struct stream *stream;
     int r = text ? 0 : -ENOMEM;
 
+    w->at = name;
     if (r == 0)
-        r = stream_open(&stream, w->order->disk, w->folder, CHECKPOINT_DESCRIPTION, strlen(text));
+        r = stream_open(&stream, w->order->disk, w->folder, name, strlen(text));
     if (r == 0) {
         stream_put(stream, text, strlen(text));
         r = stream_close(stream, &unused);
@@ -284,16 +186,17 @@ static int remove_checkpoint(const struct writing *w, const char *name)
 }
 
 /* Return: whether an earlier writer has left it behind. */
-static bool is_left_over(const char *name)
+static bool is_left_over(const struct writing *w, const char *name)
 {
-    char middle[FOLDER_NAME_BYTES];
+    char step_name[FOLDER_NAME_BYTES];
     const char *end = strrchr(name, '.');
     uint64_t step;
 
-    if (*name != '.' || end == name || (strcmp(end, ".writing") != 0 && strcmp(end, ".removed") != 0))
+    if (*name != '.' || end == name || (strcmp(end, ".writing") != 0 && strcmp(end, ".removed") != 0) ||
+        (is_sharded(w) && strcmp(name, w->hidden) == 0)) /* another node may be writing into it */
         return false;
-    snprintf(middle, sizeof(middle), "%.*s", (int)(end - name - 1), name + 1);
-    return folder_parse_name(middle, &step);
+    snprintf(step_name, sizeof(step_name), "%.*s", (int)strcspn(name + 1, "."), name + 1);
+    return folder_parse_name(step_name, &step);
 }
 
 /*
@@ -309,7 +212,7 @@ static void remove_left_over(const struct writing *w)
     const struct dirent *entry;
 
     while (stream && synced >= 0 && (entry = readdir(stream))) {
-        if (!is_left_over(entry->d_name))
+        if (!is_left_over(w, entry->d_name))
             continue;
         synced = synced == 0 ? 0 : disk->sync(disk, w->dir);
         if (synced == 0)
@@ -362,48 +265,73 @@ static int make_dir(const struct checkpoint_order *order)
     return made == 0 ? r : 0;
 }
 
-static int begin(struct writing *w)
+/* Opens the folder of the checkpoints. */
+static int open_dir(struct writing *w)
 {
     const struct checkpoint_order *order = w->order;
-    int r;
 
     folder_name(w->name, order->description.step);
-    snprintf(w->hidden, sizeof(w->hidden), ".%s.writing", w->name);
+    if (is_sharded(w))
+        snprintf(w->hidden, sizeof(w->hidden), ".%s.%016" PRIx64 ".writing", w->name, order->token);
+    else
+        snprintf(w->hidden, sizeof(w->hidden), ".%s.writing", w->name);
     w->at = order->dir;
-    r = make_dir(order);
-    if (r < 0)
-        return r;
     w->dir = open(order->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (w->dir < 0)
-        return -errno;
-    remove_left_over(w);
+    return w->dir < 0 ? -errno : 0;
+}
+
+/* On several nodes the first one makes the folder. */
+static int make_hidden(struct writing *w)
+{
+    const struct disk *disk = w->order->disk;
+    int r = disk->make_folder(disk, w->dir, w->hidden);
+
     w->at = w->hidden;
-    r = order->disk->make_folder(order->disk, w->dir, w->hidden);
+    if (r < 0 && (r != -EEXIST || !is_sharded(w)))
+        return r;
+    w->folder = disk->open_folder(disk, w->dir, w->hidden);
+    return MIN(w->folder, 0);
+}
+
+static int begin(struct writing *w)
+{
+    int r;
+
+    w->at = w->order->dir;
+    r = make_dir(w->order);
+    if (r == 0)
+        r = open_dir(w);
     if (r < 0)
         return r;
-    w->folder = order->disk->open_folder(order->disk, w->dir, w->hidden);
-    return MIN(w->folder, 0);
+    if (w->order->node <= 0)
+        remove_left_over(w);
+    return make_hidden(w);
+}
+
+static int write_file(struct writing *w, struct contents_file *file)
+{
+    uint8_t *header;
+    size_t n_header;
+    int r;
+
+    w->at = file->name;
+    r = safetensors_header(&file->header, &header, &n_header);
+    if (r != 0)
+        return r;
+    w->order->n_bytes += n_header;
+    return write_tensors(w, file, header, n_header);
 }
 
 static int write_files(struct writing *w)
 {
-    uint8_t *headers[ARRAY_SIZE(w->files)] = {NULL};
-    size_t n_headers[ARRAY_SIZE(w->files)];
     int r = 0;
 
-    for (size_t i = 0; r == 0 && i < ARRAY_SIZE(w->files); i++) {
-        w->at = w->files[i].name;
-        if (w->files[i].header.n > 0)
-            r = safetensors_header(&w->files[i].header, &headers[i], &n_headers[i]);
-        w->order->n_bytes += w->files[i].header.file_bytes;
-    }
-    for (size_t i = 0; i < ARRAY_SIZE(w->files); i++) {
-        w->at = r == 0 ? w->files[i].name : w->at;
-        if (r == 0 && headers[i])
-            r = write_tensors(w, &w->files[i], headers[i], n_headers[i]);
-        else
-            free(headers[i]);
-    }
+    for (size_t i = 0; i < CONTENTS_FILES; i++)
+        for (size_t t = 0; t < w->contents.files[i].header.n; t++)
+            w->order->n_bytes += w->contents.files[i].header.tensors[t].n_bytes;
+    for (size_t i = 0; r == 0 && i < CONTENTS_FILES; i++)
+        if (w->contents.files[i].header.n > 0)
+            r = write_file(w, &w->contents.files[i]);
     return r;
 }
 
@@ -434,19 +362,27 @@ static int publish(struct writing *w)
     return r;
 }
 
-static int write_all(struct writing *w)
+static int finish(struct writing *w)
 {
+    int r = write_description(w, CHECKPOINT_DESCRIPTION);
+
+    if (r == 0)
+        r = publish(w);
+    if (r == 0)
+        remove_old(w);
+    return r;
+}
+
+/* This node's part: node 0 finds its files by it. */
+static int finish_part(struct writing *w)
+{
+    char name[NAME_BYTES];
     int r;
 
-    r = begin(w);
-    if (r == 0)
-        r = write_files(w);
-    snapshot_give_up(w->order->snapshot); /* it has been read; or nobody will */
-    if (r == 0) {
-        w->at = CHECKPOINT_DESCRIPTION;
-        r = write_description(w);
-    }
-    return r == 0 ? publish(w) : r;
+    folder_part_name(name, (unsigned)w->order->node);
+    r = write_description(w, name);
+    w->at = w->hidden;
+    return r == 0 ? w->order->disk->sync(w->order->disk, w->folder) : r;
 }
 
 static void explain(const struct writing *w, int r, char *why, size_t why_size)
@@ -460,24 +396,21 @@ static void explain(const struct writing *w, int r, char *why, size_t why_size)
         snprintf(why, why_size, "%s: %s", w->at, strerror(-r));
 }
 
-/* Return: 0, or as safetensors_add(). */
-static int plan(struct writing *w, enum optimizer optimizer)
+static struct writing *writing_new(struct checkpoint_order *order)
 {
-    int r = add_all_weights(w, &w->files[0], true);
+    struct writing *w = calloc(1, sizeof(*w));
 
-    if (r == 0)
-        r = add_optimizer(w, &w->files[1], optimizer);
-    if (r == 0)
-        r = add_all_weights(w, &w->files[1], false);
-    return r == 0 ? add_ranks(w, &w->files[2]) : r;
+    if (!w)
+        return NULL;
+    w->order = order;
+    w->layout = order->state->layout;
+    w->dir = w->folder = -1;
+    return w;
 }
 
 static void writing_free(struct writing *w)
 {
-    for (size_t i = 0; i < ARRAY_SIZE(w->files); i++) {
-        safetensors_deinit(&w->files[i].header);
-        free(w->files[i].tensors);
-    }
+    contents_deinit(&w->contents);
     closep(&w->folder);
     closep(&w->dir);
     free(w);
@@ -485,7 +418,7 @@ static void writing_free(struct writing *w)
 
 int checkpoint_write(struct checkpoint_order *order, char *why, size_t why_size)
 {
-    struct writing *w = calloc(1, sizeof(*w));
+    struct writing *w = writing_new(order);
     int r;
 
     if (!w) {
@@ -493,26 +426,79 @@ int checkpoint_write(struct checkpoint_order *order, char *why, size_t why_size)
         snprintf(why, why_size, "no memory");
         return -ENOMEM;
     }
-    w->order = order;
-    w->layout = order->state->layout;
-    w->dir = w->folder = -1;
-    w->files[0].name = w->at = CHECKPOINT_MODEL;
-    w->files[1].name = CHECKPOINT_OPTIMIZER;
-    w->files[2].name = CHECKPOINT_RANKS;
-    r = plan(w, order->optimizer);
+    w->at = w->contents.files[0].name;
+    r = contents_plan(&w->contents, order);
     if (r == 0)
-        r = write_all(w);
-    snapshot_give_up(order->snapshot);
+        r = begin(w);
+    if (r == 0)
+        r = write_files(w);
+    snapshot_give_up(order->snapshot); /* it has been read; or nobody will */
+    if (r == 0)
+        r = is_sharded(w) ? finish_part(w) : finish(w);
     if (r != 0 && order->cancelled)
         r = -ECANCELED;
-    if (r == 0) {
-        remove_old(w);
-    } else {
-        if (r != -ECANCELED)
-            explain(w, r, why, why_size);
-        if (w->folder >= 0 && !w->published)
-            (void)order->disk->remove_folder(order->disk, w->dir, w->hidden);
-    }
+    if (r != 0 && r != -ECANCELED)
+        explain(w, r, why, why_size);
+    if (r != 0 && w->folder >= 0 && !w->published && !is_sharded(w)) /* else node 0's next save removes it */
+        (void)order->disk->remove_folder(order->disk, w->dir, w->hidden);
     writing_free(w);
     return r > 0 ? -EINVAL : r;
+}
+
+/* ---- several nodes: node 0 puts the parts together ------------------------------------------------------------ */
+
+/* Files of this node's part become those of the whole. Return: 0; or -errno and a sentence. */
+static int add_part(struct writing *w, unsigned node, char *why, size_t why_size)
+{
+    struct description *whole = &w->order->description, part;
+    char name[NAME_BYTES], what[FOLDER_WHY_BYTES];
+    int r;
+
+    folder_part_name(name, node);
+    r = folder_open_part(w->folder, name, &part, what, sizeof(what));
+    if (r < 0) {
+        snprintf(why, why_size,
+                 "node %u has written its part, but not where this node looks: all nodes must see one folder there "
+                 "(%s/%s)",
+                 node, w->hidden, what);
+        return r;
+    }
+    for (size_t i = 0; r == 0 && i < part.n_files; i++) {
+        struct description_file *file = description_add_file(whole);
+
+        if (file)
+            *file = part.files[i];
+        else
+            r = -ENOMEM;
+        part.files[i] = file ? (struct description_file){0} : part.files[i];
+    }
+    description_deinit(&part);
+    if (r < 0)
+        snprintf(why, why_size, "no memory");
+    return r;
+}
+
+int checkpoint_publish(struct checkpoint_order *order, char *why, size_t why_size)
+{
+    struct writing *w = writing_new(order);
+    int r = w ? open_dir(w) : -ENOMEM;
+
+    *why = '\0';
+    if (r == 0) {
+        w->at = w->hidden;
+        w->folder = order->disk->open_folder(order->disk, w->dir, w->hidden);
+        r = MIN(w->folder, 0);
+    }
+    description_drop_files(&order->description); /* this node's, which are in its part, too */
+    for (unsigned node = 0; r == 0 && node < order->description.n_nodes; node++)
+        r = add_part(w, node, why, why_size);
+    if (r == 0)
+        r = finish(w);
+    if (r < 0 && !w)
+        snprintf(why, why_size, "no memory");
+    else if (r < 0 && !*why)
+        explain(w, r, why, why_size);
+    if (w)
+        writing_free(w);
+    return r;
 }

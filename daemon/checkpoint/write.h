@@ -7,6 +7,10 @@
  *     .step-00001000.writing/   all files, each synced; the description last; then the folder is synced
  *     step-00001000/            renamed; then the folder around it is synced
  *
+ * On several nodes the folder is one that all of them see. Its hidden name has the token of the save in it
+ * (".step-00001000.0123456789abcdef.writing"), each node writes its own files, and a part of the description,
+ * "node1.json". Then node 0 writes the description from these parts, and renames.
+ *
  * If that last sync fails, the checkpoint is there, but a loss of power may take it away. A checkpoint of the same step
  * is replaced: the two exchange their names.
  *
@@ -16,6 +20,7 @@
  */
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -45,13 +50,21 @@ struct checkpoint_order {
     uint64_t *counts;               /* per parameter, of applied steps; owned */
     struct checkpoint_blob *blobs;  /* owned */
     size_t n_blobs;
+    int node;                  /* of several; -1: the job has one */
+    bool slices_frozen;        /* several nodes: each has only its ranks' slices of frozen parameters */
+    uint64_t token;            /* several nodes: the number of this save, the same on all of them */
     unsigned save_total_limit; /* 0: none is removed */
     atomic_bool cancelled;     /* -ECANCELED soon, and no sentence */
     _Atomic(uint64_t) n_bytes_done;
-    _Atomic(uint64_t) n_bytes; /* of all files but the description; known soon after it began */
+    _Atomic(uint64_t) n_bytes; /* of all files but the description; known, but for headers, soon after it began */
 };
 
 void checkpoint_order_deinit(struct checkpoint_order *order);
 
-/* For a thread that may wait. Return: 0; or -errno and a sentence that names the file. */
+/*
+ * All of it, or, of several nodes, what this node owns. For a thread that may wait. Return: 0; or -errno and a sentence
+ * that names the file.
+ */
 int checkpoint_write(struct checkpoint_order *order, char *why, size_t why_size);
+/* Node 0 of several, when all have written what they own. Return: likewise. */
+int checkpoint_publish(struct checkpoint_order *order, char *why, size_t why_size);

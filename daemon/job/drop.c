@@ -115,6 +115,7 @@ void drop_settle(struct job *job)
 void drop_now(struct job *job)
 {
     save_cancel(job);
+    resume_free(steal_ptr(job->resume));
     executor_stop(job->executor); /* first, because the work that it cancels holds rings */
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];

@@ -49,7 +49,7 @@ static void on_ready(void *userdata)
 {
     struct job *job = userdata;
 
-    if (job->phase != JOB_RESERVING)
+    if (job->phase != JOB_RESERVING || job->forming.has_memory)
         coordinator_device_ready(job->coordinator);
 }
 

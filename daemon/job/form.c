@@ -317,6 +317,7 @@ static int reserve(void *userdata)
     struct job *job = userdata;
 
     job->phase = JOB_RESERVING;
+    job->forming.has_memory = false;
     job->forming.reserve_result = 0;
     job->forming.reserve_work =
         (struct work){.run = reserve_run,
@@ -387,6 +388,8 @@ static void open_to_ranks(struct job *job)
     job->run.survival.n_daemons = 1;
     base_write(job);
     job_turn(job, TURN_FORMED);
+    if (job->phase == JOB_INITIALISING && job->run.given_weights)
+        coordinator_resumed(job->coordinator);
     job_todo(job);
 }
 
@@ -409,6 +412,7 @@ static void ended(void *userdata, int result)
 
 void job_formed(struct job *job)
 {
+    job->forming.has_memory = true;
     sequence_advance(&job->forming.sequence, 0);
 }
 

@@ -9,6 +9,7 @@
  *   leader-step.c     the step: requests, verdict, update, commit
  *   leader-window.c   write windows
  *   leader-recover.c  generations of engines
+ *   leader-save.c     checkpoints: all nodes save the same step, or begin with the same one
  *   leader-kept.c     nodes whose daemon was replaced, node 0 among them
  *   leader.c          life, forming, fetches, reports, nodes that the leader waits for
  */
@@ -69,6 +70,8 @@ struct node {
     struct kept kept;
     bool shown, declared, formed, connected, asked, wants_norm, summed, updated;
     bool wants_window, ends_window, stored;
+    bool loaded;          /* it has looked for a checkpoint */
+    uint64_t loaded_step; /* behind the last one that its checkpoint has; 0: it has found none */
     uint64_t digest;
     char run_id[WIRE_MAX_RUN_ID_BYTES + 1]; /* empty: any */
     /* From ASKED. */
@@ -79,6 +82,15 @@ struct node {
     /* From SUM. */
     struct exact_sum squares;
     struct node_finding finding;
+};
+
+/* Of a checkpoint, on all nodes. */
+struct leader_save {
+    bool wanted, under_way, failed;
+    uint64_t wanted_token, token;
+    uint64_t step;      /* of the last one that was said */
+    uint32_t n_windows; /* closed before it in that step */
+    uint64_t saved;     /* nodes that have written what they own */
 };
 
 /* A fetch by one node from the others, until the node has everything. */
@@ -107,6 +119,9 @@ struct leader {
     struct node nodes[LEADER_MAX_NODES];
     struct motion weights; /* spread or gathered */
     struct leader_fetch *fetches;
+    struct leader_save save;
+    bool loads, has_agreed; /* nodes look for a checkpoint; and know that they have the same, or none */
+    bool has_loaded;        /* they have one */
     bool has_weights;  /* rank 0's are complete */
     bool applies;      /* the step that was decided */
     bool forgets;      /* the window, says node 0 */
@@ -142,6 +157,8 @@ void leader_say_serve(struct leader *leader, const struct leader_fetch *fetch);
 void leader_forget_fetches(struct leader *leader, unsigned node);
 /* Refuses all nodes. Not for a newcomer that has begun anew (0: for all): what it has declared since is not refused. */
 void leader_refuse(struct leader *leader, unsigned newcomer, const char *text);
+/* code: of the diagnostic. */
+void leader_refuse_with(struct leader *leader, unsigned code, const char *text);
 
 /* leader-kept.c */
 void leader_hear_kept(struct leader *leader, unsigned node, const struct node_message *message);
@@ -155,6 +172,18 @@ void leader_hear_connected(struct leader *leader, unsigned node, const struct no
 void leader_next_generation(struct leader *leader, const char *why);
 /* Likewise, after these nodes have said where they stand, and were told what they had missed: they go on. */
 void leader_answer_kept(struct leader *leader, uint64_t nodes);
+
+/* leader-save.c */
+void leader_hear_want_save(struct leader *leader, const struct node_message *message);
+void leader_hear_saved(struct leader *leader, unsigned node, const struct node_message *message);
+/* Says it, if one is wanted and the step is open. */
+void leader_try_save(struct leader *leader);
+/* The node's daemon was replaced. */
+void leader_lose_save(struct leader *leader, unsigned node);
+void leader_hear_loaded(struct leader *leader, unsigned node, const struct node_message *message);
+/* Goes on when all nodes have looked for a checkpoint. */
+void leader_try_load(struct leader *leader);
+void leader_forget_checkpoints(struct leader *leader);
 
 /* leader-parcel.c */
 bool leader_is_at(const struct place *place, const struct leader_parcel *parcel);

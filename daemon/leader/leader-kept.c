@@ -161,6 +161,7 @@ static void come_back(struct leader *leader, unsigned node)
         return;
     }
     leader->nodes[node].connected = false;
+    leader_lose_save(leader, node);
     leader_forget_fetches(leader, node);
     if (!take_in(leader, node))
         abort_open(leader, node);

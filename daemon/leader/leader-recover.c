@@ -38,7 +38,8 @@ void leader_try_start(struct leader *leader)
 
 void leader_try_spread(struct leader *leader)
 {
-    if (leader->phase != LEADER_STARTING || !leader->has_weights || !leader_all_are_connected(leader))
+    if (leader->phase != LEADER_STARTING || !leader->has_weights || !leader_all_are_connected(leader) ||
+        (leader->loads && !leader->has_agreed))
         return;
     leader->phase = LEADER_SPREADING;
     leader_start_motion(leader, &leader->weights, (uint64_t)leader->layout->n_buckets + 1);
@@ -55,10 +56,12 @@ static void resume(struct leader *leader)
         leader_say_serve(leader, fetch);
     if (leader->phase == LEADER_WRITING)
         leader_say_write(leader);
-    if (leader->phase == LEADER_SPREADING || leader->phase == LEADER_GATHERING || leader->phase == LEADER_CLOSING)
+    if ((leader->phase == LEADER_SPREADING && !leader->has_loaded) || leader->phase == LEADER_GATHERING ||
+        leader->phase == LEADER_CLOSING)
         leader_say(leader, (struct node_message){.kind = leader->phase == LEADER_SPREADING ? NODE_SPREAD : NODE_GATHER,
                                                  .tag = leader->weights.tag,
                                                  .arrived = leader->weights.arrived});
+    leader_try_load(leader);
     leader_try_spread(leader);
 }
 

@@ -34,6 +34,7 @@ int leader_new(struct leader **out, const struct leader_options *options)
     leader->n_nodes = options->n_nodes;
     leader->stage = options->stage;
     leader->partitions_all = options->partitions_all;
+    leader->loads = options->loads;
     leader->ops = options->ops;
     for (unsigned i = 0; i < options->n_nodes; i++) {
         leader->n_sources[i] = options->n_sources[i];
@@ -125,6 +126,7 @@ static void refuse_saying(struct leader *leader, struct node_message said)
             false;
     leader->weights = (struct motion){0};
     leader_forget_fetches(leader, leader->n_nodes);
+    leader_forget_checkpoints(leader);
     leader_forget_step(leader);
     said.kind = NODE_REFUSE;
     leader_say(leader, said);
@@ -133,6 +135,11 @@ static void refuse_saying(struct leader *leader, struct node_message said)
 void leader_refuse(struct leader *leader, unsigned newcomer, const char *text)
 {
     refuse_saying(leader, (struct node_message){.node = newcomer, .text = text});
+}
+
+void leader_refuse_with(struct leader *leader, unsigned code, const char *text)
+{
+    refuse_saying(leader, (struct node_message){.tag = code, .text = text});
 }
 
 /* In the words of the node that cannot form the job. */
@@ -197,7 +204,7 @@ static bool check_runs(struct leader *leader)
             continue;
         snprintf(text, sizeof(text), "the ranks of node %u have the run id %s, those of node %u have %s", i, a->run_id,
                  first, b->run_id);
-        refuse_saying(leader, (struct node_message){.tag = E_OTHER_RUN, .text = text});
+        leader_refuse_with(leader, E_OTHER_RUN, text);
         return false;
     }
     return true;
@@ -226,6 +233,7 @@ static void try_form(struct leader *leader)
     leader->phase = LEADER_FORMING;
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader->nodes[i].formed = false;
+    leader_forget_checkpoints(leader);
     leader->has_weights = false; /* a report about the dropped job may have set it since */
     leader->step = 0;
     leader->attempt = leader->n_windows = 0;
@@ -496,6 +504,15 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
     case NODE_SQUARES:
         leader->ops.say(leader->ops.userdata, message);
         break;
+    case NODE_WANT_SAVE:
+        leader_hear_want_save(leader, message);
+        break;
+    case NODE_SAVED:
+        leader_hear_saved(leader, node, message);
+        break;
+    case NODE_LOADED:
+        leader_hear_loaded(leader, node, message);
+        break;
     case NODE_FETCH:
         hear_fetch(leader, node, message);
         break;
@@ -507,6 +524,7 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
         hear_training(leader, node, message);
         break;
     }
+    leader_try_save(leader);
 }
 
 void leader_lose(struct leader *leader, unsigned node, const char *why)
@@ -579,7 +597,7 @@ uint64_t leader_waits_for(const struct leader *leader)
             waits = !node->formed;
             break;
         case LEADER_STARTING:
-            waits = !node->connected || (i == 0 && !leader->has_weights);
+            waits = !node->connected || (leader->loads && !node->loaded) || (i == 0 && !leader->has_weights);
             break;
         case LEADER_MEASURING:
             waits = !node->summed;
@@ -617,6 +635,8 @@ const char *leader_waits_to(const struct leader *leader)
         [LEADER_STORING] = "to store what was written", [LEADER_CLOSING] = "to get the weights that were written",
     };
 
+    if (leader->phase == LEADER_STARTING && leader_all_are_connected(leader) && leader->loads && !leader->has_agreed)
+        return "to load the checkpoint";
     if (leader->phase == LEADER_STARTING && leader_all_are_connected(leader))
         return "to send the initial weights of rank 0";
     if (leader->phase == LEADER_TRAINING && holding_back(leader))

@@ -55,6 +55,7 @@ struct leader_options {
     const unsigned *n_sources; /* per node: its pieces */
     unsigned stage;
     bool partitions_all; /* stage 3 on GPUs: GPUs gather from each other, and frozen parameters have owners, too */
+    bool loads;          /* nodes look for a checkpoint before the first step */
     struct leader_ops ops;
 };
 

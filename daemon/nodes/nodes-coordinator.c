@@ -288,6 +288,30 @@ static int ask_norm(struct coordinator *c, struct job_rank *rank, uint32_t param
     return param_norm_is_here(nodes->job, param) ? 1 : param_norm_ask(nodes, rank, param);
 }
 
+/* ---- checkpoints --------------------------------------------------------------------------------------- */
+
+static bool loaded(struct coordinator *c, bool found, uint64_t step)
+{
+    nodes_loaded(nodes_from(c), found, step);
+    return true;
+}
+
+static void resumed(struct coordinator *c)
+{
+    nodes_resumed(nodes_from(c));
+}
+
+static bool want_save(struct coordinator *c)
+{
+    nodes_want_save(nodes_from(c));
+    return true;
+}
+
+static void saved(struct coordinator *c, uint64_t token, bool whole, const char *why)
+{
+    nodes_report(nodes_from(c), (struct node_message){.kind = NODE_SAVED, .tag = token, .proceed = whole, .text = why});
+}
+
 /* ---- GPUs ---------------------------------------------------------------------------------------------- */
 
 static void device_ready(struct coordinator *c)
@@ -328,6 +352,10 @@ static const struct coordinator_ops ops = {
     .holds_back = holds_back,
     .awaits = awaits,
     .waits_elsewhere = waits_elsewhere,
+    .loaded = loaded,
+    .resumed = resumed,
+    .want_save = want_save,
+    .saved = saved,
     .want_norm = want_norm,
     .asked = asked,
     .updated = updated,

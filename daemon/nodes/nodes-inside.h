@@ -42,6 +42,8 @@ struct nodes {
     bool said_kept;       /* where this node stands, and the ENGINE that answers it has not come */
     uint8_t *decided;     /* node 0: the DECIDED of the step, packed; owned, NULL: none */
     size_t n_decided_bytes;
+    bool said_want_save; /* a save was asked for, and node 0 has not said one */
+    uint64_t load_tag;   /* of the LOAD that says that all nodes have loaded the same checkpoint */
     bool trains;      /* TRAIN was recorded, and the daemon before had not obeyed it yet */
     bool withdraws;   /* a withdrawal was reported, and node 0 has not answered */
     bool holds_back;  /* BACK was reported, and node 0 has not answered */
@@ -109,6 +111,11 @@ void nodes_withdraw(struct nodes *nodes);
 bool nodes_withdraws(const struct nodes *nodes);
 /* This node will push nothing more of the parcel in that micro-batch. */
 void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch);
+
+/* This node has loaded the checkpoint of the step, or found none; and goes on with it. */
+void nodes_loaded(struct nodes *nodes, bool found, uint64_t step);
+void nodes_resumed(struct nodes *nodes);
+void nodes_want_save(struct nodes *nodes);
 
 /* nodes-record.c */
 /* Are such messages of node 0 recorded? */

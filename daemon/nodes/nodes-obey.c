@@ -13,6 +13,8 @@
 #include "daemon/job/job.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
+#include "daemon/job/state/resume.h"
+#include "daemon/job/state/save.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/boundary.h"
@@ -314,6 +316,8 @@ static void hear_form(struct nodes *nodes, const struct node_message *message)
         return;
     }
     nodes_formed(nodes);
+    if (config_loads(job->config))
+        nodes_loaded(nodes, job->run.given_weights && job->state->progress.epoch > 0, job->state->progress.epoch);
     if (job->run.given_weights && nodes->leader)
         nodes_have_weights(nodes);
 }
@@ -325,6 +329,20 @@ void nodes_train(struct nodes *nodes)
     exchange_spread_is_over(nodes->exchange);
     executor_empty(nodes->job->executor);
     job_train(nodes->job);
+}
+
+/* What has been loaded stands, is void because another node could not read it, or is void like all the rest. */
+static void hear_load(struct nodes *nodes, const struct node_message *message)
+{
+    struct job *job = nodes->job;
+
+    nodes->load_tag = message->tag;
+    if (message->forget)
+        resume_older(job, message->digest);
+    else if (job->phase == JOB_RESERVING)
+        resume_is_agreed(job);
+    else if (message->proceed && job->phase == JOB_INITIALISING)
+        nodes_resumed(nodes);
 }
 
 static void hear_refuse(struct nodes *nodes, const struct node_message *message)
@@ -342,7 +360,7 @@ static void hear_refuse(struct nodes *nodes, const struct node_message *message)
     nodes_forget_shown(nodes);
 }
 
-/* Forming, engines, ranks, what is fetched. Return: whether it was of these. */
+/* Forming, engines, ranks, what is fetched, checkpoints. Return: whether it was of these. */
 static bool obey_around(struct nodes *nodes, const struct node_message *message)
 {
     switch (message->kind) {
@@ -381,6 +399,19 @@ static bool obey_around(struct nodes *nodes, const struct node_message *message)
         break;
     case NODE_SQUARES:
         nodes_obeyed(nodes, param_norm_hear_answer(nodes, message));
+        break;
+    case NODE_LOAD:
+        hear_load(nodes, message);
+        break;
+    case NODE_SAVE:
+        nodes->said_want_save = false;
+        save_take(nodes->job, message->step, message->tag);
+        break;
+    case NODE_PUBLISH:
+        save_publish(nodes->job, message->tag);
+        break;
+    case NODE_SAVE_END:
+        save_end(nodes->job, message->tag, message->text);
         break;
     case NODE_TRAIN:
         nodes_train(nodes);

@@ -2,6 +2,7 @@
 
 /* This node's reports to node 0 (proto/nodes.proto). */
 
+#include <sys/random.h>
 #include <xxhash.h>
 
 #include "core/base/base.h"
@@ -229,6 +230,30 @@ void nodes_parcel_is_moved(void *userdata, uint64_t tag, uint32_t parcel)
         job_record(nodes->job, NULL, JOURNAL_SPREAD, NULL, 0, NULL, 0);
     }
     nodes_report(nodes, (struct node_message){.kind = NODE_MOVED, .tag = tag, .parcel = parcel});
+}
+
+void nodes_loaded(struct nodes *nodes, bool found, uint64_t step)
+{
+    nodes_report(nodes, (struct node_message){.kind = NODE_LOADED, .proceed = found, .tag = step});
+}
+
+void nodes_resumed(struct nodes *nodes)
+{
+    nodes_parcel_is_moved(nodes, nodes->load_tag, 0);
+}
+
+/* The number tells apart saves of the same step, of which one may have failed. */
+void nodes_want_save(struct nodes *nodes)
+{
+    uint64_t token = 0;
+
+    if (nodes->said_want_save)
+        return;
+    nodes->said_want_save = true;
+    while (token == 0)
+        if (getrandom(&token, sizeof(token), 0) != sizeof(token))
+            token = 0;
+    nodes_report(nodes, (struct node_message){.kind = NODE_WANT_SAVE, .tag = token});
 }
 
 void nodes_ask_fetch(void *userdata, const struct exchange_service *asked)

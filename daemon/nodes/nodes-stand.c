@@ -8,6 +8,7 @@
 #include "core/base/base.h"
 #include "daemon/exchange/exchange.h"
 #include "daemon/job/model/model.h"
+#include "daemon/job/state/save.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/commit.h"
 #include "daemon/nodes/nodes-inside.h"
@@ -95,6 +96,8 @@ static bool is_empty(const struct nodes *nodes)
 void nodes_stand(struct nodes *nodes)
 {
     nodes->said_kept = true;
+    nodes->said_want_save = false;
+    save_lose(nodes->job);
     nodes_report(nodes, (struct node_message){.kind = NODE_KEPT,
                                               .step = nodes->job->state->progress.epoch,
                                               .generation = nodes->generation,

@@ -55,6 +55,7 @@ static int make_leader(struct nodes *nodes)
                                           .n_sources = n_sources,
                                           .stage = (unsigned)nodes->job->config->zero.stage,
                                           .partitions_all = config_partitions_all(nodes->job->config),
+                                          .loads = config_loads(nodes->job->config),
                                           .ops = {.say = leader_says,
                                                   .tell = nodes_tell,
                                                   .decide_again = nodes_decide_again,
@@ -170,7 +171,7 @@ void nodes_drop(struct nodes *nodes)
         remote_ranks_forget(nodes->remote_ranks);
     param_norm_forget(nodes);
     nodes->ops.stop_engine(nodes->ops.userdata);
-    nodes->has_engine = nodes->has_devices = false;
+    nodes->has_engine = nodes->has_devices = nodes->said_want_save = false;
     if (nodes->exchange)
         exchange_drop(nodes->exchange);
     free(steal_ptr(nodes->passed));

@@ -120,7 +120,7 @@ class Plan:
         self.device = rng.choice(DEVICES)
         self.engine_kills = [rng.uniform(0.3, 2) for _ in range(rng.choice((0, 0, 1, 3)))] if self.device else []
         self.device = self.device if device is None else device
-        self.saves = self.n_nodes == 1 and rng.random() < 0.7
+        self.saves = rng.random() < 0.7
         if self.saves:
             self.save_meanwhile(rng)
 
@@ -128,7 +128,7 @@ class Plan:
         """Checkpoints are written all the time, and some lives end within that."""
         self.config["checkpoint"] = {"save_steps": rng.choice((1, 2, 5)), "save_total_limit": rng.choice((0, 1, 3)),
                                      "memory": rng.choice((1, 200_000, "auto"))}
-        for life in self.lives[0]:
+        for life in itertools.chain(*self.lives):
             if rng.random() < 0.3:
                 name = rng.choice(sorted(POINTS_OF_SAVES))
                 life.point, life.seconds = f"{name}:kill@{rng.randint(1, POINTS_OF_SAVES[name])}", None
@@ -160,7 +160,11 @@ class Job:
         self.build, self.folder, self.plan, self.daemons = build, folder, plan, []
         self.began, self.trains = time.monotonic(), False
         self.engine_kills = list(plan.engine_kills)
-        self.whole = Nodes(self.daemon, folder, plan.ranks, plan.config, plan.env) if plan.n_nodes > 1 else self.alone()
+        config = plan.config
+        if plan.saves:
+            config = config | {"checkpoint": config["checkpoint"] | {"dir": str(folder / "checkpoints")}}
+        self.whole = (Nodes(self.daemon, folder, plan.ranks, config, plan.env) if plan.n_nodes > 1 else
+                      self.daemon(config | {"world": {"size": plan.world_size}}, plan.env))
         args = ["--moments", plan.moments, *(["--accumulate"] if plan.accumulate else [])]
         self.ranks = kills.start(self.whole, plan.victims, args, N_STEPS)
 
@@ -170,12 +174,6 @@ class Job:
         points = [life.point for life in self.plan.lives[len(self.daemons)]] + [None]
         self.daemons.append(KeptDaemon(self.build, where, config, env, points))
         return self.daemons[-1]
-
-    def alone(self):
-        config = self.plan.config | {"world": {"size": self.plan.world_size}}
-        if self.plan.saves:
-            config["checkpoint"] = self.plan.config["checkpoint"] | {"dir": str(self.folder / "checkpoints")}
-        return self.daemon(config, self.plan.env)
 
     def tend(self):
         """Return: whether trainers still run."""
@@ -259,9 +257,9 @@ def one_run(build, references, folder, plan, timeout=60):
         job.tend()
         kills.judge(job.ranks, job.whole, reference, plan.excuse)
         if plan.saves:
-            daemon = job.daemons[0]
-            wait_for("the end of the save", lambda: not daemon.tend() and daemon.is_settled() and saves_not(daemon))
-            daemon.ctl("checkpoint", "verify")
+            for daemon in job.daemons:
+                wait_for("the end of the save", lambda: not daemon.tend() and daemon.is_settled() and saves_not(daemon))
+            job.daemons[0].ctl("checkpoint", "verify")
         for daemon in job.daemons:
             daemon.stop()
         for process in job.others():

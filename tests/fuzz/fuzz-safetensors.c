@@ -59,7 +59,7 @@ static bool is_ours(const struct safetensors *file)
 
 static void check_again(const struct safetensors *file)
 {
-    struct safetensors written = {0}, again;
+    struct safetensors written = {.sharded = file->sharded}, again;
     uint8_t *bytes = NULL;
     size_t n = 0;
     int r = 0;
@@ -67,19 +67,20 @@ static void check_again(const struct safetensors *file)
     for (size_t i = 0; r == 0 && i < file->n; i++) {
         const struct safetensors_tensor *t = &file->tensors[i];
 
-        r = safetensors_add(&written, t->name, t->dtype, t->shape, t->n_dims);
+        r = safetensors_add(&written, t->name, t->dtype, t->shape, t->starts, t->n_dims);
     }
     assert(r == 0);
     r = safetensors_header(&written, &bytes, &n);
     assert(r == 0);
     r = parse(&again, bytes + SAFETENSORS_LENGTH_BYTES, n - SAFETENSORS_LENGTH_BYTES, written.file_bytes - n);
-    assert(r == 0 && again.n == file->n);
+    assert(r == 0 && again.n == file->n && again.sharded == file->sharded);
     check_places(&again, n);
     for (size_t i = 0; i < file->n; i++) {
         const struct safetensors_tensor *a = &file->tensors[i], *b = safetensors_find(&again, a->name);
 
         assert(b && a->dtype == b->dtype && a->n_dims == b->n_dims && a->n_bytes == b->n_bytes);
         assert(memcmp(a->shape, b->shape, sizeof(a->shape)) == 0);
+        assert(memcmp(a->starts, b->starts, sizeof(a->starts)) == 0);
     }
     safetensors_deinit(&again);
     safetensors_deinit(&written);

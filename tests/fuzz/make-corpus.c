@@ -286,7 +286,7 @@ static int write_header(const char *directory, const char *name, struct safetens
 
 static int write_headers(const char *directory)
 {
-    static const uint64_t shape[] = {3, 5, 2}, none[] = {2, 0};
+    static const uint64_t shape[] = {3, 5, 2}, none[] = {2, 0}, starts[] = {12, 0, 7};
     static const struct {
         const char *name;
         int dtype;
@@ -298,12 +298,16 @@ static int write_headers(const char *directory)
     struct safetensors file = {0};
     int r = write_header(directory, "empty", &file);
 
-    for (size_t n = 1; n <= ARRAY_SIZE(tensors) && !r; n++) {
+    for (size_t k = 0; k < 2 * ARRAY_SIZE(tensors) && !r; k++) {
+        bool sharded = k >= ARRAY_SIZE(tensors);
+        size_t n = k % ARRAY_SIZE(tensors) + 1;
         char name[16];
 
+        file.sharded = sharded;
         for (size_t i = 0; i < n && !r; i++)
-            r = safetensors_add(&file, tensors[i].name, tensors[i].dtype, tensors[i].shape, tensors[i].n_dims);
-        snprintf(name, sizeof(name), "tensors-%zu", n);
+            r = safetensors_add(&file, tensors[i].name, tensors[i].dtype, tensors[i].shape, sharded ? starts : NULL,
+                                tensors[i].n_dims);
+        snprintf(name, sizeof(name), "%s-%zu", sharded ? "boxes" : "tensors", n);
         r = r ? -ENOMEM : write_header(directory, name, &file);
     }
     return r;

@@ -13,6 +13,8 @@
  *     updated                    job_commit
  *     abort                      abort_start
  *     want_window, end_window    job_window_open, job_window_store, job_window_closed
+ *     loaded (a checkpoint)      resume_is_agreed, or resume_older
+ *     want_save, saved           save_take, save_publish, save_end
  *     stored (a window)          job_window_closed
  *     back (a rank that left)    job_is_back_late
  *
@@ -77,6 +79,19 @@ struct coordinator_ops {
     bool (*awaits)(const struct coordinator *c, unsigned rank, uint32_t param);
     /* Does this node wait for other nodes? dst: receives their names as a text; may be NULL. */
     bool (*waits_elsewhere)(const struct coordinator *c, char *dst, size_t size);
+
+    /* ---- checkpoints ---- */
+    /*
+     * This node has looked for a checkpoint to begin with, and loaded that of the step, or found none.
+     * resume_is_agreed() or resume_older() follows. Return: false: a job of one node, which goes on by itself.
+     */
+    bool (*loaded)(struct coordinator *c, bool found, uint64_t step);
+    /* What was loaded is in place: job_train() follows. */
+    void (*resumed)(struct coordinator *c);
+    /* One is due: save_take() follows. Return: false: a job of one node, which begins by itself. */
+    bool (*want_save)(struct coordinator *c);
+    /* What this node owns is written, or, if whole, node 0 has published all of it. why: "", or why that failed. */
+    void (*saved)(struct coordinator *c, uint64_t token, bool whole, const char *why);
 
     /* ---- the step ---- */
     void (*want_norm)(struct coordinator *c);
@@ -223,6 +238,28 @@ static inline bool coordinator_awaits(const struct coordinator *c, unsigned rank
 static inline bool coordinator_waits_elsewhere(const struct coordinator *c, char *dst, size_t size)
 {
     return c->ops->waits_elsewhere ? c->ops->waits_elsewhere(c, dst, size) : false;
+}
+
+static inline bool coordinator_loaded(struct coordinator *c, bool found, uint64_t step)
+{
+    return c->ops->loaded ? c->ops->loaded(c, found, step) : false;
+}
+
+static inline void coordinator_resumed(struct coordinator *c)
+{
+    if (c->ops->resumed)
+        c->ops->resumed(c);
+}
+
+static inline bool coordinator_want_save(struct coordinator *c)
+{
+    return c->ops->want_save ? c->ops->want_save(c) : false;
+}
+
+static inline void coordinator_saved(struct coordinator *c, uint64_t token, bool whole, const char *why)
+{
+    if (c->ops->saved)
+        c->ops->saved(c, token, whole, why);
 }
 
 static inline void coordinator_want_norm(struct coordinator *c)

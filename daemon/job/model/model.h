@@ -101,6 +101,7 @@ struct job_forming {
     struct diagnostic *refusal; /* why a stage failed; owned, NULL: there is no memory */
     struct work reserve_work;
     int reserve_result; /* written by workers, atomically */
+    bool has_memory;    /* all of it, also on GPUs; what remains is to load a checkpoint */
 };
 
 /* The memory that the job may hold, and the memory that it has charged. */
@@ -149,8 +150,11 @@ struct saving;
 struct job_save {
     struct saving *now; /* the one that is being written; NULL: none */
     bool wanted;        /* somebody has asked for one */
+    bool is_ordered;    /* several nodes: it begins as soon as that can be */
+    uint64_t ordered_step, ordered_token;
     bool has_step;
     uint64_t step;     /* of the last one that was begun */
+    uint64_t token;    /* several nodes: its number */
     uint64_t begun_ns; /* when that was; before the first one: since when one could be; 0: never yet */
     uint64_t n_saved, n_failed;
     uint64_t last_step, last_bytes, last_ns, last_waited_ns; /* of the last one that is whole */

@@ -18,6 +18,7 @@
 #include "daemon/checkpoint/load.h"
 #include "daemon/job/drop.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/state/window.h"
@@ -38,6 +39,7 @@ struct resume {
 };
 
 static void open_next(struct resume *resume);
+static void resume_is_over(struct job *job, int result);
 
 void resume_free(struct resume *resume)
 {
@@ -50,18 +52,46 @@ void resume_free(struct resume *resume)
 
 /* ---- how it ends --------------------------------------------------------------------------------------- */
 
-/* result: of the stage. */
+/* result: of the stage. On several nodes it goes on when all have loaded the same. */
 static void end(struct resume *resume, int result)
 {
     struct job *job = resume->job;
+    bool found = resume->loading;
 
     if (result < 0)
         job->forming.refusal =
             cause_not_loaded(&(struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1},
                              resume->options.path ? resume->options.path : resume->options.dir, resume->why);
-    if (!resume->loading)
+    if (result == 0 &&
+        coordinator_loaded(job->coordinator, found, found ? loading_description(resume->loading)->step : 0))
+        return;
+    resume_is_over(job, result);
+}
+
+static void resume_is_over(struct job *job, int result)
+{
+    if (!job->resume->loading)
         resume_free(steal_ptr(job->resume));
     sequence_advance(&job->forming.sequence, result);
+}
+
+void resume_is_agreed(struct job *job)
+{
+    if (job->resume)
+        resume_is_over(job, 0);
+}
+
+void resume_older(struct job *job, uint64_t step)
+{
+    struct resume *resume = job->resume;
+
+    if (!resume || !resume->loading || loading_description(resume->loading)->step <= step)
+        return;
+    log_notice("%s is not loaded, because another node cannot read it, but the one before it",
+               loading_path(resume->loading));
+    resume->options.before_step = loading_description(resume->loading)->step;
+    loading_free(steal_ptr(resume->loading));
+    open_next(resume);
 }
 
 /* Return: whether the job goes, and waits for this work. */
@@ -222,7 +252,7 @@ int resume_start(struct job *job)
     bool is_latest = strcmp(config->load, CONFIG_LOAD_LATEST) == 0;
     struct resume *resume;
 
-    if (strcmp(config->load, CONFIG_LOAD_NEVER) == 0 || (is_latest && !config->dir))
+    if (!config_loads(job->config))
         return SEQUENCE_OVER;
     resume = calloc(1, sizeof(*resume));
     if (!resume)
@@ -298,12 +328,15 @@ void resume_apply(struct job *job)
         restore_rank(&job->ranks[r], resume->loading);
     for (unsigned r = job->world.first; r < job->world.end; r++)
         job->ranks[r].resumes = true;
-    job->run.given_weights = job->run.has_weights = true;
-    job->phase = JOB_TRAINING;
+    job->run.given_weights = true;
     job->save.has_step = resume->options.dir != NULL; /* it need not be saved again */
     job->save.step = job->save.last_step = job->save.has_step ? d->step : 0;
-    job->stats.times.last_commit_ns = job_now(job);
-    step_open(job->step);
     say(job, resume);
     resume_free(steal_ptr(job->resume));
+    if (!job->coordinator->alone)
+        return; /* job_train() follows, when all nodes are here */
+    job->run.has_weights = true;
+    job->phase = JOB_TRAINING;
+    job->stats.times.last_commit_ns = job_now(job);
+    step_open(job->step);
 }

@@ -6,6 +6,8 @@
  * before it if a byte of that is wrong, and so on; or with the one that the configuration names.
  */
 
+#include <stdint.h>
+
 struct job;
 struct resume;
 
@@ -14,6 +16,10 @@ struct resume;
  * sequence goes on when it is, or fails with job->forming.refusal; or -errno.
  */
 int resume_start(struct job *job);
+/* Several nodes: all have loaded the same one, or none: the forming sequence goes on. */
+void resume_is_agreed(struct job *job);
+/* Another node could load none that is newer than that step's. */
+void resume_older(struct job *job, uint64_t step);
 /* The job has been formed: its ranks go on where the checkpoint ends, if one was loaded. */
 void resume_apply(struct job *job);
 /* The job goes. NULL is fine. No work of it is under way. */

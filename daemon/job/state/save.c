@@ -23,6 +23,7 @@
 #include "daemon/checkpoint/disk.h"
 #include "daemon/checkpoint/write.h"
 #include "daemon/job/model/answer.h"
+#include "daemon/job/model/coordinator.h"
 #include "daemon/job/model/diagnostics.h"
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
@@ -32,16 +33,25 @@
 #include "daemon/memory/state.h"
 #include "daemon/step/executor.h"
 
+enum saving_stage {
+    SAVING_LOADS,     /* GPUs: the state is being copied into the staging copy; no thread */
+    SAVING_WRITES,    /* a thread writes what this node owns, or all of it */
+    SAVING_WAITS,     /* several nodes: for the others; no thread */
+    SAVING_PUBLISHES, /* several nodes: node 0's thread puts the parts together */
+};
+
 /* A checkpoint that is being written. */
 struct saving {
     struct checkpoint_order order;
     const struct job *job;
+    enum saving_stage stage;
     pthread_t thread;
     atomic_bool written; /* the thread has nothing more to do */
-    bool loads;          /* GPUs: the state is being copied into the staging copy, and there is no thread yet */
     int result;
     char why[512];
     uint64_t began_ns, ended_ns;
+    uint64_t waited_ns, peak_bytes; /* of the snapshot, when it is read */
+    char *ended_why;                /* several nodes: it has failed elsewhere, and is to end; owned */
 };
 
 /* ---- memory for what lies aside ------------------------------------------------------------------------ */
@@ -124,7 +134,7 @@ static bool describe(const struct job *job, struct description *d)
         .step = job->state->progress.epoch,
         .n_applied = job->state->progress.n_applied,
         .world_size = job->world.size,
-        .n_nodes = 1,
+        .n_nodes = (unsigned)MAX(job->config->world.nodes.n_items, (size_t)1),
         .stage = (unsigned)job->config->zero.stage,
         .loss_scale = {.dynamic = scale->dynamic,
                        .scale = scale->scale,
@@ -158,7 +168,10 @@ static void *write_it(void *userdata)
     struct saving *saving = userdata;
 
     (void)failpoint("save");
-    saving->result = checkpoint_write(&saving->order, saving->why, sizeof(saving->why));
+    if (saving->stage == SAVING_WRITES)
+        saving->result = checkpoint_write(&saving->order, saving->why, sizeof(saving->why));
+    else
+        saving->result = checkpoint_publish(&saving->order, saving->why, sizeof(saving->why));
     saving->ended_ns = saving->job->ops.now_ns(saving->job->ops.userdata);
     atomic_store(&saving->written, true);
     return NULL;
@@ -166,6 +179,7 @@ static void *write_it(void *userdata)
 
 static void saving_free(struct saving *saving)
 {
+    free(saving->ended_why);
     snapshot_free(saving->order.snapshot);
     checkpoint_order_deinit(&saving->order);
     free(saving);
@@ -181,6 +195,8 @@ static int prepare(struct job *job, struct saving *saving)
     order->state = job->state;
     order->kernels = job->kernels;
     order->optimizer = job->config->optimizer.type;
+    order->slices_frozen = !job->coordinator->alone && config_partitions_all(job->config);
+    order->node = job->coordinator->alone ? -1 : (int)job->config->world.node;
     order->save_total_limit = job->config->checkpoint.save_total_limit;
     order->counts = calloc(n_params, sizeof(*order->counts));
     if (!describe(job, &order->description) || !order->counts || !copy_blobs(job, order))
@@ -201,12 +217,12 @@ static void note_saved(struct job *job, const struct saving *saving)
     save->last_step = saving->order.description.step;
     save->last_bytes = saving->order.n_bytes;
     save->last_ns = saving->ended_ns - saving->began_ns;
-    save->last_waited_ns = snapshot_waited_ns(saving->order.snapshot);
+    save->last_waited_ns = saving->waited_ns;
     save->last_ended_ns = job_now(job);
     free(steal_ptr(save->why));
     log_notice("saved %s/%s: %.1f MB in %.1f s; at most %.1f MB were put aside, and updates waited %.1f s for the disk",
                job->config->checkpoint.dir, name, (double)save->last_bytes / 1e6, (double)save->last_ns / 1e9,
-               (double)snapshot_peak_bytes(saving->order.snapshot) / 1e6, (double)save->last_waited_ns / 1e9);
+               (double)saving->peak_bytes / 1e6, (double)save->last_waited_ns / 1e9);
 }
 
 /* Training goes on, and so does what is on the disk. */
@@ -246,37 +262,98 @@ static void give_copy_back(struct job *job)
     charge_deinit(&job->save.copy_charge);
 }
 
-static void end(struct job *job)
+/* The snapshot is read: the state is only its own again. */
+static void let_go(struct job *job)
+{
+    struct saving *saving = job->save.now;
+
+    job->state->snapshot = NULL;
+    saving->waited_ns = snapshot_waited_ns(saving->order.snapshot);
+    saving->peak_bytes = snapshot_peak_bytes(saving->order.snapshot);
+    snapshot_free(steal_ptr(saving->order.snapshot));
+    give_copy_back(job);
+    snapshot_pool_rest(job->save.pool->pool);
+}
+
+/* why: of a failure; "": it was given up; NULL: it is on the disk. */
+static void end(struct job *job, const char *why)
 {
     struct saving *saving = steal_ptr(job->save.now);
     uint64_t step = saving->order.description.step;
 
-    pthread_join(saving->thread, NULL);
-    job->state->snapshot = NULL;
-    if (saving->result == 0)
+    if (!why)
         note_saved(job, saving);
-    else if (saving->result != -ECANCELED)
-        note_failure(job, step, saving->why);
-    answer_ranks(job, step,
-                 saving->result == 0            ? NULL
-                 : saving->result == -ECANCELED ? "it was given up"
-                                                : saving->why);
-    saving_free(saving);
-    give_copy_back(job);
-    snapshot_pool_rest(job->save.pool->pool);
+    else if (*why)
+        note_failure(job, step, why);
+    answer_ranks(job, step, why && !*why ? "it was given up" : why);
+    saving_free(saving); /* last: why may be its own */
+    window_go_on(job);
     job_todo(job);
+}
+
+/* Return: 0 or -errno. */
+static int start_thread(struct job *job, enum saving_stage stage)
+{
+    struct saving *saving = job->save.now;
+    int r;
+
+    saving->stage = stage;
+    saving->written = false;
+    r = -pthread_create(&saving->thread, NULL, write_it, saving);
+    if (r < 0)
+        saving->stage = SAVING_WAITS;
+    return r;
+}
+
+/* The thread has ended. */
+static void written(struct job *job)
+{
+    struct saving *saving = job->save.now;
+    bool whole = saving->stage == SAVING_PUBLISHES;
+    const char *why = saving->result == 0 ? "" : saving->result == -ECANCELED ? "it was given up" : saving->why;
+
+    pthread_join(saving->thread, NULL);
+    if (!whole)
+        let_go(job);
+    if (job->coordinator->alone) {
+        end(job, saving->result == 0 ? NULL : saving->result == -ECANCELED ? "" : saving->why);
+        return;
+    }
+    saving->stage = SAVING_WAITS;
+    if (saving->ended_why) {
+        end(job, saving->ended_why);
+        return;
+    }
+    coordinator_saved(job->coordinator, saving->order.token, whole, why);
+    window_go_on(job); /* the state is read */
+    job_todo(job);
+}
+
+/* Ends the thread, if there is one. */
+static void stop_thread(struct job *job)
+{
+    struct saving *saving = job->save.now;
+
+    if (saving->stage == SAVING_WAITS)
+        return;
+    atomic_store(&saving->order.cancelled, true);
+    if (saving->stage == SAVING_WRITES)
+        snapshot_give_up(saving->order.snapshot);
+    pthread_join(saving->thread, NULL);
+    if (saving->stage == SAVING_WRITES)
+        let_go(job);
+    saving->stage = SAVING_WAITS;
 }
 
 void save_cancel(struct job *job)
 {
-    if (job->save.now && !job->save.now->loads) { /* else loaded() comes when the executor stops */
-        atomic_store(&job->save.now->order.cancelled, true);
-        snapshot_give_up(job->save.now->order.snapshot);
-        end(job);
+    if (job->save.now && job->save.now->stage != SAVING_LOADS) { /* else loaded() comes when the executor stops */
+        stop_thread(job);
+        end(job, "");
     }
     free_pool(job);
     /* The next run's step of that number is another one. */
-    job->save.wanted = job->save.has_step = false;
+    job->save.wanted = job->save.is_ordered = job->save.has_step = false;
     job->save.last_step = job->save.last_ended_ns = 0;
 }
 
@@ -291,15 +368,18 @@ void save_forget(struct job *job)
 /* Nothing is on the disk. r: why, a negative errno. */
 static void give_up(struct job *job, int r)
 {
-    struct saving *saving = steal_ptr(job->save.now);
     const char *why = r == -ENOMEM && job->executor->copy_bytes > 0
                           ? "there is no memory for a copy of what is on the GPUs, from which it is written"
                           : strerror(-r);
 
     job->state->snapshot = NULL;
-    if (saving)
-        saving_free(saving);
+    if (job->save.now)
+        saving_free(steal_ptr(job->save.now));
     give_copy_back(job);
+    if (!job->coordinator->alone) {
+        coordinator_saved(job->coordinator, job->save.token, false, why);
+        return;
+    }
     note_failure(job, job->save.step, why);
     answer_ranks(job, job->save.step, why);
 }
@@ -310,9 +390,11 @@ static int start_writing(struct job *job)
     struct saving *saving = job->save.now;
     int r = snapshot_new(&saving->order.snapshot, job->state, job->save.pool->pool);
 
-    if (r == 0 && job->executor->copy_bytes == 0)
+    if (r < 0)
+        return r;
+    if (job->executor->copy_bytes == 0)
         job->state->snapshot = saving->order.snapshot;
-    return r == 0 ? -pthread_create(&saving->thread, NULL, write_it, saving) : r;
+    return start_thread(job, SAVING_WRITES);
 }
 
 static void loaded(void *userdata, int result)
@@ -321,11 +403,16 @@ static void loaded(void *userdata, int result)
     int r;
 
     job->work.n_io--;
-    job->save.now->loads = false;
     if (result == -ECANCELED) { /* the job goes */
         saving_free(steal_ptr(job->save.now));
         charge_deinit(&job->save.copy_charge);
         job_todo(job);
+        return;
+    }
+    job->save.now->stage = SAVING_WAITS;
+    if (job->save.now->ended_why) {
+        give_copy_back(job);
+        end(job, job->save.now->ended_why);
         return;
     }
     r = result < 0 ? result : start_writing(job);
@@ -342,26 +429,32 @@ static int load(struct job *job)
     if (r < 0)
         return r;
     r = executor_load(job->executor, loaded, job);
-    job->save.now->loads = r == 0;
+    job->save.now->stage = r == 0 ? SAVING_LOADS : SAVING_WAITS;
     job->work.n_io += r == 0;
     return r;
 }
 
-static void begin(struct job *job)
+/* token: of several nodes. */
+static void begin(struct job *job, uint64_t token)
 {
-    struct saving *saving = calloc(1, sizeof(*saving));
-    int r = saving ? prepare(job, saving) : -ENOMEM;
+    struct saving *saving = job->save.pool ? calloc(1, sizeof(*saving)) : NULL;
+    int r = -ENOMEM;
 
     job->save.now = saving;
     job->save.wanted = false;
     job->save.has_step = true;
     job->save.step = job->state->progress.epoch;
+    job->save.token = token;
     job->save.begun_ns = job_now(job);
-    if (r == 0) {
+    if (saving) {
+        saving->stage = SAVING_WAITS;
         saving->job = job;
         saving->began_ns = job->save.begun_ns;
-        r = load(job);
+        saving->order.token = token;
+        r = prepare(job, saving);
     }
+    if (r == 0)
+        r = load(job);
     if (r == 1)
         r = start_writing(job);
     if (r < 0)
@@ -404,35 +497,112 @@ static bool is_due(const struct job *job)
 
     if (save->wanted) /* one that failed is tried again */
         return !is_saved(job);
-    if (step == 0 || was_begun(job))
+    if (step == 0 || was_begun(job) || job->config->world.node > 0) /* of several nodes, node 0 says when */
         return false;
     return (config->save_steps > 0 && step / config->save_steps > since / config->save_steps) ||
            (config->save_interval_ms > 0 &&
             job_now(job) - save->begun_ns >= config->save_interval_ms * UINT64_C(1000000));
 }
 
+/* Of several nodes. */
+static void take_ordered(struct job *job)
+{
+    job->save.is_ordered = false;
+    if (!job->save.pool)
+        (void)make_pool(job);
+    if (job->state->progress.epoch == job->save.ordered_step) {
+        begin(job, job->save.ordered_token);
+        return;
+    }
+    job->save.token = job->save.ordered_token;
+    job->save.step = job->save.ordered_step;
+    coordinator_saved(job->coordinator, job->save.token, false, "the checkpoint before it took too long to end");
+}
+
+static bool has_thread(const struct saving *saving)
+{
+    return saving->stage == SAVING_WRITES || saving->stage == SAVING_PUBLISHES;
+}
+
 void save_settle(struct job *job)
 {
     /* An update may be looking at the snapshot, though there is nothing more to put aside. */
-    if (job->save.now && !job->save.now->loads && job->phase != JOB_UPDATING && atomic_load(&job->save.now->written)) {
-        end(job);
-        window_go_on(job);
-    }
+    if (job->save.now && has_thread(job->save.now) && job->phase != JOB_UPDATING &&
+        atomic_load(&job->save.now->written))
+        written(job);
     if (!job->state || !job->config->checkpoint.dir || job->save.now || !is_at_rest(job))
         return;
     if (!job->save.begun_ns)
         job->save.begun_ns = job_now(job); /* save_interval counts from the job's first step */
+    if (job->save.is_ordered) {
+        take_ordered(job);
+        return;
+    }
     if (!job->save.pool && (saves_by_itself(job) || job->save.wanted) && make_pool(job) < 0) {
         note_failure(job, job->state->progress.epoch, "no memory");
         job->save.wanted = false;
     }
     if (!job->save.pool || !atomic_load(&job->save.pool->warm))
         return;
-    if (is_due(job))
-        begin(job);
-    else
+    if (!is_due(job))
         job->save.wanted = false; /* it is saved already */
+    else if (!coordinator_want_save(job->coordinator))
+        begin(job, 0);
 }
+
+/* ---- several nodes ------------------------------------------------------------------------------------- */
+
+void save_take(struct job *job, uint64_t step, uint64_t token)
+{
+    job->save.wanted = false;
+    job->save.is_ordered = true;
+    job->save.ordered_step = step;
+    job->save.ordered_token = token;
+}
+
+void save_publish(struct job *job, uint64_t token)
+{
+    struct saving *saving = job->save.now;
+    int r;
+
+    if (!saving || saving->order.token != token || saving->stage != SAVING_WAITS)
+        return;
+    r = start_thread(job, SAVING_PUBLISHES);
+    if (r < 0)
+        coordinator_saved(job->coordinator, token, false, strerror(-r));
+}
+
+void save_end(struct job *job, uint64_t token, const char *why)
+{
+    struct saving *saving = job->save.now;
+
+    if (!job->state || token != job->save.token)
+        return;    /* this daemon has not heard of it */
+    if (!saving) { /* it could not begin here */
+        note_failure(job, job->save.step, why);
+        answer_ranks(job, job->save.step, why);
+        job_todo(job);
+        return;
+    }
+    if (saving->stage == SAVING_WAITS) {
+        end(job, *why ? why : NULL);
+        return;
+    }
+    saving->ended_why = strdup(why);
+    atomic_store(&saving->order.cancelled, true);
+    if (saving->stage == SAVING_WRITES)
+        snapshot_give_up(saving->order.snapshot); /* it ends soon */
+}
+
+void save_lose(struct job *job)
+{
+    job->save.is_ordered = false;
+    if (job->save.now)
+        save_end(job, job->save.now->order.token,
+                 "the daemon of node 0 was replaced by another one while it was written");
+}
+
+/* ---- on request ---------------------------------------------------------------------------------------- */
 
 const char *job_save(struct job *job)
 {
@@ -464,12 +634,12 @@ void job_save_checkpoint(struct job *job, struct job_rank *rank, const struct re
 
 bool save_loads(const struct job *job)
 {
-    return job->save.now && job->save.now->loads;
+    return job->save.now && job->save.now->stage == SAVING_LOADS;
 }
 
 bool save_has_copy(const struct job *job)
 {
-    return job->save.now && job->executor->copy_bytes > 0;
+    return job->save.copy_charge.quota;
 }
 
 bool save_is_busy(const struct job *job)
@@ -495,5 +665,5 @@ void save_describe(const struct job *job, struct save_view *out)
     out->n_bytes_done = save_progress(job);
     out->n_bytes = atomic_load_explicit(&saving->order.n_bytes, memory_order_relaxed);
     out->began_ns = saving->began_ns;
-    out->waited_ns = saving->order.snapshot ? snapshot_waited_ns(saving->order.snapshot) : 0;
+    out->waited_ns = saving->order.snapshot ? snapshot_waited_ns(saving->order.snapshot) : saving->waited_ns;
 }

@@ -3,7 +3,8 @@
 
 /*
  * Checkpoints of the job: when one is due, a snapshot is taken between two steps, and a thread of its own writes it
- * while steps go on. One is under way at a time; one that becomes due meanwhile begins when it has ended.
+ * while steps go on. One is under way at a time; one that becomes due meanwhile begins when it has ended. On several
+ * nodes node 0 says which step all of them save.
  */
 
 #include <stdbool.h>
@@ -19,6 +20,15 @@ void save_settle(struct job *job);
 const char *job_save(struct job *job);
 /* Likewise, of a rank. */
 void job_save_checkpoint(struct job *job, struct job_rank *rank, const struct request_save_checkpoint *request);
+/*
+ * Several nodes: node 0 says that the step is to be saved; to itself, that all nodes have written what they own; and
+ * what has come of it (why: "", it is on the disk). token: its number. save_lose(): node 0's daemon was replaced, and
+ * does not know of it.
+ */
+void save_take(struct job *job, uint64_t step, uint64_t token);
+void save_publish(struct job *job, uint64_t token);
+void save_end(struct job *job, uint64_t token, const char *why);
+void save_lose(struct job *job);
 /* GPUs: is the state being copied for one? No update may begin meanwhile. */
 bool save_loads(const struct job *job);
 /* GPUs: does one that is under way need the staging copy? */

@@ -20,13 +20,14 @@ enum { WHY_BYTES = 256 };
 #define CANNOT_BE "its header says something of tensor \"a\" that cannot be"
 #define TWICE "its header has two values of one name"
 #define HAS_NUL "its header has a NUL in a text"
+#define NO_SHARDING "its header has DCP_SHARDING_INFO that cannot be"
 #define GAPS "its tensors do not fill it: it was cut short, or has gaps"
 
 /* ---- writing, and reading it again --------------------------------------------------------------------- */
 
 static void add(struct safetensors *file, const char *name, int dtype, uint32_t n_dims, const uint64_t *shape)
 {
-    assert_int_equal(safetensors_add(file, name, dtype, shape, n_dims), 0);
+    assert_int_equal(safetensors_add(file, name, dtype, shape, NULL, n_dims), 0);
 }
 
 /* Return: of its header, to be freed. */
@@ -45,6 +46,7 @@ static void check_same(const struct safetensors_tensor *a, const struct safetens
     assert_int_equal(a->dtype, b->dtype);
     assert_int_equal(a->n_dims, b->n_dims);
     assert_memory_equal(a->shape, b->shape, sizeof(a->shape));
+    assert_memory_equal(a->starts, b->starts, sizeof(a->starts));
     assert_int_equal(a->offset_bytes, b->offset_bytes);
     assert_int_equal(a->n_bytes, b->n_bytes);
 }
@@ -62,6 +64,7 @@ static void check_reads_back(struct safetensors *written)
     assert_string_equal(why, "");
     assert_int_equal(read.n, written->n);
     assert_int_equal(read.file_bytes, written->file_bytes);
+    assert_int_equal(read.sharded, written->sharded);
     for (size_t i = 0; i < written->n; i++) {
         assert_non_null(safetensors_find(&read, written->tensors[i].name));
         check_same(&written->tensors[i], safetensors_find(&read, written->tensors[i].name));
@@ -188,6 +191,66 @@ static void test_at(void **state)
     free(bytes);
 }
 
+/* ---- boxes of larger tensors --------------------------------------------------------------------------- */
+
+static void add_box(struct safetensors *file, const char *name, uint32_t n_dims, const uint64_t *starts,
+                    const uint64_t *shape)
+{
+    assert_int_equal(safetensors_add(file, name, DTYPE_F32, shape, starts, n_dims), 0);
+    file->sharded = true;
+}
+
+static void test_boxes_read_back(void **state)
+{
+    struct safetensors file = {0};
+    uint64_t starts[LAYOUT_MAX_DIMS], shape[LAYOUT_MAX_DIMS];
+
+    (void)state;
+    for (unsigned i = 0; i < LAYOUT_MAX_DIMS; i++) {
+        starts[i] = (UINT64_C(1) << 62) - i;
+        shape[i] = 1 + i % 2;
+    }
+    add_box(&file, "a", 2, (const uint64_t[]){7, 3}, (const uint64_t[]){2, 4});
+    add_box(&file, "whole", 1, NULL, (const uint64_t[]){5});
+    add_box(&file, "state.a.step", 0, NULL, NULL);
+    add_box(&file, "empty", 2, (const uint64_t[]){3, 0}, (const uint64_t[]){2, 0});
+    add_box(&file, "most dimensions", LAYOUT_MAX_DIMS, starts, shape);
+    add_box(&file, "\"quoted\\ \xff:{'\n", 1, (const uint64_t[]){1}, (const uint64_t[]){1});
+    check_reads_back(&file);
+}
+
+static void test_no_boxes(void **state)
+{
+    struct safetensors file = {.sharded = true};
+
+    (void)state;
+    check_reads_back(&file);
+}
+
+/* As torch.distributed.checkpoint's HuggingFaceStorageReader reads it: JSON in a text, with every tensor of the file.
+ */
+static void test_text_of_boxes(void **state)
+{
+    static const char expected[] =
+        "{\"__metadata__\":{\"format\":\"pt\",\"DCP_SHARDING_INFO\":"
+        "\"{\\\"a\\\":{\\\"saved_offsets\\\":[0,128]},\\\"state.a.step\\\":{\\\"saved_offsets\\\":[]}}\"},"
+        "\"a\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]},"
+        "\"state.a.step\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[8,12]}} ";
+    struct safetensors file = {0};
+    size_t n_bytes;
+    uint8_t *bytes;
+
+    (void)state;
+    add_box(&file, "a", 2, (const uint64_t[]){0, 128}, (const uint64_t[]){1, 2});
+    add_box(&file, "state.a.step", 0, NULL, NULL);
+    bytes = print(&file, &n_bytes);
+    assert_true(n_bytes >= SAFETENSORS_LENGTH_BYTES + sizeof(expected) - 1);
+    if (memcmp(bytes + SAFETENSORS_LENGTH_BYTES, expected, sizeof(expected) - 1) != 0)
+        fail_msg("%.*s", (int)(n_bytes - SAFETENSORS_LENGTH_BYTES), bytes + SAFETENSORS_LENGTH_BYTES);
+    safetensors_deinit(&file);
+    free(bytes);
+}
+
 /* ---- names --------------------------------------------------------------------------------------------- */
 
 static void test_any_names(void **state)
@@ -227,8 +290,8 @@ static void test_duplicates(void **state)
     (void)state;
     add(&file, "a", DTYPE_F32, 0, NULL);
     add(&file, "\xff", DTYPE_F32, 0, NULL);
-    assert_int_equal(safetensors_add(&file, "a", DTYPE_F16, NULL, 0), SAFETENSORS_E_DUPLICATE);
-    assert_int_equal(safetensors_add(&file, "\\xff", DTYPE_F16, NULL, 0), SAFETENSORS_E_DUPLICATE);
+    assert_int_equal(safetensors_add(&file, "a", DTYPE_F16, NULL, NULL, 0), SAFETENSORS_E_DUPLICATE);
+    assert_int_equal(safetensors_add(&file, "\\xff", DTYPE_F16, NULL, NULL, 0), SAFETENSORS_E_DUPLICATE);
     assert_int_equal(file.n, 2);
     check_reads_back(&file);
 }
@@ -239,7 +302,7 @@ static void test_reserved_name(void **state)
     struct safetensors file = {0};
 
     (void)state;
-    assert_int_equal(safetensors_add(&file, "__metadata__", DTYPE_F32, NULL, 0), SAFETENSORS_E_DUPLICATE);
+    assert_int_equal(safetensors_add(&file, "__metadata__", DTYPE_F32, NULL, NULL, 0), SAFETENSORS_E_DUPLICATE);
     assert_int_equal(file.n, 0);
     safetensors_deinit(&file);
 }
@@ -478,6 +541,66 @@ static void test_control_characters(void **state)
     check_refused(two, sizeof(two) - 1, 8, "its header has two tensors with names like \"\\x1b\"");
 }
 
+/* Tensor "a" of 2 x 1 elements, in a header that says this of where it begins. */
+#define SHARDED(info) "{\"__metadata__\":{\"DCP_SHARDING_INFO\":" info "}," F32("a", "[2,1]", "0", "8") "}"
+#define BEGINS_WRONG "its header does not say right where tensor \"a\" begins"
+
+static void test_boxes(void **state)
+{
+    static const char other[] = "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{}\"},"
+                                "\"a\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[0,8]}}";
+    struct safetensors file;
+    char why[WHY_BYTES] = "";
+
+    (void)state;
+    check_taken(SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[5,0]}}\""), 8, 1);
+    check_taken(SHARDED("\" {\\\"b\\\":1,\\\"a\\\":{\\\"more\\\":{},\\\"saved_offsets\\\":[5,0]}}\\n\""), 8, 1);
+    check_taken(SHARDED("1"), 8, 1);    /* no text: it says nothing of boxes */
+    check_taken(SHARDED("null"), 8, 1); /* likewise */
+    check_taken(other, 8, 1);           /* a type of no use here need not say where it begins */
+    assert_int_equal(parse_bytes(&file, SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[5,0]}}\""),
+                                 strlen(SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[5,0]}}\"")), 8, why),
+                     0);
+    assert_true(file.sharded);
+    assert_int_equal(file.tensors[0].starts[0], 5);
+    assert_int_equal(file.tensors[0].starts[1], 0);
+    safetensors_deinit(&file);
+}
+
+static void test_wrong_boxes(void **state)
+{
+    static const struct {
+        const char *text, *sentence;
+    } rows[] = {
+        {SHARDED("\"\""), NO_SHARDING},
+        {SHARDED("\"x\""), NO_SHARDING},
+        {SHARDED("\"[]\""), NO_SHARDING},
+        {SHARDED("\"{\\\"a\\\":\""), NO_SHARDING},
+        {SHARDED("\"{} {}\""), NO_SHARDING},
+        {SHARDED("\"{'a':{}}\""), NO_SHARDING},
+        {SHARDED("\"{\\\"a\\\":[[[[[[[[]]]]]]]]}\""), NO_SHARDING},
+        {SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[0,0]},\\\"a\\\":{\\\"saved_offsets\\\":[1,0]}}\""), NO_SHARDING},
+        {SHARDED("\"{\\\"a\\\\u0000\\\":{}}\""), NO_SHARDING},
+        {SHARDED("\"{}\""), BEGINS_WRONG},
+        {SHARDED("\"{\\\"b\\\":{\\\"saved_offsets\\\":[0,0]}}\""), BEGINS_WRONG},
+        {SHARDED("\"{\\\"a\\\":null}\""), BEGINS_WRONG},
+        {SHARDED("\"{\\\"a\\\":[0,0]}\""), BEGINS_WRONG},
+        {SHARDED("\"{\\\"a\\\":{}}\""), BEGINS_WRONG},
+        {SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":0}}\""), BEGINS_WRONG},
+        {SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[]}}\""), BEGINS_WRONG},
+        {SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[0]}}\""), BEGINS_WRONG},
+        {SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[0,0,0]}}\""), BEGINS_WRONG},
+        {SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[0,-1]}}\""), BEGINS_WRONG},
+        {SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[0,1.0]}}\""), BEGINS_WRONG},
+        {SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[0,\\\"1\\\"]}}\""), BEGINS_WRONG},
+        {SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[0,99999999999999999999]}}\""), BEGINS_WRONG},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
+        check_refused(rows[i].text, strlen(rows[i].text), 8, rows[i].sentence);
+}
+
 /* A length that is larger than the file, or than any header. */
 static void test_lengths(void **state)
 {
@@ -510,29 +633,36 @@ static void test_lengths(void **state)
 }
 
 /* Every text that is cut short, and every one with a wrong byte, is read or refused, and nothing else. */
-static void test_damaged(void **state)
+static void check_damaged(const char *text, uint64_t n_data, size_t n_tensors)
 {
-    static const char text[] = "{\"__metadata__\":{\"format\":\"pt\"}," F32("a", "[3]", "0", "12") "," F32(
-        "b", "[2,0]", "12", "12") ",\"c\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[12,16]}}";
-    const size_t n = sizeof(text) - 1;
+    const size_t n = strlen(text);
+    _cleanup_free_ char *damaged = malloc(n + 1);
     struct safetensors file;
-    char why[WHY_BYTES], damaged[sizeof(text)];
+    char why[WHY_BYTES];
 
-    (void)state;
-    check_taken(text, 16, 3);
+    check_taken(text, n_data, n_tensors);
     for (size_t i = 0; i < n; i++)
-        check_refused(text, i, 16, NOT_JSON);
+        check_refused(text, i, n_data, NOT_JSON);
     for (size_t i = 0; i < n; i++) {
         for (unsigned bit = 0; bit < 8; bit++) {
-            memcpy(damaged, text, sizeof(text));
+            memcpy(damaged, text, n + 1);
             damaged[i] ^= (char)(1 << bit);
             *why = '\0';
-            if (parse_bytes(&file, damaged, n, 16, why) == 0)
+            if (parse_bytes(&file, damaged, n, n_data, why) == 0)
                 safetensors_deinit(&file);
             else
                 assert_true(*why);
         }
     }
+}
+
+static void test_damaged(void **state)
+{
+    (void)state;
+    check_damaged("{\"__metadata__\":{\"format\":\"pt\"}," F32("a", "[3]", "0", "12") "," F32(
+                      "b", "[2,0]", "12", "12") ",\"c\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[12,16]}}",
+                  16, 3);
+    check_damaged(SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[5,0]}}\""), 8, 1);
 }
 
 TEST_GROUP(safetensors)
@@ -545,6 +675,9 @@ TEST_GROUP(safetensors)
         cmocka_unit_test(test_most_dimensions),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_at),
+        cmocka_unit_test(test_boxes_read_back),
+        cmocka_unit_test(test_no_boxes),
+        cmocka_unit_test(test_text_of_boxes),
         cmocka_unit_test(test_any_names),
         cmocka_unit_test(test_duplicates),
         cmocka_unit_test(test_reserved_name),
@@ -557,6 +690,8 @@ TEST_GROUP(safetensors)
         cmocka_unit_test(test_two_of_one_name),
         cmocka_unit_test(test_nul_in_names),
         cmocka_unit_test(test_control_characters),
+        cmocka_unit_test(test_boxes),
+        cmocka_unit_test(test_wrong_boxes),
         cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_damaged),
     };

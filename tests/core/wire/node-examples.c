@@ -110,4 +110,11 @@ const struct node_message node_examples[N_NODE_EXAMPLES] = {
     {.kind = NODE_WITHDRAWN, AT, .node = 1},
     {.kind = NODE_EVIDENCE, AT, .has_rank = true, .rank = 3, .node = 1, .bytes = any, .n_bytes = 2},
     {.kind = NODE_BACK, AT, .node = 2, .proceed = true, .forget = true},
+    {.kind = NODE_WANT_SAVE, AT, .tag = 0x123456789abcdef, .node = 1},
+    {.kind = NODE_SAVED, AT, .tag = 0x123456789abcdef, .node = 1, .text = "no space left"},
+    {.kind = NODE_LOADED, AT, .tag = 20, .node = 1, .proceed = true},
+    {.kind = NODE_SAVE, AT, .tag = 0x123456789abcdef},
+    {.kind = NODE_PUBLISH, AT, .tag = 0x123456789abcdef},
+    {.kind = NODE_SAVE_END, AT, .tag = 0x123456789abcdef, .text = "node 1: no space left"},
+    {.kind = NODE_LOAD, AT, .digest = 20, .forget = true},
 };

@@ -83,7 +83,8 @@ struct sample *sample_new(const struct sample_options *options)
         0);
     o = (struct state_options){.layout = s->layout,
                                .stage = options->stage,
-                               .n_ranks = options->world_size,
+                               .first_rank = options->first_rank,
+                               .n_ranks = options->n_local ? options->n_local : options->world_size,
                                .moments = optimizer_moments(options->optimizer, &hyper)};
     assert_int_equal(state_new(&s->state, &o), 0);
     return s;
@@ -145,6 +146,18 @@ static bool visit_frozen(const struct sample *s, uint32_t id, uint64_t seed, boo
     return visit(state_frozen(s->state, id), bytes, n, fill);
 }
 
+/* Masters or moments that this node owns. values: of the whole parameter. */
+static bool visit_owned(const struct sample *s, uint32_t id, enum state_kind kind, const float *values, bool fill)
+{
+    const struct layout_param *p = &s->layout->params[id];
+    const struct state_bucket *bucket = &s->state->buckets[p->bucket];
+    uint64_t first = MAX(p->offset_elems, bucket->owned_start);
+    uint64_t end = MIN(p->offset_elems + p->n_elems, bucket->owned_start + bucket->owned_elems);
+    float *at = first < end ? state_values(s->state, kind, p->bucket, first) : NULL;
+
+    return !at || visit(at, values + (first - p->offset_elems), (end - first) * sizeof(*values), fill);
+}
+
 static bool visit_trainable(const struct sample *s, uint32_t id, uint64_t seed, bool fill)
 {
     const struct layout_param *p = &s->layout->params[id];
@@ -153,17 +166,15 @@ static bool visit_trainable(const struct sample *s, uint32_t id, uint64_t seed, 
     _cleanup_free_ uint16_t *rounded = malloc((p->n_elems + 1) * sizeof(*rounded));
 
     for (unsigned kind = STATE_N_KINDS; kind-- > 0;) { /* the masters last */
-        float *at = state_values(s->state, kind, p->bucket, p->offset_elems);
-
         for (uint64_t i = 0; i < p->n_elems; i++)
             values[i] = value_of(seed, id, kind, i, is_short && kind == STATE_MASTER);
-        if (at)
-            equal &= visit(at, values, p->n_elems * sizeof(*values), fill);
+        equal &= visit_owned(s, id, kind, values, fill);
     }
-    if (is_short && s->options.stage != 3) {
+    if (is_short)
         kernels()->convert_from_f32(rounded, values, p->dtype, p->n_elems);
-        equal &= visit(state_weights(s->state, id, 0), rounded, p->n_elems * sizeof(*rounded), fill);
-    }
+    if (s->options.stage != 3)
+        equal &= visit(state_weights(s->state, id, 0), is_short ? (const void *)rounded : (const void *)values,
+                       p->n_elems * dtype_size(p->dtype), fill);
     return equal && visit(&s->state->progress.counts[id], &(uint64_t){count_of(seed, id)}, sizeof(uint64_t), fill);
 }
 
@@ -203,13 +214,16 @@ static uint8_t *blob_of(uint64_t seed, unsigned rank)
     return bytes;
 }
 
-int sample_save(struct sample *s, uint64_t seed, const struct sample_save *save, char *why)
+/* Without a snapshot and what ranks have stored. */
+static struct checkpoint_order order_of(const struct sample *s, const struct sample_save *save)
 {
     struct checkpoint_order order = {.dir = save->dir,
                                      .disk = save->disk ? save->disk : &disk_hasty,
                                      .state = s->state,
                                      .kernels = kernels(),
                                      .optimizer = s->options.optimizer,
+                                     .node = save->n_nodes > 0 ? (int)save->node : -1,
+                                     .token = save->token,
                                      .save_total_limit = save->save_total_limit,
                                      .cancelled = save->cancelled,
                                      .description = {.version = strdup("0"),
@@ -218,17 +232,26 @@ int sample_save(struct sample *s, uint64_t seed, const struct sample_save *save,
                                                      .configuration = strdup(""),
                                                      .step = save->step,
                                                      .world_size = s->options.world_size,
-                                                     .n_nodes = 1,
+                                                     .n_nodes = MAX(save->n_nodes, 1U),
                                                      .stage = s->options.stage}};
+
+    order.counts = calloc(s->layout->n_params, sizeof(*order.counts));
+    memcpy(order.counts, s->state->progress.counts, s->layout->n_params * sizeof(*order.counts));
+    return order;
+}
+
+int sample_save(struct sample *s, uint64_t seed, const struct sample_save *save, char *why)
+{
+    struct checkpoint_order order;
     struct snapshot_pool *pool;
     int r;
 
     sample_fill(s, seed);
-    order.counts = calloc(s->layout->n_params, sizeof(*order.counts));
-    memcpy(order.counts, s->state->progress.counts, s->layout->n_params * sizeof(*order.counts));
+    order = order_of(s, save);
     order.blobs = calloc(s->options.world_size, sizeof(*order.blobs));
     for (unsigned rank = 0; rank < s->options.world_size; rank += 2)
-        order.blobs[order.n_blobs++] = (struct checkpoint_blob){rank, blob_of(seed, rank), blob_bytes(rank)};
+        if (state_owns(s->state, rank))
+            order.blobs[order.n_blobs++] = (struct checkpoint_blob){rank, blob_of(seed, rank), blob_bytes(rank)};
     assert_int_equal(snapshot_pool_new(&pool, 1 << 20), 0);
     assert_int_equal(snapshot_new(&order.snapshot, s->state, pool), 0);
     *why = '\0';
@@ -241,9 +264,21 @@ int sample_save(struct sample *s, uint64_t seed, const struct sample_save *save,
     return r;
 }
 
+int sample_publish(const struct sample *s, const struct sample_save *save, char *why)
+{
+    struct checkpoint_order order = order_of(s, save);
+    int r;
+
+    *why = '\0';
+    r = checkpoint_publish(&order, why, SAMPLE_WHY_BYTES);
+    checkpoint_order_deinit(&order);
+    return r;
+}
+
 /* ---- loading ------------------------------------------------------------------------------------------- */
 
-static void check_blobs(const struct loading *loading, uint64_t seed)
+/* Those of ranks that are on this node. */
+static void check_blobs(const struct sample *s, const struct loading *loading, uint64_t seed)
 {
     const struct description *d = loading_description(loading);
 
@@ -252,7 +287,7 @@ static void check_blobs(const struct loading *loading, uint64_t seed)
         const void *blob = loading_blob(loading, rank, &n_bytes);
         uint8_t *expected;
 
-        if (rank % 2 == 1 || rank >= d->world_size) {
+        if (rank % 2 == 1 || rank >= d->world_size || !state_owns(s->state, rank)) {
             assert_null(blob);
             continue;
         }
@@ -287,7 +322,7 @@ int sample_load(struct sample *s, const struct sample_load *load, uint64_t *step
         loading_finish(loading);
         *step = loading_description(loading)->step;
         if (load->seed)
-            check_blobs(loading, load->seed);
+            check_blobs(s, loading, load->seed);
     }
     snprintf(why, SAMPLE_WHY_BYTES, "%s", r == 0 ? loading_note(loading) : loading_why(loading));
     loading_free(loading);

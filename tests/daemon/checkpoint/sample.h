@@ -31,6 +31,7 @@ struct sample_options {
     const struct sample_param *params; /* NULL: all kinds; some have several chunks */
     size_t n_params;
     unsigned world_size, stage;
+    unsigned first_rank, n_local; /* ranks of this node; n_local 0: all */
     uint64_t bucket_elems;
     enum optimizer optimizer;
     bool no_momentum; /* of SGD */
@@ -48,7 +49,7 @@ extern const struct sample_param sample_small[3];
 struct sample *sample_new(const struct sample_options *options);
 void sample_free(struct sample *sample);
 void sample_fill(struct sample *sample, uint64_t seed);
-/* Return: whether masters, moments, weights and counts are those of the seed, bit for bit. */
+/* Return: whether masters, moments, weights and counts that this node keeps are those of the seed, bit for bit. */
 bool sample_is(const struct sample *sample, uint64_t seed);
 
 struct sample_save {
@@ -57,10 +58,14 @@ struct sample_save {
     uint64_t step;
     unsigned save_total_limit;
     bool cancelled;
+    unsigned n_nodes, node; /* n_nodes 0: the job is on one node */
+    uint64_t token;         /* as checkpoint_order has it */
 };
 
 /* Fills the state with the seed and saves it. Return: as checkpoint_write(); the sentence is in why. */
 int sample_save(struct sample *sample, uint64_t seed, const struct sample_save *save, char *why);
+/* Node 0 of several: what all of them have saved becomes a checkpoint. Return: as checkpoint_publish(). */
+int sample_publish(const struct sample *sample, const struct sample_save *save, char *why);
 
 struct sample_load {
     const char *dir, *path;

@@ -16,6 +16,7 @@
 
 #include "core/base/base.h"
 #include "core/checkpoint/folder.h"
+#include "core/checkpoint/safetensors.h"
 #include "daemon/checkpoint/disk.h"
 #include "tests/daemon/checkpoint/sample.h"
 #include "tests/group.h"
@@ -48,6 +49,31 @@ static void save(const struct sample_options *options, uint64_t seed, uint64_t s
     if (sample_save(s, seed, &(struct sample_save){.dir = scratch, .step = step}, why) != 0)
         fail_msg("%s", why);
     sample_free(s);
+}
+
+/* Loads into a job with these parameters. Return: as loading_open(). */
+static int load_into(const struct sample_options *options, bool strict, char *why)
+{
+    struct sample *s = sample_new(options);
+    uint64_t step;
+    int r = sample_load(s, &(struct sample_load){.dir = scratch, .strict = strict}, &step, why);
+
+    sample_free(s);
+    return r;
+}
+
+static void spoil(unsigned step, const char *file, off_t at)
+{
+    char path[256];
+    uint8_t byte;
+    int fd;
+
+    snprintf(path, sizeof(path), "%s/step-%08u/%s", scratch, step, file);
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_int_equal(pread(fd, &byte, 1, at), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
 }
 
 /* ---- round trips --------------------------------------------------------------------------------------- */
@@ -120,6 +146,375 @@ static void test_other_jobs(void **state)
         }
 }
 
+/* ---- several nodes ------------------------------------------------------------------------------------- */
+
+/* How many ranks each node of a job has. */
+struct split {
+    unsigned n_nodes, n_ranks[3];
+};
+
+static struct sample_options on_node(const struct sample_options *job, const struct split *split, unsigned node)
+{
+    struct sample_options options = *job;
+
+    options.n_local = split->n_ranks[node];
+    for (unsigned i = 0; i < node; i++)
+        options.first_rank += split->n_ranks[i];
+    return options;
+}
+
+static unsigned count_ranks(const struct split *split)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < split->n_nodes; i++)
+        n += split->n_ranks[i];
+    return n;
+}
+
+/* Each node saves its part, the last one first; then node 0 makes a checkpoint of the parts. */
+static void save_split(const struct sample_options *job, const struct split *split, uint64_t seed, uint64_t step)
+{
+    char why[SAMPLE_WHY_BYTES];
+
+    for (unsigned node = split->n_nodes; node-- > 0;) {
+        const struct sample_options options = on_node(job, split, node);
+        const struct sample_save order = {
+            .dir = scratch, .step = step, .n_nodes = split->n_nodes, .node = node, .token = seed};
+        struct sample *s = sample_new(&options);
+
+        if (sample_save(s, seed, &order, why) != 0)
+            fail_msg("node %u: %s", node, why);
+        if (node == 0 && sample_publish(s, &order, why) != 0)
+            fail_msg("%s", why);
+        sample_free(s);
+    }
+}
+
+static void check_loads_split(const struct sample_options *job, const struct split *split, uint64_t seed, uint64_t step)
+{
+    for (unsigned node = 0; node < split->n_nodes; node++) {
+        const struct sample_options options = on_node(job, split, node);
+
+        check_loads(&options, seed, step);
+    }
+}
+
+static const struct split splits[] = {{1, {1}}, {2, {1, 1}}, {2, {1, 3}}, {3, {2, 1, 2}}};
+static const uint64_t split_bucket_elems[] = {1000, 100000, 1 << 30};
+
+/* From every split to every split, and between jobs on one node and on several. */
+static void test_nodes(void **state)
+{
+    uint64_t step = 0;
+
+    (void)state;
+    for (unsigned stage = 1; stage <= 3; stage++)
+        for (size_t i = 0; i < ARRAY_SIZE(splits); i++) {
+            struct sample_options from = {.world_size = count_ranks(&splits[i]),
+                                          .stage = stage,
+                                          .bucket_elems = split_bucket_elems[(stage + i) % 3]};
+
+            step++;
+            if (i == 0)
+                save(&from, step, step);
+            else
+                save_split(&from, &splits[i], step, step);
+            for (size_t k = 0; k < tests_some(ARRAY_SIZE(splits)); k++) {
+                const struct split *other = &splits[(i + k) % ARRAY_SIZE(splits)];
+                struct sample_options to = {.world_size = count_ranks(other),
+                                            .stage = 1 + (stage + k) % 3,
+                                            .bucket_elems = split_bucket_elems[(i + k) % 3]};
+
+                check_loads_split(&to, other, step, step);
+            }
+        }
+}
+
+/* Into the same job: also optimizers with fewer moments. */
+static void test_nodes_same_job(void **state)
+{
+    uint64_t step = 0;
+
+    (void)state;
+    for (unsigned stage = 1; stage <= 3; stage++)
+        for (unsigned optimizer = 0; optimizer < N_OPTIMIZERS; optimizer++) {
+            const struct split *split = &splits[3];
+            struct sample_options options = {
+                .world_size = count_ranks(split), .stage = stage, .bucket_elems = 100000, .optimizer = optimizer};
+
+            step++;
+            save_split(&options, split, step, step);
+            check_loads_split(&options, split, step, step);
+        }
+}
+
+/* Parameters of several dimensions, cut in the middle of rows and planes, and one that a single node has. */
+static void test_nodes_cut_planes(void **state)
+{
+    static const struct sample_param params[] = {{"planes", DTYPE_BF16, false, 3, {5, 7, 61}},
+                                                 {"columns", DTYPE_F32, false, 3, {700, 1, 3}},
+                                                 {"rows", DTYPE_F16, false, 2, {1, 999}},
+                                                 {"small", DTYPE_F32, false, 2, {2, 2}}};
+    const struct sample_options one = {
+        .params = params, .n_params = ARRAY_SIZE(params), .world_size = 1, .stage = 2, .bucket_elems = 1 << 20};
+    static const struct split counts[] = {{2, {1, 1}}, {2, {2, 1}}, {3, {1, 1, 1}}, {3, {3, 1, 5}}};
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(counts); i++)
+        for (unsigned stage = 1; stage <= 3; stage++) {
+            struct sample_options from = one;
+            uint64_t step = 3 * i + stage;
+
+            from.world_size = count_ranks(&counts[i]);
+            from.stage = stage;
+            save_split(&from, &counts[i], step, step);
+            check_loads(&one, step, step);
+            check_loads_split(&from, &counts[i], step, step);
+        }
+}
+
+/* A node of several does not read the MiB in which nothing of its own lies; one that has all ranks reads everything. */
+static void test_nodes_read_their_part(void **state)
+{
+    static const struct sample_param large = {"large", DTYPE_F32, false, 2, {3000, 1000}}; /* 12 MB */
+    static const struct split two = {2, {1, 1}};
+    const struct sample_options job = {
+        .params = &large, .n_params = 1, .world_size = 2, .stage = 3, .bucket_elems = 1 << 30};
+    const struct sample_options first = on_node(&job, &two, 0), second = on_node(&job, &two, 1);
+    char why[SAMPLE_WHY_BYTES];
+
+    (void)state;
+    save(&job, 1, 1);
+    spoil(1, "model.safetensors", 11000000);
+    check_loads(&first, 1, 1);
+    assert_int_equal(load_into(&second, true, why), -EBADMSG);
+    assert_string_equal(why, "model.safetensors: the MiB from byte 10485760 is not as it was written");
+    assert_int_equal(load_into(&job, true, why), -EBADMSG);
+}
+
+/* In stage 3 nobody keeps 16-bit weights, but a node that has all ranks compares their hashes, too. */
+static void test_reads_what_it_does_not_keep(void **state)
+{
+    static const struct sample_param half = {"half", DTYPE_BF16, false, 1, {3000000}}; /* 6 MB */
+    static const struct split two = {2, {1, 1}};
+    const struct sample_options job = {
+        .params = &half, .n_params = 1, .world_size = 2, .stage = 3, .bucket_elems = 1 << 30};
+    char why[SAMPLE_WHY_BYTES];
+
+    (void)state;
+    save(&job, 1, 1);
+    spoil(1, "model.safetensors", 5000000);
+    assert_int_equal(load_into(&job, true, why), -EBADMSG);
+    assert_string_equal(why, "model.safetensors: the MiB from byte 4194304 is not as it was written");
+    check_loads_split(&job, &two, 1, 1);
+}
+
+/* Moments that a checkpoint lacks become zero where this node owns them. */
+static void test_nodes_zero(void **state)
+{
+    static const struct split split = {3, {2, 1, 2}};
+    struct sample_options job = {.world_size = 5, .stage = 2, .bucket_elems = 100000};
+
+    (void)state;
+    save_split(&job, &split, 1, 1);
+    job.optimizer = OPTIMIZER_ADAGRAD;
+    for (unsigned node = 0; node < split.n_nodes; node++) {
+        const struct sample_options options = on_node(&job, &split, node);
+        struct sample *s = sample_new(&options);
+        char why[SAMPLE_WHY_BYTES];
+        uint64_t step;
+
+        sample_fill(s, 5);
+        assert_int_equal(sample_load(s, &(struct sample_load){.dir = scratch}, &step, why), 0);
+        assert_string_equal(
+            why, "of its tensors 20 are ignored because this job lacks them: state.layers.0.weight.exp_avg; "
+                 "of this job's tensors 10 begin with zero because it lacks them: state.layers.0.weight.sum");
+        for (uint32_t b = 0; b < s->layout->n_buckets; b++)
+            for (uint64_t i = 0; i < s->state->buckets[b].owned_elems; i++)
+                assert_true(s->state->buckets[b].exp_avg_sq[i] == 0);
+        sample_free(s);
+    }
+}
+
+/* ---- files made by hand ---------------------------------------------------------------------------------- */
+
+/* A file with a box of a tensor. */
+struct hand_box {
+    const char *file, *name; /* name: NULL, "t" */
+    bool sharded;
+    uint32_t n_dims;
+    uint64_t starts[3], shape[3];
+};
+
+/* A job with one tensor, which is frozen, so that there are no other ones. */
+static const struct sample_param hand_param = {"t", DTYPE_F32, true, 2, {5, 4}};
+static const struct sample_options hand_job = {
+    .params = &hand_param, .n_params = 1, .world_size = 1, .stage = 2, .bucket_elems = 1000};
+
+static void write_file(const char *name, const void *bytes, size_t n_bytes)
+{
+    char path[256];
+    FILE *file;
+
+    snprintf(path, sizeof(path), "%s/step-00000001/%s", scratch, name);
+    file = fopen(path, "we");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, n_bytes, file), n_bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* Element (r, c) of the tensor is 4 r + c. */
+static void write_box(struct description *d, const struct hand_box *box)
+{
+    struct safetensors file = {.sharded = box->sharded};
+    struct description_file *described = description_add_file(d);
+    struct hash_state *hash;
+    uint8_t *header = NULL, *bytes;
+    size_t n_header, n_elems;
+
+    assert_int_equal(
+        safetensors_add(&file, box->name ? box->name : "t", DTYPE_F32, box->shape, box->starts, box->n_dims), 0);
+    assert_int_equal(safetensors_header(&file, &header, &n_header), 0);
+    bytes = realloc(header, file.file_bytes);
+    n_elems = (file.file_bytes - n_header) / sizeof(float);
+    for (size_t i = 0; i < n_elems; i++) {
+        uint64_t row = box->starts[0] + i / MAX(box->shape[1], UINT64_C(1));
+        float value = (float)(4 * row + box->starts[1] + i % MAX(box->shape[1], UINT64_C(1)));
+
+        memcpy(bytes + n_header + i * sizeof(value), &value, sizeof(value));
+    }
+    described->name = strdup(box->file);
+    described->n_bytes = file.file_bytes;
+    hash = hash_new(file.file_bytes);
+    hash_add(hash, bytes, file.file_bytes);
+    hash_end(hash, &described->hash);
+    write_file(box->file, bytes, file.file_bytes);
+    safetensors_deinit(&file);
+    free(bytes);
+}
+
+/* Writes a checkpoint of these files and loads it; then t has all its values. Return: as sample_load(). */
+static int load_boxes(const struct hand_box *boxes, size_t n, bool strict, char *why)
+{
+    struct description d = {.version = strdup("0"),
+                            .job = strdup("job"),
+                            .optimizer = strdup("AdamW"),
+                            .configuration = strdup(""),
+                            .step = 1,
+                            .world_size = 1,
+                            .n_nodes = 1,
+                            .stage = 2};
+    struct sample *s = sample_new(&hand_job);
+    char path[128], *text;
+    uint64_t step;
+    int r;
+
+    snprintf(path, sizeof(path), "%s/step-00000001", scratch);
+    assert_true(mkdir(path, 0777) == 0 || errno == EEXIST);
+    for (size_t i = 0; i < n; i++)
+        write_box(&d, &boxes[i]);
+    text = description_print(&d, s->layout);
+    write_file(CHECKPOINT_DESCRIPTION, text, strlen(text));
+    r = sample_load(s, &(struct sample_load){.dir = scratch, .strict = strict}, &step, why);
+    for (unsigned i = 0; r == 0 && i < 20; i++)
+        assert_true(((const float *)(const void *)state_frozen(s->state, 0))[i] == (float)i);
+    sample_free(s);
+    description_deinit(&d);
+    free(text);
+    return r;
+}
+
+static void check_boxes(const struct hand_box *boxes, size_t n, const char *sentence)
+{
+    char why[SAMPLE_WHY_BYTES];
+    int r = load_boxes(boxes, n, true, why);
+
+    if (r != (*sentence ? -EINVAL : 0) || strcmp(why, sentence) != 0)
+        fail_msg("%d, \"%s\" instead of \"%s\"", r, why, sentence);
+}
+
+#define BOX(which, row, column, rows, columns)                                                                         \
+    {                                                                                                                  \
+        "model-node" which ".safetensors", NULL, true, 2, {row, column},                                               \
+        {                                                                                                              \
+            rows, columns                                                                                              \
+        }                                                                                                              \
+    }
+
+static void test_boxes(void **state)
+{
+    static const struct hand_box boxes[] = {BOX("0", 0, 0, 2, 4), BOX("1", 2, 0, 1, 1), BOX("1-2", 2, 1, 1, 3),
+                                            BOX("2", 3, 0, 2, 4)};
+    struct hand_box twice[ARRAY_SIZE(boxes) + 1];
+
+    (void)state;
+    check_boxes(boxes, 4, "");
+    check_boxes(boxes, 3, "it lacks a part of t");
+    check_boxes(boxes + 1, 3, "it lacks a part of t");
+    memcpy(twice, boxes, sizeof(boxes));
+    twice[4] = boxes[1];
+    twice[4].file = "model-node3.safetensors";
+    check_boxes(twice, 5, "it has a part of t twice");
+}
+
+static void test_wrong_boxes(void **state)
+{
+    static const struct hand_box wrong[] = {
+        BOX("1", 2, 0, 3, 3), /* no range: columns of several rows */
+        BOX("1", 2, 1, 3, 3), /* likewise */
+        BOX("1", 2, 0, 4, 4), /* beyond the end */
+        BOX("1", 2, 1, 1, 4),
+        BOX("1", 6, 0, 1, 4),
+        BOX("1", UINT64_C(1) << 62, 0, 1, 4),
+        {"model-node1.safetensors", NULL, true, 1, {8}, {12}},
+        {"model-node1.safetensors", NULL, true, 3, {2, 0, 0}, {3, 4, 1}},
+        {"model-node1.safetensors", NULL, false, 2, {0}, {3, 4}}, /* does not say that it is a box */
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+        const struct hand_box boxes[] = {BOX("0", 0, 0, 2, 4), wrong[i]};
+
+        check_boxes(boxes, 2, "t has another shape or type there than in this job");
+    }
+}
+
+/* Any files whose names begin with "model" are the model's; files of other kinds are not opened. */
+static void test_file_names(void **state)
+{
+    static const struct hand_box other = {"other.safetensors", NULL, false, 2, {0}, {5, 4}};
+    static const struct hand_box boxes[] = {{"model-00001-of-00002.safetensors", NULL, false, 2, {0}, {5, 4}},
+                                            {"model-00002-of-00002.safetensors", "u", false, 2, {0}, {1, 4}},
+                                            {"models.safetensors", "v", false, 2, {0}, {1, 4}}};
+    char why[SAMPLE_WHY_BYTES];
+
+    (void)state;
+    check_boxes(&other, 1, "it has no model.safetensors");
+    check_boxes(boxes, 1, "");
+    check_boxes(boxes, 3, "it has u, which this job lacks");
+    assert_int_equal(load_boxes(boxes, 3, false, why), 0);
+    assert_string_equal(why, "of its tensors 1 are ignored because this job lacks them: u");
+}
+
+/* A tensor that the job lacks counts once, in however many boxes it is. */
+static void test_unknown_boxes(void **state)
+{
+    static const struct hand_box boxes[] = {
+        {"model-node0.safetensors", NULL, false, 2, {0}, {5, 4}},
+        {"optimizer-node0.safetensors", "state.u.exp_avg", true, 1, {0}, {8}},
+        {"optimizer-node1.safetensors", "state.u.exp_avg", true, 1, {8}, {1}},
+        {"optimizer-node1-2.safetensors", "state.u.exp_avg", true, 1, {9}, {7}},
+    };
+    char why[SAMPLE_WHY_BYTES];
+
+    (void)state;
+    assert_int_equal(load_boxes(boxes, ARRAY_SIZE(boxes), false, why), 0);
+    assert_string_equal(why, "of its tensors 1 are ignored because this job lacks them: state.u.exp_avg");
+}
+
+/* ---- the disk ------------------------------------------------------------------------------------------ */
+
 /* With the system's calls, and more than one MiB in a file. */
 static void test_disk_system(void **state)
 {
@@ -137,17 +532,6 @@ static void test_disk_system(void **state)
 
 static const struct sample_options small = {
     .params = sample_small, .n_params = 3, .world_size = 2, .stage = 2, .bucket_elems = 1000};
-
-/* Loads into a job with these parameters. Return: as loading_open(). */
-static int load_into(const struct sample_options *options, bool strict, char *why)
-{
-    struct sample *s = sample_new(options);
-    uint64_t step;
-    int r = sample_load(s, &(struct sample_load){.dir = scratch, .strict = strict}, &step, why);
-
-    sample_free(s);
-    return r;
-}
 
 static void check_refused(const struct sample_options *options, bool strict, const char *sentence)
 {
@@ -303,20 +687,6 @@ static void test_none(void **state)
     sample_free(s);
 }
 
-static void spoil(unsigned step, const char *file, off_t at)
-{
-    char path[256];
-    uint8_t byte;
-    int fd;
-
-    snprintf(path, sizeof(path), "%s/step-%08u/%s", scratch, step, file);
-    fd = open(path, O_RDWR | O_CLOEXEC);
-    assert_int_equal(pread(fd, &byte, 1, at), 1);
-    byte ^= 1;
-    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
-    close(fd);
-}
-
 static void check_newest(uint64_t before_step, int expected, uint64_t expected_step, const char *end_of_why)
 {
     char why[SAMPLE_WHY_BYTES];
@@ -430,6 +800,16 @@ TEST_GROUP(load)
         cmocka_unit_test_setup_teardown(test_same_job, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_momentum, setup, teardown),
         cmocka_unit_test_setup_teardown(test_other_jobs, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_nodes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_nodes_same_job, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_nodes_cut_planes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_nodes_read_their_part, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_reads_what_it_does_not_keep, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_nodes_zero, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_boxes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_wrong_boxes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_file_names, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_unknown_boxes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_disk_system, setup, teardown),
         cmocka_unit_test_setup_teardown(test_other_shapes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lacking, setup, teardown),

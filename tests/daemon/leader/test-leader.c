@@ -126,6 +126,18 @@ static void note_details(struct fixture *f, const struct node_message *m)
     case NODE_WITHDRAWN:
         note(f, " of node %u", m->node);
         break;
+    case NODE_SAVE:
+        note(f, " %" PRIu64 " of step %" PRIu64, m->tag, m->step);
+        break;
+    case NODE_SAVE_END:
+        note(f, " %" PRIu64 " %s", m->tag, m->text[0] ? m->text : "whole");
+        break;
+    case NODE_LOAD:
+        if (m->forget)
+            note(f, " of step %" PRIu64 " or older", m->digest);
+        else
+            note(f, " %" PRIu64, m->tag);
+        break;
     case NODE_BACK:
         note(f, " node %u%s%s", m->node, m->proceed ? " all" : "", m->forget ? " late" : "");
         break;
@@ -340,7 +352,7 @@ static struct layout *make_layout(unsigned world_size)
 }
 
 /* Nodes of one rank and piece, but node 1, which has two. */
-static void make_leader(struct fixture *f, bool partitions_all)
+static void make_leader(struct fixture *f, bool partitions_all, bool loads)
 {
     static const unsigned n_sources[] = {1, 2, 1, 1};
 
@@ -348,6 +360,7 @@ static void make_leader(struct fixture *f, bool partitions_all)
                                                                      .n_sources = n_sources,
                                                                      .stage = f->stage,
                                                                      .partitions_all = partitions_all,
+                                                                     .loads = loads,
                                                                      .ops = {.say = on_say,
                                                                              .tell = on_tell,
                                                                              .decide_again = on_decide_again,
@@ -366,7 +379,7 @@ static struct fixture *fixture_new(unsigned n_nodes, unsigned stage, bool partit
     f->stage = stage;
     f->layout = make_layout(n_nodes + 1);
     assert_int_equal(f->layout->n_parcels, PARCELS);
-    make_leader(f, partitions_all);
+    make_leader(f, partitions_all, false);
     return f;
 }
 
@@ -1386,7 +1399,7 @@ static void replace(struct fixture *f, uint64_t step)
 {
     leader_free(f->leader);
     f->leader = NULL;
-    make_leader(f, false);
+    make_leader(f, false, false);
     assert_int_equal(leader_form(f->leader, f->layout), 0);
     leader_take_over(f->leader, step, true);
     assert_int_equal(leader_waits_for(f->leader), 7);
@@ -1545,6 +1558,215 @@ static void test_kept_windows(void **state)
     fixture_free(f);
 }
 
+/* ---- checkpoints --------------------------------------------------------------------------------------- */
+
+static void want_save(struct fixture *f, unsigned node, uint64_t token)
+{
+    report(f, node, (struct node_message){.kind = NODE_WANT_SAVE, .tag = token});
+}
+
+static void is_saved(struct fixture *f, unsigned node, uint64_t token, const char *why)
+{
+    report(f, node, (struct node_message){.kind = NODE_SAVED, .tag = token, .text = why});
+}
+
+static void is_published(struct fixture *f, uint64_t token)
+{
+    report(f, 0, (struct node_message){.kind = NODE_SAVED, .tag = token, .proceed = true});
+}
+
+static void all_saved(struct fixture *f, uint64_t token)
+{
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        is_saved(f, i, token, "");
+    expect(f, "to node 0: PUBLISH of step 0\n");
+}
+
+/* It is said once, whoever wants it, and is whole when node 0 has put it together; steps go on meanwhile. */
+static void test_save(void **state)
+{
+    struct fixture *f = start(2);
+
+    want_save(f, 1, 77);
+    expect(f, "SAVE 77 of step 0\n");
+    want_save(f, 0, 78);
+    is_saved(f, 1, 77, "");
+    want_save(f, 2, 79);
+    finish_step(f, FIRST);
+    is_saved(f, 0, 77, "");
+    expect(f, "");
+    is_saved(f, 2, 77, "");
+    expect(f, "to node 0: PUBLISH of step 0\n");
+    is_published(f, 77);
+    expect(f, "SAVE_END 77 whole\n");
+    is_saved(f, 2, 77, "");
+    fixture_free(f);
+}
+
+/* The next one waits until the one before has ended; of one that failed, another may be wanted. */
+static void test_save_again(void **state)
+{
+    struct fixture *f = start(2);
+
+    want_save(f, 0, 77);
+    expect(f, "SAVE 77 of step 0\n");
+    finish_step(f, FIRST);
+    want_save(f, 2, 78);
+    is_saved(f, 1, 76, "");
+    expect(f, "");
+    is_saved(f, 1, 77, "no space");
+    expect(f, "SAVE_END 77 node 1: no space\nSAVE 78 of step 1\n");
+    is_saved(f, 0, 77, "");
+    is_saved(f, 2, 78, "no folder");
+    expect(f, "SAVE_END 78 node 2: no folder\n");
+    want_save(f, 0, 79);
+    expect(f, "SAVE 79 of step 1\n");
+    all_saved(f, 79);
+    is_saved(f, 0, 79, "not its own");
+    expect(f, "SAVE_END 79 node 0: not its own\n");
+    want_save(f, 0, 0);
+    fixture_free(f);
+}
+
+/* Never between a decision and its commit, nor in a write window. */
+static void test_save_between_steps(void **state)
+{
+    struct fixture *f = start(3);
+
+    for (unsigned i = 0; i < f->n_nodes; i++)
+        asked(f, i);
+    expect(f, "MEASURE\n");
+    all_sum(f);
+    expect(f, "DECIDED apply\n");
+    want_save(f, 1, 77);
+    expect(f, "");
+    report_all(f, (struct node_message){.kind = NODE_UPDATED});
+    expect(f, "COMMIT\nSAVE 77 of step 1\n");
+    all_saved(f, 77);
+    is_published(f, 77);
+    expect(f, "SAVE_END 77 whole\n");
+    report_all(f, (struct node_message){.kind = NODE_WINDOW});
+    expect(f, "OPEN\n");
+    want_save(f, 1, 78); /* the same step is saved already */
+    report_all(f, (struct node_message){.kind = NODE_WINDOW_END, .forget = true});
+    expect(f, "CLOSED\n");
+    want_save(f, 1, 79); /* what a window may have changed is not */
+    expect(f, "SAVE 79 of step 1\n");
+    fixture_free(f);
+}
+
+/* A daemon that is replaced has lost what it was writing, unless it was through. */
+static void test_save_of_a_replaced_daemon(void **state)
+{
+    struct fixture *f = start(2);
+
+    want_save(f, 0, 77);
+    expect(f, "SAVE 77 of step 0\n");
+    is_saved(f, 1, 77, "");
+    kept_at(f, 1, 0, NODE_STANDS_OPEN, true);
+    fixture_said(f, "ENGINE 2");
+    is_saved(f, 0, 77, "");
+    kept_at(f, 2, 0, NODE_STANDS_OPEN, true);
+    fixture_said(f, "SAVE_END 77 the daemon of node 2 was replaced by another one while it was written\n");
+    fixture_free(f);
+}
+
+static struct fixture *start_loading(void)
+{
+    struct fixture *f = calloc(1, sizeof(*f));
+
+    assert_non_null(f);
+    f->n_nodes = NODES;
+    f->stage = 2;
+    f->layout = make_layout(f->n_nodes + 1);
+    make_leader(f, false, true);
+    report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 0xd1});
+    expect(f, "FORM d1\n");
+    assert_int_equal(leader_form(f->leader, f->layout), 0);
+    report_all(f, (struct node_message){.kind = NODE_FORMED});
+    expect(f, "ENGINE 1\n");
+    return f;
+}
+
+static void loaded(struct fixture *f, unsigned node, uint64_t step)
+{
+    report(f, node, (struct node_message){.kind = NODE_LOADED, .proceed = true, .tag = step});
+}
+
+static void loaded_none(struct fixture *f, unsigned node)
+{
+    report(f, node, (struct node_message){.kind = NODE_LOADED});
+}
+
+static void test_load(void **state)
+{
+    struct fixture *f = start_loading();
+
+    loaded(f, 0, 20);
+    loaded(f, 2, 20);
+    all_connected(f, 1);
+    expect(f, "");
+    loaded(f, 1, 20);
+    expect(f, "LOAD 1\n");
+    broken(f, 1, 1);
+    expect(f, "ENGINE 2 it broke\n");
+    all_connected(f, 2);
+    expect(f, "");
+    all_moved(f, 1, 0);
+    expect(f, "TRAIN\n");
+    assert_int_equal(f->step, 20);
+    fixture_free(f);
+}
+
+static void test_load_none(void **state)
+{
+    struct fixture *f = start_loading();
+
+    report(f, 0, (struct node_message){.kind = NODE_WEIGHTS});
+    for (unsigned i = 0; i < NODES; i++)
+        loaded_none(f, i);
+    expect(f, "");
+    all_connected(f, 1);
+    expect(f, "LOAD 0\nSPREAD 1\n");
+    all_moved(f, 1, 0);
+    expect(f, "TRAIN\n");
+    assert_int_equal(f->step, 0);
+    fixture_free(f);
+}
+
+/* One node cannot read the newest: the others load what it has loaded. */
+static void test_load_older(void **state)
+{
+    struct fixture *f = start_loading();
+
+    all_connected(f, 1);
+    loaded(f, 0, 20);
+    loaded(f, 1, 10);
+    loaded(f, 2, 20);
+    expect(f, "LOAD of step 10 or older\n");
+    loaded(f, 2, 10);
+    expect(f, "");
+    loaded(f, 0, 10);
+    expect(f, "LOAD 1\n");
+    fixture_free(f);
+}
+
+static void test_load_lacks(void **state)
+{
+    struct fixture *f = start_loading();
+
+    all_connected(f, 1);
+    loaded(f, 0, 20);
+    loaded(f, 2, 10);
+    loaded_none(f, 1);
+    expect(f,
+           "REFUSE node 1 finds no checkpoint in checkpoint.dir, and node 0 has found that of step 20: the folder must "
+           "be one that all nodes see, such as one of NFS\n");
+    loaded(f, 0, UINT64_MAX);
+    expect(f, "! node 0: LOADED.tag: no such step\n");
+    fixture_free(f);
+}
+
 TEST_GROUP(leader)
 {
     const struct CMUnitTest tests[] = {
@@ -1584,6 +1806,14 @@ TEST_GROUP(leader)
         cmocka_unit_test(test_new_leader),
         cmocka_unit_test(test_kept_before_the_first_step),
         cmocka_unit_test(test_kept_windows),
+        cmocka_unit_test(test_save),
+        cmocka_unit_test(test_save_again),
+        cmocka_unit_test(test_save_between_steps),
+        cmocka_unit_test(test_save_of_a_replaced_daemon),
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_load_none),
+        cmocka_unit_test(test_load_older),
+        cmocka_unit_test(test_load_lacks),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Ranges of a tensor's elements as boxes (box.h). */
+
+#include "core/checkpoint/box.h"
+
+#include <string.h>
+
+#include "core/base/base.h"
+
+/* strides[d]: elements from one index of a dimension to the next. */
+static void measure(const uint64_t *shape, uint32_t n_dims, uint64_t *strides)
+{
+    uint64_t n = 1;
+
+    for (uint32_t d = n_dims; d-- > 0;) {
+        strides[d] = n;
+        n *= shape[d];
+    }
+}
+
+/* The box with one index in each dimension before d, n of them in d, and all in those behind. */
+static void make(struct box *box, const uint64_t *shape, uint32_t n_dims, const uint64_t *strides, uint32_t d,
+                 uint64_t first_elem, uint64_t n)
+{
+    uint64_t rest = first_elem;
+
+    *box = (struct box){.first_elem = first_elem, .n_elems = n_dims > 0 ? n * strides[d] : 1};
+    for (uint32_t i = 0; i < n_dims; i++) {
+        box->offset[i] = rest / strides[i];
+        rest %= strides[i];
+        box->shape[i] = i < d ? 1 : i == d ? n : shape[i];
+    }
+}
+
+size_t box_cut(const uint64_t *shape, uint32_t n_dims, uint64_t first_elem, uint64_t end_elem, struct box *boxes)
+{
+    uint64_t strides[LAYOUT_MAX_DIMS] = {0}, at = first_elem;
+    size_t n_boxes = 0;
+
+    if (first_elem >= end_elem)
+        return 0;
+    measure(shape, n_dims, strides);
+    if (n_dims == 0)
+        make(&boxes[n_boxes++], shape, 0, strides, 0, 0, 1);
+    while (n_dims > 0 && at < end_elem) {
+        uint32_t d = n_dims - 1;
+        uint64_t n;
+
+        /* The outermost dimension in which the next index begins here, and is in the range as a whole. */
+        while (d > 0 && at % strides[d - 1] == 0 && end_elem - at >= strides[d - 1])
+            d--;
+        n = (end_elem - at) / strides[d];
+        if (d > 0)
+            n = MIN(n, shape[d] - at / strides[d] % shape[d]);
+        make(&boxes[n_boxes++], shape, n_dims, strides, d, at, n);
+        at += n * strides[d];
+    }
+    return n_boxes;
+}
+
+bool box_is_range(const uint64_t *shape, uint32_t n_dims, struct box *box)
+{
+    uint64_t strides[LAYOUT_MAX_DIMS];
+    bool whole = false; /* further dimensions must be */
+
+    measure(shape, n_dims, strides);
+    box->first_elem = 0;
+    box->n_elems = 1;
+    for (uint32_t d = 0; d < n_dims; d++) {
+        if (box->offset[d] > shape[d] || box->shape[d] > shape[d] - box->offset[d] ||
+            (whole && box->shape[d] != shape[d]))
+            return false;
+        whole |= box->shape[d] != 1;
+        box->first_elem += box->offset[d] * strides[d];
+        box->n_elems *= box->shape[d];
+    }
+    return true;
+}

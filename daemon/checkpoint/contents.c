@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Which tensors go into which file of a checkpoint (contents.h). */
+
+#include "daemon/checkpoint/contents.h"
+
+#include "core/base/base.h"
+#include "core/layout/layout.h"
+#include "daemon/checkpoint/write.h"
+#include "daemon/memory/state.h"
+
+struct planning {
+    struct contents *contents;
+    const struct checkpoint_order *order;
+    const struct layout *layout;
+};
+
+static struct contents_file *file_of(const struct planning *w, enum tensor_file kind, size_t box)
+{
+    return &w->contents->files[(size_t)kind * BOX_MAX + box];
+}
+
+/* Does this node write what all nodes have? */
+static bool writes_common(const struct planning *w)
+{
+    return w->order->node <= 0;
+}
+
+static int add(struct contents_file *file, const char *name, int dtype, const uint64_t *shape, const uint64_t *starts,
+               uint32_t n_dims, struct contents_tensor tensor)
+{
+    int r = name ? safetensors_add(&file->header, name, dtype, shape, starts, n_dims) : -ENOMEM;
+
+    if (r == 0 && file->header.n > file->capacity) {
+        struct contents_tensor *tensors = reallocarray(file->tensors, file->header.capacity, sizeof(*tensors));
+
+        if (!tensors)
+            return -ENOMEM;
+        file->tensors = tensors;
+        file->capacity = file->header.capacity;
+    }
+    if (r == 0)
+        file->tensors[file->header.n - 1] = tensor;
+    return r;
+}
+
+/* Elements of the parameter that this node owns: its slices, or those of its chunks, which follow one another. */
+static void find_owned(const struct planning *w, const struct layout_param *p, uint64_t *first, uint64_t *end)
+{
+    const struct state *state = w->order->state;
+    uint64_t slice = layout_frozen_slice_elems(p->n_elems, w->layout->world_size);
+
+    *first = *end = 0;
+    if (!p->trainable) {
+        *first = MIN(state->first_rank * slice, p->n_elems);
+        *end = MIN((state->first_rank + state->n_ranks) * slice, p->n_elems);
+    }
+    for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
+        const struct layout_chunk *chunk = &w->layout->chunks[c];
+
+        if (!state_owns(state, chunk->rank))
+            continue;
+        *first = *end == 0 ? chunk->start_elem : *first;
+        *end = chunk->start_elem + chunk->n_elems;
+    }
+}
+
+/* An array of the parameter, or what this node owns of it: a box in each file of that kind. */
+static int add_array(const struct planning *w, enum tensor_file kind, const char *name, int dtype,
+                     struct contents_tensor tensor)
+{
+    const struct layout_param *p = &w->layout->params[tensor.index];
+    struct box boxes[BOX_MAX];
+    size_t n;
+    int r = 0;
+
+    if ((tensor.source == FROM_FROZEN && !w->order->slices_frozen) || p->n_elems == 0) {
+        tensor.end_elem = p->n_elems;
+        return writes_common(w) ? add(file_of(w, kind, 0), name, dtype, p->shape, NULL, p->n_dims, tensor) : 0;
+    }
+    find_owned(w, p, &tensor.first_elem, &tensor.end_elem);
+    n = box_cut(p->shape, p->n_dims, tensor.first_elem, tensor.end_elem, boxes);
+    for (size_t i = 0; r == 0 && i < n; i++) {
+        tensor.first_elem = boxes[i].first_elem;
+        tensor.end_elem = boxes[i].first_elem + boxes[i].n_elems;
+        r = add(file_of(w, kind, i), name, dtype, boxes[i].shape, boxes[i].offset, p->n_dims, tensor);
+    }
+    return r;
+}
+
+static int add_weights(const struct planning *w, enum tensor_file kind, uint32_t id)
+{
+    const struct layout_param *p = &w->layout->params[id];
+    struct contents_tensor tensor = {.source = FROM_STATE, .index = id, .array = SNAPSHOT_MASTER};
+
+    if (!p->trainable) {
+        tensor.source = FROM_FROZEN;
+    } else if (p->dtype != DTYPE_F32 && w->order->state->stage == 3) {
+        tensor.source = FROM_ROUNDED_MASTER;
+        tensor.comes_again = tensor_is_of_model(p->name); /* else the master came before */
+    } else if (p->dtype != DTYPE_F32) {
+        tensor.array = SNAPSHOT_WEIGHTS;
+    }
+    return add_array(w, kind, p->name, p->dtype, tensor);
+}
+
+/* of_model: of the model's parameters; else of what clients have declared for their own ends. */
+static int add_all_weights(const struct planning *w, enum tensor_file kind, bool of_model)
+{
+    int r = 0;
+
+    for (size_t size = sizeof(float); r == 0 && size >= sizeof(uint16_t); size /= 2) /* for their alignment */
+        for (uint32_t i = 0; r == 0 && i < w->layout->n_params; i++)
+            if (dtype_size(w->layout->params[i].dtype) == size &&
+                tensor_is_of_model(w->layout->params[i].name) == of_model)
+                r = add_weights(w, kind, i);
+    return r;
+}
+
+static int add_state(const struct planning *w, const char *key, struct contents_tensor tensor)
+{
+    _cleanup_free_ char *name = tensor_state_name(w->layout->params[tensor.index].name, key);
+
+    if (!name)
+        return -ENOMEM;
+    if (tensor.source != FROM_COUNT)
+        return add_array(w, TENSOR_OPTIMIZER, name, DTYPE_F32, tensor);
+    return writes_common(w) ? add(file_of(w, TENSOR_OPTIMIZER, 0), name, DTYPE_F32, NULL, NULL, 0, tensor) : 0;
+}
+
+static int add_optimizer(const struct planning *w)
+{
+    const struct state *state = w->order->state;
+    const enum optimizer optimizer = w->order->optimizer;
+    int r = 0;
+
+    for (uint32_t i = 0; r == 0 && i < w->layout->n_params; i++) {
+        const struct layout_param *p = &w->layout->params[i];
+        bool again = state->stage == 3 && !tensor_is_of_model(p->name);
+
+        if (!p->trainable)
+            continue;
+        if (state->buckets[p->bucket].exp_avg)
+            r = add_state(w, tensor_moment_key(optimizer, false),
+                          (struct contents_tensor){.source = FROM_STATE, .index = i, .array = SNAPSHOT_EXP_AVG});
+        if (r == 0 && state->buckets[p->bucket].exp_avg_sq)
+            r = add_state(w, tensor_moment_key(optimizer, true),
+                          (struct contents_tensor){.source = FROM_STATE, .index = i, .array = SNAPSHOT_EXP_AVG_SQ});
+        if (r == 0 && p->dtype != DTYPE_F32)
+            r = add_state(w, TENSOR_MASTER,
+                          (struct contents_tensor){
+                              .source = FROM_STATE, .index = i, .array = SNAPSHOT_MASTER, .comes_again = again});
+        if (r == 0)
+            r = add_state(w, TENSOR_STEP, (struct contents_tensor){.source = FROM_COUNT, .index = i});
+    }
+    return r;
+}
+
+static int add_ranks(const struct planning *w)
+{
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < w->order->n_blobs; i++) {
+        char name[32];
+
+        tensor_rank_name(name, sizeof(name), w->order->blobs[i].rank);
+        r = add(file_of(w, TENSOR_RANKS, 0), name, SAFETENSORS_U8, &(uint64_t){w->order->blobs[i].n_bytes}, NULL, 1,
+                (struct contents_tensor){.source = FROM_BLOB, .index = (uint32_t)i});
+    }
+    return r;
+}
+
+int contents_plan(struct contents *contents, const struct checkpoint_order *order)
+{
+    const struct planning w = {.contents = contents, .order = order, .layout = order->state->layout};
+    int r;
+
+    for (size_t i = 0; i < CONTENTS_FILES; i++) {
+        enum tensor_file kind = (enum tensor_file)(i / BOX_MAX);
+
+        tensor_file_name(contents->files[i].name, kind, order->node, i % BOX_MAX);
+        contents->files[i].header.sharded = order->node >= 0 && kind != TENSOR_RANKS;
+    }
+    r = add_all_weights(&w, TENSOR_MODEL, true);
+    if (r == 0)
+        r = add_optimizer(&w);
+    if (r == 0)
+        r = add_all_weights(&w, TENSOR_OPTIMIZER, false);
+    return r == 0 ? add_ranks(&w) : r;
+}
+
+void contents_deinit(struct contents *contents)
+{
+    for (size_t i = 0; i < CONTENTS_FILES; i++) {
+        safetensors_deinit(&contents->files[i].header);
+        free(contents->files[i].tensors);
+    }
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The contents of a checkpoint's files, before any is written: which tensors, in which order, and where their bytes
+ * come from. A node of several writes the ranges that it owns: the first box of each range lies in the first file of
+ * its kind, the second in the second, and so on. Counts, and frozen parameters unless nodes have slices of them, are
+ * node 0's.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/checkpoint/box.h"
+#include "core/checkpoint/safetensors.h"
+#include "core/checkpoint/tensors.h"
+#include "daemon/memory/snapshot.h"
+
+struct checkpoint_order;
+
+/* Where the bytes of a tensor come from. */
+enum contents_source {
+    FROM_STATE, /* an array of the snapshot */
+    FROM_ROUNDED_MASTER,
+    FROM_FROZEN,
+    FROM_COUNT,
+    FROM_BLOB,
+};
+
+struct contents_tensor {
+    enum contents_source source;
+    uint32_t index; /* of the parameter, or blob */
+    enum snapshot_array array;
+    bool comes_again;              /* a later tensor has the same array */
+    uint64_t first_elem, end_elem; /* arrays: elements of the parameter */
+};
+
+/* A file of tensors, before it is written: the header, and the sources in the same order. */
+struct contents_file {
+    char name[TENSOR_FILE_BYTES];
+    struct safetensors header;
+    struct contents_tensor *tensors; /* owned */
+    size_t capacity;
+};
+
+enum { CONTENTS_FILES = TENSOR_N_FILES * BOX_MAX };
+
+struct contents {
+    struct contents_file files[CONTENTS_FILES]; /* kind after kind; those without tensors are not written */
+};
+
+/* Return: 0, or as safetensors_add(). In either case contents_deinit() follows. */
+int contents_plan(struct contents *contents, const struct checkpoint_order *order);
+void contents_deinit(struct contents *contents);

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The tensors that a job has in its checkpoints (targets.h). */
+
+#include "daemon/checkpoint/targets.h"
+
+#include <string.h>
+
+#include "core/base/base.h"
+#include "core/base/json.h"
+#include "core/layout/layout.h"
+#include "daemon/memory/state.h"
+
+enum { MAX_PER_PARAM = 5 }; /* weights, two moments, master, count */
+
+/* Takes the name, which may be NULL: no memory. */
+static int add(struct targets *targets, char *name, const struct target *target)
+{
+    _cleanup_free_ char *original = name;
+    struct target *added = &targets->list[targets->n];
+
+    *added = *target;
+    added->name = name ? json_clean(name) : NULL; /* as headers have it */
+    if (!added->name)
+        return -ENOMEM;
+    targets->n++;
+    return 0;
+}
+
+/* All of the parameter, kept nowhere. */
+static struct target whole_param(const struct layout_param *p, enum tensor_file kind, int dtype)
+{
+    return (struct target){.kind = kind, .dtype = dtype, .n_dims = p->n_dims, .shape = p->shape, .n_elems = p->n_elems};
+}
+
+static void keep_all(struct target *target, void *at)
+{
+    target->at = at;
+    target->end_elem = target->n_elems;
+}
+
+/* Masters or moments: elements of the parameter that lie in the owned range of its bucket. */
+static void keep_owned(struct target *target, const struct state *state, const struct layout_param *p,
+                       enum state_kind kind)
+{
+    const struct state_bucket *bucket = &state->buckets[p->bucket];
+    uint64_t first = MAX(p->offset_elems, bucket->owned_start);
+    uint64_t end = MIN(p->offset_elems + p->n_elems, bucket->owned_start + bucket->owned_elems);
+
+    if (first >= end)
+        return;
+    target->at = (uint8_t *)state_values(state, kind, p->bucket, first);
+    target->first_elem = first - p->offset_elems;
+    target->end_elem = end - p->offset_elems;
+}
+
+static int add_weights(struct targets *targets, const struct state *state, uint32_t id)
+{
+    const struct layout_param *p = &state->layout->params[id];
+    struct target target = whole_param(p, tensor_is_of_model(p->name) ? TENSOR_MODEL : TENSOR_OPTIMIZER, p->dtype);
+
+    if (!p->trainable)
+        keep_all(&target, state_frozen(state, id));
+    else if (state->stage != 3)
+        keep_all(&target, state_weights(state, id, 0)); /* fp32 ones: the masters, and what other nodes own */
+    else if (p->dtype == DTYPE_F32)
+        keep_owned(&target, state, p, STATE_MASTER);
+    return add(targets, strdup(p->name), &target);
+}
+
+static int add_values(struct targets *targets, const struct state *state, const struct layout_param *p,
+                      enum state_kind kind, const char *key)
+{
+    struct target target = whole_param(p, TENSOR_OPTIMIZER, DTYPE_F32);
+
+    target.may_lack = kind != STATE_MASTER;
+    keep_owned(&target, state, p, kind);
+    return add(targets, tensor_state_name(p->name, key), &target);
+}
+
+static int add_count(struct targets *targets, const struct layout_param *p, float *count)
+{
+    struct target target = {.kind = TENSOR_OPTIMIZER, .dtype = DTYPE_F32, .n_elems = 1, .may_lack = true};
+
+    keep_all(&target, count);
+    return add(targets, tensor_state_name(p->name, TENSOR_STEP), &target);
+}
+
+static int add_param(struct targets *targets, const struct state *state, enum optimizer optimizer, uint32_t id)
+{
+    const struct layout_param *p = &state->layout->params[id];
+    int r = add_weights(targets, state, id);
+
+    if (r < 0 || !p->trainable)
+        return r;
+    if (state->buckets[p->bucket].exp_avg)
+        r = add_values(targets, state, p, STATE_EXP_AVG, tensor_moment_key(optimizer, false));
+    if (r == 0 && state->buckets[p->bucket].exp_avg_sq)
+        r = add_values(targets, state, p, STATE_EXP_AVG_SQ, tensor_moment_key(optimizer, true));
+    if (r == 0 && p->dtype != DTYPE_F32)
+        r = add_values(targets, state, p, STATE_MASTER, TENSOR_MASTER);
+    return r == 0 ? add_count(targets, p, &targets->counts[id]) : r;
+}
+
+static int compare(enum tensor_file kind, const char *name, const struct target *target)
+{
+    return kind != target->kind ? (kind < target->kind ? -1 : 1) : strcmp(name, target->name);
+}
+
+static int compare_targets(const void *a, const void *b)
+{
+    const struct target *x = *(struct target *const *)a;
+
+    return compare(x->kind, x->name, *(struct target *const *)b);
+}
+
+int targets_init(struct targets *targets, const struct state *state, enum optimizer optimizer)
+{
+    const struct layout *layout = state->layout;
+    size_t capacity = MAX_PER_PARAM * (size_t)layout->n_params;
+    int r = 0;
+
+    *targets = (struct targets){.list = calloc(capacity, sizeof(*targets->list)),
+                                .by_name = calloc(capacity, sizeof(*targets->by_name)),
+                                .counts = calloc(layout->n_params, sizeof(*targets->counts))};
+    if (!targets->list || !targets->by_name || !targets->counts)
+        return -ENOMEM;
+    for (uint32_t i = 0; r == 0 && i < layout->n_params; i++)
+        r = add_param(targets, state, optimizer, i);
+    for (size_t i = 0; i < targets->n; i++)
+        targets->by_name[i] = &targets->list[i];
+    qsort(targets->by_name, targets->n, sizeof(*targets->by_name), compare_targets);
+    return r;
+}
+
+void targets_deinit(struct targets *targets)
+{
+    for (size_t i = 0; i < targets->n; i++)
+        free(targets->list[i].name);
+    free(targets->list);
+    free(targets->by_name);
+    free(targets->counts);
+    *targets = (struct targets){0};
+}
+
+struct target *targets_find(const struct targets *targets, enum tensor_file kind, const char *name)
+{
+    size_t first = 0, end = targets->n;
+
+    while (first < end) {
+        size_t middle = first + (end - first) / 2;
+        int order = compare(kind, name, targets->by_name[middle]);
+
+        if (order == 0)
+            return targets->by_name[middle];
+        if (order < 0)
+            end = middle;
+        else
+            first = middle + 1;
+    }
+    return NULL;
+}

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Checkpoints of several nodes. A save is said while a step is open: every node hears it between that step's last commit
+ * and its decision, so all of them save the same step. Each node writes what it owns; when all have, node 0 puts the
+ * parts together. A job begins with a checkpoint only if all nodes have loaded the same one.
+ */
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "core/base/base.h"
+#include "core/diagnosis/diagnosis.h"
+#include "daemon/leader/leader-inside.h"
+
+/* ---- saving -------------------------------------------------------------------------------------------- */
+
+static void end_save(struct leader *leader, const char *why)
+{
+    leader->save.under_way = false;
+    leader->save.failed = *why;
+    leader_say(leader, (struct node_message){.kind = NODE_SAVE_END, .tag = leader->save.token, .text = why});
+}
+
+/* Several nodes may want the same one. */
+static bool is_said(const struct leader *leader, const struct node_message *message)
+{
+    const struct leader_save *save = &leader->save;
+
+    return save->token && save->step == message->step && save->n_windows == leader->n_windows && !save->failed;
+}
+
+void leader_hear_want_save(struct leader *leader, const struct node_message *message)
+{
+    if (!leader->layout || leader->phase < LEADER_TRAINING || message->tag == 0 || is_said(leader, message))
+        return;
+    leader->save.wanted = true;
+    leader->save.wanted_token = message->tag;
+}
+
+void leader_try_save(struct leader *leader)
+{
+    struct leader_save *save = &leader->save;
+
+    if (!save->wanted || save->under_way || leader->phase != LEADER_TRAINING)
+        return;
+    save->wanted = false;
+    save->under_way = true;
+    save->token = save->wanted_token;
+    save->saved = 0;
+    save->step = leader->step;
+    save->n_windows = leader->n_windows;
+    leader_say(leader, (struct node_message){.kind = NODE_SAVE, .tag = save->token});
+}
+
+void leader_hear_saved(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    struct leader_save *save = &leader->save;
+    char why[640];
+
+    if (!save->under_way || message->tag != save->token)
+        return; /* it has failed elsewhere */
+    if (*message->text) {
+        snprintf(why, sizeof(why), "node %u: %s", node, message->text);
+        end_save(leader, why);
+        return;
+    }
+    if (message->proceed) {
+        end_save(leader, "");
+        return;
+    }
+    save->saved |= UINT64_C(1) << node;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!(save->saved >> i & 1))
+            return;
+    leader->ops.tell(leader->ops.userdata, 0, &(struct node_message){.kind = NODE_PUBLISH, .tag = save->token});
+}
+
+void leader_lose_save(struct leader *leader, unsigned node)
+{
+    char why[128];
+
+    if (!leader->save.under_way || (node > 0 && leader->save.saved >> node & 1))
+        return; /* what it has written stands */
+    snprintf(why, sizeof(why), "the daemon of node %u was replaced by another one while it was written", node);
+    end_save(leader, why);
+}
+
+void leader_forget_checkpoints(struct leader *leader)
+{
+    leader->save = (struct leader_save){0};
+    leader->has_agreed = leader->has_loaded = false;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader->nodes[i].loaded = false;
+}
+
+/* ---- loading ------------------------------------------------------------------------------------------- */
+
+/* Return: the node with the oldest checkpoint, or without one. */
+static unsigned find_oldest(const struct leader *leader)
+{
+    unsigned oldest = 0;
+
+    for (unsigned i = 1; i < leader->n_nodes; i++)
+        if (leader->nodes[i].loaded_step < leader->nodes[oldest].loaded_step)
+            oldest = i;
+    return oldest;
+}
+
+/* Return: a node with a newer checkpoint; n_nodes: all have the same one, or none has one. */
+static unsigned find_newer(const struct leader *leader, uint64_t loaded_step)
+{
+    unsigned i = 0;
+
+    while (i < leader->n_nodes && leader->nodes[i].loaded_step == loaded_step)
+        i++;
+    return i;
+}
+
+static void refuse_lack(struct leader *leader, unsigned without, unsigned with)
+{
+    char text[256];
+
+    snprintf(text, sizeof(text),
+             "node %u finds no checkpoint in checkpoint.dir, and node %u has found that of step %" PRIu64
+             ": the folder must be one that all nodes see, such as one of NFS",
+             without, with, leader->nodes[with].loaded_step - 1);
+    leader_refuse_with(leader, E_NOT_LOADED, text);
+}
+
+/* Some nodes could not read the newest one: it is as good as none. */
+static void load_older(struct leader *leader, uint64_t loaded_step)
+{
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        leader->nodes[i].loaded = leader->nodes[i].loaded_step == loaded_step;
+    leader_say(leader, (struct node_message){.kind = NODE_LOAD, .forget = true, .digest = loaded_step - 1});
+}
+
+static void agree(struct leader *leader, uint64_t loaded_step)
+{
+    struct node_message message = {.kind = NODE_LOAD, .proceed = loaded_step > 0};
+
+    leader->has_agreed = true;
+    if (loaded_step > 0) {
+        leader->has_loaded = true;
+        leader->step = loaded_step - 1;
+        leader->phase = LEADER_SPREADING;
+        leader_start_motion(leader, &leader->weights, 1);
+        message.tag = leader->weights.tag;
+    }
+    leader_say(leader, message);
+}
+
+void leader_try_load(struct leader *leader)
+{
+    unsigned oldest, newer;
+
+    if (!leader->loads || leader->has_agreed || leader->phase != LEADER_STARTING || !leader_all_are_connected(leader))
+        return;
+    for (unsigned i = 0; i < leader->n_nodes; i++)
+        if (!leader->nodes[i].loaded)
+            return;
+    oldest = find_oldest(leader);
+    newer = find_newer(leader, leader->nodes[oldest].loaded_step);
+    if (newer == leader->n_nodes)
+        agree(leader, leader->nodes[oldest].loaded_step);
+    else if (leader->nodes[oldest].loaded_step == 0)
+        refuse_lack(leader, oldest, newer);
+    else
+        load_older(leader, leader->nodes[oldest].loaded_step);
+}
+
+void leader_hear_loaded(struct leader *leader, unsigned node, const struct node_message *message)
+{
+    if (!leader->layout)
+        return;
+    if (message->proceed && message->tag == UINT64_MAX) {
+        leader->ops.complain(leader->ops.userdata, node, "LOADED.tag: no such step");
+        return;
+    }
+    leader->nodes[node].loaded = true;
+    leader->nodes[node].loaded_step = message->proceed ? message->tag + 1 : 0;
+    leader_try_load(leader);
+    leader_try_spread(leader);
+}

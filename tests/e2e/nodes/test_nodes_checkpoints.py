@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of several nodes: each writes what it owns, and any job begins with them."""
+
+import json
+import re
+import subprocess
+import sys
+
+import kills
+import pytest
+from conftest import Daemon, wait_for
+from nodes import Nodes
+from test_checkpoints import config, flip, references, same_tensors, saved, start  # noqa: F401
+from tiers import full
+
+N_STEPS = 40
+
+# Reads both, the whole one and the one in parts, with torch alone.
+BY_DCP = """
+import sys
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+whole = load_file(f"{sys.argv[1]}/model.safetensors") | load_file(f"{sys.argv[1]}/optimizer.safetensors")
+for folder in sys.argv[2:]:
+    found = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
+    dcp.load(found, storage_reader=HuggingFaceStorageReader(folder))
+    print(len(found), all(torch.equal(found[name], whole[name]) for name in whole))
+"""
+
+
+def train(job, world, n_steps, args=()):
+    ranks = kills.train(job, [[]] * world, args, n_steps)
+    assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, job)
+    return ranks
+
+
+@pytest.fixture
+def begin(build, tmp_path):
+    """begin(ranks, config): daemons of so many nodes, or one; stops those of the job before."""
+    jobs = []
+
+    def stop():
+        for daemon in jobs.pop() if jobs else []:
+            daemon.stop()
+
+    def start_job(ranks, settings, prefixes=None):
+        stop()
+        folder = tmp_path / f"job{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        daemons = []
+
+        def one(config, env=None, prefix=()):
+            where = folder / str(len(daemons))
+            where.mkdir()
+            daemons.append(Daemon(build, where, config, env, prefix=(prefixes or {}).get(len(daemons), prefix)))
+            return daemons[-1]
+
+        jobs.append(daemons)
+        return Nodes(one, folder, ranks, settings) if len(ranks) > 1 else one(settings)
+
+    yield start_job
+    stop()
+
+
+@pytest.mark.parametrize("stage, device", [(2, ""), (3, ""), (3, "cuda"), *full((1, ""), (2, "cuda"), (2, "cuda-offload"))])
+def test_go_on_as_if_nothing_had_been(begin, tmp_path, references, monkeypatch, stage, device):  # noqa: F811
+    reference = references.get(2, False, N_STEPS)
+    monkeypatch.setenv("ZEROD_DEVICE", device)
+    folder = tmp_path / "checkpoints"
+    nodes = begin((1, 1), config(folder, 2, stage, save_steps=5, save_total_limit=2))
+    train(nodes, 2, 21)
+    nodes.daemons[1].ctl("checkpoint", "save")
+    assert len(saved(folder)) == 2 and saved(folder)[-1] == "step-00000021"
+
+    nodes = begin((1, 1), config(folder, 2, stage))
+    ranks = train(nodes, 2, N_STEPS)
+    assert all(f"loaded {folder}/step-00000021" in daemon.log() for daemon in nodes.daemons)
+    found = kills.results(ranks)
+    assert min(key[1] for key in found if key[0] == "norm") == 21
+    assert {key: value for key, value in found.items() if key not in reference or reference[key] != value} == {}
+
+
+def test_into_any_job(begin, tmp_path, monkeypatch):
+    """One node to two to three to one, other stages and buckets, onto GPUs: masters, moments, counts keep their bits."""
+    folders = [tmp_path / f"c{i}" for i in range(5)]
+    daemon = begin((4,), config(folders[0], 4, 1))
+    train(daemon, 4, 4, ["--window", 50])
+    daemon.ctl("checkpoint", "save")
+    jobs = [((2, 1), 3, 500, ""), ((1, 2, 1), 2, 50000, "cuda"), ((1, 1), 1, 1, ""), ((3,), 2, 300, "")]
+    for i, (ranks, stage, bucket, device) in enumerate(jobs):
+        monkeypatch.setenv("ZEROD_DEVICE", device)
+        settings = config(folders[i + 1], sum(ranks), stage, load=str(folders[i] / "step-00000004"))
+        settings["zero_optimization"]["reduce_bucket_size"] = bucket
+        job = begin(ranks, settings)
+        train(job, sum(ranks), 4, ["--window", 50, "--any-blob"])
+        daemon = job.daemons[-1] if len(ranks) > 1 else job
+        daemon.ctl("checkpoint", "save")
+        daemon.ctl("checkpoint", "verify")
+    assert same_tensors(folders[0] / "step-00000004", folders[4] / "step-00000004")
+    read = subprocess.run([sys.executable, "-c", BY_DCP, *(folders[i] / "step-00000004" for i in (0, 1, 2, 3))],
+                          capture_output=True, text=True)
+    assert re.fullmatch(r"(\d\d True\n){3}", read.stdout), read.stdout + read.stderr
+
+
+def seen_as(path, instead):
+    """What a daemon is started with that sees another file, or folder, under that name."""
+    return ["unshare", "-m", "sh", "-c", f'mount --bind {instead} {path} && exec "$@"', "sh"]
+
+
+def test_a_node_cannot_read_the_newest(begin, tmp_path):
+    """A bit that is wrong, but only as one node reads it: all go on with the one before."""
+    folder, wrong = tmp_path / "checkpoints", tmp_path / "wrong"
+    nodes = begin((1, 1), config(folder, 2, 2))
+    for n_steps in (5, 10):
+        train(nodes, 2, n_steps)
+        nodes.daemons[0].ctl("checkpoint", "save")
+    path = folder / "step-00000010" / "optimizer-node1.safetensors"
+    wrong.write_bytes(path.read_bytes())
+    flip(wrong)
+    nodes = begin((1, 1), config(folder, 2, 2), {1: seen_as(path, wrong)})
+    train(nodes, 2, 10)
+    assert "step-00000010 is not loaded, because another node cannot read it" in nodes.daemons[0].log()
+    assert all(f"loaded {folder}/step-00000005" in daemon.log() for daemon in nodes.daemons)
+
+
+def test_a_folder_that_is_not_shared(begin, tmp_path):
+    """Node 1 sees another folder under that name: nothing gets a checkpoint's name, and none is half loaded."""
+    folder, hidden = tmp_path / "checkpoints", tmp_path / "hidden"
+    folder.mkdir()
+    hidden.mkdir()
+    other = {1: seen_as(folder, hidden)}
+    nodes = begin((1, 1), config(folder, 2, 2, save_steps=5), other)
+    train(nodes, 2, 6)
+    wait_for(nodes.logs, lambda: all("E1701 warning, checkpoint not saved" in daemon.log() for daemon in nodes.daemons))
+    text = nodes.daemons[0].log()
+    assert re.search(r"node 0: node 1 has written its part, but not where this node looks: all nodes must see one folder "
+                     r"there \(.step-00000005.[0-9a-f]{16}.writing/node1.json: No such file or directory\)", text), text
+    assert [name for name in saved(folder) if not name.startswith(".")] == []
+
+    daemon = begin((2,), config(folder, 2, 2))
+    train(daemon, 2, 5)
+    daemon.ctl("checkpoint", "save")
+    assert saved(folder) == ["step-00000005"]
+    nodes = begin((1, 1), config(folder, 2, 2), other)
+    ranks = kills.train(nodes, [[]] * 2, [], 6)
+    for rank in ranks:
+        assert "node 1 finds no checkpoint in checkpoint.dir, and node 0 has found that of step 5" in rank.last.out()
+
+
+def test_what_is_written(begin, tmp_path):
+    folder = tmp_path / "checkpoints"
+    nodes = begin((2, 1), config(folder, 3, 3))
+    train(nodes, 3, 5)
+    nodes.daemons[1].ctl("checkpoint", "save")
+    last = folder / "step-00000005"
+    names = set(saved(last))
+    assert {f"{kind}-node{node}.safetensors" for kind in ("model", "optimizer", "ranks") for node in (0, 1)} <= names
+    facts = json.loads((last / "zerod.json").read_text())
+    assert (facts["nodes"], facts["world_size"]) == (2, 3)
+    assert {file["name"] for file in facts["files"]} == {name for name in names if name.endswith(".safetensors")}
