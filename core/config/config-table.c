@@ -286,8 +286,9 @@ static const struct config_key table[] = {
 
     SECTION("checkpoint", "Checkpoints, written by the daemon while training goes on."),
     KEY("checkpoint.dir", FOLDER, checkpoint.dir,
-        "Folder of the job's checkpoints; it is made if its parent exists. Left out, none is written or loaded.",
-        .flags = CONFIG_NULLABLE | CONFIG_OWN),
+        "Folder of the job's checkpoints, which all nodes see; it is made if its parent exists. Left out, none is "
+        "written or loaded.",
+        .flags = CONFIG_NULLABLE),
     KEY("checkpoint.save_steps", WHOLE, checkpoint.save_steps, "Save each time so many steps are committed; 0: not so.",
         OWN, .unit = "steps", .def = "0", RANGE(0, MAX_STEPS)),
     KEY("checkpoint.save_interval", DURATION, checkpoint.save_interval_ms,
@@ -301,10 +302,9 @@ static const struct config_key table[] = {
         "Begin with the newest whole checkpoint of checkpoint.dir, if there is one; or with none; or with the one in "
         "that "
         "folder.",
-        OWN, .def = "latest"),
+        .def = "latest"),
     KEY("checkpoint.strict", BOOL, checkpoint.strict,
-        "Refuse a checkpoint that lacks a parameter of the model, or has one that the model lacks.", OWN,
-        .def = "true"),
+        "Refuse a checkpoint that lacks a parameter of the model, or has one that the model lacks.", .def = "true"),
     KEY("checkpoint.memory", SIZE, checkpoint.memory_bytes,
         "Most memory for values that steps change before they are written; when it is full, updates wait for the disk. "
         "auto: half of what is free.",
