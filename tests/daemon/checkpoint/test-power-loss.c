@@ -30,8 +30,12 @@ enum { MAX_SAVES = 8, MAX_ITEMS = 256, NEVER = UINT32_MAX };
 static const struct sample_options small = {
     .params = sample_small, .n_params = 3, .world_size = 1, .stage = 2, .bucket_elems = 1000};
 
+/* A job of two nodes, whose calls follow one another here. */
+enum { N_NODES = 2 };
+
 struct scenario {
     const char *name;
+    bool several_nodes;
     unsigned save_total_limit;
     unsigned n_saves;
     struct {
@@ -43,7 +47,7 @@ struct scenario {
 
 static char scratch[64], real[80], after[80], dir[96];
 static size_t n_open;
-static struct sample *sample;
+static struct sample *sample, *parts[N_NODES];
 static unsigned n_layouts;
 
 static int setup(void **state)
@@ -55,6 +59,14 @@ static int setup(void **state)
     snprintf(after, sizeof(after), "%s/after", scratch);
     snprintf(dir, sizeof(dir), "%s/checkpoints", after);
     sample = sample_new(&small);
+    for (unsigned node = 0; node < N_NODES; node++) {
+        struct sample_options options = small;
+
+        options.world_size = N_NODES;
+        options.first_rank = node;
+        options.n_local = 1;
+        parts[node] = sample_new(&options);
+    }
     n_layouts = 0;
     return 0;
 }
@@ -63,6 +75,8 @@ static int teardown(void **state)
 {
     (void)state;
     sample_free(sample);
+    for (unsigned node = 0; node < N_NODES; node++)
+        sample_free(parts[node]);
     scratch_remove(scratch);
     print_message("%u layouts\n", n_layouts);
     return count_fds() == n_open ? 0 : -1;
@@ -89,6 +103,23 @@ static uint64_t seed_of(unsigned save)
     return 100 + save;
 }
 
+/* Return: as checkpoint_write(). */
+static int save_all(struct sample_save save, unsigned number, bool several_nodes, char *why)
+{
+    int r = 0;
+
+    if (!several_nodes)
+        return sample_save(sample, seed_of(number), &save, why);
+    save.n_nodes = N_NODES;
+    save.token = number + 1;
+    for (unsigned node = 0; r == 0 && node < N_NODES; node++) {
+        save.node = node;
+        r = sample_save(parts[node], seed_of(number), &save, why);
+    }
+    save.node = 0;
+    return r == 0 ? sample_publish(parts[0], &save, why) : r;
+}
+
 static struct recorder *record(const struct scenario *scenario)
 {
     char why[SAMPLE_WHY_BYTES], real_dir[96];
@@ -108,7 +139,7 @@ static struct recorder *record(const struct scenario *scenario)
         recorder->fails_at = scenario->saves[i].fails_at;
         recorder->goes_on = scenario->saves[i].goes_on;
         recorder_note(recorder, ACT_BEGIN, i, false);
-        r = sample_save(sample, seed_of(i), &save, why);
+        r = save_all(save, i, scenario->several_nodes, why);
         if (r < 0 && recorder->fails_at == NEVER)
             fail_msg("%s, save %u: %s", scenario->name, i, why);
         recorder_note(recorder, ACT_RETURN, i, r == 0);
@@ -282,6 +313,21 @@ static void test_three_saves(void **state)
     }
 }
 
+/* Each node syncs its files, and node 0 puts them together. */
+static void test_several_nodes(void **state)
+{
+    struct scenario scenario = {.name = "several nodes",
+                                .several_nodes = true,
+                                .save_total_limit = 1,
+                                .n_saves = 2,
+                                .saves = {{10, NEVER}, {20, NEVER}}};
+
+    (void)state;
+    check_scenario(&scenario, false, n_random() / 4);
+    scenario.saves[1].step = 10;
+    check_scenario(&scenario, false, n_random() / 4);
+}
+
 /* Each takes the place of the one before it, of which there is no other. */
 static void test_same_step(void **state)
 {
@@ -296,21 +342,22 @@ static void test_same_step(void **state)
  * In the second save a call fails, or the daemon is killed there; then there is a third save. Power is lost after that.
  * Unless the tests are full, it is a call while files are written, and one of those that follow the last file.
  */
-static void check_failing(const char *name, bool goes_on, const uint64_t steps[3])
+static void check_failing(const char *name, bool goes_on, const uint64_t steps[3], bool several_nodes)
 {
-    enum { IN_FILES = 10, LAST_CALLS = 8 };
-    unsigned n_calls = 100;
+    enum { IN_FILES = 10, LAST_CALLS = 8, MAX_CALLS = 200 };
+    unsigned n_calls = MAX_CALLS;
 
     for (unsigned fails_at = tests_full() ? 0 : IN_FILES; fails_at <= n_calls; fails_at++) {
         char what[48];
         struct scenario scenario = {.name = what,
+                                    .several_nodes = several_nodes,
                                     .save_total_limit = 1,
                                     .n_saves = 3,
                                     .saves = {{steps[0], NEVER}, {steps[1], fails_at, goes_on}, {steps[2], NEVER}}};
 
         snprintf(what, sizeof(what), "%s, call %u fails", name, fails_at);
         n_calls = check_scenario(&scenario, true, tests_full() ? 4 : 0);
-        assert_true(n_calls < 100);
+        assert_true(n_calls < MAX_CALLS);
         if (fails_at == IN_FILES && !tests_full())
             fails_at = n_calls - LAST_CALLS;
     }
@@ -319,33 +366,45 @@ static void check_failing(const char *name, bool goes_on, const uint64_t steps[3
 static void test_killed(void **state)
 {
     (void)state;
-    check_failing("the next step", false, (const uint64_t[]){10, 20, 30});
+    check_failing("the next step", false, (const uint64_t[]){10, 20, 30}, false);
     if (tests_full())
-        check_failing("the step again", false, (const uint64_t[]){10, 20, 20});
+        check_failing("the step again", false, (const uint64_t[]){10, 20, 20}, false);
 }
 
 static void test_killed_at_the_same_step(void **state)
 {
     (void)state;
-    check_failing("the same step", false, (const uint64_t[]){10, 10, 10});
+    check_failing("the same step", false, (const uint64_t[]){10, 10, 10}, false);
 }
 
 static void test_failing_calls(void **state)
 {
     (void)state;
     if (tests_full())
-        check_failing("the next step", true, (const uint64_t[]){10, 20, 30});
-    check_failing("the same step", true, (const uint64_t[]){10, 10, 10});
+        check_failing("the next step", true, (const uint64_t[]){10, 20, 30}, false);
+    check_failing("the same step", true, (const uint64_t[]){10, 10, 10}, false);
+}
+
+/* A daemon of several nodes is killed, or a call fails on one of them. */
+static void test_failing_among_several(void **state)
+{
+    (void)state;
+    if (!tests_full())
+        skip();
+    check_failing("one of several nodes", false, (const uint64_t[]){10, 20, 30}, true);
+    check_failing("one of several nodes", true, (const uint64_t[]){10, 10, 10}, true);
 }
 
 TEST_GROUP(power_loss)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_three_saves, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_several_nodes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_same_step, setup, teardown),
         cmocka_unit_test_setup_teardown(test_killed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_killed_at_the_same_step, setup, teardown),
         cmocka_unit_test_setup_teardown(test_failing_calls, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_failing_among_several, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
