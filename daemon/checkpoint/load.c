@@ -481,13 +481,28 @@ static bool is_read_here(const struct loading *l, const struct source *source, u
            spread(source, NULL, block * HASH_BLOCK_BYTES, block_bytes(source, block));
 }
 
+/* Return: where all of the block's bytes go, one after the other; or NULL: they go to several places, or some nowhere.
+ */
+static uint8_t *only_place(const struct source *source, uint64_t block)
+{
+    uint64_t at = block * HASH_BLOCK_BYTES;
+    size_t i = safetensors_at(&source->header, at);
+    const struct place *place = i < source->header.n ? &source->places[i] : NULL;
+
+    return place && place->from <= at && at + block_bytes(source, block) <= place->to ? place->at + (at - place->from)
+                                                                                      : NULL;
+}
+
+/* Most blocks lie within one tensor: they are read to where they belong, and given up with all the rest if wrong. */
 static int load_block(struct loading *l, const struct source *source, uint64_t block, uint8_t *buffer)
 {
     char why[LOADING_WHY_BYTES];
-    int r = read_block(source, block, buffer, why);
+    uint8_t *place = only_place(source, block);
+    int r = read_block(source, block, place ? place : buffer, why);
 
     if (r == 0) {
-        (void)spread(source, buffer, block * HASH_BLOCK_BYTES, block_bytes(source, block));
+        if (!place)
+            (void)spread(source, buffer, block * HASH_BLOCK_BYTES, block_bytes(source, block));
         return 0;
     }
     pthread_mutex_lock(&l->lock);

@@ -4,8 +4,8 @@
 /*
  * Loads a checkpoint into the state of a job that has just been formed, whatever number of nodes and ranks, stage and
  * bucket size it was written with: tensors, and the boxes in which several nodes have written them, are found by their
- * names. Each MiB is compared with its hash before any of it is used. A node of several loads what it keeps
- * (targets.h), and reads only the MiB in which that lies.
+ * names. Each MiB is compared with its hash, and given up with all the rest if wrong. A node of several loads what it
+ * keeps (targets.h), and reads only the MiB in which that lies.
  *
  *     loading_open      finds the checkpoint, and a place for each of its tensors      one thread that may wait
  *     loading_read      piece by piece, in any order                                    workers

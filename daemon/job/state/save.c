@@ -51,7 +51,8 @@ struct saving {
     char why[512];
     uint64_t began_ns, ended_ns;
     uint64_t waited_ns, peak_bytes; /* of the snapshot, when it is read */
-    char *ended_why;                /* several nodes: it has failed elsewhere, and is to end; owned */
+    bool has_failed;                /* several nodes: elsewhere, and it is to end */
+    char failed_why[640];
 };
 
 /* ---- memory for what lies aside ------------------------------------------------------------------------ */
@@ -179,7 +180,6 @@ static void *write_it(void *userdata)
 
 static void saving_free(struct saving *saving)
 {
-    free(saving->ended_why);
     snapshot_free(saving->order.snapshot);
     checkpoint_order_deinit(&saving->order);
     free(saving);
@@ -320,8 +320,8 @@ static void written(struct job *job)
         return;
     }
     saving->stage = SAVING_WAITS;
-    if (saving->ended_why) {
-        end(job, saving->ended_why);
+    if (saving->has_failed) {
+        end(job, saving->failed_why);
         return;
     }
     coordinator_saved(job->coordinator, saving->order.token, whole, why);
@@ -410,9 +410,9 @@ static void loaded(void *userdata, int result)
         return;
     }
     job->save.now->stage = SAVING_WAITS;
-    if (job->save.now->ended_why) {
+    if (job->save.now->has_failed) {
         give_copy_back(job);
-        end(job, job->save.now->ended_why);
+        end(job, job->save.now->failed_why);
         return;
     }
     r = result < 0 ? result : start_writing(job);
@@ -588,7 +588,8 @@ void save_end(struct job *job, uint64_t token, const char *why)
         end(job, *why ? why : NULL);
         return;
     }
-    saving->ended_why = strdup(why);
+    saving->has_failed = true;
+    snprintf(saving->failed_why, sizeof(saving->failed_why), "%s", why);
     atomic_store(&saving->order.cancelled, true);
     if (saving->stage == SAVING_WRITES)
         snapshot_give_up(saving->order.snapshot); /* it ends soon */
