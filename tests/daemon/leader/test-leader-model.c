@@ -2,10 +2,11 @@
 
 /*
  * The leader and nodes that report as nodes.c and collect.c do, without any bytes: whole steps under 40 seeds
- * (400 in full), each with an order of its own in which messages are heard, engines break and steps are aborted. What must hold
- * whatever the order: a contribution is in exactly one sum of the attempt that is committed, on every node, and in the
- * order of micro-batches and passes; of a parcel one exchange is under way at a time, and of all of them no more than a
- * node has room for; nobody is complained about; it ends.
+ * (400 in full), each with an order of its own in which messages are heard, engines break and steps are aborted. What
+ * must hold whatever the order: a contribution is in exactly one sum of the attempt that is committed, on every node,
+ * and in the order of micro-batches and passes; of a parcel one exchange is under way at a time, and of all of them no
+ * more than a node has room for; all nodes save the same step, between its commit and the next decision; nobody is
+ * complained about; it ends.
  */
 
 #include <inttypes.h>
@@ -83,6 +84,8 @@ struct node {
     uint32_t attempt, next_attempt, generation;
     bool started, connected, trains, updating;
     bool said_request, fetching, withdraws;
+    uint64_t saves;                               /* the token of what it saves; 0: nothing */
+    bool publishes;                               /* node 0: all have saved */
     uint32_t n_micro_batches;                     /* of this step and attempt */
     uint8_t plan[PARCELS][MICRO_BATCHES][PASSES]; /* which parts it has, as bits; 0: nothing, nor later passes */
     struct parcel parcels[PARCELS];
@@ -97,7 +100,8 @@ struct model {
                   */
     struct node nodes[MAX_NODES];
     uint64_t seed, n_random;
-    unsigned n_breaks, n_aborts, n_fetches, n_norms, n_withdrawals; /* still to come */
+    unsigned n_breaks, n_aborts, n_fetches, n_norms, n_withdrawals, n_saves; /* still to come */
+    uint64_t last_token, saved_step;                                         /* of the save that was said last */
     bool was_full;                                                  /* as many parcels as can be were under way */
     uint64_t open_tags[PARCELS];
     uint32_t given[MAX_TAGS][MAX_NODES]; /* generations in which engines were last given the order of a tag */
@@ -134,7 +138,8 @@ static void report(struct model *m, struct node *node, struct node_message messa
     message.step = node->step;
     message.attempt = node->attempt;
     message.node = (uint32_t)(node - m->nodes);
-    message.text = "";
+    if (!message.text)
+        message.text = "";
     append(m, &node->out, &message);
 }
 
@@ -152,6 +157,8 @@ static void check_said(struct model *m, const struct node_message *message)
     } else if (message->kind == NODE_ABORTED) {
         assert_string_equal(message->text, ""); /* that a node asked for it, and no other reason */
         memset(m->open_tags, 0, sizeof(m->open_tags));
+    } else if (message->kind == NODE_SAVE) {
+        m->saved_step = message->step;
     } else if (message->kind == NODE_MEASURE || message->kind == NODE_COMMIT) {
         for (unsigned p = 0; p < PARCELS; p++)
             assert_true(m->open_tags[p] == 0);
@@ -165,6 +172,14 @@ static void on_say(void *userdata, const struct node_message *message)
     check_said(m, message);
     for (unsigned i = 0; i < m->n; i++)
         append(m, &m->nodes[i].in, message);
+}
+
+static void on_tell(void *userdata, unsigned node, const struct node_message *message)
+{
+    struct model *m = userdata;
+
+    assert_int_equal(message->kind, NODE_PUBLISH);
+    append(m, &m->nodes[node].in, message);
 }
 
 static bool on_judge(void *userdata, const struct leader_merged *merged, struct node_verdict *verdict,
@@ -496,6 +511,23 @@ static void hear_serve(struct model *m, struct node *node, const struct node_mes
     motion->fetches = message->node == (unsigned)(node - m->nodes) && node->fetching;
 }
 
+/* A step that is committed, but for what the node still does, and of which nobody has decided the next one. */
+static void hear_save(struct model *m, struct node *node, const struct node_message *message)
+{
+    assert_int_equal(message->step, m->saved_step);
+    assert_int_equal(message->step, node->step + (node->state == COMMITTING));
+    assert_int_not_equal(node->state, DECIDED);
+    assert_int_equal(node->saves, 0);
+    node->saves = message->tag;
+}
+
+static void hear_save_end(struct node *node, const struct node_message *message)
+{
+    assert_int_equal(node->saves, message->tag);
+    node->saves = 0;
+    node->publishes = false;
+}
+
 static bool is_stale(const struct node *node, const struct node_message *message)
 {
     return (message->kind == NODE_MEASURE || message->kind == NODE_SETTLED || message->kind == NODE_EXCHANGE ||
@@ -571,6 +603,15 @@ static void obey(struct model *m, struct node *node, const struct mail *mail)
     case NODE_SERVE:
         if (node->connected)
             hear_serve(m, node, message);
+        break;
+    case NODE_SAVE:
+        hear_save(m, node, message);
+        break;
+    case NODE_PUBLISH:
+        node->publishes = node->saves == message->tag;
+        break;
+    case NODE_SAVE_END:
+        hear_save_end(node, message);
         break;
     default:
         hear_step(m, node, message);
@@ -670,6 +711,28 @@ static bool fetch(struct model *m, struct node *node)
     return true;
 }
 
+static bool want_save(struct model *m, struct node *node)
+{
+    if (m->n_saves == 0 || !node->trains || draw(m, 8))
+        return false;
+    m->n_saves--;
+    report(m, node, (struct node_message){.kind = NODE_WANT_SAVE, .tag = ++m->last_token});
+    return true;
+}
+
+/* What it owns, or, node 0, the whole; said once more it is ignored. */
+static bool finish_save(struct model *m, struct node *node)
+{
+    if (!node->saves || draw(m, 4))
+        return false;
+    report(m, node,
+           (struct node_message){.kind = NODE_SAVED,
+                                 .tag = node->saves,
+                                 .proceed = node->publishes,
+                                 .text = draw(m, 16) == 0 ? "no space" : ""});
+    return true;
+}
+
 static bool finish_update(struct model *m, struct node *node)
 {
     if (!node->updating)
@@ -704,7 +767,7 @@ static bool deliver(struct model *m, struct node *node, bool to_leader)
     return true;
 }
 
-enum { ACTS = 11 + PARCELS + MAX_MOTIONS };
+enum { ACTS = 13 + PARCELS + MAX_MOTIONS };
 
 static bool act(struct model *m, struct node *node, unsigned number)
 {
@@ -730,8 +793,12 @@ static bool act(struct model *m, struct node *node, unsigned number)
         return finish_commit(m, node);
     case 10:
         return withdraw(m, node);
+    case 11:
+        return want_save(m, node);
+    case 12:
+        return finish_save(m, node);
     default:
-        number -= 11;
+        number -= 13;
         return number < PARCELS ? collect(m, node, number) : progress(m, node, &node->motions[number - PARCELS]);
     }
 }
@@ -790,16 +857,19 @@ static struct model *model_new(uint64_t seed)
     m->n_aborts = (unsigned)draw(m, 6);
     m->n_fetches = (unsigned)draw(m, 6);
     m->n_withdrawals = (unsigned)draw(m, 12);
+    m->n_saves = (unsigned)draw(m, 6);
     m->uneven = draw(m, 2);
     m->n_norms = m->uneven ? 0 : (unsigned)draw(m, 6);
     m->layout = make_layout(m->n);
-    assert_int_equal(leader_new(&m->leader,
-                                &(struct leader_options){
-                                    .n_nodes = m->n,
-                                    .n_sources = n_sources,
-                                    .stage = m->stage,
-                                    .ops = {.say = on_say, .judge = on_judge, .complain = on_complain, .userdata = m}}),
-                     0);
+    assert_int_equal(
+        leader_new(
+            &m->leader,
+            &(struct leader_options){
+                .n_nodes = m->n,
+                .n_sources = n_sources,
+                .stage = m->stage,
+                .ops = {.say = on_say, .tell = on_tell, .judge = on_judge, .complain = on_complain, .userdata = m}}),
+        0);
     assert_int_equal(leader_form(m->leader, m->layout), 0);
     for (unsigned i = 0; i < m->n; i++) {
         struct node *node = &m->nodes[i];
@@ -827,7 +897,7 @@ static void model_free(struct model *m)
 static bool is_over(const struct model *m)
 {
     for (unsigned i = 0; i < m->n; i++)
-        if (m->nodes[i].step < STEPS)
+        if (m->nodes[i].step < STEPS || m->nodes[i].saves)
             return false;
     return true;
 }
