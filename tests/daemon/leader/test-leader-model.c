@@ -713,7 +713,7 @@ static bool fetch(struct model *m, struct node *node)
 
 static bool want_save(struct model *m, struct node *node)
 {
-    if (m->n_saves == 0 || !node->trains || draw(m, 8))
+    if (m->n_saves == 0 || !node->trains || draw(m, node->state == TRAINING ? 256 : 4))
         return false;
     m->n_saves--;
     report(m, node, (struct node_message){.kind = NODE_WANT_SAVE, .tag = ++m->last_token});
@@ -857,7 +857,7 @@ static struct model *model_new(uint64_t seed)
     m->n_aborts = (unsigned)draw(m, 6);
     m->n_fetches = (unsigned)draw(m, 6);
     m->n_withdrawals = (unsigned)draw(m, 12);
-    m->n_saves = (unsigned)draw(m, 6);
+    m->n_saves = (unsigned)draw(m, 12);
     m->uneven = draw(m, 2);
     m->n_norms = m->uneven ? 0 : (unsigned)draw(m, 6);
     m->layout = make_layout(m->n);
