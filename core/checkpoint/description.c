@@ -364,7 +364,9 @@ int description_parse(struct description *out, const char *text, size_t n_bytes,
         fail(&reader, -EINVAL, "it is no JSON object");
     if (reader.result == 0)
         read_root(&reader, root, out);
-    if (reader.result != 0)
+    if (reader.result == 0)
+        out->digest = hash_block(text, n_bytes);
+    else
         description_deinit(out);
     json_object_put(root);
     json_tokener_free(tokener);

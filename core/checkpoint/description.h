@@ -50,6 +50,7 @@ struct description {
     struct description_scale loss_scale;
     struct description_file *files; /* owned */
     size_t n_files;
+    uint64_t digest; /* of the text from which it was read */
 };
 
 void description_deinit(struct description *d);

@@ -113,6 +113,7 @@ static int restore_rank(struct job *job, const struct stored_rank *stored, struc
     rank->ready = stored->ready;
     rank->left = stored->left;
     rank->resumes = stored->resumes;
+    job->run.was_loaded |= stored->resumes && !job->run.has_weights;
     rank->lost_ns = MIN(stored->lost_ns, job->run.survival.found_ns);
     rank->on_duplicate = attendance_policy(job, stored->on_duplicate);
     rank->n_received = stored->n_received;

@@ -115,8 +115,8 @@ void drop_settle(struct job *job)
 void drop_now(struct job *job)
 {
     save_cancel(job);
+    executor_stop(job->executor); /* first: the work that it cancels holds rings, and what is being loaded */
     resume_free(steal_ptr(job->resume));
-    executor_stop(job->executor); /* first, because the work that it cancels holds rings */
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
@@ -148,9 +148,9 @@ void drop_now(struct job *job)
     job->decision.learnt = NULL;
     job->missing.n_seen = 0;
     job->missing.last = job->missing.n_last = 0;
-    job->run.given_weights = job->run.was_spread = job->run.has_weights = job->decision.has_learnt =
-        job->decision.has_norm = false;
-    resume_free(steal_ptr(job->resume));
+    job->run.given_weights = job->run.was_loaded = job->run.was_spread = job->run.has_weights =
+        job->decision.has_learnt = job->decision.has_norm = false;
+    job->run.loaded_digest = 0;
     journal_free(steal_ptr(job->run.survival.journal));
     if (!job->run.stopping)
         segments_forget();

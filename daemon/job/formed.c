@@ -195,7 +195,7 @@ int formed_again(struct job *job, struct job_rank *rank)
 {
     ring_orphan(steal_ptr(rank->rings[1])); /* what its predecessor had ended is in the sums */
     rank->formed = rank->declared = true;
-    rank->resumes = job->run.has_weights;
+    rank->resumes = job->run.has_weights || job->run.was_loaded;
     rank->lost_ns = 0;
     return rank->rings[0] ? 0 : formed_find_ring(job, rank);
 }

@@ -71,6 +71,7 @@ struct node {
     bool shown, declared, formed, connected, asked, wants_norm, summed, updated;
     bool wants_window, ends_window, stored;
     bool loaded;          /* it has looked for a checkpoint */
+    uint64_t loaded_digest; /* of that checkpoint's description; 0: not known */
     uint64_t loaded_step; /* behind the last one that its checkpoint has; 0: it has found none */
     uint64_t digest;
     char run_id[WIRE_MAX_RUN_ID_BYTES + 1]; /* empty: any */
@@ -86,7 +87,7 @@ struct node {
 
 /* Of a checkpoint, on all nodes. */
 struct leader_save {
-    bool wanted, under_way, failed;
+    bool wanted, under_way;
     uint64_t wanted_token, token;
     uint64_t step;      /* of the last one that was said */
     uint32_t n_windows; /* closed before it in that step */
@@ -174,7 +175,7 @@ void leader_next_generation(struct leader *leader, const char *why);
 void leader_answer_kept(struct leader *leader, uint64_t nodes);
 
 /* leader-save.c */
-void leader_hear_want_save(struct leader *leader, const struct node_message *message);
+void leader_hear_want_save(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_saved(struct leader *leader, unsigned node, const struct node_message *message);
 /* Says it, if one is wanted and the step is open. */
 void leader_try_save(struct leader *leader);

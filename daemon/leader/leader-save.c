@@ -18,21 +18,21 @@
 static void end_save(struct leader *leader, const char *why)
 {
     leader->save.under_way = false;
-    leader->save.failed = *why;
     leader_say(leader, (struct node_message){.kind = NODE_SAVE_END, .tag = leader->save.token, .text = why});
 }
 
-/* Several nodes may want the same one. */
-static bool is_said(const struct leader *leader, const struct node_message *message)
+/* Is it on its way to the node, which has wanted it before it heard that? A node that has saved it wants another. */
+static bool is_said(const struct leader *leader, unsigned node, const struct node_message *message)
 {
     const struct leader_save *save = &leader->save;
 
-    return save->token && save->step == message->step && save->n_windows == leader->n_windows && !save->failed;
+    return save->under_way && save->step == message->step && save->n_windows == leader->n_windows &&
+           !(save->saved >> node & 1);
 }
 
-void leader_hear_want_save(struct leader *leader, const struct node_message *message)
+void leader_hear_want_save(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    if (!leader->layout || leader->phase < LEADER_TRAINING || message->tag == 0 || is_said(leader, message))
+    if (!leader->layout || leader->phase < LEADER_TRAINING || message->tag == 0 || is_said(leader, node, message))
         return;
     leader->save.wanted = true;
     leader->save.wanted_token = message->tag;
@@ -50,7 +50,7 @@ void leader_try_save(struct leader *leader)
     save->saved = 0;
     save->step = leader->step;
     save->n_windows = leader->n_windows;
-    leader_say(leader, (struct node_message){.kind = NODE_SAVE, .tag = save->token});
+    leader_say(leader, (struct node_message){.kind = NODE_SAVE, .tag = save->token, .parcel = save->n_windows});
 }
 
 void leader_hear_saved(struct leader *leader, unsigned node, const struct node_message *message)
@@ -128,6 +128,29 @@ static void refuse_lack(struct leader *leader, unsigned without, unsigned with)
     leader_refuse_with(leader, E_NOT_LOADED, text);
 }
 
+/* Return: whether all nodes have the same one of that step; else they are refused. */
+static bool check_digests(struct leader *leader)
+{
+    unsigned first = 0;
+    char text[256];
+
+    while (first < leader->n_nodes && !leader->nodes[first].loaded_digest)
+        first++;
+    for (unsigned i = first + 1; i < leader->n_nodes; i++) {
+        uint64_t digest = leader->nodes[i].loaded_digest;
+
+        if (!digest || digest == leader->nodes[first].loaded_digest)
+            continue;
+        snprintf(text, sizeof(text),
+                 "node %u has found another checkpoint of step %" PRIu64
+                 " in checkpoint.dir than node %u: the folder must be one that all nodes see, such as one of NFS",
+                 i, leader->nodes[i].loaded_step - 1, first);
+        leader_refuse_with(leader, E_NOT_LOADED, text);
+        return false;
+    }
+    return true;
+}
+
 /* Some nodes could not read the newest one: it is as good as none. */
 static void load_older(struct leader *leader, uint64_t loaded_step)
 {
@@ -162,9 +185,12 @@ void leader_try_load(struct leader *leader)
             return;
     oldest = find_oldest(leader);
     newer = find_newer(leader, leader->nodes[oldest].loaded_step);
-    if (newer == leader->n_nodes)
-        agree(leader, leader->nodes[oldest].loaded_step);
-    else if (leader->nodes[oldest].loaded_step == 0)
+    if (newer == leader->n_nodes) {
+        if (check_digests(leader))
+            agree(leader, leader->nodes[oldest].loaded_step);
+        return;
+    }
+    if (leader->nodes[oldest].loaded_step == 0)
         refuse_lack(leader, oldest, newer);
     else
         load_older(leader, leader->nodes[oldest].loaded_step);
@@ -172,14 +198,15 @@ void leader_try_load(struct leader *leader)
 
 void leader_hear_loaded(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    if (!leader->layout)
-        return;
+    if (leader->phase < LEADER_FORMING)
+        return; /* from there on a node may answer before node 0 has obeyed FORM */
     if (message->proceed && message->tag == UINT64_MAX) {
         leader->ops.complain(leader->ops.userdata, node, "LOADED.tag: no such step");
         return;
     }
     leader->nodes[node].loaded = true;
     leader->nodes[node].loaded_step = message->proceed ? message->tag + 1 : 0;
+    leader->nodes[node].loaded_digest = message->proceed ? message->digest : 0;
     leader_try_load(leader);
     leader_try_spread(leader);
 }

@@ -505,7 +505,7 @@ void leader_hear(struct leader *leader, unsigned node, const struct node_message
         leader->ops.say(leader->ops.userdata, message);
         break;
     case NODE_WANT_SAVE:
-        leader_hear_want_save(leader, message);
+        leader_hear_want_save(leader, node, message);
         break;
     case NODE_SAVED:
         leader_hear_saved(leader, node, message);
@@ -597,7 +597,8 @@ uint64_t leader_waits_for(const struct leader *leader)
             waits = !node->formed;
             break;
         case LEADER_STARTING:
-            waits = !node->connected || (leader->loads && !node->loaded) || (i == 0 && !leader->has_weights);
+            waits = !node->connected ||
+                    (leader->loads && !leader->has_agreed ? !node->loaded : i == 0 && !leader->has_weights);
             break;
         case LEADER_MEASURING:
             waits = !node->summed;

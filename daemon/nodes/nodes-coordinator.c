@@ -290,9 +290,9 @@ static int ask_norm(struct coordinator *c, struct job_rank *rank, uint32_t param
 
 /* ---- checkpoints --------------------------------------------------------------------------------------- */
 
-static bool loaded(struct coordinator *c, bool found, uint64_t step)
+static bool loaded(struct coordinator *c, bool found, uint64_t step, uint64_t digest)
 {
-    nodes_loaded(nodes_from(c), found, step);
+    nodes_loaded(nodes_from(c), found, step, digest);
     return true;
 }
 

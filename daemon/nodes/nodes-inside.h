@@ -113,7 +113,7 @@ bool nodes_withdraws(const struct nodes *nodes);
 void nodes_passed(struct nodes *nodes, uint32_t parcel, uint32_t micro_batch);
 
 /* This node has loaded the checkpoint of the step, or found none; and goes on with it. */
-void nodes_loaded(struct nodes *nodes, bool found, uint64_t step);
+void nodes_loaded(struct nodes *nodes, bool found, uint64_t step, uint64_t digest);
 void nodes_resumed(struct nodes *nodes);
 void nodes_want_save(struct nodes *nodes);
 

@@ -66,7 +66,7 @@ void nodes_form_anew(struct nodes *nodes, const char *why)
 {
     struct job *job = nodes->job;
 
-    nodes->said_declared = nodes->said_formed = job->run.was_spread = false;
+    nodes->said_declared = nodes->said_formed = nodes->said_kept = job->run.was_spread = false;
     if (job->phase == JOB_RESERVING)
         drop_forming(job, why);
     else if (job->phase == JOB_INITIALISING)

@@ -317,7 +317,7 @@ static void hear_form(struct nodes *nodes, const struct node_message *message)
     }
     nodes_formed(nodes);
     if (config_loads(job->config))
-        nodes_loaded(nodes, job->run.given_weights && job->state->progress.epoch > 0, job->state->progress.epoch);
+        nodes_loaded(nodes, job->run.was_loaded, job->state->progress.epoch, job->run.loaded_digest);
     if (job->run.given_weights && nodes->leader)
         nodes_have_weights(nodes);
 }
@@ -405,7 +405,7 @@ static bool obey_around(struct nodes *nodes, const struct node_message *message)
         break;
     case NODE_SAVE:
         nodes->said_want_save = false;
-        save_take(nodes->job, message->step, message->tag);
+        save_take(nodes->job, message->step, message->parcel, message->tag);
         break;
     case NODE_PUBLISH:
         save_publish(nodes->job, message->tag);

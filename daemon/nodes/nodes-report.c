@@ -232,9 +232,9 @@ void nodes_parcel_is_moved(void *userdata, uint64_t tag, uint32_t parcel)
     nodes_report(nodes, (struct node_message){.kind = NODE_MOVED, .tag = tag, .parcel = parcel});
 }
 
-void nodes_loaded(struct nodes *nodes, bool found, uint64_t step)
+void nodes_loaded(struct nodes *nodes, bool found, uint64_t step, uint64_t digest)
 {
-    nodes_report(nodes, (struct node_message){.kind = NODE_LOADED, .proceed = found, .tag = step});
+    nodes_report(nodes, (struct node_message){.kind = NODE_LOADED, .proceed = found, .tag = step, .digest = digest});
 }
 
 void nodes_resumed(struct nodes *nodes)

@@ -42,6 +42,9 @@ enum {
     MAX_ACCEPTS = 64,     /* per readiness */
 };
 
+/* Picked: a save that other nodes do not take part in by then is not waited for when this daemon is to stop. */
+#define SAVE_PATIENCE_NS UINT64_C(10000000000)
+
 struct server {
     const struct config *config;
     const struct kernels *kernels;
@@ -61,6 +64,7 @@ struct server {
     struct diagnostic_log log;
     bool stopping;
     bool saves_to_stop; /* it stops when a checkpoint is written */
+    uint64_t save_heard_ns; /* then: when that last got on here */
     bool told_sighup;
 };
 
@@ -259,15 +263,20 @@ static void stop_or_save_first(struct server *server, const char *why)
     server->saves_to_stop = true;
 }
 
-/* Once the checkpoint is written, or cannot be. systemd is to wait for that. */
-static void stop_when_saved(struct server *server)
+/* Once the checkpoint is written, or cannot be: other nodes may have stopped already. systemd is to wait for that. */
+static void stop_when_saved(struct server *server, uint64_t now)
 {
+    bool in_vain;
+
     if (!server->saves_to_stop || server->stopping)
         return;
+    if (!save_waits_for_others(server->job) || !server->save_heard_ns)
+        server->save_heard_ns = now;
+    in_vain = now - server->save_heard_ns > SAVE_PATIENCE_NS;
     notify_state("EXTEND_TIMEOUT_USEC=30000000");
-    if (save_is_busy(server->job))
+    if (save_is_busy(server->job) && !in_vain)
         return;
-    log_notice("stopping");
+    log_notice(in_vain ? "stopping; the last step is not saved, because the other nodes do not answer" : "stopping");
     stop_server(server);
 }
 
@@ -291,7 +300,7 @@ static void on_tick(uv_timer_t *handle)
     tell_status(server, now);
     feed_watchdog(server, now);
     sessions_reap(&server->service);
-    stop_when_saved(server);
+    stop_when_saved(server, now);
     if (server->job->run.draining && job_is_idle(server->job) && !server->saves_to_stop)
         stop_or_save_first(server, "drained: no trainer is left");
 }

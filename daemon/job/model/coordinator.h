@@ -82,10 +82,11 @@ struct coordinator_ops {
 
     /* ---- checkpoints ---- */
     /*
-     * This node has looked for a checkpoint to begin with, and loaded that of the step, or found none.
-     * resume_is_agreed() or resume_older() follows. Return: false: a job of one node, which goes on by itself.
+     * This node has looked for a checkpoint to begin with, and loaded that of the step, or found none;
+     * digest: of its description, 0: not known. resume_is_agreed() or resume_older() follows. Return: false: a job of
+     * one node, which goes on by itself.
      */
-    bool (*loaded)(struct coordinator *c, bool found, uint64_t step);
+    bool (*loaded)(struct coordinator *c, bool found, uint64_t step, uint64_t digest);
     /* What was loaded is in place: job_train() follows. */
     void (*resumed)(struct coordinator *c);
     /* One is due: save_take() follows. Return: false: a job of one node, which begins by itself. */
@@ -240,9 +241,9 @@ static inline bool coordinator_waits_elsewhere(const struct coordinator *c, char
     return c->ops->waits_elsewhere ? c->ops->waits_elsewhere(c, dst, size) : false;
 }
 
-static inline bool coordinator_loaded(struct coordinator *c, bool found, uint64_t step)
+static inline bool coordinator_loaded(struct coordinator *c, bool found, uint64_t step, uint64_t digest)
 {
-    return c->ops->loaded ? c->ops->loaded(c, found, step) : false;
+    return c->ops->loaded ? c->ops->loaded(c, found, step, digest) : false;
 }
 
 static inline void coordinator_resumed(struct coordinator *c)

@@ -81,7 +81,9 @@ struct job_run {
     struct config chosen;            /* `configured` with a program's optimizer; its pointers are the daemon's */
     uint64_t digest;                 /* of the manifest */
     uint64_t n_incarnations;         /* so far, of all ranks */
-    bool given_weights;              /* rank 0 has given all initial weights */
+    bool given_weights;              /* rank 0 has given all initial weights, or: */
+    bool was_loaded;                 /* they are those of a checkpoint */
+    uint64_t loaded_digest;          /* of its description; 0: an earlier daemon has loaded it */
     bool was_spread;                 /* several nodes: they are on this node; node 0 says when they are on all */
     bool has_weights;                /* all nodes have the initial weights */
     bool draining;
@@ -152,6 +154,7 @@ struct job_save {
     bool wanted;        /* somebody has asked for one */
     bool is_ordered;    /* several nodes: it begins as soon as that can be */
     uint64_t ordered_step, ordered_token;
+    uint32_t ordered_windows; /* closed before it in that step */
     bool has_step;
     uint64_t step;     /* of the last one that was begun */
     uint64_t token;    /* several nodes: its number */

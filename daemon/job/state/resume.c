@@ -52,18 +52,27 @@ void resume_free(struct resume *resume)
 
 /* ---- how it ends --------------------------------------------------------------------------------------- */
 
+/* Return: whether other nodes are asked what they have loaded. */
+static bool tell_loaded(struct job *job)
+{
+    const struct loading *loading = job->resume->loading;
+
+    if (!loading)
+        return coordinator_loaded(job->coordinator, false, 0, 0);
+    return coordinator_loaded(job->coordinator, true, loading_description(loading)->step,
+                              loading_description(loading)->digest);
+}
+
 /* result: of the stage. On several nodes it goes on when all have loaded the same. */
 static void end(struct resume *resume, int result)
 {
     struct job *job = resume->job;
-    bool found = resume->loading;
 
     if (result < 0)
         job->forming.refusal =
             cause_not_loaded(&(struct evidence_at){.rank = -1, .step = -1, .micro_batch = -1},
                              resume->options.path ? resume->options.path : resume->options.dir, resume->why);
-    if (result == 0 &&
-        coordinator_loaded(job->coordinator, found, found ? loading_description(resume->loading)->step : 0))
+    if (result == 0 && tell_loaded(job))
         return;
     resume_is_over(job, result);
 }
@@ -328,7 +337,8 @@ void resume_apply(struct job *job)
         restore_rank(&job->ranks[r], resume->loading);
     for (unsigned r = job->world.first; r < job->world.end; r++)
         job->ranks[r].resumes = true;
-    job->run.given_weights = true;
+    job->run.given_weights = job->run.was_loaded = true;
+    job->run.loaded_digest = d->digest;
     job->save.has_step = resume->options.dir != NULL; /* it need not be saved again */
     job->save.step = job->save.last_step = job->save.has_step ? d->step : 0;
     say(job, resume);

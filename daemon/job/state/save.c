@@ -510,7 +510,8 @@ static void take_ordered(struct job *job)
     job->save.is_ordered = false;
     if (!job->save.pool)
         (void)make_pool(job);
-    if (job->state->progress.epoch == job->save.ordered_step) {
+    if (job->state->progress.epoch == job->save.ordered_step &&
+        job->state->progress.n_windows == job->save.ordered_windows) {
         begin(job, job->save.ordered_token);
         return;
     }
@@ -552,11 +553,12 @@ void save_settle(struct job *job)
 
 /* ---- several nodes ------------------------------------------------------------------------------------- */
 
-void save_take(struct job *job, uint64_t step, uint64_t token)
+void save_take(struct job *job, uint64_t step, uint32_t n_windows, uint64_t token)
 {
     job->save.wanted = false;
     job->save.is_ordered = true;
     job->save.ordered_step = step;
+    job->save.ordered_windows = n_windows;
     job->save.ordered_token = token;
 }
 
@@ -572,16 +574,27 @@ void save_publish(struct job *job, uint64_t token)
         coordinator_saved(job->coordinator, token, false, strerror(-r));
 }
 
+/* It has not begun here, or could not. */
+static void end_unbegun(struct job *job, uint64_t step, const char *why)
+{
+    note_failure(job, step, why);
+    answer_ranks(job, step, why);
+    job_todo(job);
+}
+
 void save_end(struct job *job, uint64_t token, const char *why)
 {
     struct saving *saving = job->save.now;
 
+    if (job->state && job->save.is_ordered && token == job->save.ordered_token) {
+        job->save.is_ordered = false;
+        end_unbegun(job, job->save.ordered_step, why);
+        return;
+    }
     if (!job->state || token != job->save.token)
-        return;    /* this daemon has not heard of it */
-    if (!saving) { /* it could not begin here */
-        note_failure(job, job->save.step, why);
-        answer_ranks(job, job->save.step, why);
-        job_todo(job);
+        return; /* this daemon has not heard of it */
+    if (!saving) {
+        end_unbegun(job, job->save.step, why);
         return;
     }
     if (saving->stage == SAVING_WAITS) {
@@ -597,10 +610,12 @@ void save_end(struct job *job, uint64_t token, const char *why)
 
 void save_lose(struct job *job)
 {
-    job->save.is_ordered = false;
+    static const char why[] = "the daemon of node 0 was replaced by another one while it was written";
+
+    if (job->save.is_ordered)
+        save_end(job, job->save.ordered_token, why);
     if (job->save.now)
-        save_end(job, job->save.now->order.token,
-                 "the daemon of node 0 was replaced by another one while it was written");
+        save_end(job, job->save.now->order.token, why);
 }
 
 /* ---- on request ---------------------------------------------------------------------------------------- */
@@ -638,9 +653,19 @@ bool save_loads(const struct job *job)
     return job->save.now && job->save.now->stage == SAVING_LOADS;
 }
 
+bool save_reads(const struct job *job)
+{
+    return save_loads(job) || (job->save.now && job->save.now->stage == SAVING_WRITES);
+}
+
 bool save_has_copy(const struct job *job)
 {
     return job->save.copy_charge.quota;
+}
+
+bool save_waits_for_others(const struct job *job)
+{
+    return !job->coordinator->alone && (job->save.now ? job->save.now->stage == SAVING_WAITS : job->save.wanted);
 }
 
 bool save_is_busy(const struct job *job)

@@ -21,18 +21,22 @@ const char *job_save(struct job *job);
 /* Likewise, of a rank. */
 void job_save_checkpoint(struct job *job, struct job_rank *rank, const struct request_save_checkpoint *request);
 /*
- * Several nodes: node 0 says that the step is to be saved; to itself, that all nodes have written what they own; and
- * what has come of it (why: "", it is on the disk). token: its number. save_lose(): node 0's daemon was replaced, and
- * does not know of it.
+ * Several nodes: node 0 says that the step is to be saved, after so many windows of it; to itself, that all nodes have
+ * written what they own; and what has come of it (why: "", it is on the disk). token: its number. save_lose(): node 0's
+ * daemon was replaced, and does not know of it.
  */
-void save_take(struct job *job, uint64_t step, uint64_t token);
+void save_take(struct job *job, uint64_t step, uint32_t n_windows, uint64_t token);
 void save_publish(struct job *job, uint64_t token);
 void save_end(struct job *job, uint64_t token, const char *why);
 void save_lose(struct job *job);
 /* GPUs: is the state being copied for one? No update may begin meanwhile. */
 bool save_loads(const struct job *job);
+/* Is the state being read for one? */
+bool save_reads(const struct job *job);
 /* GPUs: does one that is under way need the staging copy? */
 bool save_has_copy(const struct job *job);
+/* Several nodes: is one wanted, or under way, with nothing to do for this node? */
+bool save_waits_for_others(const struct job *job);
 /* Is one wanted, or under way? */
 bool save_is_busy(const struct job *job);
 /* For those who show it, or wait for it. */

@@ -17,6 +17,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/survival.h"
+#include "daemon/job/state/save.h"
 #include "daemon/job/state/window-inside.h"
 #include "daemon/job/state/window.h"
 #include "daemon/memory/transfer.h"
@@ -29,8 +30,8 @@ static int wait_for_save(void *userdata)
 {
     struct job *job = userdata;
 
-    job->window->awaits_save = job->save.now != NULL;
-    return job->save.now ? SEQUENCE_WAITS : SEQUENCE_OVER;
+    job->window->awaits_save = save_reads(job);
+    return job->window->awaits_save ? SEQUENCE_WAITS : SEQUENCE_OVER;
 }
 
 void window_go_on(struct job *job)

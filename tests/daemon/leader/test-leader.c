@@ -128,6 +128,8 @@ static void note_details(struct fixture *f, const struct node_message *m)
         break;
     case NODE_SAVE:
         note(f, " %" PRIu64 " of step %" PRIu64, m->tag, m->step);
+        if (m->parcel > 0)
+            note(f, " after %u windows", m->parcel);
         break;
     case NODE_SAVE_END:
         note(f, " %" PRIu64 " %s", m->tag, m->text[0] ? m->text : "whole");
@@ -1590,8 +1592,8 @@ static void test_save(void **state)
     want_save(f, 1, 77);
     expect(f, "SAVE 77 of step 0\n");
     want_save(f, 0, 78);
+    want_save(f, 2, 79); /* these do not know yet that it is said */
     is_saved(f, 1, 77, "");
-    want_save(f, 2, 79);
     finish_step(f, FIRST);
     is_saved(f, 0, 77, "");
     expect(f, "");
@@ -1600,6 +1602,23 @@ static void test_save(void **state)
     is_published(f, 77);
     expect(f, "SAVE_END 77 whole\n");
     is_saved(f, 2, 77, "");
+    fixture_free(f);
+}
+
+/* A daemon that is new has not heard of the one that its predecessor was through with. */
+static void test_save_once_more(void **state)
+{
+    struct fixture *f = start(2);
+
+    want_save(f, 0, 77);
+    expect(f, "SAVE 77 of step 0\n");
+    is_saved(f, 1, 77, "");
+    want_save(f, 1, 78);
+    is_saved(f, 0, 77, "");
+    is_saved(f, 2, 77, "");
+    expect(f, "to node 0: PUBLISH of step 0\n");
+    is_published(f, 77);
+    expect(f, "SAVE_END 77 whole\nSAVE 78 of step 0\n");
     fixture_free(f);
 }
 
@@ -1647,11 +1666,10 @@ static void test_save_between_steps(void **state)
     expect(f, "SAVE_END 77 whole\n");
     report_all(f, (struct node_message){.kind = NODE_WINDOW});
     expect(f, "OPEN\n");
-    want_save(f, 1, 78); /* the same step is saved already */
+    want_save(f, 1, 78);
+    expect(f, "");
     report_all(f, (struct node_message){.kind = NODE_WINDOW_END, .forget = true});
-    expect(f, "CLOSED\n");
-    want_save(f, 1, 79); /* what a window may have changed is not */
-    expect(f, "SAVE 79 of step 1\n");
+    expect(f, "CLOSED\nSAVE 78 of step 1 after 1 windows\n");
     fixture_free(f);
 }
 
@@ -1718,6 +1736,46 @@ static void test_load(void **state)
     fixture_free(f);
 }
 
+/* Another one of the same step: node 1 sees another folder under that name. */
+static void test_load_another(void **state)
+{
+    struct fixture *f = start_loading();
+
+    all_connected(f, 1);
+    loaded(f, 0, 20);
+    report(f, 1, (struct node_message){.kind = NODE_LOADED, .proceed = true, .tag = 20, .digest = 7});
+    report(f, 2, (struct node_message){.kind = NODE_LOADED, .proceed = true, .tag = 20, .digest = 8});
+    expect(
+        f,
+        "REFUSE node 2 has found another checkpoint of step 20 in checkpoint.dir than node 1: the folder must be one "
+        "that all nodes see, such as one of NFS\n");
+    fixture_free(f);
+}
+
+/* A node that has loaded already answers at once, and node 0 hears its own FORM after that. */
+static void test_load_before_form(void **state)
+{
+    struct fixture *f = fixture_new(NODES, 2, false);
+
+    leader_free(f->leader);
+    make_leader(f, false, true);
+    report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 0xd1});
+    expect(f, "FORM d1\n");
+    report(f, 1, (struct node_message){.kind = NODE_FORMED});
+    loaded(f, 1, 20);
+    assert_int_equal(leader_form(f->leader, f->layout), 0);
+    report(f, 0, (struct node_message){.kind = NODE_FORMED});
+    report(f, 2, (struct node_message){.kind = NODE_FORMED});
+    expect(f, "ENGINE 1\n");
+    all_connected(f, 1);
+    loaded(f, 0, 20);
+    assert_int_equal(leader_waits_for(f->leader), 4);
+    assert_string_equal(leader_waits_to(f->leader), "to load the checkpoint");
+    loaded(f, 2, 20);
+    expect(f, "LOAD 1\n");
+    fixture_free(f);
+}
+
 static void test_load_none(void **state)
 {
     struct fixture *f = start_loading();
@@ -1756,14 +1814,14 @@ static void test_load_lacks(void **state)
     struct fixture *f = start_loading();
 
     all_connected(f, 1);
+    loaded(f, 0, UINT64_MAX);
+    expect(f, "! node 0: LOADED.tag: no such step\n");
     loaded(f, 0, 20);
     loaded(f, 2, 10);
     loaded_none(f, 1);
     expect(f,
            "REFUSE node 1 finds no checkpoint in checkpoint.dir, and node 0 has found that of step 20: the folder must "
            "be one that all nodes see, such as one of NFS\n");
-    loaded(f, 0, UINT64_MAX);
-    expect(f, "! node 0: LOADED.tag: no such step\n");
     fixture_free(f);
 }
 
@@ -1808,9 +1866,12 @@ TEST_GROUP(leader)
         cmocka_unit_test(test_kept_windows),
         cmocka_unit_test(test_save),
         cmocka_unit_test(test_save_again),
+        cmocka_unit_test(test_save_once_more),
         cmocka_unit_test(test_save_between_steps),
         cmocka_unit_test(test_save_of_a_replaced_daemon),
         cmocka_unit_test(test_load),
+        cmocka_unit_test(test_load_another),
+        cmocka_unit_test(test_load_before_form),
         cmocka_unit_test(test_load_none),
         cmocka_unit_test(test_load_older),
         cmocka_unit_test(test_load_lacks),

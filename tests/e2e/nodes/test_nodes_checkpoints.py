@@ -3,12 +3,14 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 
 import kills
 import pytest
 from conftest import Daemon, wait_for
+from keeper import KeptDaemon
 from nodes import Nodes
 from test_checkpoints import config, flip, references, same_tensors, saved, start  # noqa: F401
 from tiers import full
@@ -39,14 +41,14 @@ def train(job, world, n_steps, args=()):
 
 @pytest.fixture
 def begin(build, tmp_path):
-    """begin(ranks, config): daemons of so many nodes, or one; stops those of the job before."""
+    """begin(ranks, config): daemons of so many nodes, or one; stops those of the job before. kind: of daemons."""
     jobs = []
 
     def stop():
         for daemon in jobs.pop() if jobs else []:
             daemon.stop()
 
-    def start_job(ranks, settings, prefixes=None):
+    def start_job(ranks, settings, prefixes=None, envs=None, kind=Daemon):
         stop()
         folder = tmp_path / f"job{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
@@ -55,11 +57,12 @@ def begin(build, tmp_path):
         def one(config, env=None, prefix=()):
             where = folder / str(len(daemons))
             where.mkdir()
-            daemons.append(Daemon(build, where, config, env, prefix=(prefixes or {}).get(len(daemons), prefix)))
+            more = {"prefix": prefixes[len(daemons)]} if len(daemons) in (prefixes or {}) else {}
+            daemons.append(kind(build, where, config, env, **more))
             return daemons[-1]
 
         jobs.append(daemons)
-        return Nodes(one, folder, ranks, settings) if len(ranks) > 1 else one(settings)
+        return Nodes(one, folder, ranks, settings, envs) if len(ranks) > 1 else one(settings)
 
     yield start_job
     stop()
@@ -148,6 +151,64 @@ def test_a_folder_that_is_not_shared(begin, tmp_path):
     ranks = kills.train(nodes, [[]] * 2, [], 6)
     for rank in ranks:
         assert "node 1 finds no checkpoint in checkpoint.dir, and node 0 has found that of step 5" in rank.last.out()
+
+
+def test_another_folder_with_the_same_step(begin, tmp_path):
+    """The step alone does not make it the same checkpoint: nodes would begin with different weights."""
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for i, folder in enumerate(folders):
+        nodes = begin((1, 1), config(folder, 2, 2))
+        train(nodes, 2, 5, ["--seed", i + 1])
+        nodes.daemons[0].ctl("checkpoint", "save")
+    nodes = begin((1, 1), config(folders[0], 2, 2), {1: seen_as(*folders)})
+    for rank in kills.train(nodes, [[]] * 2, ["--seed", 1], 6):
+        assert "node 1 has found another checkpoint of step 5 in checkpoint.dir than node 0" in rank.last.out()
+
+
+def save(daemon, timeout=20):
+    """What zerodctl says, within that time."""
+    command = [daemon.build.path("client/ctl/zerodctl"), "--socket", daemon.socket, "checkpoint", "save"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout * daemon.build.patience)
+    return result.stdout + result.stderr
+
+
+def test_saved_again_by_the_next_daemon(begin, tmp_path):
+    """A daemon that is new has not heard of what was saved before: whoever asks it gets an answer."""
+    nodes = begin((1, 1), config(tmp_path / "checkpoints", 2, 2, load="never"), kind=KeptDaemon)
+    train(nodes, 2, 6)
+    assert "step-00000006" in save(nodes.daemons[0])
+    daemon = nodes.daemons[1]
+    daemon.signal(signal.SIGKILL)
+    daemon.popen.wait()
+    daemon.start_again()
+    wait_for("the next daemon", lambda: daemon.is_settled() and daemon.listens())
+    for node in (1, 0, 1):
+        assert "step-00000006" in save(nodes.daemons[node])
+
+
+def test_a_save_that_ended_before_it_began(begin, tmp_path):
+    """Node 1's disk fails twice, and node 0 is still busy with the first save: the next one succeeds."""
+    envs = [{"ZEROD_FAILPOINT": "disk.sync:sleep:1000@1"}, {"ZEROD_FAILPOINT": "disk.create:error@1,disk.create:error@2"}]
+    nodes = begin((1, 1), config(tmp_path / "checkpoints", 2, 2, load="never"), envs=envs)
+    train(nodes, 2, 6)
+    for _ in range(2):
+        assert "node 1: model-node1.safetensors: No space left on device" in save(nodes.daemons[1])
+    wait_for(nodes.logs, lambda: not nodes.daemons[0].status()["checkpoint"]["saving"])
+    assert "step-00000006" in save(nodes.daemons[1])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", (0, 1))
+def test_stopped_one_after_the_other(begin, tmp_path, first):
+    """With save_on_stop, a node that stops later does not wait for ever for one that has stopped."""
+    nodes = begin((1, 1), config(tmp_path / "checkpoints", 2, 2, save_on_stop=True))
+    kills.start(nodes, [[]] * 2, [], 1000000)
+    wait_for(nodes.logs, lambda: nodes.daemons[0].status()["step"] > 4)
+    for node in (first, 1 - first):
+        nodes.daemons[node].signal(signal.SIGTERM)
+        assert nodes.daemons[node].wait(30) == 0, nodes.logs()
+    for process in nodes.daemons[0].others + nodes.daemons[1].others:
+        process.kill()
 
 
 def test_what_is_written(begin, tmp_path):
