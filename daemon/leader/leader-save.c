@@ -65,6 +65,10 @@ void leader_hear_saved(struct leader *leader, unsigned node, const struct node_m
         end_save(leader, why);
         return;
     }
+    if (message->proceed && node > 0) {
+        leader->ops.complain(leader->ops.userdata, node, "SAVED.proceed: node 0 publishes");
+        return;
+    }
     if (message->proceed) {
         end_save(leader, "");
         return;

@@ -1599,6 +1599,8 @@ static void test_save(void **state)
     expect(f, "");
     is_saved(f, 2, 77, "");
     expect(f, "to node 0: PUBLISH of step 0\n");
+    report(f, 1, (struct node_message){.kind = NODE_SAVED, .tag = 77, .proceed = true});
+    expect(f, "! node 1: SAVED.proceed: node 0 publishes\n");
     is_published(f, 77);
     expect(f, "SAVE_END 77 whole\n");
     is_saved(f, 2, 77, "");
