@@ -314,16 +314,7 @@ static int show_json(const char *path, const struct description *d, uint64_t wri
 
     json_put_u64(&j, o, "schema_version", SCHEMA_VERSION);
     json_put_string(&j, o, "path", path);
-    json_put_string(&j, o, "zerod", d->version);
-    json_put_string(&j, o, "job", d->job);
-    json_put_string(&j, o, "run", d->run);
-    json_put_u64(&j, o, "step", d->step);
-    json_put_u64(&j, o, "applied_steps", d->n_applied);
-    json_put_u64(&j, o, "world_size", d->world_size);
-    json_put_u64(&j, o, "nodes", d->n_nodes);
-    json_put_u64(&j, o, "stage", d->stage);
-    json_put_string(&j, o, "optimizer", d->optimizer);
-    json_put(&j, o, "loss_scale", description_scale_object(&j, &d->loss_scale));
+    description_put_facts(&j, o, d);
     json_put_u64(&j, o, "written_s", written_s);
     json_put(&j, o, "files", files_array(&j, d));
     json_put_string(&j, o, "configuration", d->configuration);

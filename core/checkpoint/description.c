@@ -64,7 +64,7 @@ const struct description_file *description_find(const struct description *d, con
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-struct json_object *description_scale_object(struct json *j, const struct description_scale *scale)
+static struct json_object *scale_object(struct json *j, const struct description_scale *scale)
 {
     struct json_object *object = json_new_object(j);
 
@@ -129,22 +129,27 @@ static char *seal(char *text)
     return sealed;
 }
 
+void description_put_facts(struct json *j, struct json_object *object, const struct description *d)
+{
+    json_put_string(j, object, "zerod", d->version);
+    json_put_string(j, object, "job", d->job);
+    json_put_string(j, object, "run", d->run);
+    json_put_u64(j, object, "step", d->step);
+    json_put_u64(j, object, "applied_steps", d->n_applied);
+    json_put_u64(j, object, "world_size", d->world_size);
+    json_put_u64(j, object, "nodes", d->n_nodes);
+    json_put_u64(j, object, "stage", d->stage);
+    json_put_string(j, object, "optimizer", d->optimizer);
+    json_put(j, object, "loss_scale", scale_object(j, &d->loss_scale));
+}
+
 char *description_print(const struct description *d, const struct layout *layout)
 {
     struct json j = {0};
     struct json_object *root = json_new_object(&j), *files = json_new_array(&j);
 
     json_put_u64(&j, root, "format", DESCRIPTION_FORMAT);
-    json_put_string(&j, root, "zerod", d->version);
-    json_put_string(&j, root, "job", d->job);
-    json_put_string(&j, root, "run", d->run);
-    json_put_u64(&j, root, "step", d->step);
-    json_put_u64(&j, root, "applied_steps", d->n_applied);
-    json_put_u64(&j, root, "world_size", d->world_size);
-    json_put_u64(&j, root, "nodes", d->n_nodes);
-    json_put_u64(&j, root, "stage", d->stage);
-    json_put_string(&j, root, "optimizer", d->optimizer);
-    json_put(&j, root, "loss_scale", description_scale_object(&j, &d->loss_scale));
+    description_put_facts(&j, root, d);
     json_put_string(&j, root, "configuration", d->configuration);
     json_put(&j, root, "parameters", params_array(&j, layout));
     for (size_t i = 0; i < d->n_files; i++)

@@ -18,9 +18,6 @@ struct json_object;
 struct layout;
 
 #define CHECKPOINT_DESCRIPTION "zerod.json"
-#define CHECKPOINT_MODEL "model.safetensors"
-#define CHECKPOINT_OPTIMIZER "optimizer.safetensors"
-#define CHECKPOINT_RANKS "ranks.safetensors" /* U8 tensors "rank.0": what each rank has stored */
 
 enum {
     DESCRIPTION_FORMAT = 1,
@@ -62,8 +59,8 @@ struct description_file *description_add_file(struct description *d);
 /* layout: its parameters are listed. Return: the text, the caller's; NULL without memory. */
 char *description_print(const struct description *d, const struct layout *layout);
 
-/* The loss scale as zerod.json has it. */
-struct json_object *description_scale_object(struct json *j, const struct description_scale *scale);
+/* What zerod.json says of the job and its step, from "zerod" to "loss_scale". */
+void description_put_facts(struct json *j, struct json_object *object, const struct description *d);
 
 /* Return: 0; -ENOMEM; or -EINVAL and a sentence without a full stop. */
 int description_parse(struct description *out, const char *text, size_t n_bytes, char *why, size_t why_size);

@@ -252,7 +252,7 @@ static void check_scheduler(const struct config_check *check)
     }
 }
 
-/* Saving needs a folder. Jobs on several nodes have no checkpoints yet. */
+/* Saving needs a folder. */
 static void check_checkpoint(const struct config_check *check)
 {
     const struct config_checkpoint *checkpoint = &check->config->checkpoint;

@@ -300,8 +300,7 @@ static const struct config_key table[] = {
         .def = "false"),
     KEY("checkpoint.load", LOAD, checkpoint.load,
         "Begin with the newest whole checkpoint of checkpoint.dir, if there is one; or with none; or with the one in "
-        "that "
-        "folder.",
+        "that folder.",
         .def = "latest"),
     KEY("checkpoint.strict", BOOL, checkpoint.strict,
         "Refuse a checkpoint that lacks a parameter of the model, or has one that the model lacks.", .def = "true"),
@@ -311,7 +310,7 @@ static const struct config_key table[] = {
         .flags = CONFIG_AUTO | CONFIG_OWN, .def = "auto", RANGE(1, 0x1p50)),
     INERT("checkpoint.tag_validation", "A step has one checkpoint."),
     INERT("checkpoint.load_universal", "Every checkpoint can be loaded into any number of ranks."),
-    INERT("checkpoint.use_node_local_storage", "checkpoint.dir says where a node writes."),
+    INERT("checkpoint.use_node_local_storage", "All nodes write into checkpoint.dir, which they share."),
     INERT("checkpoint.parallel_write", "One thread fills a disk."),
 
     SECTION("limits", "What the daemon may hold and how long it waits."),

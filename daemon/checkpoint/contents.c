@@ -44,25 +44,19 @@ static int add(struct contents_file *file, const char *name, int dtype, const ui
     return r;
 }
 
-/* Elements of the parameter that this node owns: its slices, or those of its chunks, which follow one another. */
-static void find_owned(const struct planning *w, const struct layout_param *p, uint64_t *first, uint64_t *end)
+/* Elements of the parameter that this node writes; of a frozen one, its slices. */
+static void find_owned(const struct planning *w, uint32_t id, uint64_t *first, uint64_t *end)
 {
     const struct state *state = w->order->state;
+    const struct layout_param *p = &w->layout->params[id];
     uint64_t slice = layout_frozen_slice_elems(p->n_elems, w->layout->world_size);
 
-    *first = *end = 0;
-    if (!p->trainable) {
-        *first = MIN(state->first_rank * slice, p->n_elems);
-        *end = MIN((state->first_rank + state->n_ranks) * slice, p->n_elems);
+    if (p->trainable) {
+        state_owned_elems(state, id, first, end);
+        return;
     }
-    for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
-        const struct layout_chunk *chunk = &w->layout->chunks[c];
-
-        if (!state_owns(state, chunk->rank))
-            continue;
-        *first = *end == 0 ? chunk->start_elem : *first;
-        *end = chunk->start_elem + chunk->n_elems;
-    }
+    *first = MIN(state->first_rank * slice, p->n_elems);
+    *end = MIN((state->first_rank + state->n_ranks) * slice, p->n_elems);
 }
 
 /* An array of the parameter, or what this node owns of it: a box in each file of that kind. */
@@ -78,7 +72,7 @@ static int add_array(const struct planning *w, enum tensor_file kind, const char
         tensor.end_elem = p->n_elems;
         return writes_common(w) ? add(file_of(w, kind, 0), name, dtype, p->shape, NULL, p->n_dims, tensor) : 0;
     }
-    find_owned(w, p, &tensor.first_elem, &tensor.end_elem);
+    find_owned(w, tensor.index, &tensor.first_elem, &tensor.end_elem);
     n = box_cut(p->shape, p->n_dims, tensor.first_elem, tensor.end_elem, boxes);
     for (size_t i = 0; r == 0 && i < n; i++) {
         tensor.first_elem = boxes[i].first_elem;

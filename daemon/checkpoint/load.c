@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "core/base/blob.h"
 #include "core/checkpoint/box.h"
 #include "core/checkpoint/folder.h"
 #include "core/checkpoint/safetensors.h"
@@ -39,11 +40,6 @@ struct source {
     struct safetensors header;
     struct place *places; /* per tensor */
     uint32_t first_piece, n_pieces;
-};
-
-struct blob {
-    uint8_t *data; /* NULL: there is none */
-    size_t n_bytes;
 };
 
 struct loading {
@@ -95,7 +91,7 @@ static bool find_box(const struct source *source, const struct safetensors_tenso
     return box_is_range(target->shape, target->n_dims, box);
 }
 
-/* What this node keeps of the box. */
+/* Return: which bytes of the box this node keeps, and where it keeps them. */
 static struct place find_place(const struct safetensors_tensor *tensor, const struct target *target,
                                const struct box *box)
 {
@@ -111,7 +107,7 @@ static struct place find_place(const struct safetensors_tensor *tensor, const st
                           .to = tensor->offset_bytes + (end - box->first_elem) * elem_bytes};
 }
 
-/* Those that the job lacks get none. */
+/* Finds the place of a tensor. One that the job does not have gets none. */
 static int place_tensor(struct loading *l, struct source *source, size_t index, char *why)
 {
     const struct safetensors_tensor *tensor = &source->header.tensors[index];
@@ -142,7 +138,7 @@ static int check_found(struct loading *l, const struct target *target, char *why
     return 0;
 }
 
-/* Of a tensor in several boxes, one has its first element. */
+/* Does the box have the first element of the whole tensor? Just one box of each tensor has it. */
 static bool is_first_box(const struct safetensors_tensor *tensor)
 {
     static const uint64_t origin[LAYOUT_MAX_DIMS];
@@ -432,7 +428,7 @@ void loading_free(struct loading *l)
     if (!l)
         return;
     for (unsigned i = 0; l->blobs && i < l->options.state->n_ranks; i++)
-        free(l->blobs[i].data);
+        blob_reset(&l->blobs[i]);
     for (size_t i = 0; i < l->n_sources; i++) {
         safetensors_deinit(&l->sources[i].header);
         free(l->sources[i].places);
@@ -517,7 +513,10 @@ uint32_t loading_n_pieces(const struct loading *l)
     return l->n_pieces;
 }
 
-/* What the checkpoint lacks becomes zero: one that was loaded before may have had it. */
+/*
+ * Sets to zero what the checkpoint lacks. It may not be zero: a newer checkpoint that had it may have been read first,
+ * and given up because some of its bytes were wrong.
+ */
 static void clear_lacking(const struct loading *l)
 {
     for (size_t i = 0; i < l->targets.n; i++) {

@@ -39,19 +39,14 @@ static void keep_all(struct target *target, void *at)
     target->end_elem = target->n_elems;
 }
 
-/* Masters or moments: elements of the parameter that lie in the owned range of its bucket. */
-static void keep_owned(struct target *target, const struct state *state, const struct layout_param *p,
-                       enum state_kind kind)
+/* Of masters or moments, what is owned here. */
+static void keep_owned(struct target *target, const struct state *state, uint32_t id, enum state_kind kind)
 {
-    const struct state_bucket *bucket = &state->buckets[p->bucket];
-    uint64_t first = MAX(p->offset_elems, bucket->owned_start);
-    uint64_t end = MIN(p->offset_elems + p->n_elems, bucket->owned_start + bucket->owned_elems);
+    const struct layout_param *p = &state->layout->params[id];
 
-    if (first >= end)
-        return;
-    target->at = (uint8_t *)state_values(state, kind, p->bucket, first);
-    target->first_elem = first - p->offset_elems;
-    target->end_elem = end - p->offset_elems;
+    state_owned_elems(state, id, &target->first_elem, &target->end_elem);
+    if (target->first_elem < target->end_elem)
+        target->at = (uint8_t *)state_values(state, kind, p->bucket, p->offset_elems + target->first_elem);
 }
 
 static int add_weights(struct targets *targets, const struct state *state, uint32_t id)
@@ -64,17 +59,18 @@ static int add_weights(struct targets *targets, const struct state *state, uint3
     else if (state->stage != 3)
         keep_all(&target, state_weights(state, id, 0)); /* fp32 ones: the masters, and what other nodes own */
     else if (p->dtype == DTYPE_F32)
-        keep_owned(&target, state, p, STATE_MASTER);
+        keep_owned(&target, state, id, STATE_MASTER);
     return add(targets, strdup(p->name), &target);
 }
 
-static int add_values(struct targets *targets, const struct state *state, const struct layout_param *p,
-                      enum state_kind kind, const char *key)
+static int add_values(struct targets *targets, const struct state *state, uint32_t id, enum state_kind kind,
+                      const char *key)
 {
+    const struct layout_param *p = &state->layout->params[id];
     struct target target = whole_param(p, TENSOR_OPTIMIZER, DTYPE_F32);
 
     target.may_lack = kind != STATE_MASTER;
-    keep_owned(&target, state, p, kind);
+    keep_owned(&target, state, id, kind);
     return add(targets, tensor_state_name(p->name, key), &target);
 }
 
@@ -94,11 +90,11 @@ static int add_param(struct targets *targets, const struct state *state, enum op
     if (r < 0 || !p->trainable)
         return r;
     if (state->buckets[p->bucket].exp_avg)
-        r = add_values(targets, state, p, STATE_EXP_AVG, tensor_moment_key(optimizer, false));
+        r = add_values(targets, state, id, STATE_EXP_AVG, tensor_moment_key(optimizer, false));
     if (r == 0 && state->buckets[p->bucket].exp_avg_sq)
-        r = add_values(targets, state, p, STATE_EXP_AVG_SQ, tensor_moment_key(optimizer, true));
+        r = add_values(targets, state, id, STATE_EXP_AVG_SQ, tensor_moment_key(optimizer, true));
     if (r == 0 && p->dtype != DTYPE_F32)
-        r = add_values(targets, state, p, STATE_MASTER, TENSOR_MASTER);
+        r = add_values(targets, state, id, STATE_MASTER, TENSOR_MASTER);
     return r == 0 ? add_count(targets, p, &targets->counts[id]) : r;
 }
 

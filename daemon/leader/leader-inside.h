@@ -85,7 +85,7 @@ struct node {
     struct node_finding finding;
 };
 
-/* Of a checkpoint, on all nodes. */
+/* The checkpoint that all nodes write, and the one that is wanted next. */
 struct leader_save {
     bool wanted, under_way;
     uint64_t wanted_token, token;
@@ -170,8 +170,9 @@ void leader_try_start(struct leader *leader);
 /* Initial weights travel when rank 0 has given them and all engines are connected. */
 void leader_try_spread(struct leader *leader);
 void leader_hear_connected(struct leader *leader, unsigned node, const struct node_message *message);
+/* Ends the engines of all nodes and starts new ones. why: of the end; "": there is none to tell. */
 void leader_next_generation(struct leader *leader, const char *why);
-/* Likewise, after these nodes have said where they stand, and were told what they had missed: they go on. */
+/* Starts the next generation of engines, and tells these nodes that their KEPT was heard: they go on. */
 void leader_answer_kept(struct leader *leader, uint64_t nodes);
 
 /* leader-save.c */

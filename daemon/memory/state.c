@@ -144,6 +144,17 @@ void state_free(struct state *state)
     free(state);
 }
 
+void state_owned_elems(const struct state *state, uint32_t param, uint64_t *first, uint64_t *end)
+{
+    const struct layout_param *p = &state->layout->params[param];
+    const struct state_bucket *bucket = &state->buckets[p->bucket];
+    uint64_t from = MAX(p->offset_elems, bucket->owned_start);
+    uint64_t to = MIN(p->offset_elems + p->n_elems, bucket->owned_start + bucket->owned_elems);
+
+    *first = from < to ? from - p->offset_elems : 0;
+    *end = from < to ? to - p->offset_elems : 0;
+}
+
 bool state_was_found(const struct state *state)
 {
     return state->counts.found;

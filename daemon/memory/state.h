@@ -147,6 +147,9 @@ static inline float *state_acc(const struct state *state, uint32_t bucket, uint6
     return b->acc + (elem - b->owned_start);
 }
 
+/* Elements [*first, *end) of a trainable parameter, from its start, are owned here; none: both are 0. */
+void state_owned_elems(const struct state *state, uint32_t param, uint64_t *first, uint64_t *end);
+
 static inline bool state_owns(const struct state *state, unsigned rank)
 {
     return rank - state->first_rank < state->n_ranks;

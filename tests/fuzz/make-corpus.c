@@ -319,8 +319,8 @@ static int write_descriptions(const char *directory)
     static const struct layout no_params;
     struct file_hash hash = {.whole = "0123456789abcdef0123456789abcdef", .blocks = (uint64_t[]){1, 2}, .n_blocks = 2};
     struct description_file files[] = {
-        {.name = (char *)CHECKPOINT_MODEL, .n_bytes = HASH_BLOCK_BYTES + 1, .hash = hash},
-        {.name = (char *)CHECKPOINT_OPTIMIZER, .n_bytes = 2 * HASH_BLOCK_BYTES, .hash = hash},
+        {.name = (char *)"model.safetensors", .n_bytes = HASH_BLOCK_BYTES + 1, .hash = hash},
+        {.name = (char *)"optimizer.safetensors", .n_bytes = 2 * HASH_BLOCK_BYTES, .hash = hash},
     };
     const struct description d = {.version = (char *)"1",
                                   .job = (char *)"job",

@@ -87,11 +87,14 @@ struct coordinator_ops {
      * one node, which goes on by itself.
      */
     bool (*loaded)(struct coordinator *c, bool found, uint64_t step, uint64_t digest);
-    /* What was loaded is in place: job_train() follows. */
+    /* This node goes on with the checkpoint that it has loaded. job_train() follows when all nodes do. */
     void (*resumed)(struct coordinator *c);
     /* One is due: save_take() follows. Return: false: a job of one node, which begins by itself. */
     bool (*want_save)(struct coordinator *c);
-    /* What this node owns is written, or, if whole, node 0 has published all of it. why: "", or why that failed. */
+    /*
+     * This node has written what it owns. whole: node 0 has put all parts together. why: why this failed; "": it did
+     * not.
+     */
     void (*saved)(struct coordinator *c, uint64_t token, bool whole, const char *why);
 
     /* ---- the step ---- */

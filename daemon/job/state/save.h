@@ -18,7 +18,7 @@ struct request_save_checkpoint;
 void save_settle(struct job *job);
 /* Somebody wants one of the last committed step. Return: NULL, or why there will be none; static. */
 const char *job_save(struct job *job);
-/* Likewise, of a rank. */
+/* A rank wants one. It is answered at once, or, if it waits, when that is on the disk or has failed. */
 void job_save_checkpoint(struct job *job, struct job_rank *rank, const struct request_save_checkpoint *request);
 /*
  * Several nodes: node 0 says that the step is to be saved, after so many windows of it; to itself, that all nodes have

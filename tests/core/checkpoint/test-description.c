@@ -63,9 +63,9 @@ static struct description make(void)
         .loss_scale = {true, 65536.5, 2, 100, 7},
     };
 
-    add_file(&d, CHECKPOINT_MODEL, 3 * HASH_BLOCK_BYTES + 1);
-    add_file(&d, CHECKPOINT_OPTIMIZER, HASH_BLOCK_BYTES);
-    add_file(&d, CHECKPOINT_RANKS, 0);
+    add_file(&d, "model.safetensors", 3 * HASH_BLOCK_BYTES + 1);
+    add_file(&d, "optimizer.safetensors", HASH_BLOCK_BYTES);
+    add_file(&d, "ranks.safetensors", 0);
     return d;
 }
 
@@ -138,10 +138,10 @@ static void test_find(void **state)
     struct description d = make();
 
     (void)state;
-    assert_ptr_equal(description_find(&d, CHECKPOINT_OPTIMIZER), &d.files[1]);
+    assert_ptr_equal(description_find(&d, "optimizer.safetensors"), &d.files[1]);
     assert_null(description_find(&d, "model"));
     description_deinit(&d);
-    assert_null(description_find(&d, CHECKPOINT_MODEL));
+    assert_null(description_find(&d, "model.safetensors"));
 }
 
 /* ---- damage -------------------------------------------------------------------------------------------- */

@@ -24,7 +24,7 @@
 
 enum { MODEL_BYTES = 2 * HASH_BLOCK_BYTES + 77, OPTIMIZER_BYTES = HASH_BLOCK_BYTES, RANKS_BYTES = 100, N_FILES = 3 };
 
-static const char *const file_names[N_FILES] = {CHECKPOINT_MODEL, CHECKPOINT_OPTIMIZER, CHECKPOINT_RANKS};
+static const char *const file_names[N_FILES] = {"model.safetensors", "optimizer.safetensors", "ranks.safetensors"};
 static const size_t file_bytes[N_FILES] = {MODEL_BYTES, OPTIMIZER_BYTES, RANKS_BYTES};
 
 static char scratch[64];
@@ -262,9 +262,9 @@ static void test_lacking_files(void **state)
     int folder = make("step-00000005", 5);
 
     (void)state;
-    assert_int_equal(unlinkat(folder, CHECKPOINT_RANKS, 0), 0);
+    assert_int_equal(unlinkat(folder, "ranks.safetensors", 0), 0);
     check_why("ranks.safetensors: No such file or directory");
-    assert_int_equal(unlinkat(folder, CHECKPOINT_MODEL, 0), 0);
+    assert_int_equal(unlinkat(folder, "model.safetensors", 0), 0);
     check_why("model.safetensors: No such file or directory");
     assert_int_equal(unlinkat(folder, CHECKPOINT_DESCRIPTION, 0), 0);
     check_why("zerod.json: No such file or directory");
@@ -273,7 +273,7 @@ static void test_lacking_files(void **state)
 
 static void test_sizes(void **state)
 {
-    int folder = make("step-00000005", 5), fd = openat(folder, CHECKPOINT_OPTIMIZER, O_WRONLY | O_CLOEXEC);
+    int folder = make("step-00000005", 5), fd = openat(folder, "optimizer.safetensors", O_WRONLY | O_CLOEXEC);
 
     (void)state;
     assert_int_equal(ftruncate(fd, OPTIMIZER_BYTES + 1), 0);
@@ -318,7 +318,7 @@ static void check_instead_of(const char *name)
 
 static void test_other_kinds(void **state)
 {
-    static const char *const names[] = {CHECKPOINT_MODEL, CHECKPOINT_DESCRIPTION};
+    static const char *const names[] = {"model.safetensors", CHECKPOINT_DESCRIPTION};
     int folder = make("step-00000005", 5);
 
     (void)state;
@@ -345,8 +345,8 @@ static void test_socket(void **state)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
 
     (void)state;
-    assert_int_equal(unlinkat(folder, CHECKPOINT_RANKS, 0), 0);
-    snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/" CHECKPOINT_RANKS, folder);
+    assert_int_equal(unlinkat(folder, "ranks.safetensors", 0), 0);
+    snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/ranks.safetensors", folder);
     assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof(address)), 0);
     check_why("ranks.safetensors: No such device or address");
     close(fd);
@@ -419,7 +419,7 @@ static void test_verify(void **state)
     assert_int_equal(seen.n_bytes, seen.n_done);
     assert_int_equal(
         folder_verify(folder, &d, &(struct folder_verifier){.bad = note_bad, .userdata = &seen}, why, sizeof(why)), 0);
-    assert_int_equal(unlinkat(folder, CHECKPOINT_OPTIMIZER, 0), 0); /* after it was opened */
+    assert_int_equal(unlinkat(folder, "optimizer.safetensors", 0), 0); /* after it was opened */
     assert_int_equal(verify(folder, &d, &seen, why), -ENOENT);
     assert_string_equal(why, "optimizer.safetensors: No such file or directory");
     close(folder);
